@@ -1,11 +1,13 @@
 """Reading a run file: YAML becomes one frozen, checked object; every error message names the nearest valid word."""
 
 import difflib
+import logging
 import textwrap
 import types
 import typing
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
 
@@ -26,14 +28,57 @@ from evenpack.errors import ConfigError
 from evenpack.shipped import shipped_run_files
 from evenpack.yaml_text import cut, read_yaml, shown
 
+log = logging.getLogger(__name__)
+
 RENAMED_KEYS = {"training.dealing": "training.assignment", "training.cost_weights": "training.cost_model"}
 """Keys of earlier run files with their present names; only for error messages, nothing reads an old key."""
 
 _NEW_VALUES = {"training.cost_model": "the file that `evenpack study throughput --cost-model FILE` writes"}
 """Values that the new key takes, where they are not those of the old one."""
 
+_USUAL_NAMES = {
+    "lr max_lr peak_lr learning_rate": "optimizer.learning_rate training.learning_rate",
+    "min_lr lr_min min_lr_ratio": "schedule.final_fraction",
+    "lr_schedule lr_scheduler lr_scheduler_type scheduler": "schedule.kind",
+    "warmup warmup_steps num_warmup_steps": "schedule.warmup_steps training.warmup_fraction",
+    "warmup_ratio warmup_fraction": "schedule.warmup_steps training.warmup_fraction",
+    "betas adam_betas": "optimizer.beta1 optimizer.beta2",
+    "eps adam_epsilon": "optimizer.epsilon",
+    "wd weight_decay": "optimizer.weight_decay training.weight_decay",
+    "batch batch_size": "training.packs_per_step training.packs_per_micro_batch",
+    "grad_accum gradient_accumulation gradient_accumulation_steps": "training.packs_per_step "
+    "training.packs_per_micro_batch",
+    "global_batch_size train_batch_size": "training.packs_per_step",
+    "micro_batch micro_batch_size device_batch_size per_device_train_batch_size "
+    "train_micro_batch_size_per_gpu": "training.packs_per_micro_batch",
+    "iterations max_iters max_steps num_steps num_train_steps total_steps train_iters train_steps": "training.steps",
+    "max_epochs num_epochs num_train_epochs": "training.epochs",
+    "max_tokens train_tokens": "training.tokens",
+    "block_size context_length context_size max_length max_seq_len max_seq_length seq_len seq_length "
+    "sequence_length": "data.recipe.max_sequence_length data.max_sequence_length data.pack_length",
+    "vocab_size vocabulary_size": "data.tokenizer.vocabulary_size",
+    "n_layer n_layers num_layers num_hidden_layers": "model.layers",
+    "n_head n_heads num_heads num_attention_heads": "model.heads",
+    "dim d_model hidden_dim n_embd": "model.hidden_size",
+    "n_ctx n_positions max_position_embeddings": "model.max_positions",
+    "gradient_checkpointing recompute": "model.activation_checkpointing",
+    "clip_grad grad_clip max_grad_norm max_norm": "training.gradient_clipping",
+    "bf16 dtype fp16 fp32 mixed_precision": "training.precision",
+    "eval_every eval_interval eval_steps": "training.evaluate_every_steps",
+    "checkpoint_interval save_every save_interval save_steps": "training.checkpoint_every_steps",
+    "dataloader_num_workers num_workers": "training.loader_workers",
+    "init_from load_checkpoint pretrained": "training.initialize_from",
+    "stage zero zero_optimization": "deepspeed.zero_stage",
+    "logging_dir out_dir save_dir": "run.output_dir",
+    "wandb wandb_project": "metrics.wandb.project",
+}
+"""Names that other programs give to keys, or that keys have in another section, with the keys; only for messages."""
+
 _MOST_LINES = 20
 """Lines of errors in a message."""
+
+_MOST_NAME_BYTES, _MOST_PATH_BYTES = 255, 4095
+"""What Linux and its file systems take for a name in a path, and for a path."""
 
 _LINE_CHARACTERS = 118
 """Characters of a line of known words."""
@@ -92,12 +137,22 @@ def _expand_user(value: Any) -> Any:
         return value
     if not str(value).strip() or "\0" in str(value):
         raise ValueError(f"expected a path, found {shown(str(value))}; the current directory is '.'")
+    longest = max(Path(value).parts, key=_file_name_bytes, default="")
+    if _file_name_bytes(longest) > _MOST_NAME_BYTES or _file_name_bytes(str(value)) > _MOST_PATH_BYTES:
+        raise ValueError(
+            f"expected a path of at most {_MOST_PATH_BYTES:,} bytes, and of names of at most {_MOST_NAME_BYTES}, found "
+            f"one of {_file_name_bytes(str(value)):,} with the name {shown(longest)} of {_file_name_bytes(longest):,}"
+        )
     if not str(value).startswith("~"):
         return value
     try:
         return Path(value).expanduser()
     except RuntimeError as error:
         raise ValueError(f"{value}: there is no such user, whose home '~' could stand for") from error
+
+
+def _file_name_bytes(name: str) -> int:
+    return len(name.encode(errors="surrogateescape"))
 
 
 UserPath = Annotated[Path, BeforeValidator(_expand_user)]
@@ -169,8 +224,11 @@ def load_run_file(path: Path, schema: type[SectionT], overrides: Sequence[str] =
     values = read_yaml(text, f"{path} is not readable YAML")
     if not isinstance(values, dict):
         raise ConfigError(f"{path} must hold sections such as 'run:' and 'data:', found {type(values).__name__}")
-    for override in overrides:
-        _apply_override(values, override, schema)
+    given = tuple(_apply_override(values, override, schema) for override in overrides)
+    for place in dict.fromkeys(name.removesuffix(".kind") for name in given if name.endswith(".kind")):
+        dropped = _drop_keys_of_old_kind(values, read_yaml(text, str(path)), place, given, schema)
+        if dropped:
+            _say_once(f"{path}: {dropped}")
     return validate(values, schema, origin=str(path))
 
 
@@ -180,11 +238,15 @@ def find_run_file(path: Path) -> Path:
     Raises: ConfigError with the nearest names if there is neither.
     """
     shipped, name = shipped_run_files(), path.as_posix().removesuffix(".yaml")
-    if path.is_file():
+    try:
+        is_file, exists = path.is_file(), path.exists()
+    except OSError as error:
+        raise ConfigError(f"run file {shown(str(path))} cannot be read: {error.strerror}") from error
+    if is_file:
         return path
     if name in shipped:
         return shipped[name]
-    if path.exists():
+    if exists:
         raise ConfigError(f"run file {path} is not a file")
     endings = {known.rpartition("/")[2]: known for known in shipped}
     near = difflib.get_close_matches(name.rpartition("/")[2], endings, n=3)
@@ -216,8 +278,29 @@ def nearest(word: str, known: Sequence[str]) -> str:
     return f"{hint}known:{names}"
 
 
-def _apply_override(values: dict[str, Any], override: str, schema: type[Section]) -> None:
-    """Sets one `a.b.c=value`; the key must exist in the schema, a source in the file."""
+def usual_keys(name: str) -> tuple[str, ...]:
+    """Returns the keys, of run files or others, that are usually called `name`; none for an unknown name."""
+    asked = name.lower().replace("-", "_")
+    return next((tuple(keys.split()) for names, keys in _USUAL_NAMES.items() if asked in names.split()), ())
+
+
+def _nearest_key(name: str, known: Sequence[str], schema: type[Section]) -> str:
+    """Returns the hint of `nearest`, with the keys of the file that are usually called `name` if there are any."""
+    keys = [key for key in usual_keys(name) if _has_key([schema], key.split("."))]
+    return f"did you mean {', or '.join(keys)}? {nearest('', known)}" if keys else nearest(name, known)
+
+
+def _has_key(kinds: list[Any], parts: Sequence[str]) -> bool:
+    """Returns whether a dotted path leads to a key of the schemas; the keys below a `SectionByKind` are not known."""
+    known = _known_keys(kinds, {})
+    return (
+        not parts or not kinds or (parts[0] in (known or ()) and _has_key(_children(kinds, parts[0], None), parts[1:]))
+    )
+
+
+def _apply_override(values: dict[str, Any], override: str, schema: type[Section]) -> str:
+    """Sets one `a.b.c=value` and returns `a.b.c`; the key must exist in the schema, a source in the file."""
+    override = str(override)  # which a library's user may have given as anything
     name, separator, text = override.partition("=")
     if not separator or not name:
         raise ConfigError(f"override {shown(override)} is not of the form section.key=value")
@@ -233,16 +316,75 @@ def _apply_override(values: dict[str, Any], override: str, schema: type[Section]
         known = _known_keys(kinds, place)
         if known is not None and key not in known:
             where = ".".join(name.split(".")[:depth]) or "the run file"
-            raise ConfigError(f"{origin}: '{cut(where)}' has no key {shown(key)}; {nearest(key, known)}")
+            raise ConfigError(f"{origin}: '{cut(where)}' has no key {shown(key)}; {_nearest_key(key, known, schema)}")
         if depth == len(parents):
             place[key] = value
-            return
+            return name
         kinds = _children(kinds, key, None)  # a later override may name another kind: checked when all are in
         if place.get(key) is None:
             place[key] = {}
+        elif any(_tag(kind) == place[key] for kind in kinds):  # a section may be written as its kind alone
+            place[key] = {"kind": place[key]}
         place = place[key]
         if not isinstance(place, dict):
-            raise ConfigError(f"{origin}: '{cut('.'.join(parents))}' is a single value, not a section")
+            raise ConfigError(f"{origin}: '{cut('.'.join(parents[: depth + 1]))}' is a single value, not a section")
+    raise AssertionError("a name has a last part")
+
+
+def _drop_keys_of_old_kind(
+    values: dict[str, Any], written: dict[str, Any], place: str, given: Sequence[str], schema: type[Section]
+) -> str:
+    """Drops keys of the file from a section whose `kind` an override has changed, and returns a note of them, or "".
+
+    Only keys that the file's kind has and the new one does not: a misspelt key stays an error, and so does an override.
+    """
+    *parents, last = place.split(".")
+    kinds: list[Any] = [schema]
+    for key in parents:
+        kinds, values, written = (
+            _children(kinds, key, values.get(key)),
+            _section_in(values, key),
+            _section_in(written, key),
+        )
+    section, before = _section_in(values, last), _section_in(written, last)
+    old, new = (_fields_of_kind(kinds, last, found.get("kind")) for found in (before, section))
+    dropped = [
+        key for key in before if key in old - new and not any(_overlap(name, f"{place}.{key}") for name in given)
+    ]
+    if not new or not dropped:
+        return ""
+    shown_keys = ", ".join(f"{key}: {shown(section.pop(key))}" for key in dropped)
+    return f"{place}.kind is {section['kind']} by an override; left out what that kind does not have: {shown_keys}"
+
+
+def _overlap(one: str, other: str) -> bool:
+    """Returns whether two dotted paths are equal, or one of them leads into the other."""
+    return f"{one}.".startswith(f"{other}.") or f"{other}.".startswith(f"{one}.")
+
+
+def _section_in(section: dict[str, Any], key: str) -> dict[str, Any]:
+    """Returns the section under `key`, or an empty one; one that is written as its kind alone has no keys to drop."""
+    found = section.get(key)
+    return found if isinstance(found, dict) else {}
+
+
+def _fields_of_kind(kinds: list[Any], key: str, kind: Any) -> set[str]:
+    """Returns the keys that a section under `key` has if it is of the given kind; none if there is no such kind.
+
+    A section without a kind is of the default one.
+    """
+    try:
+        sections = [found for found in _children(kinds, key, {"kind": kind}) if _tag(found) is not None]
+    except ConfigError:
+        return set()
+    chosen = [found for found in sections if kind in (_tag(found), None)]
+    return {name for found in chosen for name in found.model_fields}
+
+
+@cache
+def _say_once(message: str) -> None:
+    """Logs a message once in this process; a study reads a run file for each of its runs."""
+    log.info(message)
 
 
 def _known_keys(kinds: list[Any], place: dict[str, Any]) -> list[str] | None:
@@ -308,13 +450,17 @@ def _explain(detail: Any, schema: type[Section], values: dict[str, Any]) -> str:
         tags = set(location)
         tagged = [kind for kind in chosen if _tag(kind) in tags]
         known = sorted({field for kind in tagged or chosen for field in kind.model_fields})
-        return f"{name}: no such key; {nearest(last, known)}"
+        return f"{name}: no such key; {_nearest_key(last, known, schema)}"
     message = detail["msg"].removeprefix("Value error, ")
     if detail["type"] == "missing":
         return f"{name}: this key is required"
     if detail["type"] == "value_error":
         return f"{name}: {message}" if name else message
-    return f"{name}: {message}, found {shown(detail['input'])}"
+    quotes = ""
+    if isinstance(detail["input"], bool | int | float) and detail["type"] in ("string_type", "literal_error"):
+        read = "yes, no, on and off as true or false" if isinstance(detail["input"], bool) else "this as a number"
+        quotes = f"; YAML reads {read}: write text in quotes"
+    return f"{name}: {message}, found {shown(detail['input'])}{quotes}"
 
 
 def _renamed(name: str) -> str:
@@ -323,8 +469,8 @@ def _renamed(name: str) -> str:
     return f"this key of earlier versions is now {new}: write that in its place{value}"
 
 
-def _tag(kind: type[Section]) -> str | None:
-    """Returns the discriminating value of a section's `kind` field, if it has one."""
-    field = kind.model_fields.get("kind")
+def _tag(kind: Any) -> str | None:
+    """Returns the discriminating value of the `kind` field, if this is a section that has one."""
+    field = kind.model_fields.get("kind") if isinstance(kind, type) and issubclass(kind, Section) else None
     choices = typing.get_args(field.annotation) if field is not None else ()
     return str(choices[0]) if len(choices) == 1 else None

@@ -1,7 +1,7 @@
 """The errors that a user can correct, in one tree.
 
     EvenpackError
-    ├── ConfigError        the run file, an override or the command line
+    ├── ConfigError        the run file, an override, the command line or an environment variable
     ├── DataError          sources, tokenizers, token files, prepared data
     │   └── NotPreparedError
     ├── PackingError       lengths, histograms, packing limits
@@ -27,7 +27,7 @@ class EvenpackError(Exception):
 
 
 class ConfigError(EvenpackError):
-    """The run file, an override or the command line is wrong."""
+    """The run file, an override, the command line or an environment variable is wrong."""
 
 
 class DataError(EvenpackError):

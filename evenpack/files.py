@@ -16,6 +16,8 @@ from typing import IO, Any
 import xxhash
 
 _READ_BYTES = 1 << 22
+_MOST_LEVELS = 200
+"""Levels of JSON: no file of ours has more than ten, and functions that call themselves for each level have a limit."""
 
 
 def fsync_directory(directory: Path) -> None:
@@ -110,21 +112,43 @@ def write_json(path: Path, value: Any) -> None:
     write_text(path, json.dumps(value, indent=2, sort_keys=False) + "\n")
 
 
-def parse_json_object(line: str | bytes) -> dict[str, Any]:
-    """Returns the object in one line of JSON Lines. Raises: ValueError with what was found instead."""
+def parse_json_object(text: str | bytes, *, kind: str = "JSON line") -> dict[str, Any]:
+    """Returns the object in a file of JSON, or in a line of JSON Lines; `kind` names it.
+
+    Raises: ValueError with what was found instead: no JSON, no UTF-8, no object, or values nested too deeply.
+    """
     try:
-        value = json.loads(line)
+        value = json.loads(text)
     except (ValueError, RecursionError) as error:
-        raise ValueError(f"not a readable JSON line: {error}") from error
+        raise ValueError(f"not a readable {kind}: {error}") from error
     if not isinstance(value, dict):
         raise ValueError(f"expected a JSON object, found {type(value).__name__}")
+    brackets = (b"[", b"{") if isinstance(text, bytes) else ("[", "{")
+    if sum(map(text.count, brackets)) > _MOST_LEVELS and _is_nested_beyond(value, _MOST_LEVELS):  # type: ignore[arg-type]
+        raise ValueError(f"expected at most {_MOST_LEVELS} levels of objects and lists, found more")
     return value
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """Returns the object in a file. Raises: OSError if it cannot be read, ValueError as `parse_json_object`."""
+    return parse_json_object(path.read_bytes(), kind="JSON file")
+
+
+def _is_nested_beyond(value: Any, levels: int) -> bool:
+    """Returns whether a value holds lists and objects at more than `levels` levels, found without recursion."""
+    inner = [value]
+    for _ in range(levels):
+        parts = (part.values() if isinstance(part, dict) else part for part in inner)
+        inner = [child for part in parts for child in part if isinstance(child, dict | list)]
+        if not inner:
+            return False
+    return True
 
 
 def read_json_object(path: Path) -> dict[str, Any] | None:
     """Returns the object in a small file that other processes write; None if it is missing or invalid."""
     try:
-        return parse_json_object(path.read_bytes())
+        return read_json(path)
     except (OSError, ValueError):
         return None
 

@@ -52,15 +52,27 @@ class Progress:
         self.finish()
 
     def begin(
-        self, name: str, *, done: Amount = 0, unit: str = "", counted: bool = False, elapsed_seconds: float = 0.0
+        self,
+        name: str,
+        *,
+        done: Amount = 0,
+        unit: str = "",
+        counted: bool = False,
+        elapsed_seconds: float = 0.0,
+        starts_processes: bool = False,
     ) -> "Piece":
         """Begins a piece of work of which `done` was done before, and which began `elapsed_seconds` ago.
 
         Args:
             unit: the unit of its rate; None: no rate is shown.
             counted: shown as `step 3/20`, not as a percentage.
+            starts_processes: the work begins with its first update; what came before is in no rate, and until a
+                second one no time to go is known.
         """
-        return Piece(self, name, done=done, unit=unit, counted=counted, elapsed_seconds=elapsed_seconds)
+        piece = Piece(self, name, done=done, unit=unit, counted=counted, elapsed_seconds=elapsed_seconds)
+        if not starts_processes:
+            piece.start()
+        return piece
 
     def note(self, message: str) -> None:
         """Shows a message once."""
@@ -123,7 +135,10 @@ class Piece:
         self._ended = False
         self._rate = WindowRate(window_seconds=progress.window_seconds)
         self._amount_rate = WindowRate(window_seconds=progress.window_seconds)
-        self._rate.add(self._began - self._paused_before, done)
+
+    def start(self) -> None:
+        """Counts the time from its beginning in its rates."""
+        self._rate.add(self._began - self._paused_before, self._done)
         self._amount_rate.add(self._began - self._paused_before, 0)
 
     def update(self, done: Amount, total: Amount, *, amount: Amount | None = None, facts: Sequence[str] = ()) -> None:

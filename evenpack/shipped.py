@@ -17,11 +17,11 @@ def shipped_run_files() -> dict[str, Path]:
 
 
 def first_comment(path: Path) -> str:
-    """Returns what a run file says of itself: the first sentence of the comment at its beginning."""
-    lines = takewhile(lambda line: line.startswith("#"), path.read_text(encoding="utf-8").splitlines())
+    """Returns what a run file says of itself: the first sentence of the comment at its beginning, without a command."""
+    lines = takewhile(re.compile(r"# ?\S").match, path.read_text(encoding="utf-8").splitlines())
     words = " ".join(line.removeprefix("#").strip() for line in lines)
     sentence = re.match(r".*?\.(?= [A-Z]|$)", words)
-    return sentence.group() if sentence else words
+    return f"{(sentence.group() if sentence else words).rstrip('.:')}."
 
 
 def _configs() -> Path:

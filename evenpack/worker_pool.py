@@ -1,13 +1,29 @@
-"""Worker processes that end with the process that started them, however it ends."""
+"""Worker processes that end with the process that started them, however it ends, and what they have under a name.
+
+multiprocessing gives its semaphores names in shared memory, which stay until somebody removes them: exit handlers, or
+a process of its own, the resource tracker, when all others are gone. Its sockets are files in a temporary folder.
+"""
 
 import multiprocessing
+import multiprocessing.connection
 import os
+import shutil
 import signal
+import sys
+import tempfile
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+import uuid
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from multiprocessing import util
 from multiprocessing.connection import Connection
+from multiprocessing.synchronize import SemLock
+
+_DEATH_SECONDS = 0.05
+"""Seconds in which all connections to a process that has died are lost."""
+_LONGEST_TEMPORARY = 107 - len("/pymp-12345678/listener-12345678")
+"""Bytes that a temporary folder's name may have, for multiprocessing's sockets in it: a name has 107."""
 
 
 @contextmanager
@@ -25,6 +41,7 @@ def worker_pool(
     """
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload([*preloaded])
+    make_sockets_of_short_names()
     lifeline, end = context.Pipe(duplex=False)
     pool = ProcessPoolExecutor(
         count, mp_context=context, initializer=_begin_worker, initargs=(lifeline, dict(environment or {}))
@@ -40,6 +57,17 @@ def worker_pool(
         lifeline.close()
 
 
+def make_sockets_of_short_names() -> None:
+    """Lets multiprocessing open its sockets in /tmp if the temporary folder's name is too long for a socket's.
+
+    That of a job in a cluster often is. Later versions of Python do so themselves.
+    """
+    config = multiprocessing.current_process()._config  # type: ignore[attr-defined]
+    if config.get("tempdir") is None and len(os.fsencode(tempfile.gettempdir())) > _LONGEST_TEMPORARY:
+        folder = config["tempdir"] = tempfile.mkdtemp(prefix="pymp-", dir="/tmp")
+        util.Finalize(None, shutil.rmtree, args=(folder, True), exitpriority=-100)
+
+
 def _begin_worker(lifeline: Connection, environment: Mapping[str, str]) -> None:
     """Prepares a worker: interrupts are the parent's, and the worker ends with the other end of `lifeline`."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
@@ -51,4 +79,49 @@ def _end_with(lifeline: Connection) -> None:
     try:
         lifeline.recv()
     except (EOFError, OSError):
-        os._exit(1)
+        end_with_parent(seconds=_DEATH_SECONDS)
+
+
+def end_with_parent(*, seconds: float | None = None) -> None:
+    """Ends this process of multiprocessing when its parent ends, or after so many seconds.
+
+    It removes the folder of sockets that a parent which was killed has left.
+    """
+    parent = multiprocessing.parent_process()
+    assert parent is not None, "multiprocessing has started it"
+    folder = multiprocessing.current_process()._config.get("tempdir")  # type: ignore[attr-defined]
+    if multiprocessing.connection.wait([parent.sentinel], seconds) and folder is not None:
+        shutil.rmtree(folder, ignore_errors=True)
+    os._exit(1)
+
+
+def make_sockets_without_files() -> None:
+    """Gives the sockets of multiprocessing that this process opens from now on addresses that are not files.
+
+    Linux has them; whoever connects must know the key of these processes as before. Elsewhere they stay files.
+    """
+    if sys.platform == "linux":
+        connection = multiprocessing.connection
+        connection.arbitrary_address = lambda _family: f"\0evenpack-{uuid.uuid4().hex}"  # type: ignore[attr-defined]
+
+
+def is_resource_tracker(command: Sequence[str]) -> bool:
+    """Returns whether a command line is that of a resource tracker.
+
+    Whoever kills the other processes of a program leaves it out: it ends by itself, and removes what they had.
+    """
+    return any("multiprocessing.resource_tracker" in argument for argument in command)
+
+
+def named_semaphores() -> set[util.Finalize]:
+    """Returns what removes the names of this process's semaphores, one for each."""
+    cleanup = SemLock._cleanup  # type: ignore[attr-defined]
+    registered = list(util._finalizer_registry.values())  # type: ignore[attr-defined]
+    return {one for one in registered if getattr(one, "_callback", None) is cleanup}
+
+
+def remove_names(semaphores: Iterable[util.Finalize]) -> None:
+    """Removes names of semaphores; a process that has opened one can go on using it."""
+    for finalizer in semaphores:
+        with suppress(OSError):
+            finalizer()

@@ -30,7 +30,10 @@ def cut(text: str) -> str:
 
 
 class _RunFileLoader(yaml.SafeLoader):
-    """YAML 1.2 floats ('6e-4' is a number), dates stay text, and a key given twice is an error."""
+    """Numbers of YAML 1.2 ('6e-4' is one, 1:30 is text); dates stay text, and a key given twice is an error.
+
+    Beyond it 1_000 and 0b11 are numbers, and yes, no, on and off are true and false, as in YAML 1.1.
+    """
 
     def construct_document(self, node: yaml.Node) -> Any:
         _require_finite(node)
@@ -42,6 +45,20 @@ class _RunFileLoader(yaml.SafeLoader):
         except (ValueError, TypeError, LookupError, AttributeError, OverflowError) as error:
             kind = node.tag.rpartition(":")[2]
             raise _refusal(f"{shown(node.value)} cannot be read as {kind}", node) from error
+
+    def construct_yaml_int(self, node: yaml.ScalarNode) -> int:
+        text = str(self.construct_scalar(node))
+        sign, digits = "-" * text.startswith("-"), text.lstrip("+-")
+        if re.fullmatch("0[0-9_]+", digits):
+            decimal = sign + (digits.replace("_", "").lstrip("0") or "0")
+            raise _refusal(
+                f"{text} begins with 0, which YAML 1.1 reads as octal and YAML 1.2 as {decimal}: write {decimal}, or "
+                f"'{text}' in quotes for text",
+                node,
+            )
+        if digits.startswith("0o"):  # of YAML 1.2
+            return int(text.replace("_", ""), 8)
+        return int(super().construct_yaml_int(node))
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
         seen: set[str] = set()
@@ -79,11 +96,15 @@ def _require_finite(root: yaml.Node) -> None:
 
 
 _FLOAT = r"^[-+]?(?:[0-9][0-9_]*\.?[0-9_]*|\.[0-9]+)(?:[eE][-+]?[0-9]+)?$"
-_RunFileLoader.yaml_implicit_resolvers = {  # a run may be named 2026-11-22
-    letter: [(tag, pattern) for tag, pattern in resolvers if not tag.endswith(":timestamp")]
+_INTEGER = r"^[-+]?(?:0b[01_]+|0o[0-7_]+|0x[0-9a-fA-F_]+|[0-9][0-9_]*)$"
+_SPECIAL_FLOAT = r"^(?:[-+]?\.(?:inf|Inf|INF)|\.(?:nan|NaN|NAN))$"
+_RunFileLoader.yaml_implicit_resolvers = {  # a run may be named 2026-11-22 or 12:30
+    letter: [(tag, pattern) for tag, pattern in resolvers if not tag.endswith((":timestamp", ":int", ":float"))]
     for letter, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()
 }
-_RunFileLoader.add_implicit_resolver("tag:yaml.org,2002:float", re.compile(_FLOAT), list("-+0123456789."))
+for _kind, _pattern in (("int", _INTEGER), ("float", _FLOAT), ("float", _SPECIAL_FLOAT)):
+    _RunFileLoader.add_implicit_resolver(f"tag:yaml.org,2002:{_kind}", re.compile(_pattern), list("-+0123456789."))
+_RunFileLoader.add_constructor("tag:yaml.org,2002:int", _RunFileLoader.construct_yaml_int)
 
 
 def read_yaml(text: str, problem: str) -> Any:

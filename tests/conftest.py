@@ -19,6 +19,12 @@ from evenpack.testing import preload
 preload("checked_types", "pytest", "evenpack.launcher.cli.app")
 
 
+def pytest_configure(config: pytest.Config) -> None:
+    """Hides a machine's GPUs from all tests but those of `-m gpu`, so that they compute the same on every machine."""
+    if config.option.markexpr != "gpu":
+        os.environ["CUDA_VISIBLE_DEVICES"] = ""
+
+
 @pytest.fixture(autouse=True, scope="session")
 def _signals_that_count() -> None:
     """Restores signals that `nohup` or a shell's background job ignores, because child processes would inherit that."""

@@ -1,9 +1,10 @@
 """A run file in Python: the same functions that the commands call, without the command line."""
 
+import operator
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Literal, SupportsIndex
 
 from evenpack.config import find_run_file, load_run_file
 from evenpack.data.prepared import PreparedData
@@ -33,7 +34,7 @@ def open_run_file(run_file: str | Path, *overrides: str) -> "Run":
 
     Raises: ConfigError with the place, what was expected and what came.
     """
-    path = find_run_file(Path(run_file))
+    path = find_run_file(_path("run_file", run_file))
     return Run(config=load_run_file(path, RunConfig, overrides), run_file=path, overrides=overrides)
 
 
@@ -48,6 +49,12 @@ class Run:
     """The checked values, defaults included."""
     run_file: Path
     overrides: tuple[str, ...]
+
+    def __repr__(self) -> str:
+        """Returns a line that names the file, its overrides and the model; `config` has all values."""
+        words = [repr(str(self.run_file)), *map(repr, self.overrides)]
+        model = self.config.model
+        return f"Run({', '.join(words)}: {model.kind} {model.preset} into {self.config.run.output_dir})"
 
     def prepare(self) -> "Manifest":
         """Turns the run's text into tokens and packs, with progress on standard error, and returns the manifest.
@@ -101,8 +108,8 @@ class Run:
         """
         _require_rank(rank, ranks)
         resolved = self._resolved
-        last_step = resolved.config.training.last_step if stop_step is None else stop_step
-        if not 0 <= start_step <= last_step:
+        last_step = resolved.config.training.last_step if stop_step is None else _whole("stop_step", stop_step)
+        if not 0 <= _whole("start_step", start_step) <= last_step:
             raise ConfigError(f"start_step ({start_step}) must lie between 0 and stop_step ({last_step})")
         resolved.micro_batches(ranks)
         return _steps(resolved, (rank, ranks), range(start_step, last_step), loader_workers=loader_workers)
@@ -137,7 +144,9 @@ class Run:
         from evenpack.engine.evaluate import validation_batches
 
         if source not in self.config.data.sources:
-            raise ConfigError(f"the run has no source '{source}'; {nearest(source, list(self.config.data.sources))}")
+            raise ConfigError(
+                f"the run has no source '{source}'; {nearest(str(source), list(self.config.data.sources))}"
+            )
         _require_rank(rank, ranks)
         return validation_batches(self._resolved, source, rank=rank, ranks=ranks)
 
@@ -160,7 +169,7 @@ class Run:
         hostfile: str | Path | None = None,
         deepspeed_options: str = "",
     ) -> "TrainingResult":
-        """Trains the prepared run under `deepspeed`, as `evenpack train` does, and waits for its end.
+        """Trains the prepared run by DeepSpeed, as `evenpack train` does, and waits for its end.
 
         It continues from the newest checkpoint. The ranks are processes of their own, which print to standard error. A
         KeyboardInterrupt (SIGINT) asks them to save at the end of the step; the result's `state` is `stopped` then.
@@ -170,22 +179,24 @@ class Run:
             num_gpus: GPUs of this machine, or of each machine of the hostfile; None: all.
             cpu_ranks: that many ranks on this machine's CPU instead.
             hostfile: machines, in lines `NAME slots=N`.
-            deepspeed_options: further options of `deepspeed`, in one string.
+            deepspeed_options: options of `deepspeed`, in one string; it starts the ranks then.
 
-        Raises: as `plan`; RunError if the run fails, with the error of the first failed rank.
+        Raises: as `prepared`; ConfigError if the ranks cannot divide a step, or if the run cannot be trained; RunError
+            if it fails, with the error of the first failed rank.
         """
         from evenpack.launcher.processes.launch import plan_launch
         from evenpack.launcher.start import run_training
+        from evenpack.launcher.training import check_training
 
         launch = plan_launch(
             self.run_file,
             self.overrides,
             num_gpus=num_gpus,
             cpu_ranks=cpu_ranks,
-            hostfile=None if hostfile is None else Path(hostfile),
+            hostfile=None if hostfile is None else _path("hostfile", hostfile),
             deepspeed_options=deepspeed_options,
         )
-        result = run_training(self.config.run, launch, self.plan(ranks=launch.devices.ranks))
+        result = run_training(launch, check_training(self.config, ranks=launch.devices.ranks))
         if result.state == "failed":
             raise RunError(result.error or result.message)
         return result
@@ -198,13 +209,13 @@ class Run:
         Args:
             checkpoint: the step after which it was saved; "best": that of the lowest validation loss; None: the newest
                 complete one.
-            data: a file of text, all of which replaces the held-out documents.
+            data: a file, folder or pattern of text, all of which replaces the held-out documents.
 
         Raises: as `prepared`; CheckpointError if there is no such checkpoint, with those that exist.
         """
         from evenpack.launcher.evaluation import evaluate_run
 
-        return evaluate_run(self.config, step=checkpoint, data=None if data is None else Path(data))
+        return evaluate_run(self.config, step=checkpoint, data=None if data is None else _path("data", data))
 
     def export(self, directory: str | Path, *, checkpoint: int | Literal["best"] | None = None) -> "Export":
         """Writes a checkpoint into a new folder, for `from_pretrained` of Hugging Face transformers.
@@ -213,7 +224,7 @@ class Run:
         """
         from evenpack.launcher.exporting import export_run
 
-        return export_run(self.config, Path(directory), step=checkpoint)
+        return export_run(self.config, _path("directory", directory), step=checkpoint)
 
     @property
     def _resolved(self) -> "ResolvedRun":
@@ -222,9 +233,23 @@ class Run:
         return open_run(self.config)
 
 
+def _path(name: str, value: object) -> Path:
+    """Returns the path. Raises: ConfigError for anything but a text or path."""
+    if not isinstance(value, str | Path):
+        raise ConfigError(f"{name} must be a path, found {value!r:.80}")
+    return Path(value)
+
+
+def _whole(name: str, value: object) -> int:
+    """Returns the value. Raises: ConfigError for anything but a whole number."""
+    if isinstance(value, bool) or not isinstance(value, SupportsIndex):
+        raise ConfigError(f"{name} must be a whole number, found {value!r:.80}")
+    return operator.index(value)
+
+
 def _require_rank(rank: int, ranks: int) -> None:
     """Raises: ConfigError unless there is such a rank."""
-    if not 0 <= rank < ranks:
+    if not 0 <= _whole("rank", rank) < _whole("ranks", ranks):
         raise ConfigError(f"rank {rank} is none of {ranks} ranks: give at least 1 rank, and one that counts from 0")
 
 

@@ -30,6 +30,7 @@ def study(name: str, subject: str | Path, *overrides: str, **options: Any) -> Re
     """
     from evenpack.launcher import studying
 
+    name = str(name)  # a library's user may give anything
     if name in LENGTHS_STUDIES:
         of_subject = {one.name for one in fields(SubjectOptions)} & options.keys()
         subject_options = SubjectOptions(**{key: options.pop(key) for key in of_subject})
@@ -37,9 +38,9 @@ def study(name: str, subject: str | Path, *overrides: str, **options: Any) -> Re
         return studying.study_lengths(of_lengths, str(subject), overrides, subject_options)
     if name in RUN_STUDIES:
         of_run = _made(name, RUN_STUDIES[name], options)
-        return studying.study_run(of_run, load_run_file(Path(subject), RunConfig, overrides))
+        return studying.study_run(of_run, load_run_file(Path(str(subject)), RunConfig, overrides))
     if name in STUDIES_OF_RUNS:
-        return studying.study_runs(_made(name, STUDIES_OF_RUNS[name], options), Path(subject), overrides)
+        return studying.study_runs(_made(name, STUDIES_OF_RUNS[name], options), Path(str(subject)), overrides)
     raise ConfigError(
         f"there is no study '{name}'; {nearest(name, [*LENGTHS_STUDIES, *RUN_STUDIES, *STUDIES_OF_RUNS])}"
     )

@@ -19,8 +19,8 @@ OF_THE_LOSS = {"padding_in_loss"}
 _DEFAULT_SEED = 42
 """Default seed of the order of atoms."""
 
-_LONGEST_NAME = 100
-"""Characters of a source's name."""
+_LONGEST_NAME = 200
+"""Bytes of a source's name: of 255 in the name of a folder, some are for what is added to it."""
 
 
 class DocumentsRecipe(Section):
@@ -91,7 +91,7 @@ class PaddingRecipe(Section):
     atom, which gives rows that hold padding only."""
     padding_in_loss: bool = True
     """Whether padding, which is made of end-of-text, is predicted like other tokens; the first end-of-text after a text
-    always is."""
+    always is. The default is not shown to be that of the recipe's paper (docs/chunking.md)."""
     isolate_documents: bool = True
     """Whether atoms within a row do not attend to each other and have positions of their own, unless they were
     adjacent in the document; false is the method of the paper that this recipe is from (docs/chunking.md)."""
@@ -274,10 +274,10 @@ class DataConfig(Section):
         for name, source in self.sources.items():
             if not name.replace("_", "").replace("-", "").isalnum():
                 raise ValueError(f"source name '{name}' must consist of letters, digits, '_' and '-'")
-            if len(name) > _LONGEST_NAME:
+            if (size := len(name.encode())) > _LONGEST_NAME:
                 raise ValueError(
-                    f"source name '{name[:20]}...' has {len(name)} characters, but folders are named after it: give "
-                    f"one of at most {_LONGEST_NAME}"
+                    f"source name '{name[:20]}...' has {size} bytes in UTF-8, but folders are named after it: give one "
+                    f"of at most {_LONGEST_NAME}"
                 )
             self._check_kinds(name, source.kind)
         check_schedule(self.mixture_schedule, list(self.sources))

@@ -12,3 +12,13 @@ MOST_STEPS = 1 << 40
 
 MOST_VOCABULARY = 1 << 24
 """Entries of a vocabulary; ten times the largest one in use."""
+
+TOKENISING_BYTES = 120
+"""Bytes of memory that `tokenizers` takes for each byte of a document: 118 with GPT-2's on words of 5 letters."""
+
+LONGEST_TRAINED_WORD = 1 << 12
+"""Characters of a word from which on the trainer of a vocabulary sees pieces of it.
+
+A merge moves all later letters of its word, so the time of a word grows with the square of its length: 7 s for 100,000
+letters, and hours for a few million. Words that are encoded are whole: there the time grows with the length.
+"""

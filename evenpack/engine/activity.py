@@ -1,14 +1,21 @@
-"""What a rank is doing, for those who watch whether it goes on."""
+"""What a rank is doing, for those who watch whether it goes on.
+
+on_activity   the main thread begins something: a step, a micro-batch, a batch of an evaluation
+own_work      the main thread does, or waits for, something that no other rank takes part in: a file, a compilation
+"""
 
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from typing import Literal, get_args
+from contextlib import AbstractContextManager, ExitStack, contextmanager
+from typing import Literal, TypeVar, get_args
+
+ValueT = TypeVar("ValueT")
 
 Activity = Literal[
     "starting",
     "opening the data",
     "building the model",
+    "loading the checkpoint",
     "converting the checkpoint",
     "starting the loader",
     "waiting for a batch",
@@ -18,8 +25,10 @@ Activity = Literal[
     "summing over the ranks",
     "evaluating",
     "recording the step",
+    "verifying the data",
     "saving a checkpoint",
     "waiting for a save",
+    "writing the summary",
 ]
 """In the order in which a step goes through them; a rank waits for a save when its own part of it is on disk. On a GPU
 the host is ahead of the device: it issues work and waits for it when it sums over the ranks."""
@@ -28,6 +37,60 @@ ACTIVITIES: tuple[Activity, ...] = get_args(Activity)
 
 OnActivity = Callable[[Activity, int], None]
 """Called with what the rank begins to do, and the number of the step that it does it in; steps count from 1."""
+
+
+_own_work: list[str] = []
+
+
+def begin_own_work(what: str = "") -> None:
+    """Begins what `own_work` marks, where no block can."""
+    _own_work.append(what)
+
+
+def end_own_work(what: str = "") -> None:
+    """Ends what `begin_own_work` began."""
+    _own_work.remove(what)
+
+
+@contextmanager
+def own_work(what: str = "") -> Iterator[None]:
+    """Marks that the rank works without the others: its main thread, or threads and processes that it waits for.
+
+    Within the block, processor time and bytes of this process and its children are progress, because long work such as
+    reading one file shows no other. So nothing within may wait for another rank: that may take processor time, too.
+    `what` is said in messages if the activity does not say it.
+    """
+    begin_own_work(what)
+    try:
+        yield
+    finally:
+        end_own_work(what)
+
+
+def current_own_work() -> str | None:
+    """Returns what the rank does without the others, which may be empty; None if it does nothing of the kind."""
+    last = _own_work[-1:]  # another thread may end it meanwhile
+    return last[0] if last else None
+
+
+def each_as_own_work(items: Iterator[ValueT]) -> Iterator[ValueT]:
+    """Yields the items of an iterator, none of them None, that makes each of them without other ranks."""
+    while True:
+        with own_work():
+            item = next(items, None)
+        if item is None:
+            return
+        yield item
+
+
+@contextmanager
+def entered_as_own_work(context: AbstractContextManager[ValueT]) -> Iterator[ValueT]:
+    """Enters and leaves a context that begins and ends without other ranks."""
+    with ExitStack() as around, ExitStack() as inside:
+        with own_work():
+            value = inside.enter_context(context)
+        inside.callback(around.enter_context, own_work())  # the last to be added is the first to be called
+        yield value
 
 
 _saving_threads: set[threading.Thread] = set()

@@ -1,4 +1,8 @@
-"""The composition root: builds all parts of a run from a resolved run and a place among the ranks."""
+"""The composition root: builds all parts of a run from a resolved run and a place among the ranks.
+
+A run is built in two parts: `find_start` says where it begins, from which its loader can start. Building the model
+takes seconds, in which the loader's processes import what they need and collate the first batches.
+"""
 
 from collections.abc import Generator
 from dataclasses import dataclass, replace
@@ -7,7 +11,7 @@ import torch
 
 from evenpack.data.batches.pipeline import SkippedStep, StepBatches, training_batches
 from evenpack.data.prepared import PreparedData
-from evenpack.engine.activity import OnActivity, ignore_activity
+from evenpack.engine.activity import OnActivity, ignore_activity, own_work
 from evenpack.engine.checkpoints.continuation import (
     compare_run_files,
     kept_cost_weights,
@@ -15,7 +19,7 @@ from evenpack.engine.checkpoints.continuation import (
     require_fingerprint,
     require_same_past_mixture,
 )
-from evenpack.engine.checkpoints.files import CHECKPOINTS, TrainState
+from evenpack.engine.checkpoints.files import CHECKPOINTS, Checkpoint, TrainState
 from evenpack.engine.checkpoints.initial_weights import initialize
 from evenpack.engine.checkpoints.store import CheckpointStore
 from evenpack.engine.config import RunConfig
@@ -30,19 +34,14 @@ from evenpack.models.build import Model, new_model
 
 
 @dataclass(frozen=True, kw_only=True)
-class Run:
-    """All parts of a training run, at the step where it begins or continues."""
+class Start:
+    """The step where a training run begins or continues."""
 
     resolved: ResolvedRun
     world: World
-    engine: TrainingEngine
     checkpoints: CheckpointStore
-    first_step: int
-    """Updates done before: 0, or those of the checkpoint."""
-    first_samples: int
-    """Sequences trained on before."""
-    reached_accuracy: float | None
-    """Accuracy of the checkpoint that reached the target of an earlier start; None without one."""
+    checkpoint: Checkpoint | None
+    """The checkpoint from which it continues."""
 
     @property
     def config(self) -> RunConfig:
@@ -54,11 +53,24 @@ class Run:
         """Data on which the run trains."""
         return self.resolved.prepared
 
+    @property
+    def first_step(self) -> int:
+        """Updates done before: 0, or those of the checkpoint."""
+        return 0 if self.checkpoint is None else self.checkpoint.step
+
+    @property
+    def reached_accuracy(self) -> float | None:
+        """Accuracy of the checkpoint that reached the target of an earlier start; None without one."""
+        return None if self.checkpoint is None else self.checkpoint.state.reached_accuracy
+
     def batches(self, *, stop_step: int) -> Generator[StepBatches | SkippedStep]:
-        """This rank's part of the steps from `first_step` up to `stop_step`; closing it ends the loader."""
+        """This rank's part of the steps from `first_step` up to `stop_step`.
+
+        The loader's processes start at the call; closing what it returns ends them.
+        """
         settings = self.resolved.pipeline_settings(self.world)
         skipped = self.config.training.skipped
-        yield from training_batches(
+        return training_batches(
             self.prepared, settings, start_step=self.first_step, stop_step=stop_step, skipped=skipped
         )
 
@@ -67,6 +79,20 @@ class Run:
         """Whether an earlier start of the run has reached its target accuracy."""
         target = self.config.training.target_accuracy
         return target is not None and self.reached_accuracy is not None and self.reached_accuracy >= target
+
+    @property
+    def is_done(self) -> bool:
+        """Whether an earlier start has reached the target or the last step."""
+        return self.first_step >= self.config.training.last_step or self.has_reached_target
+
+
+@dataclass(frozen=True, kw_only=True)
+class Run(Start):
+    """All parts of a training run, at the step where it begins or continues."""
+
+    engine: TrainingEngine
+    first_samples: int
+    """Sequences trained on before."""
 
     def state(
         self, step: int, *, samples: int, reached_accuracy: float | None, validation_loss: float | None
@@ -85,15 +111,11 @@ class Run:
         )
 
 
-def build(resolved: ResolvedRun, world: World, *, on_activity: OnActivity = ignore_activity) -> Run:
-    """Makes the run with the weights of its newest complete checkpoint, or else with its initial weights.
+def find_start(resolved: ResolvedRun, world: World) -> Start:
+    """Finds the run's newest complete checkpoint, and settles what the run keeps of it.
 
-    Initial weights are those that `training.initialize_from` names, or those of the seed. `on_activity` is called while
-    the checkpoint is converted, which may take long.
-
-    Raises: ConfigError if these ranks cannot divide a step; DataError for a vocabulary that the objective cannot use;
-    CheckpointError for a checkpoint that cannot be resumed, or weights of another model; RunError if the ranks do not
-    see the same data.
+    Raises: ConfigError if these ranks cannot divide a step; CheckpointError for a checkpoint that cannot be resumed;
+    RunError if the ranks do not see the same data.
     """
     announce(resolved)
     check_attention(resolved.config, world.device.type)
@@ -111,7 +133,26 @@ def build(resolved: ResolvedRun, world: World, *, on_activity: OnActivity = igno
     checkpoint = checkpoints.newest()
     if checkpoint is not None:
         resolved = _continued(resolved, checkpoint.state)
-    model = build_model(resolved, world.device)
+    return Start(resolved=resolved, world=world, checkpoints=checkpoints, checkpoint=checkpoint)
+
+
+def build(resolved: ResolvedRun, world: World, *, on_activity: OnActivity = ignore_activity) -> Run:
+    """Makes the run: `find_start`, then `build_at`. Raises: as these."""
+    return build_at(find_start(resolved, world), on_activity=on_activity)
+
+
+def build_at(start: Start, *, on_activity: OnActivity = ignore_activity) -> Run:
+    """Makes the run with the weights of its newest complete checkpoint, or else with its initial weights.
+
+    Initial weights are those that `training.initialize_from` names, or those of the seed. `on_activity` is called
+    before the checkpoint is loaded, and again and again while it is converted.
+
+    Raises: DataError for a vocabulary that the objective cannot use; CheckpointError for a checkpoint that cannot be
+    loaded, or weights of another model.
+    """
+    resolved, world, checkpoint = start.resolved, start.world, start.checkpoint
+    with own_work():
+        model = build_model(resolved, world.device)
     path = resolved.config.training.initialize_from
     if checkpoint is None and path is not None:
         initialize(model, path, tokenizer_dir=resolved.prepared.tokenizer_dir, world=world)
@@ -120,17 +161,17 @@ def build(resolved: ResolvedRun, world: World, *, on_activity: OnActivity = igno
     engine = TrainingEngine(model, resolved.config, world, denominators=resolved.denominators)
     if checkpoint is not None:
         step = checkpoint.step
-        checkpoints.load(
+        on_activity("loading the checkpoint", step)
+        start.checkpoints.load(
             engine.deepspeed, checkpoint, on_conversion=lambda: on_activity("converting the checkpoint", step)
         )
     return Run(
         resolved=resolved,
         world=world,
         engine=engine,
-        checkpoints=checkpoints,
-        first_step=0 if checkpoint is None else checkpoint.step,
+        checkpoints=start.checkpoints,
+        checkpoint=checkpoint,
         first_samples=0 if checkpoint is None else _samples_before(resolved, world, checkpoint.state),
-        reached_accuracy=None if checkpoint is None else checkpoint.state.reached_accuracy,
     )
 
 

@@ -1,9 +1,13 @@
 """Compiles a model's parts by torch.compile, or says before the first step why it cannot."""
 
 import logging
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 
 from torch import nn
+from torch._dynamo.callback import CallbackArgs, callback_handler
 
+from evenpack.engine.activity import begin_own_work, end_own_work
 from evenpack.engine.config import TrainingSection
 from evenpack.errors import ConfigError
 from evenpack.kernels import capabilities
@@ -33,6 +37,30 @@ def compile_if_asked(model: nn.Module, training: TrainingSection, device_type: s
         )
     assert isinstance(model, PackedTransformer), "the model of a family"
     model.compile_parts(varying_slots=training.has_varying_slots)
+
+
+@contextmanager
+def compiling_as_own_work() -> Iterator[None]:
+    """Marks each compilation within the block as work without the other ranks, also that of an attention kernel.
+
+    A compilation begins within a step, where nothing else says so. It takes processor time of this process, or of the
+    compilers that it starts.
+    """
+
+    def begin(_: CallbackArgs) -> None:
+        begin_own_work("compiling")
+
+    def end(_: CallbackArgs) -> None:
+        end_own_work("compiling")
+
+    callback_handler.register_start_callback(begin)
+    callback_handler.register_end_callback(end)
+    try:
+        yield
+    finally:
+        with suppress(ValueError):  # torch._dynamo.reset() removes both
+            callback_handler.remove_start_callback(begin)
+            callback_handler.remove_end_callback(end)
 
 
 def why_not_compiled(device_type: str) -> str | None:

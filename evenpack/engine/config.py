@@ -39,8 +39,8 @@ class RunSection(Section):
     """Seed of the order of packs, the initial weights and dropout."""
     hang_timeout_seconds: Seconds | None = Field(default=900.0, ge=2.0)
     """Seconds without progress on any rank after which the run is ended, naming the rank that holds it up; half of it
-    is a warning. It must exceed the start until the first step, the longest step, and the longest save. Null: a run may
-    hang for ever."""
+    is a warning. It must exceed the longest step, the longest flush of one file, and the time that DeepSpeed takes to
+    start. Null: a run may hang for ever."""
 
 
 class DeepSpeedSection(Section):

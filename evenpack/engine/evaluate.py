@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from evenpack.batch import PackedBatch, StepCounts
 from evenpack.data.batches.pipeline import evaluation_batches
 from evenpack.data.prepared import PreparedData, Split
+from evenpack.engine.activity import each_as_own_work
 from evenpack.engine.resolving.resolve import ResolvedRun
 from evenpack.engine.sharding import sharding_at
 from evenpack.engine.world.distributed import World
@@ -213,7 +214,7 @@ def _sum_source(
 
 def _in_step(run: ResolvedRun, source: str, world: World, split: Split) -> Iterator[tuple[PackedBatch, bool]]:
     """Yields this rank's batches, and whether each counts; where forward passes are collective, equally many on all."""
-    mine = validation_batches(run, source, rank=world.rank, ranks=world.size, split=split)
+    mine = each_as_own_work(validation_batches(run, source, rank=world.rank, ranks=world.size, split=split))
     if world.size == 1 or not sharding_at(run.config.deepspeed.zero_stage).gathers_parameters:
         yield from ((batch, True) for batch in mine)
         return

@@ -3,7 +3,7 @@
 import logging
 import time
 
-from evenpack.engine.activity import OnActivity
+from evenpack.engine.activity import OnActivity, own_work
 from evenpack.engine.build import Run
 from evenpack.engine.checkpoints.files import Checkpoint, TrainState
 from evenpack.engine.evaluate import Evaluations, overall_loss
@@ -44,7 +44,8 @@ class Saves:
         self._background.finish(lambda: self._on_activity("waiting for a save", step))
         self._on_activity("saving a checkpoint", step)
         self.collect()
-        self._journal.commit()
+        with own_work("flushing the metrics"):
+            self._journal.commit()
         training = self._run.config.training
         state = self._run.state(
             step,

@@ -2,9 +2,10 @@
 
 import logging
 import time
-from collections.abc import Callable, Iterator
-from contextlib import closing
+from collections.abc import Callable, Generator, Iterator
+from contextlib import AbstractContextManager, closing, nullcontext
 from dataclasses import dataclass
+from datetime import timedelta
 from functools import partial
 from itertools import chain, count
 from typing import Any, Literal, Protocol
@@ -12,9 +13,10 @@ from typing import Any, Literal, Protocol
 from evenpack.data.batches.loader_processes import explained_loader_deaths
 from evenpack.data.batches.pipeline import SkippedStep, StepBatches
 from evenpack.data.prepare.verification import explained_damage
-from evenpack.engine.activity import OnActivity, StepActivities, ignore_activity
+from evenpack.engine.activity import OnActivity, StepActivities, entered_as_own_work, ignore_activity, own_work
 from evenpack.engine.bad_steps import BadSteps
-from evenpack.engine.build import Run, build
+from evenpack.engine.build import Run, build_at, find_start
+from evenpack.engine.compilation import compiling_as_own_work
 from evenpack.engine.config import RunConfig, TrainingSection
 from evenpack.engine.engine import LocalStep
 from evenpack.engine.evaluate import Evaluations, evaluate_model, overall_accuracy
@@ -35,6 +37,10 @@ from evenpack.models.common.losses import exact_denominators
 from evenpack.units import counted
 
 log = logging.getLogger(__name__)
+
+_PATIENCE = timedelta(days=7)
+"""Time for which a collective waits for a rank. Heartbeats judge whether that rank hangs; torch's own limit of 10 or 30
+minutes cannot tell, and would end a run in which rank 0 reads or writes for longer."""
 
 
 class _Note(Protocol):
@@ -68,7 +74,7 @@ def train(
     is not finite (nothing is saved then), a full disk, or ranks that do not see the same files; StoppedEarlyError if
     `stop_requested` before all ranks have met.
     """
-    with joined_world(run_facts(config), stop_requested=stop_requested) as world:
+    with joined_world(run_facts(config), stop_requested=stop_requested, patience=_PATIENCE) as world:
         configure_logging(world)
         return train_in(world, config, stop_requested=stop_requested, on_activity=on_activity)
 
@@ -84,9 +90,15 @@ def train_in(
     started = time.time()
     require_shared_directory(config.run.output_dir, world)
     on_activity("opening the data", 0)
-    with explained_loader_deaths(), explained_damage(config.prepared_dir):  # a loader may also die while it verifies
-        resolved = open_run(config)
-        require_trainable(resolved)
+    log.info("%s joined; opening the data and building the model", counted(world.size, "rank"))
+    with (
+        compiling_as_own_work(),
+        explained_loader_deaths(),  # one may also die while the damage is explained
+        explained_damage(config.prepared_dir),
+    ):
+        with own_work():
+            resolved = open_run(config)
+            require_trainable(resolved)
         world.on_main(lambda: require_trackers(resolved.config.metrics))
         with explained_memory(resolved, world):
             return _train(world, resolved, stop_requested=stop_requested, on_activity=on_activity, started=started)
@@ -101,21 +113,37 @@ def _train(
     started: float,
 ) -> TrainOutcome:
     on_activity("building the model", 0)
-    run = build(resolved, world, on_activity=on_activity)
-    last_step = run.config.training.last_step
-    log.info("%s", describe(run, last_step=last_step))
-    if run.first_step >= last_step or run.has_reached_target:
-        return _nothing_to_do(run)
-    world.on_main(lambda: write_start(run))
-    on_activity("starting the loader", 0)
+    start = find_start(resolved, world)
+    last_step = start.config.training.last_step
+    # Its processes start while the model is built. A run that is done needs none.
+    loader: AbstractContextManager[Generator[StepBatches | SkippedStep] | None]
+    loader = nullcontext() if start.is_done else entered_as_own_work(closing(start.batches(stop_step=last_step)))
+    with loader as batches:
+        run = build_at(start, on_activity=on_activity)
+        log.info("%s", describe(run, last_step=last_step))
+        if batches is None:
+            return _nothing_to_do(run)
+        world.on_main(lambda: write_start(run))
+        return _train_on(batches, run, stop_requested=stop_requested, on_activity=on_activity, started=started)
+
+
+def _train_on(
+    batches: Iterator[StepBatches | SkippedStep],
+    run: Run,
+    *,
+    stop_requested: Callable[[], bool],
+    on_activity: OnActivity,
+    started: float,
+) -> TrainOutcome:
+    on_activity("starting the loader", run.first_step)
     with (
         MlperfLog.opened(run, started=started) as mlperf,
-        DataVerification.begin(run.prepared, world) as verification,
-        closing(run.batches(stop_step=last_step)) as batches,
+        DataVerification.begin(run.prepared, run.world) as verification,
     ):
-        first = next(batches)  # starts the loader's processes, which is not part of a step's time
+        with own_work():
+            first = next(batches)  # waits for the loader's processes, which is not part of a step's time
         with (
-            Journal.opened(run, mlperf, run.config.metrics) as journal,
+            entered_as_own_work(Journal.opened(run, mlperf, run.config.metrics)) as journal,
             Saves(run, journal, on_activity) as saves,
         ):
             outcome = _loop(
@@ -127,7 +155,9 @@ def _train(
                 before_saving=verification.finish,
                 on_activity=on_activity,
             )
-            journal.summarise(outcome.state, outcome.step, reached_accuracy=outcome.reached_accuracy)
+            on_activity("writing the summary", outcome.step)
+            with own_work():
+                journal.summarise(outcome.state, outcome.step, reached_accuracy=outcome.reached_accuracy)
     return outcome
 
 
@@ -137,9 +167,8 @@ def _nothing_to_do(run: Run) -> TrainOutcome:
         log.info("nothing to do: step %d has reached an accuracy of %.4f", run.first_step, reached)
     else:
         log.info("nothing to do: step %d of %d is done", run.first_step, run.config.training.last_step)
-    with Journal.opened(
-        run, MlperfLog.silent(run), MetricsSection()
-    ) as journal:  # a kill may have come before the summary
+    # A kill may have come before the summary.
+    with own_work(), Journal.opened(run, MlperfLog.silent(run), MetricsSection()) as journal:
         journal.summarise("finished", run.first_step, reached_accuracy=reached)
     return TrainOutcome(state="finished", step=run.first_step, reached_accuracy=reached)
 
@@ -151,7 +180,7 @@ def _loop(
     batches_of_steps: Iterator[StepBatches | SkippedStep],
     stop_requested: Callable[[], bool],
     *,
-    before_saving: Callable[[], None],
+    before_saving: Callable[[Callable[[], None]], None],
     on_activity: OnActivity,
 ) -> TrainOutcome:
     training = run.config.training
@@ -192,11 +221,13 @@ def _loop(
         are_times_due = _is_due(step, training.log_rank_times_every_steps, is_last=is_last or is_stopped)
         on_activity("recording the step", step)
         saves.collect()
-        note(evaluations=evaluations, ranks=rank_times.gather() if are_times_due and not rank_times.is_empty else None)
+        ranks = rank_times.gather() if are_times_due and not rank_times.is_empty else None
+        with own_work():
+            note(evaluations=evaluations, ranks=ranks)
         if is_last or is_stopped or _is_due(step, training.checkpoint_every_steps, is_last=False):
-            on_activity("saving a checkpoint", step)
             with journal.paused():
-                before_saving()
+                before_saving(partial(on_activity, "verifying the data", step))
+                on_activity("saving a checkpoint", step)
                 if is_over:
                     journal.end_mlperf(is_reached=reached is not None, stopped=stopped)
                 goes_on = not (is_last or is_stopped)
@@ -236,7 +267,8 @@ def _timed(
     for step in count(first_step):
         on_activity("waiting for a batch", step)
         started = time.perf_counter()
-        batches = next(batches_of_steps, None)
+        with own_work():
+            batches = next(batches_of_steps, None)
         if batches is None:
             return
         yield batches, time.perf_counter() - started

@@ -8,12 +8,15 @@ finish              before a checkpoint is saved: nothing learned from damaged d
 import logging
 import socket
 import threading
+import time
+from collections.abc import Callable
 from types import TracebackType
 
 from evenpack.data.prepare.changed_inputs import refuse_changed_sources
 from evenpack.data.prepare.manifest import MANIFEST
 from evenpack.data.prepare.verification import Verified, Verifier
 from evenpack.data.prepared import PreparedData
+from evenpack.engine.activity import own_work
 from evenpack.engine.world.distributed import World
 from evenpack.errors import DataError, EvenpackError, RunError
 from evenpack.units import counted
@@ -22,6 +25,8 @@ log = logging.getLogger(__name__)
 
 _PATIENCE_SECONDS = 30.0
 """Seconds between messages of the ranks while they wait: far below the time-outs of their collectives."""
+_LOOK_SECONDS = 0.1
+"""Seconds between two looks at how far this rank has read."""
 
 
 class DataVerification:
@@ -34,6 +39,7 @@ class DataVerification:
         self._cancelled = threading.Event()
         self._verified: Verified | None = None
         self._error: str | None = None
+        self._read_bytes = 0
         # A daemon, because a run that ends with an error must not wait for the disk.
         self._thread = threading.Thread(target=self._read, name="verification", daemon=True)
         self._is_due = prepared.config.verify_in_training
@@ -55,8 +61,10 @@ class DataVerification:
         """Whether this rank has read its part and found damage."""
         return self._verified is not None and bool(self._verified.damages)
 
-    def finish(self) -> None:
+    def finish(self, on_progress: Callable[[], None] = lambda: None) -> None:
         """Waits until all files are read; later calls do nothing.
+
+        `on_progress` is called at the start of the wait, and whenever this rank has read more.
 
         Raises: DataError, on all ranks, naming each damaged file.
         """
@@ -64,7 +72,8 @@ class DataVerification:
             return
         if self._thread.is_alive() and self._world.is_main:
             log.info("the checkpoint waits until the prepared data is verified")
-        while not all(self._world.all_gather(self._is_read(_PATIENCE_SECONDS))):
+        on_progress()
+        while not all(self._world.all_gather(self._is_read(_PATIENCE_SECONDS, on_progress))):
             pass
         self._is_due = False
         reports = self._world.all_gather((self._verified, self._error, socket.gethostname()))
@@ -93,12 +102,24 @@ class DataVerification:
     def _read(self) -> None:
         share, shares = self._share
         try:
-            self._verified = self._verifier.verify_share(share, shares, is_cancelled=self._cancelled.is_set)
+            self._verified = self._verifier.verify_share(
+                share, shares, is_cancelled=self._cancelled.is_set, on_read=self._note_bytes
+            )
         except Exception as error:  # any error is reported by `finish` on all ranks
             self._error = f"{type(error).__name__}: {error}"
 
-    def _is_read(self, patience_seconds: float) -> bool:
-        self._thread.join(patience_seconds)
+    def _note_bytes(self, count: int) -> None:
+        self._read_bytes = count
+
+    def _is_read(self, patience_seconds: float, on_progress: Callable[[], None]) -> bool:
+        """Waits for this rank's part, and returns whether it is read."""
+        deadline, seen = time.monotonic() + patience_seconds, self._read_bytes
+        while self._thread.is_alive() and time.monotonic() < deadline:
+            with own_work("its part of the files"):
+                self._thread.join(_LOOK_SECONDS)
+            if self._read_bytes != seen:
+                seen = self._read_bytes
+                on_progress()
         return not self._thread.is_alive()
 
 

@@ -1,5 +1,6 @@
 """Trains and evaluates one seed: an encoder with a new head. A plain loop of torch in one process."""
 
+import math
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -12,9 +13,10 @@ from evenpack.data.order.selection import PackSelection
 from evenpack.engine.optimizers.build import parameter_groups
 from evenpack.engine.optimizers.config import ScheduleSection
 from evenpack.engine.optimizers.schedules import learning_rate
+from evenpack.errors import RunError
 from evenpack.finetuning.batches import FinetuneBatch, FinetuneCollator
 from evenpack.finetuning.config import FinetuneConfig, FinetuneTrainingSection
-from evenpack.finetuning.data import EvaluationSet, TaskData
+from evenpack.finetuning.data import TaskData
 from evenpack.finetuning.features import Features
 from evenpack.finetuning.heads import FinetunedModel
 from evenpack.finetuning.metrics import TaskScores
@@ -92,25 +94,35 @@ class StepDone:
 def train_seed(
     finetuning: Finetuning, model: FinetunedModel, seed: int, *, on_step: Callable[[StepDone], None]
 ) -> SeedResult:
-    """Trains `model` in place on the device of `finetuning`, and evaluates it after each epoch."""
+    """Trains `model` in place on the device of `finetuning`, and evaluates it after each epoch.
+
+    Raises: RunError after the first step whose loss is not finite, or after which a prediction is not.
+    """
     training = finetuning.config.training
     order = finetuning.step_order(seed)
     trainer = Trainer(model.to(finetuning.device), training, steps=training.epochs * order.steps_per_epoch)
     collator = finetuning.collator(finetuning.data.training)
     counts = _Counts()
-    losses_by_epoch, scores_by_epoch = [], []
+    losses_by_epoch: list[float] = []
+    scores_by_epoch: list[dict[str, TaskScores]] = []
     torch.manual_seed(seed)  # of dropout
     for epoch in range(training.epochs):
         loss_sum = 0.0
         for packs in order.epoch(epoch):
             began = time.perf_counter()
             loss, slots = trainer.step(collator, packs)
+            if not math.isfinite(loss):
+                raise _diverged(trainer, seed, f"the loss is {loss}")
             counts.add(packs, slots=slots, seconds=time.perf_counter() - began)
             loss_sum += loss * len(packs.sequence_ids)
             on_step(StepDone(step=trainer.steps_done, steps=trainer.steps, loss=loss, sequences=sum(counts.sequences)))
         losses_by_epoch.append(loss_sum / finetuning.data.training.sequences)
-        evaluation = finetuning.data.evaluation
-        scores_by_epoch.append({name: evaluate(finetuning, model, found) for name, found in evaluation.items()})
+        scores_by_epoch.append({})
+        for name, found in finetuning.data.evaluation.items():
+            outputs = predict(finetuning, model, found.features)
+            if not all(np.isfinite(one).all() for one in outputs):
+                raise _diverged(trainer, seed, f"predictions for {name} are not finite after it")
+            scores_by_epoch[-1][name] = found.score(outputs)
     return _result(seed, counts, losses_by_epoch, scores_by_epoch)
 
 
@@ -166,27 +178,36 @@ class Trainer:
         return float(total), slots
 
 
+def _diverged(trainer: Trainer, seed: int, what: str) -> RunError:
+    training = trainer.training
+    return RunError(
+        f"seed {seed}, step {trainer.steps_done} of {trainer.steps}: {what}. The training has diverged, and no "
+        f"result of this seed is written. Lower training.learning_rate ({training.learning_rate:g}) or raise "
+        f"training.warmup_fraction ({training.warmup_fraction:g}), and give another run.output_dir, or remove this one"
+    )
+
+
 @torch.no_grad()
-def evaluate(finetuning: Finetuning, model: FinetunedModel, found: EvaluationSet) -> TaskScores:
-    """Returns the scores of the model's predictions for a file."""
+def predict(finetuning: Finetuning, model: FinetunedModel, features: Features) -> list[np.ndarray]:
+    """Returns the model's outputs for each sequence."""
     model.eval()
-    outputs: list[np.ndarray] = [np.empty(0)] * found.features.sequences
+    outputs: list[np.ndarray] = [np.empty(0)] * features.sequences
     order = StepOrder(
-        lengths=found.features.lengths,
+        lengths=features.lengths,
         pack_length=finetuning.config.data.max_sequence_length,
         layout=finetuning.config.training.layout,
         batching="packs",
         items_per_step=_EVALUATION_PACKS,
         seed=0,
     )
-    collator = finetuning.collator(found.features)
+    collator = finetuning.collator(features)
     for packs in order.epoch(0):
         batch = collator.collate(packs).to(finetuning.device)
         with _precision(finetuning.config.training, finetuning.device):
             parts = model.head.by_sequence(model(batch).float(), batch)
         for sequence_id, part in zip(batch.sequence_ids.tolist(), parts, strict=True):
             outputs[sequence_id] = part.cpu().numpy()
-    return found.score(outputs)
+    return outputs
 
 
 def _micro_batches(

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from evenpack.kernels import dense_mask, flash, flex, reference, sdpa, varlen
 from evenpack.kernels.capabilities import AttentionRequest, resolve_backend
+from evenpack.kernels.compiling import constant_when_compiled
 from evenpack.kernels.config import WHOLE_ROWS
 
 __all__ = ["BACKENDS", "AttentionRequest", "packed_attention", "resolve_backend"]
@@ -104,7 +105,7 @@ def packed_attention(
         )
 
 
-@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
+@constant_when_compiled
 def _backend_for(
     backend: str, *, device_type: str, dtype: torch.dtype, head_dim: int, causal: bool, alibi: bool, dropout: bool
 ) -> str:

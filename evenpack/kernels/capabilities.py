@@ -140,7 +140,7 @@ def _remedies(request: AttentionRequest) -> str:
     half = replace(request, dtype=torch.bfloat16)
     if _fused_unavailable_reason(half) is None:
         precision = ["set training.precision=bf16_autocast"] if _fused_unavailable_reason(request) is not None else []
-        package = ["install flash-attn (evenpack[flash])"] if flash.import_failure() is not None else []
+        package = ["install flash-attn (docs/gpu.md)"] if flash.import_failure() is not None else []
         ways.append(" and ".join([*precision, *package]))
     if request.dropout and resolve_backend("auto", replace(request, dropout=False)) in FUSED:
         ways.append("set model.attention_dropout=0")

@@ -54,7 +54,8 @@ def linear_cross_entropy(
             writes them.
 
     Returns:
-        The differentiable loss sum, and the number of tokens of weight above zero whose largest logit is their label's.
+        The differentiable loss sum, and the number of tokens of weight above zero whose label has the largest logit. A
+        label whose logit is equal to the largest counts as predicted, though other entries may share it.
     """
     if chunk_tokens is None:
         chunk_tokens = max(1, CHUNK_BYTES // (4 * weight.shape[0]))
@@ -185,10 +186,11 @@ def _loss_(logits: Tensor, labels: Tensor, weights: Tensor) -> tuple[Tensor, Ten
 
     Returns the sums of the exponentials [N, 1], the loss sum and the number of correct predictions.
     """
-    largest, predicted = logits.max(dim=1, keepdim=True)
-    correct = ((predicted == labels) & (weights > 0)).sum()
-    logits -= largest
+    largest = logits.amax(dim=1, keepdim=True)  # on a CPU a third of the time of `max`, which finds the entry too
     label_logits = logits.gather(1, labels)
+    correct = ((label_logits == largest) & (weights > 0)).sum()
+    logits -= largest
+    label_logits -= largest
     totals = logits.exp_().sum(dim=1, keepdim=True)
     loss = ((totals.log() - label_logits) * weights).sum()
     return totals, loss, correct

@@ -19,6 +19,7 @@ from jaxtyping import Float, Int32
 from torch import Tensor
 from torch.utils.weak import WeakIdKeyDictionary
 
+from evenpack.kernels.compiling import never_compiled
 from evenpack.kernels.grouped_heads import repeat_heads
 
 
@@ -36,7 +37,7 @@ _MASKS: MutableMapping[Tensor, _Known] = WeakIdKeyDictionary()
 """By the tensor of boundaries, which all layers of a micro-batch share."""
 
 
-@torch.compiler.disable  # type: ignore[untyped-decorator] # the layers share a mask that is found by identity
+@never_compiled  # the layers share a mask that is found by identity
 def attend(
     q: Float[Tensor, " T H D"],
     k: Float[Tensor, " T G D"],

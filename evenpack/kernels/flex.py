@@ -14,6 +14,8 @@ from torch import Tensor
 from torch.nn.attention.flex_attention import BlockMask, flex_attention
 from torch.utils.weak import WeakIdKeyDictionary
 
+from evenpack.kernels.compiling import never_compiled
+
 BLOCK = 128
 """Slots along one side of a block, in queries and in keys."""
 
@@ -21,7 +23,7 @@ _MASKS: MutableMapping[Tensor, tuple[tuple[int, int, bool], BlockMask]] = WeakId
 """Masks by the tensor of boundaries that they were made of, which all layers of a micro-batch share."""
 
 
-@torch.compiler.disable  # type: ignore[untyped-decorator] # it compiles its own kernel, and the layers share a mask that is found by identity
+@never_compiled  # it compiles its own kernel, and the layers share a mask that is found by identity
 def attend(
     q: Float[Tensor, " T H D"],
     k: Float[Tensor, " T G D"],

@@ -14,6 +14,7 @@ import torch.nn.functional as F
 from jaxtyping import Float, Int32
 from torch import Tensor
 
+from evenpack.kernels.compiling import never_compiled
 from evenpack.kernels.grouped_heads import repeat_heads
 
 WINDOW_TOKENS = 64
@@ -47,7 +48,7 @@ class Window:
     None: a segment by itself, whose causality is the kernel's own."""
 
 
-@torch.compiler.disable  # type: ignore[untyped-decorator] # its calls depend on lengths, which are other numbers in each batch
+@never_compiled  # its calls depend on lengths, which are other numbers in each batch
 def attend(
     q: Float[Tensor, " T H D"],
     k: Float[Tensor, " T G D"],

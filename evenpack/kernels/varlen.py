@@ -8,10 +8,10 @@ import inspect
 from functools import cache
 from typing import Any
 
-import torch
 from jaxtyping import Float, Int32
 from torch import Tensor
 
+from evenpack.kernels.compiling import constant_when_compiled
 from evenpack.kernels.grouped_heads import repeat_heads
 
 
@@ -23,7 +23,7 @@ def _parameters() -> frozenset[str]:
     return frozenset(inspect.signature(varlen_attn).parameters)
 
 
-@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
+@constant_when_compiled
 def _takes(name: str) -> bool:
     """Returns whether varlen_attn has this parameter; compiled code asks once, when it is made."""
     return name in _parameters()

@@ -1,6 +1,7 @@
 """Checks of this machine: versions, devices, attention backends, and whether these isolate sequences."""
 
 import importlib.metadata
+import os
 import platform
 import shutil
 from collections.abc import Sequence
@@ -17,6 +18,7 @@ from evenpack.console import pairs, table, text
 from evenpack.errors import RunError
 from evenpack.kernels.capabilities import AttentionRequest, capabilities
 from evenpack.kernels.isolation import probe_isolation
+from evenpack.launch_environment import check_ranks
 from evenpack.launcher.processes.devices import cpu_cores
 from evenpack.launcher.processes.launch import find_deepspeed
 
@@ -90,7 +92,8 @@ class DoctorReport:
 
 
 def examine() -> DoctorReport:
-    """Runs all checks and probes, which takes some seconds."""
+    """Runs all checks and probes, which takes some seconds. Raises: ConfigError for a wrong environment variable."""
+    check_ranks(os.environ)
     device_type = "cuda" if torch.cuda.is_available() else "cpu"
     requests = attention_requests(device_type)
     probes = tuple(probe for request in requests for probe in _probe_all(request))

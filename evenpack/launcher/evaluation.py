@@ -12,7 +12,7 @@ from evenpack.data.prepared import Split
 from evenpack.engine.config import RunConfig
 from evenpack.engine.evaluate import SourceEvaluation, aggregate_loss, evaluate_model
 from evenpack.launcher import views
-from evenpack.launcher.evaluation_file import run_over_file
+from evenpack.launcher.evaluation_file import run_over_text
 from evenpack.launcher.processes.devices import settle_accelerator
 from evenpack.launcher.trained import StepOrBest, load_trained_model
 
@@ -25,9 +25,9 @@ class RunEvaluation:
     step: int
     """Optimizer updates after which it was saved."""
     data: Path | None
-    """The file that it was evaluated on; None: the held-out documents of the run's sources."""
+    """The file, folder or pattern that it was evaluated on; None: the held-out documents of the run's sources."""
     sources: dict[str, SourceEvaluation | None]
-    """Every source, or the file, by name; None: nothing is held out."""
+    """Every source, or those of the files, by name; None: nothing is held out."""
     aggregate: dict[str, Any] | None
     """The mean of the sources' losses by `training.validation_weights`, and these; None without weights."""
 
@@ -42,15 +42,16 @@ class RunEvaluation:
 def evaluate_run(config: RunConfig, *, step: StepOrBest = None, data: Path | None = None) -> RunEvaluation:
     """Evaluates the run's newest complete checkpoint, or that after `step` steps, or the best, in this process.
 
-    It takes the GPU if there is one. `data` is a file of text, all of which replaces the held-out documents.
+    It takes the GPU if there is one. `data` is a file, folder or pattern of text, all of which replaces the held-out
+    documents.
 
     Raises: as `load_trained_model`; DataError for validation weights of a source that holds nothing out; and see
-    `run_over_file`.
+    `run_over_text`.
     """
     settle_accelerator()
     if data is None:
         return _evaluate(config, step=step, split="validation", data=None)
-    with run_over_file(config, data) as over_file:
+    with run_over_text(config, data) as over_file:
         return _evaluate(over_file, step=step, split="train", data=data)
 
 

@@ -1,71 +1,71 @@
-"""A file of text as the data on which a run's model is evaluated, by the tokenizer and recipe of the run."""
+"""Files of text as the data on which a run's model is evaluated, by the tokenizer and recipe of the run."""
 
-import re
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 from evenpack.data.config import DataConfig, SentencePairsRecipe
 from evenpack.data.prepared import PreparedData
 from evenpack.data.shuffle.config import PermutationShuffle
 from evenpack.data.sources.config import ArrowSource, JsonlSource, ParquetSource, Source, TextSource
-from evenpack.data.sources.json_lines import JSONL_SUFFIXES
-from evenpack.data.sources.saved_sets import ARROW_SUFFIXES
 from evenpack.data.tokenizers.tokenizer import Tokenizer
 from evenpack.engine.config import RunConfig
 from evenpack.engine.optimizers.config import ScheduleSection
 from evenpack.errors import ConfigError
 from evenpack.launcher.preparing import prepare_run
+from evenpack.launcher.text_sources import FoundText, find_text
 
-_SOURCES: dict[tuple[str, ...], JsonlSource | ParquetSource | ArrowSource | TextSource] = {
-    JSONL_SUFFIXES: JsonlSource(kind="jsonl"),
-    (".parquet",): ParquetSource(kind="parquet"),
-    ARROW_SUFFIXES: ArrowSource(kind="arrow"),
-    (".txt", ".text", ".md"): TextSource(kind="text"),
+_SOURCES: dict[str, JsonlSource | ParquetSource | ArrowSource | TextSource] = {
+    source.kind: source
+    for source in (
+        JsonlSource(kind="jsonl"),
+        ParquetSource(kind="parquet"),
+        ArrowSource(kind="arrow"),
+        TextSource(kind="text"),
+    )
 }
-"""Sources by the endings of their files' names."""
 
 
 @contextmanager
-def run_over_file(config: RunConfig, path: Path) -> Iterator[RunConfig]:
+def run_over_text(config: RunConfig, path: Path) -> Iterator[RunConfig]:
     """Yields the run with all of `path` as its training split, prepared in a folder that is removed afterwards.
 
-    Nothing is held out, every sequence comes once, and the run's own tokenizer encodes the text. How documents are
-    read (`text_key`, `document_separator`, `rows`) is said by the run's first source of the same kind, if there is one.
+    `path` is a file, a folder or a pattern; a folder with files of several kinds gives a source for each. Nothing is
+    held out, every sequence comes once, and the run's own tokenizer encodes the text. How documents are read
+    (`text_key`, `document_separator`, `rows`) is said by the run's first source of the same kind, if there is one.
 
-    Raises: ConfigError if the run's sources hold tokens, or if `path` is not a file of text; NotPreparedError if the
-    run is not prepared, as its tokenizer is missing then; DataError if the file cannot be read.
+    Raises: ConfigError if the run's sources hold tokens, or if `path` leads to no text; NotPreparedError if the run is
+    not prepared, as its tokenizer is missing then; DataError if the files cannot be read.
     """
-    source = _source(config.data, path)
+    sources = _sources(config.data, path)
     tokenizer = Tokenizer.load(PreparedData.open(config.prepared_dir, config.data).tokenizer_dir)
-    name = re.sub(r"[^A-Za-z0-9_-]", "_", path.name.partition(".")[0]) or "file"
     with tempfile.TemporaryDirectory(prefix="evenpack_evaluate_") as folder:
-        data = _data(config.data, name, source, Path(folder) / "data")
+        data = _data(config.data, sources, Path(folder) / "data")
         run = config.model_copy(update={**_one_step(config), "data": data})
         prepare_run(run, tokenizer=tokenizer)
         yield run
 
 
-def _source(data: DataConfig, path: Path) -> Source:
+def _sources(data: DataConfig, path: Path) -> dict[str, Source]:
     if data.tokenizer.kind == "external" or data.recipe.kind == "masked_pairs":
         raise ConfigError(
             f"--data {path}: the sources of this run hold tokens, and there is no tokenizer for text; prepare other "
             "data by overrides of data.sources and data.prepared_dir, and evaluate that"
         )
-    if not path.is_file():
-        raise ConfigError(f"--data {path} is {'not a file' if path.exists() else 'not there'}: give a file of text")
-    for suffixes, source in _SOURCES.items():
-        if path.name.endswith(suffixes):
-            alike = [own for own in data.sources.values() if isinstance(own, type(source))]
-            values = {"path": path.absolute(), "validation_path": None, "weight": 1, "maximum_epochs": None}
-            values |= {"maximum_rows": None}
-            return (alike[0] if alike else source).model_copy(update=values)
-    known = ", ".join(suffix for suffixes in _SOURCES for suffix in suffixes)
-    raise ConfigError(f"--data {path}: the format of a file is recognised by the ending of its name; known: {known}")
+    return {text.name: _source(data, text) for text in find_text([str(path)], option="--data")}
 
 
-def _data(data: DataConfig, name: str, source: Source, directory: Path) -> DataConfig:
+def _source(data: DataConfig, text: FoundText) -> Source:
+    own = next((source for source in data.sources.values() if source.kind == text.kind), _SOURCES[text.kind])
+    paths = tuple(Path(path).absolute() for path in ((text.path,) if isinstance(text.path, str) else text.path))
+    values: dict[str, Any] = {"path": paths[0] if len(paths) == 1 else paths, "validation_path": None}
+    values |= {"weight": 1, "maximum_epochs": None, "maximum_rows": None}
+    return own.model_copy(update=values | ({"split": text.split} if text.kind == "arrow" else {}))
+
+
+def _data(data: DataConfig, sources: dict[str, Source], directory: Path) -> DataConfig:
     recipe = data.recipe
     if isinstance(recipe, SentencePairsRecipe):
         recipe = recipe.model_copy(update={"duplication_factor": 1})  # validation documents have one pass, too
@@ -73,7 +73,7 @@ def _data(data: DataConfig, name: str, source: Source, directory: Path) -> DataC
         update={
             "prepared_dir": directory,
             "tokens_dir": None,
-            "sources": {name: source},
+            "sources": sources,
             "validation_fraction": 0.0,
             "recipe": recipe,
             "shuffle": PermutationShuffle(),

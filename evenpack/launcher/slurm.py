@@ -11,13 +11,13 @@ from pathlib import Path
 from evenpack.errors import EXIT_STOPPED, ConfigError
 from evenpack.launcher.processes.launch import WORKER_MODULE
 
-_TIME = re.compile(r"(\d+-)?\d+(:\d\d){0,2}")
+_TIME = re.compile(r"(\d+-)?\d+(:\d\d){0,2}", re.ASCII)
 """As Slurm takes it: M, M:SS, H:MM:SS, D-H, D-H:MM or D-H:MM:SS."""
 _DIRECTIVE = re.compile(r"[^\s\"'\\]+")
 
 _TEMPLATE = """\
 #!/usr/bin/env bash
-# {run_file} on {nodes} nodes x {gpus} GPUs, written by `evenpack slurm`. Submit it by: sbatch {script}
+# {run_comment} on {nodes} nodes x {gpus} GPUs, written by `evenpack slurm`. Submit it by: sbatch {script_comment}
 #
 # Slurm starts this script on the first node; srun starts `deepspeed` once on every node, and that a rank for each GPU.
 # Before the time is up Slurm sends USR1: the run saves at the end of its step, the job is queued again and resumes.
@@ -127,6 +127,12 @@ def _limit_seconds(time: str) -> int | None:
     return math.ceil(total / 60) * 60 or None
 
 
+def _in_comment(path: Path) -> str:
+    """Returns a path as a word of bash, in one line whatever is in it: Slurm obeys lines that begin with #SBATCH."""
+    text = str(path)
+    return shlex.quote(text) if text.isprintable() else f"$'{ascii(text)[1:-1]}'"
+
+
 def slurm_script(
     job: SlurmJob,
     *,
@@ -147,8 +153,8 @@ def slurm_script(
     if not re.fullmatch(r"[\w@+=:,./-]+", str(absolute)):
         raise ConfigError(f"run.output_dir {absolute}: Slurm writes its log there, and takes no spaces and no signs")
     return _TEMPLATE.format(
-        run_file=run_file,
-        script=script,
+        run_comment=_in_comment(run_file),
+        script_comment=_in_comment(script),
         name=re.sub(r"[^\w.-]", "_", name),
         nodes=job.nodes,
         gpus=job.gpus_per_node,

@@ -11,10 +11,9 @@ from rich.console import RenderableType
 
 from evenpack import console
 from evenpack.engine.config import RunSection
-from evenpack.engine.memory.text import memory_text
+from evenpack.engine.resolving.resolve import ResolvedRun
 from evenpack.errors import ConfigError, DataError
 from evenpack.launcher import views
-from evenpack.launcher.loss_plot import draw_loss
 from evenpack.launcher.processes.launch import LaunchPlan
 from evenpack.launcher.processes.streams import say
 from evenpack.launcher.processes.supervise import supervise
@@ -27,6 +26,8 @@ def describe_run(launch: LaunchPlan | None, plan: TrainingPlan) -> tuple[dict[st
 
     `launch` is None for ranks whose machines are not known.
     """
+    from evenpack.engine.memory.text import memory_text
+
     value = {
         "command": None if launch is None else launch.command,
         "environment": None if launch is None else launch.environment,
@@ -63,18 +64,19 @@ class TrainingResult:
     """None without a report, or if it could not be drawn."""
 
 
-def run_training(run: RunSection, launch: LaunchPlan, plan: TrainingPlan) -> TrainingResult:
-    """Trains, with the output of the ranks on standard error.
+def run_training(launch: LaunchPlan, checked: ResolvedRun) -> TrainingResult:
+    """Trains a run that `check_training` has returned, with the output of the ranks on standard error.
 
     Raises: ConfigError if a machine of the hostfile is not reached; RunError if the output directory cannot be locked
     or written.
     """
+    run = checked.config.run
     launch = launch.reached(os.environ)
     say(f"starting {launch.devices.choice}")
     result = supervise(
         launch, run.output_dir, say=say, output=_standard_error(), hang_timeout_seconds=run.hang_timeout_seconds
     )
-    report = report_training(plan, run.output_dir) if result.state != "failed" else None
+    report = report_training(checked) if result.state != "failed" else None
     return TrainingResult(
         state=result.state,
         message=result.message,
@@ -116,6 +118,8 @@ def _standard_error() -> IO[str] | None:
 
 def _try_to_draw(run: RunSection) -> Path | None:
     """Draws the loss plot; a run does not fail without it."""
+    from evenpack.launcher.loss_plot import draw_loss
+
     try:
         return draw_loss(run.output_dir, name=run.name)
     except (ConfigError, DataError) as error:

@@ -1,22 +1,27 @@
 """The plan of a run before it starts, and its report at the end."""
 
+import logging
 from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from evenpack.data.batches.capacity import BatchCapacity
 from evenpack.data.order.step_shape import AssignmentPolicy, Batching, Layout
 from evenpack.data.prepare.verification import explained_damage
 from evenpack.engine.config import RunConfig
 from evenpack.engine.deepspeed_config import deepspeed_config
-from evenpack.engine.memory.estimate import RunMemory, run_memory
 from evenpack.engine.reporting.trackers.trackers import require_trackers
 from evenpack.engine.resolving.resolve import ResolvedRun, open_run, require_trainable
-from evenpack.engine.resolving.step_items import items_of_an_epoch
+from evenpack.engine.resolving.step_items import implausible_epochs, items_of_an_epoch
 from evenpack.engine.sharding import sharding_at
 from evenpack.files import read_json_object
-from evenpack.models.common.device_peaks import DevicePeak
+from evenpack.units import counted
+
+if TYPE_CHECKING:
+    from evenpack.data.batches.capacity import BatchCapacity
+    from evenpack.engine.memory.estimate import RunMemory
+    from evenpack.models.common.device_peaks import DevicePeak
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,7 +44,7 @@ class TrainingPlan:
     """Slots; None if they depend on the sequences of a step."""
     slots_per_micro_batch: int | None
     """Slots that a rank computes at once; None likewise."""
-    capacity: BatchCapacity
+    capacity: "BatchCapacity"
     """Sizes of the index arrays of each micro-batch."""
     tokens_per_step: float
     """Real tokens, on average over an epoch of each source."""
@@ -61,28 +66,54 @@ class TrainingPlan:
     above are those after them."""
     gradient_clipping: str
     """The norm to which gradients are clipped, and the program that does it."""
-    memory: RunMemory
+    memory: "RunMemory"
     """Memory of one GPU, estimated."""
     deepspeed: dict[str, Any]
     """Configuration for `deepspeed.initialize`."""
 
+    def __repr__(self) -> str:
+        """Returns a line with the size of the run; `vars` has all values."""
+        epochs = ", ".join(f"{epochs:,.2f} epochs of {source}" for source, epochs in self.epochs.items())
+        return (
+            f"TrainingPlan({self.steps:,} steps of {self.items_per_step:,} {self.batching} on "
+            f"{counted(self.ranks, 'rank')}: {self.tokens:,.0f} tokens, {epochs}; {self.parameters:,} parameters)"
+        )
 
-def plan_training(config: RunConfig, *, ranks: int, device: DevicePeak | None = None) -> TrainingPlan:
-    """Computes and checks everything that can be known before a process is started.
 
-    Args:
-        device: the GPU of each rank, for what fits into its memory; None: unknown.
+def check_training(config: RunConfig, *, ranks: int) -> ResolvedRun:
+    """Checks what can be known in a moment, without torch, before a process is started; the ranks check the rest.
 
     Raises: NotPreparedError or DataError; ConfigError if the ranks cannot divide a step, or
     `training.packing_adjustment` is not possible; and see `require_trainable` and `require_trackers`.
     """
     with explained_damage(config.prepared_dir):
-        return _plan(open_run(config), ranks=ranks, device=device)
+        run = open_run(config)
+        require_trainable(run)
+        require_trackers(run.config.metrics)
+        run.micro_batches(ranks)
+        deepspeed_config(run.config.training, run.config.deepspeed, ranks)
+        implausible = implausible_epochs(run.config, _epochs(run))
+        if implausible is not None:
+            log.warning("%s", implausible)
+        return run
 
 
-def _plan(run: ResolvedRun, *, ranks: int, device: DevicePeak | None) -> TrainingPlan:
-    require_trainable(run)
-    require_trackers(run.config.metrics)
+def plan_training(config: RunConfig, *, ranks: int, device: "DevicePeak | None" = None) -> TrainingPlan:
+    """Computes and checks everything that can be known before a process is started.
+
+    Args:
+        device: the GPU of each rank, for what fits into its memory; None: unknown.
+
+    Raises: as `check_training`; DataError for a vocabulary that the objective cannot use.
+    """
+    run = check_training(config, ranks=ranks)
+    with explained_damage(config.prepared_dir):
+        return _plan(run, ranks=ranks, device=device)
+
+
+def _plan(run: ResolvedRun, *, ranks: int, device: "DevicePeak | None") -> TrainingPlan:
+    from evenpack.engine.memory.estimate import run_memory
+
     prepared, training = run.prepared, run.config.training
     micro_batches = run.micro_batches(ranks)
     settings = deepspeed_config(training, run.config.deepspeed, ranks)
@@ -107,7 +138,7 @@ def _plan(run: ResolvedRun, *, ranks: int, device: DevicePeak | None) -> Trainin
         tokens=float(items * item.tokens),
         parameters=run.parameters,
         tokens_per_parameter=float(items * item.tokens / run.parameters),
-        epochs={name: float(items * share / counts[name]) for name, share in run.shares.items()},
+        epochs=_epochs(run),
         epochs_of_all=items / sum(counts.values()),
         packing_efficiency=item.fill,
         packing_factor=float(item.sequences),
@@ -116,6 +147,14 @@ def _plan(run: ResolvedRun, *, ranks: int, device: DevicePeak | None) -> Trainin
         memory=run_memory(run.config, item, vocabulary_size=prepared.vocabulary_size, ranks=ranks, device=device),
         deepspeed=settings,
     )
+
+
+def _epochs(run: ResolvedRun) -> dict[str, float]:
+    """Returns how many times each source is read in all steps."""
+    training = run.config.training
+    items = training.planned_steps * training.items_per_step
+    counts = items_of_an_epoch(run.prepared, training.batching)
+    return {name: float(items * share / counts[name]) for name, share in run.shares.items()}
 
 
 def _clipping(config: RunConfig) -> str:
@@ -151,15 +190,16 @@ class TrainingReport:
     """Loss of each source, at the last evaluation; None if nothing is held out."""
 
 
-def report_training(plan: TrainingPlan, output_dir: Path) -> TrainingReport | None:
+def report_training(run: ResolvedRun) -> TrainingReport | None:
     """Reports from the run's files; None if it has not written its summary."""
-    summary = read_json_object(output_dir / "summary.json")
+    summary = read_json_object(run.config.run.output_dir / "summary.json")
     if summary is None:
         return None
+    packed = run.shape.layout == "packed"
     return TrainingReport(
         step=summary["step"],
-        packing_efficiency=plan.packing_efficiency if plan.layout == "packed" else None,
-        packing_factor=plan.packing_factor if plan.layout == "packed" else None,
+        packing_efficiency=run.item.fill if packed else None,
+        packing_factor=float(run.item.sequences) if packed else None,
         padding_share=summary["padding_share"],
         ranks=summary["ranks"],
         tokens_per_second=summary["tokens_per_second"],

@@ -7,7 +7,6 @@ from rich.table import Table
 from rich.text import Text
 
 from evenpack.console import pairs, percent, table, text
-from evenpack.data.batches.capacity import ROW_MULTIPLE
 from evenpack.data.order.step_shape import Batching
 from evenpack.engine.resolving.run_length import CHINCHILLA_RATIO
 from evenpack.launcher.training import TrainingPlan, TrainingReport
@@ -87,6 +86,8 @@ def plan_table(plan: TrainingPlan) -> Table:
 
 def _shapes(plan: TrainingPlan) -> str:
     """Returns the sizes of a micro-batch's arrays, and what they suit badly."""
+    from evenpack.data.batches.capacity import ROW_MULTIPLE
+
     slots, sizes = plan.slots_per_micro_batch, plan.capacity
     if sizes.follows:
         return "as many slots, segments and sequences as it needs"

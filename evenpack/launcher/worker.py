@@ -11,8 +11,10 @@ Loader processes import this module again, so heavy modules are imported only wh
 """
 
 import argparse
+import hashlib
 import os
 import signal
+import socket
 import sys
 import time
 import traceback
@@ -21,10 +23,11 @@ from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, NoReturn, Protocol, runtime_checkable
 
-from evenpack.engine.activity import OnActivity
+from evenpack.engine.activity import OnActivity, own_work
 from evenpack.errors import EXIT_BAD_INPUT, EXIT_STOPPED, EvenpackError, RunError, StoppedEarlyError
+from evenpack.launch_environment import MAX_RESTARTS
 from evenpack.launcher.processes.deepspeed_launcher import parent_command
-from evenpack.launcher.processes.devices import cpu_cores, settle_accelerator
+from evenpack.launcher.processes.devices import cpu_cores, keep_freed_memory, settle_accelerator
 from evenpack.launcher.processes.guard import Ancestors, EarlyWatch, Guard, end_process
 from evenpack.launcher.processes.heartbeat import Heartbeat
 from evenpack.launcher.processes.output_lock import held_output_dir
@@ -34,11 +37,13 @@ from evenpack.launcher.processes.ranks import (
     RankFolder,
     RankPlace,
     RankStatus,
+    output_dir_of_first,
     plain_run_id,
 )
 from evenpack.launcher.processes.roll_call import is_lost_connection
 from evenpack.launcher.processes.stop import StopFlag, StopRequest, read_stop_request, write_stop_request
 from evenpack.launcher.processes.streams import say, survive_readers
+from evenpack.quick_end import QuickEnd
 
 if TYPE_CHECKING:
     from evenpack.engine.config import RunConfig
@@ -58,6 +63,9 @@ _STOP_SECONDS = 2.0
 
 _OWNER_SECONDS = 600.0
 """Seconds that a rank waits for rank 0 to own the output directory: it may start later, and tries for a while."""
+
+_LOOK_SECONDS = 1.0
+"""Seconds between two looks at what another process has opened."""
 
 _IS_OWN = "the output directory is this run's"
 """Name in a meeting."""
@@ -89,8 +97,12 @@ class TrainFunction(Protocol):
 def main(arguments: Sequence[str] | None = None, *, train: TrainFunction | None = None) -> int:
     """Runs one rank and returns its exit code. `train` replaces evenpack's own loop."""
     options = _parser().parse_intermixed_args(arguments)
-    place = RankPlace.of_environment(os.environ, parent_command())
     survive_readers()
+    try:
+        place = RankPlace.of_environment(os.environ, parent_command())
+    except EvenpackError as error:
+        say(f"error: {error}")  # no rank knows its number, so each says it
+        return EXIT_BAD_INPUT
     ancestors = Ancestors() if place.launched else None
     if ancestors is not None:
         EarlyWatch(ancestors, place.rank, say=say).start()
@@ -98,24 +110,55 @@ def main(arguments: Sequence[str] | None = None, *, train: TrainFunction | None 
     try:
         config = _load_config(options.run_file, options.overrides)
     except EvenpackError as error:
-        _refuse(error, place)
+        _refuse(error, place, options.evenpack_run)
         if place.spans_machines:  # on the others it may be right
             _tell_others(error, place, options.evenpack_run)
         return EXIT_BAD_INPUT
     try:
         meeting = _meeting(place, options.evenpack_run)
     except EvenpackError as error:
-        _refuse(error, place)
+        _refuse(error, place, options.evenpack_run)
         return EXIT_BAD_INPUT
     token = options.evenpack_run
     run_id = token.run_id if token is not None else plain_run_id(place) if meeting is None else meeting.id
     rank = Rank(config, place, token, run_id=run_id, ancestors=ancestors, meeting=meeting)
+    if train is None and place.rank == 0:
+        joining = f", then joining {place.world_size} ranks" if place.world_size > 1 else ""
+        say(f"importing torch and DeepSpeed{joining}")
     return rank.run(train or _train)
 
 
-def _refuse(error: EvenpackError, place: RankPlace) -> None:
-    if place.local_rank == 0:  # the others of this machine read the same file
+def _refuse(error: EvenpackError, place: RankPlace, token: LaunchToken | None) -> None:
+    """Says an error from before the ranks have files in common; one that all ranks of a machine have is said once.
+
+    The first rank of the machine listens for a while at an address made of its error. The others keep silent if they
+    reach it by theirs. Linux has such addresses without files, so that nothing stays; elsewhere each rank speaks.
+    """
+    run_id = plain_run_id(place) if token is None else token.run_id
+    address = f"\0evenpack-{hashlib.sha256(f'{run_id} {error}'.encode()).hexdigest()}"
+    is_first = place.local_rank == 0
+    deadline = time.monotonic() + _OTHERS_SECONDS + (_OTHERS_SECONDS if is_first else 0.0)
+    with socket.socket(socket.AF_UNIX) as ours:
+        if is_first:
+            with suppress(OSError):
+                ours.bind(address)
+                ours.listen()
+        elif _is_reached(ours, address, deadline):
+            return
         say(f"error: {error}" if place.rank == 0 else f"rank {place.rank}: error: {error}")
+        for _ in range(1, place.local_world_size if is_first else 1):
+            with suppress(OSError):
+                ours.settimeout(max(0.01, deadline - time.monotonic()))
+                ours.accept()[0].close()
+
+
+def _is_reached(ours: socket.socket, address: str, deadline: float) -> bool:
+    while time.monotonic() < deadline:
+        with suppress(OSError):
+            ours.connect(address)
+            return True
+        time.sleep(0.05)
+    return False
 
 
 def _tell_others(error: EvenpackError, place: RankPlace, token: LaunchToken | None) -> None:
@@ -243,10 +286,19 @@ class Rank:
                 self._folder.refuse()
 
     def _wait_for_owner(self) -> None:
-        deadline = time.monotonic() + _OWNER_SECONDS
+        deadline, look_at = time.monotonic() + _OWNER_SECONDS, time.monotonic()
+        ours = self._config.run.output_dir
         while self._folder.read_status(0) is None:
             if self._folder.is_refused():  # rank 0 says why
                 end_process(EXIT_BAD_INPUT)
+            theirs = None
+            if time.monotonic() > look_at:
+                theirs, look_at = output_dir_of_first(self._status.run_id), time.monotonic() + _LOOK_SECONDS
+            if theirs is not None and theirs != ours.resolve():
+                raise RunError(
+                    f"run.output_dir is {theirs} for rank 0 and {ours} for rank {self._place.rank}: give all ranks the "
+                    "same run file and overrides, and start again"
+                )
             if time.monotonic() > deadline:
                 raise RunError(
                     f"rank 0 of this start has not written its status into {self._folder.path} within "
@@ -352,7 +404,7 @@ def _stopped_exit_code(environment: Mapping[str, str]) -> int:
 
     `torchrun --max-restarts` takes each code but 0 for a failure, and would start the ranks again.
     """
-    return 0 if int(environment.get("TORCHELASTIC_MAX_RESTARTS", "0")) > 0 else EXIT_STOPPED
+    return 0 if MAX_RESTARTS.read(environment) else EXIT_STOPPED
 
 
 def _load_config(path: Path, overrides: Sequence[str]) -> "RunConfig":
@@ -364,7 +416,10 @@ def _load_config(path: Path, overrides: Sequence[str]) -> "RunConfig":
 
 def _train(config: "RunConfig", *, stop_requested: Callable[[], bool], on_activity: OnActivity) -> Outcome:
     settle_accelerator()
-    from evenpack.engine.train import train
+    if os.environ.get("DS_ACCELERATOR") == "cpu":
+        keep_freed_memory()
+    with own_work("importing torch and DeepSpeed"):
+        from evenpack.engine.train import train
 
     return train(config, stop_requested=stop_requested, on_activity=on_activity)
 
@@ -379,4 +434,6 @@ def _parser() -> argparse.ArgumentParser:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    end = QuickEnd()
+    end.exit_code = main()
+    sys.exit(end.exit_code)

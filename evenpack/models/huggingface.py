@@ -5,9 +5,8 @@
 The numbers are the same in both; names and layout differ.
 """
 
-import json
-import shutil
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -16,8 +15,8 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
-from evenpack.errors import CheckpointError, ConfigError
-from evenpack.files import atomic_directory, write_json
+from evenpack.errors import CheckpointError, ConfigError, RunError
+from evenpack.files import atomic_directory, read_json, write_json
 from evenpack.models.build import Model, new_model
 from evenpack.models.common.huggingface import HuggingFaceMapping, TaskModel
 from evenpack.models.common.section import TransformerConfig
@@ -50,7 +49,7 @@ def to_huggingface(model: Model, directory: Path, *, tokenizer_dir: Path | None,
         special_token_id: the id of the mapping's `special_token`, written to config.json.
 
     Raises: ConfigError if transformers has no such model, the id is outside the vocabulary, the directory has content,
-    or there is no tokenizer in `tokenizer_dir`.
+    or there is no tokenizer in `tokenizer_dir`; RunError if the disk does not take it.
     """
     weights = huggingface_weights(model)
     if not 0 <= special_token_id < model.vocabulary_size:
@@ -60,10 +59,11 @@ def to_huggingface(model: Model, directory: Path, *, tokenizer_dir: Path | None,
         )
     if directory.exists() and (not directory.is_dir() or any(directory.iterdir())):
         raise ConfigError(f"{directory} exists and is not an empty directory; name a new one or remove it")
-    with atomic_directory(directory) as unfinished:
-        if tokenizer_dir is not None:
-            _copy_tokenizer(tokenizer_dir, unfinished)
-            _write_model_inputs(unfinished / _TOKENIZER_CONFIG, model)
+    tokenizer = {} if tokenizer_dir is None else _read_tokenizer(tokenizer_dir)
+    with _new_directory(directory) as unfinished:
+        for name, content in tokenizer.items():
+            (unfinished / name).write_bytes(content)
+        _write_model_inputs(unfinished / _TOKENIZER_CONFIG, model)
         _write_model(unfinished, weights, mapping_of(model.config).config_values(model, special_token_id))
 
 
@@ -89,7 +89,7 @@ def task_model_to_huggingface(
         special_token_id: as in `to_huggingface`.
         about_task: further keys of config.json: labels, kind of problem.
 
-    Raises: ConfigError if transformers has no such model.
+    Raises: ConfigError if transformers has no such model; RunError if the disk does not take it.
     """
     task, mapping = task_model_of(encoder.config, reads), mapping_of(encoder.config)
     names = [name for name in mapping.tensor_names(encoder) if all(one.startswith(task.encoder) for one in name.theirs)]
@@ -97,7 +97,7 @@ def task_model_to_huggingface(
     for ours, theirs in task.head.items():
         weights |= export_tensors(head, renamed(ours, theirs))
     values = mapping.config_values(encoder, special_token_id) | {"architectures": [task.architecture], **about_task}
-    with atomic_directory(directory) as unfinished:
+    with _new_directory(directory) as unfinished:
         save_tokenizer(unfinished)
         _write_model_inputs(unfinished / _TOKENIZER_CONFIG, encoder)
         _write_model(unfinished, weights, values)
@@ -186,12 +186,23 @@ def _write_model(directory: Path, weights: dict[str, Tensor], values: Mapping[st
     model.chmod(config.stat().st_mode)  # safetensors lets nobody but its writer read the file
 
 
-def _copy_tokenizer(tokenizer_dir: Path, directory: Path) -> None:
+@contextmanager
+def _new_directory(directory: Path) -> Iterator[Path]:
+    """Makes a directory as `atomic_directory` does. Raises: RunError that names it if it cannot be written."""
+    try:
+        with atomic_directory(directory) as unfinished:
+            yield unfinished
+    except (OSError, SafetensorError) as error:  # safetensors raises its own for a full disk
+        reason = error.strerror if isinstance(error, OSError) else error
+        raise RunError(f"{directory} cannot be written: {reason}; free space on its disk, or choose another") from error
+
+
+def _read_tokenizer(tokenizer_dir: Path) -> dict[str, bytes]:
+    """Returns the tokenizer's files by name, read before anything is written: a full disk is not their fault."""
     present = [name for name in _TOKENIZER_FILES if (tokenizer_dir / name).is_file()]
     if not present:
         raise ConfigError(f"{tokenizer_dir} holds no tokenizer; expected one of {', '.join(_TOKENIZER_FILES)}")
-    for name in present:
-        shutil.copyfile(tokenizer_dir / name, directory / name)
+    return {name: (tokenizer_dir / name).read_bytes() for name in present}
 
 
 def _write_model_inputs(path: Path, model: Model) -> None:
@@ -205,14 +216,11 @@ def _write_model_inputs(path: Path, model: Model) -> None:
 
 def _read_json(path: Path) -> dict[str, Any]:
     try:
-        values = json.loads(path.read_text(encoding="utf-8"))
+        return read_json(path)
     except FileNotFoundError as error:
         raise CheckpointError(f"{path} does not exist; expected a checkpoint directory of transformers") from error
-    except ValueError as error:
-        raise CheckpointError(f"{path} is not readable JSON: {error}") from error
-    if not isinstance(values, dict):
-        raise CheckpointError(f"{path} must hold a JSON object, found {type(values).__name__}")
-    return values
+    except (OSError, ValueError) as error:
+        raise CheckpointError(f"{path}: {error}") from error
 
 
 def _read_weights(directory: Path) -> dict[str, Tensor]:

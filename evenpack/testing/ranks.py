@@ -20,6 +20,7 @@ from multiprocessing.connection import Connection, wait
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from evenpack.errors import EvenpackError
+from evenpack.worker_pool import make_sockets_of_short_names
 
 if TYPE_CHECKING:
     from multiprocessing.context import ForkServerContext
@@ -101,6 +102,7 @@ def fork_context() -> "ForkServerContext":
     if not _context:
         context = multiprocessing.get_context("forkserver")
         context.set_forkserver_preload([*_preloaded, *_HEAVY])
+        make_sockets_of_short_names()
         settings = {"OMP_NUM_THREADS": "1", "DS_ACCELERATOR": "cpu", "PYTHONPATH": os.pathsep.join(sys.path)}
         with _environment(settings):
             forkserver.ensure_running()

@@ -190,6 +190,16 @@ def test_a_stop_ends_the_wait_for_others(rank: int, monkeypatch: pytest.MonkeyPa
         Meeting("start", rank=rank, size=2, stop_requested=lambda: next(answers))
 
 
+def test_a_rank_that_comes_before_rank_0_waits_without_a_word_of_torch(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("MASTER_ADDR", "127.0.0.1")
+    monkeypatch.setenv("MASTER_PORT", str(free_port()))
+    with pytest.raises(RunError, match=r"has not reached rank 0 at 127\.0\.0\.1:[0-9]+ within 1\.5 s"):
+        Meeting("start", rank=1, size=2, patience_seconds=1.5)
+    assert capfd.readouterr().err == ""
+
+
 def test_ranks_with_other_run_files_are_refused_before_they_join(tmp_path: Path) -> None:
     run_file = write_run_file(tmp_path / "run.yaml", run_values("gpt2", tmp_path))
     context, port = fork_context(), free_port()

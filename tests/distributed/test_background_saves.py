@@ -135,6 +135,22 @@ def wait_alone(world: World, directory: Path) -> list[int | None]:
     return newest
 
 
+def save_with_a_thread_that_dies(world: World, directory: Path) -> str:
+    """Returns what rank 0 learns of a save whose thread has died on rank 1 of something that nobody expects."""
+    store = CheckpointStore(directory / "died", world, keep=1)
+    engine = plain_engine(world)
+    if world.rank == 1:
+        engine.checkpoint_engine.save = lambda *_: {}["nothing"]
+    store.background.begin(engine, train_state(1, world_size=world.size))
+    if world.rank == 1:
+        with pytest.raises(KeyError, match="nothing"):
+            store.background.finish()
+        return "died"
+    store.background.wait_alone(seconds=20.0)
+    ended = store.background.ended()
+    return "waits" if ended is None else str(ended.result)
+
+
 def priorities(world: World, directory: Path) -> tuple[int, int]:
     """Returns the priorities of the thread that writes and of the one that trains."""
     engine = plain_engine(world)
@@ -150,6 +166,7 @@ def save_on_two_ranks(world: World, directory: Path) -> dict[str, Any]:
         "without_report": save_without_a_report(world, directory),
         "alone": wait_alone(world, directory),
         "priorities": priorities(world, directory),
+        "died": save_with_a_thread_that_dies(world, directory),
     }
 
 
@@ -187,6 +204,16 @@ def test_a_rank_that_cannot_leave_its_report_is_asked_at_the_end(saved: tuple[Pa
 
 def test_after_an_error_each_rank_waits_for_its_own_part(saved: tuple[Path, list[dict[str, Any]]]):
     assert [result["alone"] for result in saved[1]] == [[None, 1]] * 2
+
+
+def test_rank_0_learns_that_the_thread_of_another_rank_has_died_and_waits_no_longer(
+    saved: tuple[Path, list[dict[str, Any]]],
+):
+    assert [result["died"] for result in saved[1]] == [
+        "rank 1 failed while saving a checkpoint: KeyError: 'nothing'",
+        "died",
+    ]
+    assert list((saved[0] / "died").iterdir()) == []
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="priorities of threads are Linux's")

@@ -41,7 +41,7 @@ def test_a_run_without_memory_ends_with_the_estimate_and_what_to_change(config: 
     (message,) = run_ranks(train_without_memory, 1, config)
     first, *table = message.splitlines()
     assert first.endswith("has too little memory for this step: CUDA out of memory. Tried to allocate 2.00 GiB.")
-    assert table[0].startswith("Memory of one GPU of 1, estimated, in MB: micro-batch of 2 packs, 64 slots")
+    assert table[0].startswith("Memory of one rank of 1, estimated for a GPU, in MB: micro-batch of 2 packs, 64 slots")
     assert table[1].split()[:3] == ["phase", "parameters", "gradients"]
     assert "fit" not in message, "nothing is known of a CPU's memory, so nothing is said of what fits"
     assert "training.packs_per_micro_batch, or model.activation_checkpointing=true" in table[-1]

@@ -5,9 +5,13 @@ from itertools import product
 
 import pytest
 from traced_cases import CASES, has_estimated_blocks, is_estimated, whole_presets
-from tracing import expected_flops, expected_traffic, forward_of_blocks, jobs_of, needs_a_fake_device, traced
+from tracing import expected_flops, expected_traffic, forward_of_blocks, jobs_of, traced
 
-pytestmark = needs_a_fake_device
+from evenpack.testing.fake_cuda.device import why_not_here
+
+_reason = why_not_here()
+if _reason is not None:  # one line for all of them
+    pytest.skip(_reason, allow_module_level=True)
 
 MEMORY_ERROR = 0.05
 """The largest difference of the estimate from the traced peak, as a share."""

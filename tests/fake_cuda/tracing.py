@@ -6,19 +6,15 @@ import subprocess
 import sys
 from pathlib import Path
 
-import pytest
-
 from evenpack.config import validate
 from evenpack.models.common.cost import PASSES, Work, attention_flops
 from evenpack.models.common.traffic import accumulation_operations, gradient_operations
 from evenpack.models.cost import step_flops
 from evenpack.models.families import find_family
-from evenpack.testing.fake_cuda.device import compile_hooks, why_not_here
+from evenpack.testing.fake_cuda.device import compile_hooks
 
 ROOT = Path(__file__).parents[2]
 BUILT = ROOT / "build/fake_cuda"
-
-needs_a_fake_device = pytest.mark.skipif(why_not_here() is not None, reason=str(why_not_here()))
 
 
 def traced(jobs):

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from random import Random
 
-from faults.subject import SubjectRun
+from faults.subject import SubjectRun, paths_below
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,7 +60,7 @@ def kind_of(path: Path) -> str:
 
 def random_file(folders: list[Path], random: Random) -> Path | None:
     """Returns a file of a random kind; None if there is none."""
-    files = [path for folder in folders for path in sorted(folder.rglob("*")) if path.is_file()]
+    files = [path for folder in folders for path in paths_below(folder) if path.is_file()]
     if not files:
         return None
     kind = random.choice(sorted({kind_of(path) for path in files}))

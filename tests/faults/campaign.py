@@ -8,7 +8,7 @@ other than 0, and if in the end weights and order are those of the undisturbed r
 import re
 import shutil
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -20,9 +20,26 @@ from faults.converting import ConvertingFaults
 from faults.disks import remove_small_disk, small_disk
 from faults.life import END_SECONDS, Life
 from faults.preparing import PreparingFaults
-from faults.running import RUNNING_FAULTS, Injected, RunningFault, wait_for_moment, write_spoil
+from faults.running import (
+    NAN,
+    RUNNING_FAULTS,
+    SPOILS,
+    Injected,
+    RunningFault,
+    Spoil,
+    wait_for_moment,
+    write_spoil,
+)
 from faults.subject import CASES, STEPS, Case, Result, Stack, Subject, SubjectRun
-from faults.tried import BrokenError, MissedError, OtherResultError, Tried, require_clear, require_saved
+from faults.tried import (
+    BrokenError,
+    MissedError,
+    OtherResultError,
+    Tried,
+    require_clear,
+    require_nothing_left,
+    require_saved,
+)
 
 _SMALL_DISK_MEGABYTES = 8
 _ENOUGH_STEPS = 4
@@ -36,23 +53,26 @@ _OFTENER = 5
 """How much oftener a fault is drawn that costs no start."""
 _PASS_CODES_ON: tuple[Stack, ...] = ("evenpack train", "python")
 """Stacks whose exit code is the ranks'."""
-_NAN = "a loss is NaN"
 
 
 @dataclass(kw_only=True)
-class _State:
+class State:
     """A run on its way through its lives."""
 
     run: SubjectRun
     most_lives: int
     lives: int = 0
     tried: list[Tried] = field(default_factory=list)
+    plan: list[str] | None = None
+    """Names of the faults that are to come; None: random ones."""
     logged_after: int = 0
     """The step after which metrics.jsonl is compared: a fault may have taken the lines before it."""
 
     def add(self, name: str, moment: str, detail: str) -> Tried:
         """Adds a fault, which is lost until it is judged otherwise."""
         self.tried.append(Tried(name=name, where=f"{self.run.case}; {moment}", detail=detail))
+        if self.plan:
+            self.plan.pop(0)
         return self.tried[-1]
 
 
@@ -107,12 +127,22 @@ class Campaign:
             self._tell(tried)
             self.tried.append(tried)
 
-    def run_with_faults(self, case: Case, *, deadline: float, most_lives: int = _MOST_LIVES) -> None:
-        """Trains one run to its end, with faults until the deadline."""
+    def begin_again(self, seed: int) -> None:
+        """Makes what comes next independent of what was before."""
+        self._random.seed(seed)
+
+    def run_with_faults(
+        self, case: Case, *, deadline: float, most_lives: int = _MOST_LIVES, plan: Sequence[str] | None = None
+    ) -> None:
+        """Trains one run to its end, with faults until the deadline.
+
+        `plan`: the names of running faults and spoils, in their order, instead of random ones. A spoil needs a start of
+        its own, so what comes before it must end the run.
+        """
         self._runs += 1
-        on_disk = self._disk if self._random.random() < 0.4 else None
+        on_disk = self._disk if plan is None and self._random.random() < 0.4 else None
         run = self._subject.new_run(f"run_{self._runs}", case, within=on_disk)
-        state = _State(run=run, most_lives=most_lives)
+        state = State(run=run, most_lives=most_lives, plan=None if plan is None else list(plan))
         reference = self._subject.reference(case.ranks, case.zero_stage)
         try:
             while not self._live(state, deadline=deadline):
@@ -128,7 +158,7 @@ class Campaign:
         self.tried.extend(state.tried)
         shutil.rmtree(run.folder, ignore_errors=True)
 
-    def _result(self, state: _State) -> Result:
+    def _result(self, state: State) -> Result:
         """Returns what the run has computed; it is started once more if its last checkpoint lost a file as it ended."""
         try:
             return state.run.result()
@@ -136,40 +166,49 @@ class Campaign:
             self._live(state, deadline=0.0)
             return state.run.result()
 
-    def _live(self, state: _State, *, deadline: float) -> bool:
+    def _live(self, state: State, *, deadline: float) -> bool:
         """Starts the run once; returns whether it has reached its end."""
         state.lives += 1
         has_faults = time.monotonic() < deadline and state.lives <= state.most_lives
-        damaged, spoilt = self._prepare_faults(state) if has_faults else (None, None)
-        life = Life(
-            state.run,
-            state.run.command(spoiled=spoilt is not None),
-            state.run.folder / f"life_{state.lives}.log",
-        )
+        damaged, spoil = self._prepare_faults(state) if has_faults else (None, None)
+        run = state.run if spoil is None else state.run.spoiled()
+        life = Life(run, run.command(spoiled=spoil is not None), run.folder / f"life_{state.lives}.log")
         try:
-            if spoilt is not None:
-                return self._ends_by_nan(state, life, spoilt)
-            if damaged is not None and not self._goes_on_after(state, life, damaged):
-                return False
-            while has_faults and life.is_on() and time.monotonic() < deadline:
-                with suppress(MissedError):  # another one may find what it needs
-                    if not self._goes_on_with_a_fault(state, life):
-                        return False
-            return self._reaches_its_end(life)
+            is_done = self._has_its_faults(state, life, damaged, spoil) and (
+                self._goes_on_with_faults(state, life, deadline if has_faults else 0.0) and self._reaches_its_end(life)
+            )
         finally:
             life.kill()
+        require_nothing_left(life)
+        return is_done
 
-    def _prepare_faults(self, state: _State) -> tuple[Damage | None, str | None]:
-        """Damages a file, or says which step shall be NaN; often neither."""
+    def _has_its_faults(self, state: State, life: Life, damaged: Damage | None, spoil: Spoil | None) -> bool:
+        """Judges a start with a fault that was there before; returns whether the run goes on."""
+        if damaged is not None:
+            return self._goes_on_after(state, life, damaged)
+        return spoil is None or self._goes_on_spoilt(state, life, spoil)
+
+    def _goes_on_with_faults(self, state: State, life: Life, deadline: float) -> bool:
+        """Injects faults while the run is on; returns False if one of them ends it."""
+        while life.is_on() and time.monotonic() < deadline and (state.plan is None or next_of(state) is not None):
+            with suppress(MissedError):  # another one may find what it needs
+                if not self._goes_on_with_a_fault(state, life):
+                    return False
+        return True
+
+    def _prepare_faults(self, state: State) -> tuple[Damage | None, Spoil | None]:
+        """Damages a file, or spoils the next start; often neither."""
+        after = state.run.last_saved()
+        if state.plan is not None:
+            planned = state.plan[0] if state.plan and state.plan[0] in SPOILS else None
+            return None, None if planned is None else write_spoil(state.run, self._random, after=after, name=planned)
         drawn = self._random.random()
         if state.lives > 1 and drawn < 0.5:
             damaged = damage_a_file(state.run, self._random)
             if damaged is not None and damaged.path.name == "metrics.jsonl":
                 state.logged_after = STEPS
             return damaged, None
-        if drawn > 0.9:
-            return None, write_spoil(state.run, self._random, after=state.run.last_saved())
-        return None, None
+        return None, write_spoil(state.run, self._random, after=after) if drawn > 0.85 else None
 
     def _reaches_its_end(self, life: Life) -> bool:
         life.mark()
@@ -180,10 +219,14 @@ class Campaign:
             raise BrokenError(f"the run ended with {end.exit_code} although nothing disturbed it: {end.said[-600:]}")
         return True
 
-    def _goes_on_with_a_fault(self, state: _State, life: Life) -> bool:
+    def _goes_on_with_a_fault(self, state: State, life: Life) -> bool:
         """Injects one fault; returns whether the run goes on. Raises: MissedError, BrokenError."""
         fitting = [one for one in RUNNING_FAULTS if one.fits(state.run)]
-        (fault,) = self._random.choices(fitting, [1 if one.costs_start else _OFTENER for one in fitting])
+        planned = next_of(state)
+        if planned is None:
+            (fault,) = self._random.choices(fitting, [1 if one.costs_start else _OFTENER for one in fitting])
+        else:
+            (fault,) = (one for one in fitting if one.name == planned)
         moment = wait_for_moment(life, self._random, start_seconds=12.0)
         life.mark()
         step = 0 if moment == "starting" else life.step()
@@ -196,7 +239,7 @@ class Campaign:
         if "metrics.jsonl" in injected.detail:
             state.logged_after = STEPS
         goes_on = self._judge(life, fault, injected, tried)
-        if not goes_on and step > 0 and fault.asks_to_save and state.run.case.stack in _PASS_CODES_ON:
+        if not goes_on and step > 0 and fault.asks_to_save and life.run.case.stack in _PASS_CODES_ON:
             require_saved(state.run, tried, exit_code=life.process.wait(), step=step)
         self._tell(tried)
         return goes_on
@@ -236,7 +279,7 @@ class Campaign:
             return not life.is_on() and life.process.returncode == 0
         return life.wait_for(lambda: life.step() >= target, seconds=_START_SECONDS) and life.is_on()
 
-    def _goes_on_after(self, state: _State, life: Life, damaged: Damage) -> bool:
+    def _goes_on_after(self, state: State, life: Life, damaged: Damage) -> bool:
         """Judges a start after a file was damaged; returns whether the run goes on. Raises: BrokenError."""
         tried = state.add(damaged.name, "before a start", f"{damaged.path.name}: {damaged.detail}")
         if life.wait_for(lambda: self._is_past(state.run, life, damaged), seconds=_START_SECONDS) and life.is_on():
@@ -264,19 +307,26 @@ class Campaign:
         has_stepped = re.search(r"^step \d", life.said(), re.MULTILINE)  # an error may speak of steps too
         return is_verified and has_stepped is not None and life.step() > run.last_saved()
 
-    def _ends_by_nan(self, state: _State, life: Life, spoilt: str) -> bool:
-        """Judges a start in which one step is NaN; returns whether the run has ended before it. Raises: BrokenError."""
+    def _goes_on_spoilt(self, state: State, life: Life, spoil: Spoil) -> bool:
+        """Judges a start with such a fault; returns whether the run goes on. Raises: BrokenError."""
+        tried = state.add(spoil.name, "from the start", spoil.detail)
+        if spoil.says is None and self._goes_on(life):
+            tried.outcome = "went on"
+            self._tell(tried)
+            return True
         life.wait_for(lambda: False, seconds=_START_SECONDS)
         end = life.wait_for_end(seconds=_START_SECONDS + END_SECONDS)
-        if end is not None and end.exit_code == 0:
-            return True
-        tried = state.add(_NAN, "training", spoilt)
         tried.said = life.said()[-800:]
         if end is None:
             raise BrokenError("the run hangs")
+        if spoil.name == NAN and end.exit_code == 0:
+            state.tried.remove(tried)  # it has ended before that step
+            return True
+        if spoil.says is None:
+            raise BrokenError(f"the run did not go on: {end.said[-400:]}")
         require_clear(end, state.run.case, silent=False)
-        if "bad_steps" not in end.said:
-            raise BrokenError(f"the message does not name the file of the bad step: {end.said[-400:]}")
+        if spoil.says not in end.said:
+            raise BrokenError(f"the message does not say {spoil.says}: {end.said[-400:]}")
         tried.outcome = "ended clearly"
         self._tell(tried)
         return False
@@ -290,3 +340,8 @@ class Campaign:
 
     def _tell(self, tried: Tried) -> None:
         self._say(str(tried))
+
+
+def next_of(state: State) -> str | None:
+    """Returns the running fault that is next by the plan; None without a plan, or where it has another one or none."""
+    return state.plan[0] if state.plan and state.plan[0] not in SPOILS else None

@@ -5,14 +5,13 @@ import signal
 import time
 from contextlib import suppress
 from itertools import product
-from pathlib import Path
 from random import Random
 
 import psutil
 
 from faults.life import Life
-from faults.subject import CHECKPOINT_EVERY, Case, Result, Subject, SubjectRun, run_to_end
-from faults.tried import BrokenError, MissedError, Tried, require_clear
+from faults.subject import CHECKPOINT_EVERY, Case, Result, Subject, SubjectRun, listed, run_to_end
+from faults.tried import BrokenError, MissedError, Tried, require_clear, require_nothing_left
 
 BEFORE = (
     Case(stack="torchrun", ranks=2, zero_stage=1),
@@ -80,7 +79,7 @@ class ConvertingFaults:
                 raise BrokenError(f"nothing was converted: {life.said()[-600:]}")
             seconds = self._random.choice((0.0, self._random.uniform(0.0, 0.3)))
             time.sleep(seconds)
-            names = sorted(path.name for path in _children(universal))
+            names = sorted(path.name for path in listed(universal))
             tried.name = DURING if all(name.startswith(".") for name in names) else AFTER_IT
             life.mark()
             for process in life.ranks():
@@ -93,6 +92,7 @@ class ConvertingFaults:
             if end.exit_code == 0:
                 raise MissedError
             require_clear(end, run.case, silent=run.case.ranks == 1)
+            require_nothing_left(life)
             tried.seconds = end.seconds
             return f"after {seconds:.2f} s, with {', '.join(names) or 'nothing'}"
         finally:
@@ -102,9 +102,3 @@ class ConvertingFaults:
 def _converts(before: Case, after: Case) -> bool:
     """Returns whether a checkpoint has to be converted: at ZeRO 0 every rank has all."""
     return (before.zero_stage, after.zero_stage) != (0, 0)
-
-
-def _children(folder: Path) -> list[Path]:
-    with suppress(OSError):
-        return list(folder.iterdir())
-    return []

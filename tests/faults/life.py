@@ -12,7 +12,9 @@ from pathlib import Path
 
 import psutil
 
-from faults.subject import SUBJECT_VARIABLE, SubjectRun
+from evenpack.launcher.processes.launch import LOCAL_LAUNCHER
+from faults.subject import SUBJECT_VARIABLE, SubjectRun, listed, temporary_dir
+from faults.traces import Traces, described, left_behind, mapped_names
 
 END_SECONDS = 60.0
 """Time from a fault to the end of every process that the house promises."""
@@ -42,6 +44,8 @@ class Life:
         self._log = log
         self._mark = 0
         self._marked_at = time.monotonic()
+        self._names: set[str] = set()
+        self._before = self._traces()
         with log.open("wb") as output:
             self.process = subprocess.Popen(
                 command,
@@ -54,7 +58,8 @@ class Life:
             )
 
     def mark(self) -> None:
-        """Begins to measure the time, and to collect what is said."""
+        """Begins to measure the time, and to collect what is said; notes what the run has in shared memory."""
+        self._names |= mapped_names(self.living())
         self._mark = self._log.stat().st_size
         self._marked_at = time.monotonic()
 
@@ -80,7 +85,7 @@ class Life:
     def ranks(self) -> list[psutil.Process]:
         """Returns the processes that are ranks of this life, in order."""
         found = []
-        for path in sorted((self.run.output_dir / "ranks").glob("rank_*.json")):
+        for path in listed(self.run.output_dir / "ranks", "rank_*.json"):
             with suppress(OSError, ValueError, KeyError, psutil.Error):
                 process = psutil.Process(json.loads(path.read_text())["process"]["pid"])
                 if process.environ().get(SUBJECT_VARIABLE) == str(self.run.folder) and _lives(process):
@@ -95,7 +100,8 @@ class Life:
             between = [
                 process
                 for process in whole.children(recursive=True)
-                if process.pid not in ranks and "deepspeed" in " ".join(process.cmdline()[:5])
+                if process.pid not in ranks
+                and any(name in " ".join(process.cmdline()[:5]) for name in ("deepspeed", LOCAL_LAUNCHER))
             ]
             return [whole, *between] if whole.pid not in ranks else []
         return []
@@ -121,7 +127,11 @@ class Life:
             time.sleep(0.2)
         if self.is_on():
             return None
-        return self._end(tuple(f"{one.pid} {' '.join(one.cmdline()[:6])}" for one in self.living()))
+        return self._end(tuple(map(described, self.living())))
+
+    def left_behind(self) -> list[str]:
+        """Returns what there is besides the run's files that was not there before its start."""
+        return left_behind(self._before, self._traces)
 
     def kill(self) -> None:
         """Ends everything that is left."""
@@ -131,6 +141,9 @@ class Life:
         self.process.wait()
         while self.living():
             time.sleep(0.1)
+
+    def _traces(self) -> Traces:
+        return Traces.now(temporary_dir(self.run.folder), self.living(), self._names)
 
     def _end(self, orphans: tuple[str, ...]) -> End:
         seconds = time.monotonic() - self._marked_at

@@ -18,7 +18,8 @@ from evenpack.files import file_checksum
 from faults.at_rest import ACTIONS, kind_of, random_file
 from faults.disks import fill
 from faults.life import END_SECONDS, living_in
-from faults.subject import environment_of, run_to_end, write_run, write_source
+from faults.subject import environment_of, paths_below, run_to_end, temporary_dir, write_run, write_source
+from faults.traces import Traces, left_behind, mapped_names
 from faults.tried import BrokenError, Tried, has_traceback
 
 _NOT_COMPARED = ("tokens.journal.json", "tokenizer.trained_on.json")
@@ -78,7 +79,7 @@ class Preparing:
         """Returns the checksum of every prepared file."""
         return {
             str(path.relative_to(self.data_dir)): file_checksum(path)
-            for path in sorted(self.data_dir.rglob("*"))
+            for path in paths_below(self.data_dir)
             if path.is_file() and path.name not in _NOT_COMPARED and not path.name.startswith(".")
         }
 
@@ -86,6 +87,8 @@ class Preparing:
         self, command: list[str], *, hit: Callable[[list[psutil.Process]], None] | None = None, after: float = 0.0
     ) -> Prepared:
         """Runs the command, and hits its processes after so many seconds."""
+        names: set[str] = set()
+        before = self._traces(names)
         log = self.folder / "prepare.log"
         started = time.monotonic()
         with log.open("wb") as output:
@@ -102,7 +105,7 @@ class Preparing:
             with suppress(subprocess.TimeoutExpired):
                 process.wait(timeout=after)
             if process.poll() is None:
-                was_hit, started = True, time.monotonic()
+                was_hit, started, names = True, time.monotonic(), mapped_names(living_in(self.folder))
                 hit(living_in(self.folder))
         with suppress(subprocess.TimeoutExpired):
             process.wait(timeout=END_SECONDS if was_hit else 600.0)
@@ -112,6 +115,11 @@ class Preparing:
         for one in left:
             with suppress(psutil.Error):
                 one.kill()
+        process.wait()
+        but = "pymp-" if was_hit else None  # a folder of sockets stays if the process dies before it has workers
+        stays = left_behind(before, lambda: self._traces(names), but=but)
+        if stays:
+            raise BrokenError(f"left behind: {', '.join(stays)}")
         return Prepared(
             exit_code=process.wait(),
             said=log.read_text(errors="replace"),
@@ -119,6 +127,9 @@ class Preparing:
             left=tuple(str(one.pid) for one in left),
             was_hit=was_hit,
         )
+
+    def _traces(self, names: set[str]) -> Traces:
+        return Traces.now(temporary_dir(self.folder), living_in(self.folder), names)
 
     def _reference(self, shape: Shape) -> tuple[dict[str, str], float]:
         """Returns the files of an undisturbed call, and its seconds."""

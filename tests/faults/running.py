@@ -11,10 +11,12 @@ from random import Random
 from typing import Literal
 
 import psutil
+import yaml
 
+from evenpack.worker_pool import is_resource_tracker
 from faults.disks import fill
 from faults.life import Life
-from faults.subject import SubjectRun
+from faults.subject import SubjectRun, listed, paths_below
 from faults.tried import BrokenError, MissedError
 
 Ends = Literal["must", "may", "never"]
@@ -77,6 +79,17 @@ def _send(process: psutil.Process, number: signal.Signals) -> None:
         raise MissedError from error
 
 
+def _go_on(process: psutil.Process) -> None:
+    with suppress(psutil.NoSuchProcess):
+        process.send_signal(signal.SIGCONT)
+
+
+def _command(process: psutil.Process) -> list[str]:
+    with suppress(psutil.Error):
+        return list(process.cmdline())
+    return []
+
+
 def kill_a_rank(life: Life, random: Random) -> Injected:
     rank, process = _one_rank(life, random)
     _send(process, signal.SIGKILL)
@@ -107,11 +120,19 @@ def kill_a_launcher(life: Life, random: Random) -> Injected:
 def kill_a_loader(life: Life, random: Random) -> Injected:
     _, rank = _one_rank(life, random)
     with suppress(psutil.NoSuchProcess):
-        children = [one for one in rank.children() if "spawn_main" in " ".join(one.cmdline())]
+        children = [one for one in rank.children() if "spawn_main" in " ".join(_command(one))]
         if children:
             _send(random.choice(children), signal.SIGKILL)
             return Injected(detail="a loader's worker")
     raise MissedError
+
+
+def kill_a_resource_tracker(life: Life, random: Random) -> Injected:
+    found = [one for one in life.living() if is_resource_tracker(_command(one))]
+    if not found:
+        raise MissedError
+    _send(random.choice(found), signal.SIGKILL)
+    return Injected(detail=f"one of {len(found)}")
 
 
 def ask_to_stop(life: Life, random: Random) -> Injected:
@@ -126,7 +147,7 @@ def stop_a_rank_for_a_while(life: Life, random: Random) -> Injected:
     _send(process, signal.SIGSTOP)
     return Injected(
         detail=f"rank {rank} for {seconds:.1f} s",
-        undo=lambda: process.send_signal(signal.SIGCONT),
+        undo=lambda: _go_on(process),
         hold_seconds=seconds,
     )
 
@@ -189,10 +210,11 @@ def start_a_second_run(life: Life, random: Random) -> Injected:
 
 def delete_a_file(life: Life, random: Random) -> Injected:
     """Deletes any file that the run has written, or a checkpoint that is being written."""
-    files = [path for path in life.run.output_dir.rglob("*") if path.is_file() or path.name.endswith(".partial")]
+    found = paths_below(life.run.output_dir)
+    files = [path for path in found if path.is_file() or path.name.endswith(".partial")]
     if not files:
         raise MissedError
-    path = random.choice(sorted(files))
+    path = random.choice(files)
     if path.is_dir():
         shutil.rmtree(path, ignore_errors=True)
     else:
@@ -215,6 +237,7 @@ RUNNING_FAULTS = (
         name="SIGKILL to a launcher", ends="must", costs_start=True, inject=kill_a_launcher, fits=_together, silent=True
     ),
     RunningFault(name="SIGKILL to a loader's worker", ends="may", costs_start=True, inject=kill_a_loader),
+    RunningFault(name="SIGKILL to the resource tracker", ends="never", inject=kill_a_resource_tracker),
     RunningFault(
         name="SIGTERM, SIGINT or SIGHUP",
         ends="must",
@@ -253,7 +276,7 @@ def wait_for_moment(life: Life, random: Random, *, start_seconds: float) -> str:
     if not life.wait_for(lambda: life.step() >= target, seconds=300.0):
         raise MissedError
     if moment == "saving":
-        if not life.wait_for(lambda: any(life.run.checkpoints.glob(".step_*.partial")), seconds=300.0):
+        if not life.wait_for(lambda: bool(listed(life.run.checkpoints, ".step_*.partial")), seconds=300.0):
             raise MissedError
         time.sleep(random.uniform(0.0, 0.02))
     else:
@@ -261,8 +284,40 @@ def wait_for_moment(life: Life, random: Random, *, start_seconds: float) -> str:
     return f"{moment}, step {life.step()}"
 
 
-def write_spoil(run: SubjectRun, random: Random, *, after: int) -> str:
-    """Names the step and the rank whose loss `spoiled_worker` makes NaN."""
-    wanted = {"step": after + random.randrange(1, 25), "rank": random.randrange(run.case.ranks)}
+@dataclass(frozen=True, kw_only=True)
+class Spoil:
+    """A fault that a run has from its start on: `spoiled_worker` reads it from a file and makes it."""
+
+    name: str
+    detail: str
+    says: str | None
+    """A part of the message with which the run ends; None: it goes on."""
+
+
+NAN, OTHER_FILE, SLOW_DISK = "a loss is NaN", "a rank reads another run file", "a slow disk"
+SPOILS = (NAN, OTHER_FILE, SLOW_DISK)
+
+
+def write_spoil(run: SubjectRun, random: Random, *, after: int, name: str | None = None) -> Spoil:
+    """Writes a fault for a run of which so many steps are saved; `name`: this one."""
+    name = name or random.choice(SPOILS if run.case.ranks > 1 else (NAN, SLOW_DISK))
+    rank = random.randrange(run.case.ranks)
+    wanted: dict[str, object] = {"name": name, "rank": rank}
+    says: str | None = None
+    if name == NAN:
+        wanted["step"] = after + random.randrange(1, 25)
+        detail, says = f"step {wanted['step']} on rank {rank}", "bad_steps"
+    elif name == OTHER_FILE:
+        key, says = random.choice([("output_dir", "run.output_dir"), ("seed", "run.seed"), (None, "does not exist")])
+        other = run.folder / "other.yaml"
+        other.unlink(missing_ok=True)
+        if key is not None:
+            values = yaml.safe_load(run.run_file.read_text())
+            values["run"][key] = 12 if key == "seed" else str(run.folder / "elsewhere")
+            other.write_text(yaml.safe_dump(values, sort_keys=False))
+        wanted["run_file"], detail = str(other), f"rank {rank}, {says}"
+    else:
+        wanted["seconds"] = random.uniform(0.02, 0.2)
+        detail = f"{wanted['seconds']:.2f} s at each flush and each new name"
     (run.folder / "spoil.json").write_text(json.dumps(wanted))
-    return f"step {wanted['step']} on rank {wanted['rank']}"
+    return Spoil(name=name, detail=detail, says=says)

@@ -1,11 +1,15 @@
 """The small run on which faults are tried."""
 
+import atexit
+import fnmatch
 import json
 import os
 import shutil
 import subprocess
 import sys
+import tempfile
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
@@ -102,7 +106,7 @@ class SubjectRun:
         """Returns the command that starts the run; `spoiled`: by a worker that makes a loss NaN."""
         worker, file = _SPOILED_WORKER if spoiled else _WORKER, str(self.run_file)
         ranks = str(self.case.ranks)
-        if spoiled or self.case.stack == "deepspeed":
+        if self.case.stack == "deepspeed":
             options = ["--log_level=critical", f"--num_gpus={ranks}", f"--master_port={free_port()}"]
             return [str(_BIN / "deepspeed"), *options, "--module", worker, file]
         if self.case.stack == "evenpack train":
@@ -111,6 +115,10 @@ class SubjectRun:
             rendezvous = ["--nnodes=1", "--rdzv-backend=c10d", f"--rdzv-endpoint=127.0.0.1:{free_port()}"]
             return [str(_BIN / "torchrun"), *rendezvous, f"--nproc-per-node={ranks}", "-m", worker, file]
         return [sys.executable, "-m", worker, file]
+
+    def spoiled(self) -> "SubjectRun":
+        """Returns the run as it is started where its worker is replaced, which `evenpack train` does not allow."""
+        return replace(self, case=replace(self.case, stack="deepspeed"))
 
     def at(self, case: Case) -> "SubjectRun":
         """Returns the run as it goes on with other ranks, at another ZeRO stage."""
@@ -124,7 +132,7 @@ class SubjectRun:
 
     def last_saved(self) -> int:
         """Returns the step of the newest checkpoint by name; 0 without one."""
-        return max((int(path.name.partition("_")[2]) for path in self.checkpoints.glob("step_*")), default=0)
+        return max((int(path.name.partition("_")[2]) for path in listed(self.checkpoints, "step_*")), default=0)
 
     def result(self) -> Result:
         """Returns what a finished run has computed."""
@@ -223,6 +231,34 @@ def _values(folder: Path, source: Path, *, zero_stage: int, grid: bool) -> dict[
     }
 
 
+def listed(folder: Path, pattern: str = "*") -> list[Path]:
+    """Returns what is in a folder that may move meanwhile."""
+    with suppress(OSError):
+        return sorted(folder / name for name in fnmatch.filter(os.listdir(folder), pattern))  # noqa: PTH208 - glob fails
+    return []
+
+
+def paths_below(folder: Path) -> list[Path]:
+    """Returns all files and folders below one, of which some may move meanwhile: a running program renames its own."""
+    found = ((Path(top), [*folders, *files]) for top, folders, files in os.walk(folder))  # which passes errors over
+    return sorted(top / name for top, names in found for name in names)
+
+
+@cache
+def _temporary() -> Path:
+    """Returns a folder with a short name, because it holds sockets."""
+    folder = tempfile.mkdtemp(prefix="faults_")
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    return Path(folder)
+
+
+def temporary_dir(folder: Path) -> Path:
+    """Returns the folder for temporary files of a run in `folder`."""
+    path = _temporary() / xxhash.xxh3_64_hexdigest(str(folder).encode())
+    path.mkdir(exist_ok=True)
+    return path
+
+
 def environment_of(folder: Path) -> dict[str, str]:
     """Returns the environment of all processes of a run in `folder`."""
     return {
@@ -231,6 +267,7 @@ def environment_of(folder: Path) -> dict[str, str]:
         "OMP_NUM_THREADS": "1",
         "CUDA_VISIBLE_DEVICES": "",
         "DS_ACCELERATOR": "cpu",
+        "TMPDIR": str(temporary_dir(folder)),
         SUBJECT_VARIABLE: str(folder),
     }
 

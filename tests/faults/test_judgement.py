@@ -1,15 +1,28 @@
 """The campaign notices what it looks for: its judgement, its damage, and how campaigns are added up."""
 
 import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+import time
 from pathlib import Path
 from random import Random
+from typing import Any
 
+import psutil
 import pytest
 
+from evenpack.files import write_text
 from faults.at_rest import ACTIONS, damage_a_file, kind_of
+from faults.campaign import Campaign, State, next_of
 from faults.life import End
 from faults.report import add_campaign
-from faults.subject import CASES, Result, SubjectRun
+from faults.running import NAN, OTHER_FILE, SLOW_DISK, SPOILS, write_spoil
+from faults.spoiled_worker import SLOW_CALLS, slow_the_disk, spoiled_arguments
+from faults.subject import CASES, Result, SubjectRun, listed, paths_below, write_run
+from faults.traces import Traces, left_behind, mapped_names
 from faults.tried import BrokenError, Tried, require_clear, require_saved
 
 SUPERVISED, UNDER_TORCHRUN = CASES[0], CASES[4]
@@ -162,3 +175,115 @@ def test_campaigns_that_are_not_added_up_stay_listed(tmp_path: Path) -> None:
     text = path.with_suffix(".md").read_text()
     assert "1 fault in 1 campaign: 1 survived, 0 lost." in text
     assert "| 2026-11-23 | `d` | 2 | 7 | 1 | a traceback (mended) |" in text
+
+
+def test_what_moves_while_a_folder_is_read_is_passed_over(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A run renames the folder of a checkpoint when it is complete, between two looks at it."""
+    (tmp_path / "checkpoints" / ".step_000060.partial" / "deep").mkdir(parents=True)
+    (tmp_path / "metrics.jsonl").touch()
+    scandir = os.scandir
+
+    def moves_after(path: Any = ".") -> Any:
+        found = scandir(path)
+        if str(path).endswith("checkpoints"):
+            shutil.rmtree(tmp_path / "checkpoints" / ".step_000060.partial")
+        return found
+
+    monkeypatch.setattr(os, "scandir", moves_after)
+    assert tmp_path / "metrics.jsonl" in paths_below(tmp_path)
+    shutil.rmtree(tmp_path / "checkpoints")
+    assert listed(tmp_path / "checkpoints", ".step_*") == []
+
+
+LEAVES_SOMETHING = """
+import multiprocessing, socket, tempfile, time
+from multiprocessing import resource_tracker
+kept = multiprocessing.get_context("spawn").Lock()
+resource_tracker.unregister(kept._semlock.name, "semaphore")
+listening = socket.create_server(("127.0.0.1", 0))
+tempfile.mkdtemp(prefix="pymp-")
+tempfile.mkdtemp(prefix="torchelastic_")
+print(kept._semlock.name.replace("/", "sem."), listening.getsockname()[1], flush=True)
+time.sleep(600)
+"""
+
+
+def test_what_a_process_leaves_is_named(tmp_path: Path) -> None:
+    before = Traces.now(tmp_path, [], set())
+    with (tmp_path.parent / f"{tmp_path.name}_said").open("w+") as said_by:
+        command, environment = [sys.executable, "-c", LEAVES_SOMETHING], {**os.environ, "TMPDIR": str(tmp_path)}
+        process = subprocess.Popen(command, env=environment, stdout=said_by)
+        while not (words := (tmp_path.parent / f"{tmp_path.name}_said").read_text().split()):
+            assert process.poll() is None
+            time.sleep(0.05)
+    name, port = words
+    try:
+        processes = [psutil.Process(process.pid)]
+        assert name in mapped_names(processes)
+        while_it_lives = Traces.now(tmp_path, processes, {name})
+        assert name not in while_it_lives.shared
+        said = "; ".join(while_it_lives.beyond(before))
+        assert re.search(rf"ports 127\.0\.0\.1:{port}; temporary pymp-\w+; processes {process.pid} ", said), said
+        process.kill()
+        process.wait()
+        left = left_behind(before, lambda: Traces.now(tmp_path, [], {name}))
+        assert [one.partition("pymp-")[0] for one in left] == [f"shared {name}", "temporary "]
+        assert left_behind(before, lambda: Traces.now(tmp_path, [], {name}), but="pymp-") == left[:1]
+    finally:
+        process.kill()
+        Path("/dev/shm", name).unlink()
+
+
+@pytest.mark.parametrize("name", SPOILS)
+def test_a_fault_from_the_start_is_written_for_its_rank(name: str, tmp_path: Path) -> None:
+    run = SubjectRun(folder=tmp_path, case=SUPERVISED)
+    write_run(tmp_path, tmp_path / "topics.jsonl")
+    said = set()
+    for seed in range(20):
+        spoil = write_spoil(run, Random(seed), after=50, name=name)
+        wanted = json.loads((tmp_path / "spoil.json").read_text())
+        said.add(spoil.says)
+        arguments = [spoiled_arguments([str(run.run_file), "a=b"], wanted, rank=rank) for rank in (0, 1)]
+        others = [str(tmp_path / "other.yaml"), "a=b"]
+        same = [str(run.run_file), "a=b"]
+        assert arguments == (
+            [same, same] if name != OTHER_FILE else [same, others] if wanted["rank"] else [others, same]
+        )
+        assert name != OTHER_FILE or (tmp_path / "other.yaml").exists() == (spoil.says != "does not exist")
+        assert name != NAN or 50 < wanted["step"] < 75
+    assert said == {NAN: {"bad_steps"}, SLOW_DISK: {None}}.get(name, {"run.output_dir", "run.seed", "does not exist"})
+
+
+def test_a_slow_disk_slows_flushes_and_renames(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for call in SLOW_CALLS:
+        monkeypatch.setattr(os, call, getattr(os, call))  # so that it is put back
+    slept: list[float] = []
+    monkeypatch.setattr(time, "sleep", slept.append)
+    slow_the_disk(0.3)
+    write_text(tmp_path / "file", "text")
+    assert (tmp_path / "file").read_text() == "text"
+    assert slept == [0.3] * 3, "the file, its name, and the folder"
+
+
+class StandIn(Campaign):
+    """A campaign that starts nothing."""
+
+    def __init__(self) -> None:
+        self._random = Random(1)
+        self._say = lambda _text: None
+
+
+def test_a_plan_is_followed_and_decides_which_start_is_spoilt(tmp_path: Path) -> None:
+    run = SubjectRun(folder=tmp_path, case=SUPERVISED)
+    write_run(tmp_path, tmp_path / "topics.jsonl")
+    state = State(run=run, most_lives=3, plan=["SIGKILL to a rank", SLOW_DISK])
+    assert (StandIn()._prepare_faults(state), next_of(state)) == ((None, None), "SIGKILL to a rank")
+    state.add("SIGKILL to a rank", "training", "rank 0")
+    damaged, spoil = StandIn()._prepare_faults(state)
+    assert (damaged, next_of(state)) == (None, None)
+    assert spoil is not None
+    assert spoil.name == SLOW_DISK
+    assert run.spoiled().case.stack == "deepspeed", "whose exit codes are then expected"
+    assert "faults.spoiled_worker" in run.spoiled().command(spoiled=True)
+    state.add(SLOW_DISK, "from the start", "")
+    assert (StandIn()._prepare_faults(state), next_of(state)) == ((None, None), None)

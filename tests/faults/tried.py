@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Literal
 
 from evenpack.errors import EXIT_STOPPED
-from faults.life import End
+from faults.life import End, Life
 from faults.subject import Case, SubjectRun
 
 Outcome = Literal["went on", "ended clearly", "lost"]
@@ -62,6 +62,13 @@ def require_clear(end: End, case: Case, *, silent: bool, may_return_0: bool = Fa
         raise BrokenError(f"the run ended with {end.exit_code} and said nothing")
     if has_traceback(end.said):
         raise BrokenError(f"a traceback instead of a message: {end.said[-2000:]}")
+
+
+def require_nothing_left(life: Life) -> None:
+    """Raises: BrokenError unless a run that has ended left only files, in its own folders."""
+    left = life.left_behind()
+    if left:
+        raise BrokenError(f"left behind: {', '.join(left)}")
 
 
 def require_saved(run: SubjectRun, tried: Tried, *, exit_code: int, step: int) -> None:

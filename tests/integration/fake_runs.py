@@ -6,7 +6,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -75,19 +75,35 @@ class FakeRun:
         self.started.append(process)
         return process
 
-    def launch(self, *overrides: str, ranks: int = 2, steps: int = 10000, **options: Any) -> Any:
+    def launch(
+        self, *overrides: str, ranks: int = 2, steps: int = 10000, deepspeed_options: str = "", **options: Any
+    ) -> Any:
         """Starts the run as `evenpack train` does."""
-        arguments = [str(self.run_file), str(self.output_dir), str(ranks), f"training.steps={steps}", *overrides]
+        arguments = [
+            str(self.run_file),
+            str(self.output_dir),
+            str(ranks),
+            deepspeed_options,
+            f"training.steps={steps}",
+            *overrides,
+        ]
         return self.start([str(HERE / "start_fake_run.py"), *arguments], **options)
 
     def start_ranks(
-        self, ranks: int, *overrides: str, machines: int = 1, again: int = 0, meets: bool = False
+        self,
+        ranks: int,
+        *overrides: str,
+        machines: int = 1,
+        again: int = 0,
+        meets: bool = False,
+        given: Mapping[int, Sequence[str]] | None = None,
     ) -> list[Any]:
         """Starts ranks as children of this process, with the environment of a launcher.
 
         Ranks of different `machines` do not watch each other's processes. This process gives these a run id unless
         they are to meet by torch, which fake ranks do not import otherwise. `again` is how often the launcher has
-        started ranks before: each time they are another run.
+        started ranks before: each time they are another run. Ranks that are `given` something else, by rank, get it
+        instead of run file and overrides.
         """
         token = [f"--evenpack-run={LaunchToken.of_this_process()}"] if machines > 1 and not meets else []
         local_size = ranks // machines
@@ -100,7 +116,7 @@ class FakeRun:
         }
         return [
             self.start(
-                [str(HERE / "fake_worker.py"), str(self.run_file), *overrides, *token],
+                [str(HERE / "fake_worker.py"), *(given or {}).get(rank, (str(self.run_file), *overrides)), *token],
                 environment=self.environment(**place, RANK=str(rank), LOCAL_RANK=str(rank % local_size)),
             )
             for rank in range(ranks)

@@ -13,7 +13,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from evenpack.engine.activity import saving
+from evenpack.engine.activity import own_work, saving
 from evenpack.errors import CheckpointError, RunError, StoppedEarlyError
 from evenpack.launcher.worker import main
 
@@ -198,6 +198,20 @@ def wait_for_a_broken_disk():
     time.sleep(1000)
 
 
+def convert_on_rank_1(config, *, stop_requested, on_activity):
+    """Waits for rank 1, whose child works for longer than the run may hang."""
+    import subprocess
+
+    meeting = Meeting()
+    on_activity("converting the checkpoint", 0)
+    if os.environ["RANK"] == "1":
+        with own_work(), subprocess.Popen([sys.executable, "-c", "while True: pass"]) as child:
+            time.sleep(1.5 * config.run.hang_timeout_seconds)
+            child.kill()
+    meeting.any(False)
+    return Outcome(state="finished", step=1)
+
+
 def hang_holding_everything(config, *, stop_requested, on_activity):
     """Hangs in C, without letting any other thread of this process run."""
     import ctypes
@@ -242,6 +256,7 @@ TRAININGS = {
         hang_holding_everything,
         hang_in_python,
         wait_on_rank_1,
+        convert_on_rank_1,
     )
 }
 

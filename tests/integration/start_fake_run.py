@@ -12,10 +12,16 @@ from evenpack.launcher.processes.streams import say, survive_readers
 from evenpack.launcher.processes.supervise import supervise
 
 
-def main(run_file: str, output_dir: str, ranks: str, *overrides: str) -> int:
+def main(run_file: str, output_dir: str, ranks: str, deepspeed_options: str, *overrides: str) -> int:
     survive_readers()
     plan = plan_launch(
-        Path(run_file), overrides, num_gpus=None, cpu_ranks=int(ranks), hostfile=None, module="fake_worker"
+        Path(run_file),
+        overrides,
+        num_gpus=None,
+        cpu_ranks=int(ranks),
+        hostfile=None,
+        deepspeed_options=deepspeed_options,
+        module="fake_worker",
     )
     timeout = load_run_file(Path(run_file), RunConfig, overrides).run.hang_timeout_seconds
     result = supervise(plan, Path(output_dir), say=say, hang_timeout_seconds=timeout)

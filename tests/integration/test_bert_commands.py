@@ -18,7 +18,7 @@ from transformers import AutoTokenizer, BertForPreTraining
 
 from evenpack.config import load_run_file
 from evenpack.engine.config import RunConfig
-from evenpack.launcher.training import plan_training, report_training
+from evenpack.launcher.training import check_training, report_training
 from evenpack.models.bert.model import Bert
 from evenpack.models.huggingface import from_huggingface
 from evenpack.testing import changed, run_ranks, write_run_file
@@ -73,7 +73,7 @@ def test_a_run_reports_both_losses_from_the_first_step(run_file: Path) -> None:
 
 def test_the_end_of_a_run_has_both_losses_by_themselves(run_file: Path) -> None:
     config = load_run_file(run_file, RunConfig)
-    report = report_training(plan_training(config, ranks=2), config.run.output_dir)
+    report = report_training(check_training(config, ranks=2))
     assert report is not None
     first, last = metrics(config.run.output_dir)[0], metrics(config.run.output_dir)[-1]
     assert report.losses_apart == {
@@ -83,7 +83,7 @@ def test_the_end_of_a_run_has_both_losses_by_themselves(run_file: Path) -> None:
         "last_next_sentence_loss": last["next_sentence_loss"],
     }
     unpadded = changed(config, training={"layout": "unpadded"})
-    other = report_training(plan_training(unpadded, ranks=2), config.run.output_dir)
+    other = report_training(check_training(unpadded, ranks=2))
     assert other is not None
     assert (report.packing_factor, other.packing_efficiency, other.packing_factor) == (
         pytest.approx(1.5, abs=0.5),

@@ -79,10 +79,13 @@ def test_operations_need_no_run_file(budget: Run) -> None:
     values = json.loads(out)
     assert code == 0
     assert values["compute_optimal"] == {"flops": 1.2e20, "parameters": 1e9, "tokens": 2e10}
-    assert [model["is_least"] for model in values["serving"]["models"]].count(True) == 1
+    (least,) = (model for model in values["serving"]["models"] if model["is_least"])
+    assert least["total_flops"] == min(model["total_flops"] for model in values["serving"]["models"])
+    assert 0.2 < least["share"] < 0.5, "a model that serves 50 times its training's tokens is smaller than the optimum"
     code, out, _ = budget("--compute", "1.2e20", "--served-tokens", "1e12")
     assert code == 0
-    assert "fewest" in out
+    (line,) = (line for line in out.splitlines() if "fewest" in line)
+    assert f"{100 * least['share']:.2f} %" in line
 
 
 @pytest.mark.parametrize(

@@ -133,6 +133,20 @@ BAD_SETTINGS = {
     "two values that contradict": (["data.recipe.max_sequence_length=64"], "above pack_length (32)"),
     "an override without a value": (["training.steps"], "not of the form section.key=value"),
     "an algorithm that does not exist": (["data.packing.algorithm=longest"], "longest_pack_first"),
+    "an octal number": (["training.steps=010"], "010 begins with 0, which YAML 1.1 reads as octal"),
+    "a number of base 60": (["training.steps=1:30"], "unable to parse string as an integer, found '1:30'"),
+    "a word that YAML reads as false": (
+        ["run.name=no"],
+        "found False; YAML reads yes, no, on and off as true or false",
+    ),
+    "a text that YAML reads as a number": (
+        ["run.name=12"],
+        "found 12; YAML reads this as a number: write text in quotes",
+    ),
+    "a name of 256 bytes": ([f"run.output_dir=a/{'b' * 256}/c"], "names of at most 255, found"),
+    "a name of 86 letters of three bytes": ([f"data.prepared_dir={'维' * 86}"], "of 258"),
+    "a path of 5,000 bytes": ([f"data.sources.wiki.path=[x, {'ab/' * 2000}c]"], "a path of at most 4,095 bytes"),
+    "a length of nothing": (["data.sources.wiki.maximum_document_bytes=0"], "greater than or equal to 1"),
 }
 
 
@@ -165,6 +179,64 @@ def test_a_tokenizer_that_cannot_be_right_is_refused(case: str, folder: Path, re
     write_run(folder, tokenizer={"kind": "gpt2", "path": "tokenizer"})
     assert expected in refuse("prepare", "run.yaml")
     assert_nothing_prepared(folder)
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["export", "run.yaml", "{long}"],
+        ["report", "{long}"],
+        ["report", "out", "--output", "{long}"],
+        ["inspect", "{long}.parquet"],
+        ["inspect", "{long}"],
+        ["new", "new.yaml", "--model", "gpt2_mini", "--devices", "0", "--data", "{long}.jsonl"],
+        ["new", "{long}.yaml", "--model", "gpt2_mini", "--devices", "0", "--data", "text.jsonl"],
+        ["prepare", "{long}.yaml"],
+        ["finetune", "{long}"],
+        ["slurm", "run.yaml", "--nodes", "1", "--gpus-per-node", "1", "--output", "{long}"],
+        ["where", "run.yaml", "--step", "1", "run.output_dir={long}/a"],
+        ["export", "run.yaml", "exported", "run.output_dir={long}/a"],
+        *(
+            [command, "run.yaml", "run.output_dir={long}/a"]
+            for command in ("prepare", "verify", "train", "evaluate", "inspect", "budget")
+        ),
+    ],
+    ids=" ".join,
+)
+def test_a_name_that_no_file_can_have_is_refused_by_every_command(
+    trained: Path, refuse: Callable[..., str], arguments: list[str]
+) -> None:
+    assert "nnnn" in refuse(*(argument.format(long="n" * 300) for argument in arguments))
+    assert not (trained / "exported").exists()
+
+
+BAD_ENVIRONMENTS = {
+    "RANK": ("abc", "RANK='abc': expected a whole number of 0 or more"),
+    "WORLD_SIZE": ("0", "WORLD_SIZE='0': expected a whole number of 1 or more"),
+    "MASTER_PORT": ("99999", "MASTER_PORT='99999': expected a whole number from 1 to 65535"),
+    "DS_ACCELERATOR": ("foo", "DS_ACCELERATOR='foo': expected cpu or cuda"),
+}
+
+
+@pytest.mark.parametrize("name", BAD_ENVIRONMENTS)
+def test_a_rank_with_a_wrong_environment_names_the_variable(
+    name: str, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    value, expected = BAD_ENVIRONMENTS[name]
+    monkeypatch.setenv(name, value)
+    code, message = work()
+    assert code == 2
+    assert expected in message
+    assert not (folder / "out").exists()
+
+
+@pytest.mark.parametrize("command", [["train", "run.yaml"], ["doctor"]])
+def test_a_device_that_does_not_exist_is_named_by_the_command(
+    command: list[str], folder: Path, refuse: Callable[..., str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    prepare(folder)
+    monkeypatch.setenv("DS_ACCELERATOR", "foo")
+    assert "DS_ACCELERATOR='foo': expected cpu or cuda" in refuse(*command)
 
 
 def write_megatron(folder: Path, tokens: list[int]) -> None:

@@ -103,6 +103,8 @@ def test_the_next_start_resumes_bit_for_bit(run_file: Path, trained: Trained) ->
 def test_train_ends_with_the_numbers_of_the_run_and_a_plot(run_file: Path, trained: Trained) -> None:
     report, output = trained.value["report"], run_file.parent / "out"
     assert f"step {STEPS}/{STEPS}" in trained.messages
+    for begun in ("importing torch and DeepSpeed, then joining 2 ranks\n", "2 ranks joined; opening the data"):
+        assert trained.messages.count(begun) == 1
     assert (trained.value["state"], report["step"]) == ("finished", STEPS)
     assert 0.9 < report["packing_efficiency"] <= 1
     assert report["packing_factor"] > 1

@@ -22,7 +22,7 @@ def test_a_resumed_run_may_be_compiled_or_not(tmp_path: Path, begins_compiled: b
     settings = ["model.dropout=0", "optimizer.learning_rate=1e-4"]
     for first, second in ((begins_compiled, not begins_compiled), (False, False)):
         outputs = [*settings, f"run.output_dir={tmp_path / str(first or second)}"]
-        train(run_file, *outputs, f"training.compile={str(first).lower()}", f"training.stop_after_steps={HALF}")
+        train_half(run_file, *outputs, f"training.compile={str(first).lower()}")
         train(run_file, *outputs, f"training.compile={str(second).lower()}")
     plain, mixed = tmp_path / "False", tmp_path / "True"
     assert losses(mixed) == pytest.approx(losses(plain), rel=1e-5)
@@ -38,9 +38,17 @@ def test_a_compiled_run_with_dropout_resumes_bit_for_bit(tmp_path: Path) -> None
     prepared(load_run_file(run_file, RunConfig))
     straight, resumed = (["training.compile=true", f"run.output_dir={tmp_path / name}"] for name in ("all", "parts"))
     train(run_file, *straight)
-    train(run_file, *resumed, f"training.stop_after_steps={HALF}")
+    train_half(run_file, *resumed)
     train(run_file, *resumed)
     assert losses(tmp_path / "all") == losses(tmp_path / "parts")
+
+
+def train_half(run_file: Path, *overrides: str) -> None:
+    """Trains the first half of the steps, and checks that the run stopped there with a checkpoint."""
+    train(run_file, *overrides, f"training.stop_after_steps={HALF}")
+    (output_dir,) = (Path(one.partition("=")[2]) for one in overrides if one.startswith("run.output_dir="))
+    assert len(losses(output_dir)) == HALF
+    assert max(path.name for path in (output_dir / "checkpoints").glob("step_*")) == f"step_{HALF:06d}"
 
 
 def train(run_file: Path, *overrides: str) -> None:

@@ -63,6 +63,13 @@ def test_ranks_without_a_supervisor_name_the_one_that_they_wait_for(fake_run: Fa
     assert str(stack) in warning
 
 
+@pytest.mark.slow
+@training("convert_on_rank_1")
+def test_ranks_that_wait_for_one_whose_own_work_moves_go_on(fake_run: FakeRun) -> None:
+    process = fake_run.launch(TIMEOUT)
+    assert process.wait(timeout=HANGS_SECONDS) == 0
+
+
 @training("loop")
 def test_a_stopped_rank_is_killed_by_its_neighbours_where_no_supervisor_is(fake_run: FakeRun) -> None:
     ranks = fake_run.start_ranks(2, "run.hang_timeout_seconds=6")

@@ -1,4 +1,4 @@
-"""Runs with the real `deepspeed` and fake training end correctly and leave no processes, however they end."""
+"""Runs with real launchers and fake training end correctly and leave no processes, however they end."""
 
 import os
 import pty
@@ -14,6 +14,7 @@ import pytest
 from fake_runs import HANGS_SECONDS, HERE, FakeRun, wait_until
 
 from evenpack.errors import EXIT_STOPPED, RunError
+from evenpack.launcher.processes.launch import LOCAL_LAUNCHER
 from evenpack.launcher.processes.output_lock import held_output_dir
 from evenpack.launcher.processes.ranks import running_run
 from evenpack.launcher.processes.stop import StopRequest, write_stop_request
@@ -104,9 +105,18 @@ def test_a_killed_rank_ends_the_run_and_is_named_though_the_others_wait_for_ever
 
 @training("loop")
 def test_ranks_save_and_stop_when_only_the_deepspeed_command_is_terminated(fake_run: FakeRun) -> None:
-    process = fake_run.launch()
+    process = fake_run.launch(deepspeed_options="--no_local_rank")
     fake_run.wait_for("step")
     find_process(fake_run, "/deepspeed", "--module").terminate()
+    assert end(process) == EXIT_STOPPED
+    assert int(fake_run.wait_for("saved")) == fake_run.status(1)["step"]
+
+
+@training("loop")
+def test_ranks_save_and_stop_when_only_their_launcher_is_terminated(fake_run: FakeRun) -> None:
+    process = fake_run.launch()
+    fake_run.wait_for("step")
+    find_process(fake_run, LOCAL_LAUNCHER).terminate()
     assert end(process) == EXIT_STOPPED
     assert int(fake_run.wait_for("saved")) == fake_run.status(1)["step"]
 
@@ -115,7 +125,7 @@ def test_ranks_save_and_stop_when_only_the_deepspeed_command_is_terminated(fake_
 def test_ranks_end_when_the_process_that_has_started_them_is_killed(fake_run: FakeRun) -> None:
     process = fake_run.launch()
     fake_run.wait_for("step")
-    find_process(fake_run, "deepspeed.launcher.launch").kill()
+    find_process(fake_run, LOCAL_LAUNCHER).kill()
     assert end(process) == 1
     assert "the launcher (process" in fake_run.result()["message"]
 

@@ -12,10 +12,11 @@ import pytest
 from small_run import evenpack
 
 from evenpack.config import load_run_file
+from evenpack.data.sources.kinds import source_inputs
 from evenpack.engine.config import RunConfig
 from evenpack.errors import ConfigError, DataError
-from evenpack.launcher.new_run.run_file import MODELS, NewRun, run_values, write_run_file
-from evenpack.launcher.new_run.sources import source_section
+from evenpack.launcher.new_run import MODELS, NewRun, run_values, write_run_file
+from evenpack.launcher.text_sources import source_sections
 
 TEXTS = ["a first document", "a second one"]
 
@@ -35,36 +36,40 @@ def write(folder: Path, kind: str) -> Path:
             pa.parquet.write_table(pa.table({"number": [1, 2], "content": TEXTS}), path := folder / "text.parquet")
         case "saved data set":
             datasets.Dataset.from_dict({"text": TEXTS}).save_to_disk(path := folder / "saved")
+        case "saved splits":
+            splits = {name: datasets.Dataset.from_dict({"text": TEXTS}) for name in ("test", "train")}
+            datasets.DatasetDict(splits).save_to_disk(path := folder / "saved")
     return path
 
 
 @pytest.mark.parametrize(
-    ("kind", "expected"),
+    ("kind", "name", "expected"),
     [
-        ("jsonl", {"kind": "jsonl", "text_key": "text"}),
-        ("jsonl with another key", {"kind": "jsonl", "text_key": "body"}),
-        ("folder of text", {"kind": "text"}),
-        ("parquet", {"kind": "parquet", "text_key": "content"}),
-        ("saved data set", {"kind": "arrow", "text_key": "text"}),
+        ("jsonl", "text", {"kind": "jsonl", "text_key": "text"}),
+        ("jsonl with another key", "text", {"kind": "jsonl", "text_key": "body"}),
+        ("folder of text", "texts", {"kind": "text"}),
+        ("parquet", "text", {"kind": "parquet", "text_key": "content"}),
+        ("saved data set", "saved", {"kind": "arrow", "text_key": "text"}),
+        ("saved splits", "saved", {"kind": "arrow", "text_key": "text", "split": "train"}),
     ],
 )
-def test_the_run_file_names_the_text_as_it_is(kind: str, expected: dict[str, Any], tmp_path: Path) -> None:
+def test_the_run_file_names_the_text_as_it_is(kind: str, name: str, expected: dict[str, Any], tmp_path: Path) -> None:
     data, run_file = write(tmp_path, kind), tmp_path / "mine.yaml"
     done = evenpack("new", run_file, options=["--data", str(data), "--model", "gpt2_mini", "--devices", "0"])
-    assert f"evenpack prepare {run_file}" in " ".join(done.stdout.split())
+    for command in (f"prepare {run_file}", f"budget {run_file} --devices 2", f"train {run_file}"):
+        assert f"  evenpack {command}\n" in done.stdout
     config = load_run_file(run_file, RunConfig)
     assert config.run.name == "mine"
-    source = config.data.sources["text"].model_dump(exclude_defaults=True) | {"kind": config.data.sources["text"].kind}
-    found = {key: getattr(config.data.sources["text"], key) for key in expected}
-    assert found == expected, source
+    assert list(config.data.sources) == [name]
+    assert {key: getattr(config.data.sources[name], key) for key in expected} == expected
     assert str(data) in run_file.read_text()
 
 
 @pytest.mark.parametrize("devices", [0, 1, 3, 8, 64])
 @pytest.mark.parametrize("model", MODELS)
 def test_every_model_gets_a_step_that_its_devices_divide(model: str, devices: int, tmp_path: Path) -> None:
-    source = {"kind": "jsonl", "path": "text.jsonl"}
-    new = NewRun(name="mine", source=source, model=model, tokenizer=None, devices=devices)
+    sources = {"text": {"kind": "jsonl", "path": "text.jsonl"}}
+    new = NewRun(name="mine", sources=sources, model=model, tokenizer=None, devices=devices)
     config = RunConfig.model_validate(run_values(new))
     packs, micro_batch = config.training.packs_per_step, config.training.packs_per_micro_batch
     assert packs is not None
@@ -79,16 +84,21 @@ def test_every_model_gets_a_step_that_its_devices_divide(model: str, devices: in
 
 @pytest.mark.parametrize("model", MODELS)
 def test_every_key_is_explained(model: str, tmp_path: Path) -> None:
-    source = {"kind": "jsonl", "path": "text.jsonl", "text_key": "text"}
-    new = NewRun(name="mine", source=source, model=model, tokenizer=tmp_path / "vocabulary", devices=8)
+    sources = {
+        "one": {"kind": "jsonl", "path": "text.jsonl", "text_key": "text"},
+        "two": {"kind": "text", "path": ["a/**/*.txt", "a/**/*.md"]},
+    }
+    new = NewRun(name="mine", sources=sources, model=model, tokenizer=tmp_path / "vocabulary", devices=8)
     write_run_file(tmp_path / "mine.yaml", new)
     lines = (tmp_path / "mine.yaml").read_text().splitlines()
     assert max(map(len, lines)) <= 100
     for above, line in pairwise(lines):
         name = line.strip().partition(":")[0]
-        if line.strip() and not line.strip().startswith("#") and name not in ("kind", "text"):
+        if line.strip() and not line.strip().startswith(("#", "- ")) and name not in ("kind", "one", "two"):
             assert above.strip().startswith("#"), line
-    load_run_file(tmp_path / "mine.yaml", RunConfig)
+    config = load_run_file(tmp_path / "mine.yaml", RunConfig)
+    assert config.data.sources["two"].model_dump(mode="json")["path"] == ["a/**/*.txt", "a/**/*.md"]
+    assert "on 8 GPUs" in " ".join(line.removeprefix("# ") for line in lines[:6])
 
 
 def test_a_run_file_that_exists_is_not_overwritten(tmp_path: Path) -> None:
@@ -104,7 +114,21 @@ def test_a_run_file_that_exists_is_not_overwritten(tmp_path: Path) -> None:
     [
         (["--model", "gpt2_mini", "--devices", "0"], "--data is missing, and there is no terminal to ask at"),
         (["--data", "DATA", "--devices", "0"], "--model is missing"),
-        (["--data", "DATA", "--model", "gpt2_mni", "--devices", "0"], "did you mean 'gpt2_mini'?"),
+        (
+            ["--data", "DATA", "--model", "gpt2_mni", "--devices", "0"],
+            "there is no such model; did you mean 'gpt2_mini'? known: bert_base, bert_large, bert_mini, gpt2_mini,",
+        ),
+        (
+            ["--data", "DATA", "--model", "gpt2_mini", "--devices", "0", "--tokenizer", "/nonexist"],
+            "/nonexist is not a folder",
+        ),
+        (
+            ["--data", "DATA", "--model", "llama_mini", "--devices", "0", "--tokenizer", "/nonexist"],
+            "/nonexist is not a folder",
+        ),
+        (["--data", "DATA", "--model", "bert_mini", "--devices", "0", "--tokenizer", "."], "vocab.txt"),
+        (["--data", "DATA", "--data", "DATA", "--model", "gpt2_mini", "--devices", "0"], "is given twice"),
+        (["--data", "DATA/../*.md", "--model", "gpt2_mini", "--devices", "0"], "no file matches"),
         (["--data", "nowhere", "--model", "gpt2_mini", "--devices", "0"], "nowhere does not exist"),
         (
             ["--data", "DATA", "--text-key", "body", "--model", "gpt2_mini", "--devices", "0"],
@@ -114,27 +138,55 @@ def test_a_run_file_that_exists_is_not_overwritten(tmp_path: Path) -> None:
 )
 def test_a_wrong_answer_is_refused_and_nothing_written(options: list[str], message: str, tmp_path: Path) -> None:
     data = str(write(tmp_path, "jsonl"))
-    given = [data if option == "DATA" else option for option in options]
+    given = [option.replace("DATA", data) for option in options]
     done = evenpack("new", tmp_path / "mine.yaml", options=given, expected=2)
     assert message in " ".join(done.stderr.split())
     assert not (tmp_path / "mine.yaml").exists()
 
 
-def test_a_folder_of_two_kinds_is_refused(tmp_path: Path) -> None:
-    write(tmp_path, "jsonl")
-    write(tmp_path, "parquet")
-    with pytest.raises(ConfigError, match="holds files of the kinds jsonl and parquet"):
-        source_section(tmp_path, text_key=None)
+def test_every_path_and_every_kind_becomes_a_source_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    for folder in ("mixed/deeper", "books"):
+        Path(folder).mkdir(parents=True)
+    for kind, folder in (("jsonl", "mixed"), ("parquet", "mixed/deeper"), ("jsonl", "books")):
+        write(tmp_path / folder, kind)
+    write(tmp_path / "mixed", "folder of text")
+    Path("mixed/notes.md").write_text(TEXTS[0])
+    Path("books/x-1.txt").write_text(TEXTS[0])
+    paths = ["--data", "mixed", "--data", "books/*.jsonl", "--data", "books/x-1.txt", "--data", "books/[wx]*"]
+    options = [*paths[:6], "--model", "gpt2_mini", "--devices", "8"]
+    done = evenpack("new", Path("mine.yaml"), options=options)
+    assert "  evenpack budget mine.yaml --devices 8\n  evenpack train mine.yaml --num-gpus 8\n" in done.stdout
+    sources = load_run_file(Path("mine.yaml"), RunConfig).data.sources
+    found = {
+        name: [Path(file.path).relative_to(tmp_path).as_posix() for file in source_inputs(name, source)]
+        for name, source in sources.items()
+    }
+    assert found == {
+        "mixed_jsonl": ["mixed/text.jsonl"],
+        "mixed_parquet": ["mixed/deeper/text.parquet"],
+        "mixed_text": ["mixed/texts/one.txt", "mixed/notes.md"],
+        "books": ["books/text.jsonl"],
+        "x_1": ["books/x-1.txt"],
+    }
+    assert Path("mine.yaml").read_text().count("weight: 1") == 5
+    with pytest.raises(ConfigError, match=r"x-1\.txt is given twice"):
+        source_sections([word for word in paths if word != "--data"], text_key=None)
+    both = source_sections(["books/[tx]*"], text_key=None)
+    assert {name: section["path"] for name, section in both.items()} == {
+        "books_jsonl": ["books/text.jsonl"],
+        "books_text": ["books/x-1.txt"],
+    }
 
 
 def test_several_keys_with_strings_must_be_chosen_from(tmp_path: Path) -> None:
     (path := tmp_path / "text.jsonl").write_text(json.dumps({"title": "A", "body": "B"}) + "\n")
     with pytest.raises(ConfigError, match="has the keys title, body with strings, and none is 'text'"):
-        source_section(path, text_key=None)
-    assert source_section(path, text_key="body")["text_key"] == "body"
+        source_sections([str(path)], text_key=None)
+    assert source_sections([str(path)], text_key="body")["text"]["text_key"] == "body"
 
 
 def test_a_file_without_a_document_is_refused(tmp_path: Path) -> None:
     (path := tmp_path / "empty.txt").write_text(" \n")
     with pytest.raises(DataError, match=r"empty\.txt holds no document"):
-        source_section(path, text_key=None)
+        source_sections([str(path)], text_key=None)

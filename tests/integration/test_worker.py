@@ -341,6 +341,30 @@ def test_a_run_file_with_a_wrong_key_is_refused_by_the_first_rank_of_each_machin
     assert fake_run.errors().count("did you mean 'optimizer'") == 1
 
 
+@training("hang")
+@pytest.mark.parametrize("is_first_right", [True, False])
+def test_a_rank_with_an_error_of_its_own_says_it_before_it_can_know_the_others(
+    fake_run: FakeRun, is_first_right: bool
+) -> None:
+    given = {1: [str(fake_run.folder / "only_elsewhere.yaml")]}
+    if not is_first_right:
+        given[0] = [str(fake_run.run_file), "optimiser.kind=adamw"]
+    ranks = fake_run.start_ranks(2, given=given)
+    assert exit_codes(ranks[is_first_right:]) == [EXIT_BAD_INPUT] * (2 - is_first_right)
+    assert f"rank 1: error: run file {given[1][0]} does not exist" in fake_run.errors()
+    assert ("did you mean 'optimizer'" in fake_run.errors()) is not is_first_right
+
+
+@training("hang")
+def test_ranks_with_different_output_directories_are_named_with_them(fake_run: FakeRun) -> None:
+    elsewhere = fake_run.folder / "elsewhere"
+    ranks = fake_run.start_ranks(2, given={1: [str(fake_run.run_file), f"run.output_dir={elsewhere}"]})
+    assert exit_codes(ranks[1:]) == [EXIT_BAD_INPUT]
+    assert f"error: run.output_dir is {fake_run.output_dir} for rank 0 and {elsewhere} for rank 1: give all ranks" in (
+        fake_run.errors()
+    )
+
+
 @training("finish")
 def test_an_output_directory_that_cannot_be_made_is_an_error_of_the_user(fake_run: FakeRun) -> None:
     rank = fake_run.start([str(HERE / "fake_worker.py"), str(fake_run.run_file), "run.output_dir=/dev/null/out"])

@@ -1,6 +1,10 @@
 """Defines fixtures that several files of unit tests share."""
 
+import resource
 import shutil
+import signal
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 
 import pytest
@@ -40,3 +44,21 @@ def small_batches(monkeypatch: pytest.MonkeyPatch) -> None:
     """Makes batches small, so that there are many commits."""
     monkeypatch.setattr(batches, "BATCH_TEXT_BYTES", 4000)
     monkeypatch.setattr(encoding, "COMMIT_SECONDS", 0.0)
+
+
+@pytest.fixture
+def files_of_at_most() -> Callable[[int], AbstractContextManager[None]]:
+    """Makes writes beyond so many bytes of a file fail, as on a full disk: a disk can only be filled by root."""
+
+    @contextmanager
+    def limited(most_bytes: int) -> Iterator[None]:
+        soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+        handler = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (most_bytes, hard))
+        try:
+            yield
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+            signal.signal(signal.SIGXFSZ, handler)
+
+    return limited

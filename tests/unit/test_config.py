@@ -1,5 +1,7 @@
 """Run files are read or refused, with messages that name the mistake."""
 
+import logging
+import math
 import subprocess
 import sys
 from pathlib import Path
@@ -10,11 +12,13 @@ import yaml
 from pydantic import TypeAdapter, ValidationError
 
 from evenpack.config import RENAMED_KEYS, Section, load_run_file
+from evenpack.data.shuffle.config import GridShuffle
 from evenpack.engine.config import RunConfig
 from evenpack.engine.deepspeed_config import deepspeed_config
 from evenpack.errors import ConfigError
 from evenpack.models.bert.config import BertConfig
 from evenpack.models.config import study_switches
+from evenpack.yaml_text import read_yaml
 
 CONFIGS = Path(__file__).parents[2] / "configs"
 
@@ -45,6 +49,30 @@ def run_file(tmp_path: Path) -> Path:
 def test_every_shipped_run_file_is_valid(path: Path) -> None:
     config = load_run_file(path, RunConfig)
     assert config.run.name == path.stem
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [
+        *(("10", 10), ("0", 0), ("-7", -7), ("+7", 7), ("1_000", 1000), ("0x1F", 31), ("0b11", 3), ("0o17", 15)),
+        *(("6e-4", 6e-4), ("1.", 1.0), (".5", 0.5), ("012.5", 12.5), ("-.inf", -math.inf), ("1e3", 1000.0)),
+        *(("1:30", "1:30"), ("190:20:30.5", "190:20:30.5"), ("2026-11-22", "2026-11-22"), ("'010'", "010")),
+        *(("true", True), ("False", False), ("yes", True), ("off", False), ("~", None)),
+    ],
+)
+def test_scalars_are_read_as_yaml_1_2_has_them_and_yes_and_no_as_1_1(text: str, value: object) -> None:
+    found = read_yaml(text, "it")
+    assert found == value
+    assert type(found) is type(value)
+
+
+@pytest.mark.parametrize(
+    ("text", "remedy"), [("010", "10"), ("08", "8"), ("-017", "-17"), ("00", "0"), ("0_1", "1"), ("!!int '012'", "12")]
+)
+def test_a_number_that_begins_with_0_is_refused_because_versions_of_yaml_differ(text: str, remedy: str) -> None:
+    for written in (text, f"{{steps: {text}}}", f"[1, {text}]"):
+        with pytest.raises(ConfigError, match=f"begins with 0, which YAML 1.1 reads as octal.*: write {remedy}, or '"):
+            read_yaml(written, "it")
 
 
 def test_overrides_replace_values_and_are_read_as_yaml(run_file: Path) -> None:
@@ -108,6 +136,10 @@ def test_what_one_reading_overrides_is_in_the_next_as_the_file_has_it(run_file: 
         ("model.mlm_reduction=token", "model.mlm_reduction: no such key"),
         ("deepspeed.zero_stage=4", "deepspeed.zero_stage"),
         ("deepspeed.zero_stage=true", "deepspeed: zero_stage takes numbers, found true"),
+        ("training.lr=1", "'training' has no key 'lr'; did you mean optimizer.learning_rate? known:\n  assignment,"),
+        ("batch_size=8", "did you mean training.packs_per_step, or training.packs_per_micro_batch? known: attention,"),
+        ("model.n_layer=8", "model.n_layer: no such key; did you mean model.layers? known:"),
+        ("data.recipe.seq_len=8", "did you mean data.recipe.max_sequence_length, or data.pack_length? known:"),
         ("training.steps", "not of the form section.key=value"),
         ("training.steps.x=3", "single value, not a section"),
         ("run={}", "run.name: this key is required"),
@@ -386,6 +418,78 @@ def test_a_bert_has_nothing_switched_off_by_default(tmp_path: Path) -> None:
     assert isinstance(config.model, BertConfig)
     assert (config.model.token_types, config.model.mlm_reduction, config.model.loss_balancing) == (2, "token", "exact")
     assert study_switches(config.model, config.attention) | config.data.study_switches == {}
+
+
+@pytest.mark.parametrize(
+    ("overrides", "note"),
+    [
+        (["data.tokenizer.kind=gpt2", "data.tokenizer.path=x"], "data.tokenizer.kind is gpt2 by an override; left out"),
+        (["data.tokenizer.path=x", "data.tokenizer.kind=bert"], "not have: vocabulary_size: 500"),
+        (["data.tokenizer.kind=train_word_pieces"], None),
+        (["data.sources.wiki.kind=text"], "not have: text_key: 'body'"),
+        (["data.recipe.kind=concat", "model.kind=gpt2", "data.tokenizer.kind=train"], "duplication_factor: 3"),
+        (["data.recipe.kind=concat", "model.kind=gpt2", "data.tokenizer.kind=train"], "not have: token_types: 2"),
+        (["optimizer.kind=lamb", "optimizer.kind=adamw"], None),
+        (["optimizer.kind=adamw"], None),
+        (["data.shuffle.kind=permutation"], "not have: block_tokens: 9000"),
+    ],
+)
+def test_an_override_of_a_kind_drops_what_the_file_had_for_another(
+    tmp_path: Path, overrides: list[str], note: str | None, caplog: pytest.LogCaptureFixture
+) -> None:
+    run_file = other_kinds_file(tmp_path)
+    with caplog.at_level(logging.INFO, logger="evenpack"):
+        for _ in range(2):
+            load_run_file(run_file, RunConfig, overrides)
+    assert [note in line for line in caplog.messages].count(True) == 1 if note else not caplog.messages
+
+
+@pytest.mark.parametrize(
+    ("overrides", "expected"),
+    [
+        (
+            ["data.tokenizer.kind=gpt2", "data.tokenizer.vocabulary_size=9"],
+            "data.tokenizer.vocabulary_size: no such key",
+        ),
+        (["data.tokenizer={kind: gpt2, lower_case: true}", "data.tokenizer.kind=hub"], "data.tokenizer.lower_case: no"),
+        (["data.tokenizer.kind=gtp2"], "'gpt2'"),
+        (
+            ["data.tokenizer.kind=gpt2", "data.sources.wiki.kind=text", "data.sources.wiki.split=a"],
+            "wiki.split: no such",
+        ),
+        (["model.kind=gtp2"], "no model family 'gtp2'"),
+        (["data.shuffle.kind=permutation", "training.kind=a"], "'training' has no key 'kind'"),
+        (["run.name.kind=a"], "'run.name' is a single value, not a section"),
+    ],
+)
+def test_what_an_override_gives_or_a_file_misspells_is_never_dropped(
+    tmp_path: Path, overrides: list[str], expected: str
+) -> None:
+    run_file = other_kinds_file(tmp_path)
+    with pytest.raises(ConfigError) as caught:
+        load_run_file(run_file, RunConfig, overrides)
+    assert expected in str(caught.value)
+    run_file.write_text(run_file.read_text().replace("text_key", "txt_key"))
+    with pytest.raises(ConfigError, match=r"data\.sources\.wiki\.txt_key: no such key"):
+        load_run_file(run_file, RunConfig, ["data.sources.wiki.kind=text"])
+
+
+def other_kinds_file(tmp_path: Path) -> Path:
+    """Returns a run file whose sections have keys of their kinds."""
+    path = bert_file(tmp_path)
+    values = yaml.safe_load(path.read_text())
+    values["data"]["sources"]["wiki"] |= {"path": "wiki.jsonl", "text_key": "body"}
+    values["data"]["recipe"]["duplication_factor"] = 3
+    values["data"]["shuffle"] = {"kind": "blocks", "block_tokens": 9000}
+    values["model"]["token_types"] = 2
+    path.write_text(yaml.safe_dump(values))
+    return path
+
+
+def test_a_section_that_is_written_as_its_kind_alone_takes_overrides(run_file: Path) -> None:
+    run_file.write_text(yaml.safe_dump(run_values() | {"data": run_values()["data"] | {"shuffle": "grid"}}))
+    config = load_run_file(run_file, RunConfig, ["data.shuffle.rows=4"])
+    assert config.data.shuffle == GridShuffle(kind="grid", rows=4)
 
 
 def test_masks_are_refused_for_a_model_that_has_none(run_file: Path) -> None:

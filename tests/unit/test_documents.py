@@ -1,9 +1,10 @@
-"""CONTRIBUTING and the table of invariants agree with the tests, and pyproject with the command."""
+"""CONTRIBUTING and the table of invariants agree with the tests, pyproject with the command; the site stands alone."""
 
 import re
 import tomllib
 from importlib.metadata import EntryPoint
 
+import pytest
 from repository import ROOT
 
 from evenpack.launcher.cli import app
@@ -42,3 +43,17 @@ def test_every_file_with_slow_tests_stands_in_the_list_of_them() -> None:
 def test_the_command_that_an_installation_makes_is_the_one_that_is_tested() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
     assert EntryPoint("evenpack", project["scripts"]["evenpack"], "console_scripts").load() is app.main
+
+
+def test_the_site_works_without_a_server_and_without_another_host() -> None:
+    """Links name files, the search index is a script, and what the pages load is in the checkout."""
+    (ROOT / "build/docs/pages").mkdir(parents=True, exist_ok=True)  # where scripts/docs gathers the pages
+    site = pytest.importorskip("zensical.config").parse_config(str(ROOT / "zensical.toml"))
+    assert site["use_directory_urls"] is False
+    assert site["plugins"]["offline"]["config"]["enabled"] is True
+    loaded = [*(script["path"] for script in site["extra"]["polyfills"]), *site["extra_css"]]
+    assert len(loaded) == 2
+    assert [path for path in loaded if not (ROOT / path).is_file()] == []
+    assert site["theme"]["font"] is False
+    assert {"default", "slate"} <= {palette.get("scheme") for palette in site["theme"]["palette"]}
+    assert "navigation.footer" in site["theme"]["features"]

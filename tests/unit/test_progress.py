@@ -66,6 +66,20 @@ def test_the_rate_can_be_of_another_amount_than_what_is_done() -> None:
     assert stream.getvalue() == "step 1/100  45.3k tokens/s  3m18s to go\n"
 
 
+def test_the_start_of_processes_is_in_no_rate() -> None:
+    """Half a minute until the first of 100 results is no half minute for each of the others."""
+    clock = Clock()
+    progress, stream = log_file(clock)
+    piece = progress.begin("simulating", unit="sequences", starts_processes=True)
+    for done in (1, 11):
+        clock.now += 30.0
+        piece.update(done, 100, amount=done * 300)
+    assert stream.getvalue().splitlines() == [
+        "simulating  1 %  - sequences/s  - to go",
+        "simulating  11 %  100 sequences/s  4m27s to go",
+    ]
+
+
 def test_the_last_state_is_shown_once_however_soon_it_comes() -> None:
     clock = Clock()
     progress, stream = log_file(clock)

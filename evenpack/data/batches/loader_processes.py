@@ -1,8 +1,5 @@
 """Processes that load batches: their signals, and what is said when one of them, or the rank that it serves, ends."""
 
-import multiprocessing
-import multiprocessing.connection
-import os
 import signal
 import sys
 import threading
@@ -12,6 +9,8 @@ from types import TracebackType
 from typing import Any
 
 from evenpack.errors import RunError
+from evenpack.quick_end import QuickEnd
+from evenpack.worker_pool import end_with_parent, make_sockets_without_files, named_semaphores, remove_names
 
 _TORCH_SAYS = "DataLoader worker (pid"
 
@@ -42,15 +41,28 @@ def begin_loader_process(_worker: int) -> None:
         signal.signal(number, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, lambda *_: signal.signal(signal.SIGTERM, signal.SIG_DFL))
     signal.pthread_sigmask(signal.SIG_UNBLOCK, _STOP_SIGNALS)
+    make_sockets_without_files()  # for handing over batches: files would stay if this process is killed
     sys.excepthook = _say_nothing_of_lost_connections
-    rank = multiprocessing.parent_process()
-    assert rank is not None, "torch starts it by multiprocessing"
-    threading.Thread(target=_end_with, args=(rank.sentinel,), daemon=True).start()
+    threading.Thread(target=end_with_parent, daemon=True).start()
+    QuickEnd().exit_code = 0  # the rank waits for this process at the end of a run
 
 
-def _end_with(sentinel: int) -> None:
-    multiprocessing.connection.wait([sentinel])
-    os._exit(1)
+class LoaderNames:
+    """The names that a rank and its loaders have in shared memory, from before the loaders start.
+
+    They are only needed until each loader has opened what they name. Later, nothing is left behind however the
+    processes end, also if all of them are killed together, as by a batch system.
+    """
+
+    def __init__(self, loaders: int) -> None:
+        self._loaders = loaders
+        self._others = named_semaphores()
+
+    def taken(self, batches: int) -> None:
+        """Removes the names once the number of batches that were taken shows that each loader has begun."""
+        if 0 < self._loaders <= batches:
+            remove_names(named_semaphores() - self._others)
+            self._loaders = 0
 
 
 @contextmanager

@@ -1,6 +1,6 @@
 """Micro-batches of prepared data for one rank, prefetched by worker processes in a fixed order."""
 
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from dataclasses import dataclass, replace
 from itertools import chain
 from typing import Any
@@ -13,6 +13,7 @@ from evenpack.data.batches.capacity import BatchCapacity, find_capacity
 from evenpack.data.batches.collate import Collator
 from evenpack.data.batches.flat import FlatBatch
 from evenpack.data.batches.loader_processes import (
+    LoaderNames,
     begin_loader_process,
     explained_lost_loader,
     stop_signals_blocked,
@@ -129,10 +130,11 @@ def training_batches(
     start_step: int,
     stop_step: int,
     skipped: SkippedSteps = NO_STEPS,
-) -> Iterator[StepBatches | SkippedStep]:
-    """Yields the steps from `start_step` up to `stop_step`, in order. The cost does not depend on the start.
+) -> Generator[StepBatches | SkippedStep]:
+    """Returns the steps from `start_step` up to `stop_step`, in order. The cost does not depend on the start.
 
-    `skipped` steps are planned but not read; in that argument, steps count from 1.
+    The worker processes start at the call, and end when the generator is closed. `skipped` steps are planned but not
+    read; in that argument, steps count from 1.
 
     Raises: ConfigError for steps beyond those that were counted for the sizes of the batches.
     """
@@ -152,14 +154,24 @@ def training_batches(
         prefetch_factor=min(2 * per_step, _MOST_PREFETCHED) if settings.loader_workers else None,
         pin_memory=settings.pin_memory,
     )
+    names = LoaderNames(settings.loader_workers)
     with stop_signals_blocked(), explained_lost_loader():  # its processes inherit this until they have own handlers
         batches = iter(loader)
-    for step in range(start_step, stop_step):
+    return _steps(batches, dataset, range(start_step, stop_step), skipped, names)
+
+
+def _steps(
+    batches: Iterator[Any], dataset: MicroBatchDataset, steps: range, skipped: SkippedSteps, names: LoaderNames
+) -> Generator[StepBatches | SkippedStep]:
+    per_step, taken = dataset.planner.micro_batches, 0
+    for step in steps:
         if step + 1 in skipped:
             yield SkippedStep(step=step, counts=dataset.planner.plan(step).counts)
         else:
             with explained_lost_loader():
                 micro_batches = tuple(next(batches).batch() for _ in range(per_step))
+            taken += per_step
+            names.taken(taken)
             yield StepBatches(step=step, micro_batches=micro_batches)
 
 

@@ -11,13 +11,11 @@ block_sorted_sequences.npy       ids by length within each block, counted from t
 B = blocks.
 """
 
-import json
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, fields
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from jaxtyping import Int32, Int64, Integer
@@ -28,7 +26,7 @@ from evenpack.data.packing import LengthHistogram, Packing
 from evenpack.data.sequences import SequenceView
 from evenpack.data.tokens.array_file import mapped_array, write_array
 from evenpack.errors import DataError
-from evenpack.files import write_json
+from evenpack.files import read_json, write_json
 
 _DESCRIPTION = "blocks.json"
 _SORTED = "block_sorted_sequences.npy"
@@ -130,7 +128,7 @@ def open_blocks(directory: Path) -> tuple[Blocks, Integer[np.ndarray, " sequence
     Raises: DataError if a file is missing or broken.
     """
     try:
-        description: dict[str, Any] = json.loads((directory / _DESCRIPTION).read_bytes())
+        description = read_json(directory / _DESCRIPTION)
         arrays = {
             name: np.load(directory / f"block_{name}.npy", mmap_mode="r").view(np.ndarray) for name in _array_names()
         }

@@ -12,7 +12,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -27,7 +26,7 @@ from evenpack.data.packing import LengthHistogram, Packing, pack
 from evenpack.data.sequences import SequenceView, length_chunks
 from evenpack.data.tokens.array_file import mapped_array, write_array
 from evenpack.errors import DataError
-from evenpack.files import write_text
+from evenpack.files import read_json, write_text
 
 _PACKING = "packing.json"
 _HISTOGRAM = "histogram.npy"
@@ -88,7 +87,7 @@ def open_plan(
     with _damage_named(directory / _HISTOGRAM):
         histogram = LengthHistogram(counts=np.load(directory / _HISTOGRAM))
     with _damage_named(directory / _PACKING):
-        content: dict[str, Any] = json.loads((directory / _PACKING).read_text(encoding="utf-8"))
+        content = read_json(directory / _PACKING)
         packing = Packing(
             algorithm=content["algorithm"],
             pack_length=content["pack_length"],

@@ -2,10 +2,8 @@
 
 import difflib
 import inspect
-import operator
 import time
 from collections.abc import Mapping, Sequence
-from typing import SupportsIndex
 
 import numpy as np
 
@@ -13,7 +11,7 @@ from evenpack.data.limits import MOST_SLOTS
 from evenpack.data.packing.baselines import first_fit_decreasing, next_fit, next_fit_packs
 from evenpack.data.packing.certificate import Certificate
 from evenpack.data.packing.cutting_stock import cutting_stock
-from evenpack.data.packing.histogram import FittedHistogram, LengthHistogram, LongPolicy
+from evenpack.data.packing.histogram import FittedHistogram, LengthHistogram, LongPolicy, whole
 from evenpack.data.packing.least_squares import least_squares, least_squares_padding
 from evenpack.data.packing.longest_pack_first import longest_pack_first
 from evenpack.data.packing.shortest_pack_first import shortest_pack_first
@@ -76,10 +74,10 @@ def pack(
     that are wrong.
     """
     checked_options = check_options(algorithm, options)
-    pack_length = _whole("pack_length", pack_length, "in slots")
+    pack_length = whole("pack_length", pack_length, "in slots")
     limit = pack_length
     if max_sequences_per_pack is not None:
-        limit = _whole("max_sequences_per_pack", max_sequences_per_pack, "or null for no limit")
+        limit = whole("max_sequences_per_pack", max_sequences_per_pack, "or null for no limit")
     if not isinstance(histogram, LengthHistogram):
         histogram = LengthHistogram.from_counts(histogram)
     if pack_length > MOST_SLOTS:
@@ -103,20 +101,14 @@ def cutting_stock_takes_seconds(pack_length: int) -> bool:
     return pack_length <= _SECONDS_UP_TO
 
 
-def _whole(name: str, value: object, unit: str) -> int:
-    """Returns the value. Raises: PackingError for anything but a whole number of 1 or more; True is none."""
-    if isinstance(value, bool) or not isinstance(value, SupportsIndex) or operator.index(value) < 1:
-        raise PackingError(f"{name} must be a whole number of 1 or more, {unit}, found {value!r}")
-    return operator.index(value)
-
-
 def check_options(algorithm: str, options: Mapping[str, Option]) -> dict[str, Option]:
     """Returns the options, with integers converted to floats where the algorithm takes floats.
 
     Raises: PackingError for an unknown algorithm or option, or a value of another type.
     """
     if algorithm not in ("auto", *ALGORITHMS):
-        raise PackingError(f"there is no packing algorithm '{algorithm}'; {_nearest(algorithm, ['auto', *ALGORITHMS])}")
+        near = _nearest(str(algorithm), ["auto", *ALGORITHMS])
+        raise PackingError(f"there is no packing algorithm '{algorithm}'; {near}")
     parameters = inspect.signature(ALGORITHMS[algorithm]).parameters.values() if algorithm != "auto" else ()
     defaults = {one.name: one.default for one in parameters if one.kind is inspect.Parameter.KEYWORD_ONLY}
     checked: dict[str, Option] = {}

@@ -1,8 +1,9 @@
 """Counts the sequences of each length, which is the only property of a corpus that packers use."""
 
+import operator
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Literal, get_args
+from typing import Literal, SupportsIndex, get_args
 
 import numpy as np
 from jaxtyping import Int64
@@ -50,7 +51,7 @@ class LengthHistogram:
 
         Raises: PackingError with the first wrong value and its index.
         """
-        values = _numbers(lengths, "sequence")
+        values = numbers(lengths, "sequence")
         chunks = (values[start : start + _CHUNK] for start in range(0, len(values), _CHUNK))
         return cls.from_chunks(chunks, longest=longest)
 
@@ -60,11 +61,10 @@ class LengthHistogram:
 
         Raises: PackingError with the first wrong value and its index among all lengths.
         """
-        if longest < 1:
-            raise PackingError(f"the longest length allowed must be 1 or more, found {longest}")
+        longest = whole("longest", longest, "in tokens")
         counts = np.zeros(longest + 1, dtype=np.int64)
         start = 0
-        for chunk in chunks:
+        for chunk in (numbers(values, "sequence") for values in chunks):
             _refuse_wrong_lengths(chunk, start, longest)
             found = np.bincount(chunk.astype(np.intp, copy=False))
             counts[: len(found)] += found
@@ -77,7 +77,7 @@ class LengthHistogram:
 
         Raises: PackingError with the first entry that is not a whole number of 0 to 2**63 - 1, and its length.
         """
-        values = _numbers(counts, "length")
+        values = numbers(counts, "length")
         _refuse_wrong_counts(values)
         return cls(counts=values.astype(np.int64))
 
@@ -114,8 +114,7 @@ class LengthHistogram:
             raise PackingError(
                 f"there is no policy '{policy}' for long sequences; known: {', '.join(get_args(LongPolicy))}"
             )
-        if pack_length < 1:
-            raise PackingError(f"a pack has 1 slot or more, found a pack length of {pack_length}")
+        pack_length = whole("pack_length", pack_length, "in slots")
         long = self.counts[pack_length:]
         too_long, kept = int(long.sum()), self.counts[:pack_length]
         if not too_long:
@@ -212,9 +211,21 @@ def _refuse_wrong_counts(counts: np.ndarray) -> None:
         raise PackingError(f"a count of sequences must be {expected}; length {index + 1} has {counts[index]}")
 
 
-def _numbers(values: np.ndarray | Sequence[int | float], of_each: str) -> np.ndarray:
-    """Returns `values` as a list of numbers of any type."""
-    array = np.asarray(values)
+def whole(name: str, value: object, unit: str) -> int:
+    """Returns the value. Raises: PackingError for anything but a whole number of 1 or more; True is none."""
+    if isinstance(value, bool) or not isinstance(value, SupportsIndex) or operator.index(value) < 1:
+        raise PackingError(f"{name} must be a whole number of 1 or more, {unit}, found {value!r}")
+    return operator.index(value)
+
+
+def numbers(values: np.ndarray | Sequence[int | float], of_each: str) -> np.ndarray:
+    """Returns `values` as a list of numbers of any type. Raises: PackingError for anything else."""
+    try:
+        array = np.asarray(values)
+    except (ValueError, TypeError) as error:  # lists of several lengths, or a tensor of a GPU
+        raise PackingError(
+            f"expected one whole number for each {of_each}, found {type(values).__name__} {values!r:.60} ({error})"
+        ) from error
     if array.ndim == 1 and array.dtype.kind == "O":
         for index, value in enumerate(array):
             if not isinstance(value, int | float):

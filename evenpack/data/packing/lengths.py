@@ -6,7 +6,7 @@ import numpy as np
 
 from evenpack.data.limits import MOST_SLOTS
 from evenpack.data.packing import pack
-from evenpack.data.packing.histogram import LengthHistogram
+from evenpack.data.packing.histogram import LengthHistogram, numbers
 from evenpack.data.packing.strategy import Option, Packing
 
 
@@ -45,7 +45,6 @@ def pack_lengths(
 
 def histogram_of(lengths: np.ndarray | Sequence[int | float]) -> LengthHistogram:
     """Returns the histogram of lengths, up to the longest possible pack. Raises: as `LengthHistogram.from_lengths`."""
-    values = np.asarray(lengths)
-    is_numeric = values.ndim == 1 and len(values) > 0 and values.dtype.kind in "iuf"
-    longest = float(np.nanmax(values)) if is_numeric else 1.0
+    values = numbers(lengths, "sequence")
+    longest = float(np.fmax.reduce(values, initial=1))  # without NaN, which is refused with its index
     return LengthHistogram.from_lengths(values, longest=int(min(max(longest, 1.0), MOST_SLOTS)))

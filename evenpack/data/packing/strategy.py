@@ -8,7 +8,7 @@ import numpy as np
 from jaxtyping import Int64
 
 from evenpack.data.packing.certificate import Certificate
-from evenpack.data.packing.histogram import LengthHistogram
+from evenpack.data.packing.histogram import LengthHistogram, numbers
 from evenpack.errors import PackingError
 
 Strategy = tuple[int, ...]
@@ -50,6 +50,13 @@ class Packing:
     """CPU time that the algorithm took."""
     certificate: Certificate | None = None
     """Proof of `lower_bound`; None: the number of tokens is the proof."""
+
+    def __repr__(self) -> str:
+        """Returns a line with what counts; the arrays have names of their own."""
+        return (
+            f"Packing({self.algorithm}: {self.sequences:,} sequences in {self.packs:,} x {self.pack_length:,} slots, "
+            f"{100 * self.efficiency:.2f} % efficient)"
+        )
 
     def __post_init__(self) -> None:
         if len(self.counts) != len(self.strategies):
@@ -95,7 +102,7 @@ class Packing:
 
         Raises: PackingError if these are not the lengths that were packed.
         """
-        values = np.asarray(lengths)
+        values = numbers(lengths, "sequence")
         slots = np.concatenate(
             [np.tile(strategy, count) for strategy, count in zip(self.strategies, self.counts, strict=True)]
         )

@@ -12,7 +12,7 @@ from evenpack.data.prepare.manifest import MANIFEST, TOKENIZER_FOLDER, TRAINED_O
 from evenpack.errors import DataError, RunError
 
 _LOCK = ".prepare.lock"
-_CANNOT_WRITE = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EACCES, errno.EPERM, errno.EIO})
+_FULL = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 _OURS = frozenset({_LOCK, MANIFEST, TOKENIZER_FOLDER, TRAINED_ON, "sources"})
 
 
@@ -34,14 +34,14 @@ def hold_lock(directory: Path, *, setting: str = "data.prepared_dir") -> Iterato
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as error:
             raise _is_busy(directory) from error
-        # The previous holder may have removed the name between our opening and our locking.
-        if not path.exists() or not os.path.samestat(os.fstat(descriptor), path.stat()):
+        if not _is_at(path, descriptor):  # removed by the previous holder, between our opening and our locking
             raise _is_busy(directory)
         try:
             yield
         finally:
-            path.unlink()
-            with suppress(OSError):
+            with suppress(OSError):  # a name that stays locks nothing, and must not hide the error of the block
+                if _is_at(path, descriptor):  # somebody may have removed it, and another process have made its own
+                    path.unlink()
                 directory.rmdir()
     finally:
         os.close(descriptor)
@@ -78,10 +78,15 @@ def explain_write_failures(directory: Path, needed_bytes: Callable[[], int | Non
         cause = error.__cause__ if isinstance(error, RunError) else error
         if not isinstance(cause, OSError):
             raise
-        if cause.errno not in _CANNOT_WRITE:
+        if not directory.is_dir():
             raise DataError(
-                f"{directory} is not prepared yet: {cause}. If a file of a source was moved, put it back. What has "
-                "been written is kept: the same command resumes from there"
+                f"{directory} was removed while it was being prepared ({cause}): run the same command again"
+            ) from error
+        if cause.errno not in _FULL:
+            raise DataError(
+                f"{directory} is not prepared yet: {cause}. If a file of a source was moved, put it back; if a file or "
+                "folder cannot be read or written, make it so. What has been written is kept: the same command resumes "
+                "from there"
             ) from error
         needed = needed_bytes()
         estimate = "not known yet" if needed is None else f"about {needed:,} bytes more"
@@ -90,6 +95,13 @@ def explain_write_failures(directory: Path, needed_bytes: Callable[[], int | Non
             f"bytes; needed: {estimate}. The written part is kept: free disk space and run the same command again "
             "to continue"
         ) from error
+
+
+def _is_at(path: Path, descriptor: int) -> bool:
+    """Returns whether an open file still has this name."""
+    with suppress(FileNotFoundError):
+        return os.path.samestat(os.fstat(descriptor), path.stat())
+    return False
 
 
 def _is_ours(name: str) -> bool:

@@ -1,8 +1,8 @@
 """The manifest of a prepared directory, written last, so that a directory with one is complete."""
 
-import json
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Literal
 
@@ -17,7 +17,7 @@ from evenpack.data.sequences import TokenAccounting
 from evenpack.data.sources.input_files import InputFile
 from evenpack.data.sources.rows import RowAccounting
 from evenpack.errors import DataError, NotPreparedError
-from evenpack.files import write_json
+from evenpack.files import read_json, write_json
 
 MANIFEST = "manifest.json"
 TOKENIZER_FOLDER = "tokenizer"
@@ -25,8 +25,8 @@ TRAINED_ON = "tokenizer.trained_on.json"
 """Name of the record next to the folder: the folder's content belongs to the fingerprint, and times of files do not."""
 _PATHS = {"path", "validation_path"}
 """Keys with the paths of a source or tokenizer."""
-_OF_THE_MIXTURE = ("weight", "maximum_epochs")
-"""Keys of a source that decide no file."""
+_NOT_OF_A_SOURCE = ("weight", "maximum_epochs", "maximum_document_bytes")
+"""Keys of a source that decide no file: they are of the mixture, or limits within which a source is read."""
 _OFF_UNLESS_GIVEN: dict[str, bool | None] = {
     **dict.fromkeys(("rows", "minimum_words", "maximum_rows", "validation_path", "validation_split")),
     "allow_validation_overlap": False,
@@ -175,10 +175,12 @@ class Manifest(Section):
                 f"{directory} has not been prepared{begun}: run `evenpack prepare` with this run file"
             )
         try:
-            content = json.loads(path.read_bytes())
+            content = read_json(path)
             checksum = content.pop("checksum", None)
             manifest = cls.model_validate(content)
-        except (ValueError, AttributeError) as error:
+        except OSError as error:
+            raise DataError(f"{path} cannot be read: {error.strerror}; make it readable for this user") from error
+        except ValueError as error:
             finding = error.errors()[0]["msg"] if isinstance(error, ValidationError) else str(error)
             raise DataError(
                 f"{path} is broken or of another version of evenpack: {finding}; remove {directory} and prepare again"
@@ -232,14 +234,15 @@ class Manifest(Section):
 def data_section(config: DataConfig) -> dict[str, Any]:
     """Returns the part of the `data:` section that decides the prepared files.
 
-    It contains neither paths, nor settings of training and its predictions, nor the weights of the mixture.
+    It contains neither paths, nor settings of training and its predictions, nor the weights of the mixture, nor limits
+    within which sources are read.
     """
     section = config.model_dump(mode="json", exclude={**_NOT_OF_FILES, "recipe": OF_THE_LOSS})
     if section["shuffle"]["kind"] == "permutation":  # older data sections do not contain it
         del section["shuffle"]
     for source in section["sources"].values():
-        for key in _OF_THE_MIXTURE:
-            del source[key]
+        for key in _NOT_OF_A_SOURCE:
+            source.pop(key, None)
         if source["kind"] != "hdf5":
             for key in [key for key, default in _OFF_UNLESS_GIVEN.items() if source.get(key, default) == default]:
                 source.pop(key, None)
@@ -286,7 +289,10 @@ def refuse_changed_inputs(before: Sequence[InputFile], now: Sequence[InputFile],
 
 
 def _describe(file: InputFile | None) -> str:
-    return "no such file" if file is None else f"{file.bytes} bytes, modified at {file.modified_ns / 1e9:.6f}"
+    if file is None:
+        return "no such file"
+    modified = datetime.fromtimestamp(file.modified_ns / 1e9, UTC)
+    return f"{file.bytes} bytes, modified at {modified.isoformat(sep=' ', timespec='milliseconds')}"
 
 
 def _remedy(place: Path) -> str:

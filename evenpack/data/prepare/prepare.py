@@ -39,6 +39,7 @@ from evenpack.data.prepare.progress import Meter, NoProgress, Progress, SourceRe
 from evenpack.data.prepare.shards import ShardPreparation
 from evenpack.data.prepare.shared_tokens import SharedTokens
 from evenpack.data.prepare.source import SourcePreparation
+from evenpack.data.prepare.tokenising.encoding import encoding_threads
 from evenpack.data.prepare.tokenising.workers import Workers
 from evenpack.data.prepare.tokenising.write import Tokenising
 from evenpack.data.prepare.tokenizer import prepare_tokenizer, tokenizer_files, tokenizer_record
@@ -134,6 +135,7 @@ class _Preparation:
         tokenizer: Tokenizer | None,
     ) -> "_Preparation":
         _check_packing(config)
+        encoding_threads()  # a wrong environment variable is found before anything is written
         inputs = {name: source_inputs(name, source) for name, source in config.sources.items()}
         corpora = {
             name: open_corpus(name, source)
@@ -179,6 +181,7 @@ class _Preparation:
             files |= source_files
             if records[name].validation.packing is None:
                 note_nothing_held_out(self.config, name, documents=records[name].documents, progress=self.meter)
+        _require_files(self.directory, files)
         manifest = Manifest(data=data_section(self.config), tokenizer=vocabulary, sources=records, files=files)
         manifest.write(self.directory)
         return manifest
@@ -239,6 +242,16 @@ class _Preparation:
                 f"{folder / unknown[0]} was begun by an interrupted call, but this run has no source '{unknown[0]}': "
                 "remove that folder, or name the source as it was"
             )
+
+
+def _require_files(directory: Path, files: Mapping[str, FileRecord]) -> None:
+    """Checks that what was written is there. Raises: DataError if somebody has removed it meanwhile."""
+    missing = [record.locate(directory) for record in files.values() if not record.locate(directory).is_file()]
+    if missing:
+        raise DataError(
+            f"{missing[0]} ({len(missing)} of {len(files)} files) was removed while {directory} was being prepared: "
+            "remove that folder, and run the same command again"
+        )
 
 
 def _shared_tokens(config: DataConfig, directory: Path, meter: Meter) -> SharedTokens | None:

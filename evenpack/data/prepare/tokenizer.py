@@ -1,6 +1,5 @@
 """The tokenizer of a prepared directory: loaded or trained, and saved there."""
 
-import json
 from collections.abc import Mapping
 from functools import partial
 from itertools import chain
@@ -26,7 +25,7 @@ from evenpack.data.tokenizers.config import ExternalTokenizer, TrainedTokenizer,
 from evenpack.data.tokenizers.loading import tokenizer_inputs, train_tokenizer
 from evenpack.data.tokenizers.tokenizer import Tokenizer
 from evenpack.errors import DataError
-from evenpack.files import atomic_directory, file_checksum, write_json
+from evenpack.files import atomic_directory, file_checksum, read_json, write_json
 
 
 def prepare_tokenizer(
@@ -126,7 +125,7 @@ def _trained_before(directory: Path, origin: Origin) -> Tokenizer:
     Raises: DataError if it was trained on other data, or not trained at all, or differs from the saved one.
     """
     try:
-        before = json.loads((directory / TRAINED_ON).read_text(encoding="utf-8"))
+        before = read_json(directory / TRAINED_ON)
         vouched = before.pop("record_checksum", None)  # None in records of older versions, which have no "files" either
         if (vouched is None) != ("files" not in before) or vouched not in (None, checksum_of_json(before)):
             raise ValueError(f"its content does not have its checksum {vouched}")

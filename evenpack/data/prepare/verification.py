@@ -87,15 +87,23 @@ class Verifier:
                 progress.update(self._state(piece, done, time.monotonic() - started))
         return Verified(bytes=done, elapsed_seconds=time.monotonic() - started, damages=tuple(damages.values()))
 
-    def verify_share(self, share: int, shares: int, *, is_cancelled: Callable[[], bool]) -> Verified:
+    def verify_share(
+        self,
+        share: int,
+        shares: int,
+        *,
+        is_cancelled: Callable[[], bool],
+        on_read: Callable[[int], None] = lambda _: None,
+    ) -> Verified:
         """Reads one of `shares` parts of about the same number of chunks, in the calling thread.
 
         A set that takes more than half of the machine's memory is not left in the page cache, which the loader needs;
-        it ends early if `is_cancelled`.
+        it ends early if `is_cancelled`. `on_read` is called with the bytes read so far.
         """
         pieces = self.pieces()
         mine = pieces[len(pieces) * share // shares : len(pieces) * (share + 1) // shares]
-        return self._verify(mine, self.find_wrong_sizes() if share == 0 else {}, is_cancelled=is_cancelled)
+        damages = self.find_wrong_sizes() if share == 0 else {}
+        return self._verify(mine, damages, is_cancelled=is_cancelled, on_read=on_read)
 
     def verify_smallest(self, *, seconds: float) -> Verified:
         """Reads as many files as it can in that time, in the calling thread, the smallest first."""
@@ -104,7 +112,12 @@ class Verifier:
         return self._verify(pieces, self.find_wrong_sizes(), is_cancelled=lambda: time.monotonic() > deadline)
 
     def _verify(
-        self, pieces: list[Piece], damages: dict[Path, Damage], *, is_cancelled: Callable[[], bool]
+        self,
+        pieces: list[Piece],
+        damages: dict[Path, Damage],
+        *,
+        is_cancelled: Callable[[], bool],
+        on_read: Callable[[int], None] = lambda _: None,
     ) -> Verified:
         """Adds the damage of these pieces to `damages`."""
         started, done = time.monotonic(), 0
@@ -116,6 +129,7 @@ class Verifier:
             if damage is not None:
                 damages.setdefault(piece.path, damage)
             done += piece.bytes
+            on_read(done)
         return Verified(bytes=done, elapsed_seconds=time.monotonic() - started, damages=tuple(damages.values()))
 
     def pieces(self) -> list[Piece]:

@@ -5,7 +5,6 @@ For 1e8 documents they take seconds to compute and gigabytes of memory, too much
 `prepare` therefore stores them as .npy files; an opened view maps these, and its pickle is the name of its folder.
 """
 
-import json
 from abc import abstractmethod
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, fields
@@ -21,7 +20,7 @@ from evenpack.data.sequences.accounting import TokenAccounting
 from evenpack.data.tokens.array_file import release_mapped_pages
 from evenpack.data.tokens.file import TokenFile
 from evenpack.errors import DataError
-from evenpack.files import atomic_open, fsync_directory, write_json
+from evenpack.files import atomic_open, fsync_directory, read_json, write_json
 
 _DESCRIPTION = "view.json"
 _CHUNK_SEQUENCES = 1 << 20
@@ -199,10 +198,9 @@ class WholeSequencesView(LocatedSequences, StoredView):
 def read_description(directory: Path) -> dict[str, Any]:
     """Returns the recipe and figures of a stored view. Raises: DataError if they are missing or unreadable."""
     try:
-        description: dict[str, Any] = json.loads((directory / _DESCRIPTION).read_text(encoding="utf-8"))
+        return read_json(directory / _DESCRIPTION)
     except (OSError, ValueError) as error:
         raise DataError(f"{directory} holds no stored view ({error}); remove the folder and prepare again") from error
-    return description
 
 
 def open_stored(kind: type[ViewT], directory: Path, token_file: TokenFile) -> ViewT:

@@ -6,7 +6,6 @@
 00012.json       written last: a column that has it is complete
 """
 
-import json
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from functools import cached_property
@@ -21,7 +20,7 @@ from evenpack.data.sequences.shuffled import OrderedView
 from evenpack.data.shuffle.grid import Grid
 from evenpack.data.shuffle.sequences import Sequences, TokenBuffer, chunks
 from evenpack.errors import DataError
-from evenpack.files import atomic_open, write_json
+from evenpack.files import atomic_open, read_json, write_json
 
 _CHUNKS_MAPPED = 16
 """Number of chunks after which the mapped pages of the source are released."""
@@ -83,7 +82,7 @@ class ColumnFolder:
         if not path.is_file():
             return None
         try:
-            values = json.loads(path.read_bytes())
+            values = read_json(path)
             found = Column(shards=tuple(Shard(**shard) for shard in values["shards"]), content=values["content"])
             if len(found.shards) != rows:
                 raise ValueError(f"{len(found.shards)} shards, expected {rows}")

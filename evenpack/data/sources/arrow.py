@@ -27,7 +27,12 @@ def _own_files(name: str, source: ArrowSource, key: str) -> FolderFiles:
 
 
 def _piece(source: ArrowSource, path: Path) -> ColumnPiece:
-    return ColumnPiece(path=path, text_key=source.text_key, open_table=_open_table)
+    return ColumnPiece(
+        path=path,
+        text_key=source.text_key,
+        open_table=_open_table,
+        longest_text_bytes=source.maximum_document_bytes,
+    )
 
 
 KIND = kind_of_files(_piece, suffixes=ARROW_SUFFIXES, own_files=_own_files)

@@ -5,9 +5,10 @@ from dataclasses import dataclass, replace
 from functools import partial
 from itertools import accumulate
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from evenpack.data.sources.corpus import Document, make_document
+from evenpack.data.sources.input_files import too_long_error
 from evenpack.errors import DataError
 
 if TYPE_CHECKING:
@@ -24,6 +25,7 @@ class ColumnPiece:
     path: Path
     text_key: str
     open_table: TableOpener
+    longest_text_bytes: int
     first_block: int = 0
     begin: int = 0
     """The first row, which begins its block."""
@@ -58,7 +60,7 @@ class ColumnPiece:
             first_row=self.begin,
         )
         for rows in found:
-            for index, text in enumerate(_texts(rows, self.text_key)):
+            for index, text in enumerate(self._texts(rows)):
                 done += 1
                 yield make_document(text, bytes_before + total_bytes * done // count, partial(rows.place, index))
         return 0
@@ -84,6 +86,29 @@ class ColumnPiece:
             for first, last in cuts
         )
 
+    def _texts(self, rows: "Rows") -> Iterator[str]:
+        """Yields texts.
+
+        Raises: DataError with file and row for a null, for a text that is too long, or for bytes that are not UTF-8.
+        """
+        for index, value in enumerate(rows.columns[0]):
+            refuse_long_text(value, partial(rows.place, index), most=self.longest_text_bytes)
+            try:
+                text = value.as_py()
+            except UnicodeDecodeError as error:
+                raise DataError(f"{rows.place(index)}: '{self.text_key}' is not valid UTF-8: {error.reason}") from error
+            if text is None:
+                raise DataError(f"{rows.place(index)}: '{self.text_key}' is null, expected a string")
+            yield text
+
+
+def refuse_long_text(value: Any, where: Callable[[], str], *, most: int) -> None:
+    """Checks a scalar of `pyarrow` before it is copied. Raises: DataError for a text of more than `most` bytes."""
+    value = getattr(value, "value", value)  # that of a dictionary
+    buffer = value.as_buffer() if hasattr(value, "as_buffer") else None
+    if buffer is not None and buffer.size > most:
+        raise too_long_error(where(), "text", most=most)
+
 
 def _cuts(edges: Sequence[int], target: int) -> Iterator[tuple[int, int]]:
     """Yields neighbours, given by the edges between them, combined up to `target`: first and one past the last."""
@@ -92,15 +117,3 @@ def _cuts(edges: Sequence[int], target: int) -> Iterator[tuple[int, int]]:
         if last + 1 == len(edges) or edges[last + 1] - edges[first] > target:
             yield first, last
             first = last
-
-
-def _texts(rows: "Rows", column: str) -> Iterator[str]:
-    """Yields texts. Raises: DataError with file and row for a null, or for bytes that are not UTF-8."""
-    for index, value in enumerate(rows.columns[0]):
-        try:
-            text = value.as_py()
-        except UnicodeDecodeError as error:
-            raise DataError(f"{rows.place(index)}: '{column}' is not valid UTF-8: {error.reason}") from error
-        if text is None:
-            raise DataError(f"{rows.place(index)}: '{column}' is null, expected a string")
-        yield text

@@ -2,9 +2,10 @@
 
 from typing import Annotated, Literal
 
-from pydantic import Field, model_validator
+from pydantic import ByteSize, Field, model_validator
 
 from evenpack.config import Section, UserPath, UserPaths
+from evenpack.data.sources.input_files import LONGEST_LINE_BYTES
 from evenpack.units import Epochs, Rows, Words
 
 
@@ -38,7 +39,15 @@ class SourceOfText(_SourceBase):
         return False
 
 
-class SourceOfFiles(SourceOfText):
+class _SourceOfForeignText(SourceOfText):
+    """What all sources have in common that read text of any origin."""
+
+    maximum_document_bytes: Annotated[ByteSize, Field(ge=1)] = ByteSize(LONGEST_LINE_BYTES)
+    """Most bytes of a document in UTF-8, and of the line of a .jsonl file that holds it. The first longer one is
+    refused by file and line: tokenising takes about 120 bytes of memory for each byte of a document."""
+
+
+class SourceOfFiles(_SourceOfForeignText):
     """What all sources have in common that read files of text."""
 
     path: UserPaths | None = None
@@ -108,7 +117,7 @@ class TextSource(SourceOfFiles):
         return self
 
 
-class HubSource(SourceOfText):
+class HubSource(_SourceOfForeignText):
     """A dataset of the Hugging Face hub, or a local folder of that shape, read through `datasets`."""
 
     kind: Literal["hub"]

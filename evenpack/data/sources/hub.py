@@ -4,6 +4,7 @@ from collections.abc import Generator
 from functools import partial
 from pathlib import Path
 
+from evenpack.data.sources.columns import refuse_long_text
 from evenpack.data.sources.config import HubSource
 from evenpack.data.sources.corpus import Document, SourceKind, make_document
 from evenpack.data.sources.hub_rows import HubRows
@@ -30,7 +31,9 @@ class HubPiece:
 
     def read(self, start: int, bytes_before: int) -> Generator[Document, None, int]:
         count, total_bytes = self._rows.count, self.total_bytes
-        for number, text in enumerate(self._rows.read(start), start=start):
+        for number, value in enumerate(self._rows.read(start), start=start):
+            refuse_long_text(value, partial(self._place, number), most=self._source.maximum_document_bytes)
+            text = value.as_py()
             if not isinstance(text, str):
                 raise DataError(
                     f"{self._place(number)}: '{self._source.text_key}' must be a string, found {type(text).__name__}"

@@ -51,7 +51,7 @@ class HubRows:
         self.total_bytes = int(self._dataset.data.nbytes)
 
     def read(self, start: int) -> Iterator[Any]:
-        """Yields the values from row `start` on; rows before it are not read."""
+        """Yields the values from row `start` on as scalars of `pyarrow`; rows before it are not read."""
         if start < self.count:
-            for rows in self._dataset.skip(start).iter(batch_size=_ROWS_AT_ONCE):
-                yield from rows[self._column]
+            for rows in self._dataset.with_format("arrow").skip(start).iter(batch_size=_ROWS_AT_ONCE):
+                yield from rows.column(self._column)

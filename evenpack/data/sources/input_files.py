@@ -11,13 +11,19 @@ from typing import IO, Any
 import zstandard
 
 from evenpack.config import Section
+from evenpack.data.limits import TOKENISING_BYTES
 from evenpack.errors import DataError
 from evenpack.files import parse_json_object
+
+LONGEST_LINE_BYTES = 1 << 26
+"""Bytes of the longest line that is read unless more is asked for: it is in memory as a whole, some times over."""
 
 _READ_BYTES = 1 << 17
 _LINE_BUFFER_BYTES = 1 << 20
 _LARGEST_WINDOW_BYTES = 1 << 31
 """zstd refuses windows above 128 MiB by default; corpora packed with `--long=31` need this much."""
+_ZSTD_INPUT_BYTES = 1 << 9
+"""Bytes decompressed at once, which become 16 MiB at most: a block of 4 bytes can stand for 128 KiB of one letter."""
 
 
 class InputFile(Section):
@@ -37,7 +43,14 @@ class InputFile(Section):
 class SourceReader:
     """An opened input file; `.zst` and `.gz` are decompressed while reading. Use it as a context manager."""
 
-    def __init__(self, path: Path, *, begin: int = 0, stop: int | None = None) -> None:
+    def __init__(
+        self,
+        path: Path,
+        *,
+        begin: int = 0,
+        stop: int | None = None,
+        longest_line_bytes: int = LONGEST_LINE_BYTES,
+    ) -> None:
         """Opens a file; if it is not compressed, `begin` and `stop` bound the bytes to read, each the first of a line.
 
         Raises: DataError if the file cannot be opened.
@@ -48,6 +61,7 @@ class SourceReader:
         self._lines_read = 0
         self._line_start = begin
         self._line_bytes = 0
+        self._longest_line_bytes = longest_line_bytes
         try:
             self._file: IO[bytes] = path.open("rb", buffering=0)
         except OSError as error:
@@ -88,13 +102,18 @@ class SourceReader:
         return f"{self.path}, line {self.line_number}"
 
     def lines(self) -> Iterator[bytes]:
-        """Yields every line with its end. Raises: DataError if the compressed data is broken or ends too early."""
+        """Yields every line with its end.
+
+        Raises: DataError for a line that is too long, and if the compressed data is broken or ends too early.
+        """
         line_end = self._begin
         while self._stop is None or line_end < self._stop:
-            line = self._stream.readline()
+            line = self._stream.readline(self._longest_line_bytes + 1)
             if not line:
                 return
             self._lines_read += 1
+            if len(line) > self._longest_line_bytes and not line.endswith(b"\n"):
+                raise too_long_error(self.where, "line", most=self._longest_line_bytes)
             self._line_start = line_end
             self._line_bytes = len(line)
             line_end += self._line_bytes
@@ -120,6 +139,15 @@ class SourceReader:
             return parse_json_object(text)
         except ValueError as error:
             raise DataError(f"{self.where}: {error}") from error
+
+
+def too_long_error(where: str, what: str, *, most: int) -> DataError:
+    """Returns the error of a line or document of more than `most` bytes."""
+    return DataError(
+        f"{where}: a {what} of more than {most:,} bytes. Is it one document? "
+        f"data.sources.NAME.maximum_document_bytes allows longer ones; tokenising takes about {TOKENISING_BYTES} bytes "
+        "of memory for each byte of a document"
+    )
 
 
 def is_compressed(path: Path) -> bool:
@@ -148,6 +176,7 @@ class _ZstdFrames(io.RawIOBase):
         self._path = path
         self._decompressor = zstandard.ZstdDecompressor(max_window_size=_LARGEST_WINDOW_BYTES)
         self._frame: zstandard.ZstdDecompressionObj | None = None
+        self._compressed = memoryview(b"")
         self._ready = memoryview(b"")
 
     def readable(self) -> bool:
@@ -155,12 +184,13 @@ class _ZstdFrames(io.RawIOBase):
 
     def readinto(self, buffer: Any) -> int:
         while not self._ready:
-            block = self._file.read(_READ_BYTES)
-            if not block and self._frame is not None:
+            self._compressed = self._compressed or memoryview(self._file.read(_READ_BYTES))
+            if not self._compressed and self._frame is not None:
                 raise DataError(f"{self._path} ends in the middle of a zstd frame: it is truncated")
-            if not block:
+            if not self._compressed:
                 return 0
-            self._ready = memoryview(self._decompress(block))
+            self._ready = memoryview(self._decompress(bytes(self._compressed[:_ZSTD_INPUT_BYTES])))
+            self._compressed = self._compressed[_ZSTD_INPUT_BYTES:]
         count = min(len(buffer), len(self._ready))
         buffer[:count] = self._ready[:count]
         self._ready = self._ready[count:]
@@ -177,7 +207,9 @@ class _ZstdFrames(io.RawIOBase):
                     block = self._frame.unused_data
                     self._frame = None
         except zstandard.ZstdError as error:
-            raise DataError(f"{self._path} is not readable zstd: {error}") from error
+            raise DataError(
+                f"{self._path} is not readable zstd with windows of up to {_LARGEST_WINDOW_BYTES >> 20:,} MiB: {error}"
+            ) from error
         return b"".join(parts)
 
 

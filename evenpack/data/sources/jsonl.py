@@ -48,7 +48,8 @@ class JsonlPiece:
 
 
 def _piece(source: JsonlSource, path: Path) -> JsonlPiece:
-    return JsonlPiece(lines=LineRange(path=path), text_key=source.text_key)
+    lines = LineRange(path=path, longest_line_bytes=source.maximum_document_bytes)
+    return JsonlPiece(lines=lines, text_key=source.text_key)
 
 
 KIND = kind_of_files(_piece, suffixes=JSONL_SUFFIXES)

@@ -1,7 +1,7 @@
 """Files of lines, whole or divided into ranges of bytes that begin and end with a line."""
 
 from collections.abc import Callable, Generator, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from pathlib import Path
 from typing import IO, TypeVar
@@ -10,6 +10,8 @@ from evenpack.data.sources.corpus import Document, make_document
 from evenpack.data.sources.input_files import SourceReader, is_compressed
 
 T = TypeVar("T")
+
+_PIECE_BYTES = 1 << 20
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -21,6 +23,7 @@ class LineRange:
     """The first byte, at the start of a line."""
     stop: int | None = None
     """The byte after the last line; None at the end of the file."""
+    longest_line_bytes: int
 
     @property
     def name(self) -> str:
@@ -32,7 +35,7 @@ class LineRange:
 
     def open(self) -> SourceReader:
         """Opens the range. Raises: DataError if the file cannot be opened."""
-        return SourceReader(self.path, begin=self.begin, stop=self.stop)
+        return SourceReader(self.path, begin=self.begin, stop=self.stop, longest_line_bytes=self.longest_line_bytes)
 
     def divided(
         self, target_bytes: int, *, ends_document: Callable[[bytes], bool] | None = None
@@ -47,7 +50,7 @@ class LineRange:
         with self.path.open("rb") as file:
             inner = tuple(_bounds(file, size, count=-(-size // target_bytes), ends_document=ends_document))
         edges = (0, *inner, size)
-        return tuple(LineRange(path=self.path, begin=begin, stop=stop) for begin, stop in pairwise(edges))
+        return tuple(replace(self, begin=begin, stop=stop) for begin, stop in pairwise(edges))
 
 
 def _bounds(file: IO[bytes], size: int, *, count: int, ends_document: Callable[[bytes], bool] | None) -> Iterator[int]:
@@ -58,13 +61,23 @@ def _bounds(file: IO[bytes], size: int, *, count: int, ends_document: Callable[[
         if position <= bound:
             continue
         file.seek(position - 1)
-        file.readline()  # to the next line's beginning, which may be `position` itself
-        while ends_document is not None and (line := file.readline()) and not ends_document(line):
+        _read_line(file, bytes.isspace)  # to the next line's beginning, which may be `position` itself
+        while ends_document is not None and _read_line(file, ends_document) is False:
             pass
         bound = file.tell()
         if bound >= size:
             return
         yield bound
+
+
+def _read_line(file: IO[bytes], holds: Callable[[bytes], bool]) -> bool | None:
+    """Reads a line of any length, in pieces; returns whether `holds` is true of each of them, None at the end."""
+    found = None
+    while piece := file.readline(_PIECE_BYTES):
+        found = found is not False and holds(piece)
+        if piece.endswith(b"\n"):
+            break
+    return found
 
 
 def documents_of(

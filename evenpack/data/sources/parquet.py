@@ -20,7 +20,12 @@ def _open_table(path: Path) -> "BlockTable":
 
 
 def _piece(source: ParquetSource, path: Path) -> ColumnPiece:
-    return ColumnPiece(path=path, text_key=source.text_key, open_table=_open_table)
+    return ColumnPiece(
+        path=path,
+        text_key=source.text_key,
+        open_table=_open_table,
+        longest_text_bytes=source.maximum_document_bytes,
+    )
 
 
 KIND = kind_of_files(_piece, suffixes=_SUFFIXES)

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from evenpack.errors import DataError
-from evenpack.files import parse_json_object
+from evenpack.files import read_json
 
 ARROW_SUFFIXES = (".arrow", ".arrows", ".feather")
 """Suffixes of files in Arrow's own format."""
@@ -70,7 +70,7 @@ def _listed_files(folder: Path) -> tuple[Path, ...]:
 
 def _read(path: Path) -> dict[str, Any]:
     try:
-        return parse_json_object(path.read_text(encoding="utf-8"))
+        return read_json(path)
     except (OSError, ValueError) as error:
         raise _damaged(path, str(error)) from error
 

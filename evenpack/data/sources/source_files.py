@@ -98,10 +98,12 @@ class _Search:
 
     def _of_pattern(self, pattern: Path) -> tuple[Path, ...]:
         """Returns files that match, and those of matching folders that are datasets."""
-        try:
-            matches = sorted(Path(pattern.anchor or ".").glob(str(pattern.relative_to(pattern.anchor))))
-        except ValueError as error:
-            raise DataError(f"source '{self.source}': {pattern} is not a glob pattern: {error}") from error
+        if any("**" in part and part != "**" for part in pattern.parts):  # Python 3.13 would read it as a single *
+            raise DataError(
+                f"source '{self.source}': {pattern} is not a glob pattern: ** matches folders of any depth and must "
+                "stand alone between slashes, as in **/*.jsonl"
+            )
+        matches = sorted(Path(pattern.anchor or ".").glob(str(pattern.relative_to(pattern.anchor))))
         base = _before_glob(pattern)
         files = tuple(file for match in matches if not _is_hidden(match, base) for file in self._of_match(match))
         if not files:

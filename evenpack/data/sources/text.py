@@ -8,9 +8,9 @@ from typing import Literal
 from evenpack.data.sources.config import TextSource
 from evenpack.data.sources.corpus import Document
 from evenpack.data.sources.file_kinds import kind_of_files
-from evenpack.data.sources.input_files import SourceReader
+from evenpack.data.sources.input_files import SourceReader, too_long_error
 from evenpack.data.sources.line_ranges import LineRange, documents_of
-from evenpack.data.sources.rows import filled_lines, paragraphs
+from evenpack.data.sources.rows import RowKind, filled_lines, paragraphs
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -19,6 +19,8 @@ class TextPiece:
 
     lines: LineRange
     separator: Literal["file", "blank_line", "line"]
+    rows: RowKind | None
+    """What the documents are cut into later, of which each is read by itself: then a file of any size is."""
 
     @property
     def name(self) -> str:
@@ -39,17 +41,27 @@ class TextPiece:
         return (replace(self, lines=lines) for lines in self.lines.divided(target_bytes, ends_document=ends_document))
 
     def _texts(self, reader: SourceReader) -> Iterator[str]:
-        lines = (reader.decode(line).rstrip("\r\n") for line in reader.lines())
-        if self.separator == "line":
-            yield from filled_lines(lines)
-        elif self.separator == "blank_line":
-            yield from paragraphs(lines)
+        if self.separator == "line" or self.rows == "lines":
+            yield from filled_lines(self._lines(reader, lambda _: True))
+        elif self.separator == "blank_line" or self.rows == "paragraphs":
+            yield from paragraphs(self._lines(reader, lambda line: not line.strip()))
         else:
-            yield from filled_lines(["\n".join(lines)])
+            yield from filled_lines(["\n".join(self._lines(reader, lambda _: False))])
+
+    def _lines(self, reader: SourceReader, ends_document: Callable[[str], bool]) -> Iterator[str]:
+        """Yields lines without their ends. Raises: DataError once those of a document are too long together."""
+        document_bytes = 0
+        for line in reader.lines():
+            text = reader.decode(line).rstrip("\r\n")
+            document_bytes = 0 if ends_document(text) else document_bytes + len(line)
+            if document_bytes > self.lines.longest_line_bytes:
+                raise too_long_error(reader.where, "document", most=self.lines.longest_line_bytes)
+            yield text
 
 
 def _piece(source: TextSource, path: Path) -> TextPiece:
-    return TextPiece(lines=LineRange(path=path), separator=source.document_separator)
+    lines = LineRange(path=path, longest_line_bytes=source.maximum_document_bytes)
+    return TextPiece(lines=lines, separator=source.document_separator, rows=source.rows)
 
 
 KIND = kind_of_files(_piece, suffixes=None)

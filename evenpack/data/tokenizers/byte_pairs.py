@@ -7,6 +7,7 @@ from pathlib import Path
 import tokenizers
 from tokenizers import AddedToken, decoders, models, pre_tokenizers, trainers
 
+from evenpack.data.limits import LONGEST_TRAINED_WORD
 from evenpack.data.tokenizers.config import TrainedTokenizer
 from evenpack.errors import DataError
 
@@ -52,7 +53,10 @@ def train_byte_pairs(config: TrainedTokenizer, texts: Iterable[str]) -> tokenize
         initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
         show_progress=False,
     )
+    whole_words = backend.pre_tokenizer
+    backend.pre_tokenizer = pre_tokenizers.Sequence([whole_words, pre_tokenizers.FixedLength(LONGEST_TRAINED_WORD)])
     backend.train_from_iterator(texts, trainer=trainer)
+    backend.pre_tokenizer = whole_words
     size = backend.get_vocab_size()
     if size <= 257:
         raise DataError(

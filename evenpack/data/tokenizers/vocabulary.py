@@ -1,11 +1,11 @@
 """The entries of a tokenizer's vocabulary, to distinguish one vocabulary from another."""
 
-import json
 from pathlib import Path
 
 import tokenizers
 
 from evenpack.errors import DataError
+from evenpack.files import read_json
 
 
 def read_vocabulary(folder: Path) -> dict[str, int] | None:
@@ -42,7 +42,7 @@ def _of_lines(path: Path) -> dict[str, int]:
 
 
 def _of_json(path: Path) -> dict[str, int]:
-    return {token: int(index) for token, index in json.loads(path.read_text(encoding="utf-8")).items()}
+    return {token: int(index) for token, index in read_json(path).items()}
 
 
 _READERS = {"tokenizer.json": _of_backend, "vocab.txt": _of_lines, "vocab.json": _of_json}

@@ -9,6 +9,7 @@ from types import MappingProxyType
 import tokenizers
 from tokenizers import AddedToken, decoders, models, normalizers, pre_tokenizers, processors, trainers
 
+from evenpack.data.limits import LONGEST_TRAINED_WORD
 from evenpack.data.tokenizers.config import TrainedWordPieces
 from evenpack.errors import DataError
 
@@ -79,6 +80,9 @@ def train_word_pieces(config: TrainedWordPieces, texts: Iterable[str]) -> tokeni
             f"than {len(first)} entries, data.tokenizer.vocabulary_size is {config.vocabulary_size}"
         )
     backend = _assemble(dict(zip(_SPECIAL, range(len(_SPECIAL)), strict=True)), lower_case=config.lower_case)
+    backend.pre_tokenizer = pre_tokenizers.Sequence(
+        [backend.pre_tokenizer, pre_tokenizers.FixedLength(LONGEST_TRAINED_WORD)]
+    )
     trainer = trainers.WordPieceTrainer(vocab_size=config.vocabulary_size, special_tokens=first, show_progress=False)
     backend.train_from_iterator(kept, trainer=trainer)
     vocabulary: dict[str, int] = backend.get_vocab(with_added_tokens=True)

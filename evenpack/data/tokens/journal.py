@@ -1,13 +1,12 @@
 """The journal `PREFIX.journal.json`: the progress of a token file, and, once it is complete, its record."""
 
-import json
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 from evenpack.data.checksums import Checksums, checksum_of_json
 from evenpack.errors import DataError
-from evenpack.files import write_json
+from evenpack.files import read_json, write_json
 
 DOCUMENT_HASHES = "document_hashes"
 """The column of every token file that was made from text."""
@@ -52,12 +51,14 @@ def read_journal(prefix: Path) -> Journal | None:
     if not path.is_file():
         return None
     try:
-        values: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+        values = read_json(path)
         checksum = values.pop("checksum", None)  # None in journals of older versions
         if checksum not in (None, checksum_of_json(values)):
             raise ValueError(f"its content does not have its checksum {checksum}")
         checksums = {name: Checksums(**_with_tuple(found)) for name, found in values.pop("checksums").items()}
         return Journal(**values, checksums=checksums)
+    except OSError as error:
+        raise DataError(f"{path} cannot be read: {error.strerror}; make it readable for this user") from error
     except (ValueError, TypeError, KeyError, AttributeError) as error:
         raise DataError(
             f"{path} is damaged, or no journal of a token file ({error}); remove the folder {path.parent} and prepare "

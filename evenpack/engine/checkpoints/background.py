@@ -18,7 +18,7 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from evenpack.engine.activity import saving
+from evenpack.engine.activity import own_work, saving
 from evenpack.engine.checkpoints.deferred_writes import DeferredWrite, deferring_writes
 from evenpack.engine.checkpoints.files import Checkpoint, FileRecord, TrainState, commit_files, list_files
 from evenpack.engine.checkpoints.host_copies import HostCopies
@@ -98,19 +98,22 @@ class BackgroundWriter:
         """
         if self._flight is None or self._is_over:
             return
-        own = self._flight.report.result()
+        with own_work("its part of the checkpoint"):
+            own = self._flight.report.result()
         on_own_end()
         reports = self._world.all_gather(own)
         if self._world.is_main:
             self._flight.tell(reports)
-            self._flight.join()
+            with own_work("its part of the checkpoint"):
+                self._flight.join()
         self._world.barrier()
         self._is_over = True
 
     def wait_alone(self, *, seconds: float) -> None:
         """Waits, without the other ranks, for the save in flight; for a run that ends with an error."""
         if self._flight is not None:
-            self._flight.join(seconds=seconds)
+            with own_work():
+                self._flight.join(seconds=seconds)
 
     @property
     def is_writing(self) -> bool:
@@ -182,6 +185,10 @@ class _Flight:
                 result = self._publish(report)
                 self.published.set_result(EndedSave(result=result, seconds=time.perf_counter() - self._started))
         except BaseException as error:
+            if not self._world.is_main and self._writes and not self.report.done():  # rank 0 waits for a report
+                problem = f"rank {self._world.rank} failed while saving a checkpoint: {type(error).__name__}: {error}"
+                with suppress(Exception):
+                    RankReport(files=(), problem=problem).write(self._report_path(self._world.rank))
             for future in (self.report, self.published):
                 if not future.done():
                     future.set_exception(error)

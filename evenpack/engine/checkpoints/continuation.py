@@ -40,6 +40,7 @@ _NOT_OF_THE_FINGERPRINT = (
     "data.on_changed_sources",
     "data.on_maximum_epochs",
     ".maximum_epochs",
+    ".maximum_document_bytes",
 )
 
 

@@ -7,6 +7,8 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
+from evenpack.engine.activity import own_work
+
 
 @contextmanager
 def writing_to_the_end(engine: Any) -> Iterator[None]:
@@ -19,7 +21,8 @@ def writing_to_the_end(engine: Any) -> Iterator[None]:
     def guarded(write: Callable[..., Any]) -> Callable[..., Any]:
         def try_to_write(*arguments: Any, **named: Any) -> Any:
             try:
-                return write(*arguments, **named)
+                with own_work("writing its part of the checkpoint"):
+                    return write(*arguments, **named)
             except (OSError, RuntimeError) as error:
                 problems.append(str(error))
                 return None

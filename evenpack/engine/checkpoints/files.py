@@ -27,7 +27,7 @@ import xxhash
 
 from evenpack.data.order.step_shape import CostWeights
 from evenpack.errors import CheckpointError
-from evenpack.files import file_checksum, fsync_directory, fsync_file, write_json
+from evenpack.files import file_checksum, fsync_directory, fsync_file, read_json, write_json
 
 CHECKPOINTS = "checkpoints"
 """Name of the folder in a run's output directory."""
@@ -188,7 +188,7 @@ def read_manifest(path: Path) -> Checkpoint:
     Raises: CheckpointError with the problem of the manifest, without the checkpoint's path.
     """
     try:
-        content = json.loads((path / MANIFEST).read_bytes())
+        content = read_json(path / MANIFEST)
         checksum = content.pop("checksum")
         found = _content_checksum(content)
         if checksum != found:

@@ -7,7 +7,11 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
+from unittest import mock
 
+import torch
+
+from evenpack.engine.activity import own_work
 from evenpack.engine.checkpoints.files import (
     REPLACED,
     Checkpoint,
@@ -116,7 +120,8 @@ def load_checkpoint(
     optimizer = engine.optimizer
     settings = [_without_parameters(group) for group in optimizer.param_groups]
     clipping = getattr(optimizer, "clip_grad", None)
-    with _explained(checkpoint):
+    reading = own_work("reading its part of the checkpoint")(torch.load)
+    with _explained(checkpoint), mock.patch.object(torch, "load", reading):
         if _needs_conversion(engine, checkpoint, world):
             load_universal(engine, _universal(engine, checkpoint, world, on_conversion), world)
         else:
@@ -179,7 +184,8 @@ def _verify(path: Path, world: World) -> tuple[Checkpoint | None, str | None]:
 def _problem_of(checkpoint: Checkpoint, world: World) -> str | None:
     """Returns the problem with its files that the first rank finds, each reading a part of them; None without one."""
     share = checkpoint.files[world.rank :: world.size]
-    seen_here = find_wrong_size(checkpoint) or find_wrong_content(checkpoint, share)
+    with own_work("comparing checksums of the checkpoint"):
+        seen_here = find_wrong_size(checkpoint) or find_wrong_content(checkpoint, share)
     if seen_here is not None:
         seen_here += f" (seen by rank {world.rank} on {socket.gethostname()})"
     objections = [objection for objection in world.all_gather(seen_here) if objection is not None]
@@ -191,7 +197,9 @@ def _require_plain(checkpoint: Checkpoint, world: World) -> frozenset[str]:
 
     That is: tensors and plain values. Raises: CheckpointError on all ranks otherwise.
     """
-    reports = world.all_gather(find_classes(checkpoint, checkpoint.files[world.rank :: world.size]))
+    with own_work("scanning its part of the checkpoint"):
+        found = find_classes(checkpoint, checkpoint.files[world.rank :: world.size])
+    reports = world.all_gather(found)
     for _, problem in reports:
         if problem is not None:
             raise _refusal_of_code(checkpoint, problem)

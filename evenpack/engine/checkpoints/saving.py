@@ -13,6 +13,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
+from evenpack.engine.activity import own_work
 from evenpack.engine.checkpoints.failed_writes import free_space, writing_to_the_end
 from evenpack.engine.checkpoints.files import (
     LATEST,
@@ -138,7 +139,7 @@ class CheckpointWriter:
     def _commit_files(self, partial: Path) -> list[FileRecord]:
         """Flushes and checksums the files, each rank a part of them; returns the records of all."""
         names = self._world.on_main(lambda: self._list_files(partial))
-        with self._writing_together():
+        with self._writing_together(), own_work("flushing its part of the checkpoint"):
             records = commit_files(partial, names[self._world.rank :: self._world.size])
         return [record for share in self._world.all_gather(records) for record in share]
 

@@ -22,6 +22,7 @@ from pathlib import Path
 
 import torch
 
+from evenpack.engine.activity import own_work
 from evenpack.engine.checkpoints.failed_writes import free_space
 from evenpack.engine.checkpoints.files import (
     MANIFEST,
@@ -172,10 +173,14 @@ def _source(checkpoint: Checkpoint) -> dict[str, str]:
 
 @contextmanager
 def _together(checkpoint: Checkpoint, world: World) -> Iterator[None]:
-    """Raises on every rank the error of the first that has one; torch reports a full disk as RuntimeError."""
+    """Works without the other ranks, and then raises on every rank the error of the first that has one.
+
+    torch reports a full disk as RuntimeError.
+    """
     problem = None
     try:
-        yield
+        with own_work():
+            yield
     except CheckpointError as error:
         problem = error
     except (OSError, RuntimeError) as error:

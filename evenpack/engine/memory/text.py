@@ -26,7 +26,7 @@ def _table(found: RunMemory, batching: Batching) -> Iterator[str]:
     peak = found.memory.peak
     unit, name = (_GIGABYTE, "GB") if peak.total >= _GIGABYTE else (1e6, "MB")
     yield (
-        f"Memory of one GPU of {found.ranks:,}, estimated, in {name}: micro-batch of "
+        f"Memory of one rank of {found.ranks:,}, estimated for a GPU, in {name}: micro-batch of "
         f"{found.items_per_micro_batch:,} {batching}, {size.slots:,} slots, {size.head_rows:,} rows of logits"
     )
     yield "phase".ljust(_FIRST_WIDTH) + "".join(part.rjust(_WIDTH) for part in _PARTS)

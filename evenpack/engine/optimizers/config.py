@@ -98,5 +98,8 @@ class ScheduleSection(Section):
     @model_validator(mode="after")
     def _check(self) -> "ScheduleSection":
         if self.kind != "polynomial" and self.degree != 1.0:
-            raise ValueError(f"degree ({self.degree:g}) is for kind polynomial, found kind {self.kind}: leave it out")
+            raise ValueError(
+                f"degree ({self.degree:g}) is for kind polynomial, found kind {self.kind}: leave it out, or set "
+                "degree=1"
+            )
         return self

@@ -6,11 +6,12 @@ import logging
 import math
 import os
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
+from evenpack.engine.reporting.definitions import wrong_value
 from evenpack.errors import RunError
 from evenpack.files import atomic_open, parse_json_object, write_json
 
@@ -91,6 +92,11 @@ class MetricsLog:
 def read_metrics(path: Path) -> list[dict[str, Any]]:
     """Returns all whole records. A torn last line is left out; a warning names any other unreadable line."""
     return [record for _, record in _whole_records(path)]
+
+
+def trained_steps(records: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Returns the records of steps that changed the weights: a skipped step has neither a loss nor times."""
+    return [record for record in records if "skipped" not in record]
 
 
 def find_record(path: Path, *, step: int) -> dict[str, Any] | None:
@@ -183,7 +189,12 @@ def _whole_records(path: Path) -> Iterator[tuple[bytes, dict[str, Any]]]:
                 record = parse_json_object(line)
             except ValueError:
                 record = {}
-            if isinstance(record.get("step"), int):
+            wrong = wrong_value(record)
+            if wrong is not None:
+                log.warning(
+                    "%s, line %d: '%s' is of another type, and the line is left out", path, number, "/".join(wrong)
+                )
+            elif isinstance(record.get("step"), int):
                 yield line, record
             else:
                 log.warning("%s, line %d is not a record with a step and is left out", path, number)

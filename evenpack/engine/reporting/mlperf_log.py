@@ -4,7 +4,6 @@ Samples are sequences, in packs too, and `epoch_num` counts them, as the benchma
 that resumes from a checkpoint appends to its log, so the time to train includes interruptions.
 """
 
-import json
 import logging
 import sys
 import time
@@ -18,7 +17,7 @@ from evenpack.engine.optimizers.config import LambSection
 from evenpack.engine.reporting.config import MlperfSection
 from evenpack.engine.reporting.metrics import free_name
 from evenpack.errors import DataError, RunError
-from evenpack.files import atomic_open
+from evenpack.files import atomic_open, parse_json_object
 
 log = logging.getLogger(__name__)
 
@@ -171,10 +170,10 @@ def parse_events(log: Path, lines: Sequence[str]) -> list[tuple[str, dict[str, A
         if not prefix:
             continue
         try:
-            found = json.loads(text)
+            found = parse_json_object(text)
             event = {name: found[name] for name in _FIELDS}
             events.append((line, event | {"time_ms": int(event["time_ms"]), "metadata": dict(event["metadata"] or {})}))
-        except (ValueError, KeyError, TypeError) as error:
+        except (ValueError, KeyError, TypeError, OverflowError) as error:
             raise DataError(
                 f"{log}, line {number}: expected a JSON object with {', '.join(_FIELDS)} after {PREFIX.strip()}, "
                 f"found {text[:60].rstrip()!r}"

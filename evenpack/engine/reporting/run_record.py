@@ -2,17 +2,18 @@
 
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import torch
-from pydantic import Field, ValidationError
+from pydantic import Field, ValidationError, field_validator
 
 from evenpack.config import Section
-from evenpack.engine.build import Run
 from evenpack.engine.provenance import commit_of_source
 from evenpack.errors import DataError, RunError
 from evenpack.files import read_json_object, write_json
 from evenpack.version import VERSION
+
+if TYPE_CHECKING:
+    from evenpack.engine.build import Run
 
 RUN_RECORD = "run.json"
 
@@ -54,9 +55,19 @@ class RunRecord(Section):
     starts: tuple[Start, ...] = Field(min_length=1)
     """All starts, oldest first; a start replaces those that began at the same step or a later one."""
 
+    @field_validator("config")
+    @classmethod
+    def _require_name(cls, config: dict[str, Any]) -> dict[str, Any]:
+        run = config.get("run")
+        if not isinstance(run, dict) or not isinstance(run.get("name"), str):
+            raise ValueError("the run has no name")
+        return config
 
-def write_start(run: Run) -> None:
+
+def write_start(run: "Run") -> None:
     """Adds this start to the record; called by rank 0. Raises: RunError if it cannot be written."""
+    import torch
+
     path = run.config.run.output_dir / RUN_RECORD
     prepared = run.prepared
     start = Start(

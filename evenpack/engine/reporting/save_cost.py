@@ -32,7 +32,7 @@ def save_totals(records: Sequence[dict[str, Any]], unrecorded: Sequence[SaveCost
     `unrecorded`: those after whose end there was no step. The last save of an earlier start is in no record, so it is
     left out.
     """
-    saves = [record["checkpoint"] for record in records if "checkpoint" in record]
+    saves = [record["checkpoint"] for record in records if record.get("checkpoint")]
     saves += [cost.to_json() for cost in unrecorded]
     pause_seconds = sum(save["pause_seconds"] for save in saves)
     others = sum(record.get("step_seconds", 0.0) + (record.get("evaluation_seconds") or 0.0) for record in records)

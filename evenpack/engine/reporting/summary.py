@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from evenpack.engine.build import Run
+from evenpack.engine.reporting.metrics import trained_steps
 
 log = logging.getLogger(__name__)
 
@@ -52,7 +53,7 @@ def run_summary(
     tokens = sum(record["tokens"] for record in records)
     slots = sum(record["slots"] for record in records)
     skipped = [record["skipped"] for record in records if "skipped" in record]
-    trained = [record for record in records if "skipped" not in record]
+    trained = trained_steps(records)
     evaluated = [record for record in records if "validation" in record]
     alike = computed_alike(trained)
     return {

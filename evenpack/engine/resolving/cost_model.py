@@ -1,6 +1,5 @@
 """The seconds of a micro-batch by its content: the file that `study throughput` writes and a run reads."""
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +10,7 @@ from pydantic import Field
 from evenpack.config import Section, validate
 from evenpack.data.order.step_shape import CostWeights
 from evenpack.errors import ConfigError
-from evenpack.files import write_json
+from evenpack.files import read_json, write_json
 
 
 class MeasuredOn(Section):
@@ -109,11 +108,8 @@ class CostModel(Section):
 def read_cost_values(path: Path) -> dict[str, Any]:
     """Returns the content of a cost model's file. Raises: ConfigError if it is missing or is not a JSON object."""
     try:
-        values = json.loads(path.read_text(encoding="utf-8"))
+        return read_json(path)
     except OSError as error:
         raise ConfigError(f"cost model {path} cannot be read: {error.strerror}") from error
     except ValueError as error:
-        raise ConfigError(f"cost model {path} is not JSON: {error}") from error
-    if not isinstance(values, dict):
-        raise ConfigError(f"cost model {path} must hold a JSON object, found {type(values).__name__}")
-    return values
+        raise ConfigError(f"cost model {path}: {error}") from error

@@ -1,6 +1,7 @@
 """Computes a `ResolvedRun` from a run file and its prepared data, once, before anything is built.
 
-Training, `--dry-run`, evaluation and the studies all use it, so they agree on the contents of a step.
+Training, `--dry-run`, evaluation and the studies all use it, so they agree on the contents of a step. What needs torch
+is imported where it is used: `evenpack train` checks a run without it.
 """
 
 import logging
@@ -8,10 +9,8 @@ from dataclasses import dataclass, replace
 from fractions import Fraction
 from functools import cached_property
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from evenpack.data.batches.capacity import BatchCapacity
-from evenpack.data.batches.objectives import Objective
-from evenpack.data.batches.pipeline import MicroBatchDataset, PipelineSettings
 from evenpack.data.order.mixture_schedule import MixtureSchedule
 from evenpack.data.order.step_shape import CostWeights, StepShape
 from evenpack.data.prepared import PreparedData
@@ -19,16 +18,21 @@ from evenpack.engine.config import RunConfig
 from evenpack.engine.reporting.config import require_mlperf_logging
 from evenpack.engine.resolving.cost_model import CostModel
 from evenpack.engine.resolving.cost_weights import operation_weights, read_cost_model
-from evenpack.engine.resolving.objective import Denominators, build_denominators, build_objective
 from evenpack.engine.resolving.run_length import is_evaluation_due
 from evenpack.engine.resolving.settle import parameters_of, settled_micro_batches
 from evenpack.engine.resolving.settle_over import settle_over
 from evenpack.engine.resolving.step_items import AverageItem, average_item, drawn_shares, items_of_an_epoch
 from evenpack.engine.sharding import sharding_at
-from evenpack.engine.world.distributed import World
 from evenpack.errors import ConfigError
 from evenpack.kernels.config import WHOLE_ROWS
 from evenpack.models.config import study_switches
+
+if TYPE_CHECKING:
+    from evenpack.data.batches.capacity import BatchCapacity
+    from evenpack.data.batches.objectives import Objective
+    from evenpack.data.batches.pipeline import PipelineSettings
+    from evenpack.engine.resolving.objective import Denominators
+    from evenpack.engine.world.distributed import World
 
 log = logging.getLogger(__name__)
 
@@ -49,13 +53,17 @@ class ResolvedRun:
     """Tokens of a step as given in the run file; None if it gives packs or sequences."""
 
     @cached_property
-    def objective(self) -> Objective:
+    def objective(self) -> "Objective":
         """The training objective. Raises: DataError if the vocabulary lacks a special token for it."""
+        from evenpack.engine.resolving.objective import build_objective
+
         return build_objective(self.config.model, self.config.masking, self.prepared, seed=self.config.run.seed)
 
     @cached_property
-    def denominators(self) -> Denominators:
+    def denominators(self) -> "Denominators":
         """The denominators of a step's losses."""
+        from evenpack.engine.resolving.objective import build_denominators
+
         return build_denominators(self.config.model, self.config.masking, self.prepared, self.shape)
 
     def fingerprint(self, last_step: int | None = None) -> str:
@@ -147,20 +155,24 @@ class ResolvedRun:
         training = self.config.training.model_copy(update={"initialize_from": path})
         return replace(self, config=self.config.model_copy(update={"training": training}))
 
-    def capacity(self, ranks: int) -> BatchCapacity:
+    def capacity(self, ranks: int) -> "BatchCapacity":
         """Returns the sizes of the index arrays in each batch of a run on so many ranks.
 
         Raises: ConfigError if a step cannot be divided among them; DataError for a vocabulary that the objective cannot
         use.
         """
+        from evenpack.data.batches.pipeline import MicroBatchDataset
+
         settings = self._pipeline_settings(rank=0, ranks=ranks, pin_memory=False)
         return MicroBatchDataset(self.prepared, settings).collator.capacity
 
-    def pipeline_settings(self, world: World) -> PipelineSettings:
+    def pipeline_settings(self, world: "World") -> "PipelineSettings":
         """Returns the settings of this rank's data pipeline."""
         return self._pipeline_settings(rank=world.rank, ranks=world.size, pin_memory=world.device.type == "cuda")
 
-    def _pipeline_settings(self, *, rank: int, ranks: int, pin_memory: bool) -> PipelineSettings:
+    def _pipeline_settings(self, *, rank: int, ranks: int, pin_memory: bool) -> "PipelineSettings":
+        from evenpack.data.batches.pipeline import PipelineSettings
+
         return PipelineSettings(
             seed=self.config.run.seed,
             objective=self.objective,

@@ -12,6 +12,9 @@ from evenpack.data.prepared import PreparedData
 from evenpack.engine.config import RunConfig
 from evenpack.errors import DataError
 
+_MOST_EPOCHS = 100
+"""More passes over a source than a run is meant to make; small models on little data are far below."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class AverageItem:
@@ -82,3 +85,36 @@ def training_packing(prepared: PreparedData, source: str) -> PackingSummary:
     if packing is None:
         raise DataError(f"source '{source}' has no sequence to train on: give it more documents, or leave it out")
     return packing
+
+
+def epochs_of_steps(config: RunConfig, prepared: PreparedData) -> dict[str, float] | None:
+    """Returns the passes over each source of a run whose length is in steps; None for one that is not settled.
+
+    Raises: DataError if a source has nothing to train on.
+    """
+    training = config.training
+    if training.steps is None or training.tokens_per_step is not None:
+        return None
+    items = training.steps * training.items_per_step
+    counts, shares = items_of_an_epoch(prepared, training.batching), drawn_shares(config)
+    return {name: float(items * shares[name] / count) for name, count in counts.items()}
+
+
+def implausible_epochs(config: RunConfig, epochs: Mapping[str, float]) -> str | None:
+    """Returns a warning of sources that a run reads more than a hundred times; None if there are none.
+
+    A source with `maximum_epochs` is left out: somebody has thought of its repetitions.
+    """
+    sources = config.data.sources
+    found = [
+        f"source {name} {count:,.0f} times"
+        for name, count in epochs.items()
+        if count > _MOST_EPOCHS and sources[name].maximum_epochs is None
+    ]
+    if not found:
+        return None
+    return (
+        f"implausible: the run reads {' and '.join(found)}; more than {_MOST_EPOCHS} epochs hardly ever help. Check "
+        "that the source has all its files (data.sources.NAME.path), train for fewer steps (training.steps), lower "
+        "the source's weight, or set data.sources.NAME.maximum_epochs if it is meant"
+    )

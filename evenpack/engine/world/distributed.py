@@ -13,6 +13,7 @@ import warnings
 from collections.abc import Callable, Iterator, Mapping, MutableMapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from datetime import timedelta
 from pathlib import Path
 from types import ModuleType
 from typing import Any, TypeVar, cast
@@ -22,23 +23,27 @@ import torch.distributed as dist
 from jaxtyping import Float64
 from torch import Tensor
 
+from evenpack.engine.activity import own_work
 from evenpack.engine.world.agreement import machine_facts, report_problem, require_agreement
 from evenpack.engine.world.meeting import Meeting
 from evenpack.errors import EvenpackError, RunError
+from evenpack.launch_environment import (
+    LOCAL_RANK,
+    MASTER_PORT,
+    MPI_LOCAL_SIZE,
+    RANK,
+    SLURM_TASKS,
+    WORLD_SIZE,
+    check_ranks,
+    requested_accelerator,
+    settle_on_cpu,
+)
 
 ResultT = TypeVar("ResultT")
 
 _AGREEMENT = "agreement"
 """Purpose of the meeting before the ranks join."""
 
-_MPI_NAMES = {
-    "RANK": ("OMPI_COMM_WORLD_RANK", "PMI_RANK"),
-    "WORLD_SIZE": ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE"),
-    "LOCAL_RANK": ("OMPI_COMM_WORLD_LOCAL_RANK", "MPI_LOCALRANKID"),
-}
-"""Names of torch's RANK, WORLD_SIZE and LOCAL_RANK in Open MPI and the MPICH family."""
-
-_MPI_LOCAL_SIZES = ("OMPI_COMM_WORLD_LOCAL_SIZE", "MPI_LOCALNRANKS")
 _MPI_PORT = "29500"
 """torch's default port, because mpirun provides none."""
 
@@ -97,11 +102,15 @@ class World:
         return values[0]
 
     def on_main(self, action: Callable[[], ResultT]) -> ResultT:
-        """Runs `action` on rank 0; every rank gets its result, or its error if the user can correct it."""
+        """Runs `action` on rank 0; every rank gets its result, or its error if the user can correct it.
+
+        `action` waits for no other rank: it is rank 0's own work.
+        """
         outcome: tuple[ResultT | None, EvenpackError | None] = (None, None)
         if self.is_main:
             try:
-                outcome = (action(), None)
+                with own_work():
+                    outcome = (action(), None)
             except EvenpackError as error:
                 outcome = (None, error)
         result, problem = self.broadcast(outcome)
@@ -126,20 +135,24 @@ def _processor() -> str:
 
 @contextmanager
 def joined_world(
-    facts: Mapping[str, str] | None = None, *, stop_requested: Callable[[], bool] = lambda: False
+    facts: Mapping[str, str] | None = None,
+    *,
+    stop_requested: Callable[[], bool] = lambda: False,
+    patience: timedelta | None = None,
 ) -> Iterator[World]:
     """Joins the ranks that `deepspeed`, `torchrun` or `mpirun` started; without a launcher this process is alone.
 
     `facts`, besides device and versions, must be the same on all ranks before they join: see `agreement.run_facts`.
+    A collective of the world fails if a rank comes later than the others by `patience`; None: torch's default.
     At the end of the block nothing may hold a DeepSpeed engine any more. After an error the groups are left as they
     are, because the other ranks may wait in one of them: the process should end by `os._exit`.
 
-    Raises: RunError if the launcher's environment is incomplete, the rank has no device, a rank does not come, or the
-    ranks do not agree; StoppedEarlyError if `stop_requested` before all have come.
+    Raises: ConfigError if the launcher's environment is wrong; RunError if it is incomplete, the rank has no device, a
+    rank does not come, or the ranks do not agree; StoppedEarlyError if `stop_requested` before all have come.
     """
-    complete_environment(os.environ)
-    local_rank = int(os.environ["LOCAL_RANK"])
-    deepspeed = quiet_deepspeed()
+    _, size, local_rank = complete_environment(os.environ)
+    with own_work("importing DeepSpeed"):
+        deepspeed = quiet_deepspeed()
     accelerator = deepspeed.get_accelerator()
     if accelerator.device_name() == "cpu":
         # It would first compile a shared-memory collective, 40 s before the first step.
@@ -151,12 +164,13 @@ def joined_world(
         )
     else:
         accelerator.set_device(local_rank)
-    meeting = None if os.environ["WORLD_SIZE"] == "1" else meet(_AGREEMENT, stop_requested=stop_requested)
+    meeting = None if size == 1 else meet(_AGREEMENT, stop_requested=stop_requested)
     if meeting is not None:
         own = machine_facts(accelerator.device_name()) | dict(facts or {})
         require_agreement(meeting, own, speaks_for_machine=local_rank == 0)
     url = None if meeting is None else meeting.process_group_url()
-    deepspeed.init_distributed(accelerator.communication_backend_name(), init_method=url, verbose=False)
+    options = {} if patience is None else {"timeout": patience}
+    deepspeed.init_distributed(accelerator.communication_backend_name(), init_method=url, verbose=False, **options)
     yield World(
         rank=dist.get_rank(),
         size=dist.get_world_size(),
@@ -171,13 +185,12 @@ def joined_world(
 def meet(purpose: str, *, stop_requested: Callable[[], bool] = lambda: False) -> Meeting:
     """Meets the other ranks; see `Meeting`.
 
-    Raises: RunError if the launcher's environment is incomplete, or a rank does not come; StoppedEarlyError if
-        `stop_requested`.
+    Raises: ConfigError if the launcher's environment is wrong; RunError if it is incomplete, or a rank does not come;
+        StoppedEarlyError if `stop_requested`.
     """
-    complete_environment(os.environ)
+    rank, size, _ = complete_environment(os.environ)
     if "MASTER_ADDR" not in os.environ:  # DeepSpeed would ask MPI for it later
-        quiet_deepspeed().comm.mpi_discovery(int(os.environ["MASTER_PORT"]), verbose=False)
-    rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+        quiet_deepspeed().comm.mpi_discovery(MASTER_PORT.read(os.environ), verbose=False)
     return Meeting(purpose, rank=rank, size=size, stop_requested=stop_requested)
 
 
@@ -230,41 +243,45 @@ def _write_proof(proof: Path) -> None:
         raise RunError(f"run.output_dir ({proof.parent}) cannot be written: {error.strerror}") from error
 
 
-def complete_environment(environment: MutableMapping[str, str]) -> None:
+def complete_environment(environment: MutableMapping[str, str]) -> tuple[int, int, int]:
     """Fills in RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR and MASTER_PORT from the launcher's environment.
 
     Under MPI over several machines MASTER_ADDR may be missing: DeepSpeed then gets it from mpi4py.
 
-    Raises: RunError if there is only a part of a launcher's environment.
+    Returns: rank, world size and local rank.
+    Raises: ConfigError for a value that is wrong; RunError if there is only a part of a launcher's environment.
     """
-    for name, candidates in _MPI_NAMES.items():
-        found = next((environment[candidate] for candidate in candidates if candidate in environment), None)
-        if found is not None:
-            environment.setdefault(name, found)
-    present = [name for name in _MPI_NAMES if name in environment]
+    check_ranks(environment)
+    for variable in (RANK, WORLD_SIZE, LOCAL_RANK):
+        if (number := variable.read(environment)) is not None:
+            environment.setdefault(variable.names[0], str(number))
+    names = [variable.names[0] for variable in (RANK, WORLD_SIZE, LOCAL_RANK)]
+    present = [name for name in names if name in environment]
     if not present:
-        tasks = int(environment.get("SLURM_STEP_NUM_TASKS", "1"))
+        tasks = SLURM_TASKS.read(environment) or 1
         if tasks > 1:
             raise RunError(
                 f"srun started {tasks} separate tasks: let srun start one task on each machine, "
                 "and `deepspeed` or `torchrun` in it the ranks"
             )
         _set_single_rank(environment)
-    elif len(present) < len(_MPI_NAMES):
-        missing = ", ".join(sorted(set(_MPI_NAMES) - set(present)))
+    elif len(present) < len(names):
+        missing = ", ".join(sorted(set(names) - set(present)))
         raise RunError(
             f"the environment sets {', '.join(present)} but not {missing}: start with `deepspeed`, `torchrun` or "
             "`mpirun`, or unset them to run as a single process"
         )
     if "MASTER_ADDR" not in environment and _all_on_this_machine(environment):
         environment["MASTER_ADDR"] = "127.0.0.1"
-    under_mpi = any(name in environment for name in _MPI_LOCAL_SIZES)
+    under_mpi = MPI_LOCAL_SIZE.found_in(environment) is not None
     if "MASTER_ADDR" not in environment and not (under_mpi and importlib.util.find_spec("mpi4py")):
         raise RunError(
             f"{environment['WORLD_SIZE']} ranks need the address of the first one: set MASTER_ADDR for each of them "
             "(mpirun -x MASTER_ADDR=...), or start with `mpirun` and evenpack[mpi] installed"
         )
     environment.setdefault("MASTER_PORT", _MPI_PORT)
+    rank, size, local_rank = (int(environment[name]) for name in names)
+    return rank, size, local_rank
 
 
 def _set_single_rank(environment: MutableMapping[str, str]) -> None:
@@ -275,14 +292,14 @@ def _set_single_rank(environment: MutableMapping[str, str]) -> None:
 
 
 def _all_on_this_machine(environment: Mapping[str, str]) -> bool:
-    here = next((environment[name] for name in _MPI_LOCAL_SIZES if name in environment), "1")
-    return here == environment["WORLD_SIZE"]
+    return (MPI_LOCAL_SIZE.read(environment) or 1) == WORLD_SIZE.read(environment)
 
 
 def quiet_deepspeed() -> ModuleType:
-    """Imports DeepSpeed (seconds) so that it logs only warnings, to standard error."""
+    """Imports DeepSpeed (seconds) so that it logs only warnings, to standard error. Raises: ConfigError."""
+    requested_accelerator(os.environ)
     if not torch.cuda.is_available():
-        os.environ.setdefault("DS_ACCELERATOR", "cpu")  # otherwise each rank warns that it found no other
+        settle_on_cpu()  # otherwise each rank warns that it found no other
     import deepspeed
 
     # DeepSpeed 0.19 still calls the old names under torch 2.13.

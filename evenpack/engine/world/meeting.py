@@ -18,13 +18,14 @@ import torch.distributed as dist
 from torch.distributed.rendezvous import register_rendezvous_handler
 
 from evenpack.errors import RunError, StoppedEarlyError
+from evenpack.launch_environment import MASTER_PORT
 
 MEETING_SECONDS = 600.0
 """Seconds for all ranks to come: importing torch from a cold network file system takes minutes on many machines."""
 
 _POLL_SECONDS = 0.05
 _CONNECT_SECONDS = 5.0
-"""Seconds of one attempt to reach the store: torch hears nothing meanwhile, not even that it shall stop."""
+"""Seconds of one attempt to reach the store: nothing is heard meanwhile, not even that the run shall stop."""
 _READERS_SECONDS = 10.0
 _SHOWN_RANKS = 8
 _STOP_SECONDS = 3.0
@@ -183,7 +184,8 @@ def _open_store(prefix: str, *, rank: int, patience_seconds: float, stop_request
 
     Raises: RunError if it is not reached, StoppedEarlyError at a stop.
     """
-    address, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
+    address, port = os.environ["MASTER_ADDR"], MASTER_PORT.read(os.environ)
+    assert port is not None, "`complete_environment` has set it"
     host = socket.gethostname()
     try:
         socket.getaddrinfo(address, port)
@@ -199,6 +201,8 @@ def _open_store(prefix: str, *, rank: int, patience_seconds: float, stop_request
             raise StoppedEarlyError(_STOPPED)
         left = deadline - time.monotonic()
         try:
+            if not is_server:  # torch would print a screen of C++ frames for each attempt before rank 0 listens
+                socket.create_connection((address, port), timeout=max(1.0, min(left, _CONNECT_SECONDS))).close()
             store = dist.TCPStore(  # type: ignore[attr-defined]
                 address,
                 port,
@@ -208,8 +212,9 @@ def _open_store(prefix: str, *, rank: int, patience_seconds: float, stop_request
                 multi_tenant=True,
             )
             break
-        except (dist.DistError, TimeoutError) as error:
-            if left > _CONNECT_SECONDS and not is_server:
+        except (dist.DistError, OSError) as error:
+            if left > 0 and not is_server:
+                time.sleep(_POLL_SECONDS)
                 continue
             what = f"{host} has not reached rank 0 at {address}:{port} within {patience_seconds:g} s"
             do = "is the address one that every machine reaches, and the port open?"

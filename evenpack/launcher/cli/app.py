@@ -7,6 +7,7 @@ Heavy modules are imported by the command that needs them.
 import errno
 from collections.abc import Callable
 from pathlib import Path
+from typing import Annotated
 
 import typer
 
@@ -32,6 +33,8 @@ from evenpack.launcher.cli.train import train
 from evenpack.launcher.cli.verify import verify
 from evenpack.launcher.cli.where import where
 from evenpack.launcher.processes.lifeline import end_with_starter
+from evenpack.version import VERSION
+from evenpack.yaml_text import shown
 
 COMMANDS: tuple[Callable[..., None], ...] = (
     new,
@@ -67,6 +70,24 @@ for command in COMMANDS:
     app.command()(command)
 for name, study in STUDIES.items():
     study_app.command(name)(study)
+
+
+def _show_version(is_asked: bool | None) -> None:
+    if is_asked:
+        typer.echo(f"evenpack {VERSION}")
+        raise typer.Exit
+
+
+@app.callback()
+def options(
+    *,
+    version: Annotated[
+        bool | None, typer.Option("--version", callback=_show_version, is_eager=True, help="Show the version and exit.")
+    ] = None,
+) -> None:
+    """The options of evenpack itself; its commands have their own."""
+
+
 app.add_typer(config_app, name="config")
 app.add_typer(shards_app, name="shards")
 app.add_typer(study_app, name="study")
@@ -85,6 +106,8 @@ def main() -> None:
         except EvenpackError as error:
             fail(str(error))
         except Exception as error:
+            if isinstance(error, OSError) and error.errno == errno.ENAMETOOLONG:
+                fail(f"{shown(error.filename)}: {error.strerror}; a name in a path has at most 255 bytes: give another")
             if isinstance(error, OSError) and error.errno in _CANNOT_WRITE:
                 fail(_cannot_write(error))
             _fail_if_damaged(opened, error)
@@ -92,7 +115,10 @@ def main() -> None:
 
 
 def _cannot_write(error: OSError) -> str:
-    return f"{error.filename or 'a file'} cannot be written: {error.strerror}; free space or choose another folder"
+    place = error.filename or "a file"
+    if error.errno == errno.EACCES:
+        return f"{place} cannot be read or written: {error.strerror}; change its permissions, or choose another"
+    return f"{place} cannot be written: {error.strerror}; free space or choose another folder"
 
 
 def _fail_if_damaged(directories: list[Path], error: Exception) -> None:

@@ -106,10 +106,12 @@ def _require_file(path: Path) -> None:
 
 
 def load(run_file: Path, overrides: Sequence[str] | None) -> "RunConfig":
-    """Loads the run of a file and overrides. Raises: ConfigError."""
+    """Loads the run of a file and overrides, with its notes on standard error. Raises: ConfigError."""
+    from evenpack import console
     from evenpack.config import load_run_file
     from evenpack.engine.config import RunConfig
 
+    console.log_to_stderr()
     return load_run_file(run_file, RunConfig, overrides or [])
 
 

@@ -15,7 +15,7 @@ def evaluate(
     checkpoint: AtStep = None,
     data: Annotated[
         Path | None,
-        typer.Option(metavar="FILE", help="Evaluate on a file of text instead, all of it.", show_default=False),
+        typer.Option(metavar="PATH", help="Evaluate on all text of a file, folder or pattern.", show_default=False),
     ] = None,
     save: Save = None,
     as_json: AsJson = False,

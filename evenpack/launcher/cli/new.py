@@ -1,5 +1,6 @@
 """`evenpack new`."""
 
+import shlex
 import sys
 from pathlib import Path
 from typing import Annotated
@@ -13,7 +14,12 @@ from evenpack.launcher.cli.arguments import AsJson, reporting
 def new(
     run_file: Annotated[Path, typer.Argument(metavar="RUN.yaml", help="The run file to write.", show_default=False)],
     *,
-    data: Annotated[Path | None, typer.Option(help="A file or folder of text.", show_default=False)] = None,
+    data: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="PATH", help="A file, a folder or a pattern of text; may be repeated.", show_default=False
+        ),
+    ] = None,
     text_key: Annotated[
         str | None, typer.Option(help="The key or column of the text. Default: 'text'.", show_default=False)
     ] = None,
@@ -29,24 +35,26 @@ def new(
 ) -> None:
     """Write a commented run file for your own text.
 
-    Asks for what is not given.
+    Asks for what is not given. Each --data becomes a source of the run; a folder with files of several kinds becomes a
+    source for each kind.
 
     \b
-    Example:
+    Examples:
       evenpack new my_run.yaml --data texts/ --model gpt2_mini --devices 0
+      evenpack new my_run.yaml --data books/ --data 'web/*.jsonl.zst' --model gpt2_small --devices 8
     """
     with reporting(as_json) as report:
         from evenpack import console
         from evenpack.config import nearest
-        from evenpack.launcher.new_run.run_file import MODELS, NewRun, write_run_file
-        from evenpack.launcher.new_run.sources import source_section
+        from evenpack.launcher.new_run import MODELS, NewRun, require_tokenizer, write_run_file
+        from evenpack.launcher.text_sources import source_sections
 
         if run_file.suffix != ".yaml":
             raise ConfigError(f"a run file ends in .yaml: give a name like {run_file.with_suffix('.yaml')}")
-        path = Path(_asked(None if data is None else str(data), "--data", "A file or folder of text"))
+        paths = data or shlex.split(_asked(None, "--data", "Files, folders or patterns of text"))
         chosen = _asked(model, "--model", f"The model, one of {', '.join(MODELS)}", default="gpt2_mini")
         if chosen not in MODELS:
-            raise ConfigError(f"--model {chosen} is none of {', '.join(MODELS)}{nearest(chosen, tuple(MODELS))}")
+            raise ConfigError(f"--model {chosen}: there is no such model; {nearest(chosen, tuple(MODELS))}")
         count = _asked(
             None if devices is None else str(devices), "--devices", "How many GPUs; 0: CPU cores", default="0"
         )
@@ -54,15 +62,21 @@ def new(
             raise ConfigError(f"--devices {count} is not a number of GPUs: give 0 for CPU cores, 8 for a node of 8")
         run = NewRun(
             name=run_file.stem,
-            source=source_section(path, text_key=text_key),
+            sources=source_sections(paths, text_key=text_key),
             model=chosen,
             tokenizer=tokenizer,
             devices=int(count),
         )
+        require_tokenizer(run)
         write_run_file(run_file, run)
-        report.value = {"run_file": run_file}
-        steps = "\n".join(f"  evenpack {command} {run_file}" for command in ("prepare", "budget", "train", "evaluate"))
-        report.shown.append(console.text(f"Wrote {run_file}. Next:\n{steps}"))
+        commands = run.next_commands(run_file)
+        report.value = {"run_file": run_file, "sources": run.sources, "next": commands}
+        report.shown += [
+            console.table(
+                [{"source": name, "kind": at["kind"], "path": at["path"]} for name, at in run.sources.items()]
+            ),
+            console.text("\n  ".join([f"Wrote {run_file} for {run.place}. Next:", *commands])),
+        ]
 
 
 def _asked(given: str | None, option: str, question: str, *, default: str | None = None) -> str:

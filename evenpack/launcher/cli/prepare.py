@@ -53,10 +53,11 @@ def _prepare(
 ) -> None:
     config = load(run_file, overrides)
     with reporting(as_json) as report:
-        from evenpack.launcher.preparing import prepare_run
+        from evenpack.launcher.preparing import prepare_run, warn_of_epochs
         from evenpack.studies.inspection.tables import rows_table, splits_table
 
         manifest = prepare_run(config, workers=workers, part_bytes=part_bytes)
+        warn_of_epochs(config)
         splits, rows = manifest.summary(), manifest.row_summary()
         report.value = {
             "directory": config.prepared_dir,

@@ -5,11 +5,16 @@ from typing import Annotated
 
 import typer
 
+from evenpack.errors import ConfigError
 from evenpack.launcher.cli.arguments import AsJson, Save, load, reporting
 
 Runs = Annotated[
-    list[Path],
-    typer.Argument(metavar="RUN...", help="Output directories of runs, or run files.", show_default=False),
+    list[str],
+    typer.Argument(
+        metavar="RUN... [section.key=value ...]",
+        help="Output directories of runs, or run files, with values to replace in these.",
+        show_default=False,
+    ),
 ]
 
 
@@ -30,9 +35,13 @@ def report(
     \b
     Examples:
       evenpack report runs/demo
+      evenpack report RUN.yaml run.output_dir=runs/again
       evenpack report runs/packed runs/padded --output comparison
     """
-    output_dirs = [_output_dir(run) for run in runs]
+    overrides = [word for word in runs if "=" in word and not Path(word).exists()]
+    output_dirs = [_output_dir(Path(word), overrides) for word in runs if word not in overrides]
+    if overrides and not any(_is_run_file(Path(word)) for word in runs):
+        raise ConfigError(f"{overrides[0]} replaces a value of a run file, and none is given: give RUN.yaml")
     with reporting(as_json, save=save) as shown:
         from evenpack.launcher.processes.output_lock import is_held
         from evenpack.studies.report.report import make_report
@@ -40,6 +49,10 @@ def report(
         shown.take(make_report(output_dirs, output, is_held=is_held))
 
 
-def _output_dir(run: Path) -> Path:
+def _is_run_file(run: Path) -> bool:
+    return run.suffix in (".yaml", ".yml")
+
+
+def _output_dir(run: Path, overrides: list[str]) -> Path:
     """Returns the output directory that a run file names, or the path as it is. Raises: ConfigError."""
-    return load(run, None).run.output_dir if run.suffix in (".yaml", ".yml") else run
+    return load(run, overrides).run.output_dir if _is_run_file(run) else run

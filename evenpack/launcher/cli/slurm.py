@@ -1,5 +1,6 @@
 """The command `evenpack slurm`."""
 
+import shlex
 from pathlib import Path
 from typing import Annotated
 
@@ -70,4 +71,6 @@ def slurm(
         except OSError as error:
             raise ConfigError(f"--output {script} cannot be written: {error.strerror}") from error
         report.value = {"script": script, "ranks": job.ranks}
-        report.shown = [console.text(f"Wrote {script} for {job.ranks} ranks. Submit it: sbatch {script}")]
+        report.shown = [
+            console.text(f"Wrote {script} for {job.ranks} ranks. Submit it: sbatch {shlex.quote(str(script))}")
+        ]

@@ -23,7 +23,7 @@ def train(
         Path | None, typer.Option(help="Machines to run on, in lines 'NAME slots=N'.", show_default=False)
     ] = None,
     deepspeed_options: Annotated[
-        str, typer.Option(help="Further options of `deepspeed`, in one string.", show_default=False)
+        str, typer.Option(help="Options of `deepspeed`, in one string; it starts the ranks then.", show_default=False)
     ] = "",
     prepare: Annotated[bool, typer.Option("--prepare", help="Prepare missing data first; also for --dry-run.")] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Show what would be started, and stop.")] = False,
@@ -43,7 +43,7 @@ def train(
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Train a prepared run under `deepspeed`.
+    """Train a prepared run by DeepSpeed.
 
     Continues from the newest checkpoint in run.output_dir. Ctrl-C or SIGTERM saves at the end of the step and ends
     with exit code 75; run the same command again to continue. A second Ctrl-C ends immediately.
@@ -66,7 +66,7 @@ def train(
     exit_code = 0
     with reporting(as_json) as report:
         from evenpack.launcher.start import describe_result, describe_run, run_training
-        from evenpack.launcher.training import plan_training
+        from evenpack.launcher.training import check_training, plan_training
 
         launch = None
         if ranks is None:
@@ -83,15 +83,15 @@ def train(
             from evenpack.launcher.preparing import prepare_run
 
             prepare_run(config)
-        plan = plan_training(config, ranks=ranks, device=rehearsed.known_device())
         if dry_run:
+            plan = plan_training(config, ranks=ranks, device=rehearsed.known_device())
             report.value, report.shown = describe_run(launch, plan)
             if rank is not None:
                 report.value["rehearsal"], shown = rehearsed.rehearse(config, ranks=ranks)
                 report.shown.append(shown)
         else:
             assert launch is not None, "there are ranks to start"
-            result = run_training(config.run, launch, plan)
+            result = run_training(launch, check_training(config, ranks=ranks))
             report.value, report.shown = describe_result(config.run.name, result)
             exit_code = result.exit_code
     raise typer.Exit(exit_code)

@@ -22,6 +22,7 @@ from evenpack.launcher.processes.heartbeat import Heartbeat
 from evenpack.launcher.processes.ranks import Failure, LaunchToken, ProcessIdentity, RankFolder, RankPlace, RankStatus
 from evenpack.launcher.processes.roll_call import RollCall
 from evenpack.launcher.processes.stop import StopFlag, read_stop_request
+from evenpack.worker_pool import is_resource_tracker, named_semaphores, remove_names
 
 EXIT_ENDED_BY_GUARD = 128 + 9
 """Exit code of a rank that its guard ends."""
@@ -327,7 +328,9 @@ def end_process(exit_code: int) -> NoReturn:
     with suppress(psutil.Error):
         for child in psutil.Process().children(recursive=True):
             with suppress(psutil.Error):
-                child.kill()
+                if not is_resource_tracker(child.cmdline()):
+                    child.kill()
+    remove_names(named_semaphores())
     for stream in (sys.stdout, sys.stderr):
         with suppress(OSError, ValueError):
             stream.flush()

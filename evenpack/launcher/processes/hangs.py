@@ -17,8 +17,6 @@ from evenpack.launcher.processes.roll_call import describe_silence
 
 _SILENT_BEATS = 4
 """Heartbeats that must be missed before a rank counts as silent."""
-_LATER_BEATS = 4
-"""Heartbeats by which a watcher of some ranks is later than one of all, which may see each change two later."""
 _WARN_AT = 0.5
 """Part of the time-out after which a hang is a warning."""
 
@@ -84,7 +82,7 @@ class HangFinder:
         absent = [rank for rank in ranks if rank not in seen]
         if absent:
             return Hang(rank=absent[0], host="an unknown machine", seconds=seconds, message="it has not started")
-        silent = [rank for rank, one in seen.items() if now - one.beat_at > _SILENT_BEATS * self._beat_every]
+        silent = [rank for rank in seen if not self.answers(rank, now=now)]
         if silent:
             rank = min(silent, key=lambda rank: seen[rank].beat_at)
             hosts = {other: one.beat.host for other, one in seen.items()}
@@ -93,8 +91,13 @@ class HangFinder:
             rank = min(ranks, key=lambda rank: seen[rank].beat.place)
             what = _behind_others([one.beat for one in seen.values()], seen[rank].beat)
         beat = seen[rank].beat
-        message = f"step {beat.step}, {beat.activity}{what and '; '}{what}"
+        message = f"{beat.describe()}{what and '; '}{what}"
         return Hang(rank=rank, host=beat.host, seconds=seconds, message=message, answers=not silent)
+
+    def answers(self, rank: int, *, now: float) -> bool:
+        """Returns whether the heartbeat of a rank goes on."""
+        seen = self._seen.get(rank)
+        return seen is not None and now - seen.beat_at <= _SILENT_BEATS * self._beat_every
 
     def _forgive(self, pause: float) -> None:
         """Leaves out a time in which the reader itself did not run, so that nothing was seen."""
@@ -107,8 +110,8 @@ class HangFinder:
 class HangMonitor:
     """Reads the heartbeats of a run, warns when it hangs, and records a failure when it has hung for too long.
 
-    One that watches only some of the ranks sees only ranks that wait when another one hangs, so it leaves those that
-    watch all the time to name it.
+    One that watches only some of the ranks may see only ranks that wait, whether the rank that they wait for hangs or
+    works. So it leaves the judgement to those that watch all, as long as one of them answers.
     """
 
     def __init__(
@@ -118,17 +121,17 @@ class HangMonitor:
         *,
         timeout_seconds: float,
         warn: Callable[[str], None],
-        watches_all: bool = True,
+        leaves_it_to: Collection[int] = (),
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """Begins to watch `ranks`; `watches_all`: whether they are all ranks of the run."""
+        """Begins to watch `ranks`; `leaves_it_to`: those among them that watch all, if `ranks` are not all."""
         self._folder = folder
         self._ranks = ranks
         self._timeout = timeout_seconds
         self._warn = warn
         self._clock = clock
         self._every = beat_seconds(timeout_seconds)
-        self._limit = timeout_seconds + (0.0 if watches_all else _LATER_BEATS * self._every)
+        self._leaves_it_to = leaves_it_to
         self._finder = HangFinder(ranks, beat_every=self._every, now=clock())
         self._next = clock()
         self._warned: Hang | None = None
@@ -145,15 +148,17 @@ class HangMonitor:
     ) -> "HangMonitor":
         """Begins to watch as a rank does.
 
-        The first and the last rank watch all ranks, so that each is watched by another one; others their machine.
+        The first and the last rank watch all ranks, so that each is watched by another one; others watch their machine
+        and those two.
         """
-        watches_all = place.rank in (0, place.world_size - 1)
+        first_and_last = {0, place.world_size - 1}
+        watches_all = place.rank in first_and_last
         return cls(
             folder,
-            range(place.world_size) if watches_all else place.local_ranks(),
+            range(place.world_size) if watches_all else sorted({*place.local_ranks()} | first_and_last),
             timeout_seconds=timeout_seconds,
             warn=warn,
-            watches_all=watches_all,
+            leaves_it_to=() if watches_all else first_and_last,
             clock=clock,
         )
 
@@ -168,12 +173,14 @@ class HangMonitor:
         self._next = now + self._every
         found = (read_beat(self._folder.path, rank, run_id=self._folder.run_id) for rank in self._ranks)
         self._finder.observe(filter(None, found), now=now)
+        if any(self._finder.answers(rank, now=now) for rank in self._leaves_it_to):
+            return
         hang = self._finder.hang(ended=(), now=now)
         if self._is_long(hang):
             statuses = self._folder.read_statuses().values()
             hang = self._finder.hang(ended={one.rank for one in statuses if one.state != "running"}, now=now)
         self._report(hang if self._is_long(hang) else None)
-        if hang is not None and hang.seconds > self._limit:
+        if hang is not None and hang.seconds > self._timeout:
             self._folder.claim_failure(_failure(hang, self._folder.run_id))
 
     def _is_long(self, hang: Hang | None) -> bool:

@@ -1,7 +1,6 @@
 """The machines of a hostfile: read, and reached before anything is started on them."""
 
 import re
-import shlex
 import shutil
 import socket
 import subprocess
@@ -13,6 +12,7 @@ from pathlib import Path
 import psutil
 
 from evenpack.errors import ConfigError
+from evenpack.launch_environment import ssh_arguments
 
 _CONNECT_SECONDS = 10
 _ANSWER_SECONDS = 30.0
@@ -83,7 +83,7 @@ def reached_by_pdsh(hostfile: Path, deepspeed_options: Sequence[str], environmen
             "--deepspeed-options '--launcher openmpi'"
         )
     ssh = ["ssh", "-o", "BatchMode=yes", "-o", f"ConnectTimeout={_CONNECT_SECONDS}"]
-    ssh += shlex.split(environment.get("PDSH_SSH_ARGS_APPEND", ""))
+    ssh += ssh_arguments(environment)
     ssh += ["-p", _value(deepspeed_options, "--ssh_port")] if "--ssh_port" in given else []
     hosts = list(read_hostfile(hostfile))
     with ThreadPoolExecutor(_AT_ONCE) as pool:

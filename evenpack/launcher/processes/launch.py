@@ -1,4 +1,7 @@
-"""The `deepspeed` command of a run, with its devices and options."""
+"""The command that starts the ranks of a run, with its devices and options.
+
+It is `deepspeed` for the machines of a hostfile and with options of it, else the quicker `local_launcher.py`.
+"""
 
 import os
 import re
@@ -11,12 +14,15 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from evenpack.errors import ConfigError, RunError
+from evenpack.launch_environment import requested_accelerator
 from evenpack.launcher.processes.devices import cpu_cores, cuda_devices
 from evenpack.launcher.processes.hosts import is_this_machine, launcher_of, reached_by_pdsh, read_hostfile
 from evenpack.launcher.processes.ranks import LaunchToken
 from evenpack.units import counted
 
 WORKER_MODULE = "evenpack.launcher.worker"
+
+LOCAL_LAUNCHER = "evenpack.launcher.processes.local_launcher"
 
 _DEFAULT_CPU_RANKS = 2
 """Ranks on a CPU: enough to show that ranks work together; more only share the same cores."""
@@ -51,6 +57,8 @@ class Devices:
     """Options of `deepspeed`."""
     choice: str
     """The choice and its reason, in a line."""
+    numbers: str = ""
+    """Numbers of this machine's devices, with commas; empty for a hostfile."""
     spans_machines: bool = False
     """Whether ranks are started on other machines than this one, which must be reached."""
 
@@ -109,6 +117,7 @@ def plan_launch(
     extra = _checked_options(deepspeed_options)
     environment = {"PYTHONUNBUFFERED": "1"}
     _require_one_choice(num_gpus, cpu_ranks, hostfile)
+    deepspeed = str(find_deepspeed())  # the ranks need it in any case
     if hostfile is not None:
         _require_pdsh_for_fewer_gpus(num_gpus, extra)
         devices = hosts_of(hostfile, num_gpus)
@@ -116,19 +125,16 @@ def plan_launch(
     else:
         cuda_count = cuda_devices() if cpu_ranks is None else 0  # counting them imports torch
         devices = local_devices(num_gpus, cpu_ranks, cuda_count=cuda_count, environment=os.environ)
-        extra = [*_local_options(extra), *extra]
     if devices.kind == "cpu":
         environment["DS_ACCELERATOR"] = "cpu"
-    command = [
-        str(find_deepspeed()),
-        "--log_level=critical",  # failures are reported once, in our own words
-        *devices.options,
-        *extra,
-        "--module",
-        module,
-        str(run_file),
-        *overrides,
-    ]
+    if hostfile is None and not extra:
+        start = [sys.executable, "-m", LOCAL_LAUNCHER, f"--devices={devices.numbers}", f"--port={free_port()}"]
+    else:
+        if hostfile is None:
+            extra = [*_local_options(extra), *extra]
+        # failures are reported once, in our own words
+        start = [deepspeed, "--log_level=critical", *devices.options, *extra, "--module"]
+    command = [*start, module, str(run_file), *overrides]
     return LaunchPlan(
         command=tuple(command), environment=environment, devices=devices, hostfile=hostfile, extra=tuple(extra)
     )
@@ -141,13 +147,13 @@ def local_devices(
 
     Ranks are on the CPU if requested, or if nothing is requested and there is no GPU.
 
-    Raises: ConfigError if there are fewer GPUs than requested.
+    Raises: ConfigError if there are fewer GPUs than requested, or for a DS_ACCELERATOR of another name.
     """
     _require_positive("--num-gpus", num_gpus)
     _require_positive("--cpu-ranks", cpu_ranks)
+    hidden = requested_accelerator(environment) == "cpu"
     if cpu_ranks is not None:
         return _on_cpu(cpu_ranks, why="as requested")
-    hidden = environment.get("DS_ACCELERATOR") == "cpu"
     usable = 0 if hidden else cuda_count
     reason = "DS_ACCELERATOR is cpu" if hidden else "PyTorch sees no CUDA device"
     if num_gpus is None and usable == 0:
@@ -162,6 +168,7 @@ def local_devices(
     ranks = num_gpus or usable
     visible = environment.get("CUDA_VISIBLE_DEVICES", "")
     if not visible:
+        numbers = _numbers(ranks)
         options = (f"--num_gpus={ranks}",)
     else:  # with --num_gpus `deepspeed` would ignore the variable and take devices from 0 on
         chosen = visible.split(",")[:ranks]
@@ -169,10 +176,10 @@ def local_devices(
             raise ConfigError(
                 f"CUDA_VISIBLE_DEVICES={visible}: `deepspeed` takes devices by number only, for example 0,1"
             )
-        options = (f"--include=localhost:{','.join(device.strip() for device in chosen)}",)
-    return Devices(
-        kind="cuda", ranks=ranks, options=options, choice=f"{ranks} of this machine's {counted(usable, 'CUDA device')}"
-    )
+        numbers = ",".join(device.strip() for device in chosen)
+        options = (f"--include=localhost:{numbers}",)
+    choice = f"{ranks} of this machine's {counted(usable, 'CUDA device')}"
+    return Devices(kind="cuda", ranks=ranks, options=options, choice=choice, numbers=numbers)
 
 
 def _on_cpu(ranks: int, *, why: str) -> Devices:
@@ -181,7 +188,11 @@ def _on_cpu(ranks: int, *, why: str) -> Devices:
     if ranks > cores:
         share = f"warning: they share {counted(cores, 'core')} and wait for each other, so give at most {cores}"
     choice = f"{counted(ranks, 'rank')} on the CPU ({why}), {share}"
-    return Devices(kind="cpu", ranks=ranks, options=(f"--num_gpus={ranks}",), choice=choice)
+    return Devices(kind="cpu", ranks=ranks, options=(f"--num_gpus={ranks}",), choice=choice, numbers=_numbers(ranks))
+
+
+def _numbers(ranks: int) -> str:
+    return ",".join(map(str, range(ranks)))
 
 
 def _require_positive(option: str, number: int | None) -> None:

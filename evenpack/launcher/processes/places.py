@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from evenpack.errors import ConfigError
+from evenpack.launch_environment import requested_accelerator
 from evenpack.launcher.processes.devices import cpu_cores, cuda_devices
 from evenpack.launcher.processes.launch import local_devices
 from evenpack.launcher.processes.lifeline import Lifeline
@@ -71,7 +72,7 @@ class ThisMachine:
         """Returns GPUs if there are any, else CPU cores, a rank on each; surplus devices stay idle."""
         if devices_per_run is not None and devices_per_run < 1:
             raise ConfigError(f"--devices-per-run must be at least 1, found {devices_per_run}")
-        gpus = 0 if os.environ.get("DS_ACCELERATOR") == "cpu" else cuda_devices()
+        gpus = 0 if requested_accelerator(os.environ) == "cpu" else cuda_devices()
         devices = _visible_gpus(gpus) if gpus else [str(core) for core in range(cpu_cores())]
         size = devices_per_run or len(devices)
         if size > len(devices):

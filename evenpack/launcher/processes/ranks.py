@@ -21,16 +21,9 @@ import psutil
 
 from evenpack.errors import RunError
 from evenpack.files import read_json_object, write_json, write_text_once
+from evenpack.launch_environment import LOCAL_RANK, LOCAL_WORLD_SIZE, MACHINE, RANK, WORLD_SIZE, check_ranks
 from evenpack.launcher.processes.deepspeed_launcher import first_rank_of_machine
 from evenpack.launcher.processes.output_lock import is_held
-
-_RANK_NAMES = ("RANK", "OMPI_COMM_WORLD_RANK", "PMI_RANK")
-_WORLD_NAMES = ("WORLD_SIZE", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE")
-_LOCAL_RANK_NAMES = ("LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_RANK", "MPI_LOCALRANKID")
-_LOCAL_WORLD_NAMES = ("LOCAL_WORLD_SIZE", "LOCAL_SIZE", "OMPI_COMM_WORLD_LOCAL_SIZE", "MPI_LOCALNRANKS")
-"""torchrun's names first, then `deepspeed`'s, Open MPI's and those of the MPICH family."""
-_MACHINE_NAME = "CROSS_RANK"
-"""DeepSpeed's name for the number of a machine in the hostfile."""
 
 _OF_A_RUN = ("rank_*.json", "failure_*.json", "refused_*", "heartbeat_*", "stack_*.txt", "roll_call_*", "present_*")
 _RANK_FILE = re.compile(r"rank_(\d+)\.json")
@@ -76,19 +69,19 @@ class RankPlace:
 
     @classmethod
     def of_environment(cls, environment: Mapping[str, str], launcher: Sequence[str] = ()) -> "RankPlace":
-        """Returns the place that the environment names; `launcher`: the command line of the parent process."""
+        """Returns the place that the environment names; `launcher`: the command line of the parent process.
 
-        def number(names: tuple[str, ...], otherwise: int) -> int:
-            return next((int(environment[name]) for name in names if name in environment), otherwise)
-
-        rank, local_rank = number(_RANK_NAMES, 0), number(_LOCAL_RANK_NAMES, 0)
-        first = first_rank_of_machine(launcher, number((_MACHINE_NAME,), 0))
+        Raises: ConfigError naming a variable that is wrong.
+        """
+        check_ranks(environment)
+        rank, local_rank = RANK.read(environment) or 0, LOCAL_RANK.read(environment) or 0
+        first = first_rank_of_machine(launcher, MACHINE.read(environment) or 0)
         return cls(
             rank=rank,
-            world_size=number(_WORLD_NAMES, 1),
+            world_size=WORLD_SIZE.read(environment) or 1,
             local_rank=local_rank,
-            local_world_size=number(_LOCAL_WORLD_NAMES, 1),
-            launched=any(name in environment for name in _RANK_NAMES),
+            local_world_size=LOCAL_WORLD_SIZE.read(environment) or 1,
+            launched=RANK.found_in(environment) is not None,
             first_of_machine=rank - local_rank if first is None else first,
         )
 
@@ -315,6 +308,21 @@ def plain_run_id(place: RankPlace) -> str:
             restart = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")  # torchrun stays, and starts the ranks again
             return f"{socket.gethostname()}-{parent.pid}-{parent.create_time():.0f}-{restart}"
     return uuid.uuid4().hex
+
+
+def output_dir_of_first(run_id: str) -> Path | None:
+    """Returns the output directory into which rank 0 of this start writes, if it is a process of the same launcher.
+
+    It has the lock of its directory open, and has written its status there.
+    """
+    with suppress(psutil.Error, OSError):
+        for sibling in psutil.Process(os.getppid()).children():
+            with suppress(psutil.Error, OSError):
+                locks = [Path(file.path) for file in sibling.open_files() if file.path.endswith("/.lock")]
+                found = [lock.parent for lock in locks if RankFolder(lock.parent, run_id).read_status(0) is not None]
+                if found:
+                    return found[0]
+    return None
 
 
 def running_run(output_dir: Path) -> str:

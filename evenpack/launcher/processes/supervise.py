@@ -1,6 +1,6 @@
 """Runs a launch plan to its end: passes on stop requests, notices ranks that die, leaves no process behind.
 
-`deepspeed` and its children on this machine are in a session of their own. A terminal's Ctrl-C therefore reaches only
+The launcher and its children on this machine are in a session of their own. A terminal's Ctrl-C therefore reaches only
 this process, and all remaining processes of the session can be found and killed.
 """
 
@@ -25,18 +25,21 @@ from evenpack.launcher.processes.ranks import LaunchToken, RankFolder, RankStatu
 from evenpack.launcher.processes.roll_call import RollCall
 from evenpack.launcher.processes.stop import StopRequest, on_stop_signals, remove_stop_request, write_stop_request
 from evenpack.launcher.processes.verdict import LaunchResult, killed, launch_result
+from evenpack.worker_pool import is_resource_tracker
 
 _POLL_SECONDS = 0.25
 _SAME_REQUEST_SECONDS = 0.5
 """Signals within this time are one request: batch systems send several, and people who repeat Ctrl-C wait longer."""
 _KILL_SECONDS = 30.0
 """Seconds for the kernel to end killed processes; one that waits for a broken disk takes longer."""
+_TRACKER_SECONDS = 5.0
+"""Seconds for resource trackers to end after the processes whose resources they track."""
 _FAILURE_SECONDS = 25.0
 """Seconds from the first failure to the end of every process."""
 _LEAVING_SECONDS = 60.0
 """Seconds from rank 0's successful end to the end of every process."""
 _STRAY_SECONDS = 10.0
-"""Seconds from the end of `deepspeed` and the ranks to the end of processes that they have started."""
+"""Seconds from the end of the launcher and the ranks to the end of processes that they have started."""
 _REMOTE_SECONDS = 5.0
 """Seconds for other machines to stop immediately, and for a shared folder to show their final statuses."""
 
@@ -80,12 +83,17 @@ def session_processes(session: int) -> list[psutil.Process]:
 
 
 def kill_session(session: int) -> None:
-    """Kills every process of a session, including those that are started meanwhile."""
-    deadline = time.monotonic() + _KILL_SECONDS
-    while time.monotonic() < deadline and (processes := session_processes(session)):
+    """Kills every process of a session, including those that are started meanwhile.
+
+    Resource trackers have a while to remove what the others have left, and to end by themselves.
+    """
+    begun = time.monotonic()
+    while time.monotonic() < begun + _KILL_SECONDS and (processes := session_processes(session)):
+        trackers_too = time.monotonic() > begun + _TRACKER_SECONDS
         for process in processes:
             with suppress(psutil.Error):
-                process.kill()
+                if trackers_too or not is_resource_tracker(process.cmdline()):
+                    process.kill()
         psutil.wait_procs(processes, timeout=1.0)
 
 
@@ -199,7 +207,7 @@ class _Supervisor:
                 self._deadline = time.monotonic() + _STRAY_SECONDS
             elif not self._said_launcher_is_gone:
                 self._said_launcher_is_gone = True
-                self._say("`deepspeed` has ended: waiting for its ranks to save")
+                self._say("the launcher has ended: waiting for its ranks to save")
 
     def _living_ranks(self) -> list[RankStatus]:
         """Returns the ranks of this machine without a final status."""

@@ -31,7 +31,7 @@ def launch_result(
 ) -> LaunchResult:
     """Returns the outcome of a run of `ranks` ranks whose processes have all ended.
 
-    `launcher_code` is the exit code of `deepspeed`; it is only used for a rank that could not report how it ended.
+    `launcher_code` is the exit code of the launcher; it is only used for a rank that could not report how it ended.
     """
     failure = failure or next((Failure.of(status) for status in statuses.values() if not _ended_well(status)), None)
     if failure is not None:
@@ -39,7 +39,7 @@ def launch_result(
         return _failed(failure, launcher_code, everyone=everyone)
     if not statuses:
         end = describe_exit(launcher_code)
-        return _error(f"`deepspeed` ended ({end}) before any rank had started; its output is above")
+        return _error(f"the launcher of the ranks ended ({end}) before any rank had started; its output is above")
     missing = [rank for rank in range(ranks) if rank not in statuses]
     is_early = any(status.state == "stopped" and status.step is None for status in statuses.values())
     if is_early and (not missing or launcher_code == EXIT_STOPPED):  # no rank has failed before it had a status
@@ -61,7 +61,7 @@ def killed(by: int) -> LaunchResult:
 
 
 def describe_exit(launcher_code: int) -> str:
-    """Describes an exit code: `deepspeed` reports a rank's signal N as 256 - N; its own end by one is -N."""
+    """Describes an exit code: a launcher reports a rank's signal N as 256 - N; its own end by one is -N."""
     number = -launcher_code if launcher_code < 0 else 256 - launcher_code
     if number not in signal.valid_signals():
         return f"exit code {launcher_code}"

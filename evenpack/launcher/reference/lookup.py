@@ -4,7 +4,7 @@ import difflib
 import re
 from collections.abc import Sequence
 
-from evenpack.config import RENAMED_KEYS
+from evenpack.config import RENAMED_KEYS, usual_keys
 from evenpack.errors import ConfigError
 from evenpack.launcher.reference.keys import ENTRY, NAME, Key
 from evenpack.yaml_text import shown
@@ -54,10 +54,11 @@ def _matches(asked: Sequence[str], place: str) -> bool:
 
 
 def _hint(keys: Sequence[Key], asked: Sequence[str]) -> str:
-    """Returns a hint that names keys with a similar last part, then those with a similar path."""
+    """Returns a hint that names keys usually called so, then those with a similar last part, or a similar path."""
     places = list(dict.fromkeys(key.place for key in keys))
+    usual = [place for place in usual_keys(asked[-1]) if place in places]
     name = difflib.get_close_matches(asked[-1], {place.rpartition(".")[2] for place in places}, n=1, cutoff=0.7)
     alike = [place for place in places if place.rpartition(".")[2] in name]
     near = difflib.get_close_matches(".".join(asked), places, n=_MOST_HINTS, cutoff=0.6)
-    hints = [place.replace(ENTRY, "") for place in dict.fromkeys([*alike, *near])][:_MOST_HINTS]
+    hints = [place.replace(ENTRY, "") for place in dict.fromkeys(usual or [*alike, *near])][:_MOST_HINTS]
     return f"did you mean {', or '.join(hints)}?" if hints else "`evenpack config explain` lists all keys"

@@ -21,6 +21,10 @@ evenpack config explain training.packs_per_step  a key
 
 Every key can be set on the command line, too: `evenpack train RUN.yaml training.steps=100`.
 
+Values are read as in YAML 1.2: `6e-4` is a number, `1:30` and `2026-11-22` are text. A number that begins with 0 is
+refused, because versions of YAML read 010 as 8 or as 10. As in YAML 1.1, `yes`, `no`, `on` and `off` are true and
+false, and `1_000` is a number: write text that looks like one of these in quotes.
+
 Editors can complete and check keys with a JSON schema. Write it with
 
 ```

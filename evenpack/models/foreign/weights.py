@@ -5,13 +5,13 @@
 Such a checkpoint does not describe its model, so the model to be filled is what it is compared with.
 """
 
-import json
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 
 from torch import Tensor
 
 from evenpack.errors import CheckpointError
+from evenpack.files import read_json
 from evenpack.models.build import Model
 from evenpack.models.common.foreign import ForeignNames
 from evenpack.models.common.section import TransformerConfig
@@ -140,9 +140,7 @@ def _section(config_file: Path, like: Model) -> tuple[TransformerConfig, list[st
         heads = like.config.shape["heads"]
         return like.config, [f"neither a tensor nor a {config_file.name} gives the number of heads: {heads}, as here"]
     try:
-        values = json.loads(config_file.read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise CheckpointError(f"{config_file} is not readable JSON: {error}") from error
-    if not isinstance(values, dict):
-        raise CheckpointError(f"{config_file} must hold a JSON object, found {type(values).__name__}")
+        values = read_json(config_file)
+    except (OSError, ValueError) as error:
+        raise CheckpointError(f"{config_file}: {error}") from error
     return mapping_of(like.config).read_config(values, str(config_file))[0], []

@@ -15,6 +15,7 @@ from evenpack.engine.config import RunConfig
 from evenpack.engine.memory.estimate import RunMemory, run_memory
 from evenpack.engine.resolving.resolve import resolve
 from evenpack.engine.resolving.settle import parameters_of, settle, settled_micro_batches
+from evenpack.engine.resolving.step_items import implausible_epochs
 from evenpack.errors import ConfigError, NotPreparedError
 from evenpack.models.common.device_peaks import DevicePeak, find_device_peak
 from evenpack.models.cost import Work, step_flops
@@ -120,6 +121,8 @@ class Budget:
     """The packing adjustment of the run file's values."""
     assumptions: tuple[str, ...]
     """Assumptions, where the data is not prepared."""
+    implausible: str | None
+    """Warning of sources that are read more than a hundred times; None if there are none."""
 
 
 def budget_of(config: RunConfig, options: BudgetOptions) -> Budget:
@@ -142,6 +145,7 @@ def budget_of(config: RunConfig, options: BudgetOptions) -> Budget:
     parameters = parameters_of(config, data.vocabulary_size)
     tokens = float(items * data.item.tokens)
     time = None if peak is None else _hours(config, peak, options, flops=flops, tokens=tokens)
+    sources = tuple(_source(source, config, items) for source in data.sources)
     return Budget(
         run=config.run.name,
         batch=batch,
@@ -149,7 +153,7 @@ def budget_of(config: RunConfig, options: BudgetOptions) -> Budget:
         epochs=None if data.items_per_epoch is None else items / data.items_per_epoch,
         samples=float(items * data.item.sequences),
         tokens=tokens,
-        sources=tuple(_source(source, config, items) for source in data.sources),
+        sources=sources,
         model=f"{config.model.kind} {config.model.preset}",
         is_causal=family_of(config.model).causal,
         parameters=parameters,
@@ -162,6 +166,7 @@ def budget_of(config: RunConfig, options: BudgetOptions) -> Budget:
         memory=run_memory(config, data.item, vocabulary_size=data.vocabulary_size, ranks=options.devices, device=peak),
         adjustment=adjustment,
         assumptions=data.assumptions,
+        implausible=implausible_epochs(config, {source.source: source.epochs for source in sources}),
     )
 
 
@@ -249,8 +254,7 @@ def _work(data: RunData, items: int) -> Work:
 
 def _hours(config: RunConfig, peak: DevicePeak, options: BudgetOptions, *, flops: int, tokens: float) -> Hours:
     dtype = torch.bfloat16 if config.training.precision == "bf16_autocast" else torch.float32
-    of_one = peak.flops(dtype)
-    assert of_one is not None, "both types have a peak"
+    of_one = peak.require_flops(dtype)
     device_hours = flops / (of_one * options.mfu) / _HOUR
     hours = device_hours / options.devices
     return Hours(

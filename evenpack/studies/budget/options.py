@@ -18,7 +18,7 @@ class BudgetOptions:
         str | None,
         typer.Option(
             metavar="NAME",
-            help="Hours and fitting memory on: h100, h200, b200, a100-80gb, ...",
+            help="Hours and fitting memory on: h100, b200, a100-80gb, rtx-4090, ...",
             show_default=False,
         ),
     ] = None

@@ -26,6 +26,8 @@ def budget_tables(budget: Budget) -> Iterator[RenderableType]:
     yield text(memory_text(budget.memory, batching=budget.batch.batching))
     if budget.assumptions:
         yield text("\n".join(["Assumptions:", *(f"  {one}" for one in budget.assumptions)]))
+    if budget.implausible is not None:
+        yield text(budget.implausible, bold=True)
 
 
 def optimum_table(flops: float, found: Allocation) -> Table:

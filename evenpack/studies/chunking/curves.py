@@ -5,6 +5,7 @@ curve.json      the part that the study needs, stored with the result: enough fo
 """
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -14,7 +15,7 @@ from jaxtyping import Float64
 from scipy.signal import lfilter
 
 from evenpack.engine.reporting.journal import SUMMARY
-from evenpack.engine.reporting.metrics import METRICS, read_metrics
+from evenpack.engine.reporting.metrics import METRICS, read_metrics, trained_steps
 from evenpack.errors import DataError
 from evenpack.files import read_json_object, write_json
 
@@ -33,9 +34,12 @@ class Curve:
     """The learning curve of one run."""
 
     losses: Float64[np.ndarray, " steps"]
-    """Loss of each step in nats/target; infinite if it was not finite, and then so are all means from there on."""
+    """Loss of each step in nats/target; infinite if it was not finite, and then so are all means from there on.
+
+    A skipped step changes no weight, so it has the loss of the trained step before it (the first ones: of that after).
+    """
     tokens_per_step: float
-    """Real tokens on average."""
+    """Real tokens on average over the trained steps, as are the slots."""
     slots_per_step: float
     seconds: float
     """Seconds of its steps, without evaluation and saving."""
@@ -94,7 +98,7 @@ class Curve:
 def read_curve(output_dir: Path) -> Curve:
     """Reads the run's log and stores the needed part in curve.json; without a log it reads curve.json.
 
-    Raises: DataError if there is neither, or the log does not have each step once.
+    Raises: DataError if there is neither, or the log does not have each step once or has no trained step.
     """
     path, kept = output_dir / METRICS, output_dir / CURVE
     if path.exists():
@@ -153,16 +157,30 @@ def _from_log(path: Path) -> dict[str, Any]:
             f"{path} does not have each step once, from the first on, so its epochs are unknown: remove "
             f"{path.parent} to train that run again"
         )
+    trained = trained_steps(records)
+    if not trained:
+        raise DataError(
+            f"all {len(records)} steps in {path} were skipped, so there is no loss: see training.skip_steps"
+        )
     summary = read_json_object(path.parent / SUMMARY) or {}
     evaluated = [record["validation"] for record in records if record.get("validation")]
     return {
-        "losses": [None if record["loss"] is None else _rounded(record["loss"]) for record in records],
-        "tokens_per_step": sum(record["tokens"] for record in records) / len(records),
-        "slots_per_step": sum(record["slots"] for record in records) / len(records),
-        "seconds": sum(record["step_seconds"] for record in records),
+        "losses": _losses(records, first=trained[0]),
+        "tokens_per_step": sum(record["tokens"] for record in trained) / len(trained),
+        "slots_per_step": sum(record["slots"] for record in trained) / len(trained),
+        "seconds": sum(record["step_seconds"] for record in trained),
         "own_loss": mean_loss(evaluated[-1]) if evaluated else None,
         "measured_on": f"{summary['ranks']} x {summary['device']}" if summary else None,
     }
+
+
+def _losses(records: Sequence[dict[str, Any]], *, first: dict[str, Any]) -> list[float | None]:
+    """Returns the loss of each step; a skipped step has that of the trained one before it, or of the first one."""
+    losses, source = [], first
+    for record in records:
+        source = source if "skipped" in record else record
+        losses.append(None if source["loss"] is None else _rounded(source["loss"]))
+    return losses
 
 
 def mean_loss(sources: dict[str, Any]) -> float | None:

@@ -87,9 +87,9 @@ def unknown_text(planned: Sequence[PlannedRun], command: str | None) -> list[Ren
     kinds = sorted({one.recipe for one in planned if one.budget is None})
     return [
         console.text(
-            f"- : how many steps {', '.join(kinds)} takes follows from the length of each document, and the corpus is "
-            "not tokenised yet. (Those of concat and documents follow from --corpus-tokens and --corpus-documents, "
-            f"too.) This tokenises it for all runs, then list them again:\n{command}"
+            f"A dash stands for what is not known yet: the steps of {', '.join(kinds)} follow from the length of each "
+            "document, and the corpus is not tokenised. (Those of concat and documents follow from --corpus-tokens and "
+            f"--corpus-documents, too.) This tokenises it for all runs, then list them again:\n{command}"
         )
     ]
 

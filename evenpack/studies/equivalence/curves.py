@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from evenpack.engine.reporting.metrics import METRICS, read_metrics
+from evenpack.engine.reporting.metrics import METRICS, read_metrics, trained_steps
 from evenpack.errors import DataError
 from evenpack.studies.equivalence.config import Measure
 
@@ -26,7 +26,7 @@ class Curve:
     next_sentence_accuracy: tuple[float, ...] | None
     """Accuracy; None for a model without next-sentence prediction."""
     training_loss: float
-    """Loss in nats/target, over the arm's own batches in the last tenth of its steps."""
+    """Loss in nats/target, over the arm's own batches in the last tenth of its trained steps."""
     next_sentence_noise: float | None
     """Standard deviation, over the same steps, of the next-sentence loss whose gradient was taken."""
     denominator_noise: float | None
@@ -34,6 +34,7 @@ class Curve:
     sequences_per_second: float
     """Over the whole run."""
     sequences_per_step: float
+    """Over the trained steps."""
     slots_per_sequence: float
     """Slots computed per sequence, including padding."""
     host_to_device_bytes_per_sequence: float
@@ -64,7 +65,10 @@ class Curve:
 
 
 def read_curve(output_dir: Path) -> Curve:
-    """Reads the log. Raises: DataError if it has no evaluation, or lacks a step up to which samples are counted."""
+    """Reads the log. Skipped steps have no samples, seconds and losses.
+
+    Raises: DataError if it has no evaluation or no trained step, or lacks a step up to which samples are counted.
+    """
     path = output_dir / METRICS
     records = read_metrics(path) if path.exists() else []
     if [record["step"] for record in records] != list(range(1, len(records) + 1)):
@@ -76,13 +80,16 @@ def read_curve(output_dir: Path) -> Curve:
     points = []
     for record in records:
         samples += record["sequences"]
-        seconds += record.get("step_seconds", 0.0)  # a skipped step has none
+        seconds += 0.0 if "skipped" in record else record["step_seconds"]
         found = [values for values in (record.get("validation") or {}).values() if values is not None]
         if found:
             points.append((samples, seconds, found))
     if not points:
         raise DataError(f"{path} has no evaluation: set training.evaluate_every_steps and data.validation_fraction")
-    last = records[-math.ceil(len(records) / 10) :]
+    trained = trained_steps(records)
+    if not trained:
+        raise DataError(f"all {len(records)} steps in {path} were skipped, so there is nothing to compare")
+    last = trained[-math.ceil(len(trained) / 10) :]
     noisy = [record["optimised_next_sentence_loss"] for record in last if "optimised_next_sentence_loss" in record]
     means = [record["next_sentence_loss"] for record in last if "next_sentence_loss" in record]
     with_pairs = all("next_sentence_accuracy" in values for _, _, found in points for values in found)
@@ -98,7 +105,7 @@ def read_curve(output_dir: Path) -> Curve:
         next_sentence_noise=_deviation(noisy),
         denominator_noise=_deviation([one - mean for one, mean in zip(noisy, means, strict=True)]),
         sequences_per_second=samples / seconds,
-        sequences_per_step=samples / len(records),
+        sequences_per_step=samples / len(trained),
         slots_per_sequence=sum(record["slots"] for record in records) / samples,
         host_to_device_bytes_per_sequence=sum(record["host_to_device_bytes"] for record in records) / samples,
     )

@@ -19,6 +19,8 @@ _DASHES = ("-", "--", ":")
 """Line styles; colours are used again with the next one."""
 _POINTS = 200
 """Points of a curve, between the first evaluation that all seeds have and the last."""
+_WORDS = {"equivalent": "within"}
+"""What a figure calls a verdict; whether the margin is small enough to mean equivalence is not for it to say."""
 _VERDICT_COLOURS = {"equivalent": COLOURS[2], "worse": COLOURS[4], "better": COLOURS[0], "undecided": "#9aa5b1"}
 _NAME_COLUMNS = 18
 """Columns of an arm's name in the panel of differences."""
@@ -114,7 +116,9 @@ def _draw(
 def _draw_verdicts(axes: Any, rows: Sequence[ArmRow], section: EquivalenceSection) -> None:
     axes.axvspan(-section.margin, section.margin, color="#e4e7eb", zorder=0)
     marks = [
-        _Mark(arm=row.arm, difference=row.difference, colour=_VERDICT_COLOURS[verdict], word=verdict)
+        _Mark(
+            arm=row.arm, difference=row.difference, colour=_VERDICT_COLOURS[verdict], word=_WORDS.get(verdict, verdict)
+        )
         for row in rows
         if row.difference is not None and (verdict := row.verdict or "undecided")
     ]
@@ -122,7 +126,7 @@ def _draw_verdicts(axes: Any, rows: Sequence[ArmRow], section: EquivalenceSectio
     unit = " (nats/token)" if section.measure == "loss" else ""
     axes.set_xlabel(f"{section.measure} minus {section.reference}'s{unit}; grey: margin ± {section.margin:g}")
     held = [row.arm for row in rows if row.verdict == "equivalent"]
-    write_title(axes, f"{len(held)} of {len(rows)} arms equivalent to {section.reference}")
+    write_title(axes, f"{len(held)} of {len(rows)} arms within the margin of {section.reference}")
 
 
 def _draw_task(axes: Any, task: TaskComparison, section: EquivalenceSection) -> None:

@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from evenpack.engine.reporting.metrics import read_metrics
+from evenpack.engine.reporting.metrics import read_metrics, trained_steps
 from evenpack.engine.reporting.run_record import read_run_record
 from evenpack.errors import ConfigError
 from evenpack.studies.forecast.arguments import ForecastArguments
@@ -40,7 +40,7 @@ def read_log(path: Path, *, warmup: int) -> RealRun:
     """
     if not path.is_file():
         raise ConfigError(f"--log {path}: there is no such file; give the metrics.jsonl of a run")
-    records = [record for record in read_metrics(path) if "skipped" not in record]
+    records = trained_steps(read_metrics(path))
     record = read_run_record(path.parent)
     return RealRun(
         label=path.name if record is None else str(record.config["run"]["name"]),

@@ -108,7 +108,7 @@ def _measured(log: LoggedRun, request: ImbalanceRequest, cost: StepCost) -> Meas
 
 def _simulate(subject: Subject, packing: Packing, **settings: Any) -> Simulation:
     with Progress(console.messages(), interval_seconds=_LINE_SECONDS) as progress:
-        steps = progress.begin("simulating", unit="sequences")
+        steps = progress.begin("simulating", unit="sequences", starts_processes=True)
         return simulate(
             subject.histogram,
             packing,

@@ -56,6 +56,7 @@ def inspect_lengths(
         shown.append(console.text(f"Drew {plot}"))
     value = {
         "origin": subject.origin,
+        **_content(subject),
         "pack_length": pack_length,
         "long_sequences": subject.long_sequences(),
         "splits": subject.splits,
@@ -125,7 +126,15 @@ def _shown(subject: Subject, packed: _Packed, advice: RecipeAdvice | None) -> li
         depth_curves_table(by_pack_length, packed.fullest, title=title),
         recommendation_text(packed.recommended),
         *([] if advice is None else advice_shown(advice)),
+        *map(console.text, subject.verification_sentences()),
     ]
+
+
+def _content(subject: Subject) -> dict[str, Any]:
+    """Returns for JSON that the content of a run's prepared files was not verified."""
+    if subject.verified_by is None:
+        return {}
+    return {"content": "not verified", "verified_by": subject.verified_by}
 
 
 def _draw(subject: Subject, packed: _Packed, against: Against | None, plot: Path) -> None:
@@ -138,6 +147,7 @@ def _draw(subject: Subject, packed: _Packed, against: Against | None, plot: Path
         footer=[
             subject.origin_line(),
             *subject.long_sentences(),
+            *subject.verification_sentences(),
             *([] if against is None else [against.footer]),
             f"Recommended by what auto fills without a limit: {found.reason}.",
         ],
@@ -162,10 +172,12 @@ def _inspect_rows(subject: Subject, *, is_drawn: bool) -> tuple[dict[str, Any], 
         console.text("Rows keep the order in which they were prepared, and are packs already"),
     ]
     shown += [] if advice is None else advice_shown(advice)
+    shown += map(console.text, subject.verification_sentences())
     if subject.source_rows:
         shown.insert(0, rows_table(subject.source_rows))
     value = {
         "origin": subject.origin,
+        **_content(subject),
         "pack_length": subject.pack_length,
         "splits": subject.splits,
         "source_rows": subject.source_rows,
@@ -200,15 +212,23 @@ def inspect_side_by_side(
         for subject in subjects
     }
     title = f"Limits of depth ({_SWEPT_BY}): efficiency, speed-up over padding"
-    shown: list[RenderableType] = [depth_curves_table(curves, title=title)]
+    shown: list[RenderableType] = [
+        depth_curves_table(curves, title=title),
+        *(console.text(f"{one.origin}: {line}") for one in subjects for line in one.verification_sentences()),
+    ]
     if plot is not None:
         plot_depth_curves(curves, plot, footer=_footer_of_curves(subjects))
         shown.append(console.text(f"Drew {plot}"))
-    return {"curves": curves}, shown
+    contents = {subject.origin: _content(subject) for subject in subjects if subject.verified_by is not None}
+    return {"curves": curves, **({"contents": contents} if contents else {})}, shown
 
 
 def _footer_of_curves(subjects: Sequence[Subject]) -> list[str]:
     lines = [f"Packs by {_SWEPT_BY}; {made_by()}; {COMPUTED}"]
     for subject in subjects:
-        lines += [f"{subject.origin}: data {subject.data}", *subject.long_sentences()]
+        lines += [
+            f"{subject.origin}: data {subject.data}",
+            *subject.long_sentences(),
+            *subject.verification_sentences(),
+        ]
     return lines

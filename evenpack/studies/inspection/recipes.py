@@ -43,10 +43,9 @@ class RecipeAdvice:
 def advise_recipe(documents: LengthHistogram, *, max_sequence_length: int) -> RecipeAdvice:
     """Compares `documents`, `concat` and `padding` at rows of `max_sequence_length`, where an atom is a row.
 
-    By the study `atom_size_mini` (docs/chunking.md), isolated documents have the lowest perplexity on held-out
-    documents, with rows shorter and longer than documents, and padding has no advantage there in spite of its
-    additional steps. Its lower training perplexity in "Optimizing Packing and Shuffling Strategies for Enhanced
-    Performance in Generative Language Models", section 3.3, counts its padding.
+    The advice is by what the recipes cost and cut. What they train is not part of it: the study `atom_size_mini`
+    (docs/chunking.md) shows no recipe to be better than another on held-out documents, by three seeds of one order of
+    rows.
 
     Args:
         documents: lengths in tokens of whole documents, including end-of-text.
@@ -59,9 +58,10 @@ def advise_recipe(documents: LengthHistogram, *, max_sequence_length: int) -> Re
     position = "longer" if mean > max_sequence_length else "shorter"
     data = (
         "documents",
-        f"documents are {position} than rows on average; isolated ones had the lowest held-out perplexity in either "
-        f"case (docs/chunking.md), for {100 * packed.padding_share:.1f} % of padding; padding had no advantage there, "
-        f"for {100 * (padding.steps_over_concat - 1):.0f} % more steps than concat",
+        f"documents are {position} than rows on average; this recipe cuts only those longer than a row and isolates "
+        f"all, for {100 * packed.padding_share:.1f} % of padding; the recipe padding takes "
+        f"{100 * (padding.steps_over_concat - 1):.0f} % more steps than concat. Which of them trains the better model "
+        "is not shown (docs/chunking.md)",
     )
     extra = packed.steps_over_concat - 1
     if extra <= _AS_GOOD:

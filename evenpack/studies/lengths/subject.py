@@ -1,5 +1,6 @@
 """The input of `inspect` and of the studies of lengths: a prepared run, or any list of lengths."""
 
+import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -47,6 +48,9 @@ class Subject:
     """Maximum sequence length of the run's recipe."""
     keeps_order: bool
     """Whether its rows are packs already, whose tokens may include padding."""
+    verified_by: str | None
+    """The command that compares the run's files with their checksums, which nothing here does; None for a plain list
+    of lengths."""
 
     @property
     def histogram(self) -> LengthHistogram:
@@ -67,6 +71,14 @@ class Subject:
             f"{fitted.long_sequences:,} sequences longer than {self.pack_length:,} were {done}: "
             f"{fitted.tokens_lost:,} tokens lost"
         ]
+
+    def verification_sentences(self) -> list[str]:
+        """Says that the content of prepared files was not verified; nothing for a plain list of lengths."""
+        return (
+            []
+            if self.verified_by is None
+            else [f"Content not verified: `{self.verified_by}` compares every file with its checksum"]
+        )
 
     def long_sequences(self) -> dict[str, Any]:
         """Returns the sequences that were longer than a pack, for JSON."""
@@ -130,6 +142,7 @@ def _of_run(run_file: Path, overrides: Sequence[str], options: SubjectOptions) -
         documents=_document_lengths(prepared, source),
         max_sequence_length=config.data.recipe.max_sequence_length,
         keeps_order=config.data.keeps_order,
+        verified_by=shlex.join(["evenpack", "verify", str(run_file), *overrides]),
     )
 
 
@@ -171,6 +184,7 @@ def _fit(
         documents=None,
         max_sequence_length=None,
         keeps_order=False,
+        verified_by=None,
     )
 
 

@@ -11,6 +11,7 @@ from jaxtyping import Float64, Int64
 
 from evenpack.engine.reporting.metrics import METRICS, read_metrics
 from evenpack.engine.reporting.run_record import RunRecord, read_run_record
+from evenpack.engine.reporting.save_cost import save_totals
 from evenpack.errors import ConfigError, DataError
 from evenpack.files import read_json_object
 
@@ -36,8 +37,6 @@ class Course:
     """Share of the step's time that a rank waited for its batches, on average."""
     straggler_share: Float64[np.ndarray, " n"]
     """Share of the slowest rank's forward and backward passes that the average rank is idle."""
-    save_pauses: Float64[np.ndarray, " saves"]
-    """Time for which training stood still for each checkpoint, in seconds; of the saves that are recorded."""
     validation: Mapping[str, tuple[Int64[np.ndarray, " m"], Float64[np.ndarray, " m"]]]
     """Places in the arrays above and losses in nats/token, for each source."""
 
@@ -58,12 +57,15 @@ class ReportedRun:
     """Number of lines in its log that are broken or not written to their end."""
     missing_steps: int
     """Number of steps before the last that the log lacks."""
+    saves: Mapping[str, Any]
+    """What saving has cost, as in the summary, or by the log alone while there is no summary of its last step."""
     course: Course
 
     @property
     def tokens_per_step(self) -> float:
-        """Returns the mean number of real tokens of a step."""
-        return float(self.course.tokens[-1]) / len(self.course.steps) if len(self.course.steps) else 0.0
+        """Returns the mean number of real tokens of a step; skipped steps, which have none, are left out."""
+        steps = np.count_nonzero(np.diff(self.course.tokens, prepend=0.0))
+        return float(self.course.tokens[-1]) / steps if steps else 0.0
 
 
 def read_runs(output_dirs: Sequence[Path], *, is_held: Callable[[Path], bool]) -> tuple[ReportedRun, ...]:
@@ -101,18 +103,26 @@ def _read_run(output_dir: Path, label: str, record: RunRecord | None, *, is_runn
             f"{output_dir} holds no {METRICS}: give the output_dir of a run that was started, or its run file"
         )
     records = read_metrics(path)
+    summary = _summary(output_dir, records)
     with path.open("rb") as file:
         unread = sum(1 for _ in file) - len(records)
     return ReportedRun(
         label=label,
         output_dir=output_dir,
         record=record,
-        state=_state(output_dir, records, is_running=is_running),
+        state=_state(summary, records, is_running=is_running),
         has_two_losses=any("token_loss" in record for record in records),
         unread_lines=unread,
         missing_steps=records[-1]["step"] - len({record["step"] for record in records}) if records else 0,
+        saves=(summary or {}).get("checkpoints") or save_totals(records, ()),
         course=course_of(records),
     )
+
+
+def _summary(output_dir: Path, records: Sequence[Mapping[str, Any]]) -> dict[str, Any] | None:
+    """Returns the summary of the run's last step; None if there is none, or only that of an earlier start."""
+    summary = read_json_object(output_dir / SUMMARY) if records else None
+    return summary if summary is not None and summary.get("step") == records[-1]["step"] else None
 
 
 def _ends_of(places: Sequence[Path]) -> list[str]:
@@ -124,15 +134,16 @@ def _ends_of(places: Sequence[Path]) -> list[str]:
     raise AssertionError("places that differ have names that differ")
 
 
-def _state(output_dir: Path, records: Sequence[Mapping[str, Any]], *, is_running: bool) -> str:
+def _state(summary: Mapping[str, Any] | None, records: Sequence[Mapping[str, Any]], *, is_running: bool) -> str:
     if is_running:
         return "running"
     if not records:
         return "no step yet"
-    summary = read_json_object(output_dir / SUMMARY)
-    if summary is None or summary.get("step") != records[-1]["step"]:
+    if summary is None:
         return "ended without a summary"
-    is_short = records[-1]["step"] < summary.get("steps", 0) and not (summary.get("target") or {}).get("reached")
+    steps, target = summary.get("steps"), summary.get("target")
+    is_reached = isinstance(target, dict) and bool(target.get("reached"))
+    is_short = isinstance(steps, int) and records[-1]["step"] < steps and not is_reached
     return "stopped" if is_short else str(summary.get("state"))
 
 
@@ -159,7 +170,6 @@ def course_of(records: Sequence[Mapping[str, Any]]) -> Course:
         seconds=np.nancumsum(step_seconds),
         loss=np.array([_number(record, "token_loss", "loss") for record in records], dtype=np.float64),
         tokens_per_second=_column(records, "tokens_per_second"),
-        save_pauses=_column([record["checkpoint"] for record in records if "checkpoint" in record], "pause_seconds"),
         validation={
             source: (
                 np.array([index for index, _ in points], dtype=np.int64),

@@ -1,9 +1,10 @@
 """`evenpack report`: reads runs, compares them, draws them, writes the page."""
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from jaxtyping import Float64
@@ -91,7 +92,7 @@ def row_of(run: ReportedRun, sources: Sequence[str]) -> dict[str, str]:
         "padding share of all steps": percent(1 - course.tokens[-1] / course.slots[-1]) if slots else "-",
         "waiting for batches in the median step": _share(course.loader_share),
         "waiting for the slowest rank in the median step": _share(course.straggler_share),
-        "standing still for checkpoints": _pauses(course) if has_steps else "-",
+        "standing still for checkpoints": _pauses(run.saves) if has_steps else "-",
         "ranks": f"{start.ranks} x {start.device}" if start else "not recorded",
         "commit": (start.commit or "no checkout") if start else "not recorded",
         "versions": f"evenpack {start.evenpack}, torch {start.torch}" if start else "not recorded",
@@ -113,11 +114,11 @@ def _loss(loss: float) -> str:
     return f"{loss:.4f}" if math.isfinite(loss) else "-"
 
 
-def _pauses(course: Course) -> str:
+def _pauses(saves: Mapping[str, Any]) -> str:
     """Returns the sum of the pauses, and its share of the time with them."""
-    pauses, steps = float(course.save_pauses.sum()), float(course.seconds[-1])
-    share = f" ({percent(pauses / (steps + pauses))} of the time)" if pauses else ""
-    return f"{pauses:,.2f} s in {counted(len(course.save_pauses), 'save')}{share}"
+    pauses = saves["pause_seconds"]
+    share = f" ({percent(saves['pause_share'])} of the time)" if pauses else ""
+    return f"{pauses:,.2f} s in {counted(saves['saved'] + saves['failed'], 'save')}{share}"
 
 
 def _share(shares: Float64[np.ndarray, " n"]) -> str:

@@ -27,7 +27,7 @@ class RooflineCommand:
     """
 
     device: Annotated[
-        str, typer.Option(metavar="NAME", help="A GPU with known peaks: h100, h200, b200, a100-80gb, ...")
+        str, typer.Option(metavar="NAME", help="A GPU with known peaks: h100, b200, a100-80gb, rtx-4090, ...")
     ] = "h100"
     devices: Annotated[int, typer.Option(help="Devices that divide a step; the step of one of them is shown.")] = 1
     goal: Annotated[

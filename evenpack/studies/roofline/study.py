@@ -2,6 +2,8 @@
 
 from dataclasses import dataclass
 
+import torch
+
 from evenpack.data.order.step_shape import Layout
 from evenpack.engine.config import RunConfig
 from evenpack.engine.resolving.settle import parameters_of, settled_micro_batches
@@ -39,8 +41,10 @@ class RooflineOptions:
     """Real tokens per second of one device that are wanted; None: no goal."""
 
     def __post_init__(self) -> None:
-        """Checks the numbers. Raises: ConfigError for a device without peaks, or a number that must be larger."""
-        bandwidth_of(find_device_peak(self.device))
+        """Checks the numbers. Raises: ConfigError for a device without peaks or bfloat16, or a number too small."""
+        device = find_device_peak(self.device)
+        bandwidth_of(device)
+        device.require_flops(torch.bfloat16)
         if self.devices < 1:
             raise ConfigError(f"--devices must be 1 or more, found {self.devices}")
         if self.goal is not None and not self.goal > 0:

@@ -14,7 +14,7 @@ from evenpack.engine.checkpoints.continuation import with_defaults
 from evenpack.engine.checkpoints.files import find_changed_keys
 from evenpack.engine.reporting.metrics import METRICS
 from evenpack.errors import ConfigError
-from evenpack.files import read_json_object, write_json
+from evenpack.files import parse_json_object, read_json_object, write_json
 from evenpack.studies.runs.jobs import Job
 
 RESULT = "result.json"
@@ -86,8 +86,8 @@ def steps_done(output_dir: Path) -> int:
         return 0
     for line in reversed(lines[:-1]):  # what follows the last line feed is still being written
         try:
-            return int(json.loads(line)["step"])
-        except (ValueError, KeyError, TypeError):
+            return int(parse_json_object(line)["step"])
+        except (ValueError, KeyError, TypeError, OverflowError):
             continue
     return 0
 

@@ -26,11 +26,13 @@ def borders(plan: PackStream, *, packs_per_step: int, steps: int) -> list[int]:
 def jump(losses: Float64[np.ndarray, " steps"], at: Sequence[int], *, around: int) -> float | None:
     """Returns the mean, over borders, of the mean loss of the steps after one minus that of the steps before it.
 
-    Borders with fewer than `around` steps on a side are left out; None: all of them are.
+    Steps without a loss (NaN) count in no mean. Borders with fewer than `around` steps on a side, or none with a loss
+    there, are left out; None: all of them are.
     """
+    sides = [(losses[step - around : step], losses[step : step + around]) for step in at if step >= around]
     found = [
-        float(losses[step : step + around].mean() - losses[step - around : step].mean())
-        for step in at
-        if step >= around and step + around <= len(losses)
+        float(np.nanmean(after) - np.nanmean(before))
+        for before, after in sides
+        if len(after) == around and np.isfinite(before).any() and np.isfinite(after).any()
     ]
     return float(np.mean(found)) if found else None

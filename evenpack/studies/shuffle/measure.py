@@ -73,7 +73,7 @@ def measure_simulated(config: RunConfig, section: ShuffleSection) -> tuple[ArmOr
 
 
 def read_losses(config: RunConfig) -> Float64[np.ndarray, " steps"]:
-    """Returns the training loss of each step of a finished run."""
+    """Returns the training loss of each step of a finished run; NaN for a step left out by `on_nan: skip`."""
     return np.array([record["loss"] for record in read_metrics(config.run.output_dir / METRICS)], dtype=np.float64)
 
 

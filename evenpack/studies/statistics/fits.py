@@ -33,7 +33,11 @@ _FAILED_SHARE = 0.1
 
 @dataclass(frozen=True, kw_only=True)
 class Interval:
-    """The 2.5th to the 97.5th percentile of a bootstrap."""
+    """The 2.5th to the 97.5th percentile of a bootstrap, which is slightly short as an interval of 95 %.
+
+    Over 600 synthetic series each, it holds the true mean of 50, 200 and 1,000 independent steps in 92, 93 and 94 % of
+    them, and of steps whose neighbours have a correlation of 0.5 in 84, 89 and 93 %: blocks are few in a short log.
+    """
 
     low: float
     high: float

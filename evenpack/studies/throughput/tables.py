@@ -10,6 +10,9 @@ from evenpack.engine.resolving.cost_model import CostModel
 from evenpack.studies.throughput.clock import Spread
 from evenpack.studies.throughput.study import DepthRow, LayoutRow, ThroughputStudy
 
+_NO_PADDING = 0.00005
+"""Share of padding that the table shows as 0.00 %."""
+
 
 def throughput_tables(study: ThroughputStudy) -> list[RenderableType]:
     """Returns tables of the provenance, layouts, depths, and the cost model."""
@@ -21,6 +24,14 @@ def throughput_tables(study: ThroughputStudy) -> list[RenderableType]:
         f"{options.rounds} steps after {options.warmup}, {options.clock} clock; commit {origin.commit or 'unknown'}"
     )
     shown: list[RenderableType] = [console.text(head), _layout_table(study)]
+    full = [row.layout for row in study.layouts if row.layout.startswith("padded") and row.padding_share < _NO_PADDING]
+    if full:
+        shown.append(
+            console.text(
+                f"{', '.join(full)} has no padding here: every sequence is as long as a row, as in recipes that cut at "
+                "its end. There is none that packing could save."
+            )
+        )
     if study.ratio_of_promised_speed_up is not None:
         shown.append(
             console.text(

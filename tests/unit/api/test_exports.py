@@ -1,6 +1,7 @@
 """`import evenpack` exports its names and loads them when they are used."""
 
 import ast
+import json
 import subprocess
 import sys
 from pathlib import Path
@@ -26,6 +27,10 @@ def heavy_modules_after(script: str) -> set[str]:
         ("import evenpack; evenpack.ConfigError; dir(evenpack)", set()),
         ("import evenpack; evenpack.pack([5, 3], pack_length=8).assign([5, 3])", {"numpy", "scipy"}),
         ("import evenpack; evenpack.open('demo')", {"numpy", "pydantic"}),
+        (
+            "import evenpack.launcher.start, evenpack.launcher.training, evenpack.launcher.loss_plot",
+            {"numpy", "pydantic", "rich"},
+        ),
     ],
 )
 def test_a_name_is_loaded_when_it_is_first_used_and_no_more_than_it_needs(script: str, allowed: set[str]) -> None:
@@ -41,6 +46,62 @@ def test_every_exported_name_is_there_for_people_and_for_type_checkers() -> None
     checked = next(node for node in tree.body if isinstance(node, ast.If))
     imported = [alias.asname or alias.name for line in checked.body for alias in line.names]  # type: ignore[attr-defined]
     assert sorted(imported) == sorted(evenpack.__all__)
+
+
+OF_ANOTHER_TYPE = {
+    "pack([[1, 2], [3]], pack_length=8)": "expected one whole number for each sequence, found list [[1, 2], [3]]",
+    "pack([[]], pack_length=8)": "found an array of float64 with shape (1, 0)",
+    "pack(None, pack_length=8)": "found an array of object",
+    "pack({1: 2}, pack_length=8)": "found an array of object",
+    "pack('12', pack_length=8)": "found an array of",
+    "pack([1, None], pack_length=8)": "found None at index 1",
+    "pack([1j], pack_length=8)": "found an array of complex128",
+    "pack([float('nan')] * 2, pack_length=8)": "the length at index 0 must be a whole number",
+    "pack([1], pack_length='8')": "pack_length must be a whole number",
+    "pack([1], pack_length=8, algorithm=None)": "there is no packing algorithm 'None'",
+    "pack([1], pack_length=8, algorithm=['auto'])": "there is no packing algorithm",
+    "pack([1], pack_length=8).assign([[1], [2, 3]])": "expected one whole number for each sequence",
+    "pack([1], pack_length=8).assign(None)": "found an array of object",
+    "LengthHistogram.from_counts([[1], [2, 3]])": "expected one whole number for each length",
+    "LengthHistogram.from_lengths([1], longest='8')": "longest must be a whole number",
+    "LengthHistogram.from_chunks([[[1], [2, 3]]], longest=8)": "expected one whole number for each sequence",
+    "LengthHistogram.from_lengths([1], longest=8).fitted('8', 'drop')": "pack_length must be a whole number",
+    "LengthHistogram.from_lengths([1], longest=8).fitted(8, None)": "there is no policy 'None'",
+    "open(5)": "run_file must be a path, found 5",
+    "open(None)": "run_file must be a path, found None",
+    "open('n' * 300)": "File name too long",
+    "open('demo', 5)": "override '5' is not of the form section.key=value",
+    "open('demo', {'training.steps': 5})": "is not of the form section.key=value",
+    "open('demo').steps(rank='a')": "rank must be a whole number, found 'a'",
+    "open('demo').batches(ranks=1.5)": "ranks must be a whole number, found 1.5",
+    "open('demo').evaluation_batches(None)": "the run has no source 'None'",
+    "open('demo').evaluation_batches('builtin', rank=True)": "rank must be a whole number, found True",
+    "open('demo').export(5)": "directory must be a path, found 5",
+    "open('demo').evaluate(data=5)": "data must be a path, found 5",
+    "open('demo').train(hostfile=5)": "hostfile must be a path, found 5",
+    "study(None, 'demo')": "there is no study 'None'",
+    "study(['packing'], 'demo')": "there is no study",
+    "study('packing', None)": "None cannot be read",
+    "study('throughput', 5)": "run file 5 does not exist",
+    "study('packing', 'demo.yaml', 5)": "override '5' is not of the form",
+}
+
+
+def test_arguments_of_another_type_are_refused_in_our_own_words() -> None:
+    """In a process of its own: the tests' check of types would refuse them first."""
+    script = (
+        "import evenpack, json, sys\n"
+        "found, names = {}, {name: getattr(evenpack, name) for name in evenpack.__all__}\n"
+        "for call in json.loads(sys.argv[1]):\n"
+        "    try: found[call] = f'no error: {eval(call, names)}'\n"
+        "    except evenpack.EvenpackError as error: found[call] = str(error)\n"
+        "    except Exception as error: found[call] = f'traceback: {error!r}'\n"
+        "print(json.dumps(found))"
+    )
+    calls = json.dumps(list(OF_ANOTHER_TYPE))
+    done = subprocess.run([sys.executable, "-c", script, calls], capture_output=True, text=True, check=True)
+    found = json.loads(done.stdout)
+    assert {call: message for call, message in found.items() if OF_ANOTHER_TYPE[call] not in message} == {}
 
 
 def test_a_name_that_is_not_exported_is_an_attribute_error() -> None:

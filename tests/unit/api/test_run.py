@@ -1,6 +1,7 @@
 """A run in Python: its batches, its plan, and its errors. `integration/test_python_api.py` trains one."""
 
 import random
+import re
 from pathlib import Path
 
 import pytest
@@ -33,6 +34,14 @@ def test_a_run_file_is_read_with_overrides_and_by_name() -> None:
     assert run.run_file.is_file()
 
 
+def test_what_a_notebook_shows_of_a_run_its_plan_and_a_packing_is_a_line(run: evenpack.Run) -> None:
+    assert re.fullmatch(r"Run\('.*run\.yaml', 'training\.skip_steps=\[4\]': gpt2 tiny into .*\)", repr(run))
+    plan = r"TrainingPlan\(6 steps of 8 packs on 2 ranks: [0-9,]+ tokens, [0-9.]+ epochs of one; [0-9,]+ parameters\)"
+    assert re.fullmatch(plan, repr(run.plan(ranks=2)))
+    packing = evenpack.pack([300, 200], pack_length=512)
+    assert repr(packing).endswith(": 2 sequences in 1 x 512 slots, 97.66 % efficient)")
+
+
 def test_the_ranks_share_each_step_whatever_their_number(run: evenpack.Run) -> None:
     alone = {step.step: step.micro_batches for step in run.steps()}
     assert list(alone) == [0, 1, 2, 4, 5]  # step 4 of the run file, which counts from 1, is skipped
@@ -49,6 +58,13 @@ def test_batches_are_the_micro_batches_of_the_steps_from_anywhere(run: evenpack.
     assert [sequences(batch) for step in run.steps() for batch in step.micro_batches] == whole
     assert [sequences(batch) for batch in run.batches(start_step=1, stop_step=3)] == whole[8:24]
     assert list(run.batches(start_step=6)) == []
+
+
+def test_batches_have_the_shapes_of_training_wherever_they_end(run: evenpack.Run) -> None:
+    whole = next(iter(run.batches()))
+    for stop_step in (1, 2, 5):
+        part = next(iter(run.batches(stop_step=stop_step)))
+        assert [part.tokens.shape, part.cu_seqlens.shape] == [whole.tokens.shape, whole.cu_seqlens.shape]
 
 
 def test_a_batch_is_what_its_documentation_says(run: evenpack.Run) -> None:

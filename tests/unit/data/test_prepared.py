@@ -10,9 +10,10 @@ import numpy as np
 import pytest
 from prepared_files import StopAfter, StoppedError, save_tokenizer, two_sources, write_jsonl
 
+from evenpack.data.checksums import checksum_of_json
 from evenpack.data.config import DataConfig
 from evenpack.data.order.plan import DrawnPacks
-from evenpack.data.prepare.manifest import Manifest
+from evenpack.data.prepare.manifest import MANIFEST, Manifest
 from evenpack.data.prepare.prepare import prepare
 from evenpack.data.prepared import PreparedData
 from evenpack.errors import DataError, NotPreparedError
@@ -223,6 +224,16 @@ def test_one_prepared_set_serves_both_losses_of_padding_and_each_has_its_fingerp
     PreparedData.open(directory, left_out)
 
 
+def test_a_manifest_whose_splits_do_not_add_up_is_refused(own_finished: Path) -> None:
+    path = own_finished / MANIFEST
+    content = json.loads(path.read_text())
+    del content["checksum"]
+    content["sources"]["wiki"]["documents"] += 1
+    path.write_text(json.dumps(content | {"checksum": checksum_of_json(content)}))
+    with pytest.raises(DataError, match=r"the token file has \d+ documents, the splits account for \d+"):
+        Manifest.read(own_finished)
+
+
 def test_the_fingerprint_follows_what_decides_the_order(
     corpus: Path, own_corpus: Path, finished: Path, tmp_path: Path
 ) -> None:
@@ -252,7 +263,10 @@ def test_the_fingerprint_follows_what_decides_the_order(
     write_jsonl(own_corpus / "code.jsonl", [json.loads(line)["text"] for line in texts[1:]])
     prepare(two_sources(own_corpus), tmp_path / "shorter")
     fingerprints.append(PreparedData.open(tmp_path / "shorter", two_sources(own_corpus)).fingerprint(1))
-    assert len(set(fingerprints)) == len(fingerprints) == 11
+    write_jsonl(own_corpus / "code.jsonl", [json.loads(line)["text"] for line in reversed(texts)])
+    prepare(two_sources(own_corpus), tmp_path / "reversed")  # into files of the same sizes
+    fingerprints.append(PreparedData.open(tmp_path / "reversed", two_sources(own_corpus)).fingerprint(1))
+    assert len(set(fingerprints)) == len(fingerprints) == 12
 
 
 def test_the_fingerprint_does_not_follow_times_and_places_of_files(

@@ -1,6 +1,17 @@
 """What a rank says that it does, from the phases of its engine."""
 
-from evenpack.engine.activity import ACTIVITIES, Activity, StepActivities
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from evenpack.engine.activity import (
+    ACTIVITIES,
+    Activity,
+    StepActivities,
+    current_own_work,
+    each_as_own_work,
+    entered_as_own_work,
+    own_work,
+)
 
 
 def test_a_step_goes_through_its_activities_in_order_and_each_micro_batch_is_progress() -> None:
@@ -14,3 +25,34 @@ def test_a_step_goes_through_its_activities_in_order_and_each_micro_batch_is_pro
     assert said == [(name, step) for step in (4, 5) for name in names]
     places = [ACTIVITIES.index(activity) for activity, _ in said[:5]]
     assert places == sorted(places)
+
+
+def test_own_work_is_the_innermost_and_ends_with_its_block() -> None:
+    assert current_own_work() is None
+    with own_work("outer"):
+        with own_work():
+            assert current_own_work() == ""
+        assert current_own_work() == "outer"
+    assert current_own_work() is None
+
+
+def test_making_an_item_and_entering_and_leaving_a_context_are_own_work_and_nothing_between() -> None:
+    during: list[str | None] = []
+
+    @contextmanager
+    def opened() -> Iterator[Iterator[int]]:
+        during.append(current_own_work())
+        yield items()
+        during.append(current_own_work())
+
+    def items() -> Iterator[int]:
+        for item in (0, 1):
+            during.append(current_own_work())
+            yield item
+
+    with entered_as_own_work(opened()) as source:
+        assert current_own_work() is None
+        for _ in each_as_own_work(source):
+            assert current_own_work() is None
+    assert current_own_work() is None
+    assert during == [""] * 4

@@ -1,6 +1,7 @@
 """torch.compile of blocks and loss: few graphs, made in the first step, and the numbers of the uncompiled model."""
 
 import logging
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -8,14 +9,15 @@ import pytest
 import torch
 from compiled_jobs import results_of
 
-from evenpack.engine.compilation import compile_if_asked, why_not_compiled
+from evenpack.engine.activity import current_own_work
+from evenpack.engine.compilation import compile_if_asked, compiling_as_own_work, why_not_compiled
 from evenpack.engine.config import RunConfig
 from evenpack.errors import ConfigError
 from evenpack.kernels import capabilities
 from evenpack.models.build import Model, new_model
 from evenpack.testing import run_config, run_values
 
-OPAQUE = "Skip calling `torch.compiler.disable()`d function"
+OPAQUE = "Attempted to call function marked as skipped"
 """Why a block is cut at an attention whose calls depend on lengths."""
 
 BY_ENGINE = {
@@ -73,6 +75,7 @@ def test_without_a_compiler_the_run_is_refused_before_its_first_step(monkeypatch
         pytest.raises(ConfigError, match=r"training\.compile is true, and torch\.compile finds no C\+\+ compiler: ins"),
     ):
         compile_if_asked(tiny(run), run.training, "cpu")
+    monkeypatch.setattr(capabilities, "has_triton", lambda: False)
     with pytest.raises(ConfigError, match=r"Triton.* is not installed: install triton, or set training\.compile=false"):
         compile_if_asked(tiny(run), run.training, "cuda")
     monkeypatch.setattr(capabilities, "has_triton", lambda: True)
@@ -111,3 +114,24 @@ def run_of(**training: Any) -> RunConfig:
 def tiny(run: RunConfig) -> Model:
     with torch.device("meta"):
         return new_model(run.model, vocabulary_size=16, max_positions=8)
+
+
+def test_a_compilation_is_marked_as_own_work_and_what_it_compiles_is_not() -> None:
+    during: list[str | None] = []
+
+    def compiler(graph: torch.fx.GraphModule, _: list[torch.Tensor]) -> Callable[..., Any]:
+        during.append(current_own_work())
+
+        def run(*arguments: torch.Tensor) -> Any:
+            during.append(current_own_work())
+            return graph(*arguments)
+
+        return run
+
+    double = torch.compile(lambda x: 2 * x, backend=compiler)
+    with compiling_as_own_work():
+        double(torch.ones(3))
+    assert during == ["compiling", None]
+    torch._dynamo.reset()
+    double(torch.ones(3))
+    assert during[2:] == [None, None]

@@ -14,9 +14,10 @@ import pytest
 from tiny_run import lone_world, tiny_gpt2_run
 
 from evenpack.config import validate
-from evenpack.data.prepare.verification import Verified, Verifier, explained_damage
+from evenpack.data.checksums import ChunkReader, Damage
+from evenpack.data.prepare.verification import Piece, Verified, Verifier, explained_damage
 from evenpack.data.prepared import PreparedData
-from evenpack.engine.build import Run
+from evenpack.engine.build import Start
 from evenpack.engine.checkpoints.store import CheckpointStore
 from evenpack.engine.config import RunConfig
 from evenpack.engine.reporting.metrics import read_metrics
@@ -24,6 +25,9 @@ from evenpack.engine.train import TrainOutcome, train_in
 from evenpack.engine.world.distributed import World
 from evenpack.errors import DataError, EvenpackError, RunError
 from evenpack.launcher.evaluation import evaluate_run
+from evenpack.launcher.processes.hangs import HangMonitor
+from evenpack.launcher.processes.heartbeat import Effort, Heartbeat
+from evenpack.launcher.processes.ranks import RankFolder
 from evenpack.launcher.rehearsed_ranks import RehearsedRanks
 from evenpack.launcher.training import plan_training
 from evenpack.testing import prepared
@@ -126,6 +130,64 @@ def test_the_first_checkpoint_waits_for_the_verification(
     assert events == ["verified", "saved"]
 
 
+class WatchedVerification:
+    """One rank and the monitor of its heartbeats, with a time-out of 100 s that only the verification makes pass."""
+
+    def __init__(self, output_dir: Path, *, read_seconds: float) -> None:
+        """`read_seconds`: what the check of one piece takes, from when the rank waits for it."""
+        self.now = 0.0
+        self.pieces = 0
+        self.folder = RankFolder(output_dir, "now")
+        self.folder.path.mkdir(parents=True)
+        self.heartbeat = Heartbeat(
+            self.folder.path,
+            run_id="now",
+            rank=0,
+            timeout_seconds=100.0,
+            clock=lambda: self.now,
+            effort=lambda: Effort(seconds=0.0, bytes=0),
+        )
+        self._monitor = HangMonitor(
+            self.folder, range(1), timeout_seconds=100.0, warn=lambda _: None, clock=lambda: self.now
+        )
+        self._find, self._read_seconds = Verifier._find_damage, read_seconds
+        self._moves = 0
+
+    def find_damage(self, verifier: Verifier, piece: Piece, reader: ChunkReader) -> Damage | None:
+        """Replaces `Verifier._find_damage`; in place of the guard it keeps the heartbeat up, and looks at it."""
+        while self.heartbeat.activity != "verifying the data" or (
+            self._read_seconds < 100.0 and self.heartbeat._moment.moves == self._moves
+        ):
+            time.sleep(0.001)  # until the rank waits, and has seen the piece before
+        self._moves = self.heartbeat._moment.moves
+        for _ in range(round(self._read_seconds / 5.0)):
+            self.now += 5.0
+            self.heartbeat.keep_up()
+            self._monitor.check()
+        self.pieces += 1
+        return self._find(verifier, piece, reader)
+
+
+@pytest.mark.parametrize("stands_still", [False, True])
+def test_a_run_that_waits_for_a_long_verification_hangs_only_if_nothing_is_read(
+    world: World, config: RunConfig, monkeypatch: pytest.MonkeyPatch, stands_still: bool
+) -> None:
+    watched = WatchedVerification(config.run.output_dir, read_seconds=150.0 if stands_still else 40.0)
+
+    def find_damage(self: Verifier, piece: Piece, reader: ChunkReader) -> Damage | None:
+        return watched.find_damage(self, piece, reader)
+
+    monkeypatch.setattr(Verifier, "_find_damage", find_damage)
+    train_in(world, config, stop_requested=lambda: False, on_activity=watched.heartbeat.enter)
+    assert watched.pieces >= 5
+    assert watched.now > 150.0, "longer than a run may hang"
+    assert checkpoints(config) == ["step_000006"]
+    failure = watched.folder.read_failure()
+    assert (failure is not None) is stands_still
+    if failure is not None and failure.error is not None:
+        assert failure.error.endswith("(step 6, verifying the data (its part of the files))")
+
+
 def test_damage_that_is_found_early_stops_a_long_run_at_the_next_step(
     world: World, config: RunConfig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -148,7 +210,7 @@ def test_an_error_that_the_damage_caused_names_the_damage(
         found.append(verify(self, share, shares, **options))
         return found[-1]
 
-    def fail(self: Run, **_: object) -> Iterator[object]:
+    def fail(self: Start, **_: object) -> Iterator[object]:
         while not found:
             time.sleep(0.01)
         time.sleep(0.2)
@@ -156,7 +218,7 @@ def test_an_error_that_the_damage_caused_names_the_damage(
         yield
 
     monkeypatch.setattr(Verifier, "verify_share", verify_noting)
-    monkeypatch.setattr(Run, "batches", fail)
+    monkeypatch.setattr(Start, "batches", fail)
     with pytest.raises(DataError, match=r"tokens\.bin is not as it was written") as caught:
         train(world, config)
     assert isinstance(caught.value.__cause__, IndexError)

@@ -21,7 +21,13 @@ from evenpack.data.order.plan import PackPlan
 from evenpack.data.packing import LengthHistogram, pack
 from evenpack.data.prepared import PreparedData
 from evenpack.engine.config import RunConfig
-from evenpack.engine.evaluate import SourceEvaluation, evaluate_model, evaluations_to_json
+from evenpack.engine.evaluate import (
+    SourceEvaluation,
+    evaluate_model,
+    evaluations_to_json,
+    overall_accuracy,
+    overall_loss,
+)
 from evenpack.engine.resolving.resolve import resolve
 from evenpack.engine.world.distributed import World
 from evenpack.models.common.losses import LossSums
@@ -289,6 +295,16 @@ def test_matrix_products_have_the_precision_of_training(precision: str, expected
     model = SuccessorModel(lambda batch: seen.add((matrix @ matrix).dtype))
     evaluate_model(model, resolve(config, HeldOut(config, LENGTHS)), SOLO)
     assert seen == {expected}
+
+
+def test_overall_accuracy_and_loss_weigh_each_source_by_its_targets():
+    of_source = {
+        name: SourceEvaluation(loss=loss, accuracy=accuracy, next_sentence=None, targets=targets, sequences=2, packs=1)
+        for name, loss, accuracy, targets in (("wiki", 2.0, 0.5, 100), ("code", 4.0, 0.9, 300))
+    }
+    assert overall_accuracy(of_source) == pytest.approx((0.5 * 100 + 0.9 * 300) / 400)
+    assert overall_loss(of_source, None) == pytest.approx((2.0 * 100 + 4.0 * 300) / 400)
+    assert overall_accuracy({}) is None
 
 
 def test_perplexity_is_the_exponential_of_the_loss_and_never_overflows():

@@ -27,7 +27,7 @@ def values(**changes: dict[str, Any]) -> dict[str, Any]:
 def test_every_shipped_run_file_is_valid_and_its_header_names_it(path: Path) -> None:
     config = load_run_file(path, FinetuneConfig)
     assert config.run.name == config.data.task == path.stem
-    assert f"configs/finetune/{path.name}" in path.read_text()
+    assert f"evenpack finetune finetune/{path.stem} " in path.read_text()
     assert len(config.run.seeds) == 5
 
 

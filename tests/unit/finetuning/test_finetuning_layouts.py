@@ -88,6 +88,24 @@ def test_all_layouts_give_the_same_loss_and_gradients(
         assert len(one_step(with_training(config, layout="packed"))[2].offsets) - 1 < len(packs.sequence_ids)
 
 
+def test_the_learning_rate_rises_over_the_warm_up_and_falls_to_zero(
+    encoder: Path, folders: dict[str, Path], tmp_path: Path
+) -> None:
+    config = finetune_config("sst2", folders["sst2"], encoder, tmp_path, layout="packed", sequences_per_step=9)
+    config = with_training(config, warmup_fraction=0.4, learning_rate=1e-3, gradient_clipping=None, weight_decay=0.0)
+    finetuning, model = opened(config)
+    trainer = Trainer(model, config.training, steps=10)
+    packs = next(finetuning.step_order(seed=1).epoch(0))
+    biases, changes = model.head.classifier.bias, []
+    for _ in range(10):
+        before = biases.detach().clone()
+        trainer.step(finetuning.collator(finetuning.data.training), packs)
+        changes.append(float((biases.detach() - before).abs().max()))
+    assert changes[0] == pytest.approx(1e-3 / 4, rel=1e-2), "the first step of AdamW is as long as its rate"
+    assert changes[9] < 1e-8, "the last update has a rate of 0"
+    assert max(changes[3:6]) > 2 * changes[0]
+
+
 @pytest.mark.parametrize("task", ["sst2", "rte"])
 def test_logits_and_losses_are_those_of_transformers(
     task: str, encoder: Path, folders: dict[str, Path], tmp_path: Path

@@ -71,6 +71,7 @@ def test_an_answer_neither_ends_before_it_begins_nor_is_too_long(tokenizer: Toke
     start = windows.context_starts[0]
     output[start + 1, 0], output[start, 1], output[start + 5, 1], output[start + 2, 1] = 9.0, 9.0, 8.0, 1.0
     assert best_answers([output], windows, [question], max_answer_length=3) == ["cat sat"]
+    assert best_answers([output], windows, [question], max_answer_length=4) == ["cat sat"], "the other has 5 tokens"
     assert best_answers([output], windows, [question], max_answer_length=5) == ["cat sat on a mat"]
 
 

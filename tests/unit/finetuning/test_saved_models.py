@@ -1,6 +1,8 @@
 """Transformers loads a tuned model with the same outputs; with several seeds, the requested ones are saved."""
 
 import json
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +17,7 @@ from transformers import (
     AutoTokenizer,
 )
 
-from evenpack.errors import ConfigError
+from evenpack.errors import ConfigError, RunError
 from evenpack.finetuning.data import read_task
 from evenpack.finetuning.heads import FinetunedModel
 from evenpack.finetuning.pretrained import Pretrained, read_pretrained
@@ -144,3 +146,12 @@ def test_a_family_without_such_a_model_there_is_refused(tmp_path: Path, monkeypa
     monkeypatch.setattr(huggingface, "mapping_of", lambda config: type(bare)(**vars(bare) | {"task_models": {}}))
     with pytest.raises(ConfigError, match="no model of family 'bert' with a head of kind 'sequence'"):
         models.require(model.encoder.config)
+
+
+def test_a_disk_that_fills_is_named(
+    tmp_path: Path, files_of_at_most: Callable[[int], AbstractContextManager[None]]
+) -> None:
+    models, model = TestWhichModelsAreKept.models(tmp_path, "all")
+    with files_of_at_most(20_000), pytest.raises(RunError, match=rf"^{tmp_path}/out/seed_1 cannot be written: .*large"):
+        models.save(model, 1)
+    assert not any((tmp_path / "out").iterdir())

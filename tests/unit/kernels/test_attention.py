@@ -407,7 +407,8 @@ def test_auto_says_once_for_each_kind_of_request_what_it_took_and_why(caplog: py
 
 @pytest.fixture
 def cuda(monkeypatch: pytest.MonkeyPatch) -> Callable[[int, int], None]:
-    """Makes the rules see a CUDA device of a compute capability."""
+    """Makes the rules see a CUDA device of a compute capability, and no Triton."""
+    monkeypatch.setattr("evenpack.kernels.capabilities.has_triton", lambda: False)
 
     def pretend(major: int, minor: int) -> None:
         monkeypatch.setattr(torch.cuda, "is_available", lambda: True)

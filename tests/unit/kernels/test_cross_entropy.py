@@ -87,6 +87,9 @@ def test_right_predictions_are_counted_where_the_weight_is_above_zero() -> None:
     assert not correct.requires_grad
     assert correct.item() == int((right & (weights > 0)).sum())
     assert 0 < correct.item() < int(right.sum())  # some right predictions have weight zero
+    twice = torch.cat([weight, weight])
+    for tied_labels in (labels, labels + len(weight)):  # each entry shares its logit with another one
+        assert torch.equal(linear_cross_entropy(hidden, twice, tied_labels, weights, chunk_tokens=10)[1], correct)
 
 
 def test_labels_may_be_int32() -> None:

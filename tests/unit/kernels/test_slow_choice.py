@@ -30,7 +30,7 @@ def gpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     resolve_backend.cache_clear()
 
 
-DROPOUT_WAYS = "Install flash-attn (evenpack[flash]), or set model.attention_dropout=0"
+DROPOUT_WAYS = "Install flash-attn (docs/gpu.md), or set model.attention_dropout=0"
 
 
 @pytest.mark.parametrize(
@@ -38,18 +38,18 @@ DROPOUT_WAYS = "Install flash-attn (evenpack[flash]), or set model.attention_dro
     [
         ({"dropout": True}, True, DROPOUT_WAYS),
         ({"dropout": True, "alibi": True}, True, DROPOUT_WAYS),
-        ({"dropout": True, "alibi": True}, False, "Install flash-attn (evenpack[flash])"),
+        ({"dropout": True, "alibi": True}, False, "Install flash-attn (docs/gpu.md)"),
         ({"dropout": True}, False, DROPOUT_WAYS),
-        ({"alibi": True}, False, "Install flash-attn (evenpack[flash])"),
+        ({"alibi": True}, False, "Install flash-attn (docs/gpu.md)"),
         (
             {"dtype": torch.float32},
             False,
-            "Set training.precision=bf16_autocast and install flash-attn (evenpack[flash])",
+            "Set training.precision=bf16_autocast and install flash-attn (docs/gpu.md)",
         ),
         (
             {"dtype": torch.float32, "dropout": True},
             True,
-            "Set training.precision=bf16_autocast and install flash-attn (evenpack[flash]), or set "
+            "Set training.precision=bf16_autocast and install flash-attn (docs/gpu.md), or set "
             "model.attention_dropout=0",
         ),
         ({"head_dim": 512}, True, "This GPU has no faster kernel for it"),

@@ -23,6 +23,7 @@ from evenpack.studies.lengths.distance import largest_cdf_gap, total_variation
 from evenpack.studies.lengths.options import SubjectOptions
 from evenpack.studies.lengths.published import published_histogram
 from evenpack.studies.lengths.reading import read_histogram
+from evenpack.version import VERSION
 
 COMMANDS = (
     *(command.__name__ for command in cli.COMMANDS),
@@ -132,6 +133,17 @@ def test_a_call_without_arguments_shows_the_commands(evenpack: Command) -> None:
     assert "inspect" in done.out + done.err
 
 
+def test_the_version_is_that_of_the_package(evenpack: Command) -> None:
+    done = evenpack("--version")
+    assert (done.code, done.out) == (0, f"evenpack {VERSION}\n")
+
+
+def test_a_kind_that_changes_on_the_command_line_is_followed_and_noted(run_file: Path, evenpack: Command) -> None:
+    done = evenpack("config", "show", run_file, "data.tokenizer.kind=gpt2", "data.tokenizer.path=gpt2")
+    assert yaml.safe_load(done.out)["data"]["tokenizer"] == {"kind": "gpt2", "path": "gpt2"}
+    assert done.err.count("left out what that kind does not have: vocabulary_size: 300") == 1
+
+
 def test_config_show_prints_a_run_file_that_means_the_same(run_file: Path, evenpack: Command) -> None:
     shown = evenpack("config", "show", run_file, "training.steps=9", "run.seed=7")
     assert shown.code == 0
@@ -158,6 +170,26 @@ def test_prepare_says_what_came_of_every_source_and_does_nothing_the_second_time
     assert "efficiency" in second.out
 
 
+def test_a_source_that_a_run_reads_a_thousand_times_is_named_with_what_to_change(
+    prepared: Path, evenpack: Command
+) -> None:
+    many = "training.steps=3000"
+    said = re.compile(r"implausible: the run reads source text [0-9,]{3,} times; .*training\.steps.*maximum_epochs")
+    meant = "data.sources.text.maximum_epochs=99999"
+    assert said.search(evenpack("prepare", prepared, many).err)
+    assert "implausible" not in evenpack("prepare", prepared, many, meant).err
+    assert said.search(evenpack("train", prepared, many, "--dry-run").err)
+    assert said.search(evenpack("budget", prepared, many).out)
+    assert evenpack("budget", prepared, "--json").json()["implausible"] is None
+
+
+def test_report_takes_the_overrides_of_a_run_file_and_of_nothing_else(run_file: Path, evenpack: Command) -> None:
+    done = evenpack("report", run_file, "training.steps=60", "run.output_dir=elsewhere")
+    assert (done.code, "elsewhere holds no metrics.jsonl" in done.err) == (2, True)
+    done = evenpack("report", run_file.parent, "training.steps=60")
+    assert (done.code, "training.steps=60 replaces a value of a run file, and none is given" in done.err) == (2, True)
+
+
 def test_inspect_shows_a_prepared_run_and_draws_it(prepared: Path, evenpack: Command, drawn: list[DrawnFigure]) -> None:
     plot = prepared.parent / "figures" / "lengths.png"
     done = evenpack("inspect", prepared, "--plot", plot)
@@ -171,6 +203,10 @@ def test_inspect_shows_a_prepared_run_and_draws_it(prepared: Path, evenpack: Com
     assert values["lengths"]["sequences"] == train["sequences"]
     assert values["packings"][-2]["packs"] == train["packs"]
     assert sum(values["histogram"]) == train["sequences"]
+    verify = f"evenpack verify {prepared}"
+    assert f"Content not verified: `{verify}` compares every file with its checksum" in done.out
+    assert verify in drawn[0].footer
+    assert (values["content"], values["verified_by"]) == ("not verified", verify)
 
 
 def test_rows_dropped_before_tokenising_are_shown_by_prepare_and_inspect(run_file: Path, evenpack: Command) -> None:
@@ -218,6 +254,7 @@ def test_inspect_takes_lengths_from_standard_input(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"5 3 8\n2\n")))
     values = evenpack("inspect", "-", "--pack-length", "10", "--json").json()
     assert values["origin"] == "standard input"
+    assert "content" not in values
     assert values["lengths"]["tokens"] == 18
     assert values["packings"][-1]["packs"] == 2
 
@@ -386,9 +423,15 @@ def test_an_error_is_a_message_without_traceback(evenpack: Command) -> None:
     assert done.err.startswith("error: run file nowhere.yaml does not exist, ")
 
 
-@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EDQUOT, errno.EACCES, errno.EROFS])
+@pytest.mark.parametrize(
+    ("number", "message"),
+    [
+        *((number, "cannot be written: No room; free space") for number in (errno.ENOSPC, errno.EDQUOT, errno.EROFS)),
+        (errno.EACCES, "cannot be read or written: No room; change its permissions"),
+    ],
+)
 def test_a_disk_that_does_not_take_it_is_an_error_of_the_user(
-    number: int, evenpack: Command, monkeypatch: pytest.MonkeyPatch
+    number: int, message: str, evenpack: Command, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def fail(*_: object) -> None:
         raise OSError(number, "No room", "out/tokens.bin")
@@ -396,7 +439,7 @@ def test_a_disk_that_does_not_take_it_is_an_error_of_the_user(
     monkeypatch.setattr("evenpack.launcher.cli.prepare.load", fail)
     done = evenpack("prepare", "run.yaml")
     assert done.code == 2
-    assert done.err.startswith("error: out/tokens.bin cannot be written: No room")
+    assert done.err.startswith(f"error: out/tokens.bin {message}")
 
 
 def test_any_other_error_keeps_its_traceback(evenpack: Command, monkeypatch: pytest.MonkeyPatch) -> None:

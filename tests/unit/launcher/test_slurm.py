@@ -98,6 +98,27 @@ class Submitted:
         return self.process.wait(timeout=600.0), self.record.read_text().splitlines()
 
 
+@pytest.mark.parametrize(
+    "name",
+    [
+        "a\n#SBATCH --uid=0\nrm -rf x",
+        "a\r#SBATCH x",
+        'it\'s $HOME `ls` "x" \\n.yaml',
+        "\x1b[2J",
+        "a\u2028#SBATCH x",
+        "维 基.yaml",
+    ],
+)
+def test_no_path_writes_a_line_of_its_own(tmp_path: Path, name: str) -> None:
+    """Slurm obeys each line that begins with #SBATCH, and bash each line."""
+    text = script(tmp_path, run_file=Path(name), script=Path(f"{name}.sbatch"), directory=tmp_path)
+    head, plain_head = (one.partition("set -uo pipefail")[0].splitlines() for one in (text, script(tmp_path)))
+    assert [*head[:1], *head[2:]] == [*plain_head[:1], *plain_head[2:]], "the second line has the names"
+    array = text[text.index("run=(") : text.index("output_dir=")]
+    check = f'{array}\nprintf "%s" "${{run[0]}}"'
+    assert subprocess.run(["bash", "-c", check], capture_output=True, check=True).stdout == name.encode()
+
+
 def test_deepspeed_starts_on_each_node_with_its_number(tmp_path: Path) -> None:
     code, calls = Submitted(tmp_path, code=0, ends_by="code").end()
     assert code == 0

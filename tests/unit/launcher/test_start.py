@@ -3,18 +3,26 @@
 import io
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from evenpack.engine.config import RunSection
+from evenpack.engine.resolving.resolve import ResolvedRun
 from evenpack.errors import ConfigError
 from evenpack.launcher import start
 from evenpack.launcher.processes.launch import Devices, LaunchPlan
 from evenpack.launcher.processes.verdict import LaunchResult
 from evenpack.launcher.start import TrainingResult, describe_result, run_training
-from evenpack.launcher.training import TrainingPlan
 
 FAILED = LaunchResult(state="failed", exit_code=2, message="rank 1 on host ended", error="no space")
+
+
+def checked(folder: Path) -> ResolvedRun:
+    """Returns a run of which a training that fails reads only the section `run`."""
+    run = object.__new__(ResolvedRun)
+    vars(run)["config"] = SimpleNamespace(run=RunSection(name="a", output_dir=folder))
+    return run
 
 
 def outcome(result: LaunchResult, folder: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[TrainingResult, object]:
@@ -28,8 +36,7 @@ def outcome(result: LaunchResult, folder: Path, monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(start, "supervise", supervise)
     devices = Devices(kind="cpu", ranks=1, options=(), choice="1 rank on the CPU")
     launch = LaunchPlan(command=("deepspeed",), environment={}, devices=devices, hostfile=None, extra=())
-    plan = object.__new__(TrainingPlan)  # a run that fails reads none of it
-    found = run_training(RunSection(name="a", output_dir=folder), launch, plan)
+    found = run_training(launch, checked(folder))
     return found, streams[0]
 
 
@@ -51,7 +58,7 @@ def test_machines_of_a_hostfile_are_reached_before_anything_is_started(
     devices = Devices(kind="hosts", ranks=2, options=(), choice="2 ranks on 2 machines", spans_machines=True)
     launch = LaunchPlan(command=("deepspeed",), environment={}, devices=devices, hostfile=tmp_path / "hosts", extra=())
     with pytest.raises(ConfigError, match="pdsh, which is not installed"):
-        run_training(RunSection(name="a", output_dir=tmp_path / "out"), launch, object.__new__(TrainingPlan))
+        run_training(launch, checked(tmp_path / "out"))
     assert not (tmp_path / "out").exists()
 
 

@@ -202,25 +202,47 @@ def test_berts_operations_agree_with_torchs_counter(length):
 
 
 @pytest.mark.parametrize(
-    ("name", "teraflops"),
+    ("name", "short", "half", "single"),
     [
-        ("NVIDIA H100 80GB HBM3", 989.4),
-        ("NVIDIA H100 PCIe", 756.0),
-        ("NVIDIA H100 NVL", 835.5),
-        ("NVIDIA H200", 989.4),
-        ("NVIDIA H200 NVL", 835.5),
-        ("NVIDIA GH200 480GB", 989.4),
-        ("NVIDIA B200", 2250.0),
-        ("NVIDIA A100-SXM4-80GB", 312.0),
-        ("NVIDIA A100 80GB PCIe", 312.0),
+        ("NVIDIA H100 80GB HBM3", "h100", 989.4, 66.9),
+        ("NVIDIA H100 PCIe", "h100-pcie", 756.0, 51.2),
+        ("NVIDIA H100 NVL", "h100-nvl", 835.5, 60.0),
+        ("NVIDIA H200", "h200", 989.4, 66.9),
+        ("NVIDIA H200 NVL", "h200-nvl", 835.5, 60.0),
+        ("NVIDIA GH200 480GB", "gh200", 989.4, 66.9),
+        ("NVIDIA H20", "h20", 148.0, 44.0),
+        ("NVIDIA B200", "b200", 2250.0, 75.0),
+        ("NVIDIA B300 SXM6 AC", "b300", 2250.0, 75.0),
+        ("NVIDIA A100-SXM4-80GB", "a100-80gb", 312.0, 19.5),
+        ("NVIDIA A100 80GB PCIe", "a100-80gb", 312.0, 19.5),
+        ("NVIDIA A30", "a30", 165.0, 10.3),
+        ("NVIDIA A10", "a10", 125.0, 31.2),
+        ("NVIDIA A40", "a40", 149.7, 37.4),
+        ("NVIDIA RTX A6000", "rtx-a6000", 154.8, 38.7),
+        ("NVIDIA L4", "l4", 121.0, 30.3),
+        ("NVIDIA L40", "l40", 181.05, 90.5),
+        ("NVIDIA L40S", "l40s", 362.05, 91.6),
+        ("NVIDIA RTX 6000 Ada Generation", "rtx-6000-ada", 364.2, 91.1),
+        ("NVIDIA GeForce RTX 3090", "rtx-3090", 71.0, 35.6),
+        ("NVIDIA GeForce RTX 4080", "rtx-4080", 97.5, 48.7),
+        ("NVIDIA GeForce RTX 4090", "rtx-4090", 165.2, 82.6),
+        ("NVIDIA GeForce RTX 5080", "rtx-5080", 112.6, 56.3),
+        ("NVIDIA GeForce RTX 5090", "rtx-5090", 209.5, 104.8),
+        ("AMD Instinct MI300X OAM", "mi300x", 1307.4, 163.4),
     ],
 )
-def test_known_devices_have_their_dense_16_bit_peak(name, teraflops):
-    assert device_peak_flops(name, torch.bfloat16) == teraflops * 1e12
-    assert device_peak_flops(name, torch.float16) == teraflops * 1e12
-    single = device_peak_flops(name, torch.float32)
-    assert single is not None
-    assert single < 0.1 * teraflops * 1e12
+def test_known_devices_have_their_dense_peaks(name, short, half, single):
+    assert device_peak_flops(name, torch.bfloat16) == half * 1e12
+    assert device_peak_flops(name, torch.float16) == half * 1e12
+    assert device_peak_flops(name, torch.float32) == single * 1e12
+    for written in (short, short.upper(), short.replace("-", ""), short.replace("-", " "), name):
+        assert find_device_peak(written).name == short
+
+
+@pytest.mark.parametrize(("name", "teraflops"), [("Tesla T4", 65), ("Tesla V100-SXM2-16GB", 125), ("v100-pcie", 112)])
+def test_cards_without_bfloat16_have_no_peak_of_it(name, teraflops):
+    device = find_device_peak(name)
+    assert (device.flops(torch.float16), device.flops(torch.bfloat16)) == (teraflops * 1e12, None)
 
 
 @pytest.mark.parametrize(
@@ -231,6 +253,13 @@ def test_known_devices_have_their_dense_16_bit_peak(name, teraflops):
         ("NVIDIA H100 80GB HBM3 MIG 1g.10gb", torch.bfloat16),
         ("NVIDIA H100 80GB HBM3", torch.float64),
         ("NVIDIA A1000", torch.bfloat16),
+        ("NVIDIA A10G", torch.bfloat16),
+        ("NVIDIA H20-3e", torch.bfloat16),
+        ("NVIDIA GeForce RTX 3090 Ti", torch.bfloat16),
+        ("NVIDIA GeForce RTX 4080 SUPER", torch.bfloat16),
+        ("NVIDIA GeForce RTX 4090 D", torch.bfloat16),
+        ("NVIDIA GeForce RTX 4090 Laptop GPU", torch.bfloat16),
+        ("Quadro RTX 6000", torch.bfloat16),
     ],
 )
 def test_a_peak_that_is_not_known_is_none(name, dtype):
@@ -247,6 +276,6 @@ def test_a_device_may_be_named_shortly():
     assert a100.memory_bytes == 40 * 10**9
     assert len({peak.name for peak in DEVICE_PEAKS}) == len(DEVICE_PEAKS)
     with pytest.raises(
-        ConfigError, match=r"'h10' is not known; did you mean 'h100'\? known: a100, a100-40gb, a100-80gb, b200"
+        ConfigError, match=r"'h10' is not known; did you mean 'h100'\? known:\s+a10, a100, a100-40gb, a100-80gb"
     ):
         find_device_peak("h10")

@@ -185,7 +185,7 @@ def test_a_file_that_is_no_model_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="No such file"):
         CostModel.read(path)
     path.write_text("{")
-    with pytest.raises(ConfigError, match="is not JSON"):
+    with pytest.raises(ConfigError, match="not a readable JSON file"):
         CostModel.read(path)
     path.write_text("[]")
     with pytest.raises(ConfigError, match="found list"):

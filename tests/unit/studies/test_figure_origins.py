@@ -20,7 +20,7 @@ def record(fingerprint: str = "0123456789abcdef", *starts: Start) -> RunRecord:
     data = DataIdentity(
         fingerprint=fingerprint, tokenizer="t", vocabulary_size=256, pack_length=64, sources=("wiki", "code")
     )
-    return RunRecord(config={}, data=data, starts=starts or (start(),))
+    return RunRecord(config={"run": {"name": "x"}}, data=data, starts=starts or (start(),))
 
 
 def test_a_line_names_run_data_commit_and_device(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,12 +1,15 @@
 """Turns parts of a corpus into tokens, in order, with a thread that reads and several that encode."""
 
+import logging
 import os
+import threading
 import time
 from collections.abc import Callable, Generator, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from typing import NamedTuple
 
+from evenpack.data.limits import TOKENISING_BYTES
 from evenpack.data.prepare.in_order import mapped
 from evenpack.data.prepare.tokenising.batches import Batch, batches, read_ahead
 from evenpack.data.prepare.tokenising.state import TokenisingState
@@ -15,10 +18,15 @@ from evenpack.data.sources.corpus import CorpusPart
 from evenpack.data.tokenizers.tokenizer import SENTENCE_LENGTHS, EncodedDocuments, Tokenizer
 from evenpack.data.tokens.file import DOCUMENT_HASHES
 from evenpack.data.tokens.writer import HASH_COLUMN, TokenFileWriter
+from evenpack.launch_environment import RUST_THREADS
 
 COMMIT_SECONDS = 5.0
 """The work that a kill costs at most."""
 _MOST_ENCODERS = 4
+_LONG_BYTES = 1 << 23
+"""Bytes of a document from which on it is encoded alone, and the user is warned: it takes about 1 GB of memory."""
+
+_logger = logging.getLogger(__name__)
 
 Encoder = Callable[[Sequence[str]], EncodedDocuments]
 """Turns documents into tokens."""
@@ -105,22 +113,45 @@ def encoding_threads() -> int:
     There are several, so that Rust's threads have work while the last long document of a batch is encoded, and while
     ids become arrays.
     """
-    return max(1, min(_MOST_ENCODERS, int(os.environ.get("RAYON_NUM_THREADS") or _MOST_ENCODERS)))
+    return min(_MOST_ENCODERS, RUST_THREADS.read(os.environ) or _MOST_ENCODERS)
 
 
 def _encoded(
     parts: Sequence[CorpusPart], begin: int, encode: Encoder, *, threads: int
 ) -> Generator[EncodedBatch | EndOfPart, None, None]:
     """Yields batches in order, read and encoded in the background, from document `begin` of the first part on."""
+    alone = threading.Lock()  # the memory of one long document, and not of one for each thread
+    is_warned = False
 
     def encode_texts(step: Batch | EndOfPart) -> EncodedBatch | EndOfPart:
-        return step if isinstance(step, EndOfPart) else EncodedBatch(step, encode(step.texts))
+        nonlocal is_warned
+        if isinstance(step, EndOfPart):
+            return step
+        if step.text_bytes < _LONG_BYTES:
+            return EncodedBatch(step, encode(step.texts))
+        with alone:
+            if not is_warned:
+                is_warned = True
+                _warn_of_long_document(step)
+            return EncodedBatch(step, encode(step.texts))
 
     with (
         ThreadPoolExecutor(1, thread_name_prefix="reader") as reader,
         ThreadPoolExecutor(threads, thread_name_prefix="encoder") as encoders,
     ):
         yield from mapped(encode_texts, read_ahead(_steps(parts, begin), reader), encoders, threads=threads)
+
+
+def _warn_of_long_document(batch: Batch) -> None:
+    longest = max(batch.texts, key=len)
+    size = len(longest.encode())
+    _logger.warning(
+        "a document of %s bytes, which begins %r, takes the tokenizer about %.1f GB of memory: is it one document? "
+        "data.sources.NAME.maximum_document_bytes refuses such ones; later ones are not reported",
+        f"{size:,}",
+        longest[:40],
+        size * TOKENISING_BYTES / 1e9,
+    )
 
 
 def _steps(parts: Sequence[CorpusPart], begin: int) -> Iterator[Batch | EndOfPart]:

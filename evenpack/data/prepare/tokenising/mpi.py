@@ -8,15 +8,12 @@ from typing import cast
 
 from evenpack.data.prepare.tokenising.workers import MpiWorkers
 from evenpack.errors import ConfigError
-
-_SIZES = ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE")
-"""Variables with the number of ranks, of Open MPI and the MPICH family (also Intel's and Cray's)."""
-_LOCAL_SIZES = ("OMPI_COMM_WORLD_LOCAL_SIZE", "MPI_LOCALNRANKS")
+from evenpack.launch_environment import MPI_LOCAL_SIZE, MPI_WORLD_SIZE
 
 
 def started_ranks() -> int:
-    """Returns the number of MPI ranks of which this process is one; 1 without MPI."""
-    return _number(_SIZES)
+    """Returns the number of MPI ranks of which this process is one; 1 without MPI. Raises: ConfigError."""
+    return MPI_WORLD_SIZE.read(os.environ) or 1
 
 
 @contextmanager
@@ -49,8 +46,4 @@ def mpi_workers() -> Iterator[MpiWorkers | None]:
 def _cores_of_a_rank() -> int:
     """Returns the cores to which it is bound, or its part of the machine's."""
     allowed = len(os.sched_getaffinity(0))
-    return allowed if allowed < (os.cpu_count() or 1) else max(1, allowed // _number(_LOCAL_SIZES))
-
-
-def _number(names: tuple[str, ...]) -> int:
-    return next((int(value) for name in names if (value := os.environ.get(name, "")).isdecimal()), 1)
+    return allowed if allowed < (os.cpu_count() or 1) else max(1, allowed // (MPI_LOCAL_SIZE.read(os.environ) or 1))

@@ -81,7 +81,9 @@ def measure(
         padded_baseline=over,
         speed_up=speed_up,
         speed_up_interval=None if speed_ups is None else interval(speed_ups),
-        step_histogram=None if over is None else step_histogram(run.log.rates / over, devices=ranks),
+        step_histogram=None
+        if over is None
+        else step_histogram(run.log.rates / over, speed_up=run.log.sequences_per_second / over, devices=ranks),
         warnings=tuple(warnings),
     )
 

@@ -10,8 +10,8 @@ from evenpack.studies.imbalance.simulated.simulation import Simulation
 from evenpack.studies.imbalance.simulated.step_cost import StepCost
 from evenpack.studies.plotting import INK
 
-_LINE_CHARACTERS = 230
-"""Characters of a caption's line below the wide figure."""
+_LEGEND_CHARACTERS = 120
+"""Characters of a legend's line."""
 
 _MEAN_STEP = (
     "What is estimated from measured steps is the mean of their speed-ups, which is above that of a long run (the "
@@ -41,6 +41,8 @@ def legend(study: ImbalanceStudy) -> list[Any]:
             "(PackedBERT, section E); band: nine of ten steps"
         )
         handles.append(Line2D([], [], label=label, **PUBLISHED_STYLE))
+    for handle in handles:
+        handle.set_label("\n".join(textwrap.wrap(str(handle.get_label()), _LEGEND_CHARACTERS)))
     return handles
 
 
@@ -68,7 +70,7 @@ def caption(study: ImbalanceStudy) -> list[str]:
     """Returns the lines below the figure: what was simulated, and the warnings that belong to it."""
     simulation = study.simulation
     options = simulation.options
-    lines = [
+    return [
         f"{options.batch} sequences or {simulation.packs_per_micro_batch} packs of {simulation.pack_length:,} slots "
         f"per micro-batch, {options.accumulation} per step and device; {options.steps:,} simulated steps: means have "
         f"an error of ± {_widest(simulation):.3f} (95 %). Bands of thick lines: nine of ten simulated steps.",
@@ -76,7 +78,6 @@ def caption(study: ImbalanceStudy) -> list[str]:
         *([] if study.forecast is None else [_MEAN_STEP]),
         *(f"WARNING: {warning}." for warning in study.warnings),
     ]
-    return [part for line in lines for part in textwrap.wrap(line, _LINE_CHARACTERS)]
 
 
 def _widest(simulation: Simulation) -> float:

@@ -37,16 +37,15 @@ _LEAST_SHARE = 0.01
 
 
 def plot_imbalance(study: ImbalanceStudy, path: Path) -> None:
-    """Draws the speed-up over padding on the left, and the fraction of time spent waiting on the right.
+    """Draws the speed-up over padding above, and the fraction of time spent waiting below.
 
     Raises: ConfigError without matplotlib.
     """
-    with figure_as_png(path, width=19.5, height=6.4) as figure:
-        grid = {"width_ratios": [1.15, 1.0], "wspace": 0.85, "left": 0.06, "right": 0.86}
-        left, right = figure.subplots(1, 2, gridspec_kw=grid)
-        _draw_speed_ups(left, study)
-        _draw_waiting(right, study)
-        figure.legend(handles=legend(study), loc="lower left", bbox_to_anchor=(0.02, 0.98), frameon=False, fontsize=9.5)
+    with figure_as_png(path, width=9.5, height=11.0) as figure:
+        above, below = figure.subplots(2, 1, gridspec_kw={"hspace": 0.36, "left": 0.08, "right": 0.72})
+        _draw_speed_ups(above, study)
+        _draw_waiting(below, study)
+        figure.legend(handles=legend(study), loc="lower left", bbox_to_anchor=(0.02, 0.94), frameon=False, fontsize=9.5)
         write_footer(figure, [*caption(study), *study.footer])
 
 

@@ -39,7 +39,8 @@ def plot_step_speed_ups(study: ImbalanceStudy, path: Path) -> None:
         for axes, (histogram, of, is_measured, law) in zip(drawn, panels, strict=True):
             _draw(axes, histogram, of=of, is_measured=is_measured, law=law)
         lines = [
-            f"Speed-up of a step: its sequences/s over those of padding in the long run, on as many devices. Simulated "
+            "Speed-up of a step: its sequences/s over those of padding in the long run, on as many devices. Titles: "
+            "speed-up of a long run, as in the tables, which is below the mean of the steps' own. Simulated "
             f"steps are un-padded by arrival, {study.simulation.options.batch} sequences per micro-batch and device.",
             f"{simulated_label(study.simulation.cost)}. Cost model: {study.simulation.cost.origin}.",
             *([] if study.measured is None or measured is None else [f"{measured_label(study.measured)}."]),
@@ -70,7 +71,7 @@ def _draw(axes: Any, histogram: StepHistogram, *, of: str, is_measured: bool, la
         alpha=0.8 if is_measured else 0.35,
         edgecolor=MEASURED["color"] if is_measured else "white",
         linewidth=0.8 if is_measured else 0.5,
-        label=f"{histogram.steps:,} {kind} steps: mean {histogram.mean:.3f}, deviation {histogram.deviation:.3f}",
+        label=f"{histogram.steps:,} {kind} steps, deviation {histogram.deviation:.3f}",
     )
     top = axes.get_ylim()[1]
     if histogram.fitted is not None:
@@ -86,11 +87,12 @@ def _draw(axes: Any, histogram: StepHistogram, *, of: str, is_measured: bool, la
 
 def _finding(histogram: StepHistogram, *, of: str) -> str:
     begin = (
-        f"{of}, {histogram.devices:,} device{'s' if histogram.devices > 1 else ''}\nMean step {histogram.mean:.2f} x "
+        f"{of}, {histogram.devices:,} device{'s' if histogram.devices > 1 else ''}\n"
+        f"{histogram.speed_up:.3f} times padding's speed; "
     )
     if histogram.fitted_distance is None:
-        return f"{begin}padding's speed; all are equally fast"
-    return f"{begin}padding's speed; Gumbel off by up to {100 * histogram.fitted_distance:.1f} %"
+        return f"{begin}all steps are equally fast"
+    return f"{begin}Gumbel off by up to {100 * histogram.fitted_distance:.1f} %"
 
 
 def _draw_law(axes: Any, law: Gumbel, label: str, line_colour: str, style: Any) -> None:

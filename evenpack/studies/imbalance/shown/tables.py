@@ -84,15 +84,17 @@ def _speed_up_table(study: ImbalanceStudy) -> RenderableType:
     if study.reference is not None:
         published = {f"{row.devices:,}": f"{row.expected:.3f}" for row in study.reference.rows}
         spread = max(row.spread for row in study.reference.rows)
-        name = f"{study.reference.name}: unpadded arrival"
+        name = f"{study.reference.name}: unpadded arrival, mean step"
         rows.append({"": name, **published, "95 %, widest": f"laws differ by {spread:.2f}"})
     if study.forecast is not None and study.measured is not None:
         logged = {f"{row.devices:,}": f"{row.best.expected:.3f}" for row in study.forecast.rows}
         width = max((row.highest - row.lowest) / 2 for row in study.forecast.rows)
-        name = f"estimated from {study.measured.run.label}"
+        name = f"estimated from {study.measured.run.label}, mean step"
         rows.append({"": name, **logged, "95 %, widest": f"± {width:.2f}, all laws"})
     simulated = "ESTIMATED" if study.simulation.cost.estimated else "simulated"
-    return WideTable(rows=rows, title=f"Speed-up over padding by arrival (sequences/s), {simulated}, by devices")
+    return WideTable(
+        rows=rows, title=f"Speed-up over padding by arrival (sequences/s of a long run), {simulated}, by devices"
+    )
 
 
 def _scheme_table(simulation: Simulation, value: Callable[[SimulationRow], str], *, title: str) -> RenderableType:
@@ -111,12 +113,13 @@ def _crossing_table(crossings: Sequence[Crossing]) -> RenderableType:
             "": f"{crossing.layout} {crossing.policy}",
             "against": crossing.against,
             "it": crossing.verdict,
-            "at devices": None if crossing.devices is None else f"{crossing.devices:.2f}",
-            "95 %": None if crossing.low is None else f"{crossing.low:.2f} to {crossing.high:.2f}",
+            "between devices": None
+            if crossing.last_before is None
+            else f"{crossing.last_before:,} and {crossing.first_after:,}",
         }
         for crossing in crossings
     ]
-    return table(rows, title="Comparison with packs")
+    return table(rows, title="Comparison with packs, at the simulated numbers of devices (95 %)")
 
 
 def _reference_tables(reference: ReferenceCurve) -> list[RenderableType]:

@@ -22,12 +22,11 @@ class Crossing:
     against: str
     """`Scheme.label` of the packs."""
     verdict: Verdict
-    devices: float | None
-    """Devices where both are equally fast, interpolated in the logarithm of devices; None if they do not cross."""
-    low: float | None
-    """Start of the 95 % interval: where the lower and the upper bound of the ratio cross 1, or an end of the
-    simulated counts."""
-    high: float | None
+    last_before: int | None
+    """Largest simulated number of devices before the change at which the difference exceeds its 95 % interval; None if
+    the two do not cross. What happens between simulated counts is not interpolated."""
+    first_after: int | None
+    """Smallest simulated number of devices after the change at which it does."""
 
 
 def find_crossings(times: Mapping[tuple[Scheme, int], StepTimes]) -> tuple[Crossing, ...]:
@@ -45,46 +44,26 @@ def _crossing(
     scheme: Scheme, packs: Scheme, counts: Sequence[int], times: Mapping[tuple[Scheme, int], StepTimes]
 ) -> Crossing:
     ratios = [log_ratio(times[scheme, devices], times[packs, devices]) for devices in counts]
-    values = [ratio.value for ratio in ratios]
     reaches = [NORMAL_95 * ratio.error for ratio in ratios]
-    verdict = _verdict(values, reaches)
-    devices = low = high = None
-    if verdict in ("falls behind", "gets ahead"):
-        falling = verdict == "falls behind"
-        bounds = [[value + sign * reach for value, reach in zip(values, reaches, strict=True)] for sign in (-1, 1)]
-        low, high = sorted(_zero(counts, bound, falling=falling) for bound in bounds)
-        devices = _zero(counts, values, falling=falling)
+    signs = [
+        0 if abs(ratio.value) <= reach else int(np.sign(ratio.value))
+        for ratio, reach in zip(ratios, reaches, strict=True)
+    ]
+    decided = [(sign, devices) for sign, devices in zip(signs, counts, strict=True) if sign]
+    change = next((index for index, (sign, _) in enumerate(decided) if sign != decided[0][0]), None)
     return Crossing(
         layout=scheme.layout,
         policy=scheme.policy,
         against=packs.label,
-        verdict=verdict,
-        devices=devices,
-        low=low,
-        high=high,
+        verdict=_verdict([sign for sign, _ in decided]),
+        last_before=None if change is None else decided[change - 1][1],
+        first_after=None if change is None else decided[change][1],
     )
 
 
-def _verdict(values: Sequence[float], reaches: Sequence[float]) -> Verdict:
-    signs = [0 if abs(value) <= reach else int(np.sign(value)) for value, reach in zip(values, reaches, strict=True)]
-    decided = [sign for sign in signs if sign]
+def _verdict(decided: Sequence[int]) -> Verdict:
     if not decided:
         return "undecided"
     if len(set(decided)) == 1:
         return "ahead everywhere" if decided[0] > 0 else "behind everywhere"
     return "falls behind" if decided[0] > 0 else "gets ahead"
-
-
-def _zero(counts: Sequence[int], values: Sequence[float], *, falling: bool) -> float:
-    """Returns the first zero of values linear in log2(devices), or an end of the counts if there is none."""
-    signed = np.array(values) if falling else -np.array(values)
-    if signed[0] <= 0:
-        return float(counts[0])
-    below = np.flatnonzero(signed <= 0)
-    if not len(below):
-        return float(counts[-1])
-    after = int(below[0])
-    before = after - 1
-    share = signed[before] / (signed[before] - signed[after])
-    low, high = np.log2(counts[before]), np.log2(counts[after])
-    return float(2.0 ** (low + share * (high - low)))

@@ -13,7 +13,14 @@ from jaxtyping import Float64
 from evenpack.data.packing import LengthHistogram, Packing
 from evenpack.errors import ConfigError, RunError
 from evenpack.studies.imbalance.extrapolated.reference import device_counts
-from evenpack.studies.imbalance.simulated.cluster import SCHEMES, UNPADDED_ARRIVAL, Cluster, ClusterOptions, Scheme
+from evenpack.studies.imbalance.simulated.cluster import (
+    BASELINE,
+    SCHEMES,
+    UNPADDED_ARRIVAL,
+    Cluster,
+    ClusterOptions,
+    Scheme,
+)
 from evenpack.studies.imbalance.simulated.crossings import Crossing, find_crossings
 from evenpack.studies.imbalance.simulated.drawing import pack_kinds, sequence_kinds
 from evenpack.studies.imbalance.simulated.step_cost import StepCost
@@ -153,7 +160,12 @@ def simulate(
         rows=tuple(rows),
         crossings=find_crossings({key: value for key, value in times.items() if key[1] in counts}),
         step_histograms=tuple(
-            step_histogram(step_speed_ups(UNPADDED_ARRIVAL, times, one), devices=one, beside=laws[one])
+            step_histogram(
+                step_speed_ups(UNPADDED_ARRIVAL, times, one),
+                speed_up=times[UNPADDED_ARRIVAL, one].rate / times[BASELINE, one].rate,
+                devices=one,
+                beside=laws[one],
+            )
             for one in sorted(laws)
         ),
     )

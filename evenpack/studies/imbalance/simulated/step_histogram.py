@@ -18,7 +18,10 @@ class StepHistogram:
 
     devices: int
     steps: int
+    speed_up: float
+    """Speed-up of a long run: the ratio of the mean rates, as in the tables."""
     mean: float
+    """Mean of the steps' own speed-ups, which is above `speed_up` where steps scatter."""
     deviation: float
     edges: tuple[float, ...]
     """Edges of the bars, of equal width."""
@@ -34,14 +37,18 @@ class StepHistogram:
 
 
 def step_histogram(
-    speed_ups: Float64[np.ndarray, " steps"], *, devices: int, beside: Gumbel | None = None
+    speed_ups: Float64[np.ndarray, " steps"], *, speed_up: float, devices: int, beside: Gumbel | None = None
 ) -> StepHistogram:
-    """Makes a histogram of finite speed-ups, one for each step; `beside` is the law to compare them with."""
+    """Makes a histogram of finite speed-ups, one for each step; `beside` is the law to compare them with.
+
+    `speed_up` is that of a long run of such steps.
+    """
     counts, edges = np.histogram(speed_ups, bins=min(_MOST_BARS, math.ceil(len(speed_ups) ** 0.5)))
     fitted = Gumbel.fit(speed_ups) if np.ptp(speed_ups) > 0 else None
     return StepHistogram(
         devices=devices,
         steps=len(speed_ups),
+        speed_up=speed_up,
         mean=float(speed_ups.mean()),
         deviation=float(speed_ups.std(ddof=1)),
         edges=tuple(edges.tolist()),

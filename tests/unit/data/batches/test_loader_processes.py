@@ -1,12 +1,15 @@
 """What is said when a loader's process ends, and what it says when its rank does."""
 
+import multiprocessing
 import os
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 
 import psutil
@@ -16,12 +19,18 @@ from tiny_run import lone_world, tiny_gpt2_run
 from torch.utils.data import DataLoader, Dataset
 
 from evenpack.data.batches.loader_processes import (
+    LoaderNames,
     begin_loader_process,
     explained_loader_deaths,
     explained_lost_loader,
 )
+from evenpack.data.batches.pipeline import training_batches
+from evenpack.engine import train
+from evenpack.engine.resolving.resolve import open_run
 from evenpack.engine.train import train_in
+from evenpack.engine.world.distributed import World
 from evenpack.errors import RunError
+from evenpack.worker_pool import named_semaphores
 
 KILLED_WHILE_IT_TAKES_A_BATCH = """
 import os, signal, threading, time
@@ -46,7 +55,9 @@ if __name__ == "__main__":
     ours, theirs = Pipe()
     loader = Process(target=hand_over, args=(theirs, sys.argv[1] == "loader"))
     loader.start()
-    taker = Process(target=take, args=ours.recv())
+    handle = ours.recv()
+    print(os.listdir(os.environ["TMPDIR"]), flush=True)
+    taker = Process(target=take, args=handle)
     taker.start()
     taker.join()
     loader.join()
@@ -101,9 +112,13 @@ def test_a_loader_ends_when_its_rank_has_died_before_it_could_watch_it(tmp_path:
 
 @pytest.mark.parametrize(("process", "says"), [("loader", False), ("other", True)])
 def test_a_loader_says_nothing_when_its_rank_is_killed_as_it_takes_a_batch(process: str, says: bool) -> None:
+    """Nor is the socket a file, which would stay if the loader is killed."""
     command = [sys.executable, "-c", KILLED_WHILE_IT_TAKES_A_BATCH, process]
-    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    with tempfile.TemporaryDirectory(dir="/tmp") as folder:  # a name that sockets may have
+        environment = {**os.environ, "TMPDIR": folder}
+        done = subprocess.run(command, capture_output=True, text=True, check=True, env=environment)
     assert ("Traceback" in done.stderr) == says, done.stderr
+    assert ("pymp-" in done.stdout) == says, done.stdout
 
 
 class Killed(Dataset[int]):
@@ -158,6 +173,20 @@ def test_the_loader_of_a_run_explains_both(tmp_path: Path, monkeypatch: pytest.M
         train_in(world, config, stop_requested=lambda: False)
 
 
+def test_the_loader_of_a_run_starts_before_its_model_is_built(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    begun = []
+
+    def build(*_: object, **__: object) -> None:
+        begun.append("model")
+        raise RunError("enough")
+
+    monkeypatch.setattr(DataLoader, "__iter__", lambda _: iter([begun.append("loader")]))
+    monkeypatch.setattr(train, "build_at", build)
+    with lone_world() as world, pytest.raises(RunError, match="enough"):
+        train_in(world, tiny_gpt2_run(tmp_path), stop_requested=lambda: False)
+    assert begun == ["loader", "model"]
+
+
 def test_other_errors_stay_as_they_are() -> None:
     with pytest.raises(RuntimeError, match="must match"), explained_loader_deaths():
         torch.ones(2) + torch.ones(3)
@@ -175,3 +204,28 @@ def test_errors_of_the_data_still_arrive() -> None:
     loader = DataLoader(Raises(), batch_size=None, num_workers=1, worker_init_fn=begin_loader_process)
     with pytest.raises(ValueError, match="item 7 of this data"):
         next(iter(loader))
+
+
+def test_names_are_removed_once_each_loader_has_begun_and_others_stay() -> None:
+    context = multiprocessing.get_context("spawn")
+    other = context.Lock()
+    names = LoaderNames(2)
+    own = context.Lock()
+    made = named_semaphores()
+    names.taken(1)
+    assert named_semaphores() == made
+    names.taken(2)
+    (left,) = made - named_semaphores()
+    assert other._semlock.name != own._semlock.name
+    assert not Path(f"/dev/shm/sem.{own._semlock.name.strip('/')}").exists()
+    assert Path(f"/dev/shm/sem.{other._semlock.name.strip('/')}").exists()
+    assert own.acquire(timeout=5.0), "who has opened it can use it"
+    assert not left.still_active()
+
+
+def test_a_run_that_loads_has_no_names_after_its_first_step(tmp_path: Path) -> None:
+    run = open_run(tiny_gpt2_run(tmp_path))
+    settings = run.pipeline_settings(World(rank=0, size=1, local_rank=0, device=torch.device("cpu")))
+    others = named_semaphores()
+    steps = training_batches(run.prepared, replace(settings, loader_workers=1), start_step=0, stop_step=2)
+    assert [named_semaphores() - others for _ in steps] == [set(), set()]

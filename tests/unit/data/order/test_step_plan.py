@@ -10,6 +10,7 @@ from step_shapes import step_shape
 from evenpack.data.batches.objectives import NextTokens
 from evenpack.data.order.selection import PackedSource, order_hash
 from evenpack.data.order.step_plan import StepPlan, StepPlanner
+from evenpack.data.order.step_shape import CostWeights
 
 PACKS_PER_STEP = 16
 
@@ -96,3 +97,19 @@ def test_counts_are_those_of_the_packs(step: int) -> None:
     assert plan.counts.sequences == len(plan.packs.sequence_ids)
     assert plan.counts.tokens == plan.packs.lengths.sum()
     assert plan.counts.targets == plan.counts.tokens - plan.counts.sequences
+
+
+@pytest.mark.parametrize("per_segment", [0.0, 40.0])
+def test_the_cost_of_a_rank_is_that_of_its_packs_by_tokens_attention_and_segments(per_segment: float) -> None:
+    weights = CostWeights(per_token=3.0, per_squared_length=0.5, per_segment=per_segment)
+    shape = step_shape(items_per_step=PACKS_PER_STEP, items_per_micro_batch=4, cost_weights=weights)
+    plan = StepPlanner(sources(), [3, 1], shape=shape, ranks=2, objective=NextTokens()).plan(5)
+
+    def cost(lengths: np.ndarray) -> float:
+        return float(3.0 * lengths.sum() + 0.5 * (lengths**2).sum() + per_segment * len(lengths))
+
+    packs = np.split(plan.packs.lengths, plan.packs.offsets[1:-1])
+    np.testing.assert_allclose(plan.costs, [cost(lengths) for lengths in packs])
+    for rank in range(2):
+        mine = [plan.micro_batch(rank, index).lengths for index in range(2)]
+        assert plan.cost(rank) == pytest.approx(cost(np.concatenate(mine)))

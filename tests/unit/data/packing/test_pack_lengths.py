@@ -51,6 +51,7 @@ def test_options_of_an_algorithm_are_passed_on() -> None:
         (np.array([[1, 2], [3, 4]]), r"found an array of int64 with shape \(2, 2\)"),
         (np.array(["a"]), "found an array of"),
         (np.array(3), "found an array of int64 with shape"),
+        ([float("nan"), float("nan")], "length at index 0 must be a whole number"),
     ],
 )
 def test_what_is_no_list_of_lengths_is_refused(lengths: list[float] | np.ndarray, message: str) -> None:

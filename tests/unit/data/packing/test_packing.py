@@ -9,9 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from repository import PUBLISHED_HISTOGRAMS
 
-from evenpack.data import packing as packing_module
 from evenpack.data.packing import ALGORITHMS, LengthHistogram, Packing, pack
-from evenpack.data.packing.histogram import as_counts
+from evenpack.data.packing.histogram import as_counts, whole
 from evenpack.errors import PackingError
 
 PACKERS = ("shortest_pack_first", "longest_pack_first")
@@ -366,7 +365,7 @@ def test_a_wrong_request_is_refused_with_a_remedy(algorithm, pack_length, limit,
 
 
 def test_the_longest_length_allowed_must_be_one_or_more():
-    with pytest.raises(PackingError, match="must be 1 or more, found 0"):
+    with pytest.raises(PackingError, match="longest must be a whole number of 1 or more, in tokens, found 0"):
         LengthHistogram.from_lengths([1], longest=0)
 
 
@@ -437,11 +436,11 @@ def test_wrong_options_are_refused_by_name(algorithm, options, message):
 @pytest.mark.parametrize("value", [2.0, float("nan"), "2", True, None, 0, -3])
 def test_a_limit_is_a_whole_number_of_one_or_more(value):
     with pytest.raises(PackingError, match=f"max_sequences_per_pack must be a whole number.*found {value!r}"):
-        packing_module._whole("max_sequences_per_pack", value, "or null for no limit")
+        whole("max_sequences_per_pack", value, "or null for no limit")
 
 
 def test_numbers_of_numpy_are_limits_too():
-    assert packing_module._whole("pack_length", np.int32(9), "in slots") == 9
+    assert whole("pack_length", np.int32(9), "in slots") == 9
     histogram = histogram_of(5, 4, 3, 3)
     packing = pack(histogram, pack_length=9, max_sequences_per_pack=10**30)
     assert packing.packs == pack(histogram, pack_length=9).packs

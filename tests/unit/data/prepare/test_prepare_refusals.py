@@ -99,6 +99,19 @@ def test_a_vocabulary_of_other_text_is_warned_of_with_the_first_batch_and_refuse
     assert "is the tokenizer of this text?" in recorder.notes[0]
 
 
+def test_a_document_that_takes_much_memory_is_warned_of_once(
+    own_corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    texts = ["short", "long " * 300, "short", "longer " * 300]
+    (own_corpus / "wiki.jsonl").write_text("".join(f"{json.dumps({'text': text})}\n" for text in texts))
+    monkeypatch.setattr("evenpack.data.prepare.tokenising.encoding._LONG_BYTES", 1000)
+    monkeypatch.setattr("evenpack.data.prepare.tokenising.batches.BATCH_TEXT_BYTES", 1)
+    config = data_config({"wiki": {"kind": "jsonl", "path": own_corpus / "wiki.jsonl"}}, validation_fraction=0)
+    prepare(config, tmp_path / "data")
+    (warning,) = (message for message in caplog.messages if "of memory: is it one document?" in message)
+    assert warning.startswith("a document of 1,500 bytes, which begins 'long long")
+
+
 def test_unknown_tokens_are_counted_in_the_manifest(tmp_path: Path) -> None:
     write_jsonl(tmp_path / "wiki.jsonl", ["cat cat", "cat dog", "dog cat bird"])
     config = data_config(
@@ -134,8 +147,10 @@ def test_a_folder_in_the_place_of_the_manifest_is_refused_before_the_work(corpus
 
 
 def test_a_source_name_that_no_folder_can_have_is_refused_by_its_length() -> None:
-    with pytest.raises(ValueError, match="has 300 characters, but folders are named after it: give one of at most 100"):
-        data_config({"w" * 300: {"kind": "builtin"}})
+    for name in ("w" * 300, "维" * 100):
+        with pytest.raises(ValueError, match="has 300 bytes in UTF-8, but folders are named after it"):
+            data_config({name: {"kind": "builtin"}})
+    data_config({"维" * 66: {"kind": "builtin"}})
 
 
 def test_no_thread_outlives_a_call_that_failed(own_corpus: Path, tmp_path: Path, small_batches: None) -> None:
@@ -165,6 +180,56 @@ def test_a_second_call_at_the_same_time_is_reported(corpus: Path, tmp_path: Path
     prepare(config, directory, progress=Intruder())
     assert len(refusals) == 2
     assert not (directory / ".prepare.lock").exists()
+
+
+class RemoveAt(Recorder):
+    """Removes a file or folder at the first report of a stage of a source."""
+
+    def __init__(self, path: Path, *, stage: str, source: str) -> None:
+        super().__init__()
+        self.path, self.at = path, (stage, source)
+
+    def update(self, state: PrepareState) -> None:
+        super().update(state)
+        if [(one.stage, one.source) for one in self.states].count(self.at) == 1 and self.path.exists():
+            shutil.rmtree(self.path) if self.path.is_dir() else self.path.unlink()
+
+
+@pytest.mark.parametrize("is_broken", [False, True])
+def test_a_lock_that_was_removed_hides_neither_the_end_nor_an_error(
+    is_broken: bool, own_corpus: Path, finished: Path, tmp_path: Path
+) -> None:
+    directory = tmp_path / "data"
+    progress = RemoveAt(directory / ".prepare.lock", stage="tokenizer", source="wiki")
+    if is_broken:
+        with (own_corpus / "code.jsonl").open("a") as file:
+            file.write("broken\n")
+        with pytest.raises(DataError, match=r"code\.jsonl, line 151: not a readable JSON line"):
+            prepare(two_sources(own_corpus), directory, progress=progress)
+    else:
+        prepare(two_sources(own_corpus), directory, progress=progress)
+        assert contents(directory).keys() == contents(finished).keys()
+    assert not progress.path.exists()
+
+
+@pytest.mark.parametrize(
+    ("removed", "source", "problem"),
+    [
+        (".", "wiki", "data was removed while it was being prepared .*: run the same command again"),
+        ("sources/wiki", "code", r"sources/wiki/\S* \(\d+ of \d+ files\) was removed while \S*data was being prepared"),
+    ],
+)
+@pytest.mark.usefixtures("small_batches")
+def test_a_folder_that_is_removed_meanwhile_is_named(
+    removed: str, source: str, problem: str, corpus: Path, tmp_path: Path
+) -> None:
+    directory = tmp_path / "data"
+    progress = RemoveAt(directory / removed, stage="tokens", source=source)
+    with pytest.raises(DataError, match=problem):
+        prepare(two_sources(corpus), directory, progress=progress)
+    assert not (directory / "manifest.json").exists()
+    shutil.rmtree(directory, ignore_errors=True)
+    prepare(two_sources(corpus), directory)
 
 
 _LIMITED = """

@@ -149,7 +149,9 @@ def test_a_changed_input_file_is_refused_when_finished_and_a_missing_one_is_not_
     prepare(config, directory)
     path = own_corpus / "code.jsonl"
     os.utime(path, ns=(1, 1))
-    with pytest.raises(DataError, match=r"code\.jsonl has changed since .*\n.*now \d+ bytes, modified at 0\.000000"):
+    with pytest.raises(
+        DataError, match=r"code\.jsonl has changed since .*\n.*now \d+ bytes, modified at 1970-01-01 00:00:00\.000"
+    ):
         prepare(config, directory)
     path.unlink()
     prepare(config, directory)

@@ -6,11 +6,15 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pyarrow as pa
+import pyarrow.feather
+import pyarrow.parquet
 import pytest
 import xxhash
 import zstandard
+from pydantic import TypeAdapter
 
-from evenpack.data.sources.config import BuiltinSource, HubSource, JsonlSource, MegatronSource, TextSource
+from evenpack.data.sources.config import BuiltinSource, HubSource, JsonlSource, MegatronSource, Source, TextSource
 from evenpack.data.sources.corpus import Document
 from evenpack.data.sources.kinds import open_corpus, source_inputs
 from evenpack.errors import DataError
@@ -174,6 +178,84 @@ def test_a_gzip_file_that_is_cut_off_or_damaged_is_refused(tmp_path: Path) -> No
     assert f"{path} is not readable gzip: CRC check failed" in refusal(jsonl(path))
     path.write_bytes(whole[:20] + b"\xff" * 20 + whole[40:])
     assert f"{path} is not readable gzip" in refusal(jsonl(path))
+
+
+def too_long(folder: Path) -> dict[str, tuple[dict[str, object], str]]:
+    """Writes files with a text of 900 bytes and one of more than 1,000; returns sections, and where that is."""
+    texts = ["a" * 900, "b" * 1001]
+    lines = "".join(f"{json.dumps({'text': text})}\n" for text in texts).encode()
+    paragraph = b"c" * 499 + b"\n"
+    (folder / "a.jsonl").write_bytes(lines)
+    (folder / "a.jsonl.gz").write_bytes(gzip.compress(lines))
+    (folder / "a.jsonl.zst").write_bytes(zstandard.compress(lines))
+    (folder / "line.txt").write_bytes(b"a" * 900 + b"\n" + b"b" * 1001 + b"\n")
+    (folder / "paragraph.txt").write_bytes(paragraph * 2 + b"\n" + paragraph * 3)
+    (folder / "hub").mkdir()
+    (folder / "hub" / "train.jsonl").write_bytes(lines)
+    column = pa.array(texts)
+    kinds = {"plain": column, "large": column.cast(pa.large_string()), "encoded": column.dictionary_encode()}
+    for name, values in kinds.items():
+        table = pa.table({"text": values})
+        pyarrow.parquet.write_table(table, folder / f"{name}.parquet")
+        pyarrow.feather.write_feather(table, folder / f"{name}.arrow")
+    text = {"kind": "text", "path": "line.txt"}
+    return {
+        **{f"jsonl{suffix}": ({"kind": "jsonl", "path": f"a.jsonl{suffix}"}, f"a.jsonl{suffix}, line 2: a line")
+           for suffix in ("", ".gz", ".zst")},
+        "line": (text | {"document_separator": "line"}, "line.txt, line 2: a line"),
+        "row": (text | {"rows": "lines"}, "line.txt, line 2: a line"),
+        "paragraph": (text | {"path": "paragraph.txt", "document_separator": "blank_line"}, "line 6: a document"),
+        "file": (text | {"path": "paragraph.txt"}, "paragraph.txt, line 3: a document"),
+        **{f"{name} {kind}": ({"kind": kind, "path": f"{name}.{kind}"}, f"{name}.{kind}, row 1 (from 0): a text")
+           for name in kinds for kind in ("parquet", "arrow")},
+        "hub": ({"kind": "hub", "name": "hub"}, "row 1 of hub: a text"),
+    }  # fmt: skip
+
+
+def test_a_document_that_is_too_long_is_named_by_its_place_before_it_is_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("datasets.config.HF_DATASETS_CACHE", tmp_path / "cache")
+    for case, (section, where) in too_long(tmp_path).items():
+        limited, enough = (
+            TypeAdapter(Source).validate_python(section | {"maximum_document_bytes": most}) for most in (1000, "3KB")
+        )
+        assert len(read(enough)) == (1 if case == "file" else 2), case
+        message = refusal(limited)
+        assert f"{where} of more than 1,000 bytes" in message, case
+        assert "data.sources.NAME.maximum_document_bytes allows longer ones" in message
+
+
+def test_a_file_is_read_in_bounded_memory_whatever_it_holds(tmp_path: Path) -> None:
+    """A line of 1 GiB is 32 kB of zstd; a file of 256 MB has rows of 2 bytes."""
+    compressor = zstandard.ZstdCompressor(level=19).compressobj()
+    with (tmp_path / "bomb.jsonl.zst").open("wb") as bomb:
+        for _ in range(1024):
+            bomb.write(compressor.compress(b"a" * (1 << 20)))
+        bomb.write(compressor.flush())
+    with gzip.open(tmp_path / "bomb.jsonl.gz", "wb", compresslevel=1) as bomb:
+        for _ in range(256):
+            bomb.write(b"a" * (1 << 20))
+    with (tmp_path / "bomb.txt").open("wb") as file:
+        file.truncate(1 << 30)
+    script = (
+        "import resource, sys; from evenpack.data.sources.config import *; from evenpack.errors import DataError\n"
+        "from evenpack.data.sources.kinds import open_corpus\n"
+        "now = int(open('/proc/self/statm').read().split()[0]) * resource.getpagesize()\n"
+        "resource.setrlimit(resource.RLIMIT_AS, (now + (300 << 20), -1))\n"
+        "for kind, path in zip(('jsonl', 'jsonl', 'text'), sys.argv[1:]):\n"
+        "    section = {'jsonl': JsonlSource, 'text': TextSource}[kind](kind=kind, path=path)\n"
+        "    corpus = open_corpus('wiki', section)\n"
+        "    for documents in (corpus.documents, corpus.parts(1 << 20)[0].documents):\n"
+        "        try: print(next(documents()))\n"
+        "        except DataError as error: print(error)\n"
+    )
+    paths = [tmp_path / f"bomb.{name}" for name in ("jsonl.zst", "jsonl.gz", "txt")]
+    done = subprocess.run([sys.executable, "-c", script, *paths], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    expected = [f"{path}, line 1: a line of more than 67,108,864 bytes" for path in paths for _ in range(2)]
+    assert [line.partition(". ")[0] for line in done.stdout.splitlines()] == expected
 
 
 def test_a_source_without_a_usable_path_names_the_override(tmp_path: Path) -> None:

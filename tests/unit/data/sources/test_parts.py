@@ -17,6 +17,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import TypeAdapter
 
+from evenpack.data.sources import line_ranges
 from evenpack.data.sources.config import Source
 from evenpack.data.sources.corpus import Corpus, CorpusPart, WholeCorpus
 from evenpack.data.sources.kinds import KINDS, open_corpus
@@ -164,13 +165,14 @@ def test_a_part_ends_exactly_where_the_line_does(tmp_path: Path) -> None:
     assert parts[1].name == f"{tmp_path / 'a.jsonl'}, bytes 32 to 64"
 
 
+@pytest.mark.parametrize("piece_bytes", [1, 3])
 @pytest.mark.parametrize("separator", ["line", "blank_line"])
 @given(
     lines=st.lists(st.sampled_from(["", " ", "a", "zwölf", "  😀", "\ufeffb", "c \t", "\u3000", "d\re"]), max_size=12)
 )
 @settings(max_examples=15, deadline=None)
 def test_text_may_be_cut_between_any_documents(
-    tmp_path_factory: pytest.TempPathFactory, separator: str, lines: list[str]
+    tmp_path_factory: pytest.TempPathFactory, piece_bytes: int, separator: str, lines: list[str]
 ) -> None:
     path = tmp_path_factory.mktemp("text") / "a.txt"
     for end in ("\n", "\r\n"):
@@ -178,6 +180,10 @@ def test_text_may_be_cut_between_any_documents(
         found = corpus("text", path=path, document_separator=separator)
         for size in (1, 3, 7):
             check(found, size)
+            names = [part.name for part in found.parts(size)]
+            with pytest.MonkeyPatch.context() as patch:  # however long a line is, its pieces lead to the same end
+                patch.setattr(line_ranges, "_PIECE_BYTES", piece_bytes)
+                assert [part.name for part in found.parts(size)] == names
 
 
 def test_a_mistake_in_a_part_is_named_by_its_line_in_the_file(tmp_path: Path) -> None:

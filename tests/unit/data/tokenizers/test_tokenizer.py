@@ -22,7 +22,7 @@ from evenpack.data.tokenizers.config import (
     TrainedWordPieces,
 )
 from evenpack.data.tokenizers.loading import load_tokenizer, train_tokenizer
-from evenpack.data.tokenizers.tokenizer import Tokenizer
+from evenpack.data.tokenizers.tokenizer import SENTENCE_LENGTHS, Tokenizer
 from evenpack.errors import DataError
 
 TEXTS = [
@@ -134,6 +134,27 @@ def test_training_is_the_same_in_every_process() -> None:
     assert checksums == {trained.checksum + "\n"}
     assert trained.vocabulary_size == 400
     assert trained.end_of_text_id == 0
+
+
+def longest_token(tokenizer: Tokenizer) -> int:
+    return max(len(token.removeprefix("##")) for token in tokenizer.vocabulary if token[0] not in "<[")
+
+
+@pytest.mark.parametrize(("kind", "length"), [("byte_pairs", 9), ("word_pieces", 30)])
+def test_words_of_any_length_are_trained_on_in_pieces_and_encoded_whole(
+    monkeypatch: pytest.MonkeyPatch, kind: str, length: int
+) -> None:
+    """The time of a word grows with the square of its length in training: a word of 30 MB would take days."""
+    config = {
+        "byte_pairs": TrainedTokenizer(kind="train", vocabulary_size=300),
+        "word_pieces": TrainedWordPieces(kind="train_word_pieces", vocabulary_size=300),
+    }[kind]
+    texts = ["abcdefgh" * 8, "word"]
+    assert longest_token(train_tokenizer(config, texts)) > 8
+    monkeypatch.setattr(f"evenpack.data.tokenizers.{kind}.LONGEST_TRAINED_WORD", 8)
+    pieces = train_tokenizer(config, texts)
+    assert longest_token(pieces) == 8
+    assert pieces.encode_batch([texts[0]]).lengths.tolist() == [length]
 
 
 def test_training_on_too_little_text_says_so(caplog: pytest.LogCaptureFixture) -> None:
@@ -274,3 +295,20 @@ def test_nothing_but_the_end_is_added_to_a_document(gpt2_folder: Path, tmp_path:
 def test_an_empty_vocabulary_is_refused() -> None:
     with pytest.raises(DataError, match="vocabulary is empty"):
         Tokenizer(tokenizers.Tokenizer(models.BPE()), end_of_text=END_OF_TEXT, unknown=None)
+
+
+def test_sentences_without_a_token_are_left_out_and_documents_keep_their_ends(gpt2_folder: Path) -> None:
+    tokenizer = from_files(gpt2_folder)
+    one, other = (documents(tokenizer, [text])[0][:-1] for text in (TEXTS[0], TEXTS[3]))
+    encoded = tokenizer.encode_sentences([["", TEXTS[0], "", TEXTS[3]], [""], [TEXTS[0]]])
+    end = tokenizer.end_of_text_id
+    assert encoded.tokens.tolist() == [*one, *other, end, end, *one, end]
+    assert encoded.lengths.tolist() == [len(one) + len(other) + 1, 1, len(one) + 1]
+    assert encoded.columns[SENTENCE_LENGTHS].tolist() == [len(one), len(other), len(one)]
+
+
+def test_tokenizers_that_encode_otherwise_have_other_checksums(gpt2_folder: Path) -> None:
+    trained = train_tokenizer(TrainedTokenizer(kind="train", vocabulary_size=300), TEXTS * 3)
+    larger = train_tokenizer(TrainedTokenizer(kind="train", vocabulary_size=310), TEXTS * 3)
+    checksums = {one.checksum for one in (from_files(gpt2_folder), trained, larger)}
+    assert len(checksums) == 3, "though documents end in the same words in all of them"

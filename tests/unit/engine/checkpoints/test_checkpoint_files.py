@@ -23,6 +23,7 @@ from evenpack.engine.checkpoints.files import (
     commit_files,
     find_candidates,
     find_changed_keys,
+    find_wrong_size,
     list_files,
     read_manifest,
     remove_checkpoint,
@@ -168,6 +169,22 @@ class TestSave:
     def test_steps_are_ordered_as_numbers(self, tmp_path: Path):
         save_steps(tmp_path, 999_999, 1_000_000)
         assert [path.name for path in find_candidates(tmp_path)] == ["step_1000000", "step_999999"]
+
+    def test_one_that_was_moved_aside_counts_until_another_has_its_name(self, tmp_path: Path):
+        save_steps(tmp_path, 1, 2)
+        (tmp_path / "step_000002").rename(tmp_path / ".step_000002.replaced")
+        assert [path.name for path in find_candidates(tmp_path)] == [".step_000002.replaced", "step_000001"]
+        shutil.copytree(tmp_path / ".step_000002.replaced", tmp_path / "step_000002")
+        assert [path.name for path in find_candidates(tmp_path)] == ["step_000002", "step_000001"]
+
+    def test_a_file_that_has_grown_is_as_wrong_as_one_that_is_cut_short(self, tmp_path: Path):
+        save_steps(tmp_path, 1)
+        checkpoint = read_manifest(tmp_path / "step_000001")
+        assert find_wrong_size(checkpoint) is None
+        record = checkpoint.files[0]
+        for size in (record.size + 1, record.size - 1):
+            os.truncate(checkpoint.path / record.name, size)
+            assert find_wrong_size(checkpoint) == f"{record.name} has {size} bytes, expected {record.size}"
 
     def test_a_broken_checkpoint_does_not_count_among_those_kept(self, tmp_path: Path):
         store = save_steps(tmp_path, 1, 2, 3, keep=3)
@@ -551,6 +568,8 @@ def test_steps_of_another_size_are_refused_and_other_changes_are_reported_once(c
     assert "optimizer.weight_decay: 0.1 -> 0.2" in record.getMessage()
     with pytest.raises(CheckpointError, match=r"7 steps of 64 packs.*is 128.*packs_per_step=64"):
         compare_run_files(state, state.config | {"training": {"packs_per_step": 128}})
+    with pytest.raises(CheckpointError, match=r"(?s)another network or optimizer.*optimizer\.kind: None -> lamb"):
+        compare_run_files(state, state.config | {"optimizer": {"kind": "lamb", "weight_decay": 0.1}})
 
 
 def run_file_values() -> dict[str, Any]:

@@ -239,7 +239,7 @@ def test_a_configuration_beside_it_gives_the_heads(tmp_path: Path, caplog: pytes
     config.write_text(json.dumps(THEIR_CONFIG | {"hidden_act": "relu"}))
     assert "hidden_act must be 'gelu', found 'relu'" in refusal(make_model(), prefix, tmp_path)
     config.write_text("[")
-    assert f"{config} is not readable JSON" in refusal(make_model(), prefix, tmp_path)
+    assert f"{config}: not a readable JSON file" in refusal(make_model(), prefix, tmp_path)
 
 
 def test_the_vocabulary_beside_the_checkpoint_is_compared(tmp_path: Path) -> None:

@@ -11,6 +11,7 @@ import pytest
 from evenpack.engine.reporting.metrics import (
     MetricsLog,
     read_metrics,
+    samples_trained,
     truncate_log,
     write_summary,
 )
@@ -111,6 +112,12 @@ class TestCutBack:
             (4, False),
             (4, True),
         ]
+
+    def test_samples_are_those_of_the_steps_up_to_the_checkpoint(self, tmp_path: Path):
+        path = tmp_path / "metrics.jsonl"
+        assert samples_trained(path, step=3) == 0
+        path.write_text("".join(f'{{"step": {step}, "sequences": {10 * step}}}\n' for step in range(1, 7)))
+        assert samples_trained(path, step=3) == 10 + 20 + 30
 
     def test_a_log_cut_back_and_continued_equals_one_never_interrupted(self, tmp_path: Path):
         write_steps(tmp_path / "whole.jsonl", range(1, 9))

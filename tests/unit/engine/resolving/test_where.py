@@ -167,10 +167,17 @@ def test_texts_are_those_of_the_documents(config: RunConfig):
         text = where.document(document, "wiki").text
         assert text is not None
         assert text.startswith(lines[document])
+    later_parts = 0
     for one in where.step(2).sequences:
         for part in one.parts:
             assert part.text is not None
-            assert where.document(part.document, one.source).text.find(part.text) >= 0
+            text = where.document(part.document, one.source).text
+            assert text is not None
+            before = where._text(where.sources[0 if one.source == "wiki" else 1], part.document, 0, part.start)
+            assert before is not None
+            assert text.startswith(before + part.text)
+            later_parts += part.start > 0
+    assert later_parts > 3
     assert open_where(config).document(0, "wiki").text is None
 
 

@@ -2,14 +2,25 @@
 
 import importlib.util
 import logging
+import os
 from dataclasses import replace
+from datetime import timedelta
+from pathlib import Path
 
 import pytest
 import torch
 import torch.distributed as dist
 
-from evenpack.engine.world.distributed import World, complete_environment, configure_logging, require_shared_directory
+from evenpack.engine.train import train
+from evenpack.engine.world.distributed import (
+    World,
+    complete_environment,
+    configure_logging,
+    quiet_deepspeed,
+    require_shared_directory,
+)
 from evenpack.errors import DataError, RunError
+from evenpack.testing import run_config, run_values
 
 SOLO = World(rank=0, size=1, local_rank=0, device=torch.device("cpu"))
 OPEN_MPI = {
@@ -140,3 +151,22 @@ def test_news_come_from_rank_0_and_warnings_from_every_rank_by_number(capsys: py
         logger.handlers, logger.propagate = before[0], before[1]
         logger.setLevel(before[2])
     assert capsys.readouterr().err.splitlines() == ["news", "warning", "rank 2: warning"]
+
+
+def test_collectives_of_a_run_wait_for_as_long_as_a_rank_may_work_without_the_others(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Torch's limit of half an hour would end a run whose rank 0 reads a file for longer; heartbeats judge that."""
+    environment = completed({**os.environ, "DS_ACCELERATOR": "cpu"})
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    asked: list[timedelta] = []
+
+    def init(*_: object, timeout: timedelta, **__: object) -> None:
+        asked.append(timeout)
+        raise RunError("far enough")
+
+    monkeypatch.setattr(quiet_deepspeed(), "init_distributed", init)
+    with pytest.raises(RunError, match="far enough"):
+        train(run_config(run_values("gpt2", tmp_path)), stop_requested=lambda: False)
+    assert asked[0] >= timedelta(days=1)

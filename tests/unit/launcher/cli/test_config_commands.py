@@ -77,6 +77,17 @@ def test_list_names_every_shipped_run_file_with_what_it_is(evenpack: Evenpack) -
     rows = json.loads(evenpack("config", "list", "--json")[1])
     assert [row["name"] for row in rows] == list(shipped_run_files())
     assert all(Path(row["path"]).is_file() for row in rows)
+    about = " ".join(row["about"] for row in rows)
+    assert "configs/" not in about  # which only a checkout has
+    assert "evenpack " not in about
+
+
+def test_the_commands_in_shipped_files_name_them_as_they_are_found_anywhere() -> None:
+    for name, path in shipped_run_files().items():
+        comment = [line for line in path.read_text().splitlines() if line.startswith("#")]
+        commands = [line.split()[1:] for line in comment if line.startswith("#   evenpack")]
+        assert all(name in words for words in commands), path
+        assert not any("configs/" in line for line in comment), path
 
 
 def test_explain_shows_all_keys_a_section_or_a_key(evenpack: Evenpack) -> None:

@@ -2,15 +2,20 @@
 
 import os
 import socket
+import subprocess
+import sys
+import threading
+import time
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from rank_places import place_of
 
-from evenpack.engine.activity import Activity
+from evenpack.engine.activity import Activity, own_work
 from evenpack.launcher.processes.hangs import Hang, HangFinder, HangMonitor
-from evenpack.launcher.processes.heartbeat import Beat, Heartbeat, beat_seconds, read_beat, stack_file
+from evenpack.launcher.processes.heartbeat import Beat, Effort, Heartbeat, beat_seconds, read_beat, stack_file
 from evenpack.launcher.processes.ranks import RankFolder, RankPlace, RankStatus
 
 BEAT = Beat(
@@ -22,6 +27,7 @@ BEAT = Beat(
     moves=5,
     step=7,
     activity="summing over the ranks",
+    own_work=None,
 )
 
 
@@ -43,9 +49,9 @@ class Cluster:
                     self.beats[rank] = replace(beat, count=beat.count + 1, moves=moves)
             self.finder.observe(self.beats.values(), now=self.now)
 
-    def be(self, rank: int, activity: Activity, *, step: int = 7) -> None:
+    def be(self, rank: int, activity: Activity, *, step: int = 7, own_work: str | None = None) -> None:
         beat = self.beats[rank]
-        self.beats[rank] = replace(beat, activity=activity, step=step, moves=beat.moves + 1)
+        self.beats[rank] = replace(beat, activity=activity, step=step, own_work=own_work, moves=beat.moves + 1)
 
     def hang(self, *ended: int) -> Hang:
         found = self.finder.hang(ended=ended, now=self.now)
@@ -82,6 +88,17 @@ def test_the_rank_that_is_behind_is_to_blame_if_all_answer() -> None:
     assert (cluster.hang().rank, cluster.hang().message) == (
         2,
         "step 7, summing over the ranks; 2 of 3 ranks are further and wait for it",
+    )
+
+
+def test_of_ranks_in_one_place_the_one_that_works_without_the_others_is_to_blame() -> None:
+    cluster = Cluster(3)
+    for rank in range(3):
+        cluster.be(rank, "verifying the data", own_work="its part of the files" if rank == 1 else None)
+    cluster.go_on(10)
+    assert (cluster.hang().rank, cluster.hang().message) == (
+        1,
+        "step 7, verifying the data (its part of the files); 2 of 3 ranks are further and wait for it",
     )
 
 
@@ -134,6 +151,10 @@ def test_time_in_which_the_reader_slept_does_not_count() -> None:
     cluster.now += 1000.0
     cluster.go_on(1, moving=())
     assert cluster.hang().seconds < 10.0
+    cluster.go_on(300, moving=(0, 1))
+    cluster.now += 1000.0
+    cluster.go_on(1)
+    assert cluster.hang().seconds < 10.0, "nor in a run that has gone on for long"
 
 
 class WatchedRank:
@@ -142,21 +163,35 @@ class WatchedRank:
     def __init__(self, tmp_path: Path) -> None:
         self.folder = RankFolder(tmp_path, "now")
         self.folder.path.mkdir(parents=True)
-        self.heartbeat = Heartbeat(self.folder.path, run_id="now", rank=0, timeout_seconds=100.0)
         self.said: list[str] = []
         self.now = 0.0
+        self.effort = Effort(seconds=100.0, bytes=10_000)
+        self.heartbeat = Heartbeat(
+            self.folder.path,
+            run_id="now",
+            rank=0,
+            timeout_seconds=100.0,
+            clock=lambda: self.now,
+            effort=lambda: self.effort,
+        )
         self.monitor = HangMonitor(
             self.folder, range(1), timeout_seconds=100.0, warn=self.said.append, clock=lambda: self.now
         )
 
-    def wait(self, seconds: float, *, beats: bool = True) -> None:
-        """Lets time pass, in which the rank begins nothing; every 5 s it beats, if it does, and is looked at."""
+    def wait(self, seconds: float, *, beats: bool = True, processor_seconds: float = 0.0, read: int = 0) -> None:
+        """Lets time pass, in which the rank begins nothing; every 5 s it beats, if it does, and is looked at.
+
+        From one heartbeat to the next its processes take `processor_seconds` and `read` bytes.
+        """
         for _ in range(round(seconds / 5.0)):
             if beats:
-                self.heartbeat._due = 0.0
                 self.heartbeat.keep_up()
             self.monitor.check()
             self.now += 5.0
+            self.effort = Effort(
+                seconds=self.effort.seconds + processor_seconds,
+                bytes=self.effort.bytes + read,
+            )
 
     @property
     def told(self) -> list[str]:
@@ -179,6 +214,67 @@ def test_the_monitor_warns_once_and_then_records_the_failure(tmp_path: Path) -> 
     assert failure.describe() == (
         f"rank 0 on {socket.gethostname()} failed: no progress for 105 s (step 12, evaluating)"
     )
+
+
+@pytest.mark.parametrize(
+    ("effort", "moves"),
+    [
+        ({"processor_seconds": 0.2}, True),
+        ({"processor_seconds": -3.0}, True),  # a child has ended
+        ({"read": 1_000_000}, True),
+        ({"processor_seconds": 0.05, "read": 100_000}, False),  # as threads do that look for something
+    ],
+)
+def test_work_without_the_others_is_progress_as_long_as_it_moves(
+    tmp_path: Path, effort: dict[str, Any], moves: bool
+) -> None:
+    rank = WatchedRank(tmp_path)
+    rank.heartbeat.enter("loading the checkpoint", 12)
+    with own_work("reading"):
+        rank.wait(250.0, **effort)
+        assert bool(rank.said) is not moves
+        assert stack_file(rank.folder.path, 0).exists() is not moves
+        rank.wait(125.0)  # a disk that does not answer
+    failure = rank.folder.read_failure()
+    assert failure is not None
+    assert failure.error is not None
+    assert failure.error.endswith("(step 12, loading the checkpoint (reading))")
+
+
+def test_processor_time_while_a_rank_may_wait_for_others_is_no_progress(tmp_path: Path) -> None:
+    """A GPU's host takes a whole processor to wait for a collective."""
+    rank = WatchedRank(tmp_path)
+    rank.heartbeat.enter("summing over the ranks", 12)
+    rank.wait(125.0, processor_seconds=5.0)
+    assert rank.folder.read_failure() is not None
+
+
+def burn(seconds: float) -> None:
+    while time.thread_time() < seconds:
+        pass
+
+
+def read(path: Path) -> None:
+    path.read_bytes()
+
+
+def test_the_effort_of_threads_and_children_counts_and_that_of_the_watching_thread_does_not(tmp_path: Path) -> None:
+    path = tmp_path / "file"
+    path.write_bytes(bytes(1 << 22))
+    for work, argument in ((burn, 0.5), (read, path)):
+        before = Effort.of_this_process()
+        thread = threading.Thread(target=work, args=(argument,))
+        thread.start()
+        thread.join()
+        assert Effort.of_this_process().shows_motion_since(before, seconds=5.0)
+    before = Effort.of_this_process()
+    burn(time.thread_time() + 0.5)
+    read(path)
+    assert not Effort.of_this_process().shows_motion_since(before, seconds=15.0)
+    with subprocess.Popen([sys.executable, "-c", "while True: pass"]) as child:
+        while not Effort.of_this_process().shows_motion_since(before, seconds=15.0):  # the test's time-out ends it
+            time.sleep(0.05)
+        child.kill()
 
 
 def test_the_monitor_says_when_the_run_goes_on_and_warns_again(tmp_path: Path) -> None:
@@ -251,36 +347,48 @@ def test_heartbeats_are_as_frequent_as_the_time_out_needs(timeout: float, every:
     assert beat_seconds(timeout) == every
 
 
-def test_a_rank_that_sees_only_its_machine_leaves_it_to_others_to_name_the_one_of_another_machine(
-    tmp_path: Path,
-) -> None:
+def test_a_rank_that_sees_only_its_machine_leaves_the_judgement_to_those_that_see_all(tmp_path: Path) -> None:
+    """Rank 1 sees ranks 0 to 1 and 5 of 6, which wait for rank 3 of another machine."""
     clock = [0.0]
     folder = RankFolder(tmp_path, "now")
     folder.path.mkdir()
-    places = [place_of(rank, ranks=4, each=2) for rank in (1, 0)]
-    said: list[str] = []
     near, far = (
-        HangMonitor.of_rank(place, folder, timeout_seconds=100.0, warn=said.append, clock=lambda: clock[0])
-        for place in places
+        HangMonitor.of_rank(
+            place_of(rank, ranks=6, each=2), folder, timeout_seconds=100.0, warn=lambda _: None, clock=lambda: clock[0]
+        )
+        for rank in (1, 0)
     )
-    heartbeats = [Heartbeat(folder.path, run_id="now", rank=rank, timeout_seconds=100.0) for rank in range(4)]
+    heartbeats = [
+        Heartbeat(folder.path, run_id="now", rank=rank, timeout_seconds=100.0, clock=lambda: clock[0])
+        for rank in range(6)
+    ]
     for rank, heartbeat in enumerate(heartbeats):
         heartbeat.enter("computing gradients" if rank == 3 else "reducing gradients", 8)
 
-    def pass_seconds(seconds: int, *monitors: HangMonitor) -> None:
-        for _ in range(seconds):
-            clock[0] += 1.0
-            for heartbeat in heartbeats:
-                heartbeat._due = 0.0
-                heartbeat.keep_up()
+    def pass_seconds(seconds: int, *monitors: HangMonitor, moving: bool = False, silent: tuple[int, ...] = ()) -> None:
+        for _ in range(0, seconds, 5):
+            clock[0] += 5.0
+            if moving:
+                heartbeats[3].enter("computing gradients", 8)
+            for rank, heartbeat in enumerate(heartbeats):
+                if rank not in silent:
+                    heartbeat.keep_up()
             for watch in monitors:
                 watch.check()
 
-    pass_seconds(3, near)  # it has seen the last change before the others
-    pass_seconds(115, near, far)
+    pass_seconds(300, near, far, moving=True)
+    assert folder.read_failure() is None, "a rank that nobody near sees has moved"
+    pass_seconds(300, near)
+    assert folder.read_failure() is None, "those that see all have not judged yet"
+    pass_seconds(10, near, far)
+    failure = folder.read_failure()
+    assert failure is None
+    pass_seconds(110, near, far)
     failure = folder.read_failure()
     assert failure is not None
     assert failure.rank == 3
     folder._failure_file.unlink()
-    pass_seconds(10, near)  # those that watch all have not said anything
-    assert folder.read_failure() is not None
+    pass_seconds(60, near, silent=(0, 5))  # nobody who sees all can judge
+    failure = folder.read_failure()
+    assert failure is not None
+    assert failure.rank == 0

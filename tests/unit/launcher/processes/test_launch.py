@@ -1,4 +1,4 @@
-"""The `deepspeed` command of a run."""
+"""The command that starts the ranks of a run."""
 
 import shlex
 import sys
@@ -10,7 +10,7 @@ import pytest
 from evenpack.errors import ConfigError, RunError
 from evenpack.launcher.processes import hosts, launch
 from evenpack.launcher.processes.hosts import is_this_machine
-from evenpack.launcher.processes.launch import WORKER_MODULE, hosts_of, local_devices, plan_launch
+from evenpack.launcher.processes.launch import LOCAL_LAUNCHER, WORKER_MODULE, hosts_of, local_devices, plan_launch
 from evenpack.launcher.processes.ranks import LaunchToken
 
 RUN = Path("run.yaml")
@@ -32,8 +32,8 @@ def hostfile(tmp_path: Path) -> Path:
 @pytest.mark.usefixtures("cpu_only")
 def test_the_command_runs_the_worker_module_with_the_run_file_and_the_overrides() -> None:
     plan = plan_launch(RUN, ["training.steps=5", "run.seed=1"], num_gpus=None, hostfile=None)
-    assert Path(plan.command[0]).parent == Path(sys.executable).parent
-    assert plan.command[-5:] == ("--module", WORKER_MODULE, "run.yaml", "training.steps=5", "run.seed=1")
+    assert plan.command[:3] == (sys.executable, "-m", LOCAL_LAUNCHER)
+    assert plan.command[-4:] == (WORKER_MODULE, "run.yaml", "training.steps=5", "run.seed=1")
     assert plan.environment["DS_ACCELERATOR"] == "cpu"
     assert plan.environment["PYTHONUNBUFFERED"] == "1"
 
@@ -42,7 +42,7 @@ def test_the_command_runs_the_worker_module_with_the_run_file_and_the_overrides(
 def test_a_cpu_gets_two_ranks_unless_another_number_is_requested_and_the_choice_is_said() -> None:
     plan = plan_launch(RUN, [], num_gpus=None, hostfile=None)
     assert plan.devices.ranks == 2
-    assert "--num_gpus=2" in plan.command
+    assert "--devices=0,1" in plan.command
     assert "4 of 8 cores each" in plan.devices.choice
     assert "PyTorch sees no CUDA device; --cpu-ranks chooses another number" in plan.devices.choice
     asked = plan_launch(RUN, [], num_gpus=None, cpu_ranks=5, hostfile=None)
@@ -113,6 +113,7 @@ def test_all_gpus_are_taken_or_the_requested_number() -> None:
 def test_the_devices_that_cuda_visible_devices_names_are_taken_and_no_others() -> None:
     environment = {"CUDA_VISIBLE_DEVICES": "4, 6,7"}
     assert local_devices(None, cuda_count=3, environment=environment).options == ("--include=localhost:4,6,7",)
+    assert local_devices(None, cuda_count=3, environment=environment).numbers == "4,6,7"
     assert local_devices(2, cuda_count=3, environment=environment).options == ("--include=localhost:4,6",)
 
 
@@ -242,6 +243,8 @@ def test_options_that_decide_which_ranks_there_are_cannot_be_smuggled_in(option:
 def test_further_options_reach_deepspeed_before_the_module() -> None:
     options = "--enable_each_rank_log 'my logs' --bind_cores_to_rank"
     command = plan_launch(RUN, [], num_gpus=None, cpu_ranks=1, hostfile=None, deepspeed_options=options).command
+    assert Path(command[0]).parent == Path(sys.executable).parent
+    assert "--num_gpus=1" in command
     start = command.index("--enable_each_rank_log")
     assert command[start : start + 4] == ("--enable_each_rank_log", "my logs", "--bind_cores_to_rank", "--module")
     with pytest.raises(ConfigError, match="No closing quotation"):
@@ -255,7 +258,8 @@ def test_a_hostfile_that_deepspeed_would_find_by_itself_is_kept_from_a_local_run
     found = tmp_path / "hostfile"
     found.write_text("node-a slots=4\n")
     monkeypatch.setattr(launch, "_DEEPSPEED_HOSTFILE", found)
-    assert "--hostfile=/dev/null" in plan_launch(RUN, [], num_gpus=None, cpu_ranks=1, hostfile=None).command
+    plan = plan_launch(RUN, [], num_gpus=None, cpu_ranks=1, hostfile=None, deepspeed_options="--bind_cores_to_rank")
+    assert "--hostfile=/dev/null" in plan.command
 
 
 @pytest.mark.usefixtures("cpu_only")
@@ -270,7 +274,8 @@ def test_the_shell_line_is_the_command_as_a_user_could_type_it() -> None:
 def test_the_token_is_no_prefix_of_an_option_of_deepspeed() -> None:
     from deepspeed.launcher.runner import parse_args
 
-    plan = plan_launch(RUN, ["run.seed=1"], num_gpus=None, cpu_ranks=1, hostfile=None)
+    options = "--no_local_rank"
+    plan = plan_launch(RUN, ["run.seed=1"], num_gpus=None, cpu_ranks=1, hostfile=None, deepspeed_options=options)
     token = LaunchToken.of_this_process()
     parsed = parse_args(plan.command_of(token)[1:])
     assert parsed.user_script == WORKER_MODULE

@@ -1,4 +1,4 @@
-"""A stop of a run is requested by a file."""
+"""A stop of a run is requested by a file, and a rank whose launcher has ended ends too."""
 
 import os
 import signal
@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from evenpack.launcher.processes.guard import Ancestors
 from evenpack.launcher.processes.stop import (
     STOP_SIGNALS,
     StopFlag,
@@ -72,3 +73,11 @@ def test_a_request_reaches_the_run_that_it_names_and_no_other(tmp_path: Path) ->
 def test_a_file_that_somebody_else_has_put_there_has_no_effect(tmp_path: Path) -> None:
     (tmp_path / ".stop").write_text("stop!")
     assert read_stop_request(tmp_path, "this") is None
+
+
+def test_a_rank_knows_by_its_new_parent_that_its_launcher_has_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+    ancestors = Ancestors()
+    assert not ancestors.parent_is_gone()
+    monkeypatch.setattr(os, "getppid", lambda: 1)
+    assert ancestors.parent_is_gone()
+    assert ancestors.describe_end() == f"the launcher (process {ancestors.parent}) has ended"

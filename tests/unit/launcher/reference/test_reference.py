@@ -8,7 +8,7 @@ from json_schemas import accepts
 from pydantic import Field
 from repository import ROOT
 
-from evenpack.config import Section
+from evenpack.config import _USUAL_NAMES, Section, usual_keys
 from evenpack.errors import ConfigError
 from evenpack.launcher.reference.files import FILES, json_schema, schema_of
 from evenpack.launcher.reference.keys import Key, keys_of
@@ -157,6 +157,9 @@ def test_keys_of_one_name_that_mean_different_things_are_all_found() -> None:
     [
         ("training.stepps", "did you mean training.steps"),
         ("packs_per_step", "did you mean training.packs_per_step"),
+        ("training.lr", r"did you mean optimizer\.learning_rate\?"),
+        ("batch_size", r"did you mean training\.packs_per_step, or training\.packs_per_micro_batch\?"),
+        ("Grad-Clip", r"did you mean training\.gradient_clipping\?"),
         ("data.sources.wiki.pth", r"did you mean .*data\.sources\.NAME\.path"),
         ("data.mixture_schedule.setp", r"data\.mixture_schedule\.step"),
         ("training.dealing", "it is now training.assignment"),
@@ -168,6 +171,15 @@ def test_keys_of_one_name_that_mean_different_things_are_all_found() -> None:
 def test_an_unknown_key_is_refused_with_the_nearest_ones(place: str, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         find_keys(keys_of(schema_of("run")), place)
+
+
+def test_each_usual_name_leads_to_keys_that_exist() -> None:
+    places = {key.place for file in ("run", "finetune") for key in keys_of(schema_of(file))}
+    names = [name for line in _USUAL_NAMES for name in line.split()]
+    assert len(names) == len(set(names))
+    for name in names:
+        assert usual_keys(name)
+        assert set(usual_keys(name)) <= places, name
 
 
 def test_an_unknown_kind_of_file_is_refused_with_the_known_ones() -> None:

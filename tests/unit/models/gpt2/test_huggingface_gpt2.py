@@ -6,11 +6,12 @@ from pathlib import Path
 import pytest
 import torch
 from batches import build_batch, random_sequences
+from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import AutoTokenizer, GPT2Config, GPT2LMHeadModel, PreTrainedTokenizerFast
 
-from evenpack.errors import CheckpointError, ConfigError
+from evenpack.errors import CheckpointError, ConfigError, RunError
 from evenpack.models.gpt2.config import Gpt2Config
 from evenpack.models.gpt2.model import Gpt2
 from evenpack.models.huggingface import (
@@ -84,14 +85,14 @@ def test_packed_logits_equal_solo_logits_of_transformers_at_every_slot(tmp_path)
 
 
 def test_an_exported_model_loads_in_transformers_with_equal_logits(tmp_path):
-    ours = our_model(dropout=0.1)
+    ours = our_model(dropout=0.1, attention_dropout=0.2)
     with torch.no_grad():
         for parameter in ours.parameters():
             parameter.add_(torch.randn_like(parameter) * 0.1)
     to_huggingface(ours, tmp_path / "new" / "exported", tokenizer_dir=None, special_token_id=7)
     theirs, loading = GPT2LMHeadModel.from_pretrained(tmp_path / "new" / "exported", output_loading_info=True)
     assert not any(loading[kind] for kind in ("missing_keys", "unexpected_keys", "mismatched_keys"))
-    assert theirs.config.resid_pdrop == theirs.config.attn_pdrop == theirs.config.embd_pdrop == 0.1
+    assert (theirs.config.resid_pdrop, theirs.config.embd_pdrop, theirs.config.attn_pdrop) == (0.1, 0.1, 0.2)
     assert theirs.config.eos_token_id == theirs.generation_config.eos_token_id == 7
     assert theirs.dtype == torch.float32
     (sequence,) = random_sequences([32], vocabulary_size=VOCABULARY)
@@ -210,8 +211,8 @@ def test_an_architecture_that_we_do_not_compute_is_refused(tmp_path, key, value)
     ("damage", "message"),
     [
         (shutil.rmtree, r"config\.json does not exist"),
-        (lambda directory: (directory / "config.json").write_text("{"), "not readable JSON"),
-        (lambda directory: (directory / "config.json").write_text("[]"), "must hold a JSON object, found list"),
+        (lambda directory: (directory / "config.json").write_text("{"), "not a readable JSON file"),
+        (lambda directory: (directory / "config.json").write_text("[]"), "expected a JSON object, found list"),
         (lambda directory: (directory / "config.json").write_text("{}"), "n_embd is missing"),
         (lambda directory: (directory / "model.safetensors").unlink(), r"model\.safetensors does not exist"),
         (lambda directory: os.truncate(directory / "model.safetensors", 5000), "is broken or not in safetensors"),
@@ -310,11 +311,17 @@ def test_everybody_may_read_what_others_of_the_writer_s_files_let_them_read(tmp_
     assert {path.stat().st_mode & 0o777 for path in (tmp_path / "out").iterdir()} == {0o640}
 
 
-def test_a_failure_while_writing_leaves_nothing_behind(tmp_path, monkeypatch):
-    def disk_full(*_):
-        raise OSError("No space left on device")
-
-    monkeypatch.setattr("evenpack.models.huggingface.write_json", disk_full)
-    with pytest.raises(OSError, match="No space left"):
-        to_huggingface(our_model(), tmp_path / "exported", tokenizer_dir=None, special_token_id=0)
-    assert not list(tmp_path.iterdir())
+@pytest.mark.parametrize(("most_bytes", "failing"), [(10, "tokenizer"), (500, "config"), (20_000, "weights")])
+def test_a_disk_that_fills_is_the_target_s_and_nothing_stays_behind(tmp_path, files_of_at_most, most_bytes, failing):
+    tokenizer_dir = save_tokenizer(tmp_path / "tokenizer") if failing == "tokenizer" else None
+    with (
+        files_of_at_most(most_bytes),
+        pytest.raises(
+            RunError, match=r"exported cannot be written: .*File too large.*; free space on its disk"
+        ) as told,
+    ):
+        to_huggingface(our_model(), tmp_path / "exported", tokenizer_dir=tokenizer_dir, special_token_id=0)
+    assert str(told.value).startswith(str(tmp_path / "exported"))
+    assert "tokenizer.json" not in str(told.value)
+    assert isinstance(told.value.__cause__, SafetensorError) == (failing == "weights")
+    assert [path.name for path in tmp_path.iterdir()] == (["tokenizer"] if failing == "tokenizer" else [])

@@ -265,6 +265,7 @@ COUNTS = {"corpus_tokens": 1000, "corpus_documents": 10}
         ("gpt2_small", {"steps": None, "epochs": 1.0}, {}, "training.epochs (1.0) needs the data"),
         ("bert_large_phase2", {"packing_adjustment": "lamb_betas"}, {}, "packing_adjustment (lamb_betas) needs"),
         ("bert_large_phase2", {}, COUNTS, "how many sequences sentence_pairs makes does not follow from counts"),
+        ("gpt2_small", {}, {"device": "Tesla T4"}, "t4 does not compute bfloat16: name another device"),
         ("gpt2_small", {}, {"device": "tpu"}, "the peak of a device 'tpu' is not known"),
         ("gpt2_small", {}, {"mfu": 0.0}, "--mfu is a fraction of the peak, above 0 and at most 1, not 0"),
         ("gpt2_small", {}, {"mfu": 40.0}, "--mfu is a fraction of the peak"),

@@ -13,6 +13,7 @@ from evenpack.studies.chunking.arms import describe_arms
 from evenpack.studies.chunking.config import ChunkingConfig
 from evenpack.studies.chunking.grid import GridSection
 from evenpack.studies.chunking.held_out import held_out_evaluations
+from evenpack.studies.chunking.plan import PlannedRun, unknown_text
 from evenpack.studies.runs.config import load_study
 from evenpack.studies.runs.expansion import StudyRun, expand
 from evenpack.testing import run_values, write_run_file
@@ -189,3 +190,21 @@ def test_every_run_of_a_length_is_evaluated_on_the_same_documents(tmp_path: Path
     }
     silent = study.model_copy(update={"chunking": study.chunking.model_copy(update={"documents_alone": False})})
     assert held_out_evaluations(silent, runs) == ()
+
+
+def test_what_the_dashes_of_a_dry_run_stand_for_is_said_in_words() -> None:
+    planned = PlannedRun(
+        run="training/padding/seed_1",
+        state="to do",
+        recipe="padding",
+        max_sequence_length=64,
+        atom=64,
+        rows_per_step=8,
+        micro_batches_per_rank=1,
+        steps=None,
+        budget=None,
+        output_dir="out",
+    )
+    (text,) = unknown_text([planned], "evenpack prepare RUN.yaml")
+    assert str(text).startswith("A dash stands for what is not known yet: the steps of padding follow from the length")
+    assert unknown_text([planned], None) == []

@@ -134,6 +134,9 @@ def test_speeds_are_ratios_of_pairs() -> None:
     assert (packed.samples_to_target, packed.seconds_to_target) == (20.0, 20.0)
     assert (packed.samples_ratio, packed.seconds_ratio) == (1.5, 3.0)
     assert (packed.slots_ratio, packed.rate_ratio, packed.overhead) == (2.0, 2.0, 0.0)
+    uneven = {"unpacked": {1: curve(4.0, 1.0), 2: curve(4.0, 0.8)}}
+    by_accuracy = EquivalenceSection(reference="unpacked", margin=0.01, measure="accuracy")
+    assert (compare(uneven, SECTION).target, compare(uneven, by_accuracy).target) == (1.0, 1.0), "each seed reaches it"
     slow = comparison.rows[2].speed
     assert slow is not None
     assert (slow.samples_to_target, slow.seconds_ratio) == (None, None), "one seed has not got there"
@@ -169,7 +172,7 @@ def test_a_figure_is_drawn_of_any_number_of_arms_and_seeds(tmp_path: Path, drawn
     assert path.read_bytes().startswith(b"\x89PNG")
     assert drawn[0].footer.startswith("ORIGIN Phase: ")
     assert "with 90 % intervals" in drawn[0].footer
-    assert drawn[0].titles[2] == "0 of 8 arms equivalent to unpacked", "a single seed has no interval"
+    assert drawn[0].titles[2] == "0 of 8 arms within the margin of unpacked", "a single seed has no interval"
     assert drawn[0].collisions == ()
     once = {arm: {1: dataclasses.replace(curve(2.0), samples=(10,))} for arm in ("unpacked", "packed")}
     plot_equivalence(once, compare(once, study.equivalence), [], study, path, origin="ORIGIN")

@@ -1,5 +1,6 @@
 """The comparison of arms with the reference after fine-tuning."""
 
+import dataclasses
 from pathlib import Path
 
 import pytest
@@ -68,6 +69,10 @@ def test_a_single_pretraining_seed_is_compared_by_its_fine_tuning_seeds() -> Non
     assert difference is not None
     assert found.arms[1].paired_by == "fine-tuning seed"
     assert (difference.pairs, difference.mean) == (3, pytest.approx(0.02))
+    some = dataclasses.replace(tuned(0.1, 0.2, 0.3), values={2: 0.93, 5: 0.1, 1: 0.82})
+    difference = compared(unpacked={1: tuned(0.70, 0.80, 0.90)}, packed={1: some}).arms[1].difference
+    assert difference is not None
+    assert (difference.pairs, difference.mean) == (2, pytest.approx(0.025)), "of the seeds that both have"
 
 
 def test_without_a_finished_fine_tuning_there_is_nothing_to_compare() -> None:

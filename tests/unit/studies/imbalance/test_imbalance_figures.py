@@ -1,6 +1,7 @@
 """Figures of `study imbalance`: what is measured, estimated and published is told apart, with its origin."""
 
 import json
+import struct
 from pathlib import Path
 from typing import Any
 
@@ -71,6 +72,9 @@ def test_figures_tell_what_was_measured_from_what_was_estimated(
     plots.plot_imbalance(study, tmp_path / "figure.png")
     step_plots.plot_step_speed_ups(study, tmp_path / "steps.png")
     speed_ups, of_steps = figures
+    width, height = struct.unpack(">II", (tmp_path / "figure.png").read_bytes()[16:24])
+    assert width < 1_800, "as wide as a page shows it"
+    assert height > width, "one panel above the other"
     for words in (
         "SIMULATED with an ESTIMATED cost model, nothing measured: NVIDIA H100, bfloat16",
         f"MEASURED: packed (packs, assigned by cost) on 2 x {CPU}",

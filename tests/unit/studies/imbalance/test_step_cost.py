@@ -51,8 +51,8 @@ def test_a_cost_model_that_is_none_is_refused(tmp_path: Path) -> None:
         find_cost("bert_large")
     path = tmp_path / "cost.json"
     for text, message in (
-        ("{", "is not JSON"),
-        ("[1]", "must hold a JSON object"),
+        ("{", "not a readable JSON file"),
+        ("[1]", "expected a JSON object, found list"),
         ('{"device": "h100"}', "head_share"),
     ):
         path.write_text(text)

@@ -1,5 +1,6 @@
 """The page and the figures."""
 
+import json
 import re
 import sys
 from html.parser import HTMLParser
@@ -79,6 +80,14 @@ def test_the_page_has_the_pauses_of_saves_and_their_share_of_the_time(tmp_path: 
     texts = Page(report.value["page"]).texts
     assert "10.00 s in 20 saves (20.00 % of the time)" in texts
     assert "0.00 s in 0 saves" in texts
+
+
+def test_the_last_save_after_which_there_was_no_step_is_counted_from_the_summary(tmp_path: Path) -> None:
+    run = write_run(tmp_path / "one", planned=20)
+    path = run / "summary.json"
+    totals = {"saved": 1, "failed": 0, "bytes": 9, "pause_seconds": 2.0, "pause_share": 0.04}
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"checkpoints": totals}))
+    assert "2.00 s in 1 save (4.00 % of the time)" in Page(made(tmp_path / "report", run).value["page"]).texts
 
 
 def test_without_matplotlib_or_a_folder_nothing_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

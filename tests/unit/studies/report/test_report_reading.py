@@ -90,6 +90,69 @@ def test_broken_lines_and_missing_steps_are_counted(tmp_path: Path, caplog: pyte
     assert "metrics.jsonl, line 6 is not a record" in caplog.text
 
 
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("loss", "1.5"),
+        ("loss", [1.5]),
+        ("loss", {"token": 1.5}),
+        ("loss", True),
+        ("token_loss", "x"),
+        ("tokens", "many"),
+        ("tokens", 10**400),
+        ("step", 10**30),
+        ("step_seconds", {}),
+        ("validation", "none"),
+        ("validation", [1]),
+        ("validation", {"wiki": 3.0}),
+        ("validation", {"wiki": {"loss": "low"}}),
+        ("checkpoint", 1),
+        ("checkpoint", {"pause_seconds": "1 s"}),
+        ("order_hash", [12]),
+        ("ranks", {"compute_seconds": ["a", 1.0]}),
+        ("ranks", {"tokens": 5}),
+        ("source_tokens", {"wiki": []}),
+    ],
+)
+def test_a_record_with_a_value_of_another_type_is_left_out_by_name(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, key: str, value: object
+) -> None:
+    folder = write_run(tmp_path / "one")
+    lines = (folder / "metrics.jsonl").read_text().splitlines(keepends=True)
+    lines[4] = json.dumps(record(5) | {key: value}) + "\n"
+    (folder / "metrics.jsonl").write_text("".join(lines))
+    with caplog.at_level(logging.WARNING, logger="evenpack"):
+        (run,) = read(folder)
+    assert run.course.steps.tolist() == [step for step in range(1, 21) if step != 5]
+    assert run.unread_lines == 1
+    (message,) = caplog.messages
+    assert f"metrics.jsonl, line 5: '{key}" in message
+    assert "is of another type" in message
+
+
+def test_a_value_may_be_null_or_of_a_name_that_is_no_metric(tmp_path: Path) -> None:
+    """Versions before and after this one have other names."""
+    folder = write_run(tmp_path / "one", later={"name": "x"}, loss=None, validation={"wiki": None}, checkpoint=None)
+    (run,) = read(folder)
+    assert run.unread_lines == 0
+
+
+@pytest.mark.parametrize("values", [{"steps": "20", "target": []}, {"steps": None}, {"steps": [1], "target": "x"}])
+def test_a_summary_of_other_types_does_not_stop_a_report(tmp_path: Path, values: dict[str, object]) -> None:
+    folder = write_run(tmp_path / "one", planned=20)
+    (folder / "summary.json").write_text(json.dumps({"step": 20, "state": "finished"} | values))
+    assert read(folder)[0].state == "finished"
+
+
+def test_a_record_of_a_run_without_a_name_is_refused(tmp_path: Path) -> None:
+    folder = write_run(tmp_path / "one")
+    for config in ({}, {"run": []}, {"run": {"name": 1}}):
+        values = json.loads((folder / "run.json").read_text()) | {"config": config}
+        (folder / "run.json").write_text(json.dumps(values))
+        with pytest.raises(DataError, match=r"run\.json is not in the form that `evenpack train` writes \(config\)"):
+            read(folder)
+
+
 def test_runs_of_one_name_are_distinguished_by_their_folders(tmp_path: Path) -> None:
     folders = [write_run(tmp_path / place / "out") for place in ("a", "b")]
     assert [run.label for run in read(*folders)] == ["a/out", "b/out"]
@@ -105,7 +168,7 @@ def test_what_cannot_be_read_is_named(tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"no step yet in .*empty/metrics.jsonl: there is nothing to report"):
         read(empty)
     assert len(read(one, empty)[1].course.steps) == 0, "beside another it is only not drawn"
-    (one / "run.json").write_text('{"config": {}}')
+    (one / "run.json").write_text('{"config": {"run": {"name": "one"}}}')
     with pytest.raises(
         DataError, match=r"one/run.json is not in the form that `evenpack train` writes \(data\): remove"
     ):

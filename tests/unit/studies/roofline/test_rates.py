@@ -35,5 +35,5 @@ def test_expected_rates_are_below_the_peaks(device) -> None:
     peak, expected = Rates.peak(device), Rates.expected(device, causal=False)
     assert 0.7 * peak.products < expected.products < 0.9 * peak.products
     assert expected.bandwidth == pytest.approx(0.9 * peak.bandwidth)
-    assert 1e12 < peak.bandwidth < 1e13
+    assert 3e11 <= peak.bandwidth < 1e13
     assert 4 * 3 / expected.attention_per_pair < peak.products  # asymptotic rate of attention

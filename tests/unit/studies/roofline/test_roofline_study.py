@@ -104,6 +104,7 @@ def test_a_goal_is_compared_with_the_estimate_and_the_floor(goal: float, words: 
     ("overrides", "options", "message"),
     [
         ((), {"device": "h999"}, "the peak of a device 'h999' is not known"),
+        ((), {"device": "t4"}, "t4 does not compute bfloat16: name another device"),
         ((), {"device": "gh200"}, "the memory bandwidth of gh200 is not known"),
         ((), {"devices": 0}, "--devices must be 1 or more"),
         ((), {"goal": 0.0}, "--goal must be tokens per second"),

@@ -27,7 +27,7 @@ def test_a_study_is_of_the_data_commits_and_devices_that_its_runs_recorded(tmp_p
     for run, commit in zip(runs[1:3], ("abc", "def"), strict=True):
         data = DataIdentity(fingerprint="f" * 32, tokenizer="t", vocabulary_size=9, pack_length=8, sources=("text",))
         start = Start(first_step=0, ranks=4, device="H100", commit=commit, evenpack="0.1", torch="2", date="")
-        record = RunRecord(config={}, data=data, starts=(start,))
+        record = RunRecord(config={"run": {"name": "x"}}, data=data, starts=(start,))
         (run.output_dir / RUN_RECORD).write_text(record.model_dump_json())
     assert origin_of_study("small", runs[1:4]) == (
         "small: data text (ffffffffffff); evenpack 0.1, commits abc, def; 4 x H100; 1 of 3 runs have no record"

@@ -72,6 +72,8 @@ def test_a_study_measures_each_layout_and_depth(found: ThroughputStudy, config: 
         assert row.step_seconds == Spread(median=8.0, quartile_1=8.0, quartile_3=8.0)  # from before to behind all marks
         slots = row.tokens_per_second.median / (1.0 - row.padding_share)
         assert row.slots_per_second.median == pytest.approx(slots, rel=0.01)
+        sequences = config.training.items_per_step * row.sequences_per_pack
+        assert row.sequences_per_second.median == pytest.approx(sequences / row.step_seconds.median)
         assert row.mfu is None  # the peak of this machine is not known
         assert row.peak_memory_bytes > 50e6
     assert found.ratio_of_promised_speed_up == pytest.approx(1.0 / packed.sequences_per_pack)  # steps took as long
@@ -90,13 +92,24 @@ def test_depths_have_the_factors_of_their_packings_and_what_they_make_of_them(fo
         assert row.realised_speed_up.quartile_1 <= row.realised_speed_up.median <= row.realised_speed_up.quartile_3
 
 
-def test_a_study_can_be_shown_and_drawn(
-    found: ThroughputStudy, prepared: PreparedData, tmp_path: Path, drawn: list[DrawnFigure]
-) -> None:
+def printed(found: ThroughputStudy) -> str:
     console = Console(width=200, record=True, file=io.StringIO())
     for shown in throughput_tables(found):
         console.print(shown)
-    text = console.export_text()
+    return console.export_text()
+
+
+def test_a_share_of_no_padding_is_explained(found: ThroughputStudy) -> None:
+    """Recipes that cut at the end of rows leave padding nothing to pad."""
+    padded, *others = found.layouts
+    full = replace(found, layouts=(replace(padded, padding_share=0.0), *others))
+    assert "padded has no padding here: every sequence is as long as a row" in printed(full)
+
+
+def test_a_study_can_be_shown_and_drawn(
+    found: ThroughputStudy, prepared: PreparedData, tmp_path: Path, drawn: list[DrawnFigure]
+) -> None:
+    text = printed(found)
     for words in (
         "step, s (middle half)",
         "packing factor",
@@ -105,6 +118,7 @@ def test_a_study_can_be_shown_and_drawn(
         "training.cost_model",
     ):
         assert words in text
+    assert "has no padding here" not in text
     require_plot(tmp_path / "t.png")
     plot_throughput(found, tmp_path / "t.png")
     assert (tmp_path / "t.png").read_bytes().startswith(b"\x89PNG")

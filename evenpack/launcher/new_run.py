@@ -1,6 +1,8 @@
 """A shipped run file, changed for somebody's data, model and devices, and written with what each key means."""
 
+import math
 import re
+import shlex
 import textwrap
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -8,14 +10,18 @@ from pathlib import Path
 from typing import Any
 
 import yaml
+from pydantic import TypeAdapter
 
 from evenpack.config import validate
+from evenpack.data.tokenizers.config import TokenizerConfig
+from evenpack.data.tokenizers.loading import load_tokenizer
 from evenpack.engine.config import RunConfig
 from evenpack.errors import ConfigError
 from evenpack.files import write_text
 from evenpack.launcher.reference.keys import Key, keys_of
 from evenpack.launcher.reference.lookup import find_keys
 from evenpack.shipped import first_comment, shipped_run_files
+from evenpack.units import counted
 from evenpack.yaml_text import read_yaml
 
 MODELS = {
@@ -33,6 +39,8 @@ MODELS = {
 
 _CPU_RANKS = 2
 """As `train` starts them where there is no GPU."""
+_GPUS_OF_A_NODE = 8
+"""More than so many are on several machines."""
 _COLUMNS = 100
 
 
@@ -41,14 +49,36 @@ class NewRun:
     """What a run file is written for."""
 
     name: str
-    source: Mapping[str, Any]
-    """The section of its only source."""
+    sources: Mapping[str, Mapping[str, Any]]
+    """The sections of its sources by name."""
     model: str
     """One of `MODELS`."""
     tokenizer: Path | None
-    """The folder with the vocabulary; None: one is trained on the data."""
+    """The folder with the vocabulary, or for the kind `hub` a name there; None: one is trained on the data."""
     devices: int
     """GPUs of all machines together; 0: CPU cores."""
+
+    @property
+    def place(self) -> str:
+        """Says in words where the run takes place."""
+        return counted(self.devices, "GPU") if self.devices else f"{_CPU_RANKS} CPU ranks"
+
+    def budget_command(self, run_file: Path) -> str:
+        """Returns the command that shows the budget on these devices."""
+        return f"evenpack budget {shlex.quote(str(run_file))} --devices {self.devices or _CPU_RANKS}"
+
+    def next_commands(self, run_file: Path) -> list[str]:
+        """Returns the commands that follow."""
+        file = shlex.quote(str(run_file))
+        where = ""
+        if self.devices:
+            where = f" --num-gpus {self.devices}" if self.devices <= _GPUS_OF_A_NODE else " --hostfile HOSTFILE"
+        return [
+            f"evenpack prepare {file}",
+            self.budget_command(run_file),
+            f"evenpack train {file}{where}",
+            f"evenpack evaluate {file}",
+        ]
 
 
 def write_run_file(path: Path, new: NewRun) -> None:
@@ -57,10 +87,12 @@ def write_run_file(path: Path, new: NewRun) -> None:
         raise ConfigError(f"{path} exists already: choose another name, or remove it")
     values = run_values(new)
     validate(values, RunConfig, origin=str(path))
+    shipped = MODELS[new.model]
     comment = (
-        f"{first_comment(shipped_run_files()[MODELS[new.model]]).rstrip('.')}: changed for {new.source['path']}. "
-        "`evenpack config explain KEY` says more of each key, and lists those that are not here. Steps and "
-        "learning rate are those of the shipped file: `evenpack budget` shows what they mean for this data."
+        f"Made of {shipped} ({first_comment(shipped_run_files()[shipped]).rstrip('.')}) for "
+        f"{' and '.join(new.sources)}, on {new.place}. `evenpack config explain KEY` says more of each key, and lists "
+        f"those that are not here. Steps and learning rate are those of the shipped file: `{new.budget_command(path)}` "
+        "shows what they mean for this data."
     )
     write_text(path, "\n".join([*_comment(comment), *_lines(values, keys_of(RunConfig), ""), ""]))
 
@@ -70,7 +102,9 @@ def run_values(new: NewRun) -> dict[str, Any]:
     text = shipped_run_files()[MODELS[new.model]].read_text(encoding="utf-8")
     values: dict[str, Any] = read_yaml(text, "the shipped run file")
     values["run"] |= {"name": new.name, "output_dir": f"runs/{new.name}"}
-    values["data"] |= {"sources": {"text": dict(new.source)}, "tokenizer": _tokenizer(values["data"], new)}
+    several = len(new.sources) > 1
+    sources = {name: {**section, **({"weight": 1} if several else {})} for name, section in new.sources.items()}
+    values["data"] |= {"sources": sources, "tokenizer": _tokenizer(values["data"], new)}
     values["training"] |= _training(values["training"], new.devices)
     return values
 
@@ -84,6 +118,22 @@ def _tokenizer(shipped: Mapping[str, Any], new: NewRun) -> dict[str, Any]:
     if shipped["recipe"]["kind"] == "sentence_pairs":
         return {"kind": "train_word_pieces", "vocabulary_size": 8192 if is_mini else 30_522}
     return {"kind": "train", "vocabulary_size": 8192 if is_mini else 32_768}
+
+
+def require_tokenizer(new: NewRun) -> None:
+    """Loads the given vocabulary, if there is one in files. Raises: ConfigError or DataError if it cannot be used."""
+    if new.tokenizer is None:
+        return
+    section = run_values(new)["data"]["tokenizer"]
+    is_name = section["kind"] == "hub" and not new.tokenizer.is_absolute() and len(new.tokenizer.parts) <= 2
+    if new.tokenizer.is_dir():
+        files: Any = TypeAdapter(TokenizerConfig).validate_python(section)  # of a kind that is read from files
+        load_tokenizer(files)
+    elif not is_name:
+        raise ConfigError(
+            f"--tokenizer {new.tokenizer} is not a folder: give the folder of a vocabulary for {new.model}, or leave "
+            "the option out to train one on the data"
+        )
 
 
 def _training(shipped: Mapping[str, Any], devices: int) -> dict[str, Any]:
@@ -110,19 +160,25 @@ def _lines(values: Mapping[str, Any], keys: Sequence[Key], place: str) -> Iterat
         if isinstance(value, Mapping) and value:
             yield f"{indent}{name}:"
             yield from _lines(value, keys, here)
+        elif isinstance(value, list):
+            yield f"{indent}{name}:"
+            yield from (f"{indent}  - {_scalar(item)}" for item in value)
         else:
-            scalar = yaml.safe_dump(value, default_flow_style=True).removesuffix("...\n").strip()
-            yield f"{indent}{name}: {scalar}"
+            yield f"{indent}{name}: {_scalar(value)}"
+
+
+def _scalar(value: Any) -> str:
+    return yaml.safe_dump(value, default_flow_style=True, width=math.inf).removesuffix("...\n").strip()
 
 
 def _meaning(keys: Sequence[Key], place: str, siblings: Mapping[str, Any]) -> str:
     """The first sentence of what a key means, with its unit; none of `kind`, nor of a name that the user chose."""
-    if place.endswith(".kind") or place == "data.sources.text":
+    if place.endswith(".kind") or place.rpartition(".")[0] == "data.sources":
         return ""
     found = find_keys(keys, place)
     kind = siblings.get("kind")
     key = next((key for key in found if kind in key.kinds), found[0])
-    sentence = re.split(r"(?<=[.;:])\s(?!\()", key.meaning)[0].rstrip(".;:")
+    sentence = re.split(r"(?<=[.;:])(?<!\bal\.)\s(?!\()", key.meaning)[0].rstrip(".;:")
     return f"{sentence} ({key.unit})" if key.unit else sentence
 
 

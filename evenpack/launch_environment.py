@@ -1,0 +1,113 @@
+"""The environment variables of launchers, read and checked in one place.
+
+torchrun's names come first, then those of DeepSpeed, of Open MPI and of the MPICH family (also Intel's and Cray's).
+Errors name the variable, its value and what was expected: a value that is wrong is never taken for one that is not set.
+"""
+
+import os
+import shlex
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from evenpack.errors import ConfigError
+
+_REMEDY = "launchers set this; where a script or a shell did, correct it or unset it"
+
+
+@dataclass(frozen=True, kw_only=True)
+class WholeNumber:
+    """A whole number that launchers pass on, each under a name of its own."""
+
+    names: tuple[str, ...]
+    least: int
+    most: int | None = None
+
+    def found_in(self, environment: Mapping[str, str]) -> str | None:
+        """Returns the name under which it is set; None if it is not set."""
+        return next((name for name in self.names if name in environment), None)
+
+    def read(self, environment: Mapping[str, str]) -> int | None:
+        """Returns the value; None if it is not set. Raises: ConfigError for anything but such a number."""
+        name = self.found_in(environment)
+        if name is None:
+            return None
+        text = environment[name].strip()
+        is_number = text.isascii() and text.isdecimal() and len(text) < _MOST_DIGITS
+        if not is_number or int(text) < self.least or (self.most is not None and int(text) > self.most):
+            bounds = f"of {self.least} or more" if self.most is None else f"from {self.least} to {self.most}"
+            raise ConfigError(
+                f"environment variable {name}={environment[name]!r:.80}: expected a whole number {bounds}; {_REMEDY}"
+            )
+        return int(text)
+
+
+_MOST_DIGITS = 10
+
+RANK = WholeNumber(names=("RANK", "OMPI_COMM_WORLD_RANK", "PMI_RANK"), least=0)
+WORLD_SIZE = WholeNumber(names=("WORLD_SIZE", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE"), least=1)
+LOCAL_RANK = WholeNumber(names=("LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_RANK", "MPI_LOCALRANKID"), least=0)
+LOCAL_WORLD_SIZE = WholeNumber(
+    names=("LOCAL_WORLD_SIZE", "LOCAL_SIZE", "OMPI_COMM_WORLD_LOCAL_SIZE", "MPI_LOCALNRANKS"), least=1
+)
+MASTER_PORT = WholeNumber(names=("MASTER_PORT",), least=1, most=(1 << 16) - 1)
+MACHINE = WholeNumber(names=("CROSS_RANK",), least=0)
+"""DeepSpeed's number of a machine in the hostfile."""
+MPI_WORLD_SIZE = WholeNumber(names=WORLD_SIZE.names[1:], least=1)
+MPI_LOCAL_SIZE = WholeNumber(names=LOCAL_WORLD_SIZE.names[2:], least=1)
+SLURM_TASKS = WholeNumber(names=("SLURM_STEP_NUM_TASKS",), least=1)
+MAX_RESTARTS = WholeNumber(names=("TORCHELASTIC_MAX_RESTARTS",), least=0)
+RUST_THREADS = WholeNumber(names=("RAYON_NUM_THREADS",), least=0)
+"""Threads of the tokenizers' library, whose 0 means all cores."""
+
+_ACCELERATORS = ("cpu", "cuda")
+
+
+def check_ranks(environment: Mapping[str, str]) -> None:
+    """Checks all numbers of ranks, and that they fit together. Raises: ConfigError naming the variables."""
+    for lower, upper in ((RANK, WORLD_SIZE), (LOCAL_RANK, LOCAL_WORLD_SIZE)):
+        number, size = lower.read(environment), upper.read(environment)
+        if number is not None and size is not None and number >= size:
+            raise ConfigError(
+                f"environment variables {lower.found_in(environment)}={number} and {upper.found_in(environment)}="
+                f"{size}: ranks are numbered 0 to {size - 1}; {_REMEDY}"
+            )
+    local, size = LOCAL_WORLD_SIZE.read(environment), WORLD_SIZE.read(environment)
+    if local is not None and size is not None and local > size:
+        raise ConfigError(
+            f"environment variables {LOCAL_WORLD_SIZE.found_in(environment)}={local} and "
+            f"{WORLD_SIZE.found_in(environment)}={size}: a machine has at most all ranks; {_REMEDY}"
+        )
+    for variable in (MASTER_PORT, MACHINE, MAX_RESTARTS):
+        variable.read(environment)
+    requested_accelerator(environment)
+
+
+def requested_accelerator(environment: Mapping[str, str]) -> str | None:
+    """Returns the kind of device that DS_ACCELERATOR asks for, `cpu` or `cuda`; None if it is not set.
+
+    Raises: ConfigError for any other.
+    """
+    found = environment.get("DS_ACCELERATOR")
+    if found is not None and found not in _ACCELERATORS:
+        raise ConfigError(
+            f"environment variable DS_ACCELERATOR={found!r:.80}: expected {' or '.join(_ACCELERATORS)}, the devices on "
+            "which evenpack runs; unset it to take GPUs if there are any"
+        )
+    return found
+
+
+def ssh_arguments(environment: Mapping[str, str]) -> list[str]:
+    """Returns the options that pdsh adds to ssh. Raises: ConfigError if a shell could not split them."""
+    given = environment.get("PDSH_SSH_ARGS_APPEND", "")
+    try:
+        return shlex.split(given)
+    except ValueError as error:
+        raise ConfigError(
+            f"environment variable PDSH_SSH_ARGS_APPEND={given!r:.80}: expected options of ssh, quoted as in a shell "
+            f"({error})"
+        ) from error
+
+
+def settle_on_cpu() -> None:
+    """Tells DeepSpeed that there is only the CPU, unless the user names another device."""
+    os.environ.setdefault("DS_ACCELERATOR", _ACCELERATORS[0])

@@ -1,0 +1,101 @@
+"""Whatever is in a file of JSON, and wherever it is read: an error that names it, never a traceback."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from evenpack.data.order.blocks import open_blocks
+from evenpack.data.prepare.manifest import Manifest
+from evenpack.data.sequences.view import read_description
+from evenpack.data.sources.saved_sets import saved_splits
+from evenpack.data.tokenizers.byte_pairs import read_byte_pairs
+from evenpack.data.tokenizers.tokenizer import Tokenizer
+from evenpack.data.tokens.journal import read_journal
+from evenpack.engine.checkpoints.files import read_manifest
+from evenpack.engine.reporting.mlperf_log import PREFIX, parse_events
+from evenpack.engine.reporting.run_record import read_run_record
+from evenpack.engine.resolving.cost_model import CostModel
+from evenpack.errors import DataError, EvenpackError
+from evenpack.files import parse_json_object
+from evenpack.finetuning.questions import read_questions
+from evenpack.studies.lengths.histograms import from_json
+
+CONTENTS: dict[str, bytes] = {
+    "nothing": b"",
+    "a list": b"[1, 2]",
+    "a number": b"1",
+    "a text": b'"text"',
+    "null": b"null",
+    "half an object": b'{"a": 1',
+    "another object": b'{"a": {"b": [1e999, null]}}',
+    "a deep list": b"[" * 100_000,
+    "a deep object": b'{"a":' * 100_000,
+    "a deep list that ends": b'{"data": ' + b"[" * 500 + b"]" * 500 + b"}",
+    "a list that Python can read": b'{"data": ' + b"[" * 250 + b"]" * 250 + b"}",
+    "bytes that are not UTF-8": b'{"a": "\xff\xfe"}',
+    "zeros": b"\0" * 100,
+}
+
+READERS: dict[str, tuple[str, Callable[[Path], Any]]] = {
+    "a prepared set": ("manifest.json", lambda file: Manifest.read(file.parent)),
+    "a journal": ("tokens.journal.json", lambda file: read_journal(file.parent / "tokens")),
+    "a view": ("view.json", lambda file: read_description(file.parent)["recipe"]),
+    "blocks": ("blocks.json", lambda file: open_blocks(file.parent)),
+    "a checkpoint": ("manifest.json", lambda file: read_manifest(file.parent)),
+    "a cost model": ("cost.json", CostModel.read),
+    "a run's record": ("run.json", lambda file: read_run_record(file.parent)),
+    "a saved dataset": ("dataset_dict.json", lambda file: saved_splits(file.parent)),
+    "a tokenizer": ("tokenizer_config.json", lambda file: Tokenizer.load(file.parent)),
+    "GPT-2's vocabulary": ("vocab.json", lambda file: read_byte_pairs(file.parent)),
+    "questions": ("train.json", read_questions),
+    "a histogram": ("lengths.json", lambda file: from_json(file, None)),
+    "an event": ("events.log", lambda file: parse_events(file, [PREFIX + file.read_bytes().decode("latin-1")])),
+}
+
+
+@pytest.mark.parametrize("reader", READERS)
+@pytest.mark.parametrize("content", CONTENTS)
+def test_a_file_that_holds_something_else_is_refused(tmp_path: Path, content: str, reader: str) -> None:
+    name, read = READERS[reader]
+    (tmp_path / name).write_bytes(CONTENTS[content])
+    (tmp_path / "merges.txt").write_text("#version: 0.2\n")
+    if (reader, content) in {("a histogram", "a list"), ("a view", "another object")}:
+        return  # that is one; and a view's reader leaves the keys to its caller
+    with pytest.raises(EvenpackError):
+        read(tmp_path / name)
+
+
+@pytest.mark.parametrize("reader", ["a prepared set", "a journal", "a checkpoint", "a cost model", "a view"])
+def test_a_file_that_cannot_be_read_says_so_and_not_that_the_disk_is_full(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, reader: str
+) -> None:
+    def refuse(_: Path) -> bytes:
+        raise PermissionError(13, "Permission denied")
+
+    name, read = READERS[reader]
+    (tmp_path / name).write_text("{}")
+    monkeypatch.setattr(Path, "read_bytes", refuse)
+    with pytest.raises(EvenpackError, match="Permission denied") as caught:
+        read(tmp_path / name)
+    assert "free" not in str(caught.value).lower()
+
+
+def test_levels_are_counted_and_brackets_in_a_text_are_none() -> None:
+    assert parse_json_object(b'{"text": "' + b"[" * 1000 + b'"}') == {"text": "[" * 1000}
+    wide = {"a": [{"b": []}] * 1000}
+    assert parse_json_object(str(wide).replace("'", '"')) == wide
+    for levels, fine in ((199, True), (200, False)):
+        line = '{"a": ' + "[" * levels + "]" * levels + "}"
+        if fine:
+            assert parse_json_object(line)
+        else:
+            with pytest.raises(ValueError, match="at most 200 levels"):
+                parse_json_object(line)
+
+
+def test_the_manifest_is_named(tmp_path: Path) -> None:
+    (tmp_path / "manifest.json").write_text("[1]")
+    with pytest.raises(DataError, match=r"manifest\.json is broken.*expected a JSON object, found list.*prepare again"):
+        Manifest.read(tmp_path)

@@ -1,0 +1,67 @@
+"""A launcher's environment variable that is wrong is named with its value and what was expected."""
+
+import os
+import re
+
+import pytest
+
+from evenpack.data.prepare.tokenising.encoding import encoding_threads
+from evenpack.data.prepare.tokenising.mpi import started_ranks
+from evenpack.engine.world.distributed import complete_environment, quiet_deepspeed
+from evenpack.errors import ConfigError
+from evenpack.launch_environment import check_ranks, ssh_arguments
+from evenpack.launcher.processes.devices import settle_accelerator
+from evenpack.launcher.processes.launch import local_devices
+from evenpack.launcher.processes.ranks import RankPlace
+
+WRONG = {
+    "a rank in words": ({"RANK": "abc"}, "RANK='abc': expected a whole number of 0 or more"),
+    "an empty rank": ({"RANK": ""}, "RANK='': expected a whole number of 0 or more"),
+    "a fraction": ({"LOCAL_RANK": "1.5"}, "LOCAL_RANK='1.5'"),
+    "another script's digits": ({"RANK": "٣"}, "RANK="),
+    "a number of any length": ({"RANK": "9" * 5000}, "RANK="),
+    "no rank at all": ({"RANK": "0", "WORLD_SIZE": "0"}, "WORLD_SIZE='0': expected a whole number of 1 or more"),
+    "a rank beyond the last": (
+        {"RANK": "5", "WORLD_SIZE": "2"},
+        "RANK=5 and WORLD_SIZE=2: ranks are numbered 0 to 1",
+    ),
+    "a local rank beyond the last": (
+        {"LOCAL_RANK": "2", "LOCAL_WORLD_SIZE": "2"},
+        "LOCAL_RANK=2 and LOCAL_WORLD_SIZE=2",
+    ),
+    "a machine of more ranks": ({"WORLD_SIZE": "2", "LOCAL_SIZE": "4"}, "LOCAL_SIZE=4 and WORLD_SIZE=2"),
+    "Open MPI's": ({"OMPI_COMM_WORLD_RANK": "x"}, "OMPI_COMM_WORLD_RANK='x'"),
+    "MPICH's": ({"PMI_RANK": "0", "PMI_SIZE": "-1"}, "PMI_SIZE='-1'"),
+    "a port in words": ({"MASTER_PORT": "abc"}, "MASTER_PORT='abc': expected a whole number from 1 to 65535"),
+    "a port too large": ({"MASTER_PORT": "99999"}, "MASTER_PORT='99999': expected a whole number from 1 to 65535"),
+    "a machine's number": ({"CROSS_RANK": "-1"}, "CROSS_RANK='-1'"),
+    "torchrun's restarts": ({"TORCHELASTIC_MAX_RESTARTS": "no"}, "TORCHELASTIC_MAX_RESTARTS='no'"),
+    "an unknown device": ({"DS_ACCELERATOR": "foo"}, "DS_ACCELERATOR='foo': expected cpu or cuda"),
+    "an empty device": ({"DS_ACCELERATOR": ""}, "DS_ACCELERATOR='': expected cpu or cuda"),
+}
+
+
+@pytest.mark.parametrize("case", WRONG)
+def test_a_wrong_variable_is_named_wherever_a_rank_begins(case: str) -> None:
+    environment, expected = WRONG[case]
+    for reader in (check_ranks, complete_environment, RankPlace.of_environment):
+        with pytest.raises(ConfigError, match=f"environment variables? {re.escape(expected)}"):
+            reader(dict(environment))
+
+
+def test_a_number_may_have_space_around_it() -> None:
+    assert RankPlace.of_environment({"RANK": " 1\n", "WORLD_SIZE": "2"}).rank == 1
+
+
+def test_variables_of_single_commands_are_checked_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("RAYON_NUM_THREADS", "OMPI_COMM_WORLD_SIZE", "DS_ACCELERATOR"):
+        monkeypatch.setenv(name, "many")
+    with pytest.raises(ConfigError, match="RAYON_NUM_THREADS='many'"):
+        encoding_threads()
+    with pytest.raises(ConfigError, match="OMPI_COMM_WORLD_SIZE='many'"):
+        started_ranks()
+    for choose in (settle_accelerator, quiet_deepspeed, lambda: local_devices(1, cuda_count=1, environment=os.environ)):
+        with pytest.raises(ConfigError, match="DS_ACCELERATOR='many'"):
+            choose()
+    with pytest.raises(ConfigError, match=r"PDSH_SSH_ARGS_APPEND=.*No closing quotation"):
+        ssh_arguments({"PDSH_SSH_ARGS_APPEND": "-F 'my file"})

@@ -1,0 +1,202 @@
+"""Every reader of metrics.jsonl reads a log with skipped steps, and finds in it what it finds in the trained ones."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from evenpack.batch import StepCounts
+from evenpack.data.batches.pipeline import SkippedStep
+from evenpack.engine.config import RunConfig
+from evenpack.engine.reporting.journal import skipped_record
+from evenpack.engine.reporting.metrics import METRICS, find_record, read_metrics, samples_trained
+from evenpack.engine.reporting.save_cost import save_totals
+from evenpack.engine.reporting.summary import computed_alike, whole_steps
+from evenpack.engine.reporting.trackers.csv_table import CSV_TABLE, CsvTable
+from evenpack.engine.reporting.trackers.tracker import RunLog
+from evenpack.errors import DataError
+from evenpack.launcher.loss_plot import loss_curves
+from evenpack.studies.chunking.curves import read_curve as read_chunking_curve
+from evenpack.studies.equivalence.curves import read_curve as read_equivalence_curve
+from evenpack.studies.forecast.options import read_log
+from evenpack.studies.imbalance.measured.logged_run import read_logged_run
+from evenpack.studies.report.reading import read_runs
+from evenpack.studies.runs.results import steps_done
+from evenpack.studies.shuffle.jumps import jump
+from evenpack.studies.shuffle.measure import read_losses
+from evenpack.testing import run_values
+
+STEPS = 100
+LEFT_OUT = {
+    "none": [],
+    "the first": [1],
+    "one in the middle": [50],
+    "the last": [STEPS],
+    "the last tenth": list(range(91, STEPS + 1)),
+    "all of these": [1, 2, 50, *range(91, STEPS + 1)],
+}
+LOSS, NEXT_SENTENCE_LOSS = 2.0, 0.5
+
+
+def trained_record(step: int) -> dict[str, Any]:
+    """Returns a step of a model with two losses; all steps are alike."""
+    return {
+        "step": step,
+        "loss": LOSS + NEXT_SENTENCE_LOSS,
+        "token_loss": LOSS,
+        "next_sentence_loss": NEXT_SENTENCE_LOSS,
+        "optimised_next_sentence_loss": NEXT_SENTENCE_LOSS,
+        "learning_rate": 1e-3,
+        "tokens": 300,
+        "targets": 60,
+        "slots": 320,
+        "sequences": 10,
+        "host_to_device_bytes": 1000,
+        "order_hash": "00000000000000ff",
+        "world_size": 2,
+        "step_seconds": 0.5,
+        "tokens_per_second": 600.0,
+        "compute_seconds_mean": 0.3,
+        "compute_seconds_max": 0.4,
+        "ranks": {"steps": 1, "compute_seconds": [0.2, 0.4]},
+    }
+
+
+def left_out_record(step: int) -> dict[str, Any]:
+    """Returns what the journal writes of a step that `training.skip_steps` names or `on_nan: skip` leaves out."""
+    counts = StepCounts(packs=8, sequences=10, tokens=300, targets=60)
+    record = skipped_record(SkippedStep(step=step - 1, counts=counts), ["text"], learning_rate=1e-3)
+    return record | {"ranks": {"steps": 0, "compute_seconds": [0.0, 0.0]}}
+
+
+def write_log(folder: Path, left_out: list[int]) -> Path:
+    """Writes a log with an evaluation every tenth step, skipped ones included."""
+    folder.mkdir(parents=True, exist_ok=True)
+    records = [left_out_record(step) if step in left_out else trained_record(step) for step in range(1, STEPS + 1)]
+    for record in records[9::10]:
+        record["validation"] = {
+            "text": {"loss": 3.0, "accuracy": 0.25, "targets": 6, "next_sentence_accuracy": 0.5, "sequences": 3}
+        }
+    (folder / METRICS).write_text("".join(json.dumps(record) + "\n" for record in records))
+    return folder
+
+
+def chunking(folder: Path) -> Any:
+    found = read_chunking_curve(folder)
+    return (
+        found.steps,
+        found.segments(2.0).tolist(),
+        found.final(2.0),
+        found.at_step(STEPS, 2.0),
+        found.tokens_per_step,
+        found.slots_per_step,
+        found.own_loss,
+    )
+
+
+def equivalence(folder: Path) -> Any:
+    found = read_equivalence_curve(folder)
+    return (
+        *(found.loss, found.accuracy, found.next_sentence_accuracy, found.training_loss, found.next_sentence_noise),
+        *(found.denominator_noise, found.sequences_per_second, found.sequences_per_step, found.slots_per_sequence),
+        found.host_to_device_bytes_per_sequence,
+    )
+
+
+def report(folder: Path) -> Any:
+    (run,) = read_runs([folder], is_held=lambda _: False)
+    course = run.course
+    means = [float(np.nanmean(values)) for values in (course.loss, course.tokens_per_second, course.padding_share)]
+    shares = course.tokens[-1] / course.seconds[-1], run.has_two_losses, run.missing_steps, run.tokens_per_step
+    return means, shares, [points.tolist() for points in course.validation["text"]]
+
+
+def imbalance(folder: Path) -> Any:
+    found = read_logged_run(folder / METRICS, warm_up_steps=0).log
+    return set(found.rates.tolist()), found.devices, found.sequences_per_step, pytest.approx(found.wait_share)
+
+
+def forecast(folder: Path) -> Any:
+    found = read_log(folder / METRICS, warmup=1).logged
+    return found.ranks, pytest.approx(found.mean_seconds), pytest.approx(found.slowest_seconds)
+
+
+def loss_plot(folder: Path) -> Any:
+    return [(curve.name, set(curve.losses), curve.validation) for curve in loss_curves(read_metrics(folder / METRICS))]
+
+
+def summary(folder: Path) -> Any:
+    records = read_metrics(folder / METRICS)
+    trained = [record for record in whole_steps(records) if "skipped" not in record]
+    same = {json.dumps({**record, "step": 0, "validation": None}) for record in computed_alike(trained)}
+    return len(whole_steps(records)), same, save_totals(records, [])
+
+
+def other_log_functions(folder: Path) -> Any:
+    """Of the resumed run: samples per trained step, and the records that `where` looks up."""
+    path = folder / METRICS
+    trained = sum("skipped" not in record for record in read_metrics(path))
+    found = [find_record(path, step=step) for step in (1, 50, STEPS)]
+    return samples_trained(path, step=STEPS) / trained, [record and record["step"] for record in found]
+
+
+def csv_table(folder: Path) -> Any:
+    CsvTable(RunLog(name="run", output_dir=folder, config={}, first_step=STEPS)).close(failed=False)
+    head, *lines = (folder / CSV_TABLE).read_text().splitlines()
+    assert {line.count(",") for line in lines} == {head.count(",")}
+    return len(lines)
+
+
+def progress_of_a_study(folder: Path) -> Any:
+    return steps_done(folder)
+
+
+def shuffle(folder: Path) -> Any:
+    config = RunConfig.model_validate(run_values("gpt2", folder, run={"output_dir": str(folder)}))
+    losses = read_losses(config)
+    return len(losses), jump(losses, [20, 52], around=5)
+
+
+READERS: list[Callable[[Path], Any]] = [
+    chunking,
+    equivalence,
+    report,
+    imbalance,
+    forecast,
+    loss_plot,
+    summary,
+    other_log_functions,
+    csv_table,
+    progress_of_a_study,
+    shuffle,
+]
+
+
+@pytest.mark.parametrize("name", [name for name in LEFT_OUT if name != "none"])
+@pytest.mark.parametrize("read", READERS, ids=lambda read: read.__name__)
+def test_skipped_steps_change_no_mean(read: Callable[[Path], Any], name: str, tmp_path: Path) -> None:
+    without = read(write_log(tmp_path / "without", LEFT_OUT["none"]))
+    found = read(write_log(tmp_path / "with", LEFT_OUT[name]))
+    assert found == without
+
+
+@pytest.mark.parametrize(
+    ("left_out", "expected"), [([1, 2], [3, 3, 3, 4]), ([2, 3], [1, 1, 1, 4]), ([4], [1, 2, 3, 3])]
+)
+def test_a_skipped_step_has_the_perplexity_of_the_step_before_it(
+    left_out: list[int], expected: list[int], tmp_path: Path
+) -> None:
+    records = [left_out_record(step) if step in left_out else trained_record(step) for step in range(1, 5)]
+    for record in records:
+        record["loss"] = None if "skipped" in record else float(record["step"])
+    (tmp_path / METRICS).write_text("".join(json.dumps(record) + "\n" for record in records))
+    assert read_chunking_curve(tmp_path).losses.tolist() == expected
+
+
+@pytest.mark.parametrize("read", [read_chunking_curve, read_equivalence_curve], ids=["chunking", "equivalence"])
+def test_a_run_without_a_trained_step_has_no_curve(read: Callable[[Path], Any], tmp_path: Path) -> None:
+    with pytest.raises(DataError, match=r"all 100 steps in .* were skipped"):
+        read(write_log(tmp_path, list(range(1, STEPS + 1))))
