@@ -8,6 +8,7 @@ other than 0, and if in the end weights and order are those of the undisturbed r
 import re
 import shutil
 import time
+from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -27,6 +28,7 @@ from faults.running import (
     Injected,
     RunningFault,
     Spoil,
+    spoils_of,
     wait_for_moment,
     write_spoil,
 )
@@ -106,7 +108,7 @@ class Campaign:
             drawn = self._random.random()
             if drawn < 0.3:
                 self.prepare_with_faults(3)
-            elif drawn < 0.35:
+            elif drawn < 0.4:
                 self.convert_with_a_fault()
             else:
                 self.run_with_faults(self._random.choice(CASES), deadline=deadline)
@@ -208,7 +210,15 @@ class Campaign:
             if damaged is not None and damaged.path.name == "metrics.jsonl":
                 state.logged_after = STEPS
             return damaged, None
-        return None, write_spoil(state.run, self._random, after=after) if drawn > 0.85 else None
+        if drawn <= 0.75:
+            return None, None
+        name = self._rare(state, dict.fromkeys(spoils_of(state.run), 1))
+        return None, write_spoil(state.run, self._random, after=after, name=name)
+
+    def _rare(self, state: State, weights: dict[str, int]) -> str:
+        """Draws a kind of fault; the oftener one has been tried, the less likely it is."""
+        tried = Counter(one.name for one in [*self.tried, *state.tried])
+        return self._random.choices([*weights], [weight / (1 + tried[name]) for name, weight in weights.items()])[0]
 
     def _reaches_its_end(self, life: Life) -> bool:
         life.mark()
@@ -224,9 +234,8 @@ class Campaign:
         fitting = [one for one in RUNNING_FAULTS if one.fits(state.run)]
         planned = next_of(state)
         if planned is None:
-            (fault,) = self._random.choices(fitting, [1 if one.costs_start else _OFTENER for one in fitting])
-        else:
-            (fault,) = (one for one in fitting if one.name == planned)
+            planned = self._rare(state, {one.name: 1 if one.costs_start else _OFTENER for one in fitting})
+        (fault,) = (one for one in fitting if one.name == planned)
         moment = wait_for_moment(life, self._random, start_seconds=12.0)
         life.mark()
         step = 0 if moment == "starting" else life.step()

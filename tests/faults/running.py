@@ -298,9 +298,13 @@ NAN, OTHER_FILE, SLOW_DISK = "a loss is NaN", "a rank reads another run file", "
 SPOILS = (NAN, OTHER_FILE, SLOW_DISK)
 
 
-def write_spoil(run: SubjectRun, random: Random, *, after: int, name: str | None = None) -> Spoil:
-    """Writes a fault for a run of which so many steps are saved; `name`: this one."""
-    name = name or random.choice(SPOILS if run.case.ranks > 1 else (NAN, SLOW_DISK))
+def spoils_of(run: SubjectRun) -> list[str]:
+    """Returns the names of those that a run can have."""
+    return [name for name in SPOILS if name != OTHER_FILE or _together(run)]
+
+
+def write_spoil(run: SubjectRun, random: Random, *, after: int, name: str) -> Spoil:
+    """Writes this fault for a run of which so many steps are saved."""
     rank = random.randrange(run.case.ranks)
     wanted: dict[str, object] = {"name": name, "rank": rank}
     says: str | None = None
