@@ -4,7 +4,7 @@
 | --------- | ------------------ | ---------- | ---------------------------- | ----- | ------- |
 | reference | any                | any        | any                          | yes   | yes     |
 | sdpa      | any                | any        | any                          | yes   | yes     |
-| varlen    | CUDA, sm_80 and up | fp16, bf16 | multiple of 8, at most 256   | no    | no      |
+| varlen    | CUDA, sm_80 and up | fp16, bf16 | multiple of 8, at most 256   | no    | yes     |
 | flash     | CUDA, sm_80 and up | fp16, bf16 | at most 256                  | yes   | yes     |
 | flex      | CUDA, sm_80 and up | any        | 16 to 256                    | yes   | no      |
 | dense_mask | any               | any        | any                          | yes   | yes     |
@@ -23,7 +23,7 @@ from functools import lru_cache
 import torch
 
 from evenpack.errors import BackendError
-from evenpack.kernels import flash
+from evenpack.kernels import flash, varlen
 
 _LOGGER = logging.getLogger("evenpack")
 
@@ -140,7 +140,7 @@ def _remedies(request: AttentionRequest) -> str:
     half = replace(request, dtype=torch.bfloat16)
     if _fused_unavailable_reason(half) is None:
         precision = ["set training.precision=bf16_autocast"] if _fused_unavailable_reason(request) is not None else []
-        package = ["install flash-attn (docs/gpu.md)"] if flash.import_failure() is not None else []
+        package = [] if resolve_backend("auto", half) in FUSED else ["install flash-attn (docs/gpu.md)"]
         ways.append(" and ".join([*precision, *package]))
     if request.dropout and resolve_backend("auto", replace(request, dropout=False)) in FUSED:
         ways.append("set model.attention_dropout=0")
@@ -156,9 +156,7 @@ def _serves_everything(request: AttentionRequest) -> str | None:
 
 def _varlen_unavailable_reason(request: AttentionRequest) -> str | None:
     if request.alibi:
-        return "torch's varlen_attn has no ALiBi"
-    if request.dropout:
-        return "torch's varlen_attn has no dropout"
+        return "PyTorch's FlashAttention has no gradients with ALiBi"
     reason = _fused_unavailable_reason(request)
     if reason is not None:
         return reason
@@ -166,7 +164,7 @@ def _varlen_unavailable_reason(request: AttentionRequest) -> str | None:
         return f"head_dim {request.head_dim} is not a multiple of 8"
     if not torch.backends.cuda.is_flash_attention_available():
         return "this build of PyTorch has no FlashAttention"
-    return None
+    return varlen.dropout_failure() if request.dropout else None
 
 
 def _flash_unavailable_reason(request: AttentionRequest) -> str | None:

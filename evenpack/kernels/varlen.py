@@ -1,18 +1,44 @@
-"""Attention through `torch.nn.attention.varlen`, PyTorch's own FlashAttention 2. CUDA only.
+"""Attention through PyTorch's own FlashAttention 2. CUDA only.
 
-It has neither ALiBi nor dropout, and its backward is deterministic only under
-`torch.use_deterministic_algorithms(True)`.
+`torch.nn.attention.varlen` is its interface, which has no dropout. The operator below it has, and a gradient; it is
+private, so a call with dropout is served only where its arguments are those that are written here. ALiBi is not served:
+the operator's forward pass takes slopes and its backward pass does not, so gradients would be wrong and nobody told.
+
+The backward pass is deterministic only under `torch.use_deterministic_algorithms(True)`.
 """
 
 import inspect
 from functools import cache
 from typing import Any
 
+import torch
 from jaxtyping import Float, Int32
 from torch import Tensor
 
 from evenpack.kernels.compiling import constant_when_compiled
 from evenpack.kernels.grouped_heads import repeat_heads
+
+DROPPING = {
+    "_flash_attention_forward": "query key value cum_seq_q cum_seq_k max_q max_k dropout_p is_causal return_debug_mask",
+    "_flash_attention_backward": (
+        "grad_out query key value out logsumexp cum_seq_q cum_seq_k max_q max_k dropout_p is_causal rng_state unused"
+    ),
+}
+"""The operators of `torch.ops.aten` that have dropout, and their positional arguments in torch 2.11 to 2.13."""
+
+
+@cache
+def dropout_failure() -> str | None:
+    """Returns the reason why this PyTorch's FlashAttention cannot drop probabilities, in a line; None if it can."""
+    for name, expected in DROPPING.items():
+        operator = getattr(torch.ops.aten, name, None)
+        if operator is None:
+            return f"torch {torch.__version__} has no operator aten.{name}"
+        arguments = operator.default._schema.arguments
+        found = " ".join(argument.name for argument in arguments if not argument.kwarg_only)
+        if found != expected:
+            return f"aten.{name} of torch {torch.__version__} takes ({found}), expected ({expected})"
+    return None
 
 
 @cache
@@ -47,11 +73,17 @@ def attend(
     alibi_slopes: Float[Tensor, " H"] | None,
     dropout: float,
 ) -> Float[Tensor, " T H D"]:
-    """Runs FlashAttention 2 over the segments, without ALiBi and dropout."""
+    """Runs FlashAttention 2 over the segments, without ALiBi."""
     from torch.nn.attention.varlen import varlen_attn
 
-    if alibi_slopes is not None or dropout:
-        raise ValueError("varlen has neither ALiBi nor dropout; resolve_backend keeps such requests away")
+    if alibi_slopes is not None:
+        raise ValueError("varlen has no ALiBi; resolve_backend keeps such requests away")
+    if dropout > 0:
+        longest = max_sequence_length
+        dropped: Tensor = torch.ops.aten._flash_attention_forward(
+            q, k, v, cu_seqlens, cu_seqlens, longest, longest, dropout, causal, False
+        )[0]
+        return dropped
     grouped: dict[str, Any] = {}
     if k.shape[1] != q.shape[1]:
         if _takes("enable_gqa"):

@@ -18,6 +18,7 @@ from evenpack.console import pairs, table, text
 from evenpack.errors import RunError
 from evenpack.kernels.capabilities import AttentionRequest, capabilities
 from evenpack.kernels.isolation import probe_isolation
+from evenpack.kernels.varlen import DROPPING, dropout_failure
 from evenpack.launch_environment import check_ranks
 from evenpack.launcher.processes.devices import cpu_cores
 from evenpack.launcher.processes.launch import find_deepspeed
@@ -216,6 +217,8 @@ def _versions() -> dict[str, str]:
         except importlib.metadata.PackageNotFoundError:
             versions[package] = "not installed"
     versions["cuda"] = torch.version.cuda or "none: this build of PyTorch runs on the CPU only"
+    found = f"aten.{next(iter(DROPPING))} of torch {torch.__version__}"
+    versions["varlen with dropout"] = dropout_failure() or found
     return versions
 
 

@@ -11,12 +11,16 @@ from evenpack.testing.fake_cuda.trace import DEVICE, FakeCudaMode
 WIDTH, HEADS, SLOTS = 64, 2, 64
 
 
-def graphs_of(backend):
-    """The functions that each graph of a block calls, and how often it is left to Python in between."""
+def graphs_of(name):
+    """The functions that each graph of a block calls, and how often it is left to Python in between.
+
+    `name`: a backend, or one with `+dropout`.
+    """
+    backend, _, drops = name.partition("+")
     provide_flash_attn()
     mode = FakeCudaMode()
     with mode, DEVICE:
-        block = block_of(backend)
+        block = block_of(backend, dropout=0.1 if drops else 0.0)
         hidden = torch.randn(SLOTS, WIDTH, requires_grad=True)
         boundaries = torch.zeros(5, dtype=torch.int32)
     segments = Segments(
@@ -40,10 +44,10 @@ def graphs_of(backend):
     return {"graphs": graphs, "breaks": sum(counters["graph_break"].values()), "device": str(output.device)}
 
 
-def block_of(backend):
+def block_of(backend, *, dropout):
     return PreNormBlock(
         attention_norm=nn.LayerNorm(WIDTH),
-        attention=SelfAttention(WIDTH, HEADS, dropout=0.0, backend=backend),
+        attention=SelfAttention(WIDTH, HEADS, dropout=dropout, backend=backend),
         feed_forward_norm=nn.LayerNorm(WIDTH),
         feed_forward=FeedForward(WIDTH, gelu="tanh"),
         dropout=0.0,

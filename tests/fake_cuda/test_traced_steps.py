@@ -58,6 +58,7 @@ FAULTS = {
 
 ATTENTION_IN_GRAPHS = {
     "compiled:varlen": ["torch_attn._varlen_attn"],
+    "compiled:varlen+dropout": ["aten._flash_attention_forward"],
     "compiled:flash": ["autograd_function_apply"],
     "compiled:reference": ["einsum"],
 }
@@ -215,7 +216,7 @@ def test_deepspeed_adds_one_copy_for_each_parameter_and_little_else(results, job
     assert found == {**each_micro_batch, "cat": 1, "c10d.allreduce_": 1, "mul_": 1}
 
 
-@pytest.mark.parametrize("job", ["compiled:varlen", "compiled:flash", "compiled:reference"])
+@pytest.mark.parametrize("job", list(ATTENTION_IN_GRAPHS))
 def test_a_compiled_block_is_one_graph_with_its_attention(results, job):
     result = results[job]
     assert "error" not in result, result["error"]

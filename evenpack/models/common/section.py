@@ -40,8 +40,8 @@ class TransformerConfig(Section):
     dropout: Share = Field(default=0.0, ge=0.0, lt=1.0)
     """Dropout after embeddings and each residual branch, and of attention probabilities."""
     attention_dropout: Share | None = Field(default=None, ge=0.0, lt=1.0)
-    """Dropout of attention probabilities, if it differs; null: as `dropout`. On GPUs only flash-attn computes it
-    fast; with 0, PyTorch's own varlen kernel is available, too."""
+    """Dropout of attention probabilities, if it differs; null: as `dropout`. On GPUs FlexAttention has
+    none, so with ALiBi only flash-attn computes it fast."""
     activation_checkpointing: bool = False
     """Recompute each block in the backward pass, which saves memory at the cost of about a third more computation."""
     reset_positions: bool = True

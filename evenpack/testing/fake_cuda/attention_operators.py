@@ -1,9 +1,9 @@
 """FlashAttention 2 as operators of fake tensors: what its kernels ask of their arguments, and what they compute.
 
-Two packages bring the kernels. Torch's `varlen_attn` is an operator with a fake implementation that checks nothing.
-flash-attn cannot be installed without a GPU, so its operators and its one function that we call are declared here, with
-the names, arguments and results of versions 2.8.3 to 2.8.4 (`flash_attn/flash_attn_interface.py`). What both kernels
-refuse is in `csrc/flash_attn/flash_api.cpp`, `mha_varlen_fwd`.
+Two packages bring the kernels. Torch's `varlen_attn`, and the operator with dropout below it, have fake implementations
+that check nothing. flash-attn cannot be installed without a GPU, so its operators and its one function that we call are
+declared here, with the names, arguments and results of versions 2.8.3 to 2.8.4 (`flash_attn/flash_attn_interface.py`).
+What both kernels refuse is in `csrc/flash_attn/flash_api.cpp`, `mha_varlen_fwd`.
 """
 
 import sys
@@ -39,6 +39,8 @@ _WIDEST_HEAD = 256
 OPERATORS = {
     "torch_attn::_varlen_attn": ("query", "key", "value", "cu_seq_q", "cu_seq_k"),
     "torch_attn::_varlen_attn_backward": ("query", "key", "value", "cu_seq_q", "cu_seq_k"),
+    "aten::_flash_attention_forward": ("query", "key", "value", "cum_seq_q", "cum_seq_k"),
+    "aten::_flash_attention_backward": ("query", "key", "value", "cum_seq_q", "cum_seq_k"),
     "flash_attn::_flash_attn_varlen_forward": ("q", "k", "v", "cu_seqlens_q", "cu_seqlens_k"),
     "flash_attn::_flash_attn_varlen_backward": ("q", "k", "v", "cu_seqlens_q", "cu_seqlens_k"),
     flex_operator.FORWARD: ("q", "k", "v", "segments", "segments"),

@@ -3,9 +3,11 @@
 import importlib.abc
 import importlib.util
 import logging
+import re
 import sys
 import types
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from itertools import pairwise
 from typing import Any
 
@@ -480,8 +482,9 @@ def test_flash_attn_absent_or_of_another_generation_is_distinguished(
     [
         ({}, None, None),
         ({"causal": False}, None, None),
-        ({"alibi": True}, "no ALiBi", None),
-        ({"dropout": True}, "no dropout", None),
+        ({"alibi": True}, "no gradients with ALiBi", None),
+        ({"alibi": True, "dropout": True}, "no gradients with ALiBi", None),
+        ({"dropout": True}, None, None),
         ({"dtype": torch.float32}, "not float32", "not float32"),
         ({"dtype": torch.float16}, None, None),
         ({"head_dim": 264}, "above 256", "above 256"),
@@ -545,12 +548,57 @@ def test_varlen_asks_each_release_of_torch_for_causality_in_its_own_words(
     assert torch.equal(actual, dense(q, k, v, borders((10, 20, 0)), causal=causal, slopes=None))
 
 
-def test_varlen_never_drops_alibi_or_dropout_silently() -> None:
+@pytest.mark.parametrize("dropout", [0.0, 0.1])
+def test_varlen_refuses_alibi_of_which_there_would_be_no_gradient(dropout: float) -> None:
     q, k, v = random_qkv(10)
-    with pytest.raises(ValueError, match="neither ALiBi nor dropout"):
-        varlen.attend(q, k, v, borders((10,)), 10, causal=True, alibi_slopes=slopes(), dropout=0.0)
-    with pytest.raises(ValueError, match="neither ALiBi nor dropout"):
-        varlen.attend(q, k, v, borders((10,)), 10, causal=True, alibi_slopes=None, dropout=0.1)
+    with pytest.raises(ValueError, match="varlen has no ALiBi"):
+        varlen.attend(q, k, v, borders((10,)), 10, causal=True, alibi_slopes=slopes(), dropout=dropout)
+
+
+@pytest.mark.parametrize("causal", [False, True])
+def test_varlen_gives_the_rate_of_dropout_to_the_operator_that_has_it(
+    monkeypatch: pytest.MonkeyPatch, causal: bool
+) -> None:
+    q, k, v = random_qkv(30, key_value_heads=1)
+    asked = []
+
+    def stand_in(*arguments: Any) -> tuple[Tensor, None, None, None, None]:
+        asked.append(arguments[4:])
+        return dense(*arguments[:4], causal=arguments[8], slopes=None), None, None, None, None
+
+    monkeypatch.setattr(torch.ops.aten, "_flash_attention_forward", stand_in)
+    boundaries = borders((10, 20, 0))
+    actual = varlen.attend(q, k, v, boundaries, 25, causal=causal, alibi_slopes=None, dropout=0.1)
+    assert torch.equal(actual, dense(q, k, v, boundaries, causal=causal, slopes=None))
+    assert asked == [(boundaries, 25, 25, 0.1, causal, False)]
+
+
+def test_dropout_in_varlen_has_gradients_by_torchs_own_backward_pass() -> None:
+    q, k, v = (
+        torch.empty(30, heads, HEAD_DIM, dtype=torch.bfloat16, device="meta", requires_grad=True)
+        for heads in (HEADS, 1, 1)
+    )
+    boundaries = torch.empty(4, dtype=torch.int32, device="meta")
+    output = varlen.attend(q, k, v, boundaries, 20, causal=True, alibi_slopes=None, dropout=0.1)
+    assert "FlashAttentionBackward" in type(output.grad_fn).__name__
+    gradients = torch.autograd.grad(output, (q, k, v), torch.empty_like(output))
+    assert [gradient.shape for gradient in gradients] == [q.shape, k.shape, v.shape]
+
+
+@pytest.mark.parametrize("name", varlen.DROPPING)
+def test_dropout_in_varlen_is_refused_where_torchs_private_operators_are_others(
+    monkeypatch: pytest.MonkeyPatch, cuda: Callable[[int, int], None], name: str
+) -> None:
+    cuda(9, 0)
+    request = replace(CUDA_REQUEST, dropout=True)
+    for stand_in, reason in ((None, "has no operator aten."), (torch.ops.aten.mm, r"takes \(self mat2\), expected \(")):
+        varlen.dropout_failure.cache_clear()
+        monkeypatch.setattr(torch.ops.aten, name, stand_in)
+        assert re.search(reason, unavailable_reason("varlen", request) or "")
+        assert unavailable_reason("varlen", CUDA_REQUEST) is None
+    monkeypatch.undo()
+    varlen.dropout_failure.cache_clear()
+    assert varlen.dropout_failure() is None
 
 
 @pytest.mark.parametrize("deterministic", [False, True])

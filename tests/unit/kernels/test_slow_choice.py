@@ -36,21 +36,21 @@ DROPOUT_WAYS = "Install flash-attn (docs/gpu.md), or set model.attention_dropout
 @pytest.mark.parametrize(
     ("change", "has_triton", "remedy"),
     [
-        ({"dropout": True}, True, DROPOUT_WAYS),
         ({"dropout": True, "alibi": True}, True, DROPOUT_WAYS),
         ({"dropout": True, "alibi": True}, False, "Install flash-attn (docs/gpu.md)"),
-        ({"dropout": True}, False, DROPOUT_WAYS),
+        ({"dropout": True, "head_dim": 60}, True, DROPOUT_WAYS),
+        ({"dropout": True, "head_dim": 60}, False, "Install flash-attn (docs/gpu.md)"),
         ({"alibi": True}, False, "Install flash-attn (docs/gpu.md)"),
+        ({"dtype": torch.float32}, False, "Set training.precision=bf16_autocast"),
         (
-            {"dtype": torch.float32},
+            {"dtype": torch.float32, "alibi": True},
             False,
             "Set training.precision=bf16_autocast and install flash-attn (docs/gpu.md)",
         ),
         (
             {"dtype": torch.float32, "dropout": True},
             True,
-            "Set training.precision=bf16_autocast and install flash-attn (docs/gpu.md), or set "
-            "model.attention_dropout=0",
+            "Set training.precision=bf16_autocast, or set model.attention_dropout=0",
         ),
         ({"head_dim": 512}, True, "This GPU has no faster kernel for it"),
     ],
@@ -85,6 +85,7 @@ def test_flex_serves_what_varlen_lacks(change: dict[str, Any]) -> None:
 
 def test_nothing_is_said_of_a_fused_kernel_or_of_a_cpu() -> None:
     assert slow_choice(REQUEST) is None
+    assert slow_choice(replace(REQUEST, dropout=True)) is None
     assert slow_choice(replace(REQUEST, device_type="cpu", dtype=torch.float32, dropout=True)) is None
 
 

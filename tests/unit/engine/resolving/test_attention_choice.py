@@ -12,6 +12,7 @@ from evenpack.config import load_run_file
 from evenpack.engine.config import RunConfig
 from evenpack.engine.resolving.attention_choice import attention_request, check_attention
 from evenpack.errors import ConfigError
+from evenpack.kernels import capabilities
 from evenpack.kernels.capabilities import resolve_backend
 from evenpack.shipped import shipped_run_files
 
@@ -22,6 +23,7 @@ def gpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: (9, 0))
     monkeypatch.setattr(torch.backends.cuda, "is_flash_attention_available", lambda: True)
+    monkeypatch.setattr(capabilities, "has_triton", lambda: True)
     monkeypatch.setitem(sys.modules, "flash_attn", None)
     resolve_backend.cache_clear()
     yield
@@ -47,7 +49,7 @@ def test_the_request_is_that_of_the_run_file() -> None:
 
 
 def test_a_slow_kernel_is_a_warning_or_refused(caplog: pytest.LogCaptureFixture) -> None:
-    slow = ("bert_mini_wiki", "model.dropout=0.1", "training.precision=bf16_autocast")
+    slow = ("gpt2_mini_wiki", "model.positions=alibi", "model.dropout=0.1", "training.precision=bf16_autocast")
     with caplog.at_level(logging.WARNING):
         check_attention(run(*slow, "attention.on_slow_backend=warn"), "cuda")
     assert "Install flash-attn (docs/gpu.md), or set model.attention_dropout=0" in caplog.text
@@ -66,5 +68,7 @@ FOR_GPUS = [
 
 
 @pytest.mark.parametrize("name", FOR_GPUS)
-def test_run_files_for_gpus_refuse_a_slow_kernel(name: str) -> None:
-    assert run(name).attention.on_slow_backend == "error"
+def test_run_files_for_gpus_refuse_a_slow_kernel_and_need_no_package_for_a_fast_one(name: str) -> None:
+    config = run(name)
+    assert config.attention.on_slow_backend == "error"
+    check_attention(config, "cuda")
