@@ -13,7 +13,7 @@ def pairs(cases):
 
 
 def test_every_pair_of_settings_is_traced_in_far_fewer_cases():
-    assert pairs(CASES.values()) == pairs(all_cases())
+    assert pairs(all_cases()) <= pairs(CASES.values())
     assert len(CASES) < len(all_cases()) / 20
 
 
