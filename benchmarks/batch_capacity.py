@@ -13,7 +13,7 @@ from typing import Any, cast
 import length_histograms
 import numpy as np
 
-from evenpack.data.batches.capacity import BatchCapacity, capacity_of_any_batch, find_capacity, placer_of
+from evenpack.data.batches.capacity import BatchCapacity, capacity_of_any_batch, count_capacity, placer_of
 from evenpack.data.batches.objectives import MaskedTokensAndNextSentence
 from evenpack.data.config import MaskingConfig
 from evenpack.data.order.plan import PackPlan
@@ -57,7 +57,7 @@ def main() -> None:
     planner = StepPlanner([source], [1], shape=shape, ranks=arguments.ranks, objective=objective)
     length = histogram.longest
     started = time.process_time()
-    counted = find_capacity(planner, steps=PACKS // shape.items_per_step, objective=objective, pack_length=length)
+    counted = count_capacity(planner, range(PACKS // shape.items_per_step), objective=objective, pack_length=length)
     seconds = time.process_time() - started
     placer = placer_of([source], shape=shape, objective=objective, pack_length=length)
     together = capacity_of_any_batch([source], placer=placer, objective=objective)

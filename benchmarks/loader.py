@@ -55,7 +55,7 @@ def main() -> None:
 def _dataset(config: RunConfig) -> MicroBatchDataset:
     run = open_run(config)
     alone = World(rank=0, size=1, local_rank=0, device=torch.device("cpu"))
-    settings = replace(run.pipeline_settings(alone), counted_steps=None)
+    settings = replace(run.pipeline_settings(alone), planned_steps=None)
     return MicroBatchDataset(run.prepared, settings)
 
 

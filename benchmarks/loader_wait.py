@@ -51,7 +51,7 @@ def measure(config: RunConfig, arguments: argparse.Namespace) -> dict[str, Any]:
     run = open_run(config)
     alone = World(rank=0, size=1, local_rank=0, device=torch.device("cpu"))
     steps = arguments.warmup + arguments.steps
-    settings = replace(run.pipeline_settings(alone), loader_workers=arguments.workers, counted_steps=steps)
+    settings = replace(run.pipeline_settings(alone), loader_workers=arguments.workers, planned_steps=steps)
     waits, slept, fetching = [], 0.0, 0.0
     tokens = targets = 0
     load_before = os.getloadavg()[0]

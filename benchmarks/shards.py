@@ -113,7 +113,7 @@ def _loader_rates(runs: dict[str, RunConfig], arguments: argparse.Namespace) -> 
     datasets = {}
     for name, run in runs.items():
         resolved = open_run(run)
-        settings = replace(resolved.pipeline_settings(alone), counted_steps=None)
+        settings = replace(resolved.pipeline_settings(alone), planned_steps=None)
         datasets[name] = MicroBatchDataset(resolved.prepared, settings)
     rates: dict[str, list[float]] = {name: [] for name in runs}
     for _ in range(arguments.rounds + 1):

@@ -1,8 +1,8 @@
 """`PackedBatch`, the value that the data side gives to the model side.
 
 Shapes: T = slots of the micro-batch, S = segments it can hold, N = sequences it can hold, M = masked tokens it can
-hold. All are fixed for a run (`data/batches/capacity.py`), except T in the un-padded layout and where the rows of a
-rectangle are the sequences of packs.
+hold. S, N and M are the same for many steps, and grow a few times in a long run (`data/batches/capacity.py`). T is
+fixed, except in the un-padded layout and where the rows of a rectangle are the sequences of packs.
 """
 
 from collections.abc import Callable

@@ -264,9 +264,7 @@ def _steps(
 
     rank, ranks = place
     world = World(rank=rank, size=ranks, local_rank=0, device=torch.device("cpu"))
-    settings = resolved.pipeline_settings(world)
-    counted = max(steps.stop, resolved.config.training.planned_steps)
-    settings = replace(settings, loader_workers=loader_workers, counted_steps=counted)
+    settings = replace(resolved.pipeline_settings(world), loader_workers=loader_workers)
     skipped = resolved.config.training.skipped
     for step in training_batches(
         resolved.prepared, settings, start_step=steps.start, stop_step=steps.stop, skipped=skipped

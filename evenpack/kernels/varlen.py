@@ -74,8 +74,6 @@ def attend(
     dropout: float,
 ) -> Float[Tensor, " T H D"]:
     """Runs FlashAttention 2 over the segments, without ALiBi."""
-    from torch.nn.attention.varlen import varlen_attn
-
     if alibi_slopes is not None:
         raise ValueError("varlen has no ALiBi; resolve_backend keeps such requests away")
     if dropout > 0:
@@ -84,6 +82,8 @@ def attend(
             q, k, v, cu_seqlens, cu_seqlens, longest, longest, dropout, causal, False
         )[0]
         return dropped
+    from torch.nn.attention.varlen import varlen_attn
+
     grouped: dict[str, Any] = {}
     if k.shape[1] != q.shape[1]:
         if _takes("enable_gqa"):

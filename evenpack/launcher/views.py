@@ -91,7 +91,10 @@ def _shapes(plan: TrainingPlan) -> str:
     slots, sizes = plan.slots_per_micro_batch, plan.capacity
     if sizes.follows:
         return "as many slots, segments and sequences as it needs"
-    origin = "the fullest packs together" if sizes.counted_steps is None else f"all {sizes.counted_steps:,} steps"
+    origin = "the fullest packs together"
+    if sizes.counted is not None:
+        is_all = sizes.counted.stop == plan.steps
+        origin = f"all {plan.steps:,} steps" if is_all else f"the first {sizes.counted.stop:,} steps; it may grow"
     shown = [
         "as many slots as its sequences need" if slots is None else f"{slots:,} slots",
         f"room for {sizes.segments:,} segments, {sizes.sequences:,} sequences"

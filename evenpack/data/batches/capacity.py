@@ -1,13 +1,17 @@
-"""The sizes of a batch's index arrays, fixed for a run, so that every micro-batch of every rank has the same shapes.
+"""The sizes of a batch's index arrays: the same for every micro-batch of every rank, and rarely another.
 
-They are the largest that any micro-batch of the planned steps needs, counted from the plan without reading tokens.
-Where that would take long, they are those of the fullest packs together.
+They are the largest that any micro-batch of many steps needs, counted from the plan without reading tokens: first for
+the steps with which the run begins, and again before these are over. So they only grow, a few times in a long run. A
+kernel over segments starts blocks for each segment that there is room for, whether it is real or empty.
 
 Shapes: S = segments, N = sequences, M = masked tokens of a batch, K = packs.
 """
 
+import threading
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from concurrent.futures import Future
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import Literal
 
 import numpy as np
@@ -19,15 +23,17 @@ from evenpack.data.batches.task import beyond_capacity
 from evenpack.data.order.selection import PackedSource
 from evenpack.data.order.step_plan import StepPlanner
 from evenpack.data.order.step_shape import StepShape
-from evenpack.errors import ConfigError, DataError
+from evenpack.errors import DataError
 
 ROW_MULTIPLE = 16
 """Multiple of rows for which matrix products on tensor cores are made, in FP8 too; M is rounded up to it."""
 
-_MOST_ITEMS = 1 << 20
-"""Packs or sequences of a run up to which all steps are counted: two to eight seconds when it starts."""
-_MOST_SEQUENCES = 1 << 24
-"""Sequences of a source up to which all steps are counted: its index, read at random, is 64 MB or less."""
+_ITEMS_AT_ONCE = 1 << 20
+"""Packs or sequences that are counted together, which takes two to eight seconds."""
+_LARGE_SOURCE = 1 << 24
+"""Sequences above which a source's index, read at random, may not be in memory."""
+_ITEMS_AT_ONCE_OF_LARGE = 1 << 16
+"""Packs or sequences that are then counted together, because each may take a read from the disk."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,18 +45,15 @@ class BatchCapacity:
     sequences: int
     targets: int
     """M: masked tokens, rounded up; 0 for an objective whose targets need no list."""
-    counted_steps: int | None
-    """The steps, from the first of the run, whose largest micro-batch this is; None: an upper bound for any step."""
+    counted: range | None
+    """Steps that were counted last, numbered from 0: no micro-batch of theirs is larger; None: nor of any step."""
     follows: bool
     """Whether the sizes follow each micro-batch instead, because it has no fixed number of items."""
 
-    def require_steps(self, stop_step: int) -> None:
-        """Checks that the steps before `stop_step` were counted. Raises: ConfigError if they were not."""
-        if self.counted_steps is not None and stop_step > self.counted_steps:
-            raise ConfigError(
-                f"steps up to {stop_step} were asked for, but the sizes of the batches are those of the first "
-                f"{self.counted_steps} steps: raise training.steps to {stop_step} or more, or stop earlier"
-            )
+    def grown_to(self, other: "BatchCapacity") -> "BatchCapacity":
+        """Returns the greater of each size, for the steps that `other` has counted."""
+        sizes = {name: max(getattr(self, name), getattr(other, name)) for name in ("segments", "sequences", "targets")}
+        return replace(other, **sizes)
 
     def require(self, name: Literal["segments", "sequences"], found: int) -> None:
         """Checks a number of one micro-batch. Raises: DataError if it is beyond the capacity."""
@@ -68,19 +71,84 @@ def placer_of(sources: Sequence[PackedSource], *, shape: StepShape, objective: O
     )
 
 
-def find_capacity(planner: StepPlanner, *, steps: int, objective: Objective, pack_length: int) -> BatchCapacity:
-    """Returns the capacity of the first `steps` steps of a run: exact, or that of any batch where counting takes long.
+class CapacityAhead:
+    """The capacity at each step of a run, counted for many steps ahead. It never shrinks.
 
-    It is the same on every rank, and depends on the number of ranks, which decides what forms a micro-batch.
+    It is the same on every rank that has begun at the same step, and depends on the number of ranks, which decides what
+    forms a micro-batch. Whoever asks for one step after another waits once: what comes next is counted in a thread.
     """
+
+    def __init__(
+        self,
+        planner: StepPlanner,
+        *,
+        planned_steps: int,
+        objective: Objective,
+        pack_length: int,
+        start_step: int = 0,
+        known: BatchCapacity | None = None,
+    ) -> None:
+        """Counts the steps around `start_step`, unless their capacity is `known`.
+
+        Args:
+            planned_steps: beyond them nothing is counted until it is asked for.
+        """
+        self._planned_steps = planned_steps
+        self._count = partial(count_capacity, planner, objective=objective, pack_length=pack_length)
+        is_large = max(source.plan.sequences for source in planner.sources) > _LARGE_SOURCE
+        items = _ITEMS_AT_ONCE_OF_LARGE if is_large else _ITEMS_AT_ONCE
+        self._at_once = max(1, items // planner.shape.items_per_step)
+        self._next: tuple[range, Future[BatchCapacity]] | None = None
+        self.now = known or self._count(self._around(start_step))
+        """That of the step which was asked for last."""
+
+    def at(self, step: int) -> BatchCapacity:
+        """Returns the capacity of a step, numbered from 0."""
+        counted = self.now.counted
+        if counted is None:
+            return self.now
+        if step not in counted:
+            counted = self._around(step)
+            is_ready = self._next is not None and self._next[0] == counted
+            found = self._next[1].result() if self._next is not None and is_ready else self._count(counted)
+            self.now, self._next = self.now.grown_to(found), None
+        if self._next is None and counted.stop < self._planned_steps and step >= (counted.start + counted.stop) // 2:
+            following = self._around(counted.stop)
+            self._next = following, _in_background(partial(self._count, following))
+        return self.now
+
+    def _around(self, step: int) -> range:
+        """Returns the steps that are counted together with this one: the same for every start of the run."""
+        start = step - step % self._at_once
+        stop = start + self._at_once
+        if start < self._planned_steps < stop:
+            return range(start, self._planned_steps) if step < self._planned_steps else range(self._planned_steps, stop)
+        return range(start, stop)
+
+
+def _in_background(function: Callable[[], BatchCapacity]) -> "Future[BatchCapacity]":
+    """Calls a function in a thread for which the end of the process does not wait."""
+    future: Future[BatchCapacity] = Future()
+
+    def run() -> None:
+        try:
+            future.set_result(function())
+        except BaseException as error:  # for whoever asks for the result
+            future.set_exception(error)
+
+    threading.Thread(target=run, name="capacity of the next steps", daemon=True).start()
+    return future
+
+
+def count_capacity(planner: StepPlanner, steps: range, *, objective: Objective, pack_length: int) -> BatchCapacity:
+    """Returns what the largest micro-batch of these steps needs; where sizes follow the batch, a bound for any."""
     shape, sources = planner.shape, planner.sources
     placer = placer_of(sources, shape=shape, objective=objective, pack_length=pack_length)
-    is_short = steps * shape.items_per_step <= _MOST_ITEMS
-    if shape.policy == "max_tokens" or not is_short or max(one.plan.sequences for one in sources) > _MOST_SEQUENCES:
+    if shape.policy == "max_tokens":
         return capacity_of_any_batch(sources, placer=placer, objective=objective)
     lists_targets = any(objective.most_targets(source.view) is not None for source in sources)
     segments = sequences = targets = 0
-    for loads in planner.loads(range(steps)):
+    for loads in planner.loads(steps):
         of_packs = placer.segments_of(sequences=loads.sequences, segments=loads.segments, tokens=loads.tokens)
         segments = max(segments, loads.largest_share(of_packs))
         sequences = max(sequences, loads.largest_share(loads.sequences))
@@ -90,7 +158,7 @@ def find_capacity(planner: StepPlanner, *, steps: int, objective: Objective, pac
         segments=segments + placer.segments_after_packs,
         sequences=sequences,
         targets=_rounded(targets),
-        counted_steps=steps,
+        counted=steps,
         follows=False,
     )
 
@@ -110,7 +178,7 @@ def capacity_of_any_batch(sources: Sequence[PackedSource], *, placer: Placer, ob
         segments=segments + placer.max_padding_segments(sequences),
         sequences=sequences,
         targets=_rounded(targets),
-        counted_steps=None,
+        counted=None,
         follows=placer.shape.policy == "max_tokens",
     )
 

@@ -1,7 +1,8 @@
 """Micro-batches of prepared data for one rank, prefetched by worker processes in a fixed order."""
 
-from collections.abc import Generator, Iterator
+from collections.abc import Callable, Generator, Iterator
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import chain
 from typing import Any
 
@@ -9,7 +10,7 @@ import numpy as np
 from torch.utils.data import DataLoader, Dataset
 
 from evenpack.batch import PackedBatch, StepCounts
-from evenpack.data.batches.capacity import BatchCapacity, find_capacity
+from evenpack.data.batches.capacity import BatchCapacity, CapacityAhead
 from evenpack.data.batches.collate import Collator
 from evenpack.data.batches.flat import FlatBatch
 from evenpack.data.batches.loader_processes import (
@@ -37,8 +38,8 @@ class PipelineSettings:
     shape: StepShape
     ranks: int
     rank: int
-    counted_steps: int | None
-    """Steps, from the first of the run, whose micro-batches fit into the index arrays; None: any micro-batch fits."""
+    planned_steps: int | None
+    """Steps of the run, for whose micro-batches there is room in the index arrays; None: for any micro-batch."""
     loader_workers: int
     pin_memory: bool
 
@@ -79,9 +80,14 @@ class MicroBatchDataset(Dataset[PackedBatch]):
     """
 
     def __init__(
-        self, prepared: PreparedData, settings: PipelineSettings, capacity: BatchCapacity | None = None
+        self,
+        prepared: PreparedData,
+        settings: PipelineSettings,
+        *,
+        start_step: int = 0,
+        capacity: BatchCapacity | None = None,
     ) -> None:
-        """Takes the `capacity` of the batches, which is found for the settings if it is None."""
+        """Takes the `capacity` at `start_step`, which is counted for the settings if it is None."""
         self.prepared = prepared
         self.settings = settings
         sources = packed_sources(prepared, "train", seed=settings.seed, batching=settings.shape.batching)
@@ -93,32 +99,39 @@ class MicroBatchDataset(Dataset[PackedBatch]):
             objective=settings.objective,
             changes=prepared.config.weight_changes,
         )
+        self._capacity = self._capacity_from(start_step, capacity)
         self.collator = _collator(
             prepared,
             sources,
             shape=settings.shape,
             objective=settings.objective,
-            capacity=capacity or self._capacity(),
+            capacity=None if self._capacity is None else self._capacity.now,
         )
         self.read_ahead = ReadAhead(sources)
         self._planned: StepPlan | None = None
 
-    def _capacity(self) -> BatchCapacity | None:
-        steps = self.settings.counted_steps
-        if steps is None:
+    def _capacity_from(self, start_step: int, known: BatchCapacity | None) -> CapacityAhead | None:
+        if self.settings.planned_steps is None:
             return None
-        return find_capacity(
-            self.planner, steps=steps, objective=self.settings.objective, pack_length=self.prepared.pack_length
+        return CapacityAhead(
+            self.planner,
+            planned_steps=self.settings.planned_steps,
+            objective=self.settings.objective,
+            pack_length=self.prepared.pack_length,
+            start_step=start_step,
+            known=known,
         )
 
-    def __reduce__(self) -> tuple[type["MicroBatchDataset"], tuple[PreparedData, PipelineSettings, BatchCapacity]]:
-        return type(self), (self.prepared, self.settings, self.collator.capacity)
+    def __reduce__(self) -> tuple[Callable[..., "MicroBatchDataset"], tuple[PreparedData, PipelineSettings]]:
+        return partial(type(self), capacity=self.collator.capacity), (self.prepared, self.settings)
 
     def __getitem__(self, index: int) -> PackedBatch:
         step, micro_batch = divmod(index, self.planner.micro_batches)
         if self._planned is None or self._planned.step != step:
             self._planned = self.planner.plan(step)
             self.read_ahead.follow(self._planned.packs)
+            if self._capacity is not None:
+                self.collator.capacity = self._capacity.at(step)
         packs = self._planned.micro_batch(self.settings.rank, micro_batch)
         return self.collator.collate(packs, self._planned.counts)
 
@@ -135,12 +148,9 @@ def training_batches(
 
     The worker processes start at the call, and end when the generator is closed. `skipped` steps are planned but not
     read; in that argument, steps count from 1.
-
-    Raises: ConfigError for steps beyond those that were counted for the sizes of the batches.
     """
     per_step = settings.micro_batches
-    dataset = MicroBatchDataset(prepared, settings)
-    dataset.collator.capacity.require_steps(stop_step)
+    dataset = MicroBatchDataset(prepared, settings, start_step=start_step)
     kept = skipped.gaps(start_step + 1, stop_step)
     loader = DataLoader(
         dataset,

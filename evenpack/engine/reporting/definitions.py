@@ -102,6 +102,8 @@ _DEFINED: dict[Group, tuple[dict[str, Any], ...]] = {
         _metric("sequences", "sequences", "sum",
                 "Documents, pieces of documents, or sentence pairs: whatever attends to itself."),
         _metric("slots", "slots", "sum", "Positions that were computed, padding included."),
+        _metric("segment_room", "segments", "max", "Segments that a micro-batch has room for, empty ones included: for "
+                "each of them a kernel starts blocks.", when=_TRAINED),
         _metric("padding_share", "share", None, "Share of the slots that hold no real token.", when=_TRAINED),
         _metric("padding_targets", "targets", "sum", "Targets that are padding within sequences.", when=_PADDING),
         _metric("source_tokens/SOURCE", "tokens", "sum", "Real tokens of the source."),

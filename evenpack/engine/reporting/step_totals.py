@@ -127,6 +127,7 @@ def _measured(batches: StepBatches, local: LocalStep, *, stop: bool, loader_seco
         "targets": counts.targets,
         "sequences": counts.sequences,
         "slots": sum(batch.slots for batch in micro_batches),
+        "segment_room": max(len(batch.cu_seqlens) - 1 for batch in micro_batches),
         "host_to_device_bytes": sum(batch.moved_bytes for batch in micro_batches),
         "compute_seconds_mean": compute_seconds,
         "compute_seconds_max": compute_seconds,

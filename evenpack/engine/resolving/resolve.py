@@ -179,7 +179,7 @@ class ResolvedRun:
             shape=self.shape,
             ranks=ranks,
             rank=rank,
-            counted_steps=self.config.training.planned_steps,
+            planned_steps=self.config.training.planned_steps,
             loader_workers=self.config.training.loader_workers,
             pin_memory=pin_memory,
         )

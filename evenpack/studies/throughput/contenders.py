@@ -61,13 +61,13 @@ def parse_forms(given: str) -> tuple[str, ...]:
     return tuple(words)
 
 
-def contender(form: str, run: ResolvedRun, world: World, *, counted_steps: int | None = None) -> Contender:
+def contender(form: str, run: ResolvedRun, world: World, *, planned_steps: int | None = None) -> Contender:
     """Returns the run in another form; its steps have the rows, packs or sequences, of the run file.
 
     Args:
-        counted_steps: as in `PipelineSettings`; None: its batches can hold any micro-batch.
+        planned_steps: as in `PipelineSettings`; None: its batches can hold any micro-batch.
     """
-    return _contender(form, resolve(formed(run.config, form), run.prepared), world, counted_steps)
+    return _contender(form, resolve(formed(run.config, form), run.prepared), world, planned_steps)
 
 
 def formed(config: RunConfig, form: str) -> RunConfig:
@@ -89,7 +89,7 @@ def formed(config: RunConfig, form: str) -> RunConfig:
 
 
 def depth_contenders(
-    run: ResolvedRun, world: World, depths: tuple[int | None, ...], *, counted_steps: int | None = None
+    run: ResolvedRun, world: World, depths: tuple[int | None, ...], *, planned_steps: int | None = None
 ) -> tuple[Contender, Contender, dict[int | None, Contender]]:
     """Returns padding, the unmasked model, and packs of each depth: as many rows in each.
 
@@ -97,14 +97,14 @@ def depth_contenders(
     positions that run through: its work is that on rows of one long sequence each.
     """
     config, prepared = run.config, run.prepared
-    padding = replace(contender("padded/arrival", run, world, counted_steps=counted_steps), name="padding")
+    padding = replace(contender("padded/arrival", run, world, planned_steps=planned_steps), name="padding")
     packed_config = formed(config, "packed")
     packings = {depth: prepared.repacked(_limited(config.data.packing, depth)) for depth in depths}
     full = resolve(packed_config, packings.get(None) or prepared.repacked(_limited(config.data.packing, None)))
     unmasked = replace(full, shape=replace(full.shape, isolate=False, reset_positions=False))
-    twin = _contender("unmasked", unmasked, world, counted_steps)
+    twin = _contender("unmasked", unmasked, world, planned_steps)
     packed = {
-        depth: _contender(f"depth {depth or 'max'}", resolve(packed_config, packing), world, counted_steps)
+        depth: _contender(f"depth {depth or 'max'}", resolve(packed_config, packing), world, planned_steps)
         for depth, packing in packings.items()
     }
     return padding, twin, packed
@@ -136,6 +136,6 @@ def _limited(packing: PackingConfig, depth: int | None) -> PackingConfig:
     return PackingConfig(algorithm=algorithm, max_sequences_per_pack=depth, options=options)
 
 
-def _contender(name: str, run: ResolvedRun, world: World, counted_steps: int | None) -> Contender:
-    settings = replace(run.pipeline_settings(world), counted_steps=counted_steps)
+def _contender(name: str, run: ResolvedRun, world: World, planned_steps: int | None) -> Contender:
+    settings = replace(run.pipeline_settings(world), planned_steps=planned_steps)
     return Contender(name=name, dataset=MicroBatchDataset(run.prepared, settings))

@@ -134,8 +134,8 @@ def study_throughput(
     config, prepared = run.config, run.prepared
     timer = StepTimer(run, world, clock=options.clock)
     counted = max(config.training.planned_steps, options.warmup + options.rounds)  # as training counts them
-    by_layout = [contender(form, run, world, counted_steps=counted) for form in options.layouts]
-    of_depths = depth_contenders(run, world, options.depths, counted_steps=counted) if options.depths else None
+    by_layout = [contender(form, run, world, planned_steps=counted) for form in options.layouts]
+    of_depths = depth_contenders(run, world, options.depths, planned_steps=counted) if options.depths else None
     everyone = [*by_layout, *([*of_depths[:2], *of_depths[2].values()] if of_depths else [])]
     measured = measure_in_turn(timer, everyone, options, progress=progress)
     rows = tuple(_layout_row(timer, one.name, measured[one.name]) for one in by_layout)

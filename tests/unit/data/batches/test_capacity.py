@@ -1,6 +1,7 @@
 """The sizes of index arrays: exact over the planned steps, never exceeded, the same in every batch of every rank."""
 
 import hashlib
+import threading
 from collections.abc import Iterator
 from dataclasses import fields, replace
 from typing import Any
@@ -16,13 +17,13 @@ from step_shapes import step_shape
 
 from evenpack.batch import PackedBatch
 from evenpack.data.batches import capacity
-from evenpack.data.batches.capacity import BatchCapacity, capacity_of_any_batch, find_capacity
+from evenpack.data.batches.capacity import BatchCapacity, CapacityAhead, capacity_of_any_batch, count_capacity
 from evenpack.data.batches.collate import Collator
 from evenpack.data.batches.objectives import NextTokens, Objective
 from evenpack.data.order.selection import PackedSource
 from evenpack.data.order.step_plan import StepPlanner
 from evenpack.data.order.step_shape import StepShape
-from evenpack.errors import ConfigError, DataError
+from evenpack.errors import DataError
 
 PACK_LENGTH = 64
 LONGEST = 48
@@ -56,7 +57,7 @@ def collator_of(planner: StepPlanner, found: BatchCapacity | None) -> Collator:
 
 
 def capacity_of(planner: StepPlanner, objective: Objective, *, steps: int) -> BatchCapacity:
-    return find_capacity(planner, steps=steps, objective=objective, pack_length=PACK_LENGTH)
+    return count_capacity(planner, range(steps), objective=objective, pack_length=PACK_LENGTH)
 
 
 def batches_of(planner: StepPlanner, collator: Collator, steps: int) -> Iterator[tuple[int, PackedBatch]]:
@@ -152,7 +153,7 @@ def test_the_capacity_is_what_the_fullest_micro_batch_needs(
     make = random_pairs if is_masked else random_source
     planner = planner_of([make(seed, key=1), make(seed + 1, key=2)], shape, objective, ranks)
     found = capacity_of(planner, objective, steps=6)
-    roomy = BatchCapacity(segments=500, sequences=500, targets=500, counted_steps=None, follows=False)
+    roomy = BatchCapacity(segments=500, sequences=500, targets=500, counted=None, follows=False)
     batches = [batch for _, batch in batches_of(planner, collator_of(planner, roomy), 6)]
     needed = max(int((batch.cu_seqlens < batch.slots).sum()) for batch in batches)
     assert found.sequences == max(batch.local_counts.sequences for batch in batches)
@@ -178,22 +179,104 @@ def batches_of_found(planner: StepPlanner, found: BatchCapacity) -> Iterator[tup
     yield from batches_of(planner, collator_of(planner, found), 10)
 
 
-@pytest.mark.parametrize("limit", ["_MOST_ITEMS", "_MOST_SEQUENCES"])
-def test_a_run_that_takes_long_to_count_gets_the_fullest_packs_together(
-    limit: str, monkeypatch: pytest.MonkeyPatch
+@pytest.fixture
+def few_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Four steps of eight packs are counted together."""
+    monkeypatch.setattr(capacity, "_ITEMS_AT_ONCE", 35)
+
+
+GROWING = step_shape(items_per_step=8, items_per_micro_batch=2)
+
+
+def ahead_of(planner: StepPlanner, *, start_step: int = 0, planned_steps: int = 30) -> CapacityAhead:
+    return CapacityAhead(
+        planner,
+        planned_steps=planned_steps,
+        objective=masked_objective(),
+        pack_length=PACK_LENGTH,
+        start_step=start_step,
+    )
+
+
+def sizes(found: BatchCapacity) -> tuple[int, int, int]:
+    return found.segments, found.sequences, found.targets
+
+
+@pytest.mark.parametrize("start_step", [0, 6])
+def test_a_capacity_is_that_of_the_steps_counted_so_far_and_never_shrinks(few_at_once: None, start_step: int) -> None:
+    planner = planner_of([random_pairs(1, key=1), random_pairs(2, key=2)], GROWING, masked_objective(), ranks=2)
+    ahead = ahead_of(planner, start_step=start_step)
+    known: dict[int, tuple[int, int, int]] = {}
+    expected = (0, 0, 0)
+    for step in range(start_step, 30):
+        window = range(step - step % 4, min(step - step % 4 + 4, 30))
+        of_window = count_capacity(planner, window, objective=masked_objective(), pack_length=PACK_LENGTH)
+        expected = tuple(max(pair) for pair in zip(expected, sizes(of_window), strict=True))  # type: ignore[assignment]
+        known[step] = sizes(ahead.at(step))
+        assert known[step] == expected
+        assert ahead.now.counted == window
+    assert len(set(known.values())) > 1, "it grows in this run"
+
+
+def test_what_comes_next_is_counted_once_and_before_it_is_needed(
+    few_at_once: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    planner = planner_of([random_pairs(1)], GROWING, masked_objective(), ranks=2)
+    counted: list[range] = []
+    threads = set()
+    count = capacity.count_capacity
+
+    def noted(planner: StepPlanner, steps: range, **named: Any) -> BatchCapacity:
+        counted.append(steps)
+        threads.add(threading.current_thread() is threading.main_thread())
+        return count(planner, steps, **named)
+
+    monkeypatch.setattr(capacity, "count_capacity", noted)
+    ahead = ahead_of(planner, planned_steps=10)
+    assert (counted, threads) == ([range(4)], {True})
+    for step in range(10):
+        ahead.at(step)
+    assert counted == [range(4), range(4, 8), range(8, 10)], "nothing beyond the planned steps"
+    assert threads == {True, False}
+    ahead.at(11)
+    assert counted[3:] == [range(10, 12)], "until somebody asks for it"
+    ahead.at(1)
+    assert counted[4:] == [range(4)]
+
+
+def test_an_error_of_counting_ahead_is_raised_where_the_steps_are_needed(
+    few_at_once: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ahead = ahead_of(planner_of([random_pairs(1)], GROWING, masked_objective(), ranks=2))
+
+    def fails(*_: Any, **__: Any) -> BatchCapacity:
+        raise DataError("a column is damaged")
+
+    monkeypatch.setattr(ahead, "_count", fails)
+    ahead.at(3)
+    with pytest.raises(DataError, match="a column is damaged"):
+        ahead.at(4)
+
+
+def test_fewer_items_of_a_large_source_are_counted_at_once(few_at_once: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    planner = planner_of([random_pairs(1)], GROWING, masked_objective(), ranks=2)
+    monkeypatch.setattr(capacity, "_LARGE_SOURCE", 10)
+    monkeypatch.setattr(capacity, "_ITEMS_AT_ONCE_OF_LARGE", 16)
+    assert ahead_of(planner, start_step=5).now.counted == range(4, 6)
+
+
+def test_the_fullest_packs_together_are_a_bound_for_any_batch() -> None:
     """One pack of 60 sequences among 30 of two: two of it, of two epochs, never three or more, count."""
     source = packed_source([[1]] * 60 + [[30], [34]] * 30, pack_length=64, longest=48)
     shape = step_shape(items_per_step=16, items_per_micro_batch=8)
     planner = planner_of([source], shape, NextTokens(), ranks=2)
     exact = capacity_of(planner, NextTokens(), steps=10)
-    monkeypatch.setattr(capacity, limit, 10)
-    bound = capacity_of(planner, NextTokens(), steps=10)
+    collator = collator_of(planner, None)
+    bound = collator.capacity
     depth = source.plan.max_sequences_per_pack
-    assert (exact.counted_steps, bound.counted_steps) == (10, None)
+    assert (exact.counted, bound.counted) == (range(10), None)
     assert bound.sequences == 2 * depth + 6 * 2 < 8 * depth
     assert exact.sequences <= depth + 7 * 2
-    collator = collator_of(planner, bound)
     assert len({hash_of(batch) for _, batch in batches_of(planner, collator, 10)}) == 1
 
 
@@ -215,14 +298,6 @@ def test_a_micro_batch_beyond_the_capacity_is_refused_by_name(name: str) -> None
     smaller = replace(found, **{name: getattr(found, name) - least})  # type: ignore[arg-type]
     with pytest.raises(DataError, match=rf"a micro-batch has \d+ {name}, but no step .* prepared data has changed"):
         list(batches_of(planner, collator_of(planner, smaller), 10))
-
-
-def test_steps_that_were_not_counted_are_refused_before_they_are_read() -> None:
-    found = BatchCapacity(segments=1, sequences=1, targets=16, counted_steps=10, follows=False)
-    found.require_steps(10)
-    with pytest.raises(ConfigError, match=r"steps up to 11 were asked for.*first 10 steps: raise training.steps to 11"):
-        found.require_steps(11)
-    replace(found, counted_steps=None).require_steps(10**9)
 
 
 def test_slots_and_masked_rows_are_multiples_of_sixteen_where_the_pack_length_is() -> None:

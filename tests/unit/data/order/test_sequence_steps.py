@@ -100,8 +100,10 @@ def test_the_plan_shows_the_sizes_of_every_batch_and_what_suits_a_gpu_badly(pack
         f"(the most of all {plan.steps} steps)"
     )
     assert "; 100 is not a multiple of 16, for which" in shapes_of(replace(plan, slots_per_micro_batch=100))
-    bound = replace(plan.capacity, counted_steps=None)
+    bound = replace(plan.capacity, counted=None)
     assert "the most of the fullest packs together" in shapes_of(replace(plan, capacity=bound))
+    begun = replace(plan.capacity, counted=range(1))
+    assert "(the most of the first 1 steps; it may grow)" in shapes_of(replace(plan, capacity=begun))
     follows = replace(plan.capacity, follows=True)
     assert shapes_of(replace(plan, capacity=follows)) == "as many slots, segments and sequences as it needs"
 
