@@ -191,6 +191,7 @@ class Run:
         launch = plan_launch(
             self.run_file,
             self.overrides,
+            config=self.config,
             num_gpus=num_gpus,
             cpu_ranks=cpu_ranks,
             hostfile=None if hostfile is None else _path("hostfile", hostfile),

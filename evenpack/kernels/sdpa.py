@@ -6,6 +6,7 @@ that it discards; `WINDOW_TOKENS` is the best trade-off of the two.
 """
 
 import math
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -92,20 +93,33 @@ def attend_windows(
     """Returns the outputs of one SDPA call per window, concatenated."""
     sizes = [window.tokens for window in windows]
     outputs = []
-    # split and not slices: the backward of a slice fills a whole [T, H, D] with zeros, for every window again
-    for window, *parts in zip(windows, *(t.split_with_sizes(sizes) for t in (q, k, v)), strict=True):
-        window_q, window_k, window_v = (part.transpose(0, 1)[None] for part in parts)  # [1, H, tokens, D]
-        output = F.scaled_dot_product_attention(
-            window_q,
-            window_k,
-            window_v,
-            attn_mask=window.mask,
-            dropout_p=dropout,
-            is_causal=causal and window.mask is None,
-            enable_gqa=k.shape[1] != q.shape[1],
-        )
-        outputs.append(output[0].transpose(0, 1))
+    with _kernels(q.device.type):
+        # split and not slices: the backward of a slice fills a whole [T, H, D] with zeros, for every window again
+        for window, *parts in zip(windows, *(t.split_with_sizes(sizes) for t in (q, k, v)), strict=True):
+            window_q, window_k, window_v = (part.transpose(0, 1)[None] for part in parts)  # [1, H, tokens, D]
+            output = F.scaled_dot_product_attention(
+                window_q,
+                window_k,
+                window_v,
+                attn_mask=window.mask,
+                dropout_p=dropout,
+                is_causal=causal and window.mask is None,
+                enable_gqa=k.shape[1] != q.shape[1],
+            )
+            outputs.append(output[0].transpose(0, 1))
     return torch.cat(outputs)
+
+
+def _kernels(device_type: str) -> AbstractContextManager[None]:
+    """Leaves cuDNN's kernel out on CUDA: it makes a plan for each length that it has not seen."""
+    if device_type != "cuda":
+        return nullcontext()
+    from torch.nn.attention import SDPBackend, sdpa_kernel
+
+    kernels: AbstractContextManager[None] = sdpa_kernel(
+        [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
+    )
+    return kernels
 
 
 @lru_cache(maxsize=2)  # the layers of a batch share its masks; one more batch for a recomputed or second model

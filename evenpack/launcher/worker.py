@@ -27,7 +27,13 @@ from evenpack.engine.activity import OnActivity, own_work
 from evenpack.errors import EXIT_BAD_INPUT, EXIT_STOPPED, EvenpackError, RunError, StoppedEarlyError
 from evenpack.launch_environment import MAX_RESTARTS
 from evenpack.launcher.processes.deepspeed_launcher import parent_command
-from evenpack.launcher.processes.devices import cpu_cores, keep_freed_memory, settle_accelerator
+from evenpack.launcher.processes.devices import (
+    cpu_cores,
+    keep_freed_memory,
+    require_seen_gpus,
+    settle_accelerator,
+    settle_allocator,
+)
 from evenpack.launcher.processes.guard import Ancestors, EarlyWatch, Guard, end_process
 from evenpack.launcher.processes.heartbeat import Heartbeat
 from evenpack.launcher.processes.output_lock import held_output_dir
@@ -109,6 +115,8 @@ def main(arguments: Sequence[str] | None = None, *, train: TrainFunction | None 
     share_cores(place)
     try:
         config = _load_config(options.run_file, options.overrides)
+        settle_allocator(config, os.environ)
+        require_seen_gpus(config, os.environ)
     except EvenpackError as error:
         _refuse(error, place, options.evenpack_run)
         if place.spans_machines:  # on the others it may be right

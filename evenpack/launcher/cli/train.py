@@ -73,6 +73,7 @@ def train(
             launch = plan_launch(
                 run_file,
                 overrides or [],
+                config=config,
                 num_gpus=num_gpus,
                 cpu_ranks=cpu_ranks,
                 hostfile=hostfile,

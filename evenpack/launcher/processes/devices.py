@@ -2,12 +2,23 @@
 
 import ctypes
 import importlib.util
+import logging
 import os
 import runpy
 import sys
+from collections.abc import Mapping, MutableMapping
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
+from evenpack.errors import ConfigError
 from evenpack.launch_environment import requested_accelerator, settle_on_cpu
+
+if TYPE_CHECKING:
+    from evenpack.engine.config import RunConfig
+
+log = logging.getLogger(__name__)
+
+_DEVICE_FILES = Path("/dev")
 
 
 def cpu_cores() -> int:
@@ -25,13 +36,55 @@ def cuda_devices() -> int:
 
 
 def _is_torch_built_for_gpus() -> bool:
-    """Returns what torch's generated file of its version says; importing torch takes a second. True if unknown."""
+    """Returns what torch says of its build. True if unknown."""
+    return any(_build_of_torch().get(name, "unknown") is not None for name in ("cuda", "hip"))
+
+
+def _build_of_torch() -> Mapping[str, Any]:
+    """Returns what torch's generated file of its version holds, since importing torch takes a second."""
     found = importlib.util.find_spec("torch")
     path = None if found is None or found.origin is None else Path(found.origin).with_name("version.py")
-    if path is None or not path.is_file():
-        return True
-    values = runpy.run_path(str(path))
-    return any(values.get(name, "unknown") is not None for name in ("cuda", "hip"))
+    return {} if path is None or not path.is_file() else runpy.run_path(str(path))
+
+
+def require_seen_gpus(config: "RunConfig", environment: Mapping[str, str]) -> None:
+    """Warns if a run would train on the CPU of a machine with NVIDIA GPUs, of which PyTorch sees none.
+
+    Not if the CPU is asked for (DS_ACCELERATOR=cpu), or no GPU shall be seen (CUDA_VISIBLE_DEVICES).
+
+    Raises: ConfigError instead, for a run that is not to be slow on a GPU (`attention.on_slow_backend: error`).
+    """
+    files = sorted(path.name for path in _DEVICE_FILES.glob("nvidia[0-9]*"))
+    is_hidden = environment.get("CUDA_VISIBLE_DEVICES", "0").strip() in ("", "-1")
+    if not files or is_hidden or requested_accelerator(environment) == "cpu" or cuda_devices():
+        return
+    build = _build_of_torch()
+    reason = f"torch {build.get('__version__')} is built for the CPU alone: install a build for CUDA"
+    if build.get("cuda") is not None:
+        reason = (
+            f"torch {build.get('__version__')} needs a driver for CUDA {build['cuda']}: does nvidia-smi work here, and "
+            "which version of CUDA does it name? docs/gpu.md has the drivers that each build needs"
+        )
+    found = f"this machine has NVIDIA devices ({', '.join(files)}), but PyTorch sees none of them. {reason}"
+    if config.attention.on_slow_backend == "error":
+        raise ConfigError(
+            f"{found}. The run file is for GPUs (attention.on_slow_backend: error); to train on the CPU nevertheless "
+            "say --cpu-ranks NUMBER, or set DS_ACCELERATOR=cpu"
+        )
+    log.warning("%s; the run trains on the CPU", found)
+
+
+_ALLOCATOR = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
+"""Variables of PyTorch's allocator for GPUs; the second is an older name."""
+
+
+def settle_allocator(config: "RunConfig", environment: MutableMapping[str, str]) -> None:
+    """Lets the memory of a GPU grow in place where micro-batches differ in size; to be called before torch is imported.
+
+    Otherwise each new size may leave a gap that no other one fills. Nothing is changed that the user has set.
+    """
+    if config.training.layout != "packed" and not any(name in environment for name in _ALLOCATOR):
+        environment[_ALLOCATOR[0]] = "expandable_segments:True"
 
 
 _KEPT_MEMORY = {"MALLOC_MMAP_MAX_": (-4, 0), "MALLOC_TRIM_THRESHOLD_": (-1, 2**31 - 1)}

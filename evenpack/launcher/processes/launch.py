@@ -12,13 +12,17 @@ import sysconfig
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from evenpack.errors import ConfigError, RunError
 from evenpack.launch_environment import requested_accelerator
-from evenpack.launcher.processes.devices import cpu_cores, cuda_devices
+from evenpack.launcher.processes.devices import cpu_cores, cuda_devices, require_seen_gpus
 from evenpack.launcher.processes.hosts import is_this_machine, launcher_of, reached_by_pdsh, read_hostfile
 from evenpack.launcher.processes.ranks import LaunchToken
 from evenpack.units import counted
+
+if TYPE_CHECKING:
+    from evenpack.engine.config import RunConfig
 
 WORKER_MODULE = "evenpack.launcher.worker"
 
@@ -100,6 +104,7 @@ def plan_launch(
     run_file: Path,
     overrides: Sequence[str],
     *,
+    config: "RunConfig | None" = None,
     num_gpus: int | None,
     hostfile: Path | None,
     cpu_ranks: int | None = None,
@@ -109,6 +114,7 @@ def plan_launch(
     """Chooses the devices and builds the command.
 
     Args:
+        config: what they say, for which the devices of this machine must do.
         num_gpus: of this machine, or of each machine in `hostfile`; None: all.
         cpu_ranks: that many ranks on this machine's CPU instead; None: GPUs, or two where there is none.
 
@@ -123,6 +129,8 @@ def plan_launch(
         devices = hosts_of(hostfile, num_gpus)
         _refuse_shell_characters([str(run_file), *overrides])
     else:
+        if config is not None and cpu_ranks is None:
+            require_seen_gpus(config, os.environ)
         cuda_count = cuda_devices() if cpu_ranks is None else 0  # counting them imports torch
         devices = local_devices(num_gpus, cpu_ranks, cuda_count=cuda_count, environment=os.environ)
     if devices.kind == "cpu":

@@ -620,3 +620,16 @@ def test_flash_is_given_slopes_in_fp32_dropout_and_determinism(
     actual = flash.attend(*arguments, 20, causal=True, alibi_slopes=slopes().bfloat16(), dropout=0.1)
     assert torch.equal(actual, dense(*arguments, causal=True, slopes=slopes()))
     assert seen == {"longest": (20, 20), "dropout": 0.1, "deterministic": deterministic}
+
+
+@pytest.mark.parametrize(("device_type", "is_left_out"), [("cuda", True), ("cpu", False)])
+def test_sdpa_leaves_out_cudnn_which_plans_each_new_length_on_cuda(device_type: str, is_left_out: bool) -> None:
+    def enabled() -> list[bool]:
+        of = torch.backends.cuda
+        return [of.cudnn_sdp_enabled(), of.flash_sdp_enabled(), of.mem_efficient_sdp_enabled(), of.math_sdp_enabled()]
+
+    before = enabled()
+    assert all(before)
+    with sdpa._kernels(device_type):
+        assert enabled() == [not is_left_out, True, True, True]
+    assert enabled() == before

@@ -1,10 +1,19 @@
 """The devices of this machine, and the memory of ranks on its CPU."""
 
+import logging
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
+
+from evenpack.config import load_run_file
+from evenpack.engine.config import RunConfig
+from evenpack.errors import ConfigError
+from evenpack.launcher.processes import devices
+from evenpack.launcher.processes.devices import require_seen_gpus, settle_allocator
+from evenpack.launcher.processes.launch import plan_launch
 
 REUSE = """
 import resource, sys
@@ -48,3 +57,87 @@ def test_devices_are_counted_without_torch_only_where_it_is_built_without_gpus()
     assert (is_imported == "False") == (build == "None")
     if build == "None":
         assert found == "0"
+
+
+CPU_BUILD = {"__version__": "2.13.0+cpu", "cuda": None}
+CUDA_BUILD = {"__version__": "2.13.0+cu130", "cuda": "13.0"}
+
+
+@pytest.fixture
+def unseen_gpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A machine with a GPU and a build of torch for CUDA, whose driver is too old."""
+    for name in ("nvidia0", "nvidiactl", "nvidia-uvm"):
+        (tmp_path / name).touch()
+    monkeypatch.setattr(devices, "_DEVICE_FILES", tmp_path)
+    monkeypatch.setattr(devices, "_build_of_torch", lambda: CUDA_BUILD)
+    monkeypatch.setattr(devices, "cuda_devices", lambda: 0)
+
+
+def run(name: str) -> RunConfig:
+    return load_run_file(Path(name), RunConfig)
+
+
+def test_a_run_for_gpus_is_refused_where_torch_does_not_see_the_gpus(
+    unseen_gpu: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with pytest.raises(ConfigError, match=r"NVIDIA devices \(nvidia0\).*2\.13\.0\+cu130 needs a driver for CUDA 13\.0"):
+        require_seen_gpus(run("bert_large_phase2"), {})
+    monkeypatch.setattr(devices, "_build_of_torch", lambda: CPU_BUILD)
+    with pytest.raises(ConfigError, match=r"2\.13\.0\+cpu is built for the CPU alone.*say --cpu-ranks NUMBER"):
+        require_seen_gpus(run("bert_large_phase2"), {})
+
+
+def test_another_run_trains_on_the_cpu_there_and_says_so(unseen_gpu: None, caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.WARNING):
+        require_seen_gpus(run("demo"), {})
+    assert "does nvidia-smi work here" in caplog.text
+    assert caplog.text.strip().endswith("the run trains on the CPU")
+
+
+@pytest.mark.parametrize(
+    "environment", [{"DS_ACCELERATOR": "cpu"}, {"CUDA_VISIBLE_DEVICES": ""}, {"CUDA_VISIBLE_DEVICES": "-1"}], ids=str
+)
+def test_who_asks_for_the_cpu_gets_it(
+    unseen_gpu: None, caplog: pytest.LogCaptureFixture, environment: dict[str, str]
+) -> None:
+    require_seen_gpus(run("bert_large_phase2"), environment)
+    assert not caplog.text
+
+
+def test_nothing_is_said_of_gpus_that_are_seen_or_not_there(
+    unseen_gpu: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(devices, "cuda_devices", lambda: 1)
+    require_seen_gpus(run("bert_large_phase2"), {})
+    monkeypatch.setattr(devices, "cuda_devices", lambda: 0)
+    (tmp_path / "nvidia0").unlink()
+    require_seen_gpus(run("bert_large_phase2"), {})
+    assert not caplog.text
+
+
+def test_ranks_are_not_planned_on_the_cpu_of_such_a_machine_unless_they_are_asked_for(
+    unseen_gpu: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("CUDA_VISIBLE_DEVICES", "DS_ACCELERATOR"):
+        monkeypatch.delenv(name, raising=False)
+    given: dict[str, Any] = {"config": run("bert_large_phase2"), "num_gpus": None, "hostfile": None}
+    with pytest.raises(ConfigError, match="PyTorch sees none of them"):
+        plan_launch(Path("run.yaml"), [], **given)
+    assert plan_launch(Path("run.yaml"), [], cpu_ranks=2, **given).devices.ranks == 2
+
+
+@pytest.mark.parametrize(
+    ("layout", "given", "expected"),
+    [
+        ("unpadded", {}, {"PYTORCH_ALLOC_CONF": "expandable_segments:True"}),
+        ("packed", {}, {}),
+        ("unpadded", {"PYTORCH_ALLOC_CONF": "backend:native"}, {"PYTORCH_ALLOC_CONF": "backend:native"}),
+        ("unpadded", {"PYTORCH_CUDA_ALLOC_CONF": ""}, {"PYTORCH_CUDA_ALLOC_CONF": ""}),
+    ],
+    ids=str,
+)
+def test_memory_of_gpus_grows_in_place_where_micro_batches_differ_and_the_user_says_nothing_else(
+    layout: str, given: dict[str, str], expected: dict[str, str]
+) -> None:
+    settle_allocator(load_run_file(Path("bert_large_phase2"), RunConfig, [f"training.layout={layout}"]), given)
+    assert given == expected
