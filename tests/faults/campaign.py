@@ -274,7 +274,7 @@ class Campaign:
         require_clear(
             end,
             life.run.case,
-            silent=fault.silent and not injected.may_return_0,
+            silent=injected.nobody_is_left or (fault.silent and not injected.may_return_0),
             may_return_0=injected.may_return_0,
         )
         tried.outcome, tried.seconds = "ended clearly", end.seconds

@@ -34,6 +34,8 @@ class Injected:
     """How long the cause stays, if the run does not end before."""
     may_return_0: bool = False
     """Whether the exit code is DeepSpeed's own affair: `deepspeed` returns 0 if a signal ends what it has started."""
+    nobody_is_left: bool = False
+    """Whether no process lives that would say something: `deepspeed` itself is asked for critical messages alone."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -103,7 +105,7 @@ def kill_all_ranks(life: Life, _random: Random) -> Injected:
     for process in ranks:
         with suppress(psutil.NoSuchProcess):
             process.send_signal(signal.SIGKILL)
-    return Injected(detail=f"{len(ranks)} ranks")
+    return Injected(detail=f"{len(ranks)} ranks", nobody_is_left=life.run.case.stack == "deepspeed")
 
 
 def kill_a_launcher(life: Life, random: Random) -> Injected:
