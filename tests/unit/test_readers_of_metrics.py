@@ -196,6 +196,18 @@ def test_a_skipped_step_has_the_perplexity_of_the_step_before_it(
     assert read_chunking_curve(tmp_path).losses.tolist() == expected
 
 
+@pytest.mark.parametrize("where", ["in training", "in the evaluation"])
+def test_a_run_that_has_diverged_is_not_compared(where: str, tmp_path: Path) -> None:
+    """What is not finite is null in the log."""
+    folder = write_log(tmp_path, [])
+    records = read_metrics(folder / METRICS)
+    changed = records[-1] if where == "in training" else records[-1]["validation"]["text"]
+    changed["loss"] = None
+    (folder / METRICS).write_text("".join(json.dumps(record) + "\n" for record in records))
+    with pytest.raises(DataError, match="has diverged and cannot be compared"):
+        read_equivalence_curve(folder)
+
+
 @pytest.mark.parametrize("read", [read_chunking_curve, read_equivalence_curve], ids=["chunking", "equivalence"])
 def test_a_run_without_a_trained_step_has_no_curve(read: Callable[[Path], Any], tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"all 100 steps in .* were skipped"):

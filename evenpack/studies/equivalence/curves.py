@@ -67,7 +67,8 @@ class Curve:
 def read_curve(output_dir: Path) -> Curve:
     """Reads the log. Skipped steps have no samples, seconds and losses.
 
-    Raises: DataError if it has no evaluation or no trained step, or lacks a step up to which samples are counted.
+    Raises: DataError if it has no evaluation or no trained step, lacks a step up to which samples are counted, or has a
+        loss that is not finite.
     """
     path = output_dir / METRICS
     records = read_metrics(path) if path.exists() else []
@@ -90,6 +91,12 @@ def read_curve(output_dir: Path) -> Curve:
     if not trained:
         raise DataError(f"all {len(records)} steps in {path} were skipped, so there is nothing to compare")
     last = trained[-math.ceil(len(trained) / 10) :]
+    losses = [values["loss"] for *_, found in points for values in found] + [record["loss"] for record in last]
+    if None in losses:
+        raise DataError(
+            f"{path} has a loss that is not finite, so the run has diverged and cannot be compared: train it again "
+            "with a lower optimizer.learning_rate"
+        )
     noisy = [record["optimised_next_sentence_loss"] for record in last if "optimised_next_sentence_loss" in record]
     means = [record["next_sentence_loss"] for record in last if "next_sentence_loss" in record]
     with_pairs = all("next_sentence_accuracy" in values for _, _, found in points for values in found)
