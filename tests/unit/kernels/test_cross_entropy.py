@@ -196,6 +196,34 @@ def test_under_autocast_products_are_bfloat16_and_the_rest_is_float32(hidden_dty
         assert (actual - wanted).norm() / wanted.norm() < 1e-2
 
 
+class Operands(TorchDispatchMode):
+    """Notes the strides of the matrices that products take and write."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.strides: list[tuple[int, ...]] = []
+
+    def __torch_dispatch__(self, function: Any, types: Any, arguments: Any = (), named: Any = None) -> Any:
+        result = function(*arguments, **(named or {}))
+        if function.overloadpacket in (torch.ops.aten.mm, torch.ops.aten.addmm):
+            self.strides += [one.stride() for one in (*arguments, result) if isinstance(one, Tensor)]
+        return result
+
+
+def test_rows_of_half_precision_logits_are_aligned_and_compute_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A vocabulary of 101 entries has rows of 202 bytes."""
+    found = []
+    for multiple in (cross_entropy.ROW_MULTIPLE, 1):
+        monkeypatch.setattr(cross_entropy, "ROW_MULTIPLE", multiple)
+        hidden, weight, labels, weights = problem()
+        with Operands() as operands, torch.autocast("cpu", torch.bfloat16):
+            loss, correct = linear_cross_entropy(hidden, weight, labels, weights, chunk_tokens=20)
+        found.append([loss, correct, *torch.autograd.grad(loss, (hidden, weight))])
+        rows = {stride for strides in operands.strides for stride in strides if stride > 1}
+        assert rows == ({128, HIDDEN} if multiple > 1 else {VOCABULARY, HIDDEN})
+    assert all(torch.equal(*pair) for pair in zip(*found, strict=True))
+
+
 def test_the_weight_gradient_of_many_bfloat16_chunks_is_summed_in_float32() -> None:
     """Summed in bfloat16, 4096 equal chunks would stop growing at 256 times one chunk."""
     hidden = torch.ones(4096, 1)
