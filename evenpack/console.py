@@ -191,8 +191,9 @@ def _plain(value: Any) -> Any:
         return {field.name: _plain(getattr(value, field.name)) for field in dataclasses.fields(value)}
     if isinstance(value, Mapping):
         return {str(key): _plain(inner) for key, inner in value.items()}
-    if isinstance(value, list | tuple):
-        return [_plain(inner) for inner in value]
+    if isinstance(value, list | tuple | range):
+        inners = [value.start, value.stop] if isinstance(value, range) else value
+        return [_plain(inner) for inner in inners]
     if isinstance(value, Path):
         return str(value)
     return None if isinstance(value, float) and not math.isfinite(value) else value

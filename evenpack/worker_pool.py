@@ -64,8 +64,9 @@ def make_sockets_of_short_names() -> None:
     """
     config = multiprocessing.current_process()._config  # type: ignore[attr-defined]
     if config.get("tempdir") is None and len(os.fsencode(tempfile.gettempdir())) > _LONGEST_TEMPORARY:
-        folder = config["tempdir"] = tempfile.mkdtemp(prefix="pymp-", dir="/tmp")
-        util.Finalize(None, shutil.rmtree, args=(folder, True), exitpriority=-100)
+        with suppress(OSError):  # without such a folder multiprocessing says what fails
+            folder = config["tempdir"] = tempfile.mkdtemp(prefix="pymp-", dir="/tmp")
+            util.Finalize(None, shutil.rmtree, args=(folder, True), exitpriority=-100)
 
 
 def _begin_worker(lifeline: Connection, environment: Mapping[str, str]) -> None:

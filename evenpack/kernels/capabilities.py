@@ -30,6 +30,9 @@ _LOGGER = logging.getLogger("evenpack")
 _PREFERENCE = ("flash", "varlen", "flex", "sdpa")
 """The order in which `auto` tries backends, fastest first. `reference` is an oracle and must be requested by name."""
 
+_WIDEST_DROPPED_ANYWHERE = 192
+"""Widest head for which FlashAttention 2 has gradients with dropout on every device that it runs on."""
+
 FUSED = ("flash", "varlen", "flex")
 """Backends that compute all segments in one kernel and never wait for the device."""
 
@@ -195,7 +198,15 @@ def _fused_unavailable_reason(request: AttentionRequest) -> str | None:
         return f"it needs float16 or bfloat16, not {str(request.dtype).removeprefix('torch.')}"
     if request.device_type == "cuda" and request.head_dim > 256:
         return f"head_dim {request.head_dim} is above 256"
-    return _device_unsuitable_reason(request)
+    reason = _device_unsuitable_reason(request)
+    if reason is None and request.dropout and request.head_dim > _WIDEST_DROPPED_ANYWHERE:
+        major, minor = torch.cuda.get_device_capability()
+        if (major, minor) not in ((8, 0), (9, 0)):
+            return (
+                f"its backward pass has dropout at head_dim {request.head_dim} only on devices of compute capability "
+                f"8.0 and 9.0, this one has {major}.{minor}"
+            )
+    return reason
 
 
 def _device_unsuitable_reason(request: AttentionRequest) -> str | None:

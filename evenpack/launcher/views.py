@@ -94,7 +94,9 @@ def _shapes(plan: TrainingPlan) -> str:
     origin = "the fullest packs together"
     if sizes.counted is not None:
         is_all = sizes.counted.stop == plan.steps
-        origin = f"all {plan.steps:,} steps" if is_all else f"the first {sizes.counted.stop:,} steps; it may grow"
+        origin = (
+            f"all {plan.steps:,} steps" if is_all else f"the first {counted(sizes.counted.stop, 'step')}; they may grow"
+        )
     shown = [
         "as many slots as its sequences need" if slots is None else f"{slots:,} slots",
         f"room for {sizes.segments:,} segments, {sizes.sequences:,} sequences"

@@ -34,6 +34,8 @@ _LARGE_SOURCE = 1 << 24
 """Sequences above which a source's index, read at random, may not be in memory."""
 _ITEMS_AT_ONCE_OF_LARGE = 1 << 16
 """Packs or sequences that are then counted together, because each may take a read from the disk."""
+_FARTHEST = 64
+"""How many times over that may be skipped and still be counted, so that sizes do not depend on who skips it."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,7 +48,9 @@ class BatchCapacity:
     targets: int
     """M: masked tokens, rounded up; 0 for an objective whose targets need no list."""
     counted: range | None
-    """Steps that were counted last, numbered from 0: no micro-batch of theirs is larger; None: nor of any step."""
+    """Steps that were counted last, numbered from 0: no micro-batch of theirs is larger; None: nor of any step.
+
+    In JSON the first one and the one behind the last."""
     follows: bool
     """Whether the sizes follow each micro-batch instead, because it has no fixed number of items."""
 
@@ -72,7 +76,7 @@ def placer_of(sources: Sequence[PackedSource], *, shape: StepShape, objective: O
 
 
 class CapacityAhead:
-    """The capacity at each step of a run, counted for many steps ahead. It never shrinks.
+    """The capacity at each step of a run, counted for many steps ahead. It never shrinks on the way to later steps.
 
     It is the same on every rank that has begun at the same step, and depends on the number of ranks, which decides what
     forms a micro-batch. Whoever asks for one step after another waits once: what comes next is counted in a thread.
@@ -107,8 +111,9 @@ class CapacityAhead:
         counted = self.now.counted
         if counted is None:
             return self.now
-        if step not in counted:
-            counted = self._around(step)
+        is_far = not 0 <= step - counted.start < _FARTHEST * self._at_once
+        while step not in counted:  # one of several loaders may get no item of the steps in between
+            counted = self._around(step if is_far else counted.stop)
             is_ready = self._next is not None and self._next[0] == counted
             found = self._next[1].result() if self._next is not None and is_ready else self._count(counted)
             self.now, self._next = self.now.grown_to(found), None

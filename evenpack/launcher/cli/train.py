@@ -73,7 +73,7 @@ def train(
             launch = plan_launch(
                 run_file,
                 overrides or [],
-                config=config,
+                config=None if dry_run else config,
                 num_gpus=num_gpus,
                 cpu_ranks=cpu_ranks,
                 hostfile=hostfile,

@@ -5,13 +5,14 @@ import importlib.util
 import logging
 import os
 import runpy
+import socket
 import sys
 from collections.abc import Mapping, MutableMapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from evenpack.errors import ConfigError
-from evenpack.launch_environment import requested_accelerator, settle_on_cpu
+from evenpack.launch_environment import LOCAL_RANK, requested_accelerator, settle_on_cpu
 
 if TYPE_CHECKING:
     from evenpack.engine.config import RunConfig
@@ -55,23 +56,40 @@ def require_seen_gpus(config: "RunConfig", environment: Mapping[str, str]) -> No
     Raises: ConfigError instead, for a run that is not to be slow on a GPU (`attention.on_slow_backend: error`).
     """
     files = sorted(path.name for path in _DEVICE_FILES.glob("nvidia[0-9]*"))
-    is_hidden = environment.get("CUDA_VISIBLE_DEVICES", "0").strip() in ("", "-1")
+    visible = environment.get("CUDA_VISIBLE_DEVICES")
+    is_hidden = visible is not None and not _names_a_device(visible)
     if not files or is_hidden or requested_accelerator(environment) == "cpu" or cuda_devices():
         return
-    build = _build_of_torch()
-    reason = f"torch {build.get('__version__')} is built for the CPU alone: install a build for CUDA"
-    if build.get("cuda") is not None:
-        reason = (
-            f"torch {build.get('__version__')} needs a driver for CUDA {build['cuda']}: does nvidia-smi work here, and "
-            "which version of CUDA does it name? docs/gpu.md has the drivers that each build needs"
-        )
-    found = f"this machine has NVIDIA devices ({', '.join(files)}), but PyTorch sees none of them. {reason}"
+    found = (
+        f"{socket.gethostname()} has NVIDIA devices ({', '.join(files)}), but PyTorch sees none of them: "
+        f"{_why_unseen(visible)}"
+    )
     if config.attention.on_slow_backend == "error":
         raise ConfigError(
             f"{found}. The run file is for GPUs (attention.on_slow_backend: error); to train on the CPU nevertheless "
-            "say --cpu-ranks NUMBER, or set DS_ACCELERATOR=cpu"
+            "set DS_ACCELERATOR=cpu"
         )
-    log.warning("%s; the run trains on the CPU", found)
+    if LOCAL_RANK.read(environment) in (None, 0):
+        log.warning("%s; the run trains on the CPU", found)
+
+
+def _names_a_device(visible: str) -> bool:
+    first = visible.partition(",")[0].strip()
+    return first.isdecimal() or first.startswith(("GPU-", "MIG-"))
+
+
+def _why_unseen(visible: str | None) -> str:
+    """Returns the likely reason, and what to do. `visible`: the value of CUDA_VISIBLE_DEVICES, if it is set."""
+    build = _build_of_torch()
+    version = build.get("__version__", "here")
+    if build and not _is_torch_built_for_gpus():
+        return f"torch {version} is built for the CPU alone; install a build for CUDA"
+    named = "" if visible is None else f"CUDA_VISIBLE_DEVICES={visible} names none that is here, or "
+    needed = f" for CUDA {build['cuda']}" if build.get("cuda") else ""
+    return (
+        f"{named}torch {version} needs a newer driver{needed}. Does nvidia-smi work here, and which version of CUDA "
+        "does it name? docs/gpu.md has the driver that each build needs"
+    )
 
 
 _ALLOCATOR = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
@@ -81,9 +99,11 @@ _ALLOCATOR = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
 def settle_allocator(config: "RunConfig", environment: MutableMapping[str, str]) -> None:
     """Lets the memory of a GPU grow in place where micro-batches differ in size; to be called before torch is imported.
 
-    Otherwise each new size may leave a gap that no other one fills. Nothing is changed that the user has set.
+    Otherwise each new size may leave a gap that no other one fills. Nothing is changed that the user has set, nor for a
+    part of a GPU, which may lack the virtual memory for it.
     """
-    if config.training.layout != "packed" and not any(name in environment for name in _ALLOCATOR):
+    is_part = environment.get("CUDA_VISIBLE_DEVICES", "").startswith("MIG-")
+    if config.training.has_varying_slots and not is_part and not any(name in environment for name in _ALLOCATOR):
         environment[_ALLOCATOR[0]] = "expandable_segments:True"
 
 

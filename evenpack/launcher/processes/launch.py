@@ -129,7 +129,7 @@ def plan_launch(
         devices = hosts_of(hostfile, num_gpus)
         _refuse_shell_characters([str(run_file), *overrides])
     else:
-        if config is not None and cpu_ranks is None:
+        if config is not None and cpu_ranks is None and num_gpus is None:
             require_seen_gpus(config, os.environ)
         cuda_count = cuda_devices() if cpu_ranks is None else 0  # counting them imports torch
         devices = local_devices(num_gpus, cpu_ranks, cuda_count=cuda_count, environment=os.environ)

@@ -4,7 +4,8 @@
 
 `deepspeed` does it by two processes, each of which imports DeepSpeed and torch before it starts anything, and looks for
 ended ranks once a second. This one imports neither. Its exit code is 0 if all ranks end with 0, else that of the first
-other one (256 - N for signal N), whose end is followed by a SIGTERM to the rest. Signals to stop are passed on.
+one that failed (256 - N for signal N), whose end is followed by a SIGTERM to the rest, or that of ranks which were
+stopped. Signals to stop are passed on, unless this process was started with them ignored.
 """
 
 import argparse
@@ -32,7 +33,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     ranks = _Ranks()
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # if it is ignored, which a process inherits, exit codes are lost
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-        signal.signal(number, ranks.stop)
+        if signal.getsignal(number) is not signal.SIG_IGN:  # as `nohup` has it
+            signal.signal(number, ranks.stop)
     signal.signal(signal.SIGALRM, ranks.kill)
     count = len(options.devices.split(","))
     for rank in range(count):
@@ -84,7 +86,8 @@ class _Ranks:
             os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOWAIT)
             for process in [process for process in running if process.poll() is not None]:
                 running = [other for other in running if other is not process]
-                exit_code = exit_code or process.returncode % 256
+                if exit_code in (0, EXIT_STOPPED):
+                    exit_code = process.returncode % 256 or exit_code
                 if process.returncode not in (0, EXIT_STOPPED):
                     signal.alarm(signal.alarm(0) or _PATIENCE_SECONDS)  # counted from the first failure
                     for other in running:

@@ -485,6 +485,8 @@ def test_flash_attn_absent_or_of_another_generation_is_distinguished(
         ({"alibi": True}, "no gradients with ALiBi", None),
         ({"alibi": True, "dropout": True}, "no gradients with ALiBi", None),
         ({"dropout": True}, None, None),
+        ({"head_dim": 200}, None, None),
+        ({"dropout": True, "head_dim": 192}, None, None),
         ({"dtype": torch.float32}, "not float32", "not float32"),
         ({"dtype": torch.float16}, None, None),
         ({"head_dim": 264}, "above 256", "above 256"),
@@ -509,6 +511,21 @@ def test_the_limits_of_the_cuda_kernels(
         assert (reason is None) if expected is None else (expected in (reason or "")), reason
     assert unavailable_reason("reference", request) is None
     assert unavailable_reason("sdpa", request) is None
+
+
+@pytest.mark.parametrize(
+    ("capability", "is_served"), [((8, 0), True), ((9, 0), True), ((8, 9), False), ((12, 0), False)]
+)
+def test_wide_heads_with_dropout_are_served_where_their_gradients_are(
+    monkeypatch: pytest.MonkeyPatch, cuda: Callable[[int, int], None], capability: tuple[int, int], is_served: bool
+) -> None:
+    cuda(*capability)
+    install_flash(monkeypatch, flash_attn_varlen_func=None)
+    request = replace(CUDA_REQUEST, head_dim=200, dropout=True)
+    for backend in ("varlen", "flash"):
+        reason = unavailable_reason(backend, request)
+        assert reason is None if is_served else "only on devices of compute capability 8.0 and 9.0" in (reason or "")
+        assert unavailable_reason(backend, replace(request, head_dim=192)) is None
 
 
 def test_no_backend_claims_a_cuda_request_without_a_device(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -244,6 +244,15 @@ def test_what_comes_next_is_counted_once_and_before_it_is_needed(
     assert counted[4:] == [range(4)]
 
 
+def test_sizes_do_not_depend_on_how_the_steps_are_shared_by_loaders(few_at_once: None) -> None:
+    """Of seven loaders each gets every seventh step, so that windows of four steps pass without an item for it."""
+    planner = planner_of([random_pairs(1, key=1), random_pairs(2, key=2)], GROWING, masked_objective(), ranks=2)
+    alone, shared = ahead_of(planner), [ahead_of(planner) for _ in range(7)]
+    found = [sizes(shared[step % 7].at(step)) for step in range(30)]
+    assert found == [sizes(alone.at(step)) for step in range(30)]
+    assert len(set(found)) > 1
+
+
 def test_an_error_of_counting_ahead_is_raised_where_the_steps_are_needed(
     few_at_once: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:

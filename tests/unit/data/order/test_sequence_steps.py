@@ -103,7 +103,7 @@ def test_the_plan_shows_the_sizes_of_every_batch_and_what_suits_a_gpu_badly(pack
     bound = replace(plan.capacity, counted=None)
     assert "the most of the fullest packs together" in shapes_of(replace(plan, capacity=bound))
     begun = replace(plan.capacity, counted=range(1))
-    assert "(the most of the first 1 steps; it may grow)" in shapes_of(replace(plan, capacity=begun))
+    assert "(the most of the first 1 step; they may grow)" in shapes_of(replace(plan, capacity=begun))
     follows = replace(plan.capacity, follows=True)
     assert shapes_of(replace(plan, capacity=follows)) == "as many slots, segments and sequences as it needs"
 

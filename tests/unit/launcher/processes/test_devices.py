@@ -59,7 +59,7 @@ def test_devices_are_counted_without_torch_only_where_it_is_built_without_gpus()
         assert found == "0"
 
 
-CPU_BUILD = {"__version__": "2.13.0+cpu", "cuda": None}
+CPU_BUILD = {"__version__": "2.13.0+cpu", "cuda": None, "hip": None}
 CUDA_BUILD = {"__version__": "2.13.0+cu130", "cuda": "13.0"}
 
 
@@ -80,22 +80,33 @@ def run(name: str) -> RunConfig:
 def test_a_run_for_gpus_is_refused_where_torch_does_not_see_the_gpus(
     unseen_gpu: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with pytest.raises(ConfigError, match=r"NVIDIA devices \(nvidia0\).*2\.13\.0\+cu130 needs a driver for CUDA 13\.0"):
+    with pytest.raises(
+        ConfigError, match=r"NVIDIA devices \(nvidia0\).*: torch 2\.13\.0\+cu130 needs a newer driver for"
+    ):
         require_seen_gpus(run("bert_large_phase2"), {})
     monkeypatch.setattr(devices, "_build_of_torch", lambda: CPU_BUILD)
-    with pytest.raises(ConfigError, match=r"2\.13\.0\+cpu is built for the CPU alone.*say --cpu-ranks NUMBER"):
+    with pytest.raises(ConfigError, match=r"2\.13\.0\+cpu is built for the CPU alone.*set DS_ACCELERATOR=cpu"):
         require_seen_gpus(run("bert_large_phase2"), {})
+    monkeypatch.setattr(devices, "_build_of_torch", dict)
+    with pytest.raises(
+        ConfigError, match=r"CUDA_VISIBLE_DEVICES=7 names none that is here, or torch here needs a newer"
+    ):
+        require_seen_gpus(run("bert_large_phase2"), {"CUDA_VISIBLE_DEVICES": "7"})
 
 
 def test_another_run_trains_on_the_cpu_there_and_says_so(unseen_gpu: None, caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.WARNING):
+        require_seen_gpus(run("demo"), {"LOCAL_RANK": "1"})
+        assert not caplog.text, "its neighbour says it"
         require_seen_gpus(run("demo"), {})
-    assert "does nvidia-smi work here" in caplog.text
+    assert "Does nvidia-smi work here" in caplog.text
     assert caplog.text.strip().endswith("the run trains on the CPU")
 
 
 @pytest.mark.parametrize(
-    "environment", [{"DS_ACCELERATOR": "cpu"}, {"CUDA_VISIBLE_DEVICES": ""}, {"CUDA_VISIBLE_DEVICES": "-1"}], ids=str
+    "environment",
+    [{"DS_ACCELERATOR": "cpu"}, *({"CUDA_VISIBLE_DEVICES": hidden} for hidden in ("", "-1", "none", "NoDevFiles"))],
+    ids=str,
 )
 def test_who_asks_for_the_cpu_gets_it(
     unseen_gpu: None, caplog: pytest.LogCaptureFixture, environment: dict[str, str]
@@ -126,11 +137,29 @@ def test_ranks_are_not_planned_on_the_cpu_of_such_a_machine_unless_they_are_aske
     assert plan_launch(Path("run.yaml"), [], cpu_ranks=2, **given).devices.ranks == 2
 
 
+RANK_OF_SUCH_A_MACHINE = """
+import os, sys
+from pathlib import Path
+from evenpack.launcher import worker
+from evenpack.launcher.processes import devices
+devices._DEVICE_FILES = Path(sys.argv[1])
+devices._build_of_torch = lambda: {"__version__": "2.13.0+cu130", "cuda": "13.0"}
+devices.cuda_devices = lambda: 0
+code = worker.main(["bert_large_phase2", "training.layout=unpadded"])
+print(code, os.environ.get("PYTORCH_ALLOC_CONF"), "torch" in sys.modules)
+"""
+
+
+def test_a_rank_checks_the_devices_before_it_imports_torch(unseen_gpu: None, tmp_path: Path) -> None:
+    assert printed(RANK_OF_SUCH_A_MACHINE, str(tmp_path)) == ["2", "expandable_segments:True", "False"]
+
+
 @pytest.mark.parametrize(
     ("layout", "given", "expected"),
     [
         ("unpadded", {}, {"PYTORCH_ALLOC_CONF": "expandable_segments:True"}),
         ("packed", {}, {}),
+        ("unpadded", {"CUDA_VISIBLE_DEVICES": "MIG-5c"}, {"CUDA_VISIBLE_DEVICES": "MIG-5c"}),
         ("unpadded", {"PYTORCH_ALLOC_CONF": "backend:native"}, {"PYTORCH_ALLOC_CONF": "backend:native"}),
         ("unpadded", {"PYTORCH_CUDA_ALLOC_CONF": ""}, {"PYTORCH_CUDA_ALLOC_CONF": ""}),
     ],
