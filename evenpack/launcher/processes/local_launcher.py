@@ -15,6 +15,7 @@ import subprocess
 import sys
 import types
 from collections.abc import Sequence
+from contextlib import suppress
 
 from evenpack.errors import EXIT_STOPPED
 
@@ -83,7 +84,8 @@ class _Ranks:
         exit_code = 0
         running = self._processes
         while running:
-            os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOWAIT)
+            with suppress(ChildProcessError):  # `terminate` looks first, and may have seen the end of the last one
+                os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOWAIT)
             for process in [process for process in running if process.poll() is not None]:
                 running = [other for other in running if other is not process]
                 if exit_code in (0, EXIT_STOPPED):

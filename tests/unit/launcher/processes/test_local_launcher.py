@@ -3,6 +3,7 @@
 import base64
 import json
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -11,6 +12,7 @@ import pytest
 
 from evenpack.errors import EXIT_STOPPED
 from evenpack.launcher.processes.launch import LOCAL_LAUNCHER
+from evenpack.launcher.processes.local_launcher import _Ranks
 
 RANK = """
 import json, os, pathlib, signal, sys, time
@@ -80,3 +82,14 @@ def test_ranks_have_the_environment_that_deepspeed_gives_them(tmp_path: Path) ->
             ours[rank]
         ).keys()
         assert found["deepspeed"][rank].keys() - found["ours"][rank].keys() <= {"PYTORCH_NVML_BASED_CUDA_CHECK"}
+
+
+def test_ranks_whose_end_was_seen_by_the_signal_that_was_to_end_them_are_not_waited_for() -> None:
+    """`Popen.terminate` looks whether the process has ended, and then nothing is left to wait for."""
+    ranks = _Ranks()
+    ranks.start([sys.executable, "-c", "raise SystemExit(3)"], {})
+    (process,) = ranks._processes
+    os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
+    ranks.stop(signal.SIGTERM, None)
+    assert process.returncode == 3
+    assert ranks.wait() == 3
