@@ -64,6 +64,8 @@ class State:
     run: SubjectRun
     most_lives: int
     lives: int = 0
+    case: Case | None = None
+    """How the run was started last: a spoiled worker always by `deepspeed`."""
     tried: list[Tried] = field(default_factory=list)
     plan: list[str] | None = None
     """Names of the faults that are to come; None: random ones."""
@@ -72,7 +74,7 @@ class State:
 
     def add(self, name: str, moment: str, detail: str) -> Tried:
         """Adds a fault, which is lost until it is judged otherwise."""
-        self.tried.append(Tried(name=name, where=f"{self.run.case}; {moment}", detail=detail))
+        self.tried.append(Tried(name=name, where=f"{self.case or self.run.case}; {moment}", detail=detail))
         if self.plan:
             self.plan.pop(0)
         return self.tried[-1]
@@ -174,6 +176,7 @@ class Campaign:
         has_faults = time.monotonic() < deadline and state.lives <= state.most_lives
         damaged, spoil = self._prepare_faults(state) if has_faults else (None, None)
         run = state.run if spoil is None else state.run.spoiled()
+        state.case = run.case
         life = Life(run, run.command(spoiled=spoil is not None), run.folder / f"life_{state.lives}.log")
         try:
             is_done = self._has_its_faults(state, life, damaged, spoil) and (

@@ -22,7 +22,7 @@ from faults.subject import environment_of, paths_below, run_to_end, temporary_di
 from faults.traces import Traces, left_behind, mapped_names
 from faults.tried import BrokenError, Tried, has_traceback
 
-_NOT_COMPARED = ("tokens.journal.json", "tokenizer.trained_on.json")
+_NOT_COMPARED = ("tokens.journal.json", "shuffled.journal.json", "tokenizer.trained_on.json")
 """Records by which an interrupted call resumes: nothing reads those of a finished set, and its manifest omits them."""
 
 
