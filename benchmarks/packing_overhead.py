@@ -43,6 +43,7 @@ from evenpack.engine.engine import TrainingEngine
 from evenpack.engine.resolving.resolve import ResolvedRun, open_run
 from evenpack.engine.world.distributed import World, configure_logging, joined_world
 from evenpack.errors import DataError
+from evenpack.files import write_json
 from evenpack.models.common.batch_work import performed_work
 from evenpack.models.cost import step_flops
 
@@ -68,7 +69,7 @@ def main() -> None:
         report = measure(config, world, longest=arguments.longest, rounds=arguments.rounds, warmup=arguments.warmup)
     print(json.dumps(report, indent=2))
     if arguments.json is not None:
-        arguments.json.write_text(json.dumps(report, indent=2) + "\n")
+        write_json(arguments.json, report)
 
 
 def measure(config: RunConfig, world: World, *, longest: int | None, rounds: int, warmup: int) -> dict[str, Any]:

@@ -12,7 +12,7 @@ from evenpack.studies.imbalance.simulated.cluster import (
 )
 from evenpack.studies.imbalance.simulated.simulation import Simulation, make_cluster, simulate
 from evenpack.studies.imbalance.simulated.step_cost import StepCost
-from evenpack.studies.imbalance.simulated.step_times import SimulationRow, StepTimes, summarise
+from evenpack.studies.imbalance.simulated.step_times import SchemeRow, StepTimes, summarise
 
 ARRIVAL = Scheme(layout="unpadded", policy="arrival")
 
@@ -72,7 +72,7 @@ def some_steps(
     scheme: Scheme = ARRIVAL,
     pieces: int = 1,
     **options: float | bool | None,
-) -> list[SimulationRow]:
+) -> list[SchemeRow]:
     """Simulates one scheme on one number of devices, which costs a tenth; yields a row for each of `pieces`."""
     histogram = histogram_of(counts)
     packing = pack(histogram, "longest_pack_first", pack_length=histogram.longest)

@@ -1,1 +1,1 @@
-"""The first day on a GPU: what `scripts/gpu_day` runs."""
+"""The GPU day: what `scripts/gpu_day` runs."""

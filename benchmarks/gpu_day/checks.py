@@ -45,7 +45,7 @@ def time_copies(world: World, batch: PackedBatch) -> dict[str, float]:
     """Returns milliseconds of a copy: from pageable and pinned memory, and what one on a side stream adds to a
     product."""
     rows = _PRODUCT if world.device.type == "cuda" else 256
-    factor = torch.randn(rows, rows, device=world.device)
+    factor = torch.randn(rows, rows, device=world.device, dtype=torch.bfloat16)
 
     def seconds(work: Callable[[], object]) -> float:
         work()

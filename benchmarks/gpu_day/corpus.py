@@ -1,10 +1,10 @@
-"""Writes corpora of random tokens whose lengths are the published ones, and the run files of the day over them.
+"""Writes and prepares corpora of random tokens whose lengths are the published ones, with the run files over them.
 
-    python benchmarks/gpu_day/corpus.py DIRECTORY [--tiny]
+    python benchmarks/gpu_day/corpus.py DIRECTORY RUN ... [--tiny]
 
-Nothing is downloaded. Speed depends on lengths and sizes and not on what the tokens are. The run files are the
-shipped ones with another source, without a checkpoint to start from, and with one micro-batch a step; `--tiny` makes
-them small enough for a CPU.
+Nothing is downloaded, and it takes seconds. Speed depends on lengths and sizes and not on what the tokens are. The run
+files are the shipped ones with another source, without a checkpoint to start from, and with the step of one of the
+eight GPUs that they are for; `--tiny` makes them small enough for a CPU. Corpora that are there are kept.
 """
 
 import argparse
@@ -20,7 +20,8 @@ from evenpack.data.shards.masked_sequences import MaskedSequences
 from evenpack.data.shards.writing import ShardForm, new_shard
 from evenpack.data.tokens.file import TokenFileWriter
 from evenpack.engine.config import RunConfig
-from evenpack.files import write_text
+from evenpack.files import atomic_directory, write_text
+from evenpack.launcher.preparing import prepare_run
 from evenpack.shipped import shipped_run_files
 from evenpack.studies.lengths.published import published_histogram
 
@@ -29,16 +30,11 @@ MASK_SHARE = 0.15
 MOST_MASKS = 76
 SHORTEST_PAIR = 7
 
-RUNS = {
-    "bert_large_phase2": "bert",
-    "gpt2_small": "decoder_1024",
-    "gpt2_xl": "decoder_1024",
-    "llama_160m": "decoder_2048",
-}
+RUNS = {"bert_large_phase2": "pairs", "gpt2_small": "documents", "gpt2_xl": "documents"}
 """The shipped run files of the day, and the corpus of each."""
 
-PACKS = {"gpt2_xl": 4, "llama_160m": 8}
-"""Packs of a micro-batch where those of the run file would not fit 80 GB once each sequence is padded to a row."""
+GPUS = 8
+"""Those that share a step of the shipped run files."""
 
 
 def published_lengths(name: str, count: int) -> "np.ndarray[Any, np.dtype[np.int64]]":
@@ -49,21 +45,20 @@ def published_lengths(name: str, count: int) -> "np.ndarray[Any, np.dtype[np.int
     return np.random.default_rng(0).permutation(lengths)
 
 
-def write_decoder_corpus(prefix: Path, *, name: str, count: int, vocabulary_size: int) -> None:
+def write_documents(directory: Path, *, count: int, vocabulary_size: int) -> None:
     """Writes documents in Megatron's layout, each ended by the last id of the vocabulary."""
-    lengths = np.maximum(2, published_lengths(name, count))
+    lengths = np.maximum(2, published_lengths("wikipedia_1024", count))
     tokens = np.random.default_rng(1).integers(0, vocabulary_size - 1, int(lengths.sum()))
     tokens[np.cumsum(lengths) - 1] = vocabulary_size - 1
     hashes = np.array([derive_key(0, number) for number in range(count)], dtype=np.uint64)
-    with TokenFileWriter(prefix, vocabulary_size=vocabulary_size) as writer:
+    with TokenFileWriter(directory / "tokens", vocabulary_size=vocabulary_size) as writer:
         writer.append(tokens, lengths, {"document_hashes": hashes})
         writer.finish()
 
 
-def write_pair_corpus(directory: Path, *, count: int, vocabulary_size: int) -> None:
+def write_pairs(directory: Path, *, count: int, vocabulary_size: int) -> None:
     """Writes masked pairs as an HDF5 shard, and a vocabulary of as many words."""
     words = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *(f"w{n}" for n in range(vocabulary_size - 5))]
-    directory.mkdir(parents=True, exist_ok=True)
     write_text(directory / "vocab.txt", "\n".join(words) + "\n")
     lengths = np.maximum(SHORTEST_PAIR, published_lengths("wikipedia_512", count))
     random = np.random.default_rng(2)
@@ -95,52 +90,50 @@ def run_values(name: str, directory: Path, *, tiny: bool) -> dict[str, Any]:
     values: dict[str, Any] = yaml.safe_load(shipped_run_files()[name].read_text(encoding="utf-8"))
     corpus, data, training = RUNS[name], values["data"], values["training"]
     vocabulary = TINY_VOCABULARY if tiny else GPT2_VOCABULARY
-    if corpus == "bert":
+    if corpus == "pairs":
         source = {"kind": "hdf5", "path": str(directory / corpus), "weight": 1}
         data["recipe"] = {"kind": "masked_pairs", "max_sequence_length": 512, "max_predictions": MOST_MASKS}
         data["tokenizer"] = {"kind": "bert", "path": str(directory / corpus)}
     else:
         source = {"kind": "megatron", "path": str(directory / corpus / "tokens"), "weight": 1}
-        data["tokenizer"] = {
-            "kind": "external",
-            "vocabulary_size": vocabulary,
-            "end_of_text_id": vocabulary - 1,
-        }
+        data["tokenizer"] = {"kind": "external", "vocabulary_size": vocabulary, "end_of_text_id": vocabulary - 1}
     data["sources"] = {"published": source}
     data["prepared_dir"] = str(directory / "prepared" / corpus)
     values["run"]["output_dir"] = str(directory / "runs" / name)
     values["attention"] = {}
     values["deepspeed"] = {"zero_stage": 0}
     training.pop("initialize_from", None)
-    packs = PACKS.get(name, training["packs_per_micro_batch"])
-    training |= {"packs_per_step": packs, "packs_per_micro_batch": packs}
+    training["packs_per_step"] //= GPUS
     if tiny:
         values["model"] |= {"preset": "tiny"}
-        training |= {"packs_per_step": 2, "packs_per_micro_batch": 2, "precision": "fp32"}
+        training |= {"packs_per_step": 4, "packs_per_micro_batch": 2, "precision": "fp32"}
     return values
 
 
 def main() -> None:
-    """Writes everything."""
-    parser = argparse.ArgumentParser(description=__doc__)
+    """Writes and prepares what these runs need."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("directory", type=Path)
+    parser.add_argument("runs", nargs="+", choices=list(RUNS), metavar="RUN")
     parser.add_argument("--tiny", action="store_true")
     given = parser.parse_args()
     directory, tiny = given.directory.absolute(), given.tiny
-    count = 300 if tiny else 60_000
-    write_pair_corpus(directory / "bert", count=count, vocabulary_size=TINY_VOCABULARY if tiny else BERT_VOCABULARY)
-    for slots in (1024, 2048):
-        write_decoder_corpus(
-            directory / f"decoder_{slots}" / "tokens",
-            name=f"wikipedia_{slots}",
-            count=count // 2,
-            vocabulary_size=TINY_VOCABULARY if tiny else GPT2_VOCABULARY,
-        )
-    (directory / "run_files").mkdir(exist_ok=True)
-    for name in RUNS:
+    (directory / "run_files").mkdir(parents=True, exist_ok=True)
+    configs = {}
+    for name in given.runs:
         values = run_values(name, directory, tiny=tiny)
-        validate(values, RunConfig, origin=name)
+        configs[RUNS[name]] = validate(values, RunConfig, origin=name)
         write_text(directory / "run_files" / f"{name}.yaml", yaml.safe_dump(values, sort_keys=False))
+    for corpus, config in configs.items():
+        if not (directory / corpus).is_dir():
+            with atomic_directory(directory / corpus) as folder:
+                if corpus == "pairs":
+                    vocabulary = TINY_VOCABULARY if tiny else BERT_VOCABULARY
+                    write_pairs(folder, count=300 if tiny else 60_000, vocabulary_size=vocabulary)
+                else:
+                    vocabulary = TINY_VOCABULARY if tiny else GPT2_VOCABULARY
+                    write_documents(folder, count=150 if tiny else 30_000, vocabulary_size=vocabulary)
+        prepare_run(config)
 
 
 if __name__ == "__main__":

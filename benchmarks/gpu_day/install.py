@@ -1,65 +1,91 @@
-"""Installs the packages that evenpack and its measurements need and that are missing; never another PyTorch.
+"""Installs the packages that evenpack, its measurements and its GPU tests need; never another PyTorch.
 
-    python benchmarks/gpu_day/install.py [--wheels DIRECTORY]
+    python benchmarks/gpu_day/install.py                                  what is missing, from the package index
+    python benchmarks/gpu_day/install.py --wheels DIRECTORY --target SITE the wheels of a folder, without a network
 
-With `--wheels` nothing is fetched: packages come from that folder. flash-attn is tried last and may fail: its steps
-then say so.
+A folder's wheels are installed as they are, without looking for what they depend on. A package that fails is named and
+stops no other; the exit code is then 1, as where something that is needed is still missing.
 """
 
 import argparse
 import re
+import shutil
 import subprocess
 import sys
+import tempfile
 import tomllib
 from collections.abc import Sequence
-from importlib.metadata import PackageNotFoundError, version
+from concurrent.futures import ThreadPoolExecutor
+from importlib.metadata import distributions
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
-_NEVER = {"torch"}
-_TESTS = ("hypothesis", "pytest", "pytest-timeout")
-_OPTIONAL = "flash-attn"
+PIP = (sys.executable, "-m", "pip", "--disable-pip-version-check", "install", "--no-cache-dir", "--quiet")
+_NEVER = "torch"
 
 
 def required() -> list[str]:
-    """Returns the requirements of evenpack, of HDF5 corpora, figures and tests."""
+    """Returns the requirements of evenpack, of HDF5 corpora and of the tests."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
-    extras: dict[str, list[str]] = project["optional-dependencies"]
-    return [*project["dependencies"], "h5py", *extras["plots"], *_TESTS]
-
-
-def missing(requirements: Sequence[str]) -> list[str]:
-    """Returns those of which no version is installed; a version that is there is left as it is."""
-    return [one for one in requirements if name_of(one) not in _NEVER and not _is_installed(name_of(one))]
+    return [*project["dependencies"], "h5py", "pytest"]
 
 
 def name_of(requirement: str) -> str:
-    """Returns the package of a requirement such as `numpy>=2`."""
-    return re.split(r"[\s<>=!~\[;]", requirement.strip(), maxsplit=1)[0]
+    """Returns the package of `numpy>=2`, or of the wheel `numpy-2.3-cp312-cp312-linux_x86_64.whl`, as pip compares
+    them."""
+    first = r"-" if requirement.endswith(".whl") else r"[\s<>=!~\[;]"
+    return re.sub(r"[-_.]+", "-", re.split(first, requirement.strip(), maxsplit=1)[0]).lower()
 
 
-def _is_installed(name: str) -> bool:
-    try:
-        version(name)
-    except PackageNotFoundError:
-        return False
-    return True
+def installed(target: Path | None) -> dict[str, str]:
+    """Returns the version of each package that this Python finds, in `target` first."""
+    found: dict[str, str] = {}
+    for one in distributions(path=[*([] if target is None else [str(target)]), *sys.path]):
+        found.setdefault(name_of(one.metadata["Name"]), one.version)
+    return found
+
+
+def install_wheels(wheels: Path, target: Path) -> list[str]:
+    """Installs the wheels whose version is not there. Returns the names of those that failed.
+
+    Each goes into a folder of its own first: pip overwrites or leaves out what two have in common (`bin`).
+    """
+    present = installed(target)
+    wanted = [one for one in sorted(wheels.glob("*.whl")) if present.get(name_of(one.name)) != one.name.split("-")[1]]
+    wanted = [one for one in wanted if name_of(one.name) != _NEVER]
+    with tempfile.TemporaryDirectory() as folder, ThreadPoolExecutor(8) as pool:
+        apart = [Path(folder) / one.stem for one in wanted]
+        commands = [
+            [*PIP, "--no-index", "--no-deps", "--no-compile", "--target", str(place), str(one)]
+            for one, place in zip(wanted, apart, strict=True)
+        ]
+        codes = list(pool.map(lambda command: subprocess.run(command, check=False).returncode, commands))
+        for place, code in zip(apart, codes, strict=True):
+            if code == 0:
+                shutil.copytree(place, target, dirs_exist_ok=True)
+    return [one.name for one, code in zip(wanted, codes, strict=True) if code]
+
+
+def install_missing(requirements: Sequence[str]) -> list[str]:
+    """Installs from the index, one by one, those of which there is no version. Returns those that failed."""
+    present = installed(None)
+    wanted = [one for one in requirements if name_of(one) not in (*present, _NEVER)]
+    return [one for one in wanted if subprocess.run([*PIP, one], check=False).returncode]
 
 
 def main() -> int:
-    """Returns pip's exit code for what is needed."""
-    parser = argparse.ArgumentParser(description=__doc__)
+    """Returns 1 if a package failed or is still missing."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--wheels", type=Path)
-    wheels = parser.parse_args().wheels
-    origin = [] if wheels is None else ["--no-index", "--find-links", str(wheels)]
-    pip = [sys.executable, "-m", "pip", "install", *origin]
-    needed = missing(required())
-    print(f"missing: {', '.join(needed) or 'nothing'}", flush=True)
-    code = subprocess.run([*pip, *needed], check=False).returncode if needed else 0
-    if missing([_OPTIONAL]):
-        tried = subprocess.run([*pip, "--no-build-isolation", "--only-binary=:all:", _OPTIONAL], check=False)
-        print(f"{_OPTIONAL}: {'installed' if tried.returncode == 0 else 'not to be had here'}", flush=True)
-    return code
+    parser.add_argument("--target", type=Path)
+    given = parser.parse_args()
+    if (given.wheels is None) != (given.target is None):
+        parser.error("--wheels and --target belong together")
+    failed = install_missing(required()) if given.wheels is None else install_wheels(given.wheels, given.target)
+    present = installed(given.target)
+    missing = [one for one in required() if name_of(one) not in present]
+    print(f"failed: {', '.join(failed) or 'nothing'}; missing: {', '.join(missing) or 'nothing'}")
+    return 1 if failed or missing else 0
 
 
 if __name__ == "__main__":

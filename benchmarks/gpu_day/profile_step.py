@@ -5,6 +5,7 @@ python benchmarks/gpu_day/profile_step.py RUN.yaml --out FILE.json [--steps N] [
 
 import re
 from collections.abc import Iterable
+from typing import Any
 
 from torch.profiler import ProfilerActivity, profile
 
@@ -38,6 +39,21 @@ def by_category(kernels: Iterable[tuple[str, float]]) -> dict[str, float]:
     return found
 
 
+def kernels_of(events: Iterable[Any], is_cuda: bool) -> list[tuple[str, float]]:
+    """Returns (name, seconds) of what ran on the device: on a GPU its kernels, on a CPU the operators.
+
+    On a GPU an operator has the seconds of its kernels too, and so has a region that torch or DeepSpeed names, such as
+    `Optimizer.step`; they would count twice.
+    """
+    if not is_cuda:
+        return [(event.key, 1e-6 * event.self_cpu_time_total) for event in events]
+    return [
+        (event.key, 1e-6 * event.self_device_time_total)
+        for event in events
+        if str(event.device_type).endswith("CUDA") and not event.is_user_annotation
+    ]
+
+
 def main() -> None:
     """Profiles some steps after a warm-up."""
     given = read_arguments(__doc__, steps=3)
@@ -51,11 +67,7 @@ def main() -> None:
             for number in range(_WARMUP, len(steps)):
                 timer.engine.train_step(number, steps[number])
             synchronise(timer.world)
-        kernels = [
-            (event.key, 1e-6 * (event.self_device_time_total if is_cuda else event.self_cpu_time_total) / given.steps)
-            for event in profiler.key_averages()
-            if not is_cuda or str(event.device_type).endswith("CUDA")
-        ]
+        kernels = [(name, seconds / given.steps) for name, seconds in kernels_of(profiler.key_averages(), is_cuda)]
         longest = sorted(kernels, key=lambda one: -one[1])[:_LONGEST_LISTED]
         value = {
             "device": device_name(timer.world),

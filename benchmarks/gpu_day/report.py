@@ -1,79 +1,56 @@
-"""The day's values in one file, and a page of them for people."""
+"""A page for people of a part's values. It needs nothing but Python."""
 
-import json
-from collections.abc import Mapping, Sequence
-from pathlib import Path
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from evenpack.engine.provenance import commit_of_source
-from evenpack.files import write_json, write_text
-from gpu_day.runner import Step, StepResult, table
+Rows = list[dict[str, str]]
 
 
-def write_report(
-    prefix: Path, directory: Path, steps: Sequence[Step], results: Mapping[str, StepResult], *, command: str
-) -> str:
-    """Writes PREFIX.json, PREFIX.md and a copy of each figure as PREFIX_NAME.png. Returns the page."""
-    values = {path.stem: json.loads(path.read_text("utf-8")) for path in sorted((directory / "results").glob("*.json"))}
-    value = {
-        "command": command,
-        "commit": commit_of_source(),
-        "steps": {name: vars(result) for name, result in results.items()},
-        "results": values,
-    }
-    prefix.parent.mkdir(parents=True, exist_ok=True)
-    write_json(Path(f"{prefix}.json"), value)
-    figures = sorted((directory / "figures").glob("*.png"))
-    for figure in figures:
-        Path(f"{prefix}_{figure.name}").write_bytes(figure.read_bytes())
-    page = "\n\n".join(
-        [
-            f"# {prefix.name}",
-            f"`{command}`, commit {value['commit']}. Raw values: [{prefix.name}.json]({prefix.name}.json).",
-            "## Throughput",
-            _markdown(_throughput_rows(values)),
-            "## Un-padding, step by step",
-            _markdown(_law_rows(values)),
-            "## Seconds of a step by category",
-            _markdown(_profile_rows(values)),
-            "## Waits, recompilations, copies",
-            _markdown(_check_rows(values)),
-            "## Steps of the day",
-            table(steps, results),
-        ]
-    )
-    write_text(Path(f"{prefix}.md"), page + "\n")
-    return page
+def page(name: str, value: Mapping[str, Any]) -> str:
+    """Returns the tables of all values that are there, and how the steps ended, as Markdown."""
+    results: Mapping[str, Any] = value["results"]
+    sections = {title: rows(results) for title, rows in _SECTIONS.items()}
+    sections |= {f"Design: {question}": _design_rows(rows) for question, rows in results.get("design", {}).items()}
+    sections["Steps"] = [
+        {
+            "step": step,
+            "ended": one["status"],
+            "s": f"{one['seconds']:.0f}",
+            "last line": "" if step.replace(" ", "_") in results else _shown(one["last_line"]),
+        }
+        for step, one in value["steps"].items()
+    ]
+    lines = [
+        f"# {name}",
+        f"`{value['command']}` on {value['device']}, torch {value['torch']}, commit {value['commit']}, "
+        f"{value['date']}. All values: [{name}.json]({name}.json).",
+        *(f"## {title}\n\n{_markdown(rows)}" for title, rows in sections.items() if rows),
+    ]
+    return "\n\n".join(lines) + "\n"
 
 
-def _throughput_rows(values: Mapping[str, Any]) -> list[dict[str, str]]:
+def _throughput_rows(results: Mapping[str, Any]) -> Rows:
     rows = []
-    for name, study in values.items():
-        if not name.startswith("throughput_"):
-            continue
+    for name, study in _named(results, "throughput"):
         for layout in study["layouts"]:
             mfu = layout["mfu"]
+            ratio = study["ratio_of_promised_speed_up"] if layout["layout"] == "packed" else None
             rows.append(
                 {
-                    "study": name.removeprefix("throughput_"),
-                    "device": study["measured_on"]["device"],
+                    "study": name,
                     "layout": layout["layout"],
                     "tokens/s": f"{layout['tokens_per_second']['median']:,.0f}",
                     "sequences/s": f"{layout['sequences_per_second']['median']:,.1f}",
                     "MFU": "-" if mfu is None else f"{100 * mfu['median']:.1f} %",
                     "peak memory": f"{layout['peak_memory_bytes'] / 1e9:.2f} GB",
-                    "packed / padded / factor": _ratio(study["ratio_of_promised_speed_up"], layout["layout"]),
+                    "packed / padded / factor": "" if ratio is None else f"{ratio:.3f}",
                 }
             )
     return rows
 
 
-def _ratio(ratio: float | None, layout: str) -> str:
-    return "" if ratio is None or layout != "packed" else f"{ratio:.3f}"
-
-
-def _law_rows(values: Mapping[str, Any]) -> list[dict[str, str]]:
-    law = values.get("law_of_one_device")
+def _law_rows(results: Mapping[str, Any]) -> Rows:
+    law = results.get("law_of_one_device")
     if law is None:
         return []
     return [
@@ -87,30 +64,73 @@ def _law_rows(values: Mapping[str, Any]) -> list[dict[str, str]]:
     ]
 
 
-def _profile_rows(values: Mapping[str, Any]) -> list[dict[str, str]]:
+def _replay_rows(results: Mapping[str, Any]) -> Rows:
+    replay = (results.get("replay") or {}).get("replay") or {}
     return [
-        {"run": name.removeprefix("profile_")}
-        | {category: f"{seconds:.5f}" for category, seconds in value["seconds_per_step"].items()}
-        for name, value in values.items()
-        if name.startswith("profile_")
+        {
+            "scheme": f"{row['layout']} {row['policy']}",
+            "ranks": str(row["devices"]),
+            "steps": str(row["steps"]),
+            "sequences/s": f"{row['sequences_per_second']:,.1f}",
+            "over padding": f"{row['speed_up']:.3f} ({row['speed_up_low']:.3f} to {row['speed_up_high']:.3f})",
+            "slowest / mean": f"{row['slowest_over_mean']:.4f}",
+            "efficiency": f"{row['efficiency']:.4f}",
+        }
+        for row in replay.get("rows", [])
     ]
 
 
-def _check_rows(values: Mapping[str, Any]) -> list[dict[str, str]]:
+def _profile_rows(results: Mapping[str, Any]) -> Rows:
+    return [
+        {"run": name} | {category: f"{seconds:.5f}" for category, seconds in value["seconds_per_step"].items()}
+        for name, value in _named(results, "profile")
+    ]
+
+
+def _check_rows(results: Mapping[str, Any]) -> Rows:
     return [
         {
-            "run": name.removeprefix("checks_"),
+            "run": name,
             "waits": "-" if value["waits"] is None else str(value["waits"]),
             "recompilations": str(value["recompilations"]),
             "copies, ms": ", ".join(f"{kind} {one:.3f}" for kind, one in value["copy_milliseconds"].items()),
         }
-        for name, value in values.items()
-        if name.startswith("checks_")
+        for name, value in _named(results, "checks")
     ]
 
 
-def _markdown(rows: Sequence[Mapping[str, str]]) -> str:
-    if not rows:
-        return "Not measured."
+def _overhead_rows(results: Mapping[str, Any]) -> Rows:
+    rows = results.get("packing_overhead", {}).get("costs", {})
+    return [
+        {"over full rows": name} | {kind: f"{100 * one:.1f} %" for kind, one in costs.items()}
+        for name, costs in rows.items()
+    ]
+
+
+def _design_rows(rows: Sequence[Mapping[str, Any]]) -> Rows:
+    names = list(dict.fromkeys(name for row in rows for name in row))
+    return [{name: _shown(row.get(name, "")) for name in names} for row in rows]
+
+
+def _shown(value: Any) -> str:
+    return f"{value:.4g}" if isinstance(value, float) else str(value).replace("|", "\\|")
+
+
+_SECTIONS: dict[str, Callable[[Mapping[str, Any]], Rows]] = {
+    "Throughput": _throughput_rows,
+    "Un-padding, step by step": _law_rows,
+    "Replayed ranks": _replay_rows,
+    "Seconds of a step by category": _profile_rows,
+    "Waits, recompilations, copies": _check_rows,
+    "Cost of packs": _overhead_rows,
+}
+
+
+def _named(results: Mapping[str, Any], kind: str) -> list[tuple[str, Any]]:
+    """Returns the results whose names begin with `kind`, without it."""
+    return [(name.removeprefix(f"{kind}_"), one) for name, one in results.items() if name.startswith(f"{kind}_")]
+
+
+def _markdown(rows: Rows) -> str:
     lines = ["| " + " | ".join(rows[0]) + " |", "|" + " --- |" * len(rows[0])]
     return "\n".join([*lines, *("| " + " | ".join(row.values()) + " |" for row in rows)])

@@ -1,6 +1,8 @@
-"""Runs steps one after the other, each a command with a time limit, and remembers in a file how each ended.
+"""Runs the steps of a part, each a command with a time limit, and writes every value as soon as a step has it.
 
-It needs nothing but Python: the first step may be the one that installs everything else.
+    steps  ->  run_part  ->  PREFIX.json (values), PREFIX.md (a page of them), PREFIX.txt (all output)
+
+It needs nothing but Python: the first step installs what the others need.
 """
 
 import json
@@ -8,28 +10,32 @@ import os
 import re
 import signal
 import subprocess
+import sys
 import time
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import IO, Any, Literal
+
+from gpu_day.report import page
 
 Status = Literal["done", "failed", "timed out", "left out"]
-"""left out: a step that it needs is not done, or the day's time is used up."""
+"""left out: the part's time is used up."""
 
-_GRACE_SECONDS = 10.0
+GRACE_SECONDS = 5.0
 """Time between the request to end and the signal that cannot be ignored."""
+
+LEAST_SECONDS = 15.0
+"""A step that would have less than this is left out: it would not get beyond its imports."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Step:
-    """One command of the day."""
+    """One command of a part."""
 
     name: str
     command: tuple[str, ...]
     limit_seconds: float
-    needs: tuple[str, ...] = ()
-    """Steps that must be done before."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,113 +46,143 @@ class StepResult:
     seconds: float
     exit_code: int | None
     """None: it was not started, or was ended."""
-    reason: str
+    last_line: str
+    """The last line of its output, or the reason why there is none."""
 
 
-class Day:
-    """The steps' results in `DIRECTORY/state.json`, and their output in `DIRECTORY/logs`."""
+@dataclass(frozen=True, kw_only=True)
+class Part:
+    """What is written of a part of the day."""
 
-    def __init__(self, directory: Path) -> None:
-        """Reads what an earlier start has done. Raises: ValueError for a file that is no state."""
-        self.directory = directory
-        self._state = directory / "state.json"
-        (directory / "logs").mkdir(parents=True, exist_ok=True)
-        self.results: dict[str, StepResult] = {}
-        if self._state.exists():
-            values: dict[str, dict[str, Any]] = json.loads(self._state.read_text(encoding="utf-8"))
-            self.results = {name: StepResult(**value) for name, value in values.items()}
+    prefix: Path
+    """Of the names of its three files."""
+    values: Path
+    """The folder in which steps leave their values, as NAME.json."""
+    facts: Mapping[str, Any]
+    """What the values come from: command, commit, device, versions."""
+    results: dict[str, StepResult] = field(default_factory=dict)
 
-    def run(self, steps: Sequence[Step], *, limit_seconds: float, environment: Mapping[str, str]) -> bool:
-        """Runs every step that is not done; what failed before is tried again. Returns whether all are done.
+    def file(self, ending: str) -> Path:
+        """Returns the path of one of its files."""
+        return self.prefix.with_name(f"{self.prefix.name}.{ending}")
 
-        Args:
-            limit_seconds: no step is started that could end after it.
-        """
-        names = [step.name for step in steps]
-        if len(set(names)) < len(names):
-            raise ValueError(f"two steps have one name: {', '.join(sorted(names))}")
-        end = time.monotonic() + limit_seconds
-        for step in steps:
-            if self._is_done(step.name):
-                continue
-            missing = [need for need in step.needs if not self._is_done(need)]
-            if missing:
-                result = _left_out(f"needs {', '.join(missing)}")
-            elif time.monotonic() + step.limit_seconds > end:
-                result = _left_out("the day's time is used up; start again to go on")
-            else:
-                print(f"{step.name} ...", flush=True)
-                result = self._run(step, environment)
-            print(f"{step.name}: {result.status}, {result.seconds:.0f} s {result.reason}", flush=True)
-            self.results[step.name] = result
-            self._write_state()
-        return all(self._is_done(name) for name in names)
-
-    def _write_state(self) -> None:
-        partial = self._state.with_suffix(".partial")
-        values = {name: asdict(one) for name, one in self.results.items()}
-        partial.write_text(json.dumps(values, indent=1), encoding="utf-8")
-        partial.replace(self._state)
-
-    def log_of(self, name: str) -> Path:
-        """Returns the file that holds a step's output."""
-        return self.directory / "logs" / f"{re.sub(r'[^a-z0-9]+', '_', name.lower())}.txt"
-
-    def _is_done(self, name: str) -> bool:
-        return name in self.results and self.results[name].status == "done"
-
-    def _run(self, step: Step, environment: Mapping[str, str]) -> StepResult:
-        started = time.monotonic()
-        with self.log_of(step.name).open("w", encoding="utf-8") as log:
-            print(" ".join(step.command), file=log, flush=True)
-            try:
-                process = subprocess.Popen(
-                    step.command,
-                    stdout=log,
-                    stderr=subprocess.STDOUT,
-                    env={**os.environ, **environment},
-                    start_new_session=True,
-                )
-            except OSError as error:
-                return StepResult(status="failed", seconds=0.0, exit_code=None, reason=str(error))
-            try:
-                code = process.wait(timeout=step.limit_seconds)
-            except subprocess.TimeoutExpired:
-                _end(process)
-                reason = f"over its limit of {step.limit_seconds:.0f} s"
-                return StepResult(status="timed out", seconds=time.monotonic() - started, exit_code=None, reason=reason)
-            except BaseException:
-                _end(process)
-                raise
-        return StepResult(
-            status="failed" if code else "done",
-            seconds=time.monotonic() - started,
-            exit_code=code,
-            reason=f"see {self.log_of(step.name)}" if code else "",
-        )
+    def publish(self) -> None:
+        """Writes all values that there are."""
+        steps = {name: asdict(result) for name, result in self.results.items()}
+        results = {path.stem: json.loads(path.read_text("utf-8")) for path in sorted(self.values.glob("*.json"))}
+        value = {**self.facts, "steps": steps, "results": results}
+        _replace(self.file("json"), json.dumps(value, indent=1) + "\n")
+        _replace(self.file("md"), page(self.prefix.name, value))
 
 
-def table(steps: Sequence[Step], results: Mapping[str, StepResult]) -> str:
-    """Returns the steps and how they ended, as Markdown."""
-    lines = ["| step | ended | s | |", "| --- | --- | --- | --- |"]
+def run_part(part: Part, steps: Sequence[Step], *, limit_seconds: float, environment: Mapping[str, str]) -> bool:
+    """Runs the steps in turn, whatever becomes of the others. Returns whether all are done.
+
+    Args:
+        limit_seconds: of the whole part. A step has its own limit or what is left of this one.
+    """
+    end = time.monotonic() + limit_seconds - GRACE_SECONDS
+    part.file("txt").unlink(missing_ok=True)
     for step in steps:
-        result = results.get(step.name, _left_out("not reached"))
-        lines.append(f"| {step.name} | {result.status} | {result.seconds:.0f} | {result.reason} |")
-    return "\n".join(lines)
+        left = end - time.monotonic()
+        if left < min(LEAST_SECONDS, step.limit_seconds):
+            result = StepResult(status="left out", seconds=0.0, exit_code=None, last_line="the part's time is used up")
+        else:
+            print(f"{step.name} ...", flush=True)
+            limit = min(step.limit_seconds, left)
+            result = _run(step, limit, part.file("txt"), {**os.environ, **environment}, part.publish)
+        print(f"{step.name}: {result.status}, {result.seconds:.0f} s: {result.last_line}", flush=True)
+        part.results[step.name] = result
+        part.publish()
+    return all(part.results[step.name].status == "done" for step in steps)
 
 
-def _left_out(reason: str) -> StepResult:
-    return StepResult(status="left out", seconds=0.0, exit_code=None, reason=reason)
+def _run(
+    step: Step, limit_seconds: float, log_file: Path, environment: Mapping[str, str], publish: Callable[[], None]
+) -> StepResult:
+    started = time.monotonic()
+    status: Status
+    with log_file.open("a+", encoding="utf-8", errors="replace") as log:
+        print(f"\n=== {step.name}: {' '.join(step.command)}", file=log, flush=True)
+        begin = log.tell()
+        try:
+            process = subprocess.Popen(
+                step.command, stdout=log, stderr=subprocess.STDOUT, env=environment, start_new_session=True
+            )
+        except OSError as error:
+            return StepResult(status="failed", seconds=0.0, exit_code=None, last_line=str(error))
+        try:
+            code = _wait(process, started + limit_seconds, publish)
+            status = "done" if code == 0 else "failed"
+            said = _last_line(log, begin)
+        except subprocess.TimeoutExpired:
+            code, status = None, "timed out"
+            said = f"over its limit of {limit_seconds:.0f} s, after: {_last_line(log, begin)}"
+        finally:
+            _end(process)
+    return StepResult(status=status, seconds=round(time.monotonic() - started, 1), exit_code=code, last_line=said)
+
+
+def _wait(process: "subprocess.Popen[bytes]", end: float, publish: Callable[[], None]) -> int:
+    """Returns the exit code; values are published once a second meanwhile. Raises: TimeoutExpired at `end`."""
+    while True:
+        try:
+            return process.wait(timeout=max(0.0, min(1.0, end - time.monotonic())))
+        except subprocess.TimeoutExpired:
+            publish()
+            if time.monotonic() >= end:
+                raise
+
+
+def _last_line(log: IO[str], begin: int) -> str:
+    log.seek(begin)
+    lines = [line.strip() for line in log if line.strip()]
+    return lines[-1][:300] if lines else "no output"
 
 
 def _end(process: "subprocess.Popen[bytes]") -> None:
-    """Ends the process and those that it started."""
-    for request, seconds in ((signal.SIGTERM, _GRACE_SECONDS), (signal.SIGKILL, None)):
+    """Ends the process and those that it started and left behind."""
+    for request, seconds in ((signal.SIGTERM, GRACE_SECONDS), (signal.SIGKILL, None)):
         try:
             os.killpg(process.pid, request)
             process.wait(timeout=seconds)
-            return
         except ProcessLookupError:
             return
         except subprocess.TimeoutExpired:
             continue
+
+
+def _replace(path: Path, text: str) -> None:
+    partial = path.with_name(f"{path.name}.partial")
+    partial.write_text(text, encoding="utf-8")
+    partial.replace(path)
+
+
+_PROBE = """
+import json, platform, torch
+has_gpu = torch.cuda.is_available()
+print(json.dumps({
+    "device": torch.cuda.get_device_name() if has_gpu else "CPU",
+    "python": platform.python_version(),
+    "torch": torch.__version__,
+    "cuda": torch.version.cuda,
+    "gpu_memory_bytes": torch.cuda.get_device_properties(0).total_memory if has_gpu else None,
+}))
+"""
+
+
+def examine_machine(environment: Mapping[str, str]) -> dict[str, Any]:
+    """Returns the device and the versions that PyTorch names. Raises: RuntimeError where there is no PyTorch."""
+    command = [sys.executable, "-c", _PROBE]
+    done = subprocess.run(command, env={**os.environ, **environment}, capture_output=True, text=True, check=False)
+    if done.returncode != 0:
+        raise RuntimeError(f"PyTorch does not start, and the day installs none: {done.stderr.strip()[-500:]}")
+    found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    return found
+
+
+def short_name(device: str) -> str:
+    """Returns a device's name in the names of files: `h200` of `NVIDIA H200`, `h100_pcie` of `NVIDIA H100 PCIe`."""
+    words = re.findall(r"[a-z0-9]+", device.lower())
+    kept = [one for one in words if not re.fullmatch(r"nvidia|tesla|geforce|amd|instinct|\d+gb|hbm\d\w?|sxm\d?", one)]
+    return "_".join(kept) or "gpu"

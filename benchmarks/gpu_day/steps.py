@@ -1,12 +1,12 @@
-"""The steps of the day as data: names, commands, time limits, and what each needs.
+"""The parts of the day as data: the commands of each, in their order, with time limits.
 
-Times are of one H100; the limits leave room, and their sum is not reached. Kernels that a machine lacks make their own
-steps fail, and no other.
+A limit is what a step may take on one H100 at most; all of a part together may reach beyond it, and then the last ones
+get what is left. Each part makes its corpora again.
 """
 
 import sys
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from gpu_day.runner import Step
@@ -14,165 +14,142 @@ from gpu_day.runner import Step
 ROOT = Path(__file__).parents[2]
 EVENPACK = (sys.executable, "-c", "from evenpack.launcher.cli.app import main; main()")
 
-_MINUTE = 60.0
-_BERT = "bert_large_phase2"
-_CORPORA = {"bert": _BERT, "decoder_1024": "gpt2_small", "decoder_2048": "llama_160m"}
-"""A run of each corpus."""
+PART_SECONDS = 530.0
+"""Of a part: machines are lent for commands of ten minutes."""
+
+BERT, SMALL, XL = "bert_large_phase2", "gpt2_small", "gpt2_xl"
+_LAW_BATCH = 32
+"""Sequences of a micro-batch of the published law."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Plan:
-    """What the day is made for."""
+    """What a part is made for."""
 
-    directory: Path
-    device: str
-    """cuda or cpu."""
+    scratch: Path
+    """Corpora, run files, packages, and the steps' values."""
+    prefix: Path
+    """Of the names of results."""
+    has_gpu: bool
     is_tiny: bool
     installs: bool
     wheels: Path | None
     """A folder of wheels in place of an index; None: the index."""
 
     @property
-    def rounds(self) -> int:
-        """Returns the timed steps of each layout."""
-        return 1 if self.is_tiny else 8
+    def patience(self) -> int:
+        """How many times longer than a GPU a step may take here."""
+        return 1 if self.has_gpu else 20
+
+    @property
+    def corpora(self) -> Path:
+        """The folder of corpora and run files."""
+        return self.scratch / ("tiny" if self.is_tiny else "full")
+
+    @property
+    def site(self) -> Path:
+        """The folder of the packages that come from wheels."""
+        return self.scratch / "site"
 
     def run_file(self, name: str) -> str:
         """Returns the path of a run file of the day."""
-        return str(self.directory / "run_files" / f"{name}.yaml")
+        return str(self.corpora / "run_files" / f"{name}.yaml")
 
-    def result(self, name: str) -> str:
+    def value(self, slug: str) -> str:
         """Returns the path of a step's values."""
-        return str(self.directory / "results" / f"{name}.json")
+        return str(self.scratch / "values" / f"{slug}.json")
 
 
-def steps_of(plan: Plan) -> tuple[Step, ...]:
-    """Returns the steps in their order: what later ones need first, then what is worth most."""
-    return (
-        *_installation(plan),
-        *_examination(plan),
-        *_data(plan),
-        *_checks(plan),
-        *_throughput(plan),
-        _law(plan),
-        _profile(plan, _BERT),
-        _profile(plan, "gpt2_small"),
-        *_batches(plan),
-        _overhead(plan),
-    )
+def steps_of(part: str, plan: Plan) -> tuple[Step, ...]:
+    """Returns the steps of a part of `PARTS`: what the others need, then what is worth most."""
+    steps = (*_preparation(plan, (BERT,) if part == "R" else (SMALL, BERT, XL)), *PARTS[part](plan))
+    return tuple(replace(step, limit_seconds=step.limit_seconds * plan.patience) for step in steps)
 
 
-def _installation(plan: Plan) -> Iterator[Step]:
+def _preparation(plan: Plan, runs: tuple[str, ...]) -> Iterator[Step]:
     if plan.installs:
-        wheels = () if plan.wheels is None else ("--wheels", str(plan.wheels))
+        wheels = () if plan.wheels is None else ("--wheels", str(plan.wheels), "--target", str(plan.site))
         command = (sys.executable, str(ROOT / "benchmarks/gpu_day/install.py"), *wheels)
-        yield Step(name="install", command=command, limit_seconds=4 * _MINUTE)
-
-
-def _examination(plan: Plan) -> Iterator[Step]:
-    yield Step(name="doctor and isolation probe", command=(*EVENPACK, "doctor"), limit_seconds=2 * _MINUTE)
-    collect = ("--collect-only",) if plan.device == "cpu" else ()
-    yield Step(
-        name="tests on the GPU",
-        command=(
-            sys.executable,
-            "-m",
-            "pytest",
-            "-q",
-            "-m",
-            "gpu",
-            "-p",
-            "no:xdist",
-            "-p",
-            "no:cacheprovider",
-            *collect,
-            str(ROOT / "tests/gpu"),
-        ),
-        limit_seconds=6 * _MINUTE,
-    )
-
-
-def _data(plan: Plan) -> Iterator[Step]:
+        yield Step(name="install", command=command, limit_seconds=90)
     tiny = ("--tiny",) if plan.is_tiny else ()
-    corpus = (sys.executable, str(ROOT / "benchmarks/gpu_day/corpus.py"), str(plan.directory), *tiny)
-    yield Step(name="corpora", command=corpus, limit_seconds=2 * _MINUTE)
-    for name, run in _CORPORA.items():
-        yield Step(
-            name=f"prepare {name}",
-            command=(*EVENPACK, "prepare", plan.run_file(run)),
-            limit_seconds=2 * _MINUTE,
-            needs=("corpora",),
-        )
+    corpus = (sys.executable, str(ROOT / "benchmarks/gpu_day/corpus.py"), str(plan.corpora), *runs, *tiny)
+    yield Step(name="corpora", command=corpus, limit_seconds=90)
 
 
-def _checks(plan: Plan) -> Iterator[Step]:
-    for name in (_BERT, "gpt2_small"):
-        without = ("model.attention_dropout=0",) if name == _BERT else ()
-        steps = ("--steps", "2") if plan.is_tiny else ()
-        yield _program(f"checks {name}", plan, "checks.py", name, *steps, *without)
+def _headlines(plan: Plan) -> Iterator[Step]:
+    """Yields the runs of the headline numbers at their own steps, and the tests: what a dead machine must not take."""
+    yield _throughput(plan, f"throughput {SMALL} compiled", SMALL, *_compiled(plan), seconds=130)
+    options = ["-q", "-m", "gpu", "-p", "no:xdist", "-p", "no:cacheprovider", "-o", "addopts=-ra"]
+    options += ["-o", "filterwarnings="]  # those of a PyTorch that these tests have not met are no failures
+    options += [] if plan.has_gpu else ["--collect-only"]
+    tests = (sys.executable, "-m", "pytest", *options, str(ROOT / "tests/gpu"))
+    yield Step(name="tests on the GPU", command=tests, limit_seconds=150)
+    yield _throughput(plan, f"throughput {BERT} compiled", BERT, *_compiled(plan), seconds=110)
+    yield _throughput(plan, f"throughput {XL} compiled", XL, *_compiled(plan), seconds=150)
+    without = (*_compiled(plan), "model.attention_dropout=0")
+    yield _throughput(plan, f"throughput {BERT} compiled without attention dropout", BERT, *without, seconds=90)
 
 
-def _throughput(plan: Plan) -> Iterator[Step]:
-    """Yields every family in all layouts, by the chosen kernel, then the small ones with every kernel that may
-    serve."""
-    for name in (_BERT, "gpt2_small", "gpt2_xl", "llama_160m"):
-        yield _measured(plan, f"throughput {name} auto", name, cost_model=True, plot=True)
-    for name in (_BERT, "gpt2_small"):
-        without = ("model.attention_dropout=0",) if name == _BERT else ()
-        overrides = ("training.compile=true", *without, "--layouts", "padded,packed")
-        yield _measured(plan, f"throughput {name} compiled", name, *overrides)
-    kernels = ("sdpa",) if plan.device == "cpu" else ("varlen", "flash", "flex", "sdpa")
-    for kernel in kernels:
-        for name in (_BERT, "gpt2_small", "llama_160m"):
-            without = ("model.attention_dropout=0",) if name == _BERT else ()
-            yield _measured(plan, f"throughput {name} {kernel}", name, f"attention.backend={kernel}", *without)
+def _replay(plan: Plan) -> Iterator[Step]:
+    """Yields the steps of many ranks, replayed rank by rank on this device."""
+    ranks, count = ("1,2", "2") if plan.is_tiny else ("1,8,64", "4")
+    options = ("--replay", ranks, "--replay-steps", count, "--devices", ranks, "--no-published")
+    command = (*EVENPACK, "study", "imbalance", plan.run_file(BERT), *options, "--save", plan.value("replay"))
+    yield Step(name="replay", command=command, limit_seconds=450)
 
 
-def _batches(plan: Plan) -> Iterator[Step]:
-    for packs in (1, 2) if plan.is_tiny else (4, 8, 16, 32, 64):
-        size = (f"training.packs_per_step={packs}", f"training.packs_per_micro_batch={packs}")
-        yield _measured(plan, f"throughput {_BERT} of {packs} packs", _BERT, *size, "--layouts", "unpadded,packed")
+def _design(plan: Plan) -> Iterator[Step]:
+    """Yields what decides the next design, and where the time of a step goes."""
+    program = str(ROOT / "benchmarks/gpu_day/design.py")
+    tiny = ("--tiny",) if plan.is_tiny else ()
+    command = (sys.executable, program, "--out", plan.value("design"), *tiny)
+    yield Step(name="design", command=command, limit_seconds=180)
+    steps = ("--steps", "2") if plan.is_tiny else ()
+    yield _program(f"checks {SMALL}", plan, "checks.py", SMALL, *_compiled(plan), *steps, seconds=80)
+    for name, seconds in ((SMALL, 80), (BERT, 80), (XL, 120)):
+        words = (*_compiled(plan), "--steps", "1" if plan.is_tiny else "3")
+        yield _program(f"profile {name}", plan, "profile_step.py", name, *words, seconds=seconds)
+    yield _program(f"checks {BERT}", plan, "checks.py", BERT, *_compiled(plan), *steps, seconds=80)
 
 
-def _measured(plan: Plan, name: str, run: str, *overrides: str, cost_model: bool = False, plot: bool = False) -> Step:
-    slug = name.replace(" ", "_")
-    options = ["--depths", "", "--rounds", str(plan.rounds), "--warmup", "1" if plan.is_tiny else "3"]
-    options += ["--samples", "16" if plan.is_tiny else "40"] if cost_model else ["--samples", "0"]
-    if cost_model:
-        options += ["--cost-model", plan.result(f"cost_model_{run}")]
-    if plot:
-        options += ["--plot", str(plan.directory / "figures" / f"{slug}.png")]
-    command = (*EVENPACK, "study", "throughput", plan.run_file(run), *overrides, *options, "--save", plan.result(slug))
-    return Step(name=name, command=command, limit_seconds=3 * _MINUTE, needs=(_prepared(run),))
-
-
-def _law(plan: Plan) -> Step:
-    batch = 2 if plan.is_tiny else 32
+def _curves(plan: Plan) -> Iterator[Step]:
+    """Yields packs against padding and un-padding, with cost models and without attention dropout, and eager code."""
+    without = "model.attention_dropout=0"
+    for name, overrides in ((BERT, (without,)), (SMALL, ())):
+        cost_model = plan.prefix.with_name(f"{plan.prefix.name}_cost_model_{name}.json")
+        options = ("--cost-model", str(cost_model), "--samples", "16" if plan.is_tiny else "40")
+        layouts = ("--layouts", "padded,unpadded,packed")
+        yield _throughput(plan, f"throughput {name} layouts", name, *overrides, *layouts, *options, seconds=150)
+    overhead = (str(ROOT / "benchmarks/packing_overhead.py"), plan.run_file(BERT), without)
+    rounds = ("--rounds", "1" if plan.is_tiny else "6", "--json", plan.value("packing_overhead"))
+    yield Step(name="packing overhead", command=(sys.executable, *overhead, *rounds), limit_seconds=100)
+    yield _throughput(plan, f"throughput {SMALL} eager", SMALL, seconds=90)
+    batch = 2 if plan.is_tiny else _LAW_BATCH
     size = (f"training.packs_per_step={batch}", f"training.packs_per_micro_batch={batch}")
     steps = ("--steps", "4") if plan.is_tiny else ()
-    return _program("law of one device", plan, "law.py", _BERT, *steps, *size)
+    yield _program("law of one device", plan, "law.py", BERT, without, *size, *steps, seconds=120)
 
 
-def _profile(plan: Plan, run: str) -> Step:
-    return _program(f"profile {run}", plan, "profile_step.py", run, "--steps", "1" if plan.is_tiny else "3")
+PARTS: dict[str, Callable[[Plan], Iterator[Step]]] = {"A": _headlines, "R": _replay, "B": _design, "C": _curves}
+"""The parts by name, in the order in which they are worth the machine's time."""
 
 
-def _overhead(plan: Plan) -> Step:
-    """Returns table 1 of PackedBERT: the cost of packs over full rows, without the run's kernels of attention
-    dropout."""
-    program = str(ROOT / "benchmarks/packing_overhead.py")
-    options = ("--rounds", "1" if plan.is_tiny else "6", "--json", plan.result("packing_overhead"))
-    command = (sys.executable, program, plan.run_file(_BERT), "model.attention_dropout=0", *options)
-    return Step(name="packing overhead", command=command, limit_seconds=3 * _MINUTE, needs=(_prepared(_BERT),))
+def _compiled(plan: Plan) -> tuple[str, ...]:
+    """Returns the override that compiles, which a tiny model is not worth."""
+    return () if plan.is_tiny else ("training.compile=true",)
 
 
-def _program(name: str, plan: Plan, program: str, run: str, *words: str) -> Step:
+def _throughput(plan: Plan, name: str, run: str, *words: str, seconds: float) -> Step:
+    """Returns the step that times a run: its packs alone, unless `words` say otherwise."""
     slug = name.replace(" ", "_")
-    path = str(ROOT / "benchmarks/gpu_day" / program)
-    command = (sys.executable, path, plan.run_file(run), *words, "--out", plan.result(slug))
-    return Step(name=name, command=command, limit_seconds=3 * _MINUTE, needs=(_prepared(run),))
+    given = words if "--layouts" in words else (*words, "--layouts", "packed", "--samples", "0")
+    size = ("--rounds", "1", "--warmup", "1") if plan.is_tiny else ("--rounds", "8", "--warmup", "3")
+    options = ("--depths", "", *size, "--save", plan.value(slug))
+    command = (*EVENPACK, "study", "throughput", plan.run_file(run), *given, *options)
+    return Step(name=name, command=command, limit_seconds=seconds)
 
 
-def _prepared(run: str) -> str:
-    corpora = {"bert_large_phase2": "bert", "gpt2_small": "decoder_1024", "gpt2_xl": "decoder_1024"}
-    return f"prepare {corpora.get(run, 'decoder_2048')}"
+def _program(name: str, plan: Plan, program: str, run: str, *words: str, seconds: float) -> Step:
+    path, value = str(ROOT / "benchmarks/gpu_day" / program), plan.value(name.replace(" ", "_"))
+    command = (sys.executable, path, plan.run_file(run), *words, "--out", value)
+    return Step(name=name, command=command, limit_seconds=seconds)

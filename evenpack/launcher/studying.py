@@ -6,7 +6,7 @@ from pathlib import Path
 
 from evenpack.console import Report
 from evenpack.engine.config import RunConfig
-from evenpack.launcher.processes.devices import settle_accelerator
+from evenpack.launcher.processes.devices import keep_freed_memory, settle_accelerator
 from evenpack.launcher.processes.places import ThisMachine
 from evenpack.launcher.processes.ranks import RankPlace
 from evenpack.launcher.worker import share_cores
@@ -16,6 +16,8 @@ from evenpack.studies.registry import LengthsStudy, RunStudy, StudyOfRuns
 
 def study_lengths(study: LengthsStudy, lengths: str, overrides: Sequence[str], options: SubjectOptions) -> Report:
     """Runs a study of lengths, which checks its options before the lengths are read."""
+    if study.uses_device():
+        _settle_device()
     from evenpack.studies.lengths.subject import find_subject
 
     return study.run(lambda: find_subject(lengths, overrides, options))
@@ -24,8 +26,15 @@ def study_lengths(study: LengthsStudy, lengths: str, overrides: Sequence[str], o
 def study_run(study: RunStudy, config: RunConfig) -> Report:
     """Runs a study of a prepared run on this rank's share of the machine."""
     share_cores(RankPlace.of_environment(os.environ))  # before torch is imported
-    settle_accelerator()
+    _settle_device()
     return study.run(config)
+
+
+def _settle_device() -> None:
+    """Lets steps of a study run on this machine's device as those of training do."""
+    settle_accelerator()
+    if os.environ.get("DS_ACCELERATOR") == "cpu":
+        keep_freed_memory()
 
 
 def study_runs(study: StudyOfRuns, study_file: Path, overrides: Sequence[str]) -> Report:

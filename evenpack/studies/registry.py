@@ -29,6 +29,10 @@ if TYPE_CHECKING:
 class LengthsStudy(Protocol):
     """A study of lengths: those of a prepared run, or any list of them."""
 
+    def uses_device(self) -> bool:
+        """Returns whether it computes steps on this machine's device, as its options ask for."""
+        ...
+
     def run(self, find_subject: "Callable[[], Subject]") -> Report:
         """Checks its options, then reads the lengths. Raises: EvenpackError."""
         ...

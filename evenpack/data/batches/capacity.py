@@ -114,9 +114,9 @@ class CapacityAhead:
         is_far = not 0 <= step - counted.start < _FARTHEST * self._at_once
         while step not in counted:  # one of several loaders may get no item of the steps in between
             counted = self._around(step if is_far else counted.stop)
-            is_ready = self._next is not None and self._next[0] == counted
-            found = self._next[1].result() if self._next is not None and is_ready else self._count(counted)
-            self.now, self._next = self.now.grown_to(found), None
+            ahead, self._next = self._next, None
+            found = ahead[1].result() if ahead is not None and ahead[0] == counted else self._count(counted)
+            self.now = self.now.grown_to(found)
         if self._next is None and counted.stop < self._planned_steps and step >= (counted.start + counted.stop) // 2:
             following = self._around(counted.stop)
             self._next = following, _in_background(partial(self._count, following))

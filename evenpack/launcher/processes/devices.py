@@ -38,7 +38,8 @@ def cuda_devices() -> int:
 
 def _is_torch_built_for_gpus() -> bool:
     """Returns what torch says of its build. True if unknown."""
-    return any(_build_of_torch().get(name, "unknown") is not None for name in ("cuda", "hip"))
+    build = _build_of_torch()
+    return any(build.get(name, "unknown") is not None for name in ("cuda", "hip"))
 
 
 def _build_of_torch() -> Mapping[str, Any]:

@@ -3,6 +3,7 @@
 It is `deepspeed` for the machines of a hostfile and with options of it, else the quicker `local_launcher.py`.
 """
 
+import importlib.util
 import os
 import re
 import shlex
@@ -247,9 +248,12 @@ def hosts_of(hostfile: Path, num_gpus: int | None) -> Devices:
 def find_deepspeed() -> Path:
     """Returns the `deepspeed` of the Python that runs this, whether or not its environment is activated.
 
-    Raises: RunError if there is none.
+    `pip install --target FOLDER` puts it into FOLDER/bin, beside the package. Raises: RunError if there is none.
     """
     folders = [Path(sys.executable).parent, Path(sysconfig.get_path("scripts"))]
+    package = importlib.util.find_spec("deepspeed")
+    if package is not None and package.origin is not None:
+        folders.append(Path(package.origin).parents[1] / "bin")
     for folder in folders:
         if (folder / "deepspeed").is_file():
             return folder / "deepspeed"

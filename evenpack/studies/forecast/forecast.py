@@ -12,16 +12,14 @@ The first two take ranks for independent draws of one law. This holds where sequ
 where a step is sorted or balanced over its ranks the law depends on their number, and only the last one applies.
 """
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 from jaxtyping import Float64
 
-from evenpack.batch import PackedBatch
-from evenpack.data.batches.pipeline import MicroBatchDataset
 from evenpack.engine.config import RunConfig
 from evenpack.engine.resolving.cost_model import CostModel, MeasuredOn
-from evenpack.engine.resolving.resolve import ResolvedRun, resolve
+from evenpack.engine.resolving.resolve import resolve
 from evenpack.engine.world.distributed import World
 from evenpack.errors import ConfigError, DataError
 from evenpack.models.common.batch_work import performed_work
@@ -30,7 +28,7 @@ from evenpack.studies.forecast.bands import Resampling, interval_of_mean
 from evenpack.studies.statistics.fits import Interval, best_law
 from evenpack.studies.statistics.laws import expected_maximum, expected_maximum_of_draws
 from evenpack.studies.throughput.clock import ClockName
-from evenpack.studies.throughput.contenders import formed, run_to_measure
+from evenpack.studies.throughput.contenders import VirtualRanks, formed, run_to_measure
 from evenpack.studies.throughput.measure import Progress, StepTimer, segment_count
 from evenpack.studies.throughput.provenance import measured_on
 
@@ -155,30 +153,6 @@ def study_forecast(config: RunConfig, world: World, options: ForecastOptions, *,
             for form in options.forms
         ),
     )
-
-
-class VirtualRanks:
-    """The parts of simulated ranks; every rank has as many rows as the run file's step."""
-
-    def __init__(self, run: ResolvedRun, world: World) -> None:
-        self._run = run
-        self._world = world
-        self._datasets: dict[int, MicroBatchDataset] = {}
-
-    def share(self, ranks: int, step: int, rank: int) -> list[PackedBatch]:
-        """Returns the micro-batches of one rank."""
-        dataset = self._dataset(ranks)
-        plan, count = dataset.planner.plan(step), dataset.settings.micro_batches
-        packs = [plan.micro_batch(rank, index) for index in range(count)]
-        return [dataset.collator.collate(each, plan.counts) for each in packs]
-
-    def _dataset(self, ranks: int) -> MicroBatchDataset:
-        if ranks not in self._datasets:
-            shape = self._run.shape
-            of_all = replace(shape, items_per_step=ranks * shape.items_per_step)
-            settings = replace(self._run.pipeline_settings(self._world), shape=of_all, ranks=ranks, planned_steps=None)
-            self._datasets[ranks] = MicroBatchDataset(self._run.prepared, settings)
-        return self._datasets[ranks]
 
 
 def _forecast_form(

@@ -10,6 +10,7 @@ from evenpack.studies.shared_options import Plot
 
 _CLUSTER = "Simulated clusters"
 _REFERENCE = "Published reference"
+_REPLAY = "Clusters replayed on this device"
 _LOG = "Measured steps"
 
 
@@ -94,6 +95,23 @@ class ImbalanceArguments:
         typer.Option(metavar="GB/S", help="Bandwidth of a link.", show_default=False, rich_help_panel=_CLUSTER),
     ] = None
     seed: Annotated[int, typer.Option(help="Seed of the draws.", rich_help_panel=_CLUSTER)] = 0
+    replay: Annotated[
+        str | None,
+        typer.Option(
+            metavar="LIST",
+            help="Numbers of devices, as in 1,8,64: compute every micro-batch that each of them would get, one after "
+            "another, and take the slowest of each step. INPUT is a prepared run.",
+            show_default=False,
+            rich_help_panel=_REPLAY,
+        ),
+    ] = None
+    replay_steps: Annotated[
+        int,
+        typer.Option(
+            help="Steps of the largest number of devices; smaller ones get as many more as take the same sequences.",
+            rich_help_panel=_REPLAY,
+        ),
+    ] = 8
     published: Annotated[
         bool | None,
         typer.Option(

@@ -11,6 +11,8 @@ from evenpack.studies.plotting import require_plot
 from evenpack.studies.statistics.laws import Gumbel
 
 _DEVICES = "1..2048"
+FEWEST_REPLAYED_STEPS = 2
+"""Least number of steps of a replay: an interval needs two."""
 
 
 class ImbalanceRequest:
@@ -23,6 +25,7 @@ class ImbalanceRequest:
         self.given = given
         _check(given)
         self.devices = parse_devices(_DEVICES if given.devices is None else given.devices)
+        self.replayed: tuple[int, ...] = () if given.replay is None else parse_devices(given.replay, option="--replay")
         self.cost: StepCost | None = None if given.cost_model is None else find_cost(given.cost_model)
         """None: by the subject's model."""
         self.reference_law = Gumbel(location=given.reference_location, scale=given.reference_scale)
@@ -47,10 +50,20 @@ class ImbalanceRequest:
         return own or origin == PUBLISHED_LENGTHS
 
     def simulated_devices(self, ranks: int | None) -> tuple[int, ...]:
-        """Returns the numbers of devices to simulate; the run's own is among them unless others were named."""
-        if self.given.devices is not None or ranks is None:
-            return self.devices
-        return tuple(sorted({*self.devices, ranks}))
+        """Returns the numbers of devices to simulate; the run's own is among them unless others were named.
+
+        Those that are replayed always are.
+        """
+        own = () if self.given.devices is not None or ranks is None else (ranks,)
+        return tuple(sorted({*self.devices, *self.replayed, *own}))
+
+    def refuse_replay(self, origin: str) -> None:
+        """Checks that no replay of a plain list of lengths is asked for. Raises: ConfigError."""
+        if self.replayed:
+            raise ConfigError(
+                f"--replay computes the batches of a run, and {origin} is a list of lengths: give a run file (.yaml) "
+                "whose data is prepared"
+            )
 
     def refuse_log_options(self) -> None:
         """Checks that no option is given for a log that there is not. Raises: ConfigError."""
@@ -71,6 +84,8 @@ def _check(given: ImbalanceArguments) -> None:
         if count is not None and count < 1:
             raise ConfigError(f"--{name.replace('_', '-')} must be 1 or more, not {count}")
     cluster_options(given, None, baseline=None, packing_factor=1.0)
+    if given.replay_steps < FEWEST_REPLAYED_STEPS:
+        raise ConfigError(f"--replay-steps must be {FEWEST_REPLAYED_STEPS} or more, not {given.replay_steps}")
     if given.log_warmup is not None and given.log_warmup < 0:
         raise ConfigError(f"--log-warmup must be 0 steps or more, not {given.log_warmup}")
     if given.padded_baseline is not None and not 0 < given.padded_baseline < float("inf"):

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from evenpack.studies.imbalance.extrapolated.forecast import LogForecast
 from evenpack.studies.imbalance.extrapolated.reference import ReferenceCurve
 from evenpack.studies.imbalance.measured.measurement import Measured
+from evenpack.studies.imbalance.measured.replay import Replay
 from evenpack.studies.imbalance.run_settings import StepOfRun
 from evenpack.studies.imbalance.simulated.simulation import Simulation
 
@@ -20,6 +21,8 @@ class ImbalanceStudy:
     step: StepOfRun | None
     """Step of the run from which the simulated clusters are taken; None for a plain list of lengths."""
     simulation: Simulation
+    replay: Replay | None
+    """Clusters replayed on this device, if that was asked for."""
     measured: Measured | None
     """Steps of a real run, if there are any."""
     forecast: LogForecast | None

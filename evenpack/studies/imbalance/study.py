@@ -1,4 +1,4 @@
-"""The study of waiting: simulated clusters, a run that was measured, and the published curve side by side."""
+"""The study of waiting: clusters simulated and replayed, a run that was measured, and the published curve."""
 
 from typing import Any
 
@@ -6,14 +6,17 @@ from rich.console import RenderableType
 
 from evenpack import console
 from evenpack.data.packing import Packing, pack
+from evenpack.engine.config import RunConfig
 from evenpack.engine.provenance import commit_of_source
 from evenpack.engine.resolving.resolve import ResolvedRun
+from evenpack.engine.world.distributed import configure_logging, joined_world
 from evenpack.progress import Progress
 from evenpack.studies.imbalance.extrapolated.forecast import LogForecast, forecast_from_log
 from evenpack.studies.imbalance.extrapolated.reference import ReferenceCurve, reference_curve
 from evenpack.studies.imbalance.measured.logged_run import LoggedRun
 from evenpack.studies.imbalance.measured.measurement import Measured, measure
 from evenpack.studies.imbalance.measured.own_log import find_log
+from evenpack.studies.imbalance.measured.replay import Replay, replay
 from evenpack.studies.imbalance.request import ImbalanceRequest
 from evenpack.studies.imbalance.results import ImbalanceStudy
 from evenpack.studies.imbalance.run_settings import (
@@ -26,11 +29,13 @@ from evenpack.studies.imbalance.run_settings import (
 from evenpack.studies.imbalance.shown.plots import plot_imbalance
 from evenpack.studies.imbalance.shown.step_plots import plot_step_speed_ups
 from evenpack.studies.imbalance.shown.tables import imbalance_tables
+from evenpack.studies.imbalance.simulated.cluster import ClusterOptions
 from evenpack.studies.imbalance.simulated.simulation import Simulation, simulate
 from evenpack.studies.imbalance.simulated.step_cost import DEFAULT_COST, StepCost, estimate_for, find_cost
 from evenpack.studies.lengths.subject import Subject, long_lines
 from evenpack.studies.origins import origin_of_runs
 from evenpack.studies.statistics.laws import Gumbel
+from evenpack.studies.throughput.measured import StepProgress
 from evenpack.version import VERSION
 
 _LINE_SECONDS = 5.0
@@ -58,6 +63,7 @@ def study_imbalance(subject: Subject, request: ImbalanceRequest) -> tuple[dict[s
         "reference": study.reference,
         "measured": study.measured,
         "log": study.forecast,
+        "replay": study.replay,
         "simulation": study.simulation,
         "notes": study.notes,
         "warnings": study.warnings,
@@ -68,14 +74,18 @@ def study_imbalance(subject: Subject, request: ImbalanceRequest) -> tuple[dict[s
 def run_study(subject: Subject, request: ImbalanceRequest) -> ImbalanceStudy:
     """Reads what was measured, checks that it compares, and simulates. Raises: as `study_imbalance`."""
     run = resolved_subject(subject)
+    if run is None:
+        request.refuse_replay(subject.origin)
     found = find_log(request, run)
     step = None if run is None else step_of(run, found.ranks, given=request.given)
     cost = request.cost or _cost_of(run)
     packing = pack(subject.histogram, pack_length=subject.pack_length)
-    options = cluster_options(request.given, step, baseline=request.baseline, packing_factor=packing.packing_factor)
+    factor = packing.packing_factor
+    options = cluster_options(request.given, step, baseline=request.baseline, packing_factor=factor)
     devices = request.simulated_devices(found.ranks)
     measured = None if found.log is None else _measured(found.log, request, cost)
     forecast, why_not = (None, ()) if found.log is None or measured is None else _forecast(found.log, measured, devices)
+    replayed = None if run is None else _replay(run.config, request, options, packs=options.packs_with(factor))
     reference = None
     if request.shows_reference(subject.origin):
         reference = reference_curve(request.reference_law, request.given.reference_devices, devices)
@@ -83,11 +93,12 @@ def run_study(subject: Subject, request: ImbalanceRequest) -> ImbalanceStudy:
     warnings = [] if measured is None else [*measured.warnings, *baseline_warnings(options, request.baseline)]
     return ImbalanceStudy(
         origin=subject.origin,
-        footer=_footer(subject, [one for one in (found.log, request.baseline) if one is not None]),
+        footer=_footer(subject, [one for one in (found.log, request.baseline) if one is not None], replayed),
         step=step,
         simulation=_simulate(
             subject, packing, devices=devices, cost=cost, options=options, causal=request.given.causal, laws=laws
         ),
+        replay=replayed,
         measured=measured,
         forecast=forecast,
         reference=reference,
@@ -104,6 +115,22 @@ def _measured(log: LoggedRun, request: ImbalanceRequest, cost: StepCost) -> Meas
         padded_baseline=request.given.padded_baseline,
         cost=cost,
     )
+
+
+def _replay(config: RunConfig, request: ImbalanceRequest, options: ClusterOptions, *, packs: int) -> Replay | None:
+    if not request.replayed:
+        return None
+    with joined_world() as world, Progress(console.messages()) as progress:
+        configure_logging(world)
+        return replay(
+            config,
+            world,
+            devices=request.replayed,
+            steps=request.given.replay_steps,
+            options=options,
+            packs=packs,
+            progress=StepProgress(progress),
+        )
 
 
 def _simulate(subject: Subject, packing: Packing, **settings: Any) -> Simulation:
@@ -154,11 +181,12 @@ def _laws_beside(
     return laws | ({reference.devices: reference.fitted} if reference.devices <= max(devices) else {})
 
 
-def _footer(subject: Subject, logs: list[LoggedRun]) -> tuple[str, ...]:
+def _footer(subject: Subject, logs: list[LoggedRun], replayed: Replay | None) -> tuple[str, ...]:
     commit = commit_of_source()
     data = "" if subject.prepared is None else f", data {subject.prepared.fingerprint(seed=0)[:_SHORT_NAME]}"
     made = f"evenpack {VERSION}, {'no checkout' if commit is None else f'commit {commit}'}"
     return (
         f"Simulated: lengths of {subject.origin}{data}; {made}; no device",
+        *([] if replayed is None else [f"Replayed: {replayed.described()}"]),
         *(f"Measured: {origin_of_runs(log.label, [log.record])}" for log in logs),
     )

@@ -36,6 +36,10 @@ class PackingCommand:
     ] = None
     plot: Plot = None
 
+    def uses_device(self) -> bool:
+        """Returns False: lengths are enough."""
+        return False
+
     def run(self, find_subject: "Callable[[], Subject]") -> Report:
         """Checks the options before reading the lengths. Raises: as `study_subject` and the parsers of options."""
         from evenpack.studies.packing.options import parse_choices, parse_depths

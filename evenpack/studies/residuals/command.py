@@ -32,6 +32,10 @@ class ResidualsCommand:
     depth: Annotated[int, typer.Option(help="Most sequences a pack may hold.")] = 3
     plot: Plot = None
 
+    def uses_device(self) -> bool:
+        """Returns False: lengths are enough."""
+        return False
+
     def run(self, find_subject: "Callable[[], Subject]") -> Report:
         """Checks the options before reading the lengths. Raises: as `ResidualsRequest` and `study_residuals`."""
         from evenpack.studies.residuals.study import ResidualsRequest, study_residuals

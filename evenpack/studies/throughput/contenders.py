@@ -4,9 +4,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
+import numpy as np
+from jaxtyping import Int64
+
+from evenpack.batch import PackedBatch
 from evenpack.config import nearest, validate
 from evenpack.data.batches.pipeline import MicroBatchDataset
 from evenpack.data.config import PackingConfig
+from evenpack.data.order.step_plan import StepPlan
 from evenpack.data.order.step_shape import POLICIES, AssignmentPolicy, Batching, Layout
 from evenpack.engine.config import RunConfig
 from evenpack.engine.resolving.resolve import ResolvedRun, open_run, resolve
@@ -41,10 +46,63 @@ class Contender:
 
     @property
     def packing_factor(self) -> float:
-        """Mean sequences per pack over an epoch of each source, the sources weighted as the run draws them."""
-        weights, sources = self.dataset.prepared.weights, self.dataset.planner.sources
-        drawn = zip(weights, sources, strict=True)
-        return sum(weight * one.plan.sequences / one.plan.packs for weight, one in drawn) / sum(weights)
+        """Mean sequences per pack; see `sequences_per_item`."""
+        return sequences_per_item(self.dataset)
+
+
+def sequences_per_item(dataset: MicroBatchDataset) -> float:
+    """Returns the mean sequences of an item of a step over an epoch, the sources weighted as the run draws them."""
+    drawn = zip(dataset.prepared.weights, dataset.planner.sources, strict=True)
+    items = sum(weight * one.plan.sequences / one.plan.packs for weight, one in drawn)
+    return items / sum(dataset.prepared.weights)
+
+
+class VirtualRanks:
+    """The parts of a step that ranks would get, planned in one process; every rank has the work of the run's step.
+
+    Step and rank say which items a part has; for one layout and one seed, item i of the run is the same one on any
+    number of ranks.
+    """
+
+    def __init__(self, run: ResolvedRun, world: World) -> None:
+        self._run = run
+        self._world = world
+        self._datasets: dict[int, MicroBatchDataset] = {}
+        self._plans: dict[tuple[int, int], StepPlan] = {}
+
+    def share(self, ranks: int, step: int, rank: int) -> list[PackedBatch]:
+        """Returns the micro-batches of one rank."""
+        dataset, plan = self.dataset(ranks), self._plan(ranks, step)
+        packs = [plan.micro_batch(rank, index) for index in range(dataset.settings.micro_batches)]
+        return [dataset.collator.collate(each, plan.counts) for each in packs]
+
+    def items(self, ranks: int, step: int, rank: int) -> tuple[tuple[int, ...], ...]:
+        """Returns the items of each micro-batch of one rank, by their numbers in the run's order, ascending."""
+        settings, plan = self.dataset(ranks).settings, self._plan(ranks, step)
+        first = step * settings.shape.items_per_step
+        shares = [plan.shares.share(rank * settings.micro_batches + index) for index in range(settings.micro_batches)]
+        return tuple(tuple(sorted((first + share).tolist())) for share in shares)
+
+    def lengths(self, ranks: int, step: int, rank: int) -> Int64[np.ndarray, " sequences"]:
+        """Returns the lengths of all sequences of one rank."""
+        settings, plan = self.dataset(ranks).settings, self._plan(ranks, step)
+        packs = [plan.micro_batch(rank, index).lengths for index in range(settings.micro_batches)]
+        return np.concatenate(packs)
+
+    def dataset(self, ranks: int) -> MicroBatchDataset:
+        """Returns the data of so many ranks."""
+        if ranks not in self._datasets:
+            shape = self._run.shape
+            of_all = replace(shape, items_per_step=ranks * shape.items_per_step)
+            settings = replace(self._run.pipeline_settings(self._world), shape=of_all, ranks=ranks, planned_steps=None)
+            self._datasets[ranks] = MicroBatchDataset(self._run.prepared, settings)
+        return self._datasets[ranks]
+
+    def _plan(self, ranks: int, step: int) -> StepPlan:
+        """Returns the plan of a step, which all ranks have in common."""
+        if (ranks, step) not in self._plans:
+            self._plans[ranks, step] = self.dataset(ranks).planner.plan(step)
+        return self._plans[ranks, step]
 
 
 def parse_forms(given: str) -> tuple[str, ...]:
@@ -71,17 +129,24 @@ def contender(form: str, run: ResolvedRun, world: World, *, planned_steps: int |
 
 
 def formed(config: RunConfig, form: str) -> RunConfig:
-    """Returns the run file with the settings of this form."""
-    batching, layout, policy = FORMS[form]
-    training, other = config.training, {"packs": "sequences", "sequences": "packs"}[batching]
+    """Returns the run file with the settings of this form, and as many items of it as it had."""
+    training = config.training
+    return with_steps(config, *FORMS[form], each=training.items_per_micro_batch, per_step=training.items_per_step)
+
+
+def with_steps(
+    config: RunConfig, batching: Batching, layout: Layout, policy: AssignmentPolicy | None, *, each: int, per_step: int
+) -> RunConfig:
+    """Returns the run file with steps of `per_step` items in micro-batches of `each`; `policy` None: the default."""
+    other = {"packs": "sequences", "sequences": "packs"}[batching]
     return changed(
         config,
         training={
             "batching": batching,
             "layout": layout,
             "assignment": policy,
-            f"{batching}_per_step": training.items_per_step,
-            f"{batching}_per_micro_batch": training.items_per_micro_batch,
+            f"{batching}_per_step": per_step,
+            f"{batching}_per_micro_batch": each,
             f"{other}_per_step": None,
             f"{other}_per_micro_batch": None,
         },

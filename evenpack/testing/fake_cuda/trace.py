@@ -104,7 +104,7 @@ def trace_steps(
 
     Raises: StepStopped if an operator cannot be traced, with the faults until then.
     """
-    _join_fake_ranks(world_size)
+    join_fake_ranks(world_size)
     provide_flash_attn()
     provide_flex_attention()
     provide_gpu_kernels()
@@ -115,7 +115,7 @@ def trace_steps(
         expected_waits=expected_waits,
     )
     meter = MemoryMeter()
-    with FakeCudaMode() as fake, _modules_move_to_new_tensors():
+    with FakeCudaMode() as fake, modules_move_to_new_tensors():
         with DEVICE:
             model = new_model(
                 config.model,
@@ -127,7 +127,7 @@ def trace_steps(
         if spoil is not None:
             spoil(model)
         engine = _engine(model, config, meter)
-        batches = [_faked(batch, fake, watch) for batch in micro_batches]
+        batches = [faked_batch(batch, fake, watch) for batch in micro_batches]
         try:
             return _traced(engine, batches, watch, meter, beside or _nothing)
         except Exception as error:
@@ -250,7 +250,7 @@ def _check(watch: Watch, name: str, tensor: Tensor, dtype: torch.dtype) -> None:
         watch.faults.append(Fault(kind="dtype", operator=name, place="the step", problem=f"it is {tensor.dtype}"))
 
 
-def _faked(batch: PackedBatch, fake: FakeTensorMode, watch: Watch) -> PackedBatch:
+def faked_batch(batch: PackedBatch, fake: FakeTensorMode, watch: Watch) -> PackedBatch:
     """Returns the batch as fake CPU tensors, whose numbers the trace knows where they are few."""
 
     def faked(tensor: Tensor) -> Tensor:
@@ -263,7 +263,7 @@ def _faked(batch: PackedBatch, fake: FakeTensorMode, watch: Watch) -> PackedBatc
     return replace(batch, targets=replace(batch.targets, **targets), **moved)
 
 
-def _join_fake_ranks(size: int) -> None:
+def join_fake_ranks(size: int) -> None:
     """Makes this process rank 0 of a process group whose other ranks do not exist; DeepSpeed keeps it to the end."""
     from torch.testing._internal.distributed.fake_pg import FakeStore
 
@@ -275,7 +275,7 @@ def _join_fake_ranks(size: int) -> None:
 
 
 @contextmanager
-def _modules_move_to_new_tensors() -> Iterator[None]:
+def modules_move_to_new_tensors() -> Iterator[None]:
     """Lets modules move to another device by new parameters: torch would swap tensors, which fake ones refuse."""
     original = nn.Module._apply
     moved: dict[int, tuple[Tensor, nn.Parameter]] = {}

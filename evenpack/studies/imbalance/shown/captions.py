@@ -4,8 +4,10 @@ import textwrap
 from typing import Any
 
 from evenpack.studies.imbalance.measured.measurement import Measured
+from evenpack.studies.imbalance.measured.replay import Replay
 from evenpack.studies.imbalance.results import ImbalanceStudy
 from evenpack.studies.imbalance.shown.styles import LOG_STYLE, MEASURED, PUBLISHED_STYLE
+from evenpack.studies.imbalance.simulated.cluster import BASELINE
 from evenpack.studies.imbalance.simulated.simulation import Simulation
 from evenpack.studies.imbalance.simulated.step_cost import StepCost
 from evenpack.studies.plotting import INK
@@ -26,6 +28,9 @@ def legend(study: ImbalanceStudy) -> list[Any]:
     face = "white" if study.simulation.cost.estimated else INK
     circles: dict[str, Any] = {"color": INK, "marker": "o", "markersize": 6, "markerfacecolor": face}
     handles = [Line2D([], [], label=simulated_label(study.simulation.cost), **circles)]
+    if study.replay is not None:
+        triangle: dict[str, Any] = {"color": INK, "marker": "^", "markersize": 8, "linestyle": "none"}
+        handles.append(Line2D([], [], label=replayed_label(study.replay), **triangle))
     if study.measured is not None:
         handles.append(Line2D([], [], label=measured_label(study.measured), **MEASURED))
     if study.measured is not None and study.forecast is not None:
@@ -53,6 +58,14 @@ def simulated_label(cost: StepCost) -> str:
     return f"SIMULATED with a cost model measured on {cost.device}"
 
 
+def replayed_label(replay: Replay) -> str:
+    """Returns what replayed points are of."""
+    return (
+        f"REPLAYED, every micro-batch of each cluster computed on one {replay.measured_on.device}, no network: bars: "
+        "95 %"
+    )
+
+
 def measured_label(measured: Measured) -> str:
     """Returns what the measured point is of."""
     run = measured.run
@@ -75,9 +88,15 @@ def caption(study: ImbalanceStudy) -> list[str]:
         f"per micro-batch, {options.accumulation} per step and device; {options.steps:,} simulated steps: means have "
         f"an error of ± {_widest(simulation):.3f} (95 %). Bands of thick lines: nine of ten simulated steps.",
         f"Cost model: {simulation.cost.origin}.",
+        *([] if study.replay is None else [_replayed_steps(study.replay)]),
         *([] if study.forecast is None else [_MEAN_STEP]),
         *(f"WARNING: {warning}." for warning in study.warnings),
     ]
+
+
+def _replayed_steps(replay: Replay) -> str:
+    steps = ", ".join(f"{row.steps:,} on {row.devices:,}" for row in replay.of(BASELINE))
+    return f"Replayed steps: {steps} devices; update {1e3 * replay.update_seconds:.3g} ms as on one device."
 
 
 def _widest(simulation: Simulation) -> float:

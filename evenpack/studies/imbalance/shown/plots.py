@@ -1,7 +1,8 @@
 """Figure 5 of PackedBERT for any lengths: speed-up over padding by number of devices, and the time spent waiting.
 
-Marks tell apart what was measured (filled diamonds), what is simulated (circles, hollow where the cost model is an
-estimate), what is estimated from measured steps (squares), and what is published (dots without marks).
+Marks tell apart what was measured (filled diamonds), what was replayed on one device (triangles), what is simulated
+(circles, hollow where the cost model is an estimate), what is estimated from measured steps (squares), and what is
+published (dots without marks).
 """
 
 from collections.abc import Sequence
@@ -13,9 +14,18 @@ import numpy as np
 from evenpack.studies.imbalance.extrapolated.forecast import LogForecast
 from evenpack.studies.imbalance.extrapolated.reference import ReferenceCurve
 from evenpack.studies.imbalance.measured.measurement import Measured
+from evenpack.studies.imbalance.measured.replay import REPLAYED, Replay
 from evenpack.studies.imbalance.results import ImbalanceStudy
 from evenpack.studies.imbalance.shown.captions import caption, legend
-from evenpack.studies.imbalance.shown.styles import LOG, LOG_STYLE, MEASURED, PUBLISHED, PUBLISHED_STYLE, colour
+from evenpack.studies.imbalance.shown.styles import (
+    LOG,
+    LOG_STYLE,
+    MEASURED,
+    PUBLISHED,
+    PUBLISHED_STYLE,
+    REPLAYED_STYLE,
+    colour,
+)
 from evenpack.studies.imbalance.simulated.cluster import (
     BALANCED_PACKS,
     BASELINE,
@@ -25,7 +35,7 @@ from evenpack.studies.imbalance.simulated.cluster import (
     Scheme,
 )
 from evenpack.studies.imbalance.simulated.simulation import Simulation
-from evenpack.studies.imbalance.simulated.step_times import STEPS_WITHIN, SimulationRow
+from evenpack.studies.imbalance.simulated.step_times import STEPS_WITHIN
 from evenpack.studies.plotting import figure_as_png, label_ends, write_footer, write_title
 
 _BANDS = (BALANCED_PACKS, UNPADDED_ARRIVAL)
@@ -69,11 +79,13 @@ def _draw_speed_ups(axes: Any, study: ImbalanceStudy) -> None:
         ends.append(_draw_reference(axes, study.reference))
     if study.forecast is not None:
         ends.append(_draw_forecast(axes, study.forecast))
+    if study.replay is not None:
+        _draw_replayed_speed_ups(axes, study.replay)
     _draw_measured_speed_up(axes, study.measured)
     _device_axis(axes, study)
     axes.set_ylabel("speed-up over padding by arrival (ratio of sequences/s)")
     label_ends(axes, ends)
-    write_title(axes, _finding(study.simulation))
+    write_title(axes, _finding(study.simulation if study.replay is None else study.replay, _kind(study)))
 
 
 def _draw_waiting(axes: Any, study: ImbalanceStudy) -> None:
@@ -95,10 +107,15 @@ def _draw_waiting(axes: Any, study: ImbalanceStudy) -> None:
     axes.minorticks_off()
     axes.set_ylabel("waiting for the slowest device (% of time, logarithmic)")
     label_ends(axes, ends)
-    arrival, packs = (_last(simulation, scheme) for scheme in (UNPADDED_ARRIVAL, BALANCED_PACKS))
+    if study.replay is not None:
+        for scheme in REPLAYED:
+            waits = [(row.devices, max(100 * row.wait_share, _LEAST_SHARE)) for row in study.replay.of(scheme)]
+            axes.errorbar(*zip(*waits, strict=True), color=colour(scheme), **REPLAYED_STYLE)
+    first = simulation if study.replay is None else study.replay
+    arrival, packs = (first.of(scheme)[-1] for scheme in (UNPADDED_ARRIVAL, BALANCED_PACKS))
     write_title(
         axes,
-        f"{_kind(simulation)}: {_counted(arrival.devices)} wait {100 * arrival.wait_share:.2g} % of their time\n"
+        f"{_kind(study)}: {_counted(arrival.devices)} wait {100 * arrival.wait_share:.2g} % of their time\n"
         f"un-padded by arrival, {100 * packs.wait_share:.2g} % on packs assigned by cost",
     )
 
@@ -163,6 +180,14 @@ def _draw_measured_speed_up(axes: Any, measured: Measured | None) -> None:
     axes.errorbar([measured.run.ranks], [speed_up], yerr=bar, capsize=5, elinewidth=1.8, **MEASURED)
 
 
+def _draw_replayed_speed_ups(axes: Any, replay: Replay) -> None:
+    for scheme in REPLAYED:
+        rows = replay.of(scheme)
+        values = [row.speed_up for row in rows]
+        bars = [[row.speed_up - row.speed_up_low for row in rows], [row.speed_up_high - row.speed_up for row in rows]]
+        axes.errorbar([row.devices for row in rows], values, yerr=bars, color=colour(scheme), **REPLAYED_STYLE)
+
+
 def _device_axis(axes: Any, study: ImbalanceStudy) -> None:
     counts = {row.devices for row in study.simulation.of(BASELINE)}
     devices = sorted(counts if study.measured is None else counts | {study.measured.run.ranks})
@@ -179,18 +204,16 @@ def _name(scheme: Scheme) -> str:
     return "padded arrival: the baseline" if scheme == BASELINE else f"{scheme.layout} {policy}"
 
 
-def _last(simulation: Simulation, scheme: Scheme) -> SimulationRow:
-    return simulation.of(scheme)[-1]
+def _kind(study: ImbalanceStudy) -> str:
+    if study.replay is not None:
+        return "Replayed"
+    return "Estimate" if study.simulation.cost.estimated else "Simulation"
 
 
-def _kind(simulation: Simulation) -> str:
-    return "Estimate" if simulation.cost.estimated else "Simulation"
-
-
-def _finding(simulation: Simulation) -> str:
-    arrival, packs = simulation.of(UNPADDED_ARRIVAL), _last(simulation, BALANCED_PACKS)
+def _finding(found: Simulation | Replay, kind: str) -> str:
+    arrival, packs = found.of(UNPADDED_ARRIVAL), found.of(BALANCED_PACKS)[-1]
     first, last = arrival[0], arrival[-1]
-    begin = f"{_kind(simulation)}: un-padding by arrival has {first.speed_up:.2f} times padding's speed on"
+    begin = f"{kind}: un-padding by arrival has {first.speed_up:.2f} times padding's speed on"
     if first is last:
         return f"{begin} {_counted(last.devices)},\npacks assigned by cost {packs.speed_up:.2f} times"
     return (

@@ -23,6 +23,16 @@ MEASURED: dict[str, Any] = {
     "linestyle": "none",
     "zorder": 6,
 }
+REPLAYED_STYLE: dict[str, Any] = {
+    "marker": "^",
+    "markersize": 9,
+    "markeredgecolor": INK,
+    "markeredgewidth": 1.0,
+    "linestyle": "none",
+    "capsize": 4,
+    "elinewidth": 1.6,
+    "zorder": 5,
+}
 LOG_STYLE: dict[str, Any] = {"color": LOG, "linewidth": 1.8, "linestyle": (0, (3, 1)), "marker": "s", "markersize": 4}
 PUBLISHED_STYLE: dict[str, Any] = {"color": PUBLISHED, "linewidth": 1.6, "linestyle": (0, (1, 1.5))}
 

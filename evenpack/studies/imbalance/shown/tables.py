@@ -8,24 +8,26 @@ from rich.console import RenderableType
 from evenpack import console
 from evenpack.console import WideTable, pairs, percent, table
 from evenpack.studies.imbalance.extrapolated.reference import ReferenceCurve
+from evenpack.studies.imbalance.measured.replay import REPLAYED, Replay
 from evenpack.studies.imbalance.results import ImbalanceStudy
 from evenpack.studies.imbalance.run_settings import StepOfRun
 from evenpack.studies.imbalance.shown.measured_tables import forecast_tables, measured_tables
-from evenpack.studies.imbalance.simulated.cluster import SCHEMES
+from evenpack.studies.imbalance.simulated.cluster import BASELINE, SCHEMES, Scheme
 from evenpack.studies.imbalance.simulated.crossings import Crossing
 from evenpack.studies.imbalance.simulated.simulation import Simulation
-from evenpack.studies.imbalance.simulated.step_times import SimulationRow
+from evenpack.studies.imbalance.simulated.step_times import SchemeRow
 
 
 def imbalance_tables(study: ImbalanceStudy) -> list[RenderableType]:
     """Returns all tables."""
-    shown: list[RenderableType] = [_setting_table(study), _speed_up_table(study)]
+    shown: list[RenderableType] = [] if study.replay is None else _replay_tables(study.replay)
+    shown += [_setting_table(study), _speed_up_table(study)]
     for title, value in (
         ("Fraction of the devices' time spent waiting for the slowest", lambda row: f"{100 * row.wait_share:.2f} %"),
         ("Slowest device over the mean one, mean over steps", lambda row: f"{row.slowest_over_mean:.4f}"),
         ("Efficiency: sequences/s per device, divided by that of one device", lambda row: f"{row.efficiency:.4f}"),
     ):
-        shown.append(_scheme_table(study.simulation, value, title=title))
+        shown.append(WideTable(rows=_scheme_rows(study.simulation, SCHEMES, value), title=title))
     shown.append(_crossing_table(study.simulation.crossings))
     if study.reference is not None:
         shown += _reference_tables(study.reference)
@@ -77,7 +79,7 @@ def _of_run(step: StepOfRun) -> str:
 
 def _speed_up_table(study: ImbalanceStudy) -> RenderableType:
     """Returns the speed-ups: simulated lines first, then what is published and what follows from measured steps."""
-    rows = _scheme_rows(study.simulation, lambda row: f"{row.speed_up:.3f}")
+    rows = _scheme_rows(study.simulation, SCHEMES, lambda row: f"{row.speed_up:.3f}")
     for scheme, cells in zip(SCHEMES, rows, strict=True):
         of_scheme = study.simulation.of(scheme)
         cells["95 %, widest"] = f"± {max((row.speed_up_high - row.speed_up_low) / 2 for row in of_scheme):.4f}"
@@ -97,14 +99,34 @@ def _speed_up_table(study: ImbalanceStudy) -> RenderableType:
     )
 
 
-def _scheme_table(simulation: Simulation, value: Callable[[SimulationRow], str], *, title: str) -> RenderableType:
-    return WideTable(rows=_scheme_rows(simulation, value), title=title)
-
-
-def _scheme_rows(simulation: Simulation, value: Callable[[SimulationRow], str]) -> list[dict[str, Any]]:
+def _replay_tables(replay: Replay) -> list[RenderableType]:
+    """Returns what was replayed: the speed-up with its interval, and the waiting."""
+    facts = pairs(
+        {
+            "device": replay.described(),
+            "each device": f"{replay.accumulation} micro-batch{'es' if replay.accumulation > 1 else ''} of "
+            f"{replay.batch} sequences, or {replay.packs} packs; ZeRO {replay.zero_stage}",
+            "update": f"{1e3 * replay.update_seconds:.3g} ms, as measured on this device alone",
+            "steps": ", ".join(f"{row.steps:,} on {row.devices:,}" for row in replay.of(BASELINE)) + " devices",
+            "timed": f"{replay.timed_parts:,} parts of steps; no network",
+        },
+        title="Replayed on one device: every micro-batch of each cluster, one after another",
+    )
+    speed_ups = _scheme_rows(
+        replay, REPLAYED, lambda row: f"{row.speed_up:.3f} ({row.speed_up_low:.3f} to {row.speed_up_high:.3f})"
+    )
+    waits = _scheme_rows(replay, REPLAYED, lambda row: f"{100 * row.wait_share:.2f} %")
     return [
-        {"": scheme.label, **{f"{row.devices:,}": value(row) for row in simulation.of(scheme)}} for scheme in SCHEMES
+        facts,
+        WideTable(rows=speed_ups, title="Speed-up over padding by arrival (95 %), REPLAYED, by devices"),
+        WideTable(rows=waits, title="Fraction of the devices' time spent waiting for the slowest, REPLAYED"),
     ]
+
+
+def _scheme_rows(
+    source: Simulation | Replay, schemes: Sequence[Scheme], value: Callable[[SchemeRow], str]
+) -> list[dict[str, Any]]:
+    return [{"": scheme.label, **{f"{row.devices:,}": value(row) for row in source.of(scheme)}} for scheme in schemes]
 
 
 def _crossing_table(crossings: Sequence[Crossing]) -> RenderableType:

@@ -24,8 +24,10 @@ from evenpack.studies.imbalance.simulated.step_cost import StepCost
 FEWEST_STEPS = 30
 """Least number of steps; below, an interval over steps is meaningless."""
 
-_FIRST_STAGE_THAT_WAITS_OFTEN = 2
-"""From this ZeRO stage on ranks synchronise in each micro-batch."""
+
+def waits_in_each_micro_batch(zero_stage: int) -> bool:
+    """Whether ranks wait for each other in each micro-batch, and not once a step."""
+    return zero_stage >= 2
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,6 +51,7 @@ class Scheme:
 
 BASELINE = Scheme(layout="padded", policy="arrival")
 UNPADDED_ARRIVAL = Scheme(layout="unpadded", policy="arrival")
+UNPADDED_BALANCED = Scheme(layout="unpadded", policy="cost_balanced")
 BALANCED_PACKS = Scheme(layout="packed", policy="cost_balanced")
 DENSE_PACKS = Scheme(layout="packed", policy="arrival", dense=True)
 """Packs with dense attention, which all have the same cost for any assignment."""
@@ -101,6 +104,10 @@ class ClusterOptions:
             raise ConfigError(f"--bandwidth must be above 0, not {self.bandwidth}")
         if (self.all_reduce_bytes > 0) != (self.bandwidth is not None):
             raise ConfigError("--all-reduce-bytes and --bandwidth go together: give both or none")
+
+    def packs_with(self, packing_factor: float) -> int:
+        """Returns the packs of a micro-batch, where a pack has so many sequences on average."""
+        return self.packs or max(1, round(self.batch / packing_factor))
 
     def all_reduce_seconds(self, devices: int) -> float:
         """Returns the seconds of a ring, where every device sends and receives 2 (n - 1) / n times the bytes."""
@@ -175,7 +182,7 @@ class Cluster:
         self, scheme: Scheme, draw: "_Draw", noise: Float64[np.ndarray, "ranks micro_batches"]
     ) -> tuple[float, float, float]:
         devices = len(noise)
-        waits_often = self.options.zero_stage >= _FIRST_STAGE_THAT_WAITS_OFTEN
+        waits_often = waits_in_each_micro_batch(self.options.zero_stage)
         shape = self.shape(scheme, devices)
         shares = assign_step(shape, draw.tokens, self._assignment_costs(shape, draw), ranks=devices)
         seconds = self.micro_batch_seconds(scheme, draw.items, shares).reshape(noise.shape) * noise
@@ -199,7 +206,7 @@ class Cluster:
             reset_positions=True,
             policy=scheme.policy,
             cost_weights=weights.in_layout(scheme.layout),
-            balances_each_micro_batch=self.options.zero_stage >= _FIRST_STAGE_THAT_WAITS_OFTEN,
+            balances_each_micro_batch=waits_in_each_micro_batch(self.options.zero_stage),
         )
 
     def _assignment_costs(self, shape: StepShape, draw: "_Draw") -> Float64[np.ndarray, " items"]:

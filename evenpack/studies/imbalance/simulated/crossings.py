@@ -7,7 +7,7 @@ from typing import Literal
 import numpy as np
 
 from evenpack.studies.imbalance.simulated.cluster import BALANCED_PACKS, BASELINE, DENSE_PACKS, SCHEMES, Scheme
-from evenpack.studies.imbalance.simulated.step_times import NORMAL_95, StepTimes, log_ratio
+from evenpack.studies.imbalance.simulated.step_times import StepTimes, log_ratio
 
 Verdict = Literal["ahead everywhere", "behind everywhere", "falls behind", "gets ahead", "undecided"]
 """The verdict over the simulated counts. Undecided: at each of them the difference is below the 95 % interval."""
@@ -44,11 +44,7 @@ def _crossing(
     scheme: Scheme, packs: Scheme, counts: Sequence[int], times: Mapping[tuple[Scheme, int], StepTimes]
 ) -> Crossing:
     ratios = [log_ratio(times[scheme, devices], times[packs, devices]) for devices in counts]
-    reaches = [NORMAL_95 * ratio.error for ratio in ratios]
-    signs = [
-        0 if abs(ratio.value) <= reach else int(np.sign(ratio.value))
-        for ratio, reach in zip(ratios, reaches, strict=True)
-    ]
+    signs = [0 if abs(ratio.value) <= ratio.reach else int(np.sign(ratio.value)) for ratio in ratios]
     decided = [(sign, devices) for sign, devices in zip(signs, counts, strict=True) if sign]
     change = next((index for index, (sign, _) in enumerate(decided) if sign != decided[0][0]), None)
     return Crossing(

@@ -4,7 +4,7 @@ import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import BrokenExecutor, as_completed
 from contextlib import contextmanager
-from dataclasses import astuple, dataclass
+from dataclasses import dataclass
 from types import MappingProxyType
 
 import numpy as np
@@ -25,7 +25,7 @@ from evenpack.studies.imbalance.simulated.crossings import Crossing, find_crossi
 from evenpack.studies.imbalance.simulated.drawing import pack_kinds, sequence_kinds
 from evenpack.studies.imbalance.simulated.step_cost import StepCost
 from evenpack.studies.imbalance.simulated.step_histogram import StepHistogram, step_histogram
-from evenpack.studies.imbalance.simulated.step_times import SimulationRow, StepTimes, step_speed_ups, summarise
+from evenpack.studies.imbalance.simulated.step_times import SchemeRow, StepTimes, step_speed_ups, summarise
 from evenpack.studies.statistics.laws import Gumbel
 from evenpack.worker_pool import worker_pool
 
@@ -53,14 +53,14 @@ class Simulation:
     packing_algorithm: str
     packing_factor: float
     packs_per_micro_batch: int
-    rows: tuple[SimulationRow, ...]
+    rows: tuple[SchemeRow, ...]
     crossings: tuple[Crossing, ...]
     step_histograms: tuple[StepHistogram, ...]
     """Histograms of un-padding by arrival, for the device counts whose laws `simulate` was given; ascending."""
 
-    def of(self, scheme: Scheme) -> tuple[SimulationRow, ...]:
+    def of(self, scheme: Scheme) -> tuple[SchemeRow, ...]:
         """Summarises steps, with a row for each number of devices, ascending."""
-        return tuple(row for row in self.rows if (row.layout, row.policy, row.dense) == astuple(scheme))
+        return tuple(row for row in self.rows if row.is_of(scheme))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -73,7 +73,7 @@ class SimulationProgress:
     """Sequences drawn."""
 
 
-def parse_devices(given: str) -> tuple[int, ...]:
+def parse_devices(given: str, *, option: str = "--devices") -> tuple[int, ...]:
     """Parses `1..2048` as both ends and the powers of two between, and `1,8,24` as these; ascending, without repeats.
 
     Raises: ConfigError for anything but positive integers.
@@ -81,10 +81,10 @@ def parse_devices(given: str) -> tuple[int, ...]:
     counts: set[int] = set()
     for word in given.split(","):
         first, dots, last = (part.strip() for part in word.partition(".."))
-        numbers = [_device_count(number, given) for number in ([first, last] if dots else [first])]
+        numbers = [_device_count(number, f"{option} {given}") for number in ([first, last] if dots else [first])]
         low, high = numbers[0], numbers[-1]
         if low > high:
-            raise ConfigError(f"--devices {given}: {word.strip()} is descending; give the smaller number first")
+            raise ConfigError(f"{option} {given}: {word.strip()} is descending; give the smaller number first")
         counts |= (
             {low, high, *(1 << bit for bit in range(high.bit_length()) if low <= 1 << bit <= high)} if dots else {low}
         )
@@ -106,7 +106,7 @@ def make_cluster(
         packs=packs,
         pack_length=packing.pack_length,
         max_sequence_length=histogram.longest,
-        packs_per_micro_batch=options.packs or max(1, round(options.batch / packs.mean_sequences)),
+        packs_per_micro_batch=options.packs_with(packs.mean_sequences),
         causal=cost.causal if causal is None else causal,
         cost=cost,
         options=options,
@@ -171,13 +171,13 @@ def simulate(
     )
 
 
-def _device_count(word: str, given: str) -> int:
+def _device_count(word: str, option: str) -> int:
     if not (word.isascii() and word.isdecimal() and int(word) > 0):
         raise ConfigError(
-            f"--devices {given}: '{word}' is not a positive integer; give 1..2048 (powers of two) or a list: 1,8,24"
+            f"{option}: '{word}' is not a positive integer; give 1..2048 (powers of two) or a list: 1,8,24"
         )
     if int(word) > MOST_DEVICES:
-        raise ConfigError(f"--devices {given}: clusters of up to {MOST_DEVICES:,} devices are simulated, not {word}")
+        raise ConfigError(f"{option}: clusters of up to {MOST_DEVICES:,} devices are simulated, not {word}")
     return int(word)
 
 

@@ -1,17 +1,16 @@
 """Statistics of a scheme's steps: rates with intervals, waiting, efficiency."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 from functools import cached_property
 
 import numpy as np
 from jaxtyping import Float64
+from scipy.special import stdtrit
 
 from evenpack.studies.imbalance.simulated.cluster import BASELINE, Scheme
 from evenpack.studies.imbalance.simulated.drawing import ItemKinds
 
-NORMAL_95 = 1.959964
-"""Standard errors on either side that contain 95 % of a normal law."""
 STEPS_WITHIN = (5.0, 95.0)
 """Percentiles between which single steps are shown."""
 
@@ -33,6 +32,8 @@ class StepTimes:
     """Tokens and squared lengths of the mean drawn item, minus their expectation."""
     sequences: float
     """Expected sequences of a step."""
+    slopes: Float64[np.ndarray, "2"] | None = None
+    """Seconds of a step by the excess work of its mean item, if they are known; None: by regression over the steps."""
 
     @classmethod
     def of_columns(cls, columns: Float64[np.ndarray, "steps 5"], kinds: ItemKinds, *, items: int) -> "StepTimes":
@@ -53,9 +54,8 @@ class StepTimes:
         The method is control variates: the expected work is known exactly, so the part of the seconds that depends on
         it by linear regression needs no estimate, which reduces the variance of the mean.
         """
-        centred = self.excess_work - self.excess_work.mean(axis=0)
-        slopes, *_ = np.linalg.lstsq(centred / _SCALE, self.step - self.step.mean(), rcond=1e-9)
-        corrected: Float64[np.ndarray, " steps"] = self.step - self.excess_work / _SCALE @ slopes
+        slopes = seconds_by_work(self.excess_work, self.step) if self.slopes is None else self.slopes
+        corrected: Float64[np.ndarray, " steps"] = self.step - self.excess_work @ slopes
         return corrected
 
     @property
@@ -64,18 +64,30 @@ class StepTimes:
         return self.sequences / float(self.as_expected.mean())
 
 
+def seconds_by_work(work: Float64[np.ndarray, "n 2"], seconds: Float64[np.ndarray, " n"]) -> Float64[np.ndarray, "2"]:
+    """Returns the slopes of the linear regression of seconds on tokens and squared lengths."""
+    centred = work - work.mean(axis=0)
+    slopes, *_ = np.linalg.lstsq(centred / _SCALE, seconds - seconds.mean(), rcond=1e-9)
+    return np.asarray(slopes / _SCALE)
+
+
 @dataclass(frozen=True, kw_only=True)
 class LogRatio:
-    """ln(rate / other rate) with its standard error."""
+    """ln(rate / other rate) of some steps, with its standard error."""
 
     value: float
     error: float
+    steps: int
+
+    @property
+    def reach(self) -> float:
+        """Half the width of the 95 % interval, by Student's law."""
+        return float(stdtrit(self.steps - 1, 0.975)) * self.error
 
     @property
     def interval(self) -> tuple[float, float]:
         """Returns the 95 % interval, as ratios."""
-        reach = NORMAL_95 * self.error
-        return float(np.exp(self.value - reach)), float(np.exp(self.value + reach))
+        return float(np.exp(self.value - self.reach)), float(np.exp(self.value + self.reach))
 
 
 def log_ratio(times: StepTimes, other: StepTimes) -> LogRatio:
@@ -83,11 +95,11 @@ def log_ratio(times: StepTimes, other: StepTimes) -> LogRatio:
     # To first order ln of a mean errs by the mean of (value / mean - 1): the delta method for a ratio of means.
     errors = other.as_expected / other.as_expected.mean() - times.as_expected / times.as_expected.mean()
     error = float(errors.std(ddof=1)) / len(errors) ** 0.5
-    return LogRatio(value=float(np.log(times.rate / other.rate)), error=error)
+    return LogRatio(value=float(np.log(times.rate / other.rate)), error=error, steps=len(errors))
 
 
 @dataclass(frozen=True, kw_only=True)
-class SimulationRow:
+class SchemeRow:
     """The results of a scheme on a number of devices."""
 
     layout: str
@@ -98,7 +110,7 @@ class SimulationRow:
     speed_up: float
     """Sequences/s divided by those of padding by arrival on as many devices, in the long run (a ratio of means)."""
     speed_up_low: float
-    """Start of its 95 % interval over steps: normal, by the delta method, paired by step."""
+    """Start of its 95 % interval over steps: by the delta method, paired by step."""
     speed_up_high: float
     step_low: float
     """5 % of single steps are slower than this speed-up."""
@@ -114,8 +126,12 @@ class SimulationRow:
     efficiency: float
     """Sequences/s per device, divided by those of a single device."""
 
+    def is_of(self, scheme: Scheme) -> bool:
+        """Whether these are steps of a scheme."""
+        return (self.layout, self.policy, self.dense) == astuple(scheme)
 
-def summarise(scheme: Scheme, times: Mapping[tuple[Scheme, int], StepTimes]) -> list[SimulationRow]:
+
+def summarise(scheme: Scheme, times: Mapping[tuple[Scheme, int], StepTimes]) -> list[SchemeRow]:
     """Returns a row for each number of devices, ascending; `times` has one device and the baseline too."""
     alone = times[scheme, 1].rate
     counts = sorted(devices for one, devices in times if one == scheme)
@@ -131,11 +147,11 @@ def step_speed_ups(
     return speed_ups
 
 
-def _row(scheme: Scheme, devices: int, times: StepTimes, baseline: StepTimes, alone: float) -> SimulationRow:
+def _row(scheme: Scheme, devices: int, times: StepTimes, baseline: StepTimes, alone: float) -> SchemeRow:
     low, high = log_ratio(times, baseline).interval
     single = np.percentile(times.sequences / times.step, STEPS_WITHIN) / baseline.rate
     uneven = times.slowest / times.mean
-    return SimulationRow(
+    return SchemeRow(
         layout=scheme.layout,
         policy=scheme.policy,
         dense=scheme.dense,

@@ -4,6 +4,7 @@ import shlex
 import sys
 from contextlib import nullcontext
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -280,6 +281,19 @@ def test_the_token_is_no_prefix_of_an_option_of_deepspeed() -> None:
     parsed = parse_args(plan.command_of(token)[1:])
     assert parsed.user_script == WORKER_MODULE
     assert parsed.user_args == ["run.yaml", "run.seed=1", f"--evenpack-run={token}"]
+
+
+def test_deepspeed_is_found_where_pip_puts_it_for_a_target_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "executable", str(tmp_path / "python"))
+    monkeypatch.setattr(launch.sysconfig, "get_path", lambda _: str(tmp_path))
+    for folder, file in (("deepspeed", "__init__.py"), ("bin", "deepspeed")):
+        (tmp_path / "site" / folder).mkdir(parents=True)
+        (tmp_path / "site" / folder / file).touch()
+    found = SimpleNamespace(origin=str(tmp_path / "site/deepspeed/__init__.py"))
+    monkeypatch.setattr(launch.importlib.util, "find_spec", lambda _: found)
+    assert launch.find_deepspeed() == tmp_path / "site/bin/deepspeed"
 
 
 def test_without_deepspeed_the_error_says_how_to_install_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

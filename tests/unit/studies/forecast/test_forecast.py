@@ -17,11 +17,11 @@ from evenpack.errors import ConfigError, DataError
 from evenpack.models.common.batch_work import performed_work
 from evenpack.studies.forecast import forecast
 from evenpack.studies.forecast.command import ForecastCommand
-from evenpack.studies.forecast.forecast import ForecastOptions, RanksRow, VirtualRanks, study_forecast
+from evenpack.studies.forecast.forecast import ForecastOptions, RanksRow, study_forecast
 from evenpack.studies.forecast.logged_ranks import read_logged_ranks
 from evenpack.studies.forecast.options import parse_options, read_log
 from evenpack.studies.forecast.tables import forecast_tables
-from evenpack.studies.throughput.contenders import formed, run_to_measure
+from evenpack.studies.throughput.contenders import VirtualRanks, formed, run_to_measure
 from evenpack.studies.throughput.measure import MeasuredStep, StepTimer
 
 

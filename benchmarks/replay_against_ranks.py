@@ -1,0 +1,132 @@
+"""Clusters replayed on one device against ranks that train together, step by step.
+
+    python benchmarks/replay_against_ranks.py RUN.yaml [section.key=value ...] [--ranks 2,4] [--steps N] [--batch N]
+
+For each number of ranks real ones are started on this machine (gloo, one thread each), which plan, read and compute
+the steps that a run on so many ranks has; the CPU seconds of each rank's forward and backward passes count, so that
+they may be more than there are cores. `evenpack study imbalance --replay` then computes the same steps alone.
+"""
+
+import argparse
+import os
+import subprocess
+import sys
+import tempfile
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from evenpack import console
+from evenpack.config import load_run_file
+from evenpack.data.batches.pipeline import MicroBatchDataset
+from evenpack.engine.config import RunConfig
+from evenpack.engine.resolving.resolve import resolve
+from evenpack.engine.world.distributed import World, joined_world
+from evenpack.files import read_json, write_json
+from evenpack.studies.imbalance.measured.replay import REPLAYED, Replay, replay
+from evenpack.studies.imbalance.simulated.cluster import ClusterOptions, Scheme
+from evenpack.studies.throughput.clock import PhaseClock
+from evenpack.studies.throughput.contenders import run_to_measure, with_steps
+from evenpack.studies.throughput.measure import StepTimer
+
+_WARMUP = 2
+
+
+def rank_seconds(config: RunConfig, world: World, scheme: Scheme, *, each: int, steps: int) -> list[list[float]]:
+    """Returns the CPU seconds of each rank in each step that they train together."""
+    run = run_to_measure(config)
+    per_step = world.size * each
+    settled = with_steps(run.config, scheme.batching, scheme.layout, scheme.policy, each=each, per_step=per_step)
+    resolved = resolve(settled, run.prepared)
+    timer = StepTimer(resolved, world, clock="wall")
+    timer._clock = timer.engine.observer = PhaseClock(world.device, "cpu")  # of this rank alone, which waits unseen
+    dataset = MicroBatchDataset(run.prepared, replace(resolved.pipeline_settings(world), planned_steps=None))
+    for step in range(_WARMUP):
+        timer.time_step_of(dataset, steps + step)
+    seconds = [float(timer.time_step_of(dataset, step).micro_batches.seconds.sum()) for step in range(steps)]
+    return [list(of_step) for of_step in zip(*world.all_gather(seconds), strict=True)]
+
+
+def compared(seconds: list[list[float]], scheme: Scheme, ranks: int, replayed: Replay) -> dict[str, Any]:
+    """Returns how long the slowest rank takes over the mean one, trained and replayed, both with the same update."""
+    trained = np.array(seconds) + replayed.update_seconds
+    row = next(row for row in replayed.of(scheme) if row.devices == ranks)
+    waits = trained.max(axis=1) / trained.mean(axis=1)
+    return {
+        "scheme": scheme.label,
+        "ranks": ranks,
+        "steps": len(trained),
+        "trained_slowest_over_mean": float(waits.mean()),
+        "standard_error": float(waits.std(ddof=1) / len(waits) ** 0.5),
+        "replayed_slowest_over_mean": row.slowest_over_mean,
+        "difference": row.slowest_over_mean / float(waits.mean()) - 1.0,
+    }
+
+
+def main() -> None:
+    """Starts the ranks, replays their steps, and prints both as a table and as JSON."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("run_file", type=Path)
+    parser.add_argument("overrides", nargs="*")
+    parser.add_argument("--ranks", default="2,4")
+    parser.add_argument("--steps", type=int, default=12)
+    parser.add_argument("--batch", type=int, default=8)
+    parser.add_argument("--packs", type=int, default=4)
+    parser.add_argument("--save", type=Path)
+    parser.add_argument("--of-a-rank", type=Path, help=argparse.SUPPRESS)
+    given = parser.parse_intermixed_args()
+    config = load_run_file(given.run_file, RunConfig, given.overrides)
+    if given.of_a_rank is not None:
+        with joined_world() as world:
+            found = {}
+            for scheme in REPLAYED:
+                each = given.packs if scheme.batching == "packs" else given.batch
+                found[scheme.label] = rank_seconds(config, world, scheme, each=each, steps=given.steps)
+            if world.is_main:
+                write_json(given.of_a_rank, found)
+        return
+    counts = [int(word) for word in given.ranks.split(",")]
+    trained = {ranks: _trained(ranks) for ranks in counts}
+    with joined_world() as world:
+        replayed = replay(
+            config,
+            world,
+            devices=counts,
+            steps=given.steps,
+            options=ClusterOptions(batch=given.batch),
+            packs=given.packs,
+            progress=_say,
+        )
+    rows = [compared(trained[ranks][scheme.label], scheme, ranks, replayed) for scheme in REPLAYED for ranks in counts]
+    console.results().print(console.table(rows, title="Slowest rank / mean rank: trained together, and replayed"))
+    if given.save is not None:
+        about = {"measured_on": replayed.measured_on, "batch": given.batch, "packs": given.packs}
+        console.save_json(about | {"rows": rows}, given.save)
+
+
+def _say(scheme: str, done: int, total: int) -> None:
+    if done % 50 == 0:
+        print(f"replayed {done}/{total} ({scheme})", file=sys.stderr)
+
+
+def _trained(ranks: int) -> dict[str, list[list[float]]]:
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "seconds.json"
+        command = [
+            sys.executable,
+            "-m",
+            "torch.distributed.run",
+            f"--nproc-per-node={ranks}",
+            "--standalone",
+            *sys.argv,
+        ]
+        environment = os.environ | {"OMP_NUM_THREADS": "1", "DS_ACCELERATOR": "cpu"}
+        subprocess.run([*command, "--of-a-rank", str(path)], env=environment, check=True)
+        found: dict[str, list[list[float]]] = read_json(path)
+        return found
+
+
+if __name__ == "__main__":
+    main()

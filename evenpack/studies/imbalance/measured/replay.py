@@ -1,0 +1,274 @@
+"""Clusters replayed on one device: each micro-batch that one of N ranks would get is computed, one after another.
+
+The steps are those that training would plan on N ranks, of as many sequences or packs on each rank whatever N is. Every
+rank's micro-batches are timed, forward and backward; a step takes as long as its slowest rank (at ZeRO 2 and 3 the
+slowest one of each micro-batch), and the update as it was measured. What a replay lacks is the network, and whatever
+else makes equal devices unequal.
+
+Parts that are the same micro-batches on several numbers of ranks, as all of them are where items are assigned by
+arrival, are timed once.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from jaxtyping import Float64
+
+from evenpack.data.packing import LengthHistogram
+from evenpack.data.sequences import length_chunks
+from evenpack.engine.config import RunConfig
+from evenpack.engine.memory.estimate import FREE_SHARE, micro_batch_size, training_memory
+from evenpack.engine.resolving.cost_model import MeasuredOn
+from evenpack.engine.resolving.resolve import ResolvedRun, resolve
+from evenpack.engine.world.distributed import World
+from evenpack.errors import ConfigError
+from evenpack.studies.imbalance.simulated.cluster import (
+    BALANCED_PACKS,
+    BASELINE,
+    UNPADDED_ARRIVAL,
+    UNPADDED_BALANCED,
+    ClusterOptions,
+    Scheme,
+    waits_in_each_micro_batch,
+)
+from evenpack.studies.imbalance.simulated.step_times import SchemeRow, StepTimes, seconds_by_work, summarise
+from evenpack.studies.throughput.contenders import (
+    VirtualRanks,
+    changed,
+    run_to_measure,
+    sequences_per_item,
+    with_steps,
+)
+from evenpack.studies.throughput.measure import StepTimer
+from evenpack.studies.throughput.provenance import measured_on
+
+REPLAYED: tuple[Scheme, ...] = (BALANCED_PACKS, UNPADDED_BALANCED, UNPADDED_ARRIVAL, BASELINE)
+_SEED = 0
+_WARMUP = 2
+"""Parts of each scheme that are computed before any is timed."""
+
+Part = tuple[str, tuple[tuple[int, ...], ...]]
+"""One rank's part of a step, by which it is recognised: its layout, and the items of each of its micro-batches."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Replay:
+    """What was replayed, and on what."""
+
+    measured_on: MeasuredOn
+    batch: int
+    """Sequences per micro-batch."""
+    packs: int
+    """Packs per micro-batch."""
+    accumulation: int
+    zero_stage: int
+    update_seconds: float
+    """Median of the update, with norm and clipping, on this device alone: of all parameters, as at ZeRO 0."""
+    timed_parts: int
+    """Parts of steps that were timed; those that several clusters have in common count once."""
+    rows: tuple[SchemeRow, ...]
+
+    def described(self) -> str:
+        """Returns device, model and commit, for figures and tables."""
+        on = self.measured_on
+        commit = "no checkout" if on.commit is None else f"commit {on.commit}"
+        return (
+            f"{on.model} of {on.layers} layers, {on.precision}, one {on.device}; torch {on.torch}, evenpack "
+            f"{on.evenpack}, {commit}"
+        )
+
+    def of(self, scheme: Scheme) -> tuple[SchemeRow, ...]:
+        """Returns a row for each number of devices, ascending."""
+        return tuple(row for row in self.rows if row.is_of(scheme))
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class _Timed:
+    """One part of a step, timed."""
+
+    seconds: Float64[np.ndarray, " micro_batches"]
+    """Forward and backward."""
+    update_seconds: float
+
+
+def replay(
+    config: RunConfig,
+    world: World,
+    *,
+    devices: Sequence[int],
+    steps: int,
+    options: ClusterOptions,
+    packs: int,
+    progress: Callable[[str, int, int], None],
+) -> Replay:
+    """Replays clusters of these numbers of devices, and of one, on this process's device.
+
+    Args:
+        steps: of the largest cluster, 2 or more; smaller ones get as many more as take the same micro-batches.
+        options: what a device computes in a step.
+        packs: packs per micro-batch.
+        progress: called with the scheme, and the parts done and in total.
+
+    Raises: ConfigError if there are several ranks, or a micro-batch does not fit the device;
+        NotPreparedError, DataError.
+    """
+    if world.size > 1:
+        raise ConfigError(f"--replay runs all ranks on one device, but {world.size} processes were started: start one")
+    measured = run_to_measure(config)
+    runs = {scheme: _run_of(measured, scheme, options, packs) for scheme in REPLAYED}
+    for scheme, run in runs.items():
+        _require_memory(run, scheme, world)
+    counts = sorted({1, *devices})
+    clusters = {one: range(steps * counts[-1] // one) for one in counts}
+    with _one_core_per_device(world):
+        alone = resolve(changed(runs[BASELINE].config, deepspeed={"zero_stage": 0}), measured.prepared)
+        timer = StepTimer(alone, world, clock="wall" if world.device.type == "cuda" else "cpu")
+        ranks = {scheme: VirtualRanks(run, world) for scheme, run in runs.items()}
+        timed = _time_parts(timer, ranks, clusters, progress)
+        origin = measured_on(runs[BASELINE], world, layouts=tuple(scheme.label for scheme in REPLAYED))
+    update = float(np.median([one.update_seconds for one in timed.values()]))
+    times: dict[tuple[Scheme, int], StepTimes] = {}
+    for scheme, virtual in ranks.items():
+        times |= _step_times(
+            scheme, virtual, clusters, timed, update=update, waits_often=waits_in_each_micro_batch(options.zero_stage)
+        )
+    return Replay(
+        measured_on=origin,
+        batch=options.batch,
+        packs=packs,
+        accumulation=options.accumulation,
+        zero_stage=options.zero_stage,
+        update_seconds=update,
+        timed_parts=len(timed),
+        rows=tuple(row for scheme in REPLAYED for row in summarise(scheme, times)),
+    )
+
+
+def _run_of(run: ResolvedRun, scheme: Scheme, options: ClusterOptions, packs: int) -> ResolvedRun:
+    """Returns the run with the work of one device as its step."""
+    each = packs if scheme.batching == "packs" else options.batch
+    per_step = options.accumulation * each
+    config = with_steps(run.config, scheme.batching, scheme.layout, scheme.policy, each=each, per_step=per_step)
+    return resolve(changed(config, deepspeed={"zero_stage": options.zero_stage}), run.prepared)
+
+
+def _require_memory(run: ResolvedRun, scheme: Scheme, world: World) -> None:
+    """Checks that a micro-batch fits a GPU, by the estimate of its memory. Raises: ConfigError."""
+    if world.device.type != "cuda":
+        return
+    size = micro_batch_size(run.config, run.item)
+    memory = training_memory(run.config, size, vocabulary_size=run.prepared.vocabulary_size, ranks=1)
+    room = float(torch.cuda.get_device_properties(world.device).total_memory * (1 - FREE_SHARE))
+    if memory.peak.total > room:
+        raise ConfigError(
+            f"--replay: a micro-batch of {run.shape.items_per_micro_batch} {scheme.batching} ({scheme.label}) needs "
+            f"about {memory.peak.total / 1e9:.0f} GB of this device, and {room / 1e9:.0f} GB are to be used: lower "
+            "--batch and --packs, or set training.activation_checkpointing=true"
+        )
+
+
+@contextmanager
+def _one_core_per_device(world: World) -> Iterator[None]:
+    """A CPU plays a device by one core, of which the process's own seconds count: other load is then no wait."""
+    threads = torch.get_num_threads()
+    if world.device.type == "cpu":
+        torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)
+
+
+def _part(scheme: Scheme, virtual: VirtualRanks, ranks: int, step: int, rank: int) -> Part:
+    return scheme.layout, virtual.items(ranks, step, rank)
+
+
+def _time_parts(
+    timer: StepTimer,
+    ranks: dict[Scheme, VirtualRanks],
+    clusters: dict[int, range],
+    progress: Callable[[str, int, int], None],
+) -> dict[Part, _Timed]:
+    """Returns each part's times.
+
+    They are timed in random order: a machine's load varies, and a slow period must not affect the ranks of one step, or
+    one scheme, more than any others, as on separate devices.
+    """
+    turns: dict[Part, tuple[Scheme, int, int, int]] = {}
+    for scheme, virtual in ranks.items():
+        for number, steps in clusters.items():
+            for step in steps:
+                for rank in range(number):
+                    turns.setdefault(_part(scheme, virtual, number, step, rank), (scheme, number, step, rank))
+    for virtual in ranks.values():
+        for step in range(_WARMUP):
+            timer.time_step(virtual.share(1, clusters[1].stop + step, 0))
+    parts = list(turns)
+    found = {}
+    for done, chosen in enumerate(np.random.default_rng(_SEED).permutation(len(parts)), start=1):
+        scheme, number, step, rank = turns[parts[chosen]]
+        measured = timer.time_step(ranks[scheme].share(number, step, rank))
+        found[parts[chosen]] = _Timed(
+            seconds=measured.micro_batches.seconds, update_seconds=measured.update_seconds + measured.all_reduce_seconds
+        )
+        progress(scheme.label, done, len(parts))
+    return found
+
+
+def _step_times(
+    scheme: Scheme,
+    virtual: VirtualRanks,
+    clusters: dict[int, range],
+    timed: dict[Part, _Timed],
+    *,
+    update: float,
+    waits_often: bool,
+) -> dict[tuple[Scheme, int], StepTimes]:
+    """Returns the steps of one scheme for each number of devices.
+
+    The work that a step's items have by chance is corrected for by slopes over all parts: see `StepTimes.as_expected`.
+    """
+    dataset = virtual.dataset(1)
+    items, sequences = dataset.settings.shape.items_per_step, sequences_per_item(dataset)
+    expected = _mean_work(virtual)
+    seconds, work = {}, {}
+    for number, steps in clusters.items():
+        where = [[_part(scheme, virtual, number, step, rank) for rank in range(number)] for step in steps]
+        seconds[number] = np.array([[timed[part].seconds for part in of_step] for of_step in where])
+        lengths = [[virtual.lengths(number, step, rank) for rank in range(number)] for step in steps]
+        work[number] = np.array([[_work(each) for each in of_step] for of_step in lengths]) / items
+    slopes = seconds_by_work(
+        np.concatenate([each.reshape(-1, 2) for each in work.values()]),
+        np.concatenate([each.sum(axis=2).ravel() for each in seconds.values()]),
+    )
+    found = {}
+    for number, of_ranks in seconds.items():
+        waited = of_ranks.max(axis=1).sum(axis=1) if waits_often else of_ranks.sum(axis=2).max(axis=1)
+        found[scheme, number] = StepTimes(
+            step=waited + update,
+            slowest=waited + update,
+            mean=of_ranks.sum(axis=2).mean(axis=1) + update,
+            excess_work=work[number].mean(axis=1) - expected,
+            sequences=number * items * sequences,
+            slopes=slopes,
+        )
+    return found
+
+
+def _work(lengths: np.ndarray) -> tuple[float, float]:
+    return float(lengths.sum()), float((lengths**2).sum())
+
+
+def _mean_work(virtual: VirtualRanks) -> Float64[np.ndarray, "2"]:
+    """Returns tokens and squared lengths of the mean item over an epoch, the sources weighted as the run draws them."""
+    dataset = virtual.dataset(1)
+    total = np.zeros(2)
+    for weight, source in zip(dataset.prepared.weights, dataset.planner.sources, strict=True):
+        view = source.view
+        histogram = LengthHistogram.from_chunks(length_chunks(view), longest=view.max_sequence_length)
+        lengths = np.arange(1, len(histogram.counts) + 1)
+        total += weight * np.array([histogram.counts @ lengths, histogram.counts @ lengths**2]) / source.plan.packs
+    return total / sum(dataset.prepared.weights)

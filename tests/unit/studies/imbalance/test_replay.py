@@ -1,0 +1,276 @@
+"""Clusters replayed on one device: its ranks are those of training, and a step is as long as the slowest of them."""
+
+import dataclasses
+import json
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import nullcontext
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import yaml
+from tiny_run import lone_world, tiny_gpt2_run
+
+from evenpack.batch import PackedBatch
+from evenpack.data.batches.pipeline import MicroBatchDataset
+from evenpack.engine.config import RunConfig
+from evenpack.engine.resolving.resolve import resolve
+from evenpack.engine.world.distributed import World
+from evenpack.errors import ConfigError
+from evenpack.launcher.cli import app as cli
+from evenpack.models.common.batch_work import performed_work, useful_work
+from evenpack.studies.imbalance import study as study_module
+from evenpack.studies.imbalance.measured.replay import REPLAYED, Replay, replay
+from evenpack.studies.imbalance.simulated.cluster import (
+    BALANCED_PACKS,
+    BASELINE,
+    UNPADDED_ARRIVAL,
+    UNPADDED_BALANCED,
+    ClusterOptions,
+    Scheme,
+)
+from evenpack.studies.throughput.contenders import VirtualRanks, changed, run_to_measure, with_steps
+from evenpack.studies.throughput.measure import MeasuredStep, StepTimer
+
+BATCH, PACKS, STEPS = 6, 3, 4
+UPDATE = 0.5
+
+
+@pytest.fixture(scope="module")
+def world() -> Iterator[World]:
+    with lone_world() as alone:
+        yield alone
+
+
+@pytest.fixture(scope="module")
+def config(tmp_path_factory: pytest.TempPathFactory) -> RunConfig:
+    return tiny_gpt2_run(tmp_path_factory.mktemp("gpt2"))
+
+
+def known_cost(batch: PackedBatch) -> float:
+    work = performed_work(batch)
+    return 1e-3 + 2e-6 * work.slots + 3e-8 * work.squared_lengths
+
+
+TimeStep = Callable[..., MeasuredStep]
+
+
+def by_formula(real: TimeStep) -> TimeStep:
+    """Returns the same with the time of micro-batches and updates replaced by those of a formula."""
+
+    def time_step(self: StepTimer, batches: list[PackedBatch], *, loader_seconds: float = 0.0) -> MeasuredStep:
+        step = real(self, batches, loader_seconds=loader_seconds)
+        step.micro_batches.seconds[:] = [known_cost(batch) for batch in batches]
+        return dataclasses.replace(step, update_seconds=UPDATE, all_reduce_seconds=0.0)
+
+    return time_step
+
+
+@pytest.fixture
+def by_known_cost(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(StepTimer, "time_step", by_formula(StepTimer.time_step))
+
+
+def replayed(
+    config: RunConfig, world: World, devices: tuple[int, ...], *, steps: int = STEPS, **options: Any
+) -> Replay:
+    return replay(
+        config,
+        world,
+        devices=devices,
+        steps=steps,
+        options=ClusterOptions(batch=BATCH, **options),
+        packs=PACKS,
+        progress=lambda *_: None,
+    )
+
+
+def trained(config: RunConfig, world: World, scheme: Scheme, ranks: int, **options: int) -> np.ndarray:
+    """Returns the seconds of each step's ranks and micro-batches, from the data set of a run on so many ranks."""
+    run = run_to_measure(changed(config, deepspeed={"zero_stage": options.get("zero_stage", 0)}))
+    each, accumulation = PACKS if scheme.batching == "packs" else BATCH, options.get("accumulation", 1)
+    settled = with_steps(
+        run.config, scheme.batching, scheme.layout, scheme.policy, each=each, per_step=ranks * accumulation * each
+    )
+    settings = dataclasses.replace(resolve(settled, run.prepared).pipeline_settings(world), ranks=ranks)
+    seconds = np.empty((STEPS, ranks, accumulation))
+    for rank in range(ranks):
+        dataset = MicroBatchDataset(run.prepared, dataclasses.replace(settings, rank=rank, planned_steps=STEPS))
+        for item in range(STEPS * accumulation):
+            seconds[item // accumulation, rank, item % accumulation] = known_cost(dataset[item])
+    return seconds
+
+
+@pytest.mark.usefixtures("by_known_cost")
+@pytest.mark.parametrize(
+    "options", [{}, {"accumulation": 2}, {"accumulation": 2, "zero_stage": 2}], ids=["one", "two", "two at ZeRO 2"]
+)
+def test_a_step_is_the_slowest_of_the_ranks_that_a_run_would_have(
+    config: RunConfig, world: World, options: dict[str, int]
+) -> None:
+    found = replayed(config, world, (1, 4), **options)
+    assert found.update_seconds == UPDATE
+    for scheme in REPLAYED:
+        alone, four = found.of(scheme)
+        assert (alone.devices, alone.steps, four.devices, four.steps) == (1, 4 * STEPS, 4, STEPS)
+        assert alone.wait_share == 0
+        seconds = trained(config, world, scheme, 4, **options)
+        waited = seconds.max(axis=1).sum(axis=1) if options.get("zero_stage") else seconds.sum(axis=2).max(axis=1)
+        mean = seconds.sum(axis=2).mean(axis=1)
+        assert four.wait_share == pytest.approx((waited - mean).sum() / (waited + UPDATE).sum(), rel=1e-9)
+        assert four.slowest_over_mean == pytest.approx(((waited + UPDATE) / (mean + UPDATE)).mean(), rel=1e-9)
+    arrival, balanced = found.of(UNPADDED_ARRIVAL)[1], found.of(UNPADDED_BALANCED)[1]
+    assert balanced.wait_share < 0.5 * arrival.wait_share
+
+
+def test_rates_are_those_of_a_long_run(config: RunConfig, world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What the items of a few steps have more or less than the mean item is corrected for.
+
+    Exactly, where seconds follow tokens and squared lengths, and on one device, where no maximum is taken.
+    """
+    monkeypatch.setattr(sys.modules[__name__], "known_cost", cost_of_tokens)
+    monkeypatch.setattr(StepTimer, "time_step", by_formula(StepTimer.time_step))
+    found = replayed(config, world, (1, 4))
+    run = run_to_measure(config)
+    lengths = run.prepared.view(run.prepared.source_names[0], "train").lengths().astype(np.float64)
+    plan = (
+        VirtualRanks(resolve(with_form(config, BALANCED_PACKS), run.prepared), world).dataset(1).planner.sources[0].plan
+    )
+    assert plan.sequences == len(lengths)
+    per_pack = len(lengths) / plan.packs
+    for scheme, sequences in ((UNPADDED_ARRIVAL, BATCH), (BALANCED_PACKS, PACKS * per_pack), (BASELINE, BATCH)):
+        seconds = 1e-3 + sequences * (2e-6 * lengths.mean() + 3e-8 * (lengths**2).mean()) + UPDATE
+        assert found.of(scheme)[0].sequences_per_second == pytest.approx(sequences / seconds, rel=1e-9), scheme.label
+    for row in found.of(BASELINE):
+        assert (row.speed_up, row.speed_up_low, row.speed_up_high) == (1.0, 1.0, 1.0)
+    packs = found.of(BALANCED_PACKS)[1]
+    assert packs.speed_up_low < packs.speed_up < packs.speed_up_high
+
+
+def cost_of_tokens(batch: PackedBatch) -> float:
+    return 1e-3 + 2e-6 * batch.local_counts.tokens + 3e-8 * useful_work(batch).squared_lengths
+
+
+def test_micro_batches_that_clusters_have_in_common_are_timed_once(
+    config: RunConfig, world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By arrival, steps of four ranks hold those of one; by cost, one rank has the items of arrival."""
+    real, taken = StepTimer.time_step, []
+
+    def time_step(self: StepTimer, batches: list[PackedBatch], *, loader_seconds: float = 0.0) -> MeasuredStep:
+        taken.append([batch.sequence_ids[batch.sequence_ids >= 0].tolist() for batch in batches])
+        return real(self, batches, loader_seconds=loader_seconds)
+
+    monkeypatch.setattr(StepTimer, "time_step", time_step)
+    found = replayed(config, world, (1, 4))
+    of_each = 4 * STEPS
+    padded, unpadded, packed = of_each, 2 * of_each, 2 * of_each
+    assert padded + unpadded + packed - of_each <= found.timed_parts <= padded + unpadded + packed
+    assert len(taken) == found.timed_parts + 2 * len(REPLAYED)  # and the parts that warm it up
+    for scheme in (UNPADDED_ARRIVAL, BASELINE):
+        virtual = VirtualRanks(resolve(with_form(config, scheme), run_to_measure(config).prepared), world)
+        for step, rank in ((0, 3), (3, 1)):
+            one, four = virtual.share(1, 4 * step + rank, 0), virtual.share(4, step, rank)
+            assert [batch.tokens.tolist() for batch in one] == [batch.tokens.tolist() for batch in four]
+            assert virtual.items(1, 4 * step + rank, 0) == virtual.items(4, step, rank)
+            lengths = virtual.lengths(4, step, rank)
+            assert lengths.sum() == sum(batch.local_counts.tokens for batch in four)
+
+
+def with_form(config: RunConfig, scheme: Scheme) -> RunConfig:
+    run = run_to_measure(config)
+    return with_steps(run.config, scheme.batching, scheme.layout, scheme.policy, each=BATCH, per_step=BATCH)
+
+
+def test_a_replay_is_measured_and_leaves_the_process_as_it_was(config: RunConfig, world: World) -> None:
+    threads = torch.get_num_threads()
+    torch.set_num_threads(2)
+    try:
+        found = replayed(config, world, (2,))
+        assert torch.get_num_threads() == 2
+    finally:
+        torch.set_num_threads(threads)
+    assert found.update_seconds > 0
+    for scheme in REPLAYED:
+        alone, two = found.of(scheme)
+        assert two.sequences_per_second > alone.sequences_per_second > 0
+        assert 0 < two.efficiency < 1.5
+
+
+def test_several_ranks_and_micro_batches_that_do_not_fit_are_refused(
+    config: RunConfig, world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with pytest.raises(ConfigError, match="one device, but 2 processes"):
+        replayed(config, dataclasses.replace(world, size=2), (1, 4))
+    small = SimpleNamespace(total_memory=10**6)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: small)
+    with pytest.raises(ConfigError, match=r"--replay: a micro-batch of 3 packs .* lower --batch and --packs"):
+        replayed(config, dataclasses.replace(world, device=torch.device("cuda")), (1, 4))
+
+
+@pytest.fixture
+def command(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Callable[..., tuple[int, str, str]]:
+    def run(*arguments: str | Path) -> tuple[int, str, str]:
+        monkeypatch.setattr(sys, "argv", ["evenpack", "study", "imbalance", *map(str, arguments)])
+        monkeypatch.setenv("DS_ACCELERATOR", "cpu")
+        with pytest.raises(SystemExit) as exit_:
+            cli.main()
+        captured = capsys.readouterr()
+        return int(exit_.value.code or 0), captured.out, captured.err
+
+    return run
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (("squad_1_1_384", "--replay", "1,4"), "squad_1_1_384 is a list of lengths: give a run file"),
+        (("squad_1_1_384", "--replay", "0"), "--replay 0: '0' is not a positive integer"),
+        (("squad_1_1_384", "--replay", "1,8", "--replay-steps", "1"), "--replay-steps must be 2 or more, not 1"),
+    ],
+)
+def test_a_replay_that_cannot_be_is_refused(
+    command: Callable[..., tuple[int, str, str]], arguments: tuple[str, ...], words: str
+) -> None:
+    code, out, err = command(*arguments)
+    assert (code, out) == (2, "")
+    assert words in " ".join(err.split())
+
+
+def test_tables_figure_and_json_have_the_replay(
+    command: Callable[..., tuple[int, str, str]],
+    config: RunConfig,
+    world: World,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(study_module, "joined_world", lambda: nullcontext(world))
+    run_file, figure, saved = tmp_path / "run.yaml", tmp_path / "replay.png", tmp_path / "replay.json"
+    run_file.write_text(yaml.safe_dump(config.model_dump(mode="json")))
+    options = ("--replay", "1,2", "--replay-steps", "3", "--batch", "4", "--devices", "1..4", "--steps", "30")
+    code, out, err = command(run_file, *options, "--plot", figure, "--save", saved)
+    assert code == 0, err
+    text = " ".join(out.split())
+    assert "Replayed on one device: every micro-batch of each cluster, one after another" in text
+    assert "REPLAYED, by devices" in text
+    assert "6 on 1, 3 on 2 devices" in text
+    assert figure.stat().st_size > 10_000
+    value = json.loads(saved.read_text())["replay"]
+    assert {key for key in value if key != "measured_on"} == {
+        "batch",
+        "packs",
+        "accumulation",
+        "zero_stage",
+        "update_seconds",
+        "timed_parts",
+        "rows",
+    }
+    assert {(row["layout"], row["policy"], row["devices"]) for row in value["rows"]} == {
+        (scheme.layout, scheme.policy, devices) for scheme in REPLAYED for devices in (1, 2)
+    }
+    assert value["batch"] == 4
+    assert value["measured_on"]["device"] == world.device_name
