@@ -16,7 +16,6 @@ from evenpack.engine.config import RunConfig
 from evenpack.engine.deepspeed_config import deepspeed_config
 from evenpack.engine.device_copies import DeviceCopies
 from evenpack.engine.optimizers.build import build_optimizer
-from evenpack.engine.optimizers.norms import gradient_norm_of
 from evenpack.engine.optimizers.schedules import learning_rate
 from evenpack.engine.resolving.objective import Denominators
 from evenpack.engine.sharding import sharding_at
@@ -74,9 +73,10 @@ class TrainingEngine:
         initialize = quiet_deepspeed().initialize
         with self.sharding.hooking_into(model):
             self.deepspeed: Any = initialize(model=model, optimizer=optimizer, config=settings)[0]
-        # A gradient of a rank's own is reduced by `reduce_gradients`, so that computing and waiting for others can be
+        # A gradient of a rank's own is reduced by `reduction`, so that computing and waiting for others can be
         # distinguished.
         self.deepspeed.enable_backward_allreduce = self.sharding.balances_each_micro_batch
+        self.reduction = self.sharding.reduction(self.deepspeed, self.model, world)
 
     @property
     def model(self) -> nn.Module:
@@ -92,8 +92,7 @@ class TrainingEngine:
         is not finite is left out then, and is invalid otherwise: the caller must check it.
         """
         loss_sums, correct, stopwatch = self.compute_gradients(step, micro_batches)
-        local_gradient_norm = None if self.sharding.balances_each_micro_batch else gradient_norm_of(self.model)
-        gradient_norm = self.reduce_gradients()
+        local_gradient_norm, gradient_norm = self.reduce_gradients()
         if self.config.training.on_nan == "skip":
             self.sharding.leave_out_unless_finite(self.model, gradient_norm)
         self.observer("all_reduce")
@@ -126,7 +125,7 @@ class TrainingEngine:
     def compute_gradients(
         self, step: int, micro_batches: Sequence[PackedBatch]
     ) -> tuple[Float[Tensor, "micro_batches 2"], Int[Tensor, " 2"], "Stopwatch"]:
-        """Accumulates this rank's part of the gradient, without communication up to ZeRO 1.
+        """Accumulates this rank's part of the gradient, up to ZeRO 1 without waiting for other ranks.
 
         Raises: ValueError if the number of micro-batches is not that of the step.
         """
@@ -145,6 +144,8 @@ class TrainingEngine:
                 sums, self.denominators_of(batch), world_size=self.world.size, accumulation=self.micro_batches
             )
             self.observer("forward")
+            if index == self.micro_batches - 1:
+                self.reduction.begin()
             self.deepspeed.backward(loss)
             self.observer("backward")
             loss_sums.append(torch.stack([sums.loss_sum.detach(), sums.next_sentence_loss_sum.detach()]))
@@ -169,11 +170,13 @@ class TrainingEngine:
         pairs = torch.tensor([(one.tokens, one.next_sentence) for one in divisors], dtype=torch.float64)
         return (loss_sums.double() / pairs.to(loss_sums.device, non_blocking=True)).sum(dim=0)
 
-    def reduce_gradients(self) -> Float[Tensor, ""] | None:
-        """Averages the gradients over the ranks and clips them, as the sharding requires; see there."""
-        return self.sharding.reduce_gradients(
-            self.deepspeed, self.model, gradient_clipping=self.config.training.gradient_clipping
-        )
+    def reduce_gradients(self) -> tuple[Float[Tensor, ""] | None, Float[Tensor, ""] | None]:
+        """Averages the gradients over the ranks and clips them, as the sharding requires; see there.
+
+        Returns: the norm of this rank's own part, and of the mean before clipping.
+        """
+        own = self.reduction.finish()
+        return own, self.sharding.clip(self.model, self.config.training.gradient_clipping)
 
 
 class Stopwatch:

@@ -1,5 +1,6 @@
 """However a step is split, its gradient is that of one large un-packed batch (invariants 3 and 6)."""
 
+from copy import copy
 from dataclasses import dataclass, replace
 from functools import cache, partial
 from pathlib import Path
@@ -8,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 from batches import build_batch, random_sequences
+from torch import nn
 
 from evenpack.batch import PackedBatch, StepCounts
 from evenpack.engine.config import RunConfig
@@ -152,18 +154,19 @@ def compare(world: World, config: RunConfig, setting: Setting, reference: Refere
 
 
 def spy_on_gradients(engine: TrainingEngine) -> list[torch.Tensor]:
-    """Fills a list with each parameter's global gradient of the first update, as averaged by DeepSpeed."""
+    """Fills a list with each parameter's global gradient of the first update, before it is clipped."""
     from deepspeed.utils import safe_get_full_grad
 
     seen: list[torch.Tensor] = []
-    average = engine.deepspeed.allreduce_gradients
+    clip = engine.sharding.clip
 
-    def average_and_look() -> None:
-        average()
-        if not seen and engine.deepspeed.is_gradient_accumulation_boundary():  # ZeRO 2 and 3 call it in each backward
-            seen.extend(safe_get_full_grad(parameter).clone() for parameter in engine.model.parameters())
+    def look_and_clip(model: nn.Module, limit: float | None) -> torch.Tensor | None:
+        if not seen:
+            seen.extend(safe_get_full_grad(parameter).clone() for parameter in model.parameters())
+        return clip(model, limit)
 
-    engine.deepspeed.allreduce_gradients = average_and_look
+    engine.sharding = copy(engine.sharding)
+    engine.sharding.clip = look_and_clip  # type: ignore[method-assign]
     return seen
 
 

@@ -212,8 +212,16 @@ def test_deepspeed_adds_one_copy_for_each_parameter_and_little_else(results, job
         return  # it splits, checks and gathers there: docs/gpu.md has the counts
     found = operators_of(results[job], caller="DeepSpeed")
     each_micro_batch = {"div": case.micro_batches, "ones_like": case.micro_batches}
+    buckets = results[job]["buckets"]
+    joined = sum(size > 1 for size in buckets)
     assert found.pop("copy_") == results[job]["parameters"]
-    assert found == {**each_micro_batch, "cat": 1, "c10d.allreduce_": 1, "mul_": 1}
+    assert found == {**each_micro_batch, "cat": joined, "c10d.allreduce_": len(buckets), "mul_": len(buckets)}
+
+
+@pytest.mark.parametrize("job", [name for name, case in CASES.items() if case.update != "adamw_zero1"])
+def test_gradients_are_reduced_beside_the_last_backward_pass(results, job):
+    """All buckets begin before its end, the last with the gradients of the token embedding."""
+    assert operators_of(results[job], phase="backward")["c10d.allreduce_"] == len(results[job]["buckets"])
 
 
 @pytest.mark.parametrize("job", list(ATTENTION_IN_GRAPHS))

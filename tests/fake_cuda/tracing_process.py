@@ -140,7 +140,9 @@ def traced(job):
             return measured_by_torch(engine, peaks)
         counting.append(StepOperators(engine))
         sizes_of_update.update(
-            parameters=len(list(engine.model.parameters())), groups=len(engine.deepspeed.optimizer.param_groups)
+            parameters=len(list(engine.model.parameters())),
+            groups=len(engine.deepspeed.optimizer.param_groups),
+            buckets=[len(bucket) for bucket in getattr(engine.reduction, "buckets", ())],
         )
         return counting[0]
 

@@ -1,7 +1,7 @@
 """What a ZeRO stage decides."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
@@ -10,6 +10,8 @@ from evenpack.models.common.memory import StateBytes, StateSizes
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
+
+    from evenpack.engine.world.distributed import World
 
 REDUCE_BUCKET_SIZE = 500_000_000
 """Gradients that DeepSpeed reduces at once, as a number: the default of `zero_optimization.reduce_bucket_size`."""
@@ -21,6 +23,20 @@ class SavedBytes:
 
     first_rank: int
     other_rank: int
+
+
+class GradientReduction(ABC):
+    """The mean of a model's gradients over the ranks, once a step; nothing here waits for the device."""
+
+    def begin(self) -> None:  # noqa: B027 - only some stages have something to do
+        """Is called before the last backward pass of a step: a gradient that it has computed is the rank's own part."""
+
+    @abstractmethod
+    def finish(self) -> "Tensor | None":
+        """Makes the gradients those of the mean, for what is computed afterwards.
+
+        Returns: the norm of this rank's own part before that, or None if it never has one.
+        """
 
 
 class Sharding(ABC):
@@ -40,12 +56,17 @@ class Sharding(ABC):
     """The program that clips the gradients."""
 
     @abstractmethod
-    def reduction_traffic(self, *, tensors: int, ranks: int) -> tuple[int, float]:
+    def reduction_traffic(
+        self, *, tensors: int, ranks: int, parameters: int, tables: Sequence[int]
+    ) -> tuple[int, float]:
         """Returns kernels, and bytes per parameter that they move, of what stands between gradients and update.
 
         That is the rank's own norm, the copies into and out of the buffer of the all-reduce, the norm and the
         clipping, without the communication itself, in a step of one micro-batch. Counted in traced steps at ZeRO 0 and
         1; read from DeepSpeed's source at 2 and 3.
+
+        Args:
+            tables: elements of the token embedding, and of an output matrix of its own.
         """
 
     @abstractmethod
@@ -57,24 +78,26 @@ class Sharding(ABC):
         return nullcontext()
 
     @abstractmethod
-    def reduce_gradients(
-        self, deepspeed: Any, model: "nn.Module", *, gradient_clipping: float | None
-    ) -> "Tensor | None":
-        """Averages the gradients over the ranks and clips them; does not wait for the device.
+    def reduction(self, deepspeed: Any, model: "nn.Module", world: "World") -> GradientReduction:
+        """Returns what averages the gradients of the model, which `deepspeed` has taken over."""
+
+    @abstractmethod
+    def clip(self, model: "nn.Module", limit: float | None) -> "Tensor | None":
+        """Clips the averaged gradients; does not wait for the device.
 
         Returns: their norm before clipping, or None if only the update computes it (`norm_of_update`).
         """
 
     @abstractmethod
     def leave_out_unless_finite(self, model: "nn.Module", norm: "Tensor | None") -> None:
-        """Makes the next update change nothing if the norm of `reduce_gradients` is not finite.
+        """Makes the next update change nothing if the norm of `clip` is not finite.
 
         It may wait for the device.
         """
 
     @abstractmethod
     def norm_of_update(self, deepspeed: Any) -> "Tensor | float":
-        """Returns the global L2 norm of the gradients of the last update, where `reduce_gradients` gave None.
+        """Returns the global L2 norm of the gradients of the last update, where `clip` gave None.
 
         A number instead of a tensor means that the norm was not finite and the update was left out.
         """

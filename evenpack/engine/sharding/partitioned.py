@@ -1,20 +1,44 @@
 """ZeRO 1, 2 and 3: the optimizer's state, the gradients and the parameters are divided among the ranks."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from evenpack.engine.sharding.base import REDUCE_BUCKET_SIZE, SavedBytes, Sharding
+from evenpack.engine.sharding.base import REDUCE_BUCKET_SIZE, GradientReduction, SavedBytes, Sharding
 from evenpack.models.common.memory import FP32_BYTES, StateBytes, StateSizes
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
+    from evenpack.engine.world.distributed import World
+
 _FP64_BYTES = 8
 
 _LIVE_PARAMETERS = 1_000_000_000
 """Parameters that a rank may hold gathered at once: the default of `zero_optimization.stage3_max_live_parameters`."""
+
+
+@dataclass(frozen=True)
+class _AfterBackward(GradientReduction):
+    """DeepSpeed reduces when the backward pass is over; its own overlap doubles the bucket and waits for the device."""
+
+    deepspeed: Any
+    model: "nn.Module"
+
+    def finish(self) -> "Tensor | None":
+        from evenpack.engine.optimizers.norms import gradient_norm_of
+
+        norm = gradient_norm_of(self.model)
+        self.deepspeed.allreduce_gradients()
+        return norm
+
+
+class _WithinBackward(GradientReduction):
+    """DeepSpeed reduces in each backward pass."""
+
+    def finish(self) -> "Tensor | None":
+        return None
 
 
 class PartitionedOptimizer(Sharding):
@@ -27,7 +51,9 @@ class PartitionedOptimizer(Sharding):
     updates_whole_tensors = False
     clips = "DeepSpeed"
 
-    def reduction_traffic(self, *, tensors: int, ranks: int) -> tuple[int, float]:
+    def reduction_traffic(
+        self, *, tensors: int, ranks: int, parameters: int, tables: Sequence[int]
+    ) -> tuple[int, float]:
         norm = 12 + 8  # each gradient is cast to FP64
         of_a_part = norm + 8 + 8  # clipped, and copied into the weights' buffer, by the rank that updates it
         whole = 4 + 8 + 8 + 8 + 8  # own norm; into the buffer, scaled, joined; weights copied back
@@ -36,11 +62,11 @@ class PartitionedOptimizer(Sharding):
     def deepspeed_settings(self, gradient_clipping: float | None) -> dict[str, Any]:
         return {"gradient_clipping": gradient_clipping or 0.0, "zero_optimization": {"stage": self.stage}}
 
-    def reduce_gradients(
-        self, deepspeed: Any, model: "nn.Module", *, gradient_clipping: float | None
-    ) -> "Tensor | None":
-        deepspeed.allreduce_gradients()  # DeepSpeed takes the norm and clips in its step
-        return None
+    def reduction(self, deepspeed: Any, model: "nn.Module", world: "World") -> GradientReduction:
+        return _AfterBackward(deepspeed, model)
+
+    def clip(self, model: "nn.Module", limit: float | None) -> "Tensor | None":
+        return None  # DeepSpeed takes the norm and clips in its step
 
     def leave_out_unless_finite(self, model: "nn.Module", norm: "Tensor | None") -> None:
         """Does nothing: DeepSpeed checks the norm in its step, and leaves the update out."""
@@ -83,7 +109,9 @@ class PartitionedGradients(PartitionedOptimizer):
     splits = "the optimizer's state and the gradients"
     balances_each_micro_batch = True
 
-    def reduction_traffic(self, *, tensors: int, ranks: int) -> tuple[int, float]:
+    def reduction_traffic(
+        self, *, tensors: int, ranks: int, parameters: int, tables: Sequence[int]
+    ) -> tuple[int, float]:
         """Read from `ZeroOptimizer_stage_1_and_2` of DeepSpeed 0.19; not traced.
 
         That of ZeRO 1 without the rank's own norm, and without joining gradients that are reduced one by one.
@@ -93,10 +121,8 @@ class PartitionedGradients(PartitionedOptimizer):
         whole = 8 + 8 + 8  # into the bucket, scaled; weights copied back
         return 4 * tensors + 60, whole + of_a_part / ranks
 
-    def reduce_gradients(
-        self, deepspeed: Any, model: "nn.Module", *, gradient_clipping: float | None
-    ) -> "Tensor | None":
-        return None  # the backward passes have reduced them; DeepSpeed takes the norm and clips in its step
+    def reduction(self, deepspeed: Any, model: "nn.Module", world: "World") -> GradientReduction:
+        return _WithinBackward()
 
     def state_bytes(self, sizes: StateSizes, settings: Mapping[str, Any]) -> StateBytes:
         """As at ZeRO 1, but a rank keeps its part of the gradients, and the bucket holds those on their way."""
@@ -124,12 +150,14 @@ class PartitionedParameters(PartitionedGradients):
         yield
         model.register_forward_hook(lambda _module, _inputs, values: LossSums(**values))
 
-    def reduction_traffic(self, *, tensors: int, ranks: int) -> tuple[int, float]:
+    def reduction_traffic(
+        self, *, tensors: int, ranks: int, parameters: int, tables: Sequence[int]
+    ) -> tuple[int, float]:
         """Read from `DeepSpeedZeroOptimizer_Stage3` of DeepSpeed 0.19; not traced.
 
         That of ZeRO 2, but no weights are copied back: each layer copies what it gathers, forward and backward.
         """
-        kernels, moved = super().reduction_traffic(tensors=tensors, ranks=ranks)
+        kernels, moved = super().reduction_traffic(tensors=tensors, ranks=ranks, parameters=parameters, tables=tables)
         return kernels + 2 * tensors, moved - 8 + 2 * 8
 
     def state_bytes(self, sizes: StateSizes, settings: Mapping[str, Any]) -> StateBytes:

@@ -111,7 +111,10 @@ def update_operation(
 ) -> Operation:
     """Returns what stands between a step's gradients and its end, without communication."""
     sharding = sharding_at(zero_stage)
-    kernels, reduction = sharding.reduction_traffic(tensors=outline.tensors, ranks=ranks)
+    tables = [outline.vocabulary_size * outline.block.width] * (1 if outline.is_head_tied else 2)
+    kernels, reduction = sharding.reduction_traffic(
+        tensors=outline.tensors, ranks=ranks, parameters=parameters, tables=tables
+    )
     update = optimizer.update_bytes / (ranks if sharding.stage else 1)
     return Operation(
         part="optimizer",

@@ -13,6 +13,7 @@ import os
 import shutil
 import subprocess
 import sys
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
@@ -155,9 +156,9 @@ def _replace_streams(torch: Any) -> None:
         synchronize=_waits("torch.cuda.synchronize"),
         Event=_Event,
         Stream=_Stream,
-        stream=lambda _: nullcontext(),
-        current_stream=lambda *_: _Stream(),
-        default_stream=lambda *_: _Stream(),
+        stream=_in_stream,
+        current_stream=lambda *_: getattr(_thread, "stream", _DEFAULT_STREAM),
+        default_stream=lambda *_: _DEFAULT_STREAM,
     )
     _replace(torch.Tensor, record_stream=_constant(None))
     _replace(torch.cuda.nvtx, range_push=_constant(0), range_pop=_constant(0))
@@ -204,3 +205,19 @@ class _Stream:
         return event or _Event()
 
     synchronize = staticmethod(_waits("torch.cuda.Stream.synchronize"))
+
+
+_DEFAULT_STREAM = _Stream()
+
+_thread = threading.local()
+"""Holds the stream that the thread has entered, as `stream`."""
+
+
+@contextmanager
+def _in_stream(stream: _Stream | None) -> Iterator[None]:
+    before = getattr(_thread, "stream", _DEFAULT_STREAM)
+    _thread.stream = stream or before
+    try:
+        yield
+    finally:
+        _thread.stream = before

@@ -50,6 +50,7 @@ class TrafficMeter(TorchDispatchMode):  # type: ignore[no-untyped-call]
         super().__init__()  # type: ignore[no-untyped-call]
         self.found: dict[str, Traffic] = {kind: Traffic(kernels=0, bytes=0) for kind in get_args(Kind)}
         self._micro_batches = engine.micro_batches
+        self._reduction_stream = getattr(engine.reduction, "stream", None)
         observer = engine.observer
 
         def follow(phase: Phase) -> None:
@@ -73,7 +74,7 @@ class TrafficMeter(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return result
 
     def _kind(self, packet: Any) -> Kind:
-        if self._micro_batches == 0:
+        if self._micro_batches == 0 or torch.cuda.current_stream() is self._reduction_stream:
             return "update"
         if packet in _PRODUCTS:
             return "products"

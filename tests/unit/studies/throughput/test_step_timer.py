@@ -55,8 +55,9 @@ def test_each_part_of_an_update_counts_in_its_phase(
     timer = StepTimer(run, world, clock="wall")
     packed = contender("packed", run, world)
     deepspeed = timer.engine.deepspeed
-    for name, seconds in {"backward": 0.25, "allreduce_gradients": 2.0, "step": 4.0}.items():
-        monkeypatch.setattr(deepspeed, name, delayed(getattr(deepspeed, name), clock, seconds))
+    parts = {(deepspeed, "backward"): 0.25, (timer.engine.reduction, "finish"): 2.0, (deepspeed, "step"): 4.0}
+    for (part, name), seconds in parts.items():
+        monkeypatch.setattr(part, name, delayed(getattr(part, name), clock, seconds))
     step = timer.time_step_of(packed.dataset, 1)
     assert step.forward_seconds == step.loader_seconds == 0.0
     assert step.backward_seconds == 2 * 0.25
