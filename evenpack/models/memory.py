@@ -193,7 +193,7 @@ def _blocks(step: _Step) -> tuple[PhaseMemory, PhaseMemory]:
         gradients=FP32_BYTES * (step.parameters if step.accumulates else later),
         activations=layers.embedding + one + own,
         head=_matrix_gradient(step),
-        buffers=step.state.bucket,
+        buffers=step.state.bucket + min(step.state.copies, FP32_BYTES * later),
     )
     return last, first
 

@@ -91,6 +91,7 @@ class PartitionedOptimizer(Sharding):
             gradients=whole,
             optimizer=(1 + sizes.states) * FP32_BYTES * part,
             bucket=FP32_BYTES * size * (2 if zero.get("overlap_comm", False) else 1),
+            copies=0,
             reduction=FP32_BYTES * max(0, part - size),
             update_gradients=FP32_BYTES * part,
             update=max(FP32_BYTES * (1 + sizes.temporaries) * part, _FP64_BYTES * min(part, sizes.largest_tensor)),

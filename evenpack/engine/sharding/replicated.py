@@ -64,13 +64,14 @@ class Replicated(Sharding):
         raise RuntimeError("at ZeRO 0 the norm is known before the update")
 
     def state_bytes(self, sizes: StateSizes, settings: Mapping[str, Any]) -> StateBytes:
-        """The copy of a bucket is not counted: less than twice `BUCKET_SIZE`."""
+        """Among several ranks a bucket is copied, which may have up to twice `BUCKET_SIZE`; one is counted."""
         gradients = FP32_BYTES * sizes.parameters
         return StateBytes(
             parameters=gradients,
             gradients=gradients,
             optimizer=sizes.states * gradients,
             bucket=0,
+            copies=FP32_BYTES * BUCKET_SIZE if sizes.ranks > 1 else 0,
             reduction=0,
             update_gradients=gradients,
             update=FP32_BYTES * sizes.temporaries * sizes.largest_group,

@@ -24,6 +24,7 @@ from jaxtyping import Float64
 from torch import Tensor
 
 from evenpack.engine.activity import own_work
+from evenpack.engine.world.affinity import bind_to_cores_of
 from evenpack.engine.world.agreement import machine_facts, report_problem, require_agreement
 from evenpack.engine.world.meeting import Meeting
 from evenpack.errors import EvenpackError, RunError
@@ -164,6 +165,8 @@ def joined_world(
         )
     else:
         accelerator.set_device(local_rank)
+        if accelerator.device_name() == "cuda":
+            bind_to_cores_of(torch.cuda.get_device_properties(local_rank))
     meeting = None if size == 1 else meet(_AGREEMENT, stop_requested=stop_requested)
     if meeting is not None:
         own = machine_facts(accelerator.device_name()) | dict(facts or {})

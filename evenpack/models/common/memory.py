@@ -76,6 +76,8 @@ class StateBytes:
     """The optimizer's state, between steps."""
     bucket: int
     """Buffers from a step's first gradient until the gradients are reduced."""
+    copies: int
+    """Copies of gradients that are reduced while the backward pass goes on through the blocks."""
     reduction: int
     """Buffers of the reduction beside these."""
     update_gradients: int

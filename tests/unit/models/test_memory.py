@@ -1,5 +1,6 @@
 """The estimate of memory agrees with autograd's use, and with the counted parameters."""
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -119,7 +120,8 @@ STATES = StateSizes(parameters=1000, largest_tensor=600, states=2, temporaries=1
 
 def test_a_replica_holds_the_whole_state() -> None:
     state = SHARDINGS[0].state_bytes(STATES, {})
-    assert (state.optimizer, state.bucket, state.reduction) == (8000, 0, 0)
+    assert (state.optimizer, state.bucket, state.copies, state.reduction) == (8000, 0, 128 * 2**20, 0)
+    assert SHARDINGS[0].state_bytes(replace(STATES, ranks=1), {}).copies == 0
     assert (state.update_gradients, state.update) == (4000, 2800)
 
 
