@@ -24,6 +24,7 @@ from evenpack.engine.memory.exhausted import explained_memory
 from evenpack.engine.reporting.config import MetricsSection
 from evenpack.engine.reporting.journal import Journal
 from evenpack.engine.reporting.mlperf_log import MlperfLog
+from evenpack.engine.reporting.profile import StepProfile
 from evenpack.engine.reporting.rank_times import RankTimes
 from evenpack.engine.reporting.run_record import write_start
 from evenpack.engine.reporting.step_totals import StepTotals, sum_over_ranks
@@ -145,6 +146,7 @@ def _train_on(
         with (
             entered_as_own_work(Journal.opened(run, mlperf, run.config.metrics)) as journal,
             Saves(run, journal, on_activity) as saves,
+            StepProfile(run.config.run.output_dir, run.world, run.config.run.profile_steps) as profile,
         ):
             outcome = _loop(
                 run,
@@ -152,6 +154,7 @@ def _train_on(
                 saves,
                 chain([first], batches),
                 lambda: stop_requested() or verification.has_found_damage,
+                profile=profile,
                 before_saving=verification.finish,
                 on_activity=on_activity,
             )
@@ -180,6 +183,7 @@ def _loop(
     batches_of_steps: Iterator[StepBatches | SkippedStep],
     stop_requested: Callable[[], bool],
     *,
+    profile: StepProfile,
     before_saving: Callable[[Callable[[], None]], None],
     on_activity: OnActivity,
 ) -> TrainOutcome:
@@ -197,7 +201,7 @@ def _loop(
         else:
             started = time.perf_counter()
             activities.begin(step)
-            local, totals = _update(run, batches, stop_requested, loader_seconds=loader_seconds)
+            local, totals = _update(run, batches, stop_requested, profile, loader_seconds=loader_seconds)
             step_seconds = loader_seconds + time.perf_counter() - started
             rank_times.add(batches.micro_batches, local.stopwatch.seconds())
             stop = totals.stop
@@ -246,17 +250,18 @@ def _reached_accuracy(training: TrainingSection, evaluations: Evaluations | None
 
 
 def _update(
-    run: Run, batches: StepBatches, stop_requested: Callable[[], bool], *, loader_seconds: float
+    run: Run, batches: StepBatches, stop_requested: Callable[[], bool], profile: StepProfile, *, loader_seconds: float
 ) -> tuple[LocalStep, StepTotals]:
-    local = run.engine.train_step(batches.step, batches.micro_batches)
-    totals = sum_over_ranks(
-        run.world,
-        batches,
-        local,
-        exact_denominators(run.config.model, batches.counts),
-        stop=stop_requested(),
-        loader_seconds=loader_seconds,
-    )
+    with profile.of(batches.step + 1):
+        local = run.engine.train_step(batches.step, batches.micro_batches)
+        totals = sum_over_ranks(
+            run.world,
+            batches,
+            local,
+            exact_denominators(run.config.model, batches.counts),
+            stop=stop_requested(),
+            loader_seconds=loader_seconds,
+        )
     return local, totals
 
 

@@ -24,7 +24,6 @@ from gpu_day import runner
 from gpu_day.corpus import RUNS, published_lengths, run_values
 from gpu_day.design import TINY, Bench, answer
 from gpu_day.install import install_wheels, installed, name_of, required
-from gpu_day.profile_step import by_category, category_of
 from gpu_day.report import page
 from gpu_day.runner import GRACE_SECONDS, Part, Step, examine_machine, run_part, short_name
 from gpu_day.steps import BERT, PART_SECONDS, PARTS, SMALL, XL, Plan, steps_of
@@ -256,37 +255,6 @@ def test_runs_of_the_day_have_the_step_of_one_gpu_of_the_shipped_ones(tmp_path: 
         assert (tiny["model"]["preset"], values["model"]["preset"] == "tiny") == ("tiny", False)
         sizes[name] = (values["training"]["packs_per_step"], values["training"]["packs_per_micro_batch"])
     assert sizes == {BERT: (48, 48), SMALL: (64, 32), XL: (128, 8)}
-
-
-@pytest.mark.parametrize(
-    ("kernel", "category"),
-    [
-        ("void pytorch_flash::flash_fwd_kernel<Flash_fwd_kernel_traits<64, 128>>", "attention"),
-        ("triton_tem_fused_flex_attention_0", "attention"),
-        ("nvjet_tst_256x128_64x4_1x2_h_bz_coopA_TNT", "matmul"),
-        ("sm90_xmma_gemm_bf16bf16_bf16f32_f32_tn_n_tilesize128x128x64", "matmul"),
-        ("void at::native::(anonymous namespace)::multi_tensor_apply_kernel<FusedAdamMathFunctor>", "optimizer"),
-        ("Memcpy HtoD (Pinned -> Device)", "memory copies"),
-        ("ncclDevKernel_AllReduce_Sum_f32_RING_LL", "communication"),
-        ("void at::native::vectorized_layer_norm_kernel<float, float>", "elementwise"),
-        ("void at::native::unrolled_elementwise_kernel<at::native::direct_copy_kernel_cuda>", "elementwise"),
-        ("triton_poi_fused_add_native_layer_norm_1", "elementwise"),
-    ],
-)
-def test_kernels_are_told_apart_by_their_names(kernel: str, category: str) -> None:
-    assert category_of(kernel) == category
-
-
-def test_seconds_are_added_up_by_category() -> None:
-    found = by_category([("aten::mm", 1.0), ("aten::addmm", 2.0), ("aten::gelu", 4.0)])
-    assert found == {
-        "communication": 0.0,
-        "attention": 0.0,
-        "memory copies": 0.0,
-        "optimizer": 0.0,
-        "matmul": 3.0,
-        "elementwise": 4.0,
-    }
 
 
 def test_questions_of_design_are_answered_on_a_cpu_and_a_failure_leaves_the_others(

@@ -25,6 +25,10 @@ def train(
     deepspeed_options: Annotated[
         str, typer.Option(help="Options of `deepspeed`, in one string; it starts the ranks then.", show_default=False)
     ] = "",
+    profile: Annotated[
+        int | None,
+        typer.Option(metavar="STEPS", help="Sets run.profile_steps: a trace of so many steps, and a table."),
+    ] = None,
     prepare: Annotated[bool, typer.Option("--prepare", help="Prepare missing data first; also for --dry-run.")] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Show what would be started, and stop.")] = False,
     ranks: Annotated[
@@ -60,6 +64,8 @@ def train(
 
     if not dry_run:
         survive_readers()
+    if profile is not None:
+        overrides = [*(overrides or []), f"run.profile_steps={profile}"]
     config = load(run_file, overrides)
     rehearsed = RehearsedRanks(ranks=ranks, rank=rank, device=device)
     rehearsed.require_valid(dry_run=dry_run, places_given=(num_gpus, cpu_ranks, hostfile) != (None, None, None))
