@@ -101,7 +101,8 @@ class Lamb(torch.optim.Optimizer):
         changes = _fused_changes(group, tensors) if group["fused"] else _foreach_changes(group, tensors)
         if group["trust_ratio"]:
             weights, changes = _parts(parameters, group["parts"]), _parts(changes, group["parts"])
-            torch._foreach_addcmul_(weights, changes, trust_ratios(weights, changes), value=group["lr"])
+            # Ratios come first: tensors without dimensions have a kernel for the whole list there alone.
+            torch._foreach_addcmul_(weights, trust_ratios(weights, changes), changes, value=group["lr"])
         else:
             torch._foreach_add_(parameters, changes, alpha=group["lr"])
 
