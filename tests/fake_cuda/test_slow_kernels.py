@@ -4,7 +4,9 @@ import pytest
 import torch
 import torch.nn.attention.varlen  # declares operators that are asked for here
 from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
 
+from evenpack.engine.optimizers.lamb import Lamb
 from evenpack.testing.fake_cuda.kernel_buffers import buffer_sizes
 from evenpack.testing.fake_cuda.multi_tensor import slow_path
 from evenpack.testing.fake_cuda.products import LEAST_OPERATIONS, unaligned_matrix
@@ -95,6 +97,29 @@ def test_small_products_full_precision_and_other_operators_are_left_alone() -> N
 def test_lists_of_tensors_have_one_kernel_where_they_lie_alike(operator, arguments, found) -> None:
     problem = slow_path(operator, arguments, {})
     assert problem is None if found is None else found in str(problem)
+
+
+class SlowLists(TorchDispatchMode):
+    """Notes what lists of tensors would take a kernel for each."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.found: list[str | None] = []
+
+    def __torch_dispatch__(self, operator, types, arguments=(), named=None):
+        self.found.append(slow_path(operator, arguments, named or {}))
+        return operator(*arguments, **(named or {}))
+
+
+@pytest.mark.parametrize("fused", [False, True])
+def test_lamb_has_no_kernel_for_each_matrix(fused: bool) -> None:
+    apart, merged = ([torch.nn.Parameter(torch.ones(6, width)) for width in (3, 2)] for _ in range(2))
+    for parameter in (*apart, *merged):
+        parameter.grad = torch.ones_like(parameter)
+    groups = [{"params": apart}, {"params": merged, "parts": (4, 2)}]
+    with SlowLists() as lists_of_step:
+        Lamb(groups, lr=0.1, fused=fused).step()
+    assert set(lists_of_step.found) == {None}
 
 
 BACKWARD = torch.ops.torch_attn._varlen_attn_backward.default

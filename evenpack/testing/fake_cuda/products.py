@@ -34,7 +34,7 @@ def unaligned_matrix(packet: Any, arguments: Sequence[Any], result: Any) -> str 
     """Returns which matrix of a large half-precision product is not aligned, and how it lies; None if all are.
 
     Args:
-        packet: the operator; one that is no product has no such matrix.
+        packet: the operator; one other than a product has no such matrix.
         arguments: its positional arguments: factors of shape (..., M, K) and (..., K, N).
         result: (..., M, N).
     """
