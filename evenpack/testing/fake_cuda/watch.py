@@ -96,7 +96,8 @@ class Watch(TorchDispatchMode):
         tensors = [leaf for leaf in tree_iter((arguments, named)) if isinstance(leaf, Tensor)]
         if packet is aten._local_scalar_dense:
             return self._read(tensors[0], str(packet))
-        if any(tensor.is_cuda for tensor in tensors):
+        is_on_device = any(tensor.is_cuda for tensor in tensors)
+        if is_on_device:
             self._check_reads(operator, arguments, tensors)
             self._check_devices(packet, tensors)
             self._check_dtypes(packet, tensors)
@@ -109,7 +110,8 @@ class Watch(TorchDispatchMode):
         result = operator(*arguments, **named)
         if packet in _COPIES:
             self._check_copy(packet, arguments, named, result)
-        self._check("alignment", packet, unaligned_matrix(packet, arguments, result))
+        if is_on_device:
+            self._check("alignment", packet, unaligned_matrix(packet, arguments, result))
         self.values.follow(operator, arguments, named, result)
         return result
 
