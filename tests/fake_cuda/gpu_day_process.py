@@ -70,7 +70,8 @@ def main():
             program.main()
             found[name] = list(asked)
         found["a wait"] = checks.count_waits(World(rank=0, size=1, local_rank=0, device=DEVICE), torch.cuda.synchronize)
-    faults = [str(fault) for fault in watch.faults if fault.kind != "wait"]
+    meant = ("wait", "alignment")  # vocabularies that are not aligned are timed beside others that are
+    faults = [str(fault) for fault in watch.faults if fault.kind not in meant]
     print(json.dumps({"asked": found, "faults": faults}))
 
 

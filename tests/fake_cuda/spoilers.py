@@ -1,5 +1,7 @@
 """Faults that are put into a model on purpose, to see that a trace finds them."""
 
+from dataclasses import replace
+
 import torch
 
 from evenpack.kernels.attention import BACKENDS
@@ -74,6 +76,29 @@ def _attends_in_float32(_):
     BACKENDS["varlen"] = attend
 
 
+def _multiplies_unaligned_lines(hidden):
+    lines = hidden.bfloat16()
+    return hidden + (lines[:, 1:].contiguous().T @ lines).sum()
+
+
+def _multiplies_from_an_unaligned_start(hidden):
+    lines = hidden.bfloat16()
+    return hidden + (lines[:, 4:-4].T @ lines).sum()
+
+
+def _multiplies_lists_of_two_shapes(hidden):
+    factor = hidden.new_ones(())
+    return torch._foreach_mul([hidden, hidden], [factor, factor])[0]
+
+
+def _leaves_room_for_a_thousand_segments(model):
+    def widen(_, inputs):
+        starts = inputs[0].cu_seqlens
+        return (replace(inputs[0], cu_seqlens=torch.cat([starts, starts[-1:].expand(1000)])),)
+
+    model.register_forward_pre_hook(widen)
+
+
 SPOILERS = {
     "item": _after_first_block(_reads_a_number),
     "cpu": _after_first_block(_copies_to_the_host),
@@ -86,4 +111,8 @@ SPOILERS = {
     "float32_kept": _keeps_float32,
     "float32_product": _multiplies_in_float32,
     "float32_attention": _attends_in_float32,
+    "unaligned_lines": _after_first_block(_multiplies_unaligned_lines),
+    "unaligned_start": _after_first_block(_multiplies_from_an_unaligned_start),
+    "lists_of_two_shapes": _after_first_block(_multiplies_lists_of_two_shapes),
+    "empty_segments": _leaves_room_for_a_thousand_segments,
 }

@@ -53,6 +53,9 @@ FAULTS = {
     "host_tensor": ("device", "aten.add"),
     "float32_product": ("dtype", "aten.addmm"),
     "float32_attention": ("contract", "torch_attn._varlen_attn"),
+    "unaligned_lines": ("alignment", "aten.mm"),
+    "unaligned_start": ("alignment", "aten.mm"),
+    "lists_of_two_shapes": ("slow path", "aten._foreach_mul"),
 }
 """What `spoilers.py` does to a model, and the fault that it makes."""
 
@@ -65,6 +68,9 @@ ATTENTION_IN_GRAPHS = {
 """The function of each backend in the graph of a compiled block."""
 
 SPOILED = "bert-learned-varlen-unpadded-bf16_autocast-adamw"
+
+CAUSAL, WIDTH = "gpt2-rotary-varlen-packed-bf16_autocast-adamw", 1600
+"""GPT-2 XL's width."""
 
 of_each_case = pytest.mark.parametrize("job", CASES)
 of_each_model = pytest.mark.parametrize("job", [pytest.param(name, marks=pytest.mark.slow) for name in whole_presets()])
@@ -168,6 +174,15 @@ def test_the_update_moves_the_bytes_of_the_formula(results, job):
 @pytest.mark.parametrize("job", [f"float32_kept:{SPOILED}"])
 def test_a_block_that_computes_gelu_in_float32_keeps_more_than_the_formula_says(results, job):
     assert results[job]["block_bytes"] > 1.2 * results[job]["estimated_block_bytes"]
+
+
+@pytest.mark.parametrize("job", [f"empty_segments:{CAUSAL}"])
+def test_room_for_segments_is_paid_for_by_the_buffers_of_attention(results, job):
+    """A thousand empty segments: 128 rows of FP32 for each, of the width of the model, beside what else is alive."""
+    rows = 1000 * 128
+    assert results[job]["faults"] == []
+    assert results[job]["peak_bytes"] > 4 * rows * WIDTH + results[job]["resident_bytes"]
+    assert results[job]["peak_bytes"] > (1.0 + MEMORY_ERROR) * results[job]["estimated_peak"]
 
 
 @pytest.mark.parametrize("job", [f"torch:{SPOILED}"])

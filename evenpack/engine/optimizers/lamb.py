@@ -101,7 +101,8 @@ class Lamb(torch.optim.Optimizer):
         changes = _fused_changes(group, tensors) if group["fused"] else _foreach_changes(group, tensors)
         if group["trust_ratio"]:
             weights, changes = _parts(parameters, group["parts"]), _parts(changes, group["parts"])
-            torch._foreach_addcmul_(weights, changes, trust_ratios(weights, changes), value=group["lr"])
+            # Ratios come first: tensors without dimensions have a kernel for the whole list there alone.
+            torch._foreach_addcmul_(weights, trust_ratios(weights, changes), changes, value=group["lr"])
         else:
             torch._foreach_add_(parameters, changes, alpha=group["lr"])
 
@@ -140,11 +141,14 @@ class _Tensors:
 
 
 def trust_ratios(parameters: list[Tensor], updates: list[Tensor]) -> list[Float[Tensor, ""]]:
-    """Returns |parameter| / |update| of each pair of tensors, in the parameters' dtype; 1 where either norm is 0."""
-    weight_norms, update_norms = tensor_norms(parameters), tensor_norms(updates)
+    """Returns |parameter| / |update| of each pair of tensors, in the parameters' dtype; 1 where either norm is 0.
+
+    Ratios lie four numbers apart: multi-tensor kernels load four at once if every tensor begins at a multiple of four.
+    """
+    weight_norms, update_norms = tensor_norms(parameters)[:, None], tensor_norms(updates)[:, None]
     is_defined = (weight_norms > 0.0) & (update_norms > 0.0)
-    ratios = torch.where(is_defined, weight_norms / update_norms, torch.ones_like(weight_norms))
-    return list(ratios.to(parameters[0].dtype).unbind())
+    ratios = torch.where(is_defined, weight_norms / update_norms, weight_norms.new_ones(len(parameters), 4))
+    return list(ratios.to(parameters[0].dtype)[:, 0].unbind())
 
 
 def _parts(tensors: list[Tensor], parts: tuple[int, ...]) -> list[Tensor]:

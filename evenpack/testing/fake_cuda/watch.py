@@ -1,4 +1,4 @@
-"""Watches every operator of a fake step: where the host would wait, and devices and dtypes that are wrong.
+"""Watches every operator of a fake step: where the host would wait, devices and dtypes that are wrong, slow kernels.
 
 A wait is what `torch.cuda.set_sync_debug_mode` would report on a GPU: a number or a shape that the host reads, a copy
 to the host, a copy to the device that does not ask to be asynchronous, a call that synchronises. Operators are named
@@ -23,20 +23,24 @@ from torch.utils._pytree import tree_iter
 from evenpack.testing.fake_cuda.attention_operators import broken_contract
 from evenpack.testing.fake_cuda.device import listening_to_waits
 from evenpack.testing.fake_cuda.known_values import KnownValues
+from evenpack.testing.fake_cuda.multi_tensor import slow_path
+from evenpack.testing.fake_cuda.products import PRODUCTS, unaligned_matrix
 
 aten = torch.ops.aten
 
 _COPIES = {aten._to_copy, aten.copy_, aten.copy, aten.lift_fresh}
-_PRODUCTS = {aten.mm, aten.addmm, aten.addmm_, aten.bmm, aten.baddbmm, aten.baddbmm_}
 _INDEXING = {aten.index, aten.index_put, aten.index_put_, aten._index_put_impl_, aten._unsafe_index}
 _BACKWARD = "the backward pass"
+
+Kind = Literal["wait", "device", "dtype", "contract", "alignment", "slow path"]
+"""The last two are slow and not wrong: products of unaligned matrices, and a kernel for each tensor of a list."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Fault:
     """One thing that a step on a GPU must not do."""
 
-    kind: Literal["wait", "device", "dtype", "contract"]
+    kind: Kind
     operator: str
     place: str
     """The function of evenpack or DeepSpeed that led to it, as `module.function`, or the backward pass."""
@@ -92,13 +96,13 @@ class Watch(TorchDispatchMode):
         tensors = [leaf for leaf in tree_iter((arguments, named)) if isinstance(leaf, Tensor)]
         if packet is aten._local_scalar_dense:
             return self._read(tensors[0], str(packet))
-        if any(tensor.is_cuda for tensor in tensors):
+        is_on_device = any(tensor.is_cuda for tensor in tensors)
+        if is_on_device:
             self._check_reads(operator, arguments, tensors)
             self._check_devices(packet, tensors)
             self._check_dtypes(packet, tensors)
-            problem = broken_contract(operator, arguments, named, self.product_dtype)
-            if problem is not None:
-                self._fault("contract", str(packet), problem)
+            self._check("contract", packet, broken_contract(operator, arguments, named, self.product_dtype))
+            self._check("slow path", packet, slow_path(operator, arguments, named))
         if torch.Tag.dynamic_output_shape in operator.tags and all(
             self.values.of(tensor) is not None for tensor in tensors
         ):
@@ -106,6 +110,8 @@ class Watch(TorchDispatchMode):
         result = operator(*arguments, **named)
         if packet in _COPIES:
             self._check_copy(packet, arguments, named, result)
+        if is_on_device:
+            self._check("alignment", packet, unaligned_matrix(packet, arguments, result))
         self.values.follow(operator, arguments, named, result)
         return result
 
@@ -152,7 +158,7 @@ class Watch(TorchDispatchMode):
             self._fault("device", str(packet), f"a tensor {shape} on {strangers[0].device} among those on the device")
 
     def _check_dtypes(self, packet: Any, tensors: list[Tensor]) -> None:
-        if packet not in _PRODUCTS or str(packet).removeprefix("aten.") in self.wide_products:
+        if packet not in PRODUCTS or str(packet).removeprefix("aten.") in self.wide_products:
             return
         found = {tensor.dtype for tensor in tensors}
         if found != {self.product_dtype}:
@@ -170,7 +176,11 @@ class Watch(TorchDispatchMode):
         if target.is_cuda and not source.is_cuda and not is_asynchronous:
             self._wait(str(packet), f"a copy of {tuple(source.shape)} to the device without non_blocking")
 
-    def _fault(self, kind: Literal["wait", "device", "dtype", "contract"], operator: str, problem: str) -> None:
+    def _check(self, kind: Kind, packet: Any, problem: str | None) -> None:
+        if problem is not None:
+            self._fault(kind, str(packet), problem)
+
+    def _fault(self, kind: Kind, operator: str, problem: str) -> None:
         fault = Fault(kind=kind, operator=operator, place=_place(), problem=problem)
         if fault not in self.faults:
             self.faults.append(fault)

@@ -103,6 +103,12 @@ def test_the_trust_ratio_is_one_where_a_norm_is_zero():
     assert [ratio.item() for ratio in trust_ratios([zeros, ones, zeros], [ones, zeros, zeros])] == [1.0, 1.0, 1.0]
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_multi_tensor_kernels_can_load_four_numbers_at_once_beside_a_ratio(dtype: torch.dtype):
+    ratios = trust_ratios(3 * [torch.ones(2, 3, dtype=dtype)], 3 * [torch.ones(2, 3, dtype=dtype)])
+    assert [ratio.storage_offset() % 4 for ratio in ratios] == [0, 0, 0]
+
+
 def test_the_norm_of_a_large_fp32_tensor_is_right():
     weight = torch.randn(30_522, 256, generator=torch.Generator().manual_seed(0))
     update = torch.zeros(30_522, 256)

@@ -1,0 +1,67 @@
+"""Operators over lists of tensors that would take a kernel for each tensor, in place of a few for all of them.
+
+The rules are those of PyTorch 2.11 to 2.13 for CUDA: `can_use_fast_route` of `ATen/native/ForeachUtils.h`, and one more
+of `ATen/native/cuda/ForeachPointwiseOp.cu`: the first factors of `addcmul`, or the dividends of `addcdiv`, may be
+tensors without dimensions, which `PointwiseOpScalar0dTensorFunctor` reads on the device
+(https://github.com/pytorch/pytorch/pull/172731). A list of second factors without dimensions is not relied upon.
+Integers, for which some operators have rules of their own, are not followed.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from torch import Tensor
+
+from evenpack.testing.fake_cuda.attention_operators import by_name
+
+_SCALED = {"_foreach_addcmul", "_foreach_addcmul_", "_foreach_addcdiv", "_foreach_addcdiv_"}
+_CONVERTING = {"_foreach_copy", "_foreach_copy_"}
+
+
+def slow_path(operator: Any, arguments: Sequence[Any], named: Mapping[str, Any]) -> str | None:
+    """Returns why an operator over lists of more than one tensor takes a kernel for each; None where it does not."""
+    name = operator._schema.name.removeprefix("aten::")
+    if not name.startswith("_foreach_"):
+        return None
+    given = list(by_name(operator, arguments, named).values())
+    lists = [value for value in given if isinstance(value, list | tuple) and value and isinstance(value[0], Tensor)]
+    first = lists[0]
+    if len(first) == 1:
+        return None
+    scalars = [value for value in given if isinstance(value, Tensor)]
+    if name in _SCALED and operator._overloadname == "Scalar" and all(factor.dim() == 0 for factor in lists[1]):
+        scalars += lists.pop(1)
+    tensors = [tensor for one in lists for tensor in one]
+    dtypes = {tensor.dtype for tensor in (*(first if name in _CONVERTING else tensors), *scalars)}
+    rules = {
+        "tensors are on several devices": len({tensor.device for tensor in (*tensors, *scalars)}) == 1,
+        "tensors have several types": len(dtypes) == 1,
+        "a tensor has gaps or overlaps itself": all(_is_dense(tensor) for tensor in tensors),
+        "tensors that belong together differ in shape or in strides": all(
+            _lie_alike(*together) for together in zip(*lists, strict=True)
+        ),
+    }
+    broken = [rule for rule, is_kept in rules.items() if not is_kept]
+    return f"a kernel for each of {len(first):,} tensors: {'; '.join(broken)}" if broken else None
+
+
+def _is_dense(tensor: Tensor) -> bool:
+    """Returns whether the numbers fill one range of memory, each of its places once, in any order of dimensions."""
+    inner = 1
+    for stride, size in sorted(zip(tensor.stride(), tensor.shape, strict=True)):
+        if size > 1 and stride != inner:
+            return False
+        inner *= size
+    return True
+
+
+def _lie_alike(first: Tensor, *others: Tensor) -> bool:
+    """Returns whether tensors have one shape, and one stride for each dimension of more than one number."""
+    return all(
+        other.shape == first.shape
+        and all(
+            size == 1 or mine == its
+            for size, mine, its in zip(first.shape, first.stride(), other.stride(), strict=True)
+        )
+        for other in others
+    )
