@@ -24,7 +24,7 @@ def bind_to_cores_of(gpu: Any, *, pci_devices: Path = _PCI_DEVICES) -> frozenset
 
     Returns: the cores; None if it did nothing.
     """
-    place = tuple(getattr(gpu, f"pci_{part}_id", None) for part in ("domain", "bus", "device"))
+    place: tuple[Any, ...] = tuple(getattr(gpu, f"pci_{part}_id", None) for part in ("domain", "bus", "device"))
     if None in place or not hasattr(os, "sched_setaffinity"):
         return None
     own = os.sched_getaffinity(0)
