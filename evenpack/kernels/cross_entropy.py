@@ -222,14 +222,22 @@ def _loss_(logits: Tensor, labels: Tensor, weights: Tensor) -> tuple[Tensor, Ten
 
 def _logit_gradient_(exponentials: Tensor, totals: Tensor, labels: Tensor, weights: Tensor) -> Tensor:
     """Turns exponentials into the gradient of the loss sum, weight * (softmax - one-hot label)."""
+    if torch.compiler.is_compiling():  # a part of the same kernel, which a scatter is not
+        columns = torch.arange(exponentials.shape[1], device=labels.device)
+        return exponentials * (weights / totals) - torch.where(columns == labels, weights, 0.0)
     exponentials *= weights / totals
     return exponentials.scatter_add_(1, labels, -weights)
 
 
 def _add_product_(total: Tensor, left: Tensor, right: Tensor) -> None:
-    """Adds left @ right to `total`, without a temporary where the dtypes agree."""
+    """Adds left @ right to `total`, without a temporary where the dtypes agree, or the device can do without.
+
+    On CUDA a half-precision product is then added to the FP32 sum as it is accumulated, without being rounded first.
+    """
     if total.dtype == left.dtype:
         total.addmm_(left, right)
+    elif left.is_cuda and torch.version.hip is None and hasattr(torch.ops.aten.addmm, "dtype_out"):
+        torch.addmm(total, left, right, out_dtype=total.dtype, out=total)
     else:
         total += left @ right
 

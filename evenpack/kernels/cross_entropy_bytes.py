@@ -34,12 +34,10 @@ def loss_bytes(*, tokens: int, hidden_size: int, vocabulary_size: int, number_by
     logits = _FP32_BYTES * chunk_tokens * vocabulary_size
     gradient = number_bytes * chunk_tokens * vocabulary_size
     cast_matrix = number_bytes * matrix if is_cast else 0
-    # Computing a chunk's logits takes them in both types, beside the gradient of the chunk before; adding to the
-    # matrix's gradient takes its product in the other type.
+    # Computing a chunk's logits takes them in both types, beside the gradient of the chunk before.
     computing = logits + (gradient if is_cast else 0) + (gradient if chunks > 1 else 0)
-    adding = gradient + cast_matrix
     rows = number_bytes * chunk_tokens * hidden_size if is_cast else 0
     return LossBytes(
         gradients=_FP32_BYTES * (tokens * hidden_size + matrix),
-        chunk=cast_matrix + rows + max(adding, computing),
+        chunk=cast_matrix + rows + computing,
     )

@@ -185,3 +185,17 @@ def test_the_lm_head_agrees_with_the_cpu_and_holds_one_chunk_of_logits() -> None
     assert torch.cuda.max_memory_allocated() - before < 4 * vocabulary * tokens / 4  # a quarter of all logits
     for on_cpu, on_cuda in zip(*found, strict=True):
         torch.testing.assert_close(on_cuda.cpu(), on_cpu, rtol=1e-3, atol=1e-3)
+
+
+def test_the_weight_gradient_of_bfloat16_chunks_is_not_rounded_before_it_is_summed() -> None:
+    """The label's row is -257 * 127 / 128, of which bfloat16 keeps eight bits: -255."""
+    tokens = 257
+    hidden = torch.ones(tokens, 64, device="cuda")
+    weight = torch.zeros(128, 64, device="cuda", requires_grad=True)
+    labels = torch.zeros(tokens, dtype=torch.int64, device="cuda")
+    with torch.autocast("cuda", torch.bfloat16):
+        loss, _ = linear_cross_entropy(hidden, weight, labels, torch.ones(tokens, device="cuda"))
+    (gradient,) = torch.autograd.grad(loss, weight)
+    expected = torch.full_like(gradient, tokens / 128)
+    expected[0] -= tokens
+    torch.testing.assert_close(gradient, expected, rtol=1e-6, atol=0.0)

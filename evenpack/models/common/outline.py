@@ -42,8 +42,8 @@ class BlockOutline:
     """Whether the feed-forward layer multiplies two inner values, of which one went through the activation."""
     has_biases: bool
     """Whether linear layers and norms have biases."""
-    is_rotary: bool
-    """Whether queries and keys are rotated."""
+    rotary_head_size: int
+    """Channels of a head whose queries and keys are rotated; 0: none are."""
     has_dropout: bool
     """Whether values are dropped before each sum with the residual stream."""
 
@@ -119,6 +119,6 @@ def gelu_block_outline(config: TransformerConfig) -> BlockOutline:
         feed_forward_size=FEED_FORWARD_RATIO * width,
         is_gated=False,
         has_biases=True,
-        is_rotary=config.positions == "rotary",
+        rotary_head_size=width // config.shape["heads"] if config.positions == "rotary" else 0,
         has_dropout=config.dropout > 0.0,
     )

@@ -160,7 +160,7 @@ def _attention(outline: ModelOutline, work: Work) -> Iterator[Operation]:
     yield Operation(
         part="attention", kernels=1, bytes=2 * BF16_BYTES * work.slots * merged
     )  # the three gradients joined
-    if block.is_rotary:
+    if block.rotary_head_size:
         turned = (4 + 2 * 6 + 12 + 6) + (3 * 6 + 2 * 8 + 4 + 6)  # roll, products, sum and casts in each direction
         yield Operation(
             part="attention",
@@ -198,9 +198,15 @@ def _embedding(outline: ModelOutline, work: Work) -> Iterator[Operation]:
     if block.has_dropout:
         moved += 2 * (2 * FP32_BYTES + MASK_BYTES)
         kernels += 2
+    # Angles, their sine, cosine and negated sine, for half of the channels of a head, each pair of halves joined.
+    angles = (1 + 3 * 2) * FP32_BYTES * block.rotary_head_size // 2 + 2 * 2 * FP32_BYTES * block.rotary_head_size
     # The gradient of the token table is as large as the table; a tied head's is added to it.
     table = outline.vocabulary_size * block.width * FP32_BYTES * (4 if outline.is_head_tied else 1)
-    yield Operation(part="embedding", kernels=kernels + int(outline.is_head_tied), bytes=moved * numbers + table)
+    yield Operation(
+        part="embedding",
+        kernels=kernels + int(outline.is_head_tied),
+        bytes=moved * numbers + angles * work.slots + table,
+    )
 
 
 def _head(outline: ModelOutline, work: Work) -> Iterator[Operation]:
@@ -214,7 +220,8 @@ def _head(outline: ModelOutline, work: Work) -> Iterator[Operation]:
     yield Operation(
         part="head and loss",
         kernels=PASSES * chunks,
-        bytes=PASSES * BF16_BYTES * (rows * (vocabulary + width) + chunks * elements),
+        # The matrix is read twice, and its FP32 gradient read and written by the product that is added to it.
+        bytes=PASSES * BF16_BYTES * rows * (vocabulary + width) + chunks * (2 * BF16_BYTES + 2 * FP32_BYTES) * elements,
         flops=PASSES * 2 * rows * elements,
     )
     # Cast, largest, minus it, exponential, sum, times weight, cast back; with a bias: added, and its gradient summed.
@@ -229,11 +236,11 @@ def _head(outline: ModelOutline, work: Work) -> Iterator[Operation]:
         fused_kernels=chunks,
         fused_bytes=2 * BF16_BYTES * rows * vocabulary,
     )
-    # The weight is cast and its gradient set to zero, added to in each chunk, and multiplied in the backward pass.
+    # The weight is cast and its gradient set to zero, and multiplied in the backward pass.
     yield Operation(
         part="head and loss",
-        kernels=2 + chunks + 1,
-        bytes=(_BOTH + FP32_BYTES + chunks * (2 * FP32_BYTES + BF16_BYTES) + 2 * FP32_BYTES) * elements,
+        kernels=2 + 1,
+        bytes=(_BOTH + FP32_BYTES + 2 * FP32_BYTES) * elements,
         fusion="fused head",
         fused_kernels=1,
         fused_bytes=_BOTH * elements,

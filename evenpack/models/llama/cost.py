@@ -86,7 +86,7 @@ def outline(config: LlamaConfig, *, vocabulary_size: int) -> ModelOutline:
             feed_forward_size=config.shape["feed_forward_size"],
             is_gated=True,
             has_biases=False,
-            is_rotary=True,
+            rotary_head_size=config.shape["hidden_size"] // config.shape["heads"],
             has_dropout=config.dropout > 0.0,
         ),
         is_causal=True,

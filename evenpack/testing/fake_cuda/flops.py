@@ -13,12 +13,17 @@ _PASSES = {"forward": 1, "backward": 2}
 
 
 def flop_formulas(lengths_of: Callable[[Tensor], Sequence[int]]) -> dict[Any, Callable[..., int]]:
-    """Returns formulas for attention over segments, and for products in place, for which torch has none.
+    """Returns formulas for attention over segments, and for products that are added to something.
+
+    For these torch has none in place, and one that fails where the result has a type of its own.
 
     Args:
         lengths_of: the lengths of the segments that a tensor of boundaries, or of the segment of each slot, stands for.
     """
-    formulas: dict[Any, Callable[..., int]] = {torch.ops.aten.addmm_: _product_in_place}
+    formulas: dict[Any, Callable[..., int]] = {
+        torch.ops.aten.addmm_: _added_product,
+        torch.ops.aten.addmm: _added_product,
+    }
     for name in OPERATORS:
         namespace, _, operator = name.partition("::")
         direction = "backward" if operator.endswith("backward") else "forward"
@@ -47,5 +52,5 @@ def _attention(operator: Any, passes: int, lengths_of: Callable[[Tensor], Sequen
     return operations
 
 
-def _product_in_place(_: Any, left: Sequence[int], right: Sequence[int], **__: Any) -> int:
+def _added_product(_: Any, left: Sequence[int], right: Sequence[int], *__: Any, **___: Any) -> int:
     return 2 * left[0] * left[1] * right[1]

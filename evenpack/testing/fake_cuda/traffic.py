@@ -103,7 +103,8 @@ def _sizes(operator: OpOverload, arguments: Any, named: Any, result: Any) -> Ite
     for argument, value in given:
         is_written = argument.alias_info is not None and argument.alias_info.is_write
         is_in_place = is_in_place or is_written
-        yield _bytes(value) * (is_written + (not is_written or not is_only_written))
+        is_read = not is_written or not (is_only_written or argument.name == "out")
+        yield _bytes(value) * (is_written + is_read)
     if not is_in_place:
         yield _bytes(result)
 

@@ -100,7 +100,7 @@ class Watch(TorchDispatchMode):
         if is_on_device:
             self._check_reads(operator, arguments, tensors)
             self._check_devices(packet, tensors)
-            self._check_dtypes(packet, tensors)
+            self._check_dtypes(operator, tensors)
             self._check("contract", packet, broken_contract(operator, arguments, named, self.product_dtype))
             self._check("slow path", packet, slow_path(operator, arguments, named))
         if torch.Tag.dynamic_output_shape in operator.tags and all(
@@ -157,7 +157,10 @@ class Watch(TorchDispatchMode):
             shape = tuple(strangers[0].shape)
             self._fault("device", str(packet), f"a tensor {shape} on {strangers[0].device} among those on the device")
 
-    def _check_dtypes(self, packet: Any, tensors: list[Tensor]) -> None:
+    def _check_dtypes(self, operator: OpOverload, tensors: list[Tensor]) -> None:
+        packet = operator.overloadpacket
+        if operator._overloadname.startswith("dtype"):  # what the product is added to has the type that is asked for
+            tensors = tensors[1:3]
         if packet not in PRODUCTS or str(packet).removeprefix("aten.") in self.wide_products:
             return
         found = {tensor.dtype for tensor in tensors}
