@@ -188,7 +188,7 @@ def test_the_lm_head_agrees_with_the_cpu_and_holds_one_chunk_of_logits() -> None
 
 
 def test_the_weight_gradient_of_bfloat16_chunks_is_not_rounded_before_it_is_summed() -> None:
-    """The label's row is -257 * 127 / 128, of which bfloat16 keeps eight bits: -255."""
+    """The label's row is -257 * 127 / 128 = -254.992, which bfloat16 would round to -255."""
     tokens = 257
     hidden = torch.ones(tokens, 64, device="cuda")
     weight = torch.zeros(128, 64, device="cuda", requires_grad=True)
