@@ -5,7 +5,7 @@ python benchmarks/gpu_day/profile_step.py RUN.yaml --out FILE.json [--steps N] [
 
 from torch.profiler import ProfilerActivity, profile
 
-from evenpack.engine.reporting.profile import summary_of
+from evenpack.engine.reporting.profile import kernels_of, summary_of
 from evenpack.files import write_json
 from gpu_day.stepping import device_name, micro_batches, read_arguments, stepping, synchronise
 
@@ -25,7 +25,7 @@ def main() -> None:
             for number in range(_WARMUP, len(steps)):
                 timer.engine.train_step(number, steps[number])
             synchronise(timer.world)
-        found = summary_of(profiler.key_averages(), is_cuda, steps=given.steps)
+        found = summary_of(kernels_of(profiler.key_averages(), is_cuda), steps=given.steps)
         value = {"device": device_name(timer.world), "steps": given.steps, **found}
     write_json(given.out, value)
     print(value)

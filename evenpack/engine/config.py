@@ -42,8 +42,8 @@ class RunSection(Section):
     is a warning. It must exceed the longest step, the longest flush of one file, and the time that DeepSpeed takes to
     start. Null: a run may hang for ever."""
     profile_steps: Steps | None = Field(default=None, ge=1, le=100)
-    """Steps of each start to profile, after three others, on rank 0: OUTPUT_DIR/profile gets a trace of the device and
-    its seconds by category, which the log has as a table. Null: none."""
+    """Steps of each start to profile, after three others, on rank 0: OUTPUT_DIR/profile gets a trace of each, and their
+    seconds by category, which the log has as a table. Null: none."""
 
 
 class DeepSpeedSection(Section):

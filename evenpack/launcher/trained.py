@@ -108,7 +108,8 @@ def _compare_data(checkpoint: Checkpoint, run: ResolvedRun) -> None:
             )
     if any(there.data[key] != here.data[key] for key in ("sources", "validation_fraction")):
         log.warning(
-            "%s was trained on other documents: what is held out here it may have been trained on", checkpoint.path
+            "%s was trained on other data: it may have seen some of the documents that are evaluated here",
+            checkpoint.path,
         )
 
 

@@ -3,6 +3,7 @@
 import logging
 import re
 import time
+from collections import Counter
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -28,70 +29,73 @@ CATEGORIES = (
 PROFILE = "profile"
 """Folder in the output directory."""
 
-_WARMUP = 3
+_STEPS_BEFORE = 3
 _LONGEST_LISTED = 12
 
 
 class StepProfile:
-    """Profiles some steps of this start of a run, after a warm-up, on rank 0 alone."""
+    """Profiles some steps of this start of a run, after a few others, on rank 0 alone.
+
+    Each step has a profiler of its own, so that evaluations and saves between them do not count.
+    """
 
     def __init__(self, output_dir: Path, world: World, steps: int | None) -> None:
         """Is entered around the loop. steps: how many to profile; None: none."""
         self._folder = output_dir / PROFILE
         self._world = world
         self._left = steps if world.is_main and steps is not None else 0
-        self._warmup = _WARMUP
-        self._profiler: Any = None
+        self._before = _STEPS_BEFORE
         self._done: list[int] = []
         self._seconds = 0.0
+        self._kernels: Counter[str] = Counter()
 
     def __enter__(self) -> "StepProfile":
         return self
 
     def __exit__(self, error: type[BaseException] | None, *_: object) -> None:
-        if self._profiler is not None and error is None:
-            self._write()
-        if self._left and not self._done and error is None:
-            log.warning("nothing was profiled: the run ended within %d steps of warm-up", _WARMUP)
+        if error is not None or not self._left:
+            return
+        if self._done:
+            self._summarise()
+        else:
+            log.warning("nothing was profiled: the run ended within the %d steps before the profile", _STEPS_BEFORE)
 
     @contextmanager
     def of(self, step: int) -> Iterator[None]:
         """Is entered around the work of each step, at whose end the host has waited for the device."""
-        if not self._left or self._warmup:
-            self._warmup -= bool(self._left)
+        if not self._left or self._before:
+            self._before -= bool(self._left)
             yield
             return
-        if self._profiler is None:
-            on_gpu = [ProfilerActivity.CUDA] if self._world.device.type == "cuda" else []
-            self._profiler = profile(activities=[ProfilerActivity.CPU, *on_gpu])
-            self._profiler.start()
+        on_gpu = [ProfilerActivity.CUDA] if self._world.device.type == "cuda" else []
+        profiler: Any = profile(activities=[ProfilerActivity.CPU, *on_gpu])
+        with own_work("profiling"):
+            profiler.start()
         started = time.perf_counter()
         yield
         self._seconds += time.perf_counter() - started
-        self._done.append(step)
-        self._left -= 1
-        if not self._left:
-            self._write()
-
-    def _write(self) -> None:
-        profiler, self._profiler = self._profiler, None
-        with own_work("writing the profile"):
+        with own_work("profiling"):
             profiler.stop()
-            steps = len(self._done)
-            name = f"steps_{self._done[0]}_to_{self._done[-1]}"
-            value = {
-                "device": self._world.device_name,
-                "steps": [self._done[0], self._done[-1]],
-                "step_seconds": self._seconds / steps,
-                **summary_of(profiler.key_averages(), self._world.device.type == "cuda", steps=steps),
-            }
+            self._kernels.update(dict(kernels_of(profiler.key_averages(), self._world.device.type == "cuda")))
             self._folder.mkdir(parents=True, exist_ok=True)
-            trace = self._folder / f"{name}.trace.json.gz"
+            trace = self._folder / f"step_{step}.trace.json.gz"
             unfinished = trace.with_name(f".{trace.name}")
             profiler.export_chrome_trace(str(unfinished))  # compressed, by its name
             unfinished.replace(trace)
-            write_json(self._folder / f"{name}.json", value)
-        log.info("%s\ntrace for https://ui.perfetto.dev or chrome://tracing: %s", table_of(value), trace)
+        self._done.append(step)
+        self._left -= 1
+        if not self._left:
+            self._summarise()
+
+    def _summarise(self) -> None:
+        value = {
+            "device": self._world.device_name,
+            "steps": self._done,
+            "step_seconds": self._seconds / len(self._done),
+            **summary_of(self._kernels.items(), steps=len(self._done)),
+        }
+        write_json(self._folder / f"steps_{self._done[0]}_to_{self._done[-1]}.json", value)
+        log.info("%s\ntraces for https://ui.perfetto.dev or chrome://tracing: %s", table_of(value), self._folder)
 
 
 def category_of(kernel: str) -> str:
@@ -114,21 +118,21 @@ def kernels_of(events: Iterable[Any], is_cuda: bool) -> list[tuple[str, float]]:
     On a GPU an operator has the seconds of its kernels too, and so has a region that torch or DeepSpeed names, such as
     `Optimizer.step`; they would count twice.
     """
-    if not is_cuda:
-        return [(event.key, 1e-6 * event.self_cpu_time_total) for event in events]
-    return [
-        (event.key, 1e-6 * event.self_device_time_total)
-        for event in events
-        if str(event.device_type).endswith("CUDA") and not event.is_user_annotation
-    ]
+    found: Counter[str] = Counter()
+    for event in events:
+        if not is_cuda:
+            found[event.key] += 1e-6 * event.self_cpu_time_total
+        elif str(event.device_type).endswith("CUDA") and not event.is_user_annotation:
+            found[event.key] += 1e-6 * event.self_device_time_total
+    return list(found.items())
 
 
-def summary_of(events: Iterable[Any], is_cuda: bool, *, steps: int) -> dict[str, Any]:
-    """Returns the seconds of a mean step by category, and its longest kernels."""
-    kernels = [(name, seconds / steps) for name, seconds in kernels_of(events, is_cuda)]
-    longest = sorted(kernels, key=lambda one: -one[1])[:_LONGEST_LISTED]
+def summary_of(kernels: Iterable[tuple[str, float]], *, steps: int) -> dict[str, Any]:
+    """Returns the seconds of a mean step by category, and its longest kernels, from those of all steps."""
+    each = [(name, seconds / steps) for name, seconds in kernels]
+    longest = sorted(each, key=lambda one: -one[1])[:_LONGEST_LISTED]
     return {
-        "seconds_per_step": by_category(kernels),
+        "seconds_per_step": by_category(each),
         "longest": [{"kernel": name, "seconds": seconds, "category": category_of(name)} for name, seconds in longest],
     }
 
@@ -136,11 +140,11 @@ def summary_of(events: Iterable[Any], is_cuda: bool, *, steps: int) -> dict[str,
 def table_of(value: dict[str, Any]) -> str:
     """Returns the table of a summary with its steps.
 
-    Kernels of several streams may run at once, so that categories may add up to more than the step.
+    On a GPU kernels of several streams may run at once; what they take together may then be more than the step.
     """
-    whole = value["step_seconds"]
-    rows = [*value["seconds_per_step"].items(), ("the whole step", whole)]
-    first, last = value["steps"]
+    whole, seconds = value["step_seconds"], value["seconds_per_step"]
+    rows = [*seconds.items(), ("nothing runs", max(0.0, whole - sum(seconds.values()))), ("the whole step", whole)]
+    first, last = value["steps"][0], value["steps"][-1]
     lines = [f"profile of steps {first} to {last} on rank 0, seconds of a mean step:"]
-    lines += [f"  {name:<15} {seconds:9.4f}  {seconds / whole:6.1%}" for name, seconds in rows]
+    lines += [f"  {name:<15} {taken:9.4f}  {taken / whole:6.1%}" for name, taken in rows]
     return "\n".join(lines)
