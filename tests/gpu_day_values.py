@@ -46,6 +46,7 @@ LAYOUT = LAYOUT_SPREADS | {
     "all_reduce_seconds",
     "update_seconds",
     "loader_seconds",
+    "wait_share",
     "sequences_per_pack",
     "padding_share",
     "mfu",
