@@ -11,7 +11,11 @@ PART = {
     "python",
     "torch",
     "cuda",
+    "gpus",
     "gpu_memory_bytes",
+    "nccl",
+    "driver",
+    "topology",
     "steps",
     "results",
 }
