@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from gpu_day.ranks import deepspeed_command
 
 from evenpack import console
 from evenpack.config import load_run_file
@@ -32,7 +33,6 @@ from evenpack.studies.imbalance.simulated.cluster import ClusterOptions, Scheme
 from evenpack.studies.throughput.clock import PhaseClock
 from evenpack.studies.throughput.contenders import run_to_measure, with_steps
 from evenpack.studies.throughput.measure import StepTimer
-from gpu_day.ranks import deepspeed_command
 
 _WARMUP = 2
 

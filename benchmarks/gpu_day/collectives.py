@@ -4,8 +4,8 @@ right.
     python benchmarks/gpu_day/ranks.py RANKS benchmarks/gpu_day/collectives.py --out FILE.json [--tiny]
 
 Algorithm bandwidth is the bytes of the whole vector (FP32) over the seconds of one collective on the slowest rank. Bus
-bandwidth is the part of it that each link of a ring carries, by the factors of nccl-tests: 2 (n - 1) / n for all-reduce,
-(n - 1) / n for the others. It is to be compared with the bandwidth of the links.
+bandwidth is what each link of a ring carries, to be compared with the bandwidth of the links: by the factors of
+nccl-tests 2 (n - 1) / n of the algorithm bandwidth for all-reduce, (n - 1) / n for the others.
 """
 
 import argparse

@@ -1,6 +1,6 @@
 """The steps of an hour on a node of GPUs, as data: what they measure needs several ranks, which `deepspeed` starts.
 
-Limits are those of a slow node of eight H100, and together less than `MINUTES`, so that no step takes the time of another.
+Limits are those of a slow node of eight H100, and together less than `MINUTES`: no step takes the time of another.
 """
 
 import sys
@@ -21,9 +21,12 @@ _SIZES = {BERT: (48, 24), XL: (16, 4)}
 two rounds would take a minute. Padding lays out the same sequences in two and three times as many rows, which must fit
 into 80 GB."""
 
+_ZERO_STAGES = {BERT: 0, XL: 1}
+"""Those of the run files."""
+
 _PLANNED_STEPS = 200
-"""Steps that the timed runs have: before the first one each rank counts the segments of all, and with several ranks that
-takes minutes for the 30,000 of GPT-2 XL's run file."""
+"""Steps that the timed runs have: each rank first counts the segments of all of them, which with several ranks takes
+minutes for the 30,000 of GPT-2 XL's run file."""
 
 
 def counts_of(gpus: int) -> list[int]:
@@ -56,13 +59,17 @@ def _layouts(plan: Plan, ranks: int) -> Iterator[Step]:
     """Yields packed, unpadded and padded steps of as much work for each rank, whatever their number."""
     for run, minutes in ((BERT, 2.5), (XL, 3.5)):
         packs, each = (2, 1) if plan.is_tiny else _SIZES[run]
-        stage = "deepspeed.zero_stage=1" if run == XL else "deepspeed.zero_stage=0"
-        size = (f"training.packs_per_step={packs * ranks}", f"training.packs_per_micro_batch={each}", stage)
-        size += (f"training.steps={_PLANNED_STEPS}", "schedule.warmup_steps=1")
+        overrides = (
+            f"training.packs_per_step={packs * ranks}",
+            f"training.packs_per_micro_batch={each}",
+            f"training.steps={_PLANNED_STEPS}",
+            "schedule.warmup_steps=1",
+            f"deepspeed.zero_stage={_ZERO_STAGES[run]}",
+        )
         layouts = ("--layouts", "packed,unpadded,padded", "--samples", "0")
         evenpack = on_ranks(ranks, "--module", "evenpack.launcher.cli")
         name = f"throughput {run} on {ranks}"
-        yield throughput(plan, name, run, *size, *layouts, seconds=60 * minutes, evenpack=evenpack)
+        yield throughput(plan, name, run, *overrides, *layouts, seconds=60 * minutes, evenpack=evenpack)
 
 
 def _waits(plan: Plan, gpus: int) -> Step:

@@ -1,13 +1,13 @@
 """Starts ranks on this machine by `deepspeed`, on its GPUs, or with DS_ACCELERATOR=cpu on its CPU.
 
-    python benchmarks/gpu_day/ranks.py RANKS PROGRAM.py [ARGUMENT ...]
-    python benchmarks/gpu_day/ranks.py RANKS --module MODULE [ARGUMENT ...]
+python benchmarks/gpu_day/ranks.py RANKS PROGRAM.py [ARGUMENT ...]
+python benchmarks/gpu_day/ranks.py RANKS --module MODULE [ARGUMENT ...]
 """
 
 import os
 import sys
 
-from evenpack.errors import EXIT_BAD_INPUT, RunError
+from evenpack.errors import RunError
 from evenpack.launcher.processes.launch import find_deepspeed, free_port
 
 
@@ -17,16 +17,15 @@ def deepspeed_command(ranks: int) -> list[str]:
     return [str(find_deepspeed()), *options, f"--hostfile={os.devnull}"]  # else it reads that of /job, if there is one
 
 
-def main() -> int:
-    """Becomes `deepspeed`, so that signals reach it. Returns 2 if there is none."""
+def main() -> None:
+    """Becomes `deepspeed`, so that signals reach it."""
     ranks, *words = sys.argv[1:]
     try:
         command = deepspeed_command(int(ranks))
     except RunError as error:
-        print(error, file=sys.stderr)
-        return EXIT_BAD_INPUT
+        sys.exit(str(error))
     os.execv(command[0], [*command, *words])
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

@@ -1,10 +1,10 @@
-"""One run on all ranks, stopped and resumed on half of them and on all again, and on one rank: the same steps and losses?
+"""Whether a run that goes on with half of its ranks and with all again, or has one rank, has the same steps and losses.
 
     python benchmarks/gpu_day/resuming.py RUN.yaml --ranks N --out FILE.json [section.key=value ...]
 
-Each start is a `deepspeed` of its own. Without dropout and in FP32, at ZeRO 1, whose checkpoints are converted for other
-numbers of ranks. The order hash of a step is taken over the sequences that the ranks really collated, and must be that of
-its plan; losses must be those of the run that was not interrupted. Fails if they are not.
+Each start is a `deepspeed` of its own, in FP32 without dropout, at ZeRO 1, whose checkpoints are converted for other
+numbers of ranks. The order hash of a step is taken over the sequences that the ranks really collated, and must be that
+of its plan; losses must be those of the run that was not interrupted. Fails if they are not.
 """
 
 import argparse
