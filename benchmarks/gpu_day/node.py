@@ -16,10 +16,10 @@ FEWEST_GPUS = 2
 
 _GPU_DAY = ROOT / "benchmarks/gpu_day"
 
-_SIZES = {BERT: (48, 24), XL: (16, 4)}
-"""Packs of each rank in a step and in a micro-batch: those of the run file for BERT, and fewer for GPT-2 XL, of which
-two rounds would take a minute. Padding lays out the same sequences in two and three times as many rows, which must fit
-into 80 GB."""
+_SIZES = {BERT: (48, 24), XL: (16, 2)}
+"""Packs of each rank in a step and in a micro-batch. A step of GPT-2 XL has an eighth of its run file's, which would
+leave time for few rounds. Padding lays out the same sequences in two and three times as many rows, which must fit into
+80 GB, on one GPU with the whole optimizer."""
 
 _ZERO_STAGES = {BERT: 0, XL: 1}
 """Those of the run files."""
