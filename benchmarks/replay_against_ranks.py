@@ -2,9 +2,10 @@
 
     python benchmarks/replay_against_ranks.py RUN.yaml [section.key=value ...] [--ranks 2,4] [--steps N] [--batch N]
 
-For each number of ranks real ones are started on this machine (gloo, one thread each), which plan, read and compute
-the steps that a run on so many ranks has; the CPU seconds of each rank's forward and backward passes count, so that
-they may be more than there are cores. `evenpack study imbalance --replay` then computes the same steps alone.
+For each number of ranks `deepspeed` starts real ones on this machine, which plan, read and compute the steps that a run
+on so many ranks has. On GPUs (NCCL) the seconds of each rank's forward and backward passes are those of its device.
+Without GPUs ranks are on the CPU (gloo, one thread each), and their CPU seconds count, so that they may be more than
+there are cores. `evenpack study imbalance --replay` then computes the same steps alone.
 """
 
 import argparse
@@ -17,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from gpu_day.ranks import deepspeed_command
 
 from evenpack import console
 from evenpack.config import load_run_file
@@ -25,6 +27,7 @@ from evenpack.engine.config import RunConfig
 from evenpack.engine.resolving.resolve import resolve
 from evenpack.engine.world.distributed import World, joined_world
 from evenpack.files import read_json, write_json
+from evenpack.launcher.processes.devices import cuda_devices, settle_accelerator
 from evenpack.studies.imbalance.measured.replay import REPLAYED, Replay, replay
 from evenpack.studies.imbalance.simulated.cluster import ClusterOptions, Scheme
 from evenpack.studies.throughput.clock import PhaseClock
@@ -35,13 +38,14 @@ _WARMUP = 2
 
 
 def rank_seconds(config: RunConfig, world: World, scheme: Scheme, *, each: int, steps: int) -> list[list[float]]:
-    """Returns the CPU seconds of each rank in each step that they train together."""
+    """Returns the seconds of each rank in each step that they train together: a GPU's by events, or CPU seconds."""
     run = run_to_measure(config)
     per_step = world.size * each
     settled = with_steps(run.config, scheme.batching, scheme.layout, scheme.policy, each=each, per_step=per_step)
     resolved = resolve(settled, run.prepared)
     timer = StepTimer(resolved, world, clock="wall")
-    timer._clock = timer.engine.observer = PhaseClock(world.device, "cpu")  # of this rank alone, which waits unseen
+    if world.device.type == "cpu":
+        timer._clock = timer.engine.observer = PhaseClock(world.device, "cpu")  # of this rank alone, which waits unseen
     dataset = MicroBatchDataset(run.prepared, replace(resolved.pipeline_settings(world), planned_steps=None))
     for step in range(_WARMUP):
         timer.time_step_of(dataset, steps + step)
@@ -62,6 +66,8 @@ def compared(seconds: list[list[float]], scheme: Scheme, ranks: int, replayed: R
         "standard_error": float(waits.std(ddof=1) / len(waits) ** 0.5),
         "replayed_slowest_over_mean": row.slowest_over_mean,
         "difference": row.slowest_over_mean / float(waits.mean()) - 1.0,
+        "trained_wait_share": 1.0 - float(trained.mean() / trained.max(axis=1).mean()),
+        "replayed_wait_share": row.wait_share,
     }
 
 
@@ -77,6 +83,7 @@ def main() -> None:
     parser.add_argument("--save", type=Path)
     parser.add_argument("--of-a-rank", type=Path, help=argparse.SUPPRESS)
     given = parser.parse_intermixed_args()
+    settle_accelerator()
     config = load_run_file(given.run_file, RunConfig, given.overrides)
     if given.of_a_rank is not None:
         with joined_world() as world:
@@ -114,16 +121,9 @@ def _say(scheme: str, done: int, total: int) -> None:
 def _trained(ranks: int) -> dict[str, list[list[float]]]:
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "seconds.json"
-        command = [
-            sys.executable,
-            "-m",
-            "torch.distributed.run",
-            f"--nproc-per-node={ranks}",
-            "--standalone",
-            *sys.argv,
-        ]
-        environment = os.environ | {"OMP_NUM_THREADS": "1", "DS_ACCELERATOR": "cpu"}
-        subprocess.run([*command, "--of-a-rank", str(path)], env=environment, check=True)
+        command = [*deepspeed_command(ranks), *sys.argv, "--of-a-rank", str(path)]
+        on_cpu = {} if cuda_devices() else {"OMP_NUM_THREADS": "1", "DS_ACCELERATOR": "cpu"}
+        subprocess.run(command, env=os.environ | on_cpu, check=True)
         found: dict[str, list[list[float]]] = read_json(path)
         return found
 

@@ -8,6 +8,7 @@ It needs nothing but Python: the first step installs what the others need.
 import json
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -18,6 +19,8 @@ from pathlib import Path
 from typing import IO, Any, Literal
 
 from gpu_day.report import page
+
+ROOT = Path(__file__).absolute().parents[2]
 
 Status = Literal["done", "failed", "timed out", "left out"]
 """left out: the part's time is used up."""
@@ -61,6 +64,14 @@ class Part:
     facts: Mapping[str, Any]
     """What the values come from: command, commit, device, versions."""
     results: dict[str, StepResult] = field(default_factory=dict)
+
+    @classmethod
+    def begun(cls, *, prefix: Path, values: Path, facts: Mapping[str, Any]) -> "Part":
+        """Returns a part whose folders are there, that of the values empty."""
+        shutil.rmtree(values, ignore_errors=True)
+        for folder in (values, prefix.parent):
+            folder.mkdir(parents=True, exist_ok=True)
+        return cls(prefix=prefix, values=values, facts=facts)
 
     def file(self, ending: str) -> Path:
         """Returns the path of one of its files."""
@@ -166,19 +177,51 @@ print(json.dumps({
     "python": platform.python_version(),
     "torch": torch.__version__,
     "cuda": torch.version.cuda,
+    "gpus": torch.cuda.device_count(),
     "gpu_memory_bytes": torch.cuda.get_device_properties(0).total_memory if has_gpu else None,
+    "nccl": ".".join(map(str, torch.cuda.nccl.version())) if torch.distributed.is_nccl_available() else None,
 }))
 """
 
 
 def examine_machine(environment: Mapping[str, str]) -> dict[str, Any]:
-    """Returns the device and the versions that PyTorch names. Raises: RuntimeError where there is no PyTorch."""
+    """Returns the devices and the versions that PyTorch names, and what `nvidia-smi` says of driver and links.
+
+    Raises: RuntimeError where there is no PyTorch.
+    """
     command = [sys.executable, "-c", _PROBE]
     done = subprocess.run(command, env={**os.environ, **environment}, capture_output=True, text=True, check=False)
     if done.returncode != 0:
         raise RuntimeError(f"PyTorch does not start, and the day installs none: {done.stderr.strip()[-500:]}")
     found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
-    return found
+    driver = _nvidia_smi("--query-gpu=driver_version", "--format=csv,noheader")
+    return found | {"driver": driver and driver.splitlines()[0], "topology": _nvidia_smi("topo", "-m")}
+
+
+def _nvidia_smi(*words: str) -> str | None:
+    """Returns what `nvidia-smi` prints; None where there is none, or it fails."""
+    program = shutil.which("nvidia-smi")
+    if program is None:
+        return None
+    done = subprocess.run([program, *words], capture_output=True, text=True, check=False)
+    return done.stdout.strip() if done.returncode == 0 and done.stdout.strip() else None
+
+
+def environment_of_steps(*folders: Path) -> dict[str, str]:
+    """Returns what the steps need of the environment: they import from these folders first, then from the checkout."""
+    paths = [*folders, ROOT, ROOT / "benchmarks", ROOT / "tests"]
+    given = os.environ.get("PYTHONPATH", "")
+    return {
+        "PYTHONPATH": os.pathsep.join([*map(str, paths), *([given] if given else [])]),
+        "PYTHONUNBUFFERED": "1",
+    }
+
+
+def commit_of_checkout() -> str | None:
+    """Returns the commit, with `-dirty` where files differ from it; None where the checkout has no history."""
+    command = ["git", "-C", str(ROOT), "describe", "--always", "--dirty", "--abbrev=12", "--exclude", "*"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    return done.stdout.strip() or None
 
 
 def short_name(device: str) -> str:

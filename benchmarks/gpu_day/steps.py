@@ -5,13 +5,12 @@ get what is left. Each part makes its corpora again.
 """
 
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from gpu_day.runner import Step
+from gpu_day.runner import ROOT, Step
 
-ROOT = Path(__file__).parents[2]
 EVENPACK = (sys.executable, "-c", "from evenpack.launcher.cli.app import main; main()")
 
 PART_SECONDS = 530.0
@@ -62,11 +61,17 @@ class Plan:
 
 def steps_of(part: str, plan: Plan) -> tuple[Step, ...]:
     """Returns the steps of a part of `PARTS`: what the others need, then what is worth most."""
-    steps = (*_preparation(plan, (BERT,) if part == "R" else (SMALL, BERT, XL)), *PARTS[part](plan))
+    steps = (*preparation(plan, (BERT,) if part == "R" else (SMALL, BERT, XL)), *PARTS[part](plan))
+    return in_patience(plan, steps)
+
+
+def in_patience(plan: Plan, steps: Iterable[Step]) -> tuple[Step, ...]:
+    """Returns the steps with the limits that this machine needs."""
     return tuple(replace(step, limit_seconds=step.limit_seconds * plan.patience) for step in steps)
 
 
-def _preparation(plan: Plan, runs: tuple[str, ...]) -> Iterator[Step]:
+def preparation(plan: Plan, runs: tuple[str, ...]) -> Iterator[Step]:
+    """Yields the steps that these runs need before any other: packages, and corpora."""
     if plan.installs:
         wheels = () if plan.wheels is None else ("--wheels", str(plan.wheels), "--target", str(plan.site))
         command = (sys.executable, str(ROOT / "benchmarks/gpu_day/install.py"), *wheels)
@@ -78,16 +83,16 @@ def _preparation(plan: Plan, runs: tuple[str, ...]) -> Iterator[Step]:
 
 def _headlines(plan: Plan) -> Iterator[Step]:
     """Yields the runs of the headline numbers at their own steps, and the tests: what a dead machine must not take."""
-    yield _throughput(plan, f"throughput {SMALL} compiled", SMALL, *_compiled(plan), seconds=130)
+    yield throughput(plan, f"throughput {SMALL} compiled", SMALL, *_compiled(plan), seconds=130)
     options = ["-q", "-m", "gpu", "-p", "no:xdist", "-p", "no:cacheprovider", "-o", "addopts=-ra"]
     options += ["-o", "filterwarnings="]  # those of a PyTorch that these tests have not met are no failures
     options += [] if plan.has_gpu else ["--collect-only"]
     tests = (sys.executable, "-m", "pytest", *options, str(ROOT / "tests/gpu"))
     yield Step(name="tests on the GPU", command=tests, limit_seconds=150)
-    yield _throughput(plan, f"throughput {BERT} compiled", BERT, *_compiled(plan), seconds=110)
-    yield _throughput(plan, f"throughput {XL} compiled", XL, *_compiled(plan), seconds=150)
+    yield throughput(plan, f"throughput {BERT} compiled", BERT, *_compiled(plan), seconds=110)
+    yield throughput(plan, f"throughput {XL} compiled", XL, *_compiled(plan), seconds=150)
     without = (*_compiled(plan), "model.attention_dropout=0")
-    yield _throughput(plan, f"throughput {BERT} compiled without attention dropout", BERT, *without, seconds=90)
+    yield throughput(plan, f"throughput {BERT} compiled without attention dropout", BERT, *without, seconds=90)
 
 
 def _replay(plan: Plan) -> Iterator[Step]:
@@ -119,11 +124,11 @@ def _curves(plan: Plan) -> Iterator[Step]:
         cost_model = plan.prefix.with_name(f"{plan.prefix.name}_cost_model_{name}.json")
         options = ("--cost-model", str(cost_model), "--samples", "16" if plan.is_tiny else "40")
         layouts = ("--layouts", "padded,unpadded,packed")
-        yield _throughput(plan, f"throughput {name} layouts", name, *overrides, *layouts, *options, seconds=150)
+        yield throughput(plan, f"throughput {name} layouts", name, *overrides, *layouts, *options, seconds=150)
     overhead = (str(ROOT / "benchmarks/packing_overhead.py"), plan.run_file(BERT), without)
     rounds = ("--rounds", "1" if plan.is_tiny else "6", "--json", plan.value("packing_overhead"))
     yield Step(name="packing overhead", command=(sys.executable, *overhead, *rounds), limit_seconds=100)
-    yield _throughput(plan, f"throughput {SMALL} eager", SMALL, seconds=90)
+    yield throughput(plan, f"throughput {SMALL} eager", SMALL, seconds=90)
     batch = 2 if plan.is_tiny else _LAW_BATCH
     size = (f"training.packs_per_step={batch}", f"training.packs_per_micro_batch={batch}")
     steps = ("--steps", "4") if plan.is_tiny else ()
@@ -139,13 +144,24 @@ def _compiled(plan: Plan) -> tuple[str, ...]:
     return () if plan.is_tiny else ("training.compile=true",)
 
 
-def _throughput(plan: Plan, name: str, run: str, *words: str, seconds: float) -> Step:
-    """Returns the step that times a run: its packs alone, unless `words` say otherwise."""
+def on_ranks(ranks: int, *words: str) -> tuple[str, ...]:
+    """Returns the command that starts these words, a program or `--module NAME`, on so many ranks by `deepspeed`."""
+    return (sys.executable, str(ROOT / "benchmarks/gpu_day/ranks.py"), str(ranks), *words)
+
+
+def throughput(
+    plan: Plan, name: str, run: str, *words: str, seconds: float, evenpack: tuple[str, ...] = EVENPACK
+) -> Step:
+    """Returns the step that times a run: its packs alone, unless `words` say otherwise.
+
+    Args:
+        evenpack: what starts the command line, on one rank or on several.
+    """
     slug = name.replace(" ", "_")
     given = words if "--layouts" in words else (*words, "--layouts", "packed", "--samples", "0")
     size = ("--rounds", "1", "--warmup", "1") if plan.is_tiny else ("--rounds", "8", "--warmup", "3")
     options = ("--depths", "", *size, "--save", plan.value(slug))
-    command = (*EVENPACK, "study", "throughput", plan.run_file(run), *given, *options)
+    command = (*evenpack, "study", "throughput", plan.run_file(run), *given, *options)
     return Step(name=name, command=command, limit_seconds=seconds)
 
 

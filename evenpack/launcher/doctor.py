@@ -97,7 +97,7 @@ def examine() -> DoctorReport:
     check_ranks(os.environ)
     device_type = "cuda" if torch.cuda.is_available() else "cpu"
     requests = attention_requests(device_type)
-    probes = tuple(probe for request in requests for probe in _probe_all(request))
+    probes = tuple(probe for request in requests for probe in probe_all(request))
     launcher, launcher_found = _find_launcher()
     return DoctorReport(
         versions=_versions(),
@@ -178,8 +178,8 @@ def _deviation(value: float | None) -> str | None:
     return None if value is None else f"{value:.1e}"
 
 
-def _probe_all(request: AttentionRequest) -> list[ProbeReport]:
-    """Probes each backend that can serve; none with dropout, where the outputs would differ anyway."""
+def probe_all(request: AttentionRequest) -> list[ProbeReport]:
+    """Probes each backend that can serve, on the current device; none with dropout, where outputs differ anyway."""
     if request.dropout:
         return []
     return [_probe(answer.backend, request) for answer in capabilities(request) if answer.available]

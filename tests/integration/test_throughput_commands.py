@@ -56,6 +56,7 @@ def test_two_ranks_measure_together_and_print_once(run_file: Path) -> None:
     value = json.loads(process(command, DS_ACCELERATOR="cpu").stdout)
     assert value["ranks"] == 2
     assert [row["layout"] for row in value["layouts"]] == ["unpadded", "unpadded/max_tokens"]
+    assert all(0.0 < row["wait_share"] < 1.0 for row in value["layouts"])
     assert value["cost_model"] is None
 
 

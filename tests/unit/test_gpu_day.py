@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from gpu_day_values import check_design
+from gpu_day_values import PART, check_design
 from repository import ROOT
 
 from evenpack.studies.lengths.published import published_histogram
@@ -172,8 +172,9 @@ def test_without_a_gpu_only_tiny_parts_are_run(tmp_path: Path) -> None:
 
 def test_results_are_named_by_the_device_that_is_there() -> None:
     found = examine_machine({"CUDA_VISIBLE_DEVICES": ""})
-    assert set(found) == {"device", "python", "torch", "cuda", "gpu_memory_bytes"}
+    assert set(found) == PART - {"part", "command", "commit", "date", "steps", "results"}
     assert (found["device"], found["torch"], found["gpu_memory_bytes"]) == ("CPU", torch.__version__, None)
+    assert found["gpus"] == 0
     with pytest.raises(RuntimeError, match="PyTorch does not start"):
         examine_machine({"PYTHONHOME": "/nowhere/at/all"})
     names = {

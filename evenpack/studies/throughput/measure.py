@@ -29,6 +29,8 @@ class MeasuredStep:
 
     step_seconds: float
     """Seconds from when all ranks are ready until all have finished, without the loader."""
+    waiting_seconds: float
+    """Seconds of forward and backward by which the slowest rank exceeds the mean one."""
     forward_seconds: float
     backward_seconds: float
     all_reduce_seconds: float
@@ -97,6 +99,7 @@ class StepTimer:
             sequences=counts.sequences,
             tokens=counts.tokens,
             micro_batches=_micro_batch_times(batches, [each for _, each in phases]),
+            waiting_seconds=self._waiting(seconds["forward"] + seconds["backward"]),
             **self._over_ranks(batches),
         )
 
@@ -110,6 +113,10 @@ class StepTimer:
         if self.world.device.type == "cuda":
             torch.cuda.synchronize(self.world.device)
         self.world.barrier()
+
+    def _waiting(self, seconds: float) -> float:
+        of_ranks = self.world.all_gather(seconds)
+        return max(of_ranks) - sum(of_ranks) / len(of_ranks)
 
     def _over_ranks(self, batches: Sequence[PackedBatch]) -> dict[str, int]:
         peak = self._memory.bytes()

@@ -69,6 +69,9 @@ class LayoutRow:
     update_seconds: float
     loader_seconds: float
     """The wait of a run without loader workers; see `MeasuredStep`."""
+    wait_share: float
+    """Share of the steps' time for which the mean rank waits for the slowest one's forward and backward passes. From
+    ZeRO 2 on ranks wait for each other within these passes too, which it does not contain."""
     slots_per_second: Spread
     tokens_per_second: Spread
     sequences_per_second: Spread
@@ -203,6 +206,7 @@ def _layout_row(timer: StepTimer, name: str, steps: Sequence[MeasuredStep]) -> L
         all_reduce_seconds=median([step.all_reduce_seconds for step in steps]),
         update_seconds=median([step.update_seconds for step in steps]),
         loader_seconds=median([step.loader_seconds for step in steps]),
+        wait_share=sum(step.waiting_seconds for step in steps) / sum(step.step_seconds for step in steps),
         slots_per_second=rate([step.slots for step in steps]),
         tokens_per_second=rate([step.tokens for step in steps]),
         sequences_per_second=rate([step.sequences for step in steps]),

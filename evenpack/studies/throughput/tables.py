@@ -58,6 +58,7 @@ def _layout_table(study: ThroughputStudy) -> RenderableType:
         "all-reduce and clipping, s": lambda row: f"{row.all_reduce_seconds:.4g}",
         "optimizer, s": lambda row: f"{row.update_seconds:.4g}",
         "loader, s (parallel to the step)": lambda row: f"{row.loader_seconds:.4g}",
+        "waiting for the slowest rank": lambda row: "-" if study.ranks == 1 else console.percent(row.wait_share),
         "slots/s": lambda row: f"{row.slots_per_second.median:,.4g}",
         "tokens/s": lambda row: f"{row.tokens_per_second.median:,.4g}",
         "sequences/s (middle half)": lambda row: _spread(row.sequences_per_second),

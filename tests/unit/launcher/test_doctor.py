@@ -30,7 +30,7 @@ def test_every_backend_that_can_serve_is_probed_and_the_others_say_why_not(quick
 
 def test_the_real_probe_passes_with_its_control_seen_to_leak() -> None:
     request = doctor.attention_requests("cpu")[0]
-    for probe in doctor._probe_all(request):
+    for probe in doctor.probe_all(request):
         assert probe.passed
         assert probe.control_deviation is not None
         assert probe.tolerance is not None

@@ -46,6 +46,12 @@ def test_a_timed_step_counts_exactly_and_trains(world: World, config: RunConfig,
     assert step.loader_seconds > 0.0
 
 
+def test_the_mean_rank_waits_for_the_slowest(world: World, config: RunConfig, monkeypatch: pytest.MonkeyPatch) -> None:
+    timer = StepTimer(run_to_measure(config), world, clock="wall")
+    monkeypatch.setattr(World, "all_gather", lambda _, mine: [mine, 3.0 * mine, 2.0 * mine, 2.0 * mine])
+    assert timer._waiting(2.0) == pytest.approx(6.0 - 4.0)
+
+
 def test_each_part_of_an_update_counts_in_its_phase(
     world: World, config: RunConfig, prepared: PreparedData, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -76,6 +76,7 @@ def test_a_study_measures_each_layout_and_depth(found: ThroughputStudy, config: 
         assert row.sequences_per_second.median == pytest.approx(sequences / row.step_seconds.median)
         assert row.mfu is None  # the peak of this machine is not known
         assert row.peak_memory_bytes > 50e6
+        assert row.wait_share == 0.0  # of one rank
     assert found.ratio_of_promised_speed_up == pytest.approx(1.0 / packed.sequences_per_pack)  # steps took as long
     assert unpadded.performed_tflops.median > 0.0
     assert found.measured_on.layers == config.model.shape["layers"]
@@ -199,6 +200,7 @@ def test_too_few_micro_batches_give_a_study_without_a_cost_model(world: World, c
 def known_step(seconds: float, *, sequences: int = 8) -> MeasuredStep:
     return MeasuredStep(
         step_seconds=seconds,
+        waiting_seconds=0.0,
         forward_seconds=0.0,
         backward_seconds=0.0,
         all_reduce_seconds=0.0,

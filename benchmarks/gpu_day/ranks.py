@@ -1,0 +1,31 @@
+"""Starts ranks on this machine by `deepspeed`, on its GPUs, or with DS_ACCELERATOR=cpu on its CPU.
+
+python benchmarks/gpu_day/ranks.py RANKS PROGRAM.py [ARGUMENT ...]
+python benchmarks/gpu_day/ranks.py RANKS --module MODULE [ARGUMENT ...]
+"""
+
+import os
+import sys
+
+from evenpack.errors import RunError
+from evenpack.launcher.processes.launch import find_deepspeed, free_port
+
+
+def deepspeed_command(ranks: int) -> list[str]:
+    """Returns `deepspeed` with its options, at an unused port. Raises: RunError if DeepSpeed is not installed."""
+    options = ["--log_level=error", "--no_local_rank", f"--num_gpus={ranks}", f"--master_port={free_port()}"]
+    return [str(find_deepspeed()), *options, f"--hostfile={os.devnull}"]  # else it reads that of /job, if there is one
+
+
+def main() -> None:
+    """Becomes `deepspeed`, so that signals reach it."""
+    ranks, *words = sys.argv[1:]
+    try:
+        command = deepspeed_command(int(ranks))
+    except RunError as error:
+        sys.exit(str(error))
+    os.execv(command[0], [*command, *words])
+
+
+if __name__ == "__main__":
+    main()
