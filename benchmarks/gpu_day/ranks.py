@@ -13,7 +13,7 @@ from evenpack.launcher.processes.launch import find_deepspeed, free_port
 
 def deepspeed_command(ranks: int) -> list[str]:
     """Returns `deepspeed` with its options, at an unused port. Raises: RunError if DeepSpeed is not installed."""
-    options = ["--log_level=error", "--no_local_rank", f"--num_gpus={ranks}", f"--master_port={free_port()}"]
+    options = ["--log_level=critical", "--no_local_rank", f"--num_gpus={ranks}", f"--master_port={free_port()}"]
     return [str(find_deepspeed()), *options, f"--hostfile={os.devnull}"]  # else it reads that of /job, if there is one
 
 
