@@ -5,28 +5,16 @@ python benchmarks/gpu_day/ranks.py RANKS --module MODULE [ARGUMENT ...]
 """
 
 import os
-import random
-import socket
 import sys
-from contextlib import suppress
 
 from evenpack.errors import RunError
-from evenpack.launcher.processes.launch import find_deepspeed
+from evenpack.launcher.processes.launch import find_deepspeed, free_port
 
 
 def deepspeed_command(ranks: int) -> list[str]:
     """Returns `deepspeed` with its options, at an unused port. Raises: RunError if DeepSpeed is not installed."""
-    options = ["--log_level=critical", "--no_local_rank", f"--num_gpus={ranks}", f"--master_port={unused_port()}"]
+    options = ["--log_level=critical", "--no_local_rank", f"--num_gpus={ranks}", f"--master_port={free_port()}"]
     return [str(find_deepspeed()), *options, f"--hostfile={os.devnull}"]  # else it reads that of /job, if there is one
-
-
-def unused_port() -> int:
-    """Returns a port below those that the system gives to connections: one could take it before the ranks meet."""
-    while True:
-        port = random.randrange(20_000, 32_000)
-        with socket.socket() as probe, suppress(OSError):
-            probe.bind(("127.0.0.1", port))
-            return port
 
 
 def main() -> None:

@@ -5,12 +5,14 @@ It is `deepspeed` for the machines of a hostfile and with options of it, else th
 
 import importlib.util
 import os
+import random
 import re
 import shlex
 import socket
 import sys
 import sysconfig
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -261,10 +263,12 @@ def find_deepspeed() -> Path:
 
 
 def free_port() -> int:
-    """Returns an unused TCP port."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
+    """Returns an unused TCP port, below those that Linux gives to connections: these could take it meanwhile."""
+    while True:
+        port = random.SystemRandom().randrange(20_000, 32_000)
+        with socket.socket() as probe, suppress(OSError):
+            probe.bind(("127.0.0.1", port))
+            return port
 
 
 def _local_options(extra: Sequence[str]) -> list[str]:
