@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from evenpack.api.run import Run
     from evenpack.api.run import open_run_file as open  # noqa: A004 - it is called as evenpack.open
     from evenpack.api.study import study
-    from evenpack.batch import CausalTargets, MaskedTargets, PackedBatch, StepCounts
+    from evenpack.batch import CausalTargets, MaskedTargets, PackedBatch
     from evenpack.data.batches.pipeline import StepBatches
     from evenpack.data.packing.histogram import LengthHistogram
     from evenpack.data.packing.lengths import pack_lengths as pack
@@ -40,6 +40,7 @@ if TYPE_CHECKING:
         PackingError,
         RunError,
     )
+    from evenpack.step_counts import StepCounts
 
 __version__ = VERSION
 
@@ -74,13 +75,14 @@ _RENAMED = {"open": "open_run_file", "pack": "pack_lengths"}
 _MODULES = {
     "evenpack.api.run": ("open", "Run"),
     "evenpack.api.study": ("study",),
-    "evenpack.batch": ("PackedBatch", "CausalTargets", "MaskedTargets", "StepCounts"),
+    "evenpack.batch": ("PackedBatch", "CausalTargets", "MaskedTargets"),
     "evenpack.data.batches.pipeline": ("StepBatches",),
     "evenpack.data.packing.histogram": ("LengthHistogram",),
     "evenpack.data.packing.lengths": ("pack",),
     "evenpack.data.packing.strategy": ("Packing",),
     "evenpack.data.prepared": ("PreparedData",),
     "evenpack.engine.config": ("RunConfig",),
+    "evenpack.step_counts": ("StepCounts",),
     "evenpack.errors": tuple(name for name in __all__ if name.endswith("Error")),
 }
 _MODULE_OF = {name: module for module, names in _MODULES.items() for name in names}

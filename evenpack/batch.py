@@ -13,6 +13,8 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from evenpack.step_counts import StepCounts
+
 
 @runtime_checkable
 class ModelInputs(Protocol):
@@ -38,22 +40,6 @@ class ModelInputs(Protocol):
 
     @property
     def position_rows(self) -> int: ...
-
-
-@dataclass(frozen=True, kw_only=True)
-class StepCounts:
-    """Counts of one whole step over all ranks; every rank computes them from the plan, without communication."""
-
-    packs: int
-    sequences: int
-    tokens: int
-    """Real tokens, without padding."""
-    targets: int
-    """Tokens to be predicted: next tokens, or masked ones."""
-
-    def __add__(self, other: "StepCounts") -> "StepCounts":
-        sums = {field.name: getattr(self, field.name) + getattr(other, field.name) for field in fields(self)}
-        return StepCounts(**sums)
 
 
 @dataclass(frozen=True, kw_only=True)

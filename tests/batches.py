@@ -5,7 +5,8 @@ from typing import Literal
 
 import torch
 
-from evenpack.batch import CausalTargets, PackedBatch, StepCounts
+from evenpack.batch import CausalTargets, PackedBatch
+from evenpack.step_counts import StepCounts
 
 Layout = Literal["packed", "unpadded", "padded"]
 LAYOUTS: tuple[Layout, ...] = ("packed", "unpadded", "padded")

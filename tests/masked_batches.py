@@ -8,7 +8,8 @@ import torch
 from batches import PADDING_TOKEN, Layout
 from torch import nn
 
-from evenpack.batch import MaskedTargets, PackedBatch, StepCounts
+from evenpack.batch import MaskedTargets, PackedBatch
+from evenpack.step_counts import StepCounts
 
 FIRST_TOKEN = 1
 MASK_TOKEN = 2

@@ -10,7 +10,7 @@ import torch
 from jaxtyping import Float64
 from torch import Tensor, nn
 
-from evenpack.batch import PackedBatch, StepCounts
+from evenpack.batch import PackedBatch
 from evenpack.data.batches.pipeline import evaluation_batches
 from evenpack.data.prepared import PreparedData, Split
 from evenpack.engine.activity import each_as_own_work
@@ -20,6 +20,7 @@ from evenpack.engine.world.distributed import World
 from evenpack.errors import DataError
 from evenpack.models.common.losses import exact_denominators
 from evenpack.models.common.section import TransformerConfig
+from evenpack.step_counts import StepCounts
 
 log = logging.getLogger(__name__)
 

@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from killed_saves import NEW, OLD, kill_everywhere, train_state
 from torch import nn
 
-from evenpack.batch import CausalTargets, PackedBatch, StepCounts
+from evenpack.batch import CausalTargets, PackedBatch
 from evenpack.engine.checkpoints import files as checkpoint_files
 from evenpack.engine.checkpoints.files import checkpoint_name, find_candidates, read_manifest
 from evenpack.engine.checkpoints.loading import newest_whole
@@ -23,6 +23,7 @@ from evenpack.engine.checkpoints.weights import load_model_weights
 from evenpack.engine.world.distributed import World
 from evenpack.errors import CheckpointError
 from evenpack.models.common.losses import LossSums, exact_denominators
+from evenpack.step_counts import StepCounts
 from evenpack.testing import RanksFailed, run_config, run_ranks, run_values
 
 if TYPE_CHECKING:  # imports DeepSpeed, which the ranks do once they have their environment

@@ -8,8 +8,8 @@ import pytest
 import torch
 from beartype.roar import BeartypeCallHintViolation
 
-from evenpack.batch import StepCounts
 from evenpack.kernels.attention import packed_attention
+from evenpack.step_counts import StepCounts
 from evenpack.testing import run_ranks, write_run_file
 
 

@@ -8,7 +8,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from evenpack.batch import StepCounts
 from evenpack.data.batches.pipeline import SkippedStep
 from evenpack.engine.config import RunConfig
 from evenpack.engine.reporting.journal import skipped_record
@@ -19,6 +18,7 @@ from evenpack.engine.reporting.trackers.csv_table import CSV_TABLE, CsvTable
 from evenpack.engine.reporting.trackers.tracker import RunLog
 from evenpack.errors import DataError
 from evenpack.launcher.loss_plot import loss_curves
+from evenpack.step_counts import StepCounts
 from evenpack.studies.chunking.curves import read_curve as read_chunking_curve
 from evenpack.studies.equivalence.curves import read_curve as read_equivalence_curve
 from evenpack.studies.forecast.options import read_log

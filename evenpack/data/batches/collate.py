@@ -7,7 +7,7 @@ import numpy as np
 import torch
 from jaxtyping import Bool, Int64, Integer
 
-from evenpack.batch import PackedBatch, StepCounts
+from evenpack.batch import PackedBatch
 from evenpack.data.batches.capacity import BatchCapacity, capacity_of_any_batch, placer_of
 from evenpack.data.batches.objectives import Objective
 from evenpack.data.batches.placement import Placement
@@ -16,6 +16,7 @@ from evenpack.data.order.selection import PackedSource, PackSelection, order_has
 from evenpack.data.order.step_shape import StepShape
 from evenpack.data.sequences.view import PaddingCounts
 from evenpack.errors import DataError
+from evenpack.step_counts import StepCounts
 
 
 class Collator:

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from torch.utils.data import DataLoader, Dataset
 
-from evenpack.batch import PackedBatch, StepCounts
+from evenpack.batch import PackedBatch
 from evenpack.data.batches.capacity import BatchCapacity, CapacityAhead
 from evenpack.data.batches.collate import Collator
 from evenpack.data.batches.flat import FlatBatch
@@ -27,6 +27,7 @@ from evenpack.data.order.step_plan import StepPlan, StepPlanner
 from evenpack.data.order.step_shape import StepShape
 from evenpack.data.packed_sources import packed_sources
 from evenpack.data.prepared import PreparedData, Split
+from evenpack.step_counts import StepCounts
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -7,13 +7,13 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from evenpack.batch import StepCounts
 from evenpack.data.batches.pipeline import StepBatches
 from evenpack.engine.engine import LocalStep
 from evenpack.engine.reporting.reduction import RankValue, reduce_over_ranks
 from evenpack.engine.world.distributed import World
 from evenpack.errors import RunError
 from evenpack.models.common.losses import LossDenominators
+from evenpack.step_counts import StepCounts
 
 _LIMBS = 4
 _LIMB_BITS = 16

@@ -5,7 +5,6 @@ from functools import partial
 
 import numpy as np
 
-from evenpack.batch import StepCounts
 from evenpack.data.batches.objectives import (
     MaskedTokensAndNextSentence,
     NextTokens,
@@ -21,6 +20,7 @@ from evenpack.engine.resolving.step_items import average_item, items_of_an_epoch
 from evenpack.models.common.losses import LossDenominators, exact_denominators, expected_denominators
 from evenpack.models.config import ModelConfig
 from evenpack.models.families import family_of
+from evenpack.step_counts import StepCounts
 
 Denominators = Callable[[StepCounts], LossDenominators]
 """Maps the counts of a step over all ranks, or of a micro-batch, to the denominators of its gradients' losses."""

@@ -25,8 +25,8 @@ from dataclasses import dataclass, replace
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from evenpack.batch import StepCounts
 from evenpack.models.common.section import TransformerConfig
+from evenpack.step_counts import StepCounts
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -4,9 +4,10 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from evenpack.batch import PackedBatch, StepCounts
+from evenpack.batch import PackedBatch
 from evenpack.data.batches.pipeline import MicroBatchDataset
 from evenpack.data.order.selection import select_packs
+from evenpack.step_counts import StepCounts
 
 _POOL = 2048
 """Sequences to choose from; 16 times a micro-batch if that is more."""

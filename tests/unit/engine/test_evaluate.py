@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from sources import ListView
 from torch import Tensor, nn
 
-from evenpack.batch import CausalTargets, PackedBatch, StepCounts
+from evenpack.batch import CausalTargets, PackedBatch
 from evenpack.data.batches.task import rounded_size
 from evenpack.data.order.plan import PackPlan
 from evenpack.data.packing import LengthHistogram, pack
@@ -33,6 +33,7 @@ from evenpack.engine.world.distributed import World
 from evenpack.models.common.losses import LossSums
 from evenpack.models.gpt2.config import Gpt2Config
 from evenpack.models.gpt2.model import Gpt2
+from evenpack.step_counts import StepCounts
 
 PACK_LENGTH = 32
 VOCABULARY = 4096

@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 import torch
 
-from evenpack.batch import StepCounts
 from evenpack.data.batches.pipeline import StepBatches
 from evenpack.engine import bad_steps
 from evenpack.engine.bad_steps import BadSteps
@@ -18,6 +17,7 @@ from evenpack.engine.engine import LocalStep
 from evenpack.engine.reporting.step_totals import StepTotals
 from evenpack.engine.world.distributed import World
 from evenpack.models.common.losses import LossDenominators
+from evenpack.step_counts import StepCounts
 from evenpack.testing import run_config, run_values
 
 

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from sources import packed_source
 from step_shapes import step_shape
 
-from evenpack.batch import PackedBatch, StepCounts
+from evenpack.batch import PackedBatch
 from evenpack.data.batches.collate import Collator
 from evenpack.data.batches.objectives import NextTokens
 from evenpack.data.order.permutation import derive_key
@@ -18,6 +18,7 @@ from evenpack.data.order.selection import PackedSource, PackSelection, order_has
 from evenpack.data.order.step_plan import StepPlanner
 from evenpack.data.order.step_shape import UNPADDED_SLOT_MULTIPLE, Layout
 from evenpack.errors import DataError
+from evenpack.step_counts import StepCounts
 
 PADDING_TOKEN = 3
 VOCABULARY_SIZE = 1_000_000

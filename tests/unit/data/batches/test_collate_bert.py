@@ -19,7 +19,7 @@ from pair_sources import (
 )
 from step_shapes import step_shape
 
-from evenpack.batch import MaskedTargets, PackedBatch, StepCounts
+from evenpack.batch import MaskedTargets, PackedBatch
 from evenpack.data.batches.capacity import ROW_MULTIPLE
 from evenpack.data.batches.collate import Collator
 from evenpack.data.batches.objectives import MaskedTokensAndNextSentence
@@ -27,6 +27,7 @@ from evenpack.data.order.selection import PackedSource, PackSelection, select_pa
 from evenpack.data.order.step_plan import StepPlanner
 from evenpack.data.order.step_shape import UNPADDED_SLOT_MULTIPLE, Layout
 from evenpack.data.sequences.masking import mask_sequences, masked_count, masking_keys
+from evenpack.step_counts import StepCounts
 
 PADDING_TOKEN = 1
 """No pair holds it."""

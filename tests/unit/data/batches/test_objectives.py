@@ -8,13 +8,14 @@ from pair_sources import masked_objective, pair_source, random_halves, random_se
 from sources import packed_source
 from step_shapes import step_shape
 
-from evenpack.batch import CausalTargets, PackedBatch, StepCounts
+from evenpack.batch import CausalTargets, PackedBatch
 from evenpack.data.batches.collate import Collator
 from evenpack.data.batches.objectives import MaskedTokensAndNextSentence, NextTokens, Objective
 from evenpack.data.order.selection import PackedSource, select_packs
 from evenpack.data.order.step_shape import Layout
 from evenpack.data.sequences.masking import masked_count
 from evenpack.errors import ConfigError
+from evenpack.step_counts import StepCounts
 
 PACK_LENGTH = 24
 COUNTS = StepCounts(packs=1, sequences=1, tokens=1, targets=1)

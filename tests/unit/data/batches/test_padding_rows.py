@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from evenpack.batch import CausalTargets, StepCounts
+from evenpack.batch import CausalTargets
 from evenpack.data.batches.collate import Collator
 from evenpack.data.batches.objectives import NextTokens
 from evenpack.data.config import PaddingRecipe
@@ -16,6 +16,7 @@ from evenpack.data.sequences import build_view
 from evenpack.data.sequences.padding import PaddingView
 from evenpack.data.tokens.file import TokenFile, TokenFileWriter
 from evenpack.models.common.batch_work import useful_work
+from evenpack.step_counts import StepCounts
 
 END, ROW, ROWS_PER_STEP = 1, 8, 4
 LENGTHS = [4, 9, 30, 8, 3, 17, 12]

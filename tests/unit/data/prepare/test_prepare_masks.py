@@ -13,7 +13,6 @@ from pair_sources import pair_run
 from prepared_files import Recorder, StoppedError, contents, data_config, sentence_documents, write_jsonl
 from step_shapes import step_shape
 
-from evenpack.batch import StepCounts
 from evenpack.config import validate
 from evenpack.data.batches.objectives import StoredMasksAndNextSentence
 from evenpack.data.config import DataConfig, MaskingConfig
@@ -29,6 +28,7 @@ from evenpack.engine.config import RunConfig
 from evenpack.engine.resolving.cost_weights import operation_weights
 from evenpack.engine.resolving.resolve import resolve
 from evenpack.errors import ConfigError, DataError
+from evenpack.step_counts import StepCounts
 
 LONGEST = 48
 MASKS: dict[str, Any] = {"share": 0.2, "max_predictions": 6}

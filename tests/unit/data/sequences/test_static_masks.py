@@ -20,7 +20,7 @@ from pair_sources import (
 )
 from step_shapes import step_shape
 
-from evenpack.batch import MaskedTargets, PackedBatch, StepCounts
+from evenpack.batch import MaskedTargets, PackedBatch
 from evenpack.data.batches.collate import Collator
 from evenpack.data.batches.objectives import Objective, StoredMasksAndNextSentence
 from evenpack.data.order.selection import PackedSource, PackSelection
@@ -32,6 +32,7 @@ from evenpack.errors import ConfigError, DataError
 from evenpack.models.bert.config import BertConfig
 from evenpack.models.bert.model import Bert
 from evenpack.models.common.losses import exact_denominators, scaled_loss
+from evenpack.step_counts import StepCounts
 
 LONGEST = 40
 PACK_LENGTH = 64

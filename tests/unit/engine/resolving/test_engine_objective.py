@@ -8,7 +8,6 @@ from pair_sources import pair_run
 from prepared_files import two_sources
 from step_shapes import step_shape
 
-from evenpack.batch import StepCounts
 from evenpack.config import validate
 from evenpack.data.batches.objectives import MaskedTokensAndNextSentence, NextTokens
 from evenpack.data.batches.pipeline import evaluation_batches
@@ -19,6 +18,7 @@ from evenpack.data.prepared import PreparedData
 from evenpack.data.sequences.masking import masked_count
 from evenpack.engine.config import RunConfig
 from evenpack.engine.resolving.resolve import resolve
+from evenpack.step_counts import StepCounts
 from evenpack.testing import run_config, run_values
 
 PACKS_PER_STEP = 5
