@@ -1,0 +1,52 @@
+"""Small runs leave what they left at the commit of the record: files, steps, and the JSON of commands."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from golden import (
+    CASES,
+    RECORD,
+    differences,
+    processor,
+    record_case,
+    steps_of,
+    stopped_run,
+    write_sources,
+)
+from integration.small_run import train_on
+
+from evenpack.testing import run_ranks
+
+
+@pytest.fixture(scope="module")
+def record() -> dict[str, Any]:
+    content: dict[str, Any] = json.loads(RECORD.read_text(encoding="utf-8"))
+    return content
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_a_run_leaves_what_it_left(name: str, record: dict[str, Any], tmp_path: Path) -> None:
+    write_sources(tmp_path)
+    found = json.loads(json.dumps(record_case(name, tmp_path)))
+    lines = list(differences(record["cases"][name], found, exact=record["processor"] == processor()))
+    assert not lines, "\n".join(lines[:40])
+
+
+def test_a_run_that_was_stopped_at_the_commit_of_the_record_goes_on(record: dict[str, Any], tmp_path: Path) -> None:
+    name = next(iter(CASES))
+    config = stopped_run(tmp_path)
+    run_ranks(train_on, 2, config)
+    steps = steps_of(tmp_path / name)
+    exact = record["processor"] == processor()
+    assert len(steps) == config.training.steps
+    assert not list(differences(record["cases"][name]["steps"], steps, exact=exact))
+
+
+def test_a_changed_value_is_found(record: dict[str, Any]) -> None:
+    steps = record["cases"]["gpt2_packed"]["steps"]
+    changed = json.loads(json.dumps(steps))
+    changed[2]["order_hash"] = "0" + changed[2]["order_hash"]
+    changed[3]["loss"] *= 1.001
+    assert len(list(differences(steps, changed, exact=False))) == 2
