@@ -11,6 +11,7 @@ from jaxtyping import Float64
 
 from evenpack.errors import ConfigError
 from evenpack.files import atomic_open
+from evenpack.studies.columns import Column
 
 INK = "#1f2933"
 _FAINT = "#9aa5b1"
@@ -98,6 +99,45 @@ def write_footer(figure: Any, lines: Sequence[str]) -> None:
     wrapped = [part for line in lines for part in textwrap.wrap(line, columns, break_on_hyphens=False)]
     at = (drawn.x0 / width, (drawn.y0 - _FOOTER_GAP_INCHES) / height)
     figure.text(*at, "\n".join(wrapped), fontsize=8, va="top", color=INK, linespacing=1.4)
+
+
+def draw_series(
+    axes: Any,
+    rows: Sequence[Any],
+    *,
+    x: Column,
+    y: Column,
+    low: Column | None = None,
+    high: Column | None = None,
+    **style: Any,
+) -> list[float]:
+    """Draws one column of rows against another and names the axes by them; returns the heights.
+
+    With `low` and `high`, each point has a bar between them. `style`: as of matplotlib's `plot` or `errorbar`.
+    """
+    at, heights = x.numbers(rows), y.numbers(rows)
+    if low is None or high is None:
+        axes.plot(at, heights, **style)
+    else:
+        below = [height - end for height, end in zip(heights, low.numbers(rows), strict=True)]
+        above = [end - height for height, end in zip(heights, high.numbers(rows), strict=True)]
+        axes.errorbar(at, heights, yerr=[below, above], **style)
+    axes.set_xlabel(x.label)
+    axes.set_ylabel(y.label)
+    return heights
+
+
+def draw_band(axes: Any, rows: Sequence[Any], *, x: Column, low: Column, high: Column, **style: Any) -> None:
+    """Fills between two columns of rows, without a border."""
+    axes.fill_between(x.numbers(rows), low.numbers(rows), high.numbers(rows), linewidth=0, **style)
+
+
+def logarithmic_counts(axes: Any, counts: Sequence[int], *, label: str) -> None:
+    """Makes the horizontal axis one of doublings, with a tick at each of the counts."""
+    axes.set_xscale("log", base=2)
+    axes.set_xticks(counts, [f"{count:,}" for count in counts], fontsize=10 if len(counts) < 10 else 8.5)
+    axes.minorticks_off()
+    axes.set_xlabel(label)
 
 
 def smooth(values: Float64[np.ndarray, " n"]) -> Float64[np.ndarray, " n"]:

@@ -14,8 +14,7 @@ from evenpack.studies.chunking.config import ChunkingConfig, ChunkingSection
 from evenpack.studies.chunking.curves import smoothed
 from evenpack.studies.chunking.tables import by_length
 from evenpack.studies.plotting import COLOURS, INK, figure_as_png, require_matplotlib, write_footer, write_title
-from evenpack.studies.statistics.paired import Spread
-from evenpack.studies.statistics.winners import clearly_lowest
+from evenpack.studies.statistics.paired import Spread, clearly_lowest
 
 _POINTS = 400
 """Points of a curve as it is drawn."""

@@ -8,8 +8,9 @@ import numpy as np
 from jaxtyping import Float64
 
 from evenpack.errors import FitError
-from evenpack.studies.statistics.fits import FITTERS, ROUNDS, AnyLaw, Interval, LawName, interval, resampled
+from evenpack.studies.statistics.fits import FITTERS, ROUNDS, AnyLaw, LawName, interval, resampled
 from evenpack.studies.statistics.laws import expected_maximum, expected_maximum_of_draws
+from evenpack.studies.statistics.paired import Interval
 
 NORMAL_95 = 1.959964
 """Standard errors on either side that contain 95 % of a normal law."""

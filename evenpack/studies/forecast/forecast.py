@@ -25,8 +25,9 @@ from evenpack.errors import ConfigError, DataError
 from evenpack.models.common.batch_work import performed_work
 from evenpack.studies.cost_model import MicroBatchTimes, fit_cost_model
 from evenpack.studies.forecast.bands import Resampling, interval_of_mean
-from evenpack.studies.statistics.fits import Interval, best_law
+from evenpack.studies.statistics.fits import best_law
 from evenpack.studies.statistics.laws import expected_maximum, expected_maximum_of_draws
+from evenpack.studies.statistics.paired import Interval
 from evenpack.studies.throughput.clock import ClockName
 from evenpack.studies.throughput.contenders import VirtualRanks, formed, run_to_measure
 from evenpack.studies.throughput.measure import Progress, StepTimer, segment_count

@@ -6,29 +6,36 @@ from rich.table import Table
 from rich.text import Text
 
 from evenpack.console import percent, table, text
+from evenpack.studies.columns import Column, cells_across, table_of
 from evenpack.studies.packing.packing import PackingRow, PaddingRow
 from evenpack.studies.packing.recommendation import Recommendation
+
+_DEPTH_LIMIT = Column("depth limit", "depth_limit", "d", missing="none")
+_PACKINGS = (
+    Column("algorithm"),
+    _DEPTH_LIMIT,
+    Column("depth"),
+    Column("strategies"),
+    Column("packs"),
+    Column("bound", "lower_bound"),
+    Column("efficiency", form=".3%"),
+    Column("padding"),
+    Column("factor", "packing_factor", ".3f"),
+    Column("above bound", "gap", ".4%"),
+    Column("CPU ms", "cpu_seconds", ".1f", scale=1e3),
+)
+_BATCHES = (
+    Column("batch size", "batch_size", ","),
+    Column("slots"),
+    Column("efficiency", form=".2%"),
+    Column("speed-up", "speed_up", ".3f"),
+)
+_FULL_AND_FAST = Column("", lambda row: f"{100 * row.efficiency:.1f} % {row.speed_up:.2f}x")
 
 
 def packing_table(rows: Sequence[PackingRow], *, pack_length: int) -> Table:
     """Returns a table of algorithms at several depths."""
-    shown = [
-        {
-            "algorithm": row.algorithm,
-            "depth limit": _limit(row.depth_limit),
-            "depth": row.depth,
-            "strategies": row.strategies,
-            "packs": row.packs,
-            "bound": row.lower_bound,
-            "efficiency": f"{100 * row.efficiency:.3f} %",
-            "padding": row.padding,
-            "factor": f"{row.packing_factor:.3f}",
-            "above bound": f"{100 * row.gap:.4f} %",
-            "CPU ms": f"{1000 * row.cpu_seconds:.1f}",
-        }
-        for row in rows
-    ]
-    return table(shown, title=f"Packs of {pack_length:,} slots")
+    return table_of(rows, _PACKINGS, title=f"Packs of {pack_length:,} slots")
 
 
 def depth_curves_table(
@@ -38,29 +45,17 @@ def depth_curves_table(
 
     `fullest`, one row for each curve, is the result of `auto` without a limit.
     """
-    shown = []
-    for index, (name, rows) in enumerate(curves.items()):
-        cells = {_limit(row.depth_limit): _full_and_fast(row) for row in rows}
-        shown.append({"": name, **cells, **({"auto, none": _full_and_fast(fullest[index])} if fullest else {})})
-    return table(shown, title=title)
-
-
-def _full_and_fast(row: PackingRow) -> str:
-    return f"{100 * row.efficiency:.1f} % {row.speed_up:.2f}x"
+    lines = cells_across(curves, heading=_DEPTH_LIMIT, value=_FULL_AND_FAST)
+    for line, row in zip(lines, fullest, strict=False):
+        line["auto, none"] = _FULL_AND_FAST.text(row)
+    return table(lines, title=title)
 
 
 def sorted_batches_table(rows: Sequence[PaddingRow]) -> Table:
     """Returns the results of padding instead of packing."""
-    shown = [
-        {
-            "batch size": f"{row.batch_size:,}",
-            "slots": row.slots,
-            "efficiency": percent(row.efficiency),
-            "speed-up": f"{row.speed_up:.3f}",
-        }
-        for row in rows
-    ]
-    return table(shown, title="For comparison: sorted by length, cut into batches, each padded to its longest")
+    return table_of(
+        rows, _BATCHES, title="For comparison: sorted by length, cut into batches, each padded to its longest"
+    )
 
 
 def recommendation_text(found: Recommendation) -> Text:
@@ -75,7 +70,3 @@ def recommendation_text(found: Recommendation) -> Text:
             f"still fills {percent(found.efficiency_at_depth)}"
         )
     return text("\n".join(lines))
-
-
-def _limit(depth: int | None) -> str:
-    return "none" if depth is None else f"{depth}"

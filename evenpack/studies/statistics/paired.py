@@ -1,4 +1,4 @@
-"""Differences between pairs of measurements, and whether they are within a margin that was fixed beforehand.
+"""Spreads, intervals and differences of pairs of measurements, and whether these are within a margin fixed beforehand.
 
 Two one-sided tests at significance s reject "the difference is as large as the margin" exactly where the interval of
 confidence 1 - 2s is within the margin (Schuirmann 1987). Intervals are Student's, of the mean difference.
@@ -20,8 +20,19 @@ _MOST_PAIRS = 10_000
 
 
 @dataclass(frozen=True, kw_only=True)
+class Interval:
+    """A range that holds a number with a stated confidence. `format` writes both ends: `0.52 to 0.61`."""
+
+    low: float
+    high: float
+
+    def __format__(self, form: str) -> str:
+        return f"{self.low:{form}} to {self.high:{form}}"
+
+
+@dataclass(frozen=True, kw_only=True)
 class Spread:
-    """The mean and deviation of one number over seeds."""
+    """The mean and deviation of one number over seeds. `format` writes both: `2.31 ± 0.02`."""
 
     mean: float
     deviation: float | None
@@ -31,6 +42,9 @@ class Spread:
     def of(values: Sequence[float]) -> "Spread":
         has_deviation = len(values) > 1 and all(map(math.isfinite, values))
         return Spread(mean=statistics.fmean(values), deviation=statistics.stdev(values) if has_deviation else None)
+
+    def __format__(self, form: str) -> str:
+        return f"{self.mean:{form}}" + ("" if self.deviation is None else f" ± {self.deviation:{form}}")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,6 +57,11 @@ class PairedDifference:
     low: float | None
     high: float | None
     pairs: int
+
+    @property
+    def interval(self) -> Interval | None:
+        """Both ends; None for a single pair."""
+        return None if self.low is None or self.high is None else Interval(low=self.low, high=self.high)
 
 
 def paired_difference(values: Sequence[float], reference: Sequence[float], *, significance: float) -> PairedDifference:
@@ -84,6 +103,18 @@ def pairs_to_decide(difference: PairedDifference, *, margin: float, significance
         if _reach(difference.standard_deviation, pairs, significance) < distance:
             return pairs
     return None
+
+
+def clearly_lowest(intervals: Sequence[tuple[float, float]]) -> int | None:
+    """Returns the index of the interval (low, high) that ends below the beginning of every other one.
+
+    None if there is none, and for a single interval, which has nothing to be below of.
+    """
+    if len(intervals) < 2:
+        return None
+    best = min(range(len(intervals)), key=lambda index: intervals[index][1])
+    others = [low for index, (low, _) in enumerate(intervals) if index != best]
+    return best if intervals[best][1] < min(others) else None
 
 
 def _reach(deviation: float, pairs: int, significance: float) -> float:

@@ -13,7 +13,7 @@ import torch
 
 from evenpack.engine.engine import Phase
 from evenpack.errors import ConfigError
-from evenpack.studies.statistics.winners import clearly_lowest
+from evenpack.studies.statistics.paired import clearly_lowest
 
 ClockName = Literal["wall", "cpu"]
 """Names of clocks; cpu is seconds of this process only, for busy machines."""

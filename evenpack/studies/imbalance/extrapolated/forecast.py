@@ -12,8 +12,9 @@ from jaxtyping import Float64
 from evenpack.errors import ConfigError
 from evenpack.studies.imbalance.extrapolated.reference import device_counts, single_device_gumbel
 from evenpack.studies.imbalance.measured.step_log import Cut, StepLog
-from evenpack.studies.statistics.fits import ROUNDS, FitReport, FittedLaws, Interval, fit_laws, interval
+from evenpack.studies.statistics.fits import ROUNDS, FitReport, FittedLaws, fit_laws, interval
 from evenpack.studies.statistics.laws import Gumbel, Law, expected_minima, minimum_weights
+from evenpack.studies.statistics.paired import Interval
 
 Method = Literal["gumbel", "normal", "generalised_extreme_value", "reference", "empirical"]
 

@@ -12,7 +12,8 @@ from evenpack.studies.imbalance.measured.step_log import Cut
 from evenpack.studies.imbalance.simulated.cluster import Scheme
 from evenpack.studies.imbalance.simulated.step_cost import StepCost
 from evenpack.studies.imbalance.simulated.step_histogram import StepHistogram, step_histogram
-from evenpack.studies.statistics.fits import ROUNDS, Interval, interval, resampled
+from evenpack.studies.statistics.fits import ROUNDS, interval, resampled
+from evenpack.studies.statistics.paired import Interval
 
 
 @dataclass(frozen=True, kw_only=True)

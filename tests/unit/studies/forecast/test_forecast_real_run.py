@@ -17,7 +17,7 @@ from evenpack.studies.forecast.forecast import ForecastOptions, ForecastStudy, F
 from evenpack.studies.forecast.measured import _device_warnings
 from evenpack.studies.forecast.options import parse_options, read_log
 from evenpack.studies.forecast.real_run import RealRun, form_of, require_same_steps
-from evenpack.studies.statistics.fits import Interval
+from evenpack.studies.statistics.paired import Interval
 from evenpack.studies.throughput.contenders import run_to_measure
 from evenpack.testing import changed
 
