@@ -18,7 +18,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from evenpack.launcher.processes.guard import LOOK_SECONDS, Ancestors, Guard
-from evenpack.launcher.processes.heartbeat import Heartbeat
+from evenpack.launcher.processes.hangs import Heartbeat
 from evenpack.launcher.processes.ranks import ProcessIdentity, RankFolder, RankPlace, RankStatus
 from evenpack.launcher.processes.stop import StopFlag
 

@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from evenpack.launcher.reference.page import pages
+from evenpack.launcher.key_reference import pages
 
 DOCS = Path(__file__).parents[1] / "docs"
 

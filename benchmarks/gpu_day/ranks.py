@@ -8,7 +8,7 @@ import os
 import sys
 
 from evenpack.errors import RunError
-from evenpack.launcher.processes.launch import find_deepspeed, free_port
+from evenpack.launcher.processes.start import find_deepspeed, free_port
 
 
 def deepspeed_command(ranks: int) -> list[str]:

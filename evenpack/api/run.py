@@ -18,10 +18,8 @@ if TYPE_CHECKING:
     from evenpack.data.batches.pipeline import StepBatches
     from evenpack.data.prepare.manifest import Manifest
     from evenpack.engine.resolving.resolve import ResolvedRun
-    from evenpack.launcher.evaluation import RunEvaluation
-    from evenpack.launcher.exporting import Export
-    from evenpack.launcher.start import TrainingResult
-    from evenpack.launcher.training import TrainingPlan
+    from evenpack.launcher.trained import Export, RunEvaluation
+    from evenpack.launcher.training import TrainingPlan, TrainingResult
     from evenpack.models.build import Model
 
 
@@ -184,9 +182,8 @@ class Run:
         Raises: as `prepared`; ConfigError if the ranks cannot divide a step, or if the run cannot be trained; RunError
             if it fails, with the error of the first failed rank.
         """
-        from evenpack.launcher.processes.launch import plan_launch
-        from evenpack.launcher.start import run_training
-        from evenpack.launcher.training import check_training
+        from evenpack.launcher.processes.start import plan_launch
+        from evenpack.launcher.training import check_training, run_training
 
         launch = plan_launch(
             self.run_file,
@@ -214,7 +211,7 @@ class Run:
 
         Raises: as `prepared`; CheckpointError if there is no such checkpoint, with those that exist.
         """
-        from evenpack.launcher.evaluation import evaluate_run
+        from evenpack.launcher.trained import evaluate_run
 
         return evaluate_run(self.config, step=checkpoint, data=None if data is None else _path("data", data))
 
@@ -223,7 +220,7 @@ class Run:
 
         Raises: as `evaluate`; ConfigError if transformers has no such model, or if the folder is not empty.
         """
-        from evenpack.launcher.exporting import export_run
+        from evenpack.launcher.trained import export_run
 
         return export_run(self.config, _path("directory", directory), step=checkpoint)
 

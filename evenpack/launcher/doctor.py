@@ -21,7 +21,7 @@ from evenpack.kernels.isolation import probe_isolation
 from evenpack.kernels.varlen import DROPPING, dropout_failure
 from evenpack.launch_environment import check_ranks
 from evenpack.launcher.processes.devices import cpu_cores
-from evenpack.launcher.processes.launch import find_deepspeed
+from evenpack.launcher.processes.start import find_deepspeed
 
 _PACKAGES = ("evenpack", "torch", "deepspeed", "transformers", "flash-attn")
 

@@ -18,8 +18,7 @@ from evenpack.data.tokenizers.loading import load_tokenizer
 from evenpack.engine.config import RunConfig
 from evenpack.errors import ConfigError
 from evenpack.files import write_text
-from evenpack.launcher.reference.keys import Key, keys_of
-from evenpack.launcher.reference.lookup import find_keys
+from evenpack.launcher.key_reference import Key, find_keys, keys_of
 from evenpack.shipped import first_comment, shipped_run_files
 from evenpack.units import counted
 from evenpack.yaml_text import read_yaml

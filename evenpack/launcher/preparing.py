@@ -1,6 +1,14 @@
-"""Prepares a run's data with progress on the terminal, for the commands that need it."""
+"""The text at paths that a user gives as sources of a run, by the endings of the files' names, and its preparation."""
 
 import logging
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from glob import escape
+from pathlib import Path
+from typing import Any
+
+from pydantic import TypeAdapter
 
 from evenpack import console
 from evenpack.data.prepare.manifest import Manifest
@@ -8,9 +16,200 @@ from evenpack.data.prepare.prepare import prepare
 from evenpack.data.prepare.shown import PrepareProgress
 from evenpack.data.prepare.tokenising.workers import Workers
 from evenpack.data.prepared import PreparedData
+from evenpack.data.sources.config import Source
+from evenpack.data.sources.input_files import SourceReader
+from evenpack.data.sources.json_lines import JSONL_SUFFIXES, filled_lines
+from evenpack.data.sources.kinds import open_corpus
+from evenpack.data.sources.saved_sets import ARROW_SUFFIXES, saved_files, saved_splits
+from evenpack.data.sources.source_files import files_below, find_files
 from evenpack.data.tokenizers.tokenizer import Tokenizer
 from evenpack.engine.config import RunConfig
 from evenpack.engine.resolving.step_items import epochs_of_steps, implausible_epochs
+from evenpack.errors import ConfigError, DataError
+
+_SUFFIXES = {
+    "jsonl": JSONL_SUFFIXES,
+    "parquet": (".parquet",),
+    "arrow": ARROW_SUFFIXES,
+    "text": (".txt", ".text", ".md"),
+}
+"""Endings of files' names by the kind of their source."""
+
+_GLOB_CHARACTERS = re.compile(r"[*?[]")
+_LONGEST_NAME = 40
+
+
+@dataclass(frozen=True, kw_only=True)
+class FoundText:
+    """Files of one kind at a path that was given."""
+
+    name: str
+    """Name for their source."""
+    kind: str
+    path: str | tuple[str, ...]
+    """What the section of the source says: the path itself, patterns, or the files."""
+    files: tuple[Path, ...]
+    split: str | None = None
+    """Split of a folder that holds several."""
+
+    @property
+    def section(self) -> dict[str, Any]:
+        """The section of the source, without how its documents are read."""
+        path = self.path if isinstance(self.path, str) else list(self.path)
+        return {"kind": self.kind, "path": path} | ({} if self.split is None else {"split": self.split})
+
+
+def find_text(paths: Sequence[str], *, option: str) -> tuple[FoundText, ...]:
+    """Returns the text at the paths: files, folders or patterns, each with an entry for each kind of its files.
+
+    Args:
+        option: the option with which the paths were given, for messages.
+
+    Raises: ConfigError if a path leads to no file of text, or two to the same one; DataError for a folder of
+    `save_to_disk` that is damaged.
+    """
+    found = [text for path in paths for text in _at_path(path, option)]
+    seen: dict[Path, int] = {}
+    for index, text in enumerate(found):
+        for file in text.files:
+            if seen.setdefault(file.resolve(), index) != index:
+                raise ConfigError(f"{option}: {file} is given twice: leave one of the two paths out")
+    return tuple(_with_unique_names(found))
+
+
+def source_sections(paths: Sequence[str], *, text_key: str | None) -> dict[str, dict[str, Any]]:
+    """Returns the sections of sources that read the text at the paths; the first document of each has been read.
+
+    Args:
+        text_key: the key or column of the text; None where there is only one that can be meant.
+
+    Raises: as `find_text`; ConfigError if the key is not clear; DataError if documents cannot be read.
+    """
+    found = find_text(paths, option="--data")
+    if text_key is not None and all(text.kind == "text" for text in found):
+        raise ConfigError(f"{', '.join(paths)} holds plain text, which has no keys: leave out --text-key")
+    sections = {}
+    for text in found:
+        section = sections[text.name] = text.section
+        if text.kind != "text":
+            section["text_key"] = text_key or _text_key(text)
+        source: Any = TypeAdapter(Source).validate_python(section)
+        if next(iter(open_corpus(text.name, source).documents()), None) is None:
+            raise DataError(f"{_first(text.path)} holds no document")
+    return sections
+
+
+def _at_path(given: str, option: str) -> Iterator[FoundText]:
+    path = Path(given).expanduser()
+    if path.is_dir() and (splits := saved_splits(path)) is not None:
+        split = "train" if "train" in splits else None
+        files = saved_files(path, split=split, key=None) or ()
+        yield FoundText(name=_name(path.resolve().name), kind="arrow", path=str(path), files=files, split=split)
+        return
+    files = _files_at(path, option)
+    kinds = {kind: tuple(file for file in files if file.name.endswith(_SUFFIXES[kind])) for kind in _SUFFIXES}
+    kinds = {kind: members for kind, members in kinds.items() if members}
+    if not kinds:
+        known = ", ".join(suffix for suffixes in _SUFFIXES.values() for suffix in suffixes)
+        raise ConfigError(
+            f"{option} {given} holds no file of a known kind: expected names that end in {known}; for other sources "
+            "write the section yourself (evenpack config explain data.sources)"
+        )
+    for kind, members in kinds.items():
+        name = _name_of(path, kind)
+        yield FoundText(
+            name=f"{name}_{kind}" if len(kinds) > 1 else name,
+            kind=kind,
+            path=_path_of(path, kind, members, is_all=len(members) == len(files)),
+            files=members,
+        )
+
+
+def _files_at(path: Path, option: str) -> tuple[Path, ...]:
+    if path.is_file():
+        return (path,)
+    if path.is_dir():
+        return files_below(path)
+    if path.exists() or not _GLOB_CHARACTERS.search(str(path)):
+        problem = "is neither a file nor a folder" if path.exists() else "does not exist"
+        raise ConfigError(f"{option}: {path} {problem}: give the file, folder or pattern of the text")
+    try:
+        return find_files("text", path, suffixes=None, own_files=lambda at: saved_files(at, split=None, key=None))
+    except DataError as error:
+        raise ConfigError(f"{option}: no file matches {path}: give the file, folder or pattern of the text") from error
+
+
+def _path_of(path: Path, kind: str, members: Sequence[Path], *, is_all: bool) -> str | tuple[str, ...]:
+    """Returns what leads to these files and to no others."""
+    if is_all or (path.is_dir() and kind != "text"):  # the other kinds of source read only their own files of a folder
+        return str(path)
+    if not path.is_dir():
+        return tuple(map(str, members))
+    endings = [suffix for suffix in _SUFFIXES[kind] if any(file.name.endswith(suffix) for file in members)]
+    patterns = tuple(f"{escape(str(path))}/**/*{suffix}" for suffix in endings)
+    return patterns[0] if len(patterns) == 1 else patterns
+
+
+def _name_of(path: Path, kind: str) -> str:
+    """Returns the name of a file without its ending, of a folder, or of the folder in which a pattern begins."""
+    if path.is_file():
+        return _name(next(path.name.removesuffix(end) for end in _SUFFIXES[kind] if path.name.endswith(end)))
+    plain = path
+    while _GLOB_CHARACTERS.search(str(plain)) and not plain.exists():
+        plain = plain.parent
+    return _name(plain.resolve().name)
+
+
+def _name(text: str) -> str:
+    """Returns a valid name of a source."""
+    return re.sub(r"[^A-Za-z0-9]+", "_", text).strip("_")[:_LONGEST_NAME] or "text"
+
+
+def _with_unique_names(found: Sequence[FoundText]) -> Iterator[FoundText]:
+    taken: set[str] = set()
+    for text in found:
+        name, count = text.name, 1
+        while name in taken:
+            count += 1
+            name = f"{text.name}_{count}"
+        taken.add(name)
+        yield replace(text, name=name)
+
+
+def _text_key(text: FoundText) -> str:
+    """Returns `text` where there is such a key; else the only one that holds strings."""
+    names = _keys_of_strings(text)
+    if "text" in names or (text.kind == "arrow" and not names):
+        return "text"
+    if len(names) == 1:
+        return names[0]
+    found = f"the keys {', '.join(names)}" if names else "no key"
+    raise ConfigError(
+        f"{_first(text.path)} has {found} with strings, and none is 'text': say with --text-key which one holds the "
+        "documents"
+    )
+
+
+def _keys_of_strings(text: FoundText) -> list[str]:
+    file = text.files[0]
+    if text.kind == "jsonl":
+        with SourceReader(file) as reader:
+            line = next(filled_lines(reader), None)
+            values = {} if line is None else reader.json_object(line)
+        return [name for name, value in values.items() if isinstance(value, str)]
+    import pyarrow as pa
+    import pyarrow.dataset
+
+    try:
+        schema = pyarrow.dataset.dataset(file, format="parquet" if text.kind == "parquet" else "ipc").schema
+    except (pa.ArrowInvalid, OSError):
+        return []  # a stream, or damaged: reading its first document will show
+    return [field.name for field in schema if pa.types.is_string(field.type) or pa.types.is_large_string(field.type)]
+
+
+def _first(path: str | tuple[str, ...]) -> str:
+    return path if isinstance(path, str) else path[0]
+
 
 log = logging.getLogger(__name__)
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from evenpack.errors import EXIT_STOPPED, ConfigError
-from evenpack.launcher.processes.launch import WORKER_MODULE
+from evenpack.launcher.processes.start import WORKER_MODULE
 
 _TIME = re.compile(r"(\d+-)?\d+(:\d\d){0,2}", re.ASCII)
 """As Slurm takes it: M, M:SS, H:MM:SS, D-H, D-H:MM or D-H:MM:SS."""

@@ -1,14 +1,28 @@
-"""Runs studies for `evenpack study` and for the library, each on its input and devices."""
+"""Runs studies for `evenpack study` and for the library, each on its input and devices.
+
+Studies of runs get this machine as groups of devices, each with one `evenpack` command at a time. Each command is a
+process of its own, in a session of its own: a terminal's Ctrl-C reaches only the study, which passes it on to
+`evenpack train`. If the study is killed, they end as after a SIGTERM.
+"""
 
 import os
-from collections.abc import Sequence
+import signal
+import subprocess
+import sys
+import types
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from pathlib import Path
 
 from evenpack.console import Report
 from evenpack.engine.config import RunConfig
-from evenpack.launcher.processes.devices import keep_freed_memory, settle_accelerator
-from evenpack.launcher.processes.places import ThisMachine
-from evenpack.launcher.processes.ranks import RankPlace
+from evenpack.errors import ConfigError
+from evenpack.launch_environment import requested_accelerator
+from evenpack.launcher.processes.devices import cpu_cores, cuda_devices, keep_freed_memory, settle_accelerator
+from evenpack.launcher.processes.ranks import RankPlace, held_output_dir
+from evenpack.launcher.processes.start import local_devices
+from evenpack.launcher.processes.stop import Lifeline, on_stop_signals, say
 from evenpack.launcher.worker import share_cores
 from evenpack.studies.lengths.options import SubjectOptions
 from evenpack.studies.registry import LengthsStudy, RunStudy, StudyOfRuns
@@ -41,3 +55,117 @@ def study_runs(study: StudyOfRuns, study_file: Path, overrides: Sequence[str]) -
     """Runs a study that trains runs in processes of their own."""
     settle_accelerator()
     return study.run(study_file, overrides, ThisMachine())
+
+
+_COMMAND = (sys.executable, "-m", "evenpack.launcher.cli")
+
+
+@dataclass(frozen=True, kw_only=True)
+class DeviceGroup:
+    """Devices of this machine that one run gets; a `Place` of the studies."""
+
+    ranks: int
+    train_options: tuple[str, ...]
+    environment: dict[str, str]
+    """Environment variables in addition to those of this process."""
+    lifeline: Lifeline
+    started: Callable[[subprocess.Popen[bytes]], None]
+    """Called with each started process."""
+
+    def start(
+        self, command: str, run_file: Path, overrides: Sequence[str], *, log: Path, options: Sequence[str] = ()
+    ) -> subprocess.Popen[bytes]:
+        of_devices = self.train_options if command == "train" else ()
+        with log.open("ab") as output:
+            process = subprocess.Popen(
+                [*_COMMAND, command, str(run_file), *overrides, *options, *of_devices],
+                env={**os.environ, **self.environment, **self.lifeline.environment},
+                pass_fds=self.lifeline.pass_fds,
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=output,
+                start_new_session=True,
+            )
+        self.started(process)
+        return process
+
+
+class ThisMachine:
+    """A `Machine` of the studies."""
+
+    def __init__(self) -> None:
+        self._processes: list[subprocess.Popen[bytes]] = []
+        self._lifeline = Lifeline()
+        self._asked_to_stop = False
+
+    @property
+    def is_stop_requested(self) -> bool:
+        return self._asked_to_stop
+
+    def places(self, devices_per_run: int | None) -> list[DeviceGroup]:
+        """Returns GPUs if there are any, else CPU cores, a rank on each; surplus devices stay idle."""
+        if devices_per_run is not None and devices_per_run < 1:
+            raise ConfigError(f"--devices-per-run must be at least 1, found {devices_per_run}")
+        gpus = 0 if requested_accelerator(os.environ) == "cpu" else cuda_devices()
+        devices = _visible_gpus(gpus) if gpus else [str(core) for core in range(cpu_cores())]
+        size = devices_per_run or len(devices)
+        if size > len(devices):
+            kind = "CUDA devices" if gpus else "cores of the CPU"
+            raise ConfigError(f"--devices-per-run {size}: this machine shows {len(devices)} {kind}")
+        groups = [devices[first : first + size] for first in range(0, len(devices) - size + 1, size)]
+        return [self._gpu_group(group) if gpus else self._cpu_group(len(group)) for group in groups]
+
+    @contextmanager
+    def held(self, output_dir: Path) -> Iterator[None]:
+        with held_output_dir(output_dir):
+            before = on_stop_signals(self._on_signal)
+            try:
+                yield
+            finally:
+                self._end_processes()
+                for number, handler in before.items():
+                    signal.signal(number, handler)
+
+    def _gpu_group(self, devices: Sequence[str]) -> DeviceGroup:
+        return DeviceGroup(
+            ranks=len(devices),
+            train_options=("--num-gpus", str(len(devices))),
+            environment={"CUDA_VISIBLE_DEVICES": ",".join(devices)},
+            lifeline=self._lifeline,
+            started=self._processes.append,
+        )
+
+    def _cpu_group(self, cores: int) -> DeviceGroup:
+        return DeviceGroup(
+            ranks=cores,
+            train_options=("--cpu-ranks", str(cores)),
+            environment={"DS_ACCELERATOR": "cpu", "OMP_NUM_THREADS": "1"},
+            lifeline=self._lifeline,
+            started=self._processes.append,
+        )
+
+    def _on_signal(self, number: int, _frame: types.FrameType | None) -> None:
+        """Passes on each signal: a run that gets two stops immediately."""
+        if not self._asked_to_stop:
+            say("stopping: each run saves at the end of its step; run the same command again to continue")
+        self._asked_to_stop = True
+        self._tell(number)
+
+    def _tell(self, number: int) -> None:
+        for process in self._processes:
+            if process.poll() is None:
+                with suppress(ProcessLookupError):
+                    process.send_signal(number)
+
+    def _end_processes(self) -> None:
+        """Ends the processes of a study that ends with an error while runs continue."""
+        self._tell(signal.SIGTERM)
+        for process in self._processes:
+            process.wait()
+
+
+def _visible_gpus(count: int) -> list[str]:
+    """Returns the GPUs as `deepspeed` counts them. Raises: ConfigError for names that it does not accept."""
+    local_devices(count, cuda_count=count, environment=os.environ)
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES", "")
+    return [name.strip() for name in visible.split(",")][:count] if visible else [str(n) for n in range(count)]

@@ -1,13 +1,26 @@
-"""A checkpoint's weights in a model, in one process: `load_trained_model`, for `evaluate_run` and `export_run`."""
+"""A checkpoint of a run in one process: its weights in a model, evaluated on held-out or other text, or exported."""
 
 import logging
+import tempfile
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import torch
+from rich.console import RenderableType
+from rich.table import Table
+from rich.text import Text
 
+from evenpack.console import percent, table, text
+from evenpack.data.config import DataConfig, SentencePairsRecipe
 from evenpack.data.prepare.manifest import Manifest
+from evenpack.data.prepare.verification import explained_damage
+from evenpack.data.prepared import PreparedData, Split
+from evenpack.data.shuffle.config import PermutationShuffle
+from evenpack.data.sources.config import ArrowSource, JsonlSource, ParquetSource, Source, TextSource
+from evenpack.data.tokenizers.tokenizer import Tokenizer
 from evenpack.engine.build import build_model
 from evenpack.engine.checkpoints.files import CHECKPOINTS, Checkpoint
 from evenpack.engine.checkpoints.keeping import best_step
@@ -19,11 +32,15 @@ from evenpack.engine.checkpoints.weights import (
     saved_model_section,
 )
 from evenpack.engine.config import RunConfig
+from evenpack.engine.evaluate import SourceEvaluation, aggregate_loss, evaluate_model
+from evenpack.engine.optimizers.config import ScheduleSection
 from evenpack.engine.resolving.resolve import ResolvedRun, open_run
 from evenpack.engine.world.distributed import World
-from evenpack.errors import CheckpointError, DataError
+from evenpack.errors import CheckpointError, ConfigError, DataError
+from evenpack.launcher.preparing import FoundText, find_text, prepare_run
+from evenpack.launcher.processes.devices import settle_accelerator
 from evenpack.models.build import Model
-from evenpack.models.huggingface import mapping_of
+from evenpack.models.huggingface import mapping_of, to_huggingface
 
 StepOrBest = int | Literal["best"] | None
 """The checkpoint after a step, that of the lowest validation loss, or the newest."""
@@ -117,3 +134,203 @@ def _without_cost_model(config: RunConfig) -> RunConfig:
     """Removes the cost model, because nothing is balanced here and its file may be missing."""
     training = config.training.model_copy(update={"cost_model": None})
     return config.model_copy(update={"training": training})
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunEvaluation:
+    """The evaluation of a checkpoint on the held-out documents."""
+
+    checkpoint: Path
+    step: int
+    """Optimizer updates after which it was saved."""
+    data: Path | None
+    """The file, folder or pattern that it was evaluated on; None: the held-out documents of the run's sources."""
+    sources: dict[str, SourceEvaluation | None]
+    """Every source, or those of the files, by name; None: nothing is held out."""
+    aggregate: dict[str, Any] | None
+    """The mean of the sources' losses by `training.validation_weights`, and these; None without weights."""
+
+    def to_json(self) -> dict[str, Any]:
+        """Returns the values for JSON; data and aggregate are left out where there are none."""
+        sources = {name: None if found is None else found.to_json() for name, found in self.sources.items()}
+        aggregate = {} if self.aggregate is None else {"aggregate": self.aggregate}
+        data = {} if self.data is None else {"data": self.data}
+        return {"checkpoint": self.checkpoint, "step": self.step, **data, "sources": sources, **aggregate}
+
+
+def evaluate_run(config: RunConfig, *, step: StepOrBest = None, data: Path | None = None) -> RunEvaluation:
+    """Evaluates the run's newest complete checkpoint, or that after `step` steps, or the best, in this process.
+
+    It takes the GPU if there is one. `data` is a file, folder or pattern of text, all of which replaces the held-out
+    documents.
+
+    Raises: as `load_trained_model`; DataError for validation weights of a source that holds nothing out; and see
+    `run_over_text`.
+    """
+    settle_accelerator()
+    if data is None:
+        return _evaluate(config, step=step, split="validation", data=None)
+    with run_over_text(config, data) as over_file:
+        return _evaluate(over_file, step=step, split="train", data=data)
+
+
+def _evaluate(config: RunConfig, *, step: StepOrBest, split: Split, data: Path | None) -> RunEvaluation:
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    with explained_damage(config.prepared_dir):
+        trained = load_trained_model(config, device, step=step)
+        evaluations = evaluate_model(trained.model, trained.run, trained.world, split=split)
+    return RunEvaluation(
+        checkpoint=trained.checkpoint.path,
+        step=trained.checkpoint.step,
+        data=data,
+        sources={name: evaluations.get(name) for name in trained.run.prepared.source_names},
+        aggregate=aggregate_loss(evaluations, config.training.validation_weights),
+    )
+
+
+def describe_evaluation(found: RunEvaluation) -> tuple[dict[str, Any], list[RenderableType]]:
+    """Returns an evaluation as a value for JSON and as rich tables."""
+    value = found.to_json()
+    place = "" if found.data is None else f", on {found.data}"
+    shown: list[RenderableType] = [evaluation_table(value["sources"], title=f"After step {found.step:,}{place}")]
+    if found.aggregate is not None:
+        shown.append(aggregate_line(found.aggregate))
+    return value, shown
+
+
+_SOURCES: dict[str, JsonlSource | ParquetSource | ArrowSource | TextSource] = {
+    source.kind: source
+    for source in (
+        JsonlSource(kind="jsonl"),
+        ParquetSource(kind="parquet"),
+        ArrowSource(kind="arrow"),
+        TextSource(kind="text"),
+    )
+}
+
+
+@contextmanager
+def run_over_text(config: RunConfig, path: Path) -> Iterator[RunConfig]:
+    """Yields the run with all of `path` as its training split, prepared in a folder that is removed afterwards.
+
+    `path` is a file, a folder or a pattern; a folder with files of several kinds gives a source for each. Nothing is
+    held out, every sequence comes once, and the run's own tokenizer encodes the text. How documents are read
+    (`text_key`, `document_separator`, `rows`) is said by the run's first source of the same kind, if there is one.
+
+    Raises: ConfigError if the run's sources hold tokens, or if `path` leads to no text; NotPreparedError if the run is
+    not prepared, as its tokenizer is missing then; DataError if the files cannot be read.
+    """
+    sources = _sources(config.data, path)
+    tokenizer = Tokenizer.load(PreparedData.open(config.prepared_dir, config.data).tokenizer_dir)
+    with tempfile.TemporaryDirectory(prefix="evenpack_evaluate_") as folder:
+        data = _data(config.data, sources, Path(folder) / "data")
+        run = config.model_copy(update={**_one_step(config), "data": data})
+        prepare_run(run, tokenizer=tokenizer)
+        yield run
+
+
+def _sources(data: DataConfig, path: Path) -> dict[str, Source]:
+    if data.tokenizer.kind == "external" or data.recipe.kind == "masked_pairs":
+        raise ConfigError(
+            f"--data {path}: the sources of this run hold tokens, and there is no tokenizer for text; prepare other "
+            "data by overrides of data.sources and data.prepared_dir, and evaluate that"
+        )
+    return {text.name: _source(data, text) for text in find_text([str(path)], option="--data")}
+
+
+def _source(data: DataConfig, text: FoundText) -> Source:
+    own = next((source for source in data.sources.values() if source.kind == text.kind), _SOURCES[text.kind])
+    paths = tuple(Path(path).absolute() for path in ((text.path,) if isinstance(text.path, str) else text.path))
+    values: dict[str, Any] = {"path": paths[0] if len(paths) == 1 else paths, "validation_path": None}
+    values |= {"weight": 1, "maximum_epochs": None, "maximum_rows": None}
+    return own.model_copy(update=values | ({"split": text.split} if text.kind == "arrow" else {}))
+
+
+def _data(data: DataConfig, sources: dict[str, Source], directory: Path) -> DataConfig:
+    recipe = data.recipe
+    if isinstance(recipe, SentencePairsRecipe):
+        recipe = recipe.model_copy(update={"duplication_factor": 1})  # validation documents have one pass, too
+    return data.model_copy(
+        update={
+            "prepared_dir": directory,
+            "tokens_dir": None,
+            "sources": sources,
+            "validation_fraction": 0.0,
+            "recipe": recipe,
+            "shuffle": PermutationShuffle(),
+            "mixture_schedule": (),
+        }
+    )
+
+
+def _one_step(config: RunConfig) -> dict[str, object]:
+    """Returns sections of a run of one step: a file may hold less than a step, or an epoch, of the training."""
+    training = config.training
+    lengths = dict.fromkeys(("epochs", "max_samples", "tokens", "chinchilla_ratio", "stop_after_steps"))
+    step = {f"{training.batching}_per_step": training.items_per_micro_batch, "tokens_per_step": None, "steps": 1}
+    off = {
+        "packing_adjustment": "none",
+        "skip_steps": (),
+        "validation_weights": None,
+        "target_accuracy": None,
+        "evaluation_packs": None,
+    }
+    changed = training.model_copy(update={**lengths, **step, **off})
+    return {"training": changed, "schedule": ScheduleSection(), "mlperf": None}
+
+
+def evaluation_table(evaluations: Mapping[str, Mapping[str, Any] | None], *, title: str) -> Table:
+    """Returns `evaluations_to_json` as a table."""
+    rows = []
+    for source, found in evaluations.items():
+        values = found or {}
+        rows.append(
+            {
+                "source": source,
+                "loss": f"{values['loss']:.4f}" if found else None,
+                "perplexity": f"{values['perplexity']:.2f}" if found else None,
+                "accuracy": percent(values["accuracy"]) if found else None,
+                **_next_sentence(values),
+                "targets": values.get("targets"),
+            }
+        )
+    return table(rows, title=title)
+
+
+def aggregate_line(aggregate: Mapping[str, Any]) -> Text:
+    """Returns `aggregate_loss` as a line."""
+    weights = ", ".join(f"{source} {weight:g}" for source, weight in aggregate["weights"].items())
+    return text(f"loss by the weights {weights}: {aggregate['loss']:.4f}")
+
+
+def _next_sentence(values: Mapping[str, Any]) -> dict[str, str]:
+    """Returns the columns for a model with next-sentence prediction."""
+    if "next_sentence_loss" not in values:
+        return {}
+    return {
+        "next-sentence loss": f"{values['next_sentence_loss']:.4f}",
+        "next-sentence accuracy": percent(values["next_sentence_accuracy"]),
+    }
+
+
+@dataclass(frozen=True, kw_only=True)
+class Export:
+    """A checkpoint that transformers loads."""
+
+    directory: Path
+    step: int
+    """Optimizer updates after which it was saved."""
+    tokenizer: bool
+    """Whether the tokenizer was written too; False if the sources hold tokens."""
+
+
+def export_run(config: RunConfig, directory: Path, *, step: StepOrBest = None) -> Export:
+    """Writes the run's newest complete checkpoint, or that after `step` steps, or the best, into a new folder.
+
+    Raises: as `load_trained_model`; ConfigError if transformers has no such model, or if `directory` is not empty.
+    """
+    settle_accelerator()
+    trained = load_trained_model(config, torch.device("cpu"), step=step)
+    tokenizer = trained.run.prepared.tokenizer_dir if trained.run.prepared.tokenizer_dir.is_dir() else None
+    to_huggingface(trained.model, directory, tokenizer_dir=tokenizer, special_token_id=trained.special_token_id)
+    return Export(directory=directory, step=trained.checkpoint.step, tokenizer=tokenizer is not None)

@@ -1,25 +1,43 @@
-"""The plan of a run before it starts, and its report at the end."""
+"""A training run from start to end: its plan before it starts, its start, its report, and each as tables for people."""
 
+import json
 import logging
+import os
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import IO, TYPE_CHECKING, Any, Literal
 
+from rich.console import RenderableType
+from rich.table import Table
+
+from evenpack import console
+from evenpack.console import pairs, percent
 from evenpack.data.order.step_shape import AssignmentPolicy, Batching, Layout
 from evenpack.data.prepare.verification import explained_damage
-from evenpack.engine.config import RunConfig
+from evenpack.engine.config import RunConfig, RunSection
 from evenpack.engine.deepspeed_config import deepspeed_config
 from evenpack.engine.reporting.trackers.trackers import require_trackers
 from evenpack.engine.resolving.resolve import ResolvedRun, open_run, require_trainable
+from evenpack.engine.resolving.run_length import CHINCHILLA_RATIO
 from evenpack.engine.resolving.step_items import implausible_epochs, items_of_an_epoch
 from evenpack.engine.sharding import sharding_at
+from evenpack.errors import ConfigError, DataError
 from evenpack.files import read_json_object
+from evenpack.launcher.processes.start import LaunchPlan
+from evenpack.launcher.processes.stop import say
+from evenpack.launcher.processes.supervise import supervise
+from evenpack.progress import format_rate
 from evenpack.units import counted
 
 if TYPE_CHECKING:
     from evenpack.data.batches.capacity import BatchCapacity
+    from evenpack.engine.config import RunConfig
     from evenpack.engine.memory.estimate import RunMemory
+    from evenpack.engine.memory.rehearsal import RankRehearsal
     from evenpack.models.common.device_peaks import DevicePeak
+
 
 log = logging.getLogger(__name__)
 
@@ -214,3 +232,282 @@ def report_training(run: ResolvedRun) -> TrainingReport | None:
 def losses_of(validation: Mapping[str, Any]) -> dict[str, float | None]:
     """Returns the validation loss of each source; None if nothing is held out."""
     return {source: values["loss"] if values is not None else None for source, values in validation.items()}
+
+
+def describe_run(launch: LaunchPlan | None, plan: TrainingPlan) -> tuple[dict[str, Any], list[RenderableType]]:
+    """Returns the plan of `evenpack train --dry-run` as a value for JSON and as rich tables.
+
+    `launch` is None for ranks whose machines are not known.
+    """
+    from evenpack.engine.memory.text import memory_text
+
+    value = {
+        "command": None if launch is None else launch.command,
+        "environment": None if launch is None else launch.environment,
+        "devices": None if launch is None else launch.devices.choice,
+        "plan": plan,
+    }
+    would_run = f"Would run on {counted(plan.ranks, 'rank')}, as --ranks says; nothing could be started here"
+    if launch is not None:
+        would_run = f"Would run on {launch.devices.choice}:\n\n{launch.shell_line()}"
+    shown: list[RenderableType] = [
+        console.text(would_run),
+        plan_table(plan),
+        console.text(memory_text(plan.memory, batching=plan.batching)),
+        console.text(f"DeepSpeed gets {json.dumps(plan.deepspeed, indent=2)}"),
+    ]
+    return value, shown
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainingResult:
+    """The outcome of a training run."""
+
+    state: Literal["finished", "stopped", "failed"]
+    """`stopped`: it was asked to stop, has saved, and continues when it is started again."""
+    message: str
+    """Message for the user; empty if the ranks have printed everything."""
+    error: str | None
+    """The error that the first failed rank has printed, if the user can correct it; None for any other end."""
+    exit_code: int
+    output_dir: Path
+    report: TrainingReport | None
+    """None if it failed, or has written no summary."""
+    loss_plot: Path | None
+    """None without a report, or if it could not be drawn."""
+
+
+def run_training(launch: LaunchPlan, checked: ResolvedRun) -> TrainingResult:
+    """Trains a run that `check_training` has returned, with the output of the ranks on standard error.
+
+    Raises: ConfigError if a machine of the hostfile is not reached; RunError if the output directory cannot be locked
+    or written.
+    """
+    run = checked.config.run
+    launch = launch.reached(os.environ)
+    say(f"starting {launch.devices.choice}")
+    result = supervise(
+        launch, run.output_dir, say=say, output=_standard_error(), hang_timeout_seconds=run.hang_timeout_seconds
+    )
+    report = report_training(checked) if result.state != "failed" else None
+    return TrainingResult(
+        state=result.state,
+        message=result.message,
+        error=result.error,
+        exit_code=result.exit_code,
+        output_dir=run.output_dir,
+        report=report,
+        loss_plot=_try_to_draw(run) if report is not None else None,
+    )
+
+
+def describe_result(name: str, result: TrainingResult) -> tuple[dict[str, Any], list[RenderableType]]:
+    """Returns the outcome of the run `name` as a value for JSON and as rich tables.
+
+    The reason of a failure or stop is printed on standard error.
+    """
+    if result.message and result.state == "failed":
+        console.print_error(result.message)
+    elif result.message:
+        say(result.message)
+    value: dict[str, Any] = {"state": result.state, "message": result.message, "output_dir": result.output_dir}
+    shown: list[RenderableType] = []
+    if result.report is not None:
+        value |= {"report": result.report, "loss_plot": result.loss_plot}
+        shown.append(report_table(result.report, title=f"{name}: {result.state}"))
+        if result.loss_plot is not None:
+            shown.append(console.text(f"Loss plot: {result.loss_plot}"))
+    return value, shown
+
+
+def _standard_error() -> IO[str] | None:
+    """Returns a standard error that child processes can write to; a notebook's own stream may have no file."""
+    try:
+        sys.stderr.fileno()
+    except OSError:
+        return sys.__stderr__
+    return sys.stderr
+
+
+def _try_to_draw(run: RunSection) -> Path | None:
+    """Draws the loss plot; a run does not fail without it."""
+    from evenpack.launcher.loss_plot import draw_loss
+
+    try:
+        return draw_loss(run.output_dir, name=run.name)
+    except (ConfigError, DataError) as error:
+        say(f"no loss plot: {error}")
+        return None
+
+
+@dataclass(frozen=True, kw_only=True)
+class RehearsedRanks:
+    """The options `--ranks`, `--rank` and `--device` of `evenpack train --dry-run`."""
+
+    ranks: int | None
+    rank: int | None
+    device: str | None
+
+    def require_valid(self, *, dry_run: bool, places_given: bool) -> None:
+        """Checks the options against the others. Raises: ConfigError."""
+        given = {"--ranks": self.ranks, "--rank": self.rank, "--device": self.device}
+        names = [name for name, value in given.items() if value is not None]
+        if names and not dry_run:
+            raise ConfigError(f"{', '.join(names)}: for --dry-run alone; training takes the ranks that it can start")
+        if self.ranks is not None and places_given:
+            raise ConfigError(
+                "--ranks is for ranks without machines: leave --num-gpus, --cpu-ranks and --hostfile out, or leave "
+                "--ranks out"
+            )
+
+    def known_device(self) -> "DevicePeak | None":
+        """Returns the named device, or that of this machine; None if it has no GPU, or an unknown one.
+
+        Raises: ConfigError for a name that is not known.
+        """
+        import torch
+
+        from evenpack.models.common.device_peaks import find_device_peak, known_device
+
+        if self.device is not None:
+            return find_device_peak(self.device)
+        return known_device(torch.cuda.get_device_name()) if torch.cuda.is_available() else None
+
+    def rehearse(self, config: "RunConfig", *, ranks: int) -> "tuple[RankRehearsal, RenderableType]":
+        """Rehearses the first step of the rank, and returns it with its table; once in a process.
+
+        Raises: ConfigError if there is no such rank, or if the ranks cannot divide a step; DataError for damaged data.
+        """
+        from evenpack.data.prepare.verification import explained_damage
+        from evenpack.engine.memory.rehearsal import rehearse
+        from evenpack.engine.resolving.resolve import open_run
+
+        assert self.rank is not None, "asked for"
+        with explained_damage(config.prepared_dir):
+            found = rehearse(open_run(config), rank=self.rank, ranks=ranks)
+        return found, rehearsal_table(found, config.training.batching)
+
+
+def plan_table(plan: TrainingPlan) -> Table:
+    """Returns the plan of a run as a table."""
+    epochs = ", ".join(f"{epochs:.2f} of {source}" for source, epochs in plan.epochs.items())
+    if len(plan.epochs) > 1:
+        epochs += f"; {plan.epochs_of_all:.2f} of all sources"
+    adjusted = {"adjusted": "\n".join(plan.packing_adjustment)} if plan.packing_adjustment else {}
+    packing = f"{percent(plan.packing_efficiency)} efficient, {plan.packing_factor:.3f} sequences per pack"
+    if plan.batching == "sequences":
+        packing = f"none; {percent(plan.packing_efficiency)} of the longest length on average"
+    return pairs(
+        adjusted
+        | {
+            "step": f"{plan.items_per_step} {plan.batching} = {counted(plan.ranks, 'rank')} x "
+            f"{plan.micro_batches_per_rank} micro-batches (gradient accumulation) x "
+            f"{plan.items_per_micro_batch} {plan.batching}",
+            "assignment": plan.assignment,
+            "steps": plan.steps,
+            "sequences per step": f"{plan.samples_per_step:,.1f} on average",
+            "total sequences": f"{plan.steps * plan.samples_per_step:,.0f} on average",
+            "slots per step": "as many as its sequences need" if plan.slots_per_step is None else plan.slots_per_step,
+            "micro-batch": _shapes(plan),
+            "tokens per step": f"{plan.tokens_per_step:,.0f} on average",
+            "total tokens": f"{plan.tokens:,.0f} on average",
+            "tokens per parameter": f"{plan.tokens_per_parameter:,.3g}, of {plan.parameters:,} parameters "
+            f"(compute-optimal for causal models: about {CHINCHILLA_RATIO})",
+            "epochs": epochs,
+            "packing": packing,
+            "gradient clipping": plan.gradient_clipping,
+        },
+        title="Plan",
+    )
+
+
+def _shapes(plan: TrainingPlan) -> str:
+    """Returns the sizes of a micro-batch's arrays, and what they suit badly."""
+    from evenpack.data.batches.capacity import ROW_MULTIPLE
+
+    slots, sizes = plan.slots_per_micro_batch, plan.capacity
+    if sizes.follows:
+        return "as many slots, segments and sequences as it needs"
+    origin = "the fullest packs together"
+    if sizes.counted is not None:
+        is_all = sizes.counted.stop == plan.steps
+        origin = (
+            f"all {plan.steps:,} steps" if is_all else f"the first {counted(sizes.counted.stop, 'step')}; they may grow"
+        )
+    shown = [
+        "as many slots as its sequences need" if slots is None else f"{slots:,} slots",
+        f"room for {sizes.segments:,} segments, {sizes.sequences:,} sequences"
+        f"{f', {sizes.targets:,} masked tokens' if sizes.targets else ''} (the most of {origin})",
+    ]
+    if slots is not None and slots % ROW_MULTIPLE:
+        shown.append(
+            f"{slots:,} is not a multiple of {ROW_MULTIPLE}, for which a GPU's matrix products are made: change "
+            f"{plan.batching}_per_micro_batch, or prepare with another pack_length"
+        )
+    return "; ".join(shown)
+
+
+def report_table(report: TrainingReport, *, title: str) -> Table:
+    """Returns the report of a finished run as a table."""
+    values: dict[str, Any] = {"steps": report.step}
+    if report.packing_efficiency is not None and report.packing_factor is not None:
+        values["packing, all data"] = (
+            f"{percent(report.packing_efficiency)} efficient, {report.packing_factor:.3f} sequences per pack"
+        )
+    values |= {
+        "padding share, these steps": percent(report.padding_share),
+        f"tokens/s on {report.ranks} {'rank' if report.ranks == 1 else 'ranks'}": format_rate(report.tokens_per_second),
+        **_training_losses(report),
+    }
+    if report.target is not None:
+        values[f"target accuracy {percent(report.target['accuracy'])}"] = _target(report.target)
+    kind = "masked-token loss" if report.losses_apart else "loss"
+    for source, loss in report.validation_loss.items():
+        values[f"validation {kind}, {source}"] = _loss(loss) if loss is not None else "nothing held out"
+    return pairs(values, title=title)
+
+
+def _training_losses(report: TrainingReport) -> dict[str, str]:
+    """Of a model with two losses each by itself: its validation loss is of masked tokens alone."""
+    if not report.losses_apart:
+        return {"first loss": _loss(report.first_loss), "last loss": _loss(report.last_loss)}
+    names = {"token_loss": "masked-token loss", "next_sentence_loss": "next-sentence loss"}
+    return {
+        f"{end} {name}": _loss(report.losses_apart[f"{end}_{key}"])
+        for key, name in names.items()
+        for end in ("first", "last")
+    }
+
+
+def _target(target: Mapping[str, Any]) -> str:
+    if not target["reached"]:
+        return "not reached"
+    samples, minutes = target["samples"], target["seconds"] / 60
+    return f"reached with {percent(target['reached_accuracy'])} after {samples:,} sequences, {minutes:,.2f} minutes"
+
+
+def _loss(loss: float | None) -> str:
+    return f"{loss:.4f}" if loss is not None else "not finite"
+
+
+def rehearsal_table(found: "RankRehearsal", batching: Batching) -> Table:
+    """Returns the first step of one rank as a table."""
+    peak = found.memory.peak
+    size = f"{_range(found.items)} {batching} and {_range(found.slots)} slots"
+    return pairs(
+        {
+            "micro-batches": f"{len(found.items)}, of {size} each",
+            "sequences": found.sequences,
+            "tokens": f"{found.tokens:,}, {found.tokens / found.tokens_of_the_mean_rank:.4f} x those of the mean rank",
+            "targets": found.targets,
+            "cost": f"{found.cost_over_mean:.4f} x the mean rank's; the most expensive rank's is "
+            f"{found.largest_cost_over_mean:.4f} x",
+            "memory": f"{peak.total / 1e9:,.2f} GB on a GPU at the peak ({peak.phase}), estimated",
+            "faked step": f"forward, backward, reduction, update; a gradient of {found.faked_gradients:,} numbers",
+        },
+        title=f"First step of rank {found.rank:,} of {found.ranks:,}",
+    )
+
+
+def _range(numbers: tuple[int, ...]) -> str:
+    return f"{min(numbers):,}" if min(numbers) == max(numbers) else f"{min(numbers):,} to {max(numbers):,}"

@@ -26,7 +26,6 @@ from typing import TYPE_CHECKING, Literal, NoReturn, Protocol, runtime_checkable
 from evenpack.engine.activity import OnActivity, own_work
 from evenpack.errors import EXIT_BAD_INPUT, EXIT_STOPPED, EvenpackError, RunError, StoppedEarlyError
 from evenpack.launch_environment import MAX_RESTARTS
-from evenpack.launcher.processes.deepspeed_launcher import parent_command
 from evenpack.launcher.processes.devices import (
     cpu_cores,
     keep_freed_memory,
@@ -35,20 +34,27 @@ from evenpack.launcher.processes.devices import (
     settle_allocator,
 )
 from evenpack.launcher.processes.guard import Ancestors, EarlyWatch, Guard, end_process
-from evenpack.launcher.processes.heartbeat import Heartbeat
-from evenpack.launcher.processes.output_lock import held_output_dir
+from evenpack.launcher.processes.hangs import Heartbeat
 from evenpack.launcher.processes.ranks import (
     Failure,
     LaunchToken,
     RankFolder,
     RankPlace,
     RankStatus,
+    held_output_dir,
+    is_lost_connection,
     output_dir_of_first,
+    parent_command,
     plain_run_id,
 )
-from evenpack.launcher.processes.roll_call import is_lost_connection
-from evenpack.launcher.processes.stop import StopFlag, StopRequest, read_stop_request, write_stop_request
-from evenpack.launcher.processes.streams import say, survive_readers
+from evenpack.launcher.processes.stop import (
+    StopFlag,
+    StopRequest,
+    read_stop_request,
+    say,
+    survive_readers,
+    write_stop_request,
+)
 from evenpack.quick_end import QuickEnd
 
 if TYPE_CHECKING:

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import psutil
 
-from evenpack.launcher.processes.launch import LOCAL_LAUNCHER
+from evenpack.launcher.processes.start import LOCAL_LAUNCHER
 from faults.subject import SUBJECT_VARIABLE, SubjectRun, listed, temporary_dir
 from faults.traces import Traces, described, left_behind, mapped_names
 

@@ -7,8 +7,8 @@ from pathlib import Path
 
 from evenpack.config import load_run_file
 from evenpack.engine.config import RunConfig
-from evenpack.launcher.processes.launch import plan_launch
-from evenpack.launcher.processes.streams import say, survive_readers
+from evenpack.launcher.processes.start import plan_launch
+from evenpack.launcher.processes.stop import say, survive_readers
 from evenpack.launcher.processes.supervise import supervise
 
 

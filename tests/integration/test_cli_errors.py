@@ -18,7 +18,7 @@ from evenpack.data.prepare.prepare import prepare as prepare_data
 from evenpack.data.tokens.index import write_index
 from evenpack.engine.config import RunConfig
 from evenpack.launcher.cli import app as cli
-from evenpack.launcher.processes import launch
+from evenpack.launcher.processes import start
 from evenpack.launcher.trained import load_trained_model
 from evenpack.testing import run_values, write_run_file
 
@@ -26,7 +26,7 @@ from evenpack.testing import run_values, write_run_file
 @pytest.fixture
 def refuse(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Callable[..., str]:
     """Runs a command that must end with exit code 2, without standard output and traceback; returns the message."""
-    monkeypatch.setattr(launch, "cuda_devices", lambda: 0)
+    monkeypatch.setattr(start, "cuda_devices", lambda: 0)
 
     def run(*arguments: str | Path) -> str:
         capsys.readouterr()

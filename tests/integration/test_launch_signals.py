@@ -14,9 +14,8 @@ import pytest
 from fake_runs import HANGS_SECONDS, HERE, FakeRun, wait_until
 
 from evenpack.errors import EXIT_STOPPED, RunError
-from evenpack.launcher.processes.launch import LOCAL_LAUNCHER
-from evenpack.launcher.processes.output_lock import held_output_dir
-from evenpack.launcher.processes.ranks import running_run
+from evenpack.launcher.processes.ranks import held_output_dir, running_run
+from evenpack.launcher.processes.start import LOCAL_LAUNCHER
 from evenpack.launcher.processes.stop import StopRequest, write_stop_request
 
 

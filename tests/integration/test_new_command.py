@@ -16,7 +16,7 @@ from evenpack.data.sources.kinds import source_inputs
 from evenpack.engine.config import RunConfig
 from evenpack.errors import ConfigError, DataError
 from evenpack.launcher.new_run import MODELS, NewRun, run_values, write_run_file
-from evenpack.launcher.text_sources import source_sections
+from evenpack.launcher.preparing import source_sections
 
 TEXTS = ["a first document", "a second one"]
 

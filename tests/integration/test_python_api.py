@@ -19,9 +19,9 @@ from small_run import metrics, small_run_values, train_on
 import evenpack
 from evenpack.data.sources.held_out import held_out
 from evenpack.data.sources.kinds import open_corpus
-from evenpack.launcher import start
-from evenpack.launcher.processes.launch import LaunchPlan
-from evenpack.launcher.processes.verdict import LaunchResult
+from evenpack.launcher import training
+from evenpack.launcher.processes.start import LaunchPlan
+from evenpack.launcher.processes.supervise import LaunchResult
 from evenpack.testing import run_ranks, write_run_file
 
 STEPS = 20
@@ -55,7 +55,7 @@ def names(folder: Path) -> dict[str, Any]:
     found: dict[str, Any] = {}
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(folder)
-        patch.setattr(start, "supervise", supervise_forked_ranks)
+        patch.setattr(training, "supervise", supervise_forked_ranks)
         for block in blocks:
             exec(compile(block, "docs/python_api.md", "exec"), found)
     return found
@@ -127,7 +127,7 @@ def test_a_run_that_fails_raises_what_its_rank_has_said(
         (None, "died", "died"),
     ):
         failed = LaunchResult(state="failed", exit_code=2, message=message, error=error)
-        monkeypatch.setattr(start, "supervise", lambda *_, failed=failed, **__: failed)
+        monkeypatch.setattr(training, "supervise", lambda *_, failed=failed, **__: failed)
         with pytest.raises(evenpack.RunError, match=f"^{expected}$"):
             names["run"].train(cpu_ranks=1)
     with pytest.raises(evenpack.ConfigError, match=r"number of ranks can be 1, 2, 4, 8"):

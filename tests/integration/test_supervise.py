@@ -13,10 +13,9 @@ import pytest
 from fake_runs import HERE, FakeRun
 
 from evenpack.launcher.processes import supervise as module
-from evenpack.launcher.processes.launch import Devices, LaunchPlan
-from evenpack.launcher.processes.lifeline import Lifeline, end_with_starter
-from evenpack.launcher.processes.supervise import session_processes, supervise
-from evenpack.launcher.processes.verdict import LaunchResult
+from evenpack.launcher.processes.start import Devices, LaunchPlan
+from evenpack.launcher.processes.stop import Lifeline, end_with_starter
+from evenpack.launcher.processes.supervise import LaunchResult, session_processes, supervise
 
 
 @pytest.fixture

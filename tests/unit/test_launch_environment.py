@@ -11,8 +11,8 @@ from evenpack.engine.world.distributed import complete_environment, quiet_deepsp
 from evenpack.errors import ConfigError
 from evenpack.launch_environment import check_ranks, ssh_arguments
 from evenpack.launcher.processes.devices import settle_accelerator
-from evenpack.launcher.processes.launch import local_devices
 from evenpack.launcher.processes.ranks import RankPlace
+from evenpack.launcher.processes.start import local_devices
 
 WRONG = {
     "a rank in words": ({"RANK": "abc"}, "RANK='abc': expected a whole number of 0 or more"),

@@ -1,7 +1,7 @@
 """The command line: `evenpack COMMAND RUN.yaml [section.key=value ...]`.
 
-Each command has a file of its own: it reads its arguments, calls the code that does the work, and shows the result.
-Heavy modules are imported by the command that needs them.
+Commands are in files by subject. Each reads its arguments, calls the code that does the work, and shows the result; it
+imports heavy modules itself.
 """
 
 import errno
@@ -14,25 +14,12 @@ import typer
 from evenpack.data.opened import noted_directories
 from evenpack.errors import EvenpackError
 from evenpack.launcher.cli.arguments import SETTINGS, fail
-from evenpack.launcher.cli.budget import budget
-from evenpack.launcher.cli.config import config_app
-from evenpack.launcher.cli.doctor import doctor
-from evenpack.launcher.cli.evaluate import evaluate
-from evenpack.launcher.cli.export import export
-from evenpack.launcher.cli.finetune import finetune
-from evenpack.launcher.cli.inspect import inspect
-from evenpack.launcher.cli.mlperf import mlperf_app
-from evenpack.launcher.cli.new import new
-from evenpack.launcher.cli.prepare import prepare
-from evenpack.launcher.cli.report import report
-from evenpack.launcher.cli.shards import shards_app
-from evenpack.launcher.cli.slurm import slurm
-from evenpack.launcher.cli.stop import stop
-from evenpack.launcher.cli.study import STUDIES
-from evenpack.launcher.cli.train import train
-from evenpack.launcher.cli.verify import verify
-from evenpack.launcher.cli.where import where
-from evenpack.launcher.processes.lifeline import end_with_starter
+from evenpack.launcher.cli.data import inspect, prepare, shards_app, verify, where
+from evenpack.launcher.cli.results import evaluate, export, finetune, mlperf_app, report
+from evenpack.launcher.cli.run_files import config_app, new
+from evenpack.launcher.cli.studies import STUDIES, budget
+from evenpack.launcher.cli.training import doctor, slurm, stop, train
+from evenpack.launcher.processes.stop import end_with_starter
 from evenpack.version import VERSION
 from evenpack.yaml_text import shown
 

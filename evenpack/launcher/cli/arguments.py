@@ -1,8 +1,11 @@
-"""The common parts of commands: their arguments, reading run files, and one way to report."""
+"""The common parts of commands: their arguments and options, reading run files, and one way to report."""
 
+import dataclasses
+import functools
+import inspect
 import json
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, redirect_stdout
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NoReturn
@@ -11,10 +14,10 @@ import typer
 
 from evenpack.console import Report
 from evenpack.errors import EXIT_BAD_INPUT, ConfigError
-from evenpack.launcher.cli.subject_options import INPUT_HELP
 
 if TYPE_CHECKING:
     from evenpack.engine.config import RunConfig
+
 
 SETTINGS = {"help_option_names": ["-h", "--help"]}
 """Settings of every group of commands."""
@@ -62,7 +65,11 @@ AtStep = Annotated[
         show_default=False,
     ),
 ]
-LengthsInput = Annotated[str, typer.Argument(metavar="INPUT", help=INPUT_HELP, show_default=False)]
+_INPUT_HELP = (
+    "A run (.yaml); a published name (wikipedia_512); a .json histogram; lengths in .npy, in text, or - for stdin; "
+    "columns in .parquet, .csv, .tsv, .jsonl; a dataset: a folder, NAME[:SUBSET] of the hub; or a task, glue:cola."
+)
+LengthsInput = Annotated[str, typer.Argument(metavar="INPUT", help=_INPUT_HELP, show_default=False)]
 Save = Annotated[Path | None, typer.Option("--save", metavar="FILE.json", help="Also write the JSON document.")]
 
 
@@ -123,3 +130,30 @@ def fail(message: str) -> NoReturn:
     if "--json" in sys.argv:  # in every command, because it has not reached its own document
         print(json.dumps({"state": "failed", "message": message}))
     sys.exit(EXIT_BAD_INPUT)
+
+
+def takes(name: str, options_class: type[Any]) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Gives a command with a parameter `name`, a dataclass, one option of the command line for each field."""
+    fields = dataclasses.fields(options_class)
+
+    def decorate(command: Callable[..., None]) -> Callable[..., None]:
+        @functools.wraps(command)
+        def run(**given: Any) -> None:
+            options = options_class(**{field.name: given.pop(field.name) for field in fields})
+            command(**{name: options}, **given)
+
+        signature = inspect.signature(command)
+        parameters = []
+        for parameter in signature.parameters.values():
+            if parameter.name == name:
+                keyword = inspect.Parameter.KEYWORD_ONLY
+                parameters += [
+                    inspect.Parameter(field.name, keyword, default=field.default, annotation=field.type)
+                    for field in fields
+                ]
+            else:
+                parameters.append(parameter)
+        run.__signature__ = signature.replace(parameters=parameters)  # type: ignore[attr-defined]
+        return run
+
+    return decorate

@@ -16,11 +16,18 @@ from typing import NoReturn
 import psutil
 
 from evenpack.engine.activity import is_saving
-from evenpack.launcher.processes.deepspeed_launcher import is_deepspeed_launcher, parent_command
-from evenpack.launcher.processes.hangs import HangMonitor
-from evenpack.launcher.processes.heartbeat import Heartbeat
-from evenpack.launcher.processes.ranks import Failure, LaunchToken, ProcessIdentity, RankFolder, RankPlace, RankStatus
-from evenpack.launcher.processes.roll_call import RollCall
+from evenpack.launcher.processes.hangs import HangMonitor, Heartbeat
+from evenpack.launcher.processes.ranks import (
+    Failure,
+    LaunchToken,
+    ProcessIdentity,
+    RankFolder,
+    RankPlace,
+    RankStatus,
+    RollCall,
+    is_deepspeed_launcher,
+    parent_command,
+)
 from evenpack.launcher.processes.stop import StopFlag, read_stop_request
 from evenpack.worker_pool import is_resource_tracker, named_semaphores, remove_names
 

@@ -1,17 +1,20 @@
-"""The status of each rank in `OUTPUT_DIR/ranks`, and the first failure.
+"""What the ranks of a run tell each other: files in `OUTPUT_DIR/ranks`, the lock of the directory, and the roll call.
 
 Through these files `evenpack train`, on one machine, learns how the processes ended that `deepspeed` started on any
 machine that shares the folder. A run id in each file distinguishes it from those of an earlier run.
 """
 
+import base64
+import binascii
+import fcntl
 import json
 import os
 import re
 import socket
 import time
 import uuid
-from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, replace
 from itertools import chain
 from pathlib import Path
@@ -22,8 +25,81 @@ import psutil
 from evenpack.errors import RunError
 from evenpack.files import read_json_object, write_json, write_text_once
 from evenpack.launch_environment import LOCAL_RANK, LOCAL_WORLD_SIZE, MACHINE, RANK, WORLD_SIZE, check_ranks
-from evenpack.launcher.processes.deepspeed_launcher import first_rank_of_machine
-from evenpack.launcher.processes.output_lock import is_held
+
+_MODULE = "deepspeed.launcher.launch"
+
+
+def parent_command() -> list[str]:
+    """Returns the command line of this process's parent; empty if it cannot be read."""
+    with suppress(psutil.Error):
+        return list(psutil.Process(os.getppid()).cmdline())
+    return []
+
+
+def is_deepspeed_launcher(command: Sequence[str]) -> bool:
+    """Returns whether a command starts the ranks of one machine for `deepspeed`."""
+    return _MODULE in command
+
+
+def first_rank_of_machine(command: Sequence[str], machine: int) -> int | None:
+    """Returns the lowest rank of a machine, by its number in the hostfile; None if the command does not say it.
+
+    It cannot be computed from LOCAL_RANK: DeepSpeed 0.19 sets it to the rank modulo the ranks of the machine, which
+    begins with another number than 0 where machines have unequal slots.
+    """
+    if not is_deepspeed_launcher(command):
+        return None
+    for word in command:
+        option, _, value = word.partition("=")
+        if option == "--world_info":
+            with suppress(binascii.Error, ValueError, TypeError, AttributeError):
+                slots = [len(devices) for devices in json.loads(base64.urlsafe_b64decode(value)).values()]
+                return sum(slots[:machine])
+    return None
+
+
+_LOCK_SECONDS = 15.0
+"""Seconds that a new run waits for the ranks of a killed one to notice and end."""
+
+
+@contextmanager
+def held_output_dir(output_dir: Path, *, patience_seconds: float = _LOCK_SECONDS) -> Iterator[None]:
+    """Locks the output directory for one run; the kernel releases the lock however the process ends.
+
+    Raises: RunError if another run has locked it, or it cannot be written.
+    """
+    try:
+        output_dir.mkdir(parents=True, exist_ok=True)
+        file = (output_dir / ".lock").open("a")
+    except OSError as error:
+        raise RunError(f"run.output_dir {output_dir} cannot be written: {error.strerror}") from error
+    deadline = time.monotonic() + patience_seconds
+    with file:
+        while True:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except BlockingIOError:
+                if time.monotonic() > deadline:
+                    raise RunError(
+                        f"another run is writing into {output_dir}: wait for its end, or give this one a "
+                        "run.output_dir of its own"
+                    ) from None
+            except OSError:
+                break  # a file system without locks: other runs cannot be detected
+            time.sleep(0.2)
+        yield
+
+
+def is_held(output_dir: Path) -> bool:
+    """Whether a run is writing into the directory now; False where its file system has no locks."""
+    with suppress(OSError), (output_dir / ".lock").open() as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return True
+    return False
+
 
 _OF_A_RUN = ("rank_*.json", "failure_*.json", "refused_*", "heartbeat_*", "stack_*.txt", "roll_call_*", "present_*")
 _RANK_FILE = re.compile(r"rank_(\d+)\.json")
@@ -340,3 +416,113 @@ def running_run(output_dir: Path) -> str:
     if status.host == socket.gethostname() and not status.process.is_alive() and not is_held(output_dir):
         raise RunError(f"no run is going on in {output_dir}: its rank 0 (process {status.process.pid}) was killed")
     return status.run_id
+
+
+ROLL_CALL_SECONDS = 10.0
+"""Seconds for every guard to answer: it looks twice a second, and waits for a main thread that holds Python's lock."""
+
+_POLL_SECONDS = 0.25
+_LOST_CONNECTION = re.compile(
+    r"gloo.*(connection|socket|timed out|peer)"
+    r"|connection (closed|reset|refused|was closed)|broken pipe|remote process exited|socket timeout"
+    r"|nccl.*(remote|system) error",
+    re.IGNORECASE | re.DOTALL,
+)
+"""What gloo, NCCL and torch's store write when the other side is gone: their errors are plain RuntimeErrors."""
+
+
+def is_lost_connection(error: BaseException) -> bool:
+    """Returns whether an error shows that another rank is gone, so that it is not the cause of a failure.
+
+    torch's own classes are compared by name, because a rank may fail before it has imported torch.
+    """
+    names = {kind.__name__ for kind in type(error).__mro__}
+    return isinstance(error, ConnectionError) or "DistError" in names or bool(_LOST_CONNECTION.search(str(error)))
+
+
+class RollCall:
+    """The roll call of a run: at most one, because the run ends with it."""
+
+    def __init__(self, folder: RankFolder) -> None:
+        self._folder = folder
+        self._call_file = folder.path / f"roll_call_{folder.run_id}"
+        self._has_answered = False
+
+    def answer(self, rank: int) -> None:
+        """Answers for `rank` if the roll has been called. Raises: OSError."""
+        if not self._has_answered and self._call_file.exists():
+            self._answer_file(rank).touch()
+            self._has_answered = True
+
+    def call(self, rank: int, world_size: int, first_failure: Callable[[], Failure | None]) -> Failure | None:
+        """Calls the roll as `rank`, and waits for every rank to answer.
+
+        Returns: the failure that another process has recorded meanwhile, or that of the first rank that did not
+        answer in time, which is recorded now; None if all have answered, so that only the network has failed.
+        """
+        with suppress(OSError):
+            self._call_file.touch()
+            self.answer(rank)  # at once: a launcher such as mpirun ends every rank a second after the first
+        deadline = time.monotonic() + ROLL_CALL_SECONDS
+        while (failure := first_failure()) is None and (missing := self._missing(world_size)):
+            if time.monotonic() > deadline:
+                with suppress(OSError):
+                    return self._folder.claim_failure(self._silence(missing))
+                return None
+            time.sleep(_POLL_SECONDS)
+        return failure
+
+    def unanswered(self, world_size: int) -> Failure | None:
+        """Returns the failure of a run whose launcher has ended all ranks during the roll call; None without a call.
+
+        Those who had answered were alive when others had lost a connection; of the rest, one was the first to end.
+        """
+        missing = self._missing(world_size) if self._call_file.exists() else []
+        if not missing:
+            return None
+        others = f", if it was not one of {', '.join(map(str, missing[1:]))}" if missing[1:] else ""
+        error = f"others have lost their connection to it{others}; the launcher has ended all ranks since"
+        return self._failure(missing, error)
+
+    def _missing(self, world_size: int) -> list[int]:
+        """Returns the ranks without an answer that have not ended by themselves."""
+        self._folder.refresh()
+        statuses = self._folder.read_statuses()
+        return [
+            rank
+            for rank in range(world_size)
+            if (rank not in statuses or statuses[rank].state == "running") and not self._answer_file(rank).exists()
+        ]
+
+    def _answer_file(self, rank: int) -> Path:
+        return self._folder.path / f"present_{rank}_{self._folder.run_id}"
+
+    def _silence(self, missing: Collection[int]) -> Failure:
+        hosts = {rank: status.host for rank, status in self._folder.read_statuses().items()}
+        started = [rank for rank in missing if rank in hosts]
+        if not started:
+            return self._failure(missing, "it has not started, or its machine does not see run.output_dir")
+        silence = describe_silence(min(started), hosts, silent=missing)
+        return self._failure(started, f"others have lost their connection to it; {silence}")
+
+    def _failure(self, missing: Collection[int], error: str) -> Failure:
+        rank = min(missing)
+        status = self._folder.read_status(rank)
+        return Failure(
+            run_id=self._folder.run_id,
+            rank=rank,
+            host="an unknown machine" if status is None else status.host,
+            error=error,
+            exit_code=None,
+            at=time.time(),
+        )
+
+
+def describe_silence(rank: int, hosts: Mapping[int, str], *, silent: Collection[int]) -> str:
+    """Describes a rank that does not answer, by whether the others of its machine do; `hosts` by rank."""
+    here = [other for other in sorted(hosts) if hosts[other] == hosts[rank]]
+    if not set(here) <= set(silent):
+        return "it does not answer, though its machine does: it was killed or stopped"
+    if len(here) == 1:
+        return "it does not answer: it was killed or stopped, or its machine is down or not reachable"
+    return f"none of the ranks {here[0]} to {here[-1]} of its machine answers: the machine is down or not reachable"

@@ -1,13 +1,19 @@
-"""Stop requests to a run: signals to its ranks, or a file that all of its machines see.
+"""Stop requests to a run: signals to its ranks, a file that all of its machines see, or the end of a command's starter.
 
 A first SIGINT, SIGTERM or SIGHUP requests a save at the end of the step. `deepspeed` passes a terminal's Ctrl-C on as a
-SIGTERM, so that a rank may get both for one key: only a second SIGINT means an immediate stop.
+SIGTERM, so that a rank may get both for one key: only a second SIGINT means an immediate stop. A command of a study
+gets a SIGTERM when the study ends, however it ended. Neither a stop nor a save fails because nobody reads its output.
 """
 
+import fcntl
+import io
 import os
 import signal
+import sys
+import threading
 import types
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -91,3 +97,92 @@ def on_stop_signals(handler: Callable[[int, types.FrameType | None], None]) -> d
         if signal.getsignal(number) is not signal.SIG_IGN:
             before[number] = signal.signal(number, handler)
     return before
+
+
+_VARIABLE = "EVENPACK_LIFELINE"
+
+_FIRST_FREE = 3
+"""Lower descriptors are the standard streams of a started command, also where this process has closed its own."""
+
+_has_ended = threading.Event()
+"""Set with the signal that the end of the starter causes, until its handler asks."""
+
+
+class Lifeline:
+    """The starting process's end; the kernel closes it with the process."""
+
+    def __init__(self) -> None:
+        self._read, self._write = (_moved(end) for end in os.pipe())
+
+    @property
+    def environment(self) -> dict[str, str]:
+        """The variable that a started command reads."""
+        return {_VARIABLE: str(self._read)}
+
+    @property
+    def pass_fds(self) -> tuple[int, ...]:
+        """The descriptor that a started command inherits."""
+        return (self._read,)
+
+
+def end_with_starter() -> None:
+    """Sends this process a SIGTERM when the holder of its lifeline ends; without a lifeline it does nothing."""
+    descriptor = os.environ.pop(_VARIABLE, "")  # it is not for the processes that this one starts
+    if descriptor.isdecimal():
+        with suppress(OSError):
+            os.set_inheritable(int(descriptor), False)
+            threading.Thread(target=_end_with, args=(int(descriptor),), name="lifeline", daemon=True).start()
+
+
+def take_end_of_starter() -> bool:
+    """Returns, in the handler of a SIGTERM, whether the end of the starter has caused it, and nobody's impatience."""
+    was_set = _has_ended.is_set()
+    _has_ended.clear()
+    return was_set
+
+
+def _end_with(descriptor: int) -> None:
+    with suppress(OSError):
+        os.read(descriptor, 1)
+        _has_ended.set()
+        os.kill(os.getpid(), signal.SIGTERM)
+
+
+def _moved(descriptor: int) -> int:
+    moved = fcntl.fcntl(descriptor, fcntl.F_DUPFD_CLOEXEC, _FIRST_FREE)
+    os.close(descriptor)
+    return moved
+
+
+class LastingFile(io.FileIO):
+    """A terminal, pipe or file; what it does not take is discarded.
+
+    A terminal may be closed (a lost connection), the reader of a pipe end (a Ctrl-C ends `tee` too), a disk be full.
+    Otherwise the next progress line would end the run, perhaps just as it has been asked to save its state.
+    """
+
+    def write(self, data: Any, /) -> int:
+        try:
+            return super().write(data)
+        except OSError:
+            return memoryview(data).nbytes
+
+
+def survive_readers() -> None:
+    """Makes `sys.stdout` and `sys.stderr` survive a terminal, a reader or a disk that takes no more."""
+    for name in ("stdout", "stderr"):
+        stream = getattr(sys, name)
+        with suppress(OSError):  # it has no descriptor
+            descriptor = stream.fileno()  # kept: others write to it by its number
+            stream.flush()
+            setattr(sys, name, _lasting_text(descriptor, stream.encoding))
+
+
+def _lasting_text(descriptor: int, encoding: str) -> io.TextIOWrapper:
+    raw = LastingFile(descriptor, "w", closefd=False)
+    return io.TextIOWrapper(io.BufferedWriter(raw), encoding=encoding, errors="replace", line_buffering=True)
+
+
+def say(message: str) -> None:
+    """Prints one line to standard error, without buffering."""
+    print(message, file=sys.stderr, flush=True)

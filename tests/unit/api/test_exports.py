@@ -28,7 +28,7 @@ def heavy_modules_after(script: str) -> set[str]:
         ("import evenpack; evenpack.pack([5, 3], pack_length=8).assign([5, 3])", {"numpy", "scipy"}),
         ("import evenpack; evenpack.open('demo')", {"numpy", "pydantic"}),
         (
-            "import evenpack.launcher.start, evenpack.launcher.training, evenpack.launcher.loss_plot",
+            "import evenpack.launcher.training, evenpack.launcher.training, evenpack.launcher.loss_plot",
             {"numpy", "pydantic", "rich"},
         ),
     ],

@@ -24,12 +24,10 @@ from evenpack.engine.reporting.metrics import read_metrics
 from evenpack.engine.train import TrainOutcome, train_in
 from evenpack.engine.world.distributed import World
 from evenpack.errors import DataError, EvenpackError, RunError
-from evenpack.launcher.evaluation import evaluate_run
-from evenpack.launcher.processes.hangs import HangMonitor
-from evenpack.launcher.processes.heartbeat import Effort, Heartbeat
+from evenpack.launcher.processes.hangs import Effort, HangMonitor, Heartbeat
 from evenpack.launcher.processes.ranks import RankFolder
-from evenpack.launcher.rehearsed_ranks import RehearsedRanks
-from evenpack.launcher.training import plan_training
+from evenpack.launcher.trained import evaluate_run
+from evenpack.launcher.training import RehearsedRanks, plan_training
 from evenpack.testing import prepared
 
 

@@ -18,7 +18,7 @@ from seen_figures import DrawnFigure
 
 from evenpack.errors import CheckpointError
 from evenpack.launcher.cli import app as cli
-from evenpack.launcher.processes import launch
+from evenpack.launcher.processes import start
 from evenpack.studies.lengths.distance import largest_cdf_gap, total_variation
 from evenpack.studies.lengths.options import SubjectOptions
 from evenpack.studies.lengths.published import published_histogram
@@ -63,7 +63,7 @@ Command = Callable[..., Done]
 @pytest.fixture
 def evenpack(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Command:
     """Runs the command line in this process."""
-    monkeypatch.setattr(launch, "cuda_devices", lambda: 0)
+    monkeypatch.setattr(start, "cuda_devices", lambda: 0)
 
     def run(*arguments: str | Path) -> Done:
         monkeypatch.setattr(sys, "argv", ["evenpack", *map(str, arguments)])
@@ -436,7 +436,7 @@ def test_a_disk_that_does_not_take_it_is_an_error_of_the_user(
     def fail(*_: object) -> None:
         raise OSError(number, "No room", "out/tokens.bin")
 
-    monkeypatch.setattr("evenpack.launcher.cli.prepare.load", fail)
+    monkeypatch.setattr("evenpack.launcher.cli.data.load", fail)
     done = evenpack("prepare", "run.yaml")
     assert done.code == 2
     assert done.err.startswith(f"error: out/tokens.bin {message}")
@@ -446,7 +446,7 @@ def test_any_other_error_keeps_its_traceback(evenpack: Command, monkeypatch: pyt
     def fail(*_: object) -> None:
         raise FileNotFoundError(errno.ENOENT, "gone", "x")
 
-    monkeypatch.setattr("evenpack.launcher.cli.prepare.load", fail)
+    monkeypatch.setattr("evenpack.launcher.cli.data.load", fail)
     with pytest.raises(FileNotFoundError):
         evenpack("prepare", "run.yaml")
 
@@ -485,7 +485,7 @@ def test_checkpoint_errors_are_errors_of_the_user(evenpack: Command, monkeypatch
     def fail(*_: object) -> None:
         raise CheckpointError("step_000010 is broken")
 
-    monkeypatch.setattr("evenpack.launcher.cli.evaluate.load", fail)
+    monkeypatch.setattr("evenpack.launcher.cli.results.load", fail)
     assert evenpack("evaluate", "run.yaml").err == "error: step_000010 is broken\n"
 
 

@@ -5,8 +5,7 @@ from typing import Any
 import pytest
 
 from evenpack import console
-from evenpack.launcher.training import TrainingReport
-from evenpack.launcher.views import report_table
+from evenpack.launcher.training import TrainingReport, report_table
 
 
 def shown(capsys: pytest.CaptureFixture[str], **values: Any) -> dict[str, str]:

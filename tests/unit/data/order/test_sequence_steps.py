@@ -20,8 +20,7 @@ from evenpack.engine.config import RunConfig
 from evenpack.engine.evaluate import evaluate_model, evaluations_to_json
 from evenpack.engine.resolving.resolve import open_run, resolve
 from evenpack.engine.world.distributed import World
-from evenpack.launcher.training import TrainingPlan, plan_training
-from evenpack.launcher.views import plan_table
+from evenpack.launcher.training import TrainingPlan, plan_table, plan_training
 
 PER_STEP = 24
 

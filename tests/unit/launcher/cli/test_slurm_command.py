@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from evenpack.launcher.cli import app as cli
-from evenpack.launcher.processes.heartbeat import Heartbeat, heartbeat_file
+from evenpack.launcher.processes.hangs import Heartbeat, heartbeat_file
 from evenpack.launcher.processes.ranks import RankFolder, RankPlace, RankStatus
 from evenpack.launcher.processes.stop import read_stop_request
 from evenpack.testing import prepared, run_config, run_values, write_run_file

@@ -13,7 +13,7 @@ from evenpack.engine.config import RunConfig
 from evenpack.errors import ConfigError
 from evenpack.launcher.processes import devices
 from evenpack.launcher.processes.devices import require_seen_gpus, settle_allocator
-from evenpack.launcher.processes.launch import plan_launch
+from evenpack.launcher.processes.start import plan_launch
 
 REUSE = """
 import resource, sys

@@ -14,8 +14,17 @@ import pytest
 from rank_places import place_of
 
 from evenpack.engine.activity import Activity, own_work
-from evenpack.launcher.processes.hangs import Hang, HangFinder, HangMonitor
-from evenpack.launcher.processes.heartbeat import Beat, Effort, Heartbeat, beat_seconds, read_beat, stack_file
+from evenpack.launcher.processes.hangs import (
+    Beat,
+    Effort,
+    Hang,
+    HangFinder,
+    HangMonitor,
+    Heartbeat,
+    beat_seconds,
+    read_beat,
+    stack_file,
+)
 from evenpack.launcher.processes.ranks import RankFolder, RankPlace, RankStatus
 
 BEAT = Beat(

@@ -6,8 +6,7 @@ from pathlib import Path
 import pytest
 
 from evenpack.errors import ConfigError
-from evenpack.launcher.processes.hosts import reached_by_pdsh
-from evenpack.launcher.processes.launch import plan_launch
+from evenpack.launcher.processes.start import plan_launch, reached_by_pdsh
 
 SSH = """#!/bin/sh
 echo "$@" >> "$RECORD"

@@ -36,11 +36,11 @@ app.main()
 STUDY = """
 import os, signal, sys, time
 from pathlib import Path
-from evenpack.launcher.processes import places
+from evenpack.launcher import studying
 
 command, told, log = sys.argv[1], Path(sys.argv[2]), Path(sys.argv[3])
-places._COMMAND = (sys.executable, "-c", command)
-(place,) = places.ThisMachine().places(None)
+studying._COMMAND = (sys.executable, "-c", command)
+(place,) = studying.ThisMachine().places(None)
 place.start("prepare", told, [], log=log)
 while not told.exists():
     time.sleep(0.05)
@@ -69,7 +69,7 @@ def test_a_lifeline_is_none_of_the_standard_streams() -> None:
     script = (
         "import os\n"
         "for stream in range(3): os.close(stream)\n"
-        "from evenpack.launcher.processes.lifeline import Lifeline\n"
+        "from evenpack.launcher.processes.stop import Lifeline\n"
         "os._exit(min(Lifeline().pass_fds))"
     )
     assert subprocess.run([sys.executable, "-c", script], check=False).returncode >= 3

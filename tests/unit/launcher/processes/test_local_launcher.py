@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from evenpack.errors import EXIT_STOPPED
-from evenpack.launcher.processes.launch import LOCAL_LAUNCHER
+from evenpack.launcher.processes.start import LOCAL_LAUNCHER
 
 RANK = """
 import json, os, pathlib, signal, sys, time

@@ -12,7 +12,6 @@ import pytest
 from rank_places import place_of
 
 from evenpack.errors import RunError
-from evenpack.launcher.processes.output_lock import held_output_dir, is_held
 from evenpack.launcher.processes.ranks import (
     Failure,
     LaunchToken,
@@ -20,6 +19,8 @@ from evenpack.launcher.processes.ranks import (
     RankFolder,
     RankPlace,
     RankStatus,
+    held_output_dir,
+    is_held,
     plain_run_id,
     running_run,
 )
@@ -195,7 +196,7 @@ def test_whether_a_run_writes_into_a_directory_can_be_asked_without_stopping_it(
 
 def test_an_output_directory_held_by_a_process_is_free_once_it_is_killed(tmp_path: Path) -> None:
     script = (
-        "import pathlib, sys; from evenpack.launcher.processes.output_lock import held_output_dir\n"
+        "import pathlib, sys; from evenpack.launcher.processes.ranks import held_output_dir\n"
         "with held_output_dir(pathlib.Path(sys.argv[1])): print('held', flush=True); input()"
     )
     holder = subprocess.Popen(

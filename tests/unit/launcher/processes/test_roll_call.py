@@ -7,9 +7,8 @@ from pathlib import Path
 import pytest
 from rank_places import place_of
 
-from evenpack.launcher.processes import roll_call
-from evenpack.launcher.processes.ranks import Failure, RankFolder, RankStatus
-from evenpack.launcher.processes.roll_call import RollCall, is_lost_connection
+from evenpack.launcher.processes import ranks
+from evenpack.launcher.processes.ranks import Failure, RankFolder, RankStatus, RollCall, is_lost_connection
 
 
 class DistError(RuntimeError):
@@ -33,7 +32,7 @@ def folder(tmp_path: Path) -> RankFolder:
 
 def called_by_0(folder: RankFolder, *answering: int, monkeypatch: pytest.MonkeyPatch) -> Failure | None:
     """Lets rank 0 call the roll, and returns what it finds when `answering` ranks have answered."""
-    monkeypatch.setattr(roll_call, "ROLL_CALL_SECONDS", 0.3)
+    monkeypatch.setattr(ranks, "ROLL_CALL_SECONDS", 0.3)
     guards = {rank: RollCall(folder) for rank in answering}
 
     def answer_and_read() -> Failure | None:
@@ -64,7 +63,7 @@ def test_a_machine_that_is_gone_is_named(folder: RankFolder, monkeypatch: pytest
 
 
 def test_nobody_is_named_if_all_answer(folder: RankFolder, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(roll_call, "ROLL_CALL_SECONDS", 600.0)
+    monkeypatch.setattr(ranks, "ROLL_CALL_SECONDS", 600.0)
     assert called_by_0(folder, 0, 1, 2, 3, monkeypatch=monkeypatch) is None
     assert folder.read_failure() is None
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from evenpack.launcher.processes.streams import survive_readers
+from evenpack.launcher.processes.stop import survive_readers
 
 
 def test_what_is_written_to_a_terminal_that_is_gone_is_dropped(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,7 +9,7 @@ from rank_places import place_of
 
 from evenpack.errors import EXIT_BAD_INPUT, EXIT_STOPPED
 from evenpack.launcher.processes.ranks import Failure, RankStatus, State
-from evenpack.launcher.processes.verdict import LaunchResult, describe_exit, killed, launch_result
+from evenpack.launcher.processes.supervise import LaunchResult, describe_exit, killed, launch_result
 
 
 def rank(number: int, state: State, *, exit_code: int | None = None, error: str | None = None) -> RankStatus:

@@ -9,16 +9,16 @@ from pathlib import Path
 import pytest
 
 from evenpack.errors import ConfigError
-from evenpack.launcher.processes import places
-from evenpack.launcher.processes.places import ThisMachine
+from evenpack.launcher import studying
+from evenpack.launcher.studying import ThisMachine
 from evenpack.studies.runs.machine import Machine, Place
 
 
 @pytest.fixture
 def machine(monkeypatch: pytest.MonkeyPatch) -> ThisMachine:
     """Returns a machine of four cores, without a GPU."""
-    monkeypatch.setattr(places, "cpu_cores", lambda: 4)
-    monkeypatch.setattr(places, "cuda_devices", lambda: 0)
+    monkeypatch.setattr(studying, "cpu_cores", lambda: 4)
+    monkeypatch.setattr(studying, "cuda_devices", lambda: 0)
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     monkeypatch.delenv("DS_ACCELERATOR", raising=False)
     return ThisMachine()
@@ -38,7 +38,7 @@ def test_cores_are_divided_among_runs(machine: ThisMachine, asked: int | None, r
 
 
 def test_gpus_are_divided_among_runs(machine: ThisMachine, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(places, "cuda_devices", lambda: 4)
+    monkeypatch.setattr(studying, "cuda_devices", lambda: 4)
     assert [place.environment for place in machine.places(2)] == [
         {"CUDA_VISIBLE_DEVICES": "0,1"},
         {"CUDA_VISIBLE_DEVICES": "2,3"},
@@ -59,7 +59,7 @@ def test_a_command_gets_its_arguments_its_devices_and_a_log(
     machine: ThisMachine, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     shows = "import os, sys; print(sys.argv[1:], os.environ['OMP_NUM_THREADS'], file=sys.stderr); sys.exit(3)"
-    monkeypatch.setattr(places, "_COMMAND", (sys.executable, "-c", shows))
+    monkeypatch.setattr(studying, "_COMMAND", (sys.executable, "-c", shows))
     log = tmp_path / "study.log"
     place = machine.places(2)[0]
     for command in ("prepare", "train"):
@@ -82,7 +82,7 @@ def test_a_request_to_stop_reaches_each_run_once(
         "print('ready', flush=True)\n"
         "time.sleep(600)"
     )
-    monkeypatch.setattr(places, "_COMMAND", (sys.executable, "-c", saves))
+    monkeypatch.setattr(studying, "_COMMAND", (sys.executable, "-c", saves))
     before = signal.getsignal(signal.SIGTERM)
     log = tmp_path / "study.log"
     with machine.held(tmp_path):
@@ -100,7 +100,7 @@ def test_a_request_to_stop_reaches_each_run_once(
 def test_an_error_of_the_study_leaves_no_run_behind(
     machine: ThisMachine, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr(places, "_COMMAND", (sys.executable, "-c", "import time; time.sleep(600)"))
+    monkeypatch.setattr(studying, "_COMMAND", (sys.executable, "-c", "import time; time.sleep(600)"))
     with pytest.raises(RuntimeError, match="disk"), machine.held(tmp_path):  # noqa: PT012
         process = machine.places(4)[0].start("train", Path("run.yaml"), [], log=tmp_path / "log")
         raise RuntimeError("the disk is full")

@@ -9,7 +9,7 @@ from evenpack.data.prepared import PreparedData
 from evenpack.engine.config import RunConfig
 from evenpack.engine.resolving.resolve import open_run
 from evenpack.errors import ConfigError, DataError, NotPreparedError
-from evenpack.launcher.evaluation_file import run_over_text
+from evenpack.launcher.trained import run_over_text
 from evenpack.testing import changed, pair_run_values, prepared, run_config, run_values, text_sources
 
 SENTENCES = ("a small cat sat.", "the dog ran far.", "it was late.", "we all went home.", "nobody saw the moon.")

@@ -1,4 +1,4 @@
-"""`evenpack new`."""
+"""Commands on run files: `evenpack new` writes one, `evenpack config ...` explains them."""
 
 import shlex
 import sys
@@ -7,8 +7,9 @@ from typing import Annotated
 
 import typer
 
+from evenpack import console
 from evenpack.errors import ConfigError
-from evenpack.launcher.cli.arguments import AsJson, reporting
+from evenpack.launcher.cli.arguments import SETTINGS, AsJson, Overrides, RunFile, load, reporting
 
 
 def new(
@@ -44,10 +45,9 @@ def new(
       evenpack new my_run.yaml --data books/ --data 'web/*.jsonl.zst' --model gpt2_small --devices 8
     """
     with reporting(as_json) as report:
-        from evenpack import console
         from evenpack.config import nearest
         from evenpack.launcher.new_run import MODELS, NewRun, require_tokenizer, write_run_file
-        from evenpack.launcher.text_sources import source_sections
+        from evenpack.launcher.preparing import source_sections
 
         if run_file.suffix != ".yaml":
             raise ConfigError(f"a run file ends in .yaml: give a name like {run_file.with_suffix('.yaml')}")
@@ -86,3 +86,92 @@ def _asked(given: str | None, option: str, question: str, *, default: str | None
     if not sys.stdin.isatty():
         raise ConfigError(f"{option} is missing, and there is no terminal to ask at: {question}")
     return str(typer.prompt(question, default=default, err=True))
+
+
+config_app = typer.Typer(help="Look at run files and their keys.", no_args_is_help=True, context_settings=SETTINGS)
+
+FileKind = Annotated[
+    str, typer.Option("--file", metavar="KIND", help="run, finetune, or a study: equivalence, chunking, shuffle.")
+]
+
+
+@config_app.command("show")
+def show_config(run_file: RunFile, overrides: Overrides = None, *, as_json: AsJson = False) -> None:
+    """Print the whole run file, including defaults.
+
+    \b
+    Example:
+      evenpack config show demo training.steps=10
+    """
+    config = load(run_file, overrides)
+    with reporting(as_json) as report:
+        import yaml
+
+        report.value = config.model_dump(mode="json")
+        report.shown.append(console.text(yaml.safe_dump(report.value, sort_keys=False, width=100).rstrip()))
+
+
+@config_app.command("list")
+def list_configs(*, as_json: AsJson = False) -> None:
+    """List the run files that come with evenpack.
+
+    Every command takes their names in place of a path.
+
+    \b
+    Example:
+      evenpack config list
+    """
+    with reporting(as_json) as report:
+        from evenpack.shipped import first_comment, shipped_run_files
+
+        report.value = [
+            {"name": name, "about": first_comment(path), "path": path} for name, path in shipped_run_files().items()
+        ]
+        report.shown.append(console.table([{key: row[key] for key in ("name", "about")} for row in report.value]))
+
+
+@config_app.command("explain")
+def explain(
+    key: Annotated[
+        str | None,
+        typer.Argument(metavar="[section.key]", help="A key or a section. Default: all keys.", show_default=False),
+    ] = None,
+    *,
+    file: FileKind = "run",
+    as_json: AsJson = False,
+) -> None:
+    """Say what the keys of a run file mean: type, unit, default.
+
+    \b
+    Examples:
+      evenpack config explain
+      evenpack config explain data.recipe
+      evenpack config explain training.packs_per_step
+      evenpack config explain equivalence.margin --file equivalence
+    """
+    with reporting(as_json) as report:
+        from evenpack.launcher.key_reference import keys_at, keys_of, schema_of
+        from evenpack.launcher.key_reference import explained, keys_at, keys_of, outline, schema_of
+
+        keys = keys_of(schema_of(file))
+        report.value = keys_at(keys, key)
+        report.shown += [outline(keys)] if key is None else explained(keys, key)
+
+
+@config_app.command("schema")
+def schema(*, file: FileKind = "run", as_json: AsJson = False) -> None:
+    """Print the JSON schema of run files, by which editors complete and check keys.
+
+    It is one JSON document, with --json and without.
+
+    \b
+    Example:
+      evenpack config schema > run_file.schema.json
+    """
+    with reporting(as_json) as report:
+        import json
+
+        from evenpack.launcher.key_reference import json_schema
+
+        report.value = json_schema(file)
+        report.shown.append(console.text(json.dumps(report.value, indent=2)))

@@ -10,10 +10,7 @@ from repository import ROOT
 
 from evenpack.config import _USUAL_NAMES, Section, usual_keys
 from evenpack.errors import ConfigError
-from evenpack.launcher.reference.files import FILES, json_schema, schema_of
-from evenpack.launcher.reference.keys import Key, keys_of
-from evenpack.launcher.reference.lookup import find_keys, keys_at
-from evenpack.launcher.reference.page import pages
+from evenpack.launcher.key_reference import FILES, Key, find_keys, json_schema, keys_at, keys_of, pages, schema_of
 from evenpack.shipped import first_comment, shipped_run_files
 from evenpack.units import Tokens
 from evenpack.yaml_text import read_yaml

@@ -10,10 +10,10 @@ import pytest
 from evenpack.engine.config import RunSection
 from evenpack.engine.resolving.resolve import ResolvedRun
 from evenpack.errors import ConfigError
-from evenpack.launcher import start
-from evenpack.launcher.processes.launch import Devices, LaunchPlan
-from evenpack.launcher.processes.verdict import LaunchResult
-from evenpack.launcher.start import TrainingResult, describe_result, run_training
+from evenpack.launcher import training
+from evenpack.launcher.processes.start import Devices, LaunchPlan
+from evenpack.launcher.processes.supervise import LaunchResult
+from evenpack.launcher.training import TrainingResult, describe_result, run_training
 
 FAILED = LaunchResult(state="failed", exit_code=2, message="rank 1 on host ended", error="no space")
 
@@ -33,7 +33,7 @@ def outcome(result: LaunchResult, folder: Path, monkeypatch: pytest.MonkeyPatch)
         streams.append(output)
         return result
 
-    monkeypatch.setattr(start, "supervise", supervise)
+    monkeypatch.setattr(training, "supervise", supervise)
     devices = Devices(kind="cpu", ranks=1, options=(), choice="1 rank on the CPU")
     launch = LaunchPlan(command=("deepspeed",), environment={}, devices=devices, hostfile=None, extra=())
     found = run_training(launch, checked(folder))

@@ -9,18 +9,24 @@ from types import SimpleNamespace
 import pytest
 
 from evenpack.errors import ConfigError, RunError
-from evenpack.launcher.processes import hosts, launch
-from evenpack.launcher.processes.hosts import is_this_machine
-from evenpack.launcher.processes.launch import LOCAL_LAUNCHER, WORKER_MODULE, hosts_of, local_devices, plan_launch
+from evenpack.launcher.processes import start
 from evenpack.launcher.processes.ranks import LaunchToken
+from evenpack.launcher.processes.start import (
+    LOCAL_LAUNCHER,
+    WORKER_MODULE,
+    hosts_of,
+    is_this_machine,
+    local_devices,
+    plan_launch,
+)
 
 RUN = Path("run.yaml")
 
 
 @pytest.fixture
 def cpu_only(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(launch, "cuda_devices", lambda: 0)
-    monkeypatch.setattr(launch, "cpu_cores", lambda: 8)
+    monkeypatch.setattr(start, "cuda_devices", lambda: 0)
+    monkeypatch.setattr(start, "cpu_cores", lambda: 8)
 
 
 @pytest.fixture
@@ -57,7 +63,7 @@ def test_a_cpu_gets_two_ranks_unless_another_number_is_requested_and_the_choice_
 
 def test_ranks_on_the_cpu_do_not_wait_until_devices_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
     counted: list[None] = []
-    monkeypatch.setattr(launch, "cuda_devices", lambda: counted.append(None) or 0)
+    monkeypatch.setattr(start, "cuda_devices", lambda: counted.append(None) or 0)
     plan_launch(RUN, [], num_gpus=None, cpu_ranks=2, hostfile=None)
     assert counted == []
     plan_launch(RUN, [], num_gpus=None, hostfile=None)
@@ -86,7 +92,7 @@ def test_ranks_on_the_cpu_go_together_with_no_other_choice_of_devices(hostfile: 
 
 
 def test_one_core_gets_one_rank(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(launch, "cpu_cores", lambda: 1)
+    monkeypatch.setattr(start, "cpu_cores", lambda: 1)
     assert local_devices(None, cuda_count=0, environment={}).ranks == 1
 
 
@@ -151,7 +157,7 @@ def test_the_only_machine_of_a_hostfile_is_the_one_that_runs(
     """`deepspeed` starts the ranks of one machine where it is called, unless it is told not to."""
     from deepspeed.launcher.runner import parse_args
 
-    monkeypatch.setattr(hosts.socket, "gethostname", lambda: "node1")
+    monkeypatch.setattr(start.socket, "gethostname", lambda: "node1")
     path = tmp_path / "hosts"
     path.write_text(f"{name} slots=2\n")
     plan = plan_launch(RUN, [], num_gpus=None, hostfile=path)
@@ -258,7 +264,7 @@ def test_a_hostfile_that_deepspeed_would_find_by_itself_is_kept_from_a_local_run
 ) -> None:
     found = tmp_path / "hostfile"
     found.write_text("node-a slots=4\n")
-    monkeypatch.setattr(launch, "_DEEPSPEED_HOSTFILE", found)
+    monkeypatch.setattr(start, "_DEEPSPEED_HOSTFILE", found)
     plan = plan_launch(RUN, [], num_gpus=None, cpu_ranks=1, hostfile=None, deepspeed_options="--bind_cores_to_rank")
     assert "--hostfile=/dev/null" in plan.command
 
@@ -287,17 +293,17 @@ def test_deepspeed_is_found_where_pip_puts_it_for_a_target_folder(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(sys, "executable", str(tmp_path / "python"))
-    monkeypatch.setattr(launch.sysconfig, "get_path", lambda _: str(tmp_path))
+    monkeypatch.setattr(start.sysconfig, "get_path", lambda _: str(tmp_path))
     for folder, file in (("deepspeed", "__init__.py"), ("bin", "deepspeed")):
         (tmp_path / "site" / folder).mkdir(parents=True)
         (tmp_path / "site" / folder / file).touch()
     found = SimpleNamespace(origin=str(tmp_path / "site/deepspeed/__init__.py"))
-    monkeypatch.setattr(launch.importlib.util, "find_spec", lambda _: found)
-    assert launch.find_deepspeed() == tmp_path / "site/bin/deepspeed"
+    monkeypatch.setattr(start.importlib.util, "find_spec", lambda _: found)
+    assert start.find_deepspeed() == tmp_path / "site/bin/deepspeed"
 
 
 def test_without_deepspeed_the_error_says_how_to_install_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "executable", str(tmp_path / "python"))
-    monkeypatch.setattr(launch.sysconfig, "get_path", lambda _: str(tmp_path))
+    monkeypatch.setattr(start.sysconfig, "get_path", lambda _: str(tmp_path))
     with pytest.raises(RunError, match="-m pip install deepspeed"):
-        launch.find_deepspeed()
+        start.find_deepspeed()

@@ -1,0 +1,404 @@
+"""Commands on data: `evenpack prepare`, `verify`, `where`, `inspect` and `shards ...`."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+import typer
+
+from evenpack import console
+from evenpack.console import Report
+from evenpack.errors import ConfigError
+from evenpack.launcher.cli.arguments import (
+    SETTINGS,
+    AsJson,
+    LengthsInput,
+    Overrides,
+    RunFile,
+    Save,
+    load,
+    reporting,
+    takes,
+)
+from evenpack.studies.lengths.options import SubjectOptions
+from evenpack.studies.shared_options import Plot
+
+if TYPE_CHECKING:
+    from evenpack.data.config import DataConfig
+    from evenpack.data.prepare.tokenising.workers import Workers
+    from evenpack.data.prepare.verification import Verified
+    from evenpack.data.where import DocumentVisits, PlacedSequence, StepContent
+
+
+_WORKERS_HELP = """Processes that tokenise text; 1: this one alone, with several threads. By default one for each two
+cores, as far as the sources can be divided. Under mpirun, all ranks but the first are workers."""
+
+
+def prepare(
+    run_file: RunFile,
+    overrides: Overrides = None,
+    *,
+    workers: Annotated[int | None, typer.Option(min=1, help=_WORKERS_HELP, show_default=False)] = None,
+    part_bytes: Annotated[
+        int | None,
+        typer.Option(min=1, help="Bytes of the source that a worker takes at a time; by default 16 MiB to 1 GiB."),
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Turn text into tokens and packs.
+
+    Writes to data.prepared_dir. A second call only verifies the files; an interrupted preparation is resumed.
+
+    \b
+    Examples:
+      evenpack prepare gpt2_mini_wiki data.sources.wiki.path=wiki.jsonl.zst
+      mpirun -n 65 evenpack prepare RUN.yaml       on several hosts: the first rank joins what 64 others tokenise
+    """
+    from evenpack.data.prepare.tokenising.mpi import mpi_workers, started_ranks
+    from evenpack.data.prepare.tokenising.workers import local_workers
+
+    if started_ranks() == 1:
+        _prepare(run_file, overrides, local_workers(workers), part_bytes, as_json=as_json)
+        return
+    if workers is not None:
+        raise ConfigError("under mpirun the ranks are the workers: leave out --workers, or start without mpirun")
+    with mpi_workers() as ranks:
+        if ranks is not None:
+            _prepare(run_file, overrides, ranks, part_bytes, as_json=as_json)
+
+
+def _prepare(
+    run_file: Path, overrides: list[str] | None, workers: "Workers | None", part_bytes: int | None, *, as_json: bool
+) -> None:
+    config = load(run_file, overrides)
+    with reporting(as_json) as report:
+        from evenpack.launcher.preparing import prepare_run, warn_of_epochs
+        from evenpack.studies.inspection.tables import rows_table, splits_table
+
+        manifest = prepare_run(config, workers=workers, part_bytes=part_bytes)
+        warn_of_epochs(config)
+        splits, rows = manifest.summary(), manifest.row_summary()
+        report.value = {
+            "directory": config.prepared_dir,
+            "vocabulary_size": manifest.tokenizer.vocabulary_size,
+            "splits": splits,
+            "source_rows": rows,
+        }
+        if rows:
+            report.shown.append(rows_table(rows))
+        report.shown.append(splits_table(splits, title=f"Prepared in {config.prepared_dir}"))
+
+
+EXIT_DAMAGED = 1
+"""Exit code if a file is not as it was written."""
+
+
+def verify(run_file: RunFile, overrides: Overrides = None, *, as_json: AsJson = False) -> None:
+    """Compare every file of the prepared data with its checksum.
+
+    Names each damaged file and the start of its damage. Exit code 0 if all are as they were written, 1 if one is not, 2
+    if the data is not prepared.
+
+    \b
+    Example:
+      evenpack verify gpt2_mini_wiki
+    """
+    config = load(run_file, overrides)
+    with reporting(as_json) as report:
+        is_sound = _verify(config.prepared_dir, config.data, report)
+    raise typer.Exit(0 if is_sound else EXIT_DAMAGED)
+
+
+def _verify(prepared_dir: Path, config: "DataConfig", report: Report) -> bool:
+    """Verifies the files.
+
+    Raises: NotPreparedError without prepared data; DataError for a damaged manifest or other data.
+    """
+    from evenpack.data.prepare.manifest import Manifest, data_section, refuse_differences
+    from evenpack.data.prepare.shown import PrepareProgress
+    from evenpack.data.prepare.verification import Verifier
+
+    directory = prepared_dir.expanduser().absolute()
+    manifest = Manifest.read(directory)
+    refuse_differences(manifest.data, data_section(config), directory)
+    with PrepareProgress(console.messages()) as progress:
+        verifier = Verifier(directory, manifest)
+        verified = verifier.verify_all(progress)
+    report.value = {"directory": directory, "files": len(manifest.files), **_figures(verified)}
+    lines = [f"{directory}: all {len(manifest.files)} files are as they were written; {_rate(verified)}"]
+    if verified.damages:
+        report.value["remedy"] = verifier.remedy(verified.damages)
+        lines = [
+            f"{directory}: {len(verified.damages)} of {len(manifest.files)} files are damaged; {_rate(verified)}",
+            *(f"  {damage.describe()}" for damage in verified.damages),
+            report.value["remedy"],
+        ]
+    report.shown.append(console.text("\n".join(lines)))
+    return not verified.damages
+
+
+def _figures(verified: "Verified") -> dict[str, Any]:
+    return {
+        "bytes": verified.bytes,
+        "elapsed_seconds": verified.elapsed_seconds,
+        "bytes_per_second": verified.bytes_per_second,
+        "damaged": [
+            {"file": damage.path, "problem": damage.problem, "first_bad_byte": damage.first_bad_byte}
+            for damage in verified.damages
+        ],
+    }
+
+
+def _rate(verified: "Verified") -> str:
+    return (
+        f"{verified.bytes / 1e6:,.1f} MB read in {verified.elapsed_seconds:,.2f} s "
+        f"({verified.bytes_per_second / 1e9:.2f} GB/s)"
+    )
+
+
+def where(
+    run_file: RunFile,
+    overrides: Overrides = None,
+    *,
+    step: Annotated[
+        int | None, typer.Option(metavar="N", help="Show this step's content; steps count from 1.", show_default=False)
+    ] = None,
+    document: Annotated[
+        int | None,
+        typer.Option(metavar="ID", help="Show the steps of this document; documents count from 0.", show_default=False),
+    ] = None,
+    source: Annotated[
+        str | None, typer.Option(metavar="NAME", help="Source of the document, if several exist.", show_default=False)
+    ] = None,
+    text: Annotated[bool, typer.Option("--text", help="Also show the text.")] = False,
+    save: Save = None,
+    as_json: AsJson = False,
+) -> None:
+    """Show the documents of a step, or the steps of a document.
+
+    The answer is computed from the run file and its prepared data, whether the run has reached the step or not. If
+    metrics.jsonl has the step with another order hash, the answer is followed by an error.
+
+    \b
+    Examples:
+      evenpack where RUN.yaml --step 1200 --text
+      evenpack where RUN.yaml --document 7 --source wiki --json
+    """
+    if (step is None) == (document is None):
+        raise ConfigError("give one of the two options: --step N, or --document ID")
+    if step is not None and source is not None:
+        raise ConfigError(f"a step has sequences of all sources: leave --source {source} out, or give --document ID")
+    config = load(run_file, overrides)
+    with reporting(as_json, save=save) as report:
+        from evenpack.engine.resolving.where import differs_from_trained, open_where
+
+        opened = open_where(config, with_text=text)
+        if step is not None:
+            report.value = opened.step(step)
+            report.shown = _step_tables(report.value)
+            report.unmet = differs_from_trained(report.value, config.run.output_dir)
+        elif document is not None:
+            report.value = opened.document(document, source)
+            report.shown = _document_tables(report.value)
+
+
+_MOST_ROWS = 1000
+"""Rows of a table; --json has all."""
+_TEXT_SHOWN = 60
+"""Characters of a text in a table."""
+
+
+def _step_tables(content: "StepContent") -> list[Any]:
+    """Returns a row for each part of a document in a step."""
+    tokens = sum(sequence.tokens for sequence in content.sequences)
+    title = (
+        f"Step {content.step:,}{' (skipped)' if content.skipped else ''}: {content.packs:,} packs, "
+        f"{len(content.sequences):,} sequences, {tokens:,} tokens, order hash {content.order_hash}"
+    )
+    return _table([row for sequence in content.sequences for row in _rows(sequence)], title=title)
+
+
+def _document_tables(found: "DocumentVisits") -> list[Any]:
+    """Returns a row for each part of a document in each step that has one."""
+    title = f"Document {found.document} of {found.source}: {found.tokens:,} tokens"
+    shown = [] if found.text is None else [console.text(found.text)]
+    if found.absence is not None:
+        return [console.text(f"{title}. No step trains on it: {found.absence}"), *shown]
+    if not found.visits:
+        return [console.text(f"{title}. The run ends before it reaches the document"), *shown]
+    rows = [
+        {
+            "step": visit.step,
+            "epoch": visit.epoch,
+            "pack": visit.pack,
+            "slot": visit.slot,
+            "sequence": visit.sequence,
+            "from token": visit.start,
+            "tokens": visit.tokens,
+            "skipped": visit.skipped,
+        }
+        for visit in found.visits
+    ]
+    return [*_table(rows, title=f"{title}, in {len(found.sequences):,} sequences"), *shown]
+
+
+def _rows(sequence: "PlacedSequence") -> Iterator[Mapping[str, Any]]:
+    place = {
+        "pack": sequence.pack,
+        "slot": sequence.slot,
+        "source": sequence.source,
+        "epoch": sequence.epoch,
+        "sequence": sequence.sequence,
+    }
+    if not sequence.parts:
+        yield place | {"document": None, "from token": None, "tokens": sequence.tokens}
+    for part in sequence.parts:
+        row = place | {"document": part.document, "from token": part.start, "tokens": part.tokens}
+        if part.text is not None:
+            row["text"] = repr(part.text[:_TEXT_SHOWN])[1:-1]
+        yield row
+
+
+def _table(rows: Sequence[Mapping[str, Any]], *, title: str) -> list[Any]:
+    shown: list[Any] = [console.text(title, bold=True), console.table(rows[:_MOST_ROWS])]
+    if len(rows) > _MOST_ROWS:
+        shown.append(console.text(f"and {len(rows) - _MOST_ROWS:,} more rows; --json shows all"))
+    return shown
+
+
+@takes("options", SubjectOptions)
+def inspect(
+    lengths: LengthsInput,
+    overrides: Overrides = None,
+    *,
+    options: SubjectOptions,
+    pack_lengths: Annotated[
+        str | None,
+        typer.Option(help="Compare these pack lengths: 512,640. Default: up to twice as long.", show_default=False),
+    ] = None,
+    against: Annotated[
+        str | None,
+        typer.Option(metavar="NAME|FILE", help="Compare with these lengths: wikipedia_512.", show_default=False),
+    ] = None,
+    plot: Plot = None,
+    as_json: AsJson = False,
+) -> None:
+    """Show lengths, the cost of padding, and packing.
+
+    The input is a prepared run, or any list of lengths. Several inputs are compared by depth.
+
+    \b
+    Examples:
+      evenpack inspect demo.yaml --plot lengths.png
+      evenpack inspect bert_large_phase2.yaml --against wikipedia_512
+      evenpack inspect tokenized.parquet --column input_ids --json
+      evenpack inspect glue:mrpc --tokenizer bert-base-uncased
+      evenpack inspect wikipedia_128 wikipedia_512 wikipedia_2048 --plot depths.png
+    """
+    with reporting(as_json) as report:
+        from evenpack.studies.inspection.against import read_against, require_one_on_each_side
+        from evenpack.studies.inspection.inspect import inspect_lengths, inspect_side_by_side
+        from evenpack.studies.inspection.tables import distance_table
+        from evenpack.studies.lengths.subject import find_subject
+
+        more = [word for word in overrides or [] if "=" not in word]
+        changes = [word for word in overrides or [] if "=" in word]
+        if against is not None:
+            require_one_on_each_side(against, (lengths, *more))
+        subjects = [find_subject(one, changes, options) for one in (lengths, *more)]
+        if more:
+            if pack_lengths is not None:
+                raise ConfigError("--pack-lengths compares the packs of a single input; several have --pack-length")
+            report.value, report.shown = inspect_side_by_side(subjects, plot=plot)
+        else:
+            compared = None if against is None else read_against(subjects[0], against)
+            report.value, report.shown = inspect_lengths(
+                subjects[0], pack_lengths=pack_lengths, plot=plot, against=compared
+            )
+            if compared is not None:
+                report.value["against"] = compared.distance
+                report.shown.append(distance_table(compared.distance))
+
+
+shards_app = typer.Typer(
+    help="Write HDF5 shards of masked pairs, in the formats of MLPerf's BERT.",
+    no_args_is_help=True,
+    context_settings=SETTINGS,
+)
+
+ROWS_PER_SHARD = 100_000
+
+
+@shards_app.command("export")
+def export_shards(
+    run_file: RunFile,
+    directory: Annotated[Path, typer.Argument(metavar="DIRECTORY", help="Folder to create.", show_default=False)],
+    overrides: Overrides = None,
+    *,
+    layout: Annotated[
+        Literal["fixed", "variable"], typer.Option(help="Padded and compressed rows, or rows of variable length.")
+    ] = "fixed",
+    rows_per_shard: Annotated[int, typer.Option(min=1, help="Most rows of a shard.")] = ROWS_PER_SHARD,
+    as_json: AsJson = False,
+) -> None:
+    """Write a prepared set's pairs with their masks as shards.
+
+    Writes DIRECTORY/SOURCE/train and DIRECTORY/SOURCE/validation, rows in the order of the set. The set must have
+    stored masks (data.recipe.static_masks, or shards as its source).
+
+    \b
+    Example:
+      evenpack shards export bert_mini_wiki shards data.recipe.static_masks.max_predictions=19
+    """
+    config = load(run_file, overrides)
+    with reporting(as_json) as report:
+        from evenpack.data.prepared import PreparedData
+        from evenpack.data.shards.export import export_shards as export
+        from evenpack.progress import Progress
+
+        prepared = PreparedData.open(config.prepared_dir, config.data)
+        with Progress(console.messages()) as progress:
+            exported = export(prepared, directory, layout=layout, rows_per_shard=rows_per_shard, progress=progress)
+        report.value = {"directory": directory, "layout": layout, "splits": exported}
+        report.shown.append(
+            console.text(
+                "\n".join(
+                    f"Wrote {directory / part.source / part.split}: {part.rows:,} rows in {part.shards:,} shards"
+                    for part in exported
+                )
+            )
+        )
+
+
+@shards_app.command("pick")
+def pick_evaluation_set(
+    shards: Annotated[
+        Path, typer.Argument(metavar="SHARDS", help="A file, a folder or a glob pattern.", show_default=False)
+    ],
+    output: Annotated[Path, typer.Argument(metavar="OUTPUT.hdf5", help="File to create.", show_default=False)],
+    *,
+    samples: Annotated[int, typer.Option(min=1, help="Number of samples.")] = 10_000,
+    layout: Annotated[
+        Literal["fixed", "variable"] | None, typer.Option(help="Default: the shards' layout.", show_default=False)
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Pick the fixed evaluation set from the shards of the evaluation text, by MLPerf's rule.
+
+    Of N rows the i-th sample is row floor(i N / SAMPLES), so the same shards always give the same set.
+
+    \b
+    Example:
+      evenpack shards pick hdf5/eval eval_10k.hdf5
+    """
+    with reporting(as_json) as report:
+        from evenpack.data.shards.evaluation_set import pick_evaluation_set as pick
+        from evenpack.data.sources.hdf5 import find_shards
+        from evenpack.progress import Progress
+
+        with Progress(console.messages()) as progress:
+            picked = pick(find_shards(shards), output, samples=samples, layout=layout, progress=progress)
+        report.value = picked
+        report.shown.append(
+            console.text(f"Wrote {output}: {picked.samples:,} of {picked.candidates:,} rows, layout {picked.layout}")
+        )

@@ -1,0 +1,238 @@
+"""Commands on what a run has left: `evenpack evaluate`, `report`, `export`, `finetune` and `mlperf ...`."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from evenpack import console
+from evenpack.errors import ConfigError
+from evenpack.launcher.cli.arguments import SETTINGS, AsJson, AtStep, Overrides, RunFile, Save, load, reporting
+
+if TYPE_CHECKING:
+    from evenpack.studies.mlperf.results import MlperfResult
+
+
+def evaluate(
+    run_file: RunFile,
+    overrides: Overrides = None,
+    *,
+    checkpoint: AtStep = None,
+    data: Annotated[
+        Path | None,
+        typer.Option(metavar="PATH", help="Evaluate on all text of a file, folder or pattern.", show_default=False),
+    ] = None,
+    save: Save = None,
+    as_json: AsJson = False,
+) -> None:
+    """Evaluate on each source's held-out documents.
+
+    Uses the newest checkpoint of the run, or that of --checkpoint STEP, or the one of the lowest validation loss
+    (--checkpoint best), in one process, on the GPU if there is one. The data may be prepared with another recipe than
+    in training, by the same tokenizer: the same documents are held out.
+
+    \b
+    Examples:
+      evenpack evaluate gpt2_mini_wiki training.evaluation_packs=500
+      evenpack evaluate RUN.yaml --checkpoint 400 --data other.jsonl.zst
+      evenpack evaluate RUN.yaml data.prepared_dir=runs/other data.recipe='{kind: documents, ...}' --save other.json
+    """
+    config = load(run_file, overrides)
+    with reporting(as_json, save=save) as report:
+        from evenpack.launcher.trained import describe_evaluation, evaluate_run
+
+        report.value, report.shown = describe_evaluation(evaluate_run(config, step=checkpoint, data=data))
+
+
+Runs = Annotated[
+    list[str],
+    typer.Argument(
+        metavar="RUN... [section.key=value ...]",
+        help="Output directories of runs, or run files, with values to replace in these.",
+        show_default=False,
+    ),
+]
+
+
+def report(
+    runs: Runs,
+    *,
+    output: Annotated[
+        Path, typer.Option("--output", "-o", metavar="DIR", help="Where the page and figures go.")
+    ] = Path("report"),
+    save: Save = None,
+    as_json: AsJson = False,
+) -> None:
+    """Draw one or more training runs side by side: losses, throughput, padding, waits.
+
+    Writes report.html, which needs nothing beside it, and each figure as PNG. Runs may still be on. Runs of other data
+    are drawn against tokens and time, and the page says so.
+
+    \b
+    Examples:
+      evenpack report runs/demo
+      evenpack report RUN.yaml run.output_dir=runs/again
+      evenpack report runs/packed runs/padded --output comparison
+    """
+    overrides = [word for word in runs if "=" in word and not Path(word).exists()]
+    output_dirs = [_output_dir(Path(word), overrides) for word in runs if word not in overrides]
+    if overrides and not any(_is_run_file(Path(word)) for word in runs):
+        raise ConfigError(f"{overrides[0]} replaces a value of a run file, and none is given: give RUN.yaml")
+    with reporting(as_json, save=save) as shown:
+        from evenpack.launcher.processes.ranks import is_held
+        from evenpack.studies.report.report import make_report
+
+        shown.take(make_report(output_dirs, output, is_held=is_held))
+
+
+def _is_run_file(run: Path) -> bool:
+    return run.suffix in (".yaml", ".yml")
+
+
+def _output_dir(run: Path, overrides: list[str]) -> Path:
+    """Returns the output directory that a run file names, or the path as it is. Raises: ConfigError."""
+    return load(run, overrides).run.output_dir if _is_run_file(run) else run
+
+
+def export(
+    run_file: RunFile,
+    directory: Annotated[Path, typer.Argument(metavar="DIRECTORY", help="Folder to create.", show_default=False)],
+    overrides: Overrides = None,
+    *,
+    checkpoint: AtStep = None,
+    as_json: AsJson = False,
+) -> None:
+    """Write a checkpoint for Hugging Face transformers.
+
+    Uses the newest checkpoint of the run, or that of --checkpoint STEP, or the one of the lowest validation loss
+    (--checkpoint best). The class of the run's model in transformers loads it (`GPT2LMHeadModel`, `LlamaForCausalLM`,
+    `BertForPreTraining`) by `.from_pretrained(DIRECTORY)`.
+
+    \b
+    Example:
+      evenpack export gpt2_small gpt2_small_export
+    """
+    config = load(run_file, overrides)
+    with reporting(as_json) as report:
+        from evenpack.launcher.trained import export_run
+
+        report.value = done = export_run(config, directory, step=checkpoint)
+        note = "with its tokenizer" if done.tokenizer else "without a tokenizer: its source holds tokens"
+        report.shown.append(console.text(f"Wrote {directory}, {note}, after step {done.step:,}"))
+
+
+FinetuneFile = Annotated[
+    Path,
+    typer.Argument(
+        metavar="FINETUNE.yaml", help="The run file of a fine-tuning, or the name of a shipped one.", show_default=False
+    ),
+]
+
+
+def finetune(run_file: FinetuneFile, overrides: Overrides = None, *, as_json: AsJson = False) -> None:
+    """Fine-tune a pretrained encoder on a task, packed or not.
+
+    Trains each seed and evaluates it on the task's development files. A seed with a result in the output directory is
+    not trained again, so an interrupted command can be run again to continue.
+
+    \b
+    Example:
+      evenpack finetune finetune/cola data.folder=glue/CoLA training.initialize_from=runs/bert_mini_wiki
+    """
+    from evenpack.config import load_run_file
+    from evenpack.finetuning.config import FinetuneConfig
+
+    config = load_run_file(run_file, FinetuneConfig, overrides or [])
+    with reporting(as_json) as report:
+        from evenpack.launcher.processes.devices import settle_accelerator
+
+        settle_accelerator()
+
+        from evenpack import progress
+        from evenpack.finetuning.run import finetune as run_finetuning
+        from evenpack.finetuning.views import result_tables
+        from evenpack.launcher.processes.ranks import held_output_dir
+
+        with progress.Progress(console.messages()) as shown:
+            summary = run_finetuning(config, shown, hold=held_output_dir)
+        report.value = summary
+        report.shown += [*result_tables(summary), console.text(f"Wrote {config.run.output_dir}/results.json")]
+
+
+EXIT_REFUSED = 1
+"""Exit code if a log violates the rules, or a set of logs has no score."""
+
+mlperf_app = typer.Typer(help="Check MLPerf logs, score sets of ten.", no_args_is_help=True, context_settings=SETTINGS)
+
+
+@mlperf_app.command("check")
+def check_mlperf(
+    log: Annotated[Path, typer.Argument(metavar="LOG", help="OUTPUT_DIR/mlperf.log.", show_default=False)],
+    *,
+    as_json: AsJson = False,
+) -> None:
+    """Check a log by MLPerf Training's rules, with the compliance checker of its package mlperf-logging.
+
+    The division is the one that the log names: an open run need not reach the target. Exit code 0 if it passes, 1 if it
+    is refused.
+
+    \b
+    Example:
+      evenpack mlperf check runs/mlperf_bert_large_packed/mlperf.log
+    """
+    with reporting(as_json) as report:
+        from evenpack.studies.mlperf.compliance import check_log
+
+        found = check_log(log)
+        report.value = {
+            "log": found.log,
+            "ruleset": found.ruleset,
+            "division": found.result.division,
+            "passed": found.passed,
+            "messages": found.messages,
+        }
+        verdict = "passes" if found.passed else "is refused"
+        report.shown = [
+            console.text(f"{log} {verdict}: rules {found.ruleset}, {found.result.division or 'unnamed'} division")
+        ]
+        if found.messages:
+            report.shown.append(console.text(found.messages))
+    raise typer.Exit(0 if found.passed else EXIT_REFUSED)
+
+
+@mlperf_app.command("report")
+def report_mlperf(
+    logs: Annotated[list[Path], typer.Argument(metavar="LOG...", help="mlperf.log of each run.", show_default=False)],
+    *,
+    as_json: AsJson = False,
+) -> None:
+    """Score a set of runs: the mean time to train of ten, without the fastest and the slowest.
+
+    A run that missed the target counts as the slowest. Exit code 1 if there is no score.
+
+    \b
+    Example:
+      evenpack mlperf report runs/mlperf_bert_large_packed_seed*/mlperf.log
+    """
+    with reporting(as_json) as shown:
+        from evenpack.studies.mlperf.results import read_result, score
+
+        results = [read_result(log) for log in logs]
+        found = score(results)
+        shown.value = {"minutes": found.minutes, "reason": found.reason, "runs": results}
+        line = f"Score: {found.minutes:.3f} minutes" if found.minutes is not None else f"No score: {found.reason}"
+        rows = [_score_row(result) for result in results]
+        shown.shown = [console.table(rows, title="Time to train"), console.text(line)]
+    raise typer.Exit(0 if found.minutes is not None else EXIT_REFUSED)
+
+
+def _score_row(result: "MlperfResult") -> dict[str, object]:
+    return {
+        "log": result.log,
+        "division": result.division,
+        "status": result.status or "not ended",
+        "minutes": None if result.minutes is None else f"{result.minutes:.3f}",
+        "samples": result.samples,
+        "accuracy": None if result.accuracy is None else f"{result.accuracy:.4f}",
+        "batch (samples)": result.global_batch_size,
+    }

@@ -1,1 +1,0 @@
-"""Extracts the keys of run files from their schemas, for `evenpack config explain` and docs/run_file.md."""
