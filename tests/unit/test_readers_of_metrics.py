@@ -23,7 +23,7 @@ from evenpack.studies.chunking.curves import read_curve as read_chunking_curve
 from evenpack.studies.equivalence.curves import read_curve as read_equivalence_curve
 from evenpack.studies.forecast.options import read_log
 from evenpack.studies.imbalance.measured.logged_run import read_logged_run
-from evenpack.studies.report.reading import read_runs
+from evenpack.studies.report.comparison import read_runs
 from evenpack.studies.runs.results import steps_done
 from evenpack.studies.shuffle.jumps import jump
 from evenpack.studies.shuffle.measure import read_losses

@@ -8,7 +8,7 @@ import typer
 from evenpack.launcher.cli.arguments import SETTINGS, AsJson, reporting
 
 if TYPE_CHECKING:
-    from evenpack.studies.mlperf.results import MlperfResult
+    from evenpack.studies.mlperf import MlperfResult
 
 EXIT_REFUSED = 1
 """Exit code if a log violates the rules, or a set of logs has no score."""
@@ -33,7 +33,7 @@ def check(
     """
     with reporting(as_json) as report:
         from evenpack import console
-        from evenpack.studies.mlperf.compliance import check_log
+        from evenpack.studies.mlperf import check_log
 
         found = check_log(log)
         report.value = {
@@ -68,7 +68,7 @@ def report(
     """
     with reporting(as_json) as shown:
         from evenpack import console
-        from evenpack.studies.mlperf.results import read_result, score
+        from evenpack.studies.mlperf import read_result, score
 
         results = [read_result(log) for log in logs]
         found = score(results)
