@@ -30,9 +30,8 @@ from evenpack.files import read_json, write_json
 from evenpack.launcher.processes.devices import cuda_devices, settle_accelerator
 from evenpack.studies.imbalance.measured.replay import REPLAYED, Replay, replay
 from evenpack.studies.imbalance.simulated.cluster import ClusterOptions, Scheme
-from evenpack.studies.throughput.clock import PhaseClock
+from evenpack.studies.throughput.measure import PhaseClock, StepTimer
 from evenpack.studies.throughput.contenders import run_to_measure, with_steps
-from evenpack.studies.throughput.measure import StepTimer
 
 _WARMUP = 2
 
