@@ -11,14 +11,13 @@ TFLOP/s count pairs of positions that attend to each other, two matrix products 
 """
 
 import argparse
-import json
 import platform
 import statistics
 import time
 from collections.abc import Callable
 from functools import partial
-from pathlib import Path
 
+import measuring
 import numpy as np
 import torch
 from torch import Tensor
@@ -35,7 +34,7 @@ Attend = Callable[[Tensor, Tensor, Tensor], Tensor]
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = measuring.parser_of(__doc__, json_file=True)
     parser.add_argument("--device", choices=["cpu", "cuda"], default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--heads", type=int, default=12)
     parser.add_argument("--head-dim", type=int, default=64)
@@ -45,7 +44,6 @@ def main() -> None:
     parser.add_argument("--alibi", action="store_true")
     parser.add_argument("--repeats", type=int, default=9)
     parser.add_argument("--threads", type=int, default=None, help="of a CPU")
-    parser.add_argument("--json", type=Path, default=None, help="also write the report to this file")
     arguments = parser.parse_args()
     if arguments.threads is not None:
         torch.set_num_threads(arguments.threads)
@@ -57,8 +55,7 @@ def main() -> None:
         mixes[mix] = measure(ways(arguments, lengths), lengths, arguments)
         for way, figures in mixes[mix].items():
             print(f"{mix:8}{way:12}", *(f"{name} {value:9.4g}" for name, value in figures.items()), flush=True)
-    if arguments.json is not None:
-        arguments.json.write_text(json.dumps({"setting": setting(arguments), "mixes": mixes}, indent=2) + "\n")
+    measuring.write_report({"setting": setting(arguments), "mixes": mixes}, arguments.json)
 
 
 def setting(arguments: argparse.Namespace) -> dict[str, str | int | bool]:

@@ -9,12 +9,11 @@ accumulation, where the ranks wait for each other in every micro-batch, the sums
 micro-batches are added up.
 """
 
-import argparse
 import heapq
 import time
 from collections.abc import Callable
 
-import length_histograms
+import measuring
 import numpy as np
 
 from evenpack.data.order.balance import assign_by_cost
@@ -25,14 +24,14 @@ Assigner = Callable[[np.ndarray, int, int], np.ndarray]
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    length_histograms.add_arguments(parser)
+    parser = measuring.parser_of(__doc__)
+    measuring.add_histogram(parser)
     parser.add_argument("--ranks", type=int, default=64)
     parser.add_argument("--packs-per-rank", type=int, default=8, help="in a step, or in each micro-batch")
     parser.add_argument("--accumulation", type=int, default=4, help="micro-batches, for the second part")
     parser.add_argument("--steps", type=int, default=50)
     arguments = parser.parse_args()
-    name, histogram = length_histograms.load(arguments)
+    name, histogram = measuring.load_histogram(arguments)
     packing = pack(histogram, pack_length=len(histogram.counts))
     # Only lengths matter here: the index of sequences is a constant and takes no memory.
     plan = PackPlan(packing, np.broadcast_to(np.int32(0), histogram.sequences), key=1)
@@ -51,7 +50,7 @@ def main() -> None:
     for assigner in (at_random, balanced, balanced_in_each_micro_batch):
         found = measure(assigner, [pack_costs(plan, step, packs) for step in range(10)], ranks, arguments.accumulation)
         report |= {f"accumulating_{figure}": value for figure, value in found.items()}
-    length_histograms.print_report(report, as_json=arguments.json)
+    measuring.print_report(report, as_json=arguments.json)
 
 
 def pack_costs(plan: PackPlan, step: int, packs: int) -> np.ndarray:

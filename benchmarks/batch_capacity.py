@@ -6,11 +6,10 @@ Packs are of the longest length, assigned by the work of attention, with 15 % of
 counting a million packs.
 """
 
-import argparse
 import time
 from typing import Any, cast
 
-import length_histograms
+import measuring
 import numpy as np
 
 from evenpack.data.batches.capacity import BatchCapacity, capacity_of_any_batch, count_capacity, placer_of
@@ -43,14 +42,14 @@ class LengthsAlone:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    length_histograms.add_arguments(parser)
+    parser = measuring.parser_of(__doc__)
+    measuring.add_histogram(parser)
     parser.add_argument("--depth", type=int, help="most sequences of a pack; default: no limit")
     parser.add_argument("--ranks", type=int, default=8)
     parser.add_argument("--packs-per-micro-batch", type=int, default=8)
     parser.add_argument("--accumulation", type=int, default=4)
     arguments = parser.parse_args()
-    name, histogram = length_histograms.load(arguments)
+    name, histogram = measuring.load_histogram(arguments)
     source, objective = source_of(histogram, arguments.depth), objective_of()
     rows = arguments.packs_per_micro_batch
     shape = shape_of(arguments.ranks * arguments.accumulation * rows, rows)
@@ -66,7 +65,7 @@ def main() -> None:
     report |= {f"{size}_of_rows_times_the_fullest": rows * value for size, value in fullest(source, objective).items()}
     report |= {f"{size}_of_the_fullest_together": value for size, value in sizes(together).items()}
     report |= {f"{size}_counted": value for size, value in sizes(counted).items()} | {"cpu_seconds": round(seconds, 1)}
-    length_histograms.print_report(report, as_json=arguments.json)
+    measuring.print_report(report, as_json=arguments.json)
 
 
 def sizes(capacity: BatchCapacity) -> dict[str, int]:

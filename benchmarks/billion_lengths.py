@@ -11,7 +11,6 @@ threads that write pages to the disk. Memory is sampled by another process every
 to the process alone; pages of the mapped files are counted as resident too, but the system can reclaim them.
 """
 
-import argparse
 import json
 import resource
 import tempfile
@@ -24,6 +23,7 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any, TypeVar
 
+import measuring
 import numpy as np
 
 from evenpack.data.order.plan import PackPlan, sequence_id_type, sort_by_length
@@ -40,7 +40,7 @@ SAMPLE_SECONDS = 0.01
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = measuring.parser_of(__doc__)
     parser.add_argument("--name", choices=published_names(), default="wikipedia_512", help="default: %(default)s")
     parser.add_argument("--sequences", type=float, nargs="+", default=[1e7, 1e8, 1e9], help="default: 1e7 1e8 1e9")
     parser.add_argument("--directory", type=Path, help="for the files, 6 bytes a sequence; default: the temporary one")

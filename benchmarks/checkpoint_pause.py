@@ -9,8 +9,6 @@ steps during which nothing was written. The last save of a run is left out, beca
 so are the first two steps. The run must be prepared; between the end of a save and the next must lie a step or more.
 """
 
-import argparse
-import json
 import os
 import statistics
 import tempfile
@@ -18,20 +16,18 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import measuring
+
 _WARMUP = 2
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("run_file", type=Path)
-    parser.add_argument("overrides", nargs="*")
+    parser = measuring.parser_of(__doc__, run_file=True, json_file=True)
     parser.add_argument("--folder", type=Path, default=None)
-    parser.add_argument("--json", type=Path, default=None, help="also write the result to this file")
     arguments = parser.parse_intermixed_args()
     with tempfile.TemporaryDirectory(dir=arguments.folder) as folder:
         result = measured(arguments.run_file, arguments.overrides, Path(folder))
-    if arguments.json is not None:
-        arguments.json.write_text(json.dumps(result, indent=2) + "\n")
+    measuring.write_report(result, arguments.json)
 
 
 def measured(run_file: Path, overrides: Sequence[str], folder: Path) -> dict[str, Any]:

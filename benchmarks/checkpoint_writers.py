@@ -6,7 +6,6 @@ Each round takes the same step four times: while nothing is written, and while e
 checksums the same tensors. On a machine that others use too, only the four of one round compare.
 """
 
-import argparse
 import json
 import os
 import statistics
@@ -17,6 +16,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import measuring
 import torch
 from torch import Tensor, nn
 
@@ -27,11 +27,10 @@ _TENSORS = 200
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = measuring.parser_of(__doc__, json_file=True)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--megabytes", type=int, default=560)
     parser.add_argument("--folder", type=Path, default=None, help="on the disk that is to be measured")
-    parser.add_argument("--json", type=Path, default=None, help="also write the result to this file")
     arguments = parser.parse_args()
     state = {str(index): torch.randn(arguments.megabytes * 250_000 // _TENSORS) for index in range(_TENSORS)}
     take_step = step_of_six_layers()

@@ -12,13 +12,14 @@ caller. The run must be prepared.
 """
 
 import argparse
-import json
 import statistics
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+import measuring
 
 from evenpack.testing.fake_cuda.device import compile_hooks, pretend_cuda
 
@@ -34,18 +35,14 @@ Step = Callable[[int, "Sequence[PackedBatch]"], float]
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("run_file", type=Path)
-    parser.add_argument("overrides", nargs="*")
+    parser = measuring.parser_of(__doc__, run_file=True, json_file=True)
     parser.add_argument("--rounds", type=int, default=20)
     parser.add_argument("--warmup", type=int, default=2)
     parser.add_argument("--trace", action="store_true")
     parser.add_argument("--ranks", type=int, default=8, help="that are pretended by --trace")
-    parser.add_argument("--json", type=Path, default=None, help="also write the result to this file")
     arguments = parser.parse_intermixed_args()
     result = traced(arguments) if arguments.trace else timed(arguments)
-    if arguments.json is not None:
-        arguments.json.write_text(json.dumps(result, indent=2) + "\n")
+    measuring.write_report(result, arguments.json)
 
 
 def opened(arguments: argparse.Namespace) -> "ResolvedRun":

@@ -13,15 +13,12 @@ Costs are medians over rounds of the ratio to `segments` in the same round, minu
 process's threads on a CPU, otherwise wall-clock seconds; `mask_seconds` are those of making one mask, copy included.
 """
 
-import argparse
 import json
-import platform
 import statistics
-import time
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
+import measuring
 import torch
 
 from evenpack.batch import PackedBatch
@@ -39,9 +36,7 @@ KINDS = ("segments", "device_mask", "host_mask")
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("run_file", type=Path)
-    parser.add_argument("overrides", nargs="*")
+    parser = measuring.parser_of(__doc__, run_file=True)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--warmup", type=int, default=1)
     arguments = parser.parse_intermixed_args()
@@ -73,13 +68,11 @@ def measure(config: RunConfig, world: World, *, rounds: int, warmup: int) -> dic
     return {
         "run": config.run.name,
         "model": config.model.shape,
-        "device": torch.cuda.get_device_name(world.device) if world.device.type == "cuda" else platform.machine(),
-        "threads": torch.get_num_threads(),
+        **measuring.device_facts(world.device),
         "precision": config.training.precision,
         "pack_length": config.data.pack_length,
         "packs_per_micro_batch": config.training.packs_per_micro_batch,
         "rounds": rounds,
-        "torch": torch.__version__,
         "seconds": {kind: statistics.median(times) for kind, times in seconds.items()},
         "cost": {
             kind: statistics.median(a / b for a, b in zip(seconds[kind], seconds["segments"], strict=True)) - 1.0
@@ -96,13 +89,13 @@ def _time_passes(engine: TrainingEngine, step: int, batches: Sequence[PackedBatc
     blocks: Any = engine.model.blocks
     for block in blocks:
         block.attention.backend = backend
-    started = _seconds(engine.world)
+    started = measuring.device_seconds(engine.world.device)
     moved = [batch.to(engine.world.device) for batch in batches]
     for host, device in zip(batches, moved, strict=True):
         if kind == "host_mask":
             _use_mask_of_host(host, device, engine.config)
     engine.compute_gradients(step, moved)
-    passed = _seconds(engine.world) - started
+    passed = measuring.device_seconds(engine.world.device) - started
     for parameter in engine.model.parameters():
         parameter.grad = None
     return passed
@@ -110,13 +103,13 @@ def _time_passes(engine: TrainingEngine, step: int, batches: Sequence[PackedBatc
 
 def _time_mask(batch: PackedBatch, config: RunConfig, world: World, kind: str) -> float:
     moved = batch.to(world.device)
-    started = _seconds(world)
+    started = measuring.device_seconds(world.device)
     if kind == "host_mask":
         _use_mask_of_host(batch, moved, config)
     else:
         causal = family_of(config.model).causal
         dense_mask.additive_mask(moved.cu_seqlens, batch.slots, batch.row_slots, causal=causal, dtype=_dtype(config))
-    return _seconds(world) - started
+    return measuring.device_seconds(world.device) - started
 
 
 def _use_mask_of_host(host: PackedBatch, device: PackedBatch, config: RunConfig) -> None:
@@ -132,13 +125,6 @@ def _use_mask_of_host(host: PackedBatch, device: PackedBatch, config: RunConfig)
 
 def _dtype(config: RunConfig) -> torch.dtype:
     return torch.bfloat16 if config.training.precision == "bf16_autocast" else torch.float32
-
-
-def _seconds(world: World) -> float:
-    if world.device.type == "cuda":
-        torch.cuda.synchronize(world.device)
-        return time.perf_counter()
-    return time.process_time()
 
 
 if __name__ == "__main__":

@@ -8,16 +8,13 @@ the process's threads on a CPU, otherwise wall-clock seconds. `of_packing_factor
 data.max_sequence_length, divided by the sequences per pack: 1 is the ideal if padding costs as much as tokens.
 """
 
-import argparse
 import json
-import platform
 import statistics
-import time
 from dataclasses import replace
 from itertools import islice
-from pathlib import Path
 from typing import Any
 
+import measuring
 import torch
 
 from evenpack.config import load_run_file, validate
@@ -32,17 +29,13 @@ LAYOUTS: tuple[Layout, ...] = ("packed", "unpadded", "padded")
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("run_file", type=Path)
-    parser.add_argument("overrides", nargs="*")
+    parser = measuring.parser_of(__doc__, run_file=True, json_file=True)
     parser.add_argument("--rounds", type=int, default=9)
-    parser.add_argument("--json", type=Path)
     arguments = parser.parse_args()
     config = load_run_file(arguments.run_file, FinetuneConfig, arguments.overrides)
     report = measure(config, rounds=arguments.rounds)
     print(json.dumps(report, indent=2))
-    if arguments.json is not None:
-        arguments.json.write_text(json.dumps(report, indent=2) + "\n")
+    measuring.write_report(report, arguments.json)
 
 
 def measure(config: FinetuneConfig, *, rounds: int) -> dict[str, Any]:
@@ -59,19 +52,17 @@ def measure(config: FinetuneConfig, *, rounds: int) -> dict[str, Any]:
     for packs in steps:
         for layout in order:
             collator = replace(finetuning, config=in_layout(config, layout)).collator(data.training)
-            began = now(device)
+            began = measuring.device_seconds(device)
             _, slots[layout] = trainer.step(collator, packs)
-            seconds[layout].append((now(device) - began) / len(packs.sequence_ids))
+            seconds[layout].append((measuring.device_seconds(device) - began) / len(packs.sequence_ids))
         order = [*order[1:], order[0]]
     rates = {layout: 1 / statistics.median(found[1:]) for layout, found in seconds.items()}
     factor = sum(len(packs.sequence_ids) for packs in steps) / sum(packs.packs for packs in steps)
     return {
         "run": config.run.name,
         "model": pretrained.section.shape,
-        "device": torch.cuda.get_device_name(device) if device.type == "cuda" else platform.machine(),
-        "threads": torch.get_num_threads(),
+        **measuring.device_facts(device),
         "precision": config.training.precision,
-        "torch": torch.__version__,
         "rounds": rounds,
         "max_sequence_length": config.data.max_sequence_length,
         "sequences_a_step": statistics.mean(len(packs.sequence_ids) for packs in steps),
@@ -89,13 +80,6 @@ def in_layout(config: FinetuneConfig, layout: Layout) -> FinetuneConfig:
     values = config.model_dump(mode="json")
     values["training"]["layout"] = layout
     return validate(values, FinetuneConfig, origin="benchmark")
-
-
-def now(device: torch.device) -> float:
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
-        return time.perf_counter()
-    return time.process_time()
 
 
 if __name__ == "__main__":

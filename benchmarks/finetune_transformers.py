@@ -8,7 +8,6 @@ torch's AdamW and transformers' linear schedule; dropout uses other random numbe
 two models' losses over the first step before training, without dropout.
 """
 
-import argparse
 import json
 import statistics
 import tempfile
@@ -16,6 +15,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+import measuring
 import numpy as np
 import torch
 from transformers import AutoModelForSequenceClassification, get_linear_schedule_with_warmup
@@ -35,10 +35,7 @@ EVALUATION_ROWS = 64
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("run_file", type=Path)
-    parser.add_argument("overrides", nargs="*")
-    parser.add_argument("--json", type=Path)
+    parser = measuring.parser_of(__doc__, run_file=True, json_file=True)
     arguments = parser.parse_args()
     config = load_run_file(arguments.run_file, FinetuneConfig, arguments.overrides)
     if config.data.definition.predicts != "class":
@@ -66,8 +63,7 @@ def main() -> None:
         "seeds": seeds,
     }
     print(json.dumps(report, indent=2))
-    if arguments.json is not None:
-        arguments.json.write_text(json.dumps(report, indent=2) + "\n")
+    measuring.write_report(report, arguments.json)
 
 
 def train_seed(finetuning: Finetuning, ours: FinetunedModel, exported: Path, seed: int) -> dict[str, Any]:

@@ -12,16 +12,14 @@ import resource
 import statistics
 import time
 from dataclasses import replace
-from pathlib import Path
 
+import measuring
 import numpy as np
-import torch
 
 from evenpack.config import load_run_file
 from evenpack.data.batches.pipeline import MicroBatchDataset
 from evenpack.engine.config import RunConfig
 from evenpack.engine.resolving.resolve import open_run
-from evenpack.engine.world.distributed import World
 
 
 def main() -> None:
@@ -54,8 +52,7 @@ def main() -> None:
 
 def _dataset(config: RunConfig) -> MicroBatchDataset:
     run = open_run(config)
-    alone = World(rank=0, size=1, local_rank=0, device=torch.device("cpu"))
-    settings = replace(run.pipeline_settings(alone), planned_steps=None)
+    settings = replace(run.pipeline_settings(measuring.lone_cpu()), planned_steps=None)
     return MicroBatchDataset(run.prepared, settings)
 
 
@@ -79,9 +76,7 @@ def _read_only(dataset: MicroBatchDataset, steps: int) -> float:
 
 
 def _parse_arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("run_file", type=Path)
-    parser.add_argument("overrides", nargs="*")
+    parser = measuring.parser_of(__doc__, run_file=True)
     parser.add_argument("--tokens", type=int, default=8_000_000, help="about how many tokens a round reads")
     parser.add_argument("--rounds", type=int, default=5)
     return parser.parse_intermixed_args()

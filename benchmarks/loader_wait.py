@@ -19,24 +19,20 @@ import threading
 import time
 from collections.abc import Iterator
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
-import torch
+import measuring
 
 from evenpack.config import load_run_file
 from evenpack.data.batches.pipeline import StepBatches, training_batches
 from evenpack.engine.config import RunConfig
 from evenpack.engine.resolving.resolve import open_run
-from evenpack.engine.world.distributed import World
 
 QUEUED_STEPS = 4
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("run_file", type=Path)
-    parser.add_argument("overrides", nargs="*")
+    parser = measuring.parser_of(__doc__, run_file=True)
     parser.add_argument("--tokens-per-second", type=float, default=500_000.0, help="real tokens, on this rank")
     parser.add_argument("--workers", type=int, default=2)
     parser.add_argument("--steps", type=int, default=100)
@@ -49,9 +45,10 @@ def main() -> None:
 
 def measure(config: RunConfig, arguments: argparse.Namespace) -> dict[str, Any]:
     run = open_run(config)
-    alone = World(rank=0, size=1, local_rank=0, device=torch.device("cpu"))
     steps = arguments.warmup + arguments.steps
-    settings = replace(run.pipeline_settings(alone), loader_workers=arguments.workers, planned_steps=steps)
+    settings = replace(
+        run.pipeline_settings(measuring.lone_cpu()), loader_workers=arguments.workers, planned_steps=steps
+    )
     waits, slept, fetching = [], 0.0, 0.0
     tokens = targets = 0
     load_before = os.getloadavg()[0]

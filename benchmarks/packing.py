@@ -10,6 +10,8 @@ import argparse
 import json
 import statistics
 
+import measuring
+
 from evenpack.data.packing import LengthHistogram, pack
 from evenpack.studies.lengths.published import published_histogram
 
@@ -56,7 +58,7 @@ def _row(name: str, histogram: LengthHistogram, algorithm: str, depth: int | Non
 
 
 def _parse_arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = measuring.parser_of(__doc__)
     parser.add_argument("--case", nargs="+", default=CASES, help="NAME or NAME:DEPTH")
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--json", action="store_true")

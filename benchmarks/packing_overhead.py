@@ -18,16 +18,13 @@ length, for packs of more sequences than the run's own.
 
 import argparse
 import json
-import platform
 import statistics
-import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any
 
+import measuring
 import numpy as np
-import torch
 
 from evenpack.batch import PackedBatch
 from evenpack.config import load_run_file
@@ -89,15 +86,13 @@ def measure(config: RunConfig, world: World, *, longest: int | None, rounds: int
     return {
         "run": config.run.name,
         "model": config.model.shape,
-        "device": torch.cuda.get_device_name(world.device) if world.device.type == "cuda" else platform.machine(),
-        "threads": torch.get_num_threads(),
+        **measuring.device_facts(world.device),
         "precision": config.training.precision,
         "pack_length": config.data.pack_length,
         "packs_per_step": config.training.items_per_step,
         "packs_per_micro_batch": config.training.packs_per_micro_batch,
         "longest_packed": longest,
         "rounds": rounds,
-        "torch": torch.__version__,
         "rows": {kind: _medians(timings[kind]) for kind in kinds},
         "costs": {kind: costs(timings[kind], timings["full"]) for kind in ("packed", "one_segment")},
     }
@@ -146,11 +141,11 @@ def _rows(run: ResolvedRun, source: PackedSource, *, isolate: bool) -> Rows:
 
 def _time_step(engine: TrainingEngine, rows: Rows, step: int, vocabulary_size: int) -> dict[str, float]:
     """Returns the seconds of collation and of forward and backward passes, and the work done in them."""
-    started = _seconds(engine.world)
+    started = measuring.device_seconds(engine.world.device)
     batches = rows.batches(step)
-    collated = _seconds(engine.world)
+    collated = measuring.device_seconds(engine.world.device)
     engine.compute_gradients(step, batches)
-    computed = _seconds(engine.world)
+    computed = measuring.device_seconds(engine.world.device)
     for parameter in engine.model.parameters():
         parameter.grad = None
     works = [performed_work(batch) for batch in batches]
@@ -167,13 +162,6 @@ def _time_step(engine: TrainingEngine, rows: Rows, step: int, vocabulary_size: i
         "head_rows": work.head_slots,
         "squared_lengths": work.squared_lengths,
     }
-
-
-def _seconds(world: World) -> float:
-    if world.device.type == "cuda":
-        torch.cuda.synchronize(world.device)
-        return time.perf_counter()
-    return time.process_time()
 
 
 def costs(timings: list[dict[str, float]], full: list[dict[str, float]]) -> dict[str, float]:
@@ -195,13 +183,10 @@ def _medians(timings: list[dict[str, float]]) -> dict[str, float]:
 
 
 def _parse_arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("run_file", type=Path)
-    parser.add_argument("overrides", nargs="*")
+    parser = measuring.parser_of(__doc__, run_file=True, json_file=True)
     parser.add_argument("--longest", type=int, help="pack pairs up to this length alone")
     parser.add_argument("--rounds", type=int, default=6)
     parser.add_argument("--warmup", type=int, default=1)
-    parser.add_argument("--json", type=Path)
     return parser.parse_intermixed_args()
 
 

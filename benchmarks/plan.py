@@ -11,19 +11,15 @@ Times are CPU seconds, medians. Each part runs in a process of its own, so that 
   sparse file of its true size.
 """
 
-import argparse
 import resource
 import statistics
 import sys
 import tempfile
 import time
-from collections.abc import Callable
-from concurrent.futures import ProcessPoolExecutor
 from functools import partial
-from multiprocessing import get_context
 from pathlib import Path
 
-import length_histograms
+import measuring
 import numpy as np
 
 from evenpack.data.order.balance import assign_by_cost
@@ -39,26 +35,21 @@ BATCH_PACKS = 64
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    length_histograms.add_arguments(parser)
+    parser = measuring.parser_of(__doc__)
+    measuring.add_histogram(parser)
     arguments = parser.parse_args()
-    name, histogram = length_histograms.load(arguments)
+    name, histogram = measuring.load_histogram(arguments)
     report: Figures = {"histogram": name, "sequences": histogram.sequences}
     with tempfile.TemporaryDirectory() as directory:
         file = Path(directory) / "lengths.npy"
-        in_own_process(write_lengths, file, histogram)
-        report |= in_own_process(lengths_to_plan, file, len(histogram.counts))
-        report |= in_own_process(argsort_alone, file)
+        measuring.in_own_process(write_lengths, file, histogram)
+        report |= measuring.in_own_process(lengths_to_plan, file, len(histogram.counts))
+        report |= measuring.in_own_process(argsort_alone, file)
         ratio = float(report["argsort_seconds"]) / float(report["lengths_to_plan_seconds"])
         report["argsort_to_lengths_to_plan"] = round(ratio, 2)
-        report |= in_own_process(plan_steps, histogram)
-        report |= in_own_process(first_batches, Path(directory) / "index", histogram)
-    length_histograms.print_report(report, as_json=arguments.json)
-
-
-def in_own_process(function: Callable[..., Figures], *arguments: object) -> Figures:
-    with ProcessPoolExecutor(max_workers=1, mp_context=get_context("spawn")) as executor:
-        return executor.submit(function, *arguments).result()
+        report |= measuring.in_own_process(plan_steps, histogram)
+        report |= measuring.in_own_process(first_batches, Path(directory) / "index", histogram)
+    measuring.print_report(report, as_json=arguments.json)
 
 
 def write_lengths(file: Path, histogram: LengthHistogram) -> Figures:
@@ -96,7 +87,7 @@ def lengths_to_plan(file: Path, longest: int) -> Figures:
 
 def argsort_alone(file: Path) -> Figures:
     lengths = np.load(file)
-    return {"argsort_seconds": round(median_seconds(lambda: np.argsort(lengths, kind="stable"), 3), 3)}
+    return {"argsort_seconds": round(measuring.median_cpu_seconds(lambda: np.argsort(lengths, kind="stable"), 3), 3)}
 
 
 def plan_steps(histogram: LengthHistogram) -> Figures:
@@ -112,7 +103,7 @@ def plan_steps(histogram: LengthHistogram) -> Figures:
         assign_by_cost(costs, ranks=RANKS, micro_batches=1, per_micro_batch=False)
         draws.append(drawn_at - start)
         assigns.append(time.process_time() - drawn_at)
-    alone = [median_seconds(partial(plan.draw, np.array([place])), 3) for place in range(100)]
+    alone = [measuring.median_cpu_seconds(partial(plan.draw, np.array([place])), 3) for place in range(100)]
     together = statistics.median(draws)
     return {
         "step_draw_seconds": round(together, 4),
@@ -145,15 +136,6 @@ def first_batches(file: Path, histogram: LengthHistogram) -> Figures:
         "first_batch_at_99_percent_milliseconds": round(at_end * 1e3, 3),
         "first_batch_99_to_0_percent": round(at_end / at_start, 3),
     }
-
-
-def median_seconds(function: Callable[[], object], repeats: int) -> float:
-    times = []
-    for _ in range(repeats):
-        start = time.process_time()
-        function()
-        times.append(time.process_time() - start)
-    return statistics.median(times)
 
 
 def peak_megabytes() -> float:

@@ -21,6 +21,8 @@ from concurrent.futures import ProcessPoolExecutor
 from functools import partial
 from pathlib import Path
 
+import measuring
+
 from evenpack.data.config import DataConfig
 from evenpack.data.prepare.manifest import Manifest
 from evenpack.data.prepare.prepare import prepare
@@ -118,7 +120,7 @@ def _median_ratio(timings: dict[str, list[tuple[float, float]]], clock: int) -> 
 
 
 def _parse_arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = measuring.parser_of(__doc__)
     parser.add_argument("--path", type=Path, required=True, help="jsonl or jsonl.zst with a key 'text'")
     parser.add_argument("--tokenizer", type=Path, required=True, help="a folder with vocab.json and merges.txt")
     parser.add_argument("--directory", type=Path, default=None, help="where to write; the default is the system's own")

@@ -17,6 +17,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import measuring
 import numpy as np
 from gpu_day.ranks import deepspeed_command
 
@@ -30,9 +31,8 @@ from evenpack.files import read_json, write_json
 from evenpack.launcher.processes.devices import cuda_devices, settle_accelerator
 from evenpack.studies.imbalance.measured.replay import REPLAYED, Replay, replay
 from evenpack.studies.imbalance.simulated.cluster import ClusterOptions, Scheme
-from evenpack.studies.throughput.clock import PhaseClock
 from evenpack.studies.throughput.contenders import run_to_measure, with_steps
-from evenpack.studies.throughput.measure import StepTimer
+from evenpack.studies.throughput.measure import PhaseClock, StepTimer
 
 _WARMUP = 2
 
@@ -73,9 +73,7 @@ def compared(seconds: list[list[float]], scheme: Scheme, ranks: int, replayed: R
 
 def main() -> None:
     """Starts the ranks, replays their steps, and prints both as a table and as JSON."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("run_file", type=Path)
-    parser.add_argument("overrides", nargs="*")
+    parser = measuring.parser_of(__doc__, run_file=True)
     parser.add_argument("--ranks", default="2,4")
     parser.add_argument("--steps", type=int, default=12)
     parser.add_argument("--batch", type=int, default=8)

@@ -12,17 +12,15 @@ saved, such as deepspeed.zero_stage=2: `convert` rewrites the checkpoint, in eve
 medians over the rounds.
 """
 
-import argparse
-import json
 import shutil
 import statistics
 import time
 from collections.abc import Iterator
-from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager
-from multiprocessing import get_context
 from pathlib import Path
 from unittest import mock
+
+import measuring
 
 from evenpack.engine.config import RunConfig
 
@@ -30,24 +28,20 @@ Seconds = dict[str, float]
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("run_file", type=Path)
-    parser.add_argument("overrides", nargs="*")
+    parser = measuring.parser_of(__doc__, run_file=True, json_file=True)
     parser.add_argument("--positions", type=int, nargs="+", default=[1, 1_000_000], help="steps")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--then", action="append", default=[], metavar="KEY=VALUE", help="of the resumes alone")
-    parser.add_argument("--json", type=Path, default=None, help="also write the result to this file")
     arguments = parser.parse_intermixed_args()
     planned = f"training.steps={max(arguments.positions) + 1}"
     overrides = (*arguments.overrides, planned, "training.stop_after_steps=1")
-    _in_new_process(train_one_step, arguments.run_file, overrides)
+    measuring.in_own_process(train_one_step, arguments.run_file, overrides)
     given = (arguments.run_file, (*overrides, *arguments.then), tuple(arguments.positions))
-    rounds = [_in_new_process(resume, *given) for _ in range(arguments.rounds)]
+    rounds = [measuring.in_own_process(resume, *given) for _ in range(arguments.rounds)]
     medians = {part: statistics.median(one[part] for one in rounds) for part in rounds[0]}
     for part, seconds in medians.items():
         print(f"{part:32} {seconds:8.3f} s")
-    if arguments.json is not None:
-        arguments.json.write_text(json.dumps({"medians": medians, "rounds": rounds}, indent=2) + "\n")
+    measuring.write_report({"medians": medians, "rounds": rounds}, arguments.json)
 
 
 def _config(run_file: Path, overrides: tuple[str, ...]) -> RunConfig:
@@ -121,12 +115,6 @@ def timed_method(found: Seconds, part: str, holder: object, name: str) -> Iterat
 
     with mock.patch.object(holder, name, call):
         yield
-
-
-def _in_new_process(function, *arguments: object) -> Seconds:  # type: ignore[no-untyped-def]
-    with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as pool:
-        seconds: Seconds = pool.submit(function, *arguments).result()
-        return seconds
 
 
 if __name__ == "__main__":

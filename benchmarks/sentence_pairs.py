@@ -15,10 +15,10 @@ import shutil
 import statistics
 import tempfile
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import measuring
 import numpy as np
 
 from evenpack.data.config import DataConfig, MaskingConfig, SentencePairsRecipe
@@ -103,8 +103,10 @@ def _encoding_rates(config: DataConfig) -> dict[str, float]:
     texts = [document.text for number, document in enumerate(documents) if number % SAMPLED_DOCUMENTS == 0]
     encoded = tokenizer.encode_sentences([split_sentences(text, "en") for text in texts])
     sentences = len(encoded.columns["sentence_lengths"])
-    whole = _seconds(lambda: tokenizer.encode_batch(texts))
-    apart = _seconds(lambda: tokenizer.encode_sentences([split_sentences(text, "en") for text in texts]))
+    whole = measuring.median_cpu_seconds(lambda: tokenizer.encode_batch(texts), TURNS)
+    apart = measuring.median_cpu_seconds(
+        lambda: tokenizer.encode_sentences([split_sentences(text, "en") for text in texts]), TURNS
+    )
     return {
         "encoder_sentences_per_second": sentences / whole,
         "encoder_tokens_per_second": len(encoded.tokens) / whole,
@@ -118,7 +120,7 @@ def _pair_rates(config: DataConfig, directory: Path, index: SentenceIndex) -> di
     prepared = PreparedData.open(directory, config)
     shutil.rmtree(directory / "sources" / "text" / "train")
     (directory / "manifest.json").unlink()
-    pairs = _seconds(lambda: prepare(config, directory), turns=1)
+    pairs = measuring.median_cpu_seconds(lambda: prepare(config, directory), 1)
     view = prepared.view("text", "train")
     ids = np.arange(8192)
     tokens, lengths = view.gather(ids).astype(np.int64), view.lengths()[ids]
@@ -137,22 +139,12 @@ def _pair_rates(config: DataConfig, directory: Path, index: SentenceIndex) -> di
                     mask_sequences(chunk, bounds - bounds[0], keys[first : first + batch], settings, vocabulary)
 
             name = f"masking_{'words' if whole_words else 'tokens'}_{batch}_sequences_tokens_per_second"
-            rates[name] = len(tokens) / _seconds(mask)
+            rates[name] = len(tokens) / measuring.median_cpu_seconds(mask, TURNS)
     return rates
 
 
-def _seconds(work: Callable[[], object], *, turns: int = TURNS) -> float:
-    """Returns the median of CPU seconds."""
-    taken = []
-    for _ in range(turns):
-        started = time.process_time()
-        work()
-        taken.append(time.process_time() - started)
-    return statistics.median(taken)
-
-
 def _parse_arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = measuring.parser_of(__doc__)
     parser.add_argument("--path", type=Path, required=True, help="documents, one JSON object with `text` a line")
     parser.add_argument("--tokenizer", type=Path, required=True, help="folder with BERT's vocab.txt")
     parser.add_argument("--directory", type=Path, help="where to write, about 30 bytes for each token of text")

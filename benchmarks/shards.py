@@ -13,13 +13,12 @@ import shutil
 import statistics
 import tempfile
 import time
-from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-import torch
+import measuring
 from rich.console import Console
 
 from evenpack.config import load_run_file
@@ -30,7 +29,6 @@ from evenpack.data.shards.export import export_shards
 from evenpack.data.shards.writing import WrittenLayout
 from evenpack.engine.config import RunConfig
 from evenpack.engine.resolving.resolve import open_run
-from evenpack.engine.world.distributed import World
 from evenpack.progress import Progress
 from evenpack.testing import changed
 
@@ -56,7 +54,7 @@ def _measure(arguments: argparse.Namespace, scratch: Path) -> dict[str, Any]:
     runs = {"text": text}
     for layout in LAYOUTS:
         folder = scratch / layout
-        exporting = _cpu_seconds(partial(_export, prepared, folder, layout))
+        exporting = measuring.median_cpu_seconds(partial(_export, prepared, folder, layout), 1)
         runs[layout] = _shard_run(text, folder / "wiki", scratch / f"from_{layout}")
         preparing = [_prepare_anew(runs[layout]) for _ in range(arguments.rounds)]
         report[layout] = {
@@ -105,15 +103,14 @@ def _export(prepared: PreparedData, folder: Path, layout: WrittenLayout) -> None
 
 def _prepare_anew(run: RunConfig) -> float:
     shutil.rmtree(run.prepared_dir, ignore_errors=True)
-    return _cpu_seconds(partial(prepare, run.data, run.prepared_dir))
+    return measuring.median_cpu_seconds(partial(prepare, run.data, run.prepared_dir), 1)
 
 
 def _loader_rates(runs: dict[str, RunConfig], arguments: argparse.Namespace) -> dict[str, int]:
-    alone = World(rank=0, size=1, local_rank=0, device=torch.device("cpu"))
     datasets = {}
     for name, run in runs.items():
         resolved = open_run(run)
-        settings = replace(resolved.pipeline_settings(alone), planned_steps=None)
+        settings = replace(resolved.pipeline_settings(measuring.lone_cpu()), planned_steps=None)
         datasets[name] = MicroBatchDataset(resolved.prepared, settings)
     rates: dict[str, list[float]] = {name: [] for name in runs}
     for _ in range(arguments.rounds + 1):
@@ -125,14 +122,8 @@ def _loader_rates(runs: dict[str, RunConfig], arguments: argparse.Namespace) -> 
     return {name: round(statistics.median(of_rounds[1:])) for name, of_rounds in rates.items()}
 
 
-def _cpu_seconds(work: Callable[[], Any]) -> float:
-    started = time.process_time()
-    work()
-    return time.process_time() - started
-
-
 def _parse_arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = measuring.parser_of(__doc__)
     parser.add_argument("--path", type=Path, required=True, help="a corpus as `data.sources.NAME.path` takes it")
     parser.add_argument("--tokenizer", type=Path, required=True, help="a folder with BERT's vocab.txt")
     parser.add_argument("--longest", type=int, default=512, help="tokens of a pair, and slots of a pack")

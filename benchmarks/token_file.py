@@ -7,7 +7,6 @@ sequence, one concatenation) is compared in the same run with its alternative, o
 seconds, medians of 5. Private memory is memory that the system cannot reclaim: it excludes mapped pages of the file.
 """
 
-import argparse
 import json
 import statistics
 import tempfile
@@ -15,6 +14,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+import measuring
 import numpy as np
 import psutil
 
@@ -30,7 +30,7 @@ Gather = Callable[[np.ndarray, np.ndarray], np.ndarray]
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = measuring.parser_of(__doc__)
     parser.add_argument("--tokens", type=int, default=128_000_000, help="of the larger file; the smaller has an eighth")
     parser.add_argument("--directory", type=Path, default=None, help="where the files are made; default: temporary")
     arguments = parser.parse_args()

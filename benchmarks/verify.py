@@ -6,7 +6,6 @@ The set is one file of random tokens. CPU seconds are those of the process; the 
 were dropped from memory. `cat` reads the same bytes in the same state.
 """
 
-import argparse
 import json
 import os
 import subprocess
@@ -15,13 +14,14 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+import measuring
 import numpy as np
 
 from evenpack.data.checksums import CHUNK_BYTES, ChunkReader, Digest, digest_of, find_damage
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = measuring.parser_of(__doc__)
     parser.add_argument("--megabytes", type=int, default=2048, help="of the file")
     parser.add_argument("--directory", type=Path, default=None, help="where the file is made; default: temporary")
     arguments = parser.parse_args()

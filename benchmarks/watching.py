@@ -7,8 +7,6 @@ it writes heartbeats when they are due, and reads statuses, failures and stop re
 this machine. CPU time, in one process; the other ranks are processes that sleep, and the files lie on a local disk.
 """
 
-import argparse
-import json
 import os
 import subprocess
 import sys
@@ -16,6 +14,8 @@ import tempfile
 import time
 from dataclasses import replace
 from pathlib import Path
+
+import measuring
 
 from evenpack.launcher.processes.guard import LOOK_SECONDS, Ancestors, Guard
 from evenpack.launcher.processes.hangs import Heartbeat
@@ -27,10 +27,9 @@ _TIMEOUT_SECONDS = 900.0
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = measuring.parser_of(__doc__, json_file=True)
     parser.add_argument("--ranks", type=int, default=8)
     parser.add_argument("--looks", type=int, default=500)
-    parser.add_argument("--json", type=Path, default=None, help="also write the result to this file")
     arguments = parser.parse_args()
     sleepers = [subprocess.Popen(["sleep", "600"]) for _ in range(arguments.ranks - 1)]
     try:
@@ -41,8 +40,7 @@ def main() -> None:
             one.kill()
     for name, value in found.items():
         print(f"{name:28} {value:10.4f}")
-    if arguments.json is not None:
-        arguments.json.write_text(json.dumps(found, indent=2) + "\n")
+    measuring.write_report(found, arguments.json)
 
 
 def measure(output_dir: Path, pids: list[int], *, looks: int) -> dict[str, float]:

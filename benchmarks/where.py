@@ -12,7 +12,6 @@ Times are wall-clock seconds; the time of a plain import, which a command adds, 
 process, without mapped pages.
 """
 
-import argparse
 import os
 import statistics
 import subprocess
@@ -20,12 +19,10 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
-from concurrent.futures import ProcessPoolExecutor
-from multiprocessing import get_context
 from pathlib import Path
 from typing import TypeVar
 
-import length_histograms
+import measuring
 import numpy as np
 
 from evenpack.data.config import ConcatRecipe, DocumentsRecipe
@@ -56,7 +53,7 @@ CHUNK = 1 << 22
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = measuring.parser_of(__doc__)
     parser.add_argument("--documents", type=int, default=100_000_000, help="ten sequences each")
     parser.add_argument("--directory", type=Path, help="where to put the index; it is removed again")
     parser.add_argument("--json", action="store_true")
@@ -64,14 +61,9 @@ def main() -> None:
     report: Figures = {"documents": arguments.documents, "import_seconds": import_seconds()}
     for recipe in ("documents", "concat"):
         with tempfile.TemporaryDirectory(dir=arguments.directory) as name:
-            in_own_process(write_index, Path(name), recipe, arguments.documents)
-            report |= in_own_process(ask, Path(name), recipe, arguments.documents)
-    length_histograms.print_report(report, as_json=arguments.json)
-
-
-def in_own_process(function: Callable[..., Figures], *arguments: object) -> Figures:
-    with ProcessPoolExecutor(max_workers=1, mp_context=get_context("spawn")) as executor:
-        return executor.submit(function, *arguments).result()
+            measuring.in_own_process(write_index, Path(name), recipe, arguments.documents)
+            report |= measuring.in_own_process(ask, Path(name), recipe, arguments.documents)
+    measuring.print_report(report, as_json=arguments.json)
 
 
 def import_seconds() -> float:

@@ -13,11 +13,9 @@ from typing import Any
 import numpy as np
 from pydantic import TypeAdapter
 
-from evenpack.studies.equivalence.compare import compare
+from evenpack.studies.equivalence.compare import Curve, TaskComparison, compare
 from evenpack.studies.equivalence.config import EquivalenceConfig
-from evenpack.studies.equivalence.curves import Curve
 from evenpack.studies.equivalence.plots import plot_equivalence
-from evenpack.studies.equivalence.tuned import TaskComparison
 from evenpack.studies.origins import COMPUTED, origin_line
 from evenpack.studies.residuals.plots import plot_residuals
 from evenpack.studies.residuals.search import ResidualRow

@@ -5,11 +5,9 @@ from typing import Any
 
 import numpy as np
 
-from evenpack.studies.chunking.arms import Arm
-from evenpack.studies.chunking.compare import Finished
+from evenpack.studies.chunking.compare import Arm, Finished
 from evenpack.studies.chunking.config import ChunkingConfig
-from evenpack.studies.chunking.curves import Curve
-from evenpack.studies.chunking.held_out import HeldOut
+from evenpack.studies.chunking.curves import Curve, HeldOut
 
 
 def study(**chunking: Any) -> ChunkingConfig:

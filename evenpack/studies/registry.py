@@ -22,7 +22,7 @@ from evenpack.studies.throughput.command import ThroughputCommand
 if TYPE_CHECKING:
     from evenpack.engine.config import RunConfig
     from evenpack.studies.lengths.subject import Subject
-    from evenpack.studies.runs.machine import Machine
+    from evenpack.studies.runs.runner import Machine
 
 
 @runtime_checkable

@@ -15,8 +15,7 @@ from evenpack.engine.reporting.metrics import read_metrics
 from evenpack.engine.train import TrainOutcome, train_in
 from evenpack.engine.world.distributed import World
 from evenpack.errors import DataError, RunError
-from evenpack.studies.mlperf.compliance import check_log
-from evenpack.studies.mlperf.results import read_result
+from evenpack.studies.mlperf import check_log, read_result
 from evenpack.testing import pair_run_values, prepared, run_config, run_ranks, text_sources
 
 SUBMISSION = {"submission_org": "nobody", "submission_platform": "2 x CPU", "submission_benchmark": "bert"}

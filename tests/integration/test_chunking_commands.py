@@ -18,7 +18,7 @@ from small_run import evenpack, metrics, small_run_values, train_on
 from evenpack.config import load_run_file
 from evenpack.console import save_json
 from evenpack.engine.config import RunConfig
-from evenpack.studies.chunking.study import run_study
+from evenpack.studies.chunking.command import ChunkingCommand
 from evenpack.testing import run_ranks, write_run_file
 
 GRID = {
@@ -107,7 +107,7 @@ def found(study_file: Path) -> Found:
 
 def study(study_file: Path, *, plot: Path | None = None) -> Found:
     machine = ThisProcess()
-    report = run_study(study_file, (), machine, devices_per_run=None, only_report=False, plot=plot)
+    report = ChunkingCommand(plot=plot).run(study_file, (), machine)
     assert report.unmet == "2 of 9 runs failed; their errors are above"
     saved = study_file.parent / "found.json"
     save_json(report.value, saved)

@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 
 from evenpack.data.batches.pipeline import SkippedStep
-from evenpack.engine.config import RunConfig
 from evenpack.engine.reporting.journal import skipped_record
 from evenpack.engine.reporting.metrics import METRICS, find_record, read_metrics, samples_trained
 from evenpack.engine.reporting.save_cost import save_totals
@@ -20,14 +19,12 @@ from evenpack.errors import DataError
 from evenpack.launcher.loss_plot import loss_curves
 from evenpack.step_counts import StepCounts
 from evenpack.studies.chunking.curves import read_curve as read_chunking_curve
-from evenpack.studies.equivalence.curves import read_curve as read_equivalence_curve
+from evenpack.studies.equivalence.compare import read_curve as read_equivalence_curve
 from evenpack.studies.forecast.options import read_log
 from evenpack.studies.imbalance.measured.logged_run import read_logged_run
-from evenpack.studies.report.reading import read_runs
-from evenpack.studies.runs.results import steps_done
-from evenpack.studies.shuffle.jumps import jump
-from evenpack.studies.shuffle.measure import read_losses
-from evenpack.testing import run_values
+from evenpack.studies.report.comparison import read_runs
+from evenpack.studies.runs.jobs import steps_done
+from evenpack.studies.shuffle.measure import jump, read_losses
 
 STEPS = 100
 LEFT_OUT = {
@@ -155,8 +152,7 @@ def progress_of_a_study(folder: Path) -> Any:
 
 
 def shuffle(folder: Path) -> Any:
-    config = RunConfig.model_validate(run_values("gpt2", folder, run={"output_dir": str(folder)}))
-    losses = read_losses(config)
+    losses = read_losses(folder)
     return len(losses), jump(losses, [20, 52], around=5)
 
 

@@ -10,7 +10,7 @@ from evenpack.errors import ConfigError
 from evenpack.launcher.cli.arguments import SETTINGS, AsJson, AtStep, Overrides, RunFile, Save, load, reporting
 
 if TYPE_CHECKING:
-    from evenpack.studies.mlperf.results import MlperfResult
+    from evenpack.studies.mlperf import MlperfResult
 
 
 def evaluate(
@@ -181,7 +181,7 @@ def check_mlperf(
       evenpack mlperf check runs/mlperf_bert_large_packed/mlperf.log
     """
     with reporting(as_json) as report:
-        from evenpack.studies.mlperf.compliance import check_log
+        from evenpack.studies.mlperf import check_log
 
         found = check_log(log)
         report.value = {
@@ -215,7 +215,7 @@ def report_mlperf(
       evenpack mlperf report runs/mlperf_bert_large_packed_seed*/mlperf.log
     """
     with reporting(as_json) as shown:
-        from evenpack.studies.mlperf.results import read_result, score
+        from evenpack.studies.mlperf import read_result, score
 
         results = [read_result(log) for log in logs]
         found = score(results)

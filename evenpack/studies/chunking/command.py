@@ -8,14 +8,15 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from evenpack.console import Report
-from evenpack.studies.shared_options import DevicesPerRun, DryRun, OnlyReport
+from evenpack.studies.runs.command import TrainedStudyCommand
 
 if TYPE_CHECKING:
-    from evenpack.studies.runs.machine import Machine
+    from evenpack.studies.chunking.study import ChunkingStudy
+    from evenpack.studies.runs.runner import Place
 
 
 @dataclass(frozen=True, kw_only=True)
-class ChunkingCommand:
+class ChunkingCommand(TrainedStudyCommand["ChunkingStudy"]):
     """Train the same model on one corpus that is chunked in different ways, and compare perplexities.
 
     A study file lists arms, or a grid of them: recipes, lengths, atoms. Missing data is prepared first. Each finished
@@ -29,9 +30,6 @@ class ChunkingCommand:
       evenpack study chunking STUDY.yaml study.output_dir=runs/other training.epochs=1
     """
 
-    devices_per_run: DevicesPerRun = None
-    dry_run: DryRun = False
-    only_report: OnlyReport = False
     corpus_tokens: Annotated[
         int | None,
         typer.Option(min=1, help="With --dry-run and unprepared data: an epoch's tokens.", show_default=False),
@@ -49,27 +47,20 @@ class ChunkingCommand:
         Path | None, typer.Option("--plot", metavar="FOLDER", help="Also draw a figure per length into this folder.")
     ] = None
 
-    def run(self, study_file: Path, overrides: Sequence[str], machine: "Machine") -> Report:
-        """Runs the study. Raises: ConfigError for an invalid study or option, before anything is started."""
-        from evenpack.studies.budget.options import BudgetOptions
-        from evenpack.studies.chunking.study import describe_study, run_study
+    def load(self, study_file: Path, overrides: Sequence[str]) -> "ChunkingStudy":
+        from evenpack.studies.chunking.study import ChunkingStudy
 
-        if self.dry_run:
-            places = machine.places(self.devices_per_run)
-            options = BudgetOptions(
-                devices=places[0].ranks,
-                device=self.device,
-                mfu=self.mfu,
-                corpus_tokens=self.corpus_tokens,
-                corpus_documents=self.corpus_documents,
-            )
-            options.require_valid(has_run=True)
-            return describe_study(study_file, overrides, places, options)
-        return run_study(
-            study_file,
-            overrides,
-            machine,
-            devices_per_run=self.devices_per_run,
-            only_report=self.only_report,
-            plot=self.plot,
+        return ChunkingStudy(study_file, overrides)
+
+    def describe(self, study: "ChunkingStudy", places: "Sequence[Place]") -> Report:
+        from evenpack.studies.budget.options import BudgetOptions
+
+        options = BudgetOptions(
+            devices=places[0].ranks,
+            device=self.device,
+            mfu=self.mfu,
+            corpus_tokens=self.corpus_tokens,
+            corpus_documents=self.corpus_documents,
         )
+        options.require_valid(has_run=True)
+        return study.describe_with_budgets(places, options)

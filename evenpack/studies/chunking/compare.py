@@ -1,21 +1,89 @@
-"""Compares arms of one length: last values, ranks, and differences from the reference between runs of one seed."""
+"""Arms of a chunking study, compared at one length.
 
-import math
+Last values, ranks, and differences from the reference between runs of one seed; before, the checks that make arms
+comparable.
+"""
+
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import chain
 
 import numpy as np
 from scipy.stats import rankdata
 
-from evenpack.studies.chunking.arms import Arm, ArmsByName, reference_of
+from evenpack.data.config import ConcatRecipe, PaddingRecipe, Recipe
+from evenpack.errors import ConfigError
 from evenpack.studies.chunking.config import ChunkingConfig
-from evenpack.studies.chunking.curves import Curve
-from evenpack.studies.chunking.held_out import HeldOut
-from evenpack.studies.statistics.paired import PairedDifference, Spread, paired_difference
+from evenpack.studies.chunking.curves import Curve, HeldOut
+from evenpack.studies.runs.arms import difference_from, over_seeds
+from evenpack.studies.runs.jobs import StudyRun
+from evenpack.studies.statistics.paired import PairedDifference, Spread
 
 _DECIMALS = 6
 """Decimals of perplexities that are ranked: differences by rounding alone count as equal."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Arm:
+    """One way to chunk the corpus."""
+
+    name: str
+    recipe: str
+    """Name of the recipe in the grid; arms of the phase itself have a name of their own."""
+    kind: str
+    """`data.recipe.kind`."""
+    max_sequence_length: int
+    atom: int | None
+    """See `atom_of`."""
+    rows_per_step: int | None
+    """Rows of a step; None where the run file gives its step in tokens."""
+    epochs: float
+    isolates: bool
+    """`attention.isolate`, which evaluations always apply."""
+
+    @property
+    def atom_label(self) -> str:
+        """Returns the atom in units of the MSL, as the paper has it; without an atom the recipe's name."""
+        return self.recipe if self.atom is None else f"{self.atom / self.max_sequence_length:g} MSL"
+
+    @property
+    def is_natural(self) -> bool:
+        """Returns whether this arm represents its recipe: its atom is the MSL, or it has none."""
+        return self.atom in (None, self.max_sequence_length)
+
+
+ArmsByName = Mapping[str, Arm]
+
+
+def describe_arms(study: ChunkingConfig, runs: Sequence[StudyRun]) -> dict[str, Arm]:
+    """Returns the arms, by name. `runs`: those of the last phase.
+
+    Raises: ConfigError if runs could not be compared: lengths that are not in epochs, parameters that depend on the
+    MSL, or a length without its reference.
+    """
+    grid = study.chunking.grid
+    recipes = {} if grid is None else {arm.name: arm.recipe for arm in grid.arms}
+    _require_equal_parameters(runs)
+    arms = {run.arm: _describe(run, recipes.get(run.arm, run.arm)) for run in runs}
+    for arm in arms.values():
+        name = reference_of(study, arm)
+        _require_equal_epochs(arm, arms)
+        if name not in arms or arms[name].max_sequence_length != arm.max_sequence_length:
+            same = [one.name for one in arms.values() if one.max_sequence_length == arm.max_sequence_length]
+            raise ConfigError(
+                f"chunking.reference: expected an arm of MSL {arm.max_sequence_length} ({', '.join(same)}), found "
+                f"{name} (of '{study.chunking.reference}')"
+            )
+    return arms
+
+
+def atom_of(recipe: Recipe) -> int | None:
+    """Returns the tokens that stay together in the shuffle; None where only rows or packs are shuffled."""
+    return recipe.atom if isinstance(recipe, ConcatRecipe | PaddingRecipe) else None
+
+
+def reference_of(study: ChunkingConfig, arm: Arm) -> str:
+    """Returns the name of the arm with which this one is compared."""
+    return study.chunking.reference.replace("{msl}", str(arm.max_sequence_length))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -102,11 +170,7 @@ def _row(
     epochs = arm.epochs
 
     def difference(measure: Callable[[Finished], float | None]) -> PairedDifference | None:
-        pairs = [(measure(one), measure(reference[seed])) for seed, one in of_seed.items() if seed in reference]
-        both = [(one, other) for one, other in pairs if one is not None and other is not None]
-        if not both or not all(map(math.isfinite, chain.from_iterable(both))):
-            return None
-        return paired_difference([one for one, _ in both], [other for _, other in both], significance=significance)
+        return difference_from(reference, of_seed, measure, significance=significance)
 
     return ArmRow(
         arm=arm,
@@ -119,11 +183,11 @@ def _row(
         final_step=Spread.of([float(curve.perplexity[-1]) for curve in curves]),
         rank_in_recipe=rank_in_recipe,
         rank_at_length=rank_at_length,
-        at_steps={step: _over_seeds([curve.at_step(step, epochs) for curve in curves]) for step in steps},
+        at_steps={step: over_seeds([curve.at_step(step, epochs) for curve in curves]) for step in steps},
         difference=difference(lambda one: one.curve.final(epochs)),
-        own_rows=_over_seeds([one.held_out.own_rows for one in of_seed.values()]) if arm.isolates else None,
-        own_rows_real_tokens=_over_seeds([one.held_out.own_rows_real_tokens for one in of_seed.values()]),
-        documents=_over_seeds([one.held_out.documents for one in of_seed.values()]),
+        own_rows=over_seeds([one.held_out.own_rows for one in of_seed.values()]) if arm.isolates else None,
+        own_rows_real_tokens=over_seeds([one.held_out.own_rows_real_tokens for one in of_seed.values()]),
+        documents=over_seeds([one.held_out.documents for one in of_seed.values()]),
         documents_difference=difference(lambda one: one.held_out.documents),
     )
 
@@ -149,7 +213,47 @@ def _quarters(finished: FinishedRuns, names: Sequence[str]) -> list[int]:
     return sorted({max(1, steps * quarter // 4) for quarter in (1, 2, 3, 4)})
 
 
-def _over_seeds(values: Sequence[float | None]) -> Spread | None:
-    """Returns the spread over seeds; None if one of them has no value."""
-    found = [value for value in values if value is not None]
-    return Spread.of(found) if found and len(found) == len(values) else None
+def _describe(run: StudyRun, recipe: str) -> Arm:
+    training, data = run.config.training, run.config.data
+    if training.epochs is None or training.epochs < 1 or training.batching != "packs":
+        raise ConfigError(
+            f"run {run.key} of the study: last epochs are compared, in rows. Set training.epochs to 1 or more "
+            "(the paper has 2) in place of steps or samples, and training.batching to packs; found training.epochs "
+            f"{training.epochs} and {training.batching}"
+        )
+    return Arm(
+        name=run.arm,
+        recipe=recipe,
+        kind=data.recipe.kind,
+        max_sequence_length=data.recipe.max_sequence_length,
+        atom=atom_of(data.recipe),
+        rows_per_step=training.stated_items_per_step,
+        epochs=training.epochs,
+        isolates=run.config.attention.isolate,
+    )
+
+
+def _require_equal_parameters(runs: Sequence[StudyRun]) -> None:
+    """Checks that arms of one seed begin with the same weights, which depend on the seed alone (appendix A.4)."""
+    arm_of_size = {
+        run.config.model.max_positions or run.config.positions_needed: run.arm
+        for run in runs
+        if run.config.model.positions == "learned"
+    }
+    if len(arm_of_size) > 1:
+        sizes = " and ".join(f"{size} positions in {arm}" for size, arm in arm_of_size.items())
+        raise ConfigError(
+            f"model.positions learned has a parameter for each position, {sizes}, so these arms cannot begin with the "
+            "same weights: set model.positions to alibi or rotary, which have none, or model.max_positions to the "
+            "longest"
+        )
+
+
+def _require_equal_epochs(arm: Arm, arms: ArmsByName) -> None:
+    """Checks that arms of one length have equal epochs: they are ranked by hundredths of their last ones."""
+    for other in arms.values():
+        if other.max_sequence_length == arm.max_sequence_length and other.epochs != arm.epochs:
+            raise ConfigError(
+                f"arms {arm.name} and {other.name} of MSL {arm.max_sequence_length} have training.epochs "
+                f"{arm.epochs:g} and {other.epochs:g}, and would not have seen the same tokens: give them as many"
+            )

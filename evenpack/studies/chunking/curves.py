@@ -1,7 +1,13 @@
-"""Perplexity during a run: by step, by hundredths of an epoch, and smoothed.
+"""Perplexity of one run: by step, by hundredths of an epoch and smoothed, and on held-out documents.
 
 metrics.jsonl   the run's own log, as long as it exists
 curve.json      the part that the study needs, stored with the result: enough for every table and figure
+
+Held-out documents are the same for all arms, because a hash of the text splits them off:
+
+own rows                chunked by the arm's own recipe: its last evaluation in training
+own rows, real tokens   the same, without padding in the loss; of arms whose loss counts padding
+documents               one by one, at the arm's MSL: the same targets for all arms of a length, so the fair one
 """
 
 import math
@@ -14,10 +20,15 @@ import numpy as np
 from jaxtyping import Float64
 from scipy.signal import lfilter
 
+from evenpack.data.config import PaddingRecipe
 from evenpack.engine.reporting.journal import SUMMARY
-from evenpack.engine.reporting.metrics import METRICS, read_metrics, trained_steps
+from evenpack.engine.reporting.metrics import METRICS
 from evenpack.errors import DataError
 from evenpack.files import read_json_object, write_json
+from evenpack.studies.chunking.config import ChunkingConfig
+from evenpack.studies.runs.arms import read_steps, weighted_mean
+from evenpack.studies.runs.jobs import Evaluation, StudyRun, evaluation_of
+from evenpack.studies.runs.study_file import Settings
 
 CURVE = "curve.json"
 
@@ -27,6 +38,9 @@ SEGMENTS = 100
 _DIGITS = 7
 """Digits of a loss in curve.json."""
 _LARGEST_FACTOR = 0.999
+
+DOCUMENTS = "documents"
+REAL_TOKENS = "real_tokens"
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -95,6 +109,15 @@ class Curve:
         }
 
 
+@dataclass(frozen=True, kw_only=True)
+class HeldOut:
+    """Perplexities of one run; None for those that have not been evaluated."""
+
+    own_rows: float | None
+    own_rows_real_tokens: float | None
+    documents: float | None
+
+
 def read_curve(output_dir: Path) -> Curve:
     """Reads the run's log and stores the needed part in curve.json; without a log it reads curve.json.
 
@@ -102,7 +125,7 @@ def read_curve(output_dir: Path) -> Curve:
     """
     path, kept = output_dir / METRICS, output_dir / CURVE
     if path.exists():
-        values = _from_log(path)
+        values = _from_log(output_dir)
         if read_json_object(kept) != values:
             write_json(kept, values)
     else:
@@ -115,6 +138,25 @@ def read_curve(output_dir: Path) -> Curve:
         values = found
     losses = [math.inf if loss is None else loss for loss in values["losses"]]
     return Curve(**(values | {"losses": np.array(losses, dtype=np.float64)}))
+
+
+def held_out_evaluations(study: ChunkingConfig, runs: Sequence[StudyRun]) -> tuple[Evaluation, ...]:
+    """Returns the evaluations that follow each of the runs. Raises: ConfigError."""
+    return tuple(
+        evaluation_of(run, name, settings, study_dir=study.study.output_dir)
+        for run in runs
+        for name, settings in _asked(study, run).items()
+    )
+
+
+def read_held_out(curve: Curve, evaluations: Sequence[Evaluation]) -> HeldOut:
+    """Reads the evaluations of one run. Raises: DataError for an incomplete result."""
+    losses = {evaluation.name: _loss(evaluation) for evaluation in evaluations}
+    return HeldOut(
+        own_rows=_perplexity(curve.own_loss),
+        own_rows_real_tokens=_perplexity(losses.get(REAL_TOKENS)),
+        documents=_perplexity(losses.get(DOCUMENTS)),
+    )
 
 
 def smoothed(
@@ -150,26 +192,16 @@ def _means(
     return np.where(np.isnan(means), np.inf, means)
 
 
-def _from_log(path: Path) -> dict[str, Any]:
-    records = read_metrics(path)
-    if not records or [record["step"] for record in records] != list(range(1, len(records) + 1)):
-        raise DataError(
-            f"{path} does not have each step once, from the first on, so its epochs are unknown: remove "
-            f"{path.parent} to train that run again"
-        )
-    trained = trained_steps(records)
-    if not trained:
-        raise DataError(
-            f"all {len(records)} steps in {path} were skipped, so there is no loss: see training.skip_steps"
-        )
-    summary = read_json_object(path.parent / SUMMARY) or {}
+def _from_log(output_dir: Path) -> dict[str, Any]:
+    records, trained = read_steps(output_dir)
+    summary = read_json_object(output_dir / SUMMARY) or {}
     evaluated = [record["validation"] for record in records if record.get("validation")]
     return {
         "losses": _losses(records, first=trained[0]),
         "tokens_per_step": sum(record["tokens"] for record in trained) / len(trained),
         "slots_per_step": sum(record["slots"] for record in trained) / len(trained),
         "seconds": sum(record["step_seconds"] for record in trained),
-        "own_loss": mean_loss(evaluated[-1]) if evaluated else None,
+        "own_loss": _mean_loss(evaluated[-1]) if evaluated else None,
         "measured_on": f"{summary['ranks']} x {summary['device']}" if summary else None,
     }
 
@@ -183,12 +215,48 @@ def _losses(records: Sequence[dict[str, Any]], *, first: dict[str, Any]) -> list
     return losses
 
 
-def mean_loss(sources: dict[str, Any]) -> float | None:
+def _mean_loss(sources: dict[str, Any]) -> float | None:
     """Returns the mean loss over the targets of all evaluated sources; None where nothing was held out."""
     found = [values for values in sources.values() if values is not None and values["loss"] is not None]
-    targets = sum(values["targets"] for values in found)
-    return sum(values["targets"] * values["loss"] for values in found) / targets if targets else None
+    return weighted_mean(found, "loss", "targets") if any(values["targets"] for values in found) else None
 
 
 def _rounded(loss: float) -> float | None:
     return float(f"{loss:.{_DIGITS}g}") if math.isfinite(loss) else None
+
+
+def _asked(study: ChunkingConfig, run: StudyRun) -> dict[str, Settings]:
+    recipe = run.config.data.recipe
+    asked: dict[str, Settings] = {}
+    if study.chunking.documents_alone:
+        length = recipe.max_sequence_length
+        asked[DOCUMENTS] = {
+            "data.recipe": {"kind": "documents", "max_sequence_length": length, "long_documents": "split"},
+            "data.pack_length": length,
+            "data.packing": {"algorithm": "auto"},
+            "training.evaluation_packs": study.chunking.documents_packs,
+        }
+    if isinstance(recipe, PaddingRecipe) and recipe.padding_in_loss:
+        asked[REAL_TOKENS] = {"data.recipe.padding_in_loss": False}
+    return asked
+
+
+def _loss(evaluation: Evaluation) -> float | None:
+    values = read_json_object(evaluation.result)
+    if values is None:
+        return None
+    try:
+        return _mean_loss(values["sources"])
+    except (KeyError, TypeError, AttributeError) as error:
+        raise DataError(
+            f"{evaluation.result} is not a result of `evenpack evaluate`: remove it, and that run is evaluated again"
+        ) from error
+
+
+def _perplexity(loss: float | None) -> float | None:
+    if loss is None:
+        return None
+    try:
+        return math.exp(loss)
+    except OverflowError:
+        return math.inf

@@ -8,12 +8,12 @@ import numpy as np
 from jaxtyping import Float64
 
 from evenpack.errors import ConfigError
-from evenpack.studies.chunking.arms import Arm
-from evenpack.studies.chunking.compare import ArmRow, FinishedRuns
+from evenpack.studies.chunking.compare import Arm, ArmRow, FinishedRuns
 from evenpack.studies.chunking.config import ChunkingConfig, ChunkingSection
 from evenpack.studies.chunking.curves import smoothed
 from evenpack.studies.chunking.tables import by_length
 from evenpack.studies.plotting import COLOURS, INK, figure_as_png, require_matplotlib, write_footer, write_title
+from evenpack.studies.runs.arms import arm_label, draw_band, seeds_text
 from evenpack.studies.statistics.paired import Spread, clearly_lowest
 
 _POINTS = 400
@@ -86,10 +86,9 @@ def _plot_length(
 
 
 def _captions(rows: Sequence[ArmRow], study: ChunkingConfig) -> list[str]:
-    section = study.chunking
-    seeds = sorted({seed for row in rows for seed in row.seeds})
+    section, seeds = study.chunking, seeds_text(row.seeds for row in rows)
     lines = [
-        f"MSL {rows[0].arm.max_sequence_length} (maximum sequence length), seeds {', '.join(map(str, seeds))}. Curves: "
+        f"MSL {rows[0].arm.max_sequence_length} (maximum sequence length), {seeds}. Curves: "
         f"exponential moving average, alpha {section.smoothing:g} on the {section.smoothing_weighs} value; mean over "
         "seeds, bands from least to greatest.",
         "Bars: mean over seeds ± standard deviation. Final perplexity: mean over the last 1 % of the last epoch; rank: "
@@ -111,8 +110,8 @@ def _draw_curves(
         epochs = row.arm.epochs
         begin = epochs - 1.0 if last_epoch else _HEAD * epochs
         grid = np.linspace(begin, epochs, _POINTS)
-        lines = _lines(finished, row, section, grid)
-        _draw_line(axes, lines, grid, label=row.arm.atom_label, colour=_colour(row.arm))
+        style = {"label": row.arm.atom_label, "color": _colour(row.arm), "linewidth": 1.5}
+        draw_band(axes, grid, _lines(finished, row, section, grid), **style)
     axes.set_xlabel("epoch")
     axes.set_ylabel("training perplexity")
     axes.legend(frameon=False, fontsize=8.5, title="atom", title_fontsize=8.5)
@@ -123,9 +122,8 @@ def _draw_recipes(axes: Any, finished: FinishedRuns, rows: Sequence[ArmRow], sec
     for index, row in enumerate(rows):
         grid = np.linspace(_HEAD_OF_RECIPES * row.arm.epochs, row.arm.epochs, _POINTS)
         colour = COLOURS[index % len(COLOURS)]
-        label = f"{row.arm.recipe.replace('_', ' ')} ({row.steps:,} steps)"
-        lines = _lines(finished, row, section, grid)
-        _draw_line(axes, lines, grid * row.steps_per_epoch, label=label, colour=colour)
+        style = {"label": f"{arm_label(row.arm.recipe)} ({row.steps:,} steps)", "color": colour, "linewidth": 1.5}
+        draw_band(axes, grid * row.steps_per_epoch, _lines(finished, row, section, grid), **style)
         axes.plot([row.steps], [row.final.mean], "o", color=colour, markersize=5)
     axes.set_xlabel("step (optimizer updates)")
     axes.set_ylabel("training perplexity")
@@ -146,7 +144,7 @@ def _draw_held_out(axes: Any, rows: Sequence[ArmRow]) -> None:
     reach = [spread.deviation or 0.0 for _, spread in shown]
     axes.errorbar(means, places, xerr=reach, fmt="none", ecolor=INK, elinewidth=1.2, capsize=3)
     axes.scatter(means, places, c=[_colour(arm) for arm, _ in shown], s=42, zorder=3)
-    axes.set_yticks(places, [arm.name.replace("_", " ") for arm, _ in shown], fontsize=8.5)
+    axes.set_yticks(places, [arm_label(arm.name) for arm, _ in shown], fontsize=8.5)
     axes.invert_yaxis()
     axes.grid(axis="x")
     axes.set_xlabel("perplexity (mean over seeds ± standard deviation)")
@@ -158,7 +156,7 @@ def title_of_held_out(spreads: Sequence[tuple[str, Spread]]) -> str:
     lowest = clearly_lowest([(mean - deviation, mean + deviation) for mean, deviation in known])
     if lowest is None or len(known) < len(spreads):
         return "Held-out documents alone"
-    return f"Held-out documents alone: {spreads[lowest][0].replace('_', ' ')} is lowest"
+    return f"Held-out documents alone: {arm_label(spreads[lowest][0])} is lowest"
 
 
 def _draw_bars(axes: Any, rows: Sequence[ArmRow], spreads: Sequence[Spread | None], label: str) -> None:
@@ -176,21 +174,6 @@ def _draw_bars(axes: Any, rows: Sequence[ArmRow], spreads: Sequence[Spread | Non
     axes.set_xticks(places, [row.arm.atom_label.replace(" ", "\n") for row in rows], fontsize=8.5)
     axes.set_ylabel(label)
     axes.margins(y=0.12)
-
-
-def _draw_line(
-    axes: Any,
-    lines: Sequence[Float64[np.ndarray, " points"]],
-    grid: Float64[np.ndarray, " points"],
-    *,
-    label: str,
-    colour: str,
-) -> None:
-    """Draws the mean of the runs of an arm, and the range of its runs."""
-    stacked = np.stack(lines)
-    axes.plot(grid, stacked.mean(axis=0), label=label, color=colour, linewidth=1.5)
-    if len(stacked) > 1:
-        axes.fill_between(grid, stacked.min(axis=0), stacked.max(axis=0), color=colour, alpha=0.15, linewidth=0)
 
 
 def _lines(

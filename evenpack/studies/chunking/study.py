@@ -1,131 +1,184 @@
-"""The study `evenpack study chunking`, from a study file to its results."""
+"""The study `evenpack study chunking`: runs and their evaluations, compared; their budget before they are started."""
 
+import shlex
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
+
+from rich.console import RenderableType
 
 from evenpack import console
 from evenpack.console import Report
+from evenpack.data.prepare.known_tokens import find_tokens
+from evenpack.data.prepare.manifest import MANIFEST
+from evenpack.studies.budget.budget import Budget, budget_of
 from evenpack.studies.budget.options import BudgetOptions
-from evenpack.studies.chunking.arms import ArmsByName, describe_arms
-from evenpack.studies.chunking.compare import Finished, FinishedRuns, compare
+from evenpack.studies.chunking.compare import Finished, atom_of, compare, describe_arms
 from evenpack.studies.chunking.config import ChunkingConfig
-from evenpack.studies.chunking.curves import read_curve
-from evenpack.studies.chunking.held_out import held_out_evaluations, read_held_out
-from evenpack.studies.chunking.plan import planned_runs, planned_table, prepare_command, unknown_text
+from evenpack.studies.chunking.curves import held_out_evaluations, read_curve, read_held_out
 from evenpack.studies.chunking.plots import plot_lengths, require_plots
 from evenpack.studies.chunking.tables import comparison_tables
-from evenpack.studies.runs.config import load_study
-from evenpack.studies.runs.evaluations import Evaluation, interleaved
-from evenpack.studies.runs.expansion import StudyRun, expand
-from evenpack.studies.runs.frame import (
-    conclude,
-    devices_of,
-    ended_jobs,
-    finished_runs,
-    measured_on,
-    origin_of_study,
-    run_states,
-)
-from evenpack.studies.runs.jobs import Job
-from evenpack.studies.runs.machine import Machine, Place
-from evenpack.studies.runs.runner import EndedRun
-from evenpack.studies.runs.tables import unfinished_text
+from evenpack.studies.runs.arms import of_each_run
+from evenpack.studies.runs.jobs import Job, StudyRun, interleaved
+from evenpack.studies.runs.runner import EndedRun, Place
+from evenpack.studies.runs.study import Findings, RunsByArm, TrainedStudy, run_rows
+
+
+class ChunkingStudy(TrainedStudy[ChunkingConfig]):
+    """Each run of the last phase is followed by its evaluations on held-out documents."""
+
+    def __init__(self, study_file: Path, overrides: Sequence[str]) -> None:
+        """Loads the study. Raises: ConfigError for settings that make runs invalid, or not comparable."""
+        super().__init__(ChunkingConfig, study_file, overrides)
+        self.arms = describe_arms(self.study, self.compared)
+        self.evaluations = held_out_evaluations(self.study, self.compared)
+
+    @property
+    def jobs(self) -> Sequence[Job]:
+        return interleaved(self.runs, self.evaluations)
+
+    def require_plot(self, path: Path) -> None:
+        require_plots(path)
+
+    def compare(self, runs: RunsByArm, ended: Sequence[EndedRun]) -> Findings:
+        finished = of_each_run(runs, self._finished)
+        rows = compare(finished, self.arms, self.study)
+        segments = {
+            name: {seed: one.curve.segments(self.arms[name].epochs).tolist() for seed, one in of_seed.items()}
+            for name, of_seed in finished.items()
+        }
+        return Findings(
+            value={"arms": rows, "segments": segments},
+            shown=comparison_tables(rows, self.study.chunking),
+            draw=lambda folder, origin: plot_lengths(finished, rows, self.study, folder, origin=origin),
+        )
+
+    def _finished(self, run: StudyRun) -> Finished:
+        curve = read_curve(run.output_dir)
+        evaluations = [evaluation for evaluation in self.evaluations if evaluation.starts_from == run.key]
+        return Finished(curve=curve, held_out=read_held_out(curve, evaluations))
+
+    def describe_with_budgets(self, places: Sequence[Place], options: BudgetOptions) -> Report:
+        """Lists the runs for `--dry-run`, with the budget of each. Raises: ConfigError."""
+        planned = planned_runs(self.runs, options)
+        reference = console.text(f"Compared with {self.study.chunking.reference}, at the same length")
+        command = prepare_command(planned, self.runs)
+        return Report(
+            value={"study": self.study, "runs": planned, "prepare_first": command},
+            shown=[planned_table(planned, title=self.title(places)), reference, *unknown_text(planned, command)],
+        )
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Loaded:
-    study: ChunkingConfig
-    runs: tuple[StudyRun, ...]
-    arms: ArmsByName
-    evaluations: tuple[Evaluation, ...]
+class PlannedRun:
+    """A run as far as its run file and the known part of its data determine it."""
 
-    @property
-    def jobs(self) -> tuple[Job, ...]:
-        return interleaved(self.runs, self.evaluations)
-
-
-def describe_study(
-    study_file: Path, overrides: Sequence[str], places: Sequence[Place], options: BudgetOptions
-) -> Report:
-    """Lists the runs for `--dry-run`. Raises: ConfigError."""
-    loaded = _load(study_file, overrides)
-    study, runs = loaded.study, loaded.runs
-    planned = planned_runs(runs, options)
-    title = f"{study.study.name}: {len(runs)} runs, {len(places)} at a time, {places[0].ranks} ranks each"
-    reference = console.text(f"Compared with {study.chunking.reference}, at the same length")
-    command = prepare_command(planned, runs)
-    shown = [planned_table(planned, title=title), reference, *unknown_text(planned, command)]
-    return Report(value={"study": study, "runs": planned, "prepare_first": command}, shown=shown)
+    run: str
+    state: str
+    recipe: str
+    """`data.recipe.kind`."""
+    max_sequence_length: int
+    atom: int | None
+    rows_per_step: int | None
+    micro_batches_per_rank: int | None
+    steps: int | None
+    """Steps; None before the data is tokenised, unless they follow from counts."""
+    budget: Budget | None
+    """Budget; None in the same cases."""
+    output_dir: str
 
 
-def run_study(
-    study_file: Path,
-    overrides: Sequence[str],
-    machine: Machine,
-    *,
-    devices_per_run: int | None,
-    only_report: bool,
-    plot: Path | None,
-) -> Report:
-    """Trains and evaluates unfinished runs, and compares the finished ones.
+def planned_runs(runs: Sequence[StudyRun], options: BudgetOptions) -> tuple[PlannedRun, ...]:
+    """Returns the planned runs; those of one arm with different seeds have the same budget.
 
-    Raises: ConfigError, RunError; DataError for a damaged log.
+    Raises: ConfigError if the ranks cannot divide the steps of a run, one has finished with other settings, or a budget
+    cannot be computed.
     """
-    loaded = _load(study_file, overrides)
-    if plot is not None:
-        require_plots(plot)
-    output_dir = loaded.study.study.output_dir
-    ended = ended_jobs(loaded.jobs, output_dir, machine, devices_per_run=devices_per_run, only_report=only_report)
-    return conclude(_report(loaded, ended, plot), ended, machine)
+    budgets: dict[tuple[str, str], Budget | None] = {}
+    planned = []
+    for row, run in zip(run_rows(runs, ranks=options.devices), runs, strict=True):
+        arm = (run.phase, run.arm)
+        if arm not in budgets:
+            budgets[arm] = _budget(run, options)
+        budget, data = budgets[arm], run.config.data
+        planned.append(
+            PlannedRun(
+                run=row.run,
+                state=row.state,
+                recipe=data.recipe.kind,
+                max_sequence_length=data.recipe.max_sequence_length,
+                atom=atom_of(data.recipe),
+                rows_per_step=row.items_per_step,
+                micro_batches_per_rank=row.micro_batches_per_rank,
+                steps=row.steps if budget is None else budget.steps,
+                budget=budget,
+                output_dir=row.output_dir,
+            )
+        )
+    return tuple(planned)
 
 
-def _report(loaded: _Loaded, ended: Sequence[EndedRun], plot: Path | None) -> Report:
-    """Returns the finished runs, compared, as tables and figures."""
-    study, finished = loaded.study, _finished(loaded, ended)
-    rows = compare(finished, loaded.arms, study)
-    trained = finished_runs(ended, study.last_phase)
-    origin = origin_of_study(study.study.name, trained)
-    report = Report(
-        value={
-            "study": study,
-            "origin": origin,
-            "measured_on": measured_on(devices_of(trained)),
-            "runs": run_states(ended),
-            "arms": rows,
-            "segments": _segments(finished, loaded.arms),
-        },
-        shown=[*comparison_tables(rows, study.chunking), *unfinished_text(ended)],
-    )
-    if plot is not None and rows:
-        drawn = plot_lengths(finished, rows, study, plot, origin=origin)
-        report.shown.append(console.text("\n".join(f"Drew {path}" for path in drawn)))
-    return report
+def prepare_command(planned: Sequence[PlannedRun], runs: Sequence[StudyRun]) -> str | None:
+    """Returns the command that makes the tokens on which all budgets depend; None where no budget is missing."""
+    missing = {one.run for one in planned if one.budget is None}
+    first = next((run for run in runs if run.key in missing), None)
+    return None if first is None else shlex.join(["evenpack", "prepare", str(first.run_file), *first.overrides])
 
 
-def _load(study_file: Path, overrides: Sequence[str]) -> _Loaded:
-    """Loads the study. Raises: ConfigError for settings that make runs invalid, or not comparable."""
-    study, run_overrides = load_study(study_file, ChunkingConfig, overrides)
-    study = study.with_arms_of_grid()
-    runs = expand(study, run_overrides)
-    arms = describe_arms(study, runs)
-    return _Loaded(study=study, runs=runs, arms=arms, evaluations=held_out_evaluations(study, runs))
+def planned_table(planned: Sequence[PlannedRun], *, title: str) -> RenderableType:
+    """Returns one line per run."""
+    rows = [_shown(one) for one in planned]
+    if any(one.budget is not None and one.budget.time is not None for one in planned):
+        rows = [row | {"hours": _hours(one.budget)} for row, one in zip(rows, planned, strict=True)]
+    return console.table(rows, title=title)
 
 
-def _finished(loaded: _Loaded, ended: Sequence[EndedRun]) -> FinishedRuns:
-    """Returns the finished runs of the last phase."""
-    found: dict[str, dict[int, Finished]] = {arm: {} for arm in loaded.arms}
-    for run in finished_runs(ended, loaded.study.last_phase):
-        curve = read_curve(run.output_dir)
-        evaluations = [evaluation for evaluation in loaded.evaluations if evaluation.starts_from == run.key]
-        held_out = read_held_out(curve, evaluations)
-        found[run.arm][run.seed] = Finished(curve=curve, held_out=held_out)
-    return found
+def unknown_text(planned: Sequence[PlannedRun], command: str | None) -> list[RenderableType]:
+    """Returns the reason why figures are missing, if any, and the command that makes them available."""
+    if command is None:
+        return []
+    kinds = sorted({one.recipe for one in planned if one.budget is None})
+    return [
+        console.text(
+            f"A dash stands for what is not known yet: the steps of {', '.join(kinds)} follow from the length of each "
+            "document, and the corpus is not tokenised. (Those of concat and documents follow from --corpus-tokens and "
+            f"--corpus-documents, too.) This tokenises it for all runs, then list them again:\n{command}"
+        )
+    ]
 
 
-def _segments(finished: FinishedRuns, arms: ArmsByName) -> dict[str, dict[int, list[float]]]:
-    """Returns the perplexity of each hundredth of the last epoch, by arm and seed."""
+def _budget(run: StudyRun, options: BudgetOptions) -> Budget | None:
+    """Returns the exact budget of prepared or tokenised data, or one by counts where they suffice; else None."""
+    config = run.config
+    if (config.prepared_dir / MANIFEST).is_file() or find_tokens(config.data) is not None:
+        return budget_of(config, replace(options, corpus_tokens=None, corpus_documents=None))
+    if options.corpus_tokens is None or config.data.recipe.kind not in ("concat", "documents"):
+        return None
+    return budget_of(config, options)
+
+
+def _shown(one: PlannedRun) -> dict[str, object]:
+    budget = one.budget
     return {
-        name: {seed: one.curve.segments(arms[name].epochs).tolist() for seed, one in of_seed.items()}
-        for name, of_seed in finished.items()
+        "run": one.run,
+        "state": one.state,
+        "recipe": one.recipe,
+        "MSL": one.max_sequence_length,
+        "atom": one.atom,
+        "rows/step": one.rows_per_step,
+        "accumulation": one.micro_batches_per_rank,
+        "steps": one.steps,
+        "tokens": None if budget is None else round(budget.tokens),
+        "padding": None if budget is None else console.percent(_padding_share(budget)),
+        "tokens/parameter": None if budget is None else round(budget.tokens_per_parameter, 2),
+        "FLOPs": None if budget is None else f"{budget.flops:.3g}",
     }
+
+
+def _padding_share(budget: Budget) -> float:
+    """Returns the fraction of padding among the slots of all steps."""
+    return 1.0 - budget.tokens / (budget.steps * budget.batch.slots)
+
+
+def _hours(budget: Budget | None) -> float | None:
+    return None if budget is None or budget.time is None else round(budget.time.hours, 2)

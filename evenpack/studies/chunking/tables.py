@@ -8,7 +8,10 @@ from rich.console import RenderableType
 from evenpack import console
 from evenpack.studies.chunking.compare import ArmRow
 from evenpack.studies.chunking.config import ChunkingSection
-from evenpack.studies.statistics.paired import PairedDifference, Spread
+from evenpack.studies.runs.arms import confidence_text, difference_text, interval_text, spread_text
+
+_DECIMALS = 2
+"""Decimals of a perplexity."""
 
 
 def comparison_tables(rows: Sequence[ArmRow], section: ChunkingSection) -> list[RenderableType]:
@@ -21,7 +24,7 @@ def comparison_tables(rows: Sequence[ArmRow], section: ChunkingSection) -> list[
     shown: list[RenderableType] = []
     for length, arms in by_length(rows):
         reference = section.reference.replace("{msl}", str(length))
-        confidence = f"{100 * (1 - 2 * section.significance):.3g} % interval"
+        confidence = confidence_text(section.significance)
         shown += [_trained(length, arms, reference, confidence), _at_steps(length, arms)]
         if any(row.own_rows or row.documents for row in arms):
             shown.append(_held_out(length, arms, reference, confidence))
@@ -45,12 +48,12 @@ def _trained(length: int, arms: Sequence[ArmRow], reference: str, confidence: st
                 "atom": row.arm.atom_label if row.arm.atom else None,
                 "seeds": len(row.seeds),
                 "steps/epoch": round(row.steps_per_epoch, 1),
-                "final": _spread(row.final),
-                "rank in recipe": _spread(row.rank_in_recipe),
-                "rank of all": _spread(row.rank_at_length),
-                "final step": _spread(row.final_step),
-                "difference": _mean(row.difference),
-                confidence: _interval(row.difference),
+                "final": spread_text(row.final, _DECIMALS),
+                "rank in recipe": spread_text(row.rank_in_recipe, _DECIMALS),
+                "rank of all": spread_text(row.rank_at_length, _DECIMALS),
+                "final step": spread_text(row.final_step, _DECIMALS),
+                "difference": difference_text(row.difference, _DECIMALS),
+                confidence: interval_text(row.difference, _DECIMALS),
             }
             for row in arms
         ],
@@ -63,7 +66,10 @@ def _trained(length: int, arms: Sequence[ArmRow], reference: str, confidence: st
 
 def _at_steps(length: int, arms: Sequence[ArmRow]) -> RenderableType:
     return console.table(
-        [{"arm": row.arm.name, **{f"step {step:,}": _spread(at) for step, at in row.at_steps.items()}} for row in arms],
+        [
+            {"arm": row.arm.name, **{f"step {step:,}": spread_text(at, _DECIMALS) for step, at in row.at_steps.items()}}
+            for row in arms
+        ],
         title=f"MSL {length}: training perplexity, mean over the 1 % of an epoch that ends at a step",
     )
 
@@ -75,11 +81,11 @@ def _held_out(length: int, arms: Sequence[ArmRow], reference: str, confidence: s
         rows=[
             {
                 "arm": row.arm.name,
-                "documents alone": _spread(row.documents),
-                "difference": _mean(row.documents_difference),
-                confidence: _interval(row.documents_difference),
-                "own rows, as trained": _spread(row.own_rows),
-                **({real_tokens: _spread(row.own_rows_real_tokens)} if has_padding else {}),
+                "documents alone": spread_text(row.documents, _DECIMALS),
+                "difference": difference_text(row.documents_difference, _DECIMALS),
+                confidence: interval_text(row.documents_difference, _DECIMALS),
+                "own rows, as trained": spread_text(row.own_rows, _DECIMALS),
+                **({real_tokens: spread_text(row.own_rows_real_tokens, _DECIMALS)} if has_padding else {}),
             }
             for row in arms
         ],
@@ -98,23 +104,7 @@ def _recipe(row: ArmRow) -> dict[str, Any]:
         "steps": row.steps,
         "padding": console.percent(row.padding_share),
         "tokens/step": round(row.tokens_per_step),
-        "final step": _spread(row.final_step),
-        "final": _spread(row.final),
-        "documents alone": _spread(row.documents),
+        "final step": spread_text(row.final_step, _DECIMALS),
+        "final": spread_text(row.final, _DECIMALS),
+        "documents alone": spread_text(row.documents, _DECIMALS),
     }
-
-
-def _spread(spread: Spread | None) -> str | None:
-    if spread is None:
-        return None
-    return f"{spread.mean:.2f}" + ("" if spread.deviation is None else f" ± {spread.deviation:.2f}")
-
-
-def _mean(difference: PairedDifference | None) -> str | None:
-    return None if difference is None else f"{difference.mean:+.2f}"
-
-
-def _interval(difference: PairedDifference | None) -> str | None:
-    if difference is None or difference.low is None or difference.high is None:
-        return None
-    return f"{difference.low:+.2f} to {difference.high:+.2f}"

@@ -5,15 +5,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from evenpack.console import Report
-from evenpack.studies.shared_options import DevicesPerRun, DryRun, OnlyReport, Plot
+from evenpack.studies.runs.command import TrainedStudyCommand
 
 if TYPE_CHECKING:
-    from evenpack.studies.runs.machine import Machine
+    from evenpack.studies.equivalence.study import EquivalenceStudy
 
 
 @dataclass(frozen=True, kw_only=True)
-class EquivalenceCommand:
+class EquivalenceCommand(TrainedStudyCommand["EquivalenceStudy"]):
     """Train arms of a study file side by side, and test whether they learn the same.
 
     Each arm is a few settings on a run file, trained with several seeds. Missing data is prepared first. The same
@@ -26,22 +25,7 @@ class EquivalenceCommand:
       evenpack study equivalence STUDY.yaml study.output_dir=runs/other training.steps=500
     """
 
-    devices_per_run: DevicesPerRun = None
-    dry_run: DryRun = False
-    only_report: OnlyReport = False
-    plot: Plot = None
+    def load(self, study_file: Path, overrides: Sequence[str]) -> "EquivalenceStudy":
+        from evenpack.studies.equivalence.study import EquivalenceStudy
 
-    def run(self, study_file: Path, overrides: Sequence[str], machine: "Machine") -> Report:
-        """Runs the study. Raises: ConfigError for an invalid study or option, before anything is started."""
-        from evenpack.studies.equivalence.study import describe_study, run_study
-
-        if self.dry_run:
-            return describe_study(study_file, overrides, machine, devices_per_run=self.devices_per_run)
-        return run_study(
-            study_file,
-            overrides,
-            machine,
-            devices_per_run=self.devices_per_run,
-            only_report=self.only_report,
-            plot=self.plot,
-        )
+        return EquivalenceStudy(study_file, overrides)

@@ -6,8 +6,7 @@ from typing import Any, Literal
 from pydantic import Field, model_validator
 
 from evenpack.config import Section
-from evenpack.studies.runs.config import Name, RunsStudyConfig, beside
-from evenpack.studies.runs.finetunings import FinetuneSection
+from evenpack.studies.runs.study_file import FinetuneSection, Name, RunsStudyConfig, beside
 from evenpack.units import MeasureValue, Share
 
 Measure = Literal["loss", "accuracy"]
@@ -39,12 +38,7 @@ class EquivalenceConfig(RunsStudyConfig):
 
     @model_validator(mode="after")
     def _check_reference(self) -> "EquivalenceConfig":
-        arms = self.phases[self.last_phase].arms
-        if self.equivalence.reference not in arms:
-            raise ValueError(
-                f"equivalence.reference: expected an arm of the last phase, {self.last_phase} ({', '.join(arms)}), "
-                f"found '{self.equivalence.reference}'"
-            )
+        self.require_arm("equivalence.reference", self.equivalence.reference)
         return self
 
     def located(self, folder: Path) -> dict[str, Any]:

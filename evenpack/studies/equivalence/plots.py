@@ -9,10 +9,10 @@ from typing import Any
 import numpy as np
 from jaxtyping import Float64
 
-from evenpack.studies.equivalence.compare import ArmRow, Comparison, CurvesOfArms
+from evenpack.studies.equivalence.compare import ArmRow, Comparison, CurvesOfArms, TaskComparison
 from evenpack.studies.equivalence.config import EquivalenceConfig, EquivalenceSection
-from evenpack.studies.equivalence.tuned import TaskComparison
 from evenpack.studies.plotting import COLOURS, INK, figure_as_png, write_footer, write_title
+from evenpack.studies.runs.arms import arm_label, confidence_text, draw_band, seeds_text
 from evenpack.studies.statistics.paired import PairedDifference
 
 _DASHES = ("-", "--", ":")
@@ -61,12 +61,11 @@ def plot_equivalence(
 
 def _caption(curves: CurvesOfArms, comparison: Comparison, study: EquivalenceConfig) -> str:
     section = study.equivalence
-    seeds = sorted({seed for of_seed in curves.values() for seed in of_seed})
     target = f" Dotted: {section.measure} to which times are taken." if comparison.target is not None else ""
     return (
-        f"Phase: {study.last_phase}; seeds {', '.join(map(str, seeds))}. Lines: mean over seeds, where all of them "
+        f"Phase: {study.last_phase}; {seeds_text(curves.values())}. Lines: mean over seeds, where all of them "
         f"were evaluated; bands: least to greatest.{target} Differences: mean over pairs of one seed, with "
-        f"{100 * (1 - 2 * section.significance):.3g} % intervals; without an interval there was one pair."
+        f"{confidence_text(section.significance)}s; without an interval there was one pair."
     )
 
 
@@ -83,7 +82,7 @@ def _draw_curves(
         if runs:
             style = {"color": COLOURS[index % len(COLOURS)], "linestyle": _DASHES[index // len(COLOURS) % 3]}
             values = [np.array(curve.values(section.measure)) for curve in runs]
-            name = arm.replace("_", " ")
+            name = arm_label(arm)
             _draw(panels[0], name, [np.array(curve.samples, dtype=np.float64) for curve in runs], values, style)
             _draw(panels[1], name, [np.array(curve.seconds) / seconds for curve in runs], values, style)
     panels[0].xaxis.set_major_formatter(EngFormatter(sep=""))  # 20k
@@ -107,10 +106,8 @@ def _draw(
     """Draws the mean and the range of an arm's runs where all of them have been evaluated."""
     start, end = max(float(one[0]) for one in places), min(float(one[-1]) for one in places)
     grid = np.linspace(start, end, _POINTS) if end > start else np.array([start])
-    lines = np.stack([np.interp(grid, *line) for line in zip(places, values, strict=True)])
-    axes.plot(grid, lines.mean(axis=0), label=arm, linewidth=1.8, marker="o" if len(grid) == 1 else None, **style)
-    if len(lines) > 1:
-        axes.fill_between(grid, lines.min(axis=0), lines.max(axis=0), color=style["color"], alpha=0.15, linewidth=0)
+    lines = [np.interp(grid, *line) for line in zip(places, values, strict=True)]
+    draw_band(axes, grid, lines, label=arm, linewidth=1.8, marker="o" if len(grid) == 1 else None, **style)
 
 
 def _draw_verdicts(axes: Any, rows: Sequence[ArmRow], section: EquivalenceSection) -> None:
@@ -136,7 +133,7 @@ def _draw_task(axes: Any, task: TaskComparison, section: EquivalenceSection) -> 
         if arm.difference is not None
     ]
     _draw_differences(axes, marks)
-    axes.set_xlabel(f"{task.metric.replace('_', ' ')} minus {section.reference}'s")
+    axes.set_xlabel(f"{arm_label(task.metric)} minus {section.reference}'s")
     write_title(axes, f"Fine-tuned for {task.task}")
 
 
@@ -160,7 +157,7 @@ def _draw_differences(axes: Any, marks: Sequence[_Mark]) -> None:
         axes.annotate(
             mark.word, (difference.mean, place), xytext=(0, 8), textcoords="offset points", ha="center", color=colour
         )
-    names = [textwrap.fill(mark.arm.replace("_", " "), _NAME_COLUMNS) for mark in reversed(marks)]
+    names = [textwrap.fill(arm_label(mark.arm), _NAME_COLUMNS) for mark in reversed(marks)]
     axes.set_yticks(range(len(marks)), names)
     axes.locator_params(axis="x", nbins=5)
     axes.set_ylim(-0.6, len(marks) - 0.2)

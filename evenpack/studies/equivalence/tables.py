@@ -6,10 +6,13 @@ from typing import Any
 from rich.console import RenderableType
 
 from evenpack import console
-from evenpack.studies.equivalence.compare import ArmRow, Comparison
+from evenpack.studies.equivalence.compare import ArmRow, Comparison, TaskComparison, TunedArm
 from evenpack.studies.equivalence.config import EquivalenceSection
-from evenpack.studies.equivalence.tuned import TaskComparison, TunedArm
-from evenpack.studies.statistics.paired import PairedDifference, Spread
+from evenpack.studies.runs.arms import confidence_text, difference_text, interval_text, spread_text
+from evenpack.studies.statistics.paired import PairedDifference
+
+_DECIMALS = 4
+"""Decimals of a loss in nats, and of an accuracy."""
 
 
 def comparison_tables(comparison: Comparison, section: EquivalenceSection) -> list[RenderableType]:
@@ -17,12 +20,12 @@ def comparison_tables(comparison: Comparison, section: EquivalenceSection) -> li
     if not comparison.rows:
         return [console.text("No run of the compared phase has finished.")]
     unit = "nats/target" if section.measure == "loss" else "as a fraction"
-    confidence = 100 * (1 - 2 * section.significance)
+    confidence = confidence_text(section.significance)
     learned = console.table(
         [_learned(row) for row in comparison.rows],
         title=(
             f"Held-out {section.measure} at the end, and its difference from {section.reference}, seed by seed, with "
-            f"{confidence:.3g} % intervals; margin ± {section.margin:g} {unit}"
+            f"{confidence}s; margin ± {section.margin:g} {unit}"
         ),
     )
     shown: list[RenderableType] = [learned]
@@ -43,7 +46,7 @@ def tuned_tables(comparisons: Sequence[TaskComparison], section: EquivalenceSect
     """Returns the results of fine-tuning, run by run, and the differences of arms; nothing before one has finished."""
     if not comparisons:
         return []
-    confidence = 100 * (1 - 2 * section.significance)
+    confidence = confidence_text(section.significance)
     arms = [(comparison, arm) for comparison in comparisons for arm in comparison.arms]
     return [
         console.table(
@@ -52,7 +55,7 @@ def tuned_tables(comparisons: Sequence[TaskComparison], section: EquivalenceSect
         ),
         console.table(
             [_tuned_arm(comparison, arm) for comparison, arm in arms],
-            title=f"Fine-tuned, minus {section.reference} (Student's {confidence:.3g} % intervals of pairs)",
+            title=f"Fine-tuned, minus {section.reference} (Student's {confidence}s of pairs)",
         ),
     ]
 
@@ -91,10 +94,10 @@ def _learned(row: ArmRow) -> dict[str, Any]:
     return {
         "arm": row.arm,
         "seeds": len(row.seeds),
-        "loss": _spread(row.loss),
-        "accuracy": _spread(row.accuracy),
-        "next sentence": None if row.next_sentence_accuracy is None else _spread(row.next_sentence_accuracy),
-        "training loss": _spread(row.training_loss),
+        "loss": spread_text(row.loss, _DECIMALS),
+        "accuracy": spread_text(row.accuracy, _DECIMALS),
+        "next sentence": spread_text(row.next_sentence_accuracy, _DECIMALS),
+        "training loss": spread_text(row.training_loss, _DECIMALS),
         "NSP noise": row.next_sentence_noise,
         "by denominators": row.denominator_noise,
         **_difference(row.difference),
@@ -120,14 +123,7 @@ def _speed(row: ArmRow) -> dict[str, Any]:
 
 
 def _difference(difference: PairedDifference | None) -> dict[str, Any]:
-    interval = None
-    if difference is not None and difference.low is not None and difference.high is not None:
-        interval = f"{difference.low:+.4f} to {difference.high:+.4f}"
-    return {"difference": None if difference is None else f"{difference.mean:+.4f}", "interval": interval}
-
-
-def _spread(spread: Spread) -> str:
-    return f"{spread.mean:.4f}" + ("" if spread.deviation is None else f" ± {spread.deviation:.4f}")
+    return {"difference": difference_text(difference, _DECIMALS), "interval": interval_text(difference, _DECIMALS)}
 
 
 def _undecided(rows: Sequence[ArmRow]) -> list[str]:

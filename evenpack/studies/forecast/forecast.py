@@ -28,10 +28,8 @@ from evenpack.studies.forecast.bands import Resampling, interval_of_mean
 from evenpack.studies.statistics.fits import best_law
 from evenpack.studies.statistics.laws import expected_maximum, expected_maximum_of_draws
 from evenpack.studies.statistics.paired import Interval
-from evenpack.studies.throughput.clock import ClockName
 from evenpack.studies.throughput.contenders import VirtualRanks, formed, run_to_measure
-from evenpack.studies.throughput.measure import Progress, StepTimer, segment_count
-from evenpack.studies.throughput.provenance import measured_on
+from evenpack.studies.throughput.measure import ClockName, Progress, StepTimer, measured_on, segment_count
 
 METHODS = ("order statistics", "fitted law", "cost model")
 _FEWEST_FIT_STEPS = 20

@@ -17,7 +17,7 @@ from evenpack.studies.forecast.plots import plot_forecast
 from evenpack.studies.forecast.real_run import RealRun, require_same_steps
 from evenpack.studies.forecast.tables import forecast_tables
 from evenpack.studies.throughput.contenders import run_to_measure
-from evenpack.studies.throughput.measured import StepProgress
+from evenpack.studies.throughput.measure import StepProgress
 
 
 def forecast_run(config: RunConfig, options: ForecastOptions, *, real: RealRun | None, plot: Path | None) -> Report:

@@ -11,7 +11,7 @@ from evenpack.studies.forecast.logged_ranks import read_logged_ranks
 from evenpack.studies.forecast.real_run import RealRun
 from evenpack.studies.plotting import require_plot
 from evenpack.studies.throughput.contenders import parse_forms
-from evenpack.studies.throughput.options import parse_clock
+from evenpack.studies.throughput.measure import parse_clock
 
 
 def parse_options(command: ForecastArguments) -> ForecastOptions:

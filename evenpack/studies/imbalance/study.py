@@ -35,7 +35,7 @@ from evenpack.studies.imbalance.simulated.step_cost import DEFAULT_COST, StepCos
 from evenpack.studies.lengths.subject import Subject, long_lines
 from evenpack.studies.origins import origin_of_runs
 from evenpack.studies.statistics.laws import Gumbel
-from evenpack.studies.throughput.measured import StepProgress
+from evenpack.studies.throughput.measure import StepProgress
 from evenpack.version import VERSION
 
 _LINE_SECONDS = 5.0

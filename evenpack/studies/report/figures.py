@@ -11,8 +11,7 @@ from jaxtyping import Float64
 
 from evenpack.studies.origins import origin_of_runs
 from evenpack.studies.plotting import COLOURS, THIN_AND_BOLD, figure_as_png, smooth, write_footer, write_title
-from evenpack.studies.report.comparison import Comparison
-from evenpack.studies.report.reading import Course, ReportedRun
+from evenpack.studies.report.comparison import Comparison, Course, ReportedRun
 
 _DASHES = ("-", "--", ":")
 """Colours are used again with the next of them."""

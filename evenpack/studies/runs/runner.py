@@ -2,29 +2,136 @@
 
 A finished job is not started again; one that failed, or was stopped, is, and resumes: a training from its newest
 checkpoint. A job that fails stops no others, except those that would begin with its weights.
+
+result.json   in the folder of a job that has ended: its state, and the run file with the overrides applied
+study.log     the output of its commands
 """
 
+import json
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from contextlib import AbstractContextManager
+from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal, Protocol, runtime_checkable
 
+from evenpack.data.checksums import checksum_of_json
 from evenpack.data.prepare.manifest import MANIFEST
-from evenpack.errors import EXIT_STOPPED
+from evenpack.engine.checkpoints.continuation import with_defaults
+from evenpack.engine.checkpoints.files import find_changed_keys
+from evenpack.errors import EXIT_STOPPED, ConfigError
+from evenpack.files import read_json_object, write_json
 from evenpack.progress import Piece, Progress
 from evenpack.studies.runs.jobs import Job
-from evenpack.studies.runs.machine import Machine, Place, Process
-from evenpack.studies.runs.results import RunResult, read_result
 
+RESULT = "result.json"
 LOG = "study.log"
-"""Name of the log in a run's folder, with the output of its commands."""
 
+_PLACES = (
+    "run.name",
+    "run.output_dir",
+    "data.prepared_dir",
+    "data.tokens_dir",
+    "data.folder",
+    "training.initialize_from",
+)
+"""Keys of paths, which do not change the trained result."""
 _POLL_SECONDS = 0.25
 _MESSAGE_BYTES = 1 << 16
 _MESSAGE_CHARACTERS = 600
 
 State = Literal["finished", "failed", "unfinished"]
+
+
+@runtime_checkable
+class Process(Protocol):
+    """A command that was started."""
+
+    def poll(self) -> int | None:
+        """Returns the exit code; None while the process runs."""
+
+
+@runtime_checkable
+class Place(Protocol):
+    """Devices that one run at a time gets."""
+
+    @property
+    def ranks(self) -> int: ...
+
+    def start(
+        self, command: str, run_file: Path, overrides: Sequence[str], *, log: Path, options: Sequence[str] = ()
+    ) -> Process:
+        """Starts `evenpack COMMAND RUN.yaml OVERRIDES OPTIONS` with the place's devices; its output goes to `log`."""
+
+
+@runtime_checkable
+class Machine(Protocol):
+    """The part of this machine that a study needs."""
+
+    @property
+    def is_stop_requested(self) -> bool:
+        """Whether the user has requested a stop, which running jobs have received too."""
+
+    def places(self, devices_per_run: int | None) -> Sequence[Place]:
+        """Returns all devices, in groups of so many; None: one group of all. Raises: ConfigError if there are fewer."""
+
+    def held(self, output_dir: Path) -> AbstractContextManager[None]:
+        """Locks the folder for one study, and handles stop requests.
+
+        Raises: RunError if another study has locked it, or it cannot be written.
+        """
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunResult:
+    """The outcome of a run."""
+
+    state: Literal["finished", "failed"]
+    message: str
+    """Error of a run that failed."""
+    config: dict[str, Any]
+    """The run file with the overrides applied."""
+
+    def write(self, output_dir: Path) -> None:
+        output_dir.mkdir(parents=True, exist_ok=True)
+        content = json.loads(json.dumps(asdict(self)))  # as it will be read
+        write_json(output_dir / RESULT, content | {"checksum": checksum_of_json(content)})
+
+
+_KEYS = {field.name for field in fields(RunResult)}
+
+
+def read_result(run: Job) -> RunResult | None:
+    """Reads a result; None if the run has not ended.
+
+    Raises: ConfigError if the run has finished with other settings than the study has now.
+    """
+    path = run.output_dir / RESULT
+    values = read_json_object(path)
+    if values is None:
+        return None
+    content = {key: value for key, value in values.items() if key != "checksum"}
+    if content.keys() != _KEYS or values.get("checksum", checksum_of_json(content)) != checksum_of_json(content):
+        return None  # damaged: the command is given again, and finds what it has done
+    result = RunResult(**content)
+    changed = find_changed_keys(with_defaults(result.config, type(run.config)), run.config.model_dump(mode="json"))
+    changed = {key: pair for key, pair in changed.items() if key not in _PLACES}
+    if result.state == "finished" and changed:
+        key, (before, now) = next(iter(changed.items()))
+        raise ConfigError(
+            f"run {run.key} was trained with {key} {before}, and the study now has {now}: undo that change, choose "
+            f"another study.output_dir, or remove {run.output_dir} to train it again"
+        )
+    return result
+
+
+def describe_state(run: Job) -> str:
+    """Describes the state in a few words. Raises: as `read_result`."""
+    result = read_result(run)
+    if result is not None:
+        return result.state
+    done = run.done()
+    return f"{run.unit} {done}" if done else "to do"
 
 
 @dataclass(frozen=True, kw_only=True)

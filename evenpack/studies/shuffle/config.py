@@ -3,7 +3,7 @@
 from pydantic import Field, model_validator
 
 from evenpack.config import Section
-from evenpack.studies.runs.config import Name, RunsStudyConfig
+from evenpack.studies.runs.study_file import Name, RunsStudyConfig
 from evenpack.units import Sequences, Steps, Stretches, Windows
 
 
@@ -31,10 +31,5 @@ class ShuffleStudyConfig(RunsStudyConfig):
 
     @model_validator(mode="after")
     def _check_reference(self) -> "ShuffleStudyConfig":
-        arms = self.phases[self.last_phase].arms
-        if self.shuffle.reference not in arms:
-            raise ValueError(
-                f"shuffle.reference: expected an arm of the last phase, {self.last_phase} ({', '.join(arms)}), found "
-                f"'{self.shuffle.reference}'"
-            )
+        self.require_arm("shuffle.reference", self.shuffle.reference)
         return self

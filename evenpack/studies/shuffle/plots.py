@@ -9,6 +9,7 @@ import numpy as np
 from jaxtyping import Float64
 
 from evenpack.studies.plotting import COLOURS, INK, figure_as_png, write_footer, write_title
+from evenpack.studies.runs.arms import arm_label, seeds_text
 from evenpack.studies.shuffle.config import ShuffleSection, ShuffleStudyConfig
 
 _SMOOTHED = 5
@@ -48,11 +49,11 @@ def plot_shuffle(
 
 
 def _caption(losses: LossesOfArms, *, has_borders: bool) -> str:
-    seeds = sorted({seed for of_seed in losses.values() for seed in of_seed})
     dotted = " Dotted: borders of the blocks of the corpus. Bars: mean over seeds; dots: single seeds."
+    seeds = seeds_text(losses.values()).capitalize()
     return (
-        f"Seeds {', '.join(map(str, seeds))}. Lines: running means of {_SMOOTHED} steps, mean over seeds; thin: single "
-        f"seeds.{dotted if has_borders else ''}"
+        f"{seeds}. Lines: running means of {_SMOOTHED} steps, mean over seeds; thin: single seeds."
+        f"{dotted if has_borders else ''}"
     )
 
 
@@ -79,7 +80,7 @@ def _draw_jumps(
         axes.bar(index, np.mean(values), color=colours[arm], width=0.6, alpha=0.85)
         axes.plot([index] * len(values), values, "o", color=INK, markersize=3.5)
     axes.axhline(0, color=INK, linewidth=0.7)
-    names = [textwrap.fill(arm.replace("_", " "), _NAME_COLUMNS) for arm in measured]
+    names = [textwrap.fill(arm_label(arm), _NAME_COLUMNS) for arm in measured]
     axes.set_xticks(range(len(measured)), names)
     axes.set_ylabel(f"mean of {section.steps_around_border} steps after - before (nats/token)")
     write_title(axes, "Change at borders of blocks")

@@ -1,25 +1,11 @@
-"""The study `evenpack study shuffle`, from a study file to its results."""
+"""The study `evenpack study shuffle`: the order of each arm, the loss of its runs, and its jumps at borders."""
 
 from collections.abc import Sequence
 from pathlib import Path
 
-from evenpack import console
-from evenpack.console import Report
-from evenpack.studies.plotting import require_plot
-from evenpack.studies.runs.config import load_study
-from evenpack.studies.runs.expansion import StudyRun, expand
-from evenpack.studies.runs.frame import (
-    conclude,
-    devices_of,
-    ended_jobs,
-    finished_runs,
-    measured_on,
-    origin_of_study,
-    run_states,
-)
-from evenpack.studies.runs.machine import Machine
+from evenpack.studies.runs.arms import of_each_run
 from evenpack.studies.runs.runner import EndedRun
-from evenpack.studies.runs.tables import arms_text, run_rows, runs_table, unfinished_text
+from evenpack.studies.runs.study import Findings, RunsByArm, TrainedStudy
 from evenpack.studies.shuffle.config import ShuffleStudyConfig
 from evenpack.studies.shuffle.measure import (
     ArmOrder,
@@ -29,104 +15,57 @@ from evenpack.studies.shuffle.measure import (
     measure_simulated,
     read_losses,
 )
-from evenpack.studies.shuffle.plots import LossesOfArms, plot_shuffle
+from evenpack.studies.shuffle.plots import plot_shuffle
 from evenpack.studies.shuffle.tables import jump_table, order_tables
 
 
-def describe_study(
-    study_file: Path, overrides: Sequence[str], machine: Machine, *, devices_per_run: int | None
-) -> Report:
-    """Lists the runs for `--dry-run`. Raises: ConfigError."""
-    study, runs = _expanded(study_file, overrides)
-    places = machine.places(devices_per_run)
-    rows = run_rows(runs, ranks=places[0].ranks)
-    title = f"{study.study.name}: {len(runs)} runs, {len(places)} at a time, {places[0].ranks} ranks each"
-    return Report(value={"study": study, "runs": rows}, shown=[arms_text(study), runs_table(rows, title=title)])
+class ShuffleStudy(TrainedStudy[ShuffleStudyConfig]):
+    """The arms differ in `data.shuffle`."""
+
+    def __init__(self, study_file: Path, overrides: Sequence[str]) -> None:
+        """Loads the study. Raises: ConfigError for settings that make a run invalid, or its order unmeasurable."""
+        super().__init__(ShuffleStudyConfig, study_file, overrides)
+        for run in self.runs:
+            check_run(run.config)
+
+    def compare(self, runs: RunsByArm, ended: Sequence[EndedRun]) -> Findings:
+        section = self.study.shuffle
+        orders = self._orders(runs)
+        borders = _borders_of_corpus(orders, runs)
+        losses = of_each_run(runs, lambda run: read_losses(run.output_dir))
+        jumps = {arm: jumps_at(of_seed, borders, around=section.steps_around_border) for arm, of_seed in losses.items()}
+
+        def draw(path: Path, origin: str) -> list[Path]:
+            plot_shuffle(losses, jumps, borders, self.study, path, origin=origin)
+            return [path]
+
+        return Findings(
+            value={
+                "orders": orders,
+                "borders": borders,
+                "jumps": jumps,
+                "losses": of_each_run(losses, lambda values: values.round(6).tolist()),
+            },
+            shown=[*order_tables(orders, section), *jump_table(jumps, section, borders=borders)],
+            draw=draw,
+        )
+
+    def _orders(self, runs: RunsByArm) -> list[ArmOrder]:
+        """Returns the order of each arm with a finished run, by its first seed, and the simulated orders."""
+        section = self.study.shuffle
+        first = {arm: next(iter(of_seed.values())).config for arm, of_seed in runs.items() if of_seed}
+        orders = [measure_order(arm, config, section) for arm, config in first.items()]
+        if section.reference in first:
+            orders += measure_simulated(first[section.reference], section)
+        return orders
 
 
-def run_study(
-    study_file: Path,
-    overrides: Sequence[str],
-    machine: Machine,
-    *,
-    devices_per_run: int | None,
-    only_report: bool,
-    plot: Path | None,
-) -> Report:
-    """Trains unfinished runs, measures and compares finished ones. Raises: ConfigError, RunError, DataError."""
-    study, runs = _expanded(study_file, overrides)
-    if plot is not None:
-        require_plot(plot)
-    ended = ended_jobs(runs, study.study.output_dir, machine, devices_per_run=devices_per_run, only_report=only_report)
-    return conclude(_report(study, ended, plot), ended, machine)
-
-
-def _report(study: ShuffleStudyConfig, ended: Sequence[EndedRun], plot: Path | None) -> Report:
-    trained = finished_runs(ended, study.last_phase)
-    finished = _by_arm(study, trained)
-    origin = origin_of_study(study.study.name, trained)
-    orders = _orders(study, finished)
-    borders = _borders_of_corpus(orders, finished)
-    losses = {arm: {run.seed: read_losses(run.config) for run in runs} for arm, runs in finished.items()}
-    around = study.shuffle.steps_around_border
-    jumps = {arm: jumps_at(of_seed, borders, around=around) for arm, of_seed in losses.items()}
-    report = Report(
-        value={
-            "study": study,
-            "origin": origin,
-            "measured_on": measured_on(devices_of(trained)),
-            "runs": run_states(ended),
-            "orders": orders,
-            "borders": borders,
-            "jumps": jumps,
-            "losses": _as_lists(losses),
-        },
-        shown=[
-            *(order_tables(orders, study.shuffle) if orders else []),
-            *jump_table(jumps, study.shuffle, borders=borders),
-            *unfinished_text(ended),
-        ],
-    )
-    if plot is not None and any(finished.values()):
-        plot_shuffle(losses, jumps, borders, study, plot, origin=origin)
-        report.shown.append(console.text(f"Drew {plot}"))
-    return report
-
-
-def _expanded(study_file: Path, overrides: Sequence[str]) -> tuple[ShuffleStudyConfig, tuple[StudyRun, ...]]:
-    study, run_overrides = load_study(study_file, ShuffleStudyConfig, overrides)
-    runs = expand(study, run_overrides)
-    for run in runs:
-        check_run(run.config)
-    return study, runs
-
-
-def _by_arm(study: ShuffleStudyConfig, trained: Sequence[StudyRun]) -> dict[str, list[StudyRun]]:
-    found: dict[str, list[StudyRun]] = {arm: [] for arm in study.phases[study.last_phase].arms}
-    for run in trained:
-        found[run.arm].append(run)
-    return found
-
-
-def _orders(study: ShuffleStudyConfig, finished: dict[str, list[StudyRun]]) -> list[ArmOrder]:
-    """Returns the order of each arm with a finished run, by its first seed, and the simulated orders."""
-    orders = [measure_order(arm, runs[0].config, study.shuffle) for arm, runs in finished.items() if runs]
-    reference = finished[study.shuffle.reference]
-    return [*orders, *(measure_simulated(reference[0].config, study.shuffle) if reference else ())]
-
-
-def _borders_of_corpus(orders: Sequence[ArmOrder], finished: dict[str, list[StudyRun]]) -> tuple[int, ...]:
+def _borders_of_corpus(orders: Sequence[ArmOrder], runs: RunsByArm) -> tuple[int, ...]:
     """Returns the starts of blocks of the corpus in its own order, from the first arm of the kind `blocks`.
 
     Else none.
     """
     for one in orders:
-        if one.borders and finished[one.arm][0].config.data.shuffle.kind == "blocks":
+        if one.borders and next(iter(runs[one.arm].values())).config.data.shuffle.kind == "blocks":
             return one.borders
     return ()
-
-
-def _as_lists(losses: LossesOfArms) -> dict[str, dict[int, list[float]]]:
-    return {
-        arm: {seed: values.round(6).tolist() for seed, values in of_seed.items()} for arm, of_seed in losses.items()
-    }

@@ -11,7 +11,9 @@ from evenpack.studies.statistics.paired import Spread
 
 
 def order_tables(orders: Sequence[ArmOrder], section: ShuffleSection) -> list[RenderableType]:
-    """Returns tables of the randomness of each order, and of its reading rate."""
+    """Returns tables of the randomness of each order, and of its reading rate; none before a run has finished."""
+    if not orders:
+        return []
     chance = 1 / section.stretches
     quality = [
         {

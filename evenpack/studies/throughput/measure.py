@@ -1,26 +1,146 @@
-"""One training step, timed phase by phase."""
+"""One training step, timed phase by phase: the clock, the peak of memory, and where it was measured."""
 
+import resource
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+from itertools import pairwise
+from pathlib import Path
+from typing import Any, Literal
 
 import numpy as np
 import torch
 
 from evenpack.batch import PackedBatch
+from evenpack.config import nearest
 from evenpack.data.batches.pipeline import MicroBatchDataset
 from evenpack.engine.build import build_model
-from evenpack.engine.engine import TrainingEngine
+from evenpack.engine.engine import Phase, TrainingEngine
+from evenpack.engine.provenance import commit_of_source
+from evenpack.engine.resolving.cost_model import MeasuredOn
 from evenpack.engine.resolving.resolve import ResolvedRun
 from evenpack.engine.world.distributed import World
+from evenpack.errors import ConfigError
 from evenpack.kernels.config import WHOLE_ROWS
 from evenpack.models.common.batch_work import performed_work, useful_work, work_on_whole_rows
 from evenpack.models.cost import Work, step_flops
 from evenpack.models.families import family_of
+from evenpack.progress import Piece
+from evenpack.progress import Progress as ProgressDisplay
 from evenpack.studies.cost_model import MicroBatchTimes
-from evenpack.studies.throughput.clock import ClockName, PeakMemory, PhaseClock
+from evenpack.studies.statistics.paired import clearly_lowest
+from evenpack.version import VERSION
+
+ClockName = Literal["wall", "cpu"]
+"""Names of clocks; cpu is seconds of this process only, for busy machines."""
+_CLOCKS: tuple[ClockName, ...] = ("wall", "cpu")
 
 Progress = Callable[[str, int, int], None]
 """Progress callback: description, steps done and steps in total."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Quartiles:
+    """Repeated measurements: the median and the middle half."""
+
+    median: float
+    quartile_1: float
+    quartile_3: float
+
+    @classmethod
+    def of(cls, values: Sequence[float]) -> "Quartiles":
+        """Summarises at least one value."""
+        low, middle, high = np.percentile(values, [25, 50, 75])
+        return cls(median=float(middle), quartile_1=float(low), quartile_3=float(high))
+
+
+class PhaseClock:
+    """Observes an engine: on CUDA by events, which are recorded asynchronously; otherwise by the host's clock."""
+
+    def __init__(self, device: torch.device, name: ClockName = "wall", *, ranks: int = 1) -> None:
+        """Checks the clock. Raises: ConfigError if the seconds of the CPU are not those of a step."""
+        if name == "cpu" and device.type != "cpu":
+            raise ConfigError(f"the cpu clock sees no work of a {device.type} device: leave --clock out")
+        if name == "cpu" and torch.get_num_threads() > 1:
+            raise ConfigError(
+                f"the cpu clock adds up the seconds of {torch.get_num_threads()} threads, which is not the "
+                "duration of a step: set OMP_NUM_THREADS=1, or leave --clock out"
+            )
+        if name == "cpu" and ranks > 1:
+            raise ConfigError(
+                f"the cpu clock sees none of the time that a rank waits for others, and there are {ranks}: leave "
+                "--clock out, or measure on one rank"
+            )
+        self._is_cuda = device.type == "cuda"
+        self.now = time.process_time if name == "cpu" else time.perf_counter
+        self._marks: list[tuple[Phase, Any]] = []
+
+    def __call__(self, phase: Phase) -> None:
+        """Ends a phase here."""
+        if self._is_cuda:
+            new_event: Any = torch.cuda.Event  # has no annotations
+            event = new_event(enable_timing=True)
+            event.record()
+            self._marks.append((phase, event))
+        else:
+            self._marks.append((phase, self.now()))
+
+    def take(self) -> list[tuple[Phase, float]]:
+        """Returns the seconds of each phase since `begin`, in order, and resets them.
+
+        A CUDA device must have finished.
+        """
+        marks, self._marks = self._marks, []
+        return [(phase, self._between(before, mark)) for (_, before), (phase, mark) in pairwise(marks)]
+
+    def _between(self, before: Any, after: Any) -> float:
+        return float(before.elapsed_time(after)) / 1000.0 if self._is_cuda else after - before
+
+
+class PeakMemory:
+    """The peak of memory: allocations of torch on a CUDA device, otherwise the resident memory of this process."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+
+    def reset(self) -> None:
+        """Resets the peak, if the system supports that."""
+        if self._device.type == "cuda":
+            torch.cuda.reset_peak_memory_stats(self._device)
+            return
+        try:
+            Path("/proc/self/clear_refs").write_text("5")
+        except OSError:
+            return  # no Linux, or a sandbox: the peak is then that of the whole process
+
+    def bytes(self) -> int:
+        """Returns the peak since the last reset."""
+        if self._device.type == "cuda":
+            return torch.cuda.max_memory_allocated(self._device)
+        try:
+            lines = Path("/proc/self/status").read_text().splitlines()
+            return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("VmHWM"))
+        except (OSError, StopIteration):
+            return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+
+
+class StepProgress:
+    """Shows the steps done, and the current measurement; fewer steps, or another total, begin a new bar."""
+
+    def __init__(self, progress: ProgressDisplay) -> None:
+        self._progress = progress
+        self._steps: Piece | None = None
+        self._done = self._total = 0
+        self._called_at = progress.clock()
+
+    def __call__(self, what: str, done: int, total: int) -> None:
+        """Shows that `done` of `total` steps are done."""
+        now = self._progress.clock()
+        if self._steps is None or total != self._total or done < self._done:
+            self._steps = self._progress.begin("step", counted=True, elapsed_seconds=now - self._called_at)
+        self._done, self._total, self._called_at = done, total, now
+        self._steps.update(done, total, facts=(what,))
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -136,6 +256,45 @@ class StepTimer:
             "performed_flops": sum(performeds),
             "peak_memory_bytes": max(peaks),
         }
+
+
+def clear_winner(spreads: Sequence[Quartiles]) -> int | None:
+    """Returns the index of the highest median whose middle half overlaps no other one; None if there is none.
+
+    A single spread has nothing to win over.
+    """
+    return clearly_lowest([(-spread.quartile_3, -spread.quartile_1) for spread in spreads])
+
+
+def parse_clock(given: str) -> ClockName:
+    """Parses the clock. Raises: ConfigError for another word."""
+    for name in _CLOCKS:
+        if name == given:
+            return name
+    raise ConfigError(f"--clock {given}: there is no such clock; {nearest(given, _CLOCKS)}")
+
+
+def measured_on(run: ResolvedRun, world: World, *, layouts: tuple[str, ...]) -> MeasuredOn:
+    """Returns the provenance that a figure must carry."""
+    config = run.config
+    shape = config.model.shape
+    return MeasuredOn(
+        device=world.device_name,
+        family=config.model.kind,
+        model=f"{config.model.kind} {config.model.preset}",
+        causal=family_of(config.model).causal,
+        layers=shape["layers"],
+        hidden_size=shape["hidden_size"],
+        vocabulary_size=run.prepared.vocabulary_size,
+        rows_per_micro_batch=config.training.items_per_micro_batch,
+        layouts=layouts,
+        precision=config.training.precision,
+        attention=config.attention.backend,
+        evenpack=VERSION,
+        torch=torch.__version__,
+        commit=commit_of_source(),
+        date=datetime.now(UTC).isoformat(timespec="seconds"),
+    )
 
 
 def with_step_counts(batches: Sequence[PackedBatch]) -> list[PackedBatch]:

@@ -7,7 +7,7 @@ from typing import Any
 
 from evenpack.studies.origins import origin_line
 from evenpack.studies.plotting import COLOURS, figure_as_png, write_footer, write_title
-from evenpack.studies.throughput.clock import Spread, clear_winner
+from evenpack.studies.throughput.measure import Quartiles, clear_winner
 from evenpack.studies.throughput.study import DepthRow, LayoutRow, ThroughputStudy
 
 _PHASES = {
@@ -124,7 +124,7 @@ def _in_lines(layout: str) -> str:
     return layout.replace("/", "/\n").replace("_", "_\n")
 
 
-def _reach(spreads: Sequence[Spread]) -> list[list[float]]:
+def _reach(spreads: Sequence[Quartiles]) -> list[list[float]]:
     """Returns the distances below and above the medians."""
     return [
         [spread.median - spread.quartile_1 for spread in spreads],

@@ -19,16 +19,22 @@ from evenpack.kernels.config import WHOLE_ROWS
 from evenpack.models.common.device_peaks import device_peak_flops
 from evenpack.studies.cost_model import MicroBatchTimes, fit_cost_model
 from evenpack.studies.origins import name_of_prepared
-from evenpack.studies.throughput.clock import ClockName, Spread
 from evenpack.studies.throughput.contenders import (
     Contender,
     contender,
     depth_contenders,
     run_to_measure,
+    sample_micro_batches,
 )
-from evenpack.studies.throughput.measure import MeasuredStep, Progress, StepTimer, with_step_counts
-from evenpack.studies.throughput.provenance import measured_on
-from evenpack.studies.throughput.samples import sample_micro_batches
+from evenpack.studies.throughput.measure import (
+    ClockName,
+    MeasuredStep,
+    Progress,
+    Quartiles,
+    StepTimer,
+    measured_on,
+    with_step_counts,
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,7 +67,7 @@ class LayoutRow:
     """The result of one layout; amounts over all ranks."""
 
     layout: str
-    step_seconds: Spread
+    step_seconds: Quartiles
     forward_seconds: float
     """This and the phases below are medians of rank 0."""
     backward_seconds: float
@@ -72,15 +78,15 @@ class LayoutRow:
     wait_share: float
     """Share of the steps' time for which the mean rank waits for the slowest one's forward and backward passes. From
     ZeRO 2 on ranks wait for each other within these passes too, which it does not contain."""
-    slots_per_second: Spread
-    tokens_per_second: Spread
-    sequences_per_second: Spread
+    slots_per_second: Quartiles
+    tokens_per_second: Quartiles
+    sequences_per_second: Quartiles
     sequences_per_pack: float
     padding_share: float
-    useful_tflops: Spread
+    useful_tflops: Quartiles
     """Operations per second over real tokens, 1e12."""
-    performed_tflops: Spread
-    mfu: Spread | None
+    performed_tflops: Quartiles
+    mfu: Quartiles | None
     """Useful operations over the dense peak; None where the device's is not known."""
     peak_memory_bytes: int
 
@@ -93,12 +99,12 @@ class DepthRow:
     """The limit of depth; None: none."""
     packing_factor: float
     """Mean sequences per pack, over an epoch."""
-    step_seconds: Spread
-    overhead: Spread
+    step_seconds: Quartiles
+    overhead: Quartiles
     """Cost of packs over the unmasked model: seconds / seconds - 1."""
     predicted_speed_up: float
     """Predicted over padding: packing factor / (1 + overhead), times the width of a padded row / slots of a pack."""
-    realised_speed_up: Spread
+    realised_speed_up: Quartiles
     """Sequences/s divided by those of padding, at as many rows per step."""
 
 
@@ -193,14 +199,14 @@ def _layout_row(timer: StepTimer, name: str, steps: Sequence[MeasuredStep]) -> L
     def median(values: Sequence[float]) -> float:
         return float(np.median(values))
 
-    def rate(amounts: Sequence[float] | Sequence[int]) -> Spread:
-        return Spread.of([amount / step.step_seconds for amount, step in zip(amounts, steps, strict=True)])
+    def rate(amounts: Sequence[float] | Sequence[int]) -> Quartiles:
+        return Quartiles.of([amount / step.step_seconds for amount, step in zip(amounts, steps, strict=True)])
 
     peak = _peak_flops(timer)
     useful = [float(step.useful_flops) for step in steps]
     return LayoutRow(
         layout=name,
-        step_seconds=Spread.of([step.step_seconds for step in steps]),
+        step_seconds=Quartiles.of([step.step_seconds for step in steps]),
         forward_seconds=median([step.forward_seconds for step in steps]),
         backward_seconds=median([step.backward_seconds for step in steps]),
         all_reduce_seconds=median([step.all_reduce_seconds for step in steps]),
@@ -248,13 +254,13 @@ def _depth_rows(
     for depth, one in packed.items():
         steps = measured[one.name]
         factor = one.packing_factor
-        overhead = Spread.of([ratio - 1.0 for ratio in _ratios(steps, measured[unmasked.name])])
-        realised = Spread.of([factor * ratio for ratio in _ratios(measured[padding.name], steps)])
+        overhead = Quartiles.of([ratio - 1.0 for ratio in _ratios(steps, measured[unmasked.name])])
+        realised = Quartiles.of([factor * ratio for ratio in _ratios(measured[padding.name], steps)])
         rows.append(
             DepthRow(
                 depth=depth,
                 packing_factor=factor,
-                step_seconds=Spread.of([step.step_seconds for step in steps]),
+                step_seconds=Quartiles.of([step.step_seconds for step in steps]),
                 overhead=overhead,
                 predicted_speed_up=factor * narrower / (1.0 + overhead.median),
                 realised_speed_up=realised,

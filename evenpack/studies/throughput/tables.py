@@ -7,7 +7,7 @@ from rich.console import RenderableType
 
 from evenpack import console
 from evenpack.engine.resolving.cost_model import CostModel
-from evenpack.studies.throughput.clock import Spread
+from evenpack.studies.throughput.measure import Quartiles
 from evenpack.studies.throughput.study import DepthRow, LayoutRow, ThroughputStudy
 
 _NO_PADDING = 0.00005
@@ -111,6 +111,6 @@ def _crossing(model: CostModel) -> str:
     return f"{model.per_token / model.per_squared_length:,.0f}"
 
 
-def _spread(spread: Spread, *, scale: float = 1.0, unit: str = "") -> str:
+def _spread(spread: Quartiles, *, scale: float = 1.0, unit: str = "") -> str:
     median, low, high = (scale * value for value in (spread.median, spread.quartile_1, spread.quartile_3))
     return f"{median:.4g}{unit} ({low:.4g} to {high:.4g})"

@@ -11,7 +11,7 @@ import pytest
 from evenpack.errors import ConfigError
 from evenpack.launcher import studying
 from evenpack.launcher.studying import ThisMachine
-from evenpack.studies.runs.machine import Machine, Place
+from evenpack.studies.runs.runner import Machine, Place
 
 
 @pytest.fixture

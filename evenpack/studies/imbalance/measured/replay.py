@@ -42,8 +42,7 @@ from evenpack.studies.throughput.contenders import (
     sequences_per_item,
     with_steps,
 )
-from evenpack.studies.throughput.measure import StepTimer
-from evenpack.studies.throughput.provenance import measured_on
+from evenpack.studies.throughput.measure import StepTimer, measured_on
 
 REPLAYED: tuple[Scheme, ...] = (BALANCED_PACKS, UNPADDED_BALANCED, UNPADDED_ARRIVAL, BASELINE)
 _SEED = 0

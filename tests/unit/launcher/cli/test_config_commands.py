@@ -13,7 +13,7 @@ from evenpack.errors import ConfigError
 from evenpack.launcher.cli import app as cli
 from evenpack.shipped import shipped_run_files
 from evenpack.studies.equivalence.config import EquivalenceConfig
-from evenpack.studies.runs.config import load_study
+from evenpack.studies.runs.study_file import load_study
 
 Evenpack = Callable[..., tuple[int, str, str]]
 

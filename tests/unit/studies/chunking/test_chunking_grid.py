@@ -9,13 +9,12 @@ import yaml
 
 from evenpack.errors import ConfigError
 from evenpack.models.build import Model, new_model
-from evenpack.studies.chunking.arms import describe_arms
-from evenpack.studies.chunking.config import ChunkingConfig
-from evenpack.studies.chunking.grid import GridSection
-from evenpack.studies.chunking.held_out import held_out_evaluations
-from evenpack.studies.chunking.plan import PlannedRun, unknown_text
-from evenpack.studies.runs.config import load_study
-from evenpack.studies.runs.expansion import StudyRun, expand
+from evenpack.studies.chunking.compare import describe_arms
+from evenpack.studies.chunking.config import ChunkingConfig, GridSection
+from evenpack.studies.chunking.curves import held_out_evaluations
+from evenpack.studies.chunking.study import PlannedRun, unknown_text
+from evenpack.studies.runs.jobs import StudyRun, expand
+from evenpack.studies.runs.study_file import load_study
 from evenpack.testing import run_values, write_run_file
 
 CONCAT = {"data.recipe": {"kind": "concat", "isolate_documents": False}}
@@ -46,7 +45,6 @@ def write(folder: Path, *, arms: Any = None, training: Any = None, model: Any = 
 
 def load(path: Path) -> tuple[ChunkingConfig, tuple[StudyRun, ...]]:
     study, overrides = load_study(path, ChunkingConfig, ())
-    study = study.with_arms_of_grid()
     return study, expand(study, overrides)
 
 
@@ -175,7 +173,7 @@ def test_every_run_of_a_length_is_evaluated_on_the_same_documents(tmp_path: Path
     both = {"concat": CONCAT, "documents": DOCUMENTS}
     study, runs = load(write(tmp_path, grid=GRID | {"recipes": {}, "recipes_without_atoms": both}))
     found = held_out_evaluations(study, runs)
-    assert [(one.training.key, one.name) for one in found] == [(run.key, "documents") for run in runs]
+    assert [(one.starts_from, one.name) for one in found] == [(run.key, "documents") for run in runs]
     places = {(one.arm, one.prepared_dir) for one in found}
     assert len({place for _, place in places}) == 2, "one for each length"
     assert len(places) == 4

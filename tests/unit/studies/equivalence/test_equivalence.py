@@ -11,12 +11,11 @@ from seen_figures import DrawnFigure
 from study_files import write_log, write_study
 
 from evenpack.errors import DataError
-from evenpack.studies.equivalence.compare import compare
+from evenpack.studies.equivalence.compare import Curve, compare, read_curve
 from evenpack.studies.equivalence.config import EquivalenceConfig, EquivalenceSection
-from evenpack.studies.equivalence.curves import Curve, read_curve
 from evenpack.studies.equivalence.plots import plot_equivalence
 from evenpack.studies.equivalence.tables import comparison_tables
-from evenpack.studies.runs.config import load_study
+from evenpack.studies.runs.study_file import load_study
 
 SECTION = EquivalenceSection(reference="unpacked", margin=0.1)
 

@@ -8,13 +8,11 @@ from rich.console import Console
 from study_files import write_log, write_study, write_tuned
 
 from evenpack.errors import DataError
-from evenpack.studies.equivalence.compare import compare
+from evenpack.studies.equivalence.compare import TaskComparison, Tuned, compare, compare_tuned, read_curve, read_tuned
 from evenpack.studies.equivalence.config import EquivalenceConfig, EquivalenceSection
-from evenpack.studies.equivalence.curves import read_curve
 from evenpack.studies.equivalence.plots import plot_equivalence
 from evenpack.studies.equivalence.tables import tuned_tables
-from evenpack.studies.equivalence.tuned import TaskComparison, Tuned, compare_tuned, read_tuned
-from evenpack.studies.runs.config import load_study
+from evenpack.studies.runs.study_file import load_study
 
 SECTION = EquivalenceSection(reference="unpacked", margin=0.1)
 

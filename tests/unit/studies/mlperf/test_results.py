@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from evenpack.errors import ConfigError, DataError
-from evenpack.studies.mlperf.results import MlperfResult, read_result, score
+from evenpack.studies.mlperf import MlperfResult, read_result, score
 
 START_MS = 1_700_000_000_000
 

@@ -4,8 +4,7 @@ from pathlib import Path
 
 from written_runs import DATA, START, write_run
 
-from evenpack.studies.report.comparison import Comparison, compare
-from evenpack.studies.report.reading import read_runs
+from evenpack.studies.report.comparison import Comparison, compare, read_runs
 
 
 def compared(*folders: Path) -> Comparison:

@@ -10,11 +10,9 @@ from study_files import FakeMachine, write_study
 from evenpack.progress import Progress
 from evenpack.studies.equivalence.config import EquivalenceConfig
 from evenpack.studies.runs import runner
-from evenpack.studies.runs.config import load_study
-from evenpack.studies.runs.evaluations import Evaluation, evaluation_of, interleaved
-from evenpack.studies.runs.expansion import expand
-from evenpack.studies.runs.jobs import Job
+from evenpack.studies.runs.jobs import Evaluation, Job, evaluation_of, expand, interleaved
 from evenpack.studies.runs.runner import EndedRun, train_runs
+from evenpack.studies.runs.study_file import load_study
 
 CUTS = {"kind": "concat", "max_sequence_length": 16}
 

@@ -11,8 +11,8 @@ from evenpack.config import load_run_file
 from evenpack.engine.config import RunConfig
 from evenpack.errors import ConfigError
 from evenpack.studies.equivalence.config import EquivalenceConfig
-from evenpack.studies.runs.config import load_study
-from evenpack.studies.runs.expansion import StudyRun, expand
+from evenpack.studies.runs.jobs import StudyRun, expand
+from evenpack.studies.runs.study_file import load_study
 
 
 def runs_of(path: Path, *overrides: str) -> dict[str, StudyRun]:

@@ -2,6 +2,7 @@
 
 import io
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,12 +17,9 @@ from evenpack.finetuning.config import FinetuneConfig
 from evenpack.progress import Progress
 from evenpack.studies.equivalence.config import EquivalenceConfig
 from evenpack.studies.runs import runner
-from evenpack.studies.runs.config import load_study
-from evenpack.studies.runs.expansion import expand
-from evenpack.studies.runs.finetunings import FinetuneRun, expand_finetunings, require_tasks
-from evenpack.studies.runs.jobs import Job
-from evenpack.studies.runs.results import RESULT, describe_state
-from evenpack.studies.runs.runner import EndedRun, train_runs
+from evenpack.studies.runs.jobs import FinetuneRun, Job, StudyRun, expand, expand_finetunings, require_tasks
+from evenpack.studies.runs.runner import RESULT, EndedRun, describe_state, train_runs
+from evenpack.studies.runs.study_file import load_study
 from evenpack.testing import pair_run_values, run_values, write_run_file
 
 PAIRS = [f"second/{arm}/seed_{seed}" for seed in (1, 2) for arm in ("unpacked", "packed")]
@@ -47,14 +45,18 @@ def write_tuned_study(folder: Path, **finetune: Any) -> Path:
 
 def finetunings_of(path: Path, *overrides: str) -> tuple[FinetuneRun, ...]:
     study, run_overrides = load_study(path, EquivalenceConfig, overrides)
-    return expand_finetunings(study.finetune, expand(study, run_overrides), phase=study.last_phase)
+    return expand_finetunings(study.finetune, last_phase(expand(study, run_overrides)))
+
+
+def last_phase(runs: Sequence[StudyRun]) -> list[StudyRun]:
+    return [run for run in runs if run.phase == "second"]
 
 
 def train(path: Path, machine: FakeMachine) -> dict[str, EndedRun]:
     """Runs and what follows them, as a study does both."""
     study, run_overrides = load_study(path, EquivalenceConfig, ())
     runs = expand(study, run_overrides)
-    finetunings = expand_finetunings(study.finetune, runs, phase=study.last_phase)
+    finetunings = expand_finetunings(study.finetune, last_phase(runs))
     with Progress(Console(file=io.StringIO()), silent=True) as progress:
         ended = train_runs(runs, machine, machine.places(None), progress)
         tuned = train_runs(finetunings, machine, machine.places(1), progress, earlier=ended)

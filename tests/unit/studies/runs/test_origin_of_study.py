@@ -7,10 +7,10 @@ from study_files import write_study
 
 from evenpack.engine.reporting.run_record import RUN_RECORD, DataIdentity, RunRecord, Start
 from evenpack.studies.equivalence.config import EquivalenceConfig
-from evenpack.studies.runs.config import load_study
-from evenpack.studies.runs.expansion import StudyRun, expand
-from evenpack.studies.runs.frame import finished_runs, origin_of_study
+from evenpack.studies.runs.jobs import StudyRun, expand
 from evenpack.studies.runs.runner import EndedRun
+from evenpack.studies.runs.study import finished_runs, origin_of_study
+from evenpack.studies.runs.study_file import load_study
 
 
 def runs_of(folder: Path) -> list[StudyRun]:

@@ -12,10 +12,9 @@ from evenpack.errors import EXIT_STOPPED, ConfigError
 from evenpack.progress import Progress
 from evenpack.studies.equivalence.config import EquivalenceConfig
 from evenpack.studies.runs import runner
-from evenpack.studies.runs.config import load_study
-from evenpack.studies.runs.expansion import expand
-from evenpack.studies.runs.results import describe_state, steps_done
-from evenpack.studies.runs.runner import EndedRun, recorded, train_runs
+from evenpack.studies.runs.jobs import expand, steps_done
+from evenpack.studies.runs.runner import EndedRun, describe_state, recorded, train_runs
+from evenpack.studies.runs.study_file import load_study
 
 FIRST = "first/unpacked/seed_7"
 ALL = [FIRST, *(f"second/{arm}/seed_{seed}" for seed in (1, 2) for arm in ("unpacked", "packed"))]

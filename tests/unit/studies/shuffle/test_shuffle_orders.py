@@ -10,9 +10,16 @@ from evenpack.data.order.blocks import Blocks
 from evenpack.data.order.plan import PackPlan, sort_by_length
 from evenpack.data.packing import LengthHistogram, pack
 from evenpack.studies.shuffle.config import ShuffleSection
-from evenpack.studies.shuffle.jumps import borders, jump
-from evenpack.studies.shuffle.orders import Order, buffer_order, corpus_order, drawn_order, next_fit
-from evenpack.studies.shuffle.quality import quality, window_distance
+from evenpack.studies.shuffle.measure import borders, jump
+from evenpack.studies.shuffle.orders import (
+    Order,
+    buffer_order,
+    corpus_order,
+    drawn_order,
+    next_fit,
+    quality,
+    window_distance,
+)
 
 SECTION = ShuffleSection(reference="permutation", stretches=20)
 N = 4000

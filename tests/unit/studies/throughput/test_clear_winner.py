@@ -2,11 +2,11 @@
 
 import pytest
 
-from evenpack.studies.throughput.clock import Spread, clear_winner
+from evenpack.studies.throughput.measure import Quartiles, clear_winner
 
 
-def spread(low: int, median: int, high: int) -> Spread:
-    return Spread(median=float(median), quartile_1=float(low), quartile_3=float(high))
+def spread(low: int, median: int, high: int) -> Quartiles:
+    return Quartiles(median=float(median), quartile_1=float(low), quartile_3=float(high))
 
 
 @pytest.mark.parametrize(
@@ -19,5 +19,5 @@ def spread(low: int, median: int, high: int) -> Spread:
         ([spread(9, 10, 11)], None),
     ],
 )
-def test_a_winner_is_apart_from_all_others(spreads: list[Spread], winner: int | None) -> None:
+def test_a_winner_is_apart_from_all_others(spreads: list[Quartiles], winner: int | None) -> None:
     assert clear_winner(spreads) == winner

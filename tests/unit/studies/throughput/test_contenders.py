@@ -15,8 +15,8 @@ from evenpack.studies.throughput.contenders import (
     contender,
     depth_contenders,
     run_to_measure,
+    sample_micro_batches,
 )
-from evenpack.studies.throughput.samples import sample_micro_batches
 
 
 def test_layouts_hold_the_same_sequences_and_padding_has_as_many_rows_as_packs(

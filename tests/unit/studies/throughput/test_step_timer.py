@@ -18,12 +18,11 @@ from evenpack.engine.world.distributed import World
 from evenpack.errors import ConfigError
 from evenpack.models.common.batch_work import useful_work
 from evenpack.models.cost import step_flops
-from evenpack.studies.throughput.clock import PhaseClock, Spread
 from evenpack.studies.throughput.contenders import (
     contender,
     run_to_measure,
 )
-from evenpack.studies.throughput.measure import StepTimer
+from evenpack.studies.throughput.measure import PhaseClock, Quartiles, StepTimer
 
 
 def test_a_timed_step_counts_exactly_and_trains(world: World, config: RunConfig, prepared: PreparedData) -> None:
@@ -131,7 +130,7 @@ def test_peak_memory_rises_by_what_a_step_takes() -> None:
     script = (
         "import numpy as np\n"
         "import torch\n"
-        "from evenpack.studies.throughput.clock import PeakMemory\n"
+        "from evenpack.studies.throughput.measure import PeakMemory\n"
         "memory = PeakMemory(torch.device('cpu'))\n"
         "memory.reset()\n"
         "before = memory.bytes()\n"
@@ -143,4 +142,4 @@ def test_peak_memory_rises_by_what_a_step_takes() -> None:
 
 
 def test_a_spread_is_the_median_and_the_quartiles() -> None:
-    assert Spread.of([5.0, 1.0, 2.0, 3.0, 4.0]) == Spread(median=3.0, quartile_1=2.0, quartile_3=4.0)
+    assert Quartiles.of([5.0, 1.0, 2.0, 3.0, 4.0]) == Quartiles(median=3.0, quartile_1=2.0, quartile_3=4.0)

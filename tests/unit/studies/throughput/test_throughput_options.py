@@ -9,7 +9,7 @@ from evenpack.studies.throughput.command import ThroughputCommand
 from evenpack.studies.throughput.contenders import (
     parse_forms,
 )
-from evenpack.studies.throughput.options import parse_clock, parse_options
+from evenpack.studies.throughput.measure import parse_clock
 
 
 @pytest.mark.parametrize(
@@ -31,12 +31,12 @@ from evenpack.studies.throughput.options import parse_clock, parse_options
 )
 def test_options_that_cannot_be_are_refused_before_anything_is_read(given: dict[str, object], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
-        parse_options(ThroughputCommand(**given))  # type: ignore[arg-type]
+        ThroughputCommand(**given).options()  # type: ignore[arg-type]
 
 
 def test_options_have_their_defaults() -> None:
     assert parse_forms("packed, unpadded/max_tokens") == ("packed", "unpadded/max_tokens")
     assert parse_clock("cpu") == "cpu"
-    none = parse_options(ThroughputCommand(depths=""))
+    none = ThroughputCommand(depths="").options()
     assert none.depths == ()
     assert none.layouts == ("padded", "unpadded", "packed")

@@ -23,15 +23,13 @@ from evenpack.engine.world.distributed import World
 from evenpack.progress import Progress
 from evenpack.studies.plotting import figure_as_png, require_plot
 from evenpack.studies.throughput import plots, study
-from evenpack.studies.throughput.clock import Spread
 from evenpack.studies.throughput.contenders import (
     FORMS,
     changed,
     depth_contenders,
     run_to_measure,
 )
-from evenpack.studies.throughput.measure import MeasuredStep
-from evenpack.studies.throughput.measured import StepProgress
+from evenpack.studies.throughput.measure import MeasuredStep, Quartiles, StepProgress
 from evenpack.studies.throughput.plots import plot_throughput
 from evenpack.studies.throughput.study import LayoutRow, ThroughputOptions, ThroughputStudy, study_throughput
 from evenpack.studies.throughput.tables import throughput_tables
@@ -69,7 +67,7 @@ def test_a_study_measures_each_layout_and_depth(found: ThroughputStudy, config: 
     for row in found.layouts:
         assert (row.forward_seconds, row.backward_seconds) == (2.0, 2.0)  # of two micro-batches
         assert (row.all_reduce_seconds, row.update_seconds) == (1.0, 1.0)
-        assert row.step_seconds == Spread(median=8.0, quartile_1=8.0, quartile_3=8.0)  # from before to behind all marks
+        assert row.step_seconds == Quartiles(median=8.0, quartile_1=8.0, quartile_3=8.0)
         slots = row.tokens_per_second.median / (1.0 - row.padding_share)
         assert row.slots_per_second.median == pytest.approx(slots, rel=0.01)
         sequences = config.training.items_per_step * row.sequences_per_pack

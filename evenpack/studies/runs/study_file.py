@@ -1,4 +1,4 @@
-"""Defines the file of a study of runs. A study that compares them adds a section of its own."""
+"""The file of a study of trained runs: phases, arms and seeds. Each study adds a section of its own."""
 
 import os
 from collections.abc import Mapping, Sequence
@@ -57,6 +57,15 @@ class PhaseSection(RunFileSection):
     """Arms by name, each with the settings in which it differs: dotted keys with their values."""
 
 
+class FinetuneSection(RunFileSection):
+    """Fine-tuning of every run of the last phase for one task; the run file is one of `evenpack finetune`."""
+
+    folder: UserPath | None = None
+    """Folder of the task's files; null: data.folder of the run file."""
+    seeds: Seeds
+    """Seeds of the trainings that start from each run's weights; the result is their median."""
+
+
 class RunsStudyConfig(Section):
     """Base of the files of all studies of runs."""
 
@@ -90,6 +99,18 @@ class RunsStudyConfig(Section):
     def last_phase(self) -> str:
         """Name of the phase whose arms are compared."""
         return next(reversed(self.phases))
+
+    @property
+    def arms(self) -> dict[str, Settings]:
+        """The arms that are compared, by name."""
+        return self.phases[self.last_phase].arms
+
+    def require_arm(self, key: str, name: str) -> None:
+        """Checks that the section's `key` names an arm that is compared. Raises: ValueError."""
+        if name not in self.arms:
+            raise ValueError(
+                f"{key}: expected an arm of the last phase, {self.last_phase} ({', '.join(self.arms)}), found '{name}'"
+            )
 
     def located(self, folder: Path) -> dict[str, Any]:
         """Returns the fields that name run files, with paths relative to the current directory.

@@ -1,16 +1,26 @@
-"""Times to train from MLPerf logs, and the score of a set of runs (MLPerf Training rules, "Run results")."""
+"""Logs of MLPerf runs: compliance by MLPerf's own checker, times to train, and the score of a set of runs.
+
+The score follows the MLPerf Training rules, "Run results".
+"""
 
 import statistics
+import subprocess
+import sys
+import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from evenpack.engine.reporting.config import require_mlperf_logging
 from evenpack.engine.reporting.mlperf_log import PREFIX, parse_events
-from evenpack.errors import ConfigError, DataError
+from evenpack.errors import ConfigError, DataError, RunError
 
 RUNS_OF_A_SCORE = 10
 """Runs of a score for BERT; the fastest and the slowest are dropped, and the others averaged."""
+
+RULESET = "4.1.0"
+"""The last ruleset but one that had BERT, which 5.0 left unchanged."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,6 +55,43 @@ class MlperfScore:
     """Mean without the fastest and the slowest; None if there is no score."""
     reason: str | None
     """The reason if there is none."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Compliance:
+    """The checker's result for a log."""
+
+    log: Path
+    ruleset: str
+    passed: bool
+    messages: str
+    """Messages of the checker; empty if there are none."""
+    result: MlperfResult
+
+
+def check_log(log: Path) -> Compliance:
+    """Runs the compliance checker of the package mlperf-logging, for the division and benchmark that the log names.
+
+    Raises: ConfigError if the package is not installed; DataError if the file is not an MLPerf log; RunError if the
+    checker itself fails.
+    """
+    require_mlperf_logging("the compliance checker")
+    result = read_result(log)
+    with tempfile.TemporaryDirectory() as folder:
+        output = Path(folder) / "checker.log"
+        arguments = ["--usage", "training", "--ruleset", RULESET, "--log_output", str(output), str(log.resolve())]
+        done = subprocess.run(
+            [sys.executable, "-m", "mlperf_logging.compliance_checker", *arguments],
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        written = output.read_text(encoding="utf-8") if output.exists() else ""
+    if done.returncode not in (0, 1) or "Traceback" in done.stderr or not written:
+        raise RunError(f"MLPerf's compliance checker failed on {log}:\n{done.stderr.strip()}")
+    lines = [line for line in written.splitlines() if not line.startswith("INFO")]
+    messages = "\n".join(lines).removesuffix("ERROR - FAILED").strip()
+    return Compliance(log=log, ruleset=RULESET, passed=done.returncode == 0, messages=messages, result=result)
 
 
 def read_result(log: Path) -> MlperfResult:

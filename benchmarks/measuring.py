@@ -1,0 +1,130 @@
+"""What the benchmarks share: their options, the lengths that they pack, clocks, processes of their own, and reports.
+
+torch is imported only where it is needed, because some of them measure memory.
+"""
+
+import argparse
+import json
+import platform
+import statistics
+import time
+from collections.abc import Callable
+from concurrent.futures import ProcessPoolExecutor
+from multiprocessing import get_context
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import numpy as np
+
+from evenpack.data.packing import LengthHistogram
+
+if TYPE_CHECKING:
+    import torch
+
+    from evenpack.engine.world.distributed import World
+
+ResultT = TypeVar("ResultT")
+
+
+def parser_of(doc: str | None, *, run_file: bool = False, json_file: bool = False) -> argparse.ArgumentParser:
+    """Returns a parser with the script's docstring as its help.
+
+    Args:
+        run_file: whether a run file and overrides come first.
+        json_file: whether the report can be written to a file.
+    """
+    parser = argparse.ArgumentParser(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
+    if run_file:
+        parser.add_argument("run_file", type=Path)
+        parser.add_argument("overrides", nargs="*", help="section.key=value")
+    if json_file:
+        parser.add_argument("--json", type=Path, help="also write the report to this file")
+    return parser
+
+
+def write_report(report: Any, path: Path | None) -> None:
+    """Writes a report as JSON, if `path` is given."""
+    if path is not None:
+        path.write_text(json.dumps(report, indent=2) + "\n")
+
+
+def add_histogram(parser: argparse.ArgumentParser) -> None:
+    """Adds the options of benchmarks that pack a histogram and print a table or JSON."""
+    parser.add_argument("--histogram", type=Path, help="JSON: key -> counts, item i for length i + 1; default: made up")
+    parser.add_argument("--key", default="wikipedia_512", help="which histogram of the file (default: %(default)s)")
+    parser.add_argument("--json", action="store_true", help="print JSON instead of a table")
+
+
+def load_histogram(arguments: argparse.Namespace) -> tuple[str, LengthHistogram]:
+    """Returns a name for the report, and the histogram."""
+    if arguments.histogram is None:
+        return "synthetic", synthetic_histogram()
+    counts = json.loads(arguments.histogram.read_text())[arguments.key]
+    return arguments.key, LengthHistogram(counts=np.array(counts, dtype=np.int64))
+
+
+def synthetic_histogram(sequences: int = 16_300_000, longest: int = 512) -> LengthHistogram:
+    """Returns log-normal lengths, a quarter of them cut at the longest, as when documents are cut into pieces."""
+    lengths = np.arange(1, longest)
+    shares = np.exp(-((np.log(lengths) - 5.3) ** 2) / 2) / lengths
+    shares = np.append(0.75 * shares / shares.sum(), 0.25)
+    return LengthHistogram(counts=np.rint(shares * sequences).astype(np.int64))
+
+
+def print_report(report: dict[str, float | int | str], *, as_json: bool) -> None:
+    if as_json:
+        print(json.dumps(report, indent=2))
+        return
+    width = max(map(len, report))
+    for name, value in report.items():
+        print(
+            f"{name.replace('_', ' '):<{width}}  {value:,}"
+            if not isinstance(value, str)
+            else f"{name:<{width}}  {value}"
+        )
+
+
+def median_cpu_seconds(work: Callable[[], object], repeats: int) -> float:
+    """Returns the median of the CPU seconds of this process."""
+    times = []
+    for _ in range(repeats):
+        started = time.process_time()
+        work()
+        times.append(time.process_time() - started)
+    return statistics.median(times)
+
+
+def device_seconds(device: "torch.device") -> float:
+    """Returns wall-clock seconds once a GPU has finished its work, or the CPU seconds of this process's threads."""
+    if device.type == "cuda":
+        import torch
+
+        torch.cuda.synchronize(device)
+        return time.perf_counter()
+    return time.process_time()
+
+
+def device_facts(device: "torch.device") -> dict[str, Any]:
+    """Returns what a report says of the device and of torch."""
+    import torch
+
+    return {
+        "device": torch.cuda.get_device_name(device) if device.type == "cuda" else platform.machine(),
+        "threads": torch.get_num_threads(),
+        "torch": torch.__version__,
+    }
+
+
+def lone_cpu() -> "World":
+    """Returns the one rank of a run on the CPU, without a process group."""
+    import torch
+
+    from evenpack.engine.world.distributed import World
+
+    return World(rank=0, size=1, local_rank=0, device=torch.device("cpu"))
+
+
+def in_own_process(function: Callable[..., ResultT], *arguments: object) -> ResultT:
+    """Calls a function in a new process, whose memory and heap are its own."""
+    with ProcessPoolExecutor(max_workers=1, mp_context=get_context("spawn")) as executor:
+        return executor.submit(function, *arguments).result()

@@ -1,0 +1,121 @@
+"""What every study of trained runs says of its arms: steps of a log, spreads over seeds, paired differences, curves."""
+
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from itertools import chain
+from pathlib import Path
+from typing import Any, TypeVar
+
+import numpy as np
+from jaxtyping import Float64
+
+from evenpack.engine.reporting.metrics import METRICS, read_metrics, trained_steps
+from evenpack.errors import DataError
+from evenpack.studies.statistics.paired import PairedDifference, Spread, paired_difference
+
+ItemT = TypeVar("ItemT")
+ResultT = TypeVar("ResultT")
+
+
+def read_steps(output_dir: Path) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+    """Returns the records of all steps of a finished run, and of those that were trained and not skipped.
+
+    Raises: DataError if the log does not have each step once, or has no trained step.
+    """
+    path = output_dir / METRICS
+    records = read_metrics(path) if path.exists() else []
+    if not records or [record["step"] for record in records] != list(range(1, len(records) + 1)):
+        raise DataError(
+            f"{path} does not have each step once, from the first on, so its epochs and samples cannot be counted: "
+            f"remove {output_dir} to train that run again"
+        )
+    trained = trained_steps(records)
+    if not trained:
+        raise DataError(
+            f"all {len(records)} steps in {path} were skipped, so there is no loss to compare: see training.skip_steps"
+        )
+    return records, trained
+
+
+def weighted_mean(records: Sequence[Mapping[str, Any]], name: str, weight: str) -> float:
+    """Returns the mean of a value over records, each weighted by another of its values."""
+    total: float = sum(values[weight] for values in records)
+    weighted: float = sum(values[weight] * values[name] for values in records)
+    return weighted / total
+
+
+def of_each_run(
+    by_arm: Mapping[str, Mapping[int, ItemT]], read: Callable[[ItemT], ResultT]
+) -> dict[str, dict[int, ResultT]]:
+    """Applies a function to what each arm has for each seed."""
+    return {arm: {seed: read(item) for seed, item in of_seed.items()} for arm, of_seed in by_arm.items()}
+
+
+def over_seeds(values: Sequence[float | None]) -> Spread | None:
+    """Returns the spread over seeds; None if one of them has no value."""
+    found = [value for value in values if value is not None]
+    return Spread.of(found) if found and len(found) == len(values) else None
+
+
+def difference_from(
+    reference: Mapping[int, ResultT],
+    of_seed: Mapping[int, ResultT],
+    measure: Callable[[ResultT], float | None],
+    *,
+    significance: float,
+) -> PairedDifference | None:
+    """Returns the difference of an arm's results from those of the reference with the same seeds.
+
+    None without a pair of values, and if any of them is not finite.
+    """
+    pairs = [(measure(one), measure(reference[seed])) for seed, one in of_seed.items() if seed in reference]
+    both = [(one, other) for one, other in pairs if one is not None and other is not None]
+    if not both or not all(map(math.isfinite, chain.from_iterable(both))):
+        return None
+    return paired_difference([one for one, _ in both], [other for _, other in both], significance=significance)
+
+
+def spread_text(spread: Spread | None, decimals: int) -> str | None:
+    """Returns `5.20 ± 0.03`, without a deviation for a single seed."""
+    if spread is None:
+        return None
+    deviation = "" if spread.deviation is None else f" ± {spread.deviation:.{decimals}f}"
+    return f"{spread.mean:.{decimals}f}{deviation}"
+
+
+def difference_text(difference: PairedDifference | None, decimals: int) -> str | None:
+    """Returns the mean with its sign."""
+    return None if difference is None else f"{difference.mean:+.{decimals}f}"
+
+
+def interval_text(difference: PairedDifference | None, decimals: int) -> str | None:
+    """Returns `-0.10 to +0.20`; None for a single pair, which has no interval."""
+    if difference is None or difference.low is None or difference.high is None:
+        return None
+    return f"{difference.low:+.{decimals}f} to {difference.high:+.{decimals}f}"
+
+
+def confidence_text(significance: float) -> str:
+    """Returns the name of an interval that has `significance` on either side: `90 % interval`."""
+    return f"{100 * (1 - 2 * significance):.3g} % interval"
+
+
+def seeds_text(by_arm: Iterable[Iterable[int]]) -> str:
+    """Returns the seeds of all arms: `seeds 1, 2, 3`."""
+    return f"seeds {', '.join(map(str, sorted(set(chain.from_iterable(by_arm)))))}"
+
+
+def arm_label(name: str) -> str:
+    """Returns the name of an arm as figures write it."""
+    return name.replace("_", " ")
+
+
+def draw_band(
+    axes: Any, places: Float64[np.ndarray, " points"], lines: Sequence[Float64[np.ndarray, " points"]], **style: Any
+) -> None:
+    """Draws the mean of an arm's runs at the same places, and a band from the least to the greatest."""
+    stacked = np.stack(lines)
+    axes.plot(places, stacked.mean(axis=0), **style)
+    if len(stacked) > 1:
+        low, high = stacked.min(axis=0), stacked.max(axis=0)
+        axes.fill_between(places, low, high, color=style["color"], alpha=0.15, linewidth=0)

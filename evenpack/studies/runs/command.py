@@ -1,0 +1,42 @@
+"""The command of a study of trained runs; it imports nothing heavy before it is run."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
+
+from evenpack.console import Report
+from evenpack.studies.shared_options import DevicesPerRun, DryRun, OnlyReport, Plot
+
+if TYPE_CHECKING:
+    from evenpack.studies.runs.runner import Machine, Place
+    from evenpack.studies.runs.study import TrainedStudy
+
+
+StudyT = TypeVar("StudyT", bound="TrainedStudy[Any]")
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainedStudyCommand(ABC, Generic[StudyT]):
+    """The options of every study that trains the runs of a study file."""
+
+    devices_per_run: DevicesPerRun = None
+    dry_run: DryRun = False
+    only_report: OnlyReport = False
+    plot: Plot = None
+
+    @abstractmethod
+    def load(self, study_file: Path, overrides: Sequence[str]) -> StudyT:
+        """Loads the study. Raises: ConfigError."""
+
+    def run(self, study_file: Path, overrides: Sequence[str], machine: "Machine") -> Report:
+        """Runs the study. Raises: ConfigError for an invalid study or option, before anything is started."""
+        study = self.load(study_file, overrides)
+        if self.dry_run:
+            return self.describe(study, machine.places(self.devices_per_run))
+        return study.run(machine, devices_per_run=self.devices_per_run, only_report=self.only_report, plot=self.plot)
+
+    def describe(self, study: StudyT, places: "Sequence[Place]") -> Report:
+        """Lists the runs for `--dry-run`. Raises: ConfigError."""
+        return study.describe(places)

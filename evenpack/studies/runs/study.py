@@ -1,0 +1,332 @@
+"""A study of trained runs: it loads its file, trains unfinished runs and reports; each study adds its comparison."""
+
+import platform
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, Generic, TypeVar
+
+import torch
+from rich.console import RenderableType
+
+from evenpack import console
+from evenpack.console import Report
+from evenpack.data.prepare.manifest import MANIFEST
+from evenpack.engine.config import TrainingSection
+from evenpack.engine.deepspeed_config import micro_batches_per_step
+from evenpack.engine.provenance import commit_of_source
+from evenpack.engine.reporting.journal import SUMMARY
+from evenpack.engine.reporting.run_record import read_run_record
+from evenpack.engine.resolving.resolve import ResolvedRun, open_run
+from evenpack.errors import EXIT_STOPPED, ConfigError
+from evenpack.files import read_json_object
+from evenpack.progress import Progress
+from evenpack.studies.origins import origin_of_runs
+from evenpack.studies.plotting import require_plot
+from evenpack.studies.runs.jobs import FinetuneRun, Job, StudyRun, expand, require_tasks
+from evenpack.studies.runs.runner import EndedRun, Machine, Place, describe_state, recorded, train_runs
+from evenpack.studies.runs.study_file import RunsStudyConfig, load_study
+from evenpack.version import VERSION
+
+StudyT = TypeVar("StudyT", bound=RunsStudyConfig)
+
+RunsByArm = Mapping[str, Mapping[int, StudyRun]]
+"""Finished runs of the last phase by arm and seed; an arm without one is there, and empty."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Findings:
+    """The comparison of the finished runs."""
+
+    value: Mapping[str, Any]
+    """Keys of the JSON in addition to those of all studies."""
+    shown: Sequence[RenderableType]
+    draw: Callable[[Path, str], Sequence[Path]]
+    """Draws the figures: takes the path of --plot and the line of origin, returns the paths of the figures."""
+
+
+class TrainedStudy(ABC, Generic[StudyT]):
+    """A loaded study file with its jobs."""
+
+    def __init__(self, schema: type[StudyT], study_file: Path, overrides: Sequence[str]) -> None:
+        """Loads the study. Raises: ConfigError for settings that make a run invalid."""
+        self.study, run_overrides = load_study(study_file, schema, overrides)
+        self.runs = expand(self.study, run_overrides)
+        self.compared = tuple(run for run in self.runs if run.phase == self.study.last_phase)
+
+    @property
+    def jobs(self) -> Sequence[Job]:
+        """The trainings, and what is done between them."""
+        return self.runs
+
+    @property
+    def finetunings(self) -> Sequence[FinetuneRun]:
+        """Fine-tunings that follow all trainings."""
+        return ()
+
+    @abstractmethod
+    def compare(self, runs: RunsByArm, ended: Sequence[EndedRun]) -> Findings:
+        """Compares the finished runs of the last phase. Raises: DataError for a damaged log."""
+
+    def require_plot(self, path: Path) -> None:
+        """Checks the path of --plot. Raises: ConfigError if nothing can be drawn there."""
+        require_plot(path)
+
+    def describe(self, places: Sequence[Place]) -> Report:
+        """Lists the runs for `--dry-run`. Raises: ConfigError if the ranks cannot divide a step."""
+        rows = run_rows(self.runs, ranks=places[0].ranks)
+        shown = [arms_text(self.study), runs_table(rows, title=self.title(places))]
+        return Report(value={"study": self.study, "runs": rows}, shown=shown)
+
+    def title(self, places: Sequence[Place]) -> str:
+        """Returns the title of a list of the runs."""
+        name, count = self.study.study.name, len(self.runs)
+        return f"{name}: {count} runs, {len(places)} at a time, {places[0].ranks} ranks each"
+
+    def run(self, machine: Machine, *, devices_per_run: int | None, only_report: bool, plot: Path | None) -> Report:
+        """Runs unfinished jobs, and compares finished runs. Raises: ConfigError, RunError, DataError."""
+        if plot is not None:
+            self.require_plot(plot)
+        ended = recorded([*self.jobs, *self.finetunings]) if only_report else self._train(machine, devices_per_run)
+        report = self._report(ended, plot)
+        failed = sum(one.state == "failed" for one in ended)
+        if failed:
+            report.unmet = f"{failed} of {len(ended)} runs failed; their errors are above"
+        if machine.is_stop_requested:
+            report.exit_code = EXIT_STOPPED
+        return report
+
+    def _train(self, machine: Machine, devices_per_run: int | None) -> tuple[EndedRun, ...]:
+        require_tasks(self.finetunings)
+        places = machine.places(devices_per_run)
+        with machine.held(self.study.study.output_dir), Progress(console.messages()) as progress:
+            ended = train_runs(self.jobs, machine, places, progress)
+            if self.finetunings:  # a device each, because a fine-tuning is one process
+                ended += train_runs(self.finetunings, machine, machine.places(1), progress, earlier=ended)
+        return ended
+
+    def _report(self, ended: Sequence[EndedRun], plot: Path | None) -> Report:
+        compared = finished_runs(ended, self.study.last_phase)
+        by_arm = {arm: {run.seed: run for run in compared if run.arm == arm} for arm in self.study.arms}
+        found = self.compare(by_arm, ended)
+        origin = origin_of_study(self.study.study.name, compared)
+        report = Report(
+            value={
+                "study": self.study,
+                "origin": origin,
+                "measured_on": measured_on(devices_of(finished_runs(ended))),
+                "runs": [{"run": one.run.key, "state": one.state, "message": one.message} for one in ended],
+                **found.value,
+            },
+            shown=[*found.shown, *unfinished_text(ended)],
+        )
+        if plot is not None and compared:
+            report.shown.append(console.text("\n".join(f"Drew {path}" for path in found.draw(plot, origin))))
+        return report
+
+
+def finished_runs(ended: Sequence[EndedRun], phase: str | None = None) -> list[StudyRun]:
+    """Returns the trainings that have finished, of one phase or of all."""
+    return [
+        one.run
+        for one in ended
+        if isinstance(one.run, StudyRun) and one.state == "finished" and phase in (None, one.run.phase)
+    ]
+
+
+def devices_of(runs: Sequence[StudyRun]) -> list[str]:
+    """Returns ranks and device of each finished run, as its summary names them."""
+    summaries = [read_json_object(run.output_dir / SUMMARY) or {} for run in runs]
+    return [f"{one.get('ranks')} x {one.get('device')}" for one in summaries]
+
+
+def origin_of_study(name: str, runs: Sequence[StudyRun]) -> str:
+    """Returns the line below figures of finished runs: data, commits and devices as the runs recorded them.
+
+    Without any record, as of earlier versions, sources come from the settings and devices from the summaries.
+    """
+    records = [read_run_record(run.output_dir) for run in runs]
+    if any(record is not None for record in records):
+        return origin_of_runs(name, records)
+    sources = dict.fromkeys(source for run in runs for source in run.config.data.sources)
+    return f"{name}: data {', '.join(sources)}; commit not recorded; {', '.join(dict.fromkeys(devices_of(runs)))}"
+
+
+def measured_on(devices: Iterable[str]) -> dict[str, Any]:
+    """Returns the provenance that a figure must carry. `devices`: as the runs name theirs."""
+    return {
+        "devices": sorted(set(devices)),
+        "processor": platform.processor() or platform.machine(),
+        "evenpack": VERSION,
+        "torch": torch.__version__,
+        "commit": commit_of_source(),
+        "date": datetime.now(UTC).isoformat(timespec="seconds"),
+    }
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunRow:
+    """A run before it is started. Values that depend on its data are None until that is prepared."""
+
+    run: str
+    state: str
+    starts_from: str | None
+    batching: str
+    layout: str
+    items_per_step: int | None
+    """Packs or sequences; for a run that is not prepared, before `training.packing_adjustment`, and None where its
+    step is in tokens."""
+    micro_batches_per_rank: int | None
+    steps: int | None
+    sequences_per_step: float | None
+    sequences: float | None
+    """Sequences in total."""
+    output_dir: str
+
+
+def run_rows(runs: Sequence[StudyRun], *, ranks: int) -> tuple[RunRow, ...]:
+    """Returns the rows.
+
+    Raises: ConfigError if the ranks cannot divide a step, or a run has finished with other settings.
+    """
+    return tuple(_row(run, ranks) for run in runs)
+
+
+def _row(run: StudyRun, ranks: int) -> RunRow:
+    config = run.config
+    resolved = open_run(config) if (config.prepared_dir / MANIFEST).is_file() else None
+    per_item = 1.0 if config.training.batching == "sequences" else None
+    if resolved is not None:
+        config, per_item = resolved.config, float(resolved.item.sequences)
+    training = config.training
+    items, steps = training.stated_items_per_step, training.steps
+    per_step = None if per_item is None or items is None else items * per_item
+    try:
+        accumulation = _accumulation(training, resolved, ranks)
+    except ConfigError as error:
+        raise ConfigError(f"run {run.key} of the study: {error}") from error
+    return RunRow(
+        run=run.key,
+        state=describe_state(run),
+        starts_from=run.starts_from,
+        batching=training.batching,
+        layout=training.layout,
+        items_per_step=items,
+        micro_batches_per_rank=accumulation,
+        steps=steps,
+        sequences_per_step=per_step,
+        sequences=None if per_step is None or steps is None else per_step * steps,
+        output_dir=str(run.output_dir),
+    )
+
+
+def _accumulation(training: TrainingSection, resolved: ResolvedRun | None, ranks: int) -> int | None:
+    """Returns the accumulation; None where it depends on unprepared data.
+
+    Raises: ConfigError if a step cannot be divided.
+    """
+    if resolved is not None:
+        return resolved.micro_batches(ranks)
+    is_stated = training.stated_items_per_step is not None and training.packing_adjustment == "none"
+    return micro_batches_per_step(training, ranks) if is_stated else None
+
+
+def runs_table(rows: Sequence[RunRow], *, title: str) -> RenderableType:
+    """Returns one line per run."""
+    shown = [
+        {
+            "run": row.run,
+            "state": row.state,
+            "step": f"{_step_size(row)}, {row.layout}",
+            "accumulation": row.micro_batches_per_rank,
+            "steps": row.steps,
+            "sequences/step": None if row.sequences_per_step is None else round(row.sequences_per_step),
+            "sequences": None if row.sequences is None else round(row.sequences),
+            "starts from": row.starts_from or "",
+        }
+        for row in rows
+    ]
+    return console.table(shown, title=title)
+
+
+def _step_size(row: RunRow) -> str:
+    return "by tokens" if row.items_per_step is None else f"{row.items_per_step:,} {row.batching}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class FinetuneRow:
+    """A fine-tuning before it is started."""
+
+    run: str
+    state: str
+    starts_from: str
+    task: str
+    title: str
+    layout: str
+    items_per_step: int
+    """Packs or sequences."""
+    batching: str
+    epochs: int
+    seeds: tuple[int, ...]
+    output_dir: str
+
+
+def finetune_rows(finetunings: Sequence[FinetuneRun]) -> tuple[FinetuneRow, ...]:
+    """Returns the rows. Raises: ConfigError if a fine-tuning has finished with other settings."""
+    return tuple(
+        FinetuneRow(
+            run=one.key,
+            state=describe_state(one),
+            starts_from=one.pretraining.key,
+            task=one.task,
+            title=one.config.data.definition.title,
+            layout=one.config.training.layout,
+            items_per_step=one.config.training.items_per_step,
+            batching=one.config.training.batching,
+            epochs=one.config.training.epochs,
+            seeds=one.config.run.seeds,
+            output_dir=str(one.output_dir),
+        )
+        for one in finetunings
+    )
+
+
+def finetunings_table(rows: Sequence[FinetuneRow], *, title: str) -> RenderableType:
+    """Returns one line per fine-tuning."""
+    shown = [
+        {
+            "run": row.run,
+            "state": row.state,
+            "task": row.title,
+            "step": f"{row.items_per_step:,} {row.batching}, {row.layout}",
+            "epochs": row.epochs,
+            "seeds": ", ".join(map(str, row.seeds)),
+        }
+        for row in rows
+    ]
+    return console.table(shown, title=title)
+
+
+def arms_text(study: RunsStudyConfig) -> RenderableType:
+    """Returns the settings in which the arms differ."""
+    lines = []
+    for name, phase in study.phases.items():
+        lines.append(f"{name}: {phase.base}, seeds {', '.join(map(str, phase.seeds))}")
+        for arm, settings in phase.arms.items():
+            words = " ".join(f"{key}={value}" for key, value in settings.items())
+            lines.append(f"  {arm:24} {words or '(as the run file)'}")
+    return console.text("\n".join(lines))
+
+
+def unfinished_text(ended: Sequence[EndedRun]) -> list[RenderableType]:
+    """Lists failed runs with their errors, and unfinished ones."""
+    failed = [f"  {one.run.key}: {one.message}" for one in ended if one.state == "failed"]
+    to_do = [one.run.key for one in ended if one.state == "unfinished"]
+    shown: list[RenderableType] = []
+    if failed:
+        shown.append(console.text("\n".join(["Failed:", *failed])))
+    if to_do:
+        shown.append(console.text(f"Not finished: {', '.join(to_do)}. Run the same command again to continue them."))
+    return shown
