@@ -73,7 +73,7 @@ CATEGORIES = ["communication", "attention", "memory copies", "optimizer", "matmu
 DESIGN = {
     "ceilings": (("ceiling",), ("value",)),
     "head_products": (("width", "vocabulary", "rows"), ("logits", "hidden_gradient", "weight_gradient")),
-    "loss": (("width", "vocabulary", "compiled"), ("milliseconds", "megabytes")),
+    "loss": (("width", "vocabulary", "compiled", "chunk_bytes"), ("milliseconds", "megabytes")),
     "segments": (("heads", "sequences", "segments"), ("milliseconds", "megabytes")),
     "dropout": (("dropout",), ("forward_milliseconds", "both_milliseconds")),
     "dropout_gradient": (("backward_pass",), ("relative_difference",)),
@@ -109,6 +109,7 @@ def check_design(value, *, on_gpu):
         "copy",
         "one small operator",
     ]
+    assert len({row["chunk_bytes"] for row in value["loss"]}) > 1
     assert [row["dropout"] for row in value["dropout"]] == [0.0, 0.1]
     assert len({row["segments"] for row in value["segments"]}) > 1
     assert [row["kernels"] for row in value["unseen_lengths"]] == ["without cuDNN", *(["cuDNN"] if on_gpu else [])]

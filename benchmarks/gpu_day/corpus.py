@@ -3,8 +3,9 @@
     python benchmarks/gpu_day/corpus.py DIRECTORY RUN ... [--tiny]
 
 Nothing is downloaded, and it takes seconds. Speed depends on lengths and sizes and not on what the tokens are. The run
-files are the shipped ones with another source, without a checkpoint to start from, and with the step of one of the
-eight GPUs that they are for; `--tiny` makes them small enough for a CPU. Corpora that are there are kept.
+files are the shipped ones with another source, without a checkpoint to start from, uncompiled unless a step says
+otherwise, and with the step of one of the eight GPUs that they are for; `--tiny` makes them small enough for a CPU.
+Corpora that are there are kept.
 """
 
 import argparse
@@ -104,6 +105,7 @@ def run_values(name: str, directory: Path, *, tiny: bool) -> dict[str, Any]:
     values["deepspeed"] = {"zero_stage": 0}
     training.pop("initialize_from", None)
     training["packs_per_step"] //= GPUS
+    training["compile"] = False
     if tiny:
         values["model"] |= {"preset": "tiny"}
         training |= {"packs_per_step": 4, "packs_per_micro_batch": 2, "precision": "fp32"}

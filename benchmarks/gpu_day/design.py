@@ -12,6 +12,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -44,9 +45,11 @@ class Sizes:
     widths: tuple[int, ...]
     vocabularies: tuple[int, ...]
     head_rows: tuple[int, ...]
-    """Rows of logits at once: as many as fit the loss's chunks of two vocabularies, a multiple of 64, and many."""
+    """Rows of logits at once: a chunk of the loss as on a CPU and as on a GPU, a multiple of 64, and more."""
     loss_tokens: int
     compiles: tuple[bool, ...]
+    chunk_bytes: tuple[int, ...]
+    """FP32 logits of a chunk of the loss: as on a CPU, twice that, as on a GPU, and twice that."""
     heads: tuple[int, ...]
     sequences: int
     """Sequences of a micro-batch of GPT-2 124M."""
@@ -68,9 +71,10 @@ FULL = Sizes(
     chain=2000,
     widths=(768, 1024, 1600),
     vocabularies=(30_522, 30_528, 50_257, 50_304),
-    head_rows=(1335, 1344, 8192),
+    head_rows=(1335, 5341, 5376, 8192),
     loss_tokens=32_768,
     compiles=(False, True),
+    chunk_bytes=(1 << 28, 1 << 29, 1 << 30, 1 << 31),
     heads=(12, 25),
     sequences=95,
     length=344,
@@ -90,6 +94,7 @@ TINY = Sizes(
     head_rows=(16,),
     loss_tokens=24,
     compiles=(False,),
+    chunk_bytes=(1 << 12, 1 << 13),
     heads=(2,),
     sequences=3,
     length=16,
@@ -197,7 +202,7 @@ def ceilings(bench: Bench) -> Iterator[Row]:
     """The best rate of products and of copies, and what an operator costs the host."""
     rows, sizes = bench.sizes.square, bench.sizes
 
-    def product() -> dict[str, Any]:
+    def multiply() -> dict[str, Any]:
         left, right = bench.numbers(rows, rows), bench.numbers(rows, rows)
         return {"value": 2e-9 * rows**3 / bench.milliseconds(lambda: left @ right)}
 
@@ -209,7 +214,7 @@ def ceilings(bench: Bench) -> Iterator[Row]:
         number = torch.zeros(8, device=bench.device)
         return {"value": 1e3 * bench.milliseconds(lambda: [number.add_(1) for _ in range(sizes.chain)]) / sizes.chain}
 
-    yield {"ceiling": "BF16 product, TFLOP/s"}, product
+    yield {"ceiling": "BF16 product, TFLOP/s"}, multiply
     yield {"ceiling": "copy, TB/s read and written"}, copy
     yield {"ceiling": "one small operator, microseconds"}, operator
 
@@ -235,25 +240,25 @@ def head_products(bench: Bench) -> Iterator[Row]:
 
 
 def loss(bench: Bench) -> Iterator[Row]:
-    """The head and its loss, forward and backward, eager and compiled."""
-    width, tokens = bench.sizes.widths[0], bench.sizes.loss_tokens
-    for vocabulary in bench.sizes.vocabularies[-2:]:
-        for compiled in bench.sizes.compiles:
+    """The head and its loss, forward and backward, eager and compiled, by the size of its chunks."""
+    width, tokens, sizes = bench.sizes.widths[0], bench.sizes.loss_tokens, bench.sizes
+    for vocabulary, compiled, chunk in product(sizes.vocabularies[-2:], sizes.compiles, sizes.chunk_bytes):
 
-            def step(vocabulary: int = vocabulary, compiled: bool = compiled) -> dict[str, Any]:
-                hidden = bench.numbers(tokens, width, dtype=torch.float32, learned=True)
-                weight = bench.numbers(vocabulary, width, dtype=torch.float32, learned=True)
-                labels = torch.randint(vocabulary, (tokens,), device=bench.device)
-                weights = torch.ones(tokens, device=bench.device)
+        def step(vocabulary: int = vocabulary, compiled: bool = compiled, chunk: int = chunk) -> dict[str, Any]:
+            hidden = bench.numbers(tokens, width, dtype=torch.float32, learned=True)
+            weight = bench.numbers(vocabulary, width, dtype=torch.float32, learned=True)
+            labels = torch.randint(vocabulary, (tokens,), device=bench.device)
+            weights = torch.ones(tokens, device=bench.device)
+            how: dict[str, Any] = {"compiled": compiled, "chunk_tokens": chunk // (4 * vocabulary)}
 
-                def both() -> None:
-                    with torch.autocast(bench.device.type, torch.bfloat16):
-                        total, _ = linear_cross_entropy(hidden, weight, labels, weights, compiled=compiled)
-                    torch.autograd.grad(total, (hidden, weight))
+            def both() -> None:
+                with torch.autocast(bench.device.type, torch.bfloat16):
+                    total, _ = linear_cross_entropy(hidden, weight, labels, weights, **how)
+                torch.autograd.grad(total, (hidden, weight))
 
-                return {"milliseconds": bench.milliseconds(both), "megabytes": bench.added_megabytes(both)}
+            return {"milliseconds": bench.milliseconds(both), "megabytes": bench.added_megabytes(both)}
 
-            yield {"width": width, "vocabulary": vocabulary, "compiled": compiled}, step
+        yield {"width": width, "vocabulary": vocabulary, "compiled": compiled, "chunk_bytes": chunk}, step
 
 
 def segments(bench: Bench) -> Iterator[Row]:

@@ -6,25 +6,79 @@ from contextlib import contextmanager, suppress
 
 from torch import nn
 from torch._dynamo.callback import CallbackArgs, callback_handler
+from torch._dynamo.utils import counters
 
 from evenpack.engine.activity import begin_own_work, end_own_work
-from evenpack.engine.config import TrainingSection
-from evenpack.errors import ConfigError
+from evenpack.engine.config import RunConfig
+from evenpack.engine.resolving.attention_choice import attention_request
+from evenpack.errors import ConfigError, RunError
 from evenpack.kernels import capabilities
 from evenpack.models.common.transformer import PackedTransformer
 
 log = logging.getLogger(__name__)
 
+_COMPILERS = ("torch._dynamo", "torch._functorch", "torch._inductor", "triton")
+"""Packages whose errors say that code could not be made."""
 
-def compile_if_asked(model: nn.Module, training: TrainingSection, device_type: str) -> None:
+_LINES_OF_CAUSE = 3
+
+
+class Compilation:
+    """Says what torch.compile could not do for a run's model, and how to train without it.
+
+    Code is made in the first steps that call it, so this is where it fails.
+    """
+
+    def __init__(self, *, is_asked: bool, warns_of_cuts: bool) -> None:
+        """Watches a run.
+
+        Args:
+            is_asked: whether the run file compiles; else nothing here has an effect.
+            warns_of_cuts: whether a graph that is cut is worth a warning.
+        """
+        self._is_asked = is_asked
+        self._warns_of_cuts = warns_of_cuts
+        self._known = set(counters["graph_break"])
+
+    @contextmanager
+    def explained(self) -> Iterator[None]:
+        """Explains a compilation that fails within the block, and warns once for each reason that cuts a graph.
+
+        Raises: RunError with the way back.
+        """
+        try:
+            yield
+        except Exception as error:
+            if not self._is_asked or not type(error).__module__.startswith(_COMPILERS):
+                raise
+            cause = getattr(error, "inner_exception", error)
+            lines = [line.strip() for line in f"{type(cause).__name__}: {cause}".splitlines() if line.strip()]
+            raise RunError(
+                "training.compile is true, and torch.compile cannot make code for this model: "
+                f"{' '.join(lines[:_LINES_OF_CAUSE])}\n"
+                "Set training.compile=false to train without it; checkpoints stay valid"
+            ) from error
+        if not self._warns_of_cuts:
+            return
+        for reason in counters["graph_break"].keys() - self._known:
+            self._known.add(reason)
+            log.warning(
+                "training.compile: a graph is cut, so less is fused: %s; training.compile=false trains without it",
+                reason.partition("\n")[0],
+            )
+
+
+def compile_if_asked(model: nn.Module, config: RunConfig, device_type: str) -> Compilation:
     """Compiles the blocks and the loss of a family's model, in place, if the run file says so.
 
-    A layout whose batches differ in size gets a warning, because its code is more general.
+    A layout whose batches differ in size gets a warning, because its code is more general. So does attention on a GPU
+    that is left to Python, because it cuts each block into several graphs.
 
     Raises: ConfigError if nothing on this machine compiles for the device.
     """
+    training = config.training
     if not training.compile:
-        return
+        return Compilation(is_asked=False, warns_of_cuts=False)
     reason = why_not_compiled(device_type)
     if reason is not None:
         raise ConfigError(f"training.compile is true, and {reason}, or set training.compile=false")
@@ -35,8 +89,17 @@ def compile_if_asked(model: nn.Module, training: TrainingSection, device_type: s
             training.layout,
             training.batching,
         )
+    backend = capabilities.resolve_backend(config.attention.backend, attention_request(config, device_type))
+    is_cut = backend in capabilities.LEFT_TO_PYTHON
+    if is_cut and device_type == "cuda":
+        log.warning(
+            "training.compile: attention by %s is left to Python, which cuts each block into several graphs; those by "
+            "varlen and flash are in the graph. Choose one by attention.backend, or set training.compile=false",
+            backend,
+        )
     assert isinstance(model, PackedTransformer), "the model of a family"
     model.compile_parts(varying_slots=training.has_varying_slots)
+    return Compilation(is_asked=True, warns_of_cuts=not is_cut)
 
 
 @contextmanager

@@ -60,7 +60,7 @@ class TrainingEngine:
         """
         settings = deepspeed_config(config.training, config.deepspeed, world.size)
         model.to(world.device)
-        compile_if_asked(model, config.training, world.device.type)
+        self._compilation = compile_if_asked(model, config, world.device.type)
         self.config = config
         self.world = world
         self.denominators = denominators
@@ -127,7 +127,8 @@ class TrainingEngine:
     ) -> tuple[Float[Tensor, "micro_batches 2"], Int[Tensor, " 2"], "Stopwatch"]:
         """Accumulates this rank's part of the gradient, up to ZeRO 1 without waiting for other ranks.
 
-        Raises: ValueError if the number of micro-batches is not that of the step.
+        Raises: ValueError if the number of micro-batches is not that of the step; RunError if the model's code cannot
+            be compiled.
         """
         if len(micro_batches) != self.micro_batches:
             raise ValueError(f"a step has {self.micro_batches} micro-batches on each rank, got {len(micro_batches)}")
@@ -139,14 +140,16 @@ class TrainingEngine:
             slot = self.world.rank * self.micro_batches + index
             torch.manual_seed(dropout_seed(self.config.run.seed, step, slot))
             self.deepspeed.set_gradient_accumulation_boundary(index == self.micro_batches - 1)
-            sums: LossSums = self.deepspeed(batch)
+            with self._compilation.explained():
+                sums: LossSums = self.deepspeed(batch)
             loss = scaled_loss(
                 sums, self.denominators_of(batch), world_size=self.world.size, accumulation=self.micro_batches
             )
             self.observer("forward")
             if index == self.micro_batches - 1:
                 self.reduction.begin()
-            self.deepspeed.backward(loss)
+            with self._compilation.explained():
+                self.deepspeed.backward(loss)
             self.observer("backward")
             loss_sums.append(torch.stack([sums.loss_sum.detach(), sums.next_sentence_loss_sum.detach()]))
             correct.append(torch.stack([sums.correct, sums.next_sentence_correct]))

@@ -36,6 +36,9 @@ _WIDEST_DROPPED_ANYWHERE = 192
 FUSED = ("flash", "varlen", "flex")
 """Backends that compute all segments in one kernel and never wait for the device."""
 
+LEFT_TO_PYTHON = ("sdpa", "dense_mask", "flex")
+"""Backends that torch.compile does not put into a block's graph, because their calls or masks depend on the batch."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class AttentionRequest:
@@ -212,6 +215,8 @@ def _fused_unavailable_reason(request: AttentionRequest) -> str | None:
 def _device_unsuitable_reason(request: AttentionRequest) -> str | None:
     if request.device_type != "cuda":
         return f"it needs a CUDA device, not {request.device_type}"
+    if torch.version.hip is not None:
+        return f"it is used on NVIDIA's GPUs alone, and PyTorch {torch.__version__} is built for AMD's"
     major, minor = torch.cuda.get_device_capability()
     if major < 8:
         return f"it needs compute capability 8.0 or higher, this device has {major}.{minor}"

@@ -19,8 +19,15 @@ from jaxtyping import Float, Int
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-CHUNK_BYTES = 1 << 28
-"""Bytes of one chunk's FP32 logits; with half-precision matrix products half as much again is held in addition.
+_CHUNK_BYTES = {"cuda": 1 << 30}
+"""Bytes of one chunk's FP32 logits, by the type of the device.
+
+On CUDA each chunk reads and writes the FP32 gradient of the weight once more, and starts some 29 kernels: fewer chunks
+cost less, as long as their memory is there.
+"""
+
+_CHUNK_BYTES_ELSEWHERE = 1 << 28
+"""The same on a CPU, where sums over chunks are kept bit for bit, and on other devices.
 
 Enough rows for the matrix products to run at full speed: at V = 50,257 it makes chunks of up to 1335 tokens. On one
 core of an AMD EPYC (2048 tokens, C = 768, forward and backward) chunks of 256, 512 and 1024 tokens take 4.9, 4.8 and
@@ -33,6 +40,11 @@ LOGIT_ROW_MULTIPLE = 64
 cuBLAS has its fast kernels for operands whose rows begin at multiples of 16 bytes. Those of a vocabulary of 50,257 or
 30,522 entries would not, and each chunk's logits are an operand of three products.
 """
+
+
+def default_chunk_tokens(device_type: str, vocabulary_size: int) -> int:
+    """Returns the tokens whose FP32 logits a chunk holds at most; half-precision products hold half as much again."""
+    return max(1, _CHUNK_BYTES.get(device_type, _CHUNK_BYTES_ELSEWHERE) // (4 * vocabulary_size))
 
 
 def linear_cross_entropy(
@@ -56,7 +68,7 @@ def linear_cross_entropy(
         labels: within [0, V), also where the weight is zero.
         weights: weight of each token in the sum; zero if it is not a target. No gradient flows into them.
         bias: added to the logits; None for no bias.
-        chunk_tokens: tokens whose logits exist at once; None: as many as fit into `CHUNK_BYTES`.
+        chunk_tokens: tokens whose logits exist at once; None: `default_chunk_tokens` of the device.
         compiled: whether torch.compile fuses what is done with each chunk's logits; else each operation reads and
             writes them.
 
@@ -64,11 +76,11 @@ def linear_cross_entropy(
         The differentiable loss sum, and the number of tokens of weight above zero whose label has the largest logit. A
         label whose logit is equal to the largest counts as predicted, though other entries may share it.
     """
+    device_type = hidden.device.type
     if chunk_tokens is None:
-        chunk_tokens = max(1, CHUNK_BYTES // (4 * weight.shape[0]))
+        chunk_tokens = default_chunk_tokens(device_type, weight.shape[0])
     if chunk_tokens < 1:
         raise ValueError(f"chunk_tokens must be at least 1, found {chunk_tokens}")
-    device_type = hidden.device.type
     autocast = torch.is_autocast_enabled(device_type)
     wanted = torch.is_grad_enabled()
     task = _Task(

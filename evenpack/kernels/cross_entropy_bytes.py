@@ -1,11 +1,11 @@
-"""The memory that `linear_cross_entropy` takes, by formula; needs no device.
+"""The memory that `linear_cross_entropy` takes on a GPU, by formula; needs no device.
 
 Shapes: T = tokens, C = hidden size, V = vocabulary, N = tokens of a chunk.
 """
 
 from dataclasses import dataclass
 
-from evenpack.kernels.cross_entropy import CHUNK_BYTES
+from evenpack.kernels.cross_entropy import default_chunk_tokens
 
 _FP32_BYTES = 4
 
@@ -28,8 +28,7 @@ def loss_bytes(*, tokens: int, hidden_size: int, vocabulary_size: int, number_by
     """
     is_cast = number_bytes != _FP32_BYTES
     matrix = hidden_size * vocabulary_size
-    most = max(1, CHUNK_BYTES // (_FP32_BYTES * vocabulary_size))
-    chunks = max(1, -(-tokens // most))
+    chunks = max(1, -(-tokens // default_chunk_tokens("cuda", vocabulary_size)))
     chunk_tokens = -(-tokens // chunks)
     logits = _FP32_BYTES * chunk_tokens * vocabulary_size
     gradient = number_bytes * chunk_tokens * vocabulary_size

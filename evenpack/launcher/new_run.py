@@ -136,7 +136,7 @@ def require_tokenizer(new: NewRun) -> None:
 
 
 def _training(shipped: Mapping[str, Any], devices: int) -> dict[str, Any]:
-    """The micro-batch and the step nearest to the shipped one that divide by the ranks, and the precision."""
+    """The micro-batch and the step nearest to the shipped one that divide by the ranks, precision and compilation."""
     ranks = devices or _CPU_RANKS
     of_a_rank = max(1, shipped["packs_per_step"] // ranks)
     micro_batch = min(shipped["packs_per_micro_batch"], of_a_rank)
@@ -145,6 +145,7 @@ def _training(shipped: Mapping[str, Any], devices: int) -> dict[str, Any]:
         "packs_per_step": ranks * micro_batch * micro_batches,
         "packs_per_micro_batch": micro_batch,
         "precision": "bf16_autocast" if devices else "fp32",
+        **({"compile": bool(devices)} if "compile" in shipped else {}),
     }
 
 

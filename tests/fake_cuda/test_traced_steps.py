@@ -139,6 +139,13 @@ def test_the_estimate_of_memory_is_near_the_traced_peak_of_a_large_micro_batch(r
     assert results[job]["estimated_peak"] == pytest.approx(results[job]["peak_bytes"], rel=MEMORY_ERROR)
 
 
+@pytest.mark.parametrize("job", LARGE_BATCHES[-1:])
+def test_a_large_micro_batch_has_the_few_chunks_of_a_gpu(results, job):
+    """24,576 rows of logits are 3 chunks, and would be 12 on a CPU, with three products each."""
+    found, expected = results[job]["traffic"]["products"], expected_traffic(results[job], 1)["products"]
+    assert found["kernels"] == expected["kernels"]
+
+
 @pytest.mark.parametrize("job", [name for name, case in CASES.items() if has_estimated_blocks(case)])
 def test_a_block_keeps_what_the_formula_says(results, job):
     excess = results[job]["block_bytes"] / results[job]["estimated_block_bytes"] - 1.0

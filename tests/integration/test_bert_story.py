@@ -22,6 +22,7 @@ TINY = {
     "training.packing_adjustment": "none",
     "training.steps": 2,
     "training.precision": "fp32",
+    "training.compile": False,
     "training.evaluate_every_steps": 2,
     "training.loader_workers": 0,
     "schedule.warmup_steps": 0,

@@ -3,7 +3,7 @@
 from pathlib import Path
 
 import pytest
-from small_run import STEPS, evenpack_process, final_weights, losses, write_run
+from small_run import COMMAND, STEPS, evenpack_process, final_weights, losses, process, write_run
 
 from evenpack.config import load_run_file
 from evenpack.engine.compilation import why_not_compiled
@@ -41,6 +41,28 @@ def test_a_compiled_run_with_dropout_resumes_bit_for_bit(tmp_path: Path) -> None
     train_half(run_file, *resumed)
     train(run_file, *resumed)
     assert losses(tmp_path / "all") == losses(tmp_path / "parts")
+
+
+BROKEN_COMPILER = """#!/bin/sh
+case "$*" in *--version*) echo "g++ 13.0"; exit 0 ;; esac
+echo "fatal error: no room for temporary files" >&2
+exit 1
+"""
+
+
+@pytest.mark.slow
+def test_a_compilation_that_fails_in_the_first_step_ends_the_run_with_the_way_back(tmp_path: Path) -> None:
+    run_file = write_run(tmp_path)
+    prepared(load_run_file(run_file, RunConfig))
+    compiler = tmp_path / "g++"
+    compiler.write_text(BROKEN_COMPILER)
+    compiler.chmod(0o755)
+    command = [*COMMAND, "train", "--cpu-ranks", "1", str(run_file), "training.compile=true"]
+    settings = {"CXX": str(compiler), "TORCHINDUCTOR_CACHE_DIR": str(tmp_path / "cache")}
+    said = process(command, expected=2, **settings).stderr
+    assert "training.compile is true, and torch.compile cannot make code for this model: CppCompileError" in said
+    assert "Set training.compile=false to train without it; checkpoints stay valid" in said
+    assert "Traceback" not in said
 
 
 def train_half(run_file: Path, *overrides: str) -> None:

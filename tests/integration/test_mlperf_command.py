@@ -20,6 +20,7 @@ TINY = [
     "training.packs_per_micro_batch=2",
     "training.steps=4",
     "training.precision=fp32",
+    "training.compile=false",
     "training.evaluate_every_samples=30",
     "mlperf.submission_division=open",
 ]

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal, get_args
 
-from evenpack.kernels.cross_entropy import CHUNK_BYTES
+from evenpack.kernels.cross_entropy import default_chunk_tokens
 from evenpack.models.common.cost import PASSES, Work
 from evenpack.models.common.memory import BF16_BYTES, FP32_BYTES, MASK_BYTES
 from evenpack.models.common.outline import BlockOutline, Matrix, ModelOutline
@@ -215,7 +215,7 @@ def _head(outline: ModelOutline, work: Work) -> Iterator[Operation]:
     if not rows:
         return
     yield from _head_layer(outline, work)
-    chunks = -(-rows // max(1, CHUNK_BYTES // (FP32_BYTES * vocabulary)))
+    chunks = -(-rows // default_chunk_tokens("cuda", vocabulary))
     elements = vocabulary * width
     yield Operation(
         part="head and loss",

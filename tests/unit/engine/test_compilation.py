@@ -10,9 +10,9 @@ import torch
 from compiled_jobs import results_of
 
 from evenpack.engine.activity import current_own_work
-from evenpack.engine.compilation import compile_if_asked, compiling_as_own_work, why_not_compiled
+from evenpack.engine.compilation import Compilation, compile_if_asked, compiling_as_own_work, why_not_compiled
 from evenpack.engine.config import RunConfig
-from evenpack.errors import ConfigError
+from evenpack.errors import ConfigError, RunError
 from evenpack.kernels import capabilities
 from evenpack.models.build import Model, new_model
 from evenpack.testing import run_config, run_values
@@ -74,13 +74,14 @@ def test_without_a_compiler_the_run_is_refused_before_its_first_step(monkeypatch
         nowhere,
         pytest.raises(ConfigError, match=r"training\.compile is true, and torch\.compile finds no C\+\+ compiler: ins"),
     ):
-        compile_if_asked(tiny(run), run.training, "cpu")
+        compile_if_asked(tiny(run), run, "cpu")
     monkeypatch.setattr(capabilities, "has_triton", lambda: False)
     with pytest.raises(ConfigError, match=r"Triton.* is not installed: install triton, or set training\.compile=false"):
-        compile_if_asked(tiny(run), run.training, "cuda")
+        compile_if_asked(tiny(run), run, "cuda")
     monkeypatch.setattr(capabilities, "has_triton", lambda: True)
+    monkeypatch.setattr(capabilities, "resolve_backend", lambda *_: "varlen")
     model = tiny(run)
-    compile_if_asked(model, run.training, "cuda")
+    compile_if_asked(model, run, "cuda")
     assert model.is_compiled
 
 
@@ -88,14 +89,68 @@ def test_only_what_is_asked_for_is_compiled_and_layouts_of_varying_size_are_warn
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     model = tiny(run_of())
-    compile_if_asked(model, run_of().training, "cpu")
+    compile_if_asked(model, run_of(), "cpu")
     assert not model.is_compiled
     for layout, warns in (("packed", False), ("unpadded", True), ("padded", True)):
         caplog.clear()
         run = run_of(compile=True, layout=layout)
         with caplog.at_level(logging.WARNING):
-            compile_if_asked(tiny(run), run.training, "cpu")
+            compile_if_asked(tiny(run), run, "cpu")
         assert ("differ in their number of slots" in caplog.text) == warns
+
+
+@pytest.mark.parametrize("backend", ["sdpa", "dense_mask", "flex", "varlen", "flash", "reference"])
+def test_attention_on_a_gpu_that_is_left_to_python_is_named_before_the_first_step(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch, backend: str
+) -> None:
+    monkeypatch.setattr(capabilities, "has_triton", lambda: True)
+    monkeypatch.setattr(capabilities, "resolve_backend", lambda *_: backend)
+    run = run_of(compile=True)
+    for device_type in ("cpu", "cuda"):
+        caplog.clear()
+        with caplog.at_level(logging.WARNING):
+            compile_if_asked(tiny(run), run, device_type)
+        is_named = f"attention by {backend} is left to Python" in caplog.text
+        assert is_named == (device_type == "cuda" and backend in ("sdpa", "dense_mask", "flex"))
+        assert is_named == ("or set training.compile=false" in caplog.text)
+
+
+def test_a_compilation_that_fails_in_a_step_is_explained_with_the_way_back() -> None:
+    def compiler(*_: Any) -> Any:
+        raise RuntimeError("Failed to find C compiler.\nPlease specify via CC")
+
+    with (
+        pytest.raises(
+            RunError, match=r"cannot make code .*C compiler\. Please.*\nSet training\.compile=false"
+        ) as caught,
+        Compilation(is_asked=True, warns_of_cuts=True).explained(),
+    ):
+        torch.compile(lambda x: 3 * x, backend=compiler)(torch.ones(3))
+    assert "RuntimeError" in str(caught.value)
+
+
+@pytest.mark.parametrize(("is_asked", "error"), [(True, ValueError), (False, torch._dynamo.exc.Unsupported)])
+def test_other_errors_and_those_of_runs_that_do_not_compile_are_left_alone(
+    is_asked: bool, error: type[Exception]
+) -> None:
+    with pytest.raises(error), Compilation(is_asked=is_asked, warns_of_cuts=True).explained():
+        raise error("no work of torch.compile for this run")
+
+
+@pytest.mark.parametrize("warns", [True, False])
+def test_each_reason_that_cuts_a_graph_is_named_once(caplog: pytest.LogCaptureFixture, warns: bool) -> None:
+    def cut(x: torch.Tensor) -> torch.Tensor:
+        torch._dynamo.graph_break(msg=f"by a test, {warns}")
+        return 2 * x
+
+    watched = Compilation(is_asked=True, warns_of_cuts=warns)
+    compiled = torch.compile(cut, backend="eager")
+    for _ in range(2):
+        with caplog.at_level(logging.WARNING), watched.explained():
+            compiled(torch.ones(3))
+    said = [record.getMessage() for record in caplog.records if "a graph is cut" in record.getMessage()]
+    assert len(said) == int(warns)
+    assert all("training.compile=false" in one for one in said)
 
 
 @pytest.mark.parametrize(("assignment", "varies"), [("arrival", False), ("sorted", True), ("max_tokens", True)])

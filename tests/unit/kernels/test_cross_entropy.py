@@ -304,6 +304,22 @@ def test_chunks_are_even_and_as_few_as_the_limit_allows() -> None:
     assert len(cross_entropy._even_chunks(1335, 1335)) == 1
 
 
+@pytest.mark.parametrize(("device_type", "tokens"), [("cpu", 1335), ("cuda", 5341), ("mps", 1335)])
+def test_a_gpu_takes_larger_chunks_than_a_cpu_whose_sums_stay_as_they_were(device_type: str, tokens: int) -> None:
+    assert cross_entropy.default_chunk_tokens(device_type, 50_257) == tokens
+    assert cross_entropy.default_chunk_tokens(device_type, 1 << 40) == 1
+
+
+def test_the_loss_takes_the_chunks_of_its_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[tuple[str, int]] = []
+    monkeypatch.setattr(cross_entropy, "default_chunk_tokens", lambda *device: asked.append(device) or 20)
+    hidden, weight, labels, weights = problem()
+    with _Spy() as spy:
+        linear_cross_entropy(hidden, weight, labels, weights)
+    assert asked == [("cpu", VOCABULARY)]
+    assert spy.products == 3 * 3, "three products for each chunk of 53 tokens"
+
+
 def test_a_chunk_without_tokens_is_refused_and_no_tokens_are_no_loss() -> None:
     hidden, weight, labels, weights = problem()
     with pytest.raises(ValueError, match="at least 1, found 0"):

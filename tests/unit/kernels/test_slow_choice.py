@@ -89,6 +89,15 @@ def test_nothing_is_said_of_a_fused_kernel_or_of_a_cpu() -> None:
     assert slow_choice(replace(REQUEST, device_type="cpu", dtype=torch.float32, dropout=True)) is None
 
 
+def test_a_gpu_of_another_maker_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.version, "hip", "6.4")
+    message = slow_choice(REQUEST)
+    assert message is not None
+    assert "is left to sdpa" in message
+    assert message.count("is built for AMD's") == len(capabilities.FUSED)
+    assert message.endswith("This GPU has no faster kernel for it")
+
+
 def test_an_old_gpu_has_no_remedy(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: (7, 5))
     message = slow_choice(REQUEST)

@@ -201,7 +201,7 @@ def test_checkpointing_keeps_the_blocks_inputs_and_recomputes_one_block() -> Non
     assert recomputed.peak.activations > recomputed.phases[0].activations + 0.8 * plain.phases[0].activations / 24
 
 
-@pytest.mark.parametrize(("tokens", "chunks"), [(100, 1), (3000, 2)])
+@pytest.mark.parametrize(("tokens", "chunks"), [(100, 1), (10_000, 2)])
 def test_a_second_chunk_of_logits_is_computed_beside_the_first(tokens: int, chunks: int) -> None:
     found = loss_bytes(tokens=tokens, hidden_size=8, vocabulary_size=40_000, number_bytes=4)
     assert found.gradients == 4 * (tokens * 8 + 8 * 40_000)

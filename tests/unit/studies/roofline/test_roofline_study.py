@@ -110,7 +110,6 @@ def test_a_goal_is_compared_with_the_estimate_and_the_floor(goal: float, words: 
         ((), {"goal": 0.0}, "--goal must be tokens per second"),
         ((), {"devices": 7}, "7 ranks"),
         (("training.precision=fp32",), {}, "training.precision=bf16_autocast, found fp32"),
-        (("training.compile=true",), {}, "training.compile=false, found true"),
         (("training.layout=padded",), {}, "training.layout=packed or unpadded, found padded"),
         (("model.activation_checkpointing=true",), {}, "model.activation_checkpointing=false, found true"),
     ],
