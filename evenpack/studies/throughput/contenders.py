@@ -18,6 +18,7 @@ from evenpack.engine.config import RunConfig
 from evenpack.engine.resolving.resolve import ResolvedRun, open_run, resolve
 from evenpack.engine.world.distributed import World
 from evenpack.errors import ConfigError
+from evenpack.step_counts import StepCounts
 
 LAYOUTS: tuple[Layout, ...] = ("padded", "unpadded", "packed")
 
