@@ -150,7 +150,6 @@ def explain(
       evenpack config explain equivalence.margin --file equivalence
     """
     with reporting(as_json) as report:
-        from evenpack.launcher.key_reference import keys_at, keys_of, schema_of
         from evenpack.launcher.key_reference import explained, keys_at, keys_of, outline, schema_of
 
         keys = keys_of(schema_of(file))
