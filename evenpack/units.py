@@ -1,7 +1,10 @@
 """Defines the units of the numbers in a run file, which `evenpack config explain` shows, and formats counts."""
 
 from dataclasses import dataclass
-from typing import Annotated
+from typing import Annotated, Any
+
+UNIT_IN_SCHEMA = "unit"
+"""The key under which pydantic's JSON schema of a section has the unit of a number."""
 
 
 @dataclass(frozen=True)
@@ -9,6 +12,9 @@ class Unit:
     """Annotates a number with its unit."""
 
     name: str
+
+    def __get_pydantic_json_schema__(self, schema: Any, handler: Any) -> dict[str, Any]:
+        return {**handler(schema), UNIT_IN_SCHEMA: self.name}
 
 
 Channels = Annotated[int, Unit("channels")]

@@ -73,25 +73,19 @@ def _begin_worker(lifeline: Connection, environment: Mapping[str, str]) -> None:
     """Prepares a worker: interrupts are the parent's, and the worker ends with the other end of `lifeline`."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     os.environ.update(environment)
-    threading.Thread(target=_end_with, args=(lifeline,), daemon=True).start()
+    threading.Thread(target=end_with_parent, args=(lifeline,), daemon=True).start()
 
 
-def _end_with(lifeline: Connection) -> None:
-    try:
-        lifeline.recv()
-    except (EOFError, OSError):
-        end_with_parent(seconds=_DEATH_SECONDS)
-
-
-def end_with_parent(*, seconds: float | None = None) -> None:
-    """Ends this process of multiprocessing when its parent ends, or after so many seconds.
+def end_with_parent(*lifelines: Connection) -> None:
+    """Ends this process of multiprocessing when its parent ends, or closes the other end of a lifeline.
 
     It removes the folder of sockets that a parent which was killed has left.
     """
     parent = multiprocessing.parent_process()
     assert parent is not None, "multiprocessing has started it"
     folder = multiprocessing.current_process()._config.get("tempdir")  # type: ignore[attr-defined]
-    if multiprocessing.connection.wait([parent.sentinel], seconds) and folder is not None:
+    multiprocessing.connection.wait([parent.sentinel, *lifelines])
+    if multiprocessing.connection.wait([parent.sentinel], _DEATH_SECONDS) and folder is not None:
         shutil.rmtree(folder, ignore_errors=True)
     os._exit(1)
 

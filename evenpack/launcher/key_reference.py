@@ -1,74 +1,71 @@
 """What the keys of YAML files mean, derived from their schemas: for a terminal, for docs/, and as JSON schema."""
 
 import difflib
+import importlib
 import re
-import types
-import typing
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
-from annotated_types import Ge, Gt, Le, Lt, MinLen
-from pydantic import BaseModel, ByteSize
-from pydantic.fields import FieldInfo
+from pydantic import ByteSize, TypeAdapter
 from rich.console import RenderableType
 from rich.table import Table
 
-from evenpack.config import RENAMED_KEYS, Section, SectionByKind, nearest, usual_keys
+from evenpack.config import RENAMED_KEYS, Section, nearest, usual_keys
 from evenpack.console import pairs, table, text
 from evenpack.errors import ConfigError
-from evenpack.units import Unit
+from evenpack.units import UNIT_IN_SCHEMA
 from evenpack.yaml_text import shown
 
-
-def _run() -> type[Section]:
-    from evenpack.engine.config import RunConfig
-
-    return RunConfig
-
-
-def _finetune() -> type[Section]:
-    from evenpack.finetuning.config import FinetuneConfig
-
-    return FinetuneConfig
-
-
-def _equivalence() -> type[Section]:
-    from evenpack.studies.equivalence.config import EquivalenceConfig
-
-    return EquivalenceConfig
-
-
-def _chunking() -> type[Section]:
-    from evenpack.studies.chunking.config import ChunkingConfig
-
-    return ChunkingConfig
-
-
-def _shuffle() -> type[Section]:
-    from evenpack.studies.shuffle.config import ShuffleStudyConfig
-
-    return ShuffleStudyConfig
-
-
-RUN_FILE = "run"
-
-FILES: dict[str, Callable[[], type[Section]]] = {
-    RUN_FILE: _run,
-    "finetune": _finetune,
-    "equivalence": _equivalence,
-    "chunking": _chunking,
-    "shuffle": _shuffle,
+FILES = {
+    "run": "evenpack.engine.config:RunConfig",
+    "finetune": "evenpack.finetuning.config:FinetuneConfig",
+    "equivalence": "evenpack.studies.equivalence.config:EquivalenceConfig",
+    "chunking": "evenpack.studies.chunking.config:ChunkingConfig",
+    "shuffle": "evenpack.studies.shuffle.config:ShuffleStudyConfig",
 }
-"""Functions that import a schema, by the name that `--file` takes."""
+"""The schema of each kind of file, by the name that `--file` takes; it is imported when it is asked for."""
+
+NAME = "NAME"
+"""Placeholder in a key's path for a name that the user chooses, such as that of a source."""
+ENTRY = "[]"
+"""Follows a key whose value is a list of sections, in the paths of their keys."""
+
+_Node = Mapping[str, Any]
+"""A part of a JSON schema."""
+
+_PLAIN = {
+    "boolean": "true or false",
+    "integer": "whole number",
+    "number": "number",
+    "string": "text",
+    None: "any value",
+}
+"""Words for the types of JSON schema; None: a node without a type."""
+_PLURAL = {
+    "whole number": "whole numbers",
+    "number": "numbers",
+    "pair of whole numbers": "pairs of whole numbers",
+    "path": "paths",
+    "section": "sections",
+    "any value": "values",
+}
+_OR = ", or "
+"""Separates the types of a union."""
+_BY_NAME = " by name"
+_LARGE = 1 << 20
+"""Powers of two from this number on are written as 2^N."""
+_SIZE_PATTERN = TypeAdapter(ByteSize).json_schema()["anyOf"][0]["pattern"]
+"""The pattern by which text such as 4GiB shows in a schema."""
 
 
 def schema_of(file: str) -> type[Section]:
     """Returns the schema of a kind of file. Raises: ConfigError if there is no such kind."""
     if file not in FILES:
         raise ConfigError(f"--file {file}: there is no such kind of file; {nearest(file, tuple(FILES))}")
-    return FILES[file]()
+    module, _, name = FILES[file].partition(":")
+    schema: type[Section] = getattr(importlib.import_module(module), name)
+    return schema
 
 
 def json_schema(file: str) -> dict[str, Any]:
@@ -78,18 +75,16 @@ def json_schema(file: str) -> dict[str, Any]:
 
     Raises: ConfigError if there is no such kind, or for a model family that cannot be loaded.
     """
-    schema = schema_of(file)
-    return {"$schema": "https://json-schema.org/draft/2020-12/schema", **schema.model_json_schema()}
+    schema: dict[str, Any] = _without_units(schema_of(file).model_json_schema())
+    return {"$schema": "https://json-schema.org/draft/2020-12/schema", **schema}
 
 
-NAME = "NAME"
-"""Placeholder in a key's path for a name that the user chooses, such as that of a source."""
-ENTRY = "[]"
-"""Follows a key whose value is a list of sections, in the paths of their keys."""
-
-
-_Labelled = tuple[str, type[Section]]
-"""A section with its kind; the kind is empty for a key with a single kind of section."""
+def _without_units(node: Any) -> Any:
+    if isinstance(node, list):
+        return [_without_units(part) for part in node]
+    if not isinstance(node, dict):
+        return node
+    return {name: _without_units(part) for name, part in node.items() if name != UNIT_IN_SCHEMA}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -146,227 +141,163 @@ def keys_of(schema: type[Section]) -> tuple[Key, ...]:
 
     Raises: ConfigError for a model family that cannot be loaded.
     """
-    return tuple(_keys_in(schema, ""))
+    document = schema.model_json_schema()
+    return tuple(_Reader(document.get("$defs", {})).keys_in(document, ""))
 
 
-def _keys_in(schema: type[Section], place: str) -> Iterator[Key]:
-    for name, field in schema.model_fields.items():
-        here = f"{place}.{name}" if place else name
-        sections = _sections_of(field)
-        yield (key := _key(here, field, sections))
-        yield from _merged(sections, key.inside)
+class _Reader:
+    """Reads the keys of a JSON schema, in its order."""
+
+    def __init__(self, definitions: Mapping[str, _Node]) -> None:
+        self._definitions = definitions
+
+    def keys_in(self, section: _Node, place: str) -> Iterator[Key]:
+        for name, node in section["properties"].items():
+            sections = self._sections(node)
+            key = self._key(f"{place}.{name}" if place else name, node, sections)
+            yield key if name not in section.get("required", ()) else replace(key, default=None)
+            yield from self._merged(sections, key.inside)
+
+    def _key(self, place: str, node: _Node, sections: Sequence[_Node]) -> Key:
+        is_size = any(choice.get("pattern") == _SIZE_PATTERN for choice in self._choices(node))
+        kinds = sections if len(sections) > 1 else ()
+        return Key(
+            place=place,
+            kinds=(),
+            type="whole number, or text such as 4GiB" if is_size else self._type(node),
+            limits=_limits([{"minimum": node["ge"]}] if is_size and "ge" in node else [node, *self._choices(node)]),
+            unit="bytes" if is_size else _unit(node),
+            default=_default(node, sections, is_size=is_size),
+            meaning=_meaning(place, node, sections),
+            variants=tuple(Kind(name=_kind_of(one), about=_paragraph(one.get("description", ""))) for one in kinds),
+            is_section=bool(sections),
+        )
+
+    def _choices(self, node: _Node) -> list[_Node]:
+        """Returns the parts of a union, which are not references any more, and not null."""
+        if "$ref" in node:
+            return self._choices(self._definitions[node["$ref"].rpartition("/")[2]])
+        parts = node.get("anyOf", node.get("oneOf"))
+        if parts is None:
+            return [] if node.get("type") == "null" else [node]
+        return [choice for part in parts for choice in self._choices(part)]
+
+    def _sections(self, node: _Node) -> list[_Node]:
+        """Returns the sections that a key may hold, also in a mapping or a list."""
+        found: list[_Node] = []
+        for choice in self._choices(node):
+            inner = _inner(choice)
+            sections = [choice] if "properties" in choice else self._sections(inner) if inner else []
+            found += [section for section in sections if section not in found]
+        return found
+
+    def _type(self, node: _Node) -> str:
+        """Returns words for a type: `whole number`, `one of packed, unpadded`, or `path, or list of paths`.
+
+        Null is not mentioned; the default shows where it is allowed.
+        """
+        return _OR.join(dict.fromkeys(map(self._type_of_one, self._choices(node))))
+
+    def _type_of_one(self, node: _Node) -> str:
+        if "properties" in node:
+            return "section"
+        if "const" in node:
+            return str(node["const"])
+        if "enum" in node:
+            return f"one of {', '.join(map(str, node['enum']))}"
+        if node.get("type") == "object":
+            inner = self._type(_inner(node))
+            return f"{inner}, for each name" if inner.endswith(_BY_NAME) else _plural(inner) + _BY_NAME
+        if node.get("type") == "array":
+            return f"{'pair' if 'prefixItems' in node else 'list'} of {_plural(self._type(_inner(node)))}"
+        return "path" if node.get("format") == "path" else _PLAIN[node.get("type")]
+
+    def _merged(self, sections: Sequence[_Node], place: str) -> Iterator[Key]:
+        """Yields the keys of the sections that a key may hold; a key that several kinds share is yielded once."""
+        if len(sections) > 1:
+            yield _choice_of_kinds(sections, place)
+        kinds_of: dict[Key, list[str]] = {}
+        for section in sections:
+            for key in self.keys_in(section, place):
+                if len(sections) == 1 or key.place != f"{place}.kind":
+                    kinds_of.setdefault(key, []).append(_kind_of(section))
+        for key, kinds in kinds_of.items():
+            yield key if key.kinds or len(kinds) == len(sections) else replace(key, kinds=tuple(kinds))
 
 
-def _key(place: str, field: FieldInfo, sections: Sequence[_Labelled]) -> Key:
-    variants = [Kind(name=label, about=meaning_of(section.__doc__)) for label, section in sections if label]
-    by_kind = any(isinstance(mark, SectionByKind) for mark in field.metadata)
-    return Key(
-        place=place,
-        kinds=(),
-        type="section" if by_kind else type_of(field.annotation),
-        limits=limits_of(field),
-        unit=unit_of(field),
-        default=default_of(field),
-        meaning=_meaning(place, field, sections),
-        variants=tuple(variants),
-        is_section=bool(sections),
-    )
+def _kind_of(section: _Node) -> str:
+    return str(section["properties"].get("kind", {}).get("const", ""))
 
 
-def _meaning(place: str, field: FieldInfo, sections: Sequence[_Labelled]) -> str:
+def _inner(node: _Node) -> _Node:
+    """Returns the values of a mapping, or the entries of a list; empty for any other type, and for any values."""
+    by_pattern = node.get("patternProperties", {})
+    found = [*node.get("prefixItems", ()), node.get("items"), node.get("additionalProperties"), *by_pattern.values()]
+    return next((inner for inner in found if isinstance(inner, Mapping)), {})
+
+
+def _limits(nodes: Sequence[_Node]) -> str | None:
+    """Returns the range of a number, or the fewest entries of a list; None if there is no limit."""
+    words = {
+        "minimum": "at least {}",
+        "exclusiveMinimum": "above {}",
+        "maximum": "at most {}",
+        "exclusiveMaximum": "below {}",
+        "minItems": "at least {} of them",
+        "minProperties": "at least {} of them",
+    }
+    given = {name: node[name] for node in nodes if "prefixItems" not in node for name in words if name in node}
+    return ", ".join(word.format(_number(given[name])) for name, word in words.items() if name in given) or None
+
+
+def _unit(node: _Node) -> str | None:
+    """Returns the unit of a number, or of the numbers of a list; None if it has none."""
+    if UNIT_IN_SCHEMA in node:
+        return str(node[UNIT_IN_SCHEMA])
+    parts = [*node.get("anyOf", ()), *([_inner(node)] if _inner(node) else [])]
+    return next(filter(None, map(_unit, parts)), None)
+
+
+def _default(node: _Node, sections: Sequence[_Node], *, is_size: bool) -> str:
+    """Returns the default in YAML's notation; one that a function makes is an empty mapping."""
+    value = node.get("default", {})
+    if is_size and value is not None:
+        return ByteSize(value).human_readable(separator="").replace(".0", "")
+    if isinstance(value, dict) and "kind" in value and len(sections) > 1:
+        return f"{{kind: {value['kind']}}}"
+    return "{}" if isinstance(value, dict) else _value(value)
+
+
+def _meaning(place: str, node: _Node, sections: Sequence[_Node]) -> str:
     """Returns the docstring of a key, or that of its section if it has none."""
-    if field.description or not sections:
-        is_lone_kind = place.endswith(".kind") and not field.description
-        return "The only kind of this section." if is_lone_kind else meaning_of(field.description)
-    return meaning_of(sections[0][1].__doc__)
+    if "description" in node or not sections:
+        is_lone_kind = place.endswith(".kind") and "description" not in node
+        return "The only kind of this section." if is_lone_kind else _paragraph(node.get("description", ""))
+    return _paragraph(sections[0].get("description", ""))
 
 
-def _sections_of(field: FieldInfo) -> list[_Labelled]:
-    """Returns the sections that a key may hold, also in a mapping or a list, each with its kind."""
-    for mark in field.metadata:
-        if isinstance(mark, SectionByKind):
-            return [(kind, mark.find(kind)) for kind in mark.known()]
-    found = list(dict.fromkeys(_sections_in(field.annotation)))
-    return [(_kind_of(section) if len(found) > 1 else "", section) for section in found]
-
-
-def _sections_in(annotation: Any) -> Iterator[type[Section]]:
-    if isinstance(annotation, type) and issubclass(annotation, Section):
-        yield annotation
-    for part in typing.get_args(annotation):
-        yield from _sections_in(part)
-
-
-def _kind_of(section: type[Section]) -> str:
-    return str(typing.get_args(section.model_fields["kind"].annotation)[0])
-
-
-def _merged(sections: Sequence[_Labelled], place: str) -> Iterator[Key]:
-    """Yields the keys of the sections that a key may hold; a key that several kinds share is yielded once."""
-    if len(sections) > 1:
-        yield _choice(sections, place)
-    kinds_of: dict[Key, list[str]] = {}
-    for label, section in sections:
-        for key in _keys_in(section, place):
-            if not (label and key.name == "kind" and key.parent == place):
-                kinds_of.setdefault(key, []).append(label)
-    for key, kinds in kinds_of.items():
-        yield key if key.kinds or len(kinds) == len(sections) else replace(key, kinds=tuple(kinds))
-
-
-def _choice(sections: Sequence[_Labelled], place: str) -> Key:
+def _choice_of_kinds(sections: Sequence[_Node], place: str) -> Key:
     """Returns the key `kind`, which has a different value in each of the sections."""
-    fields = [section.model_fields["kind"] for _, section in sections]
+    kinds = [section["properties"]["kind"] for section in sections]
     return Key(
         place=f"{place}.kind",
         kinds=(),
-        type=f"one of {', '.join(label for label, _ in sections)}",
+        type=f"one of {', '.join(map(_kind_of, sections))}",
         limits=None,
         unit=None,
-        default=next((found for field in fields if (found := default_of(field)) is not None), None),
+        default=next((kind["default"] for kind in kinds if "default" in kind), None),
         meaning="The kind of the section, on which its other keys depend.",
         variants=(),
         is_section=False,
     )
 
 
-_PLAIN = {
-    bool: "true or false",
-    int: "whole number",
-    float: "number",
-    str: "text",
-    Path: "path",
-    ByteSize: "whole number, or text such as 4GiB",
-    Any: "any value",
-}
-_PLURAL = {
-    "whole number": "whole numbers",
-    "number": "numbers",
-    "pair of whole numbers": "pairs of whole numbers",
-    "path": "paths",
-    "section": "sections",
-    "any value": "values",
-}
-_OR = ", or "
-"""Separates the types of a union."""
-_BY_NAME = " by name"
-_LARGE = 1 << 20
-"""Powers of two from this number on are written as 2^N."""
-
-
-def type_of(annotation: Any) -> str:
-    """Returns the type of a key: `whole number`, `one of packed, unpadded`, or `path, or list of paths`.
-
-    Null is not mentioned; the default shows where it is allowed.
-    """
-    parts = list(dict.fromkeys(_type_of_one(one) for one in _choices(annotation)))
-    return _OR.join(part for part in parts if part)
-
-
-def unit_of(field: FieldInfo) -> str | None:
-    """Returns the unit of a number, or of the numbers of a list; None if it has none."""
-    if _bare(field.annotation) is ByteSize:
-        return "bytes"
-    marks = [*field.metadata, *_marks_within(field.annotation)]
-    return next((mark.name for mark in marks if isinstance(mark, Unit)), None)
-
-
-def limits_of(field: FieldInfo) -> str | None:
-    """Returns the range of a number, or the fewest entries of a list; None if there is no limit."""
-    lower, upper, fewest = None, None, None
-    for mark in _marks(field):
-        if isinstance(mark, Ge):
-            lower = f"at least {_number(mark.ge)}"
-        elif isinstance(mark, Gt):
-            lower = f"above {_number(mark.gt)}"
-        elif isinstance(mark, Le):
-            upper = f"at most {_number(mark.le)}"
-        elif isinstance(mark, Lt):
-            upper = f"below {_number(mark.lt)}"
-        elif isinstance(mark, MinLen) and _bare(field.annotation) is not str:
-            fewest = f"at least {mark.min_length} of them"
-    return ", ".join(part for part in (lower, upper, fewest) if part) or None
-
-
-def default_of(field: FieldInfo) -> str | None:
-    """Returns the default in YAML's notation; None if the key is required."""
-    if field.is_required():
-        return None
-    value = field.get_default(call_default_factory=True)
-    if isinstance(value, BaseModel):
-        is_one_of_many = len(list(_choices(field.annotation))) > 1
-        return f"{{kind: {dict(value)['kind']}}}" if is_one_of_many else "{}"
-    return _value(value)
-
-
-def meaning_of(text: str | None) -> str:
-    """Returns a docstring as one paragraph."""
-    return " ".join((text or "").split())
-
-
-def _choices(annotation: Any) -> Iterator[Any]:
-    """Yields the types of a union without their annotations, and without None."""
-    origin = typing.get_origin(annotation)
-    if origin is typing.Annotated:
-        if any(isinstance(mark, SectionByKind) for mark in typing.get_args(annotation)):
-            yield BaseModel
-            return
-        yield from _choices(typing.get_args(annotation)[0])
-    elif origin in (typing.Union, types.UnionType):
-        for part in typing.get_args(annotation):
-            yield from _choices(part)
-    elif annotation is not type(None):
-        yield annotation
-
-
-def _type_of_one(kind: Any) -> str:
-    if typing.get_origin(kind) is not None:
-        return _type_of_generic(kind)
-    is_section = isinstance(kind, type) and issubclass(kind, BaseModel)
-    return "section" if is_section else _PLAIN[kind]
-
-
-def _type_of_generic(kind: Any) -> str:
-    origin, arguments = typing.get_origin(kind), typing.get_args(kind)
-    if origin is Literal:
-        choices = ", ".join(map(str, arguments))
-        return f"one of {choices}" if len(arguments) > 1 else choices
-    if origin is dict:
-        inner = type_of(arguments[1])
-        return f"{inner}, for each name" if inner.endswith(_BY_NAME) else _plural(inner) + _BY_NAME
-    if origin is tuple and arguments[-1] is not Ellipsis:
-        return f"pair of {_plural(type_of(arguments[0]))}"
-    return f"list of {_plural(type_of(arguments[0]))}"
+def _paragraph(text: str) -> str:
+    return " ".join(text.split())
 
 
 def _plural(words: str) -> str:
     return _OR.join(_PLURAL.get(word, word) for word in words.split(_OR))
-
-
-def _bare(annotation: Any) -> Any:
-    return next(_choices(annotation), None)
-
-
-def _marks(field: FieldInfo) -> Iterator[Any]:
-    """Yields the annotations of a field, and of the types of its union."""
-    yield from field.metadata
-    if typing.get_origin(field.annotation) in (typing.Union, types.UnionType):
-        for part in typing.get_args(field.annotation):
-            if typing.get_origin(part) is typing.Annotated:
-                yield from _opened(part)
-
-
-def _marks_within(annotation: Any) -> Iterator[Any]:
-    """Yields the annotations of a type and of all types in it."""
-    if typing.get_origin(annotation) is typing.Annotated:
-        yield from _opened(annotation)
-    for part in typing.get_args(annotation):
-        yield from _marks_within(part)
-
-
-def _opened(annotated: Any) -> Iterator[Any]:
-    for mark in annotated.__metadata__:
-        yield from mark.metadata if isinstance(mark, FieldInfo) else (mark,)
 
 
 def _number(limit: Any) -> str:
@@ -380,13 +311,9 @@ def _value(value: Any) -> str:
         return "null"
     if isinstance(value, bool):
         return str(value).lower()
-    if isinstance(value, ByteSize):
-        return value.human_readable(separator="").replace(".0", "")
     if isinstance(value, float):
         return f"{value:g}"
-    if isinstance(value, list | tuple):
-        return f"[{', '.join(map(_value, value))}]"
-    return "{}" if value == {} else str(value)
+    return f"[{', '.join(map(_value, value))}]" if isinstance(value, list) else str(value)
 
 
 _MOST_HINTS = 4

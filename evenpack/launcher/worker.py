@@ -330,10 +330,7 @@ class Rank:
         if read_stop_request(output_dir, self._status.run_id) is None:
             first = self._wait_for_other_failure(seconds=_SIGNALLED_SECONDS)
             if first is not None:
-                summary = "asked to stop before all ranks had come"
-                self._record(self._status.ended("failed", exit_code=EXIT_ERROR, error=summary))
-                say(f"rank {self._place.rank} ended as well ({summary}), after {first.describe()}")
-                end_process(EXIT_ERROR)
+                self._end_after(first, "asked to stop before all ranks had come")
         exit_code = _stopped_exit_code(os.environ)
         with suppress(OSError):
             write_stop_request(output_dir, StopRequest(run_id=self._status.run_id, at_once=False))
@@ -363,11 +360,15 @@ class Rank:
         first = self._guard.missing_rank() if is_lost_connection(error) else self._wait_for_other_failure()
         if first is None:
             first = self._record(self._status.ended("failed", exit_code=EXIT_ERROR, error=summary))
-        if first is None or first.rank == self._place.rank:
-            say(f"rank {self._place.rank} failed:\n{''.join(traceback.format_exception(error)).rstrip()}")
-        else:
-            self._record(self._status.ended("failed", exit_code=EXIT_ERROR, error=summary))
-            say(f"rank {self._place.rank} ended as well ({summary}), after {first.describe()}")
+        if first is not None and first.rank != self._place.rank:
+            self._end_after(first, summary)
+        say(f"rank {self._place.rank} failed:\n{''.join(traceback.format_exception(error)).rstrip()}")
+        end_process(EXIT_ERROR)
+
+    def _end_after(self, first: Failure, summary: str) -> NoReturn:
+        """Ends with an error that follows from another rank's."""
+        self._record(self._status.ended("failed", exit_code=EXIT_ERROR, error=summary))
+        say(f"rank {self._place.rank} ended as well ({summary}), after {first.describe()}")
         end_process(EXIT_ERROR)
 
     def _record(self, status: RankStatus) -> Failure | None:

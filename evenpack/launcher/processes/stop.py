@@ -2,7 +2,8 @@
 
 A first SIGINT, SIGTERM or SIGHUP requests a save at the end of the step. `deepspeed` passes a terminal's Ctrl-C on as a
 SIGTERM, so that a rank may get both for one key: only a second SIGINT means an immediate stop. A command of a study
-gets a SIGTERM when the study ends, however it ended. Neither a stop nor a save fails because nobody reads its output.
+gets a SIGTERM when the study ends, however it ended. Output that nobody takes any more is dropped, so that no save
+fails by it.
 """
 
 import fcntl

@@ -1,5 +1,6 @@
 """Parses the options of `evenpack study forecast`."""
 
+from functools import partial
 from pathlib import Path
 
 from evenpack.engine.reporting.metrics import read_metrics, trained_steps
@@ -10,6 +11,7 @@ from evenpack.studies.forecast.forecast import ForecastOptions
 from evenpack.studies.forecast.logged_ranks import read_logged_ranks
 from evenpack.studies.forecast.real_run import RealRun
 from evenpack.studies.plotting import require_plot
+from evenpack.studies.shared_options import parse_list, whole_number
 from evenpack.studies.throughput.contenders import parse_forms
 from evenpack.studies.throughput.measure import parse_clock
 
@@ -18,13 +20,10 @@ def parse_options(command: ForecastArguments) -> ForecastOptions:
     """Parses the options. Raises: ConfigError for values that cannot be timed, before anything is read."""
     if command.plot is not None:
         require_plot(command.plot)
-    words = [word.strip() for word in command.ranks.split(",")]
-    wrong = [word for word in words if not word.isdecimal()]
-    if wrong:
-        raise ConfigError(f"--ranks {command.ranks}: '{wrong[0]}' is not a number of ranks; give 2,4,8")
+    count = partial(whole_number, least=0, problem="is not a number of ranks", example="2,4,8")
     return ForecastOptions(
         forms=parse_forms(command.layouts),
-        ranks=tuple(sorted({int(word) for word in words} - {1})),  # one rank is measured in any case
+        ranks=tuple(sorted({*parse_list(command.ranks, "--ranks", count)} - {1})),  # one rank is measured in any case
         steps=command.steps,
         fit_steps=command.fit_steps,
         warmup=command.warmup,

@@ -1,5 +1,6 @@
 """The search over residual weights on a list of lengths."""
 
+from functools import partial
 from typing import Any
 
 from rich.console import RenderableType
@@ -12,6 +13,7 @@ from evenpack.studies.residuals.command import ResidualsCommand
 from evenpack.studies.residuals.plots import plot_residuals
 from evenpack.studies.residuals.search import matrix_size, search_residuals, settings_of
 from evenpack.studies.residuals.tables import residual_tables
+from evenpack.studies.shared_options import parse_list, whole_number
 
 
 class ResidualsRequest:
@@ -59,20 +61,15 @@ def study_residuals(subject: Subject, request: ResidualsRequest) -> tuple[dict[s
 
 
 def _weights(given: str) -> tuple[float, ...]:
-    words = [word.strip() for word in given.split(",")]
-    wrong = [word for word in words if not _is_weight(word)]
-    if wrong:
-        raise ConfigError(f"--weights {given}: '{wrong[0]}' is not a number of 0 or more; give 1,0.09,0")
-    return tuple(dict.fromkeys(float(word) for word in words))
+    return tuple(dict.fromkeys(parse_list(given, "--weights", _weight)))
 
 
-def _is_weight(word: str) -> bool:
-    return word.replace(".", "", 1).isdecimal() and word.isascii()
+def _weight(word: str) -> float:
+    if not (word.replace(".", "", 1).isdecimal() and word.isascii()):
+        raise ValueError(f"'{word}' is not a number of 0 or more; give 1,0.09,0")
+    return float(word)
 
 
 def _lengths(given: str) -> tuple[int, ...]:
-    words = [word.strip() for word in given.split(",")]
-    wrong = [word for word in words if not (word.isascii() and word.isdecimal() and int(word) > 0)]
-    if wrong:
-        raise ConfigError(f"--up-to {given}: '{wrong[0]}' is not a length of 1 or more; give 8,16")
-    return tuple(dict.fromkeys(int(word) for word in words))
+    length = partial(whole_number, problem="is not a length of 1 or more", example="8,16")
+    return tuple(dict.fromkeys(parse_list(given, "--up-to", length)))

@@ -19,6 +19,7 @@ from evenpack.engine.resolving.resolve import ResolvedRun, open_run, resolve
 from evenpack.engine.world.distributed import World
 from evenpack.errors import ConfigError
 from evenpack.step_counts import StepCounts
+from evenpack.studies.shared_options import parse_list
 
 LAYOUTS: tuple[Layout, ...] = ("padded", "unpadded", "packed")
 
@@ -121,13 +122,16 @@ def parse_forms(given: str) -> tuple[str, ...]:
 
     Raises: ConfigError for another word, or a repeated one.
     """
-    words = [word.strip() for word in given.split(",")]
-    for word in words:
-        if word not in FORMS:
-            raise ConfigError(f"--layouts {given}: there is no layout '{word}'; {nearest(word, list(FORMS))}")
-    if len(set(words)) < len(words):
+    forms = parse_list(given, "--layouts", _form)
+    if len(set(forms)) < len(forms):
         raise ConfigError(f"--layouts {given}: a layout is given twice")
-    return tuple(words)
+    return forms
+
+
+def _form(word: str) -> str:
+    if word not in FORMS:
+        raise ValueError(f"there is no layout '{word}'; {nearest(word, list(FORMS))}")
+    return word
 
 
 def contender(form: str, run: ResolvedRun, world: World, *, planned_steps: int | None = None) -> Contender:

@@ -1,10 +1,16 @@
-"""A stop of a run is requested by a file, and a rank whose launcher has ended ends too."""
+"""Requests to stop: signals, files, the end of the process that started a command, and output that nobody takes."""
 
+import io
 import os
+import pty
 import signal
+import subprocess
+import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
+import psutil
 import pytest
 
 from evenpack.launcher.processes.guard import Ancestors
@@ -15,6 +21,7 @@ from evenpack.launcher.processes.stop import (
     on_stop_signals,
     read_stop_request,
     remove_stop_request,
+    survive_readers,
     write_stop_request,
 )
 
@@ -81,3 +88,136 @@ def test_a_rank_knows_by_its_new_parent_that_its_launcher_has_ended(monkeypatch:
     monkeypatch.setattr(os, "getppid", lambda: 1)
     assert ancestors.parent_is_gone()
     assert ancestors.describe_end() == f"the launcher (process {ancestors.parent}) has ended"
+
+
+COMMAND = """
+import os, signal, subprocess, sys, time
+from pathlib import Path
+from evenpack.launcher.cli import app
+
+told = Path(sys.argv[2])
+
+def end(*_):
+    told.with_suffix(".ended").touch()
+    child.kill()
+    sys.exit(75)
+
+def command():
+    global child
+    child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(1000)"])
+    signal.signal(signal.SIGTERM, end)
+    told.with_suffix(".new").write_text(f"{os.getpid()} {child.pid}")
+    told.with_suffix(".new").rename(told)
+    time.sleep(1000)
+
+app.app = command
+app.main()
+"""
+
+STUDY = """
+import os, signal, sys, time
+from pathlib import Path
+from evenpack.launcher import studying
+
+command, told, log = sys.argv[1], Path(sys.argv[2]), Path(sys.argv[3])
+studying._COMMAND = (sys.executable, "-c", command)
+(place,) = studying.ThisMachine().places(None)
+place.start("prepare", told, [], log=log)
+while not told.exists():
+    time.sleep(0.05)
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+def test_a_command_of_a_study_that_is_killed_ends_as_after_a_sigterm(tmp_path: Path) -> None:
+    told = tmp_path / "told"
+    study = [sys.executable, "-c", STUDY, COMMAND, told, tmp_path / "log"]
+    environment = {**os.environ, "DS_ACCELERATOR": "cpu"}
+    assert subprocess.run(study, env=environment, check=False, timeout=120.0).returncode == -signal.SIGKILL
+    processes = [int(number) for number in told.read_text().split()]
+    deadline = time.monotonic() + 30.0
+    while any(map(is_alive, processes)) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    left = [number for number in processes if is_alive(number)]
+    for number in left:
+        os.kill(number, signal.SIGKILL)
+    assert left == []
+    assert told.with_suffix(".ended").exists()
+
+
+def test_a_lifeline_is_none_of_the_standard_streams() -> None:
+    """A study that was started without them would give its commands a stream in place of the pipe."""
+    script = (
+        "import os\n"
+        "for stream in range(3): os.close(stream)\n"
+        "from evenpack.launcher.processes.stop import Lifeline\n"
+        "os._exit(min(Lifeline().pass_fds))"
+    )
+    assert subprocess.run([sys.executable, "-c", script], check=False).returncode >= 3
+
+
+def is_alive(number: int) -> bool:
+    try:
+        return psutil.Process(number).status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
+
+
+def test_what_is_written_to_a_terminal_that_is_gone_is_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
+    here, there = pty.openpty()
+    control = os.fdopen(os.dup(there), "w")
+    with os.fdopen(there, "w", buffering=1) as stream:
+        monkeypatch.setattr(sys, "stdout", stream)
+        monkeypatch.setattr(sys, "stderr", stream)
+        survive_readers()
+        print("hello", flush=True)
+        assert os.read(here, 100) == b"hello\r\n"
+        assert sys.stdout.isatty()
+        os.close(here)
+        print("nobody hears this", flush=True)
+        with pytest.raises(OSError, match="Input/output error"):
+            os.write(control.fileno(), b"while a plain stream fails")
+        sys.stdout.close()
+        sys.stderr.close()
+    control.close()
+
+
+def test_what_is_written_to_a_pipe_without_a_reader_is_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
+    here, there = os.pipe()
+    with os.fdopen(there, "w") as stream:
+        monkeypatch.setattr(sys, "stdout", stream)
+        monkeypatch.setattr(sys, "stderr", io.StringIO())
+        survive_readers()
+        print("hello")
+        assert os.read(here, 100) == b"hello\n"
+        os.close(here)
+        print("nobody hears this", flush=True)
+        with pytest.raises(BrokenPipeError):
+            os.write(there, b"while a plain stream fails")
+        sys.stdout.close()
+
+
+def test_what_is_written_to_a_full_disk_is_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
+    with Path("/dev/full").open("w") as stream:
+        monkeypatch.setattr(sys, "stdout", stream)
+        monkeypatch.setattr(sys, "stderr", io.StringIO())
+        survive_readers()
+        print("nobody reads this", flush=True)
+        with pytest.raises(OSError, match="No space left"):
+            os.write(stream.fileno(), b"while a plain stream fails")
+        sys.stdout.close()
+
+
+def test_files_get_every_line_and_streams_without_a_descriptor_stay(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with (tmp_path / "log").open("w") as file:
+        monkeypatch.setattr(sys, "stdout", file)
+        print("before")
+        memory = io.StringIO()
+        monkeypatch.setattr(sys, "stderr", memory)
+        survive_readers()
+        print("after")
+        assert sys.stderr is memory
+        assert (tmp_path / "log").read_text() == "before\nafter\n"
+        sys.stdout.close()
