@@ -14,14 +14,14 @@ import numpy as np
 
 from evenpack.data.batches.capacity import BatchCapacity, capacity_of_any_batch, count_capacity, placer_of
 from evenpack.data.batches.objectives import MaskedTokensAndNextSentence
-from evenpack.data.config import MaskingConfig
 from evenpack.data.order.plan import PackPlan
 from evenpack.data.order.selection import PackedSource
 from evenpack.data.order.step_plan import StepPlanner
 from evenpack.data.order.step_shape import CostWeights, StepShape
 from evenpack.data.packing import LengthHistogram, pack
 from evenpack.data.sequences import SequenceView
-from evenpack.data.sequences.masking import MaskingVocabulary
+from evenpack.data.sequences.config import MaskingConfig
+from evenpack.data.tokenizers.special_tokens import MaskingVocabulary
 
 PACKS = 1_000_000
 

@@ -26,8 +26,9 @@ from typing import Any, TypeVar
 import measuring
 import numpy as np
 
-from evenpack.data.order.plan import PackPlan, sequence_id_type, sort_by_length
+from evenpack.data.order.plan import PackPlan, sort_by_length
 from evenpack.data.packing import LengthHistogram, pack
+from evenpack.data.permutation import sequence_id_type
 from evenpack.data.tokens.array_file import mapped_array
 from evenpack.studies.lengths.published import published_histogram, published_names
 

@@ -21,15 +21,15 @@ from pathlib import Path
 import numpy as np
 from pydantic import ByteSize, TypeAdapter
 
-from evenpack.data.config import DocumentsRecipe
 from evenpack.data.prepare import prepare  # noqa: F401 - part of the memory of a preparing process
 from evenpack.data.sequences import build_view
+from evenpack.data.sequences.config import DocumentsRecipe
 from evenpack.data.sequences.documents import DocumentsView
 from evenpack.data.sequences.shuffled import SHUFFLED, ShuffledView
 from evenpack.data.shuffle.grid import choose_grid
 from evenpack.data.shuffle.shuffle import GridShuffler
-from evenpack.data.tokens.file import TokenFile, TokenFileWriter
-from evenpack.data.tokens.index import bin_path
+from evenpack.data.tokens.file import TokenFile, bin_path
+from evenpack.data.tokens.writer import TokenFileWriter
 
 VOCABULARY = 50_257
 _BATCH = 20_000

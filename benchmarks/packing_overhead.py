@@ -32,8 +32,8 @@ from evenpack.data.batches.collate import Collator
 from evenpack.data.order.plan import PackPlan, sort_by_length
 from evenpack.data.order.selection import PackedSource
 from evenpack.data.order.step_plan import StepPlanner
-from evenpack.data.packed_sources import packed_sources
 from evenpack.data.packing import LengthHistogram, pack
+from evenpack.data.prepared import packed_sources
 from evenpack.engine.build import build_model
 from evenpack.engine.config import RunConfig
 from evenpack.engine.engine import TrainingEngine

@@ -23,8 +23,7 @@ from typing import Any
 from evenpack.data.config import DataConfig
 from evenpack.data.prepare.prepare import prepare
 from evenpack.data.prepare.progress import PrepareState
-from evenpack.data.prepare.tokenising.mpi import mpi_workers, started_ranks
-from evenpack.data.prepare.tokenising.workers import LocalWorkers, Workers
+from evenpack.data.prepare.workers import LocalWorkers, Workers, mpi_workers, started_ranks
 
 WAYS = {"alone": 0, "1 local": 1, "2 local": 2, "1 MPI": 1, "2 MPI": 2}
 _AS_ROOT = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}

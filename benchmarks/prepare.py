@@ -24,7 +24,7 @@ from pathlib import Path
 import measuring
 
 from evenpack.data.config import DataConfig
-from evenpack.data.prepare.manifest import Manifest
+from evenpack.data.manifest import Manifest
 from evenpack.data.prepare.prepare import prepare
 from evenpack.data.sources.kinds import open_corpus
 

@@ -21,13 +21,13 @@ from typing import Any
 import measuring
 import numpy as np
 
-from evenpack.data.config import DataConfig, MaskingConfig, SentencePairsRecipe
+from evenpack.data.config import DataConfig
 from evenpack.data.packing import LengthHistogram
 from evenpack.data.prepare.prepare import prepare
 from evenpack.data.prepared import PreparedData
+from evenpack.data.sequences.config import MaskingConfig, SentencePairsRecipe
 from evenpack.data.sequences.masking import mask_sequences, masking_keys
-from evenpack.data.sequences.pair_drawing import SPECIAL_TOKENS, PairDrawing
-from evenpack.data.sequences.sentences import SentenceIndex, split_sentences
+from evenpack.data.sequences.pair_drawing import SPECIAL_TOKENS, PairDrawing, SentenceIndex, split_sentences
 from evenpack.data.sources.kinds import open_corpus
 from evenpack.data.tokenizers.config import BertTokenizer
 from evenpack.data.tokenizers.loading import load_tokenizer

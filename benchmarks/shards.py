@@ -24,8 +24,8 @@ from rich.console import Console
 from evenpack.config import load_run_file
 from evenpack.data.batches.pipeline import MicroBatchDataset
 from evenpack.data.prepare.prepare import prepare
+from evenpack.data.prepare.shards import export_shards
 from evenpack.data.prepared import PreparedData
-from evenpack.data.shards.export import export_shards
 from evenpack.data.shards.writing import WrittenLayout
 from evenpack.engine.config import RunConfig
 from evenpack.engine.resolving.resolve import open_run

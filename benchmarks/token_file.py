@@ -18,7 +18,8 @@ import measuring
 import numpy as np
 import psutil
 
-from evenpack.data.tokens.file import TokenFile, TokenFileWriter
+from evenpack.data.tokens.file import TokenFile
+from evenpack.data.tokens.writer import TokenFileWriter
 
 SLOTS = 64 * 1024
 BATCHES = 50

@@ -25,18 +25,18 @@ from typing import TypeVar
 import measuring
 import numpy as np
 
-from evenpack.data.config import ConcatRecipe, DocumentsRecipe
 from evenpack.data.order.mixture_schedule import MixtureSchedule
-from evenpack.data.order.plan import PackPlan, sequence_id_type, sort_chunks_by_length
+from evenpack.data.order.plan import PackPlan, sort_chunks_by_length
 from evenpack.data.order.selection import PackedSource
 from evenpack.data.order.skipped_steps import NO_STEPS
 from evenpack.data.packing import LengthHistogram, Packing, pack
+from evenpack.data.permutation import sequence_id_type
 from evenpack.data.sequences import TokenAccounting
-from evenpack.data.sequences.concat import ConcatView
+from evenpack.data.sequences.config import ConcatRecipe, DocumentsRecipe
 from evenpack.data.sequences.documents import DocumentsView
+from evenpack.data.sequences.pieces import ConcatView
 from evenpack.data.tokens.array_file import mapped_array
-from evenpack.data.tokens.file import TokenFile
-from evenpack.data.tokens.index import bin_path
+from evenpack.data.tokens.file import TokenFile, bin_path
 from evenpack.data.where import TracedSource, Where
 
 Figures = dict[str, float | int | str]
@@ -158,13 +158,8 @@ def opened(folder: Path, recipe: str, packing: Packing) -> Where:
     accounting = TokenAccounting(
         documents_read=file.documents,
         documents_kept=file.documents,
-        documents_too_short=0,
-        documents_too_long=0,
         tokens_read=file.tokens,
         tokens_kept=file.tokens,
-        tokens_cut=0,
-        tokens_too_short=0,
-        tokens_too_long=0,
         sequences=sequences,
     )
     view: DocumentsView | ConcatView

@@ -13,12 +13,17 @@ import sys
 import tempfile
 import threading
 import uuid
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import ProcessPoolExecutor
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import Executor, Future, ProcessPoolExecutor
 from contextlib import contextmanager, suppress
 from multiprocessing import util
 from multiprocessing.connection import Connection
 from multiprocessing.synchronize import SemLock
+from typing import TypeVar
+
+T = TypeVar("T")
+R = TypeVar("R")
 
 _DEATH_SECONDS = 0.05
 """Seconds in which all connections to a process that has died are lost."""
@@ -120,3 +125,14 @@ def remove_names(semaphores: Iterable[util.Finalize]) -> None:
     for finalizer in semaphores:
         with suppress(OSError):
             finalizer()
+
+
+def map_in_order(function: Callable[[T], R], items: Iterator[T], executor: Executor, *, threads: int) -> Iterator[R]:
+    """Calls `map` in order, in the executor's threads, at most one call ahead of each."""
+    pending: deque[Future[R]] = deque()
+    for item in items:
+        pending.append(executor.submit(function, item))
+        if len(pending) > threads:
+            yield pending.popleft().result()
+    while pending:
+        yield pending.popleft().result()

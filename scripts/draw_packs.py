@@ -12,7 +12,7 @@ from svg import COLOURS, PADDING, document, rectangle, text
 
 from evenpack.config import load_run_file
 from evenpack.data.order.step_plan import StepPlanner
-from evenpack.data.packed_sources import packed_sources
+from evenpack.data.prepared import packed_sources
 from evenpack.engine.config import RunConfig
 from evenpack.engine.resolving.resolve import open_run
 

@@ -11,12 +11,12 @@ from sources import ListView
 
 from evenpack import testing
 from evenpack.data.batches.objectives import MaskedTokensAndNextSentence
-from evenpack.data.config import MaskingConfig, SentencePairsRecipe
 from evenpack.data.order.plan import PackPlan
 from evenpack.data.order.selection import PackedSource
 from evenpack.data.packing import LengthHistogram, pack
 from evenpack.data.sequences import MaskedPairsView, SentencePairsView
-from evenpack.data.sequences.masking import MaskingVocabulary
+from evenpack.data.sequences.config import MaskingConfig, SentencePairsRecipe
+from evenpack.data.tokenizers.special_tokens import MaskingVocabulary
 from evenpack.data.tokens.file import TokenFile
 from evenpack.engine.config import RunConfig
 

@@ -7,7 +7,7 @@ import numpy as np
 from evenpack.data.order.plan import PackPlan
 from evenpack.data.order.selection import PackedSource
 from evenpack.data.packing import LengthHistogram, pack
-from evenpack.data.sequences.accounting import TokenAccounting
+from evenpack.data.sequences.view import TokenAccounting
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,13 +33,8 @@ class ListView:
         return TokenAccounting(
             documents_read=self.count,
             documents_kept=self.count,
-            documents_too_short=0,
-            documents_too_long=0,
             tokens_read=tokens,
             tokens_kept=tokens,
-            tokens_cut=0,
-            tokens_too_short=0,
-            tokens_too_long=0,
             sequences=self.count,
         )
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import yaml
 
-from evenpack.data.prepare.manifest import MANIFEST
+from evenpack.data.manifest import MANIFEST
 from evenpack.finetuning.results import ResultFolder, SeedResult, summarise
 from evenpack.testing import run_values, write_run_file
 

@@ -6,7 +6,8 @@ from pathlib import Path
 import numpy as np
 import xxhash
 
-from evenpack.data.tokens.file import TokenFile, TokenFileWriter
+from evenpack.data.tokens.file import TokenFile
+from evenpack.data.tokens.writer import TokenFileWriter
 
 END = 7
 """The end-of-text of `numbered_tokens`."""

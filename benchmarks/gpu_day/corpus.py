@@ -16,10 +16,10 @@ import numpy as np
 import yaml
 
 from evenpack.config import validate
-from evenpack.data.order.permutation import derive_key
-from evenpack.data.shards.masked_sequences import MaskedSequences
+from evenpack.data.permutation import derive_key
+from evenpack.data.shards.reading import MaskedSequences
 from evenpack.data.shards.writing import ShardForm, new_shard
-from evenpack.data.tokens.file import TokenFileWriter
+from evenpack.data.tokens.writer import TokenFileWriter
 from evenpack.engine.config import RunConfig
 from evenpack.files import atomic_directory, write_text
 from evenpack.launcher.preparing import prepare_run

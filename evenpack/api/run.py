@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
     from evenpack.batch import PackedBatch
     from evenpack.data.batches.pipeline import StepBatches
-    from evenpack.data.prepare.manifest import Manifest
+    from evenpack.data.manifest import Manifest
     from evenpack.engine.resolving.resolve import ResolvedRun
     from evenpack.launcher.trained import Export, RunEvaluation
     from evenpack.launcher.training import TrainingPlan, TrainingResult

@@ -8,20 +8,21 @@ from typing import Any, Literal
 
 import xxhash
 
-from evenpack.data.config import DataConfig, PackingConfig
+from evenpack.data.config import DataConfig
+from evenpack.data.manifest import TOKENIZER_FOLDER, Manifest, data_section, refuse_differences, remedy
 from evenpack.data.opened import note_opened
+from evenpack.data.order.config import PackingConfig
 from evenpack.data.order.mixture_schedule import MixtureSchedule
 from evenpack.data.order.pack_stream import PackStream
-from evenpack.data.order.permutation import derive_key
+from evenpack.data.order.selection import PackedSource
 from evenpack.data.order.step_shape import Batching
 from evenpack.data.order.stored_plan import open_blocked_plan, open_plan
-from evenpack.data.prepare.manifest import TOKENIZER_FOLDER, Manifest, data_section, refuse_differences
-from evenpack.data.prepare.shared_tokens import remedy
+from evenpack.data.permutation import derive_key
 from evenpack.data.sequences import SentencePairsView, ViewOfDocuments, open_view
-from evenpack.data.sequences.masking import MaskingVocabulary
-from evenpack.data.sequences.pair_origins import ORIGIN_COLUMNS
+from evenpack.data.sequences.pairs import ORIGIN_COLUMNS
 from evenpack.data.sequences.shuffled import SHUFFLED, OrderedView, ShuffledView
-from evenpack.data.tokenizers.tokenizer import PairTokens, Tokenizer
+from evenpack.data.tokenizers.special_tokens import MaskingVocabulary, PairTokens
+from evenpack.data.tokenizers.tokenizer import Tokenizer
 from evenpack.data.tokens.file import TokenFile
 from evenpack.errors import DataError
 
@@ -177,13 +178,13 @@ class PreparedData:
                 if Path(name).stem not in ORIGIN_COLUMNS
             },
             "tokenizer": self.manifest.tokenizer.model_dump(exclude={"inputs"}),
-            # Options that are off are left out, so that a new option of a recipe does not change earlier fingerprints.
+            # Here and below, options that are off are left out, so that a new one does not change all fingerprints.
             "recipe": self.config.recipe.model_dump(exclude_none=True),
             "pack_length": self.pack_length,
             "mixture": self._mixture(self.weights),
             "seed": seed,
         }
-        if batching != "packs":  # older fingerprints do not contain it
+        if batching != "packs":
             content["batching"] = batching
         if self.config.order != "shuffled":
             content["order"] = self.config.order
@@ -221,3 +222,18 @@ def check_sizes(directory: Path, manifest: Manifest) -> None:
             shared += [path] if record.is_shared else []
     if wrong:
         raise DataError("\n".join([f"{directory} is not as it was prepared:", *wrong, remedy(directory, shared)]))
+
+
+def packed_sources(
+    prepared: PreparedData, split: Split, *, seed: int, only: str | None = None, batching: Batching = "packs"
+) -> tuple[PackedSource, ...]:
+    """Returns views and plans of one split, in the mixture's order."""
+    names = prepared.source_names if only is None else (only,)
+    return tuple(
+        PackedSource(
+            view=prepared.view(name, split),
+            plan=prepared.plan(name, split, seed=seed, batching=batching),
+            key=xxhash.xxh3_64_intdigest(name.encode()),
+        )
+        for name in names
+    )

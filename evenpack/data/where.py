@@ -23,7 +23,7 @@ from jaxtyping import Int64
 from evenpack.data.order.mixture_schedule import MixtureSchedule
 from evenpack.data.order.selection import PackedSource, order_hash, select_packs
 from evenpack.data.order.skipped_steps import SkippedSteps
-from evenpack.data.sequences.origins import Origins, SequenceOrigins
+from evenpack.data.sequences.view import Origins, SequenceOrigins
 from evenpack.errors import ConfigError
 
 Decode = Callable[[Sequence[int]], str]

@@ -6,9 +6,10 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, field_validator, model_validator
 
 from evenpack.config import Section, UserPath
-from evenpack.data.config import DataConfig, MaskingConfig
+from evenpack.data.config import DataConfig
 from evenpack.data.limits import MOST_PACKS_A_STEP
 from evenpack.data.order.step_shape import POLICIES, AssignmentPolicy, Batching, Layout, default_policy
+from evenpack.data.sequences.config import MaskingConfig
 from evenpack.engine.bad_steps_section import BadStepsSection
 from evenpack.engine.checkpoints.section import CheckpointSection
 from evenpack.engine.config_checks import (

@@ -10,7 +10,7 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from evenpack.batch import PackedBatch
-from evenpack.data.order.permutation import derive_key
+from evenpack.data.permutation import derive_key
 from evenpack.engine.compilation import compile_if_asked
 from evenpack.engine.config import RunConfig
 from evenpack.engine.deepspeed_config import deepspeed_config

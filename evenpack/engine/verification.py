@@ -12,9 +12,8 @@ import time
 from collections.abc import Callable
 from types import TracebackType
 
-from evenpack.data.prepare.changed_inputs import refuse_changed_sources
-from evenpack.data.prepare.manifest import MANIFEST
-from evenpack.data.prepare.verification import Verified, Verifier
+from evenpack.data.manifest import MANIFEST
+from evenpack.data.prepare.verification import Verified, Verifier, refuse_changed_sources
 from evenpack.data.prepared import PreparedData
 from evenpack.engine.activity import own_work
 from evenpack.engine.world.distributed import World

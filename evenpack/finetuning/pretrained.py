@@ -7,9 +7,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from evenpack.data.tokenizers.loading import load_tokenizer, tokenizer_of_weights
+from evenpack.data.tokenizers.loading import first_difference, load_tokenizer, read_vocabulary, tokenizer_of_weights
 from evenpack.data.tokenizers.tokenizer import Tokenizer
-from evenpack.data.tokenizers.vocabulary import first_difference, read_vocabulary
 from evenpack.engine.checkpoints.initial_weights import KEY, naming_key_in_errors
 from evenpack.engine.checkpoints.weight_origins import DescribedWeights, find_weights
 from evenpack.engine.checkpoints.weights import require_fitting

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import numpy as np
 
-from evenpack.data.tasks.glue import GlueTask
-from evenpack.data.tasks.task_files import TaskRow, read_task_rows
-from evenpack.data.tokenizers.tokenizer import EncodedText, PairTokens, Tokenizer
+from evenpack.data.tasks.glue import GlueTask, TaskRow, read_task_rows
+from evenpack.data.tokenizers.special_tokens import PairTokens
+from evenpack.data.tokenizers.tokenizer import EncodedText, Tokenizer
 from evenpack.errors import DataError
 from evenpack.finetuning.features import Features, TokenPair, features_of
 

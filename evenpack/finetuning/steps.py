@@ -11,11 +11,11 @@ from functools import cached_property
 import numpy as np
 from jaxtyping import Int64
 
-from evenpack.data.order.permutation import derive_key, permute
 from evenpack.data.order.plan import PackPlan, sort_by_length
 from evenpack.data.order.selection import PackSelection
 from evenpack.data.order.step_shape import Batching, Layout
 from evenpack.data.packing import LengthHistogram, pack
+from evenpack.data.permutation import derive_key, permute
 
 _SEQUENCE_ORDER = 2
 """Purpose of a key; `PackPlan` uses 0 and 1."""

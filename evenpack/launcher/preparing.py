@@ -11,17 +11,15 @@ from typing import Any
 from pydantic import TypeAdapter
 
 from evenpack import console
-from evenpack.data.prepare.manifest import Manifest
+from evenpack.data.manifest import Manifest
 from evenpack.data.prepare.prepare import prepare
-from evenpack.data.prepare.shown import PrepareProgress
-from evenpack.data.prepare.tokenising.workers import Workers
+from evenpack.data.prepare.progress import PrepareProgress
+from evenpack.data.prepare.workers import Workers
 from evenpack.data.prepared import PreparedData
 from evenpack.data.sources.config import Source
-from evenpack.data.sources.input_files import SourceReader
-from evenpack.data.sources.json_lines import JSONL_SUFFIXES, filled_lines
+from evenpack.data.sources.files import ARROW_SUFFIXES, files_below, find_files, saved_files, saved_splits
 from evenpack.data.sources.kinds import open_corpus
-from evenpack.data.sources.saved_sets import ARROW_SUFFIXES, saved_files, saved_splits
-from evenpack.data.sources.source_files import files_below, find_files
+from evenpack.data.sources.lines import JSONL_SUFFIXES, SourceReader
 from evenpack.data.tokenizers.tokenizer import Tokenizer
 from evenpack.engine.config import RunConfig
 from evenpack.engine.resolving.step_items import epochs_of_steps, implausible_epochs
@@ -194,7 +192,7 @@ def _keys_of_strings(text: FoundText) -> list[str]:
     file = text.files[0]
     if text.kind == "jsonl":
         with SourceReader(file) as reader:
-            line = next(filled_lines(reader), None)
+            line = next(reader.filled_lines(), None)
             values = {} if line is None else reader.json_object(line)
         return [name for name, value in values.items() if isinstance(value, str)]
     import pyarrow as pa

@@ -14,10 +14,11 @@ from rich.table import Table
 from rich.text import Text
 
 from evenpack.console import percent, table, text
-from evenpack.data.config import DataConfig, SentencePairsRecipe
-from evenpack.data.prepare.manifest import Manifest
+from evenpack.data.config import DataConfig
+from evenpack.data.manifest import Manifest
 from evenpack.data.prepare.verification import explained_damage
 from evenpack.data.prepared import PreparedData, Split
+from evenpack.data.sequences.config import SentencePairsRecipe
 from evenpack.data.shuffle.config import PermutationShuffle
 from evenpack.data.sources.config import ArrowSource, JsonlSource, ParquetSource, Source, TextSource
 from evenpack.data.tokenizers.tokenizer import Tokenizer

@@ -14,9 +14,8 @@ from step_shapes import step_shape
 from tiny_training import changed, never
 
 from evenpack.data.order.step_plan import StepPlanner
-from evenpack.data.packed_sources import packed_sources
 from evenpack.data.prepare.prepare import prepare
-from evenpack.data.prepared import PreparedData
+from evenpack.data.prepared import PreparedData, packed_sources
 from evenpack.data.sequences.masking import mask_sequences, masked_count, masking_keys
 from evenpack.engine.build import CHECKPOINTS, build, build_model
 from evenpack.engine.checkpoints.files import read_manifest

@@ -9,9 +9,8 @@ from step_shapes import step_shape
 from tiny_training import changed, never
 
 from evenpack.data.order.step_plan import StepPlanner
-from evenpack.data.packed_sources import packed_sources
 from evenpack.data.prepare.prepare import prepare
-from evenpack.data.prepared import PreparedData
+from evenpack.data.prepared import PreparedData, packed_sources
 from evenpack.data.sequences import MaskedPairsView
 from evenpack.engine.config import RunConfig
 from evenpack.engine.reporting.metrics import read_metrics

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from tiny_training import changed, never, prepare_run
 
-from evenpack.data.prepare.manifest import Manifest
+from evenpack.data.manifest import Manifest
 from evenpack.data.prepare.verification import Verifier
 from evenpack.engine.config import RunConfig
 from evenpack.engine.train import train_in

@@ -15,7 +15,7 @@ import torch
 
 from evenpack.config import load_run_file
 from evenpack.data.prepare.prepare import prepare as prepare_data
-from evenpack.data.tokens.index import write_index
+from evenpack.data.tokens.file import write_index
 from evenpack.engine.config import RunConfig
 from evenpack.launcher.cli import app as cli
 from evenpack.launcher.processes import start

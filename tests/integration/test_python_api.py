@@ -17,8 +17,7 @@ from small_run import evenpack as evaluate_command
 from small_run import metrics, small_run_values, train_on
 
 import evenpack
-from evenpack.data.sources.held_out import held_out
-from evenpack.data.sources.kinds import open_corpus
+from evenpack.data.sources.kinds import held_out, open_corpus
 from evenpack.launcher import training
 from evenpack.launcher.processes.start import LaunchPlan
 from evenpack.launcher.processes.supervise import LaunchResult

@@ -11,8 +11,9 @@ import pytest
 from prepared_files import sentences, two_sources, write_jsonl
 from seen_figures import drawn  # noqa: F401  # a fixture
 
+from evenpack.data.prepare import tokenising
 from evenpack.data.prepare.prepare import prepare
-from evenpack.data.prepare.tokenising import batches, encoding
+from evenpack.data.tokens import writer
 
 
 @pytest.fixture(scope="session")
@@ -42,8 +43,8 @@ def own_corpus(corpus: Path, tmp_path: Path) -> Path:
 @pytest.fixture
 def small_batches(monkeypatch: pytest.MonkeyPatch) -> None:
     """Makes batches small, so that there are many commits."""
-    monkeypatch.setattr(batches, "BATCH_TEXT_BYTES", 4000)
-    monkeypatch.setattr(encoding, "COMMIT_SECONDS", 0.0)
+    monkeypatch.setattr(tokenising, "BATCH_TEXT_BYTES", 4000)
+    monkeypatch.setattr(writer, "COMMIT_SECONDS", 0.0)
 
 
 @pytest.fixture

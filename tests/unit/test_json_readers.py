@@ -6,13 +6,13 @@ from typing import Any
 
 import pytest
 
+from evenpack.data.manifest import Manifest
 from evenpack.data.order.blocks import open_blocks
-from evenpack.data.prepare.manifest import Manifest
 from evenpack.data.sequences.view import read_description
-from evenpack.data.sources.saved_sets import saved_splits
+from evenpack.data.sources.files import saved_splits
 from evenpack.data.tokenizers.byte_pairs import read_byte_pairs
 from evenpack.data.tokenizers.tokenizer import Tokenizer
-from evenpack.data.tokens.journal import read_journal
+from evenpack.data.tokens.writer import read_journal
 from evenpack.engine.checkpoints.files import read_manifest
 from evenpack.engine.reporting.mlperf_log import PREFIX, parse_events
 from evenpack.engine.reporting.run_record import read_run_record

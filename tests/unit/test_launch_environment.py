@@ -5,8 +5,8 @@ import re
 
 import pytest
 
-from evenpack.data.prepare.tokenising.encoding import encoding_threads
-from evenpack.data.prepare.tokenising.mpi import started_ranks
+from evenpack.data.prepare.tokenising import encoding_threads
+from evenpack.data.prepare.workers import started_ranks
 from evenpack.engine.world.distributed import complete_environment, quiet_deepspeed
 from evenpack.errors import ConfigError
 from evenpack.launch_environment import check_ranks, ssh_arguments

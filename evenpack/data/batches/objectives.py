@@ -18,12 +18,13 @@ from jaxtyping import Int64
 from evenpack.batch import CausalTargets
 from evenpack.data.batches.placement import Placement
 from evenpack.data.batches.task import SequenceContent, Task, masked_task
-from evenpack.data.config import MaskingConfig
 from evenpack.data.order.selection import PackedSource
 from evenpack.data.order.step_plan import TargetCounter
 from evenpack.data.sequences import MaskedPairsView, SentencePairsView, SequenceView
-from evenpack.data.sequences.masking import MaskedTokens, MaskingVocabulary, mask_sequences, masked_count, masking_keys
-from evenpack.data.sequences.static_masks import StaticMasks
+from evenpack.data.sequences.config import MaskingConfig
+from evenpack.data.sequences.masking import MaskedTokens, mask_sequences, masked_count, masking_keys
+from evenpack.data.sequences.pairs import StaticMasks
+from evenpack.data.tokenizers.special_tokens import MaskingVocabulary
 from evenpack.errors import ConfigError, DataError
 
 

@@ -25,8 +25,7 @@ from evenpack.data.order.selection import PackedSource, select_packs
 from evenpack.data.order.skipped_steps import NO_STEPS, SkippedSteps
 from evenpack.data.order.step_plan import StepPlan, StepPlanner
 from evenpack.data.order.step_shape import StepShape
-from evenpack.data.packed_sources import packed_sources
-from evenpack.data.prepared import PreparedData, Split
+from evenpack.data.prepared import PreparedData, Split, packed_sources
 from evenpack.step_counts import StepCounts
 
 

@@ -13,7 +13,7 @@ import numpy as np
 from evenpack.data.order.blocked_plan import BlockedPlan
 from evenpack.data.order.selection import PackedSource, PackSelection
 from evenpack.data.sequences.view import LocatedSequences
-from evenpack.data.tokens.index import bin_path
+from evenpack.data.tokens.file import bin_path
 
 _READ_BYTES = 1 << 22
 _BLOCKS_AHEAD = 2

@@ -11,8 +11,8 @@ from jaxtyping import Int64, Integer
 
 from evenpack.data.order.blocks import Blocks
 from evenpack.data.order.pack_stream import DrawnPacks
-from evenpack.data.order.permutation import derive_key, permute
 from evenpack.data.order.plan import PackPlan
+from evenpack.data.permutation import derive_key, permute
 from evenpack.errors import DataError
 
 _BLOCK_ORDER = 3

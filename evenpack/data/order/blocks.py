@@ -21,8 +21,9 @@ import numpy as np
 from jaxtyping import Int32, Int64, Integer
 
 from evenpack.data.order.pack_stream import largest_of
-from evenpack.data.order.plan import sequence_id_type, sort_by_length
+from evenpack.data.order.plan import sort_by_length
 from evenpack.data.packing import LengthHistogram, Packing
+from evenpack.data.permutation import sequence_id_type
 from evenpack.data.sequences import SequenceView
 from evenpack.data.tokens.array_file import mapped_array, write_array
 from evenpack.errors import DataError

@@ -1,4 +1,4 @@
-"""Defines the entries of `data.mixture_schedule:` in a run file."""
+"""The sections of packing and of the mixture's schedule, `data.packing:` and `data.mixture_schedule:` of a run file."""
 
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
@@ -7,11 +7,23 @@ from typing import Any
 from pydantic import Field, model_validator
 
 from evenpack.config import Section, nearest
-from evenpack.data.limits import MOST_STEPS
+from evenpack.data.limits import MOST_SLOTS, MOST_STEPS
 from evenpack.data.order.weight_change import WeightChange
-from evenpack.units import StepNumber
+from evenpack.units import Sequences, StepNumber
 
 HIGHEST_WEIGHT = 1_000_000
+
+
+class PackingConfig(Section):
+    """The packing algorithm and its options."""
+
+    algorithm: str = "auto"
+    """`auto` or the name of an algorithm of docs/packing.md: `longest_pack_first`, `cutting_stock`, `least_squares`,
+    ..."""
+    max_sequences_per_pack: Sequences | None = Field(default=None, ge=1, le=MOST_SLOTS)
+    """Most sequences of a pack; null: no limit."""
+    options: dict[str, int | float | str] = Field(default_factory=dict)
+    """Options of the algorithm, such as {weight: 0.09} of `least_squares`; docs/packing.md lists them."""
 
 
 class MixtureChange(Section):

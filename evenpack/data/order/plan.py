@@ -19,8 +19,8 @@ import numpy as np
 from jaxtyping import Int64, Integer, UInt64
 
 from evenpack.data.order.pack_stream import DrawnPacks, largest_of
-from evenpack.data.order.permutation import derive_key, permute, unpermute
 from evenpack.data.packing import LengthHistogram, Packing
+from evenpack.data.permutation import derive_key, permute, sequence_id_type, unpermute
 from evenpack.errors import DataError, PackingError
 
 _PACK_ORDER = 0
@@ -31,11 +31,6 @@ _OTHER_LENGTHS = "the lengths are not those that the histogram counted; count th
 
 _SORT_CHUNK = 1 << 20
 """Sequences sorted together; bounds the temporaries of `sort_by_length` to about 30 MB."""
-
-
-def sequence_id_type(sequences: int) -> np.dtype:
-    """Returns the smallest integer type for so many sequence ids: int32 up to 2**31 of them, int64 beyond."""
-    return np.dtype(np.int32 if sequences <= 1 << 31 else np.int64)
 
 
 def sort_by_length(

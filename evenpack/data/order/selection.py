@@ -7,7 +7,7 @@ import numpy as np
 from jaxtyping import Int64
 
 from evenpack.data.order.pack_stream import DrawnPacks, PackStream
-from evenpack.data.order.permutation import derive_key, hash64
+from evenpack.data.permutation import derive_key, hash64
 from evenpack.data.sequences import SequenceView
 
 

@@ -15,14 +15,15 @@ from pathlib import Path
 
 import numpy as np
 
-from evenpack.data.config import PackingConfig
 from evenpack.data.order.blocked_plan import BlockedPlan
 from evenpack.data.order.blocks import Blocks, block_files, open_blocks
+from evenpack.data.order.config import PackingConfig
 from evenpack.data.order.pack_stream import PackStream
-from evenpack.data.order.plan import PackPlan, sequence_id_type, sort_chunks_by_length
+from evenpack.data.order.plan import PackPlan, sort_chunks_by_length
 from evenpack.data.order.sequential_plan import SequentialPlan
 from evenpack.data.order.step_shape import Batching
 from evenpack.data.packing import LengthHistogram, Packing, pack
+from evenpack.data.permutation import sequence_id_type
 from evenpack.data.sequences import SequenceView, length_chunks
 from evenpack.data.tokens.array_file import mapped_array, write_array
 from evenpack.errors import DataError

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from evenpack.data.prepare.manifest import MANIFEST, TOKENIZER_FOLDER, TRAINED_ON
+from evenpack.data.manifest import MANIFEST, TOKENIZER_FOLDER, TRAINED_ON
 from evenpack.errors import DataError, RunError
 
 _LOCK = ".prepare.lock"

@@ -1,46 +1,95 @@
 """Makes [CLS] A [SEP] B [SEP] from sentences: writes the pairs of a split, in a token file with columns.
 
 the calling thread     units of work: a block of documents in one pass; appends in order, commits every few seconds
-threads                unit -> the sentences of pairs (pair_drawing.py) -> tokens, and stored masks (mask_drawing.py)
+threads                unit -> the sentences of pairs -> tokens, and stored masks (sequences/pair_drawing.py)
 
 The output depends on the documents and the recipe alone, and neither on the blocks nor on the threads.
 """
 
 import os
-import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 from jaxtyping import Int64, Integer
 
-from evenpack.data.config import SentencePairsRecipe
-from evenpack.data.prepare.in_order import mapped
-from evenpack.data.prepare.pair_columns import PAIR_COLUMNS, begin_masks, open_pairs
 from evenpack.data.prepare.progress import SourceReporter
 from evenpack.data.sequences import PAIRS, MaskedPairsView, SentencePairsView, TokenAccounting
-from evenpack.data.sequences.mask_drawing import DrawnMasks, MaskDrawing
-from evenpack.data.sequences.pair_drawing import SPECIAL_TOKENS, PairDrawing, PairSpans
-from evenpack.data.sequences.pair_origins import ORIGIN_COLUMNS
-from evenpack.data.sequences.sentences import SentenceIndex
-from evenpack.data.sequences.static_masks import MASK_COLUMNS
-from evenpack.data.tokenizers.tokenizer import PairTokens
+from evenpack.data.sequences.config import MaskedPairsRecipe, SentencePairsRecipe
+from evenpack.data.sequences.pair_drawing import (
+    SPECIAL_TOKENS,
+    DrawnMasks,
+    MaskDrawing,
+    PairDrawing,
+    PairSpans,
+    SentenceIndex,
+)
+from evenpack.data.sequences.pairs import MASK_COLUMNS, MOST_MASKS, ORIGIN_COLUMNS, most_masks_by_length
+from evenpack.data.tokenizers.special_tokens import PairTokens
+from evenpack.data.tokens.array_file import write_array
 from evenpack.data.tokens.file import TokenFile
-from evenpack.data.tokens.writer import TokenFileWriter
+from evenpack.data.tokens.writer import TokenFileWriter, column_path
 from evenpack.errors import DataError
+from evenpack.worker_pool import map_in_order
 
+PAIR_COLUMNS = {"first_segment_lengths": "<u2", "next_sentence_labels": "|u1"}
+"""Columns of all pairs, by name and numpy's type; those with stored masks have `MASK_COLUMNS` too."""
+_CHUNK_PAIRS = 1 << 20
+"""Pairs whose masks are counted together."""
 BLOCK_SENTENCES = 1 << 18
 """Sentences of a unit of work: some 15 MB of pairs, a few times that while they are made."""
-COMMIT_SECONDS = 5.0
-"""Seconds between commits, which is the most work that a kill can lose."""
-
 _MOST_THREADS = 8
 _COPIED_PAIRS = 1 << 12
 """Pairs whose tokens are copied together."""
+
+
+PairsT = TypeVar("PairsT", bound=SentencePairsView)
+
+
+def begin_masks(writer: TokenFileWriter, columns: dict[str, str], state: dict[str, Any]) -> None:
+    """Writes the first offset of stored masks, which no pair writes, unless `state` has it; `state` counts masks."""
+    if "masks" not in state:
+        nothing = {name: np.zeros(0, dtype=kind) for name, kind in columns.items()}
+        no_pairs = np.zeros(0, dtype=np.int64)
+        writer.append(no_pairs, no_pairs, {**nothing, "mask_offsets": np.zeros(1, dtype=np.int64)})
+        state["masks"] = 0
+
+
+def open_pairs(
+    kind: type[PairsT],
+    recipe: SentencePairsRecipe | MaskedPairsRecipe,
+    token_file: TokenFile,
+    accounting: TokenAccounting,
+) -> PairsT:
+    """Opens the view of a finished token file; with masks, `most_masks` is computed and stored with it."""
+    names = [*PAIR_COLUMNS, *(MASK_COLUMNS if issubclass(kind, MaskedPairsView) else ())]
+    columns = {name: _mapped(column_path(token_file.prefix, name)) for name in names}
+    if issubclass(kind, MaskedPairsView):
+        path = column_path(token_file.prefix, MOST_MASKS)
+        lengths = (token_file.spans(chunk)[1] for chunk in _chunks(token_file.documents))
+        write_array(path, most_masks_by_length(columns["mask_offsets"], lengths, longest=recipe.max_sequence_length))
+        columns[MOST_MASKS] = _mapped(path)
+    return kind(
+        recipe=recipe,
+        token_file=token_file,
+        accounting=accounting,
+        max_segments_per_sequence=1,
+        directory=None,
+        **columns,
+    )
+
+
+def _mapped(path: Path) -> np.ndarray:
+    array: np.ndarray = np.load(path, mmap_mode="r").view(np.ndarray)
+    return array
+
+
+def _chunks(pairs: int) -> Iterator[Int64[np.ndarray, " chunk"]]:
+    return (np.arange(start, min(start + _CHUNK_PAIRS, pairs)) for start in range(0, pairs, _CHUNK_PAIRS))
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -112,7 +161,7 @@ def write_pairs(
             _append_all(index, kept, settings, writer, state, reporter=reporter, threads=threads)
         state = writer.finish(None if writer.complete else state).state
     accounting |= {name: state[name] for name in ("tokens_cut", "tokens_borrowed")}
-    return _view(settings, folder, accounting)
+    return _open_view(settings, folder, accounting)
 
 
 def _choose(
@@ -140,11 +189,9 @@ def _choose(
         "documents_read": len(documents),
         "documents_kept": int(kept.sum()),
         "documents_too_short": int(empty.sum()),
-        "documents_too_long": 0,
         "documents_single_sentence": int(dropped.sum()),
         "tokens_read": int(tokens.sum()),
         "tokens_too_short": int(tokens[empty].sum()),
-        "tokens_too_long": 0,
         "tokens_single_sentence": int(tokens[dropped].sum()),
         "tokens_document_ends": int(kept.sum()),
         "passes": settings.passes,
@@ -163,28 +210,27 @@ def _append_all(
 ) -> None:
     """Makes the pairs that the writer does not have yet, and stores `state` with them."""
     drawing = PairDrawing(index, kept, settings.recipe)
-    itemsize, committed, resumed = index.token_file.dtype.itemsize, time.monotonic(), state["text_tokens"]
+    itemsize, resumed = index.token_file.dtype.itemsize, state["text_tokens"]
 
     def make(unit: _Unit) -> _Made:
         spans = drawing.draw(unit.first, unit.last, unit.pass_number)
         tokens = _pair_tokens(index.token_file, spans, settings.pair_tokens)
         if settings.masks is None:
             return _Made(unit, tokens, spans, None)
-        masks = settings.masks.draw(tokens, _lengths(spans), spans.first_starts, unit.pass_number)
+        masks = settings.masks.draw(tokens, _pair_lengths(spans), spans.first_starts, unit.pass_number)
         return _Made(unit, masks.tokens, spans, masks)
 
     with ThreadPoolExecutor(threads, thread_name_prefix="pairs") as executor:
         units = _units(index, kept, settings.passes, state["passes"], state["documents"])
-        for unit, tokens, spans, masks in mapped(make, units, executor, threads=threads):
-            writer.append(tokens, _lengths(spans), _columns(spans, masks, state))
+        for unit, tokens, spans, masks in map_in_order(make, units, executor, threads=threads):
+            writer.append(tokens, _pair_lengths(spans), _rows_of_columns(spans, masks, state))
             state["passes"] += unit.last == len(kept)
             state["documents"] = unit.last % len(kept)
             state["text_tokens"] += unit.text_tokens
             state["tokens_cut"] += spans.tokens_cut
             state["tokens_borrowed"] += spans.tokens_borrowed
-            if time.monotonic() - committed >= COMMIT_SECONDS:
+            if writer.is_commit_due:
                 writer.commit(state)
-                committed = time.monotonic()
             reporter.report(
                 documents=writer.documents,
                 tokens=writer.tokens,
@@ -209,7 +255,7 @@ def _units(
 
 def _pair_tokens(token_file: TokenFile, spans: PairSpans, pair_tokens: PairTokens) -> Integer[np.ndarray, " tokens"]:
     """Returns [CLS] A [SEP] B [SEP], pair after pair, in the token file's type."""
-    ends = np.cumsum(_lengths(spans))
+    ends = np.cumsum(_pair_lengths(spans))
     made = np.empty(int(ends[-1]), dtype=token_file.dtype)
     content = token_file.read(0, token_file.tokens)
     for start in range(0, len(ends), _COPIED_PAIRS):
@@ -229,12 +275,14 @@ def _pair_tokens(token_file: TokenFile, spans: PairSpans, pair_tokens: PairToken
     return made
 
 
-def _lengths(spans: PairSpans) -> Int64[np.ndarray, " K"]:
+def _pair_lengths(spans: PairSpans) -> Int64[np.ndarray, " K"]:
     lengths: Int64[np.ndarray, " K"] = spans.first_lengths + spans.second_lengths + SPECIAL_TOKENS
     return lengths
 
 
-def _columns(spans: PairSpans, masks: DrawnMasks | None, state: dict[str, Any]) -> dict[str, Integer[np.ndarray, " _"]]:
+def _rows_of_columns(
+    spans: PairSpans, masks: DrawnMasks | None, state: dict[str, Any]
+) -> dict[str, Integer[np.ndarray, " _"]]:
     """Returns the rows to append to the columns; `state` counts the masks."""
     columns: dict[str, Integer[np.ndarray, " _"]] = {
         "first_segment_lengths": (spans.first_lengths + 2).astype(np.uint16),
@@ -248,7 +296,7 @@ def _columns(spans: PairSpans, masks: DrawnMasks | None, state: dict[str, Any]) 
     return columns
 
 
-def _view(settings: PairSettings, folder: Path, accounting: dict[str, int]) -> SentencePairsView:
+def _open_view(settings: PairSettings, folder: Path, accounting: dict[str, int]) -> SentencePairsView:
     token_file = TokenFile(folder / PAIRS)
     kind: type[SentencePairsView] = SentencePairsView if settings.masks is None else MaskedPairsView
     return open_pairs(

@@ -19,11 +19,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from evenpack.data.config import DataConfig, MaskedPairsRecipe, SentencePairsRecipe
-from evenpack.data.packing import LengthHistogram, pack
-from evenpack.data.prepare.changed_inputs import refuse_changed_sources
-from evenpack.data.prepare.directory import explain_write_failures, hold_lock, refuse_foreign_files, remove_leftovers
-from evenpack.data.prepare.manifest import (
+from evenpack.data.config import DataConfig
+from evenpack.data.manifest import (
     MANIFEST,
     TOKENIZER_FOLDER,
     TRAINED_ON,
@@ -34,22 +31,22 @@ from evenpack.data.prepare.manifest import (
     data_section,
     refuse_differences,
 )
-from evenpack.data.prepare.origins import sentence_language
+from evenpack.data.packing import LengthHistogram, pack
+from evenpack.data.prepare.directory import explain_write_failures, hold_lock, refuse_foreign_files, remove_leftovers
 from evenpack.data.prepare.progress import Meter, NoProgress, Progress, SourceReporter
-from evenpack.data.prepare.shards import ShardPreparation
-from evenpack.data.prepare.shared_tokens import SharedTokens
-from evenpack.data.prepare.source import SourcePreparation
-from evenpack.data.prepare.tokenising.encoding import encoding_threads
-from evenpack.data.prepare.tokenising.workers import Workers
-from evenpack.data.prepare.tokenising.write import Tokenising
+from evenpack.data.prepare.shards import ShardPreparation, bytes_to_read
+from evenpack.data.prepare.source import SourcePreparation, note_nothing_held_out
+from evenpack.data.prepare.tokenising import encoding_threads
 from evenpack.data.prepare.tokenizer import prepare_tokenizer, tokenizer_files, tokenizer_record
-from evenpack.data.prepare.validation_documents import note_nothing_held_out
-from evenpack.data.prepare.verification import Verifier
-from evenpack.data.sequences.sentences import LANGUAGES_WITH_RULES
+from evenpack.data.prepare.tokens import Tokenising
+from evenpack.data.prepare.tokens_dir import SharedTokens, sentence_language
+from evenpack.data.prepare.verification import Verifier, refuse_changed_sources
+from evenpack.data.prepare.workers import Workers
+from evenpack.data.sequences.config import MaskedPairsRecipe, SentencePairsRecipe
+from evenpack.data.sequences.pair_drawing import LANGUAGES_WITH_RULES
 from evenpack.data.sources.config import Hdf5Source, MegatronSource
 from evenpack.data.sources.corpus import Corpus
-from evenpack.data.sources.hdf5 import bytes_to_read
-from evenpack.data.sources.input_files import InputFile
+from evenpack.data.sources.files import InputFile
 from evenpack.data.sources.kinds import open_corpus, source_inputs
 from evenpack.data.tokenizers.config import ExternalTokenizer, TrainedTokenizer, TrainedWordPieces
 from evenpack.data.tokenizers.loading import load_tokenizer

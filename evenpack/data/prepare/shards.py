@@ -1,75 +1,123 @@
-"""One source of HDF5 shards: its finished, masked pairs become the token files of both splits.
+"""One source of HDF5 shards: its finished, masked pairs become the token files of both splits; and the reverse.
 
 The evaluation set goes first, so that each training row can be compared with it, in 8 bytes of memory for each of its
-rows.
+rows. It is recognised by the tokens before masking, whatever the masks.
+
+The export of a set's pairs writes DIRECTORY/SOURCE/SPLIT/part_00000_of_00004.hdf5, rows in the order of the split.
 """
 
 import shutil
-import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from jaxtyping import Bool
+from jaxtyping import Bool, UInt64
 
-from evenpack.data.config import DataConfig, MaskedPairsRecipe
-from evenpack.data.prepare.evaluation_rows import EvaluationRows
-from evenpack.data.prepare.manifest import (
+from evenpack.data.config import DataConfig
+from evenpack.data.manifest import (
     FileRecord,
     SourceRecord,
-    TokenizerRecord,
     data_section,
-    refuse_changed_inputs,
-    refuse_differences,
 )
-from evenpack.data.prepare.pair_columns import PAIR_COLUMNS, begin_masks, open_pairs
+from evenpack.data.prepare.pairs import PAIR_COLUMNS, begin_masks, open_pairs
 from evenpack.data.prepare.progress import Progress, SourceReporter
-from evenpack.data.prepare.splits import split_files, store_split
+from evenpack.data.prepare.splits import SourceInPreparation, split_files, store_split
+from evenpack.data.prepare.tokens_dir import refuse_other_origin
+from evenpack.data.prepared import PreparedData, Split
 from evenpack.data.sequences import PAIRS, MaskedPairsView, TokenAccounting
-from evenpack.data.sequences.static_masks import MASK_COLUMNS
-from evenpack.data.shards.checks import RowLimits, check_limits
-from evenpack.data.shards.layout import ShardSet
-from evenpack.data.shards.masked_sequences import MaskedSequences
-from evenpack.data.shards.reading import ShardSlice, read_slices
+from evenpack.data.sequences.config import MaskedPairsRecipe
+from evenpack.data.sequences.pairs import MASK_COLUMNS
+from evenpack.data.shards.reading import MaskedSequences, RowLimits, ShardSet, ShardSlice, check_limits, read_slices
+from evenpack.data.shards.writing import ShardForm, WrittenLayout, new_shard
 from evenpack.data.sources.config import Hdf5Source
-from evenpack.data.sources.hdf5 import bytes_to_read, training_files, validation_files
-from evenpack.data.sources.held_out import held_out
-from evenpack.data.sources.input_files import InputFile
-from evenpack.data.tokenizers.tokenizer import PairTokens
-from evenpack.data.tokens.file import TokenFile, read_journal
+from evenpack.data.sources.kinds import held_out
+from evenpack.data.sources.without_text import shards_of
+from evenpack.data.tokenizers.special_tokens import PairTokens
+from evenpack.data.tokens.file import TokenFile
 from evenpack.data.tokens.writer import TokenFileWriter
-from evenpack.errors import DataError
+from evenpack.errors import ConfigError, DataError
+from evenpack.files import atomic_directory
+from evenpack.progress import Progress as Display
 
-COMMIT_SECONDS = 5.0
-"""Seconds between commits, which is the most work that a kill can lose."""
-
+_ROWS_AT_ONCE = 2048
 _COLUMNS = PAIR_COLUMNS | MASK_COLUMNS
+_SPLITS: tuple[Split, ...] = ("train", "validation")
+
+
+class EvaluationRows:
+    """Refuses training rows that are in the evaluation set, or counts them if the source allows it."""
+
+    def __init__(
+        self, identities: UInt64[np.ndarray, " rows"], shards: ShardSet, name: str, source: Hdf5Source
+    ) -> None:
+        """Takes `identities` of `MaskedSequences.identities`, in any order."""
+        self._identities = np.sort(identities)
+        self._shards = shards
+        self._name = name
+        self._is_allowed = source.allow_validation_overlap
+        self._overlapping = 0
+        self._first_place = ""
+
+    @classmethod
+    def of(cls, view: MaskedPairsView, shards: ShardSet, name: str, source: Hdf5Source) -> "EvaluationRows":
+        """Reads those of a prepared evaluation set, which was made from `shards`."""
+        identities = [
+            MaskedSequences.of_view(view, first, min(first + _ROWS_AT_ONCE, view.count)).identities()
+            for first in range(0, view.count, _ROWS_AT_ONCE)
+        ]
+        return cls(np.concatenate(identities), shards, name, source)
+
+    def choose(self, part: ShardSlice) -> Bool[np.ndarray, " K"]:
+        """Returns all sequences of the slice.
+
+        Raises: DataError naming the first row of the evaluation set, unless allowed.
+        """
+        identities = part.sequences.identities()
+        found = self._identities[np.searchsorted(self._identities[:-1], identities)] == identities
+        (overlapping,) = np.nonzero(found)
+        if len(overlapping):
+            place = part.place(int(overlapping[0]))
+            if not self._is_allowed:
+                raise DataError(
+                    f"{place}: the evaluation set has the same tokens at {self._place_of(identities[overlapping[0]])}; "
+                    "evaluation rows must not be trained on: remove it from one of them, or allow it with "
+                    f"data.sources.{self._name}.allow_validation_overlap=true"
+                )
+            self._first_place = self._first_place or place
+            self._overlapping += len(overlapping)
+        return np.ones(len(identities), dtype=np.bool_)
+
+    def tell(self, progress: Progress) -> None:
+        """Reports once how many rows are in both sets, among those that this call read."""
+        if self._overlapping:
+            progress.note(
+                f"source '{self._name}': {self._overlapping:,} training rows are in the evaluation set too, "
+                f"{self._first_place} first, and are trained on (allow_validation_overlap)"
+            )
+
+    def _place_of(self, identity: np.uint64) -> str:
+        """Returns the position in the evaluation set, found by reading its shards, because it is not stored."""
+        for part in read_slices(self._shards):
+            (matches,) = np.nonzero(part.sequences.identities() == identity)
+            if len(matches):
+                return part.place(int(matches[0]))
+        raise AssertionError("the set was made from these shards")
+
 
 Chooser = Callable[[ShardSlice], Bool[np.ndarray, " K"]]
 """Selects the sequences of a slice that belong to a split."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class ShardPreparation:
-    """Everything that is needed to prepare one source of shards."""
+class ShardPreparation(SourceInPreparation):
+    """The preparation of a source of shards."""
 
-    name: str
     source: Hdf5Source
-    config: DataConfig
-    directory: Path
-    """Folder of the whole prepared set."""
-    inputs: tuple[InputFile, ...]
-    """Input files as they were before anything was read."""
-    vocabulary: TokenizerRecord
     pair_tokens: PairTokens | None
     """Special tokens of pairs; None if only the vocabulary's size is known."""
-    progress: Progress
-
-    @property
-    def folder(self) -> Path:
-        return self.directory / "sources" / self.name
 
     def run(self) -> tuple[SourceRecord, dict[str, FileRecord]]:
         """Imports the rows, or resumes that.
@@ -78,9 +126,10 @@ class ShardPreparation:
         with other shards or settings; RunError if the disk is full.
         """
         origin = self._origin()
-        self._refuse_other_origin(origin)
-        training = ShardSet.open(training_files(self.name, self.source))
-        evaluation = self._evaluation_set()
+        refuse_other_origin(self.folder / "validation" / PAIRS, origin, self.folder)
+        files = shards_of(self.name, self.source)
+        training = ShardSet.open(files.training)
+        evaluation = ShardSet.open(files.validation) if files.validation else None
         if evaluation is None:
             views = {
                 "validation": self._split("validation", training, self._is_held_out, origin, bytes_before=0),
@@ -113,10 +162,6 @@ class ShardPreparation:
         assert isinstance(self.config.recipe, MaskedPairsRecipe), "hdf5 sources and masked_pairs go together"
         return self.config.recipe
 
-    def _evaluation_set(self) -> ShardSet | None:
-        files = validation_files(self.name, self.source)
-        return ShardSet.open(files) if files else None
-
     def _is_held_out(self, part: ShardSlice) -> Bool[np.ndarray, " K"]:
         return held_out(part.sequences.identities(), self.source, self.config.validation_fraction)
 
@@ -133,14 +178,6 @@ class ShardPreparation:
             "inputs": [file.model_dump() for file in self.inputs],
         }
 
-    def _refuse_other_origin(self, origin: dict[str, Any]) -> None:
-        journal = read_journal(self.folder / "validation" / PAIRS)
-        if journal is None or not journal.state:
-            return
-        begun = journal.state["origin"]
-        refuse_differences(begun["data"], origin["data"], self.folder)
-        refuse_changed_inputs([InputFile(**file) for file in begun["inputs"]], self.inputs, self.folder)
-
     def _split(
         self, split: str, shards: ShardSet, choose: Chooser, origin: dict[str, Any], *, bytes_before: int
     ) -> MaskedPairsView:
@@ -150,7 +187,8 @@ class ShardPreparation:
         with TokenFileWriter.resume(prefix, vocabulary_size=size, columns=_COLUMNS) as writer:
             if not writer.complete:
                 state = {"origin": origin, "rows": 0, "bytes_read": 0, **writer.state}
-                reporter = self._reporter(bytes_before)
+                total_bytes = bytes_to_read(self.name, self.source)
+                reporter = SourceReporter.begin(self.progress, self.name, "shards", total_bytes)
                 try:
                     self._append_all(shards, choose, writer, state, reporter=reporter, bytes_before=bytes_before)
                 except DataError:
@@ -177,29 +215,19 @@ class ShardPreparation:
     ) -> None:
         """Imports the rows that the writer does not have yet, and stores `state` with them."""
         begin_masks(writer, _COLUMNS, state)
-        limits, committed, resumed = self._limits, time.monotonic(), state["bytes_read"]
+        limits, resumed = self._limits, state["bytes_read"]
         for part in read_slices(shards, state["rows"]):
             check_limits(part.sequences, limits, part.place)
             _append(part.sequences.select(choose(part)), writer, state)
             state |= {"rows": part.rows_read, "bytes_read": part.bytes_read}
-            if time.monotonic() - committed >= COMMIT_SECONDS:
+            if writer.is_commit_due:
                 writer.commit(state)
-                committed = time.monotonic()
             reporter.report(
                 documents=writer.documents,
                 tokens=writer.tokens,
                 bytes_read=bytes_before + part.bytes_read,
                 bytes_resumed=bytes_before + resumed,
             )
-
-    def _reporter(self, bytes_before: int) -> SourceReporter:
-        return SourceReporter(
-            progress=self.progress,
-            source=self.name,
-            stage="shards",
-            total_bytes=bytes_to_read(self.name, self.source),
-            start_seconds=time.monotonic(),
-        )
 
     def _record(self, views: dict[str, MaskedPairsView]) -> SourceRecord:
         """Packs both splits. Raises: DataError if there is nothing to train on."""
@@ -219,6 +247,13 @@ class ShardPreparation:
             train=store_split(self.folder / "train", views["train"], self.config, split="train"),
             validation=store_split(self.folder / "validation", views["validation"], self.config, split="validation"),
         )
+
+
+def bytes_to_read(name: str, source: Hdf5Source) -> int:
+    """Returns the bytes read in preparation: without an evaluation set the shards are read once for each split."""
+    files = shards_of(name, source)
+    training, validation = (sum(path.stat().st_size for path in one) for one in (files.training, files.validation))
+    return training + (validation or training)
 
 
 def _every_row(part: ShardSlice) -> Bool[np.ndarray, " K"]:
@@ -243,12 +278,77 @@ def _accounting(token_file: TokenFile) -> TokenAccounting:
     return TokenAccounting(
         documents_read=token_file.documents,
         documents_kept=token_file.documents,
-        documents_too_short=0,
-        documents_too_long=0,
         tokens_read=token_file.tokens,
         tokens_kept=token_file.tokens,
-        tokens_cut=0,
-        tokens_too_short=0,
-        tokens_too_long=0,
         sequences=token_file.documents,
     )
+
+
+@dataclass(frozen=True, kw_only=True)
+class ExportedSplit:
+    """The counts of one exported split of one source."""
+
+    source: str
+    split: Split
+    rows: int
+    shards: int
+
+
+def export_shards(
+    prepared: PreparedData, directory: Path, *, layout: WrittenLayout, rows_per_shard: int, progress: Display
+) -> list[ExportedSplit]:
+    """Writes all splits of all sources; the directory is renamed to its final name once it is complete and on disk.
+
+    Args:
+        directory: must not exist yet, or be empty.
+
+    Raises: ConfigError if the pairs have no stored masks, or the directory has content.
+    """
+    if directory.exists() and (not directory.is_dir() or any(directory.iterdir())):
+        raise ConfigError(f"{directory} exists and is not an empty directory; name a new one or remove it")
+    form = _form_of(prepared.config, layout, prepared.vocabulary_size)
+    exported = []
+    with atomic_directory(directory) as unfinished:
+        for source in prepared.source_names:
+            for split in _SPLITS:
+                view = prepared.view(source, split)
+                assert isinstance(view, MaskedPairsView), "prepared with the settings of this run"
+                if view.count:
+                    folder = unfinished / source / split
+                    shards = _write_split(view, folder, form, rows_per_shard, progress, name=f"{source}: {split}")
+                    exported.append(ExportedSplit(source=source, split=split, rows=view.count, shards=shards))
+    return exported
+
+
+def _form_of(config: DataConfig, layout: WrittenLayout, vocabulary_size: int) -> ShardForm:
+    """Returns the form of the shards. Raises: ConfigError if there are no masks to write."""
+    recipe = config.recipe
+    if not config.has_stored_masks:
+        raise ConfigError(
+            f"shards hold masks, and this run's recipe ({recipe.kind}) stores none: prepare it with "
+            "data.recipe.kind=sentence_pairs and data.recipe.static_masks.max_predictions=76"
+        )
+    cap = recipe.max_predictions if isinstance(recipe, MaskedPairsRecipe) else None
+    if config.static_masks is not None:
+        cap = config.static_masks.max_predictions
+    assert cap is not None, "stored masks are of one of the two"
+    return ShardForm(
+        layout=layout, row_slots=recipe.max_sequence_length, mask_slots=cap, vocabulary_size=vocabulary_size
+    )
+
+
+def _write_split(
+    view: MaskedPairsView, folder: Path, form: ShardForm, rows_per_shard: int, progress: Display, *, name: str
+) -> int:
+    """Writes a split in shards of nearly equal size. Returns: the number of shards."""
+    folder.mkdir(parents=True)
+    shards = -(-view.count // rows_per_shard)
+    bounds = [view.count * shard // shards for shard in range(shards + 1)]
+    piece = progress.begin(name, unit="rows")
+    for shard, (first, last) in enumerate(pairwise(bounds)):
+        with new_shard(folder / f"part_{shard:05d}_of_{shards:05d}.hdf5", form, last - first) as writer:
+            for begin in range(first, last, _ROWS_AT_ONCE):
+                end = min(begin + _ROWS_AT_ONCE, last)
+                writer.append(MaskedSequences.of_view(view, begin, end))
+                piece.update(end, view.count)
+    return shards

@@ -11,70 +11,61 @@ from typing import Any
 
 import numpy as np
 import xxhash
-from jaxtyping import Int64
+from jaxtyping import Int64, UInt64
 
-from evenpack.data.config import ConcatRecipe, DataConfig, DocumentsRecipe, PaddingRecipe, SentencePairsRecipe
-from evenpack.data.prepare.changed_inputs import refuse_changes_meanwhile
-from evenpack.data.prepare.manifest import (
+from evenpack.data.config import DataConfig
+from evenpack.data.manifest import (
     SPLITS,
     FileRecord,
     SourceRecord,
-    TokenizerRecord,
-    refuse_changed_inputs,
-    refuse_differences,
 )
-from evenpack.data.prepare.origins import Origin, input_files, tokens_origin
 from evenpack.data.prepare.pairs import PairSettings, write_pairs
 from evenpack.data.prepare.progress import Progress, SourceReporter
-from evenpack.data.prepare.shared_tokens import SharedTokens, recorded_path
-from evenpack.data.prepare.shuffling import in_training_order, shuffled_files
-from evenpack.data.prepare.splits import split_files, store_split
-from evenpack.data.prepare.tokenising.encoding import columns
-from evenpack.data.prepare.tokenising.write import Tokenising, remove_unfinished, write_tokens
-from evenpack.data.prepare.tokenising.written_tokens import WrittenTokens
-from evenpack.data.prepare.validation_documents import check_overlap
+from evenpack.data.prepare.splits import (
+    SourceInPreparation,
+    in_training_order,
+    shuffled_files,
+    split_files,
+    store_split,
+)
+from evenpack.data.prepare.tokenising import columns
+from evenpack.data.prepare.tokens import Tokenising, WrittenTokens, remove_unfinished, write_tokens
+from evenpack.data.prepare.tokens_dir import (
+    Origin,
+    SharedTokens,
+    recorded_path,
+    refuse_other_origin,
+    tokens_origin,
+)
+from evenpack.data.prepare.verification import refuse_changes_meanwhile
 from evenpack.data.sequences import PAIRS, SequenceView, build_view, open_view
-from evenpack.data.sequences.mask_drawing import MaskDrawing
-from evenpack.data.sequences.sentences import SentenceIndex
+from evenpack.data.sequences.config import ConcatRecipe, DocumentsRecipe, PaddingRecipe, SentencePairsRecipe
+from evenpack.data.sequences.pair_drawing import MaskDrawing, SentenceIndex
 from evenpack.data.sources.config import HubSource, MegatronSource, SourceOfFiles
 from evenpack.data.sources.corpus import Corpus
-from evenpack.data.sources.held_out import held_out, names_validation_documents
-from evenpack.data.sources.input_files import InputFile
-from evenpack.data.sources.megatron import check_ends, megatron_prefix
+from evenpack.data.sources.kinds import held_out, names_validation_documents
+from evenpack.data.sources.without_text import megatron_prefix
 from evenpack.data.tokenizers.tokenizer import Tokenizer
 from evenpack.data.tokens.array_file import write_array
-from evenpack.data.tokens.file import (
-    TokenFile,
-    hash_documents,
-    hashes_path,
-    read_journal,
-)
-from evenpack.data.tokens.index import bin_path, index_path
+from evenpack.data.tokens.file import TokenFile, bin_path, hash_documents, index_path
+from evenpack.data.tokens.writer import hashes_path, read_journal
 from evenpack.errors import DataError
 from evenpack.files import file_checksum
+
+_DOCUMENTS_AT_ONCE = 1 << 20
+_QUOTED_CHARACTERS = 60
+
 
 ViewMaker = Callable[[str, TokenFile, Int64[np.ndarray, " documents"]], SequenceView]
 """Makes the sequences of documents, stored in the split's folder, from split, token file and documents."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class SourcePreparation:
-    """Everything that is needed to prepare one source."""
+class SourcePreparation(SourceInPreparation):
+    """The preparation of a source of text, or of a token file."""
 
-    name: str
-    config: DataConfig
-    directory: Path
-    """Folder of the whole prepared set."""
-    inputs: tuple[InputFile, ...]
-    """Input files as they were before anything was read."""
-    vocabulary: TokenizerRecord
-    progress: Progress
     shared: SharedTokens | None
     """Shared tokens; None: the tokens of text are in the prepared directory."""
-
-    @property
-    def folder(self) -> Path:
-        return self.directory / "sources" / self.name
 
     def from_text(
         self, corpus: Corpus, tokenising: Tokenising, reporter: SourceReporter
@@ -87,7 +78,7 @@ class SourcePreparation:
         origin, language = self._origin(), tokenising.language
         with self._tokens_folder(origin) as folder:
             prefix = folder / "tokens"
-            self._refuse_other_origin(prefix, origin)
+            refuse_other_origin(prefix, origin, self.folder)
             try:
                 journal = write_tokens(
                     corpus,
@@ -120,7 +111,7 @@ class SourcePreparation:
             raise DataError(f"source '{self.name}': token file {prefix} holds no token")
         token_file.check_vocabulary(self.vocabulary.vocabulary_size)
         if source.require_end_of_text:
-            check_ends(self.name, token_file, end_of_text=self.vocabulary.end_of_text_id)
+            _check_ends(self.name, token_file, end_of_text=self.vocabulary.end_of_text_id)
         self.folder.mkdir(parents=True, exist_ok=True)
         hashes = hashes_path(self.folder / "tokens")
         write_array(hashes, hash_documents(token_file))
@@ -150,14 +141,6 @@ class SourcePreparation:
         except DataError:
             shutil.rmtree(self.folder, ignore_errors=True)
             raise
-
-    def _refuse_other_origin(self, prefix: Path, origin: Origin) -> None:
-        journal = read_journal(prefix)
-        if journal is None or not journal.state:
-            return
-        begun = journal.state["origin"]
-        refuse_differences(begun["data"], origin["data"], self.folder)
-        refuse_changed_inputs(input_files(begun), self.inputs, self.folder)
 
     def _finish(self, written: WrittenTokens, make_view: ViewMaker) -> tuple[SourceRecord, dict[str, FileRecord]]:
         """Makes splits, sequences and strategies, and then the accounting."""
@@ -282,3 +265,80 @@ class SourcePreparation:
     def _remove_if_empty(self) -> None:
         if self.folder.is_dir() and not any(self.folder.iterdir()):
             self.folder.rmdir()
+
+
+def _check_ends(name: str, token_file: TokenFile, *, end_of_text: int) -> None:
+    """Checks the documents' ends. Raises: DataError if one does not end in the end-of-text id."""
+    (unended,) = np.nonzero(~token_file.ends_in(end_of_text) & (token_file.document_lengths() > 0))
+    if len(unended):
+        raise DataError(
+            f"source '{name}': {len(unended)} of {token_file.documents} documents of {token_file.prefix} do not end in "
+            f"the end-of-text id {end_of_text}, document {unended[0]} first; write the file with Megatron-LM's "
+            f"--append-eod, correct data.tokenizer.end_of_text_id, or allow it with "
+            f"data.sources.{name}.require_end_of_text=false"
+        )
+
+
+def check_overlap(
+    name: str,
+    source: SourceOfFiles | HubSource,
+    identities: UInt64[np.ndarray, " documents"],
+    corpus: Corpus,
+    progress: Progress,
+) -> None:
+    """Counts the documents for training whose text is also that of one for validation.
+
+    It takes 8 bytes of memory for each document for validation.
+
+    Args:
+        identities: `Document.stored_identity` of each document, possibly mapped from a file.
+        corpus: read again for the message of an error.
+
+    Raises: DataError that quotes the first one, unless the source allows them.
+    """
+    held_out = np.concatenate([_hashes(part, is_held_out=True) for part in _parts(identities)])
+    found = [hashes[np.isin(hashes, held_out)] for part in _parts(identities) for hashes in [_hashes(part)]]
+    shared = np.concatenate(found)
+    if not len(shared):
+        return
+    if not source.allow_validation_overlap:
+        key = "validation_split" if isinstance(source, HubSource) else "validation_path"
+        raise DataError(
+            f"source '{name}': {len(shared):,} training documents are also in its {key}, first the one that begins "
+            f"{_beginning(corpus, int(shared[0]))!r}; validation documents must not be trained on: remove them from "
+            f"one of the two, or allow it with data.sources.{name}.allow_validation_overlap=true"
+        )
+    progress.note(
+        f"source '{name}': {len(shared):,} training documents are also validation documents, and are trained on "
+        "(allow_validation_overlap)"
+    )
+
+
+def note_nothing_held_out(config: DataConfig, name: str, *, documents: int, progress: Progress) -> None:
+    """Warns that no sequence of source `name`, which has so many `documents`, is held out, although that was asked."""
+    warning = f"warning: source '{name}' holds nothing out, and will have no validation loss: "
+    if names_validation_documents(config.sources[name]):
+        progress.note(f"{warning}the recipe takes none of the documents that its section names for validation")
+    elif config.validation_fraction:
+        progress.note(
+            f"{warning}of its {documents} documents none that the recipe takes falls into data.validation_fraction "
+            f"({config.validation_fraction:g}); raise it, give the source more documents, or name files for "
+            f"validation (data.sources.{name}.validation_path)"
+        )
+
+
+def _parts(identities: UInt64[np.ndarray, " documents"]) -> list[UInt64[np.ndarray, " part"]]:
+    return [identities[begin : begin + _DOCUMENTS_AT_ONCE] for begin in range(0, len(identities), _DOCUMENTS_AT_ONCE)]
+
+
+def _hashes(part: UInt64[np.ndarray, " part"], *, is_held_out: bool = False) -> UInt64[np.ndarray, " chosen"]:
+    """Returns the hashes of the documents of one split, without the bit that names it."""
+    one = np.uint64(1)
+    chosen: UInt64[np.ndarray, " chosen"] = part[(part & one).astype(np.bool_) == is_held_out] >> one
+    return chosen
+
+
+def _beginning(corpus: Corpus, hashed: int) -> str:
+    """Returns the first characters of the document with this hash."""
+    texts = (document.text for document in corpus.documents() if document.identity >> 1 == hashed)
+    return next(texts)[:_QUOTED_CHARACTERS]

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from evenpack.data.checksums import checksum_of_json
 from evenpack.data.config import DataConfig
-from evenpack.data.prepare.manifest import (
+from evenpack.data.manifest import (
     TOKENIZER_FOLDER,
     TRAINED_ON,
     FileRecord,
@@ -15,12 +15,11 @@ from evenpack.data.prepare.manifest import (
     refuse_changed_inputs,
     refuse_differences,
 )
-from evenpack.data.prepare.origins import Origin, input_files, training_origin
 from evenpack.data.prepare.progress import Progress, SourceReporter
-from evenpack.data.prepare.shared_tokens import SharedTokens
-from evenpack.data.prepare.tokenising.batches import training_texts
+from evenpack.data.prepare.tokenising import training_texts
+from evenpack.data.prepare.tokens_dir import Origin, SharedTokens, input_files, training_origin
 from evenpack.data.sources.corpus import Corpus
-from evenpack.data.sources.input_files import InputFile
+from evenpack.data.sources.files import InputFile
 from evenpack.data.tokenizers.config import ExternalTokenizer, TrainedTokenizer, TrainedWordPieces
 from evenpack.data.tokenizers.loading import tokenizer_inputs, train_tokenizer
 from evenpack.data.tokenizers.tokenizer import Tokenizer
@@ -126,10 +125,10 @@ def _trained_before(directory: Path, origin: Origin) -> Tokenizer:
     """
     try:
         before = read_json(directory / TRAINED_ON)
-        vouched = before.pop("record_checksum", None)  # None in records of older versions, which have no "files" either
-        if (vouched is None) != ("files" not in before) or vouched not in (None, checksum_of_json(before)):
+        vouched = before.pop("record_checksum", None)
+        if vouched != checksum_of_json(before):
             raise ValueError(f"its content does not have its checksum {vouched}")
-        checksum, section, inputs, files = before["checksum"], before["data"], input_files(before), before.get("files")
+        checksum, section, inputs, files = before["checksum"], before["data"], input_files(before), before["files"]
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise DataError(
             f"{directory} holds a tokenizer that was not trained for this run, or {TRAINED_ON} is damaged "
@@ -139,7 +138,7 @@ def _trained_before(directory: Path, origin: Origin) -> Tokenizer:
     refuse_changed_inputs(inputs, input_files(origin), directory)
     folder = directory / TOKENIZER_FOLDER
     tokenizer = Tokenizer.load(folder)
-    if tokenizer.checksum != checksum or files not in (None, _file_checksums(folder)):
+    if tokenizer.checksum != checksum or files != _file_checksums(folder):
         raise DataError(
             f"{folder} is damaged: it is not the tokenizer that was trained for this run; remove {directory} and "
             "prepare again"

@@ -1,7 +1,7 @@
-"""Compares the files of a prepared set with the checksums of its manifest: all of them, or the part of one rank.
+"""Compares the files of a prepared set with the checksums of its manifest, and its sources with their earlier state.
 
-Work is divided into chunks, which several threads or ranks read in parallel, so that one large file is no slower than
-many.
+All files are read, or the part of one rank. Work is divided into chunks, which several threads or ranks read in
+parallel, so that one large file is no slower than many.
 """
 
 import os
@@ -11,21 +11,25 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
 
 from evenpack.data.checksums import CHUNK_BYTES, ChunkReader, Damage, find_damage, find_wrong_size
-from evenpack.data.prepare.in_order import mapped
-from evenpack.data.prepare.manifest import FileRecord, Manifest
+from evenpack.data.config import DataConfig
+from evenpack.data.manifest import FileRecord, Manifest, refuse_changed_inputs, remedy
 from evenpack.data.prepare.progress import PrepareState, Progress
-from evenpack.data.prepare.shared_tokens import remedy
-from evenpack.data.tokens.index import read_index
+from evenpack.data.sources.config import Source
+from evenpack.data.sources.files import InputFile
+from evenpack.data.sources.kinds import source_inputs
+from evenpack.data.tokenizers.loading import tokenizer_inputs
+from evenpack.data.tokens.file import read_index
 from evenpack.errors import DataError, EvenpackError, NotPreparedError
+from evenpack.worker_pool import map_in_order
 
 _MOST_THREADS = 8
-
 _EXPLANATION_SECONDS = 20.0
 """Seconds for which files are read to explain an error, the smallest first: less than a run has to end."""
 
@@ -80,7 +84,7 @@ class Verifier:
 
         damages: dict[Path, Damage] = self.find_wrong_sizes()
         with ThreadPoolExecutor(threads, thread_name_prefix="verify") as executor:
-            for piece, damage in mapped(verify, iter(pieces), executor, threads=threads):
+            for piece, damage in map_in_order(verify, iter(pieces), executor, threads=threads):
                 done += piece.bytes
                 if damage is not None:
                     damages.setdefault(piece.path, damage)
@@ -233,3 +237,37 @@ def damage_behind(error: Exception, directory: Path) -> DataError | None:
 
 def _memory_bytes() -> int:
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+
+
+_Inputs = tuple[InputFile, ...]
+
+
+def refuse_changed_sources(config: DataConfig, manifest: Manifest, directory: Path) -> None:
+    """Compares sizes and times of the files from which `directory` was made; missing files are not reported.
+
+    Raises: DataError naming the first file that has changed.
+    """
+    for before, find in _inputs(config, manifest):
+        try:
+            now = find()
+        except DataError:
+            continue
+        refuse_changed_inputs(before, now, directory)
+
+
+def refuse_changes_meanwhile(name: str, source: Source, before: _Inputs) -> None:
+    """Checks a source after reading. Raises: DataError if its files differ from those before reading."""
+    now = source_inputs(name, source)
+    changed = sorted({file.path for file in {*before, *now} - ({*before} & {*now})})
+    if changed:
+        raise DataError(
+            f"source '{name}' changed while it was read: {changed[0]} is new, gone or of another size or time (first "
+            f"of {len(changed)}); its output is removed. Prepare again when no process writes to its files"
+        )
+
+
+def _inputs(config: DataConfig, manifest: Manifest) -> Iterator[tuple[_Inputs, Callable[[], _Inputs]]]:
+    """Yields the files that were read, and a function that finds them again."""
+    yield manifest.tokenizer.inputs, partial(tokenizer_inputs, config.tokenizer)
+    for name, source in config.sources.items():
+        yield manifest.sources[name].inputs, partial(source_inputs, name, source)

@@ -15,13 +15,11 @@ from pathlib import Path
 import numpy as np
 from jaxtyping import Int64
 
-from evenpack.data.config import ConcatRecipe, DocumentsRecipe, PaddingRecipe
-from evenpack.data.sequences.accounting import TokenAccounting
-from evenpack.data.sequences.concat import ConcatView, ShuffledConcatView, build_concat
+from evenpack.data.sequences.config import ConcatRecipe, DocumentsRecipe, PaddingRecipe
 from evenpack.data.sequences.documents import DocumentsView, build_documents
-from evenpack.data.sequences.padding import PaddingView, build_padding
-from evenpack.data.sequences.sentence_pairs import PAIRS, MaskedPairsView, SentencePairsView
-from evenpack.data.sequences.view import SequenceView, length_chunks, open_stored, read_description
+from evenpack.data.sequences.pairs import PAIRS, MaskedPairsView, SentencePairsView
+from evenpack.data.sequences.pieces import ConcatView, PaddingView, ShuffledConcatView, build_concat, build_padding
+from evenpack.data.sequences.view import SequenceView, TokenAccounting, length_chunks, open_stored, read_description
 from evenpack.data.tokens.file import TokenFile
 
 __all__ = [

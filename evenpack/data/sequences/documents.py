@@ -5,10 +5,8 @@ from dataclasses import dataclass
 import numpy as np
 from jaxtyping import Bool, Int32, Int64
 
-from evenpack.data.config import DocumentsRecipe
-from evenpack.data.sequences.accounting import TokenAccounting
-from evenpack.data.sequences.origins import NO_SEQUENCES, Origins, place_of
-from evenpack.data.sequences.view import WholeSequencesView
+from evenpack.data.sequences.config import DocumentsRecipe
+from evenpack.data.sequences.view import NO_SEQUENCES, Origins, TokenAccounting, WholeSequencesView, place_of
 from evenpack.data.tokens.file import TokenFile
 from evenpack.errors import DataError
 

@@ -14,14 +14,14 @@ Shapes: N = sequences, T = their tokens, M = masked tokens.
 """
 
 from dataclasses import dataclass
-from functools import cached_property
 from itertools import pairwise
 
 import numpy as np
 from jaxtyping import Bool, Int64, Integer, UInt64
 
-from evenpack.data.config import MaskingConfig
-from evenpack.data.order.permutation import derive_key, hash64
+from evenpack.data.permutation import derive_key, hash64
+from evenpack.data.sequences.config import MaskingConfig
+from evenpack.data.tokenizers.special_tokens import MaskingVocabulary
 
 SPECIAL_TOKENS_OF_A_PAIR = 3
 """Special tokens of a pair: [CLS] A [SEP] B [SEP]."""
@@ -42,28 +42,6 @@ _REPLACEMENT = np.uint64(0xD1B54A32D192ED03)
 """Purpose of a key: separates a sequence's draws of replacements from those of its order."""
 _HALF = np.uint64(32)
 _LOW_HALF = np.uint64((1 << 32) - 1)
-
-
-@dataclass(frozen=True, kw_only=True, eq=False)
-class MaskingVocabulary:
-    """The properties of the vocabulary that masking needs."""
-
-    mask_id: int
-    special: Bool[np.ndarray, " vocabulary"]
-    """Tokens that are never masked and never drawn: [CLS], [SEP], [MASK], [PAD]."""
-    continues: Bool[np.ndarray, " vocabulary"]
-    """Whether a token continues the word before."""
-
-    def __post_init__(self) -> None:
-        if self.special.all():
-            raise ValueError(
-                f"all {len(self.special)} entries of the vocabulary are special tokens: none could be drawn"
-            )
-
-    @cached_property
-    def ordinary_ids(self) -> Int64[np.ndarray, " ordinary"]:
-        """The ids from which a random token is drawn."""
-        return np.flatnonzero(~self.special)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

@@ -8,27 +8,88 @@ pass over a document of ten, a shorter random length. While a pair is too long, 
 front or its end, at random.
 
 All documents advance together, a chunk at a time, in arithmetic on arrays. Each draw is a hash of (seed, pass,
-document, chunk, purpose), so the result depends neither on the blocks of documents nor on the number of threads.
+document, chunk, purpose), so the result depends neither on the blocks of documents nor on the number of threads. Stored
+masks, fixed for each duplicate as in BERT's own data, depend on (seed, pass, source, position of the pair's first token
+in the token file) alone.
+
+`sentencex` splits the text, and the token file of the documents, the usual one, stores where its sentences end: its
+column `sentence_lengths` holds the tokens of every sentence, document after document.
 
 Source: Devlin et al., "BERT" (2019), appendix A.2.
 
-Shapes: D = documents of a split, B = documents of a block, K = pairs.
+Shapes: D = documents of a split, B = documents of a block, K = pairs, T = their tokens, M = masked tokens.
 """
 
 from dataclasses import dataclass
 
 import numpy as np
-from jaxtyping import Bool, Float64, Int64, UInt64
+from jaxtyping import Bool, Float64, Int32, Int64, Integer, UInt16, UInt64
 
-from evenpack.data.config import SentencePairsRecipe
-from evenpack.data.order.permutation import derive_key
-from evenpack.data.sequences.sentences import SentenceIndex
+from evenpack.data.permutation import derive_key
+from evenpack.data.sequences.config import MaskingConfig, SentencePairsRecipe
+from evenpack.data.sequences.masking import mask_sequences, masking_keys
+from evenpack.data.tokenizers.special_tokens import SENTENCE_LENGTHS, MaskingVocabulary
+from evenpack.data.tokens.file import TokenFile
+from evenpack.data.tokens.writer import column_path
+from evenpack.errors import DataError
 
+LANGUAGES_WITH_RULES = frozenset(
+    "am ar bg bn ca da de el en es fi fr gu hi hy it ja kk kn ml mr my nl pa pl pt ru sk ta te uk".split()  # noqa: SIM905  # a list would take 33 lines
+)
+"""Languages for which `sentencex` 1.0 has rules; another gets those of a related language, or English ones."""
 SPECIAL_TOKENS = 3
-
 _SHORT, _TARGET, _SPLIT, _NEXT, _OTHER, _START, _FRONT_A, _FRONT_B = range(8)
 """Purposes of a draw."""
 _SHORTEST_TARGET = 2
+
+
+def split_sentences(text: str, language: str) -> list[str]:
+    """Returns the sentences of a text, including white space; a line break between paragraphs also ends a sentence."""
+    from sentencex import segment
+
+    return list(segment(language, text))
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class SentenceIndex:
+    """The positions of the sentences of a token file; S = sentences, D = documents.
+
+    Positions count only the tokens of text. The file holds one end-of-text for each earlier document, so position p of
+    document d is token p + d of the file. Memory: 8 bytes per sentence and 8 bytes per document.
+    """
+
+    token_file: TokenFile
+    places: Int64[np.ndarray, " S_plus_1"]
+    """Start of each sentence, and the number of tokens of text. Ascending: no sentence is empty."""
+    first_sentences: Int64[np.ndarray, " D_plus_1"]
+    """The first sentence of each document, and the number of sentences."""
+
+    @classmethod
+    def open(cls, token_file: TokenFile) -> "SentenceIndex":
+        """Reads the column. Raises: DataError if it is missing or is not of this token file."""
+        path = column_path(token_file.prefix, SENTENCE_LENGTHS)
+        try:
+            lengths = np.load(path, mmap_mode="r")
+        except (OSError, ValueError, EOFError) as error:
+            raise DataError(
+                f"{path} is not readable ({error}); remove the folder {path.parent} and prepare again"
+            ) from error
+        return cls.of(token_file, lengths)
+
+    @classmethod
+    def of(cls, token_file: TokenFile, sentence_lengths: Integer[np.ndarray, " S"]) -> "SentenceIndex":
+        """Builds the index. Raises: DataError if the sentences do not end where the documents end."""
+        places = np.zeros(len(sentence_lengths) + 1, dtype=np.int64)
+        np.cumsum(sentence_lengths, out=places[1:])
+        document_places = token_file.document_offsets - np.arange(token_file.documents + 1)
+        first_sentences = np.searchsorted(places, document_places)
+        found = places[np.minimum(first_sentences, len(sentence_lengths))]
+        if (found != document_places).any() or first_sentences[-1] != len(sentence_lengths):
+            raise DataError(
+                f"the sentences of {token_file.prefix} do not end where its documents end: they are of another "
+                f"file; remove the folder {token_file.prefix.parent} and prepare again"
+            )
+        return cls(token_file=token_file, places=places, first_sentences=first_sentences)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -183,3 +244,54 @@ def _below(keys: UInt64[np.ndarray, " N"], purpose: int, limits: Int64[np.ndarra
     """Returns uniform integers in [0, limit), with an error of 2**-32 x limit."""
     drawn = (derive_key(keys, purpose) >> np.uint64(32)) * limits.astype(np.uint64) >> np.uint64(32)
     return drawn.astype(np.int64)
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class DrawnMasks:
+    """The masked form of a unit of pairs."""
+
+    tokens: Integer[np.ndarray, " T"]
+    """Tokens as the model sees them."""
+    counts: Int64[np.ndarray, " K"]
+    places: UInt16[np.ndarray, " M"]
+    """Positions of the masks within the pair."""
+    labels: Int32[np.ndarray, " M"]
+
+    def columns(self, masks_before: int) -> dict[str, Integer[np.ndarray, " _"]]:
+        """Returns the rows to append to the columns of stored masks (`static_masks.py`) that hold so many masks."""
+        return {
+            "mask_offsets": masks_before + np.cumsum(self.counts),
+            "mask_positions": self.places,
+            "mask_labels": self.labels,
+        }
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class MaskDrawing:
+    """Draws the masks of one source's pairs."""
+
+    config: MaskingConfig
+    vocabulary: MaskingVocabulary
+    seed: int
+    source_key: int
+    """A key that identifies the source."""
+
+    def draw(
+        self,
+        tokens: Integer[np.ndarray, " T"],
+        lengths: Int64[np.ndarray, " K"],
+        first_starts: Int64[np.ndarray, " K"],
+        pass_number: int,
+    ) -> DrawnMasks:
+        """Masks pairs whose tokens are concatenated; `first_starts` are the file positions of their A."""
+        offsets = np.append(0, np.cumsum(lengths))
+        source_keys = np.full(len(lengths), self.source_key, dtype=np.uint64)
+        keys = masking_keys(self.seed, np.full(len(lengths), pass_number), source_keys, first_starts)
+        masked = mask_sequences(tokens, offsets, keys, self.config, self.vocabulary)
+        places = masked.positions - np.repeat(offsets[:-1], masked.counts)
+        return DrawnMasks(
+            tokens=masked.tokens,
+            counts=masked.counts,
+            places=places.astype(np.uint16),
+            labels=masked.labels.astype(np.int32),
+        )

@@ -1,22 +1,103 @@
-"""Rows made of pieces of documents: the common part of `concat` and `padding`.
+"""Rows made of pieces of documents: the recipes `concat` and `padding`.
 
-A piece is a range of a document's tokens, followed by the end-of-text tokens that fill an atom.
+A piece is a range of a document's tokens, followed by the end-of-text tokens that fill an atom. An atom is the unit
+that is shuffled before rows are made: a split's slots are cut into atoms, the atoms are shuffled by a keyed
+permutation, and their concatenation is cut into rows. The size of an atom divides that of a row, so that a row holds
+several, or is a multiple of it.
+
+concat     A split's documents concatenated into a stream that is cut exactly at `max_sequence_length`, or first into
+           atoms.
+padding    No atom holds two documents. A document's tokens, without its end-of-text, are cut into pieces of one less
+           than an atom, each closed by an end-of-text. Its tail, the remaining tokens, is padded with end-of-text: to
+           an atom, or where an atom is longer than a row, to whole rows. A tail of whole rows is not closed, because
+           that would make a row of padding.
+
+Source: "Optimizing Packing and Shuffling Strategies for Enhanced Performance in Generative Language Models", A.3; an
+earlier version of it pads all tails to the atom.
 """
 
 from abc import abstractmethod
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 import numpy as np
 from jaxtyping import Bool, Int32, Int64, Integer
 
-from evenpack.data.config import ConcatRecipe, PaddingRecipe
-from evenpack.data.sequences.origins import NO_SEQUENCES, Origins, holding, place_of
-from evenpack.data.sequences.view import StoredView
+from evenpack.data.permutation import derive_key, permute, sequence_id_type, unpermute
+from evenpack.data.sequences.config import ConcatRecipe, PaddingRecipe
+from evenpack.data.sequences.view import (
+    NO_SEQUENCES,
+    Origins,
+    PaddingCounts,
+    StoredView,
+    TokenAccounting,
+    holding,
+    place_of,
+)
 from evenpack.data.tokens.file import TokenFile
 
+_AT_ONCE = 1 << 20
 _ROWS_AT_ONCE = 1 << 16
 """Rows processed at once when all rows are scanned; bounds the temporaries."""
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class RowParts:
+    """The parts of atoms that K rows hold: Q parts, row by row."""
+
+    atoms: Int64[np.ndarray, " Q"]
+    begins: Int64[np.ndarray, " Q"]
+    """First slot within the atom."""
+    slots: Int64[np.ndarray, " Q"]
+    per_row: Int64[np.ndarray, " K"]
+
+
+def shuffled_atoms(count: int, *, moved: int, seed: int) -> Integer[np.ndarray, " atoms"]:
+    """Returns the atom at each rank of the order, in the smallest type; those from `moved` on keep their ranks."""
+    order = np.arange(count, dtype=sequence_id_type(count))
+    for start in range(0, moved, _AT_ONCE):
+        places = np.arange(start, min(start + _AT_ONCE, moved))
+        keys = np.full(len(places), derive_key(seed))
+        order[start : start + len(places)] = permute(places, np.full(len(places), moved), keys)
+    return order
+
+
+def places_of(atoms: Int64[np.ndarray, " Q"], *, moved: int, seed: int) -> Int64[np.ndarray, " Q"]:
+    """Returns the ranks of these atoms in the order of `shuffled_atoms`; its inverse, by arithmetic."""
+    places = atoms.copy()
+    shuffled = atoms < moved
+    keys = np.full(int(shuffled.sum()), derive_key(seed))
+    places[shuffled] = unpermute(atoms[shuffled], np.full(len(keys), moved), keys)
+    return places
+
+
+def rows_of_atoms(
+    places: Int64[np.ndarray, " Q"], *, row: int, atom: int, total_slots: int
+) -> Int64[np.ndarray, " rows"]:
+    """Returns the rows of the atoms at these ranks, where all atoms have one size, except perhaps for the last one."""
+    per_atom = max(1, atom // row)
+    rows = (places * atom // row)[:, None] + np.arange(per_atom)
+    return rows.ravel()[rows.ravel() * row < total_slots]
+
+
+def uniform_parts(
+    rows: Int64[np.ndarray, " K"], order: Integer[np.ndarray, " atoms"], *, row: int, atom: int, total_slots: int
+) -> RowParts:
+    """Returns the parts of these rows, where all atoms have one size, except for a last one that may be shorter.
+
+    Args:
+        row: slots of a row.
+        atom: slots of an atom.
+    """
+    part, per_row = min(row, atom), max(1, row // atom)
+    begins = rows * row
+    counts = np.minimum(per_row, -(-(total_slots - begins) // part))
+    if per_row > 1:
+        within_row = np.arange(counts.sum()) - np.repeat(np.cumsum(counts) - counts, counts)
+        begins = np.repeat(begins, counts) + within_row * part
+    places, within = np.divmod(begins, atom)
+    slots = np.minimum(total_slots - begins, part)
+    return RowParts(atoms=order[places].astype(np.int64), begins=within, slots=slots, per_row=counts)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -202,3 +283,271 @@ def _join_neighbours(
         return offsets, lengths
     (firsts,) = np.nonzero(np.append(True, offsets[1:] != offsets[:-1] + lengths[:-1]))
     return offsets[firsts], np.add.reduceat(lengths, firsts)
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class _StreamView(RowsView):
+    """Rows made of a stream of documents."""
+
+    recipe: ConcatRecipe
+    stream_starts: Int64[np.ndarray, " kept_plus_1"]
+    """Start of each kept document in the stream, and the stream's length."""
+
+    @property
+    def total_slots(self) -> int:
+        return int(self.stream_starts[-1])
+
+    def _stretches(self, place: int, size: int) -> Int64[np.ndarray, " stretches"]:
+        """Returns the cuts of the stream, of `size` tokens each, that hold the kept document at `place`."""
+        begin, end = self.stream_starts[place : place + 2].tolist()
+        return np.arange(begin // size, -(-end // size))
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class ConcatView(_StreamView):
+    """Rows are cuts of the stream, in its order.
+
+    A cut covers pieces of one or more documents. These need not be neighbours in the token file: documents of other
+    splits, and dropped ones, may be between them.
+    """
+
+    first_documents: Int64[np.ndarray, " cuts_plus_1"]
+    """Kept document of each cut's first token, and the number of kept documents."""
+
+    def find_pieces(self, sequence_ids: Int64[np.ndarray, " K"]) -> Pieces:
+        begins = sequence_ids * self.max_sequence_length
+        ends = np.minimum(begins + self.max_sequence_length, self.total_slots)
+        # The next cut's first document belongs to this cut too, unless it begins where this one ends.
+        following = self.first_documents[sequence_ids + 1]
+        past = following + (self.stream_starts[following] < ends)
+        return _cover(self.stream_starts, begins, ends, self.first_documents[sequence_ids], past)
+
+    def rows_near(self, place: int) -> Int64[np.ndarray, " rows"]:
+        return self._stretches(place, self.max_sequence_length)
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class ShuffledConcatView(_StreamView):
+    """Rows made of atoms of the stream, in the order in which they are trained."""
+
+    atom_order: Integer[np.ndarray, " atoms"]
+    """The atom at each rank of the order; the tokens after the last whole atom stay last."""
+
+    def find_pieces(self, sequence_ids: Int64[np.ndarray, " K"]) -> Pieces:
+        atom = self.recipe.atom
+        assert atom is not None, "a view of this kind is made for an atom"
+        row = self.max_sequence_length
+        parts = uniform_parts(sequence_ids, self.atom_order, row=row, atom=atom, total_slots=self.total_slots)
+        begins = parts.atoms * atom + parts.begins
+        ends = begins + parts.slots
+        first = np.searchsorted(self.stream_starts, begins, side="right") - 1
+        past = np.searchsorted(self.stream_starts, ends, side="left")
+        pieces = _cover(self.stream_starts, begins, ends, first, past)
+        firsts_of_rows = np.cumsum(parts.per_row) - parts.per_row
+        return replace(pieces, per_row=np.add.reduceat(pieces.per_row, firsts_of_rows) if len(begins) else begins)
+
+    def rows_near(self, place: int) -> Int64[np.ndarray, " rows"]:
+        atom, seed = self.recipe.atom, self.recipe.seed
+        assert atom is not None, "a view of this kind is made for an atom"
+        assert seed is not None, "the recipe settles it"
+        places = places_of(self._stretches(place, atom), moved=self.total_slots // atom, seed=seed)
+        return rows_of_atoms(places, row=self.max_sequence_length, atom=atom, total_slots=self.total_slots)
+
+
+def build_concat(
+    recipe: ConcatRecipe, token_file: TokenFile, documents: Int64[np.ndarray, " documents"]
+) -> ConcatView | ShuffledConcatView:
+    """Returns the stream of a split's documents, ids in ascending order."""
+    _, lengths = token_file.spans(documents)
+    too_short = lengths < recipe.minimum_document_length
+    stream_starts = np.append(0, np.cumsum(lengths[~too_short]))
+    tokens_kept = int(stream_starts[-1])
+    begins = np.arange(0, tokens_kept, recipe.max_sequence_length)
+    accounting = TokenAccounting(
+        documents_read=len(documents),
+        documents_kept=len(stream_starts) - 1,
+        documents_too_short=int(too_short.sum()),
+        tokens_read=int(lengths.sum()),
+        tokens_kept=tokens_kept,
+        tokens_too_short=int(lengths[too_short].sum()),
+        sequences=len(begins),
+    )
+    view: ConcatView | ShuffledConcatView
+    if recipe.atom is not None:
+        assert recipe.seed is not None, "the recipe settles it"
+        order = shuffled_atoms(-(-tokens_kept // recipe.atom), moved=tokens_kept // recipe.atom, seed=recipe.seed)
+        view = ShuffledConcatView(
+            recipe=recipe,
+            token_file=token_file,
+            accounting=accounting,
+            max_segments_per_sequence=1,
+            directory=None,
+            documents=documents[~too_short],
+            stream_starts=stream_starts,
+            atom_order=order,
+        )
+    else:
+        holders = np.searchsorted(stream_starts, begins, side="right") - 1
+        view = ConcatView(
+            recipe=recipe,
+            token_file=token_file,
+            accounting=accounting,
+            max_segments_per_sequence=1,
+            directory=None,
+            documents=documents[~too_short],
+            stream_starts=stream_starts,
+            first_documents=np.append(holders, len(stream_starts) - 1),
+        )
+    return replace(view, max_segments_per_sequence=most_segments(view))
+
+
+def _cover(
+    stream_starts: Int64[np.ndarray, " kept_plus_1"],
+    begins: Int64[np.ndarray, " Q"],
+    ends: Int64[np.ndarray, " Q"],
+    first: Int64[np.ndarray, " Q"],
+    past: Int64[np.ndarray, " Q"],
+) -> Pieces:
+    """Returns the pieces of the documents `first` to before `past` in each of the cuts of the stream."""
+    counts = past - first
+    before = np.cumsum(counts) - counts
+    documents = np.arange(counts.sum()) + np.repeat(first - before, counts)
+    origins = stream_starts[documents]
+    starts = np.maximum(origins, np.repeat(begins, counts))
+    stops = np.minimum(stream_starts[documents + 1], np.repeat(ends, counts))
+    nothing = np.zeros_like(starts)
+    return Pieces(
+        documents=documents,
+        starts=starts - origins,
+        tokens=stops - starts,
+        ends=nothing,
+        paddings=nothing,
+        per_row=counts,
+    )
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class PaddingView(RowsView):
+    """Rows of atoms of single documents, in the order in which they are trained."""
+
+    recipe: PaddingRecipe
+    first_atoms: Int64[np.ndarray, " kept_plus_1"]
+    """The first atom of each kept document, and the number of atoms."""
+    atom_order: Integer[np.ndarray, " atoms"]
+    """The atom at each rank of the order."""
+    row_ends: Int64[np.ndarray, " places"]
+    """Number of rows that the atoms up to each rank of the order fill; empty where all fill as many."""
+
+    @property
+    def total_slots(self) -> int:
+        if len(self.row_ends):
+            return int(self.row_ends[-1]) * self.max_sequence_length
+        return int(self.first_atoms[-1]) * self.recipe.atom
+
+    def padding(self, sequence_ids: Int64[np.ndarray, " K"]) -> Bool[np.ndarray, " tokens"]:
+        return padding_of(self.pieces(sequence_ids))
+
+    def padding_counts(self, sequence_ids: Int64[np.ndarray, " K"]) -> PaddingCounts:
+        if len(sequence_ids) == 0:
+            return PaddingCounts(sequence_ids, sequence_ids, sequence_ids)
+        pieces = self.pieces(sequence_ids)
+        firsts = pieces.first_of_rows
+        if self.recipe.isolate_documents:
+            firsts = np.flatnonzero(pieces.segment_begins())
+        lengths, paddings = (np.add.reduceat(values, firsts) for values in (pieces.slots, pieces.paddings))
+        squares = np.zeros_like(pieces.paddings)
+        squares[firsts] = lengths**2 - (lengths - paddings) ** 2
+        no_target = np.zeros_like(pieces.paddings)
+        no_target[firsts] = pieces.tokens[firsts] + pieces.ends[firsts] == 0  # a segment's first token is none anyway
+        tokens = pieces.sum_by_row(pieces.paddings)
+        return PaddingCounts(tokens, tokens - pieces.sum_by_row(no_target), pieces.sum_by_row(squares))
+
+    def find_pieces(self, sequence_ids: Int64[np.ndarray, " K"]) -> Pieces:
+        parts = self._parts(sequence_ids)
+        documents = np.searchsorted(self.first_atoms, parts.atoms, side="right") - 1
+        _, lengths = self.token_file.spans(self.documents[documents])
+        content = self.recipe.atom - 1
+        starts = (parts.atoms - self.first_atoms[documents]) * content
+        in_atom = np.minimum(lengths - 1 - starts, content)
+        tokens = np.clip(in_atom - parts.begins, 0, parts.slots)
+        ends = (parts.begins <= in_atom) & (in_atom < parts.begins + parts.slots)
+        return Pieces(
+            documents=documents,
+            starts=starts + np.minimum(parts.begins, in_atom),
+            tokens=tokens,
+            ends=ends.astype(np.int64),
+            paddings=parts.slots - tokens - ends,
+            per_row=parts.per_row,
+        )
+
+    def rows_near(self, place: int) -> Int64[np.ndarray, " rows"]:
+        atoms = np.arange(self.first_atoms[place], self.first_atoms[place + 1])
+        places = places_of(atoms, moved=len(self.atom_order), seed=self.recipe.seed)
+        if not len(self.row_ends):
+            row, atom = self.max_sequence_length, self.recipe.atom
+            return rows_of_atoms(places, row=row, atom=atom, total_slots=self.total_slots)
+        begins = np.where(places > 0, self.row_ends[places - 1], 0)
+        return np.concatenate([np.arange(*span) for span in zip(begins, self.row_ends[places], strict=True)])
+
+    def _parts(self, rows: Int64[np.ndarray, " K"]) -> RowParts:
+        row = self.max_sequence_length
+        if not len(self.row_ends):
+            return uniform_parts(rows, self.atom_order, row=row, atom=self.recipe.atom, total_slots=self.total_slots)
+        places = np.searchsorted(self.row_ends, rows, side="right")
+        before = np.where(places > 0, self.row_ends[places - 1], 0)
+        return RowParts(
+            atoms=self.atom_order[places].astype(np.int64),
+            begins=(rows - before) * row,
+            slots=np.full(len(rows), row),
+            per_row=np.ones_like(rows),
+        )
+
+
+def build_padding(
+    recipe: PaddingRecipe, token_file: TokenFile, documents: Int64[np.ndarray, " documents"]
+) -> PaddingView:
+    """Lays out the documents of a split, ids in ascending order."""
+    _, lengths = token_file.spans(documents)
+    too_short = lengths < recipe.minimum_document_length
+    content = recipe.atom - 1
+    full, tails = np.divmod(lengths[~too_short] - 1, content)
+    first_atoms = np.append(0, np.cumsum(full + (tails > 0)))
+    unit = recipe.atom if recipe.pad_tails_to == "atom" else min(recipe.atom, recipe.max_sequence_length)
+    tail_slots = -(-tails // unit) * unit
+    atoms = int(first_atoms[-1])
+    order = shuffled_atoms(atoms, moved=atoms, seed=recipe.seed)
+    row_ends = np.zeros(0, dtype=np.int64)
+    if unit < recipe.atom:
+        slots = np.full(atoms, recipe.atom)
+        slots[first_atoms[1:][tails > 0] - 1] = tail_slots[tails > 0]
+        row_ends = np.cumsum(slots[order] // recipe.max_sequence_length)
+    total_slots = int((full * recipe.atom + tail_slots).sum())
+    tail_ends = tail_slots > tails
+    own_ends = int((tail_ends | (tails == 0)).sum())
+    ends = int(full.sum() + tail_ends.sum())
+    accounting = TokenAccounting(
+        documents_read=len(documents),
+        documents_kept=int((~too_short).sum()),
+        documents_too_short=int(too_short.sum()),
+        tokens_read=int(lengths.sum()),
+        tokens_kept=int((lengths[~too_short] - 1).sum()) + ends,
+        tokens_cut=int((~too_short).sum()) - own_ends,
+        tokens_too_short=int(lengths[too_short].sum()),
+        sequences=-(-total_slots // recipe.max_sequence_length),
+        tokens_added_ends=ends - own_ends,
+        tokens_subsequence_ends=int(full.sum()),
+        tokens_tail_ends=int(tail_ends.sum()),
+        padding_slots=int((tail_slots - tails - tail_ends).sum()),
+    )
+    view = PaddingView(
+        recipe=recipe,
+        token_file=token_file,
+        accounting=accounting,
+        max_segments_per_sequence=1,
+        directory=None,
+        documents=documents[~too_short],
+        first_atoms=first_atoms,
+        atom_order=order,
+        row_ends=row_ends,
+    )
+    return replace(view, max_segments_per_sequence=most_segments(view))

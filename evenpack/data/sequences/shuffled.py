@@ -6,12 +6,11 @@ from typing import Any
 import numpy as np
 from jaxtyping import Bool, Int32, Int64, Integer
 
-from evenpack.data.sequences.accounting import TokenAccounting
-from evenpack.data.sequences.concat import ConcatView
 from evenpack.data.sequences.documents import DocumentsView
-from evenpack.data.sequences.origins import NO_SEQUENCES, Origins
-from evenpack.data.sequences.view import LocatedSequences, PaddingCounts
-from evenpack.data.tokens.file import TokenFile, column_path
+from evenpack.data.sequences.pieces import ConcatView
+from evenpack.data.sequences.view import NO_SEQUENCES, LocatedSequences, Origins, PaddingCounts, TokenAccounting
+from evenpack.data.tokens.file import TokenFile
+from evenpack.data.tokens.writer import column_path
 from evenpack.errors import DataError
 
 OrderedView = DocumentsView | ConcatView

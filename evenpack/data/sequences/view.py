@@ -3,10 +3,13 @@
 A view holds one or two numbers per document (or cut), so that a sequence is found without a search through lengths.
 For 1e8 documents they take seconds to compute and gigabytes of memory, too much for every worker of every rank.
 `prepare` therefore stores them as .npy files; an opened view maps these, and its pickle is the name of its folder.
+
+Views tell which parts of which documents are in which sequence (`Origins`), and account for every token of the split
+(`TokenAccounting`).
 """
 
 from abc import abstractmethod
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol, TypeVar, runtime_checkable
@@ -15,8 +18,7 @@ import numpy as np
 from jaxtyping import Bool, Int32, Int64, Integer
 from pydantic import TypeAdapter
 
-from evenpack.data.config import OF_THE_LOSS, Recipe
-from evenpack.data.sequences.accounting import TokenAccounting
+from evenpack.data.sequences.config import OF_THE_LOSS, Recipe
 from evenpack.data.tokens.array_file import release_mapped_pages
 from evenpack.data.tokens.file import TokenFile
 from evenpack.errors import DataError
@@ -24,6 +26,72 @@ from evenpack.files import atomic_open, fsync_directory, read_json, write_json
 
 _DESCRIPTION = "view.json"
 _CHUNK_SEQUENCES = 1 << 20
+NO_SEQUENCES = np.zeros(0, dtype=np.int64)
+
+
+@dataclass(frozen=True, kw_only=True)
+class TokenAccounting:
+    """The accounts of one recipe over one split of one source; they balance, or the constructor raises ValueError."""
+
+    documents_read: int
+    documents_kept: int
+    documents_too_short: int = 0
+    documents_too_long: int = 0
+    tokens_read: int
+    tokens_kept: int
+    """Tokens in a sequence."""
+    tokens_cut: int = 0
+    """Tokens beyond `max_sequence_length` in truncated documents (`truncate`), and those cut from pairs that are too
+    long."""
+    tokens_too_short: int = 0
+    """Tokens in documents below `minimum_document_length`, or without a sentence."""
+    tokens_too_long: int = 0
+    """Tokens in documents above `max_sequence_length` that were dropped (`drop`)."""
+    sequences: int
+    passes: int = 1
+    """Number of passes over each document (`duplication_factor`)."""
+    documents_single_sentence: int = 0
+    tokens_single_sentence: int = 0
+    """Tokens in documents of one sentence that were left out (`single_sentence_documents`)."""
+    tokens_document_ends: int = 0
+    """End-of-text tokens of kept documents whose sequences leave them out."""
+    tokens_borrowed: int = 0
+    """Tokens of segments from another document (random next), before they were cut."""
+    tokens_special: int = 0
+    """Tokens added around segments: [CLS] and [SEP]."""
+    tokens_added_ends: int = 0
+    """End-of-text tokens after pieces of documents, beyond the one that each document has."""
+    tokens_subsequence_ends: int = 0
+    """End-of-text tokens after pieces that fill an atom, including the document's own one."""
+    tokens_tail_ends: int = 0
+    """The first end-of-text token after each tail of a document."""
+    padding_slots: int = 0
+    """Padding: end-of-text tokens after that first one. They are not counted as tokens."""
+
+    def __post_init__(self) -> None:
+        negative = [field.name for field in fields(self) if getattr(self, field.name) < 0]
+        if negative:
+            raise ValueError(f"accounting entries below zero: {', '.join(negative)} in {self}")
+        if self.documents_read != self.documents_kept + self.documents_dropped:
+            raise ValueError(f"documents read are not those kept and dropped: {self}")
+        added = self.tokens_borrowed + self.tokens_special + self.tokens_added_ends
+        gathered = self.passes * (self.tokens_read - self.tokens_document_ends) + added
+        if gathered != self.tokens_kept + self.tokens_cut + self.tokens_dropped:
+            raise ValueError(f"tokens read are not (with those borrowed and added) those kept, cut and dropped: {self}")
+
+    @property
+    def documents_dropped(self) -> int:
+        return self.documents_too_short + self.documents_too_long + self.documents_single_sentence
+
+    @property
+    def tail_padding(self) -> int:
+        """End-of-text tokens after tails of documents, including the first one."""
+        return self.tokens_tail_ends + self.padding_slots
+
+    @property
+    def tokens_dropped(self) -> int:
+        """Tokens dropped in all passes."""
+        return self.passes * (self.tokens_too_short + self.tokens_too_long + self.tokens_single_sentence)
 
 
 @runtime_checkable
@@ -230,3 +298,60 @@ def open_stored(kind: type[ViewT], directory: Path, token_file: TokenFile) -> Vi
 def _array_names(kind: type[StoredView]) -> list[str]:
     common = {field.name for field in fields(StoredView)}
     return [field.name for field in fields(kind) if field.name not in common]
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Origins:
+    """The parts of documents in K sequences, sequence by sequence, in the order of their tokens."""
+
+    documents: Int64[np.ndarray, " P"]
+    """Ids in the source's token file, from 0 in the order in which `prepare` read them."""
+    starts: Int64[np.ndarray, " P"]
+    """First token within the document."""
+    tokens: Int64[np.ndarray, " P"]
+    """Number of the document's tokens that follow from there; 0 where only an end-of-text represents it."""
+    per_sequence: Int64[np.ndarray, " K"]
+
+    def of_document(self, document: int) -> "Origins":
+        """Returns the parts of this document alone."""
+        chosen = self.documents == document
+        sequences = np.repeat(np.arange(len(self.per_sequence)), self.per_sequence)[chosen]
+        return Origins(
+            documents=self.documents[chosen],
+            starts=self.starts[chosen],
+            tokens=self.tokens[chosen],
+            per_sequence=np.bincount(sequences, minlength=len(self.per_sequence)),
+        )
+
+
+@runtime_checkable
+class SequenceOrigins(Protocol):
+    """The origins of the sequences of one split of one source."""
+
+    @property
+    def document_file(self) -> TokenFile:
+        """The token file of the documents, which are numbered by their order in it."""
+
+    def origins(self, sequence_ids: Int64[np.ndarray, " K"]) -> Origins:
+        """Returns the origins of these sequences; a sequence of unknown origin has none."""
+
+    def sequences_of(self, document: int) -> Int64[np.ndarray, " sequences"]:
+        """Returns the sequences that hold a part of the document, ascending; none if it is in another split or dropped.
+
+        Raises: DataError if that is not known.
+        """
+
+
+def holding(
+    candidates: Int64[np.ndarray, " K"], origins: Callable[[Int64[np.ndarray, " K"]], Origins], document: int
+) -> Int64[np.ndarray, " sequences"]:
+    """Returns those of the candidates that hold a part of the document, ascending."""
+    ascending = np.unique(candidates)
+    found: Int64[np.ndarray, " sequences"] = ascending[origins(ascending).of_document(document).per_sequence > 0]
+    return found
+
+
+def place_of(document: int, documents: Int64[np.ndarray, " kept"]) -> int | None:
+    """Returns the index of a document among the kept ones, ascending and perhaps mapped; None if it is not kept."""
+    place = int(np.searchsorted(documents, document))
+    return place if place < len(documents) and documents[place] == document else None

@@ -5,7 +5,7 @@ from typing import Annotated, Literal
 from pydantic import ByteSize, Field, model_validator
 
 from evenpack.config import Section, UserPath, UserPaths
-from evenpack.data.sources.input_files import LONGEST_LINE_BYTES
+from evenpack.data.sources.lines import LONGEST_LINE_BYTES
 from evenpack.units import Epochs, Rows, Words
 
 

@@ -1,73 +1,98 @@
 """The source `hub`: a dataset of the Hugging Face hub, or a local folder of that form, through `datasets`."""
 
-from collections.abc import Generator
+from collections.abc import Generator, Iterator
 from functools import partial
 from pathlib import Path
+from typing import Any
 
-from evenpack.data.sources.columns import refuse_long_text
 from evenpack.data.sources.config import HubSource
-from evenpack.data.sources.corpus import Document, SourceKind, make_document
-from evenpack.data.sources.hub_rows import HubRows
-from evenpack.data.sources.input_files import InputFile
-from evenpack.data.sources.pieces import FileCorpus, LabelledPiece
-from evenpack.data.sources.source_files import files_below
+from evenpack.data.sources.corpus import Document, FileCorpus, SourceKind, make_document
+from evenpack.data.sources.file_sources import refuse_long_text
+from evenpack.data.sources.files import InputFile, files_below, saved_splits
 from evenpack.errors import DataError
+
+_ROWS_AT_ONCE = 1000
+
+
+def load_rows(name: str, subset: str | None, split: str, *, label: str) -> Any:
+    """Returns a split as a `datasets.Dataset`. Raises: DataError, beginning with `label`, if it cannot be loaded."""
+    import datasets
+
+    if saved_splits(Path(name).expanduser()) == ():
+        raise DataError(
+            f"{label}: {name} was written by save_to_disk, which datasets.load_dataset does not read: in a run file, "
+            f"give the source `kind: arrow` and `path: {name}`"
+        )
+    bars_were_off = datasets.are_progress_bars_disabled()
+    datasets.disable_progress_bars()  # they would write over the caller's own
+    try:
+        return datasets.load_dataset(name, subset, split=split)
+    except Exception as error:  # `datasets` raises all errors of its readers, filesystems and the network
+        raise DataError(
+            f"{label}: datasets.load_dataset('{name}', {subset!r}, split='{split}') failed: "
+            f"{type(error).__name__}: {error}"
+        ) from error
+    finally:
+        if not bars_were_off:
+            datasets.enable_progress_bars()
 
 
 class HubPiece:
-    """A split of a dataset that `datasets` loads."""
+    """The text column of a split of a dataset that `datasets` loads."""
 
-    def __init__(self, name: str, source: HubSource) -> None:
+    def __init__(self, name: str, source: HubSource, split: str, *, is_held_out: bool | None) -> None:
+        """Loads the split. Raises: DataError if it cannot be loaded, or has no such column."""
+        dataset = load_rows(source.name, source.subset, split, label=f"source '{name}'")
+        if source.text_key not in dataset.column_names:
+            raise DataError(
+                f"source '{name}': {source.name} has no column '{source.text_key}'; existing columns: "
+                f"{', '.join(dataset.column_names)}. Set data.sources.{name}.text_key"
+            )
         self._source = source
-        self._rows = HubRows(name, source)
-
-    @property
-    def name(self) -> str:
-        return f"{self._source.name}, split {self._source.split}"
-
-    @property
-    def total_bytes(self) -> int:
-        return self._rows.total_bytes
+        self._is_held_out = is_held_out
+        self._dataset: Any = dataset.select_columns([source.text_key])
+        self._count = len(dataset)
+        self.name = f"{source.name}, split {split}"
+        self.total_bytes = int(self._dataset.data.nbytes)
 
     def read(self, start: int, bytes_before: int) -> Generator[Document, None, int]:
-        count, total_bytes = self._rows.count, self.total_bytes
-        for number, value in enumerate(self._rows.read(start), start=start):
-            refuse_long_text(value, partial(self._place, number), most=self._source.maximum_document_bytes)
+        for number, value in enumerate(self._values(start), start=start):
+            where = partial(self._place, number)
+            refuse_long_text(value, where, most=self._source.maximum_document_bytes)
             text = value.as_py()
             if not isinstance(text, str):
-                raise DataError(
-                    f"{self._place(number)}: '{self._source.text_key}' must be a string, found {type(text).__name__}"
-                )
-            bytes_read = bytes_before + total_bytes * (number + 1) // count
-            yield make_document(text, bytes_read, partial(self._place, number))
-        return max(0, start - count)
+                raise DataError(f"{where()}: '{self._source.text_key}' must be a string, found {type(text).__name__}")
+            bytes_read = bytes_before + self.total_bytes * (number + 1) // self._count
+            yield make_document(text, bytes_read, where, is_held_out=self._is_held_out)
+        return max(0, start - self._count)
 
     def divided(self, target_bytes: int) -> tuple["HubPiece", ...]:
         """Returns the piece itself: only `datasets` knows the location of rows."""
         return (self,)
 
+    def _values(self, start: int) -> Iterator[Any]:
+        """Yields the values from row `start` on as scalars of `pyarrow`; rows before it are not read."""
+        if start < self._count:
+            for rows in self._dataset.with_format("arrow").skip(start).iter(batch_size=_ROWS_AT_ONCE):
+                yield from rows.column(self._source.text_key)
+
     def _place(self, number: int) -> str:
         return f"row {number} of {self._source.name}"
 
 
-def open_corpus(name: str, source: HubSource) -> FileCorpus:
+def _open_corpus(name: str, source: HubSource) -> FileCorpus:
     """Loads the splits, that for validation first. Raises: DataError if one cannot be loaded."""
-    training = HubPiece(name, source)
     if source.validation_split is None:
-        return FileCorpus(pieces=(training,))
-    of_validation = source.model_copy(update={"split": source.validation_split, "validation_split": None})
-    return FileCorpus(
-        pieces=(
-            LabelledPiece(piece=HubPiece(name, of_validation), is_held_out=True),
-            LabelledPiece(piece=training, is_held_out=False),
-        )
-    )
+        return FileCorpus(pieces=(HubPiece(name, source, source.split, is_held_out=None),))
+    training = HubPiece(name, source, source.split, is_held_out=False)
+    validation = HubPiece(name, source, source.validation_split, is_held_out=True)
+    return FileCorpus(pieces=(validation, training))
 
 
-def inputs(_name: str, source: HubSource) -> tuple[InputFile, ...]:
+def _inputs(_name: str, source: HubSource) -> tuple[InputFile, ...]:
     """Returns the files of a local folder, including links; a name on the hub is not queried again."""
     folder = Path(source.name).expanduser()
     return tuple(InputFile.of(file) for file in files_below(folder)) if folder.is_dir() else ()
 
 
-KIND = SourceKind[HubSource](open_corpus=open_corpus, inputs=inputs)
+HUB = SourceKind[HubSource](open_corpus=_open_corpus, inputs=_inputs)

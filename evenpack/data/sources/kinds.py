@@ -1,34 +1,33 @@
-"""The kinds of sources, each in a file of its own, and the two functions of any kind.
-
-builtin    the standard library's own text        library_text.py
-jsonl      *.jsonl, *.jsonl.zst, *.jsonl.gz       json_lines.py
-parquet    a column of text                       columns.py, tables/parquet.py
-arrow      the same; folders of save_to_disk      columns.py, tables/arrow.py, saved_sets.py
-text       plain text
-hub        through `datasets`                     hub_rows.py
-megatron   existing tokens; no text
-hdf5       existing masked pairs                      ../shards/
-"""
+"""The kinds of sources, the functions of any kind, and the choice of the documents that are held out for validation."""
 
 from typing import Any
 
-from evenpack.data.sources import arrow, builtin, hdf5, hub, jsonl, megatron, parquet, text
+import numpy as np
+from jaxtyping import Bool, UInt64
+
+from evenpack.data.permutation import derive_key
+from evenpack.data.sources.builtin import BUILTIN
 from evenpack.data.sources.config import Source, SourceOfText
 from evenpack.data.sources.corpus import Corpus, SourceKind
-from evenpack.data.sources.input_files import InputFile
+from evenpack.data.sources.file_sources import ARROW, JSONL, PARQUET, TEXT
+from evenpack.data.sources.files import InputFile
+from evenpack.data.sources.hub import HUB
 from evenpack.data.sources.rows import RowChoice, RowCorpus
+from evenpack.data.sources.without_text import HDF5, MEGATRON
 
 KINDS: dict[str, SourceKind[Any]] = {
-    "builtin": builtin.KIND,
-    "jsonl": jsonl.KIND,
-    "parquet": parquet.KIND,
-    "arrow": arrow.KIND,
-    "text": text.KIND,
-    "hub": hub.KIND,
-    "megatron": megatron.KIND,
-    "hdf5": hdf5.KIND,
+    "builtin": BUILTIN,
+    "jsonl": JSONL,
+    "parquet": PARQUET,
+    "arrow": ARROW,
+    "text": TEXT,
+    "hub": HUB,
+    "megatron": MEGATRON,
+    "hdf5": HDF5,
 }
 """The kinds by `kind` in the run file."""
+_SALT = 0x76616C6964617465
+"""A constant salt: the split depends on the documents alone, not on the run's seed."""
 
 
 def open_corpus(name: str, source: Source) -> Corpus:
@@ -51,3 +50,22 @@ def source_inputs(name: str, source: Source) -> tuple[InputFile, ...]:
     Raises: DataError if the path is missing or leads to no file.
     """
     return KINDS[source.kind].inputs(name, source)
+
+
+def held_out(identities: UInt64[np.ndarray, " N"], source: Source, fraction: float) -> Bool[np.ndarray, " N"]:
+    """Returns whether each document of a source belongs to validation.
+
+    Equal documents stay together if a hash decides, and are in both splits if the section's files contain them twice.
+
+    Args:
+        identities: `Document.stored_identity` of each document.
+        fraction: the fraction that a hash holds out.
+    """
+    if names_validation_documents(source):
+        return (identities & np.uint64(1)).astype(np.bool_)
+    return derive_key(_SALT, identities) < np.uint64(int(fraction * 2.0**64))
+
+
+def names_validation_documents(source: Source) -> bool:
+    """Returns whether the section of a source of text names the documents for validation."""
+    return isinstance(source, SourceOfText) and source.has_validation_documents

@@ -105,8 +105,12 @@ class RowPart:
             counts[f"words_{fate}"] += words
             training_rows += fate == "kept" and not document.is_held_out
             if fate == "kept" and counts["rows_kept"] > start:
-                kept = make_document(row, document.bytes_read, where=lambda: f"a row of source '{self._source}'")
-                yield kept._replace(is_held_out=document.is_held_out)
+                yield make_document(
+                    row,
+                    document.bytes_read,
+                    where=lambda: f"a row of source '{self._source}'",
+                    is_held_out=document.is_held_out,
+                )
         self.accounting = RowAccounting(**{field.name: counts[field.name] for field in fields(RowAccounting)})
 
     def _rows(self) -> Iterator[tuple[str, Document]]:

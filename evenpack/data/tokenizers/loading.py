@@ -1,12 +1,24 @@
-"""Loads the tokenizer that a run file names, or trains it."""
+"""Loads the tokenizer that a run file names, or trains it; reads vocabularies, to tell one from another.
 
-from collections.abc import Iterable
+A run's documents are made with a `Tokenizer`: one end-of-text after each, nothing else. An `Encoder` measures single
+texts or pairs, including their special tokens, with any tokenizer:
+
+    tokenizer_config.json or config.json, or a name of the hub   transformers' AutoTokenizer
+    tokenizer.json alone                                         `tokenizers`
+    vocab.txt alone                                              BERT's WordPiece
+    vocab.json and merges.txt alone                              GPT-2's BPE, which has no special tokens around a text
+"""
+
+from collections.abc import Iterable, Sequence
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import tokenizers
+from jaxtyping import Int64
 
-from evenpack.data.sources.input_files import InputFile
+from evenpack.data.sources.files import InputFile
 from evenpack.data.tokenizers.byte_pairs import END_OF_TEXT, byte_pairs_files, read_byte_pairs, train_byte_pairs
 from evenpack.data.tokenizers.config import (
     BertTokenizer,
@@ -17,14 +29,15 @@ from evenpack.data.tokenizers.config import (
     TrainedWordPieces,
 )
 from evenpack.data.tokenizers.tokenizer import BOUNDS, Tokenizer
-from evenpack.data.tokenizers.word_pieces import (
-    ROLES,
-    UNKNOWN,
-    read_word_pieces,
-    train_word_pieces,
-    word_pieces_file,
-)
+from evenpack.data.tokenizers.word_pieces import ROLES, UNKNOWN, read_word_pieces, train_word_pieces, word_pieces_file
 from evenpack.errors import DataError
+from evenpack.files import read_json
+
+_PUBLISHED = {"gpt2": 50_257, "bert": 30_522}
+"""Sizes for a run file that does not name the files yet."""
+_BATCH_CHARACTERS = 1 << 20
+"""Characters encoded together: a token of an encoding takes about a hundred bytes."""
+_CONFIG_FILES = ("tokenizer_config.json", "config.json")
 
 
 def load_tokenizer(config: Gpt2Tokenizer | BertTokenizer | HubTokenizer) -> Tokenizer:
@@ -123,3 +136,101 @@ def _from_hub(name: str, *, end_role: str = "eos_token") -> Tokenizer:
     if bounds.get("eos_token") != end_of_text:  # `load` takes an eos_token as the end of documents
         bounds.pop("eos_token", None)
     return Tokenizer(tokenizer.backend_tokenizer, end_of_text=end_of_text, unknown=unknown, roles=roles, bounds=bounds)
+
+
+def vocabulary_size_of(tokenizer: TokenizerConfig) -> tuple[int, str] | None:
+    """Returns the number of entries and its source, for people; None for a tokenizer of the hub, which is not queried.
+
+    Raises: DataError for a folder without a tokenizer.
+    """
+    if isinstance(tokenizer, HubTokenizer) or (isinstance(tokenizer, BertTokenizer) and tokenizer.name is not None):
+        return None
+    if isinstance(tokenizer, Gpt2Tokenizer | BertTokenizer):
+        if tokenizer.path is None:
+            return _PUBLISHED[tokenizer.kind], f"that of the published {tokenizer.kind}"
+        return load_tokenizer(tokenizer).vocabulary_size, f"which {tokenizer.path} holds"
+    return tokenizer.vocabulary_size, "as the run file says"
+
+
+def read_vocabulary(folder: Path) -> dict[str, int] | None:
+    """Returns each token's id, from transformers' files in a folder; None for a folder without a vocabulary.
+
+    Raises: DataError if a file of it is broken.
+    """
+    for name, read in _READERS.items():
+        path = folder / name
+        if path.is_file():
+            try:
+                return read(path)
+            except Exception as error:  # `tokenizers` raises bare Exception
+                raise DataError(f"{path} is not a readable vocabulary: {error}") from error
+    return None
+
+
+def first_difference(first: dict[str, int], second: dict[str, int]) -> str | None:
+    """Returns the lowest id with different tokens, and the token in each; None if there is none."""
+    names, others = ({index: token for token, index in words.items()} for words in (first, second))
+    for index in sorted(names.keys() | others.keys()):
+        if names.get(index) != others.get(index):
+            return f"id {index} is {names.get(index)!r} in one and {others.get(index)!r} in the other"
+    return None
+
+
+def _of_backend(path: Path) -> dict[str, int]:
+    words: dict[str, int] = tokenizers.Tokenizer.from_file(str(path)).get_vocab(with_added_tokens=True)
+    return words
+
+
+def _of_lines(path: Path) -> dict[str, int]:
+    return {token: index for index, token in enumerate(path.read_text(encoding="utf-8").splitlines())}
+
+
+def _of_json(path: Path) -> dict[str, int]:
+    return {token: int(index) for token, index in read_json(path).items()}
+
+
+_READERS = {"tokenizer.json": _of_backend, "vocab.txt": _of_lines, "vocab.json": _of_json}
+"""Readers by file name; the first file that exists is used."""
+
+
+class Encoder:
+    """Measures texts. Special tokens are never recognised within a text."""
+
+    def __init__(self, backend: tokenizers.Tokenizer) -> None:
+        """Switches the backend's truncation and padding off. Raises: DataError if its vocabulary is empty."""
+        if backend.get_vocab_size(with_added_tokens=False) == 0:
+            raise DataError("the tokenizer's vocabulary is empty: a file of it is missing or was not found")
+        backend.no_truncation()
+        backend.no_padding()
+        backend.encode_special_tokens = True
+        self._backend = backend
+
+    def lengths(self, texts: Sequence[str] | Sequence[tuple[str, str]]) -> Int64[np.ndarray, " texts"]:
+        """Returns the tokens of each text or pair, including special ones; uses all cores."""
+        lengths = np.zeros(len(texts), dtype=np.int64)
+        for start, stop in _batches(texts):
+            encodings = self._backend.encode_batch_fast(list(texts[start:stop]))
+            lengths[start:stop] = [len(encoding) for encoding in encodings]
+        return lengths
+
+
+def load_encoder(name: str) -> Encoder:
+    """Loads the tokenizer of a folder or of a name on the hub. Raises: DataError if it is missing or incomplete."""
+    folder = Path(name).expanduser()
+    if not folder.is_dir() or any((folder / file).is_file() for file in _CONFIG_FILES):
+        return Encoder(fast_tokenizer(str(folder) if folder.is_dir() else name).backend_tokenizer)
+    if (folder / "tokenizer.json").is_file():
+        try:
+            return Encoder(tokenizers.Tokenizer.from_file(str(folder / "tokenizer.json")))
+        except Exception as error:  # `tokenizers` raises bare Exception
+            raise DataError(f"{folder / 'tokenizer.json'} holds no readable tokenizer: {error}") from error
+    if (folder / "vocab.txt").is_file():
+        return Encoder(read_word_pieces(folder, lower_case=None))
+    return Encoder(read_byte_pairs(folder))
+
+
+def _batches(texts: Sequence[str] | Sequence[tuple[str, str]]) -> list[tuple[int, int]]:
+    """Yields ranges of texts of about `_BATCH_CHARACTERS` each."""
+    characters = np.cumsum([len(text) if isinstance(text, str) else len(text[0]) + len(text[1]) for text in texts])
+    borders = 1 + np.flatnonzero(np.diff(characters // _BATCH_CHARACTERS))
+    return list(pairwise([0, *borders.tolist(), len(texts)]))

@@ -17,34 +17,15 @@ import tokenizers
 import xxhash
 from jaxtyping import Int32, Int64
 
-from evenpack.data.sequences.masking import MaskingVocabulary
-from evenpack.data.tokenizers.word_pieces import (
-    CONTINUATION,
-    ROLES,
-)
+from evenpack.data.tokenizers.special_tokens import SENTENCE_LENGTHS, MaskingVocabulary, PairTokens
+from evenpack.data.tokenizers.word_pieces import CONTINUATION, ROLES
 from evenpack.errors import DataError
 from evenpack.files import write_json, write_text
 
 BOUNDS = ("bos_token", "eos_token")
 """Transformers' names of the tokens around a text."""
-
 _BACKEND_FILE = "tokenizer.json"
 _CONFIG_FILE = "tokenizer_config.json"
-
-SENTENCE_LENGTHS = "sentence_lengths"
-"""The column of a token file that stores the sentences of its documents."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class PairTokens:
-    """The special-token ids of sentence pairs and their masks."""
-
-    classification_id: int
-    """[CLS], a pair's first token."""
-    separator_id: int
-    """[SEP], after each segment."""
-    mask_id: int
-    """[MASK]"""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,11 +1,23 @@
 """Documents as tokens in a pair of files, PREFIX.bin and PREFIX.idx, that Megatron-LM and DeepSpeed share.
 
-index.py          the layout of PREFIX.idx         bytes <-> lengths, pointers, documents
-TokenFile         opens a pair, memory-mapped      documents -> spans -> tokens
-TokenFileWriter   writes one, resumable            batches of tokens -> PREFIX.{bin,idx}, COLUMN.npy
-journal.py        the progress of a writer         PREFIX.journal.json
+`TokenFile` opens a pair, memory-mapped: documents -> spans -> tokens. `writer.py` writes one. PREFIX.bin holds the raw
+tokens; the layout of PREFIX.idx is that of Megatron-LM's IndexedDataset and DeepSpeed's MMapIndexedDataset,
+little-endian:
+
+    9 bytes                     magic `MMIDIDX\\0\\0`
+    uint64                      version, 1
+    uint8                       code of the token type
+    uint64, uint64              S = sequences, D = documents + 1
+    int32[S]                    tokens of each sequence
+    int64[S]                    first byte of each sequence in the `.bin` file
+    int64[D]                    first sequence of each document, and S
+
+A document is one sequence, or several where a corpus was split into sentences.
 """
 
+import os
+import struct
+from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise
 from pathlib import Path
@@ -13,27 +25,220 @@ from typing import Any
 
 import numpy as np
 import xxhash
-from jaxtyping import Bool, Int64, Integer, UInt64
+from jaxtyping import Bool, Int32, Int64, Integer, UInt64
 
 from evenpack.data.tokens.array_file import release_mapped_pages
-from evenpack.data.tokens.index import bin_path, read_index
-from evenpack.data.tokens.journal import DOCUMENT_HASHES, Journal, column_path, hashes_path, read_journal
-from evenpack.data.tokens.writer import TokenFileWriter
 from evenpack.errors import DataError
 
-__all__ = [
-    "DOCUMENT_HASHES",
-    "Journal",
-    "TokenFile",
-    "TokenFileWriter",
-    "column_path",
-    "hash_documents",
-    "hashes_path",
-    "read_journal",
-]
-
+_MAGIC = b"MMIDIDX\x00\x00"
+_OLDER_MAGIC = b"TNTIDX\x00\x00"
+_VERSION = 1
+_HEADER = struct.Struct("<9sQBQQ")
+_CHUNK = 1 << 20
+# Up to 5 all agree. Then DeepSpeed's reader continues with unsigned types, and Megatron-LM with float64 and
+# float32, which hold no tokens, and uint16 (as Megatron-DeepSpeed does). No code stands for uint16 in both, so ours is
+# Megatron's, 8; the size of the `.bin` file distinguishes it from DeepSpeed's uint64. 6 is DeepSpeed's uint16, which
+# early versions of evenpack wrote; the size distinguishes it from a file of float64.
+_TYPES_OF_CODE = {
+    1: (np.uint8,),
+    2: (np.int8,),
+    3: (np.int16,),
+    4: (np.int32,),
+    5: (np.int64,),
+    6: (np.uint16,),
+    7: (np.uint32,),
+    8: (np.uint16, np.uint64),
+}
+_CODE_OF_TYPE = {np.dtype(np.uint16): 8, np.dtype(np.int32): 4}
 _CHUNK_TOKENS = 1 << 22
 _CHUNK_DOCUMENTS = 1 << 20
+
+
+def bin_path(prefix: Path) -> Path:
+    """Returns the path of the file of raw tokens; a prefix may contain dots."""
+    return prefix.with_name(f"{prefix.name}.bin")
+
+
+def index_path(prefix: Path) -> Path:
+    """Returns the path of the file described above."""
+    return prefix.with_name(f"{prefix.name}.idx")
+
+
+@dataclass(frozen=True, kw_only=True)
+class TokenIndex:
+    """An opened index; its arrays are memory-mapped and, 34 bytes into the file, not aligned.
+
+    Look them up only by `array[ids]`: `np.take` and `np.searchsorted` would first copy them as a whole.
+    """
+
+    prefix: Path
+    dtype: np.dtype
+    bin_bytes: int
+    sequence_lengths: Int32[np.ndarray, " sequences"]
+    """Lengths in tokens."""
+    pointers: Int64[np.ndarray, " sequences"]
+    """Offsets in bytes."""
+    document_indices: Int64[np.ndarray, " documents_plus_1"]
+
+    @property
+    def documents(self) -> int:
+        return len(self.document_indices) - 1
+
+    @property
+    def tokens(self) -> int:
+        return self.bin_bytes // self.dtype.itemsize
+
+    def token_offsets(self, boundaries: Integer[np.ndarray, " K"]) -> Int64[np.ndarray, " K"]:
+        """Returns the first token of each document; the number of documents maps to the end of the file."""
+        sequences = self.document_indices[boundaries]
+        count = len(self.pointers)
+        if count == 0:
+            return np.zeros(len(sequences), dtype=np.int64)
+        starts = self.pointers[np.minimum(sequences, count - 1)]
+        offsets: Int64[np.ndarray, " K"] = np.where(sequences < count, starts, self.bin_bytes) // self.dtype.itemsize
+        return offsets
+
+    def verify(self) -> None:
+        """Reads the whole index: sequences must follow one another without gap, documents must not go back.
+
+        Raises: DataError naming the first sequence or document that does not fit.
+        """
+        count = len(self.pointers)
+        for start in range(0, count, _CHUNK):
+            stop = min(start + _CHUNK, count)
+            lengths = self.sequence_lengths[start:stop].astype(np.int64)
+            ends = self.pointers[start:stop] + lengths * self.dtype.itemsize
+            following = np.full(stop - start, self.bin_bytes)
+            following[: min(stop, count - 1) - start] = self.pointers[start + 1 : stop + 1]
+            wrong = (lengths < 0) | (ends != following)
+            if wrong.any():
+                first = int(np.argmax(wrong))
+                raise _broken(
+                    index_path(self.prefix),
+                    f"sequence {start + first} has {lengths[first]} tokens and ends at byte {ends[first]}, "
+                    f"but the next one begins at byte {following[first]}",
+                )
+        if count and self.pointers[0] != 0:
+            raise _broken(index_path(self.prefix), f"the first sequence begins at byte {self.pointers[0]}, expected 0")
+        for start in range(0, self.documents, _CHUNK):
+            backward = np.diff(self.document_indices[start : start + _CHUNK + 1]) < 0
+            if backward.any():
+                first = start + int(np.argmax(backward))
+                raise _broken(index_path(self.prefix), f"document {first} ends before its first sequence")
+
+
+def token_type(vocabulary_size: int) -> np.dtype:
+    """Returns the narrowest type that Megatron-LM writes and that holds every id."""
+    return np.dtype(np.uint16 if vocabulary_size < 1 << 16 else np.int32)
+
+
+def read_index(prefix: Path) -> TokenIndex:
+    """Opens PREFIX.idx and checks it against the size of PREFIX.bin, in time that does not grow with the file.
+
+    Raises: DataError if a file is missing, cut short or of another kind, or if the two do not belong together.
+    """
+    path = index_path(prefix)
+    for file in (path, bin_path(prefix)):
+        if not file.is_file():
+            raise DataError(
+                f"token file {prefix}: {file} does not exist; a token file is a pair PREFIX.bin and PREFIX.idx, "
+                "and its path is given without either ending"
+            )
+    code, sequences = _read_header(path)
+    content = np.memmap(path, mode="r").view(np.ndarray)[_HEADER.size :]
+    parts = np.split(content, [4 * sequences, 12 * sequences])
+    lengths, pointers, document_indices = parts[0].view("<i4"), parts[1].view("<i8"), parts[2].view("<i8")
+    if document_indices[0] != 0 or document_indices[-1] != sequences:
+        raise _broken(
+            path,
+            f"its documents cover sequences {document_indices[0]} to {document_indices[-1]}, expected 0 to {sequences}",
+        )
+    bin_bytes = bin_path(prefix).stat().st_size
+    return TokenIndex(
+        prefix=prefix,
+        dtype=_token_type(prefix, code, bin_bytes, lengths, pointers),
+        bin_bytes=bin_bytes,
+        sequence_lengths=lengths,
+        pointers=pointers,
+        document_indices=document_indices,
+    )
+
+
+def write_index(path: Path, dtype: np.dtype, lengths: Int32[np.ndarray, " documents"]) -> None:
+    """Writes the index of documents that are one sequence each, in chunks, and flushes it to disk.
+
+    `lengths` may be memory-mapped. uint16 gets Megatron-LM's code 8, int32 the code 4 that all share.
+    """
+    count = len(lengths)
+    chunks = [slice(start, min(start + _CHUNK, count)) for start in range(0, count, _CHUNK)]
+    with path.open("wb") as file:
+        file.write(_HEADER.pack(_MAGIC, _VERSION, _CODE_OF_TYPE[dtype], count, count + 1))
+        for chunk in chunks:
+            file.write(lengths[chunk].astype("<i4").data)
+        start = 0
+        for chunk in chunks:
+            ends = start + np.cumsum(lengths[chunk], dtype="<i8") * dtype.itemsize
+            file.write(np.append(start, ends[:-1]).astype("<i8").data)
+            start = int(ends[-1])
+        file.write(np.zeros(1, dtype="<i8").data)
+        for chunk in chunks:
+            file.write(np.arange(chunk.start + 1, chunk.stop + 1, dtype="<i8").data)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def _read_header(path: Path) -> tuple[int, int]:
+    """Returns the code of the token type and the number of sequences, of a file of consistent size."""
+    size = path.stat().st_size
+    with path.open("rb") as file:
+        header = file.read(_HEADER.size)
+    if header.startswith(_OLDER_MAGIC):
+        raise DataError(f"{path} is of the older 'lazy' or 'cached' kind; write it again as an 'mmap' dataset")
+    if not header.startswith(_MAGIC):
+        raise DataError(f"{path} is not an index of a token file: it begins with {header[:9]!r}, expected {_MAGIC!r}")
+    if len(header) < _HEADER.size:
+        raise _broken(path, f"it has {size} bytes, its header alone {_HEADER.size}")
+    _, version, code, sequences, boundaries = _HEADER.unpack(header)
+    if version != _VERSION or code not in _TYPES_OF_CODE:
+        raise DataError(
+            f"{path} has version {version} and token type code {code}, expected version {_VERSION} and a code of "
+            f"{min(_TYPES_OF_CODE)} to {max(_TYPES_OF_CODE)}; write it again with Megatron-LM or DeepSpeed"
+        )
+    expected = _HEADER.size + 12 * sequences + 8 * boundaries
+    if size == expected + sequences and sequences:
+        raise DataError(f"{path} holds a mode for each sequence: multimodal token files cannot be used")
+    if size != expected or boundaries == 0:
+        raise _broken(
+            path, f"it has {size} bytes, expected {expected} for {sequences} sequences and {boundaries} boundaries"
+        )
+    return code, sequences
+
+
+def _token_type(
+    prefix: Path,
+    code: int,
+    bin_bytes: int,
+    lengths: Int32[np.ndarray, " sequences"],
+    pointers: Int64[np.ndarray, " sequences"],
+) -> np.dtype:
+    """Returns the type of `code` for which the index covers the `.bin` file to its last byte."""
+    choices = [np.dtype(kind) for kind in _TYPES_OF_CODE[code]]
+    if len(choices) > 1:
+        tokens = int(lengths.sum(dtype=np.int64))
+        choices = [kind for kind in choices if tokens * kind.itemsize == bin_bytes] or choices[:1]
+    expected = int(pointers[-1]) + int(lengths[-1]) * choices[0].itemsize if len(lengths) else 0
+    if expected != bin_bytes:
+        raise _broken(
+            bin_path(prefix),
+            f"it has {bin_bytes} bytes, but {index_path(prefix)} describes {expected} bytes of {choices[0]} tokens",
+        )
+    return choices[0]
+
+
+def _broken(path: Path, finding: str) -> DataError:
+    return DataError(
+        f"{path} is truncated or not the other half of its pair: {finding}; copy or write both files again"
+    )
 
 
 class TokenFile:

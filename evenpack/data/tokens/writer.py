@@ -7,12 +7,14 @@ written before the first rename, and stays: it is the record of the file.
 A *column* is an array that grows with the documents, with one or more values per document; finished, it is COLUMN.npy.
 """
 
+import io
 import json
 import os
 import shutil
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -20,23 +22,141 @@ from typing import Any
 import numpy as np
 from jaxtyping import Integer, UInt64
 
-from evenpack.data.checksums import Checksums, digest_of, find_first_damage
-from evenpack.data.tokens.growing_file import GrowingFile, damaged_file_error
-from evenpack.data.tokens.index import bin_path, index_path, token_type, write_index
-from evenpack.data.tokens.journal import (
-    DOCUMENT_HASHES,
-    Journal,
-    column_path,
-    journal_path,
-    read_journal,
-    write_journal,
-)
+from evenpack.data.checksums import Checksums, Digest, checksum_of_json, digest_of, find_first_damage
+from evenpack.data.tokens.file import bin_path, index_path, token_type, write_index
 from evenpack.errors import DataError, RunError
-from evenpack.files import fsync_directory
+from evenpack.files import fsync_directory, read_json, write_json
 
+DOCUMENT_HASHES = "document_hashes"
+"""The column of every token file that was made from text."""
 HASH_COLUMN: Mapping[str, str] = {DOCUMENT_HASHES: "<u8"}
 """XXH3 (64 bits) of each document's text."""
+COMMIT_SECONDS = 5.0
+"""Seconds between the commits of whoever writes for long, which is the most work that a kill can lose."""
 _LONGEST_DOCUMENT = (1 << 31) - 1
+
+
+@dataclass(frozen=True, kw_only=True)
+class Journal:
+    """The progress of a token file; the complete journal is its record."""
+
+    complete: bool
+    vocabulary_size: int
+    documents: int
+    tokens: int
+    column_values: dict[str, int]
+    """Number of values of each column, by name."""
+    content: dict[str, str]
+    """XXH3 (128 bits) of each unfinished file, up to the length that the journal vouches for; empty once complete."""
+    checksums: dict[str, Checksums]
+    """Checksums by file name; empty until complete."""
+    state: dict[str, Any]
+    """The caller's own state, as given to the last `commit` or `finish`."""
+
+
+def journal_path(prefix: Path) -> Path:
+    """Returns the path of the journal of a token file."""
+    return prefix.with_name(f"{prefix.name}.journal.json")
+
+
+def column_path(prefix: Path, column: str) -> Path:
+    """Returns the path of a finished column, next to the pair."""
+    return prefix.with_name(f"{column}.npy")
+
+
+def hashes_path(prefix: Path) -> Path:
+    """Returns the path of `document_hashes.npy` next to the pair: uint64[documents]."""
+    return column_path(prefix, DOCUMENT_HASHES)
+
+
+def read_journal(prefix: Path) -> Journal | None:
+    """Reads the journal of a complete or partial file, None if there is none. Raises: DataError if it is broken."""
+    path = journal_path(prefix)
+    if not path.is_file():
+        return None
+    try:
+        values = read_json(path)
+        checksum = values.pop("checksum", None)
+        if checksum != checksum_of_json(values):
+            raise ValueError(f"its content does not have its checksum {checksum}")
+        checksums = {name: Checksums(**_with_tuple(found)) for name, found in values.pop("checksums").items()}
+        return Journal(**values, checksums=checksums)
+    except OSError as error:
+        raise DataError(f"{path} cannot be read: {error.strerror}; make it readable for this user") from error
+    except (ValueError, TypeError, KeyError, AttributeError) as error:
+        raise DataError(
+            f"{path} is damaged, or no journal of a token file ({error}); remove the folder {path.parent} and prepare "
+            "again"
+        ) from error
+
+
+def write_journal(prefix: Path, journal: Journal) -> None:
+    """Writes the journal of a token file, with a checksum of its content."""
+    content = asdict(journal)
+    write_json(journal_path(prefix), content | {"checksum": checksum_of_json(content)})
+
+
+def _with_tuple(checksums: dict[str, Any]) -> dict[str, Any]:
+    return {**checksums, "chunks": tuple(checksums["chunks"])}
+
+
+class GrowingFile:
+    """Appends raw values to a file and keeps the digest of all of them; closed until `open`."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.digest = Digest()
+        self._file: io.FileIO | None = None
+
+    @property
+    def is_open(self) -> bool:
+        return self._file is not None
+
+    def open(self, mode: str) -> None:
+        """Opens the file: `w` begins, `a` continues. Unbuffered: a full disk fails a write and not a later close()."""
+        self._file = io.FileIO(self.path, mode)
+
+    def write(self, values: Integer[np.ndarray, " _"]) -> None:
+        """Appends bytes. Raises: OSError if the disk is full; some of them may be written then."""
+        assert self._file is not None, "the writer checks before"
+        rest = np.ascontiguousarray(values).view(np.uint8).data
+        self.digest.update(rest)
+        while rest:
+            rest = rest[self._file.write(rest) :]
+
+    def flush(self) -> None:
+        """Flushes to disk; does nothing if the file is closed."""
+        if self._file is not None:
+            os.fsync(self._file.fileno())
+
+    def close(self) -> None:
+        if self._file is not None:
+            self._file.close()
+            self._file = None
+
+    def cut(self, size: int, checksum: str, *, journal: Path) -> None:
+        """Cuts off everything after the first `size` bytes, and reads these.
+
+        Raises: DataError if there are fewer, or if they differ from those recorded in `journal`.
+        """
+        found = self.path.stat().st_size if self.path.is_file() else 0
+        if found < size or not self.path.is_file():
+            raise DataError(
+                f"{self.path} has {found} bytes, but {journal} recorded {size}; "
+                f"remove the folder {self.path.parent} and prepare again"
+            )
+        os.truncate(self.path, size)
+        self.digest = digest_of(self.path)
+        if self.digest.whole != checksum:
+            raise damaged_file_error(f"{self.path} is not as it was written", journal)
+
+
+def damaged_file_error(finding: str, journal: Path) -> DataError:
+    """Returns the error for a file that is damaged according to its journal."""
+    return DataError(
+        f"{finding}, by the checksum in {journal}; copy it again from an intact copy, or "
+        f"remove the folder {journal.parent} and prepare again"
+    )
 
 
 class TokenFileWriter:
@@ -98,6 +218,7 @@ class TokenFileWriter:
         self._column_values = dict.fromkeys(columns, 0)
         self.documents = 0
         self.tokens = 0
+        self._commit_seconds = time.monotonic()
         self._journal = Journal(
             complete=False,
             vocabulary_size=vocabulary_size,
@@ -152,10 +273,16 @@ class TokenFileWriter:
             lengths = np.array([len(document) for document in documents])
             self.append(np.concatenate(documents), lengths, {DOCUMENT_HASHES: hashes})
 
+    @property
+    def is_commit_due(self) -> bool:
+        """Whether `COMMIT_SECONDS` have passed since the last commit."""
+        return time.monotonic() - self._commit_seconds >= COMMIT_SECONDS
+
     def commit(self, state: dict[str, Any]) -> None:
         """Flushes to disk and records it: a resumed writer continues from here. `state` must be JSON."""
         with self._explain_failure():
             self._write_journal(state, checksums={})
+        self._commit_seconds = time.monotonic()
 
     def finish(self, state: dict[str, Any] | None = None) -> Journal:
         """Writes index and hashes and renames all files to their final names, the index last; safe to call again.

@@ -16,7 +16,7 @@ from pathlib import Path
 
 from torch import Tensor
 
-from evenpack.data.tokenizers.vocabulary import first_difference, read_vocabulary
+from evenpack.data.tokenizers.loading import first_difference, read_vocabulary
 from evenpack.engine.checkpoints.weight_origins import WeightOrigin, find_weights
 from evenpack.engine.checkpoints.weights import require_fitting, require_same_network
 from evenpack.engine.world.distributed import World

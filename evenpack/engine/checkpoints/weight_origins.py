@@ -8,7 +8,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from evenpack.data.prepare.manifest import TOKENIZER_FOLDER
+from evenpack.data.manifest import TOKENIZER_FOLDER
 from evenpack.engine.checkpoints.files import (
     CHECKPOINTS,
     MANIFEST,

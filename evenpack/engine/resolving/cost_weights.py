@@ -3,10 +3,10 @@
 import logging
 from pathlib import Path
 
-from evenpack.data.config import MaskingConfig
 from evenpack.data.order.step_shape import CostWeights, Layout
 from evenpack.data.prepared import PreparedData
 from evenpack.data.sequences import MaskedPairsView
+from evenpack.data.sequences.config import MaskingConfig
 from evenpack.engine.config import TrainingSection
 from evenpack.engine.resolving.cost_model import CostModel
 from evenpack.errors import ConfigError

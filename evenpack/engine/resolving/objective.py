@@ -11,10 +11,10 @@ from evenpack.data.batches.objectives import (
     Objective,
     StoredMasksAndNextSentence,
 )
-from evenpack.data.config import MaskingConfig, PaddingRecipe, Recipe
 from evenpack.data.order.step_shape import Batching, StepShape
 from evenpack.data.prepared import PreparedData
 from evenpack.data.sequences import MaskedPairsView
+from evenpack.data.sequences.config import MaskingConfig, PaddingRecipe, Recipe
 from evenpack.data.sequences.masking import masked_count
 from evenpack.engine.resolving.step_items import average_item, items_of_an_epoch
 from evenpack.models.common.losses import LossDenominators, exact_denominators, expected_denominators

@@ -8,14 +8,14 @@ from pathlib import Path
 
 import numpy as np
 
-from evenpack.data.packed_sources import packed_sources
-from evenpack.data.prepared import PreparedData
+from evenpack.data.prepared import PreparedData, packed_sources
 from evenpack.data.sequences import SentencePairsView
-from evenpack.data.sequences.origins import SequenceOrigins
-from evenpack.data.sequences.pair_origins import PairOrigins, PairsAsDocuments, UnknownOrigins
-from evenpack.data.sources.held_out import held_out
+from evenpack.data.sequences.pairs import PairOrigins, PairsAsDocuments
+from evenpack.data.sequences.view import SequenceOrigins
+from evenpack.data.sources.kinds import held_out
 from evenpack.data.tokenizers.tokenizer import Tokenizer
-from evenpack.data.tokens.file import DOCUMENT_HASHES, TokenFile
+from evenpack.data.tokens.file import TokenFile
+from evenpack.data.tokens.writer import DOCUMENT_HASHES
 from evenpack.data.where import Decode, StepContent, TracedSource, Where
 from evenpack.engine.config import RunConfig
 from evenpack.engine.reporting.metrics import METRICS, find_record
@@ -59,7 +59,7 @@ def open_origins(prepared: PreparedData, source: str) -> SequenceOrigins:
     if prepared.config.recipe.kind == "masked_pairs":
         return PairsAsDocuments(view=view)
     documents = TokenFile(prepared.token_file_prefix(source), verify=False)
-    return PairOrigins.open(view, documents) or UnknownOrigins(view=view, document_file=documents)
+    return PairOrigins.open(view, documents)
 
 
 def differs_from_trained(content: StepContent, output_dir: Path) -> str | None:

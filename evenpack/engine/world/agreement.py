@@ -21,7 +21,7 @@ import torch
 import xxhash
 from torch.cuda import nccl
 
-from evenpack.data.prepare.manifest import MANIFEST
+from evenpack.data.manifest import MANIFEST
 from evenpack.engine.config import RunConfig
 from evenpack.engine.world.meeting import Meeting
 from evenpack.errors import RunError

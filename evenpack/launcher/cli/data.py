@@ -25,8 +25,8 @@ from evenpack.studies.shared_options import Plot
 
 if TYPE_CHECKING:
     from evenpack.data.config import DataConfig
-    from evenpack.data.prepare.tokenising.workers import Workers
     from evenpack.data.prepare.verification import Verified
+    from evenpack.data.prepare.workers import Workers
     from evenpack.data.where import DocumentVisits, PlacedSequence, StepContent
 
 
@@ -54,8 +54,7 @@ def prepare(
       evenpack prepare gpt2_mini_wiki data.sources.wiki.path=wiki.jsonl.zst
       mpirun -n 65 evenpack prepare RUN.yaml       on several hosts: the first rank joins what 64 others tokenise
     """
-    from evenpack.data.prepare.tokenising.mpi import mpi_workers, started_ranks
-    from evenpack.data.prepare.tokenising.workers import local_workers
+    from evenpack.data.prepare.workers import local_workers, mpi_workers, started_ranks
 
     if started_ranks() == 1:
         _prepare(run_file, overrides, local_workers(workers), part_bytes, as_json=as_json)
@@ -114,8 +113,8 @@ def _verify(prepared_dir: Path, config: "DataConfig", report: Report) -> bool:
 
     Raises: NotPreparedError without prepared data; DataError for a damaged manifest or other data.
     """
-    from evenpack.data.prepare.manifest import Manifest, data_section, refuse_differences
-    from evenpack.data.prepare.shown import PrepareProgress
+    from evenpack.data.manifest import Manifest, data_section, refuse_differences
+    from evenpack.data.prepare.progress import PrepareProgress
     from evenpack.data.prepare.verification import Verifier
 
     directory = prepared_dir.expanduser().absolute()
@@ -352,8 +351,8 @@ def export_shards(
     """
     config = load(run_file, overrides)
     with reporting(as_json) as report:
+        from evenpack.data.prepare.shards import export_shards as export
         from evenpack.data.prepared import PreparedData
-        from evenpack.data.shards.export import export_shards as export
         from evenpack.progress import Progress
 
         prepared = PreparedData.open(config.prepared_dir, config.data)
@@ -392,8 +391,8 @@ def pick_evaluation_set(
       evenpack shards pick hdf5/eval eval_10k.hdf5
     """
     with reporting(as_json) as report:
-        from evenpack.data.shards.evaluation_set import pick_evaluation_set as pick
-        from evenpack.data.sources.hdf5 import find_shards
+        from evenpack.data.shards.writing import pick_evaluation_set as pick
+        from evenpack.data.sources.without_text import find_shards
         from evenpack.progress import Progress
 
         with Progress(console.messages()) as progress:

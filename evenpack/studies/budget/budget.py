@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 import torch
 
 from evenpack.data.order.step_shape import Batching
-from evenpack.data.prepare.known_tokens import find_tokens
+from evenpack.data.prepare.tokens_dir import find_tokens
 from evenpack.data.prepared import PreparedData
 from evenpack.engine.config import RunConfig
 from evenpack.engine.memory.estimate import RunMemory, run_memory

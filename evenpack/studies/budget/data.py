@@ -8,7 +8,7 @@ import numpy as np
 
 from evenpack.data.config import DataConfig
 from evenpack.data.sequences.masking import masked_count
-from evenpack.data.tokenizers.vocabulary_size import vocabulary_size_of
+from evenpack.data.tokenizers.loading import vocabulary_size_of
 from evenpack.engine.config import RunConfig
 from evenpack.engine.resolving.step_items import AverageItem
 from evenpack.errors import ConfigError

@@ -8,11 +8,11 @@ from typing import NamedTuple
 import numpy as np
 
 from evenpack.data.batches.objectives import Objective
-from evenpack.data.config import ConcatRecipe, DocumentsRecipe, PaddingRecipe
+from evenpack.data.manifest import PackingSummary
 from evenpack.data.order.stored_plan import pack_view
-from evenpack.data.prepare.known_tokens import KnownTokens
-from evenpack.data.prepare.manifest import PackingSummary
+from evenpack.data.prepare.tokens_dir import KnownTokens
 from evenpack.data.sequences import SequenceView
+from evenpack.data.sequences.config import ConcatRecipe, DocumentsRecipe, PaddingRecipe
 from evenpack.data.sequences.pieces import RowsView
 from evenpack.engine.config import RunConfig
 from evenpack.engine.resolving.objective import next_tokens

@@ -9,8 +9,8 @@ from rich.console import RenderableType
 
 from evenpack import console
 from evenpack.console import Report
-from evenpack.data.prepare.known_tokens import find_tokens
-from evenpack.data.prepare.manifest import MANIFEST
+from evenpack.data.manifest import MANIFEST
+from evenpack.data.prepare.tokens_dir import find_tokens
 from evenpack.studies.budget.budget import Budget, budget_of
 from evenpack.studies.budget.options import BudgetOptions
 from evenpack.studies.chunking.compare import Finished, atom_of, compare, describe_arms

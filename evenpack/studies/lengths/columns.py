@@ -13,7 +13,7 @@ from evenpack.config import nearest
 from evenpack.data.packing import LengthHistogram
 from evenpack.data.prepare.progress import PrepareState, Progress
 from evenpack.data.sources.tables import Rows, Table, is_text
-from evenpack.data.tokenizers.encoder import Encoder, load_encoder
+from evenpack.data.tokenizers.loading import Encoder, load_encoder
 from evenpack.errors import ConfigError, DataError
 from evenpack.studies.lengths.counter import LengthCounter
 from evenpack.studies.lengths.options import InputOptions

@@ -4,7 +4,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from evenpack.data.sources.hub_rows import load_rows
+from evenpack.data.sources.hub import load_rows
 from evenpack.data.sources.tables import LONG_ROWS_AT_ONCE, Rows, row_namer
 from evenpack.data.tasks.glue import find_glue_task
 from evenpack.errors import DataError

@@ -8,8 +8,7 @@ from typing import Any
 import pyarrow as pa
 
 from evenpack.data.sources.tables import LONG_ROWS_AT_ONCE, Rows
-from evenpack.data.tasks.glue import find_glue_task, glue_file
-from evenpack.data.tasks.task_files import TaskRow, read_task_rows
+from evenpack.data.tasks.glue import TaskRow, find_glue_task, glue_file, read_task_rows
 
 
 class GlueTable:

@@ -27,8 +27,8 @@ import numpy as np
 
 from evenpack.data.packing import LengthHistogram
 from evenpack.data.prepare.progress import NoProgress, Progress
-from evenpack.data.sources.json_lines import JSONL_SUFFIXES
-from evenpack.data.sources.saved_sets import ARROW_SUFFIXES, saved_splits
+from evenpack.data.sources.files import ARROW_SUFFIXES, saved_splits
+from evenpack.data.sources.lines import JSONL_SUFFIXES
 from evenpack.errors import ConfigError, DataError
 from evenpack.studies.lengths import histograms, numbers
 from evenpack.studies.lengths.options import InputOptions
@@ -111,10 +111,7 @@ def _read_table(path: Path, options: InputOptions, progress: Progress) -> Length
 
 
 def _open_table(path: Path) -> "Table":
-    from evenpack.data.sources.tables.arrow import ArrowTable
-    from evenpack.data.sources.tables.csv import CsvTable
-    from evenpack.data.sources.tables.jsonl import JsonlTable
-    from evenpack.data.sources.tables.parquet import ParquetTable
+    from evenpack.data.sources.tables import ArrowTable, CsvTable, JsonlTable, ParquetTable
 
     if path.name.endswith(JSONL_SUFFIXES):
         return JsonlTable(path)

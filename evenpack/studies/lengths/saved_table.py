@@ -5,9 +5,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from evenpack.data.sources.saved_sets import saved_files, saved_splits
-from evenpack.data.sources.tables import Rows
-from evenpack.data.sources.tables.arrow import ArrowTable
+from evenpack.data.sources.files import saved_files, saved_splits
+from evenpack.data.sources.tables import ArrowTable, Rows
 from evenpack.errors import DataError
 
 

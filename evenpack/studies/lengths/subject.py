@@ -11,7 +11,7 @@ from rich.console import RenderableType
 from evenpack import console
 from evenpack.config import load_run_file, nearest
 from evenpack.data.packing import FittedHistogram, LengthHistogram
-from evenpack.data.prepare.shown import PrepareProgress
+from evenpack.data.prepare.progress import PrepareProgress
 from evenpack.data.prepared import PreparedData
 from evenpack.data.sequences import ViewOfDocuments, length_chunks
 from evenpack.engine.config import RunConfig

@@ -17,7 +17,7 @@ from typing import Any, ClassVar, TypeVar
 import xxhash
 
 from evenpack.config import Section, load_run_file
-from evenpack.data.prepare.manifest import data_section
+from evenpack.data.manifest import data_section
 from evenpack.engine.config import RunConfig
 from evenpack.engine.reporting.metrics import METRICS
 from evenpack.engine.resolving.resolve import open_run

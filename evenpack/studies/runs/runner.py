@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, Literal, Protocol, runtime_checkable
 
 from evenpack.data.checksums import checksum_of_json
-from evenpack.data.prepare.manifest import MANIFEST
+from evenpack.data.manifest import MANIFEST
 from evenpack.engine.checkpoints.continuation import with_defaults
 from evenpack.engine.checkpoints.files import find_changed_keys
 from evenpack.errors import EXIT_STOPPED, ConfigError

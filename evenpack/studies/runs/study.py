@@ -13,7 +13,7 @@ from rich.console import RenderableType
 
 from evenpack import console
 from evenpack.console import Report
-from evenpack.data.prepare.manifest import MANIFEST
+from evenpack.data.manifest import MANIFEST
 from evenpack.engine.config import TrainingSection
 from evenpack.engine.deepspeed_config import micro_batches_per_step
 from evenpack.engine.provenance import commit_of_source

@@ -13,11 +13,10 @@ from evenpack.data.batches.read_ahead import ReadAhead
 from evenpack.data.order.blocked_plan import BlockedPlan
 from evenpack.data.order.pack_stream import PackStream
 from evenpack.data.order.selection import PackedSource, select_packs
-from evenpack.data.packed_sources import packed_sources
-from evenpack.data.prepared import PreparedData
+from evenpack.data.prepared import PreparedData, packed_sources
 from evenpack.data.sequences.shuffled import ShuffledView
 from evenpack.data.sequences.view import StoredView
-from evenpack.data.tokens.index import bin_path
+from evenpack.data.tokens.file import bin_path
 from evenpack.engine.config import RunConfig
 from evenpack.engine.reporting.metrics import METRICS, read_metrics
 from evenpack.errors import ConfigError

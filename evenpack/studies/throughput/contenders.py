@@ -10,7 +10,7 @@ from jaxtyping import Int64
 from evenpack.batch import PackedBatch
 from evenpack.config import nearest, validate
 from evenpack.data.batches.pipeline import MicroBatchDataset
-from evenpack.data.config import PackingConfig
+from evenpack.data.order.config import PackingConfig
 from evenpack.data.order.selection import select_packs
 from evenpack.data.order.step_plan import StepPlan
 from evenpack.data.order.step_shape import POLICIES, AssignmentPolicy, Batching, Layout

@@ -13,10 +13,10 @@ from step_shapes import step_shape
 from evenpack.batch import PackedBatch
 from evenpack.data.batches.collate import Collator
 from evenpack.data.batches.objectives import NextTokens
-from evenpack.data.order.permutation import derive_key
 from evenpack.data.order.selection import PackedSource, PackSelection, order_hash, select_packs
 from evenpack.data.order.step_plan import StepPlanner
 from evenpack.data.order.step_shape import UNPADDED_SLOT_MULTIPLE, Layout
+from evenpack.data.permutation import derive_key
 from evenpack.errors import DataError
 from evenpack.step_counts import StepCounts
 

@@ -6,15 +6,16 @@ import pytest
 from evenpack.batch import CausalTargets
 from evenpack.data.batches.collate import Collator
 from evenpack.data.batches.objectives import NextTokens
-from evenpack.data.config import PaddingRecipe
 from evenpack.data.order.selection import PackedSource
 from evenpack.data.order.sequential_plan import SequentialPlan
 from evenpack.data.order.step_plan import StepPlanner
 from evenpack.data.order.step_shape import CostWeights, StepShape
 from evenpack.data.packing import LengthHistogram, pack
 from evenpack.data.sequences import build_view
-from evenpack.data.sequences.padding import PaddingView
-from evenpack.data.tokens.file import TokenFile, TokenFileWriter
+from evenpack.data.sequences.config import PaddingRecipe
+from evenpack.data.sequences.pieces import PaddingView
+from evenpack.data.tokens.file import TokenFile
+from evenpack.data.tokens.writer import TokenFileWriter
 from evenpack.models.common.batch_work import useful_work
 from evenpack.step_counts import StepCounts
 

@@ -9,9 +9,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from sources import ListView
 
-from evenpack.data.config import PackingConfig
 from evenpack.data.order.blocked_plan import BlockedPlan
 from evenpack.data.order.blocks import Blocks, open_blocks, store_blocks
+from evenpack.data.order.config import PackingConfig
 from evenpack.data.order.pack_stream import DrawnPacks, PackStream
 from evenpack.data.order.plan import sort_by_length
 from evenpack.data.order.stored_plan import open_blocked_plan

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
 
-from evenpack.data.order.permutation import derive_key, hash64, permute, unpermute
+from evenpack.data.permutation import derive_key, hash64, permute, unpermute
 
 WORD = 2**64
 LEAST_P = 1e-4

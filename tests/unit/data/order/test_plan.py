@@ -13,8 +13,10 @@ from repository import PUBLISHED_HISTOGRAMS
 from scipy import stats
 
 from evenpack.data.order import plan as plan_module
-from evenpack.data.order.plan import DrawnPacks, PackPlan, sequence_id_type, sort_by_length, sort_chunks_by_length
+from evenpack.data.order.pack_stream import DrawnPacks
+from evenpack.data.order.plan import PackPlan, sort_by_length, sort_chunks_by_length
 from evenpack.data.packing import LengthHistogram, pack
+from evenpack.data.permutation import sequence_id_type
 from evenpack.errors import DataError, PackingError
 
 PACK_LENGTH = 24

@@ -12,9 +12,8 @@ from step_shapes import step_shape
 from evenpack.config import validate
 from evenpack.data.batches.pipeline import MicroBatchDataset
 from evenpack.data.order.step_plan import StepPlanner
-from evenpack.data.packed_sources import packed_sources
 from evenpack.data.prepare.prepare import prepare
-from evenpack.data.prepared import PreparedData
+from evenpack.data.prepared import PreparedData, packed_sources
 from evenpack.engine.build import build_model
 from evenpack.engine.config import RunConfig
 from evenpack.engine.evaluate import evaluate_model, evaluations_to_json

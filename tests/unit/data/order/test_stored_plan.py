@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from sources import ListView
 
-from evenpack.data.config import PackingConfig
+from evenpack.data.order.config import PackingConfig
 from evenpack.data.order.stored_plan import open_plan, store_plan
 from evenpack.data.sequences import TokenAccounting
 from evenpack.errors import DataError

@@ -10,7 +10,7 @@ from prepared_files import Recorder, contents, data_config, save_tokenizer, sent
 from evenpack.data.prepare.prepare import prepare
 from evenpack.data.prepared import PreparedData
 from evenpack.data.sources.config import BuiltinSource
-from evenpack.data.sources.held_out import held_out
+from evenpack.data.sources.kinds import held_out
 from evenpack.data.tokenizers.config import TrainedTokenizer
 from evenpack.data.tokenizers.loading import train_tokenizer
 from evenpack.data.tokenizers.tokenizer import Tokenizer

@@ -15,15 +15,15 @@ from step_shapes import step_shape
 
 from evenpack.config import validate
 from evenpack.data.batches.objectives import StoredMasksAndNextSentence
-from evenpack.data.config import DataConfig, MaskingConfig
+from evenpack.data.config import DataConfig
 from evenpack.data.order.step_plan import StepPlanner
-from evenpack.data.packed_sources import packed_sources
-from evenpack.data.prepare import pair_columns
 from evenpack.data.prepare import pairs as prepare_pairs
 from evenpack.data.prepare.prepare import prepare
-from evenpack.data.prepared import PreparedData, Split
+from evenpack.data.prepared import PreparedData, Split, packed_sources
 from evenpack.data.sequences import MaskedPairsView, SentencePairsView
+from evenpack.data.sequences.config import MaskingConfig
 from evenpack.data.sequences.masking import masked_count
+from evenpack.data.tokens import writer as token_writer
 from evenpack.engine.config import RunConfig
 from evenpack.engine.resolving.cost_weights import operation_weights
 from evenpack.engine.resolving.resolve import resolve
@@ -146,7 +146,7 @@ def test_neither_blocks_nor_threads_show_in_masks(
     masked: Path, text_file: Path, tmp_path: Path, processors: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(prepare_pairs, "BLOCK_SENTENCES", 70)
-    monkeypatch.setattr(pair_columns, "_CHUNK_PAIRS", 13)
+    monkeypatch.setattr(prepare_pairs, "_CHUNK_PAIRS", 13)
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(processors)))
     prepare(config_of(text_file, MASKS), tmp_path / "data")
     assert contents(tmp_path / "data") == contents(masked)
@@ -171,7 +171,7 @@ def test_interrupted_masks_are_gone_on_with(
     masked: Path, text_file: Path, tmp_path: Path, reports: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(prepare_pairs, "BLOCK_SENTENCES", 100)
-    monkeypatch.setattr(prepare_pairs, "COMMIT_SECONDS", 0.0)
+    monkeypatch.setattr(token_writer, "COMMIT_SECONDS", 0.0)
     config, directory = config_of(text_file, MASKS), tmp_path / "data"
     with pytest.raises(StoppedError):
         prepare(config, directory, progress=StopAtPairs(reports))
@@ -185,7 +185,7 @@ def test_masks_of_other_settings_are_not_continued(
     masked: Path, text_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(prepare_pairs, "BLOCK_SENTENCES", 100)
-    monkeypatch.setattr(prepare_pairs, "COMMIT_SECONDS", 0.0)
+    monkeypatch.setattr(token_writer, "COMMIT_SECONDS", 0.0)
     for number, other in enumerate((None, {**MASKS, "share": 0.1})):
         with pytest.raises(StoppedError):
             prepare(config_of(text_file, other), tmp_path / str(number), progress=StopAtPairs(5))

@@ -10,7 +10,7 @@ from prepared_files import contents, data_config
 from evenpack.data.config import DataConfig
 from evenpack.data.prepare.prepare import prepare
 from evenpack.data.prepared import PreparedData
-from evenpack.data.tokens.file import TokenFileWriter
+from evenpack.data.tokens.writer import TokenFileWriter
 from evenpack.errors import DataError
 
 

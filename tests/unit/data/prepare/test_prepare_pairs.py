@@ -23,14 +23,15 @@ from prepared_files import (
 )
 
 from evenpack.data.config import DataConfig
+from evenpack.data.manifest import Manifest
 from evenpack.data.prepare import pairs as prepare_pairs
-from evenpack.data.prepare.manifest import Manifest
+from evenpack.data.prepare import tokenising
 from evenpack.data.prepare.prepare import prepare
 from evenpack.data.prepare.progress import Meter, PrepareState, Stage
-from evenpack.data.prepare.tokenising import batches, encoding
 from evenpack.data.prepared import PreparedData
 from evenpack.data.sequences import SentencePairsView
-from evenpack.data.sequences.sentences import SentenceIndex
+from evenpack.data.sequences.pair_drawing import SentenceIndex
+from evenpack.data.tokens import writer as token_writer
 from evenpack.data.tokens.file import TokenFile
 from evenpack.errors import DataError
 
@@ -79,7 +80,7 @@ def texts_of_split(directory: Path, split: str) -> list[list[int]]:
 
 def held_out_by_hand(hashes: np.ndarray) -> np.ndarray:
     from evenpack.data.sources.config import BuiltinSource
-    from evenpack.data.sources.held_out import held_out
+    from evenpack.data.sources.kinds import held_out
 
     return held_out(hashes, BuiltinSource(kind="builtin"), 0.1)
 
@@ -256,7 +257,7 @@ class StopAtPairs(Recorder):
 @pytest.fixture
 def small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(prepare_pairs, "BLOCK_SENTENCES", 100)
-    monkeypatch.setattr(prepare_pairs, "COMMIT_SECONDS", 0.0)
+    monkeypatch.setattr(token_writer, "COMMIT_SECONDS", 0.0)
 
 
 def test_interrupted_pairs_are_gone_on_with(
@@ -296,6 +297,7 @@ _KILLED = """
 import os, signal, sys
 from pathlib import Path
 from evenpack.data.prepare import pairs as prepare_pairs
+from evenpack.data.tokens import writer as token_writer
 from evenpack.data.config import DataConfig
 from evenpack.data.prepare.prepare import prepare
 
@@ -309,7 +311,7 @@ def kill_at(descriptor):
     flush(descriptor)
 
 os.fsync = kill_at
-prepare_pairs.BLOCK_SENTENCES, prepare_pairs.COMMIT_SECONDS = 400, 0.0
+prepare_pairs.BLOCK_SENTENCES, token_writer.COMMIT_SECONDS = 400, 0.0
 prepare(DataConfig.model_validate_json(sys.argv[1]), Path(sys.argv[2]))
 """
 
@@ -407,8 +409,8 @@ def test_a_vocabulary_without_the_special_tokens_is_refused_before_anything_is_r
 def test_a_token_file_without_sentences_is_not_mistaken_for_one_with_them(
     text_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(batches, "BATCH_TEXT_BYTES", 4000)
-    monkeypatch.setattr(encoding, "COMMIT_SECONDS", 0.0)
+    monkeypatch.setattr(tokenising, "BATCH_TEXT_BYTES", 4000)
+    monkeypatch.setattr(token_writer, "COMMIT_SECONDS", 0.0)
 
     class StopAtTokens(Recorder):
         def update(self, state: Any) -> None:

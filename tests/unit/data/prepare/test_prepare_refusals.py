@@ -104,8 +104,8 @@ def test_a_document_that_takes_much_memory_is_warned_of_once(
 ) -> None:
     texts = ["short", "long " * 300, "short", "longer " * 300]
     (own_corpus / "wiki.jsonl").write_text("".join(f"{json.dumps({'text': text})}\n" for text in texts))
-    monkeypatch.setattr("evenpack.data.prepare.tokenising.encoding._LONG_BYTES", 1000)
-    monkeypatch.setattr("evenpack.data.prepare.tokenising.batches.BATCH_TEXT_BYTES", 1)
+    monkeypatch.setattr("evenpack.data.prepare.tokenising._LONG_BYTES", 1000)
+    monkeypatch.setattr("evenpack.data.prepare.tokenising.BATCH_TEXT_BYTES", 1)
     config = data_config({"wiki": {"kind": "jsonl", "path": own_corpus / "wiki.jsonl"}}, validation_fraction=0)
     prepare(config, tmp_path / "data")
     (warning,) = (message for message in caplog.messages if "of memory: is it one document?" in message)
@@ -235,14 +235,15 @@ def test_a_folder_that_is_removed_meanwhile_is_named(
 _LIMITED = """
 import resource, signal, sys
 from pathlib import Path
-from evenpack.data.prepare.tokenising import batches, encoding
+from evenpack.data.prepare import tokenising
+from evenpack.data.tokens import writer
 from evenpack.data.config import DataConfig
 from evenpack.data.prepare.prepare import prepare
 from evenpack.errors import DataError
 
 signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
 resource.setrlimit(resource.RLIMIT_FSIZE, (int(sys.argv[3]), resource.RLIM_INFINITY))
-batches.BATCH_TEXT_BYTES, encoding.COMMIT_SECONDS = 4_000, 0.0
+tokenising.BATCH_TEXT_BYTES, writer.COMMIT_SECONDS = 4_000, 0.0
 try:
     prepare(DataConfig.model_validate_json(sys.argv[1]), Path(sys.argv[2]))
 except DataError as error:

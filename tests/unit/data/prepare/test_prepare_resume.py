@@ -21,7 +21,7 @@ from prepared_files import (
 )
 
 from evenpack.data.config import DataConfig
-from evenpack.data.prepare.manifest import Manifest
+from evenpack.data.manifest import Manifest
 from evenpack.data.prepare.prepare import prepare
 from evenpack.errors import DataError
 
@@ -55,7 +55,8 @@ def test_an_interrupted_call_is_gone_on_with_where_it_was(
 _KILLED = """
 import os, signal, sys
 from pathlib import Path
-from evenpack.data.prepare.tokenising import batches, encoding
+from evenpack.data.prepare import tokenising
+from evenpack.data.tokens import writer
 from evenpack.data.config import DataConfig
 from evenpack.data.prepare.prepare import prepare
 
@@ -69,7 +70,7 @@ def kill_at(descriptor):
     flush(descriptor)
 
 os.fsync = kill_at
-batches.BATCH_TEXT_BYTES, encoding.COMMIT_SECONDS = 10_000, 0.0
+tokenising.BATCH_TEXT_BYTES, writer.COMMIT_SECONDS = 10_000, 0.0
 prepare(DataConfig.model_validate_json(sys.argv[1]), Path(sys.argv[2]))
 """
 

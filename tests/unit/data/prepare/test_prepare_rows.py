@@ -19,7 +19,7 @@ from prepared_files import (
 from pydantic import ValidationError
 
 from evenpack.data.config import DataConfig
-from evenpack.data.prepare.manifest import Manifest, SourceRecord, data_section
+from evenpack.data.manifest import Manifest, SourceRecord, data_section
 from evenpack.data.prepare.prepare import prepare
 from evenpack.data.prepare.progress import PrepareState
 from evenpack.data.prepared import PreparedData

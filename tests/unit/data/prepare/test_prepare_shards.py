@@ -10,13 +10,13 @@ from pydantic import ValidationError
 from shard_files import MASK_SLOTS, SLOTS, VOCABULARY_SIZE, Row, random_rows, write_fixed, write_packed, write_variable
 
 from evenpack.data.config import DataConfig
-from evenpack.data.prepare import shards as prepare_shards
-from evenpack.data.prepare.manifest import Manifest
+from evenpack.data.manifest import Manifest
 from evenpack.data.prepare.prepare import prepare
 from evenpack.data.prepared import PreparedData, Split
 from evenpack.data.sequences import MaskedPairsView
 from evenpack.data.shards import reading
-from evenpack.data.shards.masked_sequences import MaskedSequences
+from evenpack.data.shards.reading import MaskedSequences
+from evenpack.data.tokens import writer as token_writer
 from evenpack.errors import ConfigError, DataError
 from evenpack.testing import pair_run_values, run_config
 
@@ -126,7 +126,7 @@ def test_an_interrupted_call_resumes_where_it_was(
     shards: Path, evaluation: Path, tmp_path: Path, reports: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(reading, "ROWS_AT_ONCE", 5)
-    monkeypatch.setattr(prepare_shards, "COMMIT_SECONDS", 0.0)
+    monkeypatch.setattr(token_writer, "COMMIT_SECONDS", 0.0)
     config = config_of(shards, source={"validation_path": evaluation})
     prepare(config, tmp_path / "whole")
     with pytest.raises(StoppedError):
@@ -146,7 +146,7 @@ def test_an_interrupted_call_resumes_where_it_was(
 def test_an_interrupted_call_is_not_gone_on_with_from_other_shards(
     shards: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(prepare_shards, "COMMIT_SECONDS", 0.0)
+    monkeypatch.setattr(token_writer, "COMMIT_SECONDS", 0.0)
     with pytest.raises(StoppedError):
         prepare(config_of(shards), tmp_path / "data", progress=StopAt(2))
     recipe = {"kind": "masked_pairs", "max_sequence_length": SLOTS, "max_predictions": 5}

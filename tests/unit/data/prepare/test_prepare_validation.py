@@ -8,10 +8,10 @@ import pytest
 from prepared_files import Recorder, contents, data_config, sentences, texts_of, two_sources, write_jsonl
 
 from evenpack.data.config import DataConfig
-from evenpack.data.prepare.known_tokens import find_tokens
-from evenpack.data.prepare.manifest import data_section
+from evenpack.data.manifest import data_section
 from evenpack.data.prepare.prepare import prepare
-from evenpack.data.prepare.tokenising.workers import local_workers
+from evenpack.data.prepare.tokens_dir import find_tokens
+from evenpack.data.prepare.workers import local_workers
 from evenpack.data.prepared import PreparedData
 from evenpack.data.sources.kinds import open_corpus, source_inputs
 from evenpack.data.tokenizers.config import TrainedTokenizer

@@ -24,16 +24,25 @@ from prepared_files import Recorder, StopAfter, StoppedError, contents, data_con
 
 from evenpack.data.config import DataConfig
 from evenpack.data.prepare import prepare as prepare_module
+from evenpack.data.prepare import tokenising
+from evenpack.data.prepare import workers as workers_module
 from evenpack.data.prepare.prepare import prepare
-from evenpack.data.prepare.tokenising import encoding, part_files
-from evenpack.data.prepare.tokenising.part_files import PartFile, PartTask, stop_file, write_part
-from evenpack.data.prepare.tokenising.workers import LocalWorkers, MpiWorkers, Observer, local_workers
-from evenpack.data.prepare.tokenising.write import default_part_bytes
+from evenpack.data.prepare.tokens import default_part_bytes
+from evenpack.data.prepare.workers import (
+    LocalWorkers,
+    MpiWorkers,
+    Observer,
+    PartFile,
+    PartTask,
+    local_workers,
+    stop_file,
+    write_part,
+)
 from evenpack.data.sources.config import BuiltinSource
 from evenpack.data.sources.corpus import Corpus
 from evenpack.data.sources.kinds import open_corpus
 from evenpack.data.tokenizers.tokenizer import Tokenizer
-from evenpack.data.tokens.file import Journal
+from evenpack.data.tokens.writer import Journal
 from evenpack.errors import DataError, RunError
 
 PART_BYTES = 15_000
@@ -177,7 +186,7 @@ import sys, time
 from pathlib import Path
 from evenpack.data.config import DataConfig
 from evenpack.data.prepare.prepare import prepare
-from evenpack.data.prepare.tokenising.workers import LocalWorkers
+from evenpack.data.prepare.workers import LocalWorkers
 
 class Slow:
     def update(self, state):
@@ -261,9 +270,9 @@ def test_a_finished_part_is_taken_over(
 
     def append_parts(parts: Any, *arguments: Any, **settings: Any) -> Any:
         tokenised.append(parts[0].name)
-        return encoding.append_parts(parts, *arguments, **settings)
+        return tokenising.append_parts(parts, *arguments, **settings)
 
-    monkeypatch.setattr(part_files, "append_parts", append_parts)
+    monkeypatch.setattr(workers_module, "append_parts", append_parts)
     workers = HereWorkers()
     prepare(config, directory, workers=workers, part_bytes=PART_BYTES)
     assert workers.numbers[0] == 2
@@ -395,7 +404,7 @@ def test_a_full_disk_of_a_worker_reads_as_one_of_this_process(
     def fail(*_: Any) -> None:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-    monkeypatch.setattr("evenpack.data.tokens.growing_file.GrowingFile.write", fail)
+    monkeypatch.setattr("evenpack.data.tokens.writer.GrowingFile.write", fail)
     with pytest.raises(DataError, match=r"No space left on device.*Free on its disk: [\d,]+ bytes; needed: "):
         prepare(two_sources(corpus), tmp_path / "data", workers=HereWorkers(), part_bytes=PART_BYTES)
 
@@ -463,9 +472,9 @@ def test_how_many_workers_and_how_large_their_parts(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0, 1})
     assert local_workers(None) is None
     monkeypatch.setenv("RAYON_NUM_THREADS", "2")
-    assert encoding.encoding_threads() == 2
+    assert tokenising.encoding_threads() == 2
     monkeypatch.setenv("RAYON_NUM_THREADS", "64")
-    assert encoding.encoding_threads() == 4
+    assert tokenising.encoding_threads() == 4
 
 
 @pytest.mark.parametrize("name", ["tokens.bin", "tokens.idx", "document_hashes.npy"])

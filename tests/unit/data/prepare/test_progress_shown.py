@@ -5,8 +5,7 @@ import io
 from rich.console import Console
 
 from evenpack import console
-from evenpack.data.prepare.progress import PrepareState, Progress
-from evenpack.data.prepare.shown import PrepareProgress
+from evenpack.data.prepare.progress import PrepareProgress, PrepareState, Progress
 
 
 class Clock:

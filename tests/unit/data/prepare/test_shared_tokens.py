@@ -10,14 +10,15 @@ import pytest
 from prepared_files import Recorder, StopAfter, StoppedError, contents, save_tokenizer, two_sources
 
 from evenpack.data.config import DataConfig
+from evenpack.data.manifest import Manifest
 from evenpack.data.prepare import pairs
 from evenpack.data.prepare.directory import hold_lock
-from evenpack.data.prepare.known_tokens import find_tokens
-from evenpack.data.prepare.manifest import Manifest
 from evenpack.data.prepare.prepare import prepare
 from evenpack.data.prepare.progress import PrepareState
+from evenpack.data.prepare.tokens_dir import find_tokens
 from evenpack.data.prepare.verification import Verifier
 from evenpack.data.prepared import PreparedData
+from evenpack.data.tokens import writer as token_writer
 from evenpack.errors import DataError
 
 DOCUMENTS = {"recipe": {"kind": "documents", "max_sequence_length": 64}}
@@ -190,7 +191,7 @@ def test_half_made_pairs_are_not_continued_from_other_tokens(
     own_corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(pairs, "BLOCK_SENTENCES", 100)
-    monkeypatch.setattr(pairs, "COMMIT_SECONDS", 0.0)
+    monkeypatch.setattr(token_writer, "COMMIT_SECONDS", 0.0)
 
     class StopAtPairs(Recorder):
         def update(self, state: PrepareState) -> None:

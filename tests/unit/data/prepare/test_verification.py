@@ -10,8 +10,8 @@ from prepared_files import Recorder, StopAfter, StoppedError, contents, two_sour
 
 from evenpack.data import checksums
 from evenpack.data.checksums import ChunkReader, Digest, digest_of, find_first_damage
+from evenpack.data.manifest import Manifest
 from evenpack.data.prepare import verification
-from evenpack.data.prepare.manifest import Manifest
 from evenpack.data.prepare.prepare import prepare
 from evenpack.data.prepare.verification import Verifier
 from evenpack.data.tokens.file import TokenFile
@@ -195,16 +195,6 @@ def test_every_bit_of_a_trained_tokenizer_counts_once_the_manifest_is_gone(corpu
     path.write_text(path.read_text().replace("clean_up_tokenization_spaces", "clean_up_tokenization_spaceS"))
     with pytest.raises(DataError, match="tokenizer is damaged: it is not the tokenizer"):
         prepare(two_sources(corpus), own_finished)
-
-
-def test_a_tokenizer_of_an_older_version_is_used_again(corpus: Path, own_finished: Path, finished: Path) -> None:
-    (own_finished / "manifest.json").unlink()
-    record = own_finished / "tokenizer.trained_on.json"
-    older = json.loads(record.read_text())
-    del older["files"], older["record_checksum"]
-    record.write_text(json.dumps(older))
-    prepare(two_sources(corpus), own_finished)
-    assert (own_finished / "manifest.json").read_bytes() == (finished / "manifest.json").read_bytes()
 
 
 @pytest.mark.parametrize("kind", ["bin", "sizes", "document_hashes"])

@@ -12,9 +12,9 @@ from prepared_files import contents
 from pydantic import ValidationError
 from token_files import END, numbered_tokens
 
-from evenpack.data.config import ConcatRecipe, PaddingRecipe
 from evenpack.data.sequences import SequenceView, build_view, open_view
-from evenpack.data.sequences.atoms import shuffled_atoms
+from evenpack.data.sequences.config import ConcatRecipe, PaddingRecipe
+from evenpack.data.sequences.pieces import shuffled_atoms
 from evenpack.data.tokens.file import TokenFile
 
 LENGTHS = [5, 2, 9, 1, 17, 33, 2, 3, 64, 4, 4, 16, 15, 18, 40, 8, 9, 2, 1, 12]

@@ -7,15 +7,10 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 from scipy import stats
 
-from evenpack.data.config import MaskingConfig
 from evenpack.data.sequences import masking
-from evenpack.data.sequences.masking import (
-    MaskedTokens,
-    MaskingVocabulary,
-    mask_sequences,
-    masked_count,
-    masking_keys,
-)
+from evenpack.data.sequences.config import MaskingConfig
+from evenpack.data.sequences.masking import MaskedTokens, mask_sequences, masked_count, masking_keys
+from evenpack.data.tokenizers.special_tokens import MaskingVocabulary
 
 CLS, SEP, MASK, PAD = 2, 3, 4, 0
 SPECIAL = (PAD, CLS, SEP, MASK)

@@ -5,9 +5,9 @@ import pytest
 from pydantic import TypeAdapter
 from token_files import END, numbered_tokens
 
-from evenpack.data.config import Recipe
 from evenpack.data.sequences import ViewOfDocuments, build_view
-from evenpack.data.sequences.padding import PaddingView
+from evenpack.data.sequences.config import Recipe
+from evenpack.data.sequences.pieces import PaddingView
 from evenpack.data.tokens.file import TokenFile
 
 LENGTHS = [5, 2, 9, 1, 17, 33, 2, 3, 64, 4, 4, 16, 15, 18, 40, 8, 9, 2, 1, 12]

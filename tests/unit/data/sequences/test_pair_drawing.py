@@ -10,11 +10,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
 
-from evenpack.data.config import SentencePairsRecipe
-from evenpack.data.order.permutation import derive_key
-from evenpack.data.sequences.pair_drawing import PairDrawing, PairSpans, cut_longer
-from evenpack.data.sequences.sentences import SentenceIndex
-from evenpack.data.tokens.file import TokenFile, TokenFileWriter
+from evenpack.data.permutation import derive_key
+from evenpack.data.sequences.config import SentencePairsRecipe
+from evenpack.data.sequences.pair_drawing import PairDrawing, PairSpans, SentenceIndex, cut_longer
+from evenpack.data.tokens.file import TokenFile
+from evenpack.data.tokens.writer import TokenFileWriter
 from evenpack.errors import DataError
 
 

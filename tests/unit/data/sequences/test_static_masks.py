@@ -27,7 +27,7 @@ from evenpack.data.order.selection import PackedSource, PackSelection
 from evenpack.data.order.step_plan import StepPlanner
 from evenpack.data.order.step_shape import Layout
 from evenpack.data.sequences import MaskedPairsView
-from evenpack.data.sequences.static_masks import StaticMasks, most_masks_by_length
+from evenpack.data.sequences.pairs import StaticMasks, most_masks_by_length
 from evenpack.errors import ConfigError, DataError
 from evenpack.models.bert.config import BertConfig
 from evenpack.models.bert.model import Bert

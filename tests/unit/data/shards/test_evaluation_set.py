@@ -8,9 +8,8 @@ import pytest
 from rich.console import Console
 from shard_files import random_rows, write_fixed, write_packed, write_variable
 
-from evenpack.data.shards.evaluation_set import MLPERF_SAMPLES, evenly_spaced, pick_evaluation_set
-from evenpack.data.shards.layout import ShardSet
-from evenpack.data.shards.reading import read_slices
+from evenpack.data.shards.reading import ShardSet, read_slices
+from evenpack.data.shards.writing import MLPERF_SAMPLES, evenly_spaced, pick_evaluation_set
 from evenpack.errors import ConfigError, DataError
 from evenpack.progress import Progress
 

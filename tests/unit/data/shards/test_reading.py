@@ -25,11 +25,8 @@ from shard_files import (
 )
 
 from evenpack.data.shards import reading
-from evenpack.data.shards.checks import RowLimits, check_limits
-from evenpack.data.shards.layout import ShardSet
-from evenpack.data.shards.masked_sequences import MaskedSequences
-from evenpack.data.shards.reading import read_slices
-from evenpack.data.tokenizers.tokenizer import PairTokens
+from evenpack.data.shards.reading import MaskedSequences, RowLimits, ShardSet, check_limits, read_slices
+from evenpack.data.tokenizers.special_tokens import PairTokens
 from evenpack.errors import ConfigError, DataError
 
 ROWS = random_rows(50, seed=1)

@@ -10,13 +10,12 @@ import pytest
 from prepared_files import contents
 from token_files import make_documents, write
 
-from evenpack.data.config import DocumentsRecipe
+from evenpack.data.sequences.config import DocumentsRecipe
 from evenpack.data.sequences.documents import DocumentsView, build_documents
 from evenpack.data.sequences.shuffled import SHUFFLED, ShuffledView
-from evenpack.data.shuffle import sequences as sequences_module
-from evenpack.data.shuffle.columns import ColumnFolder
+from evenpack.data.shuffle import shuffle as shuffle_module
 from evenpack.data.shuffle.grid import BYTES_PER_SEQUENCE, Grid, equal_parts
-from evenpack.data.shuffle.shuffle import GridShuffler
+from evenpack.data.shuffle.shuffle import ColumnFolder, GridShuffler
 from evenpack.data.tokens.file import TokenFile
 from evenpack.errors import DataError, RunError
 
@@ -30,7 +29,7 @@ class StoppedShuffleError(Exception):
 
 @pytest.fixture(autouse=True)
 def _small_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sequences_module, "_CHUNK_TOKENS", 300)
+    monkeypatch.setattr(shuffle_module, "_CHUNK_TOKENS", 300)
 
 
 @pytest.fixture(scope="module")
@@ -160,20 +159,20 @@ def column_bounds(view: DocumentsView) -> list[int]:
 def reports_of_columns(view: DocumentsView) -> int:
     """Returns how often the first pass reports its progress."""
     bounds = column_bounds(view)
-    return sum(len(list(sequences_module.chunks(view.lengths(a, b)))) for a, b in pairwise(bounds))
+    return sum(len(list(shuffle_module.chunks(view.lengths(a, b)))) for a, b in pairwise(bounds))
 
 
 def test_sequences_that_changed_on_the_way_are_distinguished_from_those_that_were_read(
     view: DocumentsView, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    original = sequences_module.Sequences.in_order
+    original = shuffle_module.Sequences.in_order
 
-    def faulty(self: sequences_module.Sequences, order: np.ndarray) -> object:
+    def faulty(self: shuffle_module.Sequences, order: np.ndarray) -> object:
         for chunk in original(self, order):
             chunk.tokens[0] ^= 1
             yield chunk
 
-    monkeypatch.setattr(sequences_module.Sequences, "in_order", faulty)
+    monkeypatch.setattr(shuffle_module.Sequences, "in_order", faulty)
     with pytest.raises(RunError, match=r"hashes sum to [0-9a-f]{16} and written others"):
         shuffler(view, tmp_path).run()
     assert not (tmp_path / "shuffled.idx").exists()

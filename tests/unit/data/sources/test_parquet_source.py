@@ -12,7 +12,7 @@ from evenpack.data.prepare.prepare import prepare
 from evenpack.data.sources.config import ParquetSource, Source
 from evenpack.data.sources.corpus import Document
 from evenpack.data.sources.kinds import KINDS, open_corpus, source_inputs
-from evenpack.data.sources.tables.parquet import ParquetTable
+from evenpack.data.sources.tables import ParquetTable
 from evenpack.errors import DataError
 from evenpack.studies.lengths.options import InputOptions
 from evenpack.studies.lengths.reading import read_histogram

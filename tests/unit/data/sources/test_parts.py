@@ -17,7 +17,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import TypeAdapter
 
-from evenpack.data.sources import line_ranges
+from evenpack.data.sources import lines as lines_module
 from evenpack.data.sources.config import Source
 from evenpack.data.sources.corpus import Corpus, CorpusPart, WholeCorpus
 from evenpack.data.sources.kinds import KINDS, open_corpus
@@ -182,7 +182,7 @@ def test_text_may_be_cut_between_any_documents(
             check(found, size)
             names = [part.name for part in found.parts(size)]
             with pytest.MonkeyPatch.context() as patch:  # however long a line is, its pieces lead to the same end
-                patch.setattr(line_ranges, "_PIECE_BYTES", piece_bytes)
+                patch.setattr(lines_module, "_PIECE_BYTES", piece_bytes)
                 assert [part.name for part in found.parts(size)] == names
 
 

@@ -10,10 +10,10 @@ from prepared_files import data_config
 from pydantic import TypeAdapter, ValidationError
 
 from evenpack.config import validate
-from evenpack.data.prepare.manifest import data_section
+from evenpack.data.manifest import data_section
 from evenpack.data.sources.config import Hdf5Source, HubSource, JsonlSource, Source
-from evenpack.data.sources.hdf5 import training_files, validation_files
 from evenpack.data.sources.kinds import open_corpus, source_inputs
+from evenpack.data.sources.without_text import shards_of
 from evenpack.errors import ConfigError, DataError
 
 
@@ -136,5 +136,5 @@ def test_both_sets_of_shards_may_be_lists(tmp_path: Path) -> None:
     for file in files:
         file.write_bytes(b"")
     source = Hdf5Source(kind="hdf5", path=tuple(files[:2]), validation_path=tuple(files[2:]))
-    assert training_files("wiki", source) == tuple(files[:2])
-    assert validation_files("wiki", source) == tuple(files[2:])
+    found = shards_of("wiki", source)
+    assert (found.training, found.validation) == (tuple(files[:2]), tuple(files[2:]))

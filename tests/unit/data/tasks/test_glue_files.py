@@ -5,8 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from evenpack.data.tasks.glue import GLUE_TASKS, GlueTask, find_glue_task, glue_file
-from evenpack.data.tasks.task_files import read_task_rows
+from evenpack.data.tasks.glue import GLUE_TASKS, GlueTask, find_glue_task, glue_file, read_task_rows
 from evenpack.errors import ConfigError, DataError
 
 OFFICIAL_COLUMNS = {

@@ -7,10 +7,9 @@ import pytest
 from transformers import BertTokenizerFast
 from wordpiece import SPECIAL, WORDS, write_tokenizer_json, write_vocabulary
 
-from evenpack.data.tokenizers import encoder
+from evenpack.data.tokenizers import loading
 from evenpack.data.tokenizers.config import TrainedTokenizer
-from evenpack.data.tokenizers.encoder import load_encoder
-from evenpack.data.tokenizers.loading import train_tokenizer
+from evenpack.data.tokenizers.loading import load_encoder, train_tokenizer
 from evenpack.errors import DataError
 
 TEXTS = ["the cats sat.", "", "The CAT", "the dog [SEP] on it"]
@@ -62,8 +61,8 @@ def test_texts_are_encoded_in_batches_without_losing_their_order(
     texts = ["the cat " * (number * 7 % 5) for number in range(40)] + ["the " * 100]
     whole = found.lengths(texts).tolist()
     assert whole == [2 + 2 * (number * 7 % 5) for number in range(40)] + [102]
-    monkeypatch.setattr(encoder, "_BATCH_CHARACTERS", 50)
-    assert len(encoder._batches(texts)) > 5
+    monkeypatch.setattr(loading, "_BATCH_CHARACTERS", 50)
+    assert len(loading._batches(texts)) > 5
     assert found.lengths(texts).tolist() == whole
     assert found.lengths([]).tolist() == []
 

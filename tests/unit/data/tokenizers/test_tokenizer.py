@@ -22,7 +22,8 @@ from evenpack.data.tokenizers.config import (
     TrainedWordPieces,
 )
 from evenpack.data.tokenizers.loading import load_tokenizer, train_tokenizer
-from evenpack.data.tokenizers.tokenizer import SENTENCE_LENGTHS, Tokenizer
+from evenpack.data.tokenizers.special_tokens import SENTENCE_LENGTHS
+from evenpack.data.tokenizers.tokenizer import Tokenizer
 from evenpack.errors import DataError
 
 TEXTS = [

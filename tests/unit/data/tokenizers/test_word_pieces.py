@@ -11,12 +11,13 @@ from prepared_files import sentences
 from pydantic import ValidationError
 from transformers import AutoTokenizer, BertTokenizer
 
-from evenpack.data.sequences.sentences import split_sentences
+from evenpack.data.sequences.pair_drawing import split_sentences
 from evenpack.data.tokenizers import config as tokenizers_config
 from evenpack.data.tokenizers import word_pieces
 from evenpack.data.tokenizers.config import TrainedWordPieces
 from evenpack.data.tokenizers.loading import load_tokenizer, tokenizer_inputs, train_tokenizer
-from evenpack.data.tokenizers.tokenizer import SENTENCE_LENGTHS, Tokenizer
+from evenpack.data.tokenizers.special_tokens import SENTENCE_LENGTHS
+from evenpack.data.tokenizers.tokenizer import Tokenizer
 from evenpack.errors import DataError
 
 SPECIAL = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]

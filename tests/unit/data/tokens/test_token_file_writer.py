@@ -20,7 +20,8 @@ import pytest
 import xxhash
 from token_files import all_documents, hashes_of, make_documents, write
 
-from evenpack.data.tokens.file import TokenFile, TokenFileWriter, hashes_path, read_journal
+from evenpack.data.tokens.file import TokenFile
+from evenpack.data.tokens.writer import TokenFileWriter, hashes_path, read_journal
 from evenpack.errors import DataError
 
 
@@ -199,7 +200,7 @@ WRITER_PROCESS = """
 import resource, signal, sys
 from pathlib import Path
 import numpy as np
-from evenpack.data.tokens.file import TokenFileWriter
+from evenpack.data.tokens.writer import TokenFileWriter
 from evenpack.errors import RunError
 
 prefix, batches, most_bytes = Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3])
@@ -286,7 +287,7 @@ def test_a_write_that_takes_a_few_bytes_at_a_time_continues_until_all_are_writte
         def write(self, content: Any, /) -> int:
             return super().write(content[:7])
 
-    monkeypatch.setattr("evenpack.data.tokens.growing_file.io.FileIO", Hesitant)
+    monkeypatch.setattr("evenpack.data.tokens.writer.io.FileIO", Hesitant)
     tokens = write(tmp_path / "tokens", DOCUMENTS)
 
     assert all_documents(tokens) == [document.tolist() for document in DOCUMENTS]
@@ -335,9 +336,7 @@ def test_a_write_continues_only_with_the_same_vocabulary_and_whole_partial_files
             TokenFileWriter.resume(tmp_path / "tokens", vocabulary_size=50_257)
 
 
-def test_a_journal_of_which_one_bit_changed_is_refused_and_an_older_one_without_checksum_is_read(
-    tmp_path: Path,
-) -> None:
+def test_a_journal_of_which_one_bit_changed_or_without_its_checksum_is_refused(tmp_path: Path) -> None:
     prefix, path = tmp_path / "tokens", tmp_path / "tokens.journal.json"
     with TokenFileWriter(prefix, vocabulary_size=50_257) as writer:
         writer.append_documents([np.arange(1, 30)], np.array([7], dtype=np.uint64))
@@ -348,10 +347,11 @@ def test_a_journal_of_which_one_bit_changed_is_refused_and_an_older_one_without_
         path.write_bytes(sound[:place] + bytes([sound[place] ^ 1]) + sound[place + 1 :])
         with contextlib.suppress(DataError):
             assert read_journal(prefix) == written, f"byte {place} of {sound!r} changes what is read"
-    older = json.loads(sound)
-    del older["checksum"]
-    path.write_text(json.dumps(older))
-    assert read_journal(prefix) == written
+    incomplete = json.loads(sound)
+    del incomplete["checksum"]
+    path.write_text(json.dumps(incomplete))
+    with pytest.raises(DataError, match="does not have its checksum None"):
+        read_journal(prefix)
 
 
 def test_columns_of_any_number_of_values_grow_with_the_documents_and_are_cut_to_the_journal(tmp_path: Path) -> None:

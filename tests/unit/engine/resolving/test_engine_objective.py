@@ -12,9 +12,8 @@ from evenpack.config import validate
 from evenpack.data.batches.objectives import MaskedTokensAndNextSentence, NextTokens
 from evenpack.data.batches.pipeline import evaluation_batches
 from evenpack.data.order.step_plan import StepPlanner
-from evenpack.data.packed_sources import packed_sources
 from evenpack.data.prepare.prepare import prepare
-from evenpack.data.prepared import PreparedData
+from evenpack.data.prepared import PreparedData, packed_sources
 from evenpack.data.sequences.masking import masked_count
 from evenpack.engine.config import RunConfig
 from evenpack.engine.resolving.resolve import resolve

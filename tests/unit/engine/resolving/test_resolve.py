@@ -163,7 +163,7 @@ def test_a_run_balances_segments_where_they_cost(config: RunConfig) -> None:
 
 
 def build_sources(run: Any) -> Any:
-    from evenpack.data.packed_sources import packed_sources
+    from evenpack.data.prepared import packed_sources
 
     return packed_sources(run.prepared, "train", seed=run.config.run.seed)
 

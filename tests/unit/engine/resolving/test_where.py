@@ -1,6 +1,5 @@
 """The contents of steps and the steps of documents, on whole small runs, and the messages for bad queries."""
 
-import shutil
 from collections import defaultdict
 from dataclasses import replace
 from pathlib import Path
@@ -11,16 +10,14 @@ import pytest
 from pair_sources import pair_run
 from prepared_files import sentences
 
-from evenpack.data.order.permutation import derive_key, hash64
-from evenpack.data.prepare.manifest import Manifest
+from evenpack.data.permutation import derive_key, hash64
 from evenpack.data.prepare.prepare import prepare
-from evenpack.data.prepared import PreparedData
 from evenpack.data.sequences import SentencePairsView
-from evenpack.data.sequences.pair_origins import ORIGIN_COLUMNS, PairsAsDocuments
+from evenpack.data.sequences.pairs import PairsAsDocuments
 from evenpack.data.where import DocumentVisits, StepContent, Where
 from evenpack.engine.config import RunConfig
 from evenpack.engine.resolving.where import differs_from_trained, open_where
-from evenpack.errors import ConfigError, DataError, NotPreparedError
+from evenpack.errors import ConfigError, NotPreparedError
 from evenpack.testing import changed, prepared, run_config, run_values, text_sources
 
 STEPS = 24
@@ -238,27 +235,6 @@ def test_pairs_name_the_documents_of_both_their_halves(pairs: RunConfig):
             visits = visits_of_document(where.document(document, source.name))
             assert sorted(visits) == sorted(by_steps[source.name, document])
     assert len(by_steps) > 20
-
-
-def test_pairs_of_an_older_preparation_are_the_same_run_and_say_that_nothing_was_noted(
-    pairs: RunConfig, tmp_path: Path
-):
-    directory = Path(shutil.copytree(pairs.prepared_dir, tmp_path / "older"))
-    manifest = Manifest.read(directory)
-    columns = [name for name in manifest.files if Path(name).stem in ORIGIN_COLUMNS]
-    assert len(columns) == 2 * 2 * len(manifest.sources)  # of both splits
-    for name in columns:
-        (directory / name).unlink()
-    files = {name: record for name, record in manifest.files.items() if name not in columns}
-    manifest.model_copy(update={"files": files}).write(directory)
-    older = changed(pairs, data={"prepared_dir": directory})
-    prints = [PreparedData.open(one.prepared_dir, one.data).fingerprint(3) for one in (pairs, older)]
-    assert prints[0] == prints[1]
-    content = open_where(older).step(2)
-    assert content.order_hash == open_where(pairs).step(2).order_hash
-    assert all(not one.parts for one in content.sequences)
-    with pytest.raises(DataError, match="were not recorded"):
-        open_where(older).document(3, "wiki")
 
 
 def test_pairs_that_came_finished_are_their_own_documents(pairs: RunConfig):

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 from prepared_files import StopAfter, StoppedError
 
-from evenpack.data.prepare.known_tokens import find_tokens
 from evenpack.data.prepare.prepare import prepare
+from evenpack.data.prepare.tokens_dir import find_tokens
 from evenpack.engine.config import RunConfig
 from evenpack.errors import ConfigError, DataError
 from evenpack.studies.budget.budget import budget_of

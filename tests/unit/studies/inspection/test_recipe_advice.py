@@ -5,10 +5,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from evenpack.data.config import ConcatRecipe, DocumentsRecipe, PaddingRecipe
 from evenpack.data.packing import LengthHistogram
 from evenpack.data.sequences import build_view
-from evenpack.data.tokens.file import TokenFile, TokenFileWriter
+from evenpack.data.sequences.config import ConcatRecipe, DocumentsRecipe, PaddingRecipe
+from evenpack.data.tokens.file import TokenFile
+from evenpack.data.tokens.writer import TokenFileWriter
 from evenpack.studies.inspection.recipes import advise_recipe
 
 LENGTHS = [2, 9, 17, 33, 34, 64, 100, 31, 32, 5, 5, 48, 200]

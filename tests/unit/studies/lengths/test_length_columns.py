@@ -15,7 +15,7 @@ import zstandard
 from wordpiece import write_vocabulary
 
 from evenpack.data.prepare.progress import PrepareState
-from evenpack.data.sources.tables import csv, jsonl, parquet
+from evenpack.data.sources import tables
 from evenpack.errors import ConfigError, DataError, EvenpackError
 from evenpack.studies.lengths.options import InputOptions
 from evenpack.studies.lengths.reading import read_histogram
@@ -222,7 +222,7 @@ def test_cells_may_hold_spaces_quotes_and_line_ends(
     (tmp_path / "a.csv").write_text('text,n\n"the\ncat, it", 3 \n\n"a ""cat""",4\n')
     assert counts(str(tmp_path / "a.csv"), column="n") == [0, 0, 1, 1]
     assert counts(str(tmp_path / "a.csv"), tokenizer=tokenizer) == [0, 0, 0, 0, 0, 2]  # comma and quotes are tokens
-    monkeypatch.setattr(csv, "_CSV_BLOCK_BYTES", 100)
+    monkeypatch.setattr(tables, "_CSV_BLOCK_BYTES", 100)
     (tmp_path / "b.csv").write_text("text,n\n" + '"the\n\ncat,1\nit",2\n' * 100)
     assert counts(str(tmp_path / "b.csv"), column="n") == [0, 100]
 
@@ -286,10 +286,10 @@ def test_a_file_that_is_not_there_is_no_dataset(tmp_path: Path) -> None:
 def test_long_tables_are_read_in_parts_and_every_row_is_counted(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tokenizer: str
 ) -> None:
-    monkeypatch.setattr(parquet, "ROWS_AT_ONCE", 16)
-    monkeypatch.setattr(parquet, "LONG_ROWS_AT_ONCE", 8)
-    monkeypatch.setattr(csv, "_CSV_BLOCK_BYTES", 256)
-    monkeypatch.setattr(jsonl, "_BLOCK_BYTES", 200)
+    monkeypatch.setattr(tables, "ROWS_AT_ONCE", 16)
+    monkeypatch.setattr(tables, "LONG_ROWS_AT_ONCE", 8)
+    monkeypatch.setattr(tables, "_CSV_BLOCK_BYTES", 256)
+    monkeypatch.setattr(tables, "_JSONL_BLOCK_BYTES", 200)
     values = np.random.default_rng(0).integers(1, 30, 300)
     expected = np.bincount(values)[1:].tolist()
     texts = ["it " * (value - 1) for value in values]

@@ -6,7 +6,7 @@ import numpy as np
 import torch
 from tiny_run import PACK_LENGTH
 
-from evenpack.data.config import PackingConfig
+from evenpack.data.order.config import PackingConfig
 from evenpack.data.prepared import PreparedData
 from evenpack.engine.config import RunConfig
 from evenpack.engine.resolving.resolve import open_run

@@ -19,24 +19,19 @@ from jaxtyping import Int64, UInt64
 
 _GOLDEN = 0x9E3779B97F4A7C15
 """2**64 over the golden ratio: the increment of SplitMix64."""
-
 _FACTORS = (0xBF58476D1CE4E5B9, 0x94D049BB133111EB)
 _WORD = (1 << 64) - 1
 _ONE = np.uint64(1)
 _HALF_WORD = np.uint64(32)
-
 # Made once: at a thousand values a numpy scalar costs as much as the operation on it.
 _INCREMENT = np.uint64(_GOLDEN)
 _FIRST_FACTOR, _SECOND_FACTOR = (np.uint64(factor) for factor in _FACTORS)
 _FIRST_SHIFT, _SECOND_SHIFT, _THIRD_SHIFT = np.uint64(30), np.uint64(27), np.uint64(31)
-
 _FEISTEL_ROUNDS = 9
 _LARGEST_SHUFFLED = 32
 _LARGEST_SIZE = 1 << 53
 """Largest size: bit counts are computed through float64."""
-
 _ROUND_OFFSETS = tuple(np.uint64((i * _GOLDEN) & _WORD) for i in range(_LARGEST_SHUFFLED))
-
 _CHUNK = 1 << 14
 """Elements processed together: a dozen arrays of them stay in a core's second-level cache."""
 
@@ -188,3 +183,8 @@ def _feistel(
 
 def _round_keys(keys: UInt64[np.ndarray, " N"], i: int) -> UInt64[np.ndarray, " N"]:
     return keys + _ROUND_OFFSETS[i]
+
+
+def sequence_id_type(sequences: int) -> np.dtype:
+    """Returns the smallest integer type for so many sequence ids: int32 up to 2**31 of them, int64 beyond."""
+    return np.dtype(np.int32 if sequences <= 1 << 31 else np.int64)

@@ -1,6 +1,6 @@
 """The manifest of a prepared directory, written last, so that a directory with one is complete."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import asdict
 from datetime import UTC, datetime
 from pathlib import Path
@@ -10,11 +10,12 @@ from pydantic import ValidationError, model_validator
 
 from evenpack.config import Section
 from evenpack.data.checksums import Checksums, checksum_of_json, digest_of
-from evenpack.data.config import OF_THE_LOSS, DataConfig
+from evenpack.data.config import DataConfig
 from evenpack.data.order.step_shape import Batching
 from evenpack.data.packing import Packing
 from evenpack.data.sequences import TokenAccounting
-from evenpack.data.sources.input_files import InputFile
+from evenpack.data.sequences.config import OF_THE_LOSS
+from evenpack.data.sources.files import InputFile
 from evenpack.data.sources.rows import RowAccounting
 from evenpack.errors import DataError, NotPreparedError
 from evenpack.files import read_json, write_json
@@ -31,8 +32,7 @@ _OFF_UNLESS_GIVEN: dict[str, bool | None] = {
     **dict.fromkeys(("rows", "minimum_words", "maximum_rows", "validation_path", "validation_split")),
     "allow_validation_overlap": False,
 }
-"""Keys of a source of text that older data sections do not have, with their defaults: included only with another value,
-so that the older ones stay valid."""
+"""Keys of a source of text with their defaults, which decide nothing then: left out unless they have another value."""
 _NOT_OF_FILES = dict.fromkeys(
     (
         *("prepared_dir", "tokens_dir", "order", "verify_in_training", "on_changed_sources"),
@@ -238,7 +238,7 @@ def data_section(config: DataConfig) -> dict[str, Any]:
     within which sources are read.
     """
     section = config.model_dump(mode="json", exclude={**_NOT_OF_FILES, "recipe": OF_THE_LOSS})
-    if section["shuffle"]["kind"] == "permutation":  # older data sections do not contain it
+    if section["shuffle"]["kind"] == "permutation":
         del section["shuffle"]
     for source in section["sources"].values():
         for key in _NOT_OF_A_SOURCE:
@@ -266,15 +266,15 @@ def refuse_differences(before: dict[str, Any], now: dict[str, Any], place: Path)
     Raises: DataError naming each key whose value is not the one that `place` was prepared with.
     """
     earlier, current = dict(_flatten(before, "data")), dict(_flatten(now, "data"))
-    for key in OF_THE_LOSS:
-        earlier.pop(f"data.recipe.{key}", None)  # older sets contain it
     lines = [
         f"  {key}: prepared with {earlier.get(key, 'nothing')!r}, this run has {current.get(key, 'nothing')!r}"
         for key in sorted(earlier.keys() | current.keys())
         if earlier.get(key) != current.get(key) and not (key.rpartition(".")[2] in _PATHS and current.get(key) is None)
     ]
     if lines:
-        raise DataError("\n".join([f"{place} was prepared from another data section:", *lines, _remedy(place)]))
+        raise DataError(
+            "\n".join([f"{place} was prepared from another data section:", *lines, _prepare_elsewhere(place)])
+        )
 
 
 def refuse_changed_inputs(before: Sequence[InputFile], now: Sequence[InputFile], place: Path) -> None:
@@ -284,7 +284,8 @@ def refuse_changed_inputs(before: Sequence[InputFile], now: Sequence[InputFile],
         if earlier.get(path) != current.get(path):
             raise DataError(
                 f"input file {path} has changed since {place} was prepared from it:\n"
-                f"  prepared with {_describe(earlier.get(path))}, now {_describe(current.get(path))}\n{_remedy(place)}"
+                f"  prepared with {_describe(earlier.get(path))}, now {_describe(current.get(path))}\n"
+                f"{_prepare_elsewhere(place)}"
             )
 
 
@@ -295,7 +296,7 @@ def _describe(file: InputFile | None) -> str:
     return f"{file.bytes} bytes, modified at {modified.isoformat(sep=' ', timespec='milliseconds')}"
 
 
-def _remedy(place: Path) -> str:
+def _prepare_elsewhere(place: Path) -> str:
     return f"Choose another data.prepared_dir (or run.output_dir), or remove {place} and prepare again"
 
 
@@ -305,3 +306,19 @@ def _flatten(value: Any, prefix: str) -> Iterator[tuple[str, Any]]:
             yield from _flatten(child, f"{prefix}.{key}")
     else:
         yield prefix, value
+
+
+def remedy(directory: Path, shared: Collection[Path] = ()) -> str:
+    """Returns the remedy for damaged or missing files of a prepared set.
+
+    Args:
+        shared: those of them that are in a `data.tokens_dir`.
+    """
+    again = "Copy these files again from an intact copy, or remove"
+    if not shared:
+        return f"{again} {directory} and prepare again"
+    folders = " and ".join(sorted({str(path.parent) for path in shared}))
+    return (
+        f"{again} {folders} (of data.tokens_dir) and {directory}, and prepare again: every set that shares these "
+        "tokens is then complete, if the sources have not changed"
+    )

@@ -2,28 +2,79 @@
 
 import shutil
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 
-from evenpack.data.prepare.origins import Origin, origin_hash
+import numpy as np
+from jaxtyping import UInt64
+
+from evenpack.data.checksums import Checksums
 from evenpack.data.prepare.progress import SourceReporter
-from evenpack.data.prepare.tokenising.batches import no_documents_error
-from evenpack.data.prepare.tokenising.encoding import append_parts, columns, encoder, encoding_threads
-from evenpack.data.prepare.tokenising.part_files import PartTask, stop_file
-from evenpack.data.prepare.tokenising.state import TokenisingState
-from evenpack.data.prepare.tokenising.workers import Workers
+from evenpack.data.prepare.tokenising import (
+    TokenisingState,
+    append_parts,
+    columns,
+    encoder,
+    encoding_threads,
+    no_documents_error,
+)
+from evenpack.data.prepare.tokens_dir import Origin, origin_hash
+from evenpack.data.prepare.workers import PartTask, Workers, stop_file
 from evenpack.data.sources.corpus import Corpus, CorpusPart
-from evenpack.data.sources.rows import RowCorpus
+from evenpack.data.sources.rows import RowAccounting, RowCorpus
 from evenpack.data.tokenizers.tokenizer import Tokenizer
-from evenpack.data.tokens.file import Journal, read_journal
-from evenpack.data.tokens.writer import TokenFileWriter
+from evenpack.data.tokens.file import TokenFile
+from evenpack.data.tokens.writer import Journal, TokenFileWriter, column_path, hashes_path, read_journal
 from evenpack.errors import DataError
 
 _MOST_PARTS = 1 << 10
 _SMALLEST_PART_BYTES = 1 << 24
 _LARGEST_PART_BYTES = 1 << 30
+
+
+@dataclass(frozen=True, kw_only=True)
+class WrittenTokens:
+    """A finished token file, with the counts and columns stored for it."""
+
+    token_file: TokenFile
+    columns: tuple[Path, ...]
+    """Columns that are stored for each document in addition to its tokens."""
+    identities: UInt64[np.ndarray, " documents"]
+    text_bytes: int
+    unknown_tokens: int
+    rows: RowAccounting | None
+    """Accounting of rows, if documents were divided or filtered before tokenising; None if not."""
+    checksums: Mapping[str, Checksums]
+    """Known checksums of files, by name."""
+
+    @classmethod
+    def of_text(cls, prefix: Path, journal: Journal, columns: Collection[str]) -> "WrittenTokens":
+        """Opens the output of `write_tokens`. Raises: DataError if the files are incomplete."""
+        state = TokenisingState.of_json(journal.state)
+        return cls(
+            token_file=TokenFile(prefix),
+            columns=tuple(column_path(prefix, name) for name in columns),
+            identities=np.load(hashes_path(prefix), mmap_mode="r"),
+            text_bytes=state.text_bytes,
+            unknown_tokens=state.unknown_tokens,
+            rows=state.rows,
+            checksums=journal.checksums,
+        )
+
+    @classmethod
+    def of_token_file(cls, token_file: TokenFile, hashes: Path) -> "WrittenTokens":
+        """Opens a token file that was not written here, with the hashes of its documents."""
+        return cls(
+            token_file=token_file,
+            columns=(hashes,),
+            identities=np.load(hashes, mmap_mode="r"),
+            text_bytes=0,
+            unknown_tokens=0,
+            rows=None,
+            checksums={},
+        )
 
 
 def default_part_bytes(total_bytes: int) -> int:

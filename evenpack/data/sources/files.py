@@ -1,15 +1,44 @@
-"""Finds the files of a source's `path`, in an order that is the same on every machine."""
+"""Finds the files of a source's `path`, in an order that is the same on every machine, and their state.
+
+A folder that `datasets` wrote with `save_to_disk` has an order of its own, which is read without that library:
+
+FOLDER/state.json, dataset_info.json, data-00000-of-00002.arrow ...      a Dataset; state.json lists its files
+FOLDER/dataset_dict.json, train/, test/ ...                              a DatasetDict; each folder is a Dataset
+"""
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
+from evenpack.config import Section
+from evenpack.data.sources.config import Hdf5Source, SourceOfFiles
 from evenpack.errors import DataError
+from evenpack.files import read_json
+
+_GLOB_CHARACTERS = frozenset("*?[")
+ARROW_SUFFIXES = (".arrow", ".arrows", ".feather")
+"""Suffixes of files in Arrow's own format."""
+_STATE = "state.json"
+_DICTIONARY = "dataset_dict.json"
+
+
+class InputFile(Section):
+    """A file as it was when it was read; size and time show a change."""
+
+    path: str
+    bytes: int
+    modified_ns: int
+
+    @classmethod
+    def of(cls, path: Path) -> "InputFile":
+        """Returns the state of the file at `path` now."""
+        status = path.stat()
+        return cls(path=str(path.resolve()), bytes=status.st_size, modified_ns=status.st_mtime_ns)
+
 
 FolderFiles = Callable[[Path], tuple[Path, ...] | None]
 """Returns the files of a folder that is a dataset, in its own order; None for any other folder."""
-
-_GLOB_CHARACTERS = frozenset("*?[")
 
 
 def find_files(
@@ -44,14 +73,39 @@ def find_files(
     return tuple(file for file, _ in found.values())
 
 
-def refuse_shared_files(name: str, training: Sequence[Path], validation: Sequence[Path]) -> None:
-    """Checks that no file is both for training and for validation. Raises: DataError naming the first that is."""
-    shared = {path.resolve() for path in training} & {path.resolve() for path in validation}
-    if shared:
-        raise DataError(
-            f"source '{name}': {min(shared)} belongs to path and to validation_path: validation files must not be "
-            f"trained on; correct data.sources.{name}.path"
-        )
+@dataclass(frozen=True, kw_only=True)
+class SourceFiles:
+    """The files of a source."""
+
+    training: tuple[Path, ...]
+    validation: tuple[Path, ...]
+    """Files of documents that are held out; none if the section names no such files."""
+
+    @classmethod
+    def find(
+        cls,
+        name: str,
+        source: SourceOfFiles | Hdf5Source,
+        *,
+        suffixes: tuple[str, ...] | None,
+        own_files: Callable[[str], FolderFiles] = lambda key: lambda folder: None,
+    ) -> "SourceFiles":
+        """Finds the files of the source with this name; `own_files` is asked with the key of the searched paths.
+
+        Raises: DataError as `find_files`, and for a file that is both for training and for validation.
+        """
+        training = find_files(name, source.path, suffixes=suffixes, own_files=own_files("path"))
+        if source.validation_path is None:
+            return cls(training=training, validation=())
+        key = "validation_path"
+        validation = find_files(name, source.validation_path, suffixes=suffixes, key=key, own_files=own_files(key))
+        shared = {path.resolve() for path in training} & {path.resolve() for path in validation}
+        if shared:
+            raise DataError(
+                f"source '{name}': {min(shared)} belongs to path and to validation_path: validation files must not be "
+                f"trained on; correct data.sources.{name}.path"
+            )
+        return cls(training=training, validation=validation)
 
 
 def files_below(folder: Path) -> tuple[Path, ...]:
@@ -142,3 +196,65 @@ def _found_twice(name: str, key: str, *, first: tuple[Path, Path], second: tuple
         f"source '{name}' leads to {same} ({by}): leave one out of data.sources.{name}.{key}; to read a source more "
         "often than others, raise its weight"
     )
+
+
+def saved_splits(folder: Path) -> tuple[str, ...] | None:
+    """Returns the splits of a folder that holds a DatasetDict, none if it holds a Dataset; None for any other folder.
+
+    Raises: DataError if the list of splits cannot be read.
+    """
+    if (folder / _DICTIONARY).is_file():
+        splits = _read_description(folder / _DICTIONARY).get("splits")
+        if not isinstance(splits, list) or not splits:
+            raise _damaged(folder / _DICTIONARY, "no list of 'splits'")
+        return tuple(str(split) for split in splits)
+    return () if (folder / _STATE).is_file() and (folder / "dataset_info.json").is_file() else None
+
+
+def saved_files(folder: Path, *, split: str | None, key: str | None) -> tuple[Path, ...] | None:
+    """Returns the files of a saved dataset in its own order, or None if the folder is none.
+
+    `key` is the split's key in the run file; None: there is none, and a split is named by its folder.
+
+    Raises: DataError for a DatasetDict without a known split, for a Dataset with one, and for files that are missing.
+    """
+    splits = saved_splits(folder)
+    if splits is None:
+        return None
+    if not splits:
+        if split is not None:
+            raise DataError(f"{folder} holds one dataset and no splits: leave {key}={split} out")
+        return _listed_files(folder)
+    if split not in splits:
+        found = "no split is named" if split is None else f"'{split}' is none of them"
+        remedy = f"give {folder / splits[0]} or another one's folder" if key is None else f"choose one with {key}=SPLIT"
+        raise DataError(f"{folder} holds the splits {', '.join(splits)}, and {found}: {remedy}")
+    return _listed_files(folder / split)
+
+
+def _listed_files(folder: Path) -> tuple[Path, ...]:
+    state = _read_description(folder / _STATE)
+    if any(state[key] for key in state if key.startswith("_indices")):
+        raise DataError(
+            f"{folder / _STATE} selects rows by a table of indices, as old versions of datasets wrote it: load and "
+            "save the dataset again"
+        )
+    listed = state.get("_data_files")
+    if not isinstance(listed, list) or not all(isinstance(file, dict) and "filename" in file for file in listed):
+        raise _damaged(folder / _STATE, "no list of file names under '_data_files'")
+    files = tuple(folder / str(file["filename"]) for file in listed)
+    for file in files:
+        if not file.is_file():
+            raise DataError(f"{folder / _STATE} lists {file.name}, which is missing: copy the whole folder again")
+    return files
+
+
+def _read_description(path: Path) -> dict[str, Any]:
+    try:
+        return read_json(path)
+    except (OSError, ValueError) as error:
+        raise _damaged(path, str(error)) from error
+
+
+def _damaged(path: Path, finding: str) -> DataError:
+    return DataError(f"{path} is not in the form of save_to_disk: {finding}; copy the whole folder again")

@@ -1,43 +1,30 @@
-"""Input files, plain or compressed (zstd, gzip), read line by line with the position of each line."""
+"""Lines of files, plain or compressed (zstd, gzip), each with its position: whole files, or ranges of their bytes."""
 
 import gzip
 import io
 import zlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import TracebackType
 from typing import IO, Any
 
 import zstandard
 
-from evenpack.config import Section
 from evenpack.data.limits import TOKENISING_BYTES
 from evenpack.errors import DataError
 from evenpack.files import parse_json_object
 
 LONGEST_LINE_BYTES = 1 << 26
 """Bytes of the longest line that is read unless more is asked for: it is in memory as a whole, some times over."""
-
 _READ_BYTES = 1 << 17
 _LINE_BUFFER_BYTES = 1 << 20
 _LARGEST_WINDOW_BYTES = 1 << 31
 """zstd refuses windows above 128 MiB by default; corpora packed with `--long=31` need this much."""
 _ZSTD_INPUT_BYTES = 1 << 9
 """Bytes decompressed at once, which become 16 MiB at most: a block of 4 bytes can stand for 128 KiB of one letter."""
-
-
-class InputFile(Section):
-    """A file as it was when it was read; size and time show a change."""
-
-    path: str
-    bytes: int
-    modified_ns: int
-
-    @classmethod
-    def of(cls, path: Path) -> "InputFile":
-        """Returns the state of the file at `path` now."""
-        status = path.stat()
-        return cls(path=str(path.resolve()), bytes=status.st_size, modified_ns=status.st_mtime_ns)
+_PIECE_BYTES = 1 << 20
+JSONL_SUFFIXES = (".jsonl", ".jsonl.zst", ".jsonl.gz")
+_MOST_KEYS_SHOWN = 20
 
 
 class SourceReader:
@@ -118,6 +105,10 @@ class SourceReader:
             self._line_bytes = len(line)
             line_end += self._line_bytes
             yield line
+
+    def filled_lines(self) -> Iterator[bytes]:
+        """Yields the lines that hold more than white space; none is parsed."""
+        return (line for line in self.lines() if not line.isspace())
 
     def decode(self, line: bytes) -> str:
         """Returns the last line as text, without a byte order mark. Raises: DataError if it is not UTF-8."""
@@ -233,3 +224,48 @@ class _GzipMembers(io.RawIOBase):
 
 
 _DECOMPRESSORS: dict[str, type[_ZstdFrames] | type[_GzipMembers]] = {".zst": _ZstdFrames, ".gz": _GzipMembers}
+
+
+def line_bounds(path: Path, *, target_bytes: int, ends_document: Callable[[bytes], bool] | None) -> tuple[int, ...]:
+    """Returns the bounds of ranges of a file of about equal size, at most `target_bytes` and a document, by seeking.
+
+    A range ends after any line, or after one for which `ends_document` is true.
+    """
+    size = path.stat().st_size
+    with path.open("rb") as file:
+        return (0, *_bounds(file, size, count=-(-size // target_bytes), ends_document=ends_document), size)
+
+
+def _bounds(file: IO[bytes], size: int, *, count: int, ends_document: Callable[[bytes], bool] | None) -> Iterator[int]:
+    """Yields the starts of lines that divide a file into `count` ranges, or fewer if documents are long."""
+    bound = 0
+    for number in range(1, count):
+        position = size * number // count
+        if position <= bound:
+            continue
+        file.seek(position - 1)
+        _read_line(file, bytes.isspace)  # to the next line's beginning, which may be `position` itself
+        while ends_document is not None and _read_line(file, ends_document) is False:
+            pass
+        bound = file.tell()
+        if bound >= size:
+            return
+        yield bound
+
+
+def _read_line(file: IO[bytes], holds: Callable[[bytes], bool]) -> bool | None:
+    """Reads a line of any length, in pieces; returns whether `holds` is true of each of them, None at the end."""
+    found = None
+    while piece := file.readline(_PIECE_BYTES):
+        found = found is not False and holds(piece)
+        if piece.endswith(b"\n"):
+            break
+    return found
+
+
+def value_of(found: dict[str, Any], key: str, where: str, *, remedy: str) -> Any:
+    """Returns the value under `key`. Raises: DataError listing the existing keys."""
+    if key not in found:
+        keys = ", ".join(repr(name) for name in list(found)[:_MOST_KEYS_SHOWN])
+        raise DataError(f"{where}: no key '{key}'; existing keys: {keys or 'none'}. {remedy}")
+    return found[key]

@@ -1,0 +1,355 @@
+"""Processes that tokenise parts, each into a token file of its own: on this machine, or MPI ranks on many."""
+
+import os
+import socket
+import time
+from collections import deque
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from concurrent.futures import BrokenExecutor, Executor, Future, wait
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import Any, Protocol, cast, runtime_checkable
+
+import numpy as np
+
+from evenpack.data.checksums import digest_of
+from evenpack.data.prepare.tokenising import TokenisingState, append_parts, columns, encoder, encoding_threads
+from evenpack.data.sources.corpus import CorpusPart
+from evenpack.data.tokenizers.tokenizer import Tokenizer
+from evenpack.data.tokens.file import TokenFile, bin_path, index_path
+from evenpack.data.tokens.writer import Journal, TokenFileWriter, column_path, read_journal
+from evenpack.errors import ConfigError, DataError, RunError
+from evenpack.launch_environment import MPI_LOCAL_SIZE, MPI_WORLD_SIZE
+from evenpack.worker_pool import worker_pool
+
+_PRELOADED = ["evenpack.data.prepare.workers"]
+_DEATHS_WITHOUT_PROGRESS = 3
+_SECONDS_BETWEEN_LOOKS = 3.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class PartTask:
+    """The task of a worker, which can be pickled."""
+
+    number: int
+    """Number of the part, from 0."""
+    part: CorpusPart
+    source: str
+    prefix: Path
+    """Prefix of the part's token file."""
+    identity: Mapping[str, Any]
+    """Identity of everything that decides the part's tokens: a file with another identity is replaced."""
+    part_bytes: int
+    tokenizer_folder: Path
+    tokenizer_checksum: str
+    language: str | None
+    """Language whose rules split documents into sentences; None if they are not split."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class PartFile:
+    """A tokenised part."""
+
+    number: int
+    prefix: Path
+    journal: Journal
+    worker: str
+    """Host and process."""
+    cpu_seconds: float
+    """CPU seconds of all threads of the worker, for this part."""
+
+    @property
+    def state(self) -> TokenisingState:
+        return TokenisingState.of_json(self.journal.state)
+
+    def append_to(self, writer: TokenFileWriter) -> None:
+        """Copies tokens and columns. Raises: RunError for a file that is not as the worker wrote it."""
+        for path in (bin_path(self.prefix), index_path(self.prefix), *map(self._column, self.journal.column_values)):
+            found, expected = digest_of(path).whole, self.journal.checksums[path.name].whole
+            if found != expected:
+                raise RunError(
+                    f"{path} is not as {self.worker} wrote it (its checksum is {found}, expected {expected}): check "
+                    "the disk, and run the same command again; it tokenises this part again"
+                )
+        token_file = TokenFile(self.prefix, verify=False)
+        names = self.journal.column_values
+        writer.append(
+            token_file.read(0, token_file.tokens),
+            token_file.document_lengths(),
+            {name: np.load(self._column(name), mmap_mode="r") for name in names},
+        )
+
+    def _column(self, name: str) -> Path:
+        return column_path(self.prefix, name)
+
+
+def write_part(task: PartTask) -> PartFile:
+    """Tokenises a part, or resumes an earlier call; finished files are compared with their checksums.
+
+    Raises: DataError for what is wrong in the source; RunError for what is wrong with this host: a file or the
+    tokenizer cannot be read here; OSError if the part cannot be written.
+    """
+    try:
+        return _write_part(task)
+    except DataError as error:
+        if not isinstance(error.__cause__, OSError):
+            raise
+        raise RunError(
+            f"part {task.number} of source '{task.source}' could not be read on host {socket.gethostname()}: {error}. "
+            "What is tokenised is kept: the same command resumes once every host can read the source"
+        ) from error
+    except RunError as error:
+        if isinstance(error.__cause__, OSError):  # an executor would drop the cause on its way
+            raise error.__cause__ from None
+        raise
+
+
+def stop_file(parts_folder: Path) -> Path:
+    """The file that asks those who tokenise parts in this folder to stop."""
+    return parts_folder / "stop"
+
+
+def _exit_if_requested(task: PartTask) -> None:
+    if stop_file(task.prefix.parents[1]).exists():
+        raise RunError(f"part {task.number} of source '{task.source}' was given up")
+
+
+def _write_part(task: PartTask) -> PartFile:
+    began = time.process_time()
+    tokenizer = _tokenizer_of(task.tokenizer_folder, task.tokenizer_checksum)
+    first = TokenisingState(origin=dict(task.identity), part_bytes=task.part_bytes)
+    with _resumed(task, tokenizer) as writer:
+        if writer.complete:
+            journal = writer.finish()
+        else:
+            state = append_parts(
+                (task.part,),
+                encoder(tokenizer, task.language),
+                writer,
+                TokenisingState.read(writer) or first,
+                threads=encoding_threads(),
+                report=lambda _: _exit_if_requested(task),
+            )
+            journal = writer.finish(state.to_json())
+    return PartFile(
+        number=task.number,
+        prefix=task.prefix,
+        journal=journal,
+        worker=f"{socket.gethostname()}, process {os.getpid()}",
+        cpu_seconds=time.process_time() - began,
+    )
+
+
+def _resumed(task: PartTask, tokenizer: Tokenizer) -> TokenFileWriter:
+    """Returns the writer of a part's file.
+
+    It begins a new one if an earlier file has another identity or is damaged.
+    """
+    settings: dict[str, Any] = {
+        "vocabulary_size": tokenizer.vocabulary_size,
+        "columns": columns(task.language),
+    }
+    try:
+        journal = read_journal(task.prefix)
+        if journal is None or journal.state.get("origin", task.identity) == task.identity:
+            return TokenFileWriter.resume(task.prefix, **settings)
+    except DataError:  # damaged: only work is lost, and `finish` replaces the files
+        pass
+    return TokenFileWriter(task.prefix, **settings)
+
+
+@lru_cache(maxsize=1)
+def _tokenizer_of(folder: Path, checksum: str) -> Tokenizer:
+    """Raises: RunError if this machine does not see the prepared directory, or sees another one."""
+    host = socket.gethostname()
+    if not folder.is_dir():
+        raise RunError(
+            f"{folder} is not there on host {host}: workers on several hosts need a data.prepared_dir on a file "
+            "system that all of them share. What is tokenised is kept: the same command resumes then"
+        )
+    tokenizer = Tokenizer.load(folder)
+    if tokenizer.checksum != checksum:
+        raise RunError(
+            f"{folder} on host {host} holds another tokenizer than the one of this run (checksum {tokenizer.checksum}, "
+            f"expected {checksum}): all hosts must see the same data.prepared_dir"
+        )
+    return tokenizer
+
+
+_Pending = deque[tuple[PartTask, Future[PartFile]]]
+"""Tasks in order, and what will come of them."""
+
+
+@runtime_checkable
+class Observer(Protocol):
+    """Whoever waits for the files."""
+
+    def note(self, message: str) -> None:
+        """Something to be reported once."""
+
+    def waiting(self, tasks: Sequence[PartTask]) -> None:
+        """Called every few seconds while nothing is ready, with the tasks that are at work or ready."""
+
+
+@runtime_checkable
+class Workers(Protocol):
+    """Processes that tokenise parts."""
+
+    def files(self, tasks: Sequence[PartTask], observer: Observer) -> Generator[PartFile, None, None]:
+        """The parts' token files in the order of the tasks, each as soon as those before it are there.
+
+        Tasks are taken a bounded number ahead. When it is closed early, it returns once no worker writes any more.
+
+        Raises: the error of a task, in the order of tasks; RunError if workers die repeatedly.
+        """
+
+
+class LocalWorkers:
+    """Processes of this machine. A worker that dies costs the parts at work, which new workers resume.
+
+    They import the main script again, so a script that uses them must begin its work below
+    `if __name__ == "__main__":`.
+    """
+
+    def __init__(self, count: int) -> None:
+        """Takes the number of workers; starts none yet."""
+        if count < 1:
+            raise ValueError(f"expected at least 1 worker, got {count}")
+        self._count = count
+
+    def files(self, tasks: Sequence[PartTask], observer: Observer) -> Generator[PartFile, None, None]:
+        remaining = deque(tasks)
+        deaths = 0
+        while remaining:
+            try:
+                with self._pool() as pool:
+                    for file in _in_order(pool, tuple(remaining), _ahead(self._count), observer):
+                        remaining.popleft()
+                        deaths = 0
+                        yield file
+            except BrokenExecutor as error:
+                deaths += 1
+                parts = _numbers(list(remaining)[: _ahead(self._count)])
+                if deaths == _DEATHS_WITHOUT_PROGRESS:
+                    raise RunError(
+                        f"workers died {deaths} times while they tokenised {parts} of source "
+                        f"'{remaining[0].source}', and no part was finished in between: where memory is short, use "
+                        'fewer --workers; a script must call prepare below `if __name__ == "__main__":`. The same '
+                        "command resumes from here"
+                    ) from error
+                observer.note(f"warning: a worker died; the unfinished ones of {parts} are resumed by new workers")
+
+    def _pool(self) -> AbstractContextManager[Executor]:
+        cores = max(1, len(os.sched_getaffinity(0)) // self._count)
+        return worker_pool(self._count, preloaded=_PRELOADED, environment={"RAYON_NUM_THREADS": str(cores)})
+
+
+class MpiWorkers:
+    """MPI ranks, on any number of machines, as an executor of `mpi4py.futures`.
+
+    A rank that dies ends the whole job, as MPI does; the same command resumes the parts that are not finished.
+    """
+
+    def __init__(self, executor: Executor, count: int) -> None:
+        """Takes the `executor` of `MPICommExecutor`, in its root."""
+        self._executor = executor
+        self._count = count
+
+    def files(self, tasks: Sequence[PartTask], observer: Observer) -> Generator[PartFile, None, None]:
+        yield from _in_order(self._executor, tasks, _ahead(self._count), observer, end=_request_exit)
+
+
+def local_workers(count: int | None) -> LocalWorkers | None:
+    """Returns workers of this machine; None for 1, which is this process itself.
+
+    The default is one for each two cores.
+    """
+    count = count or max(1, len(os.sched_getaffinity(0)) // 2)
+    return None if count == 1 else LocalWorkers(count)
+
+
+def _ahead(workers: int) -> int:
+    """Returns how many parts may be in work or finished before the first of them is: one large part delays no other."""
+    return 4 * workers
+
+
+def _in_order(
+    executor: Executor,
+    tasks: Sequence[PartTask],
+    ahead: int,
+    observer: Observer,
+    *,
+    end: Callable[[_Pending], None] = lambda _: None,
+) -> Iterator[PartFile]:
+    """`end` is given what is at work when the iteration ends early."""
+    pending: _Pending = deque()
+    try:
+        for task in tasks:
+            pending.append((task, executor.submit(write_part, task)))
+            if len(pending) == ahead:
+                yield _first(pending, observer)
+        while pending:
+            yield _first(pending, observer)
+    finally:
+        if at_work := deque(entry for entry in pending if not entry[1].cancel()):
+            end(at_work)
+
+
+def _request_exit(pending: _Pending) -> None:
+    """Returns when none of these writes any more: what is at work on another host cannot be cancelled."""
+    for folder in {task.prefix.parents[1] for task, _ in pending}:
+        folder.mkdir(parents=True, exist_ok=True)
+        stop_file(folder).touch()
+    wait([future for _, future in pending])
+
+
+def _first(pending: _Pending, observer: Observer) -> PartFile:
+    _, future = pending[0]
+    while not wait([future], timeout=_SECONDS_BETWEEN_LOOKS).done:
+        observer.waiting([task for task, _ in pending])
+    pending.popleft()
+    return future.result()
+
+
+def _numbers(tasks: list[PartTask]) -> str:
+    return f"part {tasks[0].number}" if len(tasks) == 1 else f"parts {tasks[0].number} to {tasks[-1].number}"
+
+
+def started_ranks() -> int:
+    """Returns the number of MPI ranks of which this process is one; 1 without MPI. Raises: ConfigError."""
+    return MPI_WORLD_SIZE.read(os.environ) or 1
+
+
+@contextmanager
+def mpi_workers() -> Iterator[MpiWorkers | None]:
+    """Yields all other ranks as workers in rank 0; the others work until it leaves its block, and then get None.
+
+    Raises: ConfigError if mpi4py, or the MPI library that it needs, is missing.
+    """
+    try:
+        from mpi4py import MPI
+        from mpi4py.futures import MPICommExecutor
+    except (ImportError, RuntimeError) as error:
+        raise ConfigError(
+            f"started as one of {started_ranks()} MPI ranks, but mpi4py cannot be imported ({error}): install "
+            "evenpack[mpi], or mpi4py for the MPI of this cluster, on every host; or start without mpirun and use "
+            "--workers"
+        ) from error
+    os.environ.setdefault("RAYON_NUM_THREADS", str(_cores_of_a_rank()))
+    ranks = MPI.COMM_WORLD.Get_size()
+    if ranks != started_ranks():
+        raise ConfigError(
+            f"mpirun has started {started_ranks()} ranks, but mpi4py sees {ranks}: it was built for another MPI than "
+            "that of this mpirun; install mpi4py for it, or use the mpirun of evenpack[mpi]"
+        )
+    with MPICommExecutor(MPI.COMM_WORLD, root=0) as entered:
+        executor = cast("Executor | None", entered)  # its stub names another class
+        yield None if executor is None else MpiWorkers(executor, ranks - 1)
+
+
+def _cores_of_a_rank() -> int:
+    """Returns the cores to which it is bound, or its part of the machine's."""
+    allowed = len(os.sched_getaffinity(0))
+    return allowed if allowed < (os.cpu_count() or 1) else max(1, allowed // (MPI_LOCAL_SIZE.read(os.environ) or 1))

@@ -1,0 +1,355 @@
+"""The sources that are files of text: `jsonl`, `text`, `parquet` and `arrow`."""
+
+from abc import abstractmethod
+from collections.abc import Callable, Generator, Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from itertools import accumulate, pairwise
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar
+
+from evenpack.data.sources.config import ArrowSource, JsonlSource, ParquetSource, SourceOfFiles, TextSource
+from evenpack.data.sources.corpus import Document, FileCorpus, Piece, SourceKind, make_document
+from evenpack.data.sources.files import ARROW_SUFFIXES, FolderFiles, InputFile, SourceFiles, saved_files
+from evenpack.data.sources.lines import (
+    JSONL_SUFFIXES,
+    SourceReader,
+    is_compressed,
+    line_bounds,
+    too_long_error,
+    value_of,
+)
+from evenpack.data.sources.rows import RowKind, filled_lines, paragraphs
+from evenpack.errors import DataError
+
+if TYPE_CHECKING:
+    from evenpack.data.sources.tables import BlockTable, Rows
+
+
+SectionT = TypeVar("SectionT", bound=SourceOfFiles)
+
+
+def kind_of_files(
+    piece: Callable[[SectionT, Path, bool | None], Piece],
+    *,
+    suffixes: tuple[str, ...] | None,
+    own_files: Callable[[str, SectionT, str], FolderFiles] = lambda name, source, key: lambda folder: None,
+) -> SourceKind[SectionT]:
+    """Returns the kind of source whose documents in a file are those of its `piece`.
+
+    Files for validation come first, so that `maximum_rows`, which counts only training rows, can end a pass.
+
+    Args:
+        piece: returns the piece that is a whole file; its documents are for validation or for training, None: a hash
+            decides.
+        suffixes: those of its files in a folder; None: any.
+        own_files: returns how folders that are datasets list their files, for a source's name, its section, and the key
+            of the section whose paths are searched.
+    """
+
+    def files_of(name: str, source: SectionT) -> SourceFiles:
+        return SourceFiles.find(name, source, suffixes=suffixes, own_files=lambda key: own_files(name, source, key))
+
+    def open_corpus(name: str, source: SectionT) -> FileCorpus:
+        files = files_of(name, source)
+        named = source.has_validation_documents
+        validation = [piece(source, path, True) for path in files.validation]
+        return FileCorpus(
+            pieces=(*validation, *(piece(source, path, False if named else None) for path in files.training))
+        )
+
+    def inputs(name: str, source: SectionT) -> tuple[InputFile, ...]:
+        files = files_of(name, source)
+        return tuple(InputFile.of(path) for path in (*files.validation, *files.training))
+
+    return SourceKind(open_corpus=open_corpus, inputs=inputs)
+
+
+EntryT = TypeVar("EntryT")
+
+
+@dataclass(frozen=True, kw_only=True)
+class _LinesPiece(Generic[EntryT]):
+    """Consecutive lines of one file, by default the whole file."""
+
+    path: Path
+    longest_line_bytes: int
+    is_held_out: bool | None
+    begin: int = 0
+    """The first byte, at the start of a line."""
+    stop: int | None = None
+    """The byte after the last line; None at the end of the file."""
+
+    @property
+    def name(self) -> str:
+        return str(self.path) if self.stop is None else f"{self.path}, bytes {self.begin:,} to {self.stop:,}"
+
+    @property
+    def total_bytes(self) -> int:
+        return (self.path.stat().st_size if self.stop is None else self.stop) - self.begin
+
+    def read(self, start: int, bytes_before: int) -> Generator[Document, None, int]:
+        longest = self.longest_line_bytes
+        with SourceReader(self.path, begin=self.begin, stop=self.stop, longest_line_bytes=longest) as reader:
+            for entry in self._entries(reader):
+                if start:
+                    start -= 1
+                else:
+                    text, bytes_read = self._text(entry, reader), bytes_before + reader.bytes_read
+                    yield make_document(text, bytes_read, lambda: reader.where, is_held_out=self.is_held_out)
+        return start
+
+    def divided(self, target_bytes: int) -> tuple["_LinesPiece[EntryT]", ...]:
+        """Divides a whole file into ranges of about equal size, at most `target_bytes` and a document, by seeking.
+
+        A compressed file stays whole.
+        """
+        if not self._is_divisible or is_compressed(self.path) or self.total_bytes <= target_bytes:
+            return (self,)
+        bounds = line_bounds(self.path, target_bytes=target_bytes, ends_document=self._ends_document)
+        return tuple(replace(self, begin=begin, stop=stop) for begin, stop in pairwise(bounds))
+
+    @abstractmethod
+    def _entries(self, reader: SourceReader) -> Iterator[EntryT]:
+        """Yields what each document is made of, with as little parsing as possible."""
+
+    @abstractmethod
+    def _text(self, entry: EntryT, reader: SourceReader) -> str:
+        """Returns the text of the document that is made of the last entry."""
+
+    @property
+    def _is_divisible(self) -> bool:
+        return True
+
+    @property
+    def _ends_document(self) -> Callable[[bytes], bool] | None:
+        """Tells whether a line ends a document; None: every line does."""
+        return None
+
+
+@dataclass(frozen=True, kw_only=True)
+class JsonlPiece(_LinesPiece[bytes]):
+    """The strings under one key of JSON objects, one per line; lines of white space are skipped."""
+
+    text_key: str
+
+    def _entries(self, reader: SourceReader) -> Iterator[bytes]:
+        return reader.filled_lines()
+
+    def _text(self, entry: bytes, reader: SourceReader) -> str:
+        found = reader.json_object(entry)
+        if isinstance(text := found.get(self.text_key), str):
+            return text
+        other = value_of(found, self.text_key, reader.where, remedy="Set the source's text_key")
+        raise DataError(f"{reader.where}: '{self.text_key}' must be a string, found {type(other).__name__}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class TextPiece(_LinesPiece[str]):
+    """A file of text, or the parts of one between blank lines or line ends.
+
+    Line ends become '\\n'; a text of white space alone is not a document.
+    """
+
+    separator: Literal["file", "blank_line", "line"]
+    rows: RowKind | None
+    """What the documents are cut into later, of which each is read by itself: then a file of any size is."""
+
+    @property
+    def _is_divisible(self) -> bool:
+        return self.separator != "file"
+
+    @property
+    def _ends_document(self) -> Callable[[bytes], bool] | None:
+        return None if self.separator == "line" else bytes.isspace
+
+    def _entries(self, reader: SourceReader) -> Iterator[str]:
+        if self.separator == "line" or self.rows == "lines":
+            yield from filled_lines(self._lines(reader, lambda _: True))
+        elif self.separator == "blank_line" or self.rows == "paragraphs":
+            yield from paragraphs(self._lines(reader, lambda line: not line.strip()))
+        else:
+            yield from filled_lines(["\n".join(self._lines(reader, lambda _: False))])
+
+    def _text(self, entry: str, reader: SourceReader) -> str:
+        return entry
+
+    def _lines(self, reader: SourceReader, ends_document: Callable[[str], bool]) -> Iterator[str]:
+        """Yields lines without their ends. Raises: DataError once those of a document are too long together."""
+        document_bytes = 0
+        for line in reader.lines():
+            text = reader.decode(line).rstrip("\r\n")
+            document_bytes = 0 if ends_document(text) else document_bytes + len(line)
+            if document_bytes > self.longest_line_bytes:
+                raise too_long_error(reader.where, "document", most=self.longest_line_bytes)
+            yield text
+
+
+TableOpener = Callable[[Path], "BlockTable"]
+"""Opens a table; a function of a module, so that it can be pickled. It imports what it needs: pyarrow takes a while."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ColumnPiece:
+    """The strings of one column; blocks before the first requested document are not read."""
+
+    path: Path
+    text_key: str
+    open_table: TableOpener
+    longest_text_bytes: int
+    is_held_out: bool | None
+    first_block: int = 0
+    begin: int = 0
+    """The first row, which begins its block."""
+    stop: int | None = None
+    """The row after the last one; None at the end of the file."""
+    share_bytes: int | None = None
+    """Bytes of the file, in proportion to the content of its blocks; None for the whole file."""
+
+    @property
+    def name(self) -> str:
+        rows = "" if self.stop is None else f", rows {self.begin:,} to {self.stop - 1:,} (from 0)"
+        return f"{self.path}{rows}"
+
+    @property
+    def total_bytes(self) -> int:
+        return self.path.stat().st_size if self.share_bytes is None else self.share_bytes
+
+    def read(self, start: int, bytes_before: int) -> Generator[Document, None, int]:
+        table = self.open_table(self.path)
+        column = table.text_column(self.text_key)
+        stop = sum(block.rows for block in table.blocks(column)) if self.stop is None else self.stop
+        count, total_bytes = stop - self.begin, self.total_bytes
+        if start >= count:
+            return start - count
+        done = start
+        found = table.rows(
+            column,
+            as_text=True,
+            start=self.begin + start,
+            stop=stop,
+            first_block=self.first_block,
+            first_row=self.begin,
+        )
+        for rows in found:
+            for index, text in enumerate(self._texts(rows)):
+                done += 1
+                bytes_read = bytes_before + total_bytes * done // count
+                yield make_document(text, bytes_read, partial(rows.place, index), is_held_out=self.is_held_out)
+        return 0
+
+    def divided(self, target_bytes: int) -> tuple["ColumnPiece", ...]:
+        """Yields neighbouring blocks together, up to `target_bytes`."""
+        table = self.open_table(self.path)
+        blocks = table.blocks(table.text_column(self.text_key))
+        rows = [0, *accumulate(block.rows for block in blocks)]
+        weights = [0, *accumulate(block.weight for block in blocks)]
+        edges = [self.total_bytes * weight // max(1, weights[-1]) for weight in weights]
+        cuts = tuple(_cuts(edges, target_bytes))
+        if len(cuts) < 2:
+            return (self,)
+        return tuple(
+            replace(
+                self,
+                first_block=first,
+                begin=rows[first],
+                stop=rows[last],
+                share_bytes=edges[last] - edges[first],
+            )
+            for first, last in cuts
+        )
+
+    def _texts(self, rows: "Rows") -> Iterator[str]:
+        """Yields texts.
+
+        Raises: DataError with file and row for a null, for a text that is too long, or for bytes that are not UTF-8.
+        """
+        for index, value in enumerate(rows.columns[0]):
+            refuse_long_text(value, partial(rows.place, index), most=self.longest_text_bytes)
+            try:
+                text = value.as_py()
+            except UnicodeDecodeError as error:
+                raise DataError(f"{rows.place(index)}: '{self.text_key}' is not valid UTF-8: {error.reason}") from error
+            if text is None:
+                raise DataError(f"{rows.place(index)}: '{self.text_key}' is null, expected a string")
+            yield text
+
+
+def refuse_long_text(value: Any, where: Callable[[], str], *, most: int) -> None:
+    """Checks a scalar of `pyarrow` before it is copied. Raises: DataError for a text of more than `most` bytes."""
+    value = getattr(value, "value", value)  # that of a dictionary
+    buffer = value.as_buffer() if hasattr(value, "as_buffer") else None
+    if buffer is not None and buffer.size > most:
+        raise too_long_error(where(), "text", most=most)
+
+
+def _cuts(edges: Sequence[int], target: int) -> Iterator[tuple[int, int]]:
+    """Yields neighbours, given by the edges between them, combined up to `target`: first and one past the last."""
+    first = 0
+    for last in range(1, len(edges)):
+        if last + 1 == len(edges) or edges[last + 1] - edges[first] > target:
+            yield first, last
+            first = last
+
+
+def _jsonl_piece(source: JsonlSource, path: Path, is_held_out: bool | None) -> JsonlPiece:
+    return JsonlPiece(
+        path=path,
+        longest_line_bytes=source.maximum_document_bytes,
+        is_held_out=is_held_out,
+        text_key=source.text_key,
+    )
+
+
+def _text_piece(source: TextSource, path: Path, is_held_out: bool | None) -> TextPiece:
+    return TextPiece(
+        path=path,
+        longest_line_bytes=source.maximum_document_bytes,
+        is_held_out=is_held_out,
+        separator=source.document_separator,
+        rows=source.rows,
+    )
+
+
+def _column_piece(
+    open_table: TableOpener, source: ParquetSource | ArrowSource, path: Path, is_held_out: bool | None
+) -> ColumnPiece:
+    return ColumnPiece(
+        path=path,
+        text_key=source.text_key,
+        open_table=open_table,
+        longest_text_bytes=source.maximum_document_bytes,
+        is_held_out=is_held_out,
+    )
+
+
+def _open_parquet(path: Path) -> "BlockTable":
+    from evenpack.data.sources.tables import ParquetTable  # pyarrow takes a while to import
+
+    return ParquetTable(path)
+
+
+def _open_arrow(path: Path) -> "BlockTable":
+    from evenpack.data.sources.tables import ArrowTable  # pyarrow takes a while to import
+
+    return ArrowTable(path)
+
+
+def _saved_files(name: str, source: ArrowSource, key: str) -> FolderFiles:
+    if key == "path":
+        return partial(saved_files, split=source.split, key=f"data.sources.{name}.split")
+    return partial(saved_files, split=None, key=None)
+
+
+JSONL = kind_of_files(_jsonl_piece, suffixes=JSONL_SUFFIXES)
+
+
+TEXT = kind_of_files(_text_piece, suffixes=None)
+
+
+PARQUET: SourceKind[ParquetSource] = kind_of_files(partial(_column_piece, _open_parquet), suffixes=(".parquet",))
+
+
+ARROW: SourceKind[ArrowSource] = kind_of_files(
+    partial(_column_piece, _open_arrow), suffixes=ARROW_SUFFIXES, own_files=_saved_files
+)

@@ -1,0 +1,455 @@
+"""Tables, read a part at a time: one reader for each format, for corpora of text columns and for tables of lengths.
+
+ParquetTable    by row groups, only the requested columns
+ArrowTable      by record batches, mapped into memory: streams, as `datasets` writes, and files with a footer
+CsvTable        .csv, .tsv, with a header row
+JsonlTable      one JSON object per line
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+from typing import Any, Protocol, runtime_checkable
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.csv
+import pyarrow.ipc
+import pyarrow.parquet
+
+from evenpack.data.sources.corpus import encode_text
+from evenpack.data.sources.lines import SourceReader, value_of
+from evenpack.errors import DataError
+
+ROWS_AT_ONCE = 1 << 16
+"""Rows of numbers, and of texts that are counted without being kept."""
+LONG_ROWS_AT_ONCE = 1 << 10
+"""Rows of lists and texts: so many of 4,096 integers are 32 MiB."""
+_READ_BYTES = 1 << 20
+"""Bytes of a column read at once, so that a row group of any size takes the memory of a few pages."""
+_LONG_BYTES_AT_ONCE = 1 << 23
+"""Bytes of lists and texts at once, where `LONG_ROWS_AT_ONCE` of them would be more."""
+_FOOTER_MAGIC = b"ARROW1"
+_MESSAGE = b"\xff\xff\xff\xff"
+"""The bytes that begin every message of a stream since Arrow 0.15."""
+_END_OF_STREAM = _MESSAGE + b"\0\0\0\0"
+_CSV_BLOCK_BYTES = 1 << 24
+"""Bytes of a block, which limit the length of a row."""
+_JSONL_BLOCK_BYTES = 1 << 20
+"""Bytes of lines gathered into one part."""
+_KINDS: dict[type, str] = {int: "a number", float: "a number", list: "a list", str: "text"}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Rows:
+    """Some consecutive rows."""
+
+    columns: tuple[Any, ...]
+    """One `pyarrow.Array` for each requested column."""
+    place: Callable[[int], str]
+    """Describes the position of the n-th of these rows, for people."""
+    bytes_read: int
+    """Bytes read of `Table.total_bytes`, including these rows."""
+
+
+@runtime_checkable
+class Table(Protocol):
+    """Rows with named columns."""
+
+    @property
+    def origin(self) -> str:
+        """Name for people."""
+
+    @property
+    def schema(self) -> dict[str, Any]:
+        """`pyarrow.DataType` of each column, as far as it is known before reading."""
+
+    @property
+    def untyped(self) -> bool:
+        """True where `schema` is a guess and each column can be read as numbers or as text."""
+
+    @property
+    def total_bytes(self) -> int:
+        """The final value of `Rows.bytes_read`."""
+
+    def rows(self, columns: Sequence[str], *, as_text: bool) -> Iterator[Rows]:
+        """Yields all rows of some columns; an `untyped` table's `as_text` or as integers. Raises: DataError."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Block:
+    """Rows that a file stores together, and that can be read without the earlier ones."""
+
+    rows: int
+    weight: int
+    """Bytes of the requested columns, stored or in memory: in proportion to those of the file's other blocks."""
+
+
+@runtime_checkable
+class BlockTable(Table, Protocol):
+    """A table whose rows are in blocks and have types that are known beforehand."""
+
+    def blocks(self, columns: Sequence[str]) -> tuple[Block, ...]:
+        """Returns all blocks, in order. Raises: DataError."""
+
+    def text_column(self, name: str) -> tuple[str]:
+        """Returns the column, if it is one of text. Raises: DataError with the existing columns."""
+
+    def rows(
+        self,
+        columns: Sequence[str],
+        *,
+        as_text: bool,
+        start: int = 0,
+        stop: int | None = None,
+        first_block: int = 0,
+        first_row: int = 0,
+    ) -> Iterator[Rows]:
+        """Yields rows from number `start` on, up to `stop`; blocks that hold none of them are not read.
+
+        Blocks before `first_block`, which begins with row `first_row`, are not even counted.
+        """
+
+
+def is_text(type_: Any) -> bool:
+    """Returns whether values of an Arrow type are strings, directly or through a dictionary."""
+    if pa.types.is_dictionary(type_):
+        return is_text(type_.value_type)
+    return bool(pa.types.is_string(type_) or pa.types.is_large_string(type_) or pa.types.is_string_view(type_))
+
+
+def only_text_column(origin: str, schema: Any, name: str) -> tuple[str]:
+    """Returns the column of a `pyarrow.Schema`, if it is one of text. Raises: DataError with the existing columns."""
+    count = schema.names.count(name)
+    if count != 1:
+        raise DataError(
+            f"{origin} has {'no column' if count == 0 else f'{count} columns'} '{name}'; existing columns: "
+            f"{', '.join(schema.names)}. Set the source's text_key"
+        )
+    found = schema.field(name).type
+    if not is_text(found):
+        raise DataError(f"column '{name}' of {origin} must be of strings, found {found}. Set the source's text_key")
+    return (name,)
+
+
+def overlap(first: int, count: int, asked: range) -> range:
+    """Returns those of the `count` rows from number `first` on that are requested."""
+    return range(max(first, asked.start), min(first + count, asked.stop))
+
+
+def row_namer(origin: str, first: int) -> Callable[[int], str]:
+    """Returns `Rows.place` of rows that begin with number `first`."""
+    return lambda index: f"{origin}, row {first + index} (from 0)"
+
+
+@contextmanager
+def arrow_errors_as_data_errors(origin: str, format_name: str) -> Iterator[None]:
+    """Turns Arrow's errors in the block into a DataError that names the file."""
+    try:
+        yield
+    except (pa.ArrowException, UnicodeDecodeError, OSError) as error:  # Arrow's own for damaged pages
+        raise DataError(f"{origin} is not readable as {format_name}: {error}") from error
+
+
+class ParquetTable:
+    """A .parquet file."""
+
+    untyped = False
+
+    def __init__(self, path: Path) -> None:
+        """Reads the footer. Raises: DataError if there is none."""
+        self.origin = str(path)
+        self.total_bytes = path.stat().st_size
+        with arrow_errors_as_data_errors(self.origin, "parquet"):
+            self._file = pyarrow.parquet.ParquetFile(path, buffer_size=_READ_BYTES, pre_buffer=False)
+            self._schema = self._file.schema_arrow
+        self.schema: dict[str, Any] = {field.name: field.type for field in self._schema}
+        self.count = int(self._file.metadata.num_rows)
+
+    def text_column(self, name: str) -> tuple[str]:
+        return only_text_column(self.origin, self._schema, name)
+
+    def blocks(self, columns: Sequence[str]) -> tuple[Block, ...]:
+        """Returns the row groups."""
+        groups = (self._file.metadata.row_group(number) for number in range(self._file.metadata.num_row_groups))
+        return tuple(Block(rows=group.num_rows, weight=_stored_bytes(group, columns)) for group in groups)
+
+    def rows(
+        self,
+        columns: Sequence[str],
+        *,
+        as_text: bool,
+        start: int = 0,
+        stop: int | None = None,
+        first_block: int = 0,
+        first_row: int = 0,
+    ) -> Iterator[Rows]:
+        """Yields a row group in slices."""
+        asked = range(start, self.count if stop is None else stop)
+        for number in range(first_block, self._file.metadata.num_row_groups):
+            count = self._file.metadata.row_group(number).num_rows
+            if overlap(first_row, count, asked):
+                yield from self._group_rows(columns, number, first_row, asked)
+            first_row += count
+
+    def _group_rows(self, columns: Sequence[str], number: int, first: int, asked: range) -> Iterator[Rows]:
+        """Yields the requested rows of a row group whose first row is number `first`."""
+        with arrow_errors_as_data_errors(self.origin, "parquet"):
+            at_once = self._at_once(columns, number)
+            for whole in self._file.iter_batches(at_once, columns=list(columns), row_groups=[number]):
+                found = overlap(first, len(whole), asked)
+                if found:
+                    batch = whole.slice(found.start - first, len(found))
+                    yield Rows(
+                        columns=tuple(batch.column(name) for name in columns),
+                        place=row_namer(self.origin, found.start),
+                        bytes_read=self.total_bytes * found.stop // self.count,
+                    )
+                first += len(whole)
+
+    def _at_once(self, columns: Sequence[str], number: int) -> int:
+        """Returns the rows of a slice of a row group."""
+        if all(pa.types.is_primitive(self.schema[name]) for name in columns):
+            return ROWS_AT_ONCE
+        group = self._file.metadata.row_group(number)
+        mean_bytes = int(group.total_byte_size) // int(group.num_rows)
+        return min(LONG_ROWS_AT_ONCE, max(1, _LONG_BYTES_AT_ONCE // max(1, mean_bytes)))
+
+
+def _stored_bytes(group: Any, columns: Sequence[str]) -> int:
+    chunks = (group.column(index) for index in range(group.num_columns))
+    return sum(int(chunk.total_compressed_size) for chunk in chunks if chunk.path_in_schema in columns)
+
+
+class ArrowTable:
+    """A file of record batches, mapped into memory: skipped batches are not read, unless they are compressed."""
+
+    untyped = False
+
+    def __init__(self, path: Path) -> None:
+        """Reads the schema. Raises: DataError if there is none, or if a stream has no end."""
+        self.origin = str(path)
+        self.total_bytes = path.stat().st_size
+        self._has_footer = _begins_with(path, _FOOTER_MAGIC)
+        with arrow_errors_as_data_errors(self.origin, "Arrow"), pa.memory_map(self.origin) as source:
+            self._schema = self._reader(source).schema
+        if _begins_with(path, _MESSAGE):
+            _require_end(path)
+        self.schema: dict[str, Any] = {field.name: field.type for field in self._schema}
+
+    def text_column(self, name: str) -> tuple[str]:
+        return only_text_column(self.origin, self._schema, name)
+
+    def blocks(self, columns: Sequence[str]) -> tuple[Block, ...]:
+        """Returns the record batches."""
+        return tuple(Block(rows=len(batch), weight=batch.nbytes) for batch, _ in self._batches(columns, 0))
+
+    def rows(
+        self,
+        columns: Sequence[str],
+        *,
+        as_text: bool,
+        start: int = 0,
+        stop: int | None = None,
+        first_block: int = 0,
+        first_row: int = 0,
+    ) -> Iterator[Rows]:
+        """Yields a record batch in slices, which are copied only if it is compressed."""
+        for batch, bytes_read in self._batches(columns, first_block):
+            found = overlap(first_row, len(batch), range(start, first_row + len(batch) if stop is None else stop))
+            for begin in found[::LONG_ROWS_AT_ONCE]:
+                some = batch.slice(begin - first_row, min(LONG_ROWS_AT_ONCE, found.stop - begin))
+                yield Rows(
+                    columns=tuple(self._checked(some.column(name)) for name in columns),
+                    place=row_namer(self.origin, begin),
+                    bytes_read=bytes_read,
+                )
+            first_row += len(batch)
+            if stop is not None and first_row >= stop:
+                return
+
+    def _batches(self, columns: Sequence[str], first: int) -> Iterator[tuple[Any, int]]:
+        """Yields record batches from number `first` on, each with the bytes of the file that are read then."""
+        fields = [self._schema.get_field_index(name) for name in columns]
+        with arrow_errors_as_data_errors(self.origin, "Arrow"), pa.memory_map(self.origin) as source:
+            reader = self._reader(source, pyarrow.ipc.IpcReadOptions(included_fields=fields))
+            if self._has_footer:
+                count = reader.num_record_batches
+                yield from ((reader.get_batch(n), self.total_bytes * (n + 1) // count) for n in range(first, count))
+            else:
+                yield from ((batch, source.tell()) for batch in islice(reader, first, None))
+
+    def _reader(self, source: Any, options: Any = None) -> Any:
+        return (pyarrow.ipc.open_file if self._has_footer else pyarrow.ipc.open_stream)(source, options=options)
+
+    def _checked(self, values: Any) -> Any:
+        """Checks offsets. Raises: DataError if they lead out of the file, where Arrow would follow them."""
+        with arrow_errors_as_data_errors(self.origin, "Arrow"):
+            _as_bytes(values).validate(full=True)
+        return values
+
+
+def _as_bytes(values: Any) -> Any:
+    """Returns strings as bytes. The caller, who knows the row, checks one by one that they are UTF-8."""
+    type_ = values.type
+    if pa.types.is_dictionary(type_):
+        return pa.DictionaryArray.from_arrays(values.indices, _as_bytes(values.dictionary), safe=False)
+    if pa.types.is_string_view(type_):
+        return values.view(pa.binary_view())
+    if pa.types.is_large_string(type_):
+        return values.view(pa.large_binary())
+    return values.view(pa.binary()) if pa.types.is_string(type_) else values
+
+
+def _begins_with(path: Path, expected: bytes) -> bool:
+    with path.open("rb") as file:
+        return file.read(len(expected)) == expected
+
+
+def _require_end(path: Path) -> None:
+    """Checks the end. Raises: DataError if a stream was cut off after a record batch, which Arrow would not notice."""
+    with path.open("rb") as file:
+        file.seek(-len(_END_OF_STREAM), 2)
+        if file.read() != _END_OF_STREAM:
+            raise DataError(
+                f"{path} does not end in the mark that closes an Arrow stream: it is truncated, or its writer was "
+                "interrupted; write it again"
+            )
+
+
+class CsvTable:
+    """A file of comma- or tab-separated values."""
+
+    untyped = True
+
+    def __init__(self, path: Path) -> None:
+        """Reads the beginning. Raises: DataError for an empty file, or one without a header row."""
+        self.origin = str(path)
+        self.total_bytes = path.stat().st_size
+        self._path = path
+        with path.open("rb") as file, arrow_errors_as_data_errors(self.origin, path.suffix[1:]):
+            schema = self._open(file, pyarrow.csv.ConvertOptions(), empty_lines=False).schema
+        self.schema: dict[str, Any] = {field.name: field.type for field in schema}
+        if all(name.strip().isdecimal() for name in self.schema):
+            raise DataError(
+                f"{path} begins with the numbers {', '.join(self.schema)} where a header row was expected: "
+                "write one, or call the file .txt if it holds bare lengths"
+            )
+
+    def rows(self, columns: Sequence[str], *, as_text: bool) -> Iterator[Rows]:
+        options = pyarrow.csv.ConvertOptions(
+            include_columns=list(columns),
+            column_types={name: pa.string() for name in columns},
+            strings_can_be_null=False,
+        )
+        done = 0
+        with self._path.open("rb") as file, arrow_errors_as_data_errors(self.origin, self._path.suffix[1:]):
+            # With one column an empty line is a missing value; otherwise it is not a row.
+            for batch in self._open(file, options, empty_lines=len(self.schema) == 1):
+                place = row_namer(self.origin, done)
+                done += len(batch)
+                found = batch.columns if as_text else [_to_integers(column, place) for column in batch.columns]
+                yield Rows(columns=tuple(found), place=place, bytes_read=file.tell())
+
+    def _open(self, file: Any, convert: Any, *, empty_lines: bool) -> Any:
+        return pyarrow.csv.open_csv(
+            file,
+            read_options=pyarrow.csv.ReadOptions(block_size=_CSV_BLOCK_BYTES),
+            parse_options=pyarrow.csv.ParseOptions(
+                delimiter="\t" if self._path.suffix == ".tsv" else ",",
+                newlines_in_values=True,
+                ignore_empty_lines=not empty_lines,
+            ),
+            convert_options=convert,
+        )
+
+
+def _to_integers(texts: Any, place: Callable[[int], str]) -> Any:
+    """Returns cells as int64; an empty one is null. Raises: DataError with the first that is not an integer."""
+    trimmed = pc.utf8_trim_whitespace(texts)
+    trimmed = pc.if_else(pc.equal(trimmed, ""), None, trimmed)
+    try:
+        return _cast_decimal(trimmed)
+    except pa.ArrowInvalid:
+        for index, text in enumerate(trimmed.to_pylist()):
+            try:
+                _cast_decimal(pa.array([text], pa.string()))
+            except pa.ArrowInvalid as error:
+                raise DataError(
+                    f"{place(index)}: expected a whole number, found '{text[:40]}'; a column of text needs --tokenizer"
+                ) from error
+        raise
+
+
+def _cast_decimal(texts: Any) -> Any:
+    """Converts decimals. Raises: pa.ArrowInvalid for a text that is not an integer in decimal digits."""
+    if pc.any(pc.match_substring(texts, "x", ignore_case=True)).as_py():
+        raise pa.ArrowInvalid("Arrow would take 0x10 for 16")
+    return pc.cast(texts, pa.int64())
+
+
+class JsonlTable:
+    """A .jsonl file, compressed (.zst, .gz) or not. Lines of white space are skipped."""
+
+    untyped = False
+
+    def __init__(self, path: Path) -> None:
+        """Reads the first object. Raises: DataError if there is none."""
+        self.origin = str(path)
+        self.total_bytes = path.stat().st_size
+        self._path = path
+        with SourceReader(path) as reader:
+            first = next(_objects(reader), None)
+        if first is None:
+            raise DataError(f"{path} holds no line: it is empty")
+        self.schema: dict[str, Any] = {key: _type_of(value) for key, value in first.items()}
+
+    def rows(self, columns: Sequence[str], *, as_text: bool) -> Iterator[Rows]:
+        kinds: dict[str, str] = {}
+        with SourceReader(self._path) as reader:
+            gathered: list[tuple[int, list[Any]]] = []
+            block_bytes = 0
+            for value in _objects(reader):
+                gathered.append((reader.line_number, [_cell(value, name, kinds, reader.where) for name in columns]))
+                block_bytes += reader.line_bytes
+                if block_bytes >= _JSONL_BLOCK_BYTES:
+                    yield self._rows(gathered, reader.bytes_read)
+                    gathered, block_bytes = [], 0
+            if gathered:
+                yield self._rows(gathered, reader.bytes_read)
+
+    def _rows(self, gathered: list[tuple[int, list[Any]]], bytes_read: int) -> Rows:
+        columns = zip(*(cells for _, cells in gathered), strict=True)
+        return Rows(
+            columns=tuple(pa.array(column) for column in columns),
+            place=lambda index: f"{self.origin}, line {gathered[index][0]}",
+            bytes_read=bytes_read,
+        )
+
+
+def _objects(reader: SourceReader) -> Iterator[dict[str, Any]]:
+    return (reader.json_object(line) for line in reader.filled_lines())
+
+
+def _cell(value: dict[str, Any], name: str, kinds: dict[str, str], where: str) -> Any:
+    """Returns the value under `name`, or the length of a list. `kinds` stores the type in the first line."""
+    cell = value_of(value, name, where, remedy="Choose with --column")
+    if cell is None:
+        return None
+    kind = _KINDS.get(type(cell), type(cell).__name__)
+    expected = kinds.setdefault(name, kind)
+    if kind != expected:
+        raise DataError(f"{where}: '{name}' is {expected} in the lines before, here it is {kind}")
+    if isinstance(cell, int) and not -(1 << 63) <= cell < 1 << 63:
+        raise DataError(f"{where}: '{name}' is {cell}: too large for a length")
+    if isinstance(cell, str) and not cell.isascii():
+        encode_text(cell, lambda: where)
+    return len(cell) if isinstance(cell, list) else cell
+
+
+def _type_of(value: Any) -> Any:
+    if isinstance(value, list):
+        return pa.list_(pa.null())
+    return pa.struct([]) if isinstance(value, dict) else pa.infer_type([value])
