@@ -3,22 +3,12 @@
 import json
 import logging
 from contextlib import closing
-from dataclasses import fields
 from pathlib import Path
 
 import pytest
+from loop_steps import run_of
 
-from evenpack.engine.build import Run
-from evenpack.engine.reporting.mlperf_log import PREFIX, MlperfLog, parse_events, truncate_log
-
-
-def run_at(samples: int) -> Run:
-    """Returns a run of which only the samples are known."""
-    run = object.__new__(Run)
-    for field in fields(Run):
-        object.__setattr__(run, field.name, None)
-    object.__setattr__(run, "first_samples", samples)
-    return run
+from evenpack.engine.parts.mlperf_log import PREFIX, MlperfLog, parse_events, truncate_log
 
 
 def event(key: str, samples: int | None = None) -> str:
@@ -44,7 +34,8 @@ def test_the_clock_stops_with_the_last_step_and_not_with_the_verification_after_
     pytest.importorskip("mlperf_logging")
     path = tmp_path / "mlperf.log"
     with closing(logging.FileHandler(path)) as file:
-        log = MlperfLog(run_at(0), file)
+        log = MlperfLog(run_of(first_samples=0), started=0.0)
+        log.write_to(file)
         log.run_stopped(is_reached=True, samples=30, evaluated_samples=7, stopped=1234.5678)
     events = {one["key"]: one for _, one in parse_events(path, path.read_text().splitlines())}
     assert events["run_stop"]["time_ms"] == 1_234_567

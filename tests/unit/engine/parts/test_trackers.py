@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 from run_logs import record, run_log
 
-from evenpack.engine.reporting.config import MetricsSection, WandbSection
-from evenpack.engine.reporting.trackers import trackers
-from evenpack.engine.reporting.trackers.trackers import Trackers, missing_trackers, require_trackers
+from evenpack.engine.parts import trackers
+from evenpack.engine.parts.trackers import Trackers
+from evenpack.engine.reporting.config import MetricsSection, WandbSection, missing_trackers, require_trackers
 from evenpack.errors import ConfigError
 
 BOTH = MetricsSection(csv=True, tensorboard=True)
@@ -52,10 +52,10 @@ def test_a_tracker_that_fails_is_warned_of_once_and_the_others_continue(
 ) -> None:
     broken, whole = Kept(fails_at=3), Kept()
     opening(monkeypatch, tensorboard=broken, csv=whole)
-    with Trackers.opened(BOTH, run_log(tmp_path)) as opened:
+    found = Trackers(BOTH, run_log(tmp_path))
+    with found.opened():
         for step in range(1, 7):
-            opened.write(record(step))
-        opened.flush()
+            found.write(record(step))
     assert whole.steps == [1, 2, 3, 4, 5, 6]
     assert whole.closed is False
     assert broken.steps == [1, 2]
@@ -67,7 +67,7 @@ def test_a_tracker_that_fails_is_warned_of_once_and_the_others_continue(
 def test_trackers_are_notified_that_the_run_has_failed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     kept = Kept()
     opening(monkeypatch, csv=kept)
-    with pytest.raises(KeyError), Trackers.opened(BOTH, run_log(tmp_path)):
+    with pytest.raises(KeyError), Trackers(BOTH, run_log(tmp_path)).opened():
         raise KeyError
     assert kept.closed is True
 
@@ -75,8 +75,9 @@ def test_trackers_are_notified_that_the_run_has_failed(tmp_path: Path, monkeypat
 def test_only_what_the_run_file_names_is_opened(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     kept = Kept()
     opening(monkeypatch, csv=kept)
-    with Trackers.opened(MetricsSection(), run_log(tmp_path)) as opened:
-        opened.write(record(1))
+    found = Trackers(MetricsSection(), run_log(tmp_path))
+    with found.opened():
+        found.write(record(1))
     assert kept.steps == []
     assert list(tmp_path.iterdir()) == [tmp_path / "metrics.jsonl"]
 
@@ -91,12 +92,13 @@ def test_a_tracker_that_cannot_be_opened_ends_the_run_unless_it_may_continue(
     monkeypatch.setattr(trackers, "_OPENERS", {"csv": lambda section, run: kept, "tensorboard": refuse})
     with (
         pytest.raises(ConfigError, match=r"metrics.tensorboard: it cannot be opened \(OSError: read-only\)"),
-        Trackers.opened(BOTH, run_log(tmp_path)),
+        Trackers(BOTH, run_log(tmp_path)).opened(),
     ):
         raise AssertionError("the run does not begin")
     assert kept.closed is True, "those that are open are closed"
-    with Trackers.opened(BOTH.model_copy(update={"on_missing_tracker": "warn"}), run_log(tmp_path)) as opened:
-        opened.write(record(1))
+    found = Trackers(BOTH.model_copy(update={"on_missing_tracker": "warn"}), run_log(tmp_path))
+    with found.opened():
+        found.write(record(1))
     assert kept.steps == [1]
     assert "the run continues without metrics.tensorboard: it cannot be opened" in caplog.text
 

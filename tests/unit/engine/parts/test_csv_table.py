@@ -5,8 +5,8 @@ from pathlib import Path
 
 from run_logs import record, run_log
 
+from evenpack.engine.parts.trackers import CsvTable
 from evenpack.engine.reporting.definitions import scalars
-from evenpack.engine.reporting.trackers.csv_table import CsvTable
 
 
 def rows(folder: Path) -> list[dict[str, str]]:

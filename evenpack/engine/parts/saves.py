@@ -2,13 +2,15 @@
 
 import logging
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 from evenpack.engine.activity import OnActivity, own_work
 from evenpack.engine.build import Run
 from evenpack.engine.checkpoints.files import Checkpoint, TrainState
-from evenpack.engine.evaluate import Evaluations, overall_loss
-from evenpack.engine.reporting.journal import Journal
-from evenpack.engine.reporting.save_cost import SaveCost
+from evenpack.engine.evaluate import overall_loss
+from evenpack.engine.parts.journal import Journal, SaveCost
+from evenpack.engine.parts.part import Part, Step
 from evenpack.errors import SaveError
 
 log = logging.getLogger(__name__)
@@ -17,8 +19,8 @@ _PATIENCE_SECONDS = 18.0
 """Seconds that a save in flight has to end when an error ends the run: less than a guard leaves to such a rank."""
 
 
-class Saves:
-    """Saves checkpoints at the end of steps, for all ranks; a context within which a save may be in flight."""
+class Saves(Part):
+    """Saves checkpoints at the end of steps, for all ranks; a save may be in flight while it is open."""
 
     def __init__(self, run: Run, journal: Journal, on_activity: OnActivity) -> None:
         self._run = run
@@ -30,28 +32,40 @@ class Saves:
         self._pause_seconds = 0.0
         self._has_warned = False
 
-    def save(
-        self, step: int, *, reached_accuracy: float | None, evaluations: Evaluations | None, goes_on: bool
-    ) -> None:
+    @contextmanager
+    def opened(self) -> Iterator[None]:
+        try:
+            yield
+        except BaseException:  # the other ranks may be anywhere
+            self._on_activity("waiting for a save", self._step)
+            self._background.wait_alone(seconds=_PATIENCE_SECONDS)
+            raise
+
+    def after_step(self, step: Step) -> None:
+        """Notes the end of a save in the background, before the step is recorded."""
+        self._collect()
+
+    def saving(self, step: Step) -> None:
         """Saves a checkpoint after `step`. It is on disk on return, unless the run goes on.
 
         A failure is a warning if the run goes on: the next save may succeed. Raises: SaveError otherwise.
         """
         started = time.perf_counter()
+        goes_on = not step.ends_loop
         if goes_on:
-            self._warn_of_waiting(step)
-        self._on_activity("saving a checkpoint", step)
-        self._background.finish(lambda: self._on_activity("waiting for a save", step))
-        self._on_activity("saving a checkpoint", step)
-        self.collect()
+            self._warn_of_waiting(step.number)
+        self._on_activity("saving a checkpoint", step.number)
+        self._background.finish(lambda: self._on_activity("waiting for a save", step.number))
+        self._on_activity("saving a checkpoint", step.number)
+        self._collect()
         with own_work("flushing the metrics"):
             self._journal.commit()
         training = self._run.config.training
         state = self._run.state(
-            step,
-            samples=self._journal.samples,
-            reached_accuracy=reached_accuracy,
-            validation_loss=overall_loss(evaluations or {}, training.validation_weights),
+            step.number,
+            samples=step.samples,
+            reached_accuracy=step.reached_accuracy,
+            validation_loss=overall_loss(step.evaluations or {}, training.validation_weights),
         )
         result: Checkpoint | SaveError | None
         try:
@@ -60,23 +74,14 @@ class Saves:
             if not goes_on:
                 raise
             result = error
-        self._step, self._pause_seconds = step, time.perf_counter() - started
+        self._step, self._pause_seconds = step.number, time.perf_counter() - started
         if result is not None:
             self._note(result, seconds=self._pause_seconds)
 
-    def collect(self) -> None:
-        """Notes the end of a save in the background; called at the end of each step, before it is recorded."""
+    def _collect(self) -> None:
         ended = self._background.ended()
         if ended is not None:
             self._note(ended.result, seconds=ended.seconds)
-
-    def __enter__(self) -> "Saves":
-        return self
-
-    def __exit__(self, error: type[BaseException] | None, *_: object) -> None:
-        if error is not None:  # the other ranks may be anywhere
-            self._on_activity("waiting for a save", self._step)
-            self._background.wait_alone(seconds=_PATIENCE_SECONDS)
 
     def _write(self, state: TrainState, *, in_background: bool) -> Checkpoint | None:
         engine = self._run.engine.deepspeed
@@ -96,7 +101,7 @@ class Saves:
         else:
             size = sum(file.size for file in result.files)
         cost = SaveCost(step=self._step, pause_seconds=self._pause_seconds, seconds=written, bytes=size)
-        self._journal.saved(cost)
+        self._journal.note_save(cost)
 
     def _warn_of_waiting(self, step: int) -> None:
         if self._background.is_writing and self._run.world.is_main and not self._has_warned:

@@ -9,18 +9,30 @@ from collections.abc import Sequence
 from typing import Any
 
 from evenpack.batch import PackedBatch
+from evenpack.engine.parts.part import Part, Step
 from evenpack.engine.world.distributed import World
 
 _DIGITS = 6
 """Decimal places of seconds; the clock is no more precise."""
 
 
-class RankTimes:
+class RankTimes(Part):
     """Accumulates this rank's compute time and work since they were last gathered."""
 
-    def __init__(self, world: World) -> None:
+    def __init__(self, world: World, *, every_steps: int | None) -> None:
+        """They are gathered every so many steps, and at the end; None: never."""
         self._world = world
+        self._every_steps = every_steps
         self._begin()
+
+    def after_step(self, step: Step) -> None:
+        if step.update is not None:
+            self.add(step.update.batches.micro_batches, step.update.local.stopwatch.seconds())
+
+    def recording(self, step: Step) -> None:
+        is_due = self._every_steps is not None and (step.ends_loop or step.number % self._every_steps == 0)
+        if is_due and self._seconds:
+            step.rank_times = self.gather()
 
     def add(self, micro_batches: Sequence[PackedBatch], compute_seconds: float) -> None:
         """Adds a step of this rank."""
@@ -29,11 +41,6 @@ class RankTimes:
         self._tokens += sum(batch.local_counts.tokens for batch in micro_batches)
         self._slots += sum(batch.slots for batch in micro_batches)
         self._squared_lengths += sum(batch.squared_lengths for batch in micro_batches)
-
-    @property
-    def is_empty(self) -> bool:
-        """Whether no step was added since the last `gather`; the same on every rank."""
-        return not self._seconds
 
     def gather(self) -> dict[str, Any]:
         """Returns the values of all ranks since the last call, and resets them; all ranks call it after a step or more.

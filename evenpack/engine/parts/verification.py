@@ -1,22 +1,23 @@
 """Verifies the data during training: each rank reads a part of the prepared files and compares their checksums.
 
-begin               reports whether the sources have changed, and starts a thread on each rank
-has_found_damage    checked once per step: the ranks then stop together
-finish              before a checkpoint is saved: nothing learned from damaged data is kept
+opened        reports whether the sources have changed, and starts a thread on each rank
+wants_stop    damage is found: the ranks then stop together
+saving        waits until all is read: nothing learned from damaged data is kept
 """
 
 import logging
 import socket
 import threading
 import time
-from collections.abc import Callable
-from types import TracebackType
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 from evenpack.data.prepare.changed_inputs import refuse_changed_sources
 from evenpack.data.prepare.manifest import MANIFEST
 from evenpack.data.prepare.verification import Verified, Verifier
 from evenpack.data.prepared import PreparedData
-from evenpack.engine.activity import own_work
+from evenpack.engine.activity import OnActivity, own_work
+from evenpack.engine.parts.part import Part, Step
 from evenpack.engine.world.distributed import World
 from evenpack.errors import DataError, EvenpackError, RunError
 from evenpack.units import counted
@@ -29,13 +30,15 @@ _LOOK_SECONDS = 0.1
 """Seconds between two looks at how far this rank has read."""
 
 
-class DataVerification:
-    """One rank's part of the prepared files, read once by a thread of its own; `finish` is called by all ranks."""
+class DataVerification(Part):
+    """Reads a rank's part of the prepared files once, by a thread, unless data.verify_in_training is false."""
 
-    def __init__(self, prepared: PreparedData, world: World) -> None:
+    def __init__(self, prepared: PreparedData, world: World, on_activity: OnActivity) -> None:
+        self._prepared = prepared
         self._world = world
+        self._on_activity = on_activity
         self._verifier = Verifier(prepared.directory, prepared.manifest)
-        self._share = _share(prepared, world)
+        self._share = (0, 1)
         self._cancelled = threading.Event()
         self._verified: Verified | None = None
         self._error: str | None = None
@@ -44,32 +47,46 @@ class DataVerification:
         self._thread = threading.Thread(target=self._read, name="verification", daemon=True)
         self._is_due = prepared.config.verify_in_training
 
-    @classmethod
-    def begin(cls, prepared: PreparedData, world: World) -> "DataVerification":
-        """Starts to read, unless data.verify_in_training is false.
+    @contextmanager
+    def opened(self) -> Iterator[None]:
+        """Starts to read, and ends the thread. An error that damaged data may have caused is reported as damage.
 
         Raises: DataError, on all ranks, if the sources have changed and data.on_changed_sources is `error`.
         """
-        _check_changed_sources(prepared, world)
-        verification = cls(prepared, world)
-        if verification._is_due:
-            verification._thread.start()
-        return verification
+        _check_changed_sources(self._prepared, self._world)
+        self._share = _share(self._prepared, self._world)
+        if self._is_due:
+            self._thread.start()
+        try:
+            yield
+        except EvenpackError:
+            raise
+        except Exception as error:
+            if self._verified is not None:  # what is known so far
+                try:
+                    self._verifier.refuse(self._verified.damages, seen=f" (seen by rank {self._world.rank})")
+                except DataError as damage:
+                    raise damage from error
+            raise
+        finally:
+            self._cancelled.set()
 
     @property
-    def has_found_damage(self) -> bool:
+    def wants_stop(self) -> bool:
         """Whether this rank has read its part and found damage."""
         return self._verified is not None and bool(self._verified.damages)
 
-    def finish(self, on_progress: Callable[[], None] = lambda: None) -> None:
+    def saving(self, step: Step) -> None:
         """Waits until all files are read; later calls do nothing.
-
-        `on_progress` is called at the start of the wait, and whenever this rank has read more.
 
         Raises: DataError, on all ranks, naming each damaged file.
         """
         if not self._is_due:
             return
+
+        def on_progress() -> None:
+            self._on_activity("verifying the data", step.number)
+
         if self._thread.is_alive() and self._world.is_main:
             log.info("the checkpoint waits until the prepared data is verified")
         on_progress()
@@ -85,27 +102,13 @@ class DataVerification:
         if self._world.is_main:
             log.info("%s", _describe([verified for verified, _, _ in reports if verified is not None]))
 
-    def __enter__(self) -> "DataVerification":
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        """Ends the thread. An error that damaged data may have caused is reported as damage, as far as it is known."""
-        self._cancelled.set()
-        if self._verified is not None and isinstance(error, Exception) and not isinstance(error, EvenpackError):
-            try:
-                self._verifier.refuse(self._verified.damages, seen=f" (seen by rank {self._world.rank})")
-            except DataError as damage:
-                raise damage from error
-
     def _read(self) -> None:
         share, shares = self._share
         try:
             self._verified = self._verifier.verify_share(
                 share, shares, is_cancelled=self._cancelled.is_set, on_read=self._note_bytes
             )
-        except Exception as error:  # any error is reported by `finish` on all ranks
+        except Exception as error:  # any error is reported by `saving` on all ranks
             self._error = f"{type(error).__name__}: {error}"
 
     def _note_bytes(self, count: int) -> None:

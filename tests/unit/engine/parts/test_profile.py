@@ -7,19 +7,21 @@ from pathlib import Path
 
 import pytest
 import torch
+from loop_steps import ALONE, step_of
 
-from evenpack.engine.reporting.profile import PROFILE, StepProfile, by_category, category_of, table_of
+from evenpack.engine.parts.profile import PROFILE, StepProfile, by_category, category_of, table_of
 from evenpack.engine.world.distributed import World
 
-WORLD = World(rank=0, size=1, local_rank=0, device=torch.device("cpu"))
 
-
-def run_steps(folder: Path, *, steps: int | None, trained: int, world: World = WORLD) -> list[str]:
-    with StepProfile(folder, world, steps) as profile:
-        for step in range(11, 11 + trained):
-            with profile.of(step):
-                torch.ones(40, 40) @ torch.ones(40, 40)
-            torch.ones(900, 900) @ torch.ones(900, 900)  # an evaluation, as it were
+def run_steps(folder: Path, *, steps: int | None, trained: int, world: World = ALONE) -> list[str]:
+    profile = StepProfile(folder, world, steps)
+    for number in range(11, 11 + trained):
+        step = step_of(number)
+        profile.before_step(step)
+        torch.ones(40, 40) @ torch.ones(40, 40)
+        profile.after_step(step)
+        torch.ones(900, 900) @ torch.ones(900, 900)  # an evaluation, as it were
+    profile.ending(step_of(10 + trained))
     return sorted(path.name for path in (folder / PROFILE).glob("*"))
 
 
@@ -33,7 +35,7 @@ def test_the_steps_after_the_warm_up_have_a_trace_and_their_seconds(
     caplog.set_level(logging.INFO, logger="evenpack")
     assert run_steps(tmp_path, steps=2, trained=7) == [*traces(14, 15), "steps_14_to_15.json"]
     value = json.loads((tmp_path / PROFILE / "steps_14_to_15.json").read_text())
-    assert (value["steps"], value["device"]) == ([14, 15], WORLD.device_name)
+    assert (value["steps"], value["device"]) == ([14, 15], ALONE.device_name)
     seconds = value["seconds_per_step"]
     assert 0.0 < seconds["matmul"] <= sum(seconds.values()) <= value["step_seconds"]
     assert value["longest"][0]["seconds"] == max(one["seconds"] for one in value["longest"])

@@ -11,9 +11,9 @@ import wandb
 from run_logs import record, run_log
 from wandb.proto import wandb_internal_pb2
 
+from evenpack.engine.parts.trackers import WandbRun
 from evenpack.engine.reporting.config import WandbSection
 from evenpack.engine.reporting.definitions import scalars
-from evenpack.engine.reporting.trackers.wandb import WandbRun
 
 OFFLINE = WandbSection(mode="offline", project="packing", group="tries", tags=("one", "two"))
 

@@ -4,8 +4,8 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
+from evenpack.engine.parts.trackers import RunLog
 from evenpack.engine.reporting.metrics import METRICS, MetricsLog
-from evenpack.engine.reporting.trackers.tracker import RunLog
 
 
 def record(step: int, **values: Any) -> dict[str, Any]:

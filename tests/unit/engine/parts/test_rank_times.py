@@ -3,14 +3,11 @@
 from dataclasses import replace
 
 import pytest
-import torch
 from batches import build_batch, random_sequences
+from loop_steps import ALONE
 
 from evenpack.batch import PackedBatch
-from evenpack.engine.reporting.rank_times import RankTimes
-from evenpack.engine.world.distributed import World
-
-ALONE = World(rank=0, size=1, local_rank=0, device=torch.device("cpu"))
+from evenpack.engine.parts.rank_times import RankTimes
 
 
 def batch(*lengths: int) -> PackedBatch:
@@ -19,7 +16,7 @@ def batch(*lengths: int) -> PackedBatch:
 
 
 def test_sums_are_over_all_micro_batches_of_all_steps_since_the_last_telling() -> None:
-    times = RankTimes(ALONE)
+    times = RankTimes(ALONE, every_steps=1)
     times.add([batch(3, 5), batch(8)], 1.0)
     times.add([batch(2), batch(1, 1, 1)], 3.0)
     assert times.gather() == {

@@ -1,36 +1,20 @@
 """Which steps count as spikes; `distributed/test_bad_steps.py` has what is written of them."""
 
-from dataclasses import fields
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
-import torch
+from loop_steps import run_of
 
 from evenpack.data.batches.pipeline import StepBatches
-from evenpack.engine import bad_steps
-from evenpack.engine.bad_steps import BadSteps
-from evenpack.engine.build import Run
-from evenpack.engine.config import RunConfig
 from evenpack.engine.engine import LocalStep
+from evenpack.engine.parts import bad_steps
+from evenpack.engine.parts.bad_steps import BadSteps
 from evenpack.engine.reporting.step_totals import StepTotals
-from evenpack.engine.world.distributed import World
 from evenpack.models.common.losses import LossDenominators
 from evenpack.step_counts import StepCounts
 from evenpack.testing import run_config, run_values
-
-
-def run_of(config: RunConfig) -> Run:
-    """Returns a run of which only the configuration is known, and that it is on one rank."""
-    run = object.__new__(Run)
-    values = {
-        "resolved": SimpleNamespace(config=config),
-        "world": World(rank=0, size=1, local_rank=0, device=torch.device("cpu")),
-    }
-    for field in fields(Run):
-        object.__setattr__(run, field.name, values.get(field.name))
-    return run
 
 
 def totals(norm: float) -> StepTotals:
@@ -61,7 +45,7 @@ def test_a_spike_is_above_its_multiple_of_the_median(
 
     monkeypatch.setattr(bad_steps.BadSteps, "_write", write)
     config = run_config(run_values("gpt2", tmp_path, training={"report_spikes_above": factor}))
-    steps = BadSteps(run_of(config))
+    steps = BadSteps(run_of(resolved=SimpleNamespace(config=config)))
     batches, local = StepBatches(step=0, micro_batches=()), object.__new__(LocalStep)
     few = [10.0, 500.0]
     for norm in (*few, *[10.0, 9.0, 11.0] * 10, 12.0, 29.0, 31.0, 1e4, 10.0):

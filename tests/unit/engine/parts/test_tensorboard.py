@@ -5,8 +5,8 @@ from pathlib import Path
 from run_logs import record, run_log
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
+from evenpack.engine.parts.trackers import TensorBoardEvents
 from evenpack.engine.reporting.definitions import scalars
-from evenpack.engine.reporting.trackers.tensorboard import TensorBoardEvents
 
 
 def losses(folder: Path) -> list[tuple[int, float]]:

@@ -238,7 +238,7 @@ def warnings(told: pytest.LogCaptureFixture) -> list[str]:
     return [
         record.getMessage()
         for record in told.records
-        if record.levelno == logging.WARNING and record.name == "evenpack.engine.verification"
+        if record.levelno == logging.WARNING and record.name == "evenpack.engine.parts.verification"
     ]
 
 

@@ -4,14 +4,14 @@ import logging
 import re
 import time
 from collections import Counter
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 from torch.profiler import ProfilerActivity, profile
 
 from evenpack.engine.activity import own_work
+from evenpack.engine.parts.part import Part, Step
 from evenpack.engine.world.distributed import World
 from evenpack.files import write_json
 
@@ -33,59 +33,61 @@ _STEPS_BEFORE = 3
 _LONGEST_LISTED = 12
 
 
-class StepProfile:
+class StepProfile(Part):
     """Profiles some steps of this start of a run, after a few others, on rank 0 alone.
 
     Each step has a profiler of its own, so that evaluations and saves between them do not count.
     """
 
     def __init__(self, output_dir: Path, world: World, steps: int | None) -> None:
-        """Is entered around the loop. steps: how many to profile; None: none."""
+        """Takes how many steps to profile; None: none."""
         self._folder = output_dir / PROFILE
         self._world = world
         self._left = steps if world.is_main and steps is not None else 0
         self._before = _STEPS_BEFORE
         self._done: list[int] = []
+        self._profiler: Any = None
+        """That of the step that is being computed."""
+        self._started = 0.0
         self._seconds = 0.0
         self._kernels: Counter[str] = Counter()
 
-    def __enter__(self) -> "StepProfile":
-        return self
-
-    def __exit__(self, error: type[BaseException] | None, *_: object) -> None:
-        if error is not None or not self._left:
+    def before_step(self, step: Step) -> None:
+        if step.is_skipped or not self._left:
             return
-        if self._done:
-            self._summarise()
-        else:
-            log.warning("nothing was profiled: the run ended within the %d steps before the profile", _STEPS_BEFORE)
-
-    @contextmanager
-    def of(self, step: int) -> Iterator[None]:
-        """Is entered around the work of each step, at whose end the host has waited for the device."""
-        if not self._left or self._before:
-            self._before -= bool(self._left)
-            yield
+        if self._before:
+            self._before -= 1
             return
         on_gpu = [ProfilerActivity.CUDA] if self._world.device.type == "cuda" else []
-        profiler: Any = profile(activities=[ProfilerActivity.CPU, *on_gpu])
+        self._profiler = profile(activities=[ProfilerActivity.CPU, *on_gpu])
         with own_work("profiling"):
-            profiler.start()
-        started = time.perf_counter()
-        yield
-        self._seconds += time.perf_counter() - started
+            self._profiler.start()
+        self._started = time.perf_counter()
+
+    def after_step(self, step: Step) -> None:
+        """Ends the profile of the step, for whose totals the host has waited for the device."""
+        if self._profiler is None:
+            return
+        self._seconds += time.perf_counter() - self._started
+        profiler, self._profiler = self._profiler, None
         with own_work("profiling"):
             profiler.stop()
             self._kernels.update(dict(kernels_of(profiler.key_averages(), self._world.device.type == "cuda")))
             self._folder.mkdir(parents=True, exist_ok=True)
-            trace = self._folder / f"step_{step}.trace.json.gz"
+            trace = self._folder / f"step_{step.number}.trace.json.gz"
             unfinished = trace.with_name(f".{trace.name}")
             profiler.export_chrome_trace(str(unfinished))  # compressed, by its name
             unfinished.replace(trace)
-        self._done.append(step)
+        self._done.append(step.number)
         self._left -= 1
         if not self._left:
             self._summarise()
+
+    def ending(self, step: Step) -> None:
+        if self._left and self._done:
+            self._summarise()
+        elif self._left:
+            log.warning("nothing was profiled: the run ended within the %d steps before the profile", _STEPS_BEFORE)
 
     def _summarise(self) -> None:
         value = {

@@ -17,6 +17,7 @@ from typing import Any
 from evenpack.data.batches.pipeline import StepBatches
 from evenpack.engine.build import Run
 from evenpack.engine.engine import LocalStep
+from evenpack.engine.parts.part import Part, Step
 from evenpack.engine.reporting.step_totals import StepTotals
 from evenpack.engine.resolving.where import open_where
 from evenpack.errors import EvenpackError, RunError
@@ -46,14 +47,18 @@ class _RankPart:
         return all(map(math.isfinite, losses)) and (self.gradient_norm is None or math.isfinite(self.gradient_norm))
 
 
-class BadSteps:
-    """Judges each step of a run; every rank calls it with the same totals."""
+class BadSteps(Part):
+    """Judges each step of a run, on every rank by the same totals."""
 
     def __init__(self, run: Run) -> None:
         self._run = run
         self._keys = run.config.training
         self._norms: deque[float] = deque(maxlen=_REMEMBERED_STEPS)
         self._in_a_row = 0
+
+    def after_step(self, step: Step) -> None:
+        if step.update is not None:
+            step.is_left_out = self.is_left_out(step.update.batches, step.update.local, step.update.totals)
 
     def is_left_out(self, batches: StepBatches, local: LocalStep, totals: StepTotals) -> bool:
         """Returns whether the update of this step was left out because its gradient is not finite.

@@ -13,7 +13,9 @@ from pathlib import Path
 from typing import Any
 
 from evenpack.engine.build import Run
+from evenpack.engine.evaluate import overall_accuracy
 from evenpack.engine.optimizers.config import LambSection
+from evenpack.engine.parts.part import Part, Step
 from evenpack.engine.reporting.config import MlperfSection
 from evenpack.engine.reporting.metrics import free_name
 from evenpack.errors import DataError, RunError
@@ -31,76 +33,83 @@ _FIELDS = ("key", "value", "time_ms", "metadata")
 _END = ("train_samples", "eval_samples", "run_stop")
 
 
-class MlperfLog:
+class MlperfLog(Part):
     """Writes the log on rank 0; on other ranks, and for a run without the section `mlperf`, it writes nothing."""
 
-    def __init__(self, run: Run, file: logging.Handler | None) -> None:
+    def __init__(self, run: Run, *, started: float) -> None:
+        """Takes the time at which building the run began, by `time.time`."""
         self._run = run
-        self._logger = None if file is None else _mlperf_logger(file)
+        self._started = started
+        self._logger: Any = None
+        """MLPerf's own; None where nothing is written."""
         self._samples = run.first_samples
+        self._evaluated_samples = 0
         self._block_start: float | None = None
         """Start time of a block whose first step is not done; it is written with that step."""
+        self._stopped = 0.0
+        """The time at which the last step, or its evaluation, was done."""
 
-    @classmethod
     @contextmanager
-    def opened(cls, run: Run, *, started: float) -> Iterator["MlperfLog"]:
-        """Begins or continues the log, up to the start of the clock; no training data is read before.
-
-        Args:
-            started: the time at which building the run began, by `time.time`.
+    def opened(self) -> Iterator[None]:
+        """Begins or continues the log, up to the start of the clock.
 
         Raises: RunError if a resumed run has no log to continue, or the log cannot be written.
         """
-        section, output_dir = run.config.mlperf, run.config.run.output_dir
+        run, section = self._run, self._run.config.mlperf
         if section is None or not run.world.is_main:
-            yield cls.silent(run)
+            yield
             return
-        path = output_dir / MLPERF_LOG
+        path = run.config.run.output_dir / MLPERF_LOG
         has_open_block = False
         if run.first_step == 0:
             _keep_earlier(path)
         else:
             has_open_block = truncate_log(path, samples=run.first_samples)
         with closing(_LogFile(path)) as file:
-            written = cls(run, file)
+            self.write_to(file)
             if run.first_step == 0:
-                written._describe(section, started)
-                written._start("run_start")
+                self._describe(section, self._started)
+                self._start("run_start")
             if not has_open_block:
-                written._block_start = time.time()
-            yield written
+                self._block_start = time.time()
+            yield
 
-    @classmethod
-    def silent(cls, run: Run) -> "MlperfLog":
-        """Returns a log that writes nothing."""
-        return cls(run, None)
+    def write_to(self, file: logging.Handler) -> None:
+        """Writes all later events to a file."""
+        self._logger = _mlperf_logger(file)
 
-    def step_done(self) -> None:
-        """Writes the start of a block of steps if this step is the first of its block."""
-        if self._block_start is not None:
+    def after_step(self, step: Step) -> None:
+        """Writes the start of a block of steps if this step is the first of its block that is trained on."""
+        if self._block_start is not None and step.is_trained:
             self._start("block_start", metadata=self._now(), time_ms=int(self._block_start * 1e3))
             self._block_start = None
+        self._stopped = time.time()
 
-    def evaluation_started(self, *, samples: int) -> None:
-        """Writes the end of a block of steps and the start of an evaluation.
-
-        Args:
-            samples: the number trained on so far.
-        """
-        self._samples = samples
+    def evaluating(self, step: Step) -> None:
+        """Writes the end of a block of steps and the start of an evaluation."""
+        self._samples = step.samples
         self._end("block_stop", metadata=self._now())
         self._start("eval_start", metadata=self._now())
 
-    def evaluation_stopped(self, *, accuracy: float | None) -> None:
-        """Writes the end of an evaluation.
-
-        Args:
-            accuracy: share of all held-out targets predicted correctly; None if there are none.
-        """
+    def evaluated(self, step: Step) -> None:
+        """Writes the end of an evaluation, with the share of all held-out targets that it predicted correctly."""
+        evaluations = step.evaluations or {}
+        accuracy = overall_accuracy(evaluations)
         if accuracy is not None:
             self._event("eval_accuracy", accuracy, metadata=self._now())
         self._end("eval_stop", metadata=self._now())
-        self._block_start = time.time()
+        self._evaluated_samples = sum(found.sequences for found in evaluations.values())
+        self._block_start = self._stopped = time.time()
+
+    def saving(self, step: Step) -> None:
+        """Ends the log of a run that is complete: it is not if damaged data was found, and is before it is saved."""
+        if step.ends_schedule:
+            self.run_stopped(
+                is_reached=step.reached_accuracy is not None,
+                samples=step.samples,
+                evaluated_samples=self._evaluated_samples,
+                stopped=self._stopped,
+            )
 
     def run_stopped(self, *, is_reached: bool, samples: int, evaluated_samples: int, stopped: float) -> None:
         """Writes the end of the run, at its target or at the schedule's end; `stopped` is a value of `time.time`."""
