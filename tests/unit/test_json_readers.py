@@ -19,7 +19,7 @@ from evenpack.engine.reporting.run_record import read_run_record
 from evenpack.engine.resolving.cost_model import CostModel
 from evenpack.errors import DataError, EvenpackError
 from evenpack.files import parse_json_object
-from evenpack.finetuning.questions import read_questions
+from evenpack.finetuning.squad import read_questions
 from evenpack.studies.lengths.histograms import from_json
 
 CONTENTS: dict[str, bytes] = {

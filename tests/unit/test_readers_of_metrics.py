@@ -10,11 +10,9 @@ import pytest
 
 from evenpack.data.batches.pipeline import SkippedStep
 from evenpack.engine.parts.journal import skipped_record
-from evenpack.engine.reporting.metrics import METRICS, find_record, read_metrics, samples_trained
-from evenpack.engine.reporting.metrics import save_totals
+from evenpack.engine.parts.trackers import CSV_TABLE, CsvTable, RunLog
+from evenpack.engine.reporting.metrics import METRICS, find_record, read_metrics, samples_trained, save_totals
 from evenpack.engine.reporting.summary import computed_alike, whole_steps
-from evenpack.engine.parts.trackers import CSV_TABLE, CsvTable
-from evenpack.engine.parts.trackers import RunLog
 from evenpack.errors import DataError
 from evenpack.launcher.loss_plot import loss_curves
 from evenpack.step_counts import StepCounts
