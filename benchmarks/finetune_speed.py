@@ -21,7 +21,7 @@ from evenpack.config import load_run_file, validate
 from evenpack.data.order.step_shape import Layout
 from evenpack.finetuning.config import FinetuneConfig
 from evenpack.finetuning.data import read_task
-from evenpack.finetuning.pretrained import read_pretrained
+from evenpack.finetuning.model import read_pretrained
 from evenpack.finetuning.run import new_finetuned
 from evenpack.finetuning.train import Finetuning, Trainer
 

@@ -25,8 +25,7 @@ from evenpack.engine.optimizers.build import parameter_groups
 from evenpack.finetuning.config import FinetuneConfig
 from evenpack.finetuning.data import TaskData, read_task
 from evenpack.finetuning.features import Features
-from evenpack.finetuning.heads import FinetunedModel
-from evenpack.finetuning.pretrained import read_pretrained
+from evenpack.finetuning.model import FinetunedModel, read_pretrained
 from evenpack.finetuning.run import new_finetuned
 from evenpack.finetuning.train import Finetuning
 from evenpack.models.huggingface import to_huggingface

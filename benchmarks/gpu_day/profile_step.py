@@ -5,7 +5,7 @@ python benchmarks/gpu_day/profile_step.py RUN.yaml --out FILE.json [--steps N] [
 
 from torch.profiler import ProfilerActivity, profile
 
-from evenpack.engine.reporting.profile import kernels_of, summary_of
+from evenpack.engine.parts.profile import kernels_of, summary_of
 from evenpack.files import write_json
 from gpu_day.stepping import device_name, micro_batches, read_arguments, stepping, synchronise
 

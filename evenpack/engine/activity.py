@@ -113,30 +113,3 @@ def is_saving() -> bool:
 
 def ignore_activity(activity: Activity, step: int) -> None:
     """Does nothing: nobody watches."""
-
-
-class StepActivities:
-    """Tells what a rank begins to do within a step, from the phases that its engine has ended."""
-
-    def __init__(self, on_activity: OnActivity, *, micro_batches: int) -> None:
-        """`micro_batches`: of a step on this rank."""
-        self._on_activity = on_activity
-        self._micro_batches = micro_batches
-        self._step = 0
-        self._left = 0
-
-    def begin(self, step: int) -> None:
-        """Begins to compute."""
-        self._step, self._left = step, self._micro_batches
-        self._on_activity("computing gradients", step)
-
-    def end_of(self, phase: str) -> None:
-        """Takes a phase of `TrainingEngine` that has ended: its observer."""
-        if phase == "backward":
-            self._left -= 1
-            # Each micro-batch is progress: many of them may take longer than a run may hang.
-            self._on_activity("computing gradients" if self._left else "reducing gradients", self._step)
-        elif phase == "all_reduce":
-            self._on_activity("updating weights", self._step)
-        elif phase == "update":
-            self._on_activity("summing over the ranks", self._step)

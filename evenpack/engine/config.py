@@ -10,8 +10,6 @@ from evenpack.data.config import DataConfig
 from evenpack.data.limits import MOST_PACKS_A_STEP
 from evenpack.data.order.step_shape import POLICIES, AssignmentPolicy, Batching, Layout, default_policy
 from evenpack.data.sequences.config import MaskingConfig
-from evenpack.engine.bad_steps_section import BadStepsSection
-from evenpack.engine.checkpoints.section import CheckpointSection
 from evenpack.engine.config_checks import (
     check_keep_policy,
     check_layout,
@@ -26,7 +24,7 @@ from evenpack.engine.sharding import SHARDINGS
 from evenpack.kernels.config import AttentionConfig
 from evenpack.models.config import ModelConfig
 from evenpack.models.families import family_of
-from evenpack.units import Packs, Processes, Seconds, Sequences, Steps, Tokens
+from evenpack.units import Checkpoints, Hours, Medians, Packs, Processes, Seconds, Sequences, Steps, Tokens
 
 
 class RunSection(Section):
@@ -62,6 +60,40 @@ class DeepSpeedSection(Section):
         if stage not in SHARDINGS:
             raise ValueError(f"expected a ZeRO stage of {', '.join(map(str, SHARDINGS))}, found {stage}")
         return stage
+
+
+class CheckpointSection(Section):
+    """When checkpoints are saved, how, and which of them are kept."""
+
+    checkpoint_every_steps: Steps | None = Field(default=200, ge=1)
+    """Steps from one checkpoint to the next. Null: a checkpoint is saved only at the end or when stopped."""
+    checkpoint_in_background: bool = True
+    """Copy what is saved to host memory and write it while training goes on; the copy is as large as the files that a
+    rank writes: 12 bytes per parameter on rank 0 with AdamW at ZeRO 0. False: training waits until the checkpoint is on
+    disk. The last checkpoint is always waited for."""
+    keep_checkpoints: Checkpoints = Field(default=2, ge=1)
+    """Number of newest checkpoints that are kept; older ones are removed, unless one of the next two keys keeps them.
+    """
+    keep_checkpoint_every_hours: Hours | None = Field(default=None, gt=0.0)
+    """Keep the first checkpoint as well, and each one saved at least so many hours after the last one that is kept for
+    this reason. Null: none is."""
+    keep_best_checkpoint: bool = False
+    """Keep the checkpoint of the lowest validation loss as well, of those whose step was evaluated: the mean by
+    validation_weights, or else over all held-out targets. `evaluate` and `export` take it by `--checkpoint best`."""
+
+
+class BadStepsSection(Section):
+    """What to do with a step whose loss or gradient is not finite, or much larger than those before it."""
+
+    on_nan: Literal["stop", "skip"] = "stop"
+    """What to do with a step whose gradient norm is not finite: end the run, or leave the update out and go on; step
+    number and learning rate advance then, weights and optimizer do not. With `skip` the host waits for the norm before
+    each update. What was in the step is written to OUTPUT_DIR/bad_steps in both cases."""
+    nan_steps_in_a_row: Steps = Field(default=5, ge=1)
+    """Most steps in a row that `on_nan: skip` leaves out; one more ends the run."""
+    report_spikes_above: Medians | None = Field(default=None, gt=1.0)
+    """A step whose gradient norm is more than this many times the median of the last 100 steps is written to
+    OUTPUT_DIR/bad_steps, too, with a warning; it is trained on all the same. Null: none is."""
 
 
 class TrainingSection(RunLengthSection, CheckpointSection, BadStepsSection):

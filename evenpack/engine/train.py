@@ -8,30 +8,32 @@ from dataclasses import dataclass
 from datetime import timedelta
 from functools import partial
 from itertools import chain, count
-from typing import Any, Literal, Protocol
+from typing import Literal
 
 from evenpack.data.batches.loader_processes import explained_loader_deaths
 from evenpack.data.batches.pipeline import SkippedStep, StepBatches
 from evenpack.data.prepare.verification import explained_damage
-from evenpack.engine.activity import OnActivity, StepActivities, entered_as_own_work, ignore_activity, own_work
-from evenpack.engine.bad_steps import BadSteps
+from evenpack.engine.activity import OnActivity, entered_as_own_work, ignore_activity, own_work
 from evenpack.engine.build import Run, build_at, find_start
 from evenpack.engine.compilation import compiling_as_own_work
-from evenpack.engine.config import RunConfig, TrainingSection
-from evenpack.engine.engine import LocalStep
-from evenpack.engine.evaluate import Evaluations, evaluate_model, overall_accuracy
+from evenpack.engine.config import RunConfig
+from evenpack.engine.evaluate import evaluate_model
 from evenpack.engine.memory.exhausted import explained_memory
-from evenpack.engine.reporting.config import MetricsSection
-from evenpack.engine.reporting.journal import Journal
-from evenpack.engine.reporting.mlperf_log import MlperfLog
-from evenpack.engine.reporting.profile import StepProfile
-from evenpack.engine.reporting.rank_times import RankTimes
+from evenpack.engine.parts.bad_steps import BadSteps
+from evenpack.engine.parts.journal import Journal
+from evenpack.engine.parts.mlperf_log import MlperfLog
+from evenpack.engine.parts.part import Parts, Step, Update
+from evenpack.engine.parts.profile import StepProfile
+from evenpack.engine.parts.progress_line import ProgressLine
+from evenpack.engine.parts.rank_times import RankTimes
+from evenpack.engine.parts.saves import Saves
+from evenpack.engine.parts.step_activities import StepActivities
+from evenpack.engine.parts.trackers import Trackers
+from evenpack.engine.parts.verification import DataVerification
+from evenpack.engine.reporting.config import require_trackers
 from evenpack.engine.reporting.run_record import write_start
-from evenpack.engine.reporting.step_totals import StepTotals, sum_over_ranks
-from evenpack.engine.reporting.trackers.trackers import require_trackers
+from evenpack.engine.reporting.step_totals import sum_over_ranks
 from evenpack.engine.resolving.resolve import ResolvedRun, open_run, require_trainable
-from evenpack.engine.saves import Saves
-from evenpack.engine.verification import DataVerification
 from evenpack.engine.world.agreement import run_facts
 from evenpack.engine.world.distributed import World, configure_logging, joined_world, require_shared_directory
 from evenpack.models.common.losses import exact_denominators
@@ -42,12 +44,6 @@ log = logging.getLogger(__name__)
 _PATIENCE = timedelta(days=7)
 """Time for which a collective waits for a rank. Heartbeats judge whether that rank hangs; torch's own limit of 10 or 30
 minutes cannot tell, and would end a run in which rank 0 reads or writes for longer."""
-
-
-class _Note(Protocol):
-    """Records a step, trained on or skipped, with the results at its end."""
-
-    def __call__(self, *, evaluations: Evaluations | None, ranks: dict[str, Any] | None) -> None: ...
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -137,31 +133,82 @@ def _train_on(
     started: float,
 ) -> TrainOutcome:
     on_activity("starting the loader", run.first_step)
-    with (
-        MlperfLog.opened(run, started=started) as mlperf,
-        DataVerification.begin(run.prepared, run.world) as verification,
-    ):
+    parts = _parts(run, on_activity, started=started)
+    with parts.opened():
         with own_work():
             first = next(batches)  # waits for the loader's processes, which is not part of a step's time
-        with (
-            entered_as_own_work(Journal.opened(run, mlperf, run.config.metrics)) as journal,
-            Saves(run, journal, on_activity) as saves,
-            StepProfile(run.config.run.output_dir, run.world, run.config.run.profile_steps) as profile,
-        ):
-            outcome = _loop(
-                run,
-                journal,
-                saves,
-                chain([first], batches),
-                lambda: stop_requested() or verification.has_found_damage,
-                profile=profile,
-                before_saving=verification.finish,
-                on_activity=on_activity,
-            )
-            on_activity("writing the summary", outcome.step)
-            with own_work():
-                journal.summarise(outcome.state, outcome.step, reached_accuracy=outcome.reached_accuracy)
-    return outcome
+        return _loop(run, chain([first], batches), parts, lambda: stop_requested() or parts.wants_stop, on_activity)
+
+
+def _parts(run: Run, on_activity: OnActivity, *, started: float) -> Parts:
+    """Returns what hangs on the loop, in the order in which it is called at each hook."""
+    config, journal = run.config, Journal(run)
+    return Parts(
+        [
+            ProgressLine(run),
+            StepActivities(run.engine, on_activity),
+            StepProfile(config.run.output_dir, run.world, config.run.profile_steps),
+            BadSteps(run),
+            RankTimes(run.world, every_steps=config.training.log_rank_times_every_steps),
+            DataVerification(run.prepared, run.world, on_activity),  # first of all that the next ones write at a save
+            MlperfLog(run, started=started),
+            journal,
+            Trackers.of(run),
+            Saves(run, journal, on_activity),
+        ]
+    )
+
+
+def _loop(
+    run: Run,
+    batches_of_steps: Iterator[StepBatches | SkippedStep],
+    parts: Parts,
+    stop_requested: Callable[[], bool],
+    on_activity: OnActivity,
+) -> TrainOutcome:
+    samples = run.first_samples
+    for batches, loader_seconds in _timed(batches_of_steps, on_activity, first_step=run.first_step + 1):
+        step = Step(run, batches, samples_before=samples)
+        parts.call("before_step", step)
+        if isinstance(batches, SkippedStep):
+            step.stop = run.world.any(stop_requested())
+        else:
+            step.update = _update(run, batches, stop_requested, loader_seconds=loader_seconds)
+            step.stop = step.update.totals.stop
+        parts.call("after_step", step)
+        samples = step.samples
+        if run.resolved.is_evaluation_due(step.number):
+            evaluating = partial(on_activity, "evaluating", step.number)
+            evaluating()  # and again for each batch, which is progress
+            parts.call("evaluating", step)
+            step.evaluations = evaluate_model(run.engine.model, run.resolved, run.world, on_batch=evaluating)
+            parts.call("evaluated", step)
+        on_activity("recording the step", step.number)
+        parts.call("recording", step)
+        if step.ends_loop or step.is_due(run.config.training.checkpoint_every_steps):
+            parts.call("saving", step)
+            parts.call("saved", step)
+        if step.ends_loop:
+            on_activity("writing the summary", step.number)
+            parts.call("ending", step)
+            state: Literal["finished", "stopped"] = "finished" if step.is_last else "stopped"
+            return TrainOutcome(state=state, step=step.number, reached_accuracy=step.reached_accuracy)
+    raise AssertionError("the batches end with the last step")
+
+
+def _update(run: Run, batches: StepBatches, stop_requested: Callable[[], bool], *, loader_seconds: float) -> Update:
+    started = time.perf_counter()
+    local = run.engine.train_step(batches.step, batches.micro_batches)
+    totals = sum_over_ranks(
+        run.world,
+        batches,
+        local,
+        exact_denominators(run.config.model, batches.counts),
+        stop=stop_requested(),
+        loader_seconds=loader_seconds,
+    )
+    seconds = loader_seconds + time.perf_counter() - started
+    return Update(batches=batches, local=local, totals=totals, seconds=seconds)
 
 
 def _nothing_to_do(run: Run) -> TrainOutcome:
@@ -170,99 +217,10 @@ def _nothing_to_do(run: Run) -> TrainOutcome:
         log.info("nothing to do: step %d has reached an accuracy of %.4f", run.first_step, reached)
     else:
         log.info("nothing to do: step %d of %d is done", run.first_step, run.config.training.last_step)
-    # A kill may have come before the summary.
-    with own_work(), Journal.opened(run, MlperfLog.silent(run), MetricsSection()) as journal:
+    journal = Journal(run)
+    with own_work(), journal.opened():  # a kill may have come before the summary
         journal.summarise("finished", run.first_step, reached_accuracy=reached)
     return TrainOutcome(state="finished", step=run.first_step, reached_accuracy=reached)
-
-
-def _loop(
-    run: Run,
-    journal: Journal,
-    saves: Saves,
-    batches_of_steps: Iterator[StepBatches | SkippedStep],
-    stop_requested: Callable[[], bool],
-    *,
-    profile: StepProfile,
-    before_saving: Callable[[Callable[[], None]], None],
-    on_activity: OnActivity,
-) -> TrainOutcome:
-    training = run.config.training
-    rank_times = RankTimes(run.world)
-    bad_steps = BadSteps(run)
-    activities = StepActivities(on_activity, micro_batches=run.engine.micro_batches)
-    run.engine.observer = activities.end_of
-    for batches, loader_seconds in _timed(batches_of_steps, on_activity, first_step=run.first_step + 1):
-        step = batches.step + 1
-        note: _Note
-        if isinstance(batches, SkippedStep):
-            stop = run.world.any(stop_requested())
-            note = partial(journal.skip, batches, learning_rate=run.engine.learning_rate(batches.step))
-        else:
-            started = time.perf_counter()
-            activities.begin(step)
-            local, totals = _update(run, batches, stop_requested, profile, loader_seconds=loader_seconds)
-            step_seconds = loader_seconds + time.perf_counter() - started
-            rank_times.add(batches.micro_batches, local.stopwatch.seconds())
-            stop = totals.stop
-            if bad_steps.is_left_out(batches, local, totals):
-                left_out = SkippedStep(step=batches.step, counts=batches.counts)
-                note = partial(journal.skip, left_out, learning_rate=local.learning_rate, is_not_finite=True)
-            else:
-                journal.count(totals)
-                note = partial(journal.add, step, totals, learning_rate=local.learning_rate, step_seconds=step_seconds)
-        evaluations = None
-        if run.resolved.is_evaluation_due(step):
-            evaluating = partial(on_activity, "evaluating", step)
-            evaluating()  # and again for each batch, which is progress
-            evaluate = partial(evaluate_model, run.engine.model, run.resolved, run.world, on_batch=evaluating)
-            evaluations = journal.evaluated(evaluate)
-        reached = _reached_accuracy(training, evaluations)
-        is_last = step == training.last_step or reached is not None
-        is_over = reached is not None or step == training.planned_steps
-        stopped = time.time()
-        is_stopped = stop and not is_last
-        are_times_due = _is_due(step, training.log_rank_times_every_steps, is_last=is_last or is_stopped)
-        on_activity("recording the step", step)
-        saves.collect()
-        ranks = rank_times.gather() if are_times_due and not rank_times.is_empty else None
-        with own_work():
-            note(evaluations=evaluations, ranks=ranks)
-        if is_last or is_stopped or _is_due(step, training.checkpoint_every_steps, is_last=False):
-            with journal.paused():
-                before_saving(partial(on_activity, "verifying the data", step))
-                on_activity("saving a checkpoint", step)
-                if is_over:
-                    journal.end_mlperf(is_reached=reached is not None, stopped=stopped)
-                goes_on = not (is_last or is_stopped)
-                saves.save(step, reached_accuracy=reached, evaluations=evaluations, goes_on=goes_on)
-        if is_last or is_stopped:
-            return TrainOutcome(state="finished" if is_last else "stopped", step=step, reached_accuracy=reached)
-    raise AssertionError("the batches end with the last step")
-
-
-def _reached_accuracy(training: TrainingSection, evaluations: Evaluations | None) -> float | None:
-    """Returns the accuracy of an evaluation if it reaches the run's target; None without either."""
-    accuracy = overall_accuracy(evaluations or {})
-    if accuracy is None or training.target_accuracy is None or accuracy < training.target_accuracy:
-        return None
-    return accuracy
-
-
-def _update(
-    run: Run, batches: StepBatches, stop_requested: Callable[[], bool], profile: StepProfile, *, loader_seconds: float
-) -> tuple[LocalStep, StepTotals]:
-    with profile.of(batches.step + 1):
-        local = run.engine.train_step(batches.step, batches.micro_batches)
-        totals = sum_over_ranks(
-            run.world,
-            batches,
-            local,
-            exact_denominators(run.config.model, batches.counts),
-            stop=stop_requested(),
-            loader_seconds=loader_seconds,
-        )
-    return local, totals
 
 
 def _timed(
@@ -277,10 +235,6 @@ def _timed(
         if batches is None:
             return
         yield batches, time.perf_counter() - started
-
-
-def _is_due(step: int, every_steps: int | None, *, is_last: bool) -> bool:
-    return every_steps is not None and (is_last or step % every_steps == 0)
 
 
 def describe(run: Run, *, last_step: int) -> str:

@@ -10,13 +10,18 @@ import numpy as np
 from evenpack.data.tokenizers.tokenizer import Tokenizer
 from evenpack.errors import DataError
 from evenpack.files import file_checksum
-from evenpack.finetuning.answers import best_answers, score_answers
 from evenpack.finetuning.config import FinetuneDataSection
-from evenpack.finetuning.features import Features
-from evenpack.finetuning.metrics import TaskScores, most_frequent, score_sentences
-from evenpack.finetuning.questions import Question, WindowOptions, Windows, read_questions, windows_of
-from evenpack.finetuning.sentences import read_sentences, sentence_features
-from evenpack.finetuning.tasks import SentenceTask, SpanTask
+from evenpack.finetuning.features import Features, read_sentences, sentence_features
+from evenpack.finetuning.squad import (
+    Question,
+    WindowOptions,
+    Windows,
+    best_answers,
+    read_questions,
+    score_answers,
+    windows_of,
+)
+from evenpack.finetuning.tasks import SentenceTask, SpanTask, TaskScores, most_frequent, score_sentences
 
 
 @runtime_checkable

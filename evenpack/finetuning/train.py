@@ -14,14 +14,13 @@ from evenpack.engine.optimizers.build import parameter_groups
 from evenpack.engine.optimizers.config import ScheduleSection
 from evenpack.engine.optimizers.schedules import learning_rate
 from evenpack.errors import RunError
-from evenpack.finetuning.batches import FinetuneBatch, FinetuneCollator
+from evenpack.finetuning.batches import FinetuneBatch, FinetuneCollator, StepOrder
 from evenpack.finetuning.config import FinetuneConfig, FinetuneTrainingSection
 from evenpack.finetuning.data import TaskData
 from evenpack.finetuning.features import Features
-from evenpack.finetuning.heads import FinetunedModel
-from evenpack.finetuning.metrics import TaskScores
+from evenpack.finetuning.model import FinetunedModel
 from evenpack.finetuning.results import SeedResult
-from evenpack.finetuning.steps import StepOrder
+from evenpack.finetuning.tasks import TaskScores
 
 _EVALUATION_PACKS = 32
 """Packs evaluated at once; has no influence on any result."""

@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from evenpack.engine.parts.mlperf_log import PREFIX, parse_events
 from evenpack.engine.reporting.config import require_mlperf_logging
-from evenpack.engine.reporting.mlperf_log import PREFIX, parse_events
 from evenpack.errors import ConfigError, DataError, RunError
 
 RUNS_OF_A_SCORE = 10

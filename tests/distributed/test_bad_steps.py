@@ -8,10 +8,10 @@ import pytest
 import torch
 from tiny_training import changed, never, prepare_run
 
-from evenpack.engine import bad_steps
 from evenpack.engine import engine as engine_module
 from evenpack.engine.config import RunConfig
 from evenpack.engine.engine import TrainingEngine
+from evenpack.engine.parts import bad_steps
 from evenpack.engine.reporting.definitions import find_metric, values_of
 from evenpack.engine.reporting.metrics import read_metrics
 from evenpack.engine.sharding import SHARDINGS

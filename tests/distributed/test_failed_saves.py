@@ -42,7 +42,7 @@ def train_on_a_full_disk(world: World, config: RunConfig, full_at: int, writer: 
     said: list[str] = []
     handler = logging.Handler()
     handler.emit = lambda record: said.append(record.getMessage())  # type: ignore[method-assign]
-    logger = logging.getLogger("evenpack.engine.saves")
+    logger = logging.getLogger("evenpack.engine.parts.saves")
     logger.addHandler(handler)
     error = None
     with pytest.MonkeyPatch.context() as patch:

@@ -63,9 +63,9 @@ def warnings() -> Iterator[list[str]]:
     said: list[str] = []
     handler = logging.Handler()
     handler.emit = lambda record: said.append(record.getMessage())  # type: ignore[method-assign]
-    logging.getLogger("evenpack.engine.saves").addHandler(handler)
+    logging.getLogger("evenpack.engine.parts.saves").addHandler(handler)
     yield said
-    logging.getLogger("evenpack.engine.saves").removeHandler(handler)
+    logging.getLogger("evenpack.engine.parts.saves").removeHandler(handler)
 
 
 def at_step(step: int, act: Callable[[], bool]) -> Callable[[], bool]:

@@ -16,13 +16,12 @@ from tiny_training import MAX_SEQUENCE_LENGTH, changed, never, prepare_run
 
 from evenpack.data.prepare.prepare import prepare
 from evenpack.engine.config import RunConfig
+from evenpack.engine.parts import journal, trackers
 from evenpack.engine.provenance import commit_of_source
-from evenpack.engine.reporting import journal
 from evenpack.engine.reporting.definitions import DEFINITIONS, find_metric, scalars, values_of
 from evenpack.engine.reporting.metrics import read_metrics
 from evenpack.engine.reporting.reduction import reduce_over_ranks
 from evenpack.engine.reporting.run_record import read_run_record
-from evenpack.engine.reporting.trackers import trackers
 from evenpack.engine.train import train_in
 from evenpack.engine.world.distributed import World
 from evenpack.errors import ConfigError

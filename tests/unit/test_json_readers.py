@@ -14,12 +14,12 @@ from evenpack.data.tokenizers.byte_pairs import read_byte_pairs
 from evenpack.data.tokenizers.tokenizer import Tokenizer
 from evenpack.data.tokens.writer import read_journal
 from evenpack.engine.checkpoints.files import read_manifest
-from evenpack.engine.reporting.mlperf_log import PREFIX, parse_events
+from evenpack.engine.parts.mlperf_log import PREFIX, parse_events
 from evenpack.engine.reporting.run_record import read_run_record
 from evenpack.engine.resolving.cost_model import CostModel
 from evenpack.errors import DataError, EvenpackError
 from evenpack.files import parse_json_object
-from evenpack.finetuning.questions import read_questions
+from evenpack.finetuning.squad import read_questions
 from evenpack.studies.lengths.histograms import from_json
 
 CONTENTS: dict[str, bytes] = {

@@ -9,12 +9,10 @@ import numpy as np
 import pytest
 
 from evenpack.data.batches.pipeline import SkippedStep
-from evenpack.engine.reporting.journal import skipped_record
-from evenpack.engine.reporting.metrics import METRICS, find_record, read_metrics, samples_trained
-from evenpack.engine.reporting.save_cost import save_totals
+from evenpack.engine.parts.journal import skipped_record
+from evenpack.engine.parts.trackers import CSV_TABLE, CsvTable, RunLog
+from evenpack.engine.reporting.metrics import METRICS, find_record, read_metrics, samples_trained, save_totals
 from evenpack.engine.reporting.summary import computed_alike, whole_steps
-from evenpack.engine.reporting.trackers.csv_table import CSV_TABLE, CsvTable
-from evenpack.engine.reporting.trackers.tracker import RunLog
 from evenpack.errors import DataError
 from evenpack.launcher.loss_plot import loss_curves
 from evenpack.step_counts import StepCounts

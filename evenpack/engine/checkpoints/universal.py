@@ -23,7 +23,6 @@ from pathlib import Path
 import torch
 
 from evenpack.engine.activity import own_work
-from evenpack.engine.checkpoints.failed_writes import free_space
 from evenpack.engine.checkpoints.files import (
     MANIFEST,
     PARTIAL,
@@ -35,6 +34,7 @@ from evenpack.engine.checkpoints.files import (
     read_manifest,
     write_manifest,
 )
+from evenpack.engine.checkpoints.saving import free_space
 from evenpack.engine.checkpoints.shards import STATES, SavedTensors, saved_tensors
 from evenpack.engine.world.distributed import World
 from evenpack.errors import CheckpointError

@@ -1,6 +1,7 @@
 """The sections `metrics:` and `mlperf:` of a run file."""
 
 import importlib.util
+from collections.abc import Mapping
 from typing import Literal
 
 from pydantic import Field
@@ -68,3 +69,44 @@ def require_mlperf_logging(needed_by: str, *, otherwise: str = "") -> None:
             f"{needed_by} needs the package mlperf-logging, which is not installed: pip install 'evenpack[mlperf]'"
             + otherwise
         )
+
+
+def missing_trackers(section: MetricsSection) -> dict[str, str]:
+    """Returns the reasons why trackers that the section names cannot be used on this machine, by their keys."""
+    missing = {}
+    if section.tensorboard and importlib.util.find_spec("tensorboard") is None:
+        missing["tensorboard"] = "the package tensorboard is not installed: pip install 'evenpack[tensorboard]'"
+    if section.wandb is not None:
+        if importlib.util.find_spec("wandb") is None:
+            missing["wandb"] = "the package wandb is not installed: pip install 'evenpack[wandb]'"
+        elif section.wandb.mode == "online" and (problem := _login_problem()):
+            missing["wandb"] = f"{problem}: run `wandb login`, set WANDB_API_KEY, or metrics.wandb.mode=offline"
+    return missing
+
+
+def require_trackers(section: MetricsSection) -> None:
+    """Checks the trackers. Raises: ConfigError naming each unusable one, unless the run may continue without it."""
+    missing = missing_trackers(section)
+    if missing and section.on_missing_tracker == "error":
+        raise refusal(missing)
+
+
+def refusal(missing: Mapping[str, str]) -> ConfigError:
+    """Returns the error for trackers that cannot be used, by their keys and reasons."""
+    lines = [f"  metrics.{name}: {reason}" for name, reason in missing.items()]
+    return ConfigError(
+        "\n".join(["trackers that the run file names cannot be used:", *lines])
+        + "\nFix that, remove them from the section metrics:, or set metrics.on_missing_tracker=warn to train without "
+        "them"
+    )
+
+
+def _login_problem() -> str | None:
+    """Returns the problem with the login, without a prompt or network access; None if there is none."""
+    import wandb
+
+    try:
+        is_logged_in = wandb.login(prompt=False, verify=False)
+    except wandb.errors.Error as error:
+        return f"the login to Weights & Biases is invalid ({error})"
+    return None if is_logged_in else "nobody is logged in to Weights & Biases"

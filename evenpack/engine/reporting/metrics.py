@@ -118,6 +118,25 @@ def samples_trained(path: Path, *, step: int) -> int:
     return sum(record.get("sequences", 0) for record in records if record["step"] <= step)
 
 
+def save_totals(records: Sequence[dict[str, Any]], unrecorded: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """Returns the costs of all saves of a run.
+
+    `unrecorded`: those after whose end there was no step. The last save of an earlier start is in no record, so it is
+    left out.
+    """
+    saves = [record["checkpoint"] for record in records if record.get("checkpoint")] + [*unrecorded]
+    pause_seconds = sum(save["pause_seconds"] for save in saves)
+    others = sum(record.get("step_seconds", 0.0) + (record.get("evaluation_seconds") or 0.0) for record in records)
+    seconds = others + pause_seconds
+    return {
+        "saved": sum("failed" not in save for save in saves),
+        "failed": sum("failed" in save for save in saves),
+        "bytes": sum(save.get("bytes", 0) for save in saves),
+        "pause_seconds": pause_seconds,
+        "pause_share": pause_seconds / seconds if seconds else 0.0,
+    }
+
+
 def truncate_log(path: Path, *, step: int) -> int:
     """Truncates the log to the whole records of steps up to `step`; returns the number of lines removed.
 

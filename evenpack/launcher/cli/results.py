@@ -149,8 +149,8 @@ def finetune(run_file: FinetuneFile, overrides: Overrides = None, *, as_json: As
         settle_accelerator()
 
         from evenpack import progress
+        from evenpack.finetuning.results import result_tables
         from evenpack.finetuning.run import finetune as run_finetuning
-        from evenpack.finetuning.views import result_tables
         from evenpack.launcher.processes.ranks import held_output_dir
 
         with progress.Progress(console.messages()) as shown:

@@ -21,7 +21,7 @@ from jaxtyping import Float64
 from scipy.signal import lfilter
 
 from evenpack.data.sequences.config import PaddingRecipe
-from evenpack.engine.reporting.journal import SUMMARY
+from evenpack.engine.parts.journal import SUMMARY
 from evenpack.engine.reporting.metrics import METRICS
 from evenpack.errors import DataError
 from evenpack.files import read_json_object, write_json

@@ -9,10 +9,9 @@ from typing import Any
 import numpy as np
 from jaxtyping import Float64, Int64
 
-from evenpack.engine.reporting.journal import SUMMARY
-from evenpack.engine.reporting.metrics import METRICS, read_metrics
+from evenpack.engine.parts.journal import SUMMARY
+from evenpack.engine.reporting.metrics import METRICS, read_metrics, save_totals
 from evenpack.engine.reporting.run_record import DataIdentity, RunRecord, read_run_record
-from evenpack.engine.reporting.save_cost import save_totals
 from evenpack.errors import ConfigError, DataError
 from evenpack.files import read_json_object
 

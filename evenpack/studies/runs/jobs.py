@@ -24,8 +24,8 @@ from evenpack.engine.resolving.resolve import open_run
 from evenpack.errors import ConfigError, EvenpackError
 from evenpack.files import parse_json_object
 from evenpack.finetuning.config import FinetuneConfig
-from evenpack.finetuning.metrics import require_metrics
 from evenpack.finetuning.results import ResultFolder
+from evenpack.finetuning.tasks import require_metrics
 from evenpack.models.common.encoder import PackedEncoder
 from evenpack.models.families import family_of
 from evenpack.studies.runs.study_file import FinetuneSection, PhaseSection, RunsStudyConfig, Settings

@@ -16,8 +16,8 @@ from evenpack.console import Report
 from evenpack.data.manifest import MANIFEST
 from evenpack.engine.config import TrainingSection
 from evenpack.engine.deepspeed_config import micro_batches_per_step
+from evenpack.engine.parts.journal import SUMMARY
 from evenpack.engine.provenance import commit_of_source
-from evenpack.engine.reporting.journal import SUMMARY
 from evenpack.engine.reporting.run_record import read_run_record
 from evenpack.engine.resolving.resolve import ResolvedRun, open_run
 from evenpack.errors import EXIT_STOPPED, ConfigError

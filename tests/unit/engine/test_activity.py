@@ -1,30 +1,14 @@
-"""What a rank says that it does, from the phases of its engine."""
+"""What a rank does without the others."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
 
 from evenpack.engine.activity import (
-    ACTIVITIES,
-    Activity,
-    StepActivities,
     current_own_work,
     each_as_own_work,
     entered_as_own_work,
     own_work,
 )
-
-
-def test_a_step_goes_through_its_activities_in_order_and_each_micro_batch_is_progress() -> None:
-    said: list[tuple[Activity, int]] = []
-    activities = StepActivities(lambda activity, step: said.append((activity, step)), micro_batches=2)
-    for step in (4, 5):
-        activities.begin(step)
-        for phase in ("begin", "forward", "backward", "forward", "backward", "all_reduce", "update"):
-            activities.end_of(phase)
-    names = ["computing gradients"] * 2 + ["reducing gradients", "updating weights", "summing over the ranks"]
-    assert said == [(name, step) for step in (4, 5) for name in names]
-    places = [ACTIVITIES.index(activity) for activity, _ in said[:5]]
-    assert places == sorted(places)
 
 
 def test_own_work_is_the_innermost_and_ends_with_its_block() -> None:

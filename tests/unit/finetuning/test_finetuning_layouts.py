@@ -14,8 +14,7 @@ from evenpack.config import validate
 from evenpack.data.order.selection import PackSelection
 from evenpack.finetuning.config import FinetuneConfig
 from evenpack.finetuning.data import read_task
-from evenpack.finetuning.heads import FinetunedModel
-from evenpack.finetuning.pretrained import read_pretrained
+from evenpack.finetuning.model import FinetunedModel, read_pretrained
 from evenpack.finetuning.run import new_finetuned
 from evenpack.finetuning.train import Finetuning, Trainer
 

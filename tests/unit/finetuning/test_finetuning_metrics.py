@@ -7,8 +7,15 @@ import numpy as np
 import pytest
 
 from evenpack.errors import ConfigError
-from evenpack.finetuning.metrics import METRICS, average_scores, most_frequent, require_metrics, score_sentences
-from evenpack.finetuning.tasks import TASKS, SentenceTask
+from evenpack.finetuning.tasks import (
+    METRICS,
+    TASKS,
+    SentenceTask,
+    average_scores,
+    most_frequent,
+    require_metrics,
+    score_sentences,
+)
 
 LABELS = np.array([1, 1, 1, 0, 0, 1, 0, 1])
 PREDICTIONS = np.array([1, 1, 0, 0, 1, 1, 0, 1])

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from evenpack.data.order.step_shape import Batching, Layout
-from evenpack.finetuning.steps import StepOrder
+from evenpack.finetuning.batches import StepOrder
 
 LENGTHS = np.random.default_rng(0).integers(3, 40, size=101)
 

@@ -9,7 +9,7 @@ from evenpack.config import validate
 from evenpack.errors import CheckpointError, ConfigError, DataError
 from evenpack.finetuning.config import FinetuneConfig
 from evenpack.finetuning.data import read_task
-from evenpack.finetuning.pretrained import read_pretrained
+from evenpack.finetuning.model import read_pretrained
 from evenpack.models.gpt2.config import Gpt2Config
 from evenpack.models.gpt2.model import Gpt2
 from evenpack.models.huggingface import to_huggingface

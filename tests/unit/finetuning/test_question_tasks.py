@@ -12,8 +12,17 @@ from finetuning_tasks import SPECIAL, WORDS, squad_content
 from evenpack.data.tokenizers.loading import tokenizer_of_weights
 from evenpack.data.tokenizers.tokenizer import Tokenizer
 from evenpack.errors import DataError
-from evenpack.finetuning.answers import best_answers, normalised, score_answers, word_f1
-from evenpack.finetuning.questions import Question, WindowOptions, Windows, read_questions, windows_of
+from evenpack.finetuning.squad import (
+    Question,
+    WindowOptions,
+    Windows,
+    best_answers,
+    normalised,
+    read_questions,
+    score_answers,
+    windows_of,
+    word_f1,
+)
 
 OPTIONS = WindowOptions(max_sequence_length=24, max_question_length=4, window_stride=8)
 

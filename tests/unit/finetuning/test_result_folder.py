@@ -1,6 +1,5 @@
 """The results of fine-tuning, from which an interrupted command continues."""
 
-import json
 from pathlib import Path
 
 import pytest
@@ -24,12 +23,3 @@ def test_a_result_in_which_one_bit_has_changed_is_refused(tmp_path: Path, change
     path.write_text(path.read_text().replace(*change))
     with pytest.raises(DataError, match=rf"{path} is damaged.*remove it, and the seed is trained again"):
         folder.read(3)
-
-
-def test_a_result_of_an_older_version_has_no_checksum(tmp_path: Path) -> None:
-    folder, path = ResultFolder(tmp_path), tmp_path / "seed_3.json"
-    folder.write(seed_result(3, 0.625))
-    values = json.loads(path.read_text())
-    del values["checksum"]
-    path.write_text(json.dumps(values))
-    assert folder.read(3) == seed_result(3, 0.625)

@@ -19,11 +19,9 @@ from transformers import (
 
 from evenpack.errors import ConfigError, RunError
 from evenpack.finetuning.data import read_task
-from evenpack.finetuning.heads import FinetunedModel
-from evenpack.finetuning.pretrained import Pretrained, read_pretrained
+from evenpack.finetuning.model import FinetunedModel, Pretrained, read_pretrained
 from evenpack.finetuning.results import Summary, summarise
-from evenpack.finetuning.run import new_finetuned
-from evenpack.finetuning.saving import SavedModels
+from evenpack.finetuning.run import SavedModels, new_finetuned
 from evenpack.finetuning.train import Finetuning
 from evenpack.models import huggingface
 

@@ -11,7 +11,7 @@ from evenpack.data.tasks.glue import GLUE_TASKS
 from evenpack.data.tokenizers.loading import tokenizer_of_weights
 from evenpack.data.tokenizers.tokenizer import Tokenizer
 from evenpack.errors import DataError
-from evenpack.finetuning.sentences import read_sentences, sentence_features
+from evenpack.finetuning.features import read_sentences, sentence_features
 
 CLS, SEP = SPECIAL.index("[CLS]"), SPECIAL.index("[SEP]")
 

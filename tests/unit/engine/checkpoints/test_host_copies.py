@@ -8,8 +8,8 @@ import pytest
 import torch
 from torch import nn
 
-from evenpack.engine.checkpoints import host_copies
-from evenpack.engine.checkpoints.host_copies import HostCopies
+from evenpack.engine.checkpoints import background
+from evenpack.engine.checkpoints.background import HostCopies
 
 
 class Tied(nn.Module):
@@ -63,7 +63,7 @@ def saved(value: Any) -> bytes:
 def change(value: Any) -> None:
     """Changes all tensors in place, as a step does."""
     with torch.no_grad():
-        for tensor in [*host_copies._tensors_in(value), value["holder"].scale]:
+        for tensor in [*background._tensors_in(value), value["holder"].scale]:
             tensor.add_(1)
 
 
@@ -83,7 +83,7 @@ def test_the_next_save_uses_the_memory_of_the_one_before():
     copies.begin()
     second = copies.copy(original)
     assert saved(second) == saved(original)
-    places = [[tensor.data_ptr() for tensor in host_copies._tensors_in(one)] for one in (first, second)]
+    places = [[tensor.data_ptr() for tensor in background._tensors_in(one)] for one in (first, second)]
     assert places[0] == places[1]
 
 
@@ -111,6 +111,6 @@ def test_too_little_memory_is_an_error_that_names_the_setting(monkeypatch: pytes
             raise RuntimeError("DefaultCPUAllocator: can't allocate memory")
         return real(*size, **options)
 
-    monkeypatch.setattr(host_copies.torch, "empty", empty)
+    monkeypatch.setattr(background.torch, "empty", empty)
     with pytest.raises(OSError, match=r"can't allocate memory.*checkpoint_in_background=false"):
         HostCopies().copy([torch.ones(3)])

@@ -1,0 +1,212 @@
+"""Records a run on rank 0: a line of metrics.jsonl for each step, and summary.json."""
+
+import time
+from collections import deque
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from evenpack.data.batches.pipeline import SkippedStep
+from evenpack.engine.activity import entered_as_own_work, own_work
+from evenpack.engine.build import Run
+from evenpack.engine.evaluate import aggregate_loss, evaluations_to_json
+from evenpack.engine.parts.part import Part, Step
+from evenpack.engine.reporting.metrics import METRICS, MetricsLog, read_metrics, save_totals, write_summary
+from evenpack.engine.reporting.step_totals import StepTotals
+from evenpack.engine.reporting.summary import run_summary, whole_steps
+from evenpack.models.common.device_peaks import device_peak_flops
+from evenpack.models.cost import Work, step_flops
+
+SUMMARY = "summary.json"
+
+
+@dataclass(frozen=True, kw_only=True)
+class SaveCost:
+    """What one save has cost; seconds are those of rank 0."""
+
+    step: int
+    """The step after which it was saved."""
+    pause_seconds: float
+    """Time for which training stood still."""
+    seconds: float | None
+    """Time until it was whole on disk, and obsolete ones were removed; None if it could not be written."""
+    bytes: int
+    """Size of all its files; 0 if it could not be written."""
+
+    def to_json(self) -> dict[str, Any]:
+        """Returns the values of `checkpoint` in a step's record."""
+        values = {"step": self.step, "pause_seconds": self.pause_seconds}
+        if self.seconds is None:
+            return values | {"failed": 1}
+        return values | {"seconds": self.seconds, "bytes": self.bytes}
+
+
+class Journal(Part):
+    """Records each step of a run on rank 0; on the other ranks it writes nothing."""
+
+    def __init__(self, run: Run) -> None:
+        self._run = run
+        self._metrics: MetricsLog | None = None
+        """None on other ranks."""
+        self._saves: deque[SaveCost] = deque()
+        """Saves that are in no record yet."""
+        self._evaluation_started = 0.0
+        self._evaluation_seconds: float | None = None
+        self._peak_flops = peak_flops(run)
+
+    def opened(self) -> AbstractContextManager[None]:
+        """Truncates metrics.jsonl to the step at which the run resumes."""
+        return entered_as_own_work(self._opened())
+
+    @contextmanager
+    def _opened(self) -> Iterator[None]:
+        if not self._run.world.is_main:
+            yield
+            return
+        resumed = MetricsLog.resume(self._run.config.run.output_dir / METRICS, step=self._run.first_step)
+        with resumed as self._metrics:
+            yield
+
+    def evaluating(self, step: Step) -> None:
+        self._evaluation_started = time.perf_counter()
+
+    def evaluated(self, step: Step) -> None:
+        """Measures the time of an evaluation apart from that of the steps."""
+        self._evaluation_seconds = time.perf_counter() - self._evaluation_started
+
+    def recording(self, step: Step) -> None:
+        """Writes the record of a step, which changed no parameter if it was skipped or left out."""
+        if self._metrics is None:
+            return
+        with own_work():
+            step.record = self._record(step)
+            self._metrics.append(step.record)
+
+    def commit(self) -> None:
+        """Flushes the metrics to disk; called before a checkpoint of this step is saved."""
+        if self._metrics is not None:
+            self._metrics.commit()
+
+    def note_save(self, cost: SaveCost) -> None:
+        """Puts what a save has cost into the next record that has none."""
+        self._saves.append(cost)
+
+    def ending(self, step: Step) -> None:
+        state = "finished" if step.is_last else "stopped"
+        with own_work():
+            self.summarise(state, step.number, reached_accuracy=step.reached_accuracy)
+
+    def summarise(self, state: str, step: int, *, reached_accuracy: float | None) -> None:
+        """Writes summary.json from the records in metrics.jsonl; writes nothing if there are none.
+
+        `reached_accuracy`: the accuracy that reached the run's target; None if the target was not reached.
+        """
+        if self._metrics is None:
+            return
+        output_dir = self._run.config.run.output_dir
+        records = whole_steps(read_metrics(output_dir / METRICS))
+        if records:
+            summary = run_summary(self._run, records, state=state, step=step, reached_accuracy=reached_accuracy)
+            summary["checkpoints"] = save_totals(records, [cost.to_json() for cost in self._saves])
+            write_summary(output_dir / SUMMARY, summary)
+
+    def _record(self, step: Step) -> dict[str, Any]:
+        if step.update is None or not step.is_trained:
+            skipped = SkippedStep(step=step.batches.step, counts=step.batches.counts)
+            record = skipped_record(skipped, self._run.prepared.source_names, learning_rate=step.learning_rate)
+            if step.is_left_out:
+                record["skipped"]["not_finite"] = 1
+        else:
+            record = step_record(
+                self._run,
+                step.number,
+                step.update.totals,
+                learning_rate=step.learning_rate,
+                step_seconds=step.update.seconds,
+                peak_flops=self._peak_flops,
+            )
+        record["samples"] = step.samples
+        record["source_epochs"] = self._run.resolved.epochs(step.number)
+        if step.evaluations is not None:
+            record["validation"] = evaluations_to_json(self._run.prepared, step.evaluations)
+            aggregate = aggregate_loss(step.evaluations, self._run.config.training.validation_weights)
+            if aggregate is not None:
+                record["validation_aggregate"] = aggregate
+            record["evaluation_seconds"] = self._evaluation_seconds
+        if step.rank_times is not None:
+            record["ranks"] = step.rank_times
+        if self._saves:
+            record["checkpoint"] = self._saves.popleft().to_json()
+        return record
+
+
+def step_record(
+    run: Run, step: int, totals: StepTotals, *, learning_rate: float, step_seconds: float, peak_flops: float | None
+) -> dict[str, Any]:
+    """Returns the record of a step in metrics.jsonl. Amounts are sums over all ranks, times are in seconds."""
+    counts = totals.counts
+    record = {
+        "step": step,
+        "loss": totals.loss,
+        "accuracy": totals.correct[0] / max(counts.targets, 1),
+        "learning_rate": learning_rate,
+        **totals.metrics,
+        "padding_share": 1.0 - counts.tokens / totals.slots,
+        "order_hash": f"{totals.order_hash:016x}",
+        "world_size": run.world.size,
+        "step_seconds": step_seconds,
+        "tokens_per_second": counts.tokens / step_seconds,
+        "targets_per_second": counts.targets / step_seconds,
+        "slots_per_second": totals.slots / step_seconds,
+        "sequences_per_second": counts.sequences / step_seconds,
+        "source_tokens": dict(zip(run.prepared.source_names, totals.source_tokens, strict=True)),
+    }
+    if totals.padding_targets:
+        record |= {
+            "padding_targets": totals.padding_targets,
+            "loss_per_real_target": totals.loss_per_real_target,
+        }
+    if run.config.model.predicts_next_sentence:
+        record |= {
+            "token_loss": totals.token_loss,
+            "next_sentence_loss": totals.next_sentence_loss,
+            "optimised_token_loss": totals.optimised_losses[0],
+            "optimised_next_sentence_loss": totals.optimised_losses[1],
+            "next_sentence_accuracy": totals.correct[1] / max(counts.sequences, 1),
+        }
+    if peak_flops is not None:
+        work = Work(
+            slots=counts.tokens,
+            squared_lengths=totals.squared_lengths,
+            head_slots=counts.targets - totals.padding_targets,
+            sequences=counts.sequences,
+        )
+        flops = step_flops(run.config.model, vocabulary_size=run.prepared.vocabulary_size, work=work)
+        record["mfu"] = flops / step_seconds / peak_flops
+    return record
+
+
+def skipped_record(skipped: SkippedStep, sources: Sequence[str], *, learning_rate: float) -> dict[str, Any]:
+    """Returns the record of a skipped step: its amounts are 0, and `skipped` holds what the step would have held."""
+    counts = skipped.counts
+    nothing = dict.fromkeys(("tokens", "targets", "sequences", "slots", "host_to_device_bytes"), 0)
+    return {
+        "step": skipped.step + 1,
+        "loss": None,
+        "learning_rate": learning_rate,
+        **nothing,
+        "source_tokens": dict.fromkeys(sources, 0),
+        "skipped": {"packs": counts.packs, "sequences": counts.sequences, "tokens": counts.tokens},
+    }
+
+
+def peak_flops(run: Run) -> float | None:
+    """Returns the dense peak FLOP/s of all ranks' devices together at the run's precision; None if it is unknown."""
+    if run.world.device.type != "cuda":
+        return None
+    dtype = torch.bfloat16 if run.config.training.precision == "bf16_autocast" else torch.float32
+    one = device_peak_flops(torch.cuda.get_device_name(run.world.device), dtype)
+    return None if one is None else one * run.world.size

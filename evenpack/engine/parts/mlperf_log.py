@@ -1,0 +1,242 @@
+"""Writes OUTPUT_DIR/mlperf.log: the events of a run in the form that MLPerf Training prescribes, by its own logger.
+
+Samples are sequences, in packs too, and `epoch_num` counts them, as the benchmark's reference does for BERT. A run
+that resumes from a checkpoint appends to its log, so the time to train includes interruptions.
+"""
+
+import logging
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import closing, contextmanager
+from pathlib import Path
+from typing import Any
+
+from evenpack.engine.build import Run
+from evenpack.engine.evaluate import overall_accuracy
+from evenpack.engine.optimizers.config import LambSection
+from evenpack.engine.parts.part import Part, Step
+from evenpack.engine.reporting.config import MlperfSection
+from evenpack.engine.reporting.metrics import free_name
+from evenpack.errors import DataError, RunError
+from evenpack.files import atomic_open, parse_json_object
+
+log = logging.getLogger(__name__)
+
+MLPERF_LOG = "mlperf.log"
+
+PREFIX = ":::MLLOG "
+"""Prefix of each event line."""
+
+_FIELDS = ("key", "value", "time_ms", "metadata")
+
+_END = ("train_samples", "eval_samples", "run_stop")
+
+
+class MlperfLog(Part):
+    """Writes the log on rank 0; on other ranks, and for a run without the section `mlperf`, it writes nothing."""
+
+    def __init__(self, run: Run, *, started: float) -> None:
+        """Takes the time at which building the run began, by `time.time`."""
+        self._run = run
+        self._started = started
+        self._logger: Any = None
+        """MLPerf's own; None where nothing is written."""
+        self._samples = run.first_samples
+        self._evaluated_samples = 0
+        self._block_start: float | None = None
+        """Start time of a block whose first step is not done; it is written with that step."""
+        self._stopped = 0.0
+        """The time at which the last step, or its evaluation, was done."""
+
+    @contextmanager
+    def opened(self) -> Iterator[None]:
+        """Begins or continues the log, up to the start of the clock.
+
+        Raises: RunError if a resumed run has no log to continue, or the log cannot be written.
+        """
+        run, section = self._run, self._run.config.mlperf
+        if section is None or not run.world.is_main:
+            yield
+            return
+        path = run.config.run.output_dir / MLPERF_LOG
+        has_open_block = False
+        if run.first_step == 0:
+            _keep_earlier(path)
+        else:
+            has_open_block = truncate_log(path, samples=run.first_samples)
+        with closing(_LogFile(path)) as file:
+            self.write_to(file)
+            if run.first_step == 0:
+                self._describe(section, self._started)
+                self._start("run_start")
+            if not has_open_block:
+                self._block_start = time.time()
+            yield
+
+    def write_to(self, file: logging.Handler) -> None:
+        """Writes all later events to a file."""
+        self._logger = _mlperf_logger(file)
+
+    def after_step(self, step: Step) -> None:
+        """Writes the start of a block of steps if this step is the first of its block that is trained on."""
+        if self._block_start is not None and step.is_trained:
+            self._start("block_start", metadata=self._now(), time_ms=int(self._block_start * 1e3))
+            self._block_start = None
+        self._stopped = time.time()
+
+    def evaluating(self, step: Step) -> None:
+        """Writes the end of a block of steps and the start of an evaluation."""
+        self._samples = step.samples
+        self._end("block_stop", metadata=self._now())
+        self._start("eval_start", metadata=self._now())
+
+    def evaluated(self, step: Step) -> None:
+        """Writes the end of an evaluation, with the share of all held-out targets that it predicted correctly."""
+        evaluations = step.evaluations or {}
+        accuracy = overall_accuracy(evaluations)
+        if accuracy is not None:
+            self._event("eval_accuracy", accuracy, metadata=self._now())
+        self._end("eval_stop", metadata=self._now())
+        self._evaluated_samples = sum(found.sequences for found in evaluations.values())
+        self._block_start = self._stopped = time.time()
+
+    def saving(self, step: Step) -> None:
+        """Ends the log of a run that is complete: it is not if damaged data was found, and is before it is saved."""
+        if step.ends_schedule:
+            self.run_stopped(
+                is_reached=step.reached_accuracy is not None,
+                samples=step.samples,
+                evaluated_samples=self._evaluated_samples,
+                stopped=self._stopped,
+            )
+
+    def run_stopped(self, *, is_reached: bool, samples: int, evaluated_samples: int, stopped: float) -> None:
+        """Writes the end of the run, at its target or at the schedule's end; `stopped` is a value of `time.time`."""
+        self._samples = samples
+        if self._block_start is None:
+            self._end("block_stop", metadata=self._now())
+        self._event("train_samples", samples, metadata=self._now())
+        self._event("eval_samples", evaluated_samples, metadata=self._now())
+        status = {"status": "success" if is_reached else "aborted"}
+        self._end("run_stop", metadata=status | self._now(), time_ms=int(stopped * 1e3))
+
+    def _describe(self, section: MlperfSection, started: float) -> None:
+        config, resolved = self._run.config, self._run.resolved
+        optimizer, schedule, training = config.optimizer, config.schedule, config.training
+        assert isinstance(optimizer, LambSection), "RunConfig requires it"
+        self._start("init_start", time_ms=int(started * 1e3))
+        values: dict[str, Any] = {
+            "submission_benchmark": section.submission_benchmark,
+            "submission_division": section.submission_division,
+            "submission_org": section.submission_org,
+            "submission_platform": section.submission_platform,
+            "cache_clear": section.cache_cleared,
+            "seed": config.run.seed,
+            "global_batch_size": round(resolved.samples_per_step),
+            "gradient_accumulation_steps": self._run.engine.micro_batches,
+            "max_sequence_length": config.data.recipe.max_sequence_length,
+            "opt_name": optimizer.kind,
+            "opt_base_learning_rate": optimizer.learning_rate,
+            "opt_epsilon": optimizer.epsilon,
+            "opt_lamb_epsilon": optimizer.epsilon,
+            "opt_lamb_beta_1": optimizer.beta1,
+            "opt_lamb_beta_2": optimizer.beta2,
+            "opt_lamb_weight_decay_rate": optimizer.weight_decay,
+            "opt_learning_rate_training_steps": training.planned_steps,
+            "opt_learning_rate_warmup_steps": schedule.warmup_steps,
+            "num_warmup_steps": schedule.warmup_steps,
+            "start_warmup_step": 0,
+        }
+        for key, value in values.items():
+            self._event(key, value)
+        self._end("init_stop")
+
+    def _now(self) -> dict[str, int]:
+        return {"epoch_num": self._samples, "samples_count": self._samples}
+
+    def _start(self, key: str, **details: Any) -> None:
+        if self._logger is not None:
+            self._logger.start(key=key, **details)
+
+    def _end(self, key: str, **details: Any) -> None:
+        if self._logger is not None:
+            self._logger.end(key=key, **details)
+
+    def _event(self, key: str, value: Any, **details: Any) -> None:
+        if self._logger is not None:
+            self._logger.event(key=key, value=value, **details)
+
+
+def parse_events(log: Path, lines: Sequence[str]) -> list[tuple[str, dict[str, Any]]]:
+    """Returns each line of a log that holds an event, with the event; lines of other programs are left out.
+
+    Raises: DataError, with the line, for an event in another form than that of MLPerf's logger.
+    """
+    events = []
+    for number, line in enumerate(lines, start=1):
+        _, prefix, text = line.partition(PREFIX)
+        if not prefix:
+            continue
+        try:
+            found = parse_json_object(text)
+            event = {name: found[name] for name in _FIELDS}
+            events.append((line, event | {"time_ms": int(event["time_ms"]), "metadata": dict(event["metadata"] or {})}))
+        except (ValueError, KeyError, TypeError, OverflowError) as error:
+            raise DataError(
+                f"{log}, line {number}: expected a JSON object with {', '.join(_FIELDS)} after {PREFIX.strip()}, "
+                f"found {text[:60].rstrip()!r}"
+            ) from error
+    return events
+
+
+def truncate_log(path: Path, *, samples: int) -> bool:
+    """Truncates the log to the events up to the run's checkpoint; returns whether a block of steps is open there.
+
+    The events of the run's end are removed too, because the run continues.
+
+    Args:
+        samples: the number trained on up to the checkpoint.
+
+    Raises: RunError if there is no log, or it lacks the start of the run; DataError if it cannot be read.
+    """
+    lines = path.read_text(encoding="utf-8", errors="replace").splitlines(keepends=True) if path.exists() else []
+    events = parse_events(path, [line for line in lines if line.endswith("\n")])  # a kill may have torn the last one
+    if not any(event["key"] == "run_start" for _, event in events):
+        raise RunError(
+            f"{path} lacks the start of this run, which resumes after {samples:,} samples: a log for MLPerf must begin "
+            "at the first step. Leave the section mlperf: out, or choose another run.output_dir"
+        )
+    kept = [
+        (line, event["key"])
+        for line, event in events
+        if event["key"] not in _END and event["metadata"].get("samples_count", 0) <= samples
+    ]
+    with atomic_open(path) as file:
+        file.writelines(line.encode() for line, _ in kept)
+    blocks = [key for _, key in kept if key.startswith("block_")]
+    return bool(blocks) and blocks[-1] == "block_start"
+
+
+def _keep_earlier(path: Path) -> None:
+    if path.exists():
+        kept = free_name(path)
+        path.replace(kept)
+        log.warning("the run begins at step 1, so %s of an earlier start is kept as %s", path, kept.name)
+
+
+class _LogFile(logging.FileHandler):
+    """A log file that raises an error if a line cannot be written."""
+
+    def handleError(self, record: logging.LogRecord) -> None:  # noqa: N802, logging's name
+        """Raises: RunError, where logging itself would continue."""
+        raise RunError(f"cannot write to {self.baseFilename}: is the disk full?") from sys.exc_info()[1]
+
+
+def _mlperf_logger(file: logging.Handler) -> Any:
+    """Returns MLPerf's own logger, which writes to this file alone."""
+    from mlperf_logging.mllog.mllog import MLLogger
+
+    logger = logging.Logger("mlperf", level=logging.INFO)  # outside the program's tree of loggers: it prints nothing
+    logger.addHandler(file)
+    return MLLogger(logger=logger, root_dir=str(Path(__file__).parents[3]))

@@ -1,0 +1,158 @@
+"""What hangs on the training loop: parts with a few hooks, and the step that they see.
+
+A part is open while the loop runs, and does something at the hooks that it defines. Every rank calls
+each hook for all parts in the order of their list, so that a part may wait for the other ranks in it.
+
+    before_step   the step's batches have come
+    after_step    its update is made, left out or skipped
+    evaluating    an evaluation is due; evaluated: it is done
+    recording     the step is complete, and goes into the records of the run
+    saving        a checkpoint is due, and is saved unless a part before the last one raises; saved: it is done
+    ending        the last step is recorded and saved
+"""
+
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from evenpack.data.batches.pipeline import SkippedStep, StepBatches
+from evenpack.engine.build import Run
+from evenpack.engine.engine import LocalStep
+from evenpack.engine.evaluate import Evaluations, overall_accuracy
+from evenpack.engine.reporting.step_totals import StepTotals
+
+Hook = Literal["before_step", "after_step", "evaluating", "evaluated", "recording", "saving", "saved", "ending"]
+"""Names of the hooks, in the order in which a step goes through them."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Update:
+    """The results of a step that was computed."""
+
+    batches: StepBatches
+    local: LocalStep
+    """Those of this rank."""
+    totals: StepTotals
+    """Those of all ranks together, the same on each."""
+    seconds: float
+    """Time of the step on this rank, the wait for its batches included."""
+
+
+class Step:
+    """A step on its way through the loop: the loop, and parts for each other, fill in what they learn of it."""
+
+    def __init__(self, run: Run, batches: StepBatches | SkippedStep, *, samples_before: int) -> None:
+        self.batches = batches
+        self.number = batches.step + 1
+        """Counts from 1: the number of updates done with it."""
+        self.learning_rate: float = run.engine.learning_rate(batches.step)
+        """The rate of its update, whether that is made or not."""
+        self.update: Update | None = None
+        """None before it is computed, and for a step that the run file skips."""
+        self.is_left_out = False
+        """Whether its update was computed and not made (`bad_steps.py`)."""
+        self.stop = False
+        """Whether a stop is requested on any rank."""
+        self.evaluations: Evaluations | None = None
+        """None if none is due."""
+        self.rank_times: dict[str, Any] | None = None
+        """None if they are not due (`rank_times.py`)."""
+        self.record: dict[str, Any] | None = None
+        """Its record in metrics.jsonl, on rank 0 (`journal.py`)."""
+        self._training = run.config.training
+        self._samples_before = samples_before
+
+    @property
+    def is_skipped(self) -> bool:
+        """Whether the run file skips it."""
+        return isinstance(self.batches, SkippedStep)
+
+    @property
+    def is_trained(self) -> bool:
+        """Whether its update was made."""
+        return self.update is not None and not self.is_left_out
+
+    @property
+    def samples(self) -> int:
+        """Number of sequences trained on up to its end, earlier starts included."""
+        return self._samples_before + (self.batches.counts.sequences if self.is_trained else 0)
+
+    @property
+    def reached_accuracy(self) -> float | None:
+        """The accuracy of its evaluation if it reaches the run's target, else None."""
+        accuracy, target = overall_accuracy(self.evaluations or {}), self._training.target_accuracy
+        return accuracy if accuracy is not None and target is not None and accuracy >= target else None
+
+    @property
+    def is_last(self) -> bool:
+        """Whether the run file has no more steps, or the target is reached."""
+        return self.number == self._training.last_step or self.reached_accuracy is not None
+
+    @property
+    def ends_schedule(self) -> bool:
+        """Whether the run is complete with it, and not only this start of it."""
+        return self.number == self._training.planned_steps or self.reached_accuracy is not None
+
+    @property
+    def ends_loop(self) -> bool:
+        """Whether no step follows in this start of the run."""
+        return self.is_last or self.stop
+
+    def is_due(self, every_steps: int | None) -> bool:
+        """Returns whether something that is done every so many steps is due; None: never."""
+        return every_steps is not None and self.number % every_steps == 0
+
+
+class Part:
+    """One part of the loop. Each hook does nothing unless a part defines it."""
+
+    def opened(self) -> AbstractContextManager[object]:
+        """Returns a context that is open from before the first batch to the end of the loop, or to its error."""
+        return nullcontext()
+
+    @property
+    def wants_stop(self) -> bool:
+        """Whether the run should stop at the end of this step; looked at once per step, on each rank alone."""
+        return False
+
+    def before_step(self, step: Step) -> None: ...
+
+    def after_step(self, step: Step) -> None: ...
+
+    def evaluating(self, step: Step) -> None: ...
+
+    def evaluated(self, step: Step) -> None: ...
+
+    def recording(self, step: Step) -> None: ...
+
+    def saving(self, step: Step) -> None: ...
+
+    def saved(self, step: Step) -> None: ...
+
+    def ending(self, step: Step) -> None: ...
+
+
+class Parts:
+    """The list of a loop's parts."""
+
+    def __init__(self, parts: Sequence[Part]) -> None:
+        self._parts = parts
+
+    @contextmanager
+    def opened(self) -> Iterator[None]:
+        """Opens the parts in their order, and closes them in the reverse one."""
+        with ExitStack() as stack:
+            for part in self._parts:
+                stack.enter_context(part.opened())
+            yield
+
+    @property
+    def wants_stop(self) -> bool:
+        """Whether one of them wants the run to stop."""
+        return any(part.wants_stop for part in self._parts)
+
+    def call(self, hook: Hook, step: Step) -> None:
+        """Calls a hook of each part."""
+        for part in self._parts:
+            getattr(part, hook)(step)

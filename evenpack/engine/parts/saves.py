@@ -1,0 +1,115 @@
+"""Saves the checkpoints of a run: in the background while it goes on, and waiting for the disk when it ends."""
+
+import logging
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from evenpack.engine.activity import OnActivity, own_work
+from evenpack.engine.build import Run
+from evenpack.engine.checkpoints.files import Checkpoint, TrainState
+from evenpack.engine.evaluate import overall_loss
+from evenpack.engine.parts.journal import Journal, SaveCost
+from evenpack.engine.parts.part import Part, Step
+from evenpack.errors import SaveError
+
+log = logging.getLogger(__name__)
+
+_PATIENCE_SECONDS = 18.0
+"""Seconds that a save in flight has to end when an error ends the run: less than a guard leaves to such a rank."""
+
+
+class Saves(Part):
+    """Saves checkpoints at the end of steps, for all ranks; a save may be in flight while it is open."""
+
+    def __init__(self, run: Run, journal: Journal, on_activity: OnActivity) -> None:
+        self._run = run
+        self._journal = journal
+        self._on_activity = on_activity
+        self._background = run.checkpoints.background
+        self._step = run.first_step
+        """The step of the save in flight."""
+        self._pause_seconds = 0.0
+        self._has_warned = False
+
+    @contextmanager
+    def opened(self) -> Iterator[None]:
+        try:
+            yield
+        except BaseException:  # the other ranks may be anywhere
+            self._on_activity("waiting for a save", self._step)
+            self._background.wait_alone(seconds=_PATIENCE_SECONDS)
+            raise
+
+    def after_step(self, step: Step) -> None:
+        """Notes the end of a save in the background, before the step is recorded."""
+        self._collect()
+
+    def saving(self, step: Step) -> None:
+        """Saves a checkpoint after `step`. It is on disk on return, unless the run goes on.
+
+        A failure is a warning if the run goes on: the next save may succeed. Raises: SaveError otherwise.
+        """
+        started = time.perf_counter()
+        goes_on = not step.ends_loop
+        if goes_on:
+            self._warn_of_waiting(step.number)
+        self._on_activity("saving a checkpoint", step.number)
+        self._background.finish(lambda: self._on_activity("waiting for a save", step.number))
+        self._on_activity("saving a checkpoint", step.number)
+        self._collect()
+        with own_work("flushing the metrics"):
+            self._journal.commit()
+        training = self._run.config.training
+        state = self._run.state(
+            step.number,
+            samples=step.samples,
+            reached_accuracy=step.reached_accuracy,
+            validation_loss=overall_loss(step.evaluations or {}, training.validation_weights),
+        )
+        result: Checkpoint | SaveError | None
+        try:
+            result = self._write(state, in_background=goes_on and training.checkpoint_in_background)
+        except SaveError as error:
+            if not goes_on:
+                raise
+            result = error
+        self._step, self._pause_seconds = step.number, time.perf_counter() - started
+        if result is not None:
+            self._note(result, seconds=self._pause_seconds)
+
+    def _collect(self) -> None:
+        ended = self._background.ended()
+        if ended is not None:
+            self._note(ended.result, seconds=ended.seconds)
+
+    def _write(self, state: TrainState, *, in_background: bool) -> Checkpoint | None:
+        engine = self._run.engine.deepspeed
+        if not in_background:
+            return self._run.checkpoints.save(engine, state)
+        self._background.begin(engine, state)
+        return None
+
+    def _note(self, result: Checkpoint | SaveError, *, seconds: float) -> None:
+        if not self._run.world.is_main:
+            return
+        written: float | None = seconds
+        size = 0
+        if isinstance(result, SaveError):
+            log.warning("step %d has no checkpoint, and the run goes on without it: %s", self._step, result)
+            written = None
+        else:
+            size = sum(file.size for file in result.files)
+        cost = SaveCost(step=self._step, pause_seconds=self._pause_seconds, seconds=written, bytes=size)
+        self._journal.note_save(cost)
+
+    def _warn_of_waiting(self, step: int) -> None:
+        if self._background.is_writing and self._run.world.is_main and not self._has_warned:
+            self._has_warned = True
+            log.warning(
+                "the checkpoint of step %d is still being written when that of step %d is due, so training waits for "
+                "it, now and whenever that happens: raise training.checkpoint_every_steps (%d) to go on without waits",
+                self._step,
+                step,
+                self._run.config.training.checkpoint_every_steps,
+            )

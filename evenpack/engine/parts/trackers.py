@@ -1,0 +1,297 @@
+"""The trackers of a run: copies of the numbers of metrics.jsonl, on rank 0, in other forms.
+
+metrics.jsonl itself (`journal.py`) is always written, and is the authoritative record. One more tracker is a `Tracker`
+here, a key of the section `metrics:`, a line of `_OPENERS` and, where it needs a package, one of `missing_trackers`
+(`reporting/config.py`).
+"""
+
+import csv
+import logging
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass
+from io import StringIO
+from pathlib import Path
+from typing import Any, Protocol, runtime_checkable
+
+from evenpack.engine.activity import entered_as_own_work, own_work
+from evenpack.engine.build import Run
+from evenpack.engine.parts.part import Part, Step
+from evenpack.engine.reporting.config import MetricsSection, WandbSection, missing_trackers, refusal
+from evenpack.engine.reporting.definitions import scalars
+from evenpack.engine.reporting.metrics import METRICS, read_metrics
+from evenpack.files import atomic_open, read_json_object, write_json
+
+log = logging.getLogger(__name__)
+
+CSV_TABLE = "metrics.csv"
+
+_STEP = "step"
+
+TENSORBOARD = "tensorboard"
+
+_FLUSH_SECONDS = 30
+
+WANDB_RUN = "wandb_run.json"
+"""Holds the run's W&B id and the step at which its last start ended normally."""
+
+Row = Mapping[str, int | float | str]
+
+
+@runtime_checkable
+class Tracker(Protocol):
+    """Receives the metrics of each step; an error in it does not stop the run."""
+
+    def write(self, step: int, values: Mapping[str, int | float]) -> None:
+        """Adds the metrics of a step, by `group/name`; steps are in ascending order."""
+        ...
+
+    def flush(self) -> None:
+        """Flushes to disk; called before a checkpoint of this step is saved."""
+        ...
+
+    def close(self, *, failed: bool) -> None:
+        """Closes the tracker; `failed`: the run ends with an error."""
+        ...
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunLog:
+    """A run as it begins or resumes; its metrics.jsonl is truncated to that step."""
+
+    name: str
+    output_dir: Path
+    config: dict[str, Any]
+    """The resolved run file, as JSON values."""
+    first_step: int
+    """Number of updates done before."""
+
+    def records(self) -> list[dict[str, Any]]:
+        """Returns the records of the steps up to `first_step`, for a tracker that does not have them."""
+        return read_metrics(self.output_dir / METRICS)
+
+
+class Trackers(Part):
+    """The trackers of a run, on rank 0. One that fails causes one warning and is left out from then on."""
+
+    def __init__(self, section: MetricsSection, run: RunLog) -> None:
+        self._section = section
+        self._run = run
+        self._open: dict[str, Tracker] = {}
+
+    @classmethod
+    def of(cls, run: Run) -> "Trackers":
+        """Returns those of a run; there are none on other ranks."""
+        section = run.config.metrics if run.world.is_main else MetricsSection()
+        run_log = RunLog(
+            name=run.config.run.name,
+            output_dir=run.config.run.output_dir,
+            config=run.resolved.settled_config.model_dump(mode="json"),
+            first_step=run.first_step,
+        )
+        return cls(section, run_log)
+
+    def opened(self) -> AbstractContextManager[None]:
+        """Opens those that the section names; the journal has truncated metrics.jsonl before.
+
+        Raises: ConfigError for one that cannot be opened, unless the run may continue without it.
+        """
+        return entered_as_own_work(self._opened())
+
+    @contextmanager
+    def _opened(self) -> Iterator[None]:
+        failed = True
+        try:
+            missing = missing_trackers(self._section)
+            missing |= self._begin(unusable=missing)
+            if missing and self._section.on_missing_tracker == "error":
+                raise refusal(missing)
+            for name, reason in missing.items():
+                log.warning("the run continues without metrics.%s: %s", name, reason)
+            yield
+            failed = False
+        finally:
+            self._each(lambda tracker: tracker.close(failed=failed))
+
+    def recording(self, step: Step) -> None:
+        if step.record is not None:
+            with own_work():
+                self.write(step.record)
+
+    def write(self, record: Mapping[str, Any]) -> None:
+        """Passes the numbers of a record of metrics.jsonl to the trackers.
+
+        Raises: ValueError if a name in it is not a metric.
+        """
+        values = scalars(record)
+        self._each(lambda tracker: tracker.write(record["step"], values))
+
+    def saving(self, step: Step) -> None:
+        with own_work("flushing the metrics"):
+            self._each(lambda tracker: tracker.flush())
+
+    def _begin(self, *, unusable: Collection[str]) -> dict[str, str]:
+        """Opens those that are available; returns the problems with the others, by their keys."""
+        problems = {}
+        for name, opener in _OPENERS.items():
+            if getattr(self._section, name) and name not in unusable:
+                try:
+                    self._open[name] = opener(self._section, self._run)
+                except Exception as error:  # whatever a tracker's library may raise
+                    problems[name] = f"it cannot be opened ({type(error).__name__}: {error})"
+        return problems
+
+    def _each(self, action: Callable[[Tracker], None]) -> None:
+        for name, tracker in list(self._open.items()):
+            try:
+                action(tracker)
+            except Exception as error:
+                del self._open[name]
+                log.warning(
+                    "metrics.%s failed (%s: %s) and gets no further steps; the run continues, and metrics.jsonl is "
+                    "complete",
+                    name,
+                    type(error).__name__,
+                    error,
+                )
+
+
+class CsvTable:
+    """Writes the table from metrics.jsonl when a run begins or resumes, and then a line for each step."""
+
+    def __init__(self, log: RunLog) -> None:
+        self._path = log.output_dir / CSV_TABLE
+        self._columns = [_STEP]
+        self._replace([{_STEP: record["step"], **scalars(record)} for record in log.records()])
+
+    def write(self, step: int, values: Mapping[str, int | float]) -> None:
+        row = {_STEP: step, **values}
+        if not row.keys() <= set(self._columns):  # the first evaluation adds columns
+            with self._path.open(newline="", encoding="utf-8") as file:
+                rows: list[Row] = list(csv.DictReader(file))
+            self._file.close()
+            self._replace([*rows, row])
+        else:
+            self._file.write(_csv_lines(self._columns, [row]))
+
+    def flush(self) -> None:
+        """Does nothing: each line is written at once."""
+
+    def close(self, *, failed: bool) -> None:
+        self._file.close()
+
+    def _replace(self, rows: Sequence[Row]) -> None:
+        """Writes the whole table, with a column for each name in any row, and opens it for appending."""
+        self._columns = list(dict.fromkeys([*self._columns, *(name for row in rows for name in row)]))
+        with atomic_open(self._path) as file:
+            file.write(_csv_lines(self._columns, [{name: name for name in self._columns}, *rows]))
+        self._file = self._path.open("ab", buffering=0)
+
+
+def _csv_lines(columns: Sequence[str], rows: Iterable[Row]) -> bytes:
+    text = StringIO()
+    csv.DictWriter(text, columns, lineterminator="\n").writerows(rows)
+    return text.getvalue().encode()
+
+
+class TensorBoardEvents:
+    """Writes with torch's `SummaryWriter`. A resumed run makes TensorBoard discard the steps that are repeated."""
+
+    def __init__(self, log: RunLog) -> None:
+        from torch.utils.tensorboard import SummaryWriter
+
+        directory = log.output_dir / TENSORBOARD
+        is_new = not any(directory.glob("events.out.tfevents.*"))
+        purge_step = None if is_new else log.first_step + 1
+        self._writer = SummaryWriter(str(directory), purge_step=purge_step, flush_secs=_FLUSH_SECONDS)
+        if is_new:
+            for record in log.records():
+                self.write(record["step"], scalars(record))
+
+    def write(self, step: int, values: Mapping[str, int | float]) -> None:
+        for name, value in values.items():
+            self._writer.add_scalar(name, value, step)
+
+    def flush(self) -> None:
+        self._writer.flush()
+
+    def close(self, *, failed: bool) -> None:
+        self._writer.close()
+
+
+class WandbRun:
+    """Logs with W&B's own library. A step that its server already has keeps its first values."""
+
+    def __init__(self, section: WandbSection, run: RunLog) -> None:
+        import wandb
+
+        self._path = run.output_dir / WANDB_RUN
+        self._step = run.first_step
+        known = self._known_id(section, run)
+        self._run = wandb.init(
+            project=section.project,
+            entity=section.entity,
+            group=section.group,
+            tags=section.tags,
+            name=run.name,
+            id=known,
+            resume="allow",
+            mode=section.mode,
+            dir=str(run.output_dir),
+            config=run.config,
+            allow_val_change=True,
+            settings=wandb.Settings(silent=True, console="off"),
+        )
+        self._note(ended_at_step=None)
+        # Online the server returns the next step; offline a W&B run is resumed only if it has all earlier steps.
+        is_offline = section.mode == "offline"
+        self._next_step = run.first_step + 1 if known and is_offline else self._run.step
+        log.info("Weights & Biases: %s", self._run.dir if is_offline else self._run.url)
+        for record in run.records():
+            self.write(record["step"], scalars(record))
+
+    def write(self, step: int, values: Mapping[str, int | float]) -> None:
+        self._step = step
+        if step >= self._next_step:
+            self._run.log(dict(values), step=step)
+
+    def flush(self) -> None:
+        """Does nothing: W&B writes continuously, in a process of its own."""
+
+    def close(self, *, failed: bool) -> None:
+        self._run.finish(exit_code=int(failed))
+        self._note(ended_at_step=self._step)
+
+    def _known_id(self, section: WandbSection, run: RunLog) -> str | None:
+        """Returns the id of the W&B run that has exactly the earlier steps; None if a new W&B run begins.
+
+        Offline, a kill loses what W&B's process has not written, and a W&B run from which training goes back to an
+        earlier step has too many.
+        """
+        known = read_json_object(self._path) or {}
+        is_whole = section.mode == "online" or known.get("ended_at_step") == run.first_step
+        return known.get("id") if run.first_step and is_whole else None
+
+    def _note(self, *, ended_at_step: int | None) -> None:
+        write_json(self._path, {"id": self._run.id, "project": self._run.project, "ended_at_step": ended_at_step})
+
+
+def _open_csv(section: MetricsSection, run: RunLog) -> Tracker:
+    return CsvTable(run)
+
+
+def _open_tensorboard(section: MetricsSection, run: RunLog) -> Tracker:
+    return TensorBoardEvents(run)
+
+
+def _open_wandb(section: MetricsSection, run: RunLog) -> Tracker:
+    assert section.wandb is not None, "opened where it is named"
+    return WandbRun(section.wandb, run)
+
+
+_OPENERS: dict[str, Callable[[MetricsSection, RunLog], Tracker]] = {
+    "csv": _open_csv,
+    "tensorboard": _open_tensorboard,
+    "wandb": _open_wandb,
+}
+"""How each tracker is opened, by its key in the section."""

@@ -1,0 +1,159 @@
+"""Verifies the data during training: each rank reads a part of the prepared files and compares their checksums.
+
+opened        reports whether the sources have changed, and starts a thread on each rank
+wants_stop    damage is found: the ranks then stop together
+saving        waits until all is read: nothing learned from damaged data is kept
+"""
+
+import logging
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+from evenpack.data.manifest import MANIFEST
+from evenpack.data.prepare.verification import Verified, Verifier, refuse_changed_sources
+from evenpack.data.prepared import PreparedData
+from evenpack.engine.activity import OnActivity, own_work
+from evenpack.engine.parts.part import Part, Step
+from evenpack.engine.world.distributed import World
+from evenpack.errors import DataError, EvenpackError, RunError
+from evenpack.units import counted
+
+log = logging.getLogger(__name__)
+
+_PATIENCE_SECONDS = 30.0
+"""Seconds between messages of the ranks while they wait: far below the time-outs of their collectives."""
+_LOOK_SECONDS = 0.1
+"""Seconds between two looks at how far this rank has read."""
+
+
+class DataVerification(Part):
+    """Reads a rank's part of the prepared files once, by a thread, unless data.verify_in_training is false."""
+
+    def __init__(self, prepared: PreparedData, world: World, on_activity: OnActivity) -> None:
+        self._prepared = prepared
+        self._world = world
+        self._on_activity = on_activity
+        self._verifier = Verifier(prepared.directory, prepared.manifest)
+        self._share = (0, 1)
+        self._cancelled = threading.Event()
+        self._verified: Verified | None = None
+        self._error: str | None = None
+        self._read_bytes = 0
+        # A daemon, because a run that ends with an error must not wait for the disk.
+        self._thread = threading.Thread(target=self._read, name="verification", daemon=True)
+        self._is_due = prepared.config.verify_in_training
+
+    @contextmanager
+    def opened(self) -> Iterator[None]:
+        """Starts to read, and ends the thread. An error that damaged data may have caused is reported as damage.
+
+        Raises: DataError, on all ranks, if the sources have changed and data.on_changed_sources is `error`.
+        """
+        _check_changed_sources(self._prepared, self._world)
+        self._share = _share(self._prepared, self._world)
+        if self._is_due:
+            self._thread.start()
+        try:
+            yield
+        except EvenpackError:
+            raise
+        except Exception as error:
+            if self._verified is not None:  # what is known so far
+                try:
+                    self._verifier.refuse(self._verified.damages, seen=f" (seen by rank {self._world.rank})")
+                except DataError as damage:
+                    raise damage from error
+            raise
+        finally:
+            self._cancelled.set()
+
+    @property
+    def wants_stop(self) -> bool:
+        """Whether this rank has read its part and found damage."""
+        return self._verified is not None and bool(self._verified.damages)
+
+    def saving(self, step: Step) -> None:
+        """Waits until all files are read; later calls do nothing.
+
+        Raises: DataError, on all ranks, naming each damaged file.
+        """
+        if not self._is_due:
+            return
+
+        def on_progress() -> None:
+            self._on_activity("verifying the data", step.number)
+
+        if self._thread.is_alive() and self._world.is_main:
+            log.info("the checkpoint waits until the prepared data is verified")
+        on_progress()
+        while not all(self._world.all_gather(self._is_read(_PATIENCE_SECONDS, on_progress))):
+            pass
+        self._is_due = False
+        reports = self._world.all_gather((self._verified, self._error, socket.gethostname()))
+        for rank, (verified, error, host) in enumerate(reports):
+            if verified is None:
+                raise RunError(f"rank {rank} on {host} could not verify the prepared data: {error}")
+            seen = f" (seen by rank {rank} on {host}; nothing learned from it since is saved)"
+            self._verifier.refuse(verified.damages, seen=seen)
+        if self._world.is_main:
+            log.info("%s", _describe([verified for verified, _, _ in reports if verified is not None]))
+
+    def _read(self) -> None:
+        share, shares = self._share
+        try:
+            self._verified = self._verifier.verify_share(
+                share, shares, is_cancelled=self._cancelled.is_set, on_read=self._note_bytes
+            )
+        except Exception as error:  # any error is reported by `saving` on all ranks
+            self._error = f"{type(error).__name__}: {error}"
+
+    def _note_bytes(self, count: int) -> None:
+        self._read_bytes = count
+
+    def _is_read(self, patience_seconds: float, on_progress: Callable[[], None]) -> bool:
+        """Waits for this rank's part, and returns whether it is read."""
+        deadline, seen = time.monotonic() + patience_seconds, self._read_bytes
+        while self._thread.is_alive() and time.monotonic() < deadline:
+            with own_work("its part of the files"):
+                self._thread.join(_LOOK_SECONDS)
+            if self._read_bytes != seen:
+                seen = self._read_bytes
+                on_progress()
+        return not self._thread.is_alive()
+
+
+def _share(prepared: PreparedData, world: World) -> tuple[int, int]:
+    """Returns this rank's index among those that see the same files, and their number: machines may have copies."""
+    status = (prepared.directory / MANIFEST).stat()
+    seen = world.all_gather((status.st_ino, status.st_ctime_ns))
+    alike = [rank for rank, identity in enumerate(seen) if identity == seen[world.rank]]
+    return alike.index(world.rank), len(alike)
+
+
+def _check_changed_sources(prepared: PreparedData, world: World) -> None:
+    if prepared.config.on_changed_sources == "ignore":
+        return
+    finding = world.on_main(lambda: _changed_sources(prepared))
+    if finding is not None and prepared.config.on_changed_sources == "error":
+        raise DataError(f"{finding}, or train on the packs as they are with data.on_changed_sources=warn")
+    if finding is not None and world.is_main:
+        log.warning("%s. This run continues with the packs as they were prepared", finding)
+
+
+def _changed_sources(prepared: PreparedData) -> str | None:
+    try:
+        refuse_changed_sources(prepared.config, prepared.manifest, prepared.directory)
+    except DataError as error:
+        return str(error)
+    return None
+
+
+def _describe(shares: list[Verified]) -> str:
+    read, seconds = sum(share.bytes for share in shares), max(share.elapsed_seconds for share in shares)
+    return (
+        f"the prepared data is as it was written: {read / 1e6:,.1f} MB verified by {counted(len(shares), 'rank')} in "
+        f"{seconds:,.2f} s during the training ({read / max(seconds, 1e-9) / 1e9:.2f} GB/s)"
+    )

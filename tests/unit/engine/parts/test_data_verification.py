@@ -1,0 +1,337 @@
+"""Training on damaged or changed data stops before anything is saved, and names the file."""
+
+import logging
+import os
+import shutil
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import numpy as np
+import pytest
+from tiny_run import lone_world, tiny_gpt2_run
+
+from evenpack.config import validate
+from evenpack.data.checksums import ChunkReader, Damage
+from evenpack.data.prepare.verification import Piece, Verified, Verifier, explained_damage
+from evenpack.data.prepared import PreparedData
+from evenpack.engine.build import Start
+from evenpack.engine.checkpoints.store import CheckpointStore
+from evenpack.engine.config import RunConfig
+from evenpack.engine.reporting.metrics import read_metrics
+from evenpack.engine.train import TrainOutcome, train_in
+from evenpack.engine.world.distributed import World
+from evenpack.errors import DataError, EvenpackError, RunError
+from evenpack.launcher.processes.hangs import Effort, HangMonitor, Heartbeat
+from evenpack.launcher.processes.ranks import RankFolder
+from evenpack.launcher.trained import evaluate_run
+from evenpack.launcher.training import RehearsedRanks, plan_training
+from evenpack.testing import prepared
+
+
+@pytest.fixture(scope="module")
+def world() -> Iterator[World]:
+    with lone_world() as alone:
+        yield alone
+
+
+@pytest.fixture
+def config(tmp_path: Path) -> RunConfig:
+    return tiny_gpt2_run(tmp_path)
+
+
+@pytest.fixture
+def told(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> pytest.LogCaptureFixture:
+    monkeypatch.setattr(logging.getLogger("evenpack"), "propagate", True)
+    caplog.set_level(logging.INFO, logger="evenpack")
+    return caplog
+
+
+def with_data(config: RunConfig, **changes: Any) -> RunConfig:
+    values = config.model_dump()
+    values["data"] |= changes
+    return validate(values, RunConfig, origin="test")
+
+
+def train(world: World, config: RunConfig) -> TrainOutcome:
+    return train_in(world, config, stop_requested=lambda: False)
+
+
+def swap_tokens(config: RunConfig) -> Path:
+    """Damages a file in a way that no check of size or range of ids detects."""
+    path = config.prepared_dir / "sources" / "one" / "tokens.bin"
+    tokens = np.fromfile(path, np.uint16)
+    tokens[40:80] = tokens[40:80][::-1].copy()
+    tokens.tofile(path)
+    return path
+
+
+def checkpoints(config: RunConfig) -> list[str]:
+    return [path.name for path in (config.run.output_dir / "checkpoints").glob("step_*")]
+
+
+def test_training_on_damaged_tokens_stops_with_the_name_of_the_file_and_saves_nothing(
+    world: World, config: RunConfig
+) -> None:
+    path = swap_tokens(config)
+    with pytest.raises(DataError, match=rf"is damaged .*nothing learned.*:\n  {path} is not as it was written"):
+        train(world, config)
+    assert checkpoints(config) == []
+
+
+def test_training_that_does_not_verify_continues_over_the_same_damage(world: World, config: RunConfig) -> None:
+    swap_tokens(config)
+    assert train(world, with_data(config, verify_in_training=False)).state == "finished"
+    assert checkpoints(config) == ["step_000006"]
+
+
+def test_sound_data_is_said_to_be_sound_with_the_rate(
+    world: World, config: RunConfig, told: pytest.LogCaptureFixture
+) -> None:
+    train(world, config)
+    (line,) = [line for line in told.messages if line.startswith("the prepared data is as it was written")]
+    assert "verified by 1 rank in" in line
+    assert "GB/s" in line
+
+
+def slow_verification(monkeypatch: pytest.MonkeyPatch, wait: Callable[[], None], events: list[str]) -> None:
+    verify, save = Verifier.verify_share, CheckpointStore.save
+
+    def verify_slowly(self: Verifier, share: int, shares: int, **options: Any) -> Verified:
+        wait()
+        found = verify(self, share, shares, **options)
+        events.append("verified")
+        return found
+
+    def save_noting(self: CheckpointStore, *arguments: Any) -> Any:
+        events.append("saved")
+        return save(self, *arguments)
+
+    monkeypatch.setattr(Verifier, "verify_share", verify_slowly)
+    monkeypatch.setattr(CheckpointStore, "save", save_noting)
+
+
+def test_the_first_checkpoint_waits_for_the_verification(
+    world: World, config: RunConfig, monkeypatch: pytest.MonkeyPatch, told: pytest.LogCaptureFixture
+) -> None:
+    events: list[str] = []
+    metrics = config.run.output_dir / "metrics.jsonl"
+
+    def until_the_last_step() -> None:
+        while not metrics.exists() or len(read_metrics(metrics)) < config.training.steps:
+            time.sleep(0.01)
+
+    slow_verification(monkeypatch, until_the_last_step, events)
+    train(world, config)
+    assert events == ["verified", "saved"]
+
+
+class WatchedVerification:
+    """One rank and the monitor of its heartbeats, with a time-out of 100 s that only the verification makes pass."""
+
+    def __init__(self, output_dir: Path, *, read_seconds: float) -> None:
+        """`read_seconds`: what the check of one piece takes, from when the rank waits for it."""
+        self.now = 0.0
+        self.pieces = 0
+        self.folder = RankFolder(output_dir, "now")
+        self.folder.path.mkdir(parents=True)
+        self.heartbeat = Heartbeat(
+            self.folder.path,
+            run_id="now",
+            rank=0,
+            timeout_seconds=100.0,
+            clock=lambda: self.now,
+            effort=lambda: Effort(seconds=0.0, bytes=0),
+        )
+        self._monitor = HangMonitor(
+            self.folder, range(1), timeout_seconds=100.0, warn=lambda _: None, clock=lambda: self.now
+        )
+        self._find, self._read_seconds = Verifier._find_damage, read_seconds
+        self._moves = 0
+
+    def find_damage(self, verifier: Verifier, piece: Piece, reader: ChunkReader) -> Damage | None:
+        """Replaces `Verifier._find_damage`; in place of the guard it keeps the heartbeat up, and looks at it."""
+        while self.heartbeat.activity != "verifying the data" or (
+            self._read_seconds < 100.0 and self.heartbeat._moment.moves == self._moves
+        ):
+            time.sleep(0.001)  # until the rank waits, and has seen the piece before
+        self._moves = self.heartbeat._moment.moves
+        for _ in range(round(self._read_seconds / 5.0)):
+            self.now += 5.0
+            self.heartbeat.keep_up()
+            self._monitor.check()
+        self.pieces += 1
+        return self._find(verifier, piece, reader)
+
+
+@pytest.mark.parametrize("stands_still", [False, True])
+def test_a_run_that_waits_for_a_long_verification_hangs_only_if_nothing_is_read(
+    world: World, config: RunConfig, monkeypatch: pytest.MonkeyPatch, stands_still: bool
+) -> None:
+    watched = WatchedVerification(config.run.output_dir, read_seconds=150.0 if stands_still else 40.0)
+
+    def find_damage(self: Verifier, piece: Piece, reader: ChunkReader) -> Damage | None:
+        return watched.find_damage(self, piece, reader)
+
+    monkeypatch.setattr(Verifier, "_find_damage", find_damage)
+    train_in(world, config, stop_requested=lambda: False, on_activity=watched.heartbeat.enter)
+    assert watched.pieces >= 5
+    assert watched.now > 150.0, "longer than a run may hang"
+    assert checkpoints(config) == ["step_000006"]
+    failure = watched.folder.read_failure()
+    assert (failure is not None) is stands_still
+    if failure is not None and failure.error is not None:
+        assert failure.error.endswith("(step 6, verifying the data (its part of the files))")
+
+
+def test_damage_that_is_found_early_stops_a_long_run_at_the_next_step(
+    world: World, config: RunConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    swap_tokens(config)
+    values = config.model_dump()
+    values["training"] |= {"steps": 100_000, "checkpoint_every_steps": None}
+    with pytest.raises(DataError, match=r"tokens\.bin is not as it was written"):
+        train(world, validate(values, RunConfig, origin="test"))
+    assert 1 <= len(read_metrics(config.run.output_dir / "metrics.jsonl")) < 100_000
+
+
+def test_an_error_that_the_damage_caused_names_the_damage(
+    world: World, config: RunConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    swap_tokens(config)
+    found: list[Verified] = []
+    verify = Verifier.verify_share
+
+    def verify_noting(self: Verifier, share: int, shares: int, **options: Any) -> Verified:
+        found.append(verify(self, share, shares, **options))
+        return found[-1]
+
+    def fail(self: Start, **_: object) -> Iterator[object]:
+        while not found:
+            time.sleep(0.01)
+        time.sleep(0.2)
+        raise IndexError("slices leave the file")
+        yield
+
+    monkeypatch.setattr(Verifier, "verify_share", verify_noting)
+    monkeypatch.setattr(Start, "batches", fail)
+    with pytest.raises(DataError, match=r"tokens\.bin is not as it was written") as caught:
+        train(world, config)
+    assert isinstance(caught.value.__cause__, IndexError)
+
+
+def test_a_verification_that_fails_itself_ends_the_run(
+    world: World, config: RunConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(self: Verifier, share: int, shares: int, **_: object) -> Verified:
+        raise MemoryError("no buffer")
+
+    monkeypatch.setattr(Verifier, "verify_share", fail)
+    with pytest.raises(RunError, match=r"rank 0 on .* could not verify the prepared data: MemoryError: no buffer"):
+        train(world, config)
+    assert checkpoints(config) == []
+
+
+def warnings(told: pytest.LogCaptureFixture) -> list[str]:
+    return [
+        record.getMessage()
+        for record in told.records
+        if record.levelno == logging.WARNING and record.name == "evenpack.engine.parts.verification"
+    ]
+
+
+# --- changed sources ----------------------------------------------------------------------------------------------
+
+
+def test_changed_source_text_is_a_warning_and_training_continues(
+    world: World, config: RunConfig, told: pytest.LogCaptureFixture
+) -> None:
+    source = config.prepared_dir.parent / "one.txt"
+    os.utime(source, ns=(1, 1))
+    assert train(world, config).state == "finished"
+    (line,) = warnings(told)
+    assert f"input file {source} has changed since {config.prepared_dir} was prepared from it" in line
+    assert "continues with the packs as they were prepared" in line
+
+
+def test_changed_source_text_is_an_error_or_ignored_where_the_run_file_says_so(
+    world: World, config: RunConfig, told: pytest.LogCaptureFixture
+) -> None:
+    source = config.prepared_dir.parent / "one.txt"
+    os.utime(source, ns=(1, 1))
+    with pytest.raises(DataError, match=r"one\.txt has changed.*\n.*\n.*or train on .* data\.on_changed_sources=warn"):
+        train(world, with_data(config, on_changed_sources="error"))
+    assert not (config.run.output_dir / "metrics.jsonl").exists()
+    train(world, with_data(config, on_changed_sources="ignore"))
+    assert warnings(told) == []
+
+
+def test_sources_that_are_gone_are_not_missed(world: World, config: RunConfig, told: pytest.LogCaptureFixture) -> None:
+    (config.prepared_dir.parent / "one.txt").unlink()
+    assert train(world, with_data(config, on_changed_sources="error")).state == "finished"
+    assert warnings(told) == []
+
+
+def test_neither_key_changes_what_the_data_is(config: RunConfig) -> None:
+    other = with_data(config, verify_in_training=False, on_changed_sources="ignore")
+    first, second = (PreparedData.open(run.prepared_dir, run.data).fingerprint(1) for run in (config, other))
+    assert first == second
+
+
+def damage_ids(config: RunConfig, split: str = "train") -> Path:
+    """Makes ids of sequences larger than there are sequences."""
+    (path,) = (config.prepared_dir / "sources" / "one" / split).glob("sorted_sequences.npy")
+    ids = np.load(path, mmap_mode="r+")
+    ids[:] = np.iinfo(ids.dtype).max
+    ids.flush()
+    return path
+
+
+def test_ids_that_no_sequence_has_are_damage_of_a_file_not_a_traceback(world: World, config: RunConfig) -> None:
+    path = damage_ids(config)
+    unverified = with_data(config, verify_in_training=False)
+    for use in (lambda: train(world, unverified), lambda: plan_training(config, ranks=1)):
+        with pytest.raises(DataError, match=rf"is damaged:\n  {path} is not as it was written") as raised:
+            use()
+        assert isinstance(raised.value.__cause__, IndexError)
+
+
+def test_an_evaluation_and_a_rehearsal_name_damage_too(world: World, config: RunConfig) -> None:
+    config = prepared(with_data(config, prepared_dir=config.run.output_dir / "other", validation_fraction=0.3))
+    train(world, config)
+    for split, use in {
+        "validation": lambda: evaluate_run(config),
+        "train": lambda: RehearsedRanks(ranks=2, rank=1, device=None).rehearse(config, ranks=2),
+    }.items():
+        path = damage_ids(config, split)
+        with pytest.raises(DataError, match=rf"is damaged.*:\n  {path} is not as it was written") as raised:
+            use()
+        assert isinstance(raised.value.__cause__, IndexError)
+        shutil.rmtree(config.prepared_dir)
+        prepared(config)
+
+
+def test_an_error_over_sound_data_stays_as_it_is(config: RunConfig) -> None:
+    with pytest.raises(IndexError, match="not of the data"), explained_damage(config.prepared_dir):
+        raise IndexError("not of the data")
+
+
+def test_a_bit_of_any_prepared_file_is_explained_or_does_not_matter_to_a_plan(config: RunConfig) -> None:
+    random = Random(5)
+    refused = 0
+    for path in sorted(config.prepared_dir.rglob("*")):
+        content = path.read_bytes() if path.is_file() else b""
+        for _ in range(4 if content else 0):
+            damaged = bytearray(content)
+            damaged[random.randrange(len(content))] ^= 1 << random.randrange(8)
+            path.write_bytes(damaged)
+            try:
+                plan_training(config, ranks=2)
+            except EvenpackError:
+                refused += 1
+        if content:
+            path.write_bytes(content)
+    assert refused > 10
+    plan_training(config, ranks=2)

@@ -1,0 +1,43 @@
+"""The end of a log for MLPerf, and what a run that resumes keeps of it."""
+
+import json
+import logging
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+from loop_steps import run_of
+
+from evenpack.engine.parts.mlperf_log import PREFIX, MlperfLog, parse_events, truncate_log
+
+
+def event(key: str, samples: int | None = None) -> str:
+    metadata = None if samples is None else {"samples_count": samples}
+    return f"{PREFIX}{json.dumps({'key': key, 'value': None, 'time_ms': 1, 'metadata': metadata})}\n"
+
+
+def test_a_run_that_resumes_keeps_the_events_up_to_its_checkpoint(tmp_path: Path) -> None:
+    path = tmp_path / "mlperf.log"
+    before = ["init_start", "run_start"]
+    at = ["block_stop", "eval_start", "eval_accuracy", "eval_stop"]
+    lines = [*(event(key) for key in before), event("block_start", 0), *(event(key, 20) for key in at)]
+    ended = [event(key, 20) for key in ("train_samples", "eval_samples", "run_stop")]
+    for later in ([], [event("block_start", 20)], [event("block_start", 20), event("block_stop", 30), *ended]):
+        path.write_text("".join([*lines, *later]))
+        is_open = truncate_log(path, samples=20)
+        kept = [one["key"] for _, one in parse_events(path, path.read_text().splitlines())]
+        assert kept == [*before, "block_start", *at, *["block_start"][: len(later)]]
+        assert is_open == bool(later)
+
+
+def test_the_clock_stops_with_the_last_step_and_not_with_the_verification_after_it(tmp_path: Path) -> None:
+    pytest.importorskip("mlperf_logging")
+    path = tmp_path / "mlperf.log"
+    with closing(logging.FileHandler(path)) as file:
+        log = MlperfLog(run_of(first_samples=0), started=0.0)
+        log.write_to(file)
+        log.run_stopped(is_reached=True, samples=30, evaluated_samples=7, stopped=1234.5678)
+    events = {one["key"]: one for _, one in parse_events(path, path.read_text().splitlines())}
+    assert events["run_stop"]["time_ms"] == 1_234_567
+    assert events["run_stop"]["metadata"]["status"] == "success"
+    assert (events["train_samples"]["value"], events["eval_samples"]["value"]) == (30, 7)

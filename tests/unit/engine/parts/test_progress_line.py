@@ -1,0 +1,85 @@
+"""A run's progress, as shown in a log file."""
+
+import io
+import math
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+from loop_steps import run_of, step_of
+from rich.console import Console
+
+from evenpack import console
+from evenpack.engine.parts import progress_line
+from evenpack.engine.parts.part import Step
+from evenpack.engine.parts.progress_line import ProgressLine
+from evenpack.progress import Progress
+from evenpack.testing import run_config, run_values
+
+
+class Clock:
+    """A clock that stands still until it is moved."""
+
+    now = 1000.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+class Shown:
+    """The progress of a run of 100 steps, as rank 0 shows it."""
+
+    def __init__(self, patch: pytest.MonkeyPatch, *, done: int = 0) -> None:
+        self.clock = Clock()
+        self.stream = io.StringIO()
+        patch.setattr(console, "messages", lambda: Console(file=self.stream))
+        patch.setattr(progress_line, "Progress", lambda shown_on: Progress(shown_on, clock=self.clock))
+        config = run_config(run_values("gpt2", Path("nowhere"), training={"steps": 100}))
+        checkpoint = SimpleNamespace(step=done) if done else None
+        self.line = ProgressLine(run_of(resolved=SimpleNamespace(config=config), checkpoint=checkpoint))
+        self.is_open = self.line.opened()
+        self.is_open.__enter__()
+        self.clock.now += 60.0  # waits for the first batch
+
+    def step(self, number: int, *, seconds: float, loss: float = 2.5, learning_rate: float = 3e-4, tokens: int) -> Step:
+        totals = SimpleNamespace(loss=loss, counts=SimpleNamespace(tokens=tokens))
+        update = SimpleNamespace(totals=totals)
+        step = step_of(number, learning_rate=learning_rate, is_left_out=False, update=update)
+        self.line.before_step(step)
+        self.clock.now += seconds
+        self.line.recording(step)
+        return step
+
+
+def test_a_line_shows_step_loss_learning_rate_tokens_a_second_and_time_to_go(monkeypatch: pytest.MonkeyPatch) -> None:
+    shown = Shown(monkeypatch)
+    shown.step(1, seconds=2.0, loss=2.51239, tokens=90_600)
+    assert shown.stream.getvalue() == "step 1/100  loss 2.5124  lr 3.00e-04  45.3k tokens/s  3m18s to go\n"
+
+
+def test_a_resumed_run_counts_only_its_own_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+    shown = Shown(monkeypatch, done=90)
+    shown.step(91, seconds=3.0, tokens=3000)
+    assert "1.00k tokens/s  27s to go" in shown.stream.getvalue()
+
+
+@pytest.mark.parametrize("pause", ["evaluation", "save"])
+def test_time_in_evaluations_and_saves_lowers_no_rate(monkeypatch: pytest.MonkeyPatch, pause: str) -> None:
+    shown = Shown(monkeypatch)
+    for number in range(1, 11):
+        step = shown.step(number, seconds=1.0, tokens=1000)
+    begin, end = {
+        "evaluation": (shown.line.evaluating, shown.line.evaluated),
+        "save": (shown.line.saving, shown.line.saved),
+    }[pause]
+    begin(step)
+    shown.clock.now += 10.0
+    end(step)
+    shown.step(11, seconds=1.0, tokens=1000)
+    assert "1.00k tokens/s  2m50s to go" in shown.stream.getvalue().splitlines()[-1]
+
+
+def test_a_loss_that_is_no_number_is_shown_as_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    shown = Shown(monkeypatch)
+    shown.step(1, seconds=0.0, loss=math.nan, learning_rate=0.0, tokens=0)
+    assert shown.stream.getvalue() == "step 1/100  loss nan  lr 0.00e+00  - tokens/s  - to go\n"

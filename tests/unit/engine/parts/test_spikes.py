@@ -1,0 +1,53 @@
+"""Which steps count as spikes; `distributed/test_bad_steps.py` has what is written of them."""
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from loop_steps import run_of
+
+from evenpack.data.batches.pipeline import StepBatches
+from evenpack.engine.engine import LocalStep
+from evenpack.engine.parts import bad_steps
+from evenpack.engine.parts.bad_steps import BadSteps
+from evenpack.engine.reporting.step_totals import StepTotals
+from evenpack.models.common.losses import LossDenominators
+from evenpack.step_counts import StepCounts
+from evenpack.testing import run_config, run_values
+
+
+def totals(norm: float) -> StepTotals:
+    return StepTotals(
+        loss_sums=(2.0, 0.0),
+        optimised_losses=(2.0, 0.0),
+        correct=(1, 0),
+        denominators=LossDenominators(tokens=1.0, next_sentence=1.0),
+        stop=False,
+        counts=StepCounts(packs=1, sequences=1, tokens=2, targets=1),
+        squared_lengths=4,
+        padding_targets=0,
+        order_hash=0,
+        source_tokens=(2,),
+        metrics={"gradient_norm": norm, "slots": 2},
+    )
+
+
+@pytest.mark.parametrize(("factor", "spikes"), [(3.0, [31.0, 1e4]), (100.0, [1e4]), (None, [])])
+def test_a_spike_is_above_its_multiple_of_the_median(
+    factor: float | None, spikes: list[float], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    reported: list[float] = []
+
+    def write(self: BadSteps, batches: Any, local: Any, totals: StepTotals, **_: Any) -> tuple[Path, list[Any]]:
+        reported.append(totals.gradient_norm)
+        return tmp_path, []
+
+    monkeypatch.setattr(bad_steps.BadSteps, "_write", write)
+    config = run_config(run_values("gpt2", tmp_path, training={"report_spikes_above": factor}))
+    steps = BadSteps(run_of(resolved=SimpleNamespace(config=config)))
+    batches, local = StepBatches(step=0, micro_batches=()), object.__new__(LocalStep)
+    few = [10.0, 500.0]
+    for norm in (*few, *[10.0, 9.0, 11.0] * 10, 12.0, 29.0, 31.0, 1e4, 10.0):
+        assert not steps.is_left_out(batches, local, totals(norm))
+    assert reported == spikes, "and none before there are enough steps for a median"

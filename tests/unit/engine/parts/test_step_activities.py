@@ -1,0 +1,23 @@
+"""What a rank says that it does, from the phases of its engine."""
+
+from loop_steps import step_of
+
+from evenpack.engine.activity import ACTIVITIES, Activity
+from evenpack.engine.engine import TrainingEngine
+from evenpack.engine.parts.step_activities import StepActivities
+
+
+def test_a_step_goes_through_its_activities_in_order_and_each_micro_batch_is_progress() -> None:
+    said: list[tuple[Activity, int]] = []
+    engine = object.__new__(TrainingEngine)
+    engine.micro_batches = 2
+    activities = StepActivities(engine, lambda activity, step: said.append((activity, step)))
+    with activities.opened():
+        for number in (4, 5):
+            activities.before_step(step_of(number))
+            for phase in ("begin", "forward", "backward", "forward", "backward", "all_reduce", "update"):
+                engine.observer(phase)
+    names = ["computing gradients"] * 2 + ["reducing gradients", "updating weights", "summing over the ranks"]
+    assert said == [(name, step) for step in (4, 5) for name in names]
+    places = [ACTIVITIES.index(activity) for activity, _ in said[:5]]
+    assert places == sorted(places)
