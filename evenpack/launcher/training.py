@@ -7,7 +7,7 @@ import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any, Literal
+from typing import IO, TYPE_CHECKING, Any
 
 from rich.console import RenderableType
 from rich.table import Table
@@ -27,13 +27,12 @@ from evenpack.errors import ConfigError, DataError
 from evenpack.files import read_json_object
 from evenpack.launcher.processes.start import LaunchPlan
 from evenpack.launcher.processes.stop import say
-from evenpack.launcher.processes.supervise import supervise
+from evenpack.launcher.processes.supervise import LaunchResult, supervise
 from evenpack.progress import format_rate
 from evenpack.units import counted
 
 if TYPE_CHECKING:
     from evenpack.data.batches.capacity import BatchCapacity
-    from evenpack.engine.config import RunConfig
     from evenpack.engine.memory.estimate import RunMemory
     from evenpack.engine.memory.rehearsal import RankRehearsal
     from evenpack.models.common.device_peaks import DevicePeak
@@ -260,16 +259,9 @@ def describe_run(launch: LaunchPlan | None, plan: TrainingPlan) -> tuple[dict[st
 
 
 @dataclass(frozen=True, kw_only=True)
-class TrainingResult:
-    """The outcome of a training run."""
+class TrainingResult(LaunchResult):
+    """The outcome of a training run, with its report."""
 
-    state: Literal["finished", "stopped", "failed"]
-    """`stopped`: it was asked to stop, has saved, and continues when it is started again."""
-    message: str
-    """Message for the user; empty if the ranks have printed everything."""
-    error: str | None
-    """The error that the first failed rank has printed, if the user can correct it; None for any other end."""
-    exit_code: int
     output_dir: Path
     report: TrainingReport | None
     """None if it failed, or has written no summary."""
@@ -291,10 +283,7 @@ def run_training(launch: LaunchPlan, checked: ResolvedRun) -> TrainingResult:
     )
     report = report_training(checked) if result.state != "failed" else None
     return TrainingResult(
-        state=result.state,
-        message=result.message,
-        error=result.error,
-        exit_code=result.exit_code,
+        **vars(result),
         output_dir=run.output_dir,
         report=report,
         loss_plot=_try_to_draw(run) if report is not None else None,
@@ -373,7 +362,7 @@ class RehearsedRanks:
             return find_device_peak(self.device)
         return known_device(torch.cuda.get_device_name()) if torch.cuda.is_available() else None
 
-    def rehearse(self, config: "RunConfig", *, ranks: int) -> "tuple[RankRehearsal, RenderableType]":
+    def rehearse(self, config: RunConfig, *, ranks: int) -> "tuple[RankRehearsal, RenderableType]":
         """Rehearses the first step of the rank, and returns it with its table; once in a process.
 
         Raises: ConfigError if there is no such rank, or if the ranks cannot divide a step; DataError for damaged data.

@@ -309,14 +309,7 @@ class Neighbours:
         return alive < self._place.local_world_size - len(self._gone)
 
     def _exit_without_message(self, rank: int) -> Failure:
-        return Failure(
-            run_id=self._status.run_id,
-            rank=rank,
-            host=self._status.host,
-            error=None,
-            exit_code=None,
-            at=time.time(),
-        )
+        return Failure.seen(self._status.run_id, rank, self._status.host, None)
 
 
 def _say_nothing(_message: str) -> None:

@@ -418,7 +418,8 @@ class HangMonitor:
             hang = self._finder.hang(ended={one.rank for one in statuses if one.state != "running"}, now=now)
         self._report(hang if self._is_long(hang) else None)
         if hang is not None and hang.seconds > self._timeout:
-            self._folder.claim_failure(_failure(hang, self._folder.run_id))
+            error = f"no progress for {hang.seconds:.0f} s ({hang.message})"
+            self._folder.claim_failure(Failure.seen(self._folder.run_id, hang.rank, hang.host, error))
 
     def _is_long(self, hang: Hang | None) -> bool:
         return hang is not None and hang.seconds > _WARN_AT * self._timeout
@@ -439,17 +440,6 @@ class HangMonitor:
     def _stack_of(self, hang: Hang) -> str:
         path = stack_file(self._folder.path, hang.rank)
         return f"; where it waits: {path}" if hang.answers and path.exists() else ""
-
-
-def _failure(hang: Hang, run_id: str) -> Failure:
-    return Failure(
-        run_id=run_id,
-        rank=hang.rank,
-        host=hang.host,
-        error=f"no progress for {hang.seconds:.0f} s ({hang.message})",
-        exit_code=None,
-        at=time.time(),
-    )
 
 
 def _behind_others(beats: Collection[Beat], slowest: Beat) -> str:

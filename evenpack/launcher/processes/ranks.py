@@ -282,6 +282,11 @@ class Failure:
             at=time.time(),
         )
 
+    @classmethod
+    def seen(cls, run_id: str, rank: int, host: str, error: str | None) -> "Failure":
+        """Returns the failure of a rank that cannot report it, as another process sees it."""
+        return cls(run_id=run_id, rank=rank, host=host, error=error, exit_code=None, at=time.time())
+
     def describe(self) -> str:
         """Returns a clause for messages."""
         how = f"failed: {self.error}" if self.error is not None else "exited without an error message"
@@ -508,14 +513,8 @@ class RollCall:
     def _failure(self, missing: Collection[int], error: str) -> Failure:
         rank = min(missing)
         status = self._folder.read_status(rank)
-        return Failure(
-            run_id=self._folder.run_id,
-            rank=rank,
-            host="an unknown machine" if status is None else status.host,
-            error=error,
-            exit_code=None,
-            at=time.time(),
-        )
+        host = "an unknown machine" if status is None else status.host
+        return Failure.seen(self._folder.run_id, rank, host, error)
 
 
 def describe_silence(rank: int, hosts: Mapping[int, str], *, silent: Collection[int]) -> str:

@@ -39,6 +39,7 @@ class LaunchResult:
     """The outcome of a run."""
 
     state: Literal["finished", "stopped", "failed"]
+    """`stopped`: it was asked to stop, has saved, and continues when it is started again."""
     exit_code: int
     message: str
     """Message for the user; empty if the ranks have printed everything."""
