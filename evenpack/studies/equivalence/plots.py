@@ -12,7 +12,7 @@ from jaxtyping import Float64
 from evenpack.studies.equivalence.compare import ArmRow, Comparison, CurvesOfArms, TaskComparison
 from evenpack.studies.equivalence.config import EquivalenceConfig, EquivalenceSection
 from evenpack.studies.plotting import COLOURS, INK, figure_as_png, write_footer, write_title
-from evenpack.studies.runs.arms import arm_label, confidence_text, draw_band, seeds_text
+from evenpack.studies.runs.arms import arm_label, confidence_text, draw_runs, seeds_text
 from evenpack.studies.statistics.paired import PairedDifference
 
 _DASHES = ("-", "--", ":")
@@ -107,7 +107,7 @@ def _draw(
     start, end = max(float(one[0]) for one in places), min(float(one[-1]) for one in places)
     grid = np.linspace(start, end, _POINTS) if end > start else np.array([start])
     lines = [np.interp(grid, *line) for line in zip(places, values, strict=True)]
-    draw_band(axes, grid, lines, label=arm, linewidth=1.8, marker="o" if len(grid) == 1 else None, **style)
+    draw_runs(axes, grid, lines, label=arm, linewidth=1.8, marker="o" if len(grid) == 1 else None, **style)
 
 
 def _draw_verdicts(axes: Any, rows: Sequence[ArmRow], section: EquivalenceSection) -> None:

@@ -42,7 +42,7 @@ Progress = Callable[[str, int, int], None]
 
 @dataclass(frozen=True, kw_only=True)
 class Quartiles:
-    """Repeated measurements: the median and the middle half."""
+    """Repeated measurements: the median and the middle half. `format` writes all three: `3 (2.5 to 4)`."""
 
     median: float
     quartile_1: float
@@ -53,6 +53,14 @@ class Quartiles:
         """Summarises at least one value."""
         low, middle, high = np.percentile(values, [25, 50, 75])
         return cls(median=float(middle), quartile_1=float(low), quartile_3=float(high))
+
+    def __format__(self, form: str) -> str:
+        return f"{self.median:{form}} ({self.quartile_1:{form}} to {self.quartile_3:{form}})"
+
+    def in_percent(self) -> str:
+        """Returns shares as `3 % (2.5 to 4)`."""
+        median, low, high = (100.0 * value for value in (self.median, self.quartile_1, self.quartile_3))
+        return f"{median:.4g} % ({low:.4g} to {high:.4g})"
 
 
 class PhaseClock:
