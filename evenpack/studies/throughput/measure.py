@@ -197,11 +197,8 @@ class StepTimer:
 
     def time_step_of(self, dataset: MicroBatchDataset, step: int) -> MeasuredStep:
         """Returns this rank's part of a step, timed."""
-        count = dataset.settings.micro_batches
         started = self._clock.now()
-        batches = [dataset[step * count + index] for index in range(count)]
-        if dataset.settings.pin_memory:
-            batches = [batch.pin_memory() for batch in batches]
+        batches = micro_batches_of(dataset, step)
         return self.time_step(batches, loader_seconds=self._clock.now() - started)
 
     def time_step(self, batches: Sequence[PackedBatch], *, loader_seconds: float = 0.0) -> MeasuredStep:
@@ -303,6 +300,13 @@ def measured_on(run: ResolvedRun, world: World, *, layouts: tuple[str, ...]) -> 
         commit=commit_of_source(),
         date=datetime.now(UTC).isoformat(timespec="seconds"),
     )
+
+
+def micro_batches_of(dataset: MicroBatchDataset, step: int) -> list[PackedBatch]:
+    """Returns this rank's micro-batches of a step, in pinned memory where the device is a GPU."""
+    count = dataset.settings.micro_batches
+    batches = [dataset[step * count + index] for index in range(count)]
+    return [batch.pin_memory() for batch in batches] if dataset.settings.pin_memory else batches
 
 
 def with_step_counts(batches: Sequence[PackedBatch]) -> list[PackedBatch]:
