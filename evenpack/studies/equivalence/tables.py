@@ -1,6 +1,7 @@
 """An equivalence study as tables."""
 
 from collections.abc import Sequence
+from typing import Any
 
 from rich.console import RenderableType
 
@@ -86,7 +87,9 @@ def tuned_tables(comparisons: Sequence[TaskComparison], section: EquivalenceSect
     """Returns the results of fine-tuning, run by run, and the differences of arms; nothing before one has finished."""
     if not comparisons:
         return []
-    arms = [{"task": comparison, "arm": arm} for comparison in comparisons for arm in comparison.arms]
+    arms: list[dict[str, Any]] = [
+        {"task": comparison, "arm": arm} for comparison in comparisons for arm in comparison.arms
+    ]
     runs = [{**row, "seed": seed, "tuned": tuned} for row in arms for seed, tuned in row["arm"].runs.items()]
     confidence = confidence_text(section.significance)
     return [
