@@ -32,8 +32,8 @@ def order_tables(orders: Sequence[ArmOrder], section: ShuffleSection) -> list[Re
     quality = (
         Column("order", "arm"),
         Column("displacement", "quality.displacement", ".3f"),
-        Column("pack-mates", "quality.pack_mates", ".2f", scale=section.stretches),
-        Column("step-mates", "quality.step_mates", ".2f", scale=section.stretches),
+        Column("pack-mates", "quality.pack_mates", ".2f", scale=float(section.stretches)),
+        Column("step-mates", "quality.step_mates", ".2f", scale=float(section.stretches)),
         Column("sources of a window", "quality.window_distance", ".2%"),
     )
     return [
