@@ -25,11 +25,11 @@ from evenpack.engine.resolving.resolve import open_run
 def main() -> None:
     arguments = _parse_arguments()
     config = load_run_file(arguments.run_file, RunConfig, arguments.overrides)
-    dataset = _dataset(config)
+    dataset = dataset_of(config)
     steps = max(1, arguments.tokens // (config.training.items_per_step * config.data.pack_length))
     batches, reads, tokens = [], [], 0
     for _ in range(arguments.rounds + 1):
-        seconds, tokens = _collate(dataset, steps)
+        seconds, tokens = collate(dataset, steps * dataset.settings.micro_batches)
         batches.append(seconds)
         reads.append(_read_only(dataset, steps))
     batch_seconds, read_seconds = statistics.median(batches[1:]), statistics.median(reads[1:])
@@ -50,15 +50,16 @@ def main() -> None:
     )
 
 
-def _dataset(config: RunConfig) -> MicroBatchDataset:
+def dataset_of(config: RunConfig) -> MicroBatchDataset:
     run = open_run(config)
     settings = replace(run.pipeline_settings(measuring.lone_cpu()), planned_steps=None)
     return MicroBatchDataset(run.prepared, settings)
 
 
-def _collate(dataset: MicroBatchDataset, steps: int) -> tuple[float, int]:
+def collate(dataset: MicroBatchDataset, micro_batches: int) -> tuple[float, int]:
+    """Returns the CPU seconds of the first micro-batches, and their tokens."""
     started, tokens = time.process_time(), 0
-    for index in range(steps * dataset.settings.micro_batches):
+    for index in range(micro_batches):
         tokens += dataset[index].local_counts.tokens
     return time.process_time() - started, tokens
 

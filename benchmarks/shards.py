@@ -12,23 +12,20 @@ import json
 import shutil
 import statistics
 import tempfile
-import time
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+import loader
 import measuring
 from rich.console import Console
 
 from evenpack.config import load_run_file
-from evenpack.data.batches.pipeline import MicroBatchDataset
 from evenpack.data.prepare.prepare import prepare
 from evenpack.data.prepare.shards import export_shards
 from evenpack.data.prepared import PreparedData
 from evenpack.data.shards.writing import WrittenLayout
 from evenpack.engine.config import RunConfig
-from evenpack.engine.resolving.resolve import open_run
 from evenpack.progress import Progress
 from evenpack.testing import changed
 
@@ -107,18 +104,12 @@ def _prepare_anew(run: RunConfig) -> float:
 
 
 def _loader_rates(runs: dict[str, RunConfig], arguments: argparse.Namespace) -> dict[str, int]:
-    datasets = {}
-    for name, run in runs.items():
-        resolved = open_run(run)
-        settings = replace(resolved.pipeline_settings(measuring.lone_cpu()), planned_steps=None)
-        datasets[name] = MicroBatchDataset(resolved.prepared, settings)
+    datasets = {name: loader.dataset_of(run) for name, run in runs.items()}
     rates: dict[str, list[float]] = {name: [] for name in runs}
     for _ in range(arguments.rounds + 1):
         for name, dataset in datasets.items():
-            started, tokens = time.process_time(), 0
-            for index in range(arguments.batches):
-                tokens += dataset[index].local_counts.tokens
-            rates[name].append(tokens / (time.process_time() - started))
+            seconds, tokens = loader.collate(dataset, arguments.batches)
+            rates[name].append(tokens / seconds)
     return {name: round(statistics.median(of_rounds[1:])) for name, of_rounds in rates.items()}
 
 

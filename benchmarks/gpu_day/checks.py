@@ -18,7 +18,8 @@ from torch._dynamo.utils import counters
 from evenpack.batch import PackedBatch
 from evenpack.engine.world.distributed import World
 from evenpack.files import write_json
-from gpu_day.stepping import device_name, micro_batches, read_arguments, stepping, synchronise
+from evenpack.studies.throughput.measure import micro_batches_of
+from gpu_day.stepping import device_name, read_arguments, stepping, synchronise
 
 _WARMUP = 3
 _COPIES = 20
@@ -75,7 +76,7 @@ def main() -> int:
     """Returns 1 if a step waited or compiled again."""
     given = read_arguments(__doc__, steps=20)
     with stepping(given.config, "packed") as (timer, (packed,)):
-        steps = [micro_batches(packed, number) for number in range(_WARMUP + given.steps)]
+        steps = [micro_batches_of(packed.dataset, number) for number in range(_WARMUP + given.steps)]
         for number in range(_WARMUP):
             timer.engine.train_step(number, steps[number])
         before = int(counters["stats"]["unique_graphs"])

@@ -7,7 +7,8 @@ from torch.profiler import ProfilerActivity, profile
 
 from evenpack.engine.parts.profile import kernels_of, summary_of
 from evenpack.files import write_json
-from gpu_day.stepping import device_name, micro_batches, read_arguments, stepping, synchronise
+from evenpack.studies.throughput.measure import micro_batches_of
+from gpu_day.stepping import device_name, read_arguments, stepping, synchronise
 
 _WARMUP = 3
 
@@ -17,7 +18,7 @@ def main() -> None:
     given = read_arguments(__doc__, steps=3)
     with stepping(given.config, "packed") as (timer, (packed,)):
         is_cuda = timer.world.device.type == "cuda"
-        steps = [micro_batches(packed, number) for number in range(_WARMUP + given.steps)]
+        steps = [micro_batches_of(packed.dataset, number) for number in range(_WARMUP + given.steps)]
         for number in range(_WARMUP):
             timer.engine.train_step(number, steps[number])
         synchronise(timer.world)

@@ -9,7 +9,6 @@ from pathlib import Path
 
 import torch
 
-from evenpack.batch import PackedBatch
 from evenpack.config import load_run_file
 from evenpack.engine.config import RunConfig
 from evenpack.engine.world.distributed import World, configure_logging, joined_world
@@ -46,13 +45,6 @@ def stepping(config: RunConfig, *forms: str) -> Iterator[tuple[StepTimer, list[C
         configure_logging(world)
         run = run_to_measure(config)
         yield StepTimer(run, world, clock="wall"), [contender(form, run, world) for form in forms]
-
-
-def micro_batches(one: Contender, step: int) -> list[PackedBatch]:
-    """Returns a step's micro-batches, in pinned memory where the device is a GPU."""
-    settings = one.dataset.settings
-    batches = [one.dataset[step * settings.micro_batches + index] for index in range(settings.micro_batches)]
-    return [batch.pin_memory() for batch in batches] if settings.pin_memory else batches
 
 
 def device_name(world: World) -> str:

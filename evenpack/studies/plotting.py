@@ -16,6 +16,7 @@ from evenpack.studies.columns import Column
 INK = "#1f2933"
 _FAINT = "#9aa5b1"
 _GRID = "#e4e7eb"
+_DASHES = ("-", "--", ":")
 COLOURS = ("#2563eb", "#e8590c", "#0f9d76", "#9333ea", "#c2255c", "#8d6e00")
 
 _STYLE: dict[str, Any] = {
@@ -81,6 +82,11 @@ def figure_as_png(path: Path, *, width: float, height: float) -> Iterator[Any]:
         path.parent.mkdir(parents=True, exist_ok=True)
         with atomic_open(path) as file:
             figure.savefig(file, format="png", bbox_inches="tight", pad_inches=0.2)
+
+
+def line_style(index: int) -> dict[str, Any]:
+    """Returns colour and dashes of the line with this number; colours are used again with the next dashes."""
+    return {"color": COLOURS[index % len(COLOURS)], "linestyle": _DASHES[index // len(COLOURS) % len(_DASHES)]}
 
 
 def write_title(axes: Any, finding: str) -> None:

@@ -98,16 +98,6 @@ class Curve:
         window = min(step, max(1.0, self.steps / epochs / SEGMENTS))
         return float(_means(self.perplexity[:step], np.array([1.0 - window / step, 1.0]))[0])
 
-    def to_json(self) -> dict[str, Any]:
-        return {
-            "losses": [_rounded(loss) for loss in self.losses.tolist()],
-            "tokens_per_step": self.tokens_per_step,
-            "slots_per_step": self.slots_per_step,
-            "seconds": self.seconds,
-            "own_loss": self.own_loss,
-            "measured_on": self.measured_on,
-        }
-
 
 @dataclass(frozen=True, kw_only=True)
 class HeldOut:

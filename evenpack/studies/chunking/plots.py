@@ -13,7 +13,7 @@ from evenpack.studies.chunking.config import ChunkingConfig, ChunkingSection
 from evenpack.studies.chunking.curves import smoothed
 from evenpack.studies.chunking.tables import by_length
 from evenpack.studies.plotting import COLOURS, INK, figure_as_png, require_matplotlib, write_footer, write_title
-from evenpack.studies.runs.arms import arm_label, draw_band, seeds_text
+from evenpack.studies.runs.arms import arm_label, draw_runs, seeds_text
 from evenpack.studies.statistics.paired import Spread, clearly_lowest
 
 _POINTS = 400
@@ -111,7 +111,7 @@ def _draw_curves(
         begin = epochs - 1.0 if last_epoch else _HEAD * epochs
         grid = np.linspace(begin, epochs, _POINTS)
         style = {"label": row.arm.atom_label, "color": _colour(row.arm), "linewidth": 1.5}
-        draw_band(axes, grid, _lines(finished, row, section, grid), **style)
+        draw_runs(axes, grid, _lines(finished, row, section, grid), **style)
     axes.set_xlabel("epoch")
     axes.set_ylabel("training perplexity")
     axes.legend(frameon=False, fontsize=8.5, title="atom", title_fontsize=8.5)
@@ -123,7 +123,7 @@ def _draw_recipes(axes: Any, finished: FinishedRuns, rows: Sequence[ArmRow], sec
         grid = np.linspace(_HEAD_OF_RECIPES * row.arm.epochs, row.arm.epochs, _POINTS)
         colour = COLOURS[index % len(COLOURS)]
         style = {"label": f"{arm_label(row.arm.recipe)} ({row.steps:,} steps)", "color": colour, "linewidth": 1.5}
-        draw_band(axes, grid * row.steps_per_epoch, _lines(finished, row, section, grid), **style)
+        draw_runs(axes, grid * row.steps_per_epoch, _lines(finished, row, section, grid), **style)
         axes.plot([row.steps], [row.final.mean], "o", color=colour, markersize=5)
     axes.set_xlabel("step (optimizer updates)")
     axes.set_ylabel("training perplexity")

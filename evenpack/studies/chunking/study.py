@@ -1,9 +1,10 @@
 """The study `evenpack study chunking`: runs and their evaluations, compared; their budget before they are started."""
 
 import shlex
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from rich.console import RenderableType
 
@@ -18,6 +19,7 @@ from evenpack.studies.chunking.config import ChunkingConfig
 from evenpack.studies.chunking.curves import held_out_evaluations, read_curve, read_held_out
 from evenpack.studies.chunking.plots import plot_lengths, require_plots
 from evenpack.studies.chunking.tables import comparison_tables
+from evenpack.studies.columns import Column, table_of
 from evenpack.studies.runs.arms import of_each_run
 from evenpack.studies.runs.jobs import Job, StudyRun, interleaved
 from evenpack.studies.runs.runner import EndedRun, Place
@@ -67,6 +69,28 @@ class ChunkingStudy(TrainedStudy[ChunkingConfig]):
             value={"study": self.study, "runs": planned, "prepare_first": command},
             shown=[planned_table(planned, title=self.title(places)), reference, *unknown_text(planned, command)],
         )
+
+
+def _of_budget(compute: Callable[[Budget], float | None]) -> Callable[[Any], float | None]:
+    """Returns a function of a planned run that is None where its budget is not known."""
+    return lambda one: None if one.budget is None else compute(one.budget)
+
+
+_PLANNED = (
+    Column("run"),
+    Column("state"),
+    Column("recipe"),
+    Column("MSL", "max_sequence_length"),
+    Column("atom"),
+    Column("rows/step", "rows_per_step"),
+    Column("accumulation", "micro_batches_per_rank"),
+    Column("steps"),
+    Column("tokens", "budget.tokens", ",.0f"),
+    Column("padding", _of_budget(lambda budget: 1.0 - budget.tokens / (budget.steps * budget.batch.slots)), ".2%"),
+    Column("tokens/parameter", _of_budget(lambda budget: round(budget.tokens_per_parameter, 2))),
+    Column("FLOPs", "budget.flops", ".3g"),
+)
+_HOURS = Column("hours", _of_budget(lambda budget: None if budget.time is None else round(budget.time.hours, 2)))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -126,11 +150,9 @@ def prepare_command(planned: Sequence[PlannedRun], runs: Sequence[StudyRun]) -> 
 
 
 def planned_table(planned: Sequence[PlannedRun], *, title: str) -> RenderableType:
-    """Returns one line per run."""
-    rows = [_shown(one) for one in planned]
-    if any(one.budget is not None and one.budget.time is not None for one in planned):
-        rows = [row | {"hours": _hours(one.budget)} for row, one in zip(rows, planned, strict=True)]
-    return console.table(rows, title=title)
+    """Returns one line per run, with its hours where they are computed."""
+    has_hours = any(one.budget is not None and one.budget.time is not None for one in planned)
+    return table_of(planned, [*_PLANNED, _HOURS] if has_hours else _PLANNED, title=title)
 
 
 def unknown_text(planned: Sequence[PlannedRun], command: str | None) -> list[RenderableType]:
@@ -155,30 +177,3 @@ def _budget(run: StudyRun, options: BudgetOptions) -> Budget | None:
     if options.corpus_tokens is None or config.data.recipe.kind not in ("concat", "documents"):
         return None
     return budget_of(config, options)
-
-
-def _shown(one: PlannedRun) -> dict[str, object]:
-    budget = one.budget
-    return {
-        "run": one.run,
-        "state": one.state,
-        "recipe": one.recipe,
-        "MSL": one.max_sequence_length,
-        "atom": one.atom,
-        "rows/step": one.rows_per_step,
-        "accumulation": one.micro_batches_per_rank,
-        "steps": one.steps,
-        "tokens": None if budget is None else round(budget.tokens),
-        "padding": None if budget is None else console.percent(_padding_share(budget)),
-        "tokens/parameter": None if budget is None else round(budget.tokens_per_parameter, 2),
-        "FLOPs": None if budget is None else f"{budget.flops:.3g}",
-    }
-
-
-def _padding_share(budget: Budget) -> float:
-    """Returns the fraction of padding among the slots of all steps."""
-    return 1.0 - budget.tokens / (budget.steps * budget.batch.slots)
-
-
-def _hours(budget: Budget | None) -> float | None:
-    return None if budget is None or budget.time is None else round(budget.time.hours, 2)

@@ -1,17 +1,41 @@
 """A chunking study as tables."""
 
 from collections.abc import Iterator, Sequence
-from typing import Any
 
 from rich.console import RenderableType
 
 from evenpack import console
 from evenpack.studies.chunking.compare import ArmRow
 from evenpack.studies.chunking.config import ChunkingSection
-from evenpack.studies.runs.arms import confidence_text, difference_text, interval_text, spread_text
+from evenpack.studies.columns import Column, table_of, wide_table_of
+from evenpack.studies.runs.arms import confidence_text
 
-_DECIMALS = 2
-"""Decimals of a perplexity."""
+_ARM = Column("arm", "arm.name")
+_FINAL = Column("final", form=".2f")
+_FINAL_STEP = Column("final step", "final_step", ".2f")
+_DOCUMENTS = Column("documents alone", "documents", ".2f")
+_OWN_REAL_TOKENS = Column("own rows, per real token", "own_rows_real_tokens", ".2f")
+_TRAINED = (
+    _ARM,
+    Column("atom", lambda row: row.arm.atom_label if row.arm.atom else None),
+    Column("seeds", lambda row: len(row.seeds)),
+    Column("steps/epoch", lambda row: round(row.steps_per_epoch, 1)),
+    _FINAL,
+    Column("rank in recipe", "rank_in_recipe", ".2f"),
+    Column("rank of all", "rank_at_length", ".2f"),
+    _FINAL_STEP,
+)
+_RECIPES = (
+    Column("recipe", "arm.recipe"),
+    Column("MSL", "arm.max_sequence_length"),
+    Column("batch", "arm.rows_per_step"),
+    Column("steps"),
+    Column("padding", "padding_share", ".2%"),
+    Column("tokens/step", "tokens_per_step", ",.0f"),
+    _FINAL_STEP,
+    _FINAL,
+    _DOCUMENTS,
+)
 
 
 def comparison_tables(rows: Sequence[ArmRow], section: ChunkingSection) -> list[RenderableType]:
@@ -28,9 +52,9 @@ def comparison_tables(rows: Sequence[ArmRow], section: ChunkingSection) -> list[
         shown += [_trained(length, arms, reference, confidence), _at_steps(length, arms)]
         if any(row.own_rows or row.documents for row in arms):
             shown.append(_held_out(length, arms, reference, confidence))
-    natural = [_recipe(row) for row in rows if row.arm.is_natural]
+    natural = [row for row in rows if row.arm.is_natural]
     if len(natural) > 1:
-        shown.append(console.WideTable(rows=natural, title="Recipes side by side, with atoms of one row (as table 3)"))
+        shown.append(wide_table_of(natural, _RECIPES, title="Recipes side by side, with atoms of one row (as table 3)"))
     return shown
 
 
@@ -41,22 +65,9 @@ def by_length(rows: Sequence[ArmRow]) -> Iterator[tuple[int, list[ArmRow]]]:
 
 
 def _trained(length: int, arms: Sequence[ArmRow], reference: str, confidence: str) -> RenderableType:
-    return console.WideTable(
-        rows=[
-            {
-                "arm": row.arm.name,
-                "atom": row.arm.atom_label if row.arm.atom else None,
-                "seeds": len(row.seeds),
-                "steps/epoch": round(row.steps_per_epoch, 1),
-                "final": spread_text(row.final, _DECIMALS),
-                "rank in recipe": spread_text(row.rank_in_recipe, _DECIMALS),
-                "rank of all": spread_text(row.rank_at_length, _DECIMALS),
-                "final step": spread_text(row.final_step, _DECIMALS),
-                "difference": difference_text(row.difference, _DECIMALS),
-                confidence: interval_text(row.difference, _DECIMALS),
-            }
-            for row in arms
-        ],
+    return wide_table_of(
+        arms,
+        [*_TRAINED, *_difference("difference", confidence)],
         title=(
             f"MSL {length}: training perplexity (as table 2). final, rank: over the last 1 %, and each 1 %, of the "
             f"last epoch; difference: of final from {reference}, seed by seed"
@@ -65,30 +76,22 @@ def _trained(length: int, arms: Sequence[ArmRow], reference: str, confidence: st
 
 
 def _at_steps(length: int, arms: Sequence[ArmRow]) -> RenderableType:
-    return console.table(
-        [
-            {"arm": row.arm.name, **{f"step {step:,}": spread_text(at, _DECIMALS) for step, at in row.at_steps.items()}}
-            for row in arms
-        ],
-        title=f"MSL {length}: training perplexity, mean over the 1 % of an epoch that ends at a step",
-    )
+    steps = [_at_step(step) for step in arms[0].at_steps]
+    title = f"MSL {length}: training perplexity, mean over the 1 % of an epoch that ends at a step"
+    return table_of(arms, [_ARM, *steps], title=title)
+
+
+def _at_step(step: int) -> Column:
+    return Column(f"step {step:,}", lambda row: row.at_steps[step], ".2f")
 
 
 def _held_out(length: int, arms: Sequence[ArmRow], reference: str, confidence: str) -> RenderableType:
-    has_padding = any(row.own_rows_real_tokens for row in arms)
-    real_tokens = "own rows, per real token"
-    return console.WideTable(
-        rows=[
-            {
-                "arm": row.arm.name,
-                "documents alone": spread_text(row.documents, _DECIMALS),
-                "difference": difference_text(row.documents_difference, _DECIMALS),
-                confidence: interval_text(row.documents_difference, _DECIMALS),
-                "own rows, as trained": spread_text(row.own_rows, _DECIMALS),
-                **({real_tokens: spread_text(row.own_rows_real_tokens, _DECIMALS)} if has_padding else {}),
-            }
-            for row in arms
-        ],
+    own_rows = [Column("own rows, as trained", "own_rows", ".2f")]
+    if any(row.own_rows_real_tokens for row in arms):
+        own_rows.append(_OWN_REAL_TOKENS)
+    return wide_table_of(
+        arms,
+        [_ARM, _DOCUMENTS, *_difference("documents_difference", confidence), *own_rows],
         title=(
             f"MSL {length}: perplexity on held-out documents. documents alone: the same targets for all arms; own "
             f"rows: in rows of the arm's own recipe; difference: of documents alone from {reference}"
@@ -96,15 +99,5 @@ def _held_out(length: int, arms: Sequence[ArmRow], reference: str, confidence: s
     )
 
 
-def _recipe(row: ArmRow) -> dict[str, Any]:
-    return {
-        "recipe": row.arm.recipe,
-        "MSL": row.arm.max_sequence_length,
-        "batch": row.arm.rows_per_step,
-        "steps": row.steps,
-        "padding": console.percent(row.padding_share),
-        "tokens/step": round(row.tokens_per_step),
-        "final step": spread_text(row.final_step, _DECIMALS),
-        "final": spread_text(row.final, _DECIMALS),
-        "documents alone": spread_text(row.documents, _DECIMALS),
-    }
+def _difference(path: str, confidence: str) -> list[Column]:
+    return [Column("difference", f"{path}.mean", "+.2f"), Column(confidence, f"{path}.interval", "+.2f")]

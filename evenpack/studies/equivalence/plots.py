@@ -11,12 +11,10 @@ from jaxtyping import Float64
 
 from evenpack.studies.equivalence.compare import ArmRow, Comparison, CurvesOfArms, TaskComparison
 from evenpack.studies.equivalence.config import EquivalenceConfig, EquivalenceSection
-from evenpack.studies.plotting import COLOURS, INK, figure_as_png, write_footer, write_title
-from evenpack.studies.runs.arms import arm_label, confidence_text, draw_band, seeds_text
+from evenpack.studies.plotting import COLOURS, INK, figure_as_png, line_style, write_footer, write_title
+from evenpack.studies.runs.arms import arm_label, confidence_text, draw_runs, seeds_text
 from evenpack.studies.statistics.paired import PairedDifference
 
-_DASHES = ("-", "--", ":")
-"""Line styles; colours are used again with the next one."""
 _POINTS = 200
 """Points of a curve, between the first evaluation that all seeds have and the last."""
 _WORDS = {"equivalent": "within"}
@@ -80,7 +78,7 @@ def _draw_curves(
     for index, (arm, of_seed) in enumerate(curves.items()):
         runs = list(of_seed.values())
         if runs:
-            style = {"color": COLOURS[index % len(COLOURS)], "linestyle": _DASHES[index // len(COLOURS) % 3]}
+            style = line_style(index)
             values = [np.array(curve.values(section.measure)) for curve in runs]
             name = arm_label(arm)
             _draw(panels[0], name, [np.array(curve.samples, dtype=np.float64) for curve in runs], values, style)
@@ -107,7 +105,7 @@ def _draw(
     start, end = max(float(one[0]) for one in places), min(float(one[-1]) for one in places)
     grid = np.linspace(start, end, _POINTS) if end > start else np.array([start])
     lines = [np.interp(grid, *line) for line in zip(places, values, strict=True)]
-    draw_band(axes, grid, lines, label=arm, linewidth=1.8, marker="o" if len(grid) == 1 else None, **style)
+    draw_runs(axes, grid, lines, label=arm, linewidth=1.8, marker="o" if len(grid) == 1 else None, **style)
 
 
 def _draw_verdicts(axes: Any, rows: Sequence[ArmRow], section: EquivalenceSection) -> None:

@@ -10,11 +10,17 @@ import numpy as np
 from jaxtyping import Float64
 
 from evenpack.studies.origins import origin_of_runs
-from evenpack.studies.plotting import COLOURS, THIN_AND_BOLD, figure_as_png, smooth, write_footer, write_title
+from evenpack.studies.plotting import (
+    COLOURS,
+    THIN_AND_BOLD,
+    figure_as_png,
+    line_style,
+    smooth,
+    write_footer,
+    write_title,
+)
 from evenpack.studies.report.comparison import Comparison, Course, ReportedRun
 
-_DASHES = ("-", "--", ":")
-"""Colours are used again with the next of them."""
 _FIRST_WIDTH, _NEXT_WIDTH, _LEAST_WIDTH = 3.8, 1.2, 1.4
 """Points of the first run's line, by how much the next is narrower, and the least."""
 _LEAST_SPAN = 1.0
@@ -185,8 +191,7 @@ def _draw_steps(
 def _style(index: int) -> dict[str, Any]:
     """Returns colour and line of a run; the first ones are wider, so that equal curves on top do not hide them."""
     return {
-        "color": COLOURS[index % len(COLOURS)],
-        "linestyle": _DASHES[index // len(COLOURS) % len(_DASHES)],
+        **line_style(index),
         "linewidth": max(_LEAST_WIDTH, _FIRST_WIDTH - _NEXT_WIDTH * index),
     }
 

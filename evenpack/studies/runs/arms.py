@@ -75,26 +75,6 @@ def difference_from(
     return paired_difference([one for one, _ in both], [other for _, other in both], significance=significance)
 
 
-def spread_text(spread: Spread | None, decimals: int) -> str | None:
-    """Returns `5.20 ± 0.03`, without a deviation for a single seed."""
-    if spread is None:
-        return None
-    deviation = "" if spread.deviation is None else f" ± {spread.deviation:.{decimals}f}"
-    return f"{spread.mean:.{decimals}f}{deviation}"
-
-
-def difference_text(difference: PairedDifference | None, decimals: int) -> str | None:
-    """Returns the mean with its sign."""
-    return None if difference is None else f"{difference.mean:+.{decimals}f}"
-
-
-def interval_text(difference: PairedDifference | None, decimals: int) -> str | None:
-    """Returns `-0.10 to +0.20`; None for a single pair, which has no interval."""
-    if difference is None or difference.low is None or difference.high is None:
-        return None
-    return f"{difference.low:+.{decimals}f} to {difference.high:+.{decimals}f}"
-
-
 def confidence_text(significance: float) -> str:
     """Returns the name of an interval that has `significance` on either side: `90 % interval`."""
     return f"{100 * (1 - 2 * significance):.3g} % interval"
@@ -110,7 +90,7 @@ def arm_label(name: str) -> str:
     return name.replace("_", " ")
 
 
-def draw_band(
+def draw_runs(
     axes: Any, places: Float64[np.ndarray, " points"], lines: Sequence[Float64[np.ndarray, " points"]], **style: Any
 ) -> None:
     """Draws the mean of an arm's runs at the same places, and a band from the least to the greatest."""

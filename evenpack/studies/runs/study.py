@@ -23,6 +23,7 @@ from evenpack.engine.resolving.resolve import ResolvedRun, open_run
 from evenpack.errors import EXIT_STOPPED, ConfigError
 from evenpack.files import read_json_object
 from evenpack.progress import Progress
+from evenpack.studies.columns import Column, table_of
 from evenpack.studies.origins import origin_of_runs
 from evenpack.studies.plotting import require_plot
 from evenpack.studies.runs.jobs import FinetuneRun, Job, StudyRun, expand, require_tasks
@@ -166,6 +167,30 @@ def measured_on(devices: Iterable[str]) -> dict[str, Any]:
     }
 
 
+def _step_size(row: "RunRow") -> str:
+    return "by tokens" if row.items_per_step is None else f"{row.items_per_step:,} {row.batching}"
+
+
+_RUNS = (
+    Column("run"),
+    Column("state"),
+    Column("step", lambda row: f"{_step_size(row)}, {row.layout}"),
+    Column("accumulation", "micro_batches_per_rank"),
+    Column("steps"),
+    Column("sequences/step", "sequences_per_step", ",.0f"),
+    Column("sequences", form=",.0f"),
+    Column("starts from", "starts_from", missing=""),
+)
+_FINETUNINGS = (
+    Column("run"),
+    Column("state"),
+    Column("task", "title"),
+    Column("step", lambda row: f"{row.items_per_step:,} {row.batching}, {row.layout}"),
+    Column("epochs"),
+    Column("seeds", lambda row: ", ".join(map(str, row.seeds))),
+)
+
+
 @dataclass(frozen=True, kw_only=True)
 class RunRow:
     """A run before it is started. Values that depend on its data are None until that is prepared."""
@@ -235,24 +260,7 @@ def _accumulation(training: TrainingSection, resolved: ResolvedRun | None, ranks
 
 def runs_table(rows: Sequence[RunRow], *, title: str) -> RenderableType:
     """Returns one line per run."""
-    shown = [
-        {
-            "run": row.run,
-            "state": row.state,
-            "step": f"{_step_size(row)}, {row.layout}",
-            "accumulation": row.micro_batches_per_rank,
-            "steps": row.steps,
-            "sequences/step": None if row.sequences_per_step is None else round(row.sequences_per_step),
-            "sequences": None if row.sequences is None else round(row.sequences),
-            "starts from": row.starts_from or "",
-        }
-        for row in rows
-    ]
-    return console.table(shown, title=title)
-
-
-def _step_size(row: RunRow) -> str:
-    return "by tokens" if row.items_per_step is None else f"{row.items_per_step:,} {row.batching}"
+    return table_of(rows, _RUNS, title=title)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -295,18 +303,7 @@ def finetune_rows(finetunings: Sequence[FinetuneRun]) -> tuple[FinetuneRow, ...]
 
 def finetunings_table(rows: Sequence[FinetuneRow], *, title: str) -> RenderableType:
     """Returns one line per fine-tuning."""
-    shown = [
-        {
-            "run": row.run,
-            "state": row.state,
-            "task": row.title,
-            "step": f"{row.items_per_step:,} {row.batching}, {row.layout}",
-            "epochs": row.epochs,
-            "seeds": ", ".join(map(str, row.seeds)),
-        }
-        for row in rows
-    ]
-    return console.table(shown, title=title)
+    return table_of(rows, _FINETUNINGS, title=title)
 
 
 def arms_text(study: RunsStudyConfig) -> RenderableType:

@@ -4,38 +4,41 @@ from collections.abc import Mapping, Sequence
 
 from rich.console import RenderableType
 
-from evenpack import console
+from evenpack.studies.columns import Column, table_of
 from evenpack.studies.shuffle.config import ShuffleSection
 from evenpack.studies.shuffle.measure import ArmOrder
 from evenpack.studies.statistics.paired import Spread
+
+_READING = (
+    Column("order", "arm"),
+    Column(
+        "read from disk",
+        lambda row: f"{row.reading.bytes_from_disk / max(row.reading.bytes_used, 1):.2f} x used",
+    ),
+    Column("MB/s", "reading.bytes_per_second", ".1f", scale=1e-6),
+)
+_JUMPS = (
+    Column("arm"),
+    Column("seeds"),
+    Column("jump, nats/target", "jump.mean", "+.4f"),
+    Column("deviation", "jump.deviation", ".4f"),
+)
 
 
 def order_tables(orders: Sequence[ArmOrder], section: ShuffleSection) -> list[RenderableType]:
     """Returns tables of the randomness of each order, and of its reading rate; none before a run has finished."""
     if not orders:
         return []
-    chance = 1 / section.stretches
-    quality = [
-        {
-            "order": one.arm,
-            "displacement": f"{one.quality.displacement:.3f}",
-            "pack-mates": _times(one.quality.pack_mates, chance),
-            "step-mates": _times(one.quality.step_mates, chance),
-            "sources of a window": console.percent(one.quality.window_distance),
-        }
-        for one in orders
-    ]
-    reading = [
-        {
-            "order": one.arm,
-            "read from disk": f"{one.reading.bytes_from_disk / max(one.reading.bytes_used, 1):.2f} x used",
-            "MB/s": f"{one.reading.bytes_per_second / 1e6:.1f}",
-        }
-        for one in orders
-        if one.reading is not None
-    ]
+    quality = (
+        Column("order", "arm"),
+        Column("displacement", "quality.displacement", ".3f"),
+        Column("pack-mates", "quality.pack_mates", ".2f", scale=float(section.stretches)),
+        Column("step-mates", "quality.step_mates", ".2f", scale=float(section.stretches)),
+        Column("sources of a window", "quality.window_distance", ".2%"),
+    )
     return [
-        console.table(
+        table_of(
+            orders,
             quality,
             title=(
                 "Order of an epoch: mean distance from the position in the corpus (1/3: uniform); neighbours of one "
@@ -43,8 +46,9 @@ def order_tables(orders: Sequence[ArmOrder], section: ShuffleSection) -> list[Re
                 "window's sources"
             ),
         ),
-        console.table(
-            reading,
+        table_of(
+            [order for order in orders if order.reading is not None],
+            _READING,
             title=f"Reading the first {section.steps_read} steps, of a file that is not cached, in this process",
         ),
     ]
@@ -57,23 +61,15 @@ def jump_table(
 
     Nothing without a finished run.
     """
-    rows = []
-    for arm, of_seed in jumps.items():
-        if not of_seed:
-            continue
-        spread = Spread.of(list(of_seed.values()))
-        deviation = None if spread.deviation is None else f"{spread.deviation:.4f}"
-        rows.append(
-            {"arm": arm, "seeds": len(of_seed), "jump, nats/target": f"{spread.mean:+.4f}", "deviation": deviation}
-        )
+    rows = [
+        {"arm": arm, "seeds": len(of_seed), "jump": Spread.of(list(of_seed.values()))}
+        for arm, of_seed in jumps.items()
+        if of_seed
+    ]
     if not rows:
         return []
     title = (
         f"Mean loss of the {section.steps_around_border} steps after a border of blocks minus that of as many before "
         f"it, at steps {', '.join(map(str, borders))}"
     )
-    return [console.table(rows, title=title)]
-
-
-def _times(share: float | None, chance: float) -> str | None:
-    return None if share is None else f"{share / chance:.2f}"
+    return [table_of(rows, _JUMPS, title=title)]

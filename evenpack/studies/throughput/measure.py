@@ -42,7 +42,7 @@ Progress = Callable[[str, int, int], None]
 
 @dataclass(frozen=True, kw_only=True)
 class Quartiles:
-    """Repeated measurements: the median and the middle half."""
+    """Repeated measurements: the median and the middle half. `format` writes all three: `3 (2.5 to 4)`."""
 
     median: float
     quartile_1: float
@@ -53,6 +53,14 @@ class Quartiles:
         """Summarises at least one value."""
         low, middle, high = np.percentile(values, [25, 50, 75])
         return cls(median=float(middle), quartile_1=float(low), quartile_3=float(high))
+
+    def __format__(self, form: str) -> str:
+        return f"{self.median:{form}} ({self.quartile_1:{form}} to {self.quartile_3:{form}})"
+
+    def in_percent(self) -> str:
+        """Returns shares as `3 % (2.5 to 4)`."""
+        median, low, high = (100.0 * value for value in (self.median, self.quartile_1, self.quartile_3))
+        return f"{median:.4g} % ({low:.4g} to {high:.4g})"
 
 
 class PhaseClock:
@@ -189,11 +197,8 @@ class StepTimer:
 
     def time_step_of(self, dataset: MicroBatchDataset, step: int) -> MeasuredStep:
         """Returns this rank's part of a step, timed."""
-        count = dataset.settings.micro_batches
         started = self._clock.now()
-        batches = [dataset[step * count + index] for index in range(count)]
-        if dataset.settings.pin_memory:
-            batches = [batch.pin_memory() for batch in batches]
+        batches = micro_batches_of(dataset, step)
         return self.time_step(batches, loader_seconds=self._clock.now() - started)
 
     def time_step(self, batches: Sequence[PackedBatch], *, loader_seconds: float = 0.0) -> MeasuredStep:
@@ -295,6 +300,13 @@ def measured_on(run: ResolvedRun, world: World, *, layouts: tuple[str, ...]) -> 
         commit=commit_of_source(),
         date=datetime.now(UTC).isoformat(timespec="seconds"),
     )
+
+
+def micro_batches_of(dataset: MicroBatchDataset, step: int) -> list[PackedBatch]:
+    """Returns this rank's micro-batches of a step, in pinned memory where the device is a GPU."""
+    count = dataset.settings.micro_batches
+    batches = [dataset[step * count + index] for index in range(count)]
+    return [batch.pin_memory() for batch in batches] if dataset.settings.pin_memory else batches
 
 
 def with_step_counts(batches: Sequence[PackedBatch]) -> list[PackedBatch]:

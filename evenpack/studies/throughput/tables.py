@@ -1,15 +1,38 @@
 """`evenpack study throughput` as tables."""
 
-from collections.abc import Callable
-from typing import Any
-
 from rich.console import RenderableType
 
 from evenpack import console
 from evenpack.engine.resolving.cost_model import CostModel
-from evenpack.studies.throughput.measure import Quartiles
-from evenpack.studies.throughput.study import DepthRow, LayoutRow, ThroughputStudy
+from evenpack.studies.columns import Column, cells_by_column, table_of
+from evenpack.studies.throughput.study import ThroughputStudy
 
+_SECONDS = (
+    Column("step, s (middle half)", "step_seconds", ".4g"),
+    Column("forward, s", "forward_seconds", ".4g"),
+    Column("backward, s", "backward_seconds", ".4g"),
+    Column("all-reduce and clipping, s", "all_reduce_seconds", ".4g"),
+    Column("optimizer, s", "update_seconds", ".4g"),
+    Column("loader, s (parallel to the step)", "loader_seconds", ".4g"),
+)
+_RATES = (
+    Column("slots/s", "slots_per_second.median", ",.4g"),
+    Column("tokens/s", "tokens_per_second.median", ",.4g"),
+    Column("sequences/s (middle half)", "sequences_per_second", ".4g"),
+    Column("sequences per row", "sequences_per_pack", ".3f"),
+    Column("padding share", "padding_share", ".2%"),
+    Column("useful TFLOP/s", "useful_tflops.median", ".4g"),
+    Column("performed TFLOP/s", "performed_tflops.median", ".4g"),
+    Column("MFU", "mfu.median", ".2%"),
+)
+_DEPTHS = (
+    Column("depth", missing="max"),
+    Column("packing factor", "packing_factor", ".3f"),
+    Column("step, s (middle half)", "step_seconds", ".4g"),
+    Column("overhead (middle half)", lambda row: row.overhead.in_percent()),
+    Column("predicted speed-up", "predicted_speed_up", ".3f"),
+    Column("realised (middle half)", "realised_speed_up", ".4g"),
+)
 _NO_PADDING = 0.00005
 """Share of padding that the table shows as 0.00 %."""
 
@@ -40,7 +63,7 @@ def throughput_tables(study: ThroughputStudy) -> list[RenderableType]:
         )
     if study.depths:
         title = "Packing depths (padding: one sequence per row; overhead: relative to attention across whole packs)"
-        shown.append(console.table([_depth_row(row) for row in study.depths], title=title))
+        shown.append(table_of(study.depths, _DEPTHS, title=title))
     if study.cost_model is not None:
         shown.append(cost_model_table(study.cost_model))
     elif study.cost_model_refusal is not None:
@@ -51,38 +74,14 @@ def throughput_tables(study: ThroughputStudy) -> list[RenderableType]:
 def _layout_table(study: ThroughputStudy) -> RenderableType:
     """Returns the layouts side by side, one figure per line."""
     memory = "peak memory" if "CPU" not in study.measured_on.device else "peak memory (resident, of the process)"
-    lines: dict[str, Callable[[LayoutRow], str]] = {
-        "step, s (middle half)": lambda row: _spread(row.step_seconds),
-        "forward, s": lambda row: f"{row.forward_seconds:.4g}",
-        "backward, s": lambda row: f"{row.backward_seconds:.4g}",
-        "all-reduce and clipping, s": lambda row: f"{row.all_reduce_seconds:.4g}",
-        "optimizer, s": lambda row: f"{row.update_seconds:.4g}",
-        "loader, s (parallel to the step)": lambda row: f"{row.loader_seconds:.4g}",
-        "waiting for the slowest rank": lambda row: "-" if study.ranks == 1 else console.percent(row.wait_share),
-        "slots/s": lambda row: f"{row.slots_per_second.median:,.4g}",
-        "tokens/s": lambda row: f"{row.tokens_per_second.median:,.4g}",
-        "sequences/s (middle half)": lambda row: _spread(row.sequences_per_second),
-        "sequences per row": lambda row: f"{row.sequences_per_pack:.3f}",
-        "padding share": lambda row: console.percent(row.padding_share),
-        "useful TFLOP/s": lambda row: f"{row.useful_tflops.median:.4g}",
-        "performed TFLOP/s": lambda row: f"{row.performed_tflops.median:.4g}",
-        "MFU": lambda row: "-" if row.mfu is None else console.percent(row.mfu.median),
-        memory: lambda row: f"{row.peak_memory_bytes / 1e9:.2f} GB",
-    }
-    rows = [{"": name, **{row.layout: show(row) for row in study.layouts}} for name, show in lines.items()]
+    columns = (
+        *_SECONDS,
+        Column("waiting for the slowest rank", lambda row: None if study.ranks == 1 else row.wait_share, ".2%"),
+        *_RATES,
+        Column(memory, lambda row: f"{row.peak_memory_bytes / 1e9:.2f} GB"),
+    )
     title = "Layouts: each lays out the same packs; one with a policy after the / as many single sequences instead"
-    return console.table(rows, title=title)
-
-
-def _depth_row(row: DepthRow) -> dict[str, Any]:
-    return {
-        "depth": "max" if row.depth is None else row.depth,
-        "packing factor": f"{row.packing_factor:.3f}",
-        "step, s (middle half)": _spread(row.step_seconds),
-        "overhead (middle half)": _spread(row.overhead, scale=100.0, unit=" %"),
-        "predicted speed-up": f"{row.predicted_speed_up:.3f}",
-        "realised (middle half)": _spread(row.realised_speed_up),
-    }
+    return console.table(cells_by_column(study.layouts, columns, heading=Column("layout")), title=title)
 
 
 def cost_model_table(model: CostModel) -> RenderableType:
@@ -109,8 +108,3 @@ def _crossing(model: CostModel) -> str:
     if model.per_squared_length == 0.0:
         return "none"
     return f"{model.per_token / model.per_squared_length:,.0f}"
-
-
-def _spread(spread: Quartiles, *, scale: float = 1.0, unit: str = "") -> str:
-    median, low, high = (scale * value for value in (spread.median, spread.quartile_1, spread.quartile_3))
-    return f"{median:.4g}{unit} ({low:.4g} to {high:.4g})"

@@ -89,7 +89,9 @@ def test_what_is_kept_of_a_log_is_as_good_as_the_log(tmp_path: Path) -> None:
     assert (found.tokens_per_step, found.slots_per_step, found.seconds) == (60.0, 64.0, 1.0)
     assert (found.own_loss, found.measured_on) == (4.0, "2 x cpu")
     log.unlink()
-    assert read_curve(tmp_path).to_json() == found.to_json()
+    kept = read_curve(tmp_path)
+    assert kept.losses.tolist() == found.losses.tolist()
+    assert [vars(kept)[name] for name in vars(kept) if name != "losses"] == [60.0, 64.0, 1.0, 4.0, "2 x cpu"]
 
 
 def test_a_log_without_each_step_is_refused_and_one_that_is_gone_named(tmp_path: Path) -> None:
