@@ -14,9 +14,8 @@ from evenpack.engine.bad_steps import BadSteps
 from evenpack.engine.build import Run
 from evenpack.engine.config import RunConfig
 from evenpack.engine.engine import LocalStep
-from evenpack.engine.reporting.step_totals import StepTotals
+from evenpack.engine.reporting.step_totals import LossTotals, StepTotals
 from evenpack.engine.world.distributed import World
-from evenpack.models.common.losses import LossDenominators
 from evenpack.step_counts import StepCounts
 from evenpack.testing import run_config, run_values
 
@@ -35,10 +34,7 @@ def run_of(config: RunConfig) -> Run:
 
 def totals(norm: float) -> StepTotals:
     return StepTotals(
-        loss_sums=(2.0, 0.0),
-        optimised_losses=(2.0, 0.0),
-        correct=(1, 0),
-        denominators=LossDenominators(tokens=1.0, next_sentence=1.0),
+        losses={"next_token": LossTotals(loss_sum=2.0, denominator=1.0, optimised=2.0, correct=1)},
         stop=False,
         counts=StepCounts(packs=1, sequences=1, tokens=2, targets=1),
         squared_lengths=4,
