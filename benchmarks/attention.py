@@ -2,7 +2,7 @@
 
     python benchmarks/attention.py [--device cuda] [--heads 12] [--head-dim 64] [--bidirectional] [--alibi] ...
 
-On a CPU it compares ways for `sdpa` to divide a pack into windows (`WINDOW_TOKENS` in evenpack/kernels/sdpa.py): one
+On a CPU it compares ways for `sdpa` to divide a pack into groups (`GROUP_TOKENS` in evenpack/kernels/sdpa.py): one
 call for each document ("0"), windows of 32, 64, ... tokens, one block mask over each pack. On CUDA it compares all
 available backends, in bfloat16. All ways of a mix are timed in turn, and the median is reported.
 
@@ -24,7 +24,7 @@ from torch import Tensor
 
 from evenpack.kernels.attention import AttentionRequest, packed_attention
 from evenpack.kernels.capabilities import capabilities
-from evenpack.kernels.sdpa import attend_windows, plan_windows
+from evenpack.kernels.sdpa import attend_groups, plan_groups
 from evenpack.models.common.positions import alibi_slopes
 
 DOCUMENTS_PER_PACK = {"one": 1, "long": 4, "medium": 10, "short": 80}
@@ -93,16 +93,16 @@ def ways(arguments: argparse.Namespace, lengths: list[int]) -> dict[str, Attend]
     slopes = alibi_slopes(arguments.heads, device) if arguments.alibi else None
     if arguments.device == "cpu":
         found: dict[str, Attend] = {}
-        for window_tokens in (*WINDOWS, arguments.pack_length):
-            windows = plan_windows(
+        for group_tokens in (*WINDOWS, arguments.pack_length):
+            groups = plan_groups(
                 tuple(lengths),
-                window_tokens=window_tokens,
+                group_tokens=group_tokens,
                 causal=causal,
                 slopes=None if slopes is None else tuple(slopes.tolist()),
                 mask_dtype=torch.float32,
                 device=device,
             )
-            found[f"window {window_tokens}"] = partial(attend_windows, windows=windows, causal=causal, dropout=0.0)
+            found[f"window {group_tokens}"] = partial(attend_groups, groups=groups, causal=causal, dropout=0.0)
         return found
     request = AttentionRequest(
         device_type="cuda",

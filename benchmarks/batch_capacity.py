@@ -13,15 +13,16 @@ import measuring
 import numpy as np
 
 from evenpack.data.batches.capacity import BatchCapacity, capacity_of_any_batch, count_capacity, placer_of
-from evenpack.data.batches.objectives import MaskedTokensAndNextSentence
+from evenpack.data.batches.objectives import DynamicMasks
 from evenpack.data.order.plan import PackPlan
 from evenpack.data.order.selection import PackedSource
 from evenpack.data.order.step_plan import StepPlanner
 from evenpack.data.order.step_shape import CostWeights, StepShape
 from evenpack.data.packing import LengthHistogram, pack
 from evenpack.data.sequences import SequenceView
-from evenpack.data.sequences.config import MaskingConfig
+from evenpack.data.sequences.config import MaskingConfig, SentencePairsRecipe
 from evenpack.data.tokenizers.special_tokens import MaskingVocabulary
+from evenpack.losses import MASKED_TOKEN, NEXT_SENTENCE
 
 PACKS = 1_000_000
 
@@ -72,7 +73,7 @@ def sizes(capacity: BatchCapacity) -> dict[str, int]:
     return {"segments": capacity.segments, "sequences": capacity.sequences, "targets": capacity.targets}
 
 
-def fullest(source: PackedSource, objective: MaskedTokensAndNextSentence) -> dict[str, int]:
+def fullest(source: PackedSource, objective: DynamicMasks) -> dict[str, int]:
     """Returns the sizes of a batch of one pack that holds the most of each."""
     depth = source.plan.max_sequences_per_pack
     targets = int(source.plan.largest_sums(objective.most_targets(source.view), 1)[0])
@@ -85,14 +86,15 @@ def source_of(histogram: LengthHistogram, depth: int | None) -> PackedSource:
     return PackedSource(view=cast(SequenceView, LengthsAlone(histogram.longest)), plan=plan, key=1)
 
 
-def objective_of() -> MaskedTokensAndNextSentence:
+def objective_of() -> DynamicMasks:
     vocabulary = MaskingVocabulary(mask_id=0, special=np.zeros(1, dtype=bool), continues=np.zeros(1, dtype=bool))
-    return MaskedTokensAndNextSentence(
+    return DynamicMasks(
+        recipe=SentencePairsRecipe(kind="sentence_pairs", max_sequence_length=512),
         masking=MaskingConfig(),
         vocabulary=vocabulary,
         seed=1,
-        reduction="token",
-        next_sentence_reduction="sequence",
+        masked_token=MASKED_TOKEN,
+        next_sentence=NEXT_SENTENCE,
     )
 
 

@@ -107,7 +107,7 @@ def bare(run: "ResolvedRun", world: "World") -> Step:
             denominators = run.denominators(batch.step_counts)
             loss: Any = scaled_loss(sums, denominators, world_size=1, accumulation=1)
             loss.backward()
-            losses.append(sums.loss_sum.detach())
+            losses += [each.loss_sum.detach() for each in sums.values()]
         norm = total_norm([parameter.grad for parameter in parameters if parameter.grad is not None])
         if training.gradient_clipping is not None:
             torch.nn.utils.clip_grads_with_norm_(parameters, training.gradient_clipping, norm)
@@ -128,7 +128,7 @@ def engine(run: "ResolvedRun", world: "World", *, is_compiled: bool) -> Step:
     made = TrainingEngine(build_model(run, world.device), config, world, denominators=run.denominators)
 
     def step(number: int, micro_batches: "Sequence[PackedBatch]") -> float:
-        return float(made.train_step(number, micro_batches).loss_sums.sum())
+        return sum(float(sums.sum()) for sums in made.train_step(number, micro_batches).loss_sums.values())
 
     return step
 

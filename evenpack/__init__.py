@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from evenpack.api.run import Run
     from evenpack.api.run import open_run_file as open  # noqa: A004 - it is called as evenpack.open
     from evenpack.api.study import study
-    from evenpack.batch import CausalTargets, MaskedTargets, PackedBatch
+    from evenpack.batch import ChosenTargets, PackedBatch, SlotTargets
     from evenpack.data.batches.pipeline import StepBatches
     from evenpack.data.packing.histogram import LengthHistogram
     from evenpack.data.packing.lengths import pack_lengths as pack
@@ -51,8 +51,8 @@ __all__ = [
     "PreparedData",
     "PackedBatch",
     "StepBatches",
-    "CausalTargets",
-    "MaskedTargets",
+    "SlotTargets",
+    "ChosenTargets",
     "StepCounts",
     "pack",
     "Packing",
@@ -75,7 +75,7 @@ _RENAMED = {"open": "open_run_file", "pack": "pack_lengths"}
 _MODULES = {
     "evenpack.api.run": ("open", "Run"),
     "evenpack.api.study": ("study",),
-    "evenpack.batch": ("PackedBatch", "CausalTargets", "MaskedTargets"),
+    "evenpack.batch": ("PackedBatch", "SlotTargets", "ChosenTargets"),
     "evenpack.data.batches.pipeline": ("StepBatches",),
     "evenpack.data.packing.histogram": ("LengthHistogram",),
     "evenpack.data.packing.lengths": ("pack",),

@@ -5,7 +5,7 @@ hold. S, N and M are the same for many steps, and grow a few times in a long run
 fixed, except in the un-padded layout and where the rows of a rectangle are the sequences of packs.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields, replace
 from typing import Any, Protocol, runtime_checkable
 
@@ -13,6 +13,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from evenpack.losses import NEXT_SENTENCE, NEXT_TOKEN
 from evenpack.step_counts import StepCounts
 
 
@@ -43,55 +44,28 @@ class ModelInputs(Protocol):
 
 
 @dataclass(frozen=True, kw_only=True)
-class CausalTargets:
-    """Next-token targets: one per slot, weight 0 where a slot predicts nothing.
-
-    The last token of a segment and all padding have weight 0 and label 0.
-    """
+class SlotTargets:
+    """A label for every slot, with weight 0 and label 0 where a slot predicts nothing, as all padding."""
 
     labels: Int[Tensor, " T"]
     weights: Float[Tensor, " T"]
 
-    def check(self, slots: int, sequences: int) -> None:
-        """Checks the shapes. Raises: ValueError unless they fit a batch of `slots` slots."""
-        _check_shapes(self, ("labels", "weights"), slots)
-
-    def to(self, device: torch.device | str, *, non_blocking: bool = False) -> "CausalTargets":
-        return replace(self, **_mapped(self, lambda tensor: tensor.to(device, non_blocking=non_blocking)))
-
-    def pin_memory(self) -> "CausalTargets":
-        return replace(self, **_mapped(self, Tensor.pin_memory))
-
 
 @dataclass(frozen=True, kw_only=True)
-class MaskedTargets:
-    """Masked tokens, and for each sequence whether its second half follows its first.
+class ChosenTargets:
+    """Labels of K chosen slots: K is fixed, and unused entries have position 0, label 0 and weight 0.
 
-    Sizes are fixed; unused entries have position 0, label 0 and weight 0. Weights are those of a weighted sum: 1 each
-    for the mean over tokens, 1 / (masked tokens of its sequence) each for the mean over sequences of their means.
+    Weights are those of a weighted sum: 1 each for a mean over targets, 1 / (targets of its sequence) each for the mean
+    over sequences of their means.
     """
 
-    positions: Int[Tensor, " M"]
-    """Slots whose token is to be predicted."""
-    labels: Int[Tensor, " M"]
-    """The tokens at these positions before masking."""
-    weights: Float[Tensor, " M"]
-    sequence_starts: Int[Tensor, " N"]
-    """Slot of each sequence's first token, in slot order."""
-    next_sentence_labels: Int[Tensor, " N"]
-    """0: the second half follows the first in its document; 1: it comes from elsewhere."""
-    sequence_weights: Float[Tensor, " N"]
+    positions: Int[Tensor, " K"]
+    """The slots at which something is predicted, in slot order."""
+    labels: Int[Tensor, " K"]
+    weights: Float[Tensor, " K"]
 
-    def check(self, slots: int, sequences: int) -> None:
-        """Checks the shapes. Raises: ValueError unless they fit one another and a batch of `sequences` sequence ids."""
-        _check_shapes(self, ("labels", "weights"), self.positions.shape[0])
-        _check_shapes(self, ("sequence_starts", "next_sentence_labels", "sequence_weights"), sequences)
 
-    def to(self, device: torch.device | str, *, non_blocking: bool = False) -> "MaskedTargets":
-        return replace(self, **_mapped(self, lambda tensor: tensor.to(device, non_blocking=non_blocking)))
-
-    def pin_memory(self) -> "MaskedTargets":
-        return replace(self, **_mapped(self, Tensor.pin_memory))
+Targets = SlotTargets | ChosenTargets
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -114,7 +88,13 @@ class PackedBatch:
     """Slots of a row: a divisor of T, and no segment crosses the end of a row. T in the un-padded layout."""
     position_rows: int
     """Bound above all `position_ids`: the rows that a table of positions needs. The same for each batch of a run."""
-    targets: CausalTargets | MaskedTargets
+    targets: Mapping[str, Targets]
+    """The targets of each loss that can be learned from this data, by name (`evenpack.losses`), the main one first.
+
+    next_token      the next token of every slot, in its segment
+    masked_token    the tokens before masking, at M chosen slots
+    next_sentence   at the first slot of each of N pairs: 0 if its second half follows the first, 1 if it does not
+    """
     step_counts: StepCounts
     """Counts of the whole step over all ranks: the loss denominators."""
     local_counts: StepCounts
@@ -132,7 +112,10 @@ class PackedBatch:
 
     def __post_init__(self) -> None:
         _check_shapes(self, ("position_ids", "token_type_ids"), self.slots)
-        self.targets.check(self.slots, self.sequence_ids.shape[0])
+        sizes = {NEXT_TOKEN.name: self.slots, NEXT_SENTENCE.name: self.sequence_ids.shape[0]}
+        for name, targets in self.targets.items():
+            size = sizes.get(name, targets.weights.shape[0])
+            _check_shapes(targets, tuple(field.name for field in fields(targets)), size, of=f"{name}: ")
         if self.slots % self.row_slots:
             raise ValueError(f"rows of {self.row_slots} slots do not divide {self.slots} slots")
         if self.cu_seqlens.dtype != torch.int32:
@@ -147,7 +130,13 @@ class PackedBatch:
     def moved_tensors(self) -> tuple[Tensor, ...]:
         """The tensors that `to` moves."""
         read = [getattr(self, name) for name in _READ_BY_THE_MODEL]
-        return (*read, *(getattr(self.targets, field.name) for field in fields(self.targets)))
+        targets = [getattr(each, field.name) for each in self.targets.values() for field in fields(each)]
+        return (*read, *targets)
+
+    @property
+    def head_rows(self) -> int:
+        """Rows at which the output head computes: of the main loss, unused ones included."""
+        return next(iter(self.targets.values())).labels.shape[0]
 
     @property
     def moved_bytes(self) -> int:
@@ -156,23 +145,27 @@ class PackedBatch:
 
     def to(self, device: torch.device | str, *, non_blocking: bool = False) -> "PackedBatch":
         """Moves the tensors that the model reads to `device`; the ids are not moved."""
-        moved = _mapped(self, lambda tensor: tensor.to(device, non_blocking=non_blocking), _READ_BY_THE_MODEL)
-        return replace(self, targets=self.targets.to(device, non_blocking=non_blocking), **moved)
+        return self.with_tensors(lambda tensor: tensor.to(device, non_blocking=non_blocking))
 
     def pin_memory(self) -> "PackedBatch":
         """Page-locks the tensors that will be moved, so that the copy to the device does not wait."""
-        return replace(self, targets=self.targets.pin_memory(), **_mapped(self, Tensor.pin_memory, _READ_BY_THE_MODEL))
+        return self.with_tensors(Tensor.pin_memory)
+
+    def with_tensors(self, change: Callable[[Tensor], Tensor]) -> "PackedBatch":
+        """Returns the batch with each tensor that the model reads after `change`."""
+        targets = {name: replace(each, **_mapped(each, change)) for name, each in self.targets.items()}
+        return replace(self, targets=targets, **_mapped(self, change, _READ_BY_THE_MODEL))
 
 
 _READ_BY_THE_MODEL = ("tokens", "position_ids", "token_type_ids", "cu_seqlens")
 """Fields that the model reads, besides the targets."""
 
 
-def _check_shapes(holder: Any, names: tuple[str, ...], size: int) -> None:
+def _check_shapes(holder: Any, names: tuple[str, ...], size: int, *, of: str = "") -> None:
     for name in names:
         shape = tuple(getattr(holder, name).shape)
         if shape != (size,):
-            raise ValueError(f"{name} has shape {shape}, expected ({size},)")
+            raise ValueError(f"{of}{name} has shape {shape}, expected ({size},)")
 
 
 def _mapped(holder: Any, change: Callable[[Tensor], Tensor], names: tuple[str, ...] = ()) -> dict[str, Any]:

@@ -30,7 +30,8 @@ for step in run.steps(rank=0, ranks=1, stop_step=STEPS):
         sees = (segment[:, None] == segment[None, :]).tril()  # of its own sequence, what came before
         inputs = {"input_ids": batch.tokens[None], "position_ids": batch.position_ids[None]}
         logits = model(**inputs, attention_mask=sees[None, None]).logits[0]
-        losses = F.cross_entropy(logits, batch.targets.labels, reduction="none") * batch.targets.weights
+        targets = batch.targets["next_token"]
+        losses = F.cross_entropy(logits, targets.labels, reduction="none") * targets.weights
         share = losses.sum() / batch.step_counts.targets  # of the mean over the whole step, whatever the ranks
         share.backward()
         loss += share.detach()

@@ -5,7 +5,7 @@ from typing import Literal
 
 import torch
 
-from evenpack.batch import CausalTargets, PackedBatch
+from evenpack.batch import PackedBatch, SlotTargets
 from evenpack.step_counts import StepCounts
 
 Layout = Literal["packed", "unpadded", "padded"]
@@ -66,7 +66,7 @@ def build_batch(
         max_sequence_length=max_sequence_length,
         row_slots={"packed": row_slots, "padded": max_sequence_length}.get(layout) or len(tokens),
         position_rows=max_sequence_length,
-        targets=CausalTargets(labels=torch.tensor(labels), weights=torch.tensor(weights)),
+        targets={"next_token": SlotTargets(labels=torch.tensor(labels), weights=torch.tensor(weights))},
         step_counts=counts,
         local_counts=counts,
         sequence_ids=torch.arange(len(sequences)),

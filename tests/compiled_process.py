@@ -98,7 +98,7 @@ def taken_by_engine(job: Job, compiled: bool, folder: Path, world: Any) -> dict[
     losses, graphs = [], []
     for batches in run.batches(stop_step=job.steps):
         local = run.engine.train_step(batches.step, batches.micro_batches)
-        losses += [*local.loss_sums.double().sum(dim=0).tolist(), float(local.gradient_norm)]
+        losses += [*(float(sums.double().sum()) for sums in local.loss_sums.values()), float(local.gradient_norm)]
         graphs.append(counters["stats"]["unique_graphs"])
     evaluations = evaluate_model(run.engine.model, run.resolved, world)
     losses += [found.loss for found in evaluations.values()]

@@ -8,7 +8,7 @@ import torch
 from batches import PADDING_TOKEN, Layout
 from torch import nn
 
-from evenpack.batch import MaskedTargets, PackedBatch
+from evenpack.batch import ChosenTargets, PackedBatch, Targets
 from evenpack.step_counts import StepCounts
 
 FIRST_TOKEN = 1
@@ -130,19 +130,23 @@ def build_masked_batch(
 
 def _targets(
     pairs: list[MaskedPair], starts: list[int], *, max_targets: int, max_sequences: int, mlm_reduction: str
-) -> MaskedTargets:
+) -> dict[str, Targets]:
     positions = [start + position for pair, start in zip(pairs, starts, strict=True) for position in pair.masked]
     labels = [label for pair in pairs for label in pair.masked.values()]
     weights = [1.0 if mlm_reduction == "token" else 1.0 / len(pair.masked) for pair in pairs for _ in pair.masked]
     next_sentence_labels = [pair.next_sentence_label for pair in pairs]
-    return MaskedTargets(
-        positions=torch.tensor(_filled(positions, max_targets, 0)),
-        labels=torch.tensor(_filled(labels, max_targets, 0)),
-        weights=torch.tensor(_filled(weights, max_targets, 0.0)),
-        sequence_starts=torch.tensor(_filled(starts, max_sequences, 0)),
-        next_sentence_labels=torch.tensor(_filled(next_sentence_labels, max_sequences, 0)),
-        sequence_weights=torch.tensor(_filled([1.0] * len(pairs), max_sequences, 0.0)),
-    )
+    return {
+        "masked_token": ChosenTargets(
+            positions=torch.tensor(_filled(positions, max_targets, 0)),
+            labels=torch.tensor(_filled(labels, max_targets, 0)),
+            weights=torch.tensor(_filled(weights, max_targets, 0.0)),
+        ),
+        "next_sentence": ChosenTargets(
+            positions=torch.tensor(_filled(starts, max_sequences, 0)),
+            labels=torch.tensor(_filled(next_sentence_labels, max_sequences, 0)),
+            weights=torch.tensor(_filled([1.0] * len(pairs), max_sequences, 0.0)),
+        ),
+    }
 
 
 def _filled(values: list, size: int, filler: float) -> list:

@@ -3,25 +3,29 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 from prepared_files import sentence_documents, write_jsonl
 from sources import ListView
 
 from evenpack import testing
-from evenpack.data.batches.objectives import MaskedTokensAndNextSentence
+from evenpack.data.batches.objectives import DynamicMasks
 from evenpack.data.order.plan import PackPlan
 from evenpack.data.order.selection import PackedSource
 from evenpack.data.packing import LengthHistogram, pack
 from evenpack.data.sequences import MaskedPairsView, SentencePairsView
-from evenpack.data.sequences.config import MaskingConfig, SentencePairsRecipe
+from evenpack.data.sequences.config import MaskingConfig, Recipe, SentencePairsRecipe
 from evenpack.data.tokenizers.special_tokens import MaskingVocabulary
 from evenpack.data.tokens.file import TokenFile
 from evenpack.engine.config import RunConfig
+from evenpack.losses import MASKED_TOKEN, NEXT_SENTENCE
+from evenpack.step_counts import Divisor
 
 PAD, CLS, SEP, MASK = 0, 2, 3, 4
 VOCABULARY_SIZE = 90
+REDUCTIONS: dict[str, Divisor] = {"token": "targets", "sequence": "sequences", "pack": "packs"}
+"""What divides a loss, by the values of `model.mlm_reduction` and `model.next_sentence_reduction`."""
 _FIRST_ORDINARY = 5
 _FIRST_CONTINUATION = 50
 """Ids from here on go on with the word before."""
@@ -139,18 +143,25 @@ def _pairs_view(pairs: Sequence[Pair], longest: int) -> SentencePairsView:
 
 
 def masked_objective(
-    *, seed: int = 3, reduction: str = "token", next_sentence_reduction: str = "sequence", **masking: Any
-) -> MaskedTokensAndNextSentence:
-    """Returns BERT's objective over the vocabulary of this file."""
+    *,
+    seed: int = 3,
+    reduction: Literal["token", "sequence"] = "token",
+    next_sentence_reduction: Literal["sequence", "pack"] = "sequence",
+    recipe: Recipe | None = None,
+    **masking: Any,
+) -> DynamicMasks:
+    """Returns BERT's objective over the vocabulary of this file; `recipe` None: sentence pairs."""
     ids = np.arange(VOCABULARY_SIZE)
-    return MaskedTokensAndNextSentence(
+    per_token, per_pair = REDUCTIONS[reduction], REDUCTIONS[next_sentence_reduction]
+    return DynamicMasks(
+        recipe=recipe or SentencePairsRecipe(kind="sentence_pairs", max_sequence_length=20),
         masking=MaskingConfig(**masking),
         vocabulary=MaskingVocabulary(
             mask_id=MASK, special=np.isin(ids, (PAD, CLS, SEP, MASK)), continues=ids >= _FIRST_CONTINUATION
         ),
         seed=seed,
-        reduction=reduction,  # type: ignore[arg-type]
-        next_sentence_reduction=next_sentence_reduction,  # type: ignore[arg-type]
+        masked_token=replace(MASKED_TOKEN, divided_by=per_token),
+        next_sentence=replace(NEXT_SENTENCE, divided_by=per_pair),
     )
 
 

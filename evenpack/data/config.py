@@ -73,6 +73,11 @@ class DataConfig(Section):
         return isinstance(self.recipe, MaskedPairsRecipe) or self.static_masks is not None
 
     @property
+    def has_pairs(self) -> bool:
+        """Whether sequences are pairs, of which the second half may follow the first."""
+        return isinstance(self.recipe, SentencePairsRecipe | MaskedPairsRecipe)
+
+    @property
     def weight_changes(self) -> tuple[WeightChange, ...]:
         """The schedule of the mixture, each entry with the weights of all sources."""
         return weight_changes(self.mixture_schedule, {name: source.weight for name, source in self.sources.items()})

@@ -314,6 +314,12 @@ class RunConfig(Section):
                 f"model.kind {self.model.kind} and data.recipe.kind {self.data.recipe.kind} do not go together: "
                 f"{self.model.kind} learns from {' or '.join(family.recipes)}"
             )
+        if self.model.predicts_next_sentence and not self.data.has_pairs:
+            raise ValueError(
+                f"model.kind {self.model.kind} predicts next sentences, and data.recipe.kind {self.data.recipe.kind} "
+                "has no pairs of them: set model.next_sentence=false to learn from masked tokens alone, or choose the "
+                "recipe sentence_pairs or masked_pairs"
+            )
         # Compared with the default, because a run file written by `config show` or a checkpoint has all sections.
         if family.objective != "masked_tokens" and self.masking != MaskingConfig():
             raise ValueError(

@@ -1,12 +1,13 @@
 """One optimizer update over this rank's micro-batches, by DeepSpeed."""
 
 import time
+from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Float, Float64, Int
 from torch import Tensor, nn
 
 from evenpack.batch import PackedBatch
@@ -17,10 +18,10 @@ from evenpack.engine.deepspeed_config import deepspeed_config
 from evenpack.engine.device_copies import DeviceCopies
 from evenpack.engine.optimizers.build import build_optimizer
 from evenpack.engine.optimizers.schedules import learning_rate
-from evenpack.engine.resolving.objective import Denominators
+from evenpack.engine.resolving.objective import DenominatorsOf
 from evenpack.engine.sharding import sharding_at
 from evenpack.engine.world.distributed import World, quiet_deepspeed
-from evenpack.models.common.losses import LossDenominators, LossSums, scaled_loss
+from evenpack.models.common.losses import Denominators, LossOutputs, scaled_loss
 
 Phase = Literal["begin", "forward", "backward", "all_reduce", "update"]
 """Phases of a step, in this order; forward and backward alternate, once for each micro-batch."""
@@ -29,16 +30,19 @@ _DROPOUT = 3
 """Purpose of a seed: separates dropout from other numbers derived from the run's seed."""
 
 
+LossSums = dict[str, Float[Tensor, " micro_batches"]]
+
+
 @dataclass(frozen=True, kw_only=True)
 class LocalStep:
     """The results of one step on this rank. Tensors are on its device: reading one waits for it."""
 
-    loss_sums: Float[Tensor, "micro_batches 2"]
-    """Loss sums of each micro-batch in nats, over tokens and over next sentences; FP32."""
-    optimised_losses: Float[Tensor, " 2"]
-    """This rank's part of the losses whose gradient was taken, over tokens and over next sentences."""
-    correct: Int[Tensor, " 2"]
-    """Tokens and next sentences of all micro-batches whose label had the highest logit."""
+    loss_sums: LossSums
+    """Loss sums of each micro-batch in nats, by the loss's name; FP32."""
+    optimised_losses: dict[str, Float64[Tensor, ""]]
+    """This rank's part of the losses whose gradient was taken, by name."""
+    correct: dict[str, Int[Tensor, ""]]
+    """Targets of all micro-batches that were predicted correctly, by the name of each loss that has targets."""
     gradient_norm: Float[Tensor, ""]
     """L2 norm of the global mean gradient before clipping, the same on all ranks."""
     local_gradient_norm: Float[Tensor, ""] | None
@@ -53,7 +57,7 @@ class LocalStep:
 class TrainingEngine:
     """A model, its optimizer and DeepSpeed, with the exact global mean gradient at any split of the step."""
 
-    def __init__(self, model: nn.Module, config: RunConfig, world: World, *, denominators: Denominators) -> None:
+    def __init__(self, model: nn.Module, config: RunConfig, world: World, *, denominators: DenominatorsOf) -> None:
         """Moves `model` to the rank's device; every rank then has rank 0's weights.
 
         Raises: ConfigError if this number of ranks cannot divide a step, or the model cannot be compiled as asked.
@@ -71,8 +75,7 @@ class TrainingEngine:
         self.micro_batches: int = settings["gradient_accumulation_steps"]
         optimizer = build_optimizer(model, config.optimizer, world.device)
         initialize = quiet_deepspeed().initialize
-        with self.sharding.hooking_into(model):
-            self.deepspeed: Any = initialize(model=model, optimizer=optimizer, config=settings)[0]
+        self.deepspeed: Any = initialize(model=model, optimizer=optimizer, config=settings)[0]
         # A gradient of a rank's own is reduced by `reduction`, so that computing and waiting for others can be
         # distinguished.
         self.deepspeed.enable_backward_allreduce = self.sharding.balances_each_micro_batch
@@ -124,7 +127,7 @@ class TrainingEngine:
 
     def compute_gradients(
         self, step: int, micro_batches: Sequence[PackedBatch]
-    ) -> tuple[Float[Tensor, "micro_batches 2"], Int[Tensor, " 2"], "Stopwatch"]:
+    ) -> tuple[LossSums, dict[str, Int[Tensor, ""]], "Stopwatch"]:
         """Accumulates this rank's part of the gradient, up to ZeRO 1 without waiting for other ranks.
 
         Raises: ValueError if the number of micro-batches is not that of the step; RunError if the model's code cannot
@@ -135,15 +138,15 @@ class TrainingEngine:
         self.model.train()
         stopwatch = Stopwatch(self.world.device)
         self.observer("begin")
-        loss_sums, correct = [], []
+        loss_sums, correct = defaultdict[str, list[Tensor]](list), defaultdict[str, list[Tensor]](list)
         for index, batch in enumerate(self.copies.of(micro_batches)):
             slot = self.world.rank * self.micro_batches + index
             torch.manual_seed(dropout_seed(self.config.run.seed, step, slot))
             self.deepspeed.set_gradient_accumulation_boundary(index == self.micro_batches - 1)
             with self._compilation.explained():
-                sums: LossSums = self.deepspeed(batch)
+                outputs: LossOutputs = self.deepspeed(batch)
             loss = scaled_loss(
-                sums, self.denominators_of(batch), world_size=self.world.size, accumulation=self.micro_batches
+                outputs, self.denominators_of(batch), world_size=self.world.size, accumulation=self.micro_batches
             )
             self.observer("forward")
             if index == self.micro_batches - 1:
@@ -151,27 +154,36 @@ class TrainingEngine:
             with self._compilation.explained():
                 self.deepspeed.backward(loss)
             self.observer("backward")
-            loss_sums.append(torch.stack([sums.loss_sum.detach(), sums.next_sentence_loss_sum.detach()]))
-            correct.append(torch.stack([sums.correct, sums.next_sentence_correct]))
+            for name, output in outputs.items():
+                loss_sums[name].append(output.loss_sum.detach())
+                if output.correct is not None:
+                    correct[name].append(output.correct)
         stopwatch.stop()
-        return torch.stack(loss_sums), torch.stack(correct).sum(dim=0), stopwatch
+        return (
+            {name: torch.stack(sums) for name, sums in loss_sums.items()},
+            {name: torch.stack(counts).sum() for name, counts in correct.items()},
+            stopwatch,
+        )
 
-    def denominators_of(self, batch: PackedBatch) -> LossDenominators:
+    def denominators_of(self, batch: PackedBatch) -> Denominators:
         """Returns the denominators of the batch's loss sums.
 
         With them the losses of all micro-batches of all ranks add up to the loss whose gradient is taken.
         """
         if self.config.model.denominators == "micro_batch":  # a mean of means: as if all had the counts of this one
-            return self.denominators(batch.local_counts).times(self.world.size * self.micro_batches)
+            parts = self.world.size * self.micro_batches
+            return {name: parts * each for name, each in self.denominators(batch.local_counts).items()}
         return self.denominators(batch.step_counts)
 
     def optimised_losses(
-        self, loss_sums: Float[Tensor, "micro_batches 2"], micro_batches: Sequence[PackedBatch]
-    ) -> Float[Tensor, " 2"]:
-        """Returns this rank's part of the two losses whose gradient is taken, in nats."""
+        self, loss_sums: LossSums, micro_batches: Sequence[PackedBatch]
+    ) -> dict[str, Float64[Tensor, ""]]:
+        """Returns this rank's part of the losses whose gradient is taken, in nats."""
         divisors = [self.denominators_of(batch) for batch in micro_batches]
-        pairs = torch.tensor([(one.tokens, one.next_sentence) for one in divisors], dtype=torch.float64)
-        return (loss_sums.double() / pairs.to(loss_sums.device, non_blocking=True)).sum(dim=0)
+        table = torch.tensor([[each[name] for name in loss_sums] for each in divisors], dtype=torch.float64)
+        sums = torch.stack(list(loss_sums.values()), dim=1)  # [micro-batches, losses]
+        losses = (sums.double() / table.to(sums.device, non_blocking=True)).sum(dim=0)
+        return dict(zip(loss_sums, losses.unbind(), strict=True))
 
     def reduce_gradients(self) -> tuple[Float[Tensor, ""] | None, Float[Tensor, ""] | None]:
         """Averages the gradients over the ranks and clips them, as the sharding requires; see there.

@@ -18,7 +18,8 @@ from evenpack.engine.resolving.resolve import ResolvedRun
 from evenpack.engine.sharding import sharding_at
 from evenpack.engine.world.distributed import World
 from evenpack.errors import DataError
-from evenpack.models.common.losses import exact_denominators
+from evenpack.losses import LOSSES
+from evenpack.models.common.losses import LossOutputs
 from evenpack.models.common.section import TransformerConfig
 from evenpack.step_counts import StepCounts
 
@@ -26,12 +27,13 @@ log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, kw_only=True)
-class NextSentenceEvaluation:
-    """Result of evaluating next-sentence prediction: whether the second half of a pair follows the first."""
+class LossEvaluation:
+    """Result of evaluating one loss."""
 
     loss: float
-    """Mean cross-entropy per sequence, in nats."""
-    accuracy: float
+    """Mean in nats over what the loss is divided by; never over packs, so that results of all runs compare."""
+    accuracy: float | None
+    """Fraction of the targets that were predicted correctly; None for a loss without targets."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,11 +41,11 @@ class SourceEvaluation:
     """Result of evaluating the model on one source's held-out documents."""
 
     loss: float
-    """Mean cross-entropy per target in nats, for next tokens or masked ones (`model.mlm_reduction` sets the mean)."""
+    """Mean of the main loss in nats, for next tokens or masked ones (`model.mlm_reduction` sets the mean)."""
     accuracy: float
     """Fraction of the targets whose token had the highest probability."""
-    next_sentence: NextSentenceEvaluation | None
-    """None for a model without next-sentence prediction."""
+    others: Mapping[str, LossEvaluation]
+    """The model's other losses, by name."""
     targets: int
     """Number of positions that count in the loss."""
     sequences: int
@@ -66,9 +68,12 @@ class SourceEvaluation:
             "sequences": self.sequences,
             "packs": self.packs,
         }
-        if self.next_sentence is not None:
-            values["next_sentence_loss"] = self.next_sentence.loss
-            values["next_sentence_accuracy"] = self.next_sentence.accuracy
+        for loss in LOSSES:
+            found = self.others.get(loss.name)
+            if found is not None:
+                values[loss.metric] = found.loss
+                if loss.accuracy is not None and found.accuracy is not None:
+                    values[loss.accuracy] = found.accuracy
         return values
 
 
@@ -128,7 +133,7 @@ def evaluate_model(
     split: Split = "validation",
     on_batch: Callable[[], None] = lambda: None,
 ) -> Evaluations:
-    """Evaluates `model`, called as `model(batch) -> LossSums`, on each source's validation packs, by source name.
+    """Evaluates `model`, called as `model(batch) -> LossOutputs`, on each source's validation packs, by source name.
 
     All ranks call it with the same weights and get the same result. Packs are assigned to the ranks one by one, and
     a rank may have one batch fewer than another. At ZeRO 3, where a forward pass gathers parameters from all ranks, it
@@ -192,25 +197,26 @@ def evaluations_to_json(prepared: PreparedData, evaluations: Evaluations) -> dic
 
 def _sum_source(
     model: nn.Module, run: ResolvedRun, source: str, world: World, *, split: Split, on_batch: Callable[[], None]
-) -> Float64[Tensor, " 7"]:
+) -> Float64[Tensor, " sums"]:
     """Returns this rank's sums for a source.
 
-    They are the loss sum and the number of correct targets, both also for next sentences, then the numbers of targets,
-    sequences and packs.
+    They are the numbers of targets, sequences and packs, then for each loss of the model its sum and the number of
+    correct targets.
     """
-    sums = torch.zeros(_TARGETS, dtype=torch.float64, device=world.device)
+    losses = [loss.name for loss in run.config.model.losses]
+    sums = torch.zeros(2 * len(losses), dtype=torch.float64, device=world.device)
     counts = StepCounts(packs=0, sequences=0, tokens=0, targets=0)
     for batch, counts_here in _in_step(run, source, world, split):
         on_batch()
-        result = model(batch.to(world.device, non_blocking=True))
+        outputs: LossOutputs = model(batch.to(world.device, non_blocking=True))
         if not counts_here:
             continue
         # Summed on the device, so that no batch waits for the previous one.
-        next_sentence = (result.next_sentence_loss_sum, result.next_sentence_correct)
-        sums += torch.stack([part.double() for part in (result.loss_sum, result.correct, *next_sentence)])
+        parts = [part for name in losses for part in outputs[name]]
+        sums += torch.stack([sums.new_zeros(()) if part is None else part.double() for part in parts])
         counts += batch.local_counts
     host_counts = torch.tensor([counts.targets, counts.sequences, counts.packs], dtype=torch.float64)
-    return torch.cat([sums.cpu(), host_counts])
+    return torch.cat([host_counts, sums.cpu()])
 
 
 def _in_step(run: ResolvedRun, source: str, world: World, split: Split) -> Iterator[tuple[PackedBatch, bool]]:
@@ -228,22 +234,21 @@ def _in_step(run: ResolvedRun, source: str, world: World, split: Split) -> Itera
         batch = next(mine, None)
 
 
-_TARGETS = 4
-"""Index of the number of targets among a source's sums."""
+_TARGETS, _COUNTS = 0, 3
+"""Index of the number of targets among a source's sums, and how many counts come first."""
 
 
 def _divide(config: TransformerConfig, sums: list[float]) -> SourceEvaluation:
-    loss_sum, correct, next_sentence_loss_sum, next_sentence_correct, *counted = sums
-    targets, sequences, packs = map(round, counted)
+    targets, sequences, packs = map(round, sums[:_COUNTS])
     counts = StepCounts(packs=packs, sequences=sequences, tokens=0, targets=targets)
-    next_sentence = NextSentenceEvaluation(  # always the mean over sequences, so that results of all runs compare
-        loss=next_sentence_loss_sum / sequences, accuracy=next_sentence_correct / sequences
-    )
+    found = {}
+    for loss, loss_sum, correct in zip(config.losses, sums[_COUNTS::2], sums[_COUNTS + 1 :: 2], strict=True):
+        found[loss.name] = LossEvaluation(
+            loss=loss_sum / counts.of(loss.in_evaluation.divided_by),
+            accuracy=None if loss.accuracy is None else correct / counts.of(loss.counted_by),
+        )
+    main = found.pop(config.losses[0].name)
+    assert main.accuracy is not None, "the main loss has targets"
     return SourceEvaluation(
-        loss=loss_sum / exact_denominators(config, counts).tokens,
-        accuracy=correct / targets,
-        next_sentence=next_sentence if config.predicts_next_sentence else None,
-        targets=targets,
-        sequences=sequences,
-        packs=packs,
+        loss=main.loss, accuracy=main.accuracy, others=found, targets=targets, sequences=sequences, packs=packs
     )

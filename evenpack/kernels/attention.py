@@ -36,6 +36,7 @@ class AttentionBackend(Protocol):
         causal: bool,
         alibi_slopes: Tensor | None,
         dropout: float,
+        window: int | None,
     ) -> Tensor: ...
 
 
@@ -61,6 +62,7 @@ def packed_attention(
     dropout: float = 0.0,
     backend: str = "auto",
     row_slots: int | None = None,
+    window: int | None = None,
 ) -> Float[Tensor, " T H D"]:
     """Computes attention within segments; no slot attends across a boundary of `cu_seqlens`.
 
@@ -77,6 +79,8 @@ def packed_attention(
         backend: `auto`, or a name in `BACKENDS`.
         row_slots: slots of a row, whose end no segment crosses, for backends that compute whole rows; None: all slots
             are one row.
+        window: tokens on each side that a position sees, besides itself: those with |i - j| <= window; None: all of
+            its segment.
 
     Raises:
         BackendError: the named backend cannot serve.
@@ -88,6 +92,8 @@ def packed_attention(
         dtype = torch.get_autocast_dtype(device_type)
         q, k, v = q.to(dtype), k.to(dtype), v.to(dtype)
     _check_arguments(q, k, v, cu_seqlens, max_sequence_length)
+    if window is not None and window < 1:
+        raise ValueError(f"a window is the tokens on each side that are seen, at least 1, found {window}; None: all")
     name = _backend_for(
         backend,
         device_type=device_type,
@@ -96,22 +102,45 @@ def packed_attention(
         causal=causal,
         alibi=alibi_slopes is not None,
         dropout=True if dropout > 0 else False,  # noqa: SIM210 - the comparison alone may be symbolic when compiled
+        window=window is not None,
     )
     attend = partial(dense_mask.attend, row_slots=row_slots) if name in WHOLE_ROWS else BACKENDS[name]
     # Autocast has chosen the dtype. If left on, it would round the oracle's FP32 and the ALiBi bias to 8 bits.
     with torch.autocast(device_type, enabled=False):
         return attend(
-            q, k, v, cu_seqlens, max_sequence_length, causal=causal, alibi_slopes=alibi_slopes, dropout=dropout
+            q,
+            k,
+            v,
+            cu_seqlens,
+            max_sequence_length,
+            causal=causal,
+            alibi_slopes=alibi_slopes,
+            dropout=dropout,
+            window=window,
         )
 
 
 @constant_when_compiled
 def _backend_for(
-    backend: str, *, device_type: str, dtype: torch.dtype, head_dim: int, causal: bool, alibi: bool, dropout: bool
+    backend: str,
+    *,
+    device_type: str,
+    dtype: torch.dtype,
+    head_dim: int,
+    causal: bool,
+    alibi: bool,
+    dropout: bool,
+    window: bool,
 ) -> str:
     """Returns the backend that serves; compiled code asks once, when it is made."""
     request = AttentionRequest(
-        device_type=device_type, dtype=dtype, head_dim=head_dim, causal=causal, alibi=alibi, dropout=dropout
+        device_type=device_type,
+        dtype=dtype,
+        head_dim=head_dim,
+        causal=causal,
+        alibi=alibi,
+        dropout=dropout,
+        window=window,
     )
     return resolve_backend(backend, request)
 

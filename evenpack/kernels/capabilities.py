@@ -1,13 +1,13 @@
 """Which attention backend can serve which request, and why not.
 
-| backend   | devices            | dtypes     | head_dim                     | ALiBi | dropout |
-| --------- | ------------------ | ---------- | ---------------------------- | ----- | ------- |
-| reference | any                | any        | any                          | yes   | yes     |
-| sdpa      | any                | any        | any                          | yes   | yes     |
-| varlen    | CUDA, sm_80 and up | fp16, bf16 | multiple of 8, at most 256   | no    | yes     |
-| flash     | CUDA, sm_80 and up | fp16, bf16 | at most 256                  | yes   | yes     |
-| flex      | CUDA, sm_80 and up | any        | 16 to 256                    | yes   | no      |
-| dense_mask | any               | any        | any                          | yes   | yes     |
+| backend   | devices            | dtypes     | head_dim                     | ALiBi | dropout | window          |
+| --------- | ------------------ | ---------- | ---------------------------- | ----- | ------- | --------------- |
+| reference | any                | any        | any                          | yes   | yes     | yes             |
+| sdpa      | any                | any        | any                          | yes   | yes     | yes             |
+| varlen    | CUDA, sm_80 and up | fp16, bf16 | multiple of 8, at most 256   | no    | yes     | without dropout |
+| flash     | CUDA, sm_80 and up | fp16, bf16 | at most 256                  | yes   | yes     | yes             |
+| flex      | CUDA, sm_80 and up | any        | 16 to 256                    | yes   | no      | yes             |
+| dense_mask | any               | any        | any                          | yes   | yes     | yes             |
 
 `dense_mask` computes whole rows, which is a baseline, and like the oracle `reference` is never chosen by `auto`.
 
@@ -53,11 +53,17 @@ class AttentionRequest:
     alibi: bool
     dropout: bool
     """Whether attention probabilities are dropped: training with a rate above zero."""
+    window: bool = False
+    """Whether a token sees only a window of its sequence."""
 
     def __str__(self) -> str:
         parts = [self.device_type, str(self.dtype).removeprefix("torch."), f"head_dim {self.head_dim}"]
         parts.append("causal" if self.causal else "bidirectional")
-        parts += [name for name, wanted in (("ALiBi", self.alibi), ("dropout", self.dropout)) if wanted]
+        parts += [
+            name
+            for name, wanted in (("ALiBi", self.alibi), ("dropout", self.dropout), ("window", self.window))
+            if wanted
+        ]
         return ", ".join(parts)
 
 
@@ -170,6 +176,8 @@ def _varlen_unavailable_reason(request: AttentionRequest) -> str | None:
         return f"head_dim {request.head_dim} is not a multiple of 8"
     if not torch.backends.cuda.is_flash_attention_available():
         return "this build of PyTorch has no FlashAttention"
+    if request.window:
+        return varlen.window_failure(dropout=request.dropout)
     return varlen.dropout_failure() if request.dropout else None
 
 

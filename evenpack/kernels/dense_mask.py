@@ -33,8 +33,8 @@ class _Known:
     alibi_bias: Float[Tensor, "H L L"] | None
 
 
-_MASKS: MutableMapping[Tensor, _Known] = WeakIdKeyDictionary()
-"""By the tensor of boundaries, which all layers of a micro-batch share."""
+_MASKS: MutableMapping[Tensor, dict[int | None, _Known]] = WeakIdKeyDictionary()
+"""By the tensor of boundaries, which all layers of a micro-batch share, and by window."""
 
 
 @never_compiled  # the layers share a mask that is found by identity
@@ -48,6 +48,7 @@ def attend(
     causal: bool,
     alibi_slopes: Float[Tensor, " H"] | None,
     dropout: float,
+    window: int | None = None,
     row_slots: int | None = None,
 ) -> Float[Tensor, " T H D"]:
     """Returns softmax(q k^T / sqrt(D) - slope |i - j| + mask) v for each row; nothing is read from the device.
@@ -66,7 +67,7 @@ def attend(
         raise ValueError(f"{slots} slots are not whole rows of {length}; dense_mask needs rows of equal length")
     k, v = repeat_heads(k, heads), repeat_heads(v, heads)
     queries, keys, values = (part.view(-1, length, heads, head_dim).transpose(1, 2) for part in (q, k, v))
-    known = _known(cu_seqlens, slots, length, causal=causal, dtype=q.dtype, alibi_slopes=alibi_slopes)
+    known = _known(cu_seqlens, slots, length, causal=causal, dtype=q.dtype, alibi_slopes=alibi_slopes, window=window)
     scores = (queries / math.sqrt(head_dim)) @ keys.transpose(2, 3)
     if known.alibi_bias is not None:
         scores = scores + known.alibi_bias
@@ -76,7 +77,13 @@ def attend(
 
 
 def additive_mask(
-    cu_seqlens: Int32[Tensor, " S_plus_1"], slots: int, row_slots: int, *, causal: bool, dtype: torch.dtype
+    cu_seqlens: Int32[Tensor, " S_plus_1"],
+    slots: int,
+    row_slots: int,
+    *,
+    causal: bool,
+    dtype: torch.dtype,
+    window: int | None = None,
 ) -> Float[Tensor, "R 1 L L"]:
     """Returns 0 where a slot sees another one of its row, and -inf elsewhere, on the device of the boundaries."""
     positions = torch.arange(slots, device=cu_seqlens.device, dtype=cu_seqlens.dtype)
@@ -84,6 +91,8 @@ def additive_mask(
     hidden = segments[:, :, None] != segments[:, None, :]
     if causal:
         hidden |= positions[:row_slots, None] < positions[None, :row_slots]
+    if window is not None:
+        hidden |= (positions[:row_slots, None] - positions[None, :row_slots]).abs() > window
     mask = torch.zeros(hidden.shape, device=cu_seqlens.device, dtype=dtype)
     return mask.masked_fill_(hidden, -math.inf)[:, None]
 
@@ -99,10 +108,11 @@ def use_mask_of_host(
 ) -> None:
     """Makes the mask of a micro-batch on the host and copies it to the device, for all its layers.
 
-    R x L x L numbers are copied, instead of the S + 1 boundaries: the cost that the paper avoids. Without ALiBi.
+    R x L x L numbers are copied, instead of the S + 1 boundaries: the cost that the paper avoids. Without ALiBi and
+    without a window.
     """
     mask = additive_mask(cu_seqlens_on_host, slots, row_slots, causal=causal, dtype=dtype)
-    _MASKS[cu_seqlens] = _Known(
+    _MASKS.setdefault(cu_seqlens, {})[None] = _Known(
         made_for=_made_for(cu_seqlens, slots, row_slots, causal=causal, dtype=dtype),
         alibi_slopes=None,
         mask=mask.to(cu_seqlens.device, non_blocking=True),
@@ -118,15 +128,17 @@ def _known(
     causal: bool,
     dtype: torch.dtype,
     alibi_slopes: Float[Tensor, " H"] | None,
+    window: int | None,
 ) -> _Known:
-    """Returns what is added to the scores; only another micro-batch needs another mask."""
+    """Returns what is added to the scores; only another micro-batch or window needs another mask."""
     made_for = _made_for(cu_seqlens, slots, row_slots, causal=causal, dtype=dtype)
-    known = _MASKS.get(cu_seqlens)
+    of_windows = _MASKS.setdefault(cu_seqlens, {})
+    known = of_windows.get(window)
     if known is None or known.made_for != made_for or known.alibi_slopes is not alibi_slopes:
-        known = _MASKS[cu_seqlens] = _Known(
+        known = of_windows[window] = _Known(
             made_for=made_for,
             alibi_slopes=alibi_slopes,
-            mask=additive_mask(cu_seqlens, slots, row_slots, causal=causal, dtype=dtype),
+            mask=additive_mask(cu_seqlens, slots, row_slots, causal=causal, dtype=dtype, window=window),
             alibi_bias=None if alibi_slopes is None else _alibi_bias(alibi_slopes, row_slots, dtype),
         )
     return known

@@ -37,10 +37,12 @@ def attend(
     causal: bool,
     alibi_slopes: Float[Tensor, " H"] | None,
     dropout: float,
+    window: int | None = None,
 ) -> Float[Tensor, " T H D"]:
     """Runs FlashAttention 2 over the segments; its backward is deterministic if PyTorch is told to be."""
     from flash_attn import flash_attn_varlen_func  # a statement, which compiled code can hold
 
+    span = {} if window is None else {"window_size": (window, 0 if causal else window)}
     output: Tensor = flash_attn_varlen_func(
         q,
         k,
@@ -53,5 +55,6 @@ def attend(
         causal=causal,
         alibi_slopes=None if alibi_slopes is None else alibi_slopes.float(),
         deterministic=torch.are_deterministic_algorithms_enabled(),
+        **span,
     )
     return output

@@ -19,8 +19,9 @@ from evenpack.kernels.compiling import never_compiled
 BLOCK = 128
 """Slots along one side of a block, in queries and in keys."""
 
-_MASKS: MutableMapping[Tensor, tuple[tuple[int, int, bool], BlockMask]] = WeakIdKeyDictionary()
-"""Masks by the tensor of boundaries that they were made of, which all layers of a micro-batch share."""
+_Key = tuple[int, int, bool]
+_MASKS: MutableMapping[Tensor, dict[int | None, tuple[_Key, BlockMask]]] = WeakIdKeyDictionary()
+"""Masks by the tensor of boundaries that they were made of, which all layers of a micro-batch share, and by window."""
 
 
 @never_compiled  # it compiles its own kernel, and the layers share a mask that is found by identity
@@ -34,6 +35,7 @@ def attend(
     causal: bool,
     alibi_slopes: Float[Tensor, " H"] | None,
     dropout: float,
+    window: int | None = None,
 ) -> Float[Tensor, " T H D"]:
     """Runs FlexAttention over the segments, without dropout. `max_sequence_length` is not needed."""
     if dropout:
@@ -41,7 +43,7 @@ def attend(
     output = _kernel(is_compiled=q.device.type == "cuda")(
         *(part.transpose(0, 1)[None] for part in (q, k, v)),  # [1, H, T, D]
         score_mod=None if alibi_slopes is None else _alibi(alibi_slopes.float()),
-        block_mask=_mask(cu_seqlens, len(q), causal=causal),
+        block_mask=_mask(cu_seqlens, len(q), causal=causal, window=window),
         enable_gqa=k.shape[1] != q.shape[1],
     )
     if not isinstance(output, Tensor):
@@ -64,24 +66,28 @@ def _alibi(slopes: Float[Tensor, " H"]) -> Callable[..., Tensor]:
     return biased
 
 
-def _mask(cu_seqlens: Int32[Tensor, " S_plus_1"], tokens: int, *, causal: bool) -> BlockMask:
-    """Returns the mask for these boundaries; only another micro-batch needs another one."""
+def _mask(cu_seqlens: Int32[Tensor, " S_plus_1"], tokens: int, *, causal: bool, window: int | None) -> BlockMask:
+    """Returns the mask for these boundaries; only another micro-batch or window needs another one."""
     key = (cu_seqlens._version, tokens, causal)
-    known = _MASKS.get(cu_seqlens)
+    of_windows = _MASKS.setdefault(cu_seqlens, {})
+    known = of_windows.get(window)
     if known is None or known[0] != key:
-        known = _MASKS[cu_seqlens] = (key, block_mask(cu_seqlens, tokens, causal=causal))
+        known = of_windows[window] = (key, block_mask(cu_seqlens, tokens, causal=causal, window=window))
     return known[1]
 
 
-def block_mask(cu_seqlens: Int32[Tensor, " S_plus_1"], tokens: int, *, causal: bool) -> BlockMask:
+def block_mask(
+    cu_seqlens: Int32[Tensor, " S_plus_1"], tokens: int, *, causal: bool, window: int | None = None
+) -> BlockMask:
     """Returns the mask of blocks of a pack with `tokens` slots, on the device of its boundaries."""
     segments = segment_of_slots(cu_seqlens, tokens)
 
     def visible(batch: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
         same = segments[query] == segments[key]
-        return same & (query >= key) if causal else same
+        seen = same & (query >= key) if causal else same
+        return seen if window is None else seen & ((query - key).abs() <= window)
 
-    partial, whole = visible_blocks(cu_seqlens, segments, causal=causal)
+    partial, whole = visible_blocks(cu_seqlens, segments, causal=causal, window=window)
     return BlockMask.from_kv_blocks(
         *_listed(partial), *_listed(whole), BLOCK_SIZE=BLOCK, mask_mod=visible, seq_lengths=(tokens, tokens)
     )
@@ -94,7 +100,7 @@ def segment_of_slots(cu_seqlens: Int32[Tensor, " S_plus_1"], tokens: int) -> Int
 
 
 def visible_blocks(
-    cu_seqlens: Int32[Tensor, " S_plus_1"], segments: Int64[Tensor, " T"], *, causal: bool
+    cu_seqlens: Int32[Tensor, " S_plus_1"], segments: Int64[Tensor, " T"], *, causal: bool, window: int | None = None
 ) -> tuple[Bool[Tensor, " B B"], Bool[Tensor, " B B"]]:
     """Returns which blocks of keys (columns) each block of queries (rows) sees in part, and which as a whole.
 
@@ -111,6 +117,10 @@ def visible_blocks(
     whole = is_single[:, None] & is_single & (first_segment[:, None] == first_segment)
     if causal:
         whole &= blocks[:, None] > blocks
+    if window is not None:
+        distances = (blocks[:, None] - blocks).abs()
+        seen &= (distances - 1) * BLOCK < window  # the nearest pair of the two blocks
+        whole &= (distances + 1) * BLOCK <= window + 1  # the farthest
     return seen & ~whole, whole
 
 

@@ -52,6 +52,7 @@ class _Call:
     causal: bool
     alibi_slopes: Tensor | None
     key_value_heads: int
+    window: int | None
     cu_seqlens: Tensor
 
 
@@ -64,6 +65,7 @@ def probe_isolation(
     alibi: bool,
     head_dim: int = 64,
     key_value_heads: int = _HEADS,
+    window: int | None = None,
     seed: int = 0,
 ) -> IsolationResult:
     """Probes `backend` (or what `auto` resolves to) through `packed_attention`.
@@ -87,6 +89,7 @@ def probe_isolation(
             causal=causal,
             alibi_slopes=slopes,
             key_value_heads=key_value_heads,
+            window=window,
             cu_seqlens=cu_seqlens.to(device, torch.int32),
         )
         found = [
@@ -132,6 +135,7 @@ def _run(call: _Call, qkv: Tensor, loss_gradient: Tensor) -> tuple[Tensor, ...]:
         causal=call.causal,
         alibi_slopes=call.alibi_slopes,
         backend=call.backend,
+        window=call.window,
     )
     gradients = torch.autograd.grad(output, (q, k, v), loss_gradient)
     return tuple(tensor.detach().cpu().double() for tensor in (output, *gradients))

@@ -20,6 +20,7 @@ def attend(
     causal: bool,
     alibi_slopes: Float[Tensor, " H"] | None,
     dropout: float,
+    window: int | None = None,
 ) -> Float[Tensor, " T H D"]:
     """Returns softmax(q k^T / sqrt(D) - slope |i - j|) v within each segment.
 
@@ -33,6 +34,8 @@ def attend(
     visible = segments[:, None] == segments[None, :]
     if causal:
         visible &= positions[:, None] >= positions[None, :]
+    if window is not None:
+        visible &= (positions[:, None] - positions[None, :]).abs() <= window
 
     scores = torch.einsum("ihd,jhd->hij", q.to(precise), k.to(precise)) / math.sqrt(q.shape[2])
     if alibi_slopes is not None:

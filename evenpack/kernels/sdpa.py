@@ -1,8 +1,8 @@
 """Attention through `F.scaled_dot_product_attention`: every device, every dtype, ALiBi and dropout.
 
-The segments are taken in *windows*, one call each: a long segment is a window of its own and needs no mask, short
-neighbours share one whose block mask keeps them apart. A call has a fixed overhead and a masked window computes scores
-that it discards; `WINDOW_TOKENS` is the best trade-off of the two.
+The segments are taken in *groups*, one call each: a long segment is a group of its own and needs no mask, short
+neighbours share one whose block mask keeps them apart. A call has a fixed overhead and a masked group computes scores
+that it discards; `GROUP_TOKENS` is the best trade-off of the two.
 """
 
 import math
@@ -18,12 +18,12 @@ from torch import Tensor
 from evenpack.kernels.compiling import never_compiled
 from evenpack.kernels.grouped_heads import repeat_heads
 
-WINDOW_TOKENS = 64
-"""Neighbours share a window while they hold at most this many tokens together.
+GROUP_TOKENS = 64
+"""Neighbours share a group while they hold at most this many tokens together.
 
 Forward and backward in ms, causal FP32, head_dim 64, four packs of 1024 slots cut at random into 10 or 80 documents,
 by the method of `benchmarks/attention.py` on two cores of an AMD EPYC with AVX-512, PyTorch 2.13, medians of 9. A
-window of 0 is one call per document, one of 1024 a block mask over each pack:
+group of 0 is one call per document, one of 1024 a block mask over each pack:
 
     threads  heads  documents     0     64    128    256   1024
        1       2     4 x 10     21.1   19.8   19.7   23.2   87.6
@@ -35,12 +35,12 @@ window of 0 is one call per document, one of 1024 a block mask over each pack:
        2      12     4 x 10     73.4   81.0   79.2   91.6  268.5
        2      12     4 x 80     67.8   60.0   71.6   96.4  268.5
 
-Repeated, the 12-head rows of 4 x 10 differ by up to a tenth from run to run; windows of 64 are within that of the best.
+Repeated, the 12-head rows of 4 x 10 differ by up to a tenth from run to run; groups of 64 are within that of the best.
 """
 
 
 @dataclass(frozen=True, kw_only=True)
-class Window:
+class Group:
     """Whole neighbouring segments that one call computes."""
 
     tokens: int
@@ -60,50 +60,52 @@ def attend(
     causal: bool,
     alibi_slopes: Float[Tensor, " H"] | None,
     dropout: float,
+    window: int | None = None,
 ) -> Float[Tensor, " T H D"]:
-    """Computes SDPA window by window.
+    """Computes SDPA group by group.
 
     Lengths and slopes are read on the host, which synchronises with a CUDA device in every call. `max_sequence_length`
     is not needed.
     """
     if q.device.type != "cpu":  # CUDA's only fused kernel for FP32 and masks takes no groups; CPU kernels do
         k, v = repeat_heads(k, q.shape[1]), repeat_heads(v, q.shape[1])
-    windows = plan_windows(
+    groups = plan_groups(
         tuple(cu_seqlens.diff().tolist()),
-        window_tokens=WINDOW_TOKENS,
+        group_tokens=GROUP_TOKENS,
         causal=causal,
         slopes=None if alibi_slopes is None else tuple(alibi_slopes.tolist()),
         # On CPU the kernels take FP32 masks with any q. On CUDA cuDNN would read one as if it had q's dtype:
         # https://github.com/pytorch/pytorch/pull/191612
         mask_dtype=torch.promote_types(q.dtype, torch.float32) if q.device.type == "cpu" else q.dtype,
         device=q.device,
+        window=window,
     )
-    return attend_windows(q, k, v, windows, causal=causal, dropout=dropout)
+    return attend_groups(q, k, v, groups, causal=causal, dropout=dropout)
 
 
-def attend_windows(
+def attend_groups(
     q: Float[Tensor, " T H D"],
     k: Float[Tensor, " T G D"],
     v: Float[Tensor, " T G D"],
-    windows: tuple[Window, ...],
+    groups: tuple[Group, ...],
     *,
     causal: bool,
     dropout: float,
 ) -> Float[Tensor, " T H D"]:
-    """Returns the outputs of one SDPA call per window, concatenated."""
-    sizes = [window.tokens for window in windows]
+    """Returns the outputs of one SDPA call per group, concatenated."""
+    sizes = [group.tokens for group in groups]
     outputs = []
     with _kernels(q.device.type):
-        # split and not slices: the backward of a slice fills a whole [T, H, D] with zeros, for every window again
-        for window, *parts in zip(windows, *(t.split_with_sizes(sizes) for t in (q, k, v)), strict=True):
-            window_q, window_k, window_v = (part.transpose(0, 1)[None] for part in parts)  # [1, H, tokens, D]
+        # split and not slices: the backward of a slice fills a whole [T, H, D] with zeros, for every group again
+        for group, *parts in zip(groups, *(t.split_with_sizes(sizes) for t in (q, k, v)), strict=True):
+            group_q, group_k, group_v = (part.transpose(0, 1)[None] for part in parts)  # [1, H, tokens, D]
             output = F.scaled_dot_product_attention(
-                window_q,
-                window_k,
-                window_v,
-                attn_mask=window.mask,
+                group_q,
+                group_k,
+                group_v,
+                attn_mask=group.mask,
                 dropout_p=dropout,
-                is_causal=causal and window.mask is None,
+                is_causal=causal and group.mask is None,
                 enable_gqa=k.shape[1] != q.shape[1],
             )
             outputs.append(output[0].transpose(0, 1))
@@ -123,31 +125,32 @@ def _kernels(device_type: str) -> AbstractContextManager[None]:
 
 
 @lru_cache(maxsize=2)  # the layers of a batch share its masks; one more batch for a recomputed or second model
-def plan_windows(
+def plan_groups(
     lengths: tuple[int, ...],
     *,
-    window_tokens: int,
+    group_tokens: int,
     causal: bool,
     slopes: tuple[float, ...] | None,
     mask_dtype: torch.dtype,
     device: torch.device,
-) -> tuple[Window, ...]:
-    """Groups neighbouring segments into windows, with their masks.
+    window: int | None = None,
+) -> tuple[Group, ...]:
+    """Puts neighbouring segments into groups, with their masks.
 
-    With ALiBi the masks hold H x (longest² + T x window_tokens) numbers: segments alone in their window share one bias.
+    With ALiBi the masks hold H x (longest² + T x group_tokens) numbers: segments alone in their group share one bias.
     """
-    groups = _group([length for length in lengths if length], window_tokens)
+    groups = _group([length for length in lengths if length], group_tokens)
     longest = max((sum(group) for group in groups), default=0)
     bias = None if slopes is None else _alibi_bias(longest, slopes, causal=causal, dtype=mask_dtype, device=device)
-    return tuple(Window(tokens=sum(group), mask=_window_mask(group, bias, causal, device)) for group in groups)
+    return tuple(Group(tokens=sum(group), mask=_group_mask(group, bias, causal, device, window)) for group in groups)
 
 
-def _group(lengths: list[int], window_tokens: int) -> list[list[int]]:
-    """Cuts the row of segments into windows, each filled as far as possible."""
+def _group(lengths: list[int], group_tokens: int) -> list[list[int]]:
+    """Cuts the row of segments into groups, each filled as far as possible."""
     groups: list[list[int]] = []
     filled = 0
     for length in lengths:
-        if groups and filled + length <= window_tokens:
+        if groups and filled + length <= group_tokens:
             groups[-1].append(length)
             filled += length
         else:
@@ -156,15 +159,20 @@ def _group(lengths: list[int], window_tokens: int) -> list[list[int]]:
     return groups
 
 
-def _window_mask(group: list[int], bias: Tensor | None, causal: bool, device: torch.device) -> Tensor | None:
-    """Returns the mask of one window; distances within a segment are those of the window, so windows share `bias`."""
+def _group_mask(
+    group: list[int], bias: Tensor | None, causal: bool, device: torch.device, window: int | None
+) -> Tensor | None:
+    """Returns the mask of one group; distances within a segment are those of the group, so groups share `bias`."""
     tokens = sum(group)
-    if len(group) == 1:
+    is_narrow = window is not None and window < tokens - 1
+    if len(group) == 1 and not is_narrow:
         return None if bias is None else bias[..., :tokens, :tokens]
     segments = torch.arange(len(group)).repeat_interleave(torch.tensor(group)).to(device)
     visible = segments[:, None] == segments[None, :]
     if causal:
         visible = visible.tril()
+    if window is not None:
+        visible = visible.triu(-window).tril(window)
     return visible if bias is None else bias[..., :tokens, :tokens].masked_fill(~visible, -math.inf)
 
 
@@ -172,7 +180,7 @@ def _alibi_bias(
     tokens: int, slopes: tuple[float, ...], *, causal: bool, dtype: torch.dtype, device: torch.device
 ) -> Float[Tensor, " 1 H rows rows"]:
     """Returns -slope * |i - j|, and -inf where causality forbids it; at least `tokens` rows."""
-    rows = -(-tokens // 16) * 16  # rows of whole 16s keep the windows' views aligned for CUDA's kernels
+    rows = -(-tokens // 16) * 16  # rows of whole 16s keep the groups' views aligned for CUDA's kernels
     positions = torch.arange(rows, device=device)
     distances = positions[:, None] - positions[None, :]
     bias = -torch.tensor(slopes, device=device)[:, None, None] * distances.abs()

@@ -55,11 +55,19 @@ def _takes(name: str) -> bool:
     return name in _parameters()
 
 
-def _causal_arguments(causal: bool) -> dict[str, Any]:
-    """Returns the argument that makes attention causal: `is_causal` in the first releases, a window in later ones."""
-    if _takes("is_causal"):
+def _span_arguments(causal: bool, window: int | None) -> dict[str, Any]:
+    """Returns the argument of what a token sees: `is_causal` in the first releases, a window in later ones."""
+    if window is None and _takes("is_causal"):
         return {"is_causal": causal}
-    return {"window_size": (-1, 0) if causal else (-1, -1)}
+    before = -1 if window is None else window
+    return {"window_size": (before, 0 if causal else before)}
+
+
+def window_failure(*, dropout: bool) -> str | None:
+    """Returns the reason why this PyTorch's FlashAttention cannot compute a window, in a line; None if it can."""
+    if dropout:
+        return "PyTorch's varlen_attn, which has windows, has no dropout"
+    return None if "window_size" in _parameters() else f"varlen_attn of torch {torch.__version__} has no window_size"
 
 
 def attend(
@@ -72,11 +80,14 @@ def attend(
     causal: bool,
     alibi_slopes: Float[Tensor, " H"] | None,
     dropout: float,
+    window: int | None = None,
 ) -> Float[Tensor, " T H D"]:
-    """Runs FlashAttention 2 over the segments, without ALiBi."""
+    """Runs FlashAttention 2 over the segments, without ALiBi, and without a window where it has dropout."""
     if alibi_slopes is not None:
         raise ValueError("varlen has no ALiBi; resolve_backend keeps such requests away")
     if dropout > 0:
+        if window is not None:
+            raise ValueError("varlen has no dropout in a window; resolve_backend keeps such requests away")
         longest = max_sequence_length
         dropped: Tensor = torch.ops.aten._flash_attention_forward(
             q, k, v, cu_seqlens, cu_seqlens, longest, longest, dropout, causal, False
@@ -98,7 +109,7 @@ def attend(
         cu_seqlens,
         max_sequence_length,
         max_sequence_length,
-        **_causal_arguments(causal),
+        **_span_arguments(causal, window),
         **grouped,
     )
     if not isinstance(output, Tensor):

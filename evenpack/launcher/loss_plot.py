@@ -10,6 +10,7 @@ import numpy as np
 from evenpack.engine.reporting.metrics import METRICS, read_metrics
 from evenpack.engine.reporting.run_record import read_run_record
 from evenpack.errors import ConfigError
+from evenpack.losses import losses_logged_apart
 from evenpack.studies.origins import origin_of_runs
 from evenpack.studies.plotting import (
     COLOURS,
@@ -41,11 +42,13 @@ class LossCurve:
 
 
 def loss_curves(records: Sequence[Mapping[str, Any]]) -> list[LossCurve]:
-    """Returns the losses of all steps whose loss was finite; for a model with two losses, one curve for each."""
-    if any("token_loss" in record for record in records):
+    """Returns the losses of all steps whose loss was finite; for a model with several losses, one curve for each."""
+    found = {loss.metric: loss for record in records for loss in losses_logged_apart(record)}
+    if found:
+        validation = {"accuracy": "loss"}  # the main loss of an evaluation
         return [
-            _curve(records, "masked-token loss", "nats/token", training="token_loss", validation="loss"),
-            _curve(records, "next-sentence loss", "nats/sequence", training="next_sentence_loss"),
+            _curve(records, loss.title, loss.unit, training=metric, validation=validation.get(loss.accuracy or ""))
+            for metric, loss in found.items()
         ]
     return [_curve(records, "loss", "nats/token", training="loss")]
 

@@ -40,6 +40,7 @@ from evenpack.engine.world.distributed import World
 from evenpack.errors import CheckpointError, ConfigError, DataError
 from evenpack.launcher.preparing import FoundText, find_text, prepare_run
 from evenpack.launcher.processes.devices import settle_accelerator
+from evenpack.losses import losses_logged_apart
 from evenpack.models.build import Model
 from evenpack.models.huggingface import mapping_of, to_huggingface
 
@@ -291,7 +292,7 @@ def evaluation_table(evaluations: Mapping[str, Mapping[str, Any] | None], *, tit
                 "loss": f"{values['loss']:.4f}" if found else None,
                 "perplexity": f"{values['perplexity']:.2f}" if found else None,
                 "accuracy": percent(values["accuracy"]) if found else None,
-                **_next_sentence(values),
+                **_losses_apart(values),
                 "targets": values.get("targets"),
             }
         )
@@ -304,14 +305,14 @@ def aggregate_line(aggregate: Mapping[str, Any]) -> Text:
     return text(f"loss by the weights {weights}: {aggregate['loss']:.4f}")
 
 
-def _next_sentence(values: Mapping[str, Any]) -> dict[str, str]:
-    """Returns the columns for a model with next-sentence prediction."""
-    if "next_sentence_loss" not in values:
-        return {}
-    return {
-        "next-sentence loss": f"{values['next_sentence_loss']:.4f}",
-        "next-sentence accuracy": percent(values["next_sentence_accuracy"]),
-    }
+def _losses_apart(values: Mapping[str, Any]) -> dict[str, str]:
+    """Returns the columns of the losses of which a model has several, besides the main one."""
+    columns = {}
+    for loss in losses_logged_apart(values):
+        columns[loss.title] = f"{values[loss.metric]:.4f}"
+        if loss.accuracy is not None and loss.accuracy in values:
+            columns[f"{loss.title.removesuffix(' loss')} accuracy"] = percent(values[loss.accuracy])
+    return columns
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -28,6 +28,7 @@ from evenpack.files import read_json_object
 from evenpack.launcher.processes.start import LaunchPlan
 from evenpack.launcher.processes.stop import say
 from evenpack.launcher.processes.supervise import LaunchResult, supervise
+from evenpack.losses import losses_logged_apart
 from evenpack.progress import format_rate
 from evenpack.units import counted
 
@@ -222,7 +223,11 @@ def report_training(run: ResolvedRun) -> TrainingReport | None:
         tokens_per_second=summary["tokens_per_second"],
         first_loss=summary["first_loss"],
         last_loss=summary["last_loss"],
-        losses_apart={name: summary[name] for name in summary if name.endswith(("_token_loss", "_next_sentence_loss"))},
+        losses_apart={
+            f"{end}_{loss.metric}": summary[f"{end}_{loss.metric}"]
+            for end in ("first", "last")
+            for loss in losses_logged_apart([name.removeprefix("first_") for name in summary])
+        },
         target=summary["target"],
         validation_loss=losses_of(summary["validation"] or {}),
     )
@@ -457,13 +462,13 @@ def report_table(report: TrainingReport, *, title: str) -> Table:
 
 
 def _training_losses(report: TrainingReport) -> dict[str, str]:
-    """Of a model with two losses each by itself: its validation loss is of masked tokens alone."""
+    """Of a model with several losses each by itself: its validation loss is the main one alone."""
     if not report.losses_apart:
         return {"first loss": _loss(report.first_loss), "last loss": _loss(report.last_loss)}
-    names = {"token_loss": "masked-token loss", "next_sentence_loss": "next-sentence loss"}
+    ends = [name.removeprefix("first_") for name in report.losses_apart]
     return {
-        f"{end} {name}": _loss(report.losses_apart[f"{end}_{key}"])
-        for key, name in names.items()
+        f"{end} {loss.title}": _loss(report.losses_apart[f"{end}_{loss.metric}"])
+        for loss in losses_logged_apart(ends)
         for end in ("first", "last")
     }
 

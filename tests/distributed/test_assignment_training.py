@@ -12,7 +12,6 @@ from masked_batches import roughen
 from pair_sources import pair_run
 from tiny_training import changed, never, prepare_run
 
-from evenpack.batch import MaskedTargets
 from evenpack.data.order.assignment import PADDED_WIDTH_MULTIPLE
 from evenpack.data.order.step_shape import POLICIES
 from evenpack.data.prepare.prepare import prepare
@@ -105,12 +104,12 @@ def measure_one(world: World, config: RunConfig) -> Measured:
     run.engine.reduce_gradients()
     gradients = [parameter.grad for parameter in run.engine.model.parameters()]
     measured = Measured(
-        loss_sums=world.all_sum(loss_sums.double().sum(dim=0)).tolist(),
+        loss_sums=world.all_sum(torch.stack([sums.double().sum() for sums in loss_sums.values()])).tolist(),
         gradient=torch.cat([gradient.flatten() for gradient in gradients if gradient is not None]),
         ids=[batch.sequence_ids[batch.sequence_ids >= 0].tolist() for batch in micro_batches],
         slots=[batch.slots for batch in micro_batches],
         tokens=[batch.local_counts.tokens for batch in micro_batches],
-        sizes=[b.targets.positions.shape[0] for b in micro_batches if isinstance(b.targets, MaskedTargets)],
+        sizes=[batch.head_rows for batch in micro_batches if "masked_token" in batch.targets],
     )
     run.engine.deepspeed.destroy()
     return measured

@@ -92,7 +92,7 @@ def measure_one(world: World, config: RunConfig, setting: Setting) -> Measured:
     run.engine.reduce_gradients()
     gradients = [parameter.grad for parameter in run.engine.model.parameters()]
     assert all(gradient is not None for gradient in gradients)
-    sums = world.all_sum(torch.cat([loss_sums.double().sum(dim=0), correct.double()])).tolist()
+    sums = world.all_sum(torch.stack([*map(torch.Tensor.sum, loss_sums.values()), *correct.values()]).double()).tolist()
     measured = Measured(
         loss_sums=sums[:2],
         correct=[round(number) for number in sums[2:]],
@@ -148,9 +148,11 @@ def one_by_one(config: RunConfig) -> OneByOne:
     roughen(model)
     sums = [model(build_masked_batch([[pair]], "unpadded", max_sequence_length=48)[0]) for pair in pairs]
     losses = {
-        "token": torch.stack([one.loss_sum for one in sums]).sum(),
-        "sequence": torch.stack([one.loss_sum / len(pair.masked) for one, pair in zip(sums, pairs, strict=True)]).sum(),
-        "next_sentence": torch.stack([one.next_sentence_loss_sum for one in sums]).sum(),
+        "token": torch.stack([one["masked_token"].loss_sum for one in sums]).sum(),
+        "sequence": torch.stack(
+            [one["masked_token"].loss_sum / len(pair.masked) for one, pair in zip(sums, pairs, strict=True)]
+        ).sum(),
+        "next_sentence": torch.stack([one["next_sentence"].loss_sum for one in sums]).sum(),
     }
     parameters = list(model.parameters())
     gradients = {
@@ -162,7 +164,10 @@ def one_by_one(config: RunConfig) -> OneByOne:
         targets=sum(len(pair.masked) for pair in pairs),
         loss_sums={name: loss.item() for name, loss in losses.items()},
         gradients={name: torch.cat([part.flatten() for part in parts]) for name, parts in gradients.items()},
-        correct=[sum(int(one.correct) for one in sums), sum(int(one.next_sentence_correct) for one in sums)],
+        correct=[
+            sum(int(one["masked_token"].correct) for one in sums),
+            sum(int(one["next_sentence"].correct) for one in sums),
+        ],
     )
 
 
@@ -313,7 +318,7 @@ def test_the_loss_that_is_reported_is_exact_however_losses_are_balanced(trained:
 
 def test_switches_for_study_train_and_say_loudly_what_they_are(trained: Runs) -> None:
     said = [message.split()[3] for message in trained.said if message.startswith("FOR STUDY ONLY")]
-    assert said == ["attention.isolate", "model.reset_positions", "model.next_sentence"], "and no other run is"
+    assert said == ["attention.isolate", "model.reset_positions"], "and no other run is"
     (record,) = records(trained.all["study"])
     assert "next_sentence_loss" not in record
     assert record["loss"] == pytest.approx(np.log(120), rel=0.05), "of tokens alone"

@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from killed_saves import NEW, OLD, kill_everywhere, train_state
 from torch import nn
 
-from evenpack.batch import CausalTargets, PackedBatch
+from evenpack.batch import PackedBatch, SlotTargets
 from evenpack.engine.checkpoints import files as checkpoint_files
 from evenpack.engine.checkpoints.files import checkpoint_name, find_candidates, read_manifest
 from evenpack.engine.checkpoints.loading import newest_whole
@@ -22,7 +22,7 @@ from evenpack.engine.checkpoints.store import CheckpointStore
 from evenpack.engine.checkpoints.weights import load_model_weights
 from evenpack.engine.world.distributed import World
 from evenpack.errors import CheckpointError
-from evenpack.models.common.losses import LossSums, exact_denominators
+from evenpack.models.common.losses import LossOutput, LossOutputs, exact_denominators
 from evenpack.step_counts import StepCounts
 from evenpack.testing import RanksFailed, run_config, run_ranks, run_values
 
@@ -67,11 +67,11 @@ class PackModel(nn.Module):
         self.dropout = nn.Dropout(0.2)
         self.head = nn.Linear(width, VOCABULARY)
 
-    def forward(self, batch: PackedBatch) -> LossSums:
+    def forward(self, batch: PackedBatch) -> LossOutputs:
         logits = self.head(self.dropout(self.embedding(batch.tokens)))
-        losses = F.cross_entropy(logits, batch.targets.labels, reduction="none")
-        correct = (logits.argmax(-1) == batch.targets.labels).sum()
-        return LossSums.of_tokens(loss_sum=losses.sum(), correct=correct, targets=SLOTS)
+        losses = F.cross_entropy(logits, batch.targets["next_token"].labels, reduction="none")
+        correct = (logits.argmax(-1) == batch.targets["next_token"].labels).sum()
+        return {"next_token": LossOutput(losses.sum(), correct)}
 
 
 def training_engine(
@@ -102,7 +102,7 @@ def batch_of(step: int, slot: int) -> PackedBatch:
         max_sequence_length=SLOTS,
         row_slots=SLOTS,
         position_rows=SLOTS,
-        targets=CausalTargets(labels=tokens.roll(-1), weights=torch.ones(SLOTS)),
+        targets={"next_token": SlotTargets(labels=tokens.roll(-1), weights=torch.ones(SLOTS))},
         step_counts=counts + counts + counts + counts,
         local_counts=counts,
         sequence_ids=torch.zeros(1, dtype=torch.int64),
@@ -119,7 +119,7 @@ def train(engine: "TrainingEngine", world: World, start: int, stop: int) -> list
     for step in range(start, stop):
         first = world.rank * engine.micro_batches
         local = engine.train_step(step, [batch_of(step, first + index) for index in range(engine.micro_batches)])
-        losses.append(world.all_sum(local.loss_sums.double().sum().view(1)).item())
+        losses.append(world.all_sum(local.loss_sums["next_token"].double().sum().view(1)).item())
     return losses
 
 

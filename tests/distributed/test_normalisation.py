@@ -120,7 +120,7 @@ def reference_gradients(model: Gpt2, batches: list[PackedBatch], *, precision: s
     model.zero_grad()
     for batch in batches:
         with torch.autocast("cpu", dtype=torch.bfloat16, enabled=precision == "bf16_autocast"):
-            loss = model(batch).loss_sum
+            loss = model(batch)["next_token"].loss_sum
         (loss / targets).backward()
 
 
@@ -257,7 +257,7 @@ def naive_mean(world: World) -> float:
     reference, naive = make_model(), make_model()
     reference_gradients(reference, unpacked_batches(), precision="fp32", targets=mine[0].step_counts.targets)
     for batch in mine:
-        (naive(batch).loss_sum / batch.local_counts.targets / (2 * world.size)).backward()
+        (naive(batch)["next_token"].loss_sum / batch.local_counts.targets / (2 * world.size)).backward()
     gradient = torch.cat([parameter.grad.flatten() for parameter in naive.parameters()])
     total = world.all_sum(gradient.double())
     return relative(total, torch.cat([parameter.grad.flatten() for parameter in reference.parameters()]).double())

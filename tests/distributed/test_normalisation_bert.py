@@ -81,8 +81,8 @@ def reference_gradients(model: Bert, mlm_reduction: str) -> list[torch.Tensor]:
     token_losses, pair_losses, counts = [], [], []
     for pair in (pair for pack in make_packs() for pair in pack):
         sums = model(build_masked_batch([[pair]], "unpadded", max_sequence_length=PACK_LENGTH)[0])
-        token_losses.append(sums.loss_sum)
-        pair_losses.append(sums.next_sentence_loss_sum)
+        token_losses.append(sums["masked_token"].loss_sum)
+        pair_losses.append(sums["next_sentence"].loss_sum)
         counts.append(float(len(pair.masked)))
     losses, divisors = torch.stack(token_losses), torch.tensor(counts)
     token_loss = losses.sum() / divisors.sum() if mlm_reduction == "token" else (losses / divisors).mean()
@@ -127,7 +127,7 @@ def plain_means(world: World) -> tuple[float, float, list[list[float]]]:
     engine = TrainingEngine(make_model(config), config, world, denominators=denominators)
     batches = micro_batches(world, accumulation=2, mlm_reduction="token")
     loss_sums, _, _ = engine.compute_gradients(0, batches)
-    optimised = engine.optimised_losses(loss_sums, batches)
+    optimised = torch.stack(list(engine.optimised_losses(loss_sums, batches).values()))
     engine.reduce_gradients()
     model, losses = make_model(config), []
     size = PACKS // (2 * world.size)
@@ -135,7 +135,11 @@ def plain_means(world: World) -> tuple[float, float, list[list[float]]]:
         batch = packed(make_packs()[first : first + size], "token")
         sums = model(batch)
         counts = batch.local_counts
-        losses.append(torch.stack([sums.loss_sum / counts.targets, sums.next_sentence_loss_sum / counts.sequences]))
+        losses.append(
+            torch.stack(
+                [sums["masked_token"].loss_sum / counts.targets, sums["next_sentence"].loss_sum / counts.sequences]
+            )
+        )
     means = torch.stack(losses).mean(dim=0)
     wanted = torch.autograd.grad(means.sum(), list(model.parameters()))
     exact = reference_gradients(make_model(config), "token")

@@ -27,7 +27,7 @@ from torch.distributed._tools.mem_tracker import MemTracker  # noqa: E402
 from traced_cases import CASES, EXPECTED_WAITS, Case, whole_preset  # noqa: E402
 
 from evenpack.engine.memory.estimate import MicroBatchSize, training_memory  # noqa: E402
-from evenpack.kernels.sdpa import WINDOW_TOKENS, plan_windows  # noqa: E402
+from evenpack.kernels.sdpa import GROUP_TOKENS, plan_groups  # noqa: E402
 from evenpack.models.common.batch_work import performed_work  # noqa: E402
 from evenpack.models.cost import parameter_count  # noqa: E402
 from evenpack.models.families import find_family  # noqa: E402
@@ -90,9 +90,9 @@ def attended_squares(case, batch):
         return batch.slots * batch.row_slots
     if case.backend == "sdpa":
         lengths = tuple(batch.cu_seqlens.diff().tolist())
-        windows = plan_windows(
+        windows = plan_groups(
             lengths,
-            window_tokens=WINDOW_TOKENS,
+            group_tokens=GROUP_TOKENS,
             causal=False,
             slopes=None,
             mask_dtype=torch.float32,

@@ -42,7 +42,10 @@ def some_batch(device=DEVICE):
 
 def loss_of(model, batch):
     sums = model(batch)
-    return sums.loss_sum / batch.local_counts.targets + sums.next_sentence_loss_sum / batch.local_counts.sequences
+    return (
+        sums["masked_token"].loss_sum / batch.local_counts.targets
+        + sums["next_sentence"].loss_sum / batch.local_counts.sequences
+    )
 
 
 def loss_and_gradients(model, batch):

@@ -47,8 +47,10 @@ def some_batch(device=DEVICE):
 def loss_and_gradients(model, batch):
     model.zero_grad()
     sums = model(batch)
-    sums.loss_sum.backward()
-    return sums.loss_sum.item(), {name: parameter.grad.cpu() for name, parameter in model.named_parameters()}
+    sums["next_token"].loss_sum.backward()
+    return sums["next_token"].loss_sum.item(), {
+        name: parameter.grad.cpu() for name, parameter in model.named_parameters()
+    }
 
 
 def serving_backends(decoder):
@@ -110,7 +112,10 @@ def losses_at(model, batch, slots):
     with bf16_autocast():
         logits = model.logits(batch)
     hook.remove()
-    losses = F.cross_entropy(logits.float(), batch.targets.labels, reduction="none") * batch.targets.weights
+    losses = (
+        F.cross_entropy(logits.float(), batch.targets["next_token"].labels, reduction="none")
+        * batch.targets["next_token"].weights
+    )
     (gradient,) = torch.autograd.grad(losses[slots].sum(), embedded)
     return logits.detach().float(), gradient
 
@@ -143,12 +148,12 @@ def test_nothing_waits_for_the_device_with_a_fused_kernel(decoder):
         model = build_model(decoder=decoder, backend=backend)
         with bf16_autocast():
             for _ in range(2):
-                model(
-                    batch
-                ).loss_sum.backward()  # kernels are loaded and compiled, and the allocator is warm after this
+                model(batch)[
+                    "next_token"
+                ].loss_sum.backward()  # kernels are loaded and compiled, and the allocator is warm after this
             torch.cuda.set_sync_debug_mode("error")
             try:
-                model(batch).loss_sum.backward()
+                model(batch)["next_token"].loss_sum.backward()
             except RuntimeError as error:
                 raise AssertionError(f"{backend} waits") from error
             finally:
@@ -184,7 +189,7 @@ def test_xl_takes_a_step_in_bf16_autocast_and_its_loss_falls():
     for _ in range(3):
         with bf16_autocast():
             sums = model(batch)
-        mean = sums.loss_sum / sums.targets
+        mean = sums["next_token"].loss_sum / batch.local_counts.targets
         mean.backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         torch.optim.SGD(model.parameters(), lr=0.1).step()

@@ -75,7 +75,7 @@ MODEL = """
 from torch import nn
 
 from evenpack.kernels.cross_entropy import linear_cross_entropy
-from evenpack.models.common.losses import LossSums
+from evenpack.models.common.losses import LossOutput
 from evenpack.models.common.transformer import PackedTransformer
 
 
@@ -87,9 +87,9 @@ class Bigram(PackedTransformer):
 
     def forward(self, batch):
         hidden = self.config.scale * self.token_embedding(batch.tokens)
-        targets = batch.targets
+        targets = batch.targets["next_token"]
         loss_sum, correct = linear_cross_entropy(hidden, self.next.weight, targets.labels, targets.weights)
-        return LossSums.of_tokens(loss_sum=loss_sum, correct=correct, targets=batch.local_counts.targets)
+        return {"next_token": LossOutput(loss_sum, correct)}
 """
 
 

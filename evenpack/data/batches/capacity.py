@@ -17,9 +17,8 @@ from typing import Literal
 import numpy as np
 from jaxtyping import Int64
 
-from evenpack.data.batches.objectives import Objective
+from evenpack.data.batches.objectives import Objective, beyond_capacity
 from evenpack.data.batches.placement import Placer
-from evenpack.data.batches.task import beyond_capacity
 from evenpack.data.order.selection import PackedSource
 from evenpack.data.order.step_plan import StepPlanner
 from evenpack.data.order.step_shape import StepShape

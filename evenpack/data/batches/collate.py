@@ -9,9 +9,8 @@ from jaxtyping import Bool, Int64, Integer
 
 from evenpack.batch import PackedBatch
 from evenpack.data.batches.capacity import BatchCapacity, capacity_of_any_batch, placer_of
-from evenpack.data.batches.objectives import Objective
+from evenpack.data.batches.objectives import Objective, SequenceContent, rounded_size
 from evenpack.data.batches.placement import Placement
-from evenpack.data.batches.task import SequenceContent, rounded_size
 from evenpack.data.order.selection import PackedSource, PackSelection, order_hash
 from evenpack.data.order.step_shape import StepShape
 from evenpack.data.sequences.view import PaddingCounts
@@ -142,6 +141,7 @@ class Collator:
             sources=sequence_sources,
             epochs=np.repeat(epochs, sizes),
             sequence_ids=packs.sequence_ids,
+            segments=counts,
             pack_sizes=np.repeat(sizes, sizes),
             padding=padding,
             left_out=left_out,

@@ -3,7 +3,7 @@
 Taking a tensor from another process costs a connection and a mapping, however small it is, and a batch has a dozen.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, fields, is_dataclass, replace
 from typing import Any
 
@@ -29,11 +29,11 @@ class _Place:
 
 @dataclass(frozen=True, kw_only=True)
 class _Form:
-    """A dataclass without its tensors."""
+    """A dataclass or a dictionary without its tensors."""
 
     kind: type[Any]
     values: dict[str, Any]
-    """Its fields: a `_Place` for each tensor, a `_Form` for a dataclass, or the value itself."""
+    """Its fields or items: a `_Place` for each tensor, a `_Form` for what holds some, or the value itself."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -78,25 +78,31 @@ class FlatBatch:
         return part
 
 
+def _items(value: Any) -> dict[str, Any] | None:
+    """Returns the fields of a dataclass or the items of a mapping; None for what holds no tensors."""
+    if isinstance(value, Mapping):
+        return dict(value)
+    return {field.name: getattr(value, field.name) for field in fields(value)} if is_dataclass(value) else None
+
+
 def _tensors(holder: Any) -> Iterator[Tensor]:
-    """Yields the tensors of a dataclass and of those that it holds, in the order of the fields."""
-    for field in fields(holder):
-        value = getattr(holder, field.name)
+    """Yields the tensors of a dataclass or mapping and of those that it holds, in the order of the fields."""
+    for value in (_items(holder) or {}).values():
         if isinstance(value, Tensor):
             yield value
-        elif is_dataclass(value):
+        else:
             yield from _tensors(value)
 
 
-def _form(holder: Any, places: Iterator[_Place]) -> _Form:
-    """Returns the form of a dataclass; its tensors are at the places that follow."""
-
-    def taken(value: Any) -> Any:
-        if isinstance(value, Tensor):
-            return next(places)
-        return _form(value, places) if is_dataclass(value) else value
-
-    return _Form(kind=type(holder), values={field.name: taken(getattr(holder, field.name)) for field in fields(holder)})
+def _form(holder: Any, places: Iterator[_Place]) -> Any:
+    """Returns the form of a dataclass or mapping, whose tensors are at the places that follow; else the value."""
+    if isinstance(holder, Tensor):
+        return next(places)
+    items = _items(holder)
+    if items is None:
+        return holder
+    kind = dict if isinstance(holder, Mapping) else type(holder)
+    return _Form(kind=kind, values={name: _form(value, places) for name, value in items.items()})
 
 
 def _aligned(offset: int) -> int:

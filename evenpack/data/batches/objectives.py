@@ -1,31 +1,91 @@
-"""Defines the training objectives: next tokens, or masked tokens with next sentences.
+"""Defines the training objectives: next tokens, or masked tokens, with next sentences where the data has pairs.
 
 An objective computes the number of targets of a sequence from its length and its number of segments, or from a stored
 column, so that every rank counts the targets of a whole step without reading tokens. It also makes the targets of a
 batch from its tokens and their positions.
 
-Shapes: M = sequences of the batch, T = its slots.
+Shapes: M = sequences of the batch, T = its slots, K = values given.
 """
 
-from collections.abc import Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Literal, Protocol, runtime_checkable
+from typing import Protocol, TypeVar, runtime_checkable
 
 import numpy as np
 import torch
-from jaxtyping import Int64
+from jaxtyping import Bool, Int64, Integer
 
-from evenpack.batch import CausalTargets
+from evenpack.batch import ChosenTargets, SlotTargets, Targets
 from evenpack.data.batches.placement import Placement
-from evenpack.data.batches.task import SequenceContent, Task, masked_task
 from evenpack.data.order.selection import PackedSource
 from evenpack.data.order.step_plan import TargetCounter
-from evenpack.data.sequences import MaskedPairsView, SentencePairsView, SequenceView
-from evenpack.data.sequences.config import MaskingConfig
-from evenpack.data.sequences.masking import MaskedTokens, mask_sequences, masked_count, masking_keys
+from evenpack.data.sequences import MaskedPairsView, PaddingView, SentencePairsView, SequenceView
+from evenpack.data.sequences.config import ConcatRecipe, MaskingConfig, Recipe, SentencePairsRecipe
+from evenpack.data.sequences.masking import (
+    SPECIAL_TOKENS_OF_A_DOCUMENT,
+    SPECIAL_TOKENS_OF_A_PAIR,
+    MaskedTokens,
+    mask_sequences,
+    masked_count,
+    masking_keys,
+)
 from evenpack.data.sequences.pairs import StaticMasks
+from evenpack.data.sequences.view import PaddingCounts, SequenceOrigins
 from evenpack.data.tokenizers.special_tokens import MaskingVocabulary
 from evenpack.errors import ConfigError, DataError
+from evenpack.losses import MASKED_TOKEN, NEXT_SENTENCE, NEXT_TOKEN, Loss
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class SequenceContent:
+    """The sequences of a batch, in slot order."""
+
+    tokens: Int64[np.ndarray, " tokens"]
+    """Tokens of all sequences, concatenated."""
+    lengths: Int64[np.ndarray, " M"]
+    sources: Int64[np.ndarray, " M"]
+    """Index into the batch's sources."""
+    epochs: Int64[np.ndarray, " M"]
+    """Epoch of each sequence's source."""
+    sequence_ids: Int64[np.ndarray, " M"]
+    segments: Int64[np.ndarray, " M"]
+    """Number of segments of each sequence."""
+    pack_sizes: Int64[np.ndarray, " M"]
+    """Number of sequences in each one's pack."""
+    padding: PaddingCounts
+    """Padding inside each sequence."""
+    left_out: Bool[np.ndarray, " tokens"] | None
+    """Tokens that are not predicted because they are padding; None: none."""
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Task:
+    """The inputs that a batch shows the model, and its targets."""
+
+    tokens: Int64[np.ndarray, " tokens"]
+    """Tokens as the model sees them, in the order of the content."""
+    token_types: Int64[np.ndarray, " tokens"]
+    targets: Mapping[str, Targets]
+    """The targets of each loss, by name, the main one first."""
+    target_count: int
+    """Number of targets of the main loss."""
+
+
+_SIZE_MULTIPLE = 64
+
+
+def rounded_size(count: int) -> int:
+    """Returns the size of an index array that follows its micro-batch: few different sizes, suited to tensor cores."""
+    return -(-count // _SIZE_MULTIPLE) * _SIZE_MULTIPLE
+
+
+def beyond_capacity(name: str, found: int, expected: int) -> str:
+    """Returns the message about a micro-batch that does not fit into the fixed sizes of a run's batches."""
+    return (
+        f"a micro-batch has {found} {name}, but no step of the run was to have more than {expected} in one: the "
+        "prepared data has changed since the run started; start it again, and prepare the data again if this repeats"
+    )
 
 
 @runtime_checkable
@@ -119,26 +179,25 @@ class NextTokens:
         labels = np.zeros(placement.slots, dtype=np.int64)
         labels[placement.slot_of_token - 1] = content.tokens  # slot 0's label wraps around to padding or a last slot
         labels[~is_target] = 0
-        targets = CausalTargets(labels=torch.from_numpy(labels), weights=torch.from_numpy(is_target.astype(np.float32)))
+        targets = SlotTargets(labels=torch.from_numpy(labels), weights=torch.from_numpy(is_target.astype(np.float32)))
         return Task(
             tokens=content.tokens,
             token_types=np.zeros_like(content.tokens),
-            targets=targets,
+            targets={NEXT_TOKEN.name: targets},
             target_count=int(is_target.sum()),
         )
 
 
-@dataclass(frozen=True, kw_only=True, eq=False)
-class MaskedTokensAndNextSentence:
-    """BERT's objective: masked tokens, drawn again in each epoch, and whether the second half of a pair is the next."""
+MaskedT = TypeVar("MaskedT", bound="_MaskedObjective")
 
-    masking: MaskingConfig
-    vocabulary: MaskingVocabulary
-    seed: int
-    reduction: Literal["token", "sequence"]
-    """Whether each masked token has the same weight in the loss, or each sequence."""
-    next_sentence_reduction: Literal["sequence", "pack"]
-    """Whether each sequence has the same weight in the next-sentence loss, or each pack."""
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class _MaskedObjective(ABC):
+    """Masked tokens in any sequences, and in pairs whether the second half is the next; subclasses mask them."""
+
+    masked_token: Loss
+    next_sentence: Loss
+    """The losses as the run divides them, which decides the weights of their targets."""
 
     @property
     def is_bidirectional(self) -> bool:
@@ -146,10 +205,73 @@ class MaskedTokensAndNextSentence:
 
     @property
     def leaves_out_padding(self) -> bool:
-        return False  # pairs have no padding
+        return False  # sequences with padding are refused
+
+    def for_validation(self: MaskedT) -> MaskedT:
+        return replace(
+            self, masked_token=self.masked_token.in_evaluation, next_sentence=self.next_sentence.in_evaluation
+        )
+
+    @abstractmethod
+    def _masked(self, content: SequenceContent, sources: Sequence[PackedSource]) -> MaskedTokens:
+        """Returns the masked form of the content's tokens."""
+
+    def make(
+        self,
+        content: SequenceContent,
+        placement: Placement,
+        sources: Sequence[PackedSource],
+        *,
+        max_sequences: int,
+        max_targets: int | None,
+    ) -> Task:
+        masked = self._masked(content, sources)
+        max_targets = rounded_size(len(masked.positions)) if max_targets is None else max_targets
+        if len(masked.positions) > max_targets:
+            raise DataError(beyond_capacity("targets", len(masked.positions), max_targets))
+        weights = np.ones(len(masked.positions), dtype=np.float32)
+        if self.masked_token.divided_by == "sequences":
+            weights /= np.repeat(masked.counts, masked.counts)
+        targets = {
+            MASKED_TOKEN.name: ChosenTargets(
+                positions=_filled(placement.slot_of_token[masked.positions], max_targets),
+                labels=_filled(masked.labels, max_targets),
+                weights=_filled(weights, max_targets),
+            )
+        }
+        token_types = np.zeros_like(content.tokens)
+        if isinstance(sources[0].view, SentencePairsView):  # all sources are of one recipe
+            offsets = np.concatenate([[0], np.cumsum(content.lengths)])
+            first_lengths, labels = _pair_columns(content, sources)
+            token_of_sequence = np.arange(len(content.tokens)) - np.repeat(offsets[:-1], content.lengths)
+            token_types = (token_of_sequence >= np.repeat(first_lengths, content.lengths)).astype(np.int64)
+            sequence_weights = np.ones(len(labels), dtype=np.float32)
+            if self.next_sentence.divided_by == "packs":
+                sequence_weights /= content.pack_sizes
+            targets[NEXT_SENTENCE.name] = ChosenTargets(
+                positions=_filled(placement.slot_of_token[offsets[:-1]], max_sequences),
+                labels=_filled(labels, max_sequences),
+                weights=_filled(sequence_weights, max_sequences),
+            )
+        return Task(tokens=masked.tokens, token_types=token_types, targets=targets, target_count=len(masked.positions))
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class DynamicMasks(_MaskedObjective):
+    """Masks that are drawn again in each epoch, never on special tokens."""
+
+    recipe: Recipe
+    """The recipe of the sequences, on which the number of their special tokens depends."""
+    masking: MaskingConfig
+    vocabulary: MaskingVocabulary
+    seed: int
 
     def check(self, view: SequenceView) -> None:
-        _require_pairs(view)
+        if isinstance(view, PaddingView):
+            raise ConfigError(
+                "data.recipe.kind padding pads sequences with end-of-text, and masked tokens have no loss that leaves "
+                "it out: choose documents, concat or sentence_pairs, or a model.kind of next tokens"
+            )
         if isinstance(view, MaskedPairsView):
             raise ConfigError(
                 "the pairs have masks that were drawn once, and would be masked again in each epoch: set "
@@ -163,57 +285,50 @@ class MaskedTokensAndNextSentence:
         lengths: Int64[np.ndarray, " K"],
         segments: Int64[np.ndarray, " K"],
     ) -> Int64[np.ndarray, " K"]:
-        return masked_count(lengths, self.masking)
+        return masked_count(lengths, self.masking, self._special_tokens(view, sequence_ids, segments))
 
     def most_targets(self, view: SequenceView) -> Int64[np.ndarray, " lengths"]:
-        return masked_count(np.arange(1 + view.max_sequence_length), self.masking)
+        is_pair = isinstance(self.recipe, SentencePairsRecipe)
+        special_tokens = SPECIAL_TOKENS_OF_A_PAIR if is_pair else SPECIAL_TOKENS_OF_A_DOCUMENT
+        return masked_count(np.arange(1 + view.max_sequence_length), self.masking, special_tokens)
 
-    def for_validation(self) -> "MaskedTokensAndNextSentence":
-        return replace(self, seed=_VALIDATION_SEED, next_sentence_reduction="sequence")
+    def for_validation(self) -> "DynamicMasks":
+        return replace(super().for_validation(), seed=_VALIDATION_SEED)
 
-    def make(
-        self,
-        content: SequenceContent,
-        placement: Placement,
-        sources: Sequence[PackedSource],
-        *,
-        max_sequences: int,
-        max_targets: int | None,
-    ) -> Task:
+    def _masked(self, content: SequenceContent, sources: Sequence[PackedSource]) -> MaskedTokens:
         offsets = np.concatenate([[0], np.cumsum(content.lengths)])
         source_keys = np.array([source.key for source in sources], dtype=np.uint64)[content.sources]
         keys = masking_keys(self.seed, content.epochs, source_keys, content.sequence_ids)
-        masked = mask_sequences(content.tokens, offsets, keys, self.masking, self.vocabulary)
-        return masked_task(
-            content,
-            placement,
-            sources,
-            masked,
-            reduction=self.reduction,
-            next_sentence_reduction=self.next_sentence_reduction,
-            max_sequences=max_sequences,
-            max_targets=max_targets,
+        special_tokens = np.empty_like(content.lengths)
+        for index, source in enumerate(sources):
+            members = content.sources == index
+            special_tokens[members] = self._special_tokens(
+                source.view, content.sequence_ids[members], content.segments[members]
+            )
+        return mask_sequences(
+            content.tokens, offsets, keys, self.masking, self.vocabulary, special_tokens=special_tokens
         )
+
+    def _special_tokens(
+        self, view: SequenceView, sequence_ids: Int64[np.ndarray, " K"], segments: Int64[np.ndarray, " K"]
+    ) -> int | Int64[np.ndarray, " K"]:
+        """Returns the most special tokens that these sequences can have: those of whole documents."""
+        if isinstance(self.recipe, SentencePairsRecipe):
+            return SPECIAL_TOKENS_OF_A_PAIR
+        documents = segments
+        if isinstance(self.recipe, ConcatRecipe) and not self.recipe.isolate_documents and len(sequence_ids):
+            assert isinstance(view, SequenceOrigins), "as every view of documents"
+            documents = view.origins(sequence_ids).per_sequence
+        return SPECIAL_TOKENS_OF_A_DOCUMENT * documents
 
 
 @dataclass(frozen=True, kw_only=True)
-class StoredMasksAndNextSentence:
-    """BERT's objective with masks that were drawn once and stored with the pairs, with the number of each pair's."""
+class StoredMasks(_MaskedObjective):
+    """Masks that were drawn once and are stored with pairs, with the number of each pair's."""
 
     vocabulary_size: int
-    reduction: Literal["token", "sequence"]
-    next_sentence_reduction: Literal["sequence", "pack"]
-
-    @property
-    def is_bidirectional(self) -> bool:
-        return True
-
-    @property
-    def leaves_out_padding(self) -> bool:
-        return False  # pairs have no padding
 
     def check(self, view: SequenceView) -> None:
-        _require_pairs(view)
         if not isinstance(view, MaskedPairsView):
             raise ConfigError(
                 "the pairs were prepared without masks: leave data.recipe.static_masks out, or prepare again with it"
@@ -231,30 +346,7 @@ class StoredMasksAndNextSentence:
     def most_targets(self, view: SequenceView) -> Int64[np.ndarray, " lengths"]:
         return _stored_masks(view).most_masks.astype(np.int64)
 
-    def for_validation(self) -> "StoredMasksAndNextSentence":
-        return replace(self, next_sentence_reduction="sequence")
-
-    def make(
-        self,
-        content: SequenceContent,
-        placement: Placement,
-        sources: Sequence[PackedSource],
-        *,
-        max_sequences: int,
-        max_targets: int | None,
-    ) -> Task:
-        return masked_task(
-            content,
-            placement,
-            sources,
-            self._take(content, sources),
-            reduction=self.reduction,
-            next_sentence_reduction=self.next_sentence_reduction,
-            max_sequences=max_sequences,
-            max_targets=max_targets,
-        )
-
-    def _take(self, content: SequenceContent, sources: Sequence[PackedSource]) -> MaskedTokens:
+    def _masked(self, content: SequenceContent, sources: Sequence[PackedSource]) -> MaskedTokens:
         """Reads the stored masks of the sequences. Raises: DataError if they are damaged."""
         taken = {}
         counts = np.empty(len(content.lengths), dtype=np.int64)
@@ -281,13 +373,29 @@ class StoredMasksAndNextSentence:
 _VALIDATION_SEED = 0
 
 
-def _require_pairs(view: SequenceView) -> None:
-    if not isinstance(view, SentencePairsView):
-        raise ConfigError(
-            "a model of masked tokens needs sentence pairs: set data.recipe.kind=sentence_pairs or masked_pairs"
-        )
-
-
 def _stored_masks(view: SequenceView) -> StaticMasks:
     assert isinstance(view, MaskedPairsView), "checked when the collator was made"
     return view.masks
+
+
+def _pair_columns(
+    content: SequenceContent, sources: Sequence[PackedSource]
+) -> tuple[Int64[np.ndarray, " M"], Int64[np.ndarray, " M"]]:
+    """Returns the lengths of the first halves, and the next-sentence labels."""
+    first_lengths = np.empty(len(content.lengths), dtype=np.int64)
+    labels = np.empty(len(content.lengths), dtype=np.int64)
+    for index, source in enumerate(sources):
+        members = content.sources == index
+        view = source.view
+        assert isinstance(view, SentencePairsView), "checked when the collator was made"
+        chosen = content.sequence_ids[members]
+        first_lengths[members] = view.first_segment_lengths[chosen]
+        labels[members] = view.next_sentence_labels[chosen]
+    return first_lengths, labels
+
+
+def _filled(values: Integer[np.ndarray, " K"] | np.ndarray, size: int) -> torch.Tensor:
+    """Returns `values` followed by zeros."""
+    result = np.zeros(size, dtype=np.float32 if values.dtype.kind == "f" else np.int64)
+    result[: len(values)] = values
+    return torch.from_numpy(result)

@@ -25,6 +25,7 @@ from evenpack.data.tokens.file import TokenFile
 __all__ = [
     "PAIRS",
     "MaskedPairsView",
+    "PaddingView",
     "TokenAccounting",
     "SentencePairsView",
     "SequenceView",

@@ -1,4 +1,4 @@
-"""The tokens that BERT has to predict: drawn for many sequences at once, each by a key of its own.
+"""The masked tokens that a model has to predict: drawn for many sequences at once, each by a key of its own.
 
 A sequence's masks are a pure function of its key, its tokens and the settings. They depend neither on the other
 sequences nor on ranks, packs or resume, and their number is a function of the sequence's length alone, so that every
@@ -25,6 +25,8 @@ from evenpack.data.tokenizers.special_tokens import MaskingVocabulary
 
 SPECIAL_TOKENS_OF_A_PAIR = 3
 """Special tokens of a pair: [CLS] A [SEP] B [SEP]."""
+SPECIAL_TOKENS_OF_A_DOCUMENT = 2
+"""Special tokens of a document: [CLS] text [SEP]; a piece of one has fewer."""
 
 _CHUNK_TOKENS = 1 << 15
 """Tokens processed together: their arrays stay in a core's second-level cache."""
@@ -57,15 +59,19 @@ class MaskedTokens:
     """Masked tokens of each sequence."""
 
 
-def masked_count(lengths: Integer[np.ndarray, " N"], config: MaskingConfig) -> Int64[np.ndarray, " N"]:
-    """Returns how many tokens of pairs of these lengths are masked: the rounded fraction, from one to the maximum.
+def masked_count(
+    lengths: Integer[np.ndarray, " N"],
+    config: MaskingConfig,
+    special_tokens: int | Int64[np.ndarray, " N"] = SPECIAL_TOKENS_OF_A_PAIR,
+) -> Int64[np.ndarray, " N"]:
+    """Returns how many tokens of sequences of these lengths are masked: the rounded fraction, from one to the maximum.
 
-    A pair too short for that has all its tokens masked except the three special ones.
+    A sequence too short for that has all its tokens masked except `special_tokens`, the most that it can have.
     """
     counts = np.rint(config.share * lengths).astype(np.int64)
     np.maximum(counts, 1, out=counts)
     np.minimum(counts, config.max_predictions, out=counts)
-    np.minimum(counts, lengths - SPECIAL_TOKENS_OF_A_PAIR, out=counts)
+    np.minimum(counts, lengths - special_tokens, out=counts)
     return np.maximum(counts, 0, out=counts)
 
 
@@ -85,10 +91,13 @@ def mask_sequences(
     sequence_keys: UInt64[np.ndarray, " N"],
     config: MaskingConfig,
     vocabulary: MaskingVocabulary,
+    *,
+    special_tokens: int | Int64[np.ndarray, " N"] = SPECIAL_TOKENS_OF_A_PAIR,
 ) -> MaskedTokens:
     """Masks N sequences that are concatenated; `offsets` are their bounds. `tokens` is not changed.
 
-    `sequence_keys` are those of `masking_keys`: keys that differ little would give similar draws.
+    `sequence_keys` are those of `masking_keys`: keys that differ little would give similar draws. `special_tokens` is
+    that of `masked_count`.
 
     Raises: ValueError for a sequence longer than 65,536 tokens, or with fewer ordinary tokens than are to be masked.
     """
@@ -97,7 +106,7 @@ def mask_sequences(
         raise ValueError(
             f"sequence {lengths.argmax()} has {lengths.max()} tokens, masks are drawn for {_LONGEST} at most"
         )
-    counts = masked_count(lengths, config)
+    counts = masked_count(lengths, config, special_tokens)
     masked = tokens.copy()
     parts = []
     for first, last in _chunks(offsets):
@@ -198,7 +207,8 @@ def _refuse_short_of_tokens(
     short = np.flatnonzero(found < counts)[0]
     raise ValueError(
         f"a sequence has {found[short]} ordinary tokens, of which {counts[short]} are to be masked; "
-        f"expected a pair with no more than {SPECIAL_TOKENS_OF_A_PAIR} special tokens"
+        f"expected a pair with no more than {SPECIAL_TOKENS_OF_A_PAIR} special tokens, or a document that has them at "
+        "its ends alone"
     )
 
 

@@ -1,4 +1,4 @@
-"""Text -> token ids, each document ended by the end-of-text token.
+"""Text -> token ids, each document ended by the end-of-text token; with BERT's tokenizers [CLS] document [SEP].
 
 Whatever its origin, a tokenizer becomes one `tokenizers.Tokenizer`, whose encoder runs in Rust on all cores. Special
 tokens are never recognised in text: a document that holds the characters `<|endoftext|>` stays one document.
@@ -87,18 +87,25 @@ class Tokenizer:
         self._role_ids = {role: vocabulary[token] for role, token in roles.items()}
         self._unknown_id = None if unknown is None else vocabulary[unknown]
         self.end_of_text_id = vocabulary[end_of_text]
+        # Around a text as transformers' BERT has them: [CLS] text [SEP].
+        is_classified = "cls_token" in roles and end_of_text == roles.get("sep_token")
+        self._beginning: tuple[int, ...] = (self._role_ids["cls_token"],) if is_classified else ()
         self.vocabulary_size = max(vocabulary.values()) + 1
         """One more than the largest id: ids may have gaps."""
 
     def encode_batch(self, texts: Sequence[str]) -> EncodedDocuments:
         """Encodes documents on all cores, without Python's lock; each gets the end-of-text id at its end.
 
+        If that is [SEP], a document that has tokens begins with [CLS].
+
         Raises: DataError if the tokenizer finds its end-of-text token in a text.
         """
         encodings = self._backend.encode_batch_fast(texts, add_special_tokens=False)
-        lengths = np.fromiter(map(len, encodings), dtype=np.int64, count=len(encodings)) + 1
+        lengths = np.fromiter(map(len, encodings), dtype=np.int64, count=len(encodings))
+        lengths += 1 + len(self._beginning) * (lengths > 0)
         # Only one document's list of ids exists at a time: 25 ns per token, against 41 with the lists of a whole batch.
-        ids = chain.from_iterable((encoding.ids, (self.end_of_text_id,)) for encoding in encodings)
+        beginning, end = self._beginning, (self.end_of_text_id,)
+        ids = chain.from_iterable((beginning if len(encoding) else (), encoding.ids, end) for encoding in encodings)
         tokens = np.fromiter(chain.from_iterable(ids), dtype=np.int32, count=int(lengths.sum()))
         return self._checked(tokens, lengths, zip(texts, encodings, strict=True), columns={})
 
@@ -187,7 +194,7 @@ class Tokenizer:
         """Returns the vocabulary from which masks are drawn. Raises: DataError as `pair_tokens`."""
         vocabulary = self.vocabulary
         special = np.zeros(self.vocabulary_size, dtype=np.bool_)
-        special[list(self._role_ids.values())] = True
+        special[[*self._role_ids.values(), self.end_of_text_id]] = True
         continues = np.zeros(self.vocabulary_size, dtype=np.bool_)
         continues[[index for token, index in vocabulary.items() if token.startswith(CONTINUATION)]] = True
         return MaskingVocabulary(mask_id=self.pair_tokens.mask_id, special=special, continues=continues)

@@ -10,7 +10,7 @@ import socket
 import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -77,7 +77,7 @@ def rehearse(run: ResolvedRun, *, rank: int, ranks: int) -> RankRehearsal:
     costs = [plan.cost(each) for each in range(ranks)]
     mean = sum(costs) / ranks
     largest = max(batches, key=lambda batch: batch.slots)
-    size = MicroBatchSize(slots=largest.slots, head_rows=largest.targets.labels.shape[0])
+    size = MicroBatchSize(slots=largest.slots, head_rows=largest.head_rows)
     return RankRehearsal(
         rank=rank,
         ranks=ranks,
@@ -155,13 +155,10 @@ def _materialise(model: nn.Module) -> None:
 def _faked(batch: PackedBatch, mode: FakeTensorMode) -> PackedBatch:
     """Returns the batch with tensors that have its shapes and no numbers, but for boundaries, which are checked."""
 
-    def faked(value: Any) -> Any:
-        return mode.from_tensor(value) if isinstance(value, Tensor) else value
+    def faked(tensor: Tensor) -> Tensor:
+        return tensor if tensor is batch.cu_seqlens else mode.from_tensor(tensor)
 
-    targets: dict[str, Any] = {field.name: faked(getattr(batch.targets, field.name)) for field in fields(batch.targets)}
-    values: dict[str, Any] = {field.name: faked(getattr(batch, field.name)) for field in fields(batch)}
-    kept = {"targets": replace(batch.targets, **targets), "cu_seqlens": batch.cu_seqlens}
-    return replace(batch, **values | kept)
+    return batch.with_tensors(faked)
 
 
 class _Ones(TorchDispatchMode):  # type: ignore[no-untyped-call]

@@ -43,7 +43,7 @@ class _RankPart:
 
     @property
     def is_finite(self) -> bool:
-        losses = [loss for one in self.micro_batches for loss in one["loss_sums"]]
+        losses = [loss for one in self.micro_batches for loss in one["loss_sums"].values()]
         return all(map(math.isfinite, losses)) and (self.gradient_norm is None or math.isfinite(self.gradient_norm))
 
 
@@ -158,13 +158,18 @@ def _store(path: Path, report: dict[str, Any]) -> None:
 
 
 def _own_part(run: Run, batches: StepBatches, local: LocalStep) -> _RankPart:
+    sums = {name: each.tolist() for name, each in local.loss_sums.items()}
     return _RankPart(
         rank=run.world.rank,
         host=socket.gethostname(),
         gradient_norm=None if local.local_gradient_norm is None else float(local.local_gradient_norm),
         micro_batches=[
-            {"loss_sums": sums, "targets": batch.local_counts.targets, "sequence_ids": _ids(batch.sequence_ids)}
-            for batch, sums in zip(batches.micro_batches, local.loss_sums.tolist(), strict=True)
+            {
+                "loss_sums": {name: each[index] for name, each in sums.items()},
+                "targets": batch.local_counts.targets,
+                "sequence_ids": _ids(batch.sequence_ids),
+            }
+            for index, batch in enumerate(batches.micro_batches)
         ],
     )
 

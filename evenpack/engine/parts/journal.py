@@ -147,11 +147,12 @@ def step_record(
     run: Run, step: int, totals: StepTotals, *, learning_rate: float, step_seconds: float, peak_flops: float | None
 ) -> dict[str, Any]:
     """Returns the record of a step in metrics.jsonl. Amounts are sums over all ranks, times are in seconds."""
-    counts = totals.counts
+    counts, losses = totals.counts, run.config.model.losses
+    main, *others = losses
     record = {
         "step": step,
         "loss": totals.loss,
-        "accuracy": totals.correct[0] / max(counts.targets, 1),
+        "accuracy": totals.accuracy(main),
         "learning_rate": learning_rate,
         **totals.metrics,
         "padding_share": 1.0 - counts.tokens / totals.slots,
@@ -169,14 +170,10 @@ def step_record(
             "padding_targets": totals.padding_targets,
             "loss_per_real_target": totals.loss_per_real_target,
         }
-    if run.config.model.predicts_next_sentence:
-        record |= {
-            "token_loss": totals.token_loss,
-            "next_sentence_loss": totals.next_sentence_loss,
-            "optimised_token_loss": totals.optimised_losses[0],
-            "optimised_next_sentence_loss": totals.optimised_losses[1],
-            "next_sentence_accuracy": totals.correct[1] / max(counts.sequences, 1),
-        }
+    if others:
+        record |= {loss.metric: totals.losses[loss.name].mean for loss in losses}
+        record |= {loss.optimised_metric: totals.losses[loss.name].optimised for loss in losses}
+        record |= {loss.accuracy: totals.accuracy(loss) for loss in others if loss.accuracy is not None}
     if peak_flops is not None:
         work = Work(
             slots=counts.tokens,

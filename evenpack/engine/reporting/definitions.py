@@ -1,13 +1,15 @@
 """Lists every value that a run logs: name, unit, reduction over the ranks, meaning.
 
-A metric is one line where it is measured and one line here. `docs/metrics.md` holds this list as tables, and a record
-with a name that is not in it is refused.
+A metric is one line where it is measured and one line here; those of a loss follow from `evenpack.losses`.
+`docs/metrics.md` holds this list as tables, and a record with a name that is not in it is refused.
 """
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache
 from typing import Any, Literal, get_args
+
+from evenpack.losses import LOSSES, Loss
 
 Reduction = Literal["sum", "mean", "max", "same"]
 """How the values of all ranks become one; `same`: all ranks have the same value, and that of rank 0 is taken."""
@@ -55,15 +57,64 @@ def _metric(
 
 
 _TRAINED = "every step that is not skipped"
-_PAIRS = "models that predict next sentences"
+_SEVERAL = "models with several losses"
 _PADDING = "steps with predicted padding"
 _SKIPPED = "skipped steps"
 _EVALUATED = "steps with an evaluation"
-_EVALUATED_PAIRS = "evaluations of models that predict next sentences"
+_EVALUATED_SEVERAL = "evaluations of models with several losses"
 _WEIGHTED = "evaluations with training.validation_weights"
 _SAVED = "the first step that ends after a save has ended"
 _WRITTEN = "the same, if the checkpoint is whole"
 _GATHERED = "every training.log_rank_times_every_steps steps"
+
+_APART = {loss.metric: loss for loss in LOSSES}
+"""The losses that are logged by themselves, by metric: where there are several, the token loss is of masked tokens."""
+
+
+def _losses_apart() -> list[dict[str, Any]]:
+    """Returns the metrics of single losses in the records of steps."""
+    losses = [loss for loss in _APART.values() if loss.accuracy != "accuracy"]
+    return [
+        *(_metric(name, loss.unit, None, f"{_sentence(loss)}.", when=_SEVERAL) for name, loss in _APART.items()),
+        *(
+            _metric(loss.optimised_metric, loss.unit, None, f"The {loss.title} whose gradient was taken; it differs "
+                    f"from {name} where model.loss_balancing is not exact.", when=_SEVERAL)
+            for name, loss in _APART.items()
+        ),
+        *(_metric(loss.accuracy, "share", None, f"Share of the targets of the {loss.title} that were predicted "
+                  "correctly.", when=_SEVERAL) for loss in losses if loss.accuracy is not None),
+    ]  # fmt: skip
+
+
+def _evaluated_apart() -> list[dict[str, Any]]:
+    """Returns the metrics of single losses in evaluations, whose `loss` is the main one."""
+    found = []
+    for loss in (loss for loss in _APART.values() if loss.accuracy != "accuracy"):
+        found.append(
+            _metric(
+                f"validation/SOURCE/{loss.metric}",
+                loss.unit,
+                None,
+                f"{_sentence(loss)}: the mean over held-out {loss.counted_by}.",
+                when=_EVALUATED_SEVERAL,
+            )
+        )
+        if loss.accuracy is not None:
+            found.append(
+                _metric(
+                    f"validation/SOURCE/{loss.accuracy}",
+                    "share",
+                    None,
+                    f"Share of the targets of the {loss.title} that were predicted correctly.",
+                    when=_EVALUATED_SEVERAL,
+                )
+            )
+    return found  # fmt: skip
+
+
+def _sentence(loss: Loss) -> str:
+    return loss.title[:1].upper() + loss.title[1:]
+
 
 _DEFINED: dict[Group, tuple[dict[str, Any], ...]] = {
     "progress": (
@@ -80,21 +131,14 @@ _DEFINED: dict[Group, tuple[dict[str, Any], ...]] = {
                 "(`training.on_nan`).", when="steps whose gradient is not finite"),
     ),
     "training": (
-        _metric("loss", "nats", None, "Exact global mean of the step: token_loss + next_sentence_loss where there are "
-                "two, else the loss per target. Null for a skipped step."),
+        _metric("loss", "nats", None, "Exact global mean of the step: the loss per target, or the sum of the losses of "
+                "a model with several, which are logged apart too. Null for a skipped step."),
         _metric("accuracy", "share", None, "Share of the targets whose label had the highest logit.", when=_TRAINED),
         _metric("learning_rate", "1", None, "Learning rate of this update."),
         _metric("gradient_norm", "1", "same", "L2 norm of the global mean gradient before clipping.", when=_TRAINED),
         _metric("loss_per_real_target", "nats/token", None, "Loss sum divided by the targets that are not padding.",
                 when=_PADDING),
-        _metric("token_loss", "nats/token", None, "Masked-token loss.", when=_PAIRS),
-        _metric("next_sentence_loss", "nats/sequence", None, "Next-sentence loss.", when=_PAIRS),
-        _metric("optimised_token_loss", "nats/token", None, "The masked-token loss whose gradient was taken; it "
-                "differs from token_loss where model.loss_balancing is not exact.", when=_PAIRS),
-        _metric("optimised_next_sentence_loss", "nats/sequence", None,
-                "The next-sentence loss whose gradient was taken.", when=_PAIRS),
-        _metric("next_sentence_accuracy", "share", None, "Share of the next sentences that were predicted correctly.",
-                when=_PAIRS),
+        *_losses_apart(),
     ),
     "data": (
         _metric("tokens", "tokens", "sum", "Real tokens, padding left out."),
@@ -159,11 +203,7 @@ _DEFINED: dict[Group, tuple[dict[str, Any], ...]] = {
         _metric("validation/SOURCE/perplexity", "1", None, "exp(loss).", when=_EVALUATED),
         _metric("validation/SOURCE/accuracy", "share", None,
                 "Share of the held-out targets that were predicted correctly.", when=_EVALUATED),
-        _metric("validation/SOURCE/next_sentence_loss", "nats/sequence", None, "Mean over held-out sequences.",
-                when=_EVALUATED_PAIRS),
-        _metric("validation/SOURCE/next_sentence_accuracy", "share", None,
-                "Share of the next sentences that were predicted correctly.",
-                when=_EVALUATED_PAIRS),
+        *_evaluated_apart(),
         _metric("validation/SOURCE/targets", "targets", None, "Held-out targets that the means are over.",
                 when=_EVALUATED),
         _metric("validation/SOURCE/sequences", "sequences", None, "Held-out sequences that were evaluated.",

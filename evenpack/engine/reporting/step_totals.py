@@ -12,7 +12,8 @@ from evenpack.engine.engine import LocalStep
 from evenpack.engine.reporting.reduction import RankValue, reduce_over_ranks
 from evenpack.engine.world.distributed import World
 from evenpack.errors import RunError
-from evenpack.models.common.losses import LossDenominators
+from evenpack.losses import Loss
+from evenpack.models.common.losses import Denominators
 from evenpack.step_counts import StepCounts
 
 _LIMBS = 4
@@ -21,21 +22,37 @@ _LIMB_BITS = 16
 
 _LIMB = "_order_hash_{}"
 _SOURCE_TOKENS = "_source_tokens_{}"
+_LOSS_SUM = "_loss_sum_{}"
+_OPTIMISED = "_optimised_{}"
+_CORRECT = "_correct_{}"
 """Names of the parts of values that are more than one number."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class LossTotals:
+    """The totals of one loss over a step."""
+
+    loss_sum: float
+    """Sum of the loss in nats over the step's targets."""
+    denominator: float
+    """The exact denominator of the sum."""
+    optimised: float
+    """The loss whose gradient was taken; it differs from the mean where `loss_balancing` is not exact."""
+    correct: int | None
+    """Number of targets that were predicted correctly; None for a loss without targets."""
+
+    @property
+    def mean(self) -> float:
+        """Mean over targets, over the means of sequences or of packs; 0 for a step without any."""
+        return self.loss_sum / self.denominator
 
 
 @dataclass(frozen=True, kw_only=True)
 class StepTotals:
     """The totals of one step over all ranks."""
 
-    loss_sums: tuple[float, float]
-    """Sums of the loss in nats, over the step's targets and over its next sentences."""
-    optimised_losses: tuple[float, float]
-    """The two losses whose gradient was taken; they differ from the means where `loss_balancing` is not exact."""
-    correct: tuple[int, int]
-    """Numbers of targets and of next sentences whose label had the highest logit."""
-    denominators: LossDenominators
-    """The denominators of the loss sums."""
+    losses: Mapping[str, LossTotals]
+    """The model's losses by name, the main one first."""
     stop: bool
     """Whether a stop was requested on any rank."""
     counts: StepCounts
@@ -62,28 +79,25 @@ class StepTotals:
         return int(self.metrics["slots"])
 
     @property
-    def token_loss(self) -> float:
-        """Mean loss over targets, or over the means of sequences; 0 for a step without any."""
-        return self.loss_sums[0] / self.denominators.tokens
-
-    @property
     def loss_per_real_target(self) -> float:
-        """The loss sum divided by the number of targets that are not padding.
+        """The main loss's sum divided by the number of targets that are not padding.
 
         The sum includes the loss of padding, so the quotient is at least the mean loss of real targets; it approaches
         that mean as the loss of padding becomes negligible.
         """
-        return self.loss_sums[0] / max(self.counts.targets - self.padding_targets, 1)
-
-    @property
-    def next_sentence_loss(self) -> float:
-        """Mean next-sentence loss over sequences; 0 without next-sentence prediction."""
-        return self.loss_sums[1] / self.denominators.next_sentence
+        main = next(iter(self.losses.values()))
+        return main.loss_sum / max(self.counts.targets - self.padding_targets, 1)
 
     @property
     def loss(self) -> float:
-        """The sum of token loss and next-sentence loss."""
-        return self.token_loss + self.next_sentence_loss
+        """The sum of all losses."""
+        return sum(loss.mean for loss in self.losses.values())
+
+    def accuracy(self, loss: Loss) -> float:
+        """Returns the share of a loss's targets that were predicted correctly."""
+        correct = self.losses[loss.name].correct
+        assert correct is not None, "a loss with targets"
+        return correct / max(self.counts.of(loss.counted_by), 1)
 
     @property
     def is_finite(self) -> bool:
@@ -94,7 +108,7 @@ def sum_over_ranks(
     world: World,
     batches: StepBatches,
     local: LocalStep,
-    denominators: LossDenominators,
+    denominators: Denominators,
     *,
     stop: bool,
     loader_seconds: float,
@@ -120,7 +134,7 @@ def _measured(batches: StepBatches, local: LocalStep, *, stop: bool, loader_seco
     order_hash = sum(batch.order_hash for batch in micro_batches)
     source_tokens = [sum(tokens) for tokens in zip(*(batch.source_tokens for batch in micro_batches), strict=True)]
     compute_seconds = local.stopwatch.seconds()
-    token_loss_sum, next_sentence_loss_sum = local.loss_sums.double().sum(dim=0).unbind()
+    loss_sums = {name: sums.double().sum() for name, sums in local.loss_sums.items()}
     return {
         "gradient_norm": local.gradient_norm,
         "tokens": counts.tokens,
@@ -132,12 +146,9 @@ def _measured(batches: StepBatches, local: LocalStep, *, stop: bool, loader_seco
         "compute_seconds_mean": compute_seconds,
         "compute_seconds_max": compute_seconds,
         "loader_seconds": loader_seconds,
-        "_token_loss_sum": token_loss_sum,
-        "_next_sentence_loss_sum": next_sentence_loss_sum,
-        "_optimised_token_loss": local.optimised_losses[0],
-        "_optimised_next_sentence_loss": local.optimised_losses[1],
-        "_correct_targets": local.correct[0],
-        "_correct_next_sentences": local.correct[1],
+        **{_LOSS_SUM.format(name): loss_sum for name, loss_sum in loss_sums.items()},
+        **{_OPTIMISED.format(name): loss for name, loss in local.optimised_losses.items()},
+        **{_CORRECT.format(name): correct for name, correct in local.correct.items()},
         "_stop": stop,
         "_packs": counts.packs,
         "_squared_lengths": sum(batch.squared_lengths for batch in micro_batches),
@@ -147,14 +158,19 @@ def _measured(batches: StepBatches, local: LocalStep, *, stop: bool, loader_seco
     }
 
 
-def _totals(reduced: Mapping[str, int | float], denominators: LossDenominators) -> StepTotals:
+def _totals(reduced: Mapping[str, int | float], denominators: Denominators) -> StepTotals:
     whole = {name: int(value) for name, value in reduced.items() if isinstance(value, int)}
     sources = sum(name.startswith(_SOURCE_TOKENS.format("")) for name in reduced)
     return StepTotals(
-        loss_sums=(reduced["_token_loss_sum"], reduced["_next_sentence_loss_sum"]),
-        optimised_losses=(reduced["_optimised_token_loss"], reduced["_optimised_next_sentence_loss"]),
-        correct=(whole["_correct_targets"], whole["_correct_next_sentences"]),
-        denominators=denominators,
+        losses={
+            name: LossTotals(
+                loss_sum=reduced[_LOSS_SUM.format(name)],
+                denominator=denominator,
+                optimised=reduced[_OPTIMISED.format(name)],
+                correct=whole.get(_CORRECT.format(name)),
+            )
+            for name, denominator in denominators.items()
+        },
         stop=whole["_stop"] > 0,
         counts=StepCounts(
             packs=whole["_packs"],

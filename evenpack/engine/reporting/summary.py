@@ -10,10 +10,10 @@ import torch
 
 from evenpack.engine.build import Run
 from evenpack.engine.reporting.metrics import trained_steps
+from evenpack.losses import losses_logged_apart
 
 log = logging.getLogger(__name__)
 
-_LOSSES = ("token_loss", "next_sentence_loss")
 _OF_EVERY_STEP = {"tokens", "slots", "sequences"}
 _OF_SKIPPED = ("packs", "sequences", "tokens")
 _OF_TRAINED_STEPS = {"loss", "tokens_per_second", "step_seconds"}
@@ -93,11 +93,10 @@ def computed_alike(trained: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def _losses_apart(trained: list[dict[str, Any]]) -> dict[str, float | None]:
-    """Returns the two losses whose sum is `loss`, at the first and last step; empty for a model with one loss."""
-    if not trained or "token_loss" not in trained[0]:
-        return {}
-    ends = {"first": trained[0], "last": trained[-1]}
-    return {f"{end}_{name}": record.get(name) for end, record in ends.items() for name in _LOSSES}
+    """Returns the losses whose sum is `loss`, at the first and last step; empty for a model with one loss."""
+    losses = losses_logged_apart(trained[0]) if trained else ()
+    ends = {"first": trained[0], "last": trained[-1]} if trained else {}
+    return {f"{end}_{loss.metric}": record.get(loss.metric) for end, record in ends.items() for loss in losses}
 
 
 def _added(records: list[dict[str, Any]], name: str) -> dict[str, int]:

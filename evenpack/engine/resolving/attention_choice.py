@@ -6,7 +6,7 @@ import torch
 
 from evenpack.engine.config import RunConfig
 from evenpack.errors import ConfigError
-from evenpack.kernels.capabilities import AttentionRequest, slow_choice
+from evenpack.kernels.capabilities import AttentionRequest, resolve_backend, slow_choice
 from evenpack.models.families import family_of
 
 log = logging.getLogger(__name__)
@@ -22,17 +22,22 @@ def attention_request(config: RunConfig, device_type: str) -> AttentionRequest:
         causal=family_of(model).causal,
         alibi=model.positions == "alibi",
         dropout=model.dropout_of_attention > 0.0,
+        window=any(window is not None for window in model.attention_windows),
     )
 
 
 def check_attention(config: RunConfig, device_type: str) -> None:
     """Warns if `auto` is left with a slow backend on a GPU.
 
-    Raises: ConfigError instead, if `attention.on_slow_backend` is `error`.
+    Raises: ConfigError instead, if `attention.on_slow_backend` is `error`; BackendError if the model has windows that
+    the named backend cannot serve.
     """
+    request = attention_request(config, device_type)
     if config.attention.backend != "auto":
+        if request.window:
+            resolve_backend(config.attention.backend, request)
         return
-    message = slow_choice(attention_request(config, device_type))
+    message = slow_choice(request)
     if message is None:
         return
     if config.attention.on_slow_backend == "error":

@@ -5,24 +5,20 @@ from functools import partial
 
 import numpy as np
 
-from evenpack.data.batches.objectives import (
-    MaskedTokensAndNextSentence,
-    NextTokens,
-    Objective,
-    StoredMasksAndNextSentence,
-)
+from evenpack.data.batches.objectives import DynamicMasks, NextTokens, Objective, StoredMasks
 from evenpack.data.order.step_shape import Batching, StepShape
 from evenpack.data.prepared import PreparedData
 from evenpack.data.sequences import MaskedPairsView
 from evenpack.data.sequences.config import MaskingConfig, PaddingRecipe, Recipe
 from evenpack.data.sequences.masking import masked_count
 from evenpack.engine.resolving.step_items import average_item, items_of_an_epoch
-from evenpack.models.common.losses import LossDenominators, exact_denominators, expected_denominators
+from evenpack.losses import MASKED_TOKEN, NEXT_SENTENCE
+from evenpack.models.common.losses import Denominators, exact_denominators, expected_denominators
 from evenpack.models.config import ModelConfig
 from evenpack.models.families import family_of
 from evenpack.step_counts import StepCounts
 
-Denominators = Callable[[StepCounts], LossDenominators]
+DenominatorsOf = Callable[[StepCounts], Denominators]
 """Maps the counts of a step over all ranks, or of a micro-batch, to the denominators of its gradients' losses."""
 
 
@@ -37,18 +33,15 @@ def build_objective(model: ModelConfig, masking: MaskingConfig, prepared: Prepar
     """
     if family_of(model).objective == "next_tokens":
         return next_tokens(prepared.config.recipe)
+    declared = {loss.name: loss for loss in model.losses}
+    losses = {
+        "masked_token": declared.get(MASKED_TOKEN.name, MASKED_TOKEN),
+        "next_sentence": declared.get(NEXT_SENTENCE.name, NEXT_SENTENCE),
+    }
     if prepared.config.has_stored_masks:
-        return StoredMasksAndNextSentence(
-            vocabulary_size=prepared.vocabulary_size,
-            reduction=model.loss_reduction,
-            next_sentence_reduction=model.pair_reduction,
-        )
-    return MaskedTokensAndNextSentence(
-        masking=masking,
-        vocabulary=prepared.masking_vocabulary,
-        seed=seed,
-        reduction=model.loss_reduction,
-        next_sentence_reduction=model.pair_reduction,
+        return StoredMasks(vocabulary_size=prepared.vocabulary_size, **losses)
+    return DynamicMasks(
+        recipe=prepared.config.recipe, masking=masking, vocabulary=prepared.masking_vocabulary, seed=seed, **losses
     )
 
 
@@ -59,7 +52,7 @@ def next_tokens(recipe: Recipe) -> NextTokens:
 
 def build_denominators(
     model: ModelConfig, masking: MaskingConfig, prepared: PreparedData, shape: StepShape
-) -> Denominators:
+) -> DenominatorsOf:
     """Returns the denominators of the model's section; the reported loss is still divided by the exact ones.
 
     For `micro_batch` the counts to give are those of the micro-batch (`TrainingEngine.denominators_of`).

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from evenpack.data.batches.capacity import BatchCapacity
     from evenpack.data.batches.objectives import Objective
     from evenpack.data.batches.pipeline import PipelineSettings
-    from evenpack.engine.resolving.objective import Denominators
+    from evenpack.engine.resolving.objective import DenominatorsOf
     from evenpack.engine.world.distributed import World
 
 log = logging.getLogger(__name__)
@@ -60,7 +60,7 @@ class ResolvedRun:
         return build_objective(self.config.model, self.config.masking, self.prepared, seed=self.config.run.seed)
 
     @cached_property
-    def denominators(self) -> "Denominators":
+    def denominators(self) -> "DenominatorsOf":
         """The denominators of a step's losses."""
         from evenpack.engine.resolving.objective import build_denominators
 

@@ -2,7 +2,6 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
@@ -72,10 +71,6 @@ class Sharding(ABC):
     @abstractmethod
     def deepspeed_settings(self, gradient_clipping: float | None) -> dict[str, Any]:
         """Returns the keys of DeepSpeed's configuration that this stage decides."""
-
-    def hooking_into(self, model: "nn.Module") -> AbstractContextManager[None]:
-        """Prepares a model whose forward returns `LossSums`; DeepSpeed takes it over within the block."""
-        return nullcontext()
 
     @abstractmethod
     def reduction(self, deepspeed: Any, model: "nn.Module", world: "World") -> GradientReduction:

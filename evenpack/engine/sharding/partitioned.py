@@ -1,7 +1,6 @@
 """ZeRO 1, 2 and 3: the optimizer's state, the gradients and the parameters are divided among the ranks."""
 
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -137,19 +136,6 @@ class PartitionedParameters(PartitionedGradients):
     stage = 3
     splits = "the optimizer's state, the gradients and the parameters"
     gathers_parameters = True
-
-    @contextmanager
-    def hooking_into(self, model: "nn.Module") -> Iterator[None]:
-        """Shows DeepSpeed the tensors of the model's output, which is of no type that it looks into.
-
-        At them it gathers, in the backward pass, the parameters that the model itself uses, such as the matrix of a
-        head whose logits the loss computes. Hooks run in the order in which they are registered.
-        """
-        from evenpack.models.common.losses import LossSums
-
-        model.register_forward_hook(lambda _module, _inputs, sums: dict(vars(sums)))
-        yield
-        model.register_forward_hook(lambda _module, _inputs, values: LossSums(**values))
 
     def reduction_traffic(
         self, *, tensors: int, ranks: int, parameters: int, tables: Sequence[int]

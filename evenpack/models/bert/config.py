@@ -1,15 +1,18 @@
 """Defines the `model:` section of BERT."""
 
+from dataclasses import replace
 from typing import ClassVar, Literal
 
 from pydantic import Field
 
+from evenpack.losses import MASKED_TOKEN, NEXT_SENTENCE, Loss
 from evenpack.models.common.section import TransformerConfig
+from evenpack.step_counts import Divisor
 from evenpack.units import Rows, Share
 
 
 class BertConfig(TransformerConfig):
-    """BERT, pretrained on masked tokens and next sentences."""
+    """BERT, pretrained on masked tokens and, on pairs, next sentences."""
 
     presets: ClassVar[dict[str, dict[str, int]]] = {
         "tiny": {"layers": 2, "hidden_size": 128, "heads": 2},
@@ -39,20 +42,16 @@ class BertConfig(TransformerConfig):
     """How the next-sentence loss is averaged. sequence: mean over all sequences of the step. For study, pack: mean over
     the sequences of each pack, then over packs."""
     next_sentence: bool = True
-    """Whether the model is trained on next-sentence prediction. For study: false leaves out the pooler, the
-    next-sentence head and its loss."""
+    """Whether the model is trained on next-sentence prediction, which needs pairs. false leaves out the pooler, the
+    next-sentence head and its loss: the model learns from masked tokens alone, of documents (recipe documents or
+    concat) or of pairs."""
 
     @property
-    def predicts_next_sentence(self) -> bool:
-        return self.next_sentence
-
-    @property
-    def loss_reduction(self) -> Literal["token", "sequence"]:
-        return self.mlm_reduction
-
-    @property
-    def pair_reduction(self) -> Literal["sequence", "pack"]:
-        return self.next_sentence_reduction
+    def losses(self) -> tuple[Loss, ...]:
+        masked_token = replace(MASKED_TOKEN, divided_by="targets" if self.mlm_reduction == "token" else "sequences")
+        pairs: Divisor = "packs" if self.next_sentence_reduction == "pack" else "sequences"
+        next_sentence = (replace(NEXT_SENTENCE, divided_by=pairs),) if self.next_sentence else ()
+        return masked_token, *next_sentence
 
     @property
     def denominators(self) -> Literal["exact", "expected", "micro_batch"]:
@@ -61,8 +60,6 @@ class BertConfig(TransformerConfig):
     @property
     def study_switches(self) -> dict[str, str]:
         found = super().study_switches
-        if not self.next_sentence:
-            found["model.next_sentence is false"] = "BERT learns from masked tokens alone"
         if self.next_sentence_reduction == "pack":
             found["model.next_sentence_reduction is pack"] = (
                 "a sequence has a lower weight in the next-sentence loss the more sequences its pack holds"

@@ -1,4 +1,4 @@
-"""BERT: a post-norm encoder that learns from masked tokens and next sentences (Devlin et al. 2019)."""
+"""BERT: a post-norm encoder of masked tokens and, on pairs, of next sentences (Devlin et al. 2019)."""
 
 from typing import Any
 
@@ -30,7 +30,7 @@ BERT = ModelFamily(
     config=BertConfig,
     causal=False,
     objective="masked_tokens",
-    recipes=("sentence_pairs", "masked_pairs"),
+    recipes=("sentence_pairs", "masked_pairs", "documents", "concat"),
     cost=BERT_COST,
     load_model=_load_model,
     load_huggingface=_load_huggingface,

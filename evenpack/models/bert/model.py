@@ -8,15 +8,16 @@ Source: Devlin et al. 2019, BERT: Pre-training of Deep Bidirectional Transformer
 
 import torch
 import torch.nn.functional as F
-from jaxtyping import Float, Int
+from jaxtyping import Float
 from torch import Tensor, nn
 
-from evenpack.batch import MaskedTargets, ModelInputs, PackedBatch
+from evenpack.batch import ChosenTargets, ModelInputs, PackedBatch
 from evenpack.kernels.cross_entropy import linear_cross_entropy
+from evenpack.losses import MASKED_TOKEN, NEXT_SENTENCE, Loss
 from evenpack.models.bert.config import BertConfig
 from evenpack.models.common.encoder import PackedEncoder
 from evenpack.models.common.layers import BERT_NORM_EPSILON, PostNormBlock, Segments
-from evenpack.models.common.losses import LossSums
+from evenpack.models.common.losses import LossOutput, LossOutputs
 from evenpack.models.common.positions import LearnedPositions
 
 _NEXT_OR_RANDOM = 2
@@ -74,14 +75,14 @@ class Bert(PackedEncoder[BertConfig]):
         self.masked_token_head = MaskedTokenHead(hidden_size, self.vocabulary_size)
         self.next_sentence_head = NextSentenceHead(hidden_size) if self.config.next_sentence else None
 
-    def forward(self, batch: PackedBatch) -> LossSums:
-        """Returns the sums of the masked-token and next-sentence losses over the batch's targets.
+    def forward(self, batch: PackedBatch) -> LossOutputs:
+        """Returns the masked-token loss and, unless the model has no head for it, the next-sentence loss.
 
-        Raises: ValueError for a batch without masked targets; and see `hidden_states`.
+        Raises: ValueError for a batch without their targets; and see `hidden_states`.
         """
-        targets = _masked_targets(batch)
+        targets = _targets(batch, MASKED_TOKEN)
         hidden = self.hidden_states(batch)
-        loss_sum, correct = linear_cross_entropy(
+        loss = linear_cross_entropy(
             self._masked_tokens(hidden, targets),
             self.token_embedding.weight,
             targets.labels,
@@ -89,15 +90,16 @@ class Bert(PackedEncoder[BertConfig]):
             bias=self.masked_token_head.decoder_bias,
             compiled=self.is_compiled,
         )
-        sums = LossSums.of_tokens(loss_sum=loss_sum, correct=correct, targets=batch.local_counts.targets)
-        if self.next_sentence_head is None:
-            return sums
-        logits = self.next_sentence_head(hidden.index_select(0, targets.sequence_starts))
-        return sums.with_next_sentence(*_next_sentence_sums(logits, targets))
+        outputs = {MASKED_TOKEN.name: LossOutput(*loss)}
+        if self.next_sentence_head is not None:
+            pairs = _targets(batch, NEXT_SENTENCE)
+            logits = self.next_sentence_head(hidden.index_select(0, pairs.positions))
+            outputs[NEXT_SENTENCE.name] = _next_sentence_loss(logits, pairs)
+        return outputs
 
     def masked_token_logits(self, batch: PackedBatch) -> Float[Tensor, " M V"]:
         """Returns scores of the token at each of the batch's masked positions, unused entries included."""
-        rows = self._masked_tokens(self.hidden_states(batch), _masked_targets(batch))
+        rows = self._masked_tokens(self.hidden_states(batch), _targets(batch, MASKED_TOKEN))
         return F.linear(rows, self.token_embedding.weight, self.masked_token_head.decoder_bias)
 
     def next_sentence_logits(self, batch: PackedBatch) -> Float[Tensor, " N 2"]:
@@ -107,7 +109,7 @@ class Bert(PackedEncoder[BertConfig]):
         """
         if self.next_sentence_head is None:
             raise ValueError("this BERT was built with model.next_sentence: false and has no next-sentence head")
-        first_tokens = self.hidden_states(batch).index_select(0, _masked_targets(batch).sequence_starts)
+        first_tokens = self.hidden_states(batch).index_select(0, _targets(batch, NEXT_SENTENCE).positions)
         logits: Tensor = self.next_sentence_head(first_tokens)
         return logits
 
@@ -129,25 +131,24 @@ class Bert(PackedEncoder[BertConfig]):
     def pooler(self) -> nn.Linear | None:
         return None if self.next_sentence_head is None else self.next_sentence_head.pooler
 
-    def _masked_tokens(self, hidden: Float[Tensor, " T C"], targets: MaskedTargets) -> Float[Tensor, " M C"]:
+    def _masked_tokens(self, hidden: Float[Tensor, " T C"], targets: ChosenTargets) -> Float[Tensor, " M C"]:
         rows: Tensor = self.masked_token_head(hidden.index_select(0, targets.positions))
         return rows
 
 
-def _masked_targets(batch: PackedBatch) -> MaskedTargets:
-    if not isinstance(batch.targets, MaskedTargets):
+def _targets(batch: PackedBatch, loss: Loss) -> ChosenTargets:
+    targets = batch.targets.get(loss.name)
+    if not isinstance(targets, ChosenTargets):
         raise ValueError(
-            f"BERT learns from MaskedTargets, the batch has {type(batch.targets).__name__}; take the recipe "
-            "sentence_pairs or masked_pairs, or a model.kind of next tokens"
+            f"BERT learns from targets {loss.name}, the batch has {', '.join(batch.targets)}; take the recipe "
+            "sentence_pairs or masked_pairs, or another with model.next_sentence: false, or a model.kind of next tokens"
         )
-    return batch.targets
+    return targets
 
 
-def _next_sentence_sums(
-    logits: Float[Tensor, " N 2"], targets: MaskedTargets
-) -> tuple[Float[Tensor, ""], Int[Tensor, ""]]:
+def _next_sentence_loss(logits: Float[Tensor, " N 2"], targets: ChosenTargets) -> LossOutput:
     """Returns the weighted loss sum in FP32, and how many sequences of weight above zero were classified correctly."""
-    labels, weights = targets.next_sentence_labels.long(), targets.sequence_weights
+    labels = targets.labels.long()
     losses = F.cross_entropy(logits.float(), labels, reduction="none")
-    correct = ((logits.argmax(dim=1) == labels) & (weights > 0)).sum()
-    return (losses * weights).sum(), correct
+    correct = ((logits.argmax(dim=1) == labels) & (targets.weights > 0)).sum()
+    return LossOutput((losses * targets.weights).sum(), correct)

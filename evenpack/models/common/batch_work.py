@@ -6,7 +6,8 @@ that went through the model.
 
 import torch
 
-from evenpack.batch import MaskedTargets, PackedBatch
+from evenpack.batch import PackedBatch
+from evenpack.losses import NEXT_SENTENCE
 from evenpack.models.common.cost import Work
 
 
@@ -34,9 +35,10 @@ def work_on_whole_rows(batch: PackedBatch, *, causal: bool) -> Work:
 
 
 def _work_on_all_slots(batch: PackedBatch, *, squared_lengths: int) -> Work:
+    pairs = batch.targets.get(NEXT_SENTENCE.name)
     return Work(
         slots=batch.slots,
         squared_lengths=squared_lengths,
-        head_slots=batch.targets.labels.shape[0],
-        sequences=batch.targets.sequence_starts.shape[0] if isinstance(batch.targets, MaskedTargets) else 0,
+        head_slots=batch.head_rows,
+        sequences=0 if pairs is None else pairs.labels.shape[0],
     )

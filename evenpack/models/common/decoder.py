@@ -10,10 +10,11 @@ import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from evenpack.batch import CausalTargets, PackedBatch
+from evenpack.batch import PackedBatch, SlotTargets
 from evenpack.kernels.cross_entropy import linear_cross_entropy
+from evenpack.losses import NEXT_TOKEN
 from evenpack.models.common.layers import PreNormBlock, Segments
-from evenpack.models.common.losses import LossSums
+from evenpack.models.common.losses import LossOutput, LossOutputs
 from evenpack.models.common.positions import LearnedPositions, Rotation, alibi_slopes
 from evenpack.models.common.section import DecoderConfig
 from evenpack.models.common.transformer import INITIAL_DEVIATION, PackedTransformer
@@ -44,21 +45,22 @@ class PackedDecoder(PackedTransformer[DecoderConfigT]):
         )
         return INITIAL_DEVIATION / math.sqrt(2 * len(self.blocks)) if adds_to_stream else INITIAL_DEVIATION
 
-    def forward(self, batch: PackedBatch) -> LossSums:
+    def forward(self, batch: PackedBatch) -> LossOutputs:
         """Returns the sum of next-token losses over the batch's targets; the logits never exist as a whole.
 
-        Raises: ValueError for a batch with masked targets; and see `hidden_states`.
+        Raises: ValueError for a batch without next-token targets; and see `hidden_states`.
         """
-        targets = batch.targets
-        if not isinstance(targets, CausalTargets):
+        targets = batch.targets.get(NEXT_TOKEN.name)
+        if not isinstance(targets, SlotTargets):
             raise ValueError(
-                f"{type(self).__name__} learns from CausalTargets, the batch has {type(targets).__name__}; take a "
-                "recipe for next-token prediction (documents, concat), or a model.kind of masked tokens"
+                f"{type(self).__name__} learns from targets {NEXT_TOKEN.name}, the batch has "
+                f"{', '.join(batch.targets)}; take a recipe for next-token prediction (documents, concat), or a "
+                "model.kind of masked tokens"
             )
-        loss_sum, correct = linear_cross_entropy(
+        loss = linear_cross_entropy(
             self.hidden_states(batch), self.output_weight, targets.labels, targets.weights, compiled=self.is_compiled
         )
-        return LossSums.of_tokens(loss_sum=loss_sum, correct=correct, targets=batch.local_counts.targets)
+        return {NEXT_TOKEN.name: LossOutput(*loss)}
 
     @property
     def output_weight(self) -> Float[Tensor, " V C"]:

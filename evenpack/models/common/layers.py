@@ -56,7 +56,7 @@ class MergedLinear(nn.Linear):
 
 
 class SelfAttention(nn.Module):
-    """Attention in which each slot reads its own segment: all of it, or only itself and earlier slots.
+    """Attention in which each slot reads its own segment: all of it or a window, or of that itself and earlier slots.
 
     Args:
         hidden_size: C.
@@ -65,6 +65,7 @@ class SelfAttention(nn.Module):
         bias: of the projections.
         dropout: of attention probabilities.
         backend: as `packed_attention` takes it.
+        window: tokens on each side that a slot reads, besides itself; None: all of its segment.
     """
 
     def __init__(
@@ -76,8 +77,10 @@ class SelfAttention(nn.Module):
         bias: bool = True,
         dropout: float,
         backend: str,
+        window: int | None = None,
     ) -> None:
         super().__init__()
+        self.window = window
         self.head_dim = hidden_size // heads
         self.dropout = dropout
         self.backend = backend
@@ -101,6 +104,7 @@ class SelfAttention(nn.Module):
             dropout=self.dropout if self.training else 0.0,
             backend=self.backend,
             row_slots=segments.row_slots,
+            window=self.window,
         )
         result: Tensor = self.output(attended.flatten(1))
         return result

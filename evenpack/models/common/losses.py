@@ -1,83 +1,54 @@
 """Exact global mean losses from the sums that models return.
 
-A model returns the *sum* of its weighted losses. Ranks hold unequal parts of a step, so a mean taken on each would
-weigh tokens unequally. Every rank has the whole step's denominators from the plan instead, and no communication is
-needed to normalise exactly.
+A model returns the *sum* of each of its weighted losses, by the loss's name. Ranks hold unequal parts of a step, so a
+mean taken on each would weigh tokens unequally. Every rank has the whole step's denominators from the plan instead, and
+no communication is needed to normalise exactly.
 
-The loss of a step is the token loss, over next or masked tokens, plus the next-sentence loss of a model that predicts
-it. Each has its own denominator:
+The loss of a step is the sum of all losses, each divided by its own denominator (`Loss.divided_by`):
 
-    token loss      loss_reduction: token       sum over targets / targets
-                    loss_reduction: sequence    sum over sequences of (sum over its targets / their number)
-                                                / sequences; collation puts the inner division into the weights
-    next sentence   pair_reduction: sequence    sum over sequences / sequences
-                    pair_reduction: pack        sum over packs of (sum over its sequences / their number) / packs; the
-                                                inner division is in the weights, too
+    next_token, masked_token   mlm_reduction: token               sum over targets / targets
+                               mlm_reduction: sequence            sum over sequences of (sum over its targets / their
+                                                                  number) / sequences
+    next_sentence              next_sentence_reduction: sequence  sum over sequences / sequences
+                               next_sentence_reduction: pack      sum over packs of (sum over its sequences / their
+                                                                  number) / packs
 
-A sequence without a target adds 0 to the token loss and counts as a sequence, as in listing 5 of the source.
+Collation puts the inner divisions into the weights. A sequence without a target adds 0 to the masked-token loss and
+counts as a sequence, as in listing 5 of the source.
 
 Source: Krell et al. 2021 (Efficient Sequence Packing without Cross-contamination, arXiv:2107.02027), sections 3.2.3
 (loss per sequence) and T.6 (loss balancing).
 """
 
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from typing import NamedTuple
 
 from jaxtyping import Float, Int
 from torch import Tensor
 
 from evenpack.models.common.section import TransformerConfig
-from evenpack.step_counts import StepCounts
+from evenpack.step_counts import Divisor, StepCounts
 
 
-@dataclass(frozen=True, kw_only=True)
-class LossSums:
-    """The loss sums and counts that one micro-batch adds to the step."""
+class LossOutput(NamedTuple):
+    """What one micro-batch adds to one loss of the step. A tuple, because DeepSpeed looks into those for tensors."""
 
     loss_sum: Float[Tensor, ""]
-    """Sum of weight x cross-entropy over next or masked tokens in nats; FP32, differentiable."""
-    correct: Int[Tensor, ""]
-    """Targets whose label had the highest logit."""
-    targets: int
-    """Positions summed over."""
-    next_sentence_loss_sum: Float[Tensor, ""]
-    """Sum of weight x cross-entropy over sequences in nats; zero for a model without next-sentence prediction."""
-    next_sentence_correct: Int[Tensor, ""]
-    """Sequences whose label had the higher logit."""
-
-    @staticmethod
-    def of_tokens(*, loss_sum: Float[Tensor, ""], correct: Int[Tensor, ""], targets: int) -> "LossSums":
-        """Returns the sums of a model that predicts tokens and nothing else."""
-        return LossSums(
-            loss_sum=loss_sum,
-            correct=correct,
-            targets=targets,
-            next_sentence_loss_sum=loss_sum.new_zeros(()),
-            next_sentence_correct=correct.new_zeros(()),
-        )
-
-    def with_next_sentence(self, loss_sum: Float[Tensor, ""], correct: Int[Tensor, ""]) -> "LossSums":
-        """Returns these sums with those of next-sentence prediction added."""
-        return replace(self, next_sentence_loss_sum=loss_sum, next_sentence_correct=correct)
+    """Sum of weight x loss over the targets in nats; FP32, differentiable."""
+    correct: Int[Tensor, ""] | None
+    """Targets that were predicted correctly; None for a loss without targets."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class LossDenominators:
-    """The numbers that divide the two loss sums of a whole step over all ranks; never zero."""
+LossOutputs = dict[str, LossOutput]
+"""What a model returns: its losses by name, the main one first."""
 
-    tokens: float
-    next_sentence: float
-
-    def times(self, factor: int) -> "LossDenominators":
-        """Returns both denominators multiplied."""
-        return LossDenominators(tokens=factor * self.tokens, next_sentence=factor * self.next_sentence)
+Denominators = Mapping[str, float]
+"""The numbers that divide the loss sums of a whole step over all ranks, by the loss's name; never zero."""
 
 
-def exact_denominators(config: TransformerConfig, step_counts: StepCounts) -> LossDenominators:
+def exact_denominators(config: TransformerConfig, step_counts: StepCounts) -> Denominators:
     """Returns the exact denominators: the counts summed over; a step without a target has loss 0 and gradient 0."""
-    return LossDenominators(
-        tokens=float(max(step_counts.sequences if _is_mean_of_means(config) else step_counts.targets, 1)),
-        next_sentence=float(max(step_counts.packs if config.pair_reduction == "pack" else step_counts.sequences, 1)),
-    )
+    return {loss.name: float(max(step_counts.of(loss.divided_by), 1)) for loss in config.losses}
 
 
 def expected_denominators(
@@ -87,7 +58,7 @@ def expected_denominators(
     targets_of_a_full_pack: float,
     token_efficiency: float,
     packing_factor: float,
-) -> LossDenominators:
+) -> Denominators:
     """Returns the denominators that a step has on average (section T.6, equations 25 and 26).
 
     They are the same in every step, so that tokens and sequences have equal weights in all steps, and the losses' ratio
@@ -99,26 +70,32 @@ def expected_denominators(
         token_efficiency: real tokens / slots (e), above 0.
         packing_factor: sequences / packs (p), at least 1.
     """
-    sequences = packs * packing_factor
-    return LossDenominators(
-        tokens=sequences if _is_mean_of_means(config) else packs * targets_of_a_full_pack * token_efficiency,
-        next_sentence=float(packs) if config.pair_reduction == "pack" else sequences,
-    )
+    expected: dict[Divisor, float] = {
+        "targets": packs * targets_of_a_full_pack * token_efficiency,
+        "sequences": packs * packing_factor,
+        "packs": float(packs),
+    }
+    return {loss.name: expected[loss.divided_by] for loss in config.losses}
 
 
 def scaled_loss(
-    sums: LossSums, denominators: LossDenominators, *, world_size: int, accumulation: int
+    outputs: LossOutputs, denominators: Denominators, *, world_size: int, accumulation: int
 ) -> Float[Tensor, ""]:
     """Returns the loss that a rank hands to the backward pass, so that the gradient is that of the step's mean loss.
 
     Data parallelism averages gradients over `world_size` ranks and the engine divides each of `accumulation`
     micro-batches by their number, so both are multiplied back; the result is the sum over all micro-batches of all
     ranks of loss_sum / denominator of the step. The mean of all scaled losses is therefore the exact global mean loss.
+
+    Raises: ValueError if the model does not return the losses that its section declares.
     """
+    if outputs.keys() != denominators.keys():
+        raise ValueError(
+            f"the model returned the losses {', '.join(outputs)}, and its section declares {', '.join(denominators)}: "
+            "`losses` of the section and `forward` of the model must have the same names"
+        )
     parts = world_size * accumulation
-    token_loss = sums.loss_sum * (parts / denominators.tokens)
-    return token_loss + sums.next_sentence_loss_sum * (parts / denominators.next_sentence)
-
-
-def _is_mean_of_means(config: TransformerConfig) -> bool:
-    return config.loss_reduction == "sequence"
+    main, *others = (outputs[name].loss_sum * (parts / denominator) for name, denominator in denominators.items())
+    for other in others:
+        main = main + other
+    return main

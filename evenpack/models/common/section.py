@@ -5,6 +5,7 @@ from typing import Any, ClassVar, Literal
 from pydantic import Field, model_validator
 
 from evenpack.config import Section
+from evenpack.losses import NEXT_SENTENCE, NEXT_TOKEN, Loss
 from evenpack.units import Channels, Heads, Layers, Positions, Share
 
 FEED_FORWARD_RATIO = 4
@@ -73,19 +74,19 @@ class TransformerConfig(Section):
         return max_sequence_length if self.reset_positions else pack_length
 
     @property
+    def attention_windows(self) -> tuple[int | None, ...]:
+        """The tokens on each side that a token sees, in each layer; None: all of its sequence."""
+        return (None,) * self.shape["layers"]
+
+    @property
+    def losses(self) -> tuple[Loss, ...]:
+        """The losses that the model returns, each with what divides it, the main one first."""
+        return (NEXT_TOKEN,)
+
+    @property
     def predicts_next_sentence(self) -> bool:
         """Whether the model has a head and a loss for next-sentence prediction."""
-        return False
-
-    @property
-    def loss_reduction(self) -> Literal["token", "sequence"]:
-        """Whether the token loss is averaged over all targets, or over each sequence's targets and then sequences."""
-        return "token"
-
-    @property
-    def pair_reduction(self) -> Literal["sequence", "pack"]:
-        """Whether the next-sentence loss is averaged over sequences, or over each pack's sequences and then packs."""
-        return "sequence"
+        return any(loss.name == NEXT_SENTENCE.name for loss in self.losses)
 
     @property
     def denominators(self) -> Literal["exact", "expected", "micro_batch"]:

@@ -14,7 +14,7 @@ from torch.utils.checkpoint import checkpoint
 
 from evenpack.batch import PackedBatch
 from evenpack.models.common.layers import Segments
-from evenpack.models.common.losses import LossSums
+from evenpack.models.common.losses import LossOutputs
 from evenpack.models.common.section import TransformerConfig
 
 INITIAL_DEVIATION = 0.02
@@ -68,8 +68,8 @@ class PackedTransformer(nn.Module, ABC, Generic[ConfigT]):
         """Makes all layers, `token_embedding` and `blocks` among them."""
 
     @abstractmethod
-    def forward(self, batch: PackedBatch) -> LossSums:
-        """Returns loss sums over the batch's targets; the logits never exist as a whole."""
+    def forward(self, batch: PackedBatch) -> LossOutputs:
+        """Returns the losses over the batch's targets, by name; the logits never exist as a whole."""
 
     def _initial_deviation(self, layer: nn.Module) -> float:
         """Returns the standard deviation of the initial weights of a linear layer or an embedding."""

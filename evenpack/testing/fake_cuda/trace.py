@@ -9,7 +9,7 @@ import gc
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -26,7 +26,7 @@ from evenpack.engine.world.distributed import World, quiet_deepspeed
 from evenpack.errors import EvenpackError
 from evenpack.kernels.capabilities import FUSED
 from evenpack.kernels.config import WHOLE_ROWS
-from evenpack.kernels.sdpa import plan_windows
+from evenpack.kernels.sdpa import plan_groups
 from evenpack.models.build import Model, new_model
 from evenpack.models.common.losses import exact_denominators
 from evenpack.testing.fake_cuda.attention_operators import provide_flash_attn
@@ -38,8 +38,6 @@ from evenpack.testing.fake_cuda.traffic import Traffic, TrafficMeter
 from evenpack.testing.fake_cuda.watch import Fault, Watch
 
 DEVICE = torch.device("cuda:0")
-
-_MOVED = ("tokens", "position_ids", "token_type_ids", "cu_seqlens")
 
 _PRODUCT_DTYPES = {"fp32": torch.float32, "bf16_autocast": torch.bfloat16}
 """Types of the factors of matrix products by `training.precision`."""
@@ -108,7 +106,7 @@ def trace_steps(
     provide_flash_attn()
     provide_flex_attention()
     provide_gpu_kernels()
-    plan_windows.cache_clear()  # its masks would be fake tensors of an earlier trace
+    plan_groups.cache_clear()  # its masks would be fake tensors of an earlier trace
     watch = Watch(
         product_dtype=_PRODUCT_DTYPES[config.training.precision],
         wide_products=() if config.attention.backend in (*FUSED, *WHOLE_ROWS) else ("bmm",),
@@ -238,9 +236,11 @@ def _check_results(engine: TrainingEngine, local: LocalStep, watch: Watch) -> No
         for name, value in state.items():
             if isinstance(value, Tensor):
                 _check(watch, f"the optimizer's {name}", value, torch.float32)
-    _check(watch, "the sums of losses", local.loss_sums, torch.float32)
+    for name, sums in local.loss_sums.items():
+        _check(watch, f"the sums of the loss {name}", sums, torch.float32)
     _check(watch, "the gradient norm", local.gradient_norm, torch.float32)
-    _check(watch, "the counts of correct predictions", local.correct, torch.int64)
+    for name, correct in local.correct.items():
+        _check(watch, f"the count of correct predictions of {name}", correct, torch.int64)
 
 
 def _check(watch: Watch, name: str, tensor: Tensor, dtype: torch.dtype) -> None:
@@ -258,9 +258,7 @@ def faked_batch(batch: PackedBatch, fake: FakeTensorMode, watch: Watch) -> Packe
         watch.values.learn(stand_in, tensor)
         return stand_in
 
-    targets: dict[str, Any] = {field.name: faked(getattr(batch.targets, field.name)) for field in fields(batch.targets)}
-    moved: dict[str, Any] = {name: faked(getattr(batch, name)) for name in _MOVED}
-    return replace(batch, targets=replace(batch.targets, **targets), **moved)
+    return batch.with_tensors(faked)
 
 
 def join_fake_ranks(size: int) -> None:

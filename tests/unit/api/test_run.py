@@ -72,10 +72,10 @@ def test_a_batch_is_what_its_documentation_says(run: evenpack.Run) -> None:
     starts = batch.cu_seqlens.tolist()
     assert (starts[0], starts[-1], starts) == (0, len(batch.tokens), sorted(starts))
     assert all(int(batch.position_ids[start]) == 0 for start in starts if start < len(batch.tokens))
-    assert isinstance(batch.targets, evenpack.CausalTargets)
-    counts = batch.targets.weights > 0
+    assert isinstance(batch.targets["next_token"], evenpack.SlotTargets)
+    counts = batch.targets["next_token"].weights > 0
     following = batch.tokens.roll(-1)
-    assert torch.equal(batch.targets.labels[counts], following[counts])
+    assert torch.equal(batch.targets["next_token"].labels[counts], following[counts])
 
 
 def test_the_runs_own_model_takes_the_batches(run: evenpack.Run) -> None:

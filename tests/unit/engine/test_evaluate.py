@@ -15,8 +15,8 @@ import torch.nn.functional as F
 from sources import ListView
 from torch import Tensor, nn
 
-from evenpack.batch import CausalTargets, PackedBatch
-from evenpack.data.batches.task import rounded_size
+from evenpack.batch import PackedBatch, SlotTargets
+from evenpack.data.batches.objectives import rounded_size
 from evenpack.data.order.plan import PackPlan
 from evenpack.data.packing import LengthHistogram, pack
 from evenpack.data.prepared import PreparedData
@@ -30,7 +30,7 @@ from evenpack.engine.evaluate import (
 )
 from evenpack.engine.resolving.resolve import resolve
 from evenpack.engine.world.distributed import World
-from evenpack.models.common.losses import LossSums
+from evenpack.models.common.losses import LossOutput, LossOutputs
 from evenpack.models.gpt2.config import Gpt2Config
 from evenpack.models.gpt2.model import Gpt2
 from evenpack.step_counts import StepCounts
@@ -150,13 +150,13 @@ class SuccessorModel(nn.Module):
         super().__init__()
         self.look = look
 
-    def forward(self, batch: PackedBatch) -> LossSums:
+    def forward(self, batch: PackedBatch) -> LossOutputs:
         self.look(batch)
         logits = 50.0 * F.one_hot((batch.tokens + 1) % VOCABULARY, VOCABULARY)
-        losses = F.cross_entropy(logits, batch.targets.labels, reduction="none") * batch.targets.weights
-        counted = batch.targets.weights > 0
-        correct = (counted & (logits.argmax(-1) == batch.targets.labels)).sum()
-        return LossSums.of_tokens(loss_sum=losses.sum(), correct=correct, targets=batch.local_counts.targets)
+        targets = batch.targets["next_token"]
+        losses = F.cross_entropy(logits, targets.labels, reduction="none") * targets.weights
+        correct = ((targets.weights > 0) & (logits.argmax(-1) == targets.labels)).sum()
+        return {"next_token": LossOutput(losses.sum(), correct)}
 
 
 def test_loss_and_counts_are_those_of_every_sequence_alone(gpt2: Gpt2):
@@ -190,7 +190,7 @@ def logits_of_one(model: Gpt2, tokens: Tensor) -> Tensor:
             max_sequence_length=length,
             row_slots=length,
             position_rows=length,
-            targets=CausalTargets(labels=torch.zeros_like(tokens), weights=torch.zeros(length)),
+            targets={"next_token": SlotTargets(labels=torch.zeros_like(tokens), weights=torch.zeros(length))},
             step_counts=counts,
             local_counts=counts,
             sequence_ids=torch.zeros(1, dtype=torch.int64),
@@ -300,7 +300,7 @@ def test_matrix_products_have_the_precision_of_training(precision: str, expected
 
 def test_overall_accuracy_and_loss_weigh_each_source_by_its_targets():
     of_source = {
-        name: SourceEvaluation(loss=loss, accuracy=accuracy, next_sentence=None, targets=targets, sequences=2, packs=1)
+        name: SourceEvaluation(loss=loss, accuracy=accuracy, others={}, targets=targets, sequences=2, packs=1)
         for name, loss, accuracy, targets in (("wiki", 2.0, 0.5, 100), ("code", 4.0, 0.9, 300))
     }
     assert overall_accuracy(of_source) == pytest.approx((0.5 * 100 + 0.9 * 300) / 400)
@@ -309,10 +309,7 @@ def test_overall_accuracy_and_loss_weigh_each_source_by_its_targets():
 
 
 def test_perplexity_is_the_exponential_of_the_loss_and_never_overflows():
-    evaluation = SourceEvaluation(loss=2.0, accuracy=0.5, next_sentence=None, targets=10, sequences=2, packs=1)
+    evaluation = SourceEvaluation(loss=2.0, accuracy=0.5, others={}, targets=10, sequences=2, packs=1)
     assert evaluation.perplexity == math.exp(2.0)
     assert evaluation.to_json()["perplexity"] == math.exp(2.0)
-    assert (
-        SourceEvaluation(loss=1e4, accuracy=0.0, next_sentence=None, targets=1, sequences=1, packs=1).perplexity
-        == math.inf
-    )
+    assert SourceEvaluation(loss=1e4, accuracy=0.0, others={}, targets=1, sequences=1, packs=1).perplexity == math.inf

@@ -165,7 +165,7 @@ def test_more_epochs_than_a_source_may_have_are_refused_or_reported(
 
 
 def evaluation(loss: float, *, targets: int) -> SourceEvaluation:
-    return SourceEvaluation(loss=loss, accuracy=0.5, next_sentence=None, targets=targets, sequences=1, packs=1)
+    return SourceEvaluation(loss=loss, accuracy=0.5, others={}, targets=targets, sequences=1, packs=1)
 
 
 def test_one_loss_of_all_goes_by_named_weights_and_not_by_what_is_held_out():

@@ -11,6 +11,7 @@ from dataclasses import replace
 from itertools import pairwise
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
@@ -21,6 +22,7 @@ from evenpack.errors import BackendError
 from evenpack.kernels import attention, flash, reference, sdpa, varlen
 from evenpack.kernels.attention import packed_attention
 from evenpack.kernels.capabilities import AttentionRequest, capabilities, resolve_backend, unavailable_reason
+from evenpack.kernels.visible_pairs import visible_pairs
 
 HEADS, HEAD_DIM = 3, 16
 MIXES = {
@@ -67,6 +69,7 @@ def run(
     alibi: bool,
     dtype: torch.dtype = torch.float32,
     key_value_heads: int = HEADS,
+    window: int | None = None,
 ) -> list[Tensor]:
     """Returns the output and the gradients of q, k and v."""
     qkv = random_qkv(sum(lengths), dtype, key_value_heads=key_value_heads)
@@ -80,6 +83,7 @@ def run(
         causal=causal,
         alibi_slopes=slopes() if alibi else None,
         backend=backend,
+        window=window,
     )
     upstream = torch.randn(output.shape, generator=torch.Generator().manual_seed(1)).to(output.dtype)
     return [output.detach(), *torch.autograd.grad(output, (q, k, v), upstream)]
@@ -141,6 +145,95 @@ def test_empty_segments_change_no_bit(backend: str) -> None:
     assert all(torch.equal(a, b) for a, b in zip(without, with_empty, strict=True))
 
 
+# Windows
+
+
+@pytest.mark.parametrize("window", [1, 3, 8, 100])
+@pytest.mark.parametrize("causal", [False, True])
+def test_the_reference_sees_no_farther_than_the_window(causal: bool, window: int) -> None:
+    lengths = (5, 1, 0, 9)
+    q, k, v = random_qkv(sum(lengths), torch.float64)
+    expected = torch.empty_like(q)
+    for start, stop in pairwise(borders(lengths).tolist()):
+        for i in range(start, stop):
+            first, last = max(start, i - window), min(i + 1 if causal else stop, i + window + 1)
+            for head in range(HEADS):
+                scores = (k[first:last, head] @ q[i, head]) / HEAD_DIM**0.5
+                expected[i, head] = scores.softmax(0) @ v[first:last, head]
+    actual = reference.attend(
+        q, k, v, borders(lengths), 9, causal=causal, alibi_slopes=None, dropout=0.0, window=window
+    )
+    torch.testing.assert_close(actual, expected, rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize("lengths", MIXES.values(), ids=MIXES.keys())
+@pytest.mark.parametrize("window", [1, 16, 200])
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("backend", ["sdpa", "dense_mask"])
+def test_backends_agree_with_the_reference_on_a_window(
+    backend: str, causal: bool, window: int, lengths: tuple[int, ...]
+) -> None:
+    expected = run("reference", lengths, causal=causal, alibi=False, window=window)
+    actual = run(backend, lengths, causal=causal, alibi=False, window=window)
+    torch.testing.assert_close(actual, expected, rtol=1e-5, atol=1e-5)
+    with_bias = run("reference", lengths, causal=causal, alibi=True, window=window)
+    torch.testing.assert_close(
+        run(backend, lengths, causal=causal, alibi=True, window=window), with_bias, rtol=1e-5, atol=1e-5
+    )
+
+
+def test_a_window_of_nothing_is_refused() -> None:
+    with pytest.raises(ValueError, match="at least 1, found 0"):
+        run("reference", (5,), causal=True, alibi=False, window=0)
+
+
+def test_a_window_is_refused_by_the_name_of_a_backend_that_has_none(
+    monkeypatch: pytest.MonkeyPatch, cuda: Callable[[int, int], None]
+) -> None:
+    cuda(9, 0)
+    request = replace(CUDA_REQUEST, window=True)
+    assert unavailable_reason("varlen", request) is None
+    assert "has no dropout" in (unavailable_reason("varlen", replace(request, dropout=True)) or "")
+    monkeypatch.setattr(varlen, "_parameters", lambda: frozenset({"is_causal"}))
+    with pytest.raises(
+        BackendError, match=r"'varlen' cannot serve .*window.*: varlen_attn of torch .* has no window_size"
+    ):
+        resolve_backend("varlen", request)
+
+
+@pytest.mark.parametrize(("causal", "span"), [(False, (5, 5)), (True, (5, 0))])
+def test_cuda_kernels_are_given_the_window_on_each_side(
+    monkeypatch: pytest.MonkeyPatch, causal: bool, span: tuple[int, int]
+) -> None:
+    import torch.nn.attention.varlen
+
+    asked = []
+
+    def stand_in(q: Tensor, *_: Any, window_size: tuple[int, int] = (-1, -1), **__: Any) -> Tensor:
+        asked.append(window_size)
+        return q
+
+    monkeypatch.setattr(torch.nn.attention.varlen, "varlen_attn", stand_in)
+    monkeypatch.setattr(varlen, "_parameters", lambda: frozenset({"window_size", "enable_gqa"}))
+    install_flash(monkeypatch, flash_attn_varlen_func=stand_in)
+    for kernel in (varlen, flash):
+        kernel.attend(*random_qkv(30), borders((10, 20)), 20, causal=causal, alibi_slopes=None, dropout=0.0, window=5)
+    assert asked == [span, span]
+
+
+@pytest.mark.parametrize("window", [None, 1, 2, 7, 40])
+@pytest.mark.parametrize("causal", [False, True])
+def test_visible_pairs_are_those_that_a_mask_shows(causal: bool, window: int | None) -> None:
+    lengths = np.arange(0, 20)
+    expected = []
+    for length in lengths.tolist():
+        visible = torch.ones(length, length, dtype=torch.bool)
+        visible = visible.tril() if causal else visible
+        visible = visible if window is None else visible.triu(-window).tril(window)
+        expected.append(int(visible.sum()))
+    assert visible_pairs(lengths, window=window, causal=causal).tolist() == expected
+
+
 # Precision
 
 
@@ -196,14 +289,14 @@ def test_dropout_zeroes_its_share_of_probabilities_and_scales_up_the_rest(
 # Windows of sdpa
 
 
-@given(lengths=st.lists(st.integers(0, 100), max_size=30), window_tokens=st.integers(1, 128))
+@given(lengths=st.lists(st.integers(0, 100), max_size=30), group_tokens=st.integers(1, 128))
 @settings(max_examples=150, deadline=None)
 def test_windows_hold_all_segments_in_order_and_only_lone_ones_are_longer(
-    lengths: list[int], window_tokens: int
+    lengths: list[int], group_tokens: int
 ) -> None:
-    windows = sdpa.plan_windows(
+    windows = sdpa.plan_groups(
         tuple(lengths),
-        window_tokens=window_tokens,
+        group_tokens=group_tokens,
         causal=False,
         slopes=None,
         mask_dtype=torch.float32,
@@ -215,18 +308,18 @@ def test_windows_hold_all_segments_in_order_and_only_lone_ones_are_longer(
         if window.mask is None:
             found.append(window.tokens)
             continue
-        assert window.tokens <= window_tokens
+        assert window.tokens <= group_tokens
         starts = [i for i in range(window.tokens) if i == 0 or not window.mask[i, i - 1]]
         found += [stop - start for start, stop in pairwise([*starts, window.tokens])]
     assert found == [length for length in lengths if length]
 
 
 def test_the_layers_of_a_batch_share_its_masks() -> None:
-    sdpa.plan_windows.cache_clear()
+    sdpa.plan_groups.cache_clear()
     for _ in range(3):
         run("sdpa", (10, 20, 30, 90), causal=True, alibi=True)
-    assert sdpa.plan_windows.cache_info().misses == 1
-    assert sdpa.plan_windows.cache_info().hits == 2
+    assert sdpa.plan_groups.cache_info().misses == 1
+    assert sdpa.plan_groups.cache_info().hits == 2
 
 
 # Wrong arguments

@@ -1,6 +1,7 @@
 """FlexAttention: its masks of blocks, its numbers on a CPU, and when the mask is made."""
 
 from itertools import pairwise
+from typing import Any
 
 import pytest
 import torch
@@ -48,6 +49,43 @@ def test_outputs_are_those_of_the_reference(
     torch.testing.assert_close(
         actual, reference.attend(*arguments, causal=causal, alibi_slopes=slopes, dropout=0.0), rtol=1e-5, atol=1e-5
     )
+
+
+@pytest.mark.filterwarnings("ignore:flex_attention called without")
+@pytest.mark.usefixtures("_directly")
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("window", [1, 130])
+def test_a_window_has_the_outputs_of_the_reference(window: int, causal: bool) -> None:
+    lengths = (5, 300, 40)
+    generator = torch.Generator().manual_seed(0)
+    q, k, v = (torch.randn(sum(lengths), HEADS, HEAD_DIM, generator=generator) for _ in range(3))
+    arguments = (q, k, v, borders(lengths), max(lengths))
+    options: dict[str, Any] = {"causal": causal, "alibi_slopes": None, "dropout": 0.0, "window": window}
+    torch.testing.assert_close(
+        flex.attend(*arguments, **options), reference.attend(*arguments, **options), rtol=1e-5, atol=1e-5
+    )
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    lengths=st.lists(st.integers(0, 400), min_size=1, max_size=8).filter(sum),
+    causal=st.booleans(),
+    window=st.integers(1, 400),
+)
+def test_blocks_of_a_window_leave_out_no_visible_pair(lengths: list[int], causal: bool, window: int) -> None:
+    cu_seqlens, tokens = borders(tuple(lengths)), sum(lengths)
+    segments = flex.segment_of_slots(cu_seqlens, tokens)
+    partial, whole = flex.visible_blocks(cu_seqlens, segments, causal=causal, window=window)
+    side = flex.BLOCK * len(partial)
+    visible = torch.zeros(side, side, dtype=torch.bool)
+    for start, stop in pairwise(cu_seqlens.tolist()):
+        visible[start:stop, start:stop] = True
+    visible = (visible.tril() if causal else visible).triu(-window).tril(window)
+    pairs = visible.view(len(partial), flex.BLOCK, len(partial), flex.BLOCK).transpose(1, 2).flatten(2)
+    assert torch.equal(whole, pairs.all(dim=2))
+    assert not (pairs.any(dim=2) & ~partial & ~whole).any()
+    nearest = (torch.arange(len(partial))[:, None] - torch.arange(len(partial))).abs() - 1
+    assert not (partial & (nearest * flex.BLOCK >= window)).any(), "blocks beyond the window are not computed"
 
 
 @settings(max_examples=60, deadline=None)

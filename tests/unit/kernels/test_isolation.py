@@ -36,6 +36,15 @@ def test_segments_stay_apart_where_query_heads_share_keys_and_values(backend: st
     assert result.passed
 
 
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("backend", ["reference", "sdpa", "dense_mask"])
+def test_a_window_stays_within_its_segment(backend: str, causal: bool) -> None:
+    result = probe_isolation(backend, device="cpu", dtype=torch.float32, causal=causal, alibi=False, window=7)
+    assert result.max_deviation == 0
+    assert result.control_deviation > 1
+    assert result.passed
+
+
 def test_a_backend_that_cannot_serve_is_an_error_and_not_a_pass() -> None:
     with pytest.raises(BackendError, match="cannot serve"):
         probe("flash")

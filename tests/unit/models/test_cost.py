@@ -193,9 +193,9 @@ def test_berts_operations_agree_with_torchs_counter(length):
     model = Bert(BERT, vocabulary_size=VOCABULARY, max_positions=16, attention_backend="reference")
     with FlopCounterMode(display=False) as counter:
         hidden = model.hidden_states(batch)
-        rows = model.masked_token_head(hidden[batch.targets.positions])
+        rows = model.masked_token_head(hidden[batch.targets["masked_token"].positions])
         logits = torch.nn.functional.linear(rows, model.token_embedding.weight, model.masked_token_head.decoder_bias)
-        pairs = model.next_sentence_head(hidden[batch.targets.sequence_starts])
+        pairs = model.next_sentence_head(hidden[batch.targets["next_sentence"].positions])
         (logits.sum() + pairs.sum()).backward()
     expected = step_flops(BERT, vocabulary_size=VOCABULARY, work=performed_work(batch))
     assert counter.get_total_flops() == expected

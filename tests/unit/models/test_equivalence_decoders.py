@@ -47,8 +47,10 @@ def packs():
 def loss_and_gradients(model, batch):
     model.zero_grad()
     sums = model(batch)
-    sums.loss_sum.backward()
-    return sums.loss_sum.item(), {name: parameter.grad.clone() for name, parameter in model.named_parameters()}
+    sums["next_token"].loss_sum.backward()
+    return sums["next_token"].loss_sum.item(), {
+        name: parameter.grad.clone() for name, parameter in model.named_parameters()
+    }
 
 
 def assert_same_gradients(found, expected):

@@ -59,7 +59,8 @@ class Probe:
         hook = self.model.token_embedding.register_forward_hook(lambda *call: embedded.append(call[2]))
         logits = self.model.logits(batch)
         hook.remove()
-        losses = F.cross_entropy(logits, batch.targets.labels, reduction="none") * batch.targets.weights
+        targets = batch.targets["next_token"]
+        losses = F.cross_entropy(logits, targets.labels, reduction="none") * targets.weights
         parameters = dict(self.model.named_parameters())
         by_embedding, *by_parameter = torch.autograd.grad(losses[loss_slots].sum(), [embedded[0], *parameters.values()])
         return logits.detach(), by_embedding, dict(zip(parameters, by_parameter, strict=True))

@@ -73,15 +73,13 @@ def config_and_batch(request: pytest.FixtureRequest) -> tuple[ModelConfig, Packe
 
 
 def layers_of(config: ModelConfig, batch: PackedBatch) -> LayerBytes:
-    rows = batch.targets.labels.shape[0]
+    rows = batch.head_rows
     return family_of(config).cost.layer_bytes(config, slots=batch.slots, head_rows=rows, number_bytes=2)
 
 
 def kept_by_formula(config: ModelConfig, batch: PackedBatch) -> int:
     layers = layers_of(config, batch)
-    loss = loss_bytes(
-        tokens=batch.targets.labels.shape[0], hidden_size=WIDTH, vocabulary_size=VOCABULARY, number_bytes=2
-    )
+    loss = loss_bytes(tokens=batch.head_rows, hidden_size=WIDTH, vocabulary_size=VOCABULARY, number_bytes=2)
     return layers.embedding + config.shape["layers"] * layers.block + layers.head + loss.gradients
 
 

@@ -315,4 +315,4 @@ def test_slots_and_masked_rows_are_multiples_of_sixteen_where_the_pack_length_is
     planner = planner_of([random_pairs(1)], shape, objective, ranks=2)
     collator = collator_of(planner, capacity_of(planner, objective, steps=5))
     for _, batch in batches_of(planner, collator, 5):
-        assert (batch.slots % 16, len(batch.targets.labels) % 16) == (0, 0)
+        assert (batch.slots % 16, len(batch.targets["masked_token"].labels) % 16) == (0, 0)

@@ -48,7 +48,7 @@ def collator(source: PackedSource, layout: Layout, rows: int, pack_length: int) 
 def segments_of(batch: PackedBatch) -> list[tuple[list[int], list[int], list[int], list[float]]]:
     """Returns tokens, positions, labels and weights of every non-empty segment."""
     borders = batch.cu_seqlens.tolist()
-    fields = (batch.tokens, batch.position_ids, batch.targets.labels, batch.targets.weights)
+    fields = (batch.tokens, batch.position_ids, batch.targets["next_token"].labels, batch.targets["next_token"].weights)
     return [
         tuple(field[start:stop].tolist() for field in fields)  # type: ignore[misc]
         for start, stop in itertools.pairwise(borders)

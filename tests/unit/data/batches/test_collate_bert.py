@@ -19,10 +19,10 @@ from pair_sources import (
 )
 from step_shapes import step_shape
 
-from evenpack.batch import MaskedTargets, PackedBatch
+from evenpack.batch import ChosenTargets, PackedBatch
 from evenpack.data.batches.capacity import ROW_MULTIPLE
 from evenpack.data.batches.collate import Collator
-from evenpack.data.batches.objectives import MaskedTokensAndNextSentence
+from evenpack.data.batches.objectives import DynamicMasks
 from evenpack.data.order.selection import PackedSource, PackSelection, select_packs
 from evenpack.data.order.step_plan import StepPlanner
 from evenpack.data.order.step_shape import UNPADDED_SLOT_MULTIPLE, Layout
@@ -40,7 +40,7 @@ halves = st.tuples(st.integers(1, 18), st.integers(1, 19))
 
 def planner(
     sources: Sequence[PackedSource],
-    objective: MaskedTokensAndNextSentence,
+    objective: DynamicMasks,
     *,
     packs: int,
     ranks: int = 1,
@@ -53,7 +53,7 @@ def planner(
 
 def collator(
     sources: Sequence[PackedSource],
-    objective: MaskedTokensAndNextSentence,
+    objective: DynamicMasks,
     *,
     rows: int,
     pack_length: int,
@@ -90,7 +90,7 @@ class Expected:
     def add_pair(self, pair: Pair, seen: list[int], masked: list[tuple[int, int]], reduction: str) -> None:
         first_slot = len(self.tokens)
         self.sequences.append((first_slot, pair.label))
-        weight = 1.0 if reduction == "token" else 1.0 / max(len(masked), 1)
+        weight = 1.0 if reduction == "targets" else 1.0 / max(len(masked), 1)
         self.targets += [(first_slot + position, label, weight) for position, label in masked]
         self._add_segment(seen, [0] * pair.first_length + [1] * (len(seen) - pair.first_length))
 
@@ -102,7 +102,7 @@ class Expected:
 
 
 def masked_alone(
-    pair: Pair, objective: MaskedTokensAndNextSentence, source_key: int, epoch: int, sequence: int
+    pair: Pair, objective: DynamicMasks, source_key: int, epoch: int, sequence: int
 ) -> tuple[list[int], list[tuple[int, int]]]:
     """Returns the model input of one sequence, and (position, label) of its masks, computed separately."""
     key = masking_keys(objective.seed, np.array([epoch]), np.array([source_key], dtype=np.uint64), np.array([sequence]))
@@ -115,7 +115,7 @@ def expect(
     packs: PackSelection,
     sources: Sequence[PackedSource],
     pairs: Sequence[Sequence[Pair]],
-    objective: MaskedTokensAndNextSentence,
+    objective: DynamicMasks,
     *,
     layout: Layout,
     rows: int,
@@ -129,7 +129,7 @@ def expect(
         for sequence in packs.sequence_ids[packs.offsets[index] : packs.offsets[index + 1]].tolist():
             pair, before = pairs[source][sequence], len(expected.tokens)
             seen, masked = masked_alone(pair, objective, sources[source].key, epoch, sequence)
-            expected.add_pair(pair, seen, masked, objective.reduction)
+            expected.add_pair(pair, seen, masked, objective.masked_token.divided_by)
             if layout == "padded":
                 expected.add_padding_up_to(before + LONGEST)
         if layout == "packed":
@@ -142,14 +142,15 @@ def expect(
     return expected
 
 
-def masked_targets(batch: PackedBatch) -> MaskedTargets:
-    assert isinstance(batch.targets, MaskedTargets)
-    return batch.targets
+def chosen(batch: PackedBatch, loss: str) -> ChosenTargets:
+    targets = batch.targets[loss]
+    assert isinstance(targets, ChosenTargets)
+    return targets
 
 
 def found_targets(batch: PackedBatch) -> list[tuple[int, int, float]]:
     """Returns slot, label and weight of all real targets; padding must be zero and last."""
-    targets = masked_targets(batch)
+    targets = chosen(batch, "masked_token")
     count = batch.local_counts.targets
     arrays = (targets.positions, targets.labels, targets.weights)
     assert not any(array[count:].any() for array in arrays)
@@ -157,14 +158,12 @@ def found_targets(batch: PackedBatch) -> list[tuple[int, int, float]]:
 
 
 def found_sequences(batch: PackedBatch) -> list[tuple[int, int]]:
-    targets = masked_targets(batch)
+    targets = chosen(batch, "next_sentence")
     count = batch.local_counts.sequences
-    assert targets.sequence_weights.tolist() == [1.0] * count + [0.0] * (len(targets.sequence_weights) - count)
-    assert not targets.sequence_starts[count:].any()
-    assert not targets.next_sentence_labels[count:].any()
-    return list(
-        zip(targets.sequence_starts[:count].tolist(), targets.next_sentence_labels[:count].tolist(), strict=True)
-    )
+    assert targets.weights.tolist() == [1.0] * count + [0.0] * (len(targets.weights) - count)
+    assert not targets.positions[count:].any()
+    assert not targets.labels[count:].any()
+    return list(zip(targets.positions[:count].tolist(), targets.labels[:count].tolist(), strict=True))
 
 
 def assert_is(batch: PackedBatch, expected: Expected) -> None:
@@ -213,7 +212,7 @@ def test_every_array_is_that_of_the_pairs_one_by_one(
     one = collator(sources, objective, rows=rows, pack_length=pack_length, layout=layout)
     batch = one.collate(packs, COUNTS)
     assert_is(batch, expect(packs, sources, pairs, objective, layout=layout, rows=rows, pack_length=pack_length))
-    starts = masked_targets(batch).sequence_starts[: batch.local_counts.sequences]
+    starts = chosen(batch, "next_sentence").positions[: batch.local_counts.sequences]
     assert (batch.position_ids[starts] == 0).all()
 
 
@@ -222,11 +221,10 @@ def many_pairs(count: int, *, seed: int) -> list[Pair]:
 
 
 def shapes(batch: PackedBatch) -> list[tuple[int, ...]]:
-    targets = masked_targets(batch)
-    tensors = (
-        *(batch.tokens, batch.cu_seqlens, batch.sequence_ids, targets.positions, targets.labels, targets.weights),
-        *(targets.sequence_starts, targets.next_sentence_labels, targets.sequence_weights),
-    )
+    tensors = [batch.tokens, batch.cu_seqlens, batch.sequence_ids]
+    for loss in ("masked_token", "next_sentence"):
+        targets = chosen(batch, loss)
+        tensors += [targets.positions, targets.labels, targets.weights]
     return [tuple(tensor.shape) for tensor in tensors]
 
 
@@ -253,7 +251,7 @@ def test_the_fullest_batch_fills_the_arrays_and_none_overflows() -> None:
     assert targets_of_packs.tolist() == [6, 6, 6]
     batch = collator([source], objective, rows=3, pack_length=40).collate(everything, COUNTS)
     assert batch.local_counts.targets == 18
-    assert masked_targets(batch).weights.tolist() == [1.0] * 18 + [0.0] * 14
+    assert chosen(batch, "masked_token").weights.tolist() == [1.0] * 18 + [0.0] * 14
 
 
 @pytest.mark.parametrize("seed", range(4))
@@ -283,7 +281,7 @@ Masks = dict[tuple[int, int, int], tuple[list[int], list[tuple[int, int]]]]
 
 def masks_of_steps(
     sources: Sequence[PackedSource],
-    objective: MaskedTokensAndNextSentence,
+    objective: DynamicMasks,
     steps: range,
     *,
     layout: Layout = "packed",
@@ -358,7 +356,7 @@ def test_masks_are_the_same_however_a_step_is_divided_and_laid_out(
     assert divided == alone
 
 
-def two_epochs(objective: MaskedTokensAndNextSentence) -> tuple[Masks, Masks]:
+def two_epochs(objective: DynamicMasks) -> tuple[Masks, Masks]:
     """Returns the masks of one source in its first epoch and in its second."""
     source = two_sources()[0]
     masks = masks_of_steps([source], objective, range(-(-2 * source.plan.packs // PACKS_PER_STEP)))
@@ -400,7 +398,7 @@ def test_validation_is_masked_alike_for_every_seed() -> None:
     sources = two_sources()
     of_seeds = [masks_of_steps(sources, masked_objective(seed=seed).for_validation(), range(2)) for seed in (3, 4)]
     assert of_seeds[0] == of_seeds[1]
-    assert masked_objective(reduction="sequence").for_validation().reduction == "sequence"
+    assert masked_objective(reduction="sequence").for_validation().masked_token.divided_by == "sequences"
 
 
 def test_what_is_masked_is_hidden_and_all_else_is_shown() -> None:

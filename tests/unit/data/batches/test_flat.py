@@ -2,13 +2,14 @@
 
 import pickle
 from dataclasses import fields, replace
+from typing import Any
 
 import pytest
 import torch
 from batches import build_batch, random_sequences
 from masked_batches import build_masked_batch, random_pairs
 
-from evenpack.batch import PackedBatch
+from evenpack.batch import PackedBatch, Targets
 from evenpack.data.batches.flat import FlatBatch
 
 
@@ -16,16 +17,23 @@ def batches() -> list[PackedBatch]:
     sequences = [random_sequences([5, 3, 6], vocabulary_size=50), random_sequences([9], vocabulary_size=50)]
     pairs = [random_pairs([7, 9], vocabulary_size=50), random_pairs([11], vocabulary_size=50)]
     of_nothing = build_masked_batch(pairs, "packed", max_sequence_length=12, pack_length=17)[0]
-    none = {field.name: getattr(of_nothing.targets, field.name)[:0] for field in fields(of_nothing.targets)}
+    none = {name: of_nothing_in(targets) for name, targets in of_nothing.targets.items()}
     return [
         build_batch(sequences, "packed", max_sequence_length=10, pack_length=15)[0],
         build_masked_batch(pairs, "packed", max_sequence_length=12, pack_length=17)[0],
-        replace(of_nothing, targets=replace(of_nothing.targets, **none), sequence_ids=of_nothing.sequence_ids[:0]),
+        replace(of_nothing, targets=none, sequence_ids=of_nothing.sequence_ids[:0]),
     ]
 
 
+def of_nothing_in(targets: Targets) -> Targets:
+    empty: dict[str, Any] = {field.name: getattr(targets, field.name)[:0] for field in fields(targets)}
+    return replace(targets, **empty)
+
+
 def assert_same(found: PackedBatch, expected: PackedBatch) -> None:
-    for holder, other in ((found, expected), (found.targets, expected.targets)):
+    assert list(found.targets) == list(expected.targets)
+    of_losses = zip(found.targets.values(), expected.targets.values(), strict=True)
+    for holder, other in ((found, expected), *of_losses):
         assert type(holder) is type(other)
         for field in fields(other):
             value, wanted = getattr(holder, field.name), getattr(other, field.name)

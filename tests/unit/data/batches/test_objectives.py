@@ -1,18 +1,21 @@
 """An objective accepts the sequences that it is for, and counts the targets that it makes."""
 
+from dataclasses import fields
 from typing import Any, Literal
 
 import numpy as np
 import pytest
-from pair_sources import masked_objective, pair_source, random_halves, random_sentence_pairs
+from pair_sources import TokensInMemory, masked_objective, pair_source, random_halves, random_sentence_pairs
 from sources import packed_source
 from step_shapes import step_shape
 
-from evenpack.batch import CausalTargets, PackedBatch
+from evenpack.batch import PackedBatch
 from evenpack.data.batches.collate import Collator
-from evenpack.data.batches.objectives import MaskedTokensAndNextSentence, NextTokens, Objective
+from evenpack.data.batches.objectives import DynamicMasks, NextTokens, Objective
 from evenpack.data.order.selection import PackedSource, select_packs
 from evenpack.data.order.step_shape import Layout
+from evenpack.data.sequences import build_view
+from evenpack.data.sequences.config import PaddingRecipe
 from evenpack.data.sequences.masking import masked_count
 from evenpack.errors import ConfigError
 from evenpack.step_counts import StepCounts
@@ -21,6 +24,9 @@ PACK_LENGTH = 24
 COUNTS = StepCounts(packs=1, sequences=1, tokens=1, targets=1)
 
 DOCUMENTS = packed_source([[5, 3], [4], [9, 2, 1], [12], [7]], pack_length=PACK_LENGTH, longest=12)
+PADDED_RECIPE = PaddingRecipe(kind="padding", max_sequence_length=12, atom=12)
+PADDED_VIEW = build_view(PADDED_RECIPE, TokensInMemory([[5, 3, 2], [4, 7, 2]]), np.arange(2))
+PADDED = PackedSource(view=PADDED_VIEW, plan=DOCUMENTS.plan, key=1)
 PAIRS = pair_source(
     random_sentence_pairs(random_halves(12, longest=20, seed=1), seed=1), pack_length=PACK_LENGTH, longest=20
 )
@@ -40,11 +46,22 @@ def collate(source: PackedSource, objective: Objective, **shape: Any) -> PackedB
     return collator.collate(packs, COUNTS)
 
 
+def assert_same_targets(found: PackedBatch, expected: PackedBatch) -> None:
+    assert list(found.targets) == list(expected.targets)
+    for targets, others in zip(found.targets.values(), expected.targets.values(), strict=True):
+        for field in fields(others):
+            assert getattr(targets, field.name).tolist() == getattr(others, field.name).tolist()
+
+
 @pytest.mark.parametrize(
     ("source", "objective", "message"),
     [
         (PAIRS, NextTokens(), "sentence_pairs is for models of masked tokens"),
-        (DOCUMENTS, masked_objective(), "needs sentence pairs: set data.recipe.kind=sentence_pairs"),
+        (
+            PackedSource(view=PADDED_VIEW, plan=DOCUMENTS.plan, key=1),
+            masked_objective(),
+            "recipe.kind padding pads sequences with end-of-text",
+        ),
     ],
 )
 def test_sequences_of_another_kind_are_refused_with_what_to_do(
@@ -59,10 +76,7 @@ def test_switches_for_study_leave_next_tokens_as_they_are(isolate: bool, reset_p
     plain = collate(DOCUMENTS, NextTokens())
     other = collate(DOCUMENTS, NextTokens(), isolate=isolate, reset_positions=reset_positions)
     assert other.tokens.tolist() == plain.tokens.tolist()
-    assert isinstance(other.targets, CausalTargets)
-    assert isinstance(plain.targets, CausalTargets)
-    assert other.targets.labels.tolist() == plain.targets.labels.tolist()
-    assert other.targets.weights.tolist() == plain.targets.weights.tolist()
+    assert_same_targets(other, plain)
     assert other.local_counts == plain.local_counts
 
 
@@ -72,8 +86,7 @@ def test_switches_for_study_leave_masks_as_they_are(isolate: bool, reset_positio
     other = collate(PAIRS, masked_objective(), isolate=isolate, reset_positions=reset_positions)
     assert other.tokens.tolist() == plain.tokens.tolist()
     assert other.token_type_ids.tolist() == plain.token_type_ids.tolist()
-    for name in ("positions", "labels", "weights", "sequence_starts", "next_sentence_labels"):
-        assert getattr(other.targets, name).tolist() == getattr(plain.targets, name).tolist()
+    assert_same_targets(other, plain)
     rows = PACK_LENGTH if not reset_positions else 20
     assert other.position_rows == rows
     assert other.max_sequence_length == (20 if isolate else PACK_LENGTH)
@@ -101,7 +114,7 @@ def test_a_pair_without_an_ordinary_token_asks_for_no_token_and_counts_as_a_sequ
         batch = collate(source, masked_objective(reduction=reduction))
         assert batch.local_counts.sequences == 4, "a pack of both, in two epochs"
         assert batch.local_counts.targets == 4, "two of ten tokens"
-        assert batch.targets.weights[:4].tolist() == [weight] * 4
+        assert batch.targets["masked_token"].weights[:4].tolist() == [weight] * 4
 
 
 @pytest.mark.parametrize("layout", ["packed", "unpadded", "padded"])
@@ -113,21 +126,21 @@ def test_the_next_sentences_of_a_pack_can_weigh_as_much_together_as_those_of_ano
     drawn = source.plan.draw(np.arange(batch.local_counts.packs))
     sizes = np.diff(drawn.offsets)
     assert len(set(sizes.tolist())) > 1, "packs of different depths"
-    weights = batch.targets.sequence_weights[: batch.local_counts.sequences].numpy()
+    weights = batch.targets["next_sentence"].weights[: batch.local_counts.sequences].numpy()
     np.testing.assert_allclose(weights, 1.0 / np.repeat(sizes, sizes))
     assert weights.sum() == pytest.approx(batch.local_counts.packs)
     judged = collate(source, objective.for_validation(), layout=layout)
-    assert judged.targets.sequence_weights.tolist() == (batch.targets.sequence_weights > 0).float().tolist()
+    assert (
+        judged.targets["next_sentence"].weights.tolist()
+        == (batch.targets["next_sentence"].weights > 0).float().tolist()
+    )
 
 
 def test_reduction_and_masking_of_validation_are_those_of_training_and_only_the_seed_is_fixed() -> None:
     objective = masked_objective(seed=9, reduction="sequence", share=0.3)
     fixed = objective.for_validation()
-    assert isinstance(fixed, MaskedTokensAndNextSentence)
-    assert (fixed.masking, fixed.reduction, fixed.vocabulary) == (
-        objective.masking,
-        "sequence",
-        objective.vocabulary,
-    )
+    assert isinstance(fixed, DynamicMasks)
+    assert (fixed.masking, fixed.vocabulary) == (objective.masking, objective.vocabulary)
+    assert fixed.masked_token.divided_by == "sequences"
     assert fixed.seed == masked_objective(seed=10).for_validation().seed
     assert NextTokens().for_validation() == NextTokens()

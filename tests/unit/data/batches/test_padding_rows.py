@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from evenpack.batch import CausalTargets
+from evenpack.batch import SlotTargets
 from evenpack.data.batches.collate import Collator
 from evenpack.data.batches.objectives import NextTokens
 from evenpack.data.order.selection import PackedSource
@@ -82,8 +82,8 @@ def test_the_plan_counts_what_the_batches_hold(
             ids = batch.sequence_ids[batch.sequence_ids >= 0].numpy()
             padding = padding_of(source, ids)
             assert batch.local_counts.tokens == int((~padding).sum()) == batch.source_tokens[0]
-            assert isinstance(batch.targets, CausalTargets)
-            assert int(batch.targets.weights.sum()) == batch.local_counts.targets
+            assert isinstance(batch.targets["next_token"], SlotTargets)
+            assert int(batch.targets["next_token"].weights.sum()) == batch.local_counts.targets
             assert batch.local_counts.targets == expected_targets(source, ids, in_loss=not leaves_out_padding)
             of_real_tokens = expected_targets(source, ids, in_loss=False)
             assert useful_work(batch).head_slots == batch.local_counts.targets - batch.padding_targets == of_real_tokens
@@ -122,11 +122,11 @@ def test_what_fills_up_is_the_end_of_text_and_has_no_weight_where_it_is_left_out
     planner = StepPlanner([source], [1], shape=shape_of(), ranks=1, objective=objective)
     plan = planner.plan(0)
     batch = collator.collate(plan.micro_batch(0, 0), plan.counts)
-    assert isinstance(batch.targets, CausalTargets)
+    assert isinstance(batch.targets["next_token"], SlotTargets)
     for row in range(2):
         tokens = batch.tokens[row * ROW : (row + 1) * ROW].tolist()
-        weights = batch.targets.weights[row * ROW : (row + 1) * ROW].tolist()
+        weights = batch.targets["next_token"].weights[row * ROW : (row + 1) * ROW].tolist()
         text = tokens.index(END)
         assert tokens[text:] == [END] * (ROW - text)
         assert weights == [1.0] * text + [0.0] * (ROW - text)  # the first end-of-text is predicted
-        assert batch.targets.labels[row * ROW : row * ROW + text].tolist() == tokens[1 : text + 1]
+        assert batch.targets["next_token"].labels[row * ROW : row * ROW + text].tolist() == tokens[1 : text + 1]

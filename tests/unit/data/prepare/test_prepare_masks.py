@@ -14,7 +14,7 @@ from prepared_files import Recorder, StoppedError, contents, data_config, senten
 from step_shapes import step_shape
 
 from evenpack.config import validate
-from evenpack.data.batches.objectives import StoredMasksAndNextSentence
+from evenpack.data.batches.objectives import StoredMasks
 from evenpack.data.config import DataConfig
 from evenpack.data.order.step_plan import StepPlanner
 from evenpack.data.prepare import pairs as prepare_pairs
@@ -28,6 +28,7 @@ from evenpack.engine.config import RunConfig
 from evenpack.engine.resolving.cost_weights import operation_weights
 from evenpack.engine.resolving.resolve import resolve
 from evenpack.errors import ConfigError, DataError
+from evenpack.losses import MASKED_TOKEN, NEXT_SENTENCE
 from evenpack.step_counts import StepCounts
 
 LONGEST = 48
@@ -298,8 +299,8 @@ def changed(config: RunConfig, **sections: dict[str, Any]) -> RunConfig:
 
 def test_a_run_reads_the_stored_masks(run: RunConfig) -> None:
     prepared = PreparedData.open(run.prepared_dir, run.data)
-    assert resolve(run, prepared).objective == StoredMasksAndNextSentence(
-        vocabulary_size=prepared.vocabulary_size, reduction="token", next_sentence_reduction="sequence"
+    assert resolve(run, prepared).objective == StoredMasks(
+        vocabulary_size=prepared.vocabulary_size, masked_token=MASKED_TOKEN, next_sentence=NEXT_SENTENCE
     )
     drawn = changed(run, data={"recipe": {**run.data.recipe.model_dump(), "static_masks": None}})
     unpadded = {"training": {"layout": "unpadded"}}
@@ -330,6 +331,6 @@ def test_expected_denominators_are_the_mean_of_the_stored_counts(run: RunConfig)
     denominators = resolve(run, prepared).denominators
     assert denominators(counts) == denominators(StepCounts(packs=1, sequences=2, tokens=3, targets=1))
     assert denominators(counts).tokens == pytest.approx(counts.targets, rel=1e-12)
-    assert denominators(counts).next_sentence == pytest.approx(counts.sequences, rel=1e-12)
+    assert denominators(counts)["next_sentence"] == pytest.approx(counts.sequences, rel=1e-12)
     both = resolve(changed(run, model={"mlm_reduction": "sequence"}), prepared).denominators(counts)
-    assert both.tokens == both.next_sentence == denominators(counts).next_sentence
+    assert both["masked_token"] == both["next_sentence"] == denominators(counts)["next_sentence"]

@@ -1,7 +1,7 @@
 """Masks that are stored with the pairs, any number per pair: their batches, losses and errors."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 
 import numpy as np
 import pytest
@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from masked_batches import MaskedPair, build_masked_batch, roughen
 from pair_sources import (
+    REDUCTIONS,
     VOCABULARY_SIZE,
     Pair,
     masked_objective,
@@ -20,15 +21,16 @@ from pair_sources import (
 )
 from step_shapes import step_shape
 
-from evenpack.batch import MaskedTargets, PackedBatch
+from evenpack.batch import ChosenTargets, PackedBatch
 from evenpack.data.batches.collate import Collator
-from evenpack.data.batches.objectives import Objective, StoredMasksAndNextSentence
+from evenpack.data.batches.objectives import Objective, StoredMasks
 from evenpack.data.order.selection import PackedSource, PackSelection
 from evenpack.data.order.step_plan import StepPlanner
 from evenpack.data.order.step_shape import Layout
 from evenpack.data.sequences import MaskedPairsView
 from evenpack.data.sequences.pairs import StaticMasks, most_masks_by_length
 from evenpack.errors import ConfigError, DataError
+from evenpack.losses import MASKED_TOKEN, NEXT_SENTENCE
 from evenpack.models.bert.config import BertConfig
 from evenpack.models.bert.model import Bert
 from evenpack.models.common.losses import exact_denominators, scaled_loss
@@ -38,7 +40,7 @@ LONGEST = 40
 PACK_LENGTH = 64
 PACKS_PER_STEP = 8
 LAYOUTS: tuple[Layout, ...] = ("packed", "unpadded", "padded")
-REDUCTIONS = ("token", "sequence")
+OF_TOKENS = ("token", "sequence")
 COUNTS = StepCounts(packs=1, sequences=1, tokens=1, targets=1)
 
 
@@ -65,11 +67,11 @@ def stored(seed: int = 1, *, counts: Sequence[int] = (30, 20)) -> Stored:
     return Stored(sources=sources, pairs=pairs, masks=masks)
 
 
-def objective(reduction: str = "token", vocabulary_size: int = VOCABULARY_SIZE) -> StoredMasksAndNextSentence:
-    return StoredMasksAndNextSentence(
+def objective(reduction: str = "token", vocabulary_size: int = VOCABULARY_SIZE) -> StoredMasks:
+    return StoredMasks(
         vocabulary_size=vocabulary_size,
-        reduction=reduction,  # type: ignore[arg-type]
-        next_sentence_reduction="sequence",
+        masked_token=replace(MASKED_TOKEN, divided_by=REDUCTIONS[reduction]),
+        next_sentence=NEXT_SENTENCE,
     )
 
 
@@ -91,20 +93,21 @@ def collator(sources: Sequence[PackedSource], asked: Objective, *, rows: int, la
     )
 
 
-def masked_targets(batch: PackedBatch) -> MaskedTargets:
-    assert isinstance(batch.targets, MaskedTargets)
-    return batch.targets
+def chosen(batch: PackedBatch, loss: str) -> ChosenTargets:
+    targets = batch.targets[loss]
+    assert isinstance(targets, ChosenTargets)
+    return targets
 
 
 def assert_holds(batch: PackedBatch, packs: PackSelection, data: Stored, reduction: str) -> None:
     """Checks that each sequence's slots hold its stored masks, and nothing else."""
-    targets, expected = masked_targets(batch), []
+    targets, pairs, expected = chosen(batch, "masked_token"), chosen(batch, "next_sentence"), []
     sources = np.repeat(packs.sources, np.diff(packs.offsets))
     for number, (source, sequence) in enumerate(zip(sources, packs.sequence_ids.tolist(), strict=True)):
         pair, masks = data.pairs[source][sequence], data.masks[source][sequence]
-        start = int(targets.sequence_starts[number])
+        start = int(pairs.positions[number])
         assert batch.tokens[start : start + len(pair.tokens)].tolist() == pair.tokens
-        assert int(targets.next_sentence_labels[number]) == pair.label
+        assert int(pairs.labels[number]) == pair.label
         weight = 1.0 if reduction == "token" else 1.0 / max(len(masks), 1)
         expected += [(start + place, label, np.float32(weight)) for place, label in masks.items()]
     count = len(expected)
@@ -126,7 +129,7 @@ def test_the_masks_of_these_tests_are_no_function_of_the_length() -> None:
 @given(
     seed=st.integers(0, 1000),
     layout=st.sampled_from(LAYOUTS),
-    reduction=st.sampled_from(REDUCTIONS),
+    reduction=st.sampled_from(OF_TOKENS),
     division=st.sampled_from([(1, 1), (1, 4), (2, 2), (4, 1), (2, 4)]),
     step=st.integers(0, 9),
 )
@@ -145,7 +148,7 @@ def test_every_batch_holds_what_is_stored_and_the_plan_counts_it(
             packs = plan.micro_batch(rank, index)
             batch = one.collate(packs, plan.counts)
             assert_holds(batch, packs, data, reduction)
-            assert len(masked_targets(batch).positions) == one.capacity.targets
+            assert len(chosen(batch, "masked_token").positions) == one.capacity.targets
             total += batch.local_counts
     assert total == plan.counts
     sources = np.repeat(plan.packs.sources, np.diff(plan.packs.offsets))
@@ -213,8 +216,8 @@ def one_by_one(model: Bert, packs: PackSelection, data: Stored, reduction: str) 
         types = [0] * pair.first_length + [1] * (len(pair.tokens) - pair.first_length)
         alone = MaskedPair(tokens=pair.tokens, token_types=types, masked=masks, next_sentence_label=pair.label)
         sums = model(build_masked_batch([[alone]], "unpadded", max_sequence_length=LONGEST)[0])
-        token_losses.append(sums.loss_sum)
-        pair_losses.append(sums.next_sentence_loss_sum)
+        token_losses.append(sums["masked_token"].loss_sum)
+        pair_losses.append(sums["next_sentence"].loss_sum)
         counts.append(float(len(masks)))
     losses, divisors = torch.stack(token_losses), torch.tensor(counts)
     assert (divisors == 0).any()
@@ -224,7 +227,7 @@ def one_by_one(model: Bert, packs: PackSelection, data: Stored, reduction: str) 
     return loss.item(), torch.cat([gradient.flatten() for gradient in gradients])
 
 
-@pytest.mark.parametrize("reduction", REDUCTIONS)
+@pytest.mark.parametrize("reduction", OF_TOKENS)
 def test_layouts_and_divisions_have_the_loss_of_the_pairs_one_by_one(reduction: str) -> None:
     data, asked, model = stored(), objective(reduction), bert(reduction)
     expected, gradient = one_by_one(model, planner(data.sources, asked).plan(2).packs, data, reduction)
@@ -245,7 +248,7 @@ def test_layouts_and_divisions_have_the_loss_of_the_pairs_one_by_one(reduction: 
 def test_both_reductions_differ() -> None:
     data = stored()
     packs = planner(data.sources, objective()).plan(2).packs
-    by_token, by_sequence = (one_by_one(bert("token"), packs, data, reduction)[0] for reduction in REDUCTIONS)
+    by_token, by_sequence = (one_by_one(bert("token"), packs, data, reduction)[0] for reduction in OF_TOKENS)
     assert abs(by_token - by_sequence) > 1e-3
 
 

@@ -169,7 +169,7 @@ class TestOnDisk:
 
 
 def evaluation(loss: float, targets: int) -> SourceEvaluation:
-    return SourceEvaluation(loss=loss, accuracy=0.0, next_sentence=None, targets=targets, sequences=1, packs=1)
+    return SourceEvaluation(loss=loss, accuracy=0.0, others={}, targets=targets, sequences=1, packs=1)
 
 
 def test_losses_of_sources_are_added_by_targets_or_by_the_weights_of_the_run_file():

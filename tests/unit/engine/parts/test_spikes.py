@@ -11,18 +11,14 @@ from evenpack.data.batches.pipeline import StepBatches
 from evenpack.engine.engine import LocalStep
 from evenpack.engine.parts import bad_steps
 from evenpack.engine.parts.bad_steps import BadSteps
-from evenpack.engine.reporting.step_totals import StepTotals
-from evenpack.models.common.losses import LossDenominators
+from evenpack.engine.reporting.step_totals import LossTotals, StepTotals
 from evenpack.step_counts import StepCounts
 from evenpack.testing import run_config, run_values
 
 
 def totals(norm: float) -> StepTotals:
     return StepTotals(
-        loss_sums=(2.0, 0.0),
-        optimised_losses=(2.0, 0.0),
-        correct=(1, 0),
-        denominators=LossDenominators(tokens=1.0, next_sentence=1.0),
+        losses={"next_token": LossTotals(loss_sum=2.0, denominator=1.0, optimised=2.0, correct=1)},
         stop=False,
         counts=StepCounts(packs=1, sequences=1, tokens=2, targets=1),
         squared_lengths=4,

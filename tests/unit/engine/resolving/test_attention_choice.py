@@ -11,9 +11,10 @@ import torch
 from evenpack.config import load_run_file
 from evenpack.engine.config import RunConfig
 from evenpack.engine.resolving.attention_choice import attention_request, check_attention
-from evenpack.errors import ConfigError
+from evenpack.errors import BackendError, ConfigError
 from evenpack.kernels import capabilities
 from evenpack.kernels.capabilities import resolve_backend
+from evenpack.models.common.section import TransformerConfig
 from evenpack.shipped import shipped_run_files
 
 
@@ -46,6 +47,15 @@ def test_the_request_is_that_of_the_run_file() -> None:
     assert not attention_request(run("bert_large_phase2", "model.attention_dropout=0"), "cuda").dropout
     plain = attention_request(run("gpt2_small", "model.positions=alibi", "training.precision=fp32"), "cuda")
     assert (plain.causal, plain.alibi, plain.dropout, plain.dtype) == (True, True, False, torch.float32)
+
+
+def test_a_window_that_a_named_backend_lacks_is_refused_before_the_first_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    config = run("bert_large_phase2", "attention.backend=varlen")
+    check_attention(config, "cuda")
+    monkeypatch.setattr(TransformerConfig, "attention_windows", property(lambda model: (None, 64)))
+    with pytest.raises(BackendError, match=r"'varlen' cannot serve .*window\): .*has no dropout"):
+        check_attention(config, "cuda")
+    check_attention(run("bert_large_phase2", "attention.backend=varlen", "model.attention_dropout=0"), "cuda")
 
 
 def test_a_slow_kernel_is_a_warning_or_refused(caplog: pytest.LogCaptureFixture) -> None:

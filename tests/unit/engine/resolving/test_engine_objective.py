@@ -9,7 +9,7 @@ from prepared_files import two_sources
 from step_shapes import step_shape
 
 from evenpack.config import validate
-from evenpack.data.batches.objectives import MaskedTokensAndNextSentence, NextTokens
+from evenpack.data.batches.objectives import DynamicMasks, NextTokens
 from evenpack.data.batches.pipeline import evaluation_batches
 from evenpack.data.order.step_plan import StepPlanner
 from evenpack.data.prepare.prepare import prepare
@@ -64,12 +64,12 @@ def test_expected_denominators_are_what_steps_hold_on_average(config: RunConfig)
     assert expected == resolve(config, prepared).denominators(steps[1]), "the same in every step"
     sequences = [step.sequences for step in steps]
     assert len(set(sequences)) > 1
-    assert np.mean(sequences) == pytest.approx(expected.next_sentence, rel=1e-12)
+    assert np.mean(sequences) == pytest.approx(expected["next_sentence"], rel=1e-12)
     lengths = prepared.view("wiki", "train").lengths()
     assert lengths.min() >= 5
     share, pack_length = config.masking.share, config.data.pack_length
     of_a_full_pack = 2 * int(masked_count(np.array([48]), config.masking)[0])
-    ratio = np.mean([step.targets for step in steps]) / expected.tokens
+    ratio = np.mean([step.targets for step in steps]) / expected["masked_token"]
     at_most = 0.5 / lengths.mean()
     assert (share - at_most) * pack_length / of_a_full_pack <= ratio <= (share + at_most) * pack_length / of_a_full_pack
     assert ratio == pytest.approx(1.0, abs=0.1)
@@ -80,18 +80,19 @@ def test_a_mean_over_sequences_is_divided_by_sequences(config: RunConfig) -> Non
     for balancing in ("exact", "expected"):
         run, prepared = opened(config, mlm_reduction="sequence", loss_balancing=balancing)
         denominators = resolve(run, prepared).denominators(counts)
-        assert denominators.tokens == denominators.next_sentence
-        assert (denominators.tokens == 9.0) == (balancing == "exact")
+        assert denominators["masked_token"] == denominators["next_sentence"]
+        assert (denominators["masked_token"] == 9.0) == (balancing == "exact")
     run, prepared = opened(config)
     exact = resolve(run, prepared).denominators(counts)
-    assert (exact.tokens, exact.next_sentence) == (41.0, 9.0)
+    assert exact == {"masked_token": 41.0, "next_sentence": 9.0}
 
 
 def test_each_model_gets_its_objective(config: RunConfig, corpus: Path, finished: Path) -> None:
     run, prepared = opened(config, mlm_reduction="sequence")
     objective = resolve(run, prepared).objective
-    assert isinstance(objective, MaskedTokensAndNextSentence)
-    assert (objective.seed, objective.reduction, objective.masking) == (run.run.seed, "sequence", run.masking)
+    assert isinstance(objective, DynamicMasks)
+    assert (objective.seed, objective.masking) == (run.run.seed, run.masking)
+    assert objective.masked_token.divided_by == "sequences"
     assert objective.vocabulary.mask_id == prepared.pair_tokens.mask_id
     data = two_sources(corpus)
     values = {**config.model_dump(), "data": data.model_dump(), "model": {"kind": "gpt2", "preset": "tiny"}}
@@ -131,6 +132,6 @@ def test_validation_batches_are_the_same_for_every_seed(config: RunConfig) -> No
             max_packs=None,
             seed=seed,
         )
-        of_seeds.append([(batch.tokens.tolist(), batch.targets.labels.tolist()) for batch in batches])
+        of_seeds.append([(batch.tokens.tolist(), batch.targets["masked_token"].labels.tolist()) for batch in batches])
     assert of_seeds[0] == of_seeds[1]
     assert len(of_seeds[0]) > 2

@@ -29,7 +29,7 @@ def some_batch(lengths=((7, 2, 12, 4), (24,)), **settings):
 
 
 def total(sums):
-    return sums.loss_sum + sums.next_sentence_loss_sum
+    return sum(output.loss_sum for output in sums.values())
 
 
 def gradients(model, batch):
@@ -47,13 +47,15 @@ def test_the_losses_are_weighted_sums_over_the_logits(mlm_reduction):
     model, batch = tiny(), some_batch(mlm_reduction=mlm_reduction)
     sums, targets = model(batch), batch.targets
     masked, pairs = model.masked_token_logits(batch), model.next_sentence_logits(batch)
-    losses = F.cross_entropy(masked, targets.labels, reduction="none")
-    torch.testing.assert_close(sums.loss_sum, (losses * targets.weights).sum(), rtol=1e-6, atol=0.0)
-    pair_losses = F.cross_entropy(pairs, targets.next_sentence_labels, reduction="none")
-    expected = (pair_losses * targets.sequence_weights).sum()
-    torch.testing.assert_close(sums.next_sentence_loss_sum, expected, rtol=1e-6, atol=0.0)
-    assert sums.loss_sum.dtype == sums.next_sentence_loss_sum.dtype == torch.float32
-    assert sums.targets == int((targets.weights > 0).sum()) == 1 + 1 + 2 + 1 + 4
+    losses = F.cross_entropy(masked, targets["masked_token"].labels, reduction="none")
+    torch.testing.assert_close(
+        sums["masked_token"].loss_sum, (losses * targets["masked_token"].weights).sum(), rtol=1e-6, atol=0.0
+    )
+    pair_losses = F.cross_entropy(pairs, targets["next_sentence"].labels, reduction="none")
+    expected = (pair_losses * targets["next_sentence"].weights).sum()
+    torch.testing.assert_close(sums["next_sentence"].loss_sum, expected, rtol=1e-6, atol=0.0)
+    assert sums["masked_token"].loss_sum.dtype == sums["next_sentence"].loss_sum.dtype == torch.float32
+    assert int((targets["masked_token"].weights > 0).sum()) == 1 + 1 + 2 + 1 + 4
 
 
 def test_weights_per_sequence_give_the_sum_of_the_sequences_means():
@@ -63,10 +65,10 @@ def test_weights_per_sequence_give_the_sum_of_the_sequences_means():
     means = []
     for pair in pairs:
         alone, _ = build_masked_batch([[pair]], "packed", max_sequence_length=LONGEST)
-        means.append(model(alone).loss_sum.item() / alone.local_counts.targets)
+        means.append(model(alone)["masked_token"].loss_sum.item() / alone.local_counts.targets)
     batch, _ = build_masked_batch([pairs], "packed", max_sequence_length=LONGEST, mlm_reduction="sequence")
     assert [len(pair.masked) for pair in pairs] == [1, 1, 3, 2]
-    assert model(batch).loss_sum.item() == pytest.approx(sum(means), rel=1e-5)
+    assert model(batch)["masked_token"].loss_sum.item() == pytest.approx(sum(means), rel=1e-5)
 
 
 def test_right_predictions_are_counted_where_the_weight_is_above_zero():
@@ -76,45 +78,47 @@ def test_right_predictions_are_counted_where_the_weight_is_above_zero():
         pair_labels = model.next_sentence_logits(batch).argmax(dim=1)
     labels[0] = (labels[0] + 1) % VOCABULARY
     pair_labels[2] = 1 - pair_labels[2]
-    targets = replace(batch.targets, labels=labels, next_sentence_labels=pair_labels)
+    targets = {
+        "masked_token": replace(batch.targets["masked_token"], labels=labels),
+        "next_sentence": replace(batch.targets["next_sentence"], labels=pair_labels),
+    }
     sums = model(replace(batch, targets=targets))
-    assert int(sums.correct) == 9 - 1
-    assert int(sums.next_sentence_correct) == 5 - 1
+    assert int(sums["masked_token"].correct) == 9 - 1
+    assert int(sums["next_sentence"].correct) == 5 - 1
     assert len(labels) > 9
     assert len(pair_labels) > 5
 
 
 def test_a_model_that_is_trained_on_a_batch_comes_to_know_it():
     model, batch = tiny(), some_batch()
-    assert int(model(batch).correct) < 9
+    assert int(model(batch)["masked_token"].correct) < 9
     optimizer = torch.optim.Adam(model.parameters(), lr=3e-3)
     for _ in range(40):
         optimizer.zero_grad()
         total(model(batch)).backward()
         optimizer.step()
-    assert int(model(batch).correct) == 9
-    assert int(model(batch).next_sentence_correct) == 5
+    assert int(model(batch)["masked_token"].correct) == 9
+    assert int(model(batch)["next_sentence"].correct) == 5
 
 
 def test_what_fills_up_the_arrays_changes_neither_sums_nor_gradients():
     model, batch = tiny(), some_batch()
-    targets = batch.targets
-    unused, unused_pairs = targets.weights == 0, targets.sequence_weights == 0
-    assert unused.any()
-    assert unused_pairs.any()
-    other = replace(
-        targets,
-        positions=torch.where(unused, 40, targets.positions),
-        labels=torch.where(unused, 5, targets.labels),
-        sequence_starts=torch.where(unused_pairs, 30, targets.sequence_starts),
-        next_sentence_labels=torch.where(unused_pairs, 1, targets.next_sentence_labels),
-    )
+    other = {}
+    for loss, (position, label) in {"masked_token": (40, 5), "next_sentence": (30, 1)}.items():
+        targets = batch.targets[loss]
+        unused = targets.weights == 0
+        assert unused.any()
+        other[loss] = replace(
+            targets,
+            positions=torch.where(unused, position, targets.positions),
+            labels=torch.where(unused, label, targets.labels),
+        )
     expected, found = gradients(model, batch), gradients(model, replace(batch, targets=other))
     assert torch.equal(found[0], expected[0])
     assert all(torch.equal(found[1][name], gradient) for name, gradient in expected[1].items())
     sums, others = model(batch), model(replace(batch, targets=other))
-    assert torch.equal(sums.correct, others.correct)
-    assert torch.equal(sums.next_sentence_correct, others.next_sentence_correct)
+    assert torch.equal(sums["masked_token"].correct, others["masked_token"].correct)
+    assert torch.equal(sums["next_sentence"].correct, others["next_sentence"].correct)
 
 
 def test_every_parameter_is_trained():
@@ -192,10 +196,12 @@ def test_a_backend_that_cannot_serve_here_is_an_error():
 
 def test_targets_of_the_other_kind_are_refused():
     causal, _ = build_batch([random_sequences([7], vocabulary_size=VOCABULARY)], "packed", max_sequence_length=LONGEST)
-    with pytest.raises(ValueError, match="BERT learns from MaskedTargets, the batch has CausalTargets"):
+    with pytest.raises(ValueError, match="BERT learns from targets masked_token, the batch has next_token"):
         tiny()(causal)
     gpt2 = Gpt2(Gpt2Config(kind="gpt2", preset="tiny"), vocabulary_size=VOCABULARY, max_positions=LONGEST)
-    with pytest.raises(ValueError, match="Gpt2 learns from CausalTargets, the batch has MaskedTargets"):
+    with pytest.raises(
+        ValueError, match="Gpt2 learns from targets next_token, the batch has masked_token, next_sentence"
+    ):
         gpt2(some_batch())
 
 
@@ -206,8 +212,8 @@ def test_without_next_sentence_the_masked_tokens_are_predicted_as_before():
     batch = some_batch()
     whole, alone = tiny(), tiny(next_sentence=False)
     sums = alone(batch)
-    assert torch.equal(sums.loss_sum, whole(batch).loss_sum)
-    assert sums.next_sentence_loss_sum.item() == sums.next_sentence_correct.item() == 0
+    assert torch.equal(sums["masked_token"].loss_sum, whole(batch)["masked_token"].loss_sum)
+    assert list(sums) == ["masked_token"]
     assert not [name for name, _ in alone.named_parameters() if "next_sentence" in name]
     assert all(gradient.any() for gradient in gradients(alone, batch)[1].values())
     with pytest.raises(ValueError, match=r"model\.next_sentence: false"):
@@ -338,9 +344,9 @@ def test_one_step_at_the_full_width_of_large_lowers_both_losses():
     batch, _ = build_masked_batch([pairs], "packed", max_sequence_length=512, pack_length=128)
     first = model(batch)
     counts = batch.local_counts
-    assert first.loss_sum.item() / counts.targets == pytest.approx(math.log(30522), rel=0.05)
-    (first.loss_sum / counts.targets + first.next_sentence_loss_sum / counts.sequences).backward()
+    assert first["masked_token"].loss_sum.item() / counts.targets == pytest.approx(math.log(30522), rel=0.05)
+    (first["masked_token"].loss_sum / counts.targets + first["next_sentence"].loss_sum / counts.sequences).backward()
     torch.optim.SGD(model.parameters(), lr=0.02).step()
     second = model(batch)
-    assert second.loss_sum.item() < 0.97 * first.loss_sum.item()
-    assert second.next_sentence_loss_sum.item() < 0.97 * first.next_sentence_loss_sum.item()
+    assert second["masked_token"].loss_sum.item() < 0.97 * first["masked_token"].loss_sum.item()
+    assert second["next_sentence"].loss_sum.item() < 0.97 * first["next_sentence"].loss_sum.item()

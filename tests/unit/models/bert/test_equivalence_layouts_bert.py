@@ -50,8 +50,8 @@ def losses_and_gradients(model, batch):
     sums = model(batch)
     scaled_loss(sums, denominators, world_size=1, accumulation=1).backward()
     means = [
-        sums.loss_sum.item() / denominators.tokens,
-        sums.next_sentence_loss_sum.item() / denominators.next_sentence,
+        sums["masked_token"].loss_sum.item() / denominators["masked_token"],
+        sums["next_sentence"].loss_sum.item() / denominators["next_sentence"],
     ]
     return means, {name: parameter.grad.clone() for name, parameter in model.named_parameters()}
 

@@ -50,17 +50,18 @@ class Probe:
 
     def run(self, batch, excluded):
         """Returns the logits of all other sequences, and their losses' gradients by embedded tokens and parameters."""
-        targets = batch.targets
-        masked = ~torch.isin(targets.positions, excluded) & (targets.weights > 0)
-        pairs = ~torch.isin(targets.sequence_starts, excluded) & (targets.sequence_weights > 0)
-        others = replace(targets, weights=masked.float(), sequence_weights=pairs.float())
+        others, counted = {}, []
+        for name, targets in batch.targets.items():
+            counted.append(~torch.isin(targets.positions, excluded) & (targets.weights > 0))
+            others[name] = replace(targets, weights=counted[-1].float())
+        masked, pairs = counted
         batch = replace(batch, targets=others)
         embedded = []
         hook = self.model.token_embedding.register_forward_hook(lambda *call: embedded.append(call[2]))
         sums = self.model(batch)
         hook.remove()
         parameters = dict(self.model.named_parameters())
-        loss = sums.loss_sum + sums.next_sentence_loss_sum
+        loss = sums["masked_token"].loss_sum + sums["next_sentence"].loss_sum
         by_embedding, *by_parameter = torch.autograd.grad(loss, [embedded[0], *parameters.values()])
         with torch.no_grad():
             logits = [self.model.masked_token_logits(batch)[masked], self.model.next_sentence_logits(batch)[pairs]]

@@ -6,7 +6,7 @@ from masked_batches import build_masked_batch, random_pairs, roughen
 
 from evenpack.models.bert.config import BertConfig
 from evenpack.models.bert.model import Bert
-from evenpack.models.common.losses import LossSums, exact_denominators, expected_denominators, scaled_loss
+from evenpack.models.common.losses import LossOutput, exact_denominators, expected_denominators, scaled_loss
 from evenpack.models.gpt2.config import Gpt2Config
 from evenpack.step_counts import StepCounts
 
@@ -20,30 +20,32 @@ def bert_config(**settings):
 
 
 def some_sums():
-    sums = LossSums.of_tokens(loss_sum=torch.tensor(30.0), correct=torch.tensor(4), targets=6)
-    return sums.with_next_sentence(torch.tensor(5.0), torch.tensor(2))
+    return {
+        "masked_token": LossOutput(torch.tensor(30.0), torch.tensor(4)),
+        "next_sentence": LossOutput(torch.tensor(5.0), torch.tensor(2)),
+    }
 
 
 def test_exact_denominators_are_what_the_step_holds():
     per_token = exact_denominators(bert_config(), COUNTS)
     per_sequence = exact_denominators(bert_config(mlm_reduction="sequence"), COUNTS)
-    assert (per_token.tokens, per_token.next_sentence) == (130.0, 20.0)
-    assert (per_sequence.tokens, per_sequence.next_sentence) == (20.0, 20.0)
-    assert exact_denominators(Gpt2Config(kind="gpt2"), COUNTS).tokens == 130.0
+    assert per_token == {"masked_token": 130.0, "next_sentence": 20.0}
+    assert per_sequence == {"masked_token": 20.0, "next_sentence": 20.0}
+    assert exact_denominators(Gpt2Config(kind="gpt2"), COUNTS) == {"next_token": 130.0}
 
 
 def test_one_next_sentence_loss_a_pack_is_divided_by_packs():
     config = bert_config(next_sentence_reduction="pack")
-    assert exact_denominators(config, COUNTS).next_sentence == 8.0
+    assert exact_denominators(config, COUNTS)["next_sentence"] == 8.0
     settings = {"targets_of_a_full_pack": 76.0, "token_efficiency": 1.0, "packing_factor": 2.0}
-    assert expected_denominators(config, packs=3, **settings).next_sentence == 3.0
+    assert expected_denominators(config, packs=3, **settings)["next_sentence"] == 3.0
 
 
 def test_an_empty_step_divides_by_one():
     empty = StepCounts(packs=0, sequences=0, tokens=0, targets=0)
     for kind in ("token", "sequence"):
         denominators = exact_denominators(bert_config(mlm_reduction=kind), empty)
-        assert (denominators.tokens, denominators.next_sentence) == (1.0, 1.0)
+        assert denominators == {"masked_token": 1.0, "next_sentence": 1.0}
 
 
 def test_expected_denominators_follow_equations_25_and_26():
@@ -52,9 +54,9 @@ def test_expected_denominators_follow_equations_25_and_26():
     packed = {"packs": 3, "targets_of_a_full_pack": 76.0, "token_efficiency": 1.0, "packing_factor": 2.0}
     for settings in (plain, packed):
         per_token = expected_denominators(bert_config(), **settings)
-        assert (per_token.tokens, per_token.next_sentence) == (3 * 76.0, 6.0)
+        assert per_token == {"masked_token": 3 * 76.0, "next_sentence": 6.0}
         per_sequence = expected_denominators(bert_config(mlm_reduction="sequence"), **settings)
-        assert (per_sequence.tokens, per_sequence.next_sentence) == (6.0, 6.0)
+        assert per_sequence == {"masked_token": 6.0, "next_sentence": 6.0}
 
 
 def test_each_loss_is_divided_by_its_own_denominator():
@@ -62,11 +64,10 @@ def test_each_loss_is_divided_by_its_own_denominator():
     assert loss.item() == pytest.approx(8 * (30.0 / 130 + 5.0 / 20), rel=1e-6)
 
 
-def test_sums_of_tokens_alone_have_no_next_sentence_loss():
-    sums = LossSums.of_tokens(loss_sum=torch.tensor(30.0), correct=torch.tensor(4), targets=6)
-    assert sums.next_sentence_loss_sum.item() == 0.0
-    assert sums.next_sentence_correct.dtype == torch.int64
-    assert sums.next_sentence_correct.item() == 0
+def test_a_model_that_returns_other_losses_than_its_section_declares_is_refused():
+    denominators = exact_denominators(bert_config(next_sentence=False), COUNTS)
+    with pytest.raises(ValueError, match=r"returned the losses masked_token, next_sentence, .* declares masked_token:"):
+        scaled_loss(some_sums(), denominators, world_size=1, accumulation=1)
 
 
 @pytest.mark.parametrize("mlm_reduction", ["token", "sequence"])
@@ -106,8 +107,8 @@ def mean_losses(model, pairs, mlm_reduction):
     token_losses, pair_losses = [], []
     for pair in pairs:
         sums = model(batch_of([pair], "token"))
-        token_losses.append(sums.loss_sum)
-        pair_losses.append(sums.next_sentence_loss_sum)
+        token_losses.append(sums["masked_token"].loss_sum)
+        pair_losses.append(sums["next_sentence"].loss_sum)
     counts = torch.tensor([float(len(pair.masked)) for pair in pairs])
     losses = torch.stack(token_losses)
     token_loss = losses.sum() / counts.sum() if mlm_reduction == "token" else (losses / counts).mean()

@@ -2,7 +2,7 @@ import pytest
 import torch
 from batches import build_batch, random_sequences
 
-from evenpack.models.common.losses import LossSums, exact_denominators, scaled_loss
+from evenpack.models.common.losses import LossOutput, exact_denominators, scaled_loss
 from evenpack.models.gpt2.config import Gpt2Config
 from evenpack.models.gpt2.model import Gpt2
 from evenpack.step_counts import StepCounts
@@ -13,7 +13,7 @@ LENGTHS = [3, 17, 2, 9, 1, 24, 5, 5, 11, 2, 2, 20, 7, 1, 13, 4]
 
 
 def test_the_scale_undoes_the_averages_of_ranks_and_micro_batches():
-    sums = LossSums.of_tokens(loss_sum=torch.tensor(30.0), correct=torch.tensor(0), targets=3)
+    sums = {"next_token": LossOutput(torch.tensor(30.0), torch.tensor(0))}
     counts = StepCounts(packs=8, sequences=8, tokens=48, targets=40)
     loss = scaled_loss(sums, exact_denominators(CONFIG, counts), world_size=2, accumulation=4)
     assert loss.item() == 30.0 * 2 * 4 / 40
@@ -37,7 +37,7 @@ def test_every_split_with_unequal_target_counts_gives_the_gradient_of_the_global
     sequences = random_sequences(LENGTHS, vocabulary_size=VOCABULARY)
     whole, _ = build_batch([sequences], "packed", max_sequence_length=32)
     sums = model(whole)
-    expected_loss = sums.loss_sum / sums.targets
+    expected_loss = sums["next_token"].loss_sum / whole.local_counts.targets
     expected = torch.autograd.grad(expected_loss, parameters)
 
     parts = world_size * accumulation

@@ -26,20 +26,24 @@ def some_batch(seed=0):
 
 def gradients(model, batch):
     model.zero_grad()
-    loss = model(batch).loss_sum
+    loss = model(batch)["next_token"].loss_sum
     loss.backward()
     return loss.detach(), {name: parameter.grad.clone() for name, parameter in model.named_parameters()}
 
 
 def test_the_loss_is_the_weighted_sum_over_the_logits():
     model, (batch, _) = tiny(), some_batch()
-    losses = F.cross_entropy(model.logits(batch), batch.targets.labels, reduction="none")
-    hits = (model.logits(batch).argmax(-1) == batch.targets.labels) & (batch.targets.weights > 0)
+    losses = F.cross_entropy(model.logits(batch), batch.targets["next_token"].labels, reduction="none")
+    hits = (model.logits(batch).argmax(-1) == batch.targets["next_token"].labels) & (
+        batch.targets["next_token"].weights > 0
+    )
     sums = model(batch)
-    torch.testing.assert_close(sums.loss_sum, (losses * batch.targets.weights).sum(), rtol=1e-6, atol=0.0)
-    assert sums.loss_sum.dtype == torch.float32
-    assert int(sums.correct) == int(hits.sum())
-    assert sums.targets == int((batch.targets.weights > 0).sum()) == 6 + 0 + 11 + 3 + 23
+    torch.testing.assert_close(
+        sums["next_token"].loss_sum, (losses * batch.targets["next_token"].weights).sum(), rtol=1e-6, atol=0.0
+    )
+    assert sums["next_token"].loss_sum.dtype == torch.float32
+    assert int(sums["next_token"].correct) == int(hits.sum())
+    assert batch.local_counts.targets == int((batch.targets["next_token"].weights > 0).sum()) == 6 + 0 + 11 + 3 + 23
 
 
 def test_correct_counts_the_hits_of_a_model_that_knows_the_answer():
@@ -50,7 +54,7 @@ def test_correct_counts_the_hits_of_a_model_that_knows_the_answer():
     optimizer = torch.optim.Adam(model.parameters(), lr=3e-3)
     for _ in range(40):
         optimizer.zero_grad()
-        model(batch).loss_sum.backward()
+        model(batch)["next_token"].loss_sum.backward()
         optimizer.step()
     assert int(model(batch).correct) == 5
 
@@ -143,8 +147,10 @@ def test_dropout_repeats_under_a_seed_and_is_off_in_evaluation():
     assert all(torch.equal(gradient, losses[1][1][name]) for name, gradient in losses[0][1].items())
     assert not torch.equal(losses[0][0], losses[2][0])
     model.eval()
-    assert torch.equal(model(batch).loss_sum, model(batch).loss_sum)
-    torch.testing.assert_close(model(batch).loss_sum, tiny()(batch).loss_sum, rtol=1e-6, atol=0.0)
+    assert torch.equal(model(batch)["next_token"].loss_sum, model(batch)["next_token"].loss_sum)
+    torch.testing.assert_close(
+        model(batch)["next_token"].loss_sum, tiny()(batch)["next_token"].loss_sum, rtol=1e-6, atol=0.0
+    )
 
 
 def test_dropout_has_its_rate_in_each_of_three_places():
@@ -170,11 +176,11 @@ def test_dropout_of_residuals_drops_all_that_blocks_add():
 
 def test_dropout_of_attention_changes_the_loss_of_training():
     model, (batch, _) = tiny(), some_batch()
-    expected = model(batch).loss_sum.item()
+    expected = model(batch)["next_token"].loss_sum.item()
     for block in model.blocks:
         block.attention.dropout = 0.5
     torch.manual_seed(0)
-    assert abs(model(batch).loss_sum.item() - expected) > 1e-4
+    assert abs(model(batch)["next_token"].loss_sum.item() - expected) > 1e-4
 
 
 @pytest.mark.parametrize("dropout", [0.0, 0.2])
@@ -205,8 +211,8 @@ def test_one_step_at_the_full_width_of_xl_lowers_the_loss():
     sequences = random_sequences([9, 3, 14], vocabulary_size=50257)
     batch, _ = build_batch([sequences], "packed", max_sequence_length=1024, pack_length=32)
     first = model(batch)
-    assert first.loss_sum.item() / first.targets == pytest.approx(math.log(50257), rel=0.05)
-    (first.loss_sum / first.targets).backward()
+    assert first["next_token"].loss_sum.item() / first.targets == pytest.approx(math.log(50257), rel=0.05)
+    (first["next_token"].loss_sum / first.targets).backward()
     torch.optim.SGD(model.parameters(), lr=0.05).step()
     second = model(batch)
-    assert second.loss_sum.item() < 0.97 * first.loss_sum.item()
+    assert second["next_token"].loss_sum.item() < 0.97 * first["next_token"].loss_sum.item()

@@ -158,7 +158,9 @@ def test_masked_targets_are_refused() -> None:
     batch, _ = build_masked_batch(
         [random_pairs([9], vocabulary_size=VOCABULARY)], "packed", max_sequence_length=9, pack_length=9
     )
-    with pytest.raises(ValueError, match="Llama learns from CausalTargets, the batch has MaskedTargets"):
+    with pytest.raises(
+        ValueError, match="Llama learns from targets next_token, the batch has masked_token, next_sentence"
+    ):
         small_llama()(batch)
 
 

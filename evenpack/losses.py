@@ -1,0 +1,76 @@
+"""The losses that models learn from, by name, and which counts of a step divide them. It uses no torch.
+
+A batch's targets and a model's outputs are mappings by these names. A loss is added by a line in `LOSSES`, and by the
+model that returns its sum: gradients, totals over ranks, metrics.jsonl, summary.json, evaluations, tables and plots
+follow from the line.
+"""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from evenpack.step_counts import Divisor
+
+
+@dataclass(frozen=True, kw_only=True)
+class Loss:
+    """Declares a loss. A model's section lists its losses, the main one first (`TransformerConfig.losses`)."""
+
+    name: str
+    """Its key in a batch's targets and in a model's outputs."""
+    title: str
+    """Its name for people, within a sentence."""
+    metric: str
+    """Its key in metrics.jsonl and summary.json, where a model has several losses; the sum of all is `loss`."""
+    accuracy: str | None
+    """The key of the share of its targets that were predicted correctly; None: it has neither targets nor accuracy."""
+    counted_by: Divisor
+    """The count of a step that is the number of its targets."""
+    divided_by: Divisor
+    """The count that divides its sum. sequences, of a loss counted by targets: the mean over each sequence's targets,
+    then over sequences; packs: the mean over each pack's sequences, then over packs. The inner divisions are in the
+    weights of the targets."""
+    unit: str
+
+    @property
+    def optimised_metric(self) -> str:
+        """The key of the loss whose gradient was taken."""
+        return f"optimised_{self.metric}"
+
+    @property
+    def in_evaluation(self) -> "Loss":
+        """The loss as it is evaluated: never a mean over packs, so that the results of all runs compare."""
+        return replace(self, divided_by=self.counted_by) if self.divided_by == "packs" else self
+
+
+NEXT_TOKEN = Loss(
+    name="next_token",
+    title="next-token loss",
+    metric="token_loss",
+    accuracy="accuracy",
+    counted_by="targets",
+    divided_by="targets",
+    unit="nats/token",
+)
+MASKED_TOKEN = replace(NEXT_TOKEN, name="masked_token", title="masked-token loss")
+NEXT_SENTENCE = Loss(
+    name="next_sentence",
+    title="next-sentence loss",
+    metric="next_sentence_loss",
+    accuracy="next_sentence_accuracy",
+    counted_by="sequences",
+    divided_by="sequences",
+    unit="nats/sequence",
+)
+
+LOSSES = (NEXT_TOKEN, MASKED_TOKEN, NEXT_SENTENCE)
+"""All losses; the names of metrics follow from them."""
+
+
+def losses_logged_apart(record: Mapping[str, Any] | Iterable[str]) -> tuple[Loss, ...]:
+    """Returns the losses of which a record of metrics.jsonl, or an evaluation, has the values by themselves.
+
+    Next-token and masked-token loss have the same key; a model with several losses is one of masked tokens.
+    """
+    by_metric = {loss.metric: loss for loss in LOSSES}
+    return tuple(loss for metric, loss in by_metric.items() if metric in record)

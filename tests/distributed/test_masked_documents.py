@@ -1,0 +1,187 @@
+"""Masked tokens of documents, without pairs: from text to an exported model, on two ranks."""
+
+import random
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from masked_batches import roughen
+from tiny_training import never
+from transformers import AutoTokenizer, BertForMaskedLM
+
+from evenpack.batch import ChosenTargets, PackedBatch
+from evenpack.data.batches.pipeline import StepBatches, training_batches
+from evenpack.engine.build import build, build_model
+from evenpack.engine.config import RunConfig
+from evenpack.engine.evaluate import evaluate_model
+from evenpack.engine.reporting.metrics import read_metrics
+from evenpack.engine.resolving.resolve import open_run
+from evenpack.engine.train import train_in
+from evenpack.engine.world.distributed import World
+from evenpack.launcher.trained import export_run
+from evenpack.models.bert.model import Bert
+from evenpack.models.huggingface import from_huggingface
+from evenpack.testing import changed, pair_run_values, prepared, run_config, run_ranks, text_sources
+
+LONGEST = 24
+RECIPES: dict[str, dict[str, Any]] = {
+    "documents": {"kind": "documents", "max_sequence_length": LONGEST},
+    "concat": {"kind": "concat", "max_sequence_length": LONGEST},
+    "joined": {"kind": "concat", "max_sequence_length": LONGEST, "isolate_documents": False},
+}
+LAYOUTS = ("packed", "unpadded", "padded")
+SPECIAL = {"[PAD]": 0, "[CLS]": 2, "[SEP]": 3, "[MASK]": 4}
+ALONE = World(rank=0, size=1, local_rank=0, device=torch.device("cpu"))
+
+
+def documents(count: int) -> list[str]:
+    """Returns counting in words, whose next and previous word follow from any; some are longer than a sequence."""
+    words = ["one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten", "eleven", "twelve"]
+    draw = random.Random(1)
+    texts = []
+    for _ in range(count):
+        first, length = draw.randrange(len(words)), draw.choice((3, 5, 9, 14, 40))
+        texts.append(" ".join(words[(first + index) % len(words)] for index in range(length)))
+    return texts
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, RunConfig]:
+    """Prepares a run of each recipe."""
+    folder = tmp_path_factory.mktemp("documents")
+    sources = text_sources(folder, {"counting": documents(200)})
+    found = {}
+    for name, recipe in RECIPES.items():
+        values = pair_run_values(
+            "bert",
+            folder / name,
+            data={
+                "sources": sources,
+                "tokenizer": {"kind": "train_word_pieces", "vocabulary_size": 64},
+                "recipe": recipe,
+                "pack_length": 2 * LONGEST,
+                "validation_fraction": 0.1,
+            },
+            model={"dropout": 0.0, "next_sentence": False},
+            training={"steps": 300, "evaluate_every_steps": 300, "checkpoint_every_steps": 300},
+            optimizer={"kind": "adamw", "learning_rate": 5e-3},
+        )
+        found[name] = prepared(run_config({**values, "masking": {"share": 0.3, "max_predictions": 12}}))
+    return found
+
+
+def batches(config: RunConfig, layout: str = "packed") -> list[PackedBatch]:
+    """Returns the micro-batches of the first two steps on one rank."""
+    run = open_run(changed(config, training={"layout": layout}))
+    steps = training_batches(run.prepared, run.pipeline_settings(ALONE), start_step=0, stop_step=2)
+    return [batch for step in steps if isinstance(step, StepBatches) for batch in step.micro_batches]
+
+
+def masked(batch: PackedBatch) -> ChosenTargets:
+    (name,) = batch.targets
+    targets = batch.targets[name]
+    assert name == "masked_token"
+    assert isinstance(targets, ChosenTargets)
+    return targets
+
+
+def measure(world: World, configs: dict[str, RunConfig]) -> dict[tuple[str, str], tuple[float, torch.Tensor]]:
+    """Returns loss and gradient of a step by recipe and layout, and trains the run of documents."""
+    found = {}
+    for name, config in configs.items():
+        for layout in LAYOUTS:
+            run = build(open_run(changed(config, training={"layout": layout, "gradient_clipping": None})), world)
+            roughen(run.engine.model)
+            (step,) = run.batches(stop_step=1)
+            assert step.counts.targets > 0
+            sums, _, _ = run.engine.compute_gradients(0, step.micro_batches)
+            run.engine.reduce_gradients()
+            loss = world.all_sum(sums["masked_token"].double().sum().view(1)).item()
+            gradients = [parameter.grad for parameter in run.engine.model.parameters()]
+            found[name, layout] = (loss, torch.cat([one.flatten() for one in gradients if one is not None]))
+            run.engine.deepspeed.destroy()
+    train_in(world, configs["documents"], stop_requested=never)
+    return found
+
+
+@pytest.fixture(scope="module")
+def measured(runs: dict[str, RunConfig]) -> dict[tuple[str, str], tuple[float, torch.Tensor]]:
+    first, second = run_ranks(measure, 2, runs)
+    for key, (loss, _) in first.items():
+        assert second[key][0] == loss
+    return first
+
+
+@pytest.mark.parametrize("recipe", RECIPES)
+def test_special_tokens_surround_documents_and_are_never_masked(runs: dict[str, RunConfig], recipe: str) -> None:
+    config = runs[recipe]
+    run = open_run(config)
+    view = run.prepared.view("counting", "train")
+    tokens, firsts = view.gather(np.arange(view.count)), np.cumsum(view.lengths()) - view.lengths()
+    assert tokens[0] == SPECIAL["[CLS]"]
+    assert np.count_nonzero(tokens == SPECIAL["[CLS]"]) == np.count_nonzero(tokens == SPECIAL["[SEP]"])
+    assert (tokens[firsts] != SPECIAL["[CLS]"]).any(), "a long document has pieces that begin with its text"
+    for batch in batches(config):
+        targets, count = masked(batch), batch.local_counts.targets
+        assert not set(targets.labels[:count].tolist()) & set(SPECIAL.values())
+        assert targets.weights.tolist() == [1.0] * count + [0.0] * (len(targets.weights) - count)
+        assert 0.2 < count / batch.local_counts.tokens < 0.35
+        assert not batch.token_type_ids.any()
+
+
+@pytest.mark.parametrize("recipe", RECIPES)
+def test_every_layout_has_the_same_loss_and_gradient(measured: dict[Any, Any], recipe: str) -> None:
+    loss, gradient = measured[recipe, "packed"]
+    assert gradient.norm() > 0
+    for layout in LAYOUTS:
+        other_loss, other_gradient = measured[recipe, layout]
+        assert other_loss == pytest.approx(loss, rel=1e-5)
+        assert (other_gradient - gradient).norm() <= 1e-5 * gradient.norm()
+
+
+@pytest.mark.parametrize("recipe", ["documents", "concat"])
+def test_changing_one_document_changes_no_other_logits(runs: dict[str, RunConfig], recipe: str) -> None:
+    run = open_run(runs[recipe])
+    model = build_model(run, torch.device("cpu")).eval()
+    roughen(model)
+    batch = batches(runs[recipe])[0]
+    first, stop = batch.cu_seqlens[1:3].tolist()
+    tokens = batch.tokens.clone()
+    tokens[first:stop] = (tokens[first:stop] + 7) % run.prepared.vocabulary_size
+    changed_batch = batch.with_tensors(lambda tensor: tokens if tensor is batch.tokens else tensor)
+    with torch.no_grad():
+        before, after = model.masked_token_logits(batch), model.masked_token_logits(changed_batch)
+    inside = (masked(batch).positions >= first) & (masked(batch).positions < stop)
+    assert torch.equal(before[~inside], after[~inside])
+    with torch.no_grad():
+        assert not torch.equal(model.hidden_states(batch)[first:stop], model.hidden_states(changed_batch)[first:stop])
+
+
+@pytest.mark.usefixtures("measured")
+def test_a_run_learns_and_its_export_has_the_same_loss(runs: dict[str, RunConfig], tmp_path: Path) -> None:
+    config = runs["documents"]
+    records = read_metrics(config.run.output_dir / "metrics.jsonl")
+    first, last = records[0], records[-1]
+    vocabulary = open_run(config).prepared.vocabulary_size
+    assert first["loss"] == pytest.approx(np.log(vocabulary), rel=0.2)
+    assert last["validation"]["counting"]["loss"] < np.log(12), "what the frequencies of the words give"
+    assert last["validation"]["counting"]["accuracy"] > 2 / 12
+    assert not {"token_loss", "next_sentence_loss"} & first.keys()
+    exported = export_run(config, tmp_path / "exported").directory
+    ours = from_huggingface(exported)
+    assert isinstance(ours, Bert)
+    found = evaluate_model(ours, open_run(config), ALONE)["counting"]
+    assert found.to_json() == pytest.approx(last["validation"]["counting"], rel=1e-5)
+    theirs = BertForMaskedLM.from_pretrained(exported).eval()
+    encoded = AutoTokenizer.from_pretrained(exported)("two three four", return_tensors="pt")
+    ids = encoded["input_ids"][0].tolist()
+    assert (ids[0], ids[-1]) == (SPECIAL["[CLS]"], SPECIAL["[SEP]"])
+    with torch.no_grad():
+        assert theirs(**encoded).logits.shape == (1, len(ids), vocabulary)
+
+
+def test_next_sentences_without_pairs_are_refused_with_what_to_do(runs: dict[str, RunConfig]) -> None:
+    with pytest.raises(Exception, match=r"has no pairs of them: set model\.next_sentence=false"):
+        changed(runs["documents"], model={"next_sentence": True})
