@@ -29,8 +29,8 @@ from evenpack.engine.resolving.resolve import resolve
 from evenpack.engine.world.distributed import World, joined_world
 from evenpack.files import read_json, write_json
 from evenpack.launcher.processes.devices import cuda_devices, settle_accelerator
-from evenpack.studies.imbalance.measured.replay import REPLAYED, Replay, replay
-from evenpack.studies.imbalance.simulated.cluster import ClusterOptions, Scheme
+from evenpack.studies.imbalance.cluster import ClusterOptions, Scheme
+from evenpack.studies.imbalance.replay import REPLAYED, Replay, replay
 from evenpack.studies.throughput.contenders import run_to_measure, with_steps
 from evenpack.studies.throughput.measure import PhaseClock, StepTimer
 

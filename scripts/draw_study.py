@@ -2,7 +2,8 @@
 
 python scripts/draw_study.py FILE.json OUT.png [--data WORDS] [--commits A,B] [--device WORDS]
 
-For `evenpack study equivalence`, `shuffle` and `residuals`. The options say what a file of an earlier version does not.
+For `evenpack study equivalence`, `shuffle` and `packing --residuals`. The options say what a file of an earlier
+version does not.
 """
 
 import argparse
@@ -17,8 +18,8 @@ from evenpack.studies.equivalence.compare import Curve, TaskComparison, compare
 from evenpack.studies.equivalence.config import EquivalenceConfig
 from evenpack.studies.equivalence.plots import plot_equivalence
 from evenpack.studies.origins import COMPUTED, origin_line
-from evenpack.studies.residuals.plots import plot_residuals
-from evenpack.studies.residuals.search import ResidualRow
+from evenpack.studies.packing.plots import plot_residuals
+from evenpack.studies.packing.residuals import ResidualRow
 from evenpack.studies.shuffle.config import ShuffleStudyConfig
 from evenpack.studies.shuffle.plots import plot_shuffle
 

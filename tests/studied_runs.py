@@ -3,10 +3,9 @@
 from typing import Any
 
 from evenpack.engine.config import RunConfig
-from evenpack.studies.imbalance.arguments import ImbalanceArguments
+from evenpack.studies.imbalance.command import ImbalanceCommand
 from evenpack.studies.imbalance.request import ImbalanceRequest
-from evenpack.studies.imbalance.results import ImbalanceStudy
-from evenpack.studies.imbalance.study import run_study
+from evenpack.studies.imbalance.study import ImbalanceStudy, run_study
 from evenpack.studies.lengths.options import SubjectOptions
 from evenpack.studies.lengths.subject import find_subject
 from evenpack.testing import write_run_file
@@ -19,4 +18,4 @@ def studied(config: RunConfig, *overrides: str, **given: Any) -> ImbalanceStudy:
     path = config.run.output_dir.with_suffix(".yaml")
     write_run_file(path, config.model_dump(mode="json"))
     subject = find_subject(str(path), overrides, SubjectOptions())
-    return run_study(subject, ImbalanceRequest(ImbalanceArguments(**QUICK | given)))
+    return run_study(subject, ImbalanceRequest(ImbalanceCommand(**QUICK | given)))

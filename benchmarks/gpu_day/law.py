@@ -11,7 +11,7 @@ from dataclasses import asdict
 import numpy as np
 
 from evenpack.files import write_json
-from evenpack.studies.imbalance.extrapolated.reference import PUBLISHED_CLUSTER, single_device_gumbel
+from evenpack.studies.imbalance.extrapolation import PUBLISHED_CLUSTER, single_device_gumbel
 from evenpack.studies.statistics.fits import ks_distance
 from evenpack.studies.statistics.laws import Gumbel
 from gpu_day.stepping import device_name, read_arguments, stepping

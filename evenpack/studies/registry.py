@@ -11,10 +11,8 @@ from typing import TYPE_CHECKING, Protocol, runtime_checkable
 from evenpack.console import Report
 from evenpack.studies.chunking.command import ChunkingCommand
 from evenpack.studies.equivalence.command import EquivalenceCommand
-from evenpack.studies.forecast.command import ForecastCommand
 from evenpack.studies.imbalance.command import ImbalanceCommand
 from evenpack.studies.packing.command import PackingCommand
-from evenpack.studies.residuals.command import ResidualsCommand
 from evenpack.studies.roofline.command import RooflineCommand
 from evenpack.studies.shuffle.command import ShuffleCommand
 from evenpack.studies.throughput.command import ThroughputCommand
@@ -61,13 +59,11 @@ class StudyOfRuns(Protocol):
 
 LENGTHS_STUDIES: dict[str, type[LengthsStudy]] = {
     "packing": PackingCommand,
-    "residuals": ResidualsCommand,
     "imbalance": ImbalanceCommand,
 }
 
 RUN_STUDIES: dict[str, type[RunStudy]] = {
     "throughput": ThroughputCommand,
-    "forecast": ForecastCommand,
     "roofline": RooflineCommand,
 }
 

@@ -1,4 +1,4 @@
-"""`study throughput` and `study forecast` as a user types them."""
+"""`study throughput` as a user types it."""
 
 import json
 import sys
@@ -60,31 +60,10 @@ def test_two_ranks_measure_together_and_print_once(run_file: Path) -> None:
     assert value["cost_model"] is None
 
 
-def test_a_forecast_stands_beside_a_real_run(run_file: Path, tmp_path: Path) -> None:
-    log = tmp_path / "metrics.jsonl"
-    ranks = {"steps": 2, "compute_seconds": [2.0, 2.4]}
-    records = [
-        {"step": step, "compute_seconds_mean": 1.1, "compute_seconds_max": 1.2, "ranks": ranks} for step in (1, 2)
-    ]
-    log.write_text("".join(json.dumps(record) + "\n" for record in records))
-    options = ["--ranks", "1,2", "--steps", "3", "--fit-steps", "20", "--simulated-steps", "10", "--warmup", "1"]
-    plot = tmp_path / "forecast.png"
-    done = evenpack("study forecast", run_file, options=[*options, "--log", str(log), "--plot", str(plot), "--json"])
-    value = json.loads(done.stdout)
-    assert plot.read_bytes().startswith(b"\x89PNG")
-    assert "no run.json beside" in value["warnings"][0]
-    (row,) = value["study"]["forms"][0]["rows"]
-    assert row["ranks"] == 2
-    assert {"order statistics", "fitted law"} <= row["forecasts"].keys()
-    assert value["logged"]["slowest_seconds"] == 1.2
-    assert value["errors"]["unpadded/arrival"]["order statistics"] >= 0.0
-
-
 @pytest.mark.parametrize(
     ("arguments", "overrides", "message"),
     [
         (["study throughput"], ["data.prepared_dir=/nowhere/prepared"], "has not been prepared"),
-        (["study forecast", "--log", "/nowhere/metrics.jsonl"], [], "there is no such file"),
     ],
 )
 def test_what_cannot_be_measured_is_said_with_exit_code_2(

@@ -18,8 +18,7 @@ from evenpack.launcher.loss_plot import loss_curves
 from evenpack.step_counts import StepCounts
 from evenpack.studies.chunking.curves import read_curve as read_chunking_curve
 from evenpack.studies.equivalence.compare import read_curve as read_equivalence_curve
-from evenpack.studies.forecast.options import read_log
-from evenpack.studies.imbalance.measured.logged_run import read_logged_run
+from evenpack.studies.imbalance.measurement import read_logged_run
 from evenpack.studies.report.comparison import read_runs
 from evenpack.studies.runs.jobs import steps_done
 from evenpack.studies.shuffle.measure import jump, read_losses
@@ -114,11 +113,6 @@ def imbalance(folder: Path) -> Any:
     return set(found.rates.tolist()), found.devices, found.sequences_per_step, pytest.approx(found.wait_share)
 
 
-def forecast(folder: Path) -> Any:
-    found = read_log(folder / METRICS, warmup=1).logged
-    return found.ranks, pytest.approx(found.mean_seconds), pytest.approx(found.slowest_seconds)
-
-
 def loss_plot(folder: Path) -> Any:
     return [(curve.name, set(curve.losses), curve.validation) for curve in loss_curves(read_metrics(folder / METRICS))]
 
@@ -159,7 +153,6 @@ READERS: list[Callable[[Path], Any]] = [
     equivalence,
     report,
     imbalance,
-    forecast,
     loss_plot,
     summary,
     other_log_functions,

@@ -295,8 +295,12 @@ def inspect(
       evenpack inspect wikipedia_128 wikipedia_512 wikipedia_2048 --plot depths.png
     """
     with reporting(as_json) as report:
-        from evenpack.studies.inspection.against import read_against, require_one_on_each_side
-        from evenpack.studies.inspection.inspect import inspect_lengths, inspect_side_by_side
+        from evenpack.studies.inspection.inspect import (
+            inspect_lengths,
+            inspect_side_by_side,
+            read_against,
+            require_one_on_each_side,
+        )
         from evenpack.studies.inspection.tables import distance_table
         from evenpack.studies.lengths.subject import find_subject
 

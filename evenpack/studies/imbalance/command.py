@@ -2,17 +2,26 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
 
 from evenpack.console import Report
-from evenpack.studies.imbalance.arguments import ImbalanceArguments
+from evenpack.studies.shared_options import Plot
 
 if TYPE_CHECKING:
     from evenpack.studies.lengths.subject import Subject
 
+_of_clusters = partial(typer.Option, rich_help_panel="Simulated clusters")
+_of_replay = partial(typer.Option, rich_help_panel="Clusters replayed on this device")
+_of_reference = partial(typer.Option, rich_help_panel="Published reference")
+_of_log = partial(typer.Option, rich_help_panel="Measured steps", show_default=False)
+
 
 @dataclass(frozen=True, kw_only=True)
-class ImbalanceCommand(ImbalanceArguments):
+class ImbalanceCommand:
     """Compare packs with un-padding and padding on one device to thousands, where each step waits for the slowest.
 
     Clusters are simulated on the lengths. For a run, micro-batch, accumulation, ZeRO stage, ranks and model are its own
@@ -30,15 +39,160 @@ class ImbalanceCommand(ImbalanceArguments):
       evenpack study imbalance wikipedia_512 --log result_0.txt --padded-baseline 1130
     """
 
+    devices: Annotated[
+        str | None,
+        _of_clusters(
+            metavar="LIST",
+            help="1..2048: powers of two; or a list: 1,8,24. Default: 1..2048, and the ranks of the run.",
+            show_default=False,
+        ),
+    ] = None
+    batch: Annotated[
+        int | None,
+        _of_clusters(
+            help="Sequences per micro-batch. Default: the run's, or as many as its packs hold on average; 32 where "
+            "INPUT is not a run.",
+            show_default=False,
+        ),
+    ] = None
+    packs: Annotated[
+        int | None,
+        _of_clusters(
+            help="Packs per micro-batch. Default: the run's, or as many as hold --batch sequences on average.",
+            show_default=False,
+        ),
+    ] = None
+    accumulation: Annotated[
+        int | None,
+        _of_clusters(
+            help="Micro-batches per step and device. Default: the run's on the ranks that it had, else 1.",
+            show_default=False,
+        ),
+    ] = None
+    zero_stage: Annotated[
+        int | None,
+        _of_clusters(
+            help="ZeRO stage; at 2 and 3 devices wait in every micro-batch. Default: the run's, else 0.",
+            show_default=False,
+        ),
+    ] = None
+    steps: Annotated[int, _of_clusters(help="Simulated steps per cluster.")] = 1000
+    cost_model: Annotated[
+        str | None,
+        _of_clusters(
+            metavar="NAME|FILE.json",
+            help="Cost of a micro-batch: a file of `study throughput --cost-model`, or a shipped one. "
+            "Default: the run's training.cost_model, else an estimate of its model; where INPUT is not a run, "
+            "bert_large_estimate.",
+            show_default=False,
+        ),
+    ] = None
+    causal: Annotated[
+        bool | None,
+        _of_clusters(
+            "--causal/--bidirectional",
+            help="Attention of padded rows: the whole row, or the sequence and its padding separately. "
+            "Default: that of the cost model's model.",
+            show_default=False,
+        ),
+    ] = None
+    noise: Annotated[bool, _of_clusters("--noise", help="Add the cost model's residual noise.")] = False
+    all_reduce_bytes: Annotated[
+        float, _of_clusters(help="Gradient bytes in a ring all-reduce after computing; 0: none.")
+    ] = 0.0
+    bandwidth: Annotated[
+        float | None, _of_clusters(metavar="GB/S", help="Bandwidth of a link.", show_default=False)
+    ] = None
+    seed: Annotated[int, _of_clusters(help="Seed of the draws.")] = 0
+    replay: Annotated[
+        str | None,
+        _of_replay(
+            metavar="LIST",
+            help="Numbers of devices, as in 1,8,64: compute every micro-batch that each of them would get, one after "
+            "another, and take the slowest of each step. INPUT is a prepared run.",
+            show_default=False,
+        ),
+    ] = None
+    replay_steps: Annotated[
+        int,
+        _of_replay(
+            help="Steps of the largest number of devices; smaller ones get as many more as take the same sequences."
+        ),
+    ] = 8
+    published: Annotated[
+        bool | None,
+        _of_reference(
+            "--published/--no-published",
+            help="Show the published curve of BERT-large. Default: beside the lengths that it is of (wikipedia_512).",
+            show_default=False,
+        ),
+    ] = None
+    reference_location: Annotated[float, _of_reference(help="Location of the Gumbel law of a cluster's speed-up.")] = (
+        1.6038
+    )
+    reference_scale: Annotated[float, _of_reference(help="Scale of that law.")] = 0.1288
+    reference_devices: Annotated[int, _of_reference(help="Devices of that cluster.")] = 8
+    log: Annotated[
+        Path | None,
+        _of_log(
+            metavar="FILE",
+            help="Steps of un-padded training: metrics.jsonl, an MLPerf log with 'seq/s', or a CSV. Default: the "
+            "run's own metrics.jsonl.",
+        ),
+    ] = None
+    log_devices: Annotated[
+        int | None, _of_log(help="Devices of the log's run, if the log does not say. Default: 8.")
+    ] = None
+    baseline_run: Annotated[
+        Path | None,
+        _of_log(
+            metavar="RUN",
+            help="Run over which the speed-up of the measured steps is: a run file or an output directory.",
+        ),
+    ] = None
+    padded_baseline: Annotated[
+        float | None, _of_log(metavar="SEQ/S", help="Sequences/s of padded training on the same devices.")
+    ] = None
+    log_column: Annotated[str | None, _of_log(help="Column of a CSV with sequences/s.")] = None
+    log_warmup: Annotated[int | None, _of_log(help="Warm-up steps to cut. Default: detected.")] = None
+    plot: Plot = None
+    plot_steps: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE.png", help="Draw the speed-ups of single steps and their law.", show_default=False),
+    ] = None
+
     def uses_device(self) -> bool:
         """Returns whether clusters are to be replayed."""
         return self.replay is not None
 
     def run(self, find_subject: "Callable[[], Subject]") -> Report:
-        """Checks the options and the log before reading the lengths. Raises: as `ImbalanceRequest`."""
+        """Checks the options and the log before reading the lengths. Raises: as `ImbalanceRequest` and `run_study`."""
+        from evenpack import console
+        from evenpack.studies.imbalance.plots import plot_imbalance, plot_step_speed_ups
         from evenpack.studies.imbalance.request import ImbalanceRequest
-        from evenpack.studies.imbalance.study import study_imbalance
+        from evenpack.studies.imbalance.study import run_study
+        from evenpack.studies.imbalance.tables import imbalance_tables
+        from evenpack.studies.lengths.subject import long_lines
 
         request = ImbalanceRequest(self)
-        value, shown = study_imbalance(find_subject(), request)
+        subject = find_subject()
+        study = run_study(subject, request)
+        shown = [*long_lines(subject), *imbalance_tables(study)]
+        for path, plot in ((self.plot, plot_imbalance), (self.plot_steps, plot_step_speed_ups)):
+            if path is not None:
+                plot(study, path)
+                shown.append(console.text(f"Drew {path}"))
+        value = {
+            "origin": study.origin,
+            "long_sequences": subject.long_sequences(),
+            "devices": sorted({row.devices for row in study.simulation.rows}),
+            "run": study.step,
+            "reference": study.reference,
+            "measured": study.measured,
+            "log": study.forecast,
+            "replay": study.replay,
+            "simulation": study.simulation,
+            "notes": study.notes,
+            "warnings": study.warnings,
+        }
         return Report(value=value, shown=shown)

@@ -1,18 +1,28 @@
-"""The options of `evenpack study imbalance`, checked before any lengths are read."""
+"""The options of `evenpack study imbalance`, checked before any lengths are read and completed by a run and its log."""
 
-from evenpack.errors import ConfigError
-from evenpack.studies.imbalance.arguments import ImbalanceArguments
-from evenpack.studies.imbalance.extrapolated.reference import PUBLISHED_CLUSTER, PUBLISHED_DEVICES, PUBLISHED_LENGTHS
-from evenpack.studies.imbalance.measured.logged_run import LoggedRun, log_of_run, read_logged_run
-from evenpack.studies.imbalance.run_settings import cluster_options
-from evenpack.studies.imbalance.simulated.simulation import parse_devices
-from evenpack.studies.imbalance.simulated.step_cost import StepCost, find_cost
+from dataclasses import dataclass
+
+from evenpack.engine.reporting.metrics import METRICS
+from evenpack.engine.reporting.run_record import RunRecord, read_run_record
+from evenpack.engine.resolving.resolve import ResolvedRun, resolve
+from evenpack.errors import ConfigError, DataError
+from evenpack.studies.imbalance.cluster import ClusterOptions
+from evenpack.studies.imbalance.command import ImbalanceCommand
+from evenpack.studies.imbalance.extrapolation import PUBLISHED_CLUSTER, PUBLISHED_DEVICES, PUBLISHED_LENGTHS
+from evenpack.studies.imbalance.measurement import LoggedRun, different_settings, log_of_run, read_logged_run
+from evenpack.studies.imbalance.simulation import parse_devices
+from evenpack.studies.imbalance.step_cost import StepCost, find_cost
+from evenpack.studies.lengths.subject import Subject
 from evenpack.studies.plotting import require_plot
 from evenpack.studies.statistics.laws import Gumbel
 
 _DEVICES = "1..2048"
 FEWEST_REPLAYED_STEPS = 2
 """Least number of steps of a replay: an interval needs two."""
+DEFAULT_BATCH = 32
+"""Sequences per micro-batch where INPUT is not a run, as in PackedBERT."""
+DEFAULT_LOG_DEVICES = 8
+"""Devices of a log that does not say how many, as in PackedBERT."""
 
 
 class ImbalanceRequest:
@@ -21,7 +31,7 @@ class ImbalanceRequest:
     Raises: ConfigError for an invalid option; DataError for a log that cannot be read.
     """
 
-    def __init__(self, given: ImbalanceArguments) -> None:
+    def __init__(self, given: ImbalanceCommand) -> None:
         self.given = given
         _check(given)
         self.devices = parse_devices(_DEVICES if given.devices is None else given.devices)
@@ -75,7 +85,7 @@ class ImbalanceRequest:
                 )
 
 
-def _check(given: ImbalanceArguments) -> None:
+def _check(given: ImbalanceCommand) -> None:
     for path in (given.plot, given.plot_steps):
         if path is not None:
             require_plot(path)
@@ -97,3 +107,140 @@ def _check(given: ImbalanceArguments) -> None:
             f"--log {given.log} gives rates; a speed-up needs those of padded training on the same devices too: give "
             "them as --padded-baseline SEQ/S, above 0, or name a padded run by --baseline-run"
         )
+
+
+@dataclass(frozen=True, kw_only=True)
+class StepOfRun:
+    """One step of a run on one rank."""
+
+    packs: int | None
+    """Packs per micro-batch; None if the run counts sequences."""
+    batch: int | None
+    """Sequences per micro-batch; None if the run counts packs."""
+    accumulation: int | None
+    """Micro-batches per step and rank; None if the number of ranks is not known."""
+    ranks: int | None
+    zero_stage: int
+
+
+def resolved_subject(subject: Subject) -> ResolvedRun | None:
+    """Returns the run of a subject as training would resolve it; None for a plain list of lengths."""
+    if subject.config is None or subject.prepared is None:
+        return None
+    return resolve(subject.config, subject.prepared)
+
+
+def step_of(run: ResolvedRun, ranks: int | None, *, given: ImbalanceCommand) -> StepOfRun:
+    """Returns the step of a run. Raises: ConfigError if the ranks cannot divide it and no accumulation is given."""
+    training = run.config.training
+    items = training.items_per_micro_batch
+    return StepOfRun(
+        packs=items if training.batching == "packs" else None,
+        batch=items if training.batching == "sequences" else None,
+        accumulation=run.micro_batches(ranks) if ranks is not None and given.accumulation is None else None,
+        ranks=ranks,
+        zero_stage=run.config.deepspeed.zero_stage,
+    )
+
+
+def cluster_options(
+    given: ImbalanceCommand, step: StepOfRun | None, *, baseline: LoggedRun | None, packing_factor: float
+) -> ClusterOptions:
+    """Returns what is given, else the run's, else the baseline's, else what fits to the rest.
+
+    Micro-batches of packs and of sequences hold as many sequences on average unless both are known.
+    Raises: ConfigError for a number that is out of range.
+    """
+    batch, packs = given.batch, given.packs
+    if step is not None and batch is None:
+        batch = step.batch or _baseline_items(baseline, "sequences")
+        packs = packs or step.packs or _baseline_items(baseline, "packs")
+    if batch is None:
+        batch = DEFAULT_BATCH if packs is None or step is None else max(1, round(packs * packing_factor))
+    accumulation, zero_stage = (1, 0) if step is None else (step.accumulation or 1, step.zero_stage)
+    return ClusterOptions(
+        batch=batch,
+        packs=packs,
+        accumulation=accumulation if given.accumulation is None else given.accumulation,
+        zero_stage=zero_stage if given.zero_stage is None else given.zero_stage,
+        steps=given.steps,
+        all_reduce_bytes=given.all_reduce_bytes,
+        bandwidth=None if given.bandwidth is None else 1e9 * given.bandwidth,
+        noise=given.noise,
+        seed=given.seed,
+    )
+
+
+def baseline_warnings(options: ClusterOptions, baseline: LoggedRun | None) -> list[str]:
+    """Returns a warning if the baseline divides its step otherwise than the clusters that are simulated."""
+    if baseline is None or baseline.config is None or baseline.ranks is None:
+        return []
+    training = baseline.config.training
+    accumulation = training.items_per_step / (training.items_per_micro_batch * baseline.ranks)
+    if accumulation == options.accumulation:
+        return []
+    return [
+        f"{baseline.label} has {accumulation:g} micro-batches per step and rank; its steps are simulated with "
+        f"{options.accumulation}"
+    ]
+
+
+def _baseline_items(baseline: LoggedRun | None, batching: str) -> int | None:
+    if baseline is None or baseline.config is None or baseline.config.training.batching != batching:
+        return None
+    return baseline.config.training.items_per_micro_batch
+
+
+def require_ranks(given: int | None, log: LoggedRun) -> int:
+    """Returns the ranks of a log. Raises: ConfigError if the option says another number than the log does."""
+    if log.ranks is not None and given not in (None, log.ranks):
+        raise ConfigError(
+            f"{log.log.path} is of a run with {log.ranks} ranks, and --log-devices is {given}: leave the option out"
+        )
+    return log.ranks or given or DEFAULT_LOG_DEVICES
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class FoundLog:
+    """The log to show, if there is one."""
+
+    log: LoggedRun | None
+    ranks: int | None
+    """Ranks of the run at its last start, or of the log; None if neither is known."""
+    notes: tuple[str, ...]
+    """Why the run's own log is left out, or what could not be checked of it."""
+
+
+def find_log(request: ImbalanceRequest, run: ResolvedRun | None) -> FoundLog:
+    """Returns the log that is named, else the run's own.
+
+    Raises: ConfigError or DataError if a baseline is given and there is no log to compare it with.
+    """
+    if request.log is not None:
+        return FoundLog(log=request.log, ranks=request.log.ranks, notes=())
+    if run is None:
+        request.refuse_log_options()
+        return FoundLog(log=None, ranks=None, notes=())
+    record = read_run_record(run.config.run.output_dir)
+    ranks = None if record is None else record.starts[-1].ranks
+    try:
+        log = _own_log(request, run, record)
+    except (ConfigError, DataError) as error:
+        if request.has_baseline:
+            raise
+        return FoundLog(log=None, ranks=ranks, notes=(f"No measured steps of the run itself: {error}",))
+    unchecked = f"There is no run.json beside {log.log.path}: whether it is of this step, model and data is unknown."
+    return FoundLog(log=log, ranks=log.ranks, notes=(unchecked,) if record is None else ())
+
+
+def _own_log(request: ImbalanceRequest, run: ResolvedRun, record: RunRecord | None) -> LoggedRun:
+    path = run.config.run.output_dir / METRICS
+    if not path.is_file():
+        raise ConfigError(f"there is no {path}; train it first, or name another log as --log FILE")
+    if record is not None:
+        settings = different_settings(record.config, run.settled_config.model_dump(mode="json"))
+        if settings:
+            raise ConfigError(f"{path} is of a run with other settings (there and here: {settings})")
+        if record.data.fingerprint != run.prepared.fingerprint(seed=0):
+            raise ConfigError(f"{path} is of a run over other data than {run.prepared.directory} holds now")
+    return read_logged_run(path, warm_up_steps=request.given.log_warmup)

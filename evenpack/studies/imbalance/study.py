@@ -1,8 +1,7 @@
 """The study of waiting: clusters simulated and replayed, a run that was measured, and the published curve."""
 
+from dataclasses import dataclass
 from typing import Any
-
-from rich.console import RenderableType
 
 from evenpack import console
 from evenpack.data.packing import Packing, pack
@@ -11,28 +10,23 @@ from evenpack.engine.provenance import commit_of_source
 from evenpack.engine.resolving.resolve import ResolvedRun
 from evenpack.engine.world.distributed import configure_logging, joined_world
 from evenpack.progress import Progress
-from evenpack.studies.imbalance.extrapolated.forecast import LogForecast, forecast_from_log
-from evenpack.studies.imbalance.extrapolated.reference import ReferenceCurve, reference_curve
-from evenpack.studies.imbalance.measured.logged_run import LoggedRun
-from evenpack.studies.imbalance.measured.measurement import Measured, measure
-from evenpack.studies.imbalance.measured.own_log import find_log
-from evenpack.studies.imbalance.measured.replay import Replay, replay
-from evenpack.studies.imbalance.request import ImbalanceRequest
-from evenpack.studies.imbalance.results import ImbalanceStudy
-from evenpack.studies.imbalance.run_settings import (
+from evenpack.studies.imbalance.cluster import ClusterOptions
+from evenpack.studies.imbalance.extrapolation import LogForecast, ReferenceCurve, forecast_from_log, reference_curve
+from evenpack.studies.imbalance.measurement import LoggedRun, Measured, measure
+from evenpack.studies.imbalance.replay import Replay, replay
+from evenpack.studies.imbalance.request import (
+    ImbalanceRequest,
+    StepOfRun,
     baseline_warnings,
     cluster_options,
+    find_log,
     require_ranks,
     resolved_subject,
     step_of,
 )
-from evenpack.studies.imbalance.shown.plots import plot_imbalance
-from evenpack.studies.imbalance.shown.step_plots import plot_step_speed_ups
-from evenpack.studies.imbalance.shown.tables import imbalance_tables
-from evenpack.studies.imbalance.simulated.cluster import ClusterOptions
-from evenpack.studies.imbalance.simulated.simulation import Simulation, simulate
-from evenpack.studies.imbalance.simulated.step_cost import DEFAULT_COST, StepCost, estimate_for, find_cost
-from evenpack.studies.lengths.subject import Subject, long_lines
+from evenpack.studies.imbalance.simulation import Simulation, simulate
+from evenpack.studies.imbalance.step_cost import DEFAULT_COST, StepCost, estimate_for, find_cost
+from evenpack.studies.lengths.subject import Subject
 from evenpack.studies.origins import origin_of_runs
 from evenpack.studies.statistics.laws import Gumbel
 from evenpack.studies.throughput.measure import StepProgress
@@ -43,36 +37,35 @@ _SHORT_NAME = 12
 """Characters of a fingerprint that tell data apart for people."""
 
 
-def study_imbalance(subject: Subject, request: ImbalanceRequest) -> tuple[dict[str, Any], list[RenderableType]]:
-    """Returns the study as a value for JSON and as rich tables; draws it if requested.
+@dataclass(frozen=True, kw_only=True)
+class ImbalanceStudy:
+    """What was simulated, measured and published, apart from each other."""
 
-    Raises: ConfigError if a baseline is none for the run; DataError for a log that cannot be used.
-    """
-    study = run_study(subject, request)
-    shown = [*long_lines(subject), *imbalance_tables(study)]
-    given = request.given
-    for path, plot in ((given.plot, plot_imbalance), (given.plot_steps, plot_step_speed_ups)):
-        if path is not None:
-            plot(study, path)
-            shown.append(console.text(f"Drew {path}"))
-    value = {
-        "origin": study.origin,
-        "long_sequences": subject.long_sequences(),
-        "devices": sorted({row.devices for row in study.simulation.rows}),
-        "run": study.step,
-        "reference": study.reference,
-        "measured": study.measured,
-        "log": study.forecast,
-        "replay": study.replay,
-        "simulation": study.simulation,
-        "notes": study.notes,
-        "warnings": study.warnings,
-    }
-    return value, shown
+    origin: str
+    """Origin of the lengths."""
+    footer: tuple[str, ...]
+    """Run, data, commit and device, for figures."""
+    step: StepOfRun | None
+    """Step of the run from which the simulated clusters are taken; None for a plain list of lengths."""
+    simulation: Simulation
+    replay: Replay | None
+    """Clusters replayed on this device, if that was asked for."""
+    measured: Measured | None
+    """Steps of a real run, if there are any."""
+    forecast: LogForecast | None
+    """What follows from those steps for other numbers of devices, if anything does."""
+    reference: ReferenceCurve | None
+    """The published curve, if it is to be shown."""
+    notes: tuple[str, ...]
+    """What was left out, and why."""
+    warnings: tuple[str, ...]
 
 
 def run_study(subject: Subject, request: ImbalanceRequest) -> ImbalanceStudy:
-    """Reads what was measured, checks that it compares, and simulates. Raises: as `study_imbalance`."""
+    """Reads what was measured, checks that it compares, and simulates.
+
+    Raises: ConfigError if a baseline is none for the run; DataError for a log that cannot be used.
+    """
     run = resolved_subject(subject)
     if run is None:
         request.refuse_replay(subject.origin)

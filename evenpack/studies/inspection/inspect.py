@@ -1,4 +1,4 @@
-"""The computation of `evenpack inspect`."""
+"""What padding a list of lengths would cost and how it packs, for `evenpack inspect`."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -8,30 +8,73 @@ from typing import Any
 from rich.console import RenderableType
 
 from evenpack import console
-from evenpack.errors import ConfigError
-from evenpack.studies.inspection.against import Against
-from evenpack.studies.inspection.recipes import RecipeAdvice, advice_shown, advise_recipe
-from evenpack.studies.inspection.tables import histogram_table, lengths_table, rows_table, splits_table
-from evenpack.studies.lengths.statistics import length_ranges, length_statistics
+from evenpack.data.packing import LengthHistogram
+from evenpack.errors import ConfigError, EvenpackError
+from evenpack.studies.inspection.recipes import RecipeAdvice, advise_recipe
+from evenpack.studies.inspection.tables import advice_tables, histogram_table, lengths_table, rows_table, splits_table
+from evenpack.studies.lengths.reading import read_histogram
+from evenpack.studies.lengths.statistics import HistogramDistance, histogram_distance, length_ranges, length_statistics
 from evenpack.studies.lengths.subject import Subject, long_lines
-from evenpack.studies.origins import COMPUTED, made_by
-from evenpack.studies.packing.options import parse_pack_lengths
+from evenpack.studies.origins import COMPUTED, made_by, name_of_lengths
 from evenpack.studies.packing.packing import (
     CURVE_DEPTHS,
     OVERVIEW_DEPTHS,
     PackingRow,
+    Recommendation,
     describe_work,
     pack_lengths_to_try,
+    parse_pack_lengths,
+    recommend,
     study_packing,
     sweep_pack_lengths,
 )
 from evenpack.studies.packing.plots import DrawnLengths, Sweep, plot_depth_curves, plot_packing
-from evenpack.studies.packing.recommendation import Recommendation, recommend
 from evenpack.studies.packing.tables import depth_curves_table, packing_table, recommendation_text
 from evenpack.studies.plotting import require_plot
 
 _SWEPT_BY = "longest_pack_first"
 """Algorithm of the comparison of pack lengths; every length and depth takes milliseconds."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Against:
+    """Lengths that a subject is compared with."""
+
+    name: str
+    histogram: LengthHistogram
+    distance: HistogramDistance
+    """Distance of the subject's lengths, as they are packed, to these."""
+
+    @property
+    def footer(self) -> str:
+        """What a figure says of them."""
+        distance = self.distance.total_variation
+        return f"Against {self.name}: data {name_of_lengths(self.histogram)}; total variation {distance:.4f}"
+
+
+def require_one_on_each_side(against: str, inputs: Sequence[str]) -> None:
+    """Checks the inputs. Raises: ConfigError unless there is one on each side."""
+    if len(inputs) > 1:
+        raise ConfigError(f"--against compares one input with {against}, and {len(inputs)} were given: leave one")
+    if against.endswith((".yaml", ".yml")):
+        raise ConfigError(
+            f"--against takes a published name or a file of lengths, and {against} is a run: make it INPUT instead"
+        )
+    if against == "-" == inputs[0]:
+        raise ConfigError("--against - and INPUT - would read standard input twice: write one of them to a file")
+
+
+def read_against(subject: Subject, against: str) -> Against:
+    """Reads the lengths called `against`: a published name, or an input that needs no option.
+
+    Raises: as `read_histogram`, `--against` named.
+    """
+    try:
+        other = read_histogram(against)
+    except EvenpackError as error:
+        raise type(error)(f"--against {against}: {error}") from error
+    name = "standard input" if against == "-" else against
+    return Against(name=name, histogram=other, distance=histogram_distance(subject.histogram, other, origin=name))
 
 
 def inspect_lengths(
@@ -125,7 +168,7 @@ def _shown(subject: Subject, packed: _Packed, advice: RecipeAdvice | None) -> li
         packing_table(packed.packings, pack_length=pack_length),
         depth_curves_table(by_pack_length, packed.fullest, title=title),
         recommendation_text(packed.recommended),
-        *([] if advice is None else advice_shown(advice)),
+        *([] if advice is None else advice_tables(advice)),
         *map(console.text, subject.verification_sentences()),
     ]
 
@@ -171,7 +214,7 @@ def _inspect_rows(subject: Subject, *, is_drawn: bool) -> tuple[dict[str, Any], 
         splits_table(subject.splits, title="Sources"),
         console.text("Rows keep the order in which they were prepared, and are packs already"),
     ]
-    shown += [] if advice is None else advice_shown(advice)
+    shown += [] if advice is None else advice_tables(advice)
     shown += map(console.text, subject.verification_sentences())
     if subject.source_rows:
         shown.insert(0, rows_table(subject.source_rows))

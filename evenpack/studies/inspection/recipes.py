@@ -3,9 +3,7 @@
 from dataclasses import dataclass
 
 import numpy as np
-from rich.console import RenderableType
 
-from evenpack import console
 from evenpack.data.packing import LengthHistogram, pack
 
 _AS_GOOD = 0.02
@@ -78,29 +76,6 @@ def advise_recipe(documents: LengthHistogram, *, max_sequence_length: int) -> Re
         scarce_time=time[0],
         scarce_time_reason=time[1],
     )
-
-
-def advice_shown(advice: RecipeAdvice) -> list[RenderableType]:
-    """Returns a table of the recipes' costs, and the recommendation."""
-    rows = [
-        {
-            "recipe": cost.recipe,
-            "rows per epoch": cost.rows,
-            "steps, x concat": f"{cost.steps_over_concat:.3f}",
-            "padding": console.percent(cost.padding_share),
-        }
-        for cost in advice.costs
-    ]
-    title = (
-        f"Recipes at max_sequence_length {advice.max_sequence_length:,}; documents have "
-        f"{advice.mean_document_length:,.1f} tokens on average, {console.percent(advice.documents_cut)} are longer "
-        "than a row"
-    )
-    lines = (
-        f"Where data is scarce: data.recipe.kind={advice.scarce_data}: {advice.scarce_data_reason}\n"
-        f"Where time is scarce: data.recipe.kind={advice.scarce_time}: {advice.scarce_time_reason}"
-    )
-    return [console.table(rows, title=title), console.text(lines)]
 
 
 def _costs(documents: LengthHistogram, length: int) -> list[RecipeCost]:

@@ -3,45 +3,63 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from rich.console import RenderableType
 from rich.table import Table
 
-from evenpack.console import pairs, percent, table
-from evenpack.studies.lengths.distance import HistogramDistance
-from evenpack.studies.lengths.statistics import LengthRange, LengthStatistics
+from evenpack.console import pairs, percent, text
+from evenpack.studies.columns import Column, table_of
+from evenpack.studies.inspection.recipes import RecipeAdvice
+from evenpack.studies.lengths.statistics import HistogramDistance, LengthRange, LengthStatistics
 
 _BAR_CELLS = 40
 
 
+_READ = (
+    Column("source"),
+    Column("split"),
+    Column("documents"),
+    Column("sequences"),
+    Column("tokens"),
+    Column("cut", "tokens_cut"),
+    Column("dropped", "tokens_dropped"),
+)
+_FILLED_UP = (Column("ends put", "subsequence_ends"), Column("tails padded", "tail_padding"))
+_PACKED = (
+    Column("packs"),
+    Column("efficiency", lambda row: row["packing_efficiency"] if row["packs"] else None, ".2%"),
+    Column("factor", lambda row: row["packing_factor"] if row["packs"] else None, ".3f"),
+    Column("packed by", "packing_algorithm"),
+)
+_ROWS = (
+    Column("source"),
+    *(
+        Column(heading.format(unit), f"{unit}_{key}", form)
+        for unit in ("rows", "words")
+        for heading, key, form in (
+            ("{} read", "read", ""),
+            ("{} dropped", "dropped", ""),
+            ("% of {}", "dropped_share", ".2%"),
+            ("{} kept", "kept", ""),
+        )
+    ),
+)
+_RECIPES = (
+    Column("recipe"),
+    Column("rows per epoch", "rows"),
+    Column("steps, x concat", "steps_over_concat", ".3f"),
+    Column("padding", "padding_share", ".2%"),
+)
+
+
 def splits_table(rows: Sequence[Mapping[str, Any]], *, title: str) -> Table:
     """Returns `Manifest.summary` as a table."""
-    shown = []
     fills_up = any(row["subsequence_ends"] or row["tail_padding"] for row in rows)
-    for row in rows:
-        full = bool(row["packs"])
-        added = {"ends put": row["subsequence_ends"], "tails padded": row["tail_padding"]} if fills_up else {}
-        shown.append(
-            {
-                "source": row["source"],
-                "split": row["split"],
-                "documents": row["documents"],
-                "sequences": row["sequences"],
-                "tokens": row["tokens"],
-                "cut": row["tokens_cut"],
-                "dropped": row["tokens_dropped"],
-                **added,
-                "packs": row["packs"],
-                "efficiency": percent(row["packing_efficiency"]) if full else None,
-                "factor": f"{row['packing_factor']:.3f}" if full else None,
-                "packed by": row["packing_algorithm"],
-            }
-        )
-    return table(shown, title=title)
+    return table_of(rows, [*_READ, *(_FILLED_UP if fills_up else ()), *_PACKED], title=title)
 
 
 def rows_table(rows: Sequence[Mapping[str, Any]]) -> Table:
     """Returns `Manifest.row_summary` as a table."""
-    shown = [{"source": row["source"], **_read_and_kept(row, "rows"), **_read_and_kept(row, "words")} for row in rows]
-    return table(shown, title="Rows and words before tokenising")
+    return table_of(rows, _ROWS, title="Rows and words before tokenising")
 
 
 def lengths_table(statistics: LengthStatistics, *, origin: str, pack_length: int) -> Table:
@@ -63,16 +81,13 @@ def lengths_table(statistics: LengthStatistics, *, origin: str, pack_length: int
 def histogram_table(ranges: Sequence[LengthRange], *, sequences: int) -> Table:
     """Returns a histogram with one bar for each range of lengths."""
     most = max(bar.sequences for bar in ranges)
-    rows = [
-        {
-            "tokens": f"{bar.shortest:,} to {bar.longest:,}",
-            "sequences": bar.sequences,
-            "share": percent(bar.sequences / sequences),
-            "": "█" * round(_BAR_CELLS * bar.sequences / most),
-        }
-        for bar in ranges
-    ]
-    return table(rows)
+    columns = (
+        Column("tokens", lambda bar: f"{bar.shortest:,} to {bar.longest:,}"),
+        Column("sequences"),
+        Column("share", lambda bar: bar.sequences / sequences, ".2%"),
+        Column("", lambda bar: "█" * round(_BAR_CELLS * bar.sequences / most)),
+    )
+    return table_of(ranges, columns)
 
 
 def distance_table(found: HistogramDistance) -> Table:
@@ -87,10 +102,15 @@ def distance_table(found: HistogramDistance) -> Table:
     )
 
 
-def _read_and_kept(row: Mapping[str, Any], unit: str) -> dict[str, Any]:
-    return {
-        f"{unit} read": row[f"{unit}_read"],
-        f"{unit} dropped": row[f"{unit}_dropped"],
-        f"% of {unit}": percent(row[f"{unit}_dropped_share"]),
-        f"{unit} kept": row[f"{unit}_kept"],
-    }
+def advice_tables(advice: RecipeAdvice) -> list[RenderableType]:
+    """Returns a table of the recipes' costs, and the recommendation."""
+    title = (
+        f"Recipes at max_sequence_length {advice.max_sequence_length:,}; documents have "
+        f"{advice.mean_document_length:,.1f} tokens on average, {percent(advice.documents_cut)} are longer "
+        "than a row"
+    )
+    lines = (
+        f"Where data is scarce: data.recipe.kind={advice.scarce_data}: {advice.scarce_data_reason}\n"
+        f"Where time is scarce: data.recipe.kind={advice.scarce_time}: {advice.scarce_time_reason}"
+    )
+    return [table_of(advice.costs, _RECIPES, title=title), text(lines)]

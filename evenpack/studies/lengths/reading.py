@@ -13,9 +13,8 @@ FOLDER, NAME[:SUBSET]     the same of a dataset: a local folder, also one of sav
 glue:cola                 without options: the shipped histogram (cola, sst2, rte, wnli); with a folder
                           of GLUE's own files and a tokenizer: the lengths of any of the nine tasks
 
-    read_histogram -> numbers.py, histograms.py, published.py
-                   -> evenpack.data.sources.tables, saved_table.py, dataset_table.py, glue_table.py
-                   -> columns.py
+    read_histogram -> numbers.py, published.py: bare numbers and histograms
+                   -> rows.py: columns of files and datasets
 """
 
 import sys
@@ -30,7 +29,7 @@ from evenpack.data.prepare.progress import NoProgress, Progress
 from evenpack.data.sources.files import ARROW_SUFFIXES, saved_splits
 from evenpack.data.sources.lines import JSONL_SUFFIXES
 from evenpack.errors import ConfigError, DataError
-from evenpack.studies.lengths import histograms, numbers
+from evenpack.studies.lengths import numbers
 from evenpack.studies.lengths.options import InputOptions
 from evenpack.studies.lengths.published import published_histogram, published_names
 
@@ -91,7 +90,7 @@ def _names_dataset(source: str, path: Path, options: InputOptions) -> bool:
 def _read_numbers(source: str, path: Path, options: InputOptions) -> LengthHistogram:
     if path.suffix == ".json":
         options.refuse_all_but("name", source=source, what="a file of histograms")
-        return histograms.from_json(path, options.name)
+        return numbers.from_json(path, options.name)
     if path.suffix == ".npz":
         raise DataError(f"{source} may hold several arrays (.npz): save the lengths alone with numpy.save, as .npy")
     options.refuse_all_but("histogram", source=source, what="a list of bare numbers")
@@ -105,7 +104,7 @@ def _read_numbers(source: str, path: Path, options: InputOptions) -> LengthHisto
 
 def _read_table(path: Path, options: InputOptions, progress: Progress) -> LengthHistogram:
     options.refuse_all_but("column", "tokenizer", source=str(path), what="a file of columns")
-    from evenpack.studies.lengths.columns import count_table
+    from evenpack.studies.lengths.rows import count_table
 
     return count_table(_open_table(path), options, progress)
 
@@ -124,8 +123,7 @@ def _read_glue(source: str, options: InputOptions, progress: Progress) -> Length
     if not source.startswith(GLUE):
         raise ConfigError(f"--glue-dir does not apply to {source}: it holds the files of a task, glue:TASK")
     options.refuse_all_but("glue_dir", "tokenizer", "split", source=source, what="a task of GLUE in files of its own")
-    from evenpack.studies.lengths.columns import count_table
-    from evenpack.studies.lengths.glue_table import GlueTable
+    from evenpack.studies.lengths.rows import GlueTable, count_table
 
     table = GlueTable(source.removeprefix(GLUE), Path(str(options.glue_dir)), options.split or "train")
     if options.tokenizer is None:
@@ -135,15 +133,11 @@ def _read_glue(source: str, options: InputOptions, progress: Progress) -> Length
 
 def _read_dataset(source: str, options: InputOptions, progress: Progress) -> LengthHistogram:
     options.refuse_all_but("column", "tokenizer", "split", source=source, what="a dataset")
-    from evenpack.studies.lengths.columns import count_table
+    from evenpack.studies.lengths.rows import DatasetTable, SavedTable, count_table, known_columns
 
     folder = Path(source).expanduser()
     if saved_splits(folder) is not None:
-        from evenpack.studies.lengths.saved_table import SavedTable
-
         return count_table(SavedTable(folder, options.split), options, progress)
-    from evenpack.studies.lengths.dataset_table import DatasetTable, known_columns
-
     known = known_columns(source)
     if known and options.tokenizer is None and options.column is None:
         raise _no_tokenizer(source, known)

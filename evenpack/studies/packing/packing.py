@@ -1,12 +1,15 @@
-"""Compares packing algorithms: over limits of depth, over pack lengths, and with padding."""
+"""Compares packing algorithms: over limits of depth, over pack lengths, and with padding; recommends a pack length."""
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from functools import partial
 
 from evenpack.data.limits import MOST_SLOTS
 from evenpack.data.packing import LengthHistogram, Option, check_options, cutting_stock_takes_seconds, pack
 from evenpack.data.packing.baselines import sorted_batches
 from evenpack.errors import PackingError
+from evenpack.studies.shared_options import parse_list, whole_number
 
 STUDY_DEPTHS: tuple[int | None, ...] = (1, 2, 3, 4, 8, 16, None)
 """Most sequences a pack may hold; None: no limit. Those of the published tables."""
@@ -20,6 +23,10 @@ _STRETCHES = ((1, 1), (7, 6), (5, 4), (4, 3), (3, 2), (2, 1))
 _SLOTS_OF_LEAST_SQUARES = 512
 _MOST_SHUFFLED = 50_000_000
 """Sequences up to which next fit, which shuffles them all, is a default: 1.5 GB."""
+_WORTH_LONGER_PACKS = 0.01
+"""Fraction of slots that a longer pack must save: its attention costs more memory, and its steps hold more."""
+_AS_GOOD = 0.001
+"""Fraction of slots that counts as no difference."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -210,3 +217,96 @@ def _packing_row(histogram: LengthHistogram, choice: PackerChoice, depth: int | 
 def describe_work(algorithm: str, depth: int | None) -> str:
     """Returns a line that describes the current work."""
     return f"{algorithm}, {'no limit of depth' if depth is None else f'depth {depth}'} ..."
+
+
+def parse_depths(given: str | None) -> tuple[int | None, ...]:
+    """Parses `2,3,none` as numbers; the default depths if None. Raises: ConfigError for other words."""
+    if given is None:
+        return STUDY_DEPTHS
+    return parse_list(given, "--depths", _depth)
+
+
+def parse_pack_lengths(given: str) -> tuple[int, ...]:
+    """Parses `512,640` as numbers. Raises: ConfigError for other words."""
+    return parse_list(given, "--pack-lengths", partial(whole_number, example="512,640"))
+
+
+def _depth(word: str) -> int | None:
+    problem = "is neither a number of 1 or more nor 'none'"
+    return None if word == "none" else whole_number(word, problem=problem, example="2,3,none")
+
+
+def parse_choices(given: str | None) -> tuple[PackerChoice, ...] | None:
+    """Parses `cutting_stock,least_squares:weight=0:leftovers=best_fit` as choices.
+
+    Raises: ConfigError for an option without a value; PackingError for unknown algorithms and options.
+    """
+    return None if given is None else parse_list(given, "--algorithms", _choice)
+
+
+def _choice(word: str) -> PackerChoice:
+    algorithm, *pairs = word.split(":")
+    wrong = [pair for pair in pairs if "=" not in pair]
+    if wrong:
+        raise ValueError(f"'{wrong[0]}' gives no value; write {algorithm}:option=value")
+    options = {name: _value(value) for name, _, value in (pair.partition("=") for pair in pairs)}
+    return PackerChoice(algorithm=algorithm, options=options)
+
+
+def _value(word: str) -> Option:
+    for kind in (int, float):
+        with suppress(ValueError):
+            return kind(word)
+    return word
+
+
+@dataclass(frozen=True, kw_only=True)
+class Recommendation:
+    """A recommended pack length, and the least sufficient depth."""
+
+    pack_length: int
+    efficiency: float
+    """Fraction of slots that hold a token in packs of any depth."""
+    sufficient_depth: int | None
+    """The least tried limit of depth within 0.1 points of that; None: only packs without a limit."""
+    efficiency_at_depth: float
+    reason: str
+
+
+def recommend(
+    rows: Sequence[PackingRow], fullest: Sequence[PackingRow], at_depths: Callable[[int], Sequence[PackingRow]]
+) -> Recommendation:
+    """Returns the pack length of `rows`, unless a longer one of `fullest` saves 1 point of slots or more.
+
+    Of several longer ones the next is taken only if it saves a point more.
+
+    Args:
+        rows: one pack length, with and without a limit of depth, the best algorithm for each among them.
+        fullest: `auto` without a limit at several pack lengths, that one among them.
+        at_depths: `auto` at another pack length, with and without a limit.
+    """
+    base = rows[0].pack_length
+    fullness = {row.pack_length: row.efficiency for row in fullest}
+    chosen = base
+    for length in sorted(length for length in fullness if length > base):
+        if fullness[length] >= fullness[chosen] + _WORTH_LONGER_PACKS:
+            chosen = length
+    if chosen == base:
+        return _at(base, rows, f"longer packs, up to {max(fullness):,} slots, would be less than 1 point fuller")
+    gain = 100 * (fullness[chosen] - fullness[base])
+    return _at(chosen, at_depths(chosen), f"{gain:.1f} points fuller than {base:,}")
+
+
+def _at(pack_length: int, rows: Sequence[PackingRow], reason: str) -> Recommendation:
+    best: dict[int | None, float] = {}
+    for row in rows:
+        best[row.depth_limit] = max(row.efficiency, best.get(row.depth_limit, 0.0))
+    limits = sorted(limit for limit in best if limit is not None)
+    depth = next((limit for limit in limits if best[limit] >= best[None] - _AS_GOOD), None)
+    return Recommendation(
+        pack_length=pack_length,
+        efficiency=best[None],
+        sufficient_depth=depth,
+        efficiency_at_depth=best[depth],
+        reason=reason,
+    )

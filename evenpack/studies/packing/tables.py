@@ -1,14 +1,15 @@
-"""Packings as tables."""
+"""`evenpack study packing` as tables."""
 
 from collections.abc import Mapping, Sequence
 
+from rich.console import RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from evenpack.console import percent, table, text
+from evenpack.console import pairs, percent, table, text
 from evenpack.studies.columns import Column, cells_across, table_of
-from evenpack.studies.packing.packing import PackingRow, PaddingRow
-from evenpack.studies.packing.recommendation import Recommendation
+from evenpack.studies.packing.packing import PackingRow, PaddingRow, Recommendation
+from evenpack.studies.packing.residuals import MatrixSize, ResidualRow
 
 _DEPTH_LIMIT = Column("depth limit", "depth_limit", "d", missing="none")
 _PACKINGS = (
@@ -29,6 +30,18 @@ _BATCHES = (
     Column("slots"),
     Column("efficiency", form=".2%"),
     Column("speed-up", "speed_up", ".3f"),
+)
+_SETTINGS = (
+    Column("weight", "setting.weight", "g"),
+    Column("of lengths up to", lambda row: "any" if row.setting.weight == 1 else f"{row.setting.weight_up_to:,}"),
+    Column("packs"),
+    Column("efficiency", form=".4%"),
+    Column("padding"),
+    Column("left over", "left_over"),
+    Column("missing"),
+    Column("their tokens", "missing_tokens"),
+    Column("used"),
+    Column("CPU s", "cpu_seconds", ".1f"),
 )
 _FULL_AND_FAST = Column("", lambda row: f"{100 * row.efficiency:.1f} % {row.speed_up:.2f}x")
 
@@ -70,3 +83,14 @@ def recommendation_text(found: Recommendation) -> Text:
             f"still fills {percent(found.efficiency_at_depth)}"
         )
     return text("\n".join(lines))
+
+
+def residual_tables(rows: Sequence[ResidualRow], size: MatrixSize, *, depth: int) -> list[RenderableType]:
+    """Returns a table of the packing matrix, and one with a line for each setting."""
+    facts = {
+        "rows": f"{size.lengths:,} lengths",
+        "columns": f"{size.strategies:,} ways to fill a pack with up to {depth} sequences",
+        "non-zeros": f"{size.non_zeros:,} of {size.lengths * size.strategies:,}",
+    }
+    title = "Least squares: sequences without a slot, slots without a sequence, strategies used"
+    return [pairs(facts, title="Packing matrix"), table_of(rows, _SETTINGS, title=title)]

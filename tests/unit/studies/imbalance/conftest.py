@@ -10,7 +10,7 @@ from tiny_run import tiny_gpt2_run
 from evenpack.data.packing import LengthHistogram, Packing
 from evenpack.engine.config import RunConfig
 from evenpack.studies.imbalance import study as study_module
-from evenpack.studies.imbalance.simulated.simulation import Simulation, make_cluster, simulate
+from evenpack.studies.imbalance.simulation import Simulation, make_cluster, simulate
 from evenpack.testing import changed
 
 _SIMULATED: list[Simulation] = []

@@ -12,10 +12,10 @@ from matplotlib.figure import Figure
 from studied_runs import studied
 
 from evenpack.engine.config import RunConfig
-from evenpack.studies.imbalance.arguments import ImbalanceArguments
-from evenpack.studies.imbalance.measured.logged_run import is_same_device
+from evenpack.studies.imbalance import plots
+from evenpack.studies.imbalance.command import ImbalanceCommand
+from evenpack.studies.imbalance.measurement import is_same_device
 from evenpack.studies.imbalance.request import ImbalanceRequest
-from evenpack.studies.imbalance.shown import plots, step_plots
 
 pytestmark = pytest.mark.usefixtures("simulated_once")
 
@@ -55,13 +55,13 @@ def test_a_log_of_another_device_than_the_cost_models_is_warned_of(packed: RunCo
 def test_the_published_curve_stands_beside_its_own_lengths_or_where_it_is_wanted(
     given: dict[str, Any], origin: str, shown: bool
 ) -> None:
-    assert ImbalanceRequest(ImbalanceArguments(**given)).shows_reference(origin) == shown
+    assert ImbalanceRequest(ImbalanceCommand(**given)).shows_reference(origin) == shown
 
 
 @pytest.fixture
 def figures(monkeypatch: pytest.MonkeyPatch) -> list[Figure]:
     """The figures that are drawn while a test runs."""
-    return keep_figures(monkeypatch, plots, step_plots)
+    return keep_figures(monkeypatch, plots)
 
 
 def test_figures_tell_what_was_measured_from_what_was_estimated(
@@ -70,7 +70,7 @@ def test_figures_tell_what_was_measured_from_what_was_estimated(
     log_run(packed)
     study = studied(packed, baseline_run=log_run(padded, seconds=1.0))
     plots.plot_imbalance(study, tmp_path / "figure.png")
-    step_plots.plot_step_speed_ups(study, tmp_path / "steps.png")
+    plots.plot_step_speed_ups(study, tmp_path / "steps.png")
     speed_ups, of_steps = figures
     width, height = struct.unpack(">II", (tmp_path / "figure.png").read_bytes()[16:24])
     assert width < 1_800, "as wide as a page shows it"

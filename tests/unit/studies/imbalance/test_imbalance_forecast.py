@@ -3,16 +3,23 @@
 import json
 import math
 from pathlib import Path
+from typing import NoReturn
 
 import numpy as np
 import pytest
 
 from evenpack.console import _plain
-from evenpack.errors import ConfigError
-from evenpack.studies.imbalance.extrapolated import forecast as forecast_module
-from evenpack.studies.imbalance.extrapolated.forecast import Estimate, ForecastRow, LogForecast, forecast_from_log
-from evenpack.studies.imbalance.extrapolated.reference import single_device_gumbel
-from evenpack.studies.imbalance.measured.step_log import StepLog
+from evenpack.errors import ConfigError, FitError
+from evenpack.studies.imbalance import extrapolation
+from evenpack.studies.imbalance.extrapolation import (
+    Estimate,
+    ForecastRow,
+    LogForecast,
+    forecast_from_log,
+    forecast_slowest,
+    single_device_gumbel,
+)
+from evenpack.studies.imbalance.logs import StepLog
 from evenpack.studies.statistics import fits
 from evenpack.studies.statistics.laws import Gumbel, expected_minima
 
@@ -155,8 +162,8 @@ def test_a_law_without_a_mean_forecasts_nothing_there_and_says_so() -> None:
 
 
 def test_a_bootstrap_without_fits_gives_no_interval(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(forecast_module, "interval", pytest.fail)
-    estimates = forecast_module._estimates("gumbel", Gumbel(location=1.0, scale=0.1), [], np.array([1.0, 2.0]))
+    monkeypatch.setattr(extrapolation, "interval", pytest.fail)
+    estimates = extrapolation._estimates("gumbel", Gumbel(location=1.0, scale=0.1), [], np.array([1.0, 2.0]))
     assert [estimate.interval for estimate in estimates] == [None, None]
 
 
@@ -183,3 +190,24 @@ def test_a_speed_up_needs_a_padded_baseline(baseline: float | None) -> None:
 def test_counts_must_be_positive_integers(log_devices: int, counts: list[int]) -> None:
     with pytest.raises(ConfigError, match="positive integers"):
         forecast_from_log(_log(_minima(8, 100)), log_devices=log_devices, padded_baseline=BASELINE, counts=counts)
+
+
+def test_both_methods_contain_the_slowest_of_normal_devices() -> None:
+    """The expected maximum of two standard normal values is 1/sqrt(pi), of four 1.0294."""
+    seconds = np.random.default_rng(3).normal(10.0, 1.0, 800)
+    for found, deviations in zip(forecast_slowest(seconds, (2, 4)), (1 / np.sqrt(np.pi), 1.029375), strict=True):
+        assert found.law == "normal"
+        assert found.by_law_interval is not None
+        for reach in (found.order_statistics_interval, found.by_law_interval):
+            assert reach.low < 10.0 + deviations < reach.high
+            assert 0.05 < reach.high - reach.low < 0.4  # an error of the mean of 800 steps, and not of one
+
+
+def test_a_law_that_fits_no_sample_has_no_interval(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails(_sample: np.ndarray) -> NoReturn:
+        raise FitError("does not converge")
+
+    monkeypatch.setattr(extrapolation, "FITTERS", dict.fromkeys(fits.FITTERS, fails))
+    (found,) = forecast_slowest(np.random.default_rng(3).normal(10.0, 1.0, 60), (4,))
+    assert found.by_law_interval is None
+    assert found.order_statistics_interval.low < found.order_statistics < found.order_statistics_interval.high

@@ -10,7 +10,7 @@ from scipy import integrate, optimize, stats
 from scipy.stats.distributions import rv_frozen
 
 from evenpack.errors import ConfigError
-from evenpack.studies.imbalance.extrapolated.reference import (
+from evenpack.studies.imbalance.extrapolation import (
     PUBLISHED_CLUSTER,
     PUBLISHED_DEVICES,
     reference_curve,

@@ -16,12 +16,11 @@ from tiny_run import tiny_gpt2_run
 from evenpack.data.prepared import PreparedData
 from evenpack.engine.resolving.resolve import resolve
 from evenpack.launcher.cli import app as cli
-from evenpack.studies.imbalance.extrapolated.forecast import forecast_from_log
-from evenpack.studies.imbalance.measured.step_log import read_step_log
-from evenpack.studies.imbalance.shown.plots import _draw_forecast
-from evenpack.studies.imbalance.simulated.cluster import BALANCED_PACKS, BASELINE, DENSE_PACKS, SCHEMES, Scheme
-from evenpack.studies.imbalance.simulated.crossings import Crossing, find_crossings
-from evenpack.studies.imbalance.simulated.step_times import StepTimes
+from evenpack.studies.imbalance.cluster import BALANCED_PACKS, BASELINE, DENSE_PACKS, SCHEMES, Scheme
+from evenpack.studies.imbalance.extrapolation import forecast_from_log
+from evenpack.studies.imbalance.logs import read_step_log
+from evenpack.studies.imbalance.plots import _draw_forecast
+from evenpack.studies.imbalance.step_times import Crossing, StepTimes, find_crossings
 from evenpack.studies.roofline.linear import linear_seconds
 
 ARRIVAL = Scheme(layout="unpadded", policy="arrival")

@@ -24,8 +24,7 @@ from evenpack.errors import ConfigError
 from evenpack.launcher.cli import app as cli
 from evenpack.models.common.batch_work import performed_work, useful_work
 from evenpack.studies.imbalance import study as study_module
-from evenpack.studies.imbalance.measured.replay import REPLAYED, Replay, replay
-from evenpack.studies.imbalance.simulated.cluster import (
+from evenpack.studies.imbalance.cluster import (
     BALANCED_PACKS,
     BASELINE,
     UNPADDED_ARRIVAL,
@@ -33,7 +32,8 @@ from evenpack.studies.imbalance.simulated.cluster import (
     ClusterOptions,
     Scheme,
 )
-from evenpack.studies.throughput.contenders import VirtualRanks, changed, run_to_measure, with_steps
+from evenpack.studies.imbalance.replay import REPLAYED, Replay, _forecasts, replay
+from evenpack.studies.throughput.contenders import VirtualRanks, changed, formed, run_to_measure, with_steps
 from evenpack.studies.throughput.measure import MeasuredStep, StepTimer
 
 BATCH, PACKS, STEPS = 6, 3, 4
@@ -89,7 +89,9 @@ def replayed(
     )
 
 
-def trained(config: RunConfig, world: World, scheme: Scheme, ranks: int, **options: int) -> np.ndarray:
+def trained(
+    config: RunConfig, world: World, scheme: Scheme, ranks: int, *, steps: int = STEPS, **options: int
+) -> np.ndarray:
     """Returns the seconds of each step's ranks and micro-batches, from the data set of a run on so many ranks."""
     run = run_to_measure(changed(config, deepspeed={"zero_stage": options.get("zero_stage", 0)}))
     each, accumulation = PACKS if scheme.batching == "packs" else BATCH, options.get("accumulation", 1)
@@ -97,10 +99,10 @@ def trained(config: RunConfig, world: World, scheme: Scheme, ranks: int, **optio
         run.config, scheme.batching, scheme.layout, scheme.policy, each=each, per_step=ranks * accumulation * each
     )
     settings = dataclasses.replace(resolve(settled, run.prepared).pipeline_settings(world), ranks=ranks)
-    seconds = np.empty((STEPS, ranks, accumulation))
+    seconds = np.empty((steps, ranks, accumulation))
     for rank in range(ranks):
-        dataset = MicroBatchDataset(run.prepared, dataclasses.replace(settings, rank=rank, planned_steps=STEPS))
-        for item in range(STEPS * accumulation):
+        dataset = MicroBatchDataset(run.prepared, dataclasses.replace(settings, rank=rank, planned_steps=steps))
+        for item in range(steps * accumulation):
             seconds[item // accumulation, rank, item % accumulation] = known_cost(dataset[item])
     return seconds
 
@@ -179,6 +181,50 @@ def test_micro_batches_that_clusters_have_in_common_are_timed_once(
             assert virtual.items(1, 4 * step + rank, 0) == virtual.items(4, step, rank)
             lengths = virtual.lengths(4, step, rank)
             assert lengths.sum() == sum(batch.local_counts.tokens for batch in four)
+
+
+def test_virtual_ranks_share_the_step_that_real_ones_would(world: World, config: RunConfig) -> None:
+    """All ranks together hold each sequence of the step once, and no sequence is in two shares."""
+    run = run_to_measure(config)
+    virtual = VirtualRanks(resolve(formed(run.config, "unpadded/arrival"), run.prepared), world)
+    shares = [virtual.share(4, 3, rank) for rank in range(4)]
+    assert [len(share) for share in shares] == [2] * 4  # micro-batches, as the run file's step has
+    ids = [batch.sequence_ids[batch.sequence_ids >= 0].tolist() for share in shares for batch in share]
+    assert [len(each) for each in ids] == [4] * 8
+    together = [one for each in ids for one in each]
+    assert len(set(together)) == 32
+    assert shares[0][0].step_counts.sequences == 32
+    alone = [virtual.share(1, 12 + step, 0) for step in range(4)]  # arrival: the same 32, as four steps of one rank
+    assert together == [
+        one for share in alone for batch in share for one in batch.sequence_ids[batch.sequence_ids >= 0].tolist()
+    ]
+
+
+@pytest.mark.usefixtures("by_known_cost")
+def test_one_devices_times_predict_the_slowest_of_several(config: RunConfig, world: World) -> None:
+    found = replayed(config, world, (2, 4), steps=12)
+    assert [(row.devices, row.steps, row.steps_of_one) for row in found.forecasts] == [(2, 12, 24), (4, 6, 24)]
+    for row in found.forecasts:
+        seconds = trained(config, world, UNPADDED_ARRIVAL, row.devices, steps=row.steps)
+        assert row.seconds == pytest.approx(seconds.sum(axis=2).max(axis=1).mean(), rel=1e-9)
+        of_steps, of_law = row.forecast.order_statistics_interval, row.forecast.by_law_interval
+        assert of_law is not None
+        for predicted, reach in ((row.forecast.order_statistics, of_steps), (row.forecast.by_law, of_law)):
+            assert abs(predicted / row.seconds - 1) < 0.15
+            assert reach.low < predicted < reach.high
+    assert found.forecasts[0].forecast.by_law < found.forecasts[1].forecast.by_law
+
+
+def test_nothing_is_predicted_from_few_steps_of_one_device(config: RunConfig, world: World) -> None:
+    assert replayed(config, world, (2,)).forecasts == ()
+
+
+def test_devices_that_wait_in_each_micro_batch_are_predicted_by_those() -> None:
+    """Both micro-batches take 1 or 3 s with equal odds, so the slowest of two takes 2.5 s on average, twice a step."""
+    alone = np.random.default_rng(5).choice([1.0, 3.0], (1000, 1, 2)) + np.linspace(0.0, 1e-3, 2000).reshape(1000, 1, 2)
+    (row,) = _forecasts({1: alone, 2: alone.reshape(500, 2, 2)}, waits_often=True)
+    assert row.forecast.order_statistics == pytest.approx(5.0, rel=0.05)
+    assert row.seconds == pytest.approx(5.0, rel=0.05)
 
 
 def with_form(config: RunConfig, scheme: Scheme) -> RunConfig:
@@ -268,7 +314,9 @@ def test_tables_figure_and_json_have_the_replay(
         "update_seconds",
         "timed_parts",
         "rows",
+        "forecasts",
     }
+    assert value["forecasts"] == [], "nothing is predicted from three steps of one device"
     assert {(row["layout"], row["policy"], row["devices"]) for row in value["rows"]} == {
         (scheme.layout, scheme.policy, devices) for scheme in REPLAYED for devices in (1, 2)
     }

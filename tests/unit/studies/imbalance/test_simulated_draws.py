@@ -11,15 +11,17 @@ from evenpack.data.batches.placement import Placer
 from evenpack.data.order.assignment import assign_step
 from evenpack.data.order.selection import PackSelection
 from evenpack.data.packing import pack
-from evenpack.studies.imbalance.simulated.cluster import (
+from evenpack.studies.imbalance.cluster import (
     BALANCED_PACKS,
     SCHEMES,
     ClusterOptions,
     Scheme,
+    pack_kinds,
+    sequence_kinds,
+    squared_padding,
 )
-from evenpack.studies.imbalance.simulated.drawing import pack_kinds, sequence_kinds, squared_padding
-from evenpack.studies.imbalance.simulated.simulation import make_cluster
-from evenpack.studies.imbalance.simulated.step_times import StepTimes
+from evenpack.studies.imbalance.simulation import make_cluster
+from evenpack.studies.imbalance.step_times import StepTimes
 from evenpack.studies.lengths.published import published_histogram
 
 

@@ -8,8 +8,8 @@ import pytest
 from simulated_clusters import cost, run, some_steps
 
 from evenpack.errors import RunError
-from evenpack.studies.imbalance.simulated import simulation
-from evenpack.studies.imbalance.simulated.cluster import (
+from evenpack.studies.imbalance import simulation
+from evenpack.studies.imbalance.cluster import (
     BALANCED_PACKS,
     BASELINE,
     SCHEMES,

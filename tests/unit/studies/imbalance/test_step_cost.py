@@ -11,7 +11,7 @@ from evenpack.errors import ConfigError
 from evenpack.models.bert.config import BertConfig
 from evenpack.models.cost import Work, step_flops
 from evenpack.models.gpt2.config import Gpt2Config
-from evenpack.studies.imbalance.simulated.step_cost import SHIPPED, find_cost, shipped_costs
+from evenpack.studies.imbalance.step_cost import SHIPPED, find_cost, shipped_costs
 
 
 @pytest.mark.parametrize(

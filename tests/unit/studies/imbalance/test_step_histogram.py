@@ -5,12 +5,12 @@ import pytest
 from matplotlib.axes import Axes
 
 from evenpack.data.packing import LengthHistogram, pack
-from evenpack.studies.imbalance.extrapolated.reference import PUBLISHED_CLUSTER, single_device_gumbel
-from evenpack.studies.imbalance.shown.step_plots import _draw
-from evenpack.studies.imbalance.simulated.cluster import UNPADDED_ARRIVAL, ClusterOptions
-from evenpack.studies.imbalance.simulated.simulation import simulate
-from evenpack.studies.imbalance.simulated.step_cost import DEFAULT_COST, find_cost
-from evenpack.studies.imbalance.simulated.step_histogram import StepHistogram, step_histogram
+from evenpack.studies.imbalance.cluster import UNPADDED_ARRIVAL, ClusterOptions
+from evenpack.studies.imbalance.extrapolation import PUBLISHED_CLUSTER, single_device_gumbel
+from evenpack.studies.imbalance.plots import _draw_histogram
+from evenpack.studies.imbalance.simulation import simulate
+from evenpack.studies.imbalance.step_cost import DEFAULT_COST, find_cost
+from evenpack.studies.imbalance.step_times import StepHistogram, step_histogram
 from evenpack.studies.lengths.published import published_histogram
 from evenpack.studies.statistics.laws import Gumbel
 
@@ -93,7 +93,7 @@ def test_the_area_of_the_bars_is_that_of_the_curves(law: Gumbel | None) -> None:
     axes: Axes = Figure().add_subplot()
     values = np.random.default_rng(0).gumbel(1.6038, 0.1288, 1_000)
     histogram = step_histogram(values, speed_up=1.6521, devices=8, beside=law)
-    _draw(axes, histogram, of="Measured", is_measured=True, law="published")
+    _draw_histogram(axes, histogram, of="Measured", is_measured=True, law="published")
     assert sum(bar.get_width() * bar.get_height() for bar in axes.patches) == pytest.approx(1)
     areas = [np.trapezoid(line.get_ydata(), line.get_xdata()) for line in axes.lines]
     assert areas == pytest.approx([1] * (1 if law is None else 2), abs=0.01)

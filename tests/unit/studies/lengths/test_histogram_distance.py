@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from evenpack.data.packing import LengthHistogram
-from evenpack.studies.lengths.distance import largest_cdf_gap, total_variation
+from evenpack.studies.lengths.statistics import largest_cdf_gap, total_variation
 
 
 def histogram(*counts: int) -> LengthHistogram:

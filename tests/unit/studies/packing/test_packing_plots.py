@@ -6,7 +6,7 @@ import numpy as np
 from seen_figures import DrawnFigure
 
 from evenpack.data.packing import LengthHistogram
-from evenpack.studies.packing.packing import PackingRow, study_packing, sweep_pack_lengths
+from evenpack.studies.packing.packing import PackingRow, recommend, study_packing, sweep_pack_lengths
 from evenpack.studies.packing.plots import (
     DrawnLengths,
     Sweep,
@@ -15,7 +15,6 @@ from evenpack.studies.packing.plots import (
     plot_packing,
     title_of_fullest,
 )
-from evenpack.studies.packing.recommendation import recommend
 
 PNG = b"\x89PNG\r\n"
 LENGTHS = DrawnLengths(name="mine", histogram=LengthHistogram(counts=np.arange(1, 65)))

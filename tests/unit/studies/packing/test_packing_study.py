@@ -7,16 +7,18 @@ from evenpack.data.packing import LengthHistogram
 from evenpack.errors import ConfigError, DataError, PackingError
 from evenpack.studies.lengths.published import published_histogram, published_names
 from evenpack.studies.lengths.reading import read_histogram
-from evenpack.studies.packing.options import parse_choices, parse_depths, parse_pack_lengths
 from evenpack.studies.packing.packing import (
     OVERVIEW_DEPTHS,
     PackerChoice,
     pack_lengths_to_try,
+    parse_choices,
+    parse_depths,
+    parse_pack_lengths,
+    recommend,
     study_packing,
     study_sorted_batches,
     sweep_pack_lengths,
 )
-from evenpack.studies.packing.recommendation import recommend
 
 
 @pytest.mark.parametrize(

@@ -12,20 +12,28 @@ from jaxtyping import Float64
 
 from evenpack.data.packing import LengthHistogram, Packing
 from evenpack.errors import ConfigError, RunError
-from evenpack.studies.imbalance.extrapolated.reference import device_counts
-from evenpack.studies.imbalance.simulated.cluster import (
+from evenpack.studies.imbalance.cluster import (
     BASELINE,
     SCHEMES,
     UNPADDED_ARRIVAL,
     Cluster,
     ClusterOptions,
     Scheme,
+    pack_kinds,
+    sequence_kinds,
 )
-from evenpack.studies.imbalance.simulated.crossings import Crossing, find_crossings
-from evenpack.studies.imbalance.simulated.drawing import pack_kinds, sequence_kinds
-from evenpack.studies.imbalance.simulated.step_cost import StepCost
-from evenpack.studies.imbalance.simulated.step_histogram import StepHistogram, step_histogram
-from evenpack.studies.imbalance.simulated.step_times import SchemeRow, StepTimes, step_speed_ups, summarise
+from evenpack.studies.imbalance.extrapolation import device_counts
+from evenpack.studies.imbalance.step_cost import StepCost
+from evenpack.studies.imbalance.step_times import (
+    Crossing,
+    SchemeRow,
+    StepHistogram,
+    StepTimes,
+    find_crossings,
+    step_histogram,
+    step_speed_ups,
+    summarise,
+)
 from evenpack.studies.statistics.laws import Gumbel
 from evenpack.worker_pool import worker_pool
 

@@ -17,7 +17,7 @@ from evenpack.models.config import ModelConfig
 from evenpack.models.families import family_of
 from evenpack.studies.roofline.linear import linear_seconds
 
-SHIPPED = Path(__file__).parents[1] / "cost_models"
+SHIPPED = Path(__file__).parent / "cost_models"
 DEFAULT_COST = "bert_large_estimate"
 _DEVICE = "h100"
 """Device of the estimates."""

@@ -1,4 +1,4 @@
-"""`study residuals`: the packing matrix, the residual of each weight, and the published figures (F.4 and F.5)."""
+"""`study packing --residuals`: the packing matrix, residuals by weight, and the published figures (F.4 and F.5)."""
 
 import dataclasses
 import json
@@ -11,16 +11,16 @@ from seen_figures import DrawnFigure
 from evenpack.data.packing import LengthHistogram, pack
 from evenpack.errors import ConfigError, PackingError
 from evenpack.studies.lengths.published import published_histogram
-from evenpack.studies.residuals.command import ResidualsCommand
-from evenpack.studies.residuals.plots import title_of_search
-from evenpack.studies.residuals.search import (
+from evenpack.studies.lengths.subject import Subject
+from evenpack.studies.packing.command import PackingCommand
+from evenpack.studies.packing.plots import title_of_search
+from evenpack.studies.packing.residuals import (
     ResidualRow,
     Setting,
     matrix_size,
     search_residuals,
     settings_of,
 )
-from evenpack.studies.residuals.study import ResidualsRequest
 
 SMALL = LengthHistogram(counts=np.array([0, 5, 90, 40, 70, 30, 20, 60, 10, 25, 0, 90, 7, 3, 44, 12]))
 
@@ -132,25 +132,28 @@ def test_the_search_on_wikipedia_gives_the_published_efficiencies() -> None:
     assert weighted.left_over < 0.2 * plain.left_over
 
 
-def command(**options: object) -> ResidualsCommand:
-    return ResidualsCommand(**options)  # type: ignore[arg-type]
+def _no_lengths() -> Subject:
+    raise AssertionError("the lengths are read before the options are checked")
 
 
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"weights": "1,much"}, "--weights 1,much: 'much' is not a number of 0 or more; give 1,0.09,0"),
-        ({"weights": "-1"}, "'-1' is not a number of 0 or more"),
-        ({"weights": "1,"}, "'' is not a number of 0 or more"),
-        ({"up_to": "0"}, "--up-to 0: '0' is not a length of 1 or more; give 8,16"),
-        ({"up_to": "8,x"}, "'x' is not a length"),
-        ({"depth": 0}, "--depth must be 1 sequence per pack or more, not 0"),
+        ({"residuals": "1,much"}, "--residuals 1,much: 'much' is not a number of 0 or more; give 1,0.09,0"),
+        ({"residuals": "-1"}, "'-1' is not a number of 0 or more"),
+        ({"residuals": "1,"}, "'' is not a number of 0 or more"),
+        ({"residuals_up_to": "0"}, "--residuals-up-to 0: '0' is not a length of 1 or more; give 8,16"),
+        ({"residuals_up_to": "8,x"}, "'x' is not a length"),
+        ({"depths": "0"}, "--depths 0: '0' is neither a number of 1 or more nor 'none'"),
+        ({"depths": "2,3"}, "--residuals packs at one limit of depth: give --depths 3, not 2,3"),
+        ({"depths": "none"}, "--residuals packs at one limit of depth"),
+        ({"algorithms": "auto"}, "leave --algorithms and --sample out"),
         ({"plot": Path("residuals.svg")}, "a plot is a PNG file"),
     ],
 )
 def test_options_are_refused_before_lengths_are_read(options: dict[str, object], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
-        ResidualsRequest(command(**options))
+        PackingCommand(**{"residuals": "1,0.09,0"} | options).run(_no_lengths)  # type: ignore[arg-type]
 
 
 def test_too_many_strategies_are_refused_with_a_remedy() -> None:
@@ -169,7 +172,8 @@ def test_the_command_prints_saves_and_draws(
     from evenpack.launcher.cli import app as cli
 
     plot, saved = tmp_path / "residuals.png", tmp_path / "found.json"
-    words = ["evenpack", "study", "residuals", "glue:cola", "--weights", weights, "--up-to", "8", "--pack-length", "48"]
+    words = ["evenpack", "study", "packing", "glue:cola", "--pack-length", "48"]
+    words += ["--residuals", weights, "--residuals-up-to", "8"]
     monkeypatch.setattr("sys.argv", [*words, "--plot", str(plot), "--save", str(saved)])
     with pytest.raises(SystemExit) as exit_:
         cli.main()

@@ -1,21 +1,27 @@
-"""Statistics of a scheme's steps: rates with intervals, waiting, efficiency."""
+"""The statistics of a scheme's steps: rates with intervals, waiting, efficiency, crossings with packs, histograms."""
 
-from collections.abc import Mapping
+import math
+from collections.abc import Mapping, Sequence
 from dataclasses import astuple, dataclass
 from functools import cached_property
+from typing import Literal
 
 import numpy as np
 from jaxtyping import Float64
 from scipy.special import stdtrit
 
-from evenpack.studies.imbalance.simulated.cluster import BASELINE, Scheme
-from evenpack.studies.imbalance.simulated.drawing import ItemKinds
+from evenpack.studies.imbalance.cluster import BALANCED_PACKS, BASELINE, DENSE_PACKS, SCHEMES, ItemKinds, Scheme
+from evenpack.studies.statistics.fits import ks_distance
+from evenpack.studies.statistics.laws import Gumbel
 
 STEPS_WITHIN = (5.0, 95.0)
 """Percentiles between which single steps are shown."""
 
 _SCALE = np.array([1e3, 1e6])
 """Scale that brings tokens and squared lengths to one order of magnitude, for the regression."""
+Verdict = Literal["ahead everywhere", "behind everywhere", "falls behind", "gets ahead", "undecided"]
+"""The verdict over the simulated counts. Undecided: at each of them the difference is below the 95 % interval."""
+_MOST_BARS = 60
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -167,4 +173,104 @@ def _row(scheme: Scheme, devices: int, times: StepTimes, baseline: StepTimes, al
         worst_slowest_over_mean=float(uneven.max()),
         wait_share=max(0.0, float((times.slowest - times.mean).sum() / times.step.sum())),  # not -1e-17
         efficiency=times.rate / (devices * alone),
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Crossing:
+    """A scheme compared with a way to pack."""
+
+    layout: str
+    policy: str
+    against: str
+    """`Scheme.label` of the packs."""
+    verdict: Verdict
+    last_before: int | None
+    """Largest simulated number of devices before the change at which the difference exceeds its 95 % interval; None if
+    the two do not cross. What happens between simulated counts is not interpolated."""
+    first_after: int | None
+    """Smallest simulated number of devices after the change at which it does."""
+
+
+def find_crossings(times: Mapping[tuple[Scheme, int], StepTimes]) -> tuple[Crossing, ...]:
+    """Compares every scheme without packs with packs assigned by cost, and with packs with dense attention."""
+    counts = sorted({devices for _, devices in times})
+    return tuple(
+        _crossing(scheme, packs, counts, times)
+        for packs in (BALANCED_PACKS, DENSE_PACKS)
+        for scheme in SCHEMES
+        if scheme.batching != "packs" and scheme != BASELINE
+    )
+
+
+def _crossing(
+    scheme: Scheme, packs: Scheme, counts: Sequence[int], times: Mapping[tuple[Scheme, int], StepTimes]
+) -> Crossing:
+    ratios = [log_ratio(times[scheme, devices], times[packs, devices]) for devices in counts]
+    signs = [0 if abs(ratio.value) <= ratio.reach else int(np.sign(ratio.value)) for ratio in ratios]
+    decided = [(sign, devices) for sign, devices in zip(signs, counts, strict=True) if sign]
+    change = next((index for index, (sign, _) in enumerate(decided) if sign != decided[0][0]), None)
+    return Crossing(
+        layout=scheme.layout,
+        policy=scheme.policy,
+        against=packs.label,
+        verdict=_verdict([sign for sign, _ in decided]),
+        last_before=None if change is None else decided[change - 1][1],
+        first_after=None if change is None else decided[change][1],
+    )
+
+
+def _verdict(decided: Sequence[int]) -> Verdict:
+    if not decided:
+        return "undecided"
+    if len(set(decided)) == 1:
+        return "ahead everywhere" if decided[0] > 0 else "behind everywhere"
+    return "falls behind" if decided[0] > 0 else "gets ahead"
+
+
+@dataclass(frozen=True, kw_only=True)
+class StepHistogram:
+    """Speed-ups of single steps on one number of devices."""
+
+    devices: int
+    steps: int
+    speed_up: float
+    """Speed-up of a long run: the ratio of the mean rates, as in the tables."""
+    mean: float
+    """Mean of the steps' own speed-ups, which is above `speed_up` where steps scatter."""
+    deviation: float
+    edges: tuple[float, ...]
+    """Edges of the bars, of equal width."""
+    counts: tuple[int, ...]
+    """Steps in each bar; one fewer than there are edges."""
+    fitted: Gumbel | None
+    """Gumbel fitted to these steps by maximum likelihood; None if they are all equally fast."""
+    fitted_distance: float | None
+    """Largest difference between its distribution function and that of the steps (Kolmogorov and Smirnov's)."""
+    beside: Gumbel | None
+    """The law with which the steps are compared, if there is one."""
+    beside_distance: float | None
+
+
+def step_histogram(
+    speed_ups: Float64[np.ndarray, " steps"], *, speed_up: float, devices: int, beside: Gumbel | None = None
+) -> StepHistogram:
+    """Makes a histogram of finite speed-ups, one for each step; `beside` is the law to compare them with.
+
+    `speed_up` is that of a long run of such steps.
+    """
+    counts, edges = np.histogram(speed_ups, bins=min(_MOST_BARS, math.ceil(len(speed_ups) ** 0.5)))
+    fitted = Gumbel.fit(speed_ups) if np.ptp(speed_ups) > 0 else None
+    return StepHistogram(
+        devices=devices,
+        steps=len(speed_ups),
+        speed_up=speed_up,
+        mean=float(speed_ups.mean()),
+        deviation=float(speed_ups.std(ddof=1)),
+        edges=tuple(edges.tolist()),
+        counts=tuple(counts.tolist()),
+        fitted=fitted,
+        fitted_distance=None if fitted is None else ks_distance(fitted, speed_ups),
+        beside=beside,
+        beside_distance=None if beside is None else ks_distance(beside, speed_ups),
     )

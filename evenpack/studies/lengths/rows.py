@@ -1,26 +1,146 @@
-"""Turns columns of a table into a histogram: integers are lengths, lists have one, texts get one by a tokenizer."""
+"""Tables of rows whose columns have lengths: integers are lengths, lists have one, texts get one by a tokenizer.
+
+The rows of files come from `evenpack.data.sources.tables`; those of saved folders, of datasets and of GLUE's own files
+are made into the same `Table` here.
+"""
 
 import logging
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from itertools import islice
+from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
+import pyarrow as pa
 import pyarrow.compute as pc
 from pyarrow import types
 
 from evenpack.config import nearest
 from evenpack.data.packing import LengthHistogram
 from evenpack.data.prepare.progress import PrepareState, Progress
-from evenpack.data.sources.tables import Rows, Table, is_text
+from evenpack.data.sources.files import saved_files, saved_splits
+from evenpack.data.sources.hub import load_rows
+from evenpack.data.sources.tables import LONG_ROWS_AT_ONCE, ArrowTable, Rows, Table, is_text, row_namer
+from evenpack.data.tasks.glue import TaskRow, find_glue_task, glue_file, read_task_rows
 from evenpack.data.tokenizers.loading import Encoder, load_encoder
 from evenpack.errors import ConfigError, DataError
-from evenpack.studies.lengths.counter import LengthCounter
+from evenpack.studies.lengths.numbers import LengthCounter
 from evenpack.studies.lengths.options import InputOptions
 
+_GLUE = "nyu-mll/glue"
 Kind = Literal["number", "list", "text", "other"]
-
 _logger = logging.getLogger(__name__)
+
+
+class SavedTable:
+    """The files of a saved dataset, or of one of its splits, in order."""
+
+    untyped = False
+
+    def __init__(self, folder: Path, split: str | None) -> None:
+        """Opens a folder; of several splits `train` is the default. Raises: DataError if there is nothing to read."""
+        chosen = split or ("train" if saved_splits(folder) else None)
+        files = saved_files(folder, split=chosen, key="--split")
+        if not files:
+            raise DataError(f"{folder} lists no file: the data set is empty")
+        self.origin = f"{folder}, {chosen}" if chosen else str(folder)
+        self._tables = [ArrowTable(path) for path in files]
+        self.schema: dict[str, Any] = self._tables[0].schema
+        self.total_bytes = sum(table.total_bytes for table in self._tables)
+
+    def rows(self, columns: Sequence[str], *, as_text: bool) -> Iterator[Rows]:
+        bytes_before = 0
+        for table in self._tables:
+            for rows in table.rows(columns, as_text=as_text):
+                yield replace(rows, bytes_read=bytes_before + rows.bytes_read)
+            bytes_before += table.total_bytes
+
+
+class DatasetTable:
+    """One split of a dataset."""
+
+    untyped = False
+
+    def __init__(self, source: str, split: str | None) -> None:
+        """Loads NAME or NAME:SUBSET. Raises: DataError if it cannot be loaded."""
+        name, _, subset = source.partition(":")
+        if name == "glue" and not Path(name).is_dir():
+            name = _GLUE
+        folder = Path(name).expanduser()
+        _refuse_prepared(folder)
+        # A subset that is not a folder of its own is one that the dataset's README defines.
+        if subset and (folder / subset).is_dir():
+            folder, subset = folder / subset, ""
+        loaded = load_rows(
+            str(folder) if folder.is_dir() else name, subset or None, split or "train", label=f"dataset '{source}'"
+        )
+        self.origin = f"{source}, {split or 'train'}"
+        self.schema: dict[str, Any] = {field.name: field.type for field in loaded.features.arrow_schema}
+        self.total_bytes = int(loaded.data.nbytes)
+        self._dataset = loaded
+
+    def rows(self, columns: Sequence[str], *, as_text: bool) -> Iterator[Rows]:
+        tables = self._dataset.select_columns(list(columns)).with_format("arrow")
+        done = 0
+        for table in tables.iter(batch_size=LONG_ROWS_AT_ONCE):
+            first, done = done, done + len(table)
+            yield Rows(
+                columns=tuple(table.column(name).combine_chunks() for name in columns),
+                place=row_namer(self.origin, first),
+                bytes_read=self.total_bytes * done // len(self._dataset),
+            )
+
+
+def known_columns(source: str) -> tuple[str, ...]:
+    """Returns the text columns of a task of GLUE for NAME:TASK, where NAME may be a folder; else empty.
+
+    Raises: ConfigError for an unknown task.
+    """
+    name, _, task = source.partition(":")
+    if Path(name).name != "glue":
+        return ()
+    return find_glue_task(task).hub_texts
+
+
+def _refuse_prepared(folder: Path) -> None:
+    """Checks the folder, because `datasets` would read the manifest as rows."""
+    if (folder / "manifest.json").is_file() and (folder / "sources").is_dir():
+        raise DataError(f"{folder} was written by `evenpack prepare`: give its run file (.yaml)")
+
+
+class GlueTable:
+    """One split of a task, from a folder of task folders."""
+
+    untyped = False
+
+    def __init__(self, name: str, directory: Path, split: str) -> None:
+        """Finds the file. Raises: ConfigError for an unknown task or split; DataError for a missing file."""
+        self._task = find_glue_task(name)
+        self._path = glue_file(directory, self._task, split)
+        self.origin = str(self._path)
+        self.schema: dict[str, Any] = dict.fromkeys(self._task.texts, pa.string())
+        self.total_bytes = self._path.stat().st_size
+
+    @property
+    def texts(self) -> tuple[str, ...]:
+        """Names of the columns that make a sequence."""
+        return self._task.texts
+
+    def rows(self, columns: Sequence[str], *, as_text: bool) -> Iterator[Rows]:
+        places = [self._task.texts.index(name) for name in columns]
+        examples = read_task_rows(self._path, self._task)
+        while some := list(islice(examples, LONG_ROWS_AT_ONCE)):
+            yield Rows(
+                columns=tuple(pa.array([row.texts[place] for row in some], pa.string()) for place in places),
+                place=_place_namer(some),
+                bytes_read=some[-1].bytes_read,
+            )
+
+
+def _place_namer(rows: Sequence[TaskRow]) -> Callable[[int], str]:
+    return lambda index: rows[index].where
 
 
 def count_table(

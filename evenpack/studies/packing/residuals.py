@@ -6,11 +6,13 @@ Source: "Efficient Sequence Packing without Cross-contamination" (PackedBERT), s
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 
 from evenpack.data.packing import LengthHistogram
 from evenpack.data.packing.least_squares import Mixture, all_strategies, exact_packs, mix, packing_matrix
+from evenpack.studies.shared_options import parse_list, whole_number
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -71,6 +73,21 @@ def settings_of(weights: Sequence[float], lengths: Sequence[int]) -> tuple[Setti
         (weight, lengths[0] if weight == 1 else weight_up_to): None for weight in weights for weight_up_to in lengths
     }
     return tuple(Setting(weight=weight, weight_up_to=weight_up_to) for weight, weight_up_to in pairs)
+
+
+def parse_settings(weights: str, up_to: str) -> tuple[Setting, ...]:
+    """Parses `1,0.09,0` and `8,16` as settings. Raises: ConfigError for other words."""
+    length = partial(whole_number, problem="is not a length of 1 or more", example="8,16")
+    return settings_of(
+        list(dict.fromkeys(parse_list(weights, "--residuals", _weight))),
+        list(dict.fromkeys(parse_list(up_to, "--residuals-up-to", length))),
+    )
+
+
+def _weight(word: str) -> float:
+    if not (word.replace(".", "", 1).isdecimal() and word.isascii()):
+        raise ValueError(f"'{word}' is not a number of 0 or more; give 1,0.09,0")
+    return float(word)
 
 
 def matrix_size(pack_length: int, depth: int) -> MatrixSize:

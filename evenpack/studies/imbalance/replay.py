@@ -25,7 +25,7 @@ from evenpack.engine.resolving.cost_model import MeasuredOn
 from evenpack.engine.resolving.resolve import ResolvedRun, resolve
 from evenpack.engine.world.distributed import World
 from evenpack.errors import ConfigError
-from evenpack.studies.imbalance.simulated.cluster import (
+from evenpack.studies.imbalance.cluster import (
     BALANCED_PACKS,
     BASELINE,
     UNPADDED_ARRIVAL,
@@ -34,7 +34,8 @@ from evenpack.studies.imbalance.simulated.cluster import (
     Scheme,
     waits_in_each_micro_batch,
 )
-from evenpack.studies.imbalance.simulated.step_times import SchemeRow, StepTimes, seconds_by_work, summarise
+from evenpack.studies.imbalance.extrapolation import SlowestForecast, forecast_slowest
+from evenpack.studies.imbalance.step_times import SchemeRow, StepTimes, seconds_by_work, summarise
 from evenpack.studies.throughput.contenders import (
     VirtualRanks,
     changed,
@@ -49,8 +50,31 @@ _SEED = 0
 _WARMUP = 2
 """Parts of each scheme that are computed before any is timed."""
 
+_FEWEST_STEPS_OF_ONE = 20
+"""Steps of one device below which nothing is predicted from them."""
+
 Part = tuple[str, tuple[tuple[int, ...], ...]]
 """One rank's part of a step, by which it is recognised: its layout, and the items of each of its micro-batches."""
+Seconds = Float64[np.ndarray, "steps ranks micro_batches"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class SlowestRow:
+    """The slowest of several devices that get sequences by arrival: as replayed, and as one device's times predict it.
+
+    The times of one device are those over other sequences than the replayed steps here have: the run's first half is
+    replayed, and the second is predicted from.
+    """
+
+    devices: int
+    steps: int
+    """Replayed steps of the first half."""
+    seconds: float
+    """Seconds of the slowest device without the update, mean over these steps."""
+    standard_error: float
+    steps_of_one: int
+    """Steps of one device, in the second half."""
+    forecast: SlowestForecast
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -69,6 +93,8 @@ class Replay:
     timed_parts: int
     """Parts of steps that were timed; those that several clusters have in common count once."""
     rows: tuple[SchemeRow, ...]
+    forecasts: tuple[SlowestRow, ...]
+    """For each number of devices with 2 steps or more in the first half, and 20 of one device in the second."""
 
     def described(self) -> str:
         """Returns device, model and commit, for figures and tables."""
@@ -129,11 +155,11 @@ def replay(
         timed = _time_parts(timer, ranks, clusters, progress)
         origin = measured_on(runs[BASELINE], world, layouts=tuple(scheme.label for scheme in REPLAYED))
     update = float(np.median([one.update_seconds for one in timed.values()]))
+    waits_often = waits_in_each_micro_batch(options.zero_stage)
+    seconds = {scheme: _seconds(scheme, virtual, clusters, timed) for scheme, virtual in ranks.items()}
     times: dict[tuple[Scheme, int], StepTimes] = {}
     for scheme, virtual in ranks.items():
-        times |= _step_times(
-            scheme, virtual, clusters, timed, update=update, waits_often=waits_in_each_micro_batch(options.zero_stage)
-        )
+        times |= _step_times(scheme, virtual, clusters, seconds[scheme], update=update, waits_often=waits_often)
     return Replay(
         measured_on=origin,
         batch=options.batch,
@@ -143,6 +169,7 @@ def replay(
         update_seconds=update,
         timed_parts=len(timed),
         rows=tuple(row for scheme in REPLAYED for row in summarise(scheme, times)),
+        forecasts=_forecasts(seconds[UNPADDED_ARRIVAL], waits_often=waits_often),
     )
 
 
@@ -217,11 +244,56 @@ def _time_parts(
     return found
 
 
+def _seconds(
+    scheme: Scheme, virtual: VirtualRanks, clusters: dict[int, range], timed: dict[Part, _Timed]
+) -> dict[int, Seconds]:
+    """Returns the seconds of every micro-batch, for each number of devices."""
+    found = {}
+    for number, steps in clusters.items():
+        parts = [[_part(scheme, virtual, number, step, rank) for rank in range(number)] for step in steps]
+        found[number] = np.array([[timed[part].seconds for part in of_step] for of_step in parts])
+    return found
+
+
+def _slowest(seconds: Seconds, *, waits_often: bool) -> Float64[np.ndarray, " steps"]:
+    """Returns the seconds that each step waits for: of its slowest device, or of the slowest of each micro-batch."""
+    slowest: Float64[np.ndarray, " steps"] = (
+        seconds.max(axis=1).sum(axis=1) if waits_often else seconds.sum(axis=2).max(axis=1)
+    )
+    return slowest
+
+
+def _forecasts(seconds: dict[int, Seconds], *, waits_often: bool) -> tuple[SlowestRow, ...]:
+    """Compares replayed steps of the first half with what one device's times over the second half predict."""
+    half = len(seconds[1]) // 2
+    replayed = {
+        devices: _slowest(of_steps[: half // devices], waits_often=waits_often)
+        for devices, of_steps in seconds.items()
+        if devices > 1 and half // devices > 1
+    }
+    alone, accumulation = seconds[1][half:, 0], seconds[1].shape[2]
+    draws, per_step = (alone.ravel(), accumulation) if waits_often else (alone.sum(axis=1), 1)
+    if len(alone) < _FEWEST_STEPS_OF_ONE or np.ptp(draws) == 0 or not replayed:
+        return ()
+    forecasts = forecast_slowest(draws, list(replayed), times=per_step)
+    return tuple(
+        SlowestRow(
+            devices=devices,
+            steps=len(slowest),
+            seconds=float(slowest.mean()),
+            standard_error=float(slowest.std(ddof=1) / len(slowest) ** 0.5),
+            steps_of_one=len(alone),
+            forecast=forecast,
+        )
+        for (devices, slowest), forecast in zip(replayed.items(), forecasts, strict=True)
+    )
+
+
 def _step_times(
     scheme: Scheme,
     virtual: VirtualRanks,
     clusters: dict[int, range],
-    timed: dict[Part, _Timed],
+    seconds: dict[int, Seconds],
     *,
     update: float,
     waits_often: bool,
@@ -233,10 +305,8 @@ def _step_times(
     dataset = virtual.dataset(1)
     items, sequences = dataset.settings.shape.items_per_step, sequences_per_item(dataset)
     expected = _mean_work(virtual)
-    seconds, work = {}, {}
+    work = {}
     for number, steps in clusters.items():
-        where = [[_part(scheme, virtual, number, step, rank) for rank in range(number)] for step in steps]
-        seconds[number] = np.array([[timed[part].seconds for part in of_step] for of_step in where])
         lengths = [[virtual.lengths(number, step, rank) for rank in range(number)] for step in steps]
         work[number] = np.array([[_work(each) for each in of_step] for of_step in lengths]) / items
     slopes = seconds_by_work(
@@ -245,7 +315,7 @@ def _step_times(
     )
     found = {}
     for number, of_ranks in seconds.items():
-        waited = of_ranks.max(axis=1).sum(axis=1) if waits_often else of_ranks.sum(axis=2).max(axis=1)
+        waited = _slowest(of_ranks, waits_often=waits_often)
         found[scheme, number] = StepTimes(
             step=waited + update,
             slowest=waited + update,

@@ -1,1 +1,0 @@
-"""Laws of the slowest device, from one number of devices to others."""

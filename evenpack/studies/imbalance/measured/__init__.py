@@ -1,1 +1,0 @@
-"""Measured runs: the steps of their logs, their rates and waiting, and speed-ups between comparable runs."""

@@ -1,0 +1,433 @@
+"""The figures of `evenpack study imbalance`: figures 5 and 6 of PackedBERT for any lengths.
+
+Marks tell apart what was measured (filled diamonds), what was replayed on one device (triangles), what is simulated
+(circles, hollow where the cost model is an estimate), what is estimated from measured steps (squares), and what is
+published (dots without marks).
+"""
+
+import textwrap
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from evenpack.studies.columns import Column
+from evenpack.studies.imbalance.cluster import (
+    BALANCED_PACKS,
+    BASELINE,
+    DENSE_PACKS,
+    SCHEMES,
+    UNPADDED_ARRIVAL,
+    Scheme,
+)
+from evenpack.studies.imbalance.extrapolation import LogForecast, ReferenceCurve
+from evenpack.studies.imbalance.measurement import Measured
+from evenpack.studies.imbalance.replay import REPLAYED, Replay
+from evenpack.studies.imbalance.simulation import Simulation
+from evenpack.studies.imbalance.step_cost import StepCost
+from evenpack.studies.imbalance.step_times import STEPS_WITHIN, SchemeRow, StepHistogram
+from evenpack.studies.imbalance.study import ImbalanceStudy
+from evenpack.studies.plotting import (
+    COLOURS,
+    INK,
+    draw_band,
+    draw_series,
+    figure_as_png,
+    label_ends,
+    logarithmic_counts,
+    write_footer,
+    write_title,
+)
+from evenpack.studies.statistics.laws import Gumbel
+
+_SHADES = {
+    "packed": ("#8aa2d3", "#5b8def", "#1d4ed8"),
+    "unpadded": ("#c2410c", "#d98a04", "#a16207", "#fb923c"),
+    "padded": ("#7b8794", "#0f9d76", "#4aa98a"),
+}
+
+PUBLISHED = INK
+LOG = "#c2255c"
+
+MEASURED: dict[str, Any] = {
+    "color": "#111111",
+    "marker": "D",
+    "markersize": 9,
+    "markerfacecolor": "#facc15",
+    "markeredgewidth": 1.6,
+    "linestyle": "none",
+    "zorder": 6,
+}
+_REPLAYED: dict[str, Any] = {
+    "marker": "^",
+    "markersize": 9,
+    "markeredgecolor": INK,
+    "markeredgewidth": 1.0,
+    "linestyle": "none",
+    "zorder": 5,
+}
+_LOG_STYLE: dict[str, Any] = {"color": LOG, "linewidth": 1.8, "linestyle": (0, (3, 1)), "marker": "s", "markersize": 4}
+_PUBLISHED_STYLE: dict[str, Any] = {"color": PUBLISHED, "linewidth": 1.6, "linestyle": (0, (1, 1.5))}
+_LEGEND_CHARACTERS = 120
+"""Characters of a legend's line."""
+_MEAN_STEP = (
+    "What is estimated from measured steps is the mean of their speed-ups, which is above that of a long run (the "
+    "measured point, the simulated lines) where steps scatter."
+)
+_DEVICES = Column("devices", axis="devices (logarithmic)")
+_RANKS = Column("devices", "ranks", axis="devices (logarithmic)")
+_SPEED_UP = Column("speed-up", "speed_up", axis="speed-up over padding by arrival (ratio of sequences/s)")
+_LOW, _HIGH = Column("low", "speed_up_low"), Column("high", "speed_up_high")
+_STEP_LOW, _STEP_HIGH = Column("low", "step_low"), Column("high", "step_high")
+_WAITING = Column(
+    "waiting",
+    lambda row: max(100 * row.wait_share, _LEAST_SHARE),
+    axis="waiting for the slowest device (% of time, logarithmic)",
+)
+_BANDS = (BALANCED_PACKS, UNPADDED_ARRIVAL)
+"""Schemes whose single steps are shown; more bands would hide one another."""
+_BEYOND = 1e6
+"""A value that stands for infinity where an area has to end."""
+_LEAST_SHARE = 0.01
+"""Least percentage on a logarithmic axis; one device waits for nobody."""
+_CURVE_POINTS = 400
+_TAIL = 0.0005
+"""Probability outside of either end of a curve."""
+_PANEL_INCHES = 6.4
+_CHARACTERS_PER_INCH = 14.5
+"""Characters of a caption's line."""
+
+
+def colour(scheme: Scheme) -> str:
+    """Returns one hue per layout."""
+    same = [one for one in SCHEMES if one.layout == scheme.layout]
+    return _SHADES[scheme.layout][same.index(scheme)]
+
+
+def legend(study: ImbalanceStudy) -> list[Any]:
+    """Returns a handle for each kind of evidence in the figure, with what it is called."""
+    from matplotlib.lines import Line2D
+
+    face = "white" if study.simulation.cost.estimated else INK
+    circles: dict[str, Any] = {"color": INK, "marker": "o", "markersize": 6, "markerfacecolor": face}
+    handles = [Line2D([], [], label=simulated_label(study.simulation.cost), **circles)]
+    if study.replay is not None:
+        triangle: dict[str, Any] = {"color": INK, "marker": "^", "markersize": 8, "linestyle": "none"}
+        handles.append(Line2D([], [], label=replayed_label(study.replay), **triangle))
+    if study.measured is not None:
+        handles.append(Line2D([], [], label=measured_label(study.measured), **MEASURED))
+    if study.measured is not None and study.forecast is not None:
+        run = study.measured.run
+        label = (
+            f"ESTIMATED from the measured steps of {run.label} on {run.ranks} devices: mean step by the law of lowest "
+            "AIC; band: all laws with their intervals"
+        )
+        handles.append(Line2D([], [], label=label, **_LOG_STYLE))
+    if study.reference is not None:
+        label = (
+            f"{study.reference.name}: un-padding by arrival, ESTIMATED from {study.reference.devices} GPUs "
+            "(PackedBERT, section E); band: nine of ten steps"
+        )
+        handles.append(Line2D([], [], label=label, **_PUBLISHED_STYLE))
+    for handle in handles:
+        handle.set_label("\n".join(textwrap.wrap(str(handle.get_label()), _LEGEND_CHARACTERS)))
+    return handles
+
+
+def simulated_label(cost: StepCost) -> str:
+    """Returns what simulated lines are by."""
+    if cost.estimated:
+        return f"SIMULATED with an ESTIMATED cost model, nothing measured: {cost.device}"
+    return f"SIMULATED with a cost model measured on {cost.device}"
+
+
+def replayed_label(replay: Replay) -> str:
+    """Returns what replayed points are of."""
+    return (
+        f"REPLAYED, every micro-batch of each cluster computed on one {replay.measured_on.device}, no network: bars: "
+        "95 %"
+    )
+
+
+def measured_label(measured: Measured) -> str:
+    """Returns what the measured point is of."""
+    run = measured.run
+    device = f"{run.ranks} x {run.device or 'device not recorded'}"
+    name = f"MEASURED: {run.label} ({run.layout or 'layout not recorded'}) on {device}"
+    if measured.speed_up is None or measured.speed_up_interval is None:
+        return f"{name}; no speed-up without a baseline"
+    if not measured.is_over_padding:
+        return f"{name}; its speed-up is not over padding and not drawn"
+    over = "--padded-baseline" if measured.baseline is None else measured.baseline.label
+    return f"{name}: {measured.speed_up:.2f} times {over}; bar: 95 %"
+
+
+def caption(study: ImbalanceStudy) -> list[str]:
+    """Returns the lines below the figure: what was simulated, and the warnings that belong to it."""
+    simulation = study.simulation
+    options = simulation.options
+    return [
+        f"{options.batch} sequences or {simulation.packs_per_micro_batch} packs of {simulation.pack_length:,} slots "
+        f"per micro-batch, {options.accumulation} per step and device; {options.steps:,} simulated steps: means have "
+        f"an error of ± {_widest(simulation):.3f} (95 %). Bands of thick lines: nine of ten simulated steps.",
+        f"Cost model: {simulation.cost.origin}.",
+        *([] if study.replay is None else [_replayed_steps(study.replay)]),
+        *([] if study.forecast is None else [_MEAN_STEP]),
+        *(f"WARNING: {warning}." for warning in study.warnings),
+    ]
+
+
+def _replayed_steps(replay: Replay) -> str:
+    steps = ", ".join(f"{row.steps:,} on {row.devices:,}" for row in replay.of(BASELINE))
+    return f"Replayed steps: {steps} devices; update {1e3 * replay.update_seconds:.3g} ms as on one device."
+
+
+def _widest(simulation: Simulation) -> float:
+    return max((row.speed_up_high - row.speed_up_low) / 2 for row in simulation.rows)
+
+
+def plot_imbalance(study: ImbalanceStudy, path: Path) -> None:
+    """Draws the speed-up over padding above, and the fraction of time spent waiting below.
+
+    Raises: ConfigError without matplotlib.
+    """
+    with figure_as_png(path, width=9.5, height=11.0) as figure:
+        above, below = figure.subplots(2, 1, gridspec_kw={"hspace": 0.36, "left": 0.08, "right": 0.72})
+        _draw_speed_ups(above, study)
+        _draw_waiting(below, study)
+        figure.legend(handles=legend(study), loc="lower left", bbox_to_anchor=(0.02, 0.94), frameon=False, fontsize=9.5)
+        write_footer(figure, [*caption(study), *study.footer])
+
+
+def _draw_speed_ups(axes: Any, study: ImbalanceStudy) -> None:
+    ends = []
+    for scheme in SCHEMES:
+        rows = study.simulation.of(scheme)
+        if scheme in _BANDS:
+            draw_band(axes, rows, x=_DEVICES, low=_STEP_LOW, high=_STEP_HIGH, color=colour(scheme), alpha=0.13)
+        last = _draw_line(axes, rows, scheme, _SPEED_UP, is_hollow=study.simulation.cost.estimated)
+        ends.append((f"{_name(scheme)} {last:.2f}", last, colour(scheme)))
+    if study.reference is not None:
+        ends.append(_draw_reference(axes, study.reference))
+    if study.forecast is not None:
+        ends.append(_draw_forecast(axes, study.forecast))
+    if study.replay is not None:
+        _draw_replayed_speed_ups(axes, study.replay)
+    _draw_measured_speed_up(axes, study.measured)
+    _device_axis(axes, study)
+    label_ends(axes, ends)
+    write_title(axes, _finding(study.simulation if study.replay is None else study.replay, _kind(study)))
+
+
+def _draw_waiting(axes: Any, study: ImbalanceStudy) -> None:
+    ends = []
+    simulation = study.simulation
+    schemes = [scheme for scheme in SCHEMES if scheme != DENSE_PACKS]
+    for scheme in schemes:
+        rows = simulation.of(scheme)
+        last = _draw_line(axes, rows, scheme, _WAITING, is_hollow=simulation.cost.estimated)
+        ends.append((f"{_name(scheme)} {100 * rows[-1].wait_share:.2g} %", last, colour(scheme)))
+    if study.measured is not None and study.measured.run.wait_share is not None:
+        draw_series(axes, [study.measured.run], x=_RANKS, y=_WAITING, **MEASURED)
+    _device_axis(axes, study)
+    axes.set_yscale("log")
+    axes.set_ylim(_LEAST_SHARE, 100)
+    axes.set_yticks([0.01, 0.1, 1, 10, 100], ["0.01 or less", "0.1", "1", "10", "100"])
+    axes.minorticks_off()
+    label_ends(axes, ends)
+    if study.replay is not None:
+        for scheme in REPLAYED:
+            draw_series(axes, study.replay.of(scheme), x=_DEVICES, y=_WAITING, color=colour(scheme), **_REPLAYED)
+    first = simulation if study.replay is None else study.replay
+    arrival, packs = (first.of(scheme)[-1] for scheme in (UNPADDED_ARRIVAL, BALANCED_PACKS))
+    write_title(
+        axes,
+        f"{_kind(study)}: {_counted(arrival.devices)} wait {100 * arrival.wait_share:.2g} % of their time\n"
+        f"un-padded by arrival, {100 * packs.wait_share:.2g} % on packs assigned by cost",
+    )
+
+
+def _draw_line(axes: Any, rows: Sequence[SchemeRow], scheme: Scheme, value: Column, *, is_hollow: bool) -> float:
+    """Draws simulated rows as a line; returns its last height."""
+    thick = scheme in (BALANCED_PACKS, UNPADDED_ARRIVAL)
+    style: dict[str, Any] = {
+        "color": colour(scheme),
+        "linewidth": 2.6 if thick else 1.5,
+        "linestyle": (0, (5, 2)) if scheme == DENSE_PACKS else "-",
+        "marker": "o",
+        "markersize": 6 if thick else 4,
+        "markerfacecolor": "white" if is_hollow else colour(scheme),
+        "zorder": 3 if thick else 2,
+    }
+    return draw_series(axes, rows, x=_DEVICES, y=value, **style)[-1]
+
+
+def _draw_reference(axes: Any, reference: ReferenceCurve) -> tuple[str, float, str]:
+    """Draws the published curve, and the range of nine of ten steps of its law."""
+    devices = np.array([row.devices for row in reference.rows])
+    expected = [row.expected for row in reference.rows]
+    axes.fill_between(
+        devices,
+        *(reference.single.at_hazard(-np.log1p(-percentile / 100) / devices) for percentile in STEPS_WITHIN),
+        color=PUBLISHED,
+        alpha=0.07,
+        linewidth=0,
+    )
+    axes.plot(devices, expected, **_PUBLISHED_STYLE)
+    return f"{reference.name} {expected[-1]:.2f}", expected[-1], PUBLISHED
+
+
+def _draw_forecast(axes: Any, forecast: LogForecast) -> tuple[str, float, str]:
+    """Draws the log's best law, and the range over all laws and their intervals.
+
+    Below the log's own devices the laws diverge to infinity: values far above all others are outside the axes.
+    """
+    devices = np.array([row.devices for row in forecast.rows])
+    expected, low, high = (
+        np.array([[row.best.expected, row.lowest, row.highest] for row in forecast.rows]).clip(max=_BEYOND).T
+    )
+    bottom, top = axes.get_ylim()
+    own = high[devices >= forecast.log_devices]
+    top = max(top, 1.03 * own[own < _BEYOND].max(initial=0.0))
+    axes.fill_between(devices, low, high, color=LOG, alpha=0.12, linewidth=0)
+    drawn = np.where(expected < _BEYOND, expected, np.nan)
+    axes.plot(devices, drawn, **_LOG_STYLE)
+    axes.set_ylim(min(bottom, 0.97 * low.min()), top)
+    last = float(forecast.rows[-1].best.expected)
+    return f"from measured steps {last:.2f}", top if expected[-1] >= top else last, LOG
+
+
+def _draw_measured_speed_up(axes: Any, measured: Measured | None) -> None:
+    if measured is None or not measured.is_over_padding:
+        return
+    speed_up, reach = measured.speed_up, measured.speed_up_interval
+    assert speed_up is not None, "there is a baseline"
+    assert reach is not None, "there is a baseline"
+    bar = [[speed_up - reach.low], [reach.high - speed_up]]
+    axes.errorbar([measured.run.ranks], [speed_up], yerr=bar, capsize=5, elinewidth=1.8, **MEASURED)
+
+
+def _draw_replayed_speed_ups(axes: Any, replay: Replay) -> None:
+    for scheme in REPLAYED:
+        style = {"color": colour(scheme), **_REPLAYED, "capsize": 4, "elinewidth": 1.6}
+        draw_series(axes, replay.of(scheme), x=_DEVICES, y=_SPEED_UP, low=_LOW, high=_HIGH, **style)
+
+
+def _device_axis(axes: Any, study: ImbalanceStudy) -> None:
+    counts = {row.devices for row in study.simulation.of(BASELINE)}
+    devices = sorted(counts if study.measured is None else counts | {study.measured.run.ranks})
+    logarithmic_counts(axes, devices, label=_DEVICES.label)
+
+
+def _name(scheme: Scheme) -> str:
+    policy = scheme.policy.replace("_", " ")
+    if scheme == DENSE_PACKS:
+        return "packed, dense attention"
+    return "padded arrival: the baseline" if scheme == BASELINE else f"{scheme.layout} {policy}"
+
+
+def _kind(study: ImbalanceStudy) -> str:
+    if study.replay is not None:
+        return "Replayed"
+    return "Estimate" if study.simulation.cost.estimated else "Simulation"
+
+
+def _finding(found: Simulation | Replay, kind: str) -> str:
+    arrival, packs = found.of(UNPADDED_ARRIVAL), found.of(BALANCED_PACKS)[-1]
+    first, last = arrival[0], arrival[-1]
+    begin = f"{kind}: un-padding by arrival has {first.speed_up:.2f} times padding's speed on"
+    if first is last:
+        return f"{begin} {_counted(last.devices)},\npacks assigned by cost {packs.speed_up:.2f} times"
+    return (
+        f"{begin} {_counted(first.devices)}\n"
+        f"and {last.speed_up:.2f} times on {_counted(last.devices)}, packs assigned by cost {packs.speed_up:.2f} times "
+        "there"
+    )
+
+
+def _counted(devices: int) -> str:
+    return f"{devices:,} device{'s' if devices > 1 else ''}"
+
+
+def plot_step_speed_ups(study: ImbalanceStudy, path: Path) -> None:
+    """Draws a panel for each histogram: the simulated clusters, largest first, and the measured steps if there are any.
+
+    Raises: ConfigError without matplotlib.
+    """
+    simulated = sorted(study.simulation.step_histograms, key=lambda one: -one.devices)
+    measured = None if study.measured is None else study.measured.step_histogram
+    kind = "Estimated" if study.simulation.cost.estimated else "Simulated"
+    panels = [(one, f"{kind}, un-padded by arrival", False, _law_name(one, study)) for one in simulated]
+    if study.measured is not None and measured is not None:
+        panels.append((measured, f"Measured, {study.measured.run.layout or study.measured.run.label}", True, ""))
+    width = _PANEL_INCHES * len(panels)
+    with figure_as_png(path, width=width, height=4.8) as figure:
+        drawn = figure.subplots(1, len(panels), squeeze=False, gridspec_kw={"wspace": 0.2, "left": 0.06, "right": 1})[0]
+        for axes, (histogram, of, is_measured, law) in zip(drawn, panels, strict=True):
+            _draw_histogram(axes, histogram, of=of, is_measured=is_measured, law=law)
+        lines = [
+            "Speed-up of a step: its sequences/s over those of padding in the long run, on as many devices. Titles: "
+            "speed-up of a long run, as in the tables, which is below the mean of the steps' own. Simulated "
+            f"steps are un-padded by arrival, {study.simulation.options.batch} sequences per micro-batch and device.",
+            f"{simulated_label(study.simulation.cost)}. Cost model: {study.simulation.cost.origin}.",
+            *([] if study.measured is None or measured is None else [f"{measured_label(study.measured)}."]),
+            *(f"WARNING: {warning}." for warning in study.warnings),
+            *study.footer,
+        ]
+        characters = round(_CHARACTERS_PER_INCH * width)
+        write_footer(figure, [part for line in lines for part in textwrap.wrap(line, characters)])
+
+
+def _law_name(histogram: StepHistogram, study: ImbalanceStudy) -> str:
+    if study.reference is None:
+        return ""
+    if histogram.devices == study.reference.devices:
+        return study.reference.name
+    return f"inferred from {study.reference.devices} devices"
+
+
+def _draw_histogram(axes: Any, histogram: StepHistogram, *, of: str, is_measured: bool, law: str) -> None:
+    width = histogram.edges[1] - histogram.edges[0]
+    kind = "measured" if is_measured else "simulated"
+    axes.bar(
+        histogram.edges[:-1],
+        [count / (histogram.steps * width) for count in histogram.counts],
+        width=width,
+        align="edge",
+        color=MEASURED["markerfacecolor"] if is_measured else colour(UNPADDED_ARRIVAL),
+        alpha=0.8 if is_measured else 0.35,
+        edgecolor=MEASURED["color"] if is_measured else "white",
+        linewidth=0.8 if is_measured else 0.5,
+        label=f"{histogram.steps:,} {kind} steps, deviation {histogram.deviation:.3f}",
+    )
+    top = axes.get_ylim()[1]
+    if histogram.fitted is not None:
+        _draw_law(axes, histogram.fitted, f"Gumbel fitted to them: {_parameters(histogram.fitted)}", COLOURS[0], "-")
+    if histogram.beside is not None:
+        _draw_law(axes, histogram.beside, f"{law}: {_parameters(histogram.beside)}", INK, (0, (1, 1.5)))
+    axes.set_xlabel("speed-up of a step over padding (ratio of sequences/s)")
+    axes.set_ylabel("density of steps (per unit of speed-up)")
+    axes.set_ylim(top=1.45 * max(top, axes.get_ylim()[1]))
+    axes.legend(frameon=False, loc="upper right", fontsize=9)
+    write_title(axes, _histogram_finding(histogram, of=of))
+
+
+def _histogram_finding(histogram: StepHistogram, *, of: str) -> str:
+    begin = (
+        f"{of}, {histogram.devices:,} device{'s' if histogram.devices > 1 else ''}\n"
+        f"{histogram.speed_up:.3f} times padding's speed; "
+    )
+    if histogram.fitted_distance is None:
+        return f"{begin}all steps are equally fast"
+    return f"{begin}Gumbel off by up to {100 * histogram.fitted_distance:.1f} %"
+
+
+def _draw_law(axes: Any, law: Gumbel, label: str, line_colour: str, style: Any) -> None:
+    low, high = law.frozen.ppf([_TAIL, 1 - _TAIL]).tolist()
+    speed_ups = np.linspace(low, high, _CURVE_POINTS)
+    axes.plot(speed_ups, law.frozen.pdf(speed_ups), color=line_colour, linewidth=2.0, linestyle=style, label=label)
+
+
+def _parameters(law: Gumbel) -> str:
+    return f"location {law.location:.3f}, scale {law.scale:.3f}"

@@ -1,1 +1,0 @@
-"""The study as tables and figures."""

@@ -1,1 +1,0 @@
-"""Studies the residual of non-negative least squares by residual weight."""
