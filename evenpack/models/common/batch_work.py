@@ -7,7 +7,7 @@ that went through the model.
 import torch
 
 from evenpack.batch import MaskedTargets, PackedBatch
-from evenpack.models.common.cost import Work
+from evenpack.models.cost import Work
 
 
 def useful_work(batch: PackedBatch) -> Work:

@@ -22,7 +22,7 @@ from evenpack.studies.imbalance.shown.plots import _draw_forecast
 from evenpack.studies.imbalance.simulated.cluster import BALANCED_PACKS, BASELINE, DENSE_PACKS, SCHEMES, Scheme
 from evenpack.studies.imbalance.simulated.crossings import Crossing, find_crossings
 from evenpack.studies.imbalance.simulated.step_times import StepTimes
-from evenpack.studies.roofline.linear import linear_seconds
+from evenpack.studies.roofline.estimate import linear_seconds
 
 ARRIVAL = Scheme(layout="unpadded", policy="arrival")
 DEVICES = (1, 4, 16)
