@@ -1,9 +1,13 @@
+import json
 from dataclasses import replace
+from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from batches import LAYOUTS, build_batch, random_sequences
 from masked_batches import build_masked_batch, random_pairs
+from pydantic import TypeAdapter
 from torch.utils.flop_counter import FlopCounterMode
 from transformers import BertConfig as TheirBertConfig
 from transformers import BertForMaskedLM, BertForPreTraining
@@ -13,12 +17,56 @@ from evenpack.models.bert.config import BertConfig
 from evenpack.models.bert.model import Bert
 from evenpack.models.common.batch_work import performed_work, useful_work, work_on_whole_rows
 from evenpack.models.common.device_peaks import DEVICE_PEAKS, device_peak_flops, find_device_peak, known_device
-from evenpack.models.cost import Work, parameter_count, step_flops
+from evenpack.models.config import ModelConfig
+from evenpack.models.cost import Work, attended_pairs, parameter_count, step_flops
 from evenpack.models.gpt2.config import Gpt2Config
 from evenpack.models.gpt2.model import Gpt2
 
 SHAPE = Gpt2Config(kind="gpt2", preset="tiny", layers=3, hidden_size=32, heads=4)
 VOCABULARY = 101
+
+
+BY_HAND = json.loads(Path(__file__).with_name("counted_by_hand.json").read_text())
+"""Each preset of each family with a vocabulary of 50,257 and 1,024 positions, by formulas written for its layers."""
+
+
+@pytest.mark.parametrize(
+    "values", BY_HAND, ids=lambda values: " ".join(str(value) for value in [*values.values()][:-4])
+)
+def test_counts_of_a_model_are_those_of_formulas_for_its_layers(values):
+    counts = ("parameters", "flops", "of_tokens", "of_squares")
+    section = {key: value for key, value in values.items() if key not in counts}
+    config = TypeAdapter(ModelConfig).validate_python(section)
+
+    def flops(**work):
+        nothing = {"slots": 0, "squared_lengths": 0, "head_slots": 0, "sequences": 0}
+        return step_flops(config, vocabulary_size=50_257, work=Work(**nothing | work))
+
+    found = {
+        "parameters": parameter_count(config, vocabulary_size=50_257, max_positions=1_024),
+        "flops": flops(slots=3_001, squared_lengths=1_400_003, head_slots=411, sequences=11),
+        "of_tokens": flops(slots=2_000, head_slots=300),
+        "of_squares": flops(squared_lengths=2_000),
+    }
+    assert found == {name: values[name] for name in counts}
+
+
+@pytest.mark.parametrize("causal", [True, False])
+@pytest.mark.parametrize("span", [None, 1, 3, 8, 50])
+def test_pairs_within_a_span_are_those_of_a_mask(causal, span):
+    lengths = np.array([1, 3, 8, 11])
+    found = 0
+    for length in lengths:
+        apart = np.arange(length)[:, None] - np.arange(length)
+        seen = (apart >= 0) if causal else np.full_like(apart, True, dtype=bool)
+        found += int((seen & (np.abs(apart) < (span or length))).sum())
+    assert attended_pairs(lengths, causal=causal, span=span) == found
+    work = Work(slots=int(lengths.sum()), squared_lengths=int((lengths**2).sum()), head_slots=0, sequences=0)
+    if span is None:
+        assert work.attended_pairs(causal=causal) == found
+    else:
+        with pytest.raises(ValueError, match=f"a span of {span} follow from the lengths alone"):
+            work.attended_pairs(causal=causal, span=span)
 
 
 @pytest.mark.parametrize(
