@@ -81,7 +81,7 @@ def test_a_batch_is_what_its_documentation_says(run: evenpack.Run) -> None:
 def test_the_runs_own_model_takes_the_batches(run: evenpack.Run) -> None:
     model = run.new_model()
     step = next(iter(run.steps()))
-    loss = sum(model(batch).loss_sum for batch in step.micro_batches) / step.counts.targets
+    loss = sum(model(batch)["next_token"].loss_sum for batch in step.micro_batches) / step.counts.targets
     assert 4.0 < loss.item() < 7.0  # the vocabulary has 260 entries
 
 

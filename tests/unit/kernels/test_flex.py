@@ -108,12 +108,14 @@ def test_blocks_are_those_that_hold_a_visible_pair(lengths: list[int], causal: b
 
 def test_the_layers_of_a_micro_batch_share_a_mask_and_the_next_one_has_its_own() -> None:
     cu_seqlens = borders((100, 60))
-    first = flex._mask(cu_seqlens, 160, causal=True)
-    assert flex._mask(cu_seqlens, 160, causal=True) is first
-    assert flex._mask(borders((100, 60)), 160, causal=True) is not first
-    assert flex._mask(cu_seqlens, 160, causal=False) is not first
+    first = flex._mask(cu_seqlens, 160, causal=True, window=None)
+    assert flex._mask(cu_seqlens, 160, causal=True, window=None) is first
+    assert flex._mask(cu_seqlens, 160, causal=True, window=8) is not first, "layers with a window have another"
+    assert flex._mask(cu_seqlens, 160, causal=True, window=None) is first
+    assert flex._mask(borders((100, 60)), 160, causal=True, window=None) is not first
+    assert flex._mask(cu_seqlens, 160, causal=False, window=None) is not first
     cu_seqlens[1] = 40  # a buffer that the next micro-batch is copied into
-    changed = flex._mask(cu_seqlens, 160, causal=True)
+    changed = flex._mask(cu_seqlens, 160, causal=True, window=None)
     assert flex.segment_of_slots(cu_seqlens, 160).tolist() == [0] * 40 + [1] * 120
     assert changed is not first
 
@@ -121,7 +123,7 @@ def test_the_layers_of_a_micro_batch_share_a_mask_and_the_next_one_has_its_own()
 def test_a_mask_is_gone_with_its_micro_batch() -> None:
     before = len(flex._MASKS)
     cu_seqlens = borders((100, 60))
-    flex._mask(cu_seqlens, 160, causal=True)
+    flex._mask(cu_seqlens, 160, causal=True, window=None)
     assert len(flex._MASKS) == before + 1
     del cu_seqlens
     assert len(flex._MASKS) == before

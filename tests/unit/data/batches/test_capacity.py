@@ -70,7 +70,7 @@ def batches_of(planner: StepPlanner, collator: Collator, steps: int) -> Iterator
 
 def forms(batch: PackedBatch) -> list[Any]:
     """Shapes, strides and types of all tensors, and the numbers of the host that shapes of kernels depend on."""
-    tensors = [getattr(holder, field.name) for holder in (batch, batch.targets) for field in fields(holder)]
+    tensors = [getattr(holder, field.name) for holder in (batch, *batch.targets.values()) for field in fields(holder)]
     found: list[Any] = [
         (tuple(one.shape), one.stride(), str(one.dtype)) for one in tensors if isinstance(one, torch.Tensor)
     ]
