@@ -1,4 +1,4 @@
-"""Defines the units of the numbers in a run file, which `evenpack config explain` shows, and formats counts."""
+"""Defines the units of the numbers in a run file, which `evenpack config explain` shows; and counts as text."""
 
 from dataclasses import dataclass
 from typing import Annotated, Any
@@ -34,6 +34,9 @@ Steps = Annotated[int, Unit("steps")]
 Stretches = Annotated[int, Unit("stretches")]
 Tokens = Annotated[int, Unit("tokens")]
 Windows = Annotated[int, Unit("windows")]
+
+FP32_BYTES, BF16_BYTES = 4, 2
+"""Bytes of a number."""
 Words = Annotated[int, Unit("words")]
 StepNumber = Annotated[int, Unit("step, from 1")]
 """A position in a run, as opposed to a number of steps."""

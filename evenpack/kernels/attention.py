@@ -13,6 +13,7 @@ from typing import Protocol
 import torch
 from jaxtyping import Float, Int32
 from torch import Tensor
+from torch.overrides import handle_torch_function, has_torch_function
 
 from evenpack.kernels import dense_mask, flash, flex, reference, sdpa, varlen
 from evenpack.kernels.capabilities import AttentionRequest, resolve_backend
@@ -87,6 +88,23 @@ def packed_attention(
         ValueError: shapes or boundaries do not fit. Boundaries are checked only on a CPU, because a GPU would have to
             wait, and not in compiled code.
     """
+    if has_torch_function((q, k, v)):  # `models/trace.py` takes attention as one operator
+        taken: Tensor = handle_torch_function(
+            packed_attention,
+            (q, k, v),
+            q,
+            k,
+            v,
+            cu_seqlens,
+            max_sequence_length,
+            causal=causal,
+            alibi_slopes=alibi_slopes,
+            dropout=dropout,
+            backend=backend,
+            row_slots=row_slots,
+            window=window,
+        )
+        return taken
     device_type = q.device.type
     if torch.is_autocast_enabled(device_type):
         dtype = torch.get_autocast_dtype(device_type)

@@ -1,21 +1,151 @@
-"""Parameters and floating-point operations of a model, by the formulas of its family.
+"""The parameters and the floating-point operations of a model, counted on the model itself.
 
-The conventions are in `common/cost.py`. Nothing here needs torch or depends on the hardware.
+Conventions, so that a reported MFU can be checked by hand:
+
+- Matrix products only, 2 m n k operations each; norms, softmax, activations, rotations, dropout and embedding look-ups
+  are left out.
+- The backward pass is twice the forward pass. Work done again to save memory (activation checkpointing, attention
+  scores and logits recomputed by fused kernels) is not counted, because it brings no progress.
+- Causal attention counts the pairs (i, j) with j <= i of one segment: l (l + 1) / 2 for length l, not l².
+  Bidirectional attention counts all l². A window counts the pairs within it (`kernels/visible_pairs.py`).
+- An output head counts where a loss is taken: the masked-token head at the masked tokens, the pooler and the
+  next-sentence head at each sequence's first token.
+- Tokens that only pad a sequence are not useful work, including their attended pairs, and the head if they are targets.
+
+Every count is linear in the work, so it is made once for a model, on the meta device, and kept. Torch is imported when
+something is counted for the first time.
 """
 
-from evenpack.models.common.cost import Work
-from evenpack.models.common.section import TransformerConfig
-from evenpack.models.families import family_of
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from functools import cache
+from typing import TYPE_CHECKING
 
-__all__ = ["Work", "parameter_count", "step_flops"]
+from evenpack.models.common.section import TransformerConfig
+
+if TYPE_CHECKING:
+    from evenpack.models.trace import Products
+
+PASSES = 3
+"""Passes over the blocks: one forward, and a backward of twice its work (gradients of inputs and weights)."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Work:
+    """The amount of data that goes through the model; adds up over micro-batches, ranks and steps."""
+
+    slots: int
+    """Positions that go through the blocks; each is in exactly one segment."""
+    squared_lengths: int
+    """Sum of length² over those segments."""
+    head_slots: int
+    """Positions whose logits are computed."""
+    sequences: int
+    """First tokens that go through the pooler and the next-sentence head, where the model has them."""
+
+    def __add__(self, other: "Work") -> "Work":
+        return Work(**{field.name: getattr(self, field.name) + getattr(other, field.name) for field in fields(self)})
+
+    def attended_pairs(self, *, causal: bool, window: int | None = None) -> int:
+        """Returns the pairs of positions of which one sees the other: sum of l (l + 1) / 2, or of l².
+
+        Raises: ValueError for a window, whose pairs follow from lengths alone: see `kernels/visible_pairs.py`.
+        """
+        if window is not None:
+            raise ValueError(f"pairs within a window of {window} follow from the lengths alone, not from their squares")
+        return (self.squared_lengths + self.slots) // 2 if causal else self.squared_lengths
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelSizes:
+    """The sizes of a model as it is built."""
+
+    parameters: int
+    """Trained numbers; a matrix that is used twice counts once."""
+    tensors: int
+    """Trained tensors."""
+    tables: tuple[int, ...]
+    """Elements of the token embedding, and of an output matrix of its own."""
+    has_output_bias: bool
+    merged: tuple[int, ...]
+    """Elements of the matrices that are several layers in one, a sum for each kind: LAMB updates each kind apart from
+    the rest."""
 
 
 def parameter_count(config: TransformerConfig, *, vocabulary_size: int, max_positions: int) -> int:
     """Returns the number of trained parameters; an output matrix that is the token embedding counts once."""
-    count = family_of(config).cost.parameter_count
-    return count(config, vocabulary_size=vocabulary_size, max_positions=max_positions)
+    return model_sizes(config, vocabulary_size=vocabulary_size, max_positions=max_positions).parameters
+
+
+@cache
+def model_sizes(config: TransformerConfig, *, vocabulary_size: int, max_positions: int) -> ModelSizes:
+    """Builds the model without memory and returns its sizes."""
+    import torch
+
+    from evenpack.models.build import new_model
+    from evenpack.models.common.layers import MergedLinear
+
+    with torch.device("meta"):
+        model = new_model(config, vocabulary_size=vocabulary_size, max_positions=max_positions)
+    merged: dict[tuple[int, ...], int] = {}
+    for module in model.modules():
+        if isinstance(module, MergedLinear):
+            merged[module.parts] = merged.get(module.parts, 0) + module.weight.numel()
+    parameters = list(model.parameters())
+    return ModelSizes(
+        parameters=sum(parameter.numel() for parameter in parameters),
+        tensors=len(parameters),
+        tables=tuple(one.numel() for one in parameters if one.shape == model.token_embedding.weight.shape),
+        has_output_bias=any(one.shape == (vocabulary_size,) for one in parameters),
+        merged=tuple(merged.values()),
+    )
 
 
 def step_flops(config: TransformerConfig, *, vocabulary_size: int, work: Work) -> int:
     """Returns the operations of forward and backward over the work of a micro-batch, a step or a run."""
-    return family_of(config).cost.step_flops(config, vocabulary_size=vocabulary_size, work=work)
+    products = model_products(config, vocabulary_size=vocabulary_size)
+    sizes = (0, work.slots, work.head_slots, work.sequences)
+    linear = sum(factor * size for factor, size in zip(products.linear, sizes, strict=True))
+    return PASSES * (linear + attention_flops(products, work))
+
+
+def attention_flops(products: "Products", work: Work) -> int:
+    """Returns the operations of the forward pass: scores and the weighted sums of values, in all layers and heads."""
+    return sum(
+        factor * work.attended_pairs(causal=causal, window=window)
+        for (causal, window), factor in products.attention.items()
+    )
+
+
+@cache
+def model_products(config: TransformerConfig, *, vocabulary_size: int) -> "Products":
+    """Returns the matrix products of a forward pass, from two passes through few layers."""
+    from evenpack.models.trace import Products, count_products
+
+    layers, (few, more) = config.shape["layers"], depths(config, periods=1)
+    first, second = (
+        count_products(config.model_copy(update={"layers": count}), vocabulary_size=vocabulary_size)
+        for count in (few, more)
+    )
+    further = (layers - few) // (more - few)
+
+    def extended(one: int, other: int) -> int:
+        return one + further * (other - one)
+
+    attention: Mapping[tuple[bool, int | None], int] = {
+        kind: extended(first.attention.get(kind, 0), factor) for kind, factor in second.attention.items()
+    }
+    return Products(linear=tuple(map(extended, first.linear, second.linear)), attention=attention)
+
+
+def depths(config: TransformerConfig, *, periods: int) -> tuple[int, int]:
+    """Returns two numbers of layers, at least so many periods of their pattern, that give every count of the model.
+
+    The second has a period more than the first, and the model some periods more or less.
+    """
+    windows = config.attention_windows
+    period = next(
+        (length for length in range(1, len(windows)) if windows[length:] == windows[:-length]), max(1, len(windows))
+    )
+    few = periods * period + len(windows) % period
+    return few, few + period

@@ -1,12 +1,12 @@
 """The registry of model families: which families there are, and how each describes itself.
 
-A family is a folder here with a `family.py` and a line in `_SHIPPED`, or a third-party package with an entry point in
-the group `evenpack.model_families`, which has the same form. A family is imported when its name is first used; its
+A family is a folder here and a line in `_SHIPPED`, or a third-party package with an entry point in the group
+`evenpack.model_families`, which has the same form. A family is imported when its name is first used; its
 model and weights, which need torch, are imported when a model is built.
 """
 
 import importlib.metadata
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, fields
 from functools import cache
 from importlib.metadata import EntryPoint
@@ -14,15 +14,14 @@ from typing import Any, Literal, get_args
 
 from evenpack.config import nearest
 from evenpack.errors import ConfigError
-from evenpack.models.common.cost import ModelCost
 from evenpack.models.common.section import TransformerConfig
 
 ENTRY_POINTS = "evenpack.model_families"
 
 _SHIPPED = {
-    "bert": "evenpack.models.bert.family:BERT",
-    "gpt2": "evenpack.models.gpt2.family:GPT2",
-    "llama": "evenpack.models.llama.family:LLAMA",
+    "bert": "evenpack.models.bert.config:BERT",
+    "gpt2": "evenpack.models.gpt2.config:GPT2",
+    "llama": "evenpack.models.llama.config:LLAMA",
 }
 
 ObjectiveKind = Literal["next_tokens", "masked_tokens"]
@@ -36,41 +35,57 @@ class ModelFamily:
     belong to the section: `TransformerConfig`.
     """
 
-    name: str
-    """`model.kind` in a run file."""
     config: type[TransformerConfig]
-    """Schema of the `model:` section, whose `kind` accepts only the name."""
+    """Schema of the `model:` section, whose `kind` accepts only the family's name."""
     causal: bool
     """Whether a token sees only itself and those before it."""
     objective: ObjectiveKind
     """The quantity that the model learns to predict."""
     recipes: tuple[str, ...]
     """Values of `data.recipe.kind` whose data it can learn from."""
-    cost: ModelCost
-    """Formulas for parameters, operations and activations."""
-    load_model: Callable[[], type[Any]]
-    """Returns the model's class, a `PackedTransformer`; called when one is built."""
-    load_huggingface: Callable[[], Any] | None
-    """Returns a `HuggingFaceMapping`; called when weights are read or written; None: transformers has no such model."""
-    load_foreign: Callable[[], Any] | None
-    """Returns `ForeignNames`; called when weights of TensorFlow or NVIDIA are read; None: they cannot be read."""
+    model: str
+    """The model's class, a `PackedTransformer`, as `module:name`; imported when a model is built."""
+    huggingface: str | None
+    """A `HuggingFaceMapping`, imported when weights are read or written; None: transformers has no such model."""
+    foreign: str | None
+    """`ForeignNames`, imported when weights of TensorFlow or NVIDIA are read; None: they cannot be read."""
 
     def __post_init__(self) -> None:
         """Checks the parts. Raises: ConfigError for parts that are missing or do not fit together."""
+        if not (isinstance(self.config, type) and issubclass(self.config, TransformerConfig)):
+            raise ConfigError(f"a model family's config must be a TransformerConfig, found {self.config!r}")
+        kind = get_args(self.config.model_fields["kind"].annotation)
+        if len(kind) != 1:
+            raise ConfigError(
+                f"a model family's config must have its name as kind: {self.config.__name__}.kind must be "
+                f"Literal['NAME'], found {self.config.model_fields['kind'].annotation}"
+            )
         missing = [field.name for field in fields(self) if _is_missing(field.name, getattr(self, field.name))]
         if missing:
             raise ConfigError(f"model family '{self.name}' lacks {', '.join(missing)}")
-        if not (isinstance(self.config, type) and issubclass(self.config, TransformerConfig)):
-            raise ConfigError(f"model family '{self.name}': config must be a TransformerConfig, found {self.config!r}")
-        kind = self.config.model_fields["kind"].annotation
-        if get_args(kind) != (self.name,):
-            raise ConfigError(
-                f"model family '{self.name}': {self.config.__name__}.kind must be Literal['{self.name}'], found {kind}"
-            )
         if self.objective not in get_args(ObjectiveKind):
             raise ConfigError(
                 f"model family '{self.name}' has no known objective; {nearest(self.objective, get_args(ObjectiveKind))}"
             )
+
+    @property
+    def name(self) -> str:
+        """`model.kind` in a run file."""
+        (name,) = get_args(self.config.model_fields["kind"].annotation)
+        return str(name)
+
+    def load_model(self) -> type[Any]:
+        """Imports the model's class."""
+        loaded: type[Any] = _loaded(self.model)
+        return loaded
+
+    def load_huggingface(self) -> Any:
+        """Imports the mapping of transformers; None if there is none."""
+        return None if self.huggingface is None else _loaded(self.huggingface)
+
+    def load_foreign(self) -> Any:
+        """Imports the names in other codes; None if there are none."""
+        return None if self.foreign is None else _loaded(self.foreign)
 
 
 def family_of(config: TransformerConfig) -> ModelFamily:
@@ -141,7 +156,12 @@ def _entry_points() -> Mapping[str, EntryPoint]:
 
 
 def _is_missing(field: str, value: object) -> bool:
-    return value in (None, (), "") and field not in ("load_huggingface", "load_foreign")
+    return value in (None, (), "") and field not in ("huggingface", "foreign")
+
+
+def _loaded(place: str) -> Any:
+    """Returns what a `module:name` stands for."""
+    return EntryPoint(name="", value=place, group="").load()
 
 
 def _origin(entry: EntryPoint) -> str:

@@ -18,9 +18,8 @@ from torch import Tensor, nn
 from evenpack.errors import CheckpointError, ConfigError, RunError
 from evenpack.files import atomic_directory, read_json, write_json
 from evenpack.models.build import Model, new_model
-from evenpack.models.common.huggingface import HuggingFaceMapping, TaskModel
 from evenpack.models.common.section import TransformerConfig
-from evenpack.models.common.tensors import export_tensors, load_tensors, renamed
+from evenpack.models.common.tensors import HuggingFaceMapping, TaskModel, export_tensors, load_tensors, renamed
 from evenpack.models.families import ModelFamily, family_of, find_family, known_families
 
 _TOKENIZER_CONFIG = "tokenizer_config.json"
@@ -159,7 +158,8 @@ def task_model_of(config: TransformerConfig, reads: str) -> TaskModel:
 
 
 def _load_mapping(family: ModelFamily) -> HuggingFaceMapping | None:
-    return None if family.load_huggingface is None else family.load_huggingface()
+    mapping: HuggingFaceMapping | None = family.load_huggingface()
+    return mapping
 
 
 def _mapping_for(values: Mapping[str, Any], path: Path) -> HuggingFaceMapping:

@@ -16,11 +16,11 @@ from evenpack.engine.checkpoints.weights import load_model_weights
 from evenpack.engine.config import RunConfig
 from evenpack.engine.reporting.metrics import read_metrics
 from evenpack.engine.sharding import SHARDINGS, sharding_at
+from evenpack.engine.sharding.base import StateSizes
 from evenpack.engine.train import train_in
 from evenpack.engine.world.distributed import World
 from evenpack.files import read_json_object
 from evenpack.launcher.trained import load_trained_model
-from evenpack.models.common.memory import StateSizes
 from evenpack.testing import pair_run_values, prepared, run_config, run_ranks, run_values
 
 STEPS = 3

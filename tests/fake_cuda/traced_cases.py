@@ -70,7 +70,7 @@ def can_serve(backend: str, *, precision: str, positions: str, dropout: float) -
 
 
 def is_estimated(case):
-    """Whether the formula of `models/memory.py` is for such a step."""
+    """Whether the formula of `engine/memory/phases.py` is for such a step."""
     return case.backend in ("varlen", "flash", "flex")
 
 

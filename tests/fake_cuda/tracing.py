@@ -7,10 +7,10 @@ import sys
 from pathlib import Path
 
 from evenpack.config import validate
-from evenpack.models.common.cost import PASSES, Work, attention_flops
-from evenpack.models.common.traffic import accumulation_operations, gradient_operations
-from evenpack.models.cost import step_flops
+from evenpack.models.cost import PASSES, Work, attention_flops, model_products, step_flops
 from evenpack.models.families import find_family
+from evenpack.models.trace import Products
+from evenpack.models.traffic import accumulation_operations, gradient_operations
 from evenpack.testing.fake_cuda.device import compile_hooks
 
 ROOT = Path(__file__).parents[2]
@@ -35,15 +35,17 @@ def jobs_of(request):
 
 
 def expected_flops(result):
-    """Operations of a micro-batch by the formulas of its family: matrix products, and attention as an operator."""
+    """Operations of a micro-batch as the model is counted: matrix products, and attention as an operator."""
     family = find_family(result["model"]["kind"])
     config, work = validate(result["model"], family.config, origin="a trace"), Work(**result["work"])
-    attention = PASSES * attention_flops(config, work, causal=family.causal)
+    counted = model_products(config, vocabulary_size=result["vocabulary_size"])
+    attention = PASSES * attention_flops(counted, work)
     products = step_flops(config, vocabulary_size=result["vocabulary_size"], work=work) - attention
     if result["attended_squares"] is None:
         return products, attention
     square = Work(slots=0, squared_lengths=result["attended_squares"], head_slots=0, sequences=0)
-    return products + PASSES * attention_flops(config, square, causal=False), 0
+    whole = Products(linear=counted.linear, attention={(False, None): sum(counted.attention.values())})
+    return products + PASSES * attention_flops(whole, square), 0
 
 
 def forward_of_blocks(result):
@@ -54,12 +56,13 @@ def forward_of_blocks(result):
 
 
 def expected_traffic(result, micro_batches):
-    """Kernels and bytes of forward and backward by the outline of the family."""
+    """Kernels and bytes of forward and backward as they are estimated."""
     family = find_family(result["model"]["kind"])
     config, work = validate(result["model"], family.config, origin="a trace"), Work(**result["work"])
-    outline = family.cost.outline(config, vocabulary_size=result["vocabulary_size"])
-    operations = [one.times(micro_batches) for one in gradient_operations(outline, work)]
-    operations += [one.times(micro_batches - 1) for one in accumulation_operations(outline, result["parameters"])]
+    size = {"vocabulary_size": result["vocabulary_size"]}
+    operations = [one.times(micro_batches) for one in gradient_operations(config, **size, work=work)]
+    added = accumulation_operations(config, **size, max_positions=result["max_positions"])
+    operations += [one.times(micro_batches - 1) for one in added]
     found = {kind: {"kernels": 0, "bytes": 0} for kind in ("products", "attention", "others")}
     for one in operations:
         kind = "others" if not one.flops else "attention" if one.part == "attention" else "products"

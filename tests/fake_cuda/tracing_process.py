@@ -31,7 +31,7 @@ from evenpack.kernels.sdpa import GROUP_TOKENS, plan_groups  # noqa: E402
 from evenpack.models.common.batch_work import performed_work  # noqa: E402
 from evenpack.models.cost import parameter_count  # noqa: E402
 from evenpack.models.families import find_family  # noqa: E402
-from evenpack.studies.roofline.estimate import outline_of, update_operation  # noqa: E402
+from evenpack.studies.roofline.estimate import update_operation  # noqa: E402
 from evenpack.testing.fake_cuda.operators import StepOperators  # noqa: E402
 from evenpack.testing.fake_cuda.trace import trace_steps  # noqa: E402
 from evenpack.testing.runs import run_config, run_values  # noqa: E402
@@ -118,12 +118,25 @@ def measured_by_torch(engine, peaks):
 
 def expected_update(config, parameters):
     """Kernels and bytes between gradients and the next step, with what passes through collectives."""
-    outline = outline_of(config.model, vocabulary_size=VOCABULARY)
     stage = config.deepspeed.zero_stage
-    found = update_operation(outline, parameters=parameters, optimizer=config.optimizer, zero_stage=stage, ranks=RANKS)
+    found = update_operation(
+        config.model,
+        vocabulary_size=VOCABULARY,
+        max_positions=LONGEST,
+        optimizer=config.optimizer,
+        zero_stage=stage,
+        ranks=RANKS,
+    )
     reduced, gathered = 8, 4 + 4 * RANKS / 2 + 2 if stage else 0
     unread = 4 / (RANKS if stage else 1)  # the fused kernel of Adam declares gradients as written, which it only reads
     return {"kernels": found.kernels, "bytes": found.bytes + parameters * (reduced + gathered + unread)}
+
+
+def estimated_block(config, size, memory):
+    """What a block keeps: what one layer more adds to the activations at the loss."""
+    deeper = config.model.model_copy(update={"layers": config.model.shape["layers"] + 1})
+    more = training_memory(config.model_copy(update={"model": deeper}), size, vocabulary_size=VOCABULARY, ranks=RANKS)
+    return more.phases[0].activations - memory.phases[0].activations
 
 
 def traced(job):
@@ -160,17 +173,14 @@ def traced(job):
     work = performed_work(batch)
     size = MicroBatchSize(slots=work.slots, head_rows=work.head_slots)
     memory = training_memory(config, size, vocabulary_size=sizes["vocabulary_size"], ranks=RANKS)
-    layers = find_family(case.family).cost.layer_bytes(
-        config.model, slots=size.slots, head_rows=size.head_rows, number_bytes=2
-    )
     parameters = parameter_count(config.model, **sizes)
     return {
         **asdict(trace),
-        "estimated_block_bytes": layers.block,
+        "estimated_block_bytes": estimated_block(config, size, memory),
         "peak_by_torch": max(peaks, default=None),
         "faults": [str(fault) for fault in trace.faults],
         "model": config.model.model_dump(mode="json"),
-        "vocabulary_size": VOCABULARY,
+        **sizes,
         "parameters": parameters,
         "expected_update": expected_update(config, parameters),
         "work": asdict(work),

@@ -18,8 +18,6 @@ FAMILY = '''
 
 from typing import ClassVar, Literal
 
-from evenpack.models.common.cost import PASSES, ModelCost
-from evenpack.models.common.memory import LayerBytes
 from evenpack.models.common.section import TransformerConfig
 from evenpack.models.families import ModelFamily
 
@@ -33,41 +31,14 @@ class BigramConfig(TransformerConfig):
     """Times the scores."""
 
 
-NO_BLOCKS = ("block", "block_input", "recomputed", "recomputing", "block_backward")
-REST = (*NO_BLOCKS, "head", "head_forward", "head_backward")
-
-
-def load_model():
-    from bigram_model import Bigram
-
-    return Bigram
-
-
 FAMILY = ModelFamily(
-    name="bigram",
     config=BigramConfig,
     causal=True,
     objective="next_tokens",
     recipes=("documents",),
-    cost=ModelCost(
-        parameter_count=lambda config, vocabulary_size, max_positions: (
-            2 * vocabulary_size * config.shape["hidden_size"]
-        ),
-        step_flops=lambda config, vocabulary_size, work: (
-            PASSES * 2 * vocabulary_size * config.shape["hidden_size"] * work.head_slots + work.squared_lengths
-        ),
-        layer_bytes=lambda config, slots, head_rows, number_bytes: LayerBytes(
-            embedding=4 * slots * config.shape["hidden_size"],
-            **{name: 0 for name in REST},
-            block_parameters=0,
-            cast_parameters=0,
-            merged_parameters=(),
-            tied_head=False,
-        ),
-    ),
-    load_model=load_model,
-    load_huggingface=None,
-    load_foreign=None,
+    model="bigram_model:Bigram",
+    huggingface=None,
+    foreign=None,
 )
 '''
 

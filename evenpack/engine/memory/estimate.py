@@ -1,6 +1,6 @@
 """The memory of a run's GPUs, estimated from its settings before it starts.
 
-The estimate holds for attention kernels that keep no scores. `models/memory.py` explains the phases of a step.
+The estimate holds for attention kernels that keep no scores. `phases.py` explains the phases of a step.
 """
 
 import math
@@ -14,14 +14,15 @@ import numpy as np
 from evenpack.data.sequences.masking import masked_count
 from evenpack.engine.config import RunConfig
 from evenpack.engine.deepspeed_config import deepspeed_config, micro_batches_per_step
+from evenpack.engine.memory.phases import TrainingMemory, estimate_training_memory
+from evenpack.engine.resolving.settle import positions_of
 from evenpack.engine.resolving.step_items import AverageItem
 from evenpack.engine.sharding import sharding_at
-from evenpack.engine.sharding.base import SavedBytes
+from evenpack.engine.sharding.base import SavedBytes, StateSizes
 from evenpack.models.common.device_peaks import DevicePeak
-from evenpack.models.common.memory import BF16_BYTES, FP32_BYTES, StateSizes
-from evenpack.models.cost import parameter_count
+from evenpack.models.cost import model_sizes
 from evenpack.models.families import family_of
-from evenpack.models.memory import TrainingMemory, estimate_training_memory
+from evenpack.units import BF16_BYTES, FP32_BYTES
 
 FREE_SHARE = Fraction(1, 10)
 """Part of a device that is left for what the estimate lacks: the context, NCCL's buffers, fragmentation. An assumption:
@@ -89,12 +90,12 @@ class RunMemory:
 
 def training_memory(config: RunConfig, size: MicroBatchSize, *, vocabulary_size: int, ranks: int) -> TrainingMemory:
     """Estimates a micro-batch of this size. Raises: ConfigError if the ranks cannot divide a step."""
-    state = _state_sizes(config, size, vocabulary_size=vocabulary_size, ranks=ranks)
+    state = _state_sizes(config, vocabulary_size=vocabulary_size, ranks=ranks)
     settings = deepspeed_config(config.training, config.deepspeed, ranks)
     return estimate_training_memory(
         config.model,
         vocabulary_size=vocabulary_size,
-        max_positions=_max_positions(config),
+        max_positions=positions_of(config),
         slots=size.slots,
         head_rows=size.head_rows,
         number_bytes=_number_bytes(config),
@@ -103,24 +104,16 @@ def training_memory(config: RunConfig, size: MicroBatchSize, *, vocabulary_size:
     )
 
 
-def _state_sizes(config: RunConfig, size: MicroBatchSize, *, vocabulary_size: int, ranks: int) -> StateSizes:
-    parameters = parameter_count(config.model, vocabulary_size=vocabulary_size, max_positions=_max_positions(config))
-    layers = family_of(config.model).cost.layer_bytes(
-        config.model, slots=size.slots, head_rows=size.head_rows, number_bytes=_number_bytes(config)
-    )
-    merged = [config.model.shape["layers"] * elements for elements in layers.merged_parameters]
+def _state_sizes(config: RunConfig, *, vocabulary_size: int, ranks: int) -> StateSizes:
+    sizes = model_sizes(config.model, vocabulary_size=vocabulary_size, max_positions=positions_of(config))
     return StateSizes(
-        parameters=parameters,
+        parameters=sizes.parameters,
         largest_tensor=vocabulary_size * config.model.shape["hidden_size"],
         states=config.optimizer.fp32_states,
         temporaries=config.optimizer.fp32_temporaries,
-        largest_group=max(parameters - sum(merged), *merged, 0),
+        largest_group=max(sizes.parameters - sum(sizes.merged), *sizes.merged, 0),
         ranks=ranks,
     )
-
-
-def _max_positions(config: RunConfig) -> int:
-    return config.model.max_positions or config.positions_needed
 
 
 def _number_bytes(config: RunConfig) -> int:
@@ -161,7 +154,7 @@ def run_memory(
         largest=None,
         alternatives=(),
         notes=tuple(_notes(config, device)),
-        host_copies=_host_copies(config, size, vocabulary_size=vocabulary_size, ranks=ranks),
+        host_copies=_host_copies(config, vocabulary_size=vocabulary_size, ranks=ranks),
     )
     if found.usable is None:
         return found
@@ -175,11 +168,11 @@ def run_memory(
     )
 
 
-def _host_copies(config: RunConfig, size: MicroBatchSize, *, vocabulary_size: int, ranks: int) -> SavedBytes | None:
+def _host_copies(config: RunConfig, *, vocabulary_size: int, ranks: int) -> SavedBytes | None:
     training = config.training
     if training.checkpoint_every_steps is None or not training.checkpoint_in_background:
         return None
-    state = _state_sizes(config, size, vocabulary_size=vocabulary_size, ranks=ranks)
+    state = _state_sizes(config, vocabulary_size=vocabulary_size, ranks=ranks)
     return sharding_at(config.deepspeed.zero_stage).saved_bytes(state)
 
 

@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch import Tensor, nn
+from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -24,10 +24,11 @@ from evenpack.data.batches.pipeline import MicroBatchDataset
 from evenpack.engine.build import build_model
 from evenpack.engine.engine import Phase, TrainingEngine
 from evenpack.engine.memory.estimate import MicroBatchSize, training_memory
+from evenpack.engine.memory.phases import TrainingMemory
 from evenpack.engine.resolving.resolve import ResolvedRun
 from evenpack.engine.world.distributed import World, quiet_deepspeed
 from evenpack.errors import ConfigError
-from evenpack.models.memory import TrainingMemory
+from evenpack.models.trace import place_parameters
 
 _CPU = torch.device("cpu")
 
@@ -106,7 +107,8 @@ def _fake_step(run: ResolvedRun, world: World, batches: Sequence[PackedBatch]) -
     faked = replace(run, config=run.config.model_copy(update=sections))
     with _joined(world), FakeTensorMode(allow_non_fake_inputs=True) as mode:
         model = build_model(faked, torch.device("meta"))
-        _materialise(model)
+        place_parameters(model)
+        model.to = lambda *_, **__: model  # type: ignore[method-assign]  # torch cannot move them, and they are there
         engine = TrainingEngine(model, faked.config, world, denominators=faked.denominators)
         gradients: list[int] = []
 
@@ -139,17 +141,6 @@ def _joined(world: World) -> Iterator[None]:
     dist.init_process_group("fake", rank=world.rank, world_size=world.size, store=FakeStore())
     yield
     deepspeed.comm.destroy_process_group()
-
-
-def _materialise(model: nn.Module) -> None:
-    """Gives parameters that have only shapes a place on the CPU; one that two modules share stays one."""
-    made: dict[int, nn.Parameter] = {}
-    for module in model.modules():
-        for name, parameter in list(module._parameters.items()):
-            if parameter is not None:
-                new = made.setdefault(id(parameter), nn.Parameter(torch.empty(parameter.shape, device=_CPU)))
-                module._parameters[name] = new
-    model.to = lambda *_, **__: model  # type: ignore[method-assign]  # torch cannot move them, and they are there
 
 
 def _faked(batch: PackedBatch, mode: FakeTensorMode) -> PackedBatch:

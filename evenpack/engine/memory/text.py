@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 from evenpack.data.order.step_shape import Batching
 from evenpack.engine.memory.estimate import FREE_SHARE, FittingSettings, RunMemory
-from evenpack.models.memory import PhaseMemory
+from evenpack.engine.memory.phases import PhaseMemory
 from evenpack.units import counted
 
 _GIGABYTE = 1e9

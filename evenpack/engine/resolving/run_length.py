@@ -119,8 +119,8 @@ class StepContents:
     """Mean number of sequences of a step over the whole run."""
     tokens: Fraction
     """Mean number of real tokens of a step over the whole run."""
-    parameters: int
-    """Number of the model's parameters."""
+    parameters: int | None
+    """Number of the model's parameters; None for lengths that are not in tokens for each of them."""
 
 
 def steps_of(length: RunLengthSection, step: StepContents) -> int:
@@ -138,6 +138,7 @@ def steps_of(length: RunLengthSection, step: StepContents) -> int:
         _require_a_step("tokens", length.tokens, holds=step.tokens, unit="tokens")
         return math.ceil(length.tokens / step.tokens)
     if length.chinchilla_ratio is not None:
+        assert step.parameters is not None, "a length by parameters needs a model that is counted"
         ratio = Fraction(str(length.chinchilla_ratio))
         holds = step.tokens / step.parameters
         _require_a_step("chinchilla_ratio", ratio, holds=holds, unit="tokens per parameter")

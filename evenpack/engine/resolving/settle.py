@@ -25,8 +25,12 @@ _FAR = Fraction(1, 4)
 
 def parameters_of(config: RunConfig, vocabulary_size: int) -> int:
     """Returns the parameters of the run's model; an output matrix that is the token embedding counts once."""
-    rows = config.model.max_positions or config.positions_needed
-    return parameter_count(config.model, vocabulary_size=vocabulary_size, max_positions=rows)
+    return parameter_count(config.model, vocabulary_size=vocabulary_size, max_positions=positions_of(config))
+
+
+def positions_of(config: RunConfig) -> int:
+    """Returns the rows that the model's table of positions has, if it has one."""
+    return config.model.max_positions or config.positions_needed
 
 
 def settle(
@@ -46,7 +50,8 @@ def settle(
     if config.training.packing_adjustment != "none":
         adjusted = adjust_to_packing(config, packing_factor=packing_factor)
         config, of_packing = adjusted.config, adjusted.description
-    parameters = parameters_of(config, vocabulary_size)
+    # The model is built to be counted, which takes a second, only where its length is in parameters.
+    parameters = None if config.training.chinchilla_ratio is None else parameters_of(config, vocabulary_size)
     config, of_length = settle_length(config, item, items_per_epoch=items_per_epoch, parameters=parameters)
     return config, (*of_step, *of_packing, *of_length)
 
@@ -118,13 +123,13 @@ def settled_micro_batches(training: TrainingSection, item: AverageItem, ranks: i
 
 
 def settle_length(
-    config: RunConfig, item: AverageItem, *, items_per_epoch: int | None, parameters: int
+    config: RunConfig, item: AverageItem, *, items_per_epoch: int | None, parameters: int | None
 ) -> tuple[RunConfig, tuple[str, ...]]:
     """Returns the run with the steps of its length, and a description; its step must be settled.
 
     Args:
         items_per_epoch: as in `settle`.
-        parameters: those of the model.
+        parameters: those of the model; None for runs whose length is not in tokens for each of them.
 
     Raises: ConfigError if the length is less than a step, or if the run is invalid with these steps.
     """

@@ -5,8 +5,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
-from evenpack.models.common.memory import StateBytes, StateSizes
-
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
@@ -14,6 +12,44 @@ if TYPE_CHECKING:
 
 REDUCE_BUCKET_SIZE = 500_000_000
 """Gradients that DeepSpeed reduces at once, as a number: the default of `zero_optimization.reduce_bucket_size`."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class StateSizes:
+    """The numbers from which the memory of a training state follows."""
+
+    parameters: int
+    largest_tensor: int
+    """Elements of the largest parameter."""
+    states: int
+    """FP32 numbers that the optimizer holds for each parameter."""
+    temporaries: int
+    """Those that it holds for the duration of an update of the largest group."""
+    largest_group: int
+    """Elements of the parameters that are updated together, at the most."""
+    ranks: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class StateBytes:
+    """What optimizer and sharding hold on one rank, in bytes, by `engine/sharding/`."""
+
+    parameters: int
+    """FP32 parameters during a step."""
+    gradients: int
+    """Gradients of parameters, at the most: those of a rank's part where each backward pass reduces them."""
+    optimizer: int
+    """The optimizer's state, between steps."""
+    bucket: int
+    """Buffers from a step's first gradient until the gradients are reduced."""
+    copies: int
+    """Copies of gradients that are reduced while the backward pass goes on through the blocks."""
+    reduction: int
+    """Buffers of the reduction beside these."""
+    update_gradients: int
+    """Gradients at the update."""
+    update: int
+    """Temporary numbers of the update."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -4,8 +4,15 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from evenpack.engine.sharding.base import REDUCE_BUCKET_SIZE, GradientReduction, SavedBytes, Sharding
-from evenpack.models.common.memory import FP32_BYTES, StateBytes, StateSizes
+from evenpack.engine.sharding.base import (
+    REDUCE_BUCKET_SIZE,
+    GradientReduction,
+    SavedBytes,
+    Sharding,
+    StateBytes,
+    StateSizes,
+)
+from evenpack.units import FP32_BYTES
 
 if TYPE_CHECKING:
     from torch import Tensor, nn

@@ -3,8 +3,8 @@
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from evenpack.engine.sharding.base import GradientReduction, SavedBytes, Sharding
-from evenpack.models.common.memory import FP32_BYTES, StateBytes, StateSizes
+from evenpack.engine.sharding.base import GradientReduction, SavedBytes, Sharding, StateBytes, StateSizes
+from evenpack.units import FP32_BYTES
 
 if TYPE_CHECKING:
     from torch import Tensor, nn

@@ -1,4 +1,7 @@
-"""Defines the `model:` section of BERT."""
+"""BERT, a post-norm encoder that learns from masked tokens and next sentences (Devlin et al. 2019).
+
+Its `model:` section, and the family.
+"""
 
 from dataclasses import replace
 from typing import ClassVar, Literal
@@ -7,6 +10,7 @@ from pydantic import Field
 
 from evenpack.losses import MASKED_TOKEN, NEXT_SENTENCE, Loss
 from evenpack.models.common.section import TransformerConfig
+from evenpack.models.families import ModelFamily
 from evenpack.step_counts import Divisor
 from evenpack.units import Rows, Share
 
@@ -69,3 +73,14 @@ class BertConfig(TransformerConfig):
                 "a token has a higher weight in the loss the fewer its micro-batch holds"
             )
         return found
+
+
+BERT = ModelFamily(
+    config=BertConfig,
+    causal=False,
+    objective="masked_tokens",
+    recipes=("sentence_pairs", "masked_pairs", "documents", "concat"),
+    model="evenpack.models.bert.model:Bert",
+    huggingface="evenpack.models.bert.huggingface:BERT_MAPPING",
+    foreign="evenpack.models.bert.foreign:BERT_FOREIGN_NAMES",
+)

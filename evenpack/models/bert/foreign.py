@@ -14,7 +14,7 @@ from torch import Tensor
 
 from evenpack.errors import CheckpointError
 from evenpack.models.bert.huggingface import DECODER_BIAS, WORD_EMBEDDINGS, without_duplicates
-from evenpack.models.common.foreign import ForeignNames
+from evenpack.models.common.tensors import ForeignNames
 
 _NORM = {"weight": "gamma", "bias": "beta"}
 _MATRIX = {"weight": "kernel", "bias": "bias"}

@@ -13,10 +13,9 @@ from evenpack.config import validate
 from evenpack.errors import CheckpointError
 from evenpack.models.bert.config import BertConfig
 from evenpack.models.bert.model import Bert
-from evenpack.models.common.huggingface import HuggingFaceMapping, TaskModel
 from evenpack.models.common.layers import BERT_NORM_EPSILON
 from evenpack.models.common.section import FEED_FORWARD_RATIO
-from evenpack.models.common.tensors import TensorName, check_config, renamed, untied
+from evenpack.models.common.tensors import HuggingFaceMapping, TaskModel, TensorName, check_config, renamed, untied
 from evenpack.models.common.transformer import INITIAL_DEVIATION
 
 _EMBEDDINGS = "bert.embeddings."

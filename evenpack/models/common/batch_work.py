@@ -8,7 +8,7 @@ import torch
 
 from evenpack.batch import PackedBatch
 from evenpack.losses import NEXT_SENTENCE
-from evenpack.models.common.cost import Work
+from evenpack.models.cost import Work
 
 
 def useful_work(batch: PackedBatch) -> Work:

@@ -1,8 +1,12 @@
-"""Tensors of one model under the names and in the layout of another."""
+"""The names of a model's tensors in other codes, and copies of them in both directions.
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+A family describes its counterpart in transformers by a `HuggingFaceMapping`, and checkpoints that carry weights and
+nothing else by `ForeignNames`.
+"""
+
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -117,3 +121,56 @@ def check_config(values: Mapping[str, Any], fixed: Mapping[str, Any], required: 
 
 def _layers(names: Sequence[TensorName]) -> int:
     return len({name.ours.split(".")[1] for name in names if name.ours.startswith("blocks.")})
+
+
+@dataclass(frozen=True, kw_only=True)
+class TaskModel:
+    """The model in transformers that has a task's head in place of the pretraining heads."""
+
+    architecture: str
+    encoder: tuple[str, ...]
+    """Prefix of the names of the encoder's tensors; all other tensors belong to the head."""
+    head: Mapping[str, str]
+    """Transformers' names of the head's layers, by ours."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class HuggingFaceMapping:
+    """Names and keys of one kind of model, in transformers and here."""
+
+    model_type: str
+    """`model_type` in config.json."""
+    special_token: Literal["end_of_text", "padding"]
+    """The special token whose id config.json names."""
+    input_names: tuple[str, ...]
+    """The inputs that its tokenizer gives the model."""
+    tensor_names: Callable[[Any], list[TensorName]]
+    """(model): the name of every parameter in transformers. Raises ConfigError if it has no such model."""
+    plain_weights: Callable[[Any, Mapping[str, Tensor]], dict[str, Tensor]]
+    """(model, weights): the trained tensors that the model has, each once, under today's names."""
+    config_values: Callable[[Any, int], dict[str, Any]]
+    """(model, special token's id): the content of config.json."""
+    read_config: Callable[[Mapping[str, Any], str], tuple[Any, dict[str, int]]]
+    """(values, origin): the `model:` section that computes what config.json describes, and the sizes of its tables.
+    Raises CheckpointError if we do not compute such a model."""
+    config_for_weights: Callable[[Any, Collection[str], str], Any]
+    """(section, names of the weights, origin): the section, completed by what only the weights show."""
+    task_models: Mapping[str, TaskModel] = field(default_factory=dict)
+    """The models with a task's head on an encoder, by what the head reads: `sequence`, `span`."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ForeignNames:
+    """The tensor names of one kind of model in TensorFlow and in NVIDIA's code for PyTorch, by transformers' names."""
+
+    vocabulary: tuple[str, ...]
+    """Tensors with a row for each vocabulary entry, by transformers' names. The first one identifies the kind."""
+    config_file: str
+    """Name of a file with the keys of transformers' config.json, which may be next to the checkpoint."""
+    tensorflow_name: Callable[[str], str]
+    """(transformers' name): the variable's name. Variables that end in `/kernel` are stored as input x output."""
+    from_nvidia: Callable[[Mapping[str, Tensor]], dict[str, Tensor]]
+    """(weights by NVIDIA's names): each trained tensor once, by transformers' names. Raises CheckpointError if one
+    occurs twice or tied ones differ."""
+    nvidia_vocabulary_multiple: int
+    """Multiple to which NVIDIA pads the rows of the vocabulary."""

@@ -5,11 +5,12 @@ ends, and nothing else in a model mixes slots.
 """
 
 from abc import ABC, abstractmethod
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
 from torch.utils.checkpoint import checkpoint
 
 from evenpack.batch import PackedBatch
@@ -57,7 +58,7 @@ class PackedTransformer(nn.Module, ABC, Generic[ConfigT]):
         self.max_positions = max_positions
         self.is_compiled = False
         device = torch.get_default_device()
-        with torch.device("meta"):  # torch's own initial values would cost time and draw from its global random state
+        with torch.device("meta"), _WithoutInitialValues():
             self._build(attention_backend)
         if device.type != "meta":
             self.to_empty(device=device)
@@ -121,3 +122,18 @@ class PackedTransformer(nn.Module, ABC, Generic[ConfigT]):
             else:
                 hidden = block(hidden, segments)
         return hidden
+
+
+class _WithoutInitialValues(TorchFunctionMode):
+    """Leaves out torch's own initial values, which `initialize` replaces.
+
+    On the meta device they would load a compiler; elsewhere they would draw from torch's global random state.
+    """
+
+    _NAMES = ("kaiming_uniform_", "uniform_", "normal_", "ones_", "zeros_", "fill_", "zero_")
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if getattr(func, "__name__", None) in self._NAMES:
+            return args[0] if args else kwargs["tensor"]
+        return func(*args, **kwargs)

@@ -13,9 +13,8 @@ from torch import Tensor
 from evenpack.errors import CheckpointError
 from evenpack.files import read_json
 from evenpack.models.build import Model
-from evenpack.models.common.foreign import ForeignNames
 from evenpack.models.common.section import TransformerConfig
-from evenpack.models.common.tensors import NamedWeights, TensorName
+from evenpack.models.common.tensors import ForeignNames, NamedWeights, TensorName
 from evenpack.models.families import find_family, known_families
 from evenpack.models.foreign.tensor_bundle import BundleEntry, TensorBundle
 from evenpack.models.foreign.torch_file import read_state_dict
@@ -94,9 +93,9 @@ def _names_for(
 
 def _known_names() -> Iterator[tuple[str, ForeignNames]]:
     for kind in known_families():
-        load = find_family(kind).load_foreign
-        if load is not None:
-            yield kind, load()
+        foreign = find_family(kind).load_foreign()
+        if foreign is not None:
+            yield kind, foreign
 
 
 def _slots(entries: Mapping[str, BundleEntry]) -> dict[str, str]:

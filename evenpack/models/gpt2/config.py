@@ -1,8 +1,9 @@
-"""Defines the `model:` section of GPT-2."""
+"""GPT-2, a pre-norm decoder (Radford et al. 2019): its `model:` section, and the family."""
 
 from typing import ClassVar, Literal
 
 from evenpack.models.common.section import DecoderConfig
+from evenpack.models.families import ModelFamily
 
 
 class Gpt2Config(DecoderConfig):
@@ -23,3 +24,14 @@ class Gpt2Config(DecoderConfig):
     """Sizes of Radford et al. 2019, table 2; tiny and mini are small enough for CPUs."""
     positions: Literal["learned", "alibi", "rotary"] = "learned"
     """Encoding of positions: a learned table, ALiBi's biases of attention scores, or rotations of queries and keys."""
+
+
+GPT2 = ModelFamily(
+    config=Gpt2Config,
+    causal=True,
+    objective="next_tokens",
+    recipes=("documents", "concat", "padding"),
+    model="evenpack.models.gpt2.model:Gpt2",
+    huggingface="evenpack.models.gpt2.huggingface:GPT2_MAPPING",
+    foreign=None,
+)

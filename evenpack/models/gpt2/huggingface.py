@@ -12,10 +12,9 @@ from torch import Tensor
 
 from evenpack.config import validate
 from evenpack.errors import CheckpointError, ConfigError
-from evenpack.models.common.huggingface import HuggingFaceMapping
 from evenpack.models.common.layers import GPT2_NORM_EPSILON
 from evenpack.models.common.section import FEED_FORWARD_RATIO
-from evenpack.models.common.tensors import TensorName, check_config, renamed, untied
+from evenpack.models.common.tensors import HuggingFaceMapping, TensorName, check_config, renamed, untied
 from evenpack.models.common.transformer import INITIAL_DEVIATION
 from evenpack.models.gpt2.config import Gpt2Config
 from evenpack.models.gpt2.model import Gpt2

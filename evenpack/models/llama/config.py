@@ -1,10 +1,14 @@
-"""Defines the `model:` section of Llama."""
+"""Llama, a pre-norm decoder with rotary positions, RMSNorm, SwiGLU and grouped queries (Touvron et al. 2023).
+
+Its `model:` section, and the family.
+"""
 
 from typing import Any, ClassVar, Literal
 
 from pydantic import Field, model_validator
 
 from evenpack.models.common.section import DecoderConfig
+from evenpack.models.families import ModelFamily
 from evenpack.units import Channels, Heads
 
 
@@ -56,3 +60,14 @@ class LlamaConfig(DecoderConfig):
     @property
     def unseen_in_weights(self) -> dict[str, Any]:
         return super().unseen_in_weights | {"norm_epsilon": self.norm_epsilon}
+
+
+LLAMA = ModelFamily(
+    config=LlamaConfig,
+    causal=True,
+    objective="next_tokens",
+    recipes=("documents", "concat", "padding"),
+    model="evenpack.models.llama.model:Llama",
+    huggingface="evenpack.models.llama.huggingface:LLAMA_MAPPING",
+    foreign=None,
+)

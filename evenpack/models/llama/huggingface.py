@@ -11,9 +11,8 @@ from torch import Tensor
 
 from evenpack.config import validate
 from evenpack.errors import CheckpointError
-from evenpack.models.common.huggingface import HuggingFaceMapping
 from evenpack.models.common.section import ROTARY_BASE
-from evenpack.models.common.tensors import TensorName, check_config, untied
+from evenpack.models.common.tensors import HuggingFaceMapping, TensorName, check_config, untied
 from evenpack.models.common.transformer import INITIAL_DEVIATION
 from evenpack.models.llama.config import LlamaConfig
 from evenpack.models.llama.model import Llama

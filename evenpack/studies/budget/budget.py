@@ -20,8 +20,14 @@ from evenpack.errors import ConfigError, NotPreparedError
 from evenpack.models.common.device_peaks import DevicePeak, find_device_peak
 from evenpack.models.cost import Work, step_flops
 from evenpack.models.families import family_of
-from evenpack.studies.budget.data import RunData, SourceData, data_of_counts, estimated_data
-from evenpack.studies.budget.exact import data_of_run, data_of_tokens
+from evenpack.studies.budget.data import (
+    RunData,
+    SourceData,
+    data_of_counts,
+    data_of_run,
+    data_of_tokens,
+    estimated_data,
+)
 from evenpack.studies.budget.options import BudgetOptions
 from evenpack.studies.budget.scaling import TRAINING_FLOPS, optimally_trained
 

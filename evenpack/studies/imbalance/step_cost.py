@@ -15,7 +15,7 @@ from evenpack.engine.resolving.resolve import ResolvedRun
 from evenpack.errors import ConfigError
 from evenpack.models.config import ModelConfig
 from evenpack.models.families import family_of
-from evenpack.studies.roofline.linear import linear_seconds
+from evenpack.studies.roofline.estimate import linear_seconds
 
 SHIPPED = Path(__file__).parent / "cost_models"
 DEFAULT_COST = "bert_large_estimate"

@@ -1,14 +1,15 @@
 """Seconds of a step on paper: each kernel at the rate of its products or of its bytes, whichever takes longer."""
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from evenpack.engine.optimizers.config import OptimizerBase
 from evenpack.engine.sharding import sharding_at
-from evenpack.errors import ConfigError
-from evenpack.models.common.outline import ModelOutline
+from evenpack.models.common.device_peaks import find_device_peak
 from evenpack.models.common.section import TransformerConfig
-from evenpack.models.common.traffic import (
+from evenpack.models.cost import Work, attention_flops, model_products, model_sizes
+from evenpack.models.families import family_of
+from evenpack.models.traffic import (
     PARTS,
     Fusion,
     Operation,
@@ -16,34 +17,24 @@ from evenpack.models.common.traffic import (
     accumulation_operations,
     gradient_operations,
 )
-from evenpack.models.cost import Work
-from evenpack.models.families import family_of
 from evenpack.studies.roofline.rates import Rates
-
-_FP32_BYTES = 4
+from evenpack.units import FP32_BYTES
 
 
 @dataclass(frozen=True, kw_only=True)
 class PaperStep:
     """One optimizer step of one device."""
 
-    outline: ModelOutline
-    work: Work
-    """Work of a micro-batch, padding included."""
-    micro_batches: int
-    parameters: int
     operations: tuple[Operation, ...]
+    attended: int
+    """Pairs that attend in all micro-batches, times the channels of all layers."""
+    attending: int
+    """Slots of all micro-batches, times the same."""
 
     def under(self, fusions: Iterable[Fusion]) -> "PaperStep":
         """Returns the step with these fusions made."""
         made = frozenset(fusions)
-        return PaperStep(
-            outline=self.outline,
-            work=self.work,
-            micro_batches=self.micro_batches,
-            parameters=self.parameters,
-            operations=tuple(one.under(made) for one in self.operations),
-        )
+        return replace(self, operations=tuple(one.under(made) for one in self.operations))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -72,57 +63,58 @@ class StepSeconds:
         return sum(part.seconds for part in self.parts) + self.launches
 
 
-def outline_of(model: TransformerConfig, *, vocabulary_size: int) -> ModelOutline:
-    """Returns the layers of a model. Raises: ConfigError if its family does not describe them."""
-    describe = family_of(model).cost.outline
-    if describe is None:
-        raise ConfigError(
-            f"the family of model.kind {model.kind} describes no layers (cost.outline), so the time of a step is not "
-            "known on paper; measure it by `evenpack study throughput --cost-model FILE`"
-        )
-    return describe(model, vocabulary_size=vocabulary_size)
-
-
 def paper_step(
-    outline: ModelOutline,
+    model: TransformerConfig,
     work: Work,
     *,
+    vocabulary_size: int,
+    max_positions: int,
     micro_batches: int,
-    parameters: int,
     optimizer: OptimizerBase,
     zero_stage: int,
     ranks: int,
 ) -> PaperStep:
     """Returns a step of so many micro-batches of this work on each of `ranks` devices, without communication."""
-    gradients = [one.times(micro_batches) for one in gradient_operations(outline, work)]
-    added = [one.times(micro_batches - 1) for one in accumulation_operations(outline, parameters)]
-    update = update_operation(outline, parameters=parameters, optimizer=optimizer, zero_stage=zero_stage, ranks=ranks)
+    sizes = {"vocabulary_size": vocabulary_size, "max_positions": max_positions}
+    gradients = gradient_operations(model, vocabulary_size=vocabulary_size, work=work)
+    added = accumulation_operations(model, **sizes)
+    update = update_operation(model, **sizes, optimizer=optimizer, zero_stage=zero_stage, ranks=ranks)
+    products = model_products(model, vocabulary_size=vocabulary_size)
+    of_a_channel = 4  # operations of a pair: a multiplication and an addition, for scores and for values
     return PaperStep(
-        outline=outline,
-        work=work,
-        micro_batches=micro_batches,
-        parameters=parameters,
-        operations=(*gradients, *added, update),
+        operations=(
+            *(one.times(micro_batches) for one in gradients),
+            *(one.times(micro_batches - 1) for one in added),
+            update,
+        ),
+        attended=micro_batches * attention_flops(products, work) // of_a_channel,
+        attending=micro_batches * work.slots * sum(products.attention.values()) // of_a_channel,
     )
 
 
 def update_operation(
-    outline: ModelOutline, *, parameters: int, optimizer: OptimizerBase, zero_stage: int, ranks: int
+    model: TransformerConfig,
+    *,
+    vocabulary_size: int,
+    max_positions: int,
+    optimizer: OptimizerBase,
+    zero_stage: int,
+    ranks: int,
 ) -> Operation:
     """Returns what stands between a step's gradients and its end, without communication."""
     sharding = sharding_at(zero_stage)
-    tables = [outline.vocabulary_size * outline.block.width] * (1 if outline.is_head_tied else 2)
+    sizes = model_sizes(model, vocabulary_size=vocabulary_size, max_positions=max_positions)
     kernels, reduction = sharding.reduction_traffic(
-        tensors=outline.tensors, ranks=ranks, parameters=parameters, tables=tables
+        tensors=sizes.tensors, ranks=ranks, parameters=sizes.parameters, tables=sizes.tables
     )
     update = optimizer.update_bytes / (ranks if sharding.stage else 1)
     return Operation(
         part="optimizer",
         kernels=kernels,
-        bytes=round(parameters * (reduction + update)),
+        bytes=round(sizes.parameters * (reduction + update)),
         fusion="fused update",
         fused_kernels=2,
-        fused_bytes=round(parameters * (_FP32_BYTES + update)),  # the norm needs a pass of its own
+        fused_bytes=round(sizes.parameters * (FP32_BYTES + update)),  # the norm needs a pass of its own
     )
 
 
@@ -149,15 +141,13 @@ def _part(part: Part, step: PaperStep, rates: Rates) -> PartCost:
 def _seconds(operation: Operation, step: PaperStep, rates: Rates) -> float:
     moved = operation.bytes / rates.bandwidth
     if operation.part == "attention" and operation.flops and rates.attention_per_pair:
-        return max(moved, step.micro_batches * attention_seconds(step.outline, step.work, rates))
+        return max(moved, attention_seconds(step, rates))
     return max(moved, operation.flops / rates.products)
 
 
-def attention_seconds(outline: ModelOutline, work: Work, rates: Rates) -> float:
-    """Returns the seconds of attention itself over a micro-batch, in all layers and both directions."""
-    pairs = work.attended_pairs(causal=outline.is_causal)
-    channels = outline.layers * outline.block.width
-    return channels * (rates.attention_per_slot * work.slots + rates.attention_per_pair * pairs)
+def attention_seconds(step: PaperStep, rates: Rates) -> float:
+    """Returns the seconds of attention itself in a step, in all layers and both directions."""
+    return rates.attention_per_slot * step.attending + rates.attention_per_pair * step.attended
 
 
 def excesses(expected: StepSeconds, floor: StepSeconds) -> Sequence[tuple[str, float]]:
@@ -166,3 +156,76 @@ def excesses(expected: StepSeconds, floor: StepSeconds) -> Sequence[tuple[str, f
         (mine.part, mine.seconds - least.seconds) for mine, least in zip(expected.parts, floor.parts, strict=True)
     ]
     return sorted([*above, ("launches", expected.launches)], key=lambda pair: -pair[1])
+
+
+_SLOTS = 1 << 16
+"""A large micro-batch, in which products are bound by operations; the estimate is linear from here on."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class LinearSeconds:
+    """Seconds of forward and backward: constant + per_slot · slots + per_squared_length · Σ length²."""
+
+    constant: float
+    per_slot: float
+    per_squared_length: float
+    per_step: float
+    """Seconds of the update, once per step."""
+
+
+def linear_seconds(
+    model: TransformerConfig,
+    *,
+    vocabulary_size: int,
+    max_positions: int,
+    head_share: float,
+    optimizer: OptimizerBase,
+    device: str,
+) -> LinearSeconds:
+    """Returns the estimate of a model on one device, without fusions and without communication.
+
+    Gaps between kernels are in the constant. A host that issues kernels more slowly than the device runs them is left
+    out.
+
+    Args:
+        head_share: rows of the output head per slot: 1 for next tokens.
+
+    Raises: ConfigError for a device without a known peak.
+    """
+    peak = find_device_peak(device)
+    rates = Rates.expected(peak, causal=family_of(model).causal)
+
+    def seconds(slots: int, squared_lengths: int) -> tuple[float, float]:
+        work = Work(
+            slots=slots, squared_lengths=squared_lengths, head_slots=round(head_share * slots), sequences=slots // 256
+        )
+        step = paper_step(
+            model,
+            work,
+            vocabulary_size=vocabulary_size,
+            max_positions=max_positions,
+            micro_batches=1,
+            optimizer=optimizer,
+            zero_stage=0,
+            ranks=1,
+        )
+        found = step_seconds(step, rates)
+        kernels = sum(part.kernels for part in found.parts)
+        update = next(part for part in found.parts if part.part == "optimizer")
+        per_step = update.seconds + update.kernels * rates.kernel_gap
+        return sum(part.seconds for part in found.parts) + kernels * rates.kernel_gap - per_step, per_step
+
+    squares = _SLOTS * 512
+    (less, per_step), (more, _), (squarer, _) = (
+        seconds(_SLOTS, squares),
+        seconds(2 * _SLOTS, 2 * squares),
+        seconds(_SLOTS, 2 * squares),
+    )
+    per_squared_length = (squarer - less) / squares
+    per_slot = (more - less - per_squared_length * squares) / _SLOTS
+    return LinearSeconds(
+        constant=max(0.0, 2 * less - more),
+        per_slot=per_slot,
+        per_squared_length=per_squared_length,
+        per_step=per_step,
+    )

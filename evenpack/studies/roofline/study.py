@@ -6,12 +6,12 @@ import torch
 
 from evenpack.data.order.step_shape import Layout
 from evenpack.engine.config import RunConfig
-from evenpack.engine.resolving.settle import parameters_of, settled_micro_batches
+from evenpack.engine.resolving.settle import positions_of, settled_micro_batches
 from evenpack.errors import ConfigError
 from evenpack.models.common.device_peaks import find_device_peak
-from evenpack.models.common.traffic import FUSIONS
 from evenpack.models.cost import Work
 from evenpack.models.families import family_of
+from evenpack.models.traffic import FUSIONS
 from evenpack.studies.budget.budget import settled_data
 from evenpack.studies.budget.data import RunData
 from evenpack.studies.budget.options import BudgetOptions
@@ -19,7 +19,6 @@ from evenpack.studies.roofline.estimate import (
     PartCost,
     StepSeconds,
     excesses,
-    outline_of,
     paper_step,
     step_seconds,
 )
@@ -122,26 +121,26 @@ def study_roofline(config: RunConfig, options: RooflineOptions) -> Roofline:
 
     The data is read where it is prepared, else packs are taken as full of the longest sequences.
 
-    Raises: ConfigError for what the formulas are not for (precision, layout, checkpointing), and as `settled_data`.
+    Raises: ConfigError for what is not traced (precision, layout, checkpointing), and as `settled_data`.
     """
     _require_counted(config)
     config, data, _ = settled_data(
         config, BudgetOptions(devices=options.devices, vocabulary_size=options.vocabulary_size)
     )
     device = find_device_peak(options.device)
-    outline = outline_of(config.model, vocabulary_size=data.vocabulary_size)
     items, micro_batches = config.training.items_per_micro_batch, _micro_batches(config, data, options.devices)
-    parameters = parameters_of(config, data.vocabulary_size)
+    work = _work(config, data, items)
     step = paper_step(
-        outline,
-        _work(config, data, items),
+        config.model,
+        work,
+        vocabulary_size=data.vocabulary_size,
+        max_positions=positions_of(config),
         micro_batches=micro_batches,
-        parameters=parameters,
         optimizer=config.optimizer,
         zero_stage=config.deepspeed.zero_stage,
         ranks=options.devices,
     )
-    expected_rates = Rates.expected(device, causal=outline.is_causal)
+    expected_rates = Rates.expected(device, causal=family_of(config.model).causal)
     fused = step.under(FUSIONS)
     floor = step_seconds(fused, Rates.peak(device))
     expected, expected_fused = step_seconds(step, expected_rates), step_seconds(fused, expected_rates)
@@ -164,7 +163,7 @@ def study_roofline(config: RunConfig, options: RooflineOptions) -> Roofline:
         device=device.name,
         devices=options.devices,
         micro_batches=micro_batches,
-        slots_per_micro_batch=step.work.slots,
+        slots_per_micro_batch=work.slots,
         tokens_per_step=tokens,
         parts=_rows(expected, floor, expected_fused),
         launches_seconds=expected.launches,
@@ -181,7 +180,7 @@ def study_roofline(config: RunConfig, options: RooflineOptions) -> Roofline:
 
 
 def _require_counted(config: RunConfig) -> None:
-    """Checks the run. Raises: ConfigError if its bytes are not those of the formulas."""
+    """Checks the run. Raises: ConfigError if its bytes are not those that are traced."""
     training, model = config.training, config.model
     for key, value, counted in (
         ("training.precision", training.precision, ("bf16_autocast",)),

@@ -1,4 +1,4 @@
-"""Operations that `FlopCounterMode` does not count, or not by the conventions of `models/common/cost.py`."""
+"""Operations that `FlopCounterMode` does not count, or not by the conventions of `models/cost.py`."""
 
 from collections.abc import Callable, Sequence
 from typing import Any

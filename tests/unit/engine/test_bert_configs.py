@@ -12,9 +12,9 @@ from evenpack.engine.checkpoints.files import find_changed_keys
 from evenpack.engine.config import RunConfig
 from evenpack.engine.deepspeed_config import deepspeed_config, micro_batches_per_step
 from evenpack.engine.memory.estimate import MicroBatchSize, training_memory
+from evenpack.engine.memory.phases import PhaseMemory
 from evenpack.engine.resolving.packing_adjustment import adjust_to_packing
 from evenpack.models.cost import parameter_count
-from evenpack.models.memory import PhaseMemory
 from evenpack.studies.lengths.published import published_histogram
 
 ROOT = Path(__file__).parents[3]

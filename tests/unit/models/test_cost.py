@@ -1,9 +1,12 @@
+import json
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
 from batches import LAYOUTS, build_batch, random_sequences
 from masked_batches import build_masked_batch, random_pairs
+from pydantic import TypeAdapter
 from torch.utils.flop_counter import FlopCounterMode
 from transformers import BertConfig as TheirBertConfig
 from transformers import BertForMaskedLM, BertForPreTraining
@@ -13,12 +16,62 @@ from evenpack.models.bert.config import BertConfig
 from evenpack.models.bert.model import Bert
 from evenpack.models.common.batch_work import performed_work, useful_work, work_on_whole_rows
 from evenpack.models.common.device_peaks import DEVICE_PEAKS, device_peak_flops, find_device_peak, known_device
-from evenpack.models.cost import Work, parameter_count, step_flops
+from evenpack.models.config import ModelConfig
+from evenpack.models.cost import Work, depths, parameter_count, step_flops
 from evenpack.models.gpt2.config import Gpt2Config
 from evenpack.models.gpt2.model import Gpt2
 
 SHAPE = Gpt2Config(kind="gpt2", preset="tiny", layers=3, hidden_size=32, heads=4)
 VOCABULARY = 101
+
+
+BY_HAND = json.loads(Path(__file__).with_name("counted_by_hand.json").read_text())
+"""Each preset of each family with a vocabulary of 50,257 and 1,024 positions, by formulas written for its layers."""
+
+
+@pytest.mark.parametrize(
+    "values", BY_HAND, ids=lambda values: " ".join(str(value) for value in [*values.values()][:-4])
+)
+def test_counts_of_a_model_are_those_of_formulas_for_its_layers(values):
+    counts = ("parameters", "flops", "of_tokens", "of_squares")
+    section = {key: value for key, value in values.items() if key not in counts}
+    config = TypeAdapter(ModelConfig).validate_python(section)
+
+    def flops(**work):
+        nothing = {"slots": 0, "squared_lengths": 0, "head_slots": 0, "sequences": 0}
+        return step_flops(config, vocabulary_size=50_257, work=Work(**nothing | work))
+
+    found = {
+        "parameters": parameter_count(config, vocabulary_size=50_257, max_positions=1_024),
+        "flops": flops(slots=3_001, squared_lengths=1_400_003, head_slots=411, sequences=11),
+        "of_tokens": flops(slots=2_000, head_slots=300),
+        "of_squares": flops(squared_lengths=2_000),
+    }
+    assert found == {name: values[name] for name in counts}
+
+
+def test_pairs_within_a_window_do_not_follow_from_squared_lengths():
+    work = Work(slots=4, squared_lengths=16, head_slots=0, sequences=0)
+    with pytest.raises(ValueError, match="a window of 2 follow from the lengths alone"):
+        work.attended_pairs(causal=True, window=2)
+
+
+@pytest.mark.parametrize(
+    ("windows", "expected"),
+    [
+        ((None,) * 6, (1, 2)),
+        ((None, 4, 4) * 3, (3, 6)),
+        ((None, 4, 4, None, 4, 4, None), (4, 7)),
+        ((None, 4), (2, 4)),
+    ],
+)
+def test_two_depths_are_periods_of_the_pattern_of_layers(windows, expected):
+    class Patterned(Gpt2Config):
+        @property
+        def attention_windows(self):
+            return windows
+
+    assert depths(Patterned(kind="gpt2", layers=len(windows)), periods=1) == expected
 
 
 @pytest.mark.parametrize(

@@ -40,7 +40,7 @@ def test_each_family_that_comes_with_evenpack_is_whole(name: str) -> None:
     assert family_of(section) is family
     assert set(family.recipes) <= {"documents", "concat", "padding", "sentence_pairs", "masked_pairs"}
     assert family.load_model().__name__
-    assert family.load_huggingface is None or family.load_huggingface().model_type
+    assert family.huggingface is None or family.load_huggingface().model_type
 
 
 def test_a_family_that_is_registered_twice_is_refused() -> None:
@@ -82,9 +82,12 @@ def test_a_family_that_lacks_a_part_is_refused(
     ("change", "message"),
     [
         ("recipes=()", "model family 'gpt2' lacks recipes"),
-        ("cost=None, load_model=None", "model family 'gpt2' lacks cost, load_model"),
-        ("config=dict", "model family 'gpt2': config must be a TransformerConfig, found <class 'dict'>"),
-        ("name='gpt3'", "model family 'gpt3': Gpt2Config.kind must be Literal['gpt3'], found typing.Literal['gpt2']"),
+        ("objective=None, model=''", "model family 'gpt2' lacks objective, model"),
+        ("config=dict", "a model family's config must be a TransformerConfig, found <class 'dict'>"),
+        (
+            "config=TransformerConfig",
+            "a model family's config must have its name as kind: TransformerConfig.kind must be Literal['NAME'], found",
+        ),
         ("objective='next_token'", "model family 'gpt2' has no known objective; did you mean 'next_tokens'?"),
     ],
 )
@@ -93,6 +96,7 @@ def test_parts_that_do_not_fit_are_refused(change: str, message: str) -> None:
     script = (
         "from dataclasses import replace\n"
         "from evenpack.errors import ConfigError\n"
+        "from evenpack.models.common.section import TransformerConfig\n"
         "from evenpack.models.families import find_family\n"
         f"try: replace(find_family('gpt2'), {change})\n"
         "except ConfigError as error: print(error)\n"
@@ -104,9 +108,9 @@ def test_parts_that_do_not_fit_are_refused(change: str, message: str) -> None:
 @pytest.mark.parametrize(
     ("value", "message"),
     [
-        ("evenpack.models.gpt2.family:NONE", "cannot be loaded: .*NONE"),
-        ("evenpack.models.no_such_family.family:MINE", "cannot be loaded: No module named"),
-        ("evenpack.models.gpt2.family:GPT2", "calls itself 'gpt2': give both the same name"),
+        ("evenpack.models.gpt2.config:NONE", "cannot be loaded: .*NONE"),
+        ("evenpack.models.no_such_family.config:MINE", "cannot be loaded: No module named"),
+        ("evenpack.models.gpt2.config:GPT2", "calls itself 'gpt2': give both the same name"),
         ("evenpack.models.gpt2.config:Gpt2Config", "must be a ModelFamily"),
     ],
 )

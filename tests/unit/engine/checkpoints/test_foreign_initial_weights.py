@@ -20,7 +20,7 @@ from evenpack.errors import CheckpointError
 from evenpack.models.build import Model, new_model
 from evenpack.models.families import config_of
 from evenpack.models.foreign import tensor_bundle
-from evenpack.models.foreign.table import read_table
+from evenpack.models.foreign.tensor_bundle import read_table
 
 SOLO = World(rank=0, size=1, local_rank=0, device=torch.device("cpu"))
 TOLERANCE = 1e-5

@@ -8,8 +8,7 @@ import torch
 from tensorflow_checkpoints import BERT, SHARDS, SNAPPY, copy_of, values_of
 
 from evenpack.errors import CheckpointError
-from evenpack.models.foreign.table import read_table
-from evenpack.models.foreign.tensor_bundle import TensorBundle
+from evenpack.models.foreign.tensor_bundle import TensorBundle, read_table
 
 UNREADABLE = {"sliced", "text"}
 """Of the checkpoints in shards."""

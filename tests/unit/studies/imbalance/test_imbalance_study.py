@@ -21,7 +21,7 @@ from evenpack.studies.imbalance.extrapolation import forecast_from_log
 from evenpack.studies.imbalance.logs import read_step_log
 from evenpack.studies.imbalance.plots import _draw_forecast
 from evenpack.studies.imbalance.step_times import Crossing, StepTimes, find_crossings
-from evenpack.studies.roofline.linear import linear_seconds
+from evenpack.studies.roofline.estimate import linear_seconds
 
 ARRIVAL = Scheme(layout="unpadded", policy="arrival")
 DEVICES = (1, 4, 16)

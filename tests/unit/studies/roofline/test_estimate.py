@@ -4,26 +4,24 @@ import pytest
 
 from evenpack.config import validate
 from evenpack.engine.optimizers.config import AdamWSection
-from evenpack.models.common.traffic import Operation, accumulation_operations, gradient_operations
 from evenpack.models.cost import Work
 from evenpack.models.families import find_family
-from evenpack.studies.roofline.estimate import PaperStep, outline_of, paper_step, step_seconds
+from evenpack.models.traffic import Operation, accumulation_operations, gradient_operations
+from evenpack.studies.roofline.estimate import PaperStep, paper_step, step_seconds
 from evenpack.studies.roofline.rates import Rates
 
 WORK = Work(slots=512, squared_lengths=512 * 128, head_slots=512, sequences=0)
-PARAMETERS = 1_000_000
-OUTLINE = outline_of(
-    validate({"kind": "gpt2", "preset": "tiny"}, find_family("gpt2").config, origin="test"), vocabulary_size=1000
-)
+MODEL = validate({"kind": "gpt2", "preset": "tiny"}, find_family("gpt2").config, origin="test")
+SIZES = {"vocabulary_size": 1000, "max_positions": 64}
 RATES = {"device": "some", "products": 1e12, "bandwidth": 1e11, "attention_per_slot": 0.0, "attention_per_pair": 0.0}
 
 
 def step_of(micro_batches: int) -> PaperStep:
     return paper_step(
-        OUTLINE,
+        MODEL,
         WORK,
+        **SIZES,
         micro_batches=micro_batches,
-        parameters=PARAMETERS,
         optimizer=AdamWSection(learning_rate=1e-3),
         zero_stage=0,
         ranks=1,
@@ -36,8 +34,8 @@ def total(operations: list[Operation] | tuple[Operation, ...], name: str) -> int
 
 @pytest.mark.parametrize("name", ["flops", "bytes", "kernels"])
 def test_a_step_has_each_micro_batch_once_and_adds_all_but_the_first(name: str) -> None:
-    gradients = total(gradient_operations(OUTLINE, WORK), name)
-    added = total(accumulation_operations(OUTLINE, PARAMETERS), name)
+    gradients = total(gradient_operations(MODEL, vocabulary_size=1000, work=WORK), name)
+    added = total(accumulation_operations(MODEL, **SIZES), name)
     one, three = (total(step_of(count).operations, name) for count in (1, 3))
     update = one - gradients
     assert three == 3 * gradients + 2 * added + update

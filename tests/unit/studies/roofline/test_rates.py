@@ -2,10 +2,11 @@
 
 import pytest
 
-from evenpack.models.common.cost import Work, attention_flops
+from evenpack.engine.optimizers.config import AdamWSection
 from evenpack.models.common.device_peaks import DEVICE_PEAKS, find_device_peak
+from evenpack.models.cost import Work, attention_flops, model_products
 from evenpack.models.gpt2.config import Gpt2Config
-from evenpack.studies.roofline.estimate import attention_seconds, outline_of
+from evenpack.studies.roofline.estimate import attention_seconds, paper_step
 from evenpack.studies.roofline.rates import FLASH_ATTENTION_2_TFLOPS, Rates
 
 H100 = find_device_peak("h100")
@@ -15,9 +16,19 @@ H100 = find_device_peak("h100")
 def test_attention_takes_as_long_as_published(length: int, published: float) -> None:
     config = Gpt2Config(kind="gpt2")
     work = Work(slots=8 * length, squared_lengths=8 * length**2, head_slots=0, sequences=0)
-    seconds = attention_seconds(outline_of(config, vocabulary_size=2), work, Rates.expected(H100, causal=True))
+    step = paper_step(
+        config,
+        work,
+        vocabulary_size=2,
+        max_positions=1024,
+        micro_batches=1,
+        optimizer=AdamWSection(learning_rate=1e-3),
+        zero_stage=0,
+        ranks=1,
+    )
+    seconds = attention_seconds(step, Rates.expected(H100, causal=True))
     # The source counts 3.5 forward passes over half of the square; here a pass counts its diagonal as well.
-    counted = 3.5 * attention_flops(config, work, causal=True) * length / (length + 1)
+    counted = 3.5 * attention_flops(model_products(config, vocabulary_size=2), work) * length / (length + 1)
     assert counted / seconds / 1e12 == pytest.approx(published, rel=0.005)
 
 

@@ -12,11 +12,9 @@ from evenpack.config import load_run_file
 from evenpack.engine.config import RunConfig
 from evenpack.errors import ConfigError
 from evenpack.launcher.cli import app as cli
-from evenpack.models.common.traffic import FUSIONS, PARTS
 from evenpack.models.cost import Work, step_flops
-from evenpack.models.families import find_family
+from evenpack.models.traffic import FUSIONS, PARTS
 from evenpack.studies.roofline import plots
-from evenpack.studies.roofline.estimate import outline_of
 from evenpack.studies.roofline.study import Roofline, RooflineOptions, study_roofline
 from evenpack.studies.roofline.tables import verdict
 
@@ -114,18 +112,9 @@ def test_a_goal_is_compared_with_the_estimate_and_the_floor(goal: float, words: 
         (("model.activation_checkpointing=true",), {}, "model.activation_checkpointing=false, found true"),
     ],
 )
-def test_what_the_formulas_are_not_for_is_refused(
-    overrides: tuple[str, ...], options: dict[str, object], message: str
-) -> None:
+def test_what_is_not_traced_is_refused(overrides: tuple[str, ...], options: dict[str, object], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         roofline("gpt2_small", *overrides, **options)  # type: ignore[arg-type]
-
-
-def test_a_family_without_an_outline_has_no_time_on_paper(monkeypatch: pytest.MonkeyPatch) -> None:
-    family = find_family("gpt2")
-    monkeypatch.setitem(vars(family.cost), "outline", None)
-    with pytest.raises(ConfigError, match=r"model.kind gpt2 describes no layers .*study throughput --cost-model"):
-        outline_of(run_of("gpt2_small").model, vocabulary_size=10)
 
 
 def test_the_command_prints_and_draws_it(

@@ -10,18 +10,17 @@ from masked_batches import build_masked_batch, random_pairs
 from torch import nn
 
 from evenpack.batch import PackedBatch
+from evenpack.engine.memory.phases import TrainingMemory, estimate_training_memory
 from evenpack.engine.sharding import SHARDINGS
-from evenpack.kernels.cross_entropy_bytes import loss_bytes
+from evenpack.engine.sharding.base import StateSizes
+from evenpack.kernels.costs import loss_bytes
 from evenpack.models.bert.config import BertConfig
 from evenpack.models.build import Model, new_model
 from evenpack.models.common import layers
-from evenpack.models.common.memory import LayerBytes, StateSizes
 from evenpack.models.config import ModelConfig
 from evenpack.models.cost import parameter_count
-from evenpack.models.families import family_of
 from evenpack.models.gpt2.config import Gpt2Config
 from evenpack.models.llama.config import LlamaConfig
-from evenpack.models.memory import TrainingMemory, estimate_training_memory
 
 SLOTS, WIDTH, VOCABULARY = 200, 64, 97
 
@@ -72,44 +71,56 @@ def config_and_batch(request: pytest.FixtureRequest) -> tuple[ModelConfig, Packe
     return Gpt2Config(kind="gpt2", positions=positions, **section), batch
 
 
-def layers_of(config: ModelConfig, batch: PackedBatch) -> LayerBytes:
-    rows = batch.head_rows
-    return family_of(config).cost.layer_bytes(config, slots=batch.slots, head_rows=rows, number_bytes=2)
+def kept_by_estimate(config: ModelConfig, batch: PackedBatch) -> int:
+    """Returns what is alive at the loss, without its chunk of logits and the weights that autocast has cast."""
+    loss = memory_of_batch(config, batch).phases[0]
+    sizes = {"hidden_size": WIDTH, "vocabulary_size": VOCABULARY, "number_bytes": 2}
+    return loss.activations + loss.head - loss_bytes(rows=batch.head_rows, **sizes).chunk
 
 
-def kept_by_formula(config: ModelConfig, batch: PackedBatch) -> int:
-    layers = layers_of(config, batch)
-    loss = loss_bytes(tokens=batch.head_rows, hidden_size=WIDTH, vocabulary_size=VOCABULARY, number_bytes=2)
-    return layers.embedding + config.shape["layers"] * layers.block + layers.head + loss.gradients
+def memory_of_batch(config: ModelConfig, batch: PackedBatch) -> TrainingMemory:
+    sizes = {"vocabulary_size": VOCABULARY, "max_positions": SLOTS}
+    state = StateSizes(parameters=0, largest_tensor=0, states=0, temporaries=0, largest_group=0, ranks=1)
+    return estimate_training_memory(
+        config,
+        **sizes,
+        slots=batch.slots,
+        head_rows=batch.head_rows,
+        number_bytes=2,
+        accumulates=False,
+        state=SHARDINGS[0].state_bytes(state, {}),
+    )
 
 
 def test_activations_are_those_that_autograd_keeps(
     config_and_batch: tuple[ModelConfig, PackedBatch], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    config, batch = config_and_batch
+    shapes = {count: config.model_copy(update={"layers": count}) for count in (2, 6)}
+    estimated = {count: kept_by_estimate(shape, batch) for count, shape in shapes.items()}
     monkeypatch.setattr(
         layers, "packed_attention", lambda query, key, value, *_, **__: VarlenStandIn.apply(query, key, value)
     )
-    config, batch = config_and_batch
-    found = {}
-    for count in (2, 6):
-        shape = config.model_copy(update={"layers": count})
+    measured = {}
+    for count, shape in shapes.items():
         model = new_model(shape, vocabulary_size=VOCABULARY, max_positions=SLOTS)
         norms = sum(isinstance(layer, nn.RMSNorm) for layer in model.modules())
         of_this_cpu = norms * SLOTS * WIDTH * 4  # its RMSNorm is no one kernel, and keeps the normalised sums too
-        found[count] = kept_bytes(model, batch) - of_this_cpu, kept_by_formula(shape, batch)
-    assert found[6][1] == pytest.approx(found[6][0], rel=0.05)
-    measured, estimated = (found[6][index] - found[2][index] for index in range(2))
-    assert estimated == pytest.approx(measured, rel=0.01), "a block is what there are many of"
+        measured[count] = kept_bytes(model, batch) - of_this_cpu
+    held_for_a_moment = 4 * SLOTS * WIDTH * 4
+    assert 0.99 * measured[6] <= estimated[6] <= measured[6] + held_for_a_moment
+    of_blocks = estimated[6] - estimated[2]
+    assert of_blocks == pytest.approx(measured[6] - measured[2], rel=0.02), "a block is what there are many of"
 
 
 def test_dropout_keeps_two_flags_a_block_and_one_after_the_embedding(
     config_and_batch: tuple[ModelConfig, PackedBatch],
 ) -> None:
     config, batch = config_and_batch
-    plain = layers_of(config, batch)
-    dropout = layers_of(config.model_copy(update={"dropout": 0.1}), batch)
-    assert dropout.block - plain.block == 2 * SLOTS * WIDTH
-    assert dropout.embedding - plain.embedding == SLOTS * WIDTH
+    plain, dropout = (
+        memory_of_batch(config.model_copy(update={"dropout": rate}), batch).phases[0].activations for rate in (0.0, 0.1)
+    )
+    assert dropout - plain == (2 * config.shape["layers"] + 1) * SLOTS * WIDTH
 
 
 ZERO: dict[str, Any] = {"zero_optimization": {}}
@@ -182,7 +193,8 @@ def of_state(*, slots: int, accumulates: bool = False, **changes: Any) -> Traini
 
 
 def test_without_slots_the_peak_is_where_the_gradients_of_a_tied_matrix_meet() -> None:
-    assert of_state(slots=0).peak.total == 336_226_108 * 4 * 4 + 2 * 4 * 30_522 * 1024
+    meeting = 336_226_108 * 4 * 4 + 2 * 4 * 30_522 * 1024
+    assert of_state(slots=0).peak.total == pytest.approx(meeting, rel=1e-4)
 
 
 def test_later_micro_batches_begin_with_gradients() -> None:
@@ -201,6 +213,6 @@ def test_checkpointing_keeps_the_blocks_inputs_and_recomputes_one_block() -> Non
 
 @pytest.mark.parametrize(("tokens", "chunks"), [(100, 1), (10_000, 2)])
 def test_a_second_chunk_of_logits_is_computed_beside_the_first(tokens: int, chunks: int) -> None:
-    found = loss_bytes(tokens=tokens, hidden_size=8, vocabulary_size=40_000, number_bytes=4)
+    found = loss_bytes(rows=tokens, hidden_size=8, vocabulary_size=40_000, number_bytes=4)
     assert found.gradients == 4 * (tokens * 8 + 8 * 40_000)
     assert found.chunk == chunks * 4 * (tokens // chunks) * 40_000

@@ -1,0 +1,124 @@
+"""What attention and the loss cost as single operators: products, bytes moved, kernels, memory. Needs no device.
+
+They are the two things of a model that are not made of torch's operators, so each states here what it does;
+`models/trace.py` counts everything else on the model itself.
+
+Shapes: T = slots, H = heads, G = key/value heads, D = head_dim, R = rows of the loss, C = hidden size, V = vocabulary.
+"""
+
+from dataclasses import dataclass
+
+from evenpack.kernels.cross_entropy import default_chunk_tokens
+from evenpack.units import BF16_BYTES, FP32_BYTES
+
+PRODUCTS_OF_A_PAIR = 2
+"""A score and the weighted value: one multiplication and addition for each channel, twice."""
+
+_WITHIN_CHUNK = 19
+"""Operators of a chunk of the loss on a number for each row, or for all."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class KernelTraffic:
+    """Kernels and the bytes that they move; and both as a fused implementation would have them."""
+
+    kernels: int
+    bytes: int
+    fused_kernels: int
+    fused_bytes: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class LossBytes:
+    """The memory of the loss of one micro-batch, in bytes."""
+
+    gradients: int
+    """The FP32 gradients of the hidden states and of the output matrix, which the forward pass computes."""
+    chunk: int
+    """The most that a chunk holds beside them: its logits, and the output matrix in the type of the products."""
+
+
+def attention_products(*, heads: int, head_dim: int) -> int:
+    """Returns the operations of a forward pass for each attended pair of slots, in all heads of a layer."""
+    return 2 * PRODUCTS_OF_A_PAIR * heads * head_dim
+
+
+def attention_buffers(*, slots: int, heads: int, key_value_heads: int, head_dim: int, number_bytes: int) -> int:
+    """Returns what FlashAttention 2's backward pass holds while it runs.
+
+    These are the gradient of the queries in FP32, a number for each row, and where heads share keys and values the
+    gradients of these for each head. The rows between segments, which are few, are left out.
+    """
+    repeated = 2 * number_bytes * heads * head_dim if key_value_heads != heads else 0
+    return slots * (FP32_BYTES * heads * (head_dim + 1) + repeated)
+
+
+def loss_products(*, rows: int, hidden_size: int, vocabulary_size: int) -> int:
+    """Returns the operations of the logits, which are a third of all: two more products give the gradients."""
+    return 2 * rows * hidden_size * vocabulary_size
+
+
+def loss_chunks(*, rows: int, vocabulary_size: int) -> int:
+    """Returns the number of chunks into which `linear_cross_entropy` divides its rows on CUDA."""
+    return max(1, -(-rows // default_chunk_tokens("cuda", vocabulary_size)))
+
+
+def loss_bytes(*, rows: int, hidden_size: int, vocabulary_size: int, number_bytes: int) -> LossBytes:
+    """Returns the memory of a loss over FP32 hidden states that autograd will differentiate.
+
+    Args:
+        number_bytes: of the type of the matrix products: 2 under bf16 autocast, 4 in FP32.
+    """
+    is_cast = number_bytes != FP32_BYTES
+    matrix = hidden_size * vocabulary_size
+    chunks = loss_chunks(rows=rows, vocabulary_size=vocabulary_size)
+    chunk_rows = -(-rows // chunks)
+    logits = FP32_BYTES * chunk_rows * vocabulary_size
+    gradient = number_bytes * chunk_rows * vocabulary_size
+    cast = number_bytes * (matrix + chunk_rows * hidden_size) if is_cast else 0
+    # Computing a chunk's logits takes them in both types, beside the gradient of the chunk before.
+    computing = logits + (gradient if is_cast else 0) + (gradient if chunks > 1 else 0)
+    return LossBytes(gradients=FP32_BYTES * (rows * hidden_size + matrix), chunk=cast + computing)
+
+
+def loss_product_traffic(*, rows: int, hidden_size: int, vocabulary_size: int) -> KernelTraffic:
+    """Returns the products of all chunks under bf16 autocast; no fusion changes them."""
+    chunks = loss_chunks(rows=rows, vocabulary_size=vocabulary_size)
+    # The matrix is read twice, and its FP32 gradient read and written by the product that is added to it.
+    matrices = chunks * (2 * BF16_BYTES + 2 * FP32_BYTES) * vocabulary_size * hidden_size
+    moved = 3 * BF16_BYTES * rows * (vocabulary_size + hidden_size) + matrices
+    return KernelTraffic(kernels=3 * chunks, bytes=moved, fused_kernels=3 * chunks, fused_bytes=moved)
+
+
+def loss_other_traffic(*, rows: int, hidden_size: int, vocabulary_size: int, has_bias: bool) -> list[KernelTraffic]:
+    """Returns what surrounds these products: logits, the matrix and its gradient, and the hidden states.
+
+    A fused implementation keeps logits BF16, makes their gradient by one kernel, and scales nothing afterwards.
+    """
+    both = BF16_BYTES + FP32_BYTES
+    chunks, elements = loss_chunks(rows=rows, vocabulary_size=vocabulary_size), vocabulary_size * hidden_size
+    # Cast, largest, minus it, exponential, sum, times weight, cast back; with a bias: added, and its gradient summed.
+    logits = both + FP32_BYTES + 2 * FP32_BYTES + 2 * FP32_BYTES + FP32_BYTES + 2 * FP32_BYTES + both
+    logits += (2 * FP32_BYTES + FP32_BYTES) if has_bias else 0
+    wide = 7 + (3 if has_bias else 0)
+    return [
+        KernelTraffic(
+            kernels=chunks * (wide + _WITHIN_CHUNK),
+            bytes=logits * rows * vocabulary_size,
+            fused_kernels=chunks,
+            fused_bytes=2 * BF16_BYTES * rows * vocabulary_size,
+        ),
+        # The weight is cast and its gradient set to zero, and multiplied in the backward pass.
+        KernelTraffic(
+            kernels=2 + 1,
+            bytes=(both + FP32_BYTES + 2 * FP32_BYTES) * elements,
+            fused_kernels=1,
+            fused_bytes=both * elements,
+        ),
+        KernelTraffic(
+            kernels=chunks + 2,
+            bytes=(2 * both + 2 * FP32_BYTES) * rows * hidden_size,
+            fused_kernels=1,
+            fused_bytes=both * rows * hidden_size,
+        ),
+    ]

@@ -1,0 +1,661 @@
+"""What a model does and holds in a forward and a backward pass, found by running it on tensors without numbers.
+
+    count_products    meta device, forward               ->  `Products`: matrix products and attention
+    trace_passes      fake tensors, forward and backward ->  `Passes`: each operator, and what is alive after it
+    moments_of        passes of two depths               ->  `Moments`: the same for a whole model
+
+Sizes of the batch are three primes that no size of a model reaches, so a number of bytes or operations that one of
+them divides grows with it: a pass gives not numbers for one batch but factors for every batch (`AXES`). Layers repeat,
+so passes of two depths give those of any.
+
+The model runs on the CPU of a fake mode, and does there what it does on CUDA: where the two differ, `_Substitutes` puts
+CUDA's operator. Attention and the loss are one operator each, whose cost `kernels/costs.py` states.
+"""
+
+import weakref
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass, field
+from functools import cache
+from typing import Any, Literal
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch._ops import OpOverload
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
+from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_iter
+from torch.utils.flop_counter import flop_registry
+from torch.utils.weak import WeakIdKeyDictionary
+
+from evenpack.batch import ChosenTargets, PackedBatch, SlotTargets, StepCounts
+from evenpack.kernels.attention import packed_attention
+from evenpack.kernels.costs import attention_buffers, attention_products
+from evenpack.kernels.cross_entropy import linear_cross_entropy
+from evenpack.losses import NEXT_TOKEN
+from evenpack.models.build import Model, new_model
+from evenpack.models.common.layers import SelfAttention
+from evenpack.models.common.section import TransformerConfig
+from evenpack.models.cost import depths
+from evenpack.units import FP32_BYTES
+
+aten = torch.ops.aten
+
+AXES = ("constant", "slots", "head_slots", "sequences")
+"""What a quantity of a pass is multiplied with: 1, and the sizes of a micro-batch."""
+
+_SIZES = (16_777_259, 16_777_289, 16_777_291)
+"""Slots, rows of the head and sequences of the batch that is passed through: primes above every size of a model."""
+
+Part = Literal["embedding", "norms and sums", "projections", "attention", "feed-forward", "head and loss", "weights"]
+
+Phase = Literal["forward", "loss", "head", "last block", "between", "first block", "embedding"]
+
+LIVE = ("cast weights", "gradients", "activations", "head", "arrived")
+"""What is alive at a moment: copies of weights in half precision; gradients of parameters; what blocks and norms keep,
+or hold for a while; logits, with the gradients of the output matrix and of what it reads. And, counted again, the
+gradients of parameters that this pass has completed."""
+_CAST_WEIGHTS, _GRADIENTS, _ACTIVATIONS, _HEAD, _ARRIVED = range(len(LIVE))
+
+Factors = np.ndarray[Any, np.dtype[np.int64]]
+"""A quantity for each of `AXES`."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Products:
+    """The matrix products of one forward pass, with multiplications and additions counted each."""
+
+    linear: tuple[int, ...]
+    """Operations outside attention for each of `AXES`."""
+    attention: Mapping[tuple[bool, int | None], int]
+    """Operations for each pair of slots that attend, in all layers of one causality and window."""
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class TracedKernel:
+    """One operator of a pass, as a kernel that reads its inputs from memory and writes its results there."""
+
+    part: Part
+    layer: int | None
+    """Index of the block; None outside of the blocks."""
+    name: str
+    is_product: bool
+    reads: tuple[tuple[int, Factors], ...]
+    """Storages, by number, and their bytes."""
+    writes: tuple[tuple[int, Factors], ...]
+    operations: Factors
+
+    @property
+    def moved(self) -> Factors:
+        """Returns the bytes read and written."""
+        return sum((size for _, size in (*self.reads, *self.writes)), np.zeros(len(AXES), dtype=np.int64))
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Passes:
+    """A forward and a backward pass of a model with few layers."""
+
+    kernels: tuple[TracedKernel, ...]
+    """In order, attention as one of them, without those of the loss."""
+    moments: Mapping[Phase, Factors]
+    """[moments, LIVE, AXES]: bytes alive after each operator of a phase."""
+    loss_moment: int
+    """The moment of the phase `loss` in which the loss is computed."""
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Moments:
+    """What a whole model holds at each moment of each phase."""
+
+    alive: Mapping[Phase, Factors]
+    """As in `Passes.moments`; without phases that a model of no blocks lacks."""
+    loss_moment: int
+
+
+def count_products(config: TransformerConfig, *, vocabulary_size: int) -> Products:
+    """Counts the products of a model's forward pass."""
+    with torch.device("meta"):
+        model = new_model(config, vocabulary_size=vocabulary_size, max_positions=1)
+        batch = _batch(config)
+    recorder = _Recorder(model, vocabulary_size=vocabulary_size)
+    with torch.no_grad(), _Substitutes(recorder), _Operators(recorder):
+        model.train()(batch)
+    total = sum((kernel.operations for kernel in recorder.kernels), np.zeros(len(AXES), dtype=np.int64))
+    total = total + recorder.loss_operations
+    return Products(linear=tuple(int(one) for one in total), attention=dict(recorder.attention))
+
+
+def trace_passes(
+    config: TransformerConfig,
+    *,
+    vocabulary_size: int,
+    max_positions: int,
+    number_bytes: int,
+    accumulates: bool,
+) -> Passes:
+    """Traces a forward and a backward pass.
+
+    Args:
+        number_bytes: of the type of products: 2 under bf16 autocast, 4 in FP32.
+        accumulates: whether gradients of an earlier micro-batch are there, to which these are added.
+    """
+    autocast = torch.autocast("cpu", torch.bfloat16) if number_bytes != FP32_BYTES else nullcontext()
+    with torch.device("meta"):
+        model = new_model(config, vocabulary_size=vocabulary_size, max_positions=max_positions)
+    with FakeTensorMode():
+        place_parameters(model)
+        batch = _batch(config)
+        recorder = _Recorder(model, vocabulary_size=vocabulary_size)
+        with recorder.following(), _Substitutes(recorder), _Operators(recorder):
+            if accumulates:
+                for parameter in model.parameters():
+                    parameter.grad = torch.zeros_like(parameter)
+                    recorder.count_gradient(parameter)
+            recorder.phase = "forward" if len(model.blocks) else "loss"
+            with autocast:
+                losses = _losses(model.train()(batch))
+            recorder.phase = "head"
+            _run_backward(losses)
+    return Passes(
+        kernels=tuple(recorder.kernels),
+        moments={phase: np.stack(found) for phase, found in recorder.moments.items()},
+        loss_moment=recorder.loss_moment,
+    )
+
+
+@cache
+def moments_of(
+    config: TransformerConfig, *, vocabulary_size: int, max_positions: int, number_bytes: int, accumulates: bool
+) -> Moments:
+    """Returns what is alive in each phase of a model's passes, phase by phase extended from two depths."""
+    layers, (few, more) = config.shape["layers"], depths(config, periods=2)
+    first, second = (
+        trace_passes(
+            config.model_copy(update={"layers": count}),
+            vocabulary_size=vocabulary_size,
+            max_positions=max_positions,
+            number_bytes=number_bytes,
+            accumulates=accumulates,
+        )
+        for count in (few, more)
+    )
+    further = (layers - few) // (more - few)
+    return Moments(
+        alive={
+            phase: found + further * (second.moments[phase] - found)
+            for phase, found in first.moments.items()
+            if phase not in ("forward", "between")
+        },
+        loss_moment=first.loss_moment,
+    )
+
+
+def place_parameters(model: nn.Module) -> None:
+    """Gives parameters that have only shapes a place on the CPU; one that two modules share stays one."""
+    made: dict[int, nn.Parameter] = {}
+    for module in model.modules():
+        for name, parameter in list(module._parameters.items()):
+            if parameter is not None:
+                new = made.setdefault(id(parameter), nn.Parameter(torch.empty(parameter.shape, device="cpu")))
+                module._parameters[name] = new
+
+
+def _batch(config: TransformerConfig) -> PackedBatch:
+    """Returns a batch of the three sizes on the default device."""
+    slots, rows, sequences = _SIZES
+
+    def labels(size: int) -> Tensor:
+        return torch.empty(size, dtype=torch.int64)
+
+    targets: dict[str, SlotTargets | ChosenTargets] = {}
+    for loss in config.losses:
+        size = slots if loss.name == NEXT_TOKEN.name else rows if loss.counted_by == "targets" else sequences
+        found = SlotTargets(labels=labels(size), weights=torch.empty(size))
+        is_chosen = size != slots
+        targets[loss.name] = ChosenTargets(positions=labels(size), **vars(found)) if is_chosen else found
+    counts = StepCounts(packs=1, sequences=sequences, tokens=slots, targets=rows)
+    return PackedBatch(
+        tokens=labels(slots),
+        position_ids=labels(slots),
+        token_type_ids=labels(slots),
+        cu_seqlens=torch.empty(2, dtype=torch.int32),
+        max_sequence_length=1,
+        row_slots=slots,
+        position_rows=1,
+        targets=targets,
+        step_counts=counts,
+        local_counts=counts,
+        sequence_ids=labels(sequences),
+        source_tokens=(slots,),
+        squared_lengths=slots,
+        padding_targets=0,
+        order_hash=0,
+    )
+
+
+def _losses(result: Any) -> list[Tensor]:
+    """Returns the numbers of a model's result that gradients flow from."""
+    return [leaf for leaf in tree_iter(result) if isinstance(leaf, Tensor) and leaf.requires_grad]
+
+
+def _run_backward(losses: list[Tensor]) -> None:
+    """Calls the engine as `torch.autograd.backward` does, which would leave the mode of substitutes before."""
+    engine: Any = torch.autograd.Variable._execution_engine
+    ones = tuple(torch.ones_like(loss) for loss in losses)
+    engine.run_backward(tuple(losses), ones, False, False, (), allow_unreachable=True, accumulate_grad=True)
+
+
+def factors_of(number: int) -> Factors:
+    """Returns a number of bytes or operations as a factor of the size with which it grows, or as a constant."""
+    found = np.zeros(len(AXES), dtype=np.int64)
+    for axis, size in enumerate(_SIZES, start=1):
+        if number % size == 0:
+            found[axis] = number // size
+            return found
+    found[0] = number
+    return found
+
+
+@dataclass(eq=False)
+class _Recorder:
+    """Notes what the two modes see."""
+
+    model: Model
+    vocabulary_size: int
+    kernels: list[TracedKernel] = field(default_factory=list)
+    attention: dict[tuple[bool, int | None], int] = field(default_factory=dict)
+    moments: dict[Phase, list[Factors]] = field(default_factory=dict)
+    loss_moment: int = 0
+    loss_operations: Factors = field(default_factory=lambda: np.zeros(len(AXES), dtype=np.int64))
+    phase: Phase = "forward"
+    in_loss: bool = False
+    modules: list[nn.Module] = field(default_factory=list)
+    labels: dict[Any, tuple[Part, int | None]] = field(default_factory=dict)
+    """Part and block of the node of autograd that an operator has left."""
+
+    def __post_init__(self) -> None:
+        self.layers = {id(block): index for index, block in enumerate(self.model.blocks)}
+        self.parameters = {id(parameter.untyped_storage()) for parameter in self.model.parameters()}
+        self.output_shape = (self.vocabulary_size, self.model.token_embedding.embedding_dim)
+        self.live: Factors = np.zeros((len(LIVE), len(AXES)), dtype=np.int64)
+        self._numbers: Any = WeakIdKeyDictionary()
+        self._kinds: Any = WeakIdKeyDictionary()
+        self._next_number = 0
+
+    # What belongs to which part
+
+    @property
+    def place(self) -> tuple[Part, int | None]:
+        """The part and the block of the operator that runs now."""
+        if self.modules:
+            return self._place_of_modules()
+        node = torch._C._current_autograd_node()
+        if node in self.labels:
+            return self.labels[node]
+        if self.phase in ("first block", "between", "last block"):
+            return "norms and sums", None
+        return ("embedding", None) if self.phase == "embedding" else ("head and loss", None)
+
+    def _place_of_modules(self) -> tuple[Part, int | None]:
+        layer = next((self.layers[id(module)] for module in self.modules if id(module) in self.layers), None)
+        innermost = self.modules[-1]
+        if layer is None:
+            return ("embedding" if self.phase == "forward" else "head and loss"), None
+        if any(isinstance(module, SelfAttention) for module in self.modules):
+            return ("projections" if isinstance(innermost, nn.Linear) else "attention"), layer
+        is_block = id(innermost) in self.layers
+        has_linear = any(isinstance(child, nn.Linear) for child in innermost.children())
+        is_feed_forward = isinstance(innermost, nn.Linear) or (has_linear and not is_block)
+        return ("feed-forward" if is_feed_forward else "norms and sums"), layer
+
+    def label(self, result: Any) -> None:
+        """Notes which part the nodes of autograd behind a result belong to."""
+        part, layer = self.place
+        open_nodes = [leaf.grad_fn for leaf in tree_iter(result) if isinstance(leaf, Tensor)]
+        while open_nodes:
+            node = open_nodes.pop()
+            if node is None or node in self.labels:
+                continue
+            following = [one for one, _ in node.next_functions if one is not None]
+            self.labels[node] = part, layer
+            if "ToCopyBackward" in node.name() or "AccumulateGrad" in node.name():
+                is_weight = not following or any("AccumulateGrad" in one.name() for one in following)
+                is_moved = part in ("projections", "feed-forward")
+                self.labels[node] = ("weights" if is_weight else "norms and sums" if is_moved else part), layer
+            open_nodes += following
+
+    @contextmanager
+    def following(self) -> Iterator[None]:
+        """Follows modules, and the phases of the backward pass."""
+        blocks = tuple(self.model.blocks)
+
+        def enter(phase: Phase) -> Callable[[Tensor], None]:
+            def hook(_: Tensor) -> None:
+                self.phase = phase
+
+            return hook
+
+        def before(module: nn.Module, arguments: Any) -> None:
+            self.modules.append(module)
+            if self.phase == "forward" and blocks:
+                if module is blocks[0]:
+                    arguments[0].register_hook(enter("embedding"))
+                if module is blocks[-1]:
+                    self.phase = "loss"
+
+        def after(module: nn.Module, _: Any, result: Any) -> None:
+            self.modules.pop()
+            if self.phase in ("forward", "loss") and id(module) in self.layers:
+                is_last, is_first = module is blocks[-1], module is blocks[0]
+                result.register_hook(enter("last block" if is_last else "first block" if is_first else "between"))
+
+        handles = [register_module_forward_pre_hook(before), register_module_forward_hook(after, always_call=True)]
+        for parameter in self.model.parameters():
+            hooked: Any = parameter  # the method has no annotations
+            handles.append(hooked.register_post_accumulate_grad_hook(self._completed))
+        try:
+            yield
+        finally:
+            for handle in handles:
+                handle.remove()
+
+    def add_kernel(
+        self,
+        part: Part,
+        layer: int | None,
+        name: str,
+        *,
+        read: Sequence[Tensor],
+        written: Sequence[Tensor],
+        operations: int | None = 0,
+    ) -> None:
+        """Adds one operator; its operations are None unless it is a product, or attention."""
+        self.kernels.append(
+            TracedKernel(
+                part=part,
+                layer=layer,
+                name=name,
+                is_product=operations is not None,
+                reads=tuple((self.number_of(one), factors_of(bytes_of(one))) for one in read),
+                writes=tuple((self.number_of(one), factors_of(bytes_of(one))) for one in written),
+                operations=factors_of(operations or 0),
+            )
+        )
+
+    # What is alive
+
+    def number_of(self, tensor: Tensor) -> int:
+        """Returns the number of a tensor's storage, which is counted from now on until nobody holds it."""
+        storage = tensor.untyped_storage()
+        if storage not in self._numbers:
+            self._next_number += 1
+            self._numbers[storage] = self._next_number
+        found: int = self._numbers[storage]
+        return found
+
+    def hold(self, tensor: Tensor, kind: int) -> None:
+        """Counts the storage of a new tensor as alive."""
+        storage = tensor.untyped_storage()
+        if storage in self._kinds or id(storage) in self.parameters:
+            return
+        held = [kind, factors_of(storage.nbytes())]
+        self._kinds[storage] = held
+        self.live[kind] += held[1]
+        weakref.finalize(storage, self._release, held).atexit = False
+
+    def _release(self, held: list[Any]) -> None:
+        self.live[held[0]] -= held[1]
+
+    def count_gradient(self, parameter: Tensor) -> None:
+        """Counts what has become the gradient of a parameter as one."""
+        assert parameter.grad is not None
+        held = self._kinds.get(parameter.grad.untyped_storage())
+        if held is not None and held[0] != _GRADIENTS:
+            self.live[held[0]] -= held[1]
+            held[0] = _GRADIENTS
+            self.live[_GRADIENTS] += held[1]
+
+    def _completed(self, parameter: Tensor) -> None:
+        self.count_gradient(parameter)
+        self.live[_ARRIVED, 0] += FP32_BYTES * parameter.numel()
+        self.note()
+
+    def note(self, buffers: int = 0) -> None:
+        """Notes what is alive now, beside buffers that a kernel takes for itself."""
+        found = self.live.copy()
+        found[_ACTIVATIONS] += factors_of(buffers)
+        self.moments.setdefault(self.phase, []).append(found)
+
+    def kind_of(self, operator: Any, arguments: Sequence[Any], result: Tensor) -> int:
+        """Returns which of `LIVE` a new tensor belongs to."""
+        if self.in_loss or tuple(result.shape) == self.output_shape:
+            return _HEAD
+        if operator.overloadpacket is aten._to_copy and id(arguments[0].untyped_storage()) in self.parameters:
+            return _CAST_WEIGHTS
+        return _ACTIVATIONS
+
+
+class _Substitutes(TorchFunctionMode):
+    """Puts operators of CUDA in the place of the CPU's, and single operators in that of attention and the loss."""
+
+    def __init__(self, recorder: _Recorder) -> None:
+        super().__init__()
+        self.recorder = recorder
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        substitute = _SUBSTITUTES.get(func)
+        result = func(*args, **kwargs) if substitute is None else substitute(self.recorder, *args, **kwargs)
+        if self.recorder.phase in ("forward", "loss"):  # nodes of recomputed blocks would be kept with what they hold
+            self.recorder.label(result)
+        return result
+
+
+def _dropped(_: _Recorder, values: Tensor, p: float = 0.5, training: bool = True, inplace: bool = False) -> Tensor:
+    """CUDA's dropout keeps a flag of a byte for each number, where the CPU's keeps factors."""
+    return torch.native_dropout(values, p, training)[0] if training and p > 0.0 else values
+
+
+def _layer_norm(
+    _: _Recorder, values: Tensor, shape: Sequence[int], weight: Any = None, bias: Any = None, eps: float = 1e-5
+) -> Tensor:
+    """Autocast on CUDA computes norms in FP32."""
+    wide = values.float() if torch.is_autocast_enabled("cpu") else values
+    return torch.layer_norm(wide, list(shape), weight, bias, eps)
+
+
+def _rms_norm(
+    recorder: _Recorder, values: Tensor, shape: Sequence[int], weight: Any = None, eps: float | None = None
+) -> Tensor:
+    """CUDA has a kernel that keeps what a LayerNorm without bias keeps, where the CPU has several."""
+    return _layer_norm(recorder, values, shape, weight, None, eps or 0.0)
+
+
+def _attend(
+    recorder: _Recorder, q: Tensor, k: Tensor, v: Tensor, *_: Any, causal: bool, window: int | None, **__: Any
+) -> Tensor:
+    kind = causal, window
+    products = attention_products(heads=q.shape[1], head_dim=q.shape[2])
+    recorder.attention[kind] = recorder.attention.get(kind, 0) + products
+    if torch.is_autocast_enabled("cpu"):
+        q, k, v = (one.to(torch.bfloat16) for one in (q, k, v))
+    result: Tensor = _Attention.apply(q, k, v, recorder)  # type: ignore[no-untyped-call]
+    return result
+
+
+def _loss(
+    recorder: _Recorder, hidden: Tensor, weight: Tensor, labels: Tensor, _: Tensor, *, bias: Any = None, **__: Any
+) -> tuple[Tensor, Tensor]:
+    recorder.loss_operations[AXES.index("head_slots")] += 2 * weight.numel()
+    result: tuple[Tensor, Tensor] = _Loss.apply(hidden, weight, bias, recorder)  # type: ignore[no-untyped-call]
+    return result
+
+
+_SUBSTITUTES: dict[Any, Callable[..., Any]] = {
+    F.dropout: _dropped,
+    F.layer_norm: _layer_norm,
+    F.rms_norm: _rms_norm,
+    packed_attention: _attend,
+    linear_cross_entropy: _loss,
+}
+
+
+class _Attention(torch.autograd.Function):
+    """Keeps what a kernel keeps: queries, keys, values, the result and the logarithms of the sums."""
+
+    @staticmethod
+    def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, recorder: _Recorder) -> Tensor:
+        result = torch.empty_like(q)
+        logarithms = q.new_empty(q.shape[:2], dtype=torch.float32)
+        ctx.save_for_backward(q, k, v, result, logarithms)
+        ctx.recorder, ctx.layer = recorder, recorder.place[1]
+        recorder.add_kernel("attention", ctx.layer, "attention", read=[q, k, v], written=[result, logarithms])
+        return result
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
+        saved = ctx.saved_tensors  # once: recomputed tensors can be taken but once
+        q, k, v, *_ = saved
+        gradients = [torch.empty_like(one) for one in (q, k, v)]
+        read = [gradient, *saved]
+        ctx.recorder.add_kernel("attention", ctx.layer, "attention_backward", read=read, written=gradients)
+        slots, heads, head_dim = q.shape
+        buffers = attention_buffers(
+            slots=slots,
+            heads=heads,
+            key_value_heads=k.shape[1],
+            head_dim=head_dim,
+            number_bytes=q.element_size(),
+        )
+        ctx.recorder.note(buffers)
+        return *gradients, None
+
+
+class _Loss(torch.autograd.Function):
+    """Holds what `linear_cross_entropy` holds: gradients of its forward pass, which its backward pass scales."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, hidden: Tensor, weight: Tensor, bias: Tensor | None, recorder: _Recorder
+    ) -> tuple[Tensor, Tensor]:
+        recorder.in_loss = True
+        gradients = [None if one is None else torch.empty_like(one) for one in (hidden, weight, bias)]
+        ctx.save_for_backward(*gradients)
+        ctx.recorder = recorder
+        loss, correct = hidden.new_empty(()), torch.empty((), dtype=torch.int64)
+        ctx.mark_non_differentiable(correct)
+        recorder.loss_moment = len(recorder.moments.get(recorder.phase, ()))
+        recorder.note()
+        recorder.in_loss = False
+        return loss, correct
+
+    @staticmethod
+    def backward(ctx: Any, loss_gradient: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
+        ctx.recorder.in_loss = True
+        scaled = [None if one is None else one * loss_gradient for one in ctx.saved_tensors]
+        ctx.recorder.in_loss = False
+        return *scaled, None
+
+
+NOTHING_MOVED = {
+    aten.empty,
+    aten.empty_like,
+    aten.new_empty,
+    aten.empty_strided,
+    aten.detach,
+    aten.promote_types,
+}
+"""Operators that start no kernel, beside views."""
+_LOOK_UPS = {aten.embedding, aten.index_select, aten.gather}
+_SCATTERS = {aten.scatter_add_}
+_FILLS = {aten.zeros_like, aten.ones_like, aten.full_like, aten.new_zeros, aten.new_ones, aten.new_full}
+_ONLY_WRITTEN = {aten.copy_, aten.fill_, aten.zero_}
+
+
+class _Operators(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Records each operator: its products, what it reads and writes, and what is alive after it."""
+
+    def __init__(self, recorder: _Recorder) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.recorder = recorder
+
+    def __torch_dispatch__(self, operator: Any, types: Any, arguments: Any = (), named: Any = None) -> Any:
+        named = named or {}
+        result = operator(*arguments, **named)
+        if not isinstance(operator, OpOverload) or operator.is_view or operator.namespace in ("prim", "profiler"):
+            return result
+        recorder, packet = self.recorder, operator.overloadpacket
+        for leaf in tree_iter(result):
+            if isinstance(leaf, Tensor):
+                recorder.hold(leaf, recorder.kind_of(operator, arguments, leaf))
+        recorder.note()
+        if packet not in NOTHING_MOVED and not recorder.in_loss:
+            self._add_kernel(operator, arguments, named, result)
+        return result
+
+    def _add_kernel(self, operator: Any, arguments: Any, named: Any, result: Any) -> None:
+        recorder, packet = self.recorder, operator.overloadpacket
+        part, layer = recorder.place
+        if packet is aten._to_copy and recorder.modules and isinstance(recorder.modules[-1], nn.Linear):
+            is_weight = id(arguments[0].untyped_storage()) in recorder.parameters
+            part = "weights" if is_weight else "norms and sums" if layer is not None else part
+        formula = flop_registry.get(packet, _PRODUCTS_MISSED.get(packet))
+        read, written = read_and_written(operator, arguments, named, result)
+        recorder.add_kernel(
+            part,
+            layer,
+            str(packet).removeprefix("aten."),
+            read=read,
+            written=written,
+            operations=None if formula is None else formula(*arguments, **named, out_val=result),
+        )
+
+
+def _added_product(_: Any, left: Tensor, right: Tensor, *__: Any, **___: Any) -> int:
+    return 2 * left.shape[0] * left.shape[1] * right.shape[1]
+
+
+_PRODUCTS_MISSED: dict[Any, Callable[..., int]] = {aten.addmm_: _added_product}
+"""Formulas for products that `flop_registry` lacks."""
+
+
+def read_and_written(
+    operator: OpOverload, arguments: Any, named: Any, result: Any, *, fills: bool = False
+) -> tuple[list[Tensor], list[Tensor]]:
+    """Returns the tensors that an operator reads, and those that it writes.
+
+    Look-ups read the rows that they return, not the whole table.
+
+    Args:
+        fills: whether it only writes the tensors that it is given to be written.
+    """
+    packet = operator.overloadpacket
+    results = [leaf for leaf in tree_iter(result) if isinstance(leaf, Tensor)]
+    if packet in _LOOK_UPS:
+        return results, results
+    if packet in _SCATTERS:
+        return [arguments[3], arguments[3]], [arguments[3]]
+    if packet in _FILLS:
+        return [], results
+    read: list[Tensor] = []
+    written: list[Tensor] = []
+    schema = operator._schema.arguments
+    given = [(schema[index], value) for index, value in enumerate(arguments)]
+    given += [(argument, named[argument.name]) for argument in schema if argument.name in named]
+    for argument, value in given:
+        tensors = [leaf for leaf in tree_iter(value) if isinstance(leaf, Tensor)]
+        is_written = argument.alias_info is not None and argument.alias_info.is_write
+        if is_written:
+            written += tensors
+        if not is_written or not (fills or packet in _ONLY_WRITTEN or argument.name == "out"):
+            read += tensors
+    return read, written or results
+
+
+def bytes_of(tensor: Tensor) -> int:
+    """Returns the bytes of a tensor's numbers, where one stands for many those that are in memory."""
+    return min(tensor.numel() * tensor.element_size(), tensor.untyped_storage().nbytes())
