@@ -136,12 +136,14 @@ def trace_passes(
     max_positions: int,
     number_bytes: int,
     accumulates: bool,
+    counts_kernels: bool,
 ) -> Passes:
     """Traces a forward and a backward pass.
 
     Args:
         number_bytes: of the type of products: 2 under bf16 autocast, 4 in FP32.
         accumulates: whether gradients of an earlier micro-batch are there, to which these are added.
+        counts_kernels: whether the kernels are wanted; without them it takes half as long.
     """
     autocast = torch.autocast("cpu", torch.bfloat16) if number_bytes != FP32_BYTES else nullcontext()
     with torch.device("meta"):
@@ -149,7 +151,7 @@ def trace_passes(
     with FakeTensorMode():
         place_parameters(model)
         batch = _batch(config)
-        recorder = _Recorder(model, vocabulary_size=vocabulary_size)
+        recorder = _Recorder(model, vocabulary_size=vocabulary_size, counts_kernels=counts_kernels)
         with recorder.following(), _Substitutes(recorder), _Operators(recorder):
             if accumulates:
                 for parameter in model.parameters():
@@ -180,6 +182,7 @@ def moments_of(
             max_positions=max_positions,
             number_bytes=number_bytes,
             accumulates=accumulates,
+            counts_kernels=False,
         )
         for count in (few, more)
     )
@@ -266,6 +269,8 @@ class _Recorder:
 
     model: Model
     vocabulary_size: int
+    counts_kernels: bool = True
+    """Whether operators are noted beside what is alive, which takes as long again."""
     kernels: list[TracedKernel] = field(default_factory=list)
     attention: dict[tuple[bool, int | None], int] = field(default_factory=dict)
     moments: dict[Phase, list[Factors]] = field(default_factory=dict)
@@ -374,6 +379,8 @@ class _Recorder:
         operations: int | None = 0,
     ) -> None:
         """Adds one operator; its operations are None unless it is a product, or attention."""
+        if not self.counts_kernels:
+            return
         self.kernels.append(
             TracedKernel(
                 part=part,
@@ -450,7 +457,10 @@ class _Substitutes(TorchFunctionMode):
         kwargs = kwargs or {}
         substitute = _SUBSTITUTES.get(func)
         result = func(*args, **kwargs) if substitute is None else substitute(self.recorder, *args, **kwargs)
-        if self.recorder.phase in ("forward", "loss"):  # nodes of recomputed blocks would be kept with what they hold
+        if self.recorder.counts_kernels and self.recorder.phase in (
+            "forward",
+            "loss",
+        ):  # nodes of recomputed blocks would be kept with what they hold
             self.recorder.label(result)
         return result
 
@@ -593,7 +603,7 @@ class _Operators(TorchDispatchMode):  # type: ignore[no-untyped-call]
             if isinstance(leaf, Tensor):
                 recorder.hold(leaf, recorder.kind_of(operator, arguments, leaf))
         recorder.note()
-        if packet not in NOTHING_MOVED and not recorder.in_loss:
+        if recorder.counts_kernels and packet not in NOTHING_MOVED and not recorder.in_loss:
             self._add_kernel(operator, arguments, named, result)
         return result
 

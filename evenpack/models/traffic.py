@@ -154,6 +154,7 @@ def _totals(config: TransformerConfig, *, vocabulary_size: int) -> dict[_Kind, _
                 max_positions=1,
                 number_bytes=BF16_BYTES,
                 accumulates=False,
+                counts_kernels=True,
             )
         )
         for count in (few, more)
