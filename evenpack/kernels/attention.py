@@ -102,6 +102,7 @@ def packed_attention(
             dropout=dropout,
             backend=backend,
             row_slots=row_slots,
+            window=window,
         )
         return taken
     device_type = q.device.type

@@ -7,7 +7,7 @@ Conventions, so that a reported MFU can be checked by hand:
 - The backward pass is twice the forward pass. Work done again to save memory (activation checkpointing, attention
   scores and logits recomputed by fused kernels) is not counted, because it brings no progress.
 - Causal attention counts the pairs (i, j) with j <= i of one segment: l (l + 1) / 2 for length l, not l².
-  Bidirectional attention counts all l². A span of s slots counts the pairs that are less than s apart.
+  Bidirectional attention counts all l². A window counts the pairs within it (`kernels/visible_pairs.py`).
 - An output head counts where a loss is taken: the masked-token head at the masked tokens, the pooler and the
   next-sentence head at each sequence's first token.
 - Tokens that only pad a sequence are not useful work, including their attended pairs, and the head if they are targets.
@@ -20,9 +20,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from functools import cache
 from typing import TYPE_CHECKING
-
-import numpy as np
-from jaxtyping import Int64
 
 from evenpack.models.common.section import TransformerConfig
 
@@ -49,26 +46,14 @@ class Work:
     def __add__(self, other: "Work") -> "Work":
         return Work(**{field.name: getattr(self, field.name) + getattr(other, field.name) for field in fields(self)})
 
-    def attended_pairs(self, *, causal: bool, span: int | None = None) -> int:
+    def attended_pairs(self, *, causal: bool, window: int | None = None) -> int:
         """Returns the pairs of positions of which one sees the other: sum of l (l + 1) / 2, or of l².
 
-        Raises: ValueError for a span, whose pairs do not follow from squared lengths: see `attended_pairs`.
+        Raises: ValueError for a window, whose pairs follow from lengths alone: see `kernels/visible_pairs.py`.
         """
-        if span is not None:
-            raise ValueError(f"pairs within a span of {span} follow from the lengths alone, not from their squares")
+        if window is not None:
+            raise ValueError(f"pairs within a window of {window} follow from the lengths alone, not from their squares")
         return (self.squared_lengths + self.slots) // 2 if causal else self.squared_lengths
-
-
-def attended_pairs(lengths: Int64[np.ndarray, " segments"], *, causal: bool, span: int | None = None) -> int:
-    """Returns the pairs of positions of which one sees the other, in segments of these lengths.
-
-    Args:
-        span: positions that are so far apart, or farther, do not see each other; None: each sees its whole segment.
-    """
-    longest = lengths if span is None else np.minimum(lengths, span)
-    # Of a segment, the position at offset i sees min(i + 1, span) positions up to itself.
-    up_to_itself = int((longest * (longest + 1) // 2 + (lengths - longest) * longest).sum())
-    return up_to_itself if causal else 2 * up_to_itself - int(lengths.sum())
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -127,7 +112,8 @@ def step_flops(config: TransformerConfig, *, vocabulary_size: int, work: Work) -
 def attention_flops(products: "Products", work: Work) -> int:
     """Returns the operations of the forward pass: scores and the weighted sums of values, in all layers and heads."""
     return sum(
-        factor * work.attended_pairs(causal=causal, span=span) for (causal, span), factor in products.attention.items()
+        factor * work.attended_pairs(causal=causal, window=window)
+        for (causal, window), factor in products.attention.items()
     )
 
 
@@ -157,5 +143,9 @@ def depths(config: TransformerConfig, *, periods: int) -> tuple[int, int]:
 
     The second has a period more than the first, and the model some periods more or less.
     """
-    few = periods * config.layer_period + config.shape["layers"] % config.layer_period
-    return few, few + config.layer_period
+    windows = config.attention_windows
+    period = next(
+        (length for length in range(1, len(windows)) if windows[length:] == windows[:-length]), max(1, len(windows))
+    )
+    few = periods * period + len(windows) % period
+    return few, few + period

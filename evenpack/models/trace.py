@@ -15,7 +15,7 @@ CUDA's operator. Attention and the loss are one operator each, whose cost `kerne
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass, field, fields, is_dataclass
+from dataclasses import dataclass, field
 from functools import cache
 from typing import Any, Literal
 
@@ -32,16 +32,15 @@ from torch.utils._pytree import tree_iter
 from torch.utils.flop_counter import flop_registry
 from torch.utils.weak import WeakIdKeyDictionary
 
-from evenpack.batch import ChosenTargets, PackedBatch, SlotTargets, Targets
+from evenpack.batch import ChosenTargets, PackedBatch, SlotTargets, StepCounts
 from evenpack.kernels.attention import packed_attention
 from evenpack.kernels.costs import attention_buffers, attention_products
 from evenpack.kernels.cross_entropy import linear_cross_entropy
-from evenpack.losses import MASKED_TOKEN, NEXT_SENTENCE, NEXT_TOKEN
+from evenpack.losses import NEXT_TOKEN
 from evenpack.models.build import Model, new_model
 from evenpack.models.common.layers import SelfAttention
 from evenpack.models.common.section import TransformerConfig
 from evenpack.models.cost import depths
-from evenpack.step_counts import StepCounts
 from evenpack.units import FP32_BYTES
 
 aten = torch.ops.aten
@@ -73,7 +72,7 @@ class Products:
     linear: tuple[int, ...]
     """Operations outside attention for each of `AXES`."""
     attention: Mapping[tuple[bool, int | None], int]
-    """Operations for each pair of slots that attend, in all layers of one causality and span."""
+    """Operations for each pair of slots that attend, in all layers of one causality and window."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -158,7 +157,7 @@ def trace_passes(
                 for parameter in model.parameters():
                     parameter.grad = torch.zeros_like(parameter)
                     recorder.count_gradient(parameter)
-            recorder.phase = "forward"
+            recorder.phase = "forward" if len(model.blocks) else "loss"
             with autocast:
                 losses = _losses(model.train()(batch))
             recorder.phase = "head"
@@ -212,30 +211,28 @@ def _batch(config: TransformerConfig) -> PackedBatch:
     """Returns a batch of the three sizes on the default device."""
     slots, rows, sequences = _SIZES
 
-    def numbers(size: int) -> Tensor:
+    def labels(size: int) -> Tensor:
         return torch.empty(size, dtype=torch.int64)
 
-    def chosen(size: int) -> ChosenTargets:
-        return ChosenTargets(positions=numbers(size), labels=numbers(size), weights=torch.empty(size))
-
-    targets: dict[str, Targets] = {
-        NEXT_TOKEN.name: SlotTargets(labels=numbers(slots), weights=torch.empty(slots)),
-        MASKED_TOKEN.name: chosen(rows),
-        NEXT_SENTENCE.name: chosen(sequences),
-    }
+    targets: dict[str, SlotTargets | ChosenTargets] = {}
+    for loss in config.losses:
+        size = slots if loss.name == NEXT_TOKEN.name else rows if loss.counted_by == "targets" else sequences
+        found = SlotTargets(labels=labels(size), weights=torch.empty(size))
+        is_chosen = size != slots
+        targets[loss.name] = ChosenTargets(positions=labels(size), **vars(found)) if is_chosen else found
     counts = StepCounts(packs=1, sequences=sequences, tokens=slots, targets=rows)
     return PackedBatch(
-        tokens=numbers(slots),
-        position_ids=numbers(slots),
-        token_type_ids=numbers(slots),
+        tokens=labels(slots),
+        position_ids=labels(slots),
+        token_type_ids=labels(slots),
         cu_seqlens=torch.empty(2, dtype=torch.int32),
         max_sequence_length=1,
         row_slots=slots,
         position_rows=1,
-        targets={loss.name: targets[loss.name] for loss in config.losses},
+        targets=targets,
         step_counts=counts,
         local_counts=counts,
-        sequence_ids=numbers(sequences),
+        sequence_ids=labels(sequences),
         source_tokens=(slots,),
         squared_lengths=slots,
         padding_targets=0,
@@ -244,14 +241,8 @@ def _batch(config: TransformerConfig) -> PackedBatch:
 
 
 def _losses(result: Any) -> list[Tensor]:
-    """Returns the numbers of a model's result that gradients flow from, wherever they are in it."""
-    if isinstance(result, Tensor):
-        return [result] if result.requires_grad else []
-    if isinstance(result, Mapping):
-        return [one for value in result.values() for one in _losses(value)]
-    if is_dataclass(result):
-        return [one for each in fields(result) for one in _losses(getattr(result, each.name))]
-    return []
+    """Returns the numbers of a model's result that gradients flow from."""
+    return [leaf for leaf in tree_iter(result) if isinstance(leaf, Tensor) and leaf.requires_grad]
 
 
 def _run_backward(losses: list[Tensor]) -> None:
@@ -494,8 +485,10 @@ def _rms_norm(
     return _layer_norm(recorder, values, shape, weight, None, eps or 0.0)
 
 
-def _attend(recorder: _Recorder, q: Tensor, k: Tensor, v: Tensor, *_: Any, causal: bool, **__: Any) -> Tensor:
-    kind = causal, None
+def _attend(
+    recorder: _Recorder, q: Tensor, k: Tensor, v: Tensor, *_: Any, causal: bool, window: int | None, **__: Any
+) -> Tensor:
+    kind = causal, window
     products = attention_products(heads=q.shape[1], head_dim=q.shape[2])
     recorder.attention[kind] = recorder.attention.get(kind, 0) + products
     if torch.is_autocast_enabled("cpu"):

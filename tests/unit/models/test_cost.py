@@ -18,7 +18,7 @@ from evenpack.models.bert.model import Bert
 from evenpack.models.common.batch_work import performed_work, useful_work, work_on_whole_rows
 from evenpack.models.common.device_peaks import DEVICE_PEAKS, device_peak_flops, find_device_peak, known_device
 from evenpack.models.config import ModelConfig
-from evenpack.models.cost import Work, attended_pairs, parameter_count, step_flops
+from evenpack.models.cost import Work, depths, parameter_count, step_flops
 from evenpack.models.gpt2.config import Gpt2Config
 from evenpack.models.gpt2.model import Gpt2
 
@@ -51,22 +51,28 @@ def test_counts_of_a_model_are_those_of_formulas_for_its_layers(values):
     assert found == {name: values[name] for name in counts}
 
 
-@pytest.mark.parametrize("causal", [True, False])
-@pytest.mark.parametrize("span", [None, 1, 3, 8, 50])
-def test_pairs_within_a_span_are_those_of_a_mask(causal, span):
-    lengths = np.array([1, 3, 8, 11])
-    found = 0
-    for length in lengths:
-        apart = np.arange(length)[:, None] - np.arange(length)
-        seen = (apart >= 0) if causal else np.full_like(apart, True, dtype=bool)
-        found += int((seen & (np.abs(apart) < (span or length))).sum())
-    assert attended_pairs(lengths, causal=causal, span=span) == found
-    work = Work(slots=int(lengths.sum()), squared_lengths=int((lengths**2).sum()), head_slots=0, sequences=0)
-    if span is None:
-        assert work.attended_pairs(causal=causal) == found
-    else:
-        with pytest.raises(ValueError, match=f"a span of {span} follow from the lengths alone"):
-            work.attended_pairs(causal=causal, span=span)
+def test_pairs_within_a_window_do_not_follow_from_squared_lengths():
+    work = Work(slots=4, squared_lengths=16, head_slots=0, sequences=0)
+    with pytest.raises(ValueError, match="a window of 2 follow from the lengths alone"):
+        work.attended_pairs(causal=True, window=2)
+
+
+@pytest.mark.parametrize(
+    ("windows", "expected"),
+    [
+        ((None,) * 6, (1, 2)),
+        ((None, 4, 4) * 3, (3, 6)),
+        ((None, 4, 4, None, 4, 4, None), (4, 7)),
+        ((None, 4), (2, 4)),
+    ],
+)
+def test_two_depths_are_periods_of_the_pattern_of_layers(windows, expected):
+    class Patterned(Gpt2Config):
+        @property
+        def attention_windows(self):
+            return windows
+
+    assert depths(Patterned(kind="gpt2", layers=len(windows)), periods=1) == expected
 
 
 @pytest.mark.parametrize(
