@@ -32,7 +32,7 @@ from torch.utils._pytree import tree_iter
 from torch.utils.flop_counter import flop_registry
 from torch.utils.weak import WeakIdKeyDictionary
 
-from evenpack.batch import ChosenTargets, PackedBatch, SlotTargets, StepCounts
+from evenpack.batch import ChosenTargets, PackedBatch, SlotTargets
 from evenpack.kernels.attention import packed_attention
 from evenpack.kernels.costs import attention_buffers, attention_products
 from evenpack.kernels.cross_entropy import linear_cross_entropy
@@ -41,6 +41,7 @@ from evenpack.models.build import Model, new_model
 from evenpack.models.common.layers import SelfAttention
 from evenpack.models.common.section import TransformerConfig
 from evenpack.models.cost import depths
+from evenpack.step_counts import StepCounts
 from evenpack.units import FP32_BYTES
 
 aten = torch.ops.aten

@@ -28,7 +28,7 @@ LARGE_BATCHES = (
     "bert:base+2_layers+32_times+checkpointing",
     "llama:160m+2_layers+16_times+zero1",
 )
-"""Micro-batches so large that the peak is in the backward pass through a block."""
+"""Micro-batches so large that the peak is in the backward pass through a block, or nearly as much is alive there."""
 
 SETTINGS = ("+checkpointing", "+zero1", "+checkpointing+zero1", "+8_times", "+8_times+checkpointing")
 """Beside those of the whole models."""
@@ -135,7 +135,9 @@ def test_the_estimate_of_each_phase_is_near_the_traced_one(results, job):
 
 @pytest.mark.parametrize("job", LARGE_BATCHES)
 def test_the_estimate_of_memory_is_near_the_traced_peak_of_a_large_micro_batch(results, job):
-    assert results[job]["estimated_phase"] == "last block"
+    traced = results[job]["phase_bytes"]
+    most = "last block" if traced["backward"] > traced["forward"] else "loss"
+    assert results[job]["estimated_phase"] == most
     assert results[job]["estimated_peak"] == pytest.approx(results[job]["peak_bytes"], rel=MEMORY_ERROR)
 
 

@@ -69,11 +69,6 @@ class TransformerConfig(Section):
         preset = self.presets[self.preset]
         return {name: getattr(self, name) or preset[name] for name in preset}
 
-    @property
-    def layer_period(self) -> int:
-        """Layers after which their pattern repeats: 1 where all are equal."""
-        return 1
-
     def positions_needed(self, *, max_sequence_length: int, pack_length: int) -> int:
         """Returns the rows that a learned position table must have for such data, packed."""
         return max_sequence_length if self.reset_positions else pack_length

@@ -1,7 +1,7 @@
 """The budget of a run: its batch, its epochs, its operations, the hours on a device, and the cost of padding.
 
-Tokens are real ones. Operations are those of the model's formulas over real tokens (`models/common/cost.py`), the same
-that MFU counts. Steps are those of training: they come from the same function.
+Tokens are real ones. Operations are those of the model over real tokens (`models/cost.py`), the same that MFU
+counts. Steps are those of training: they come from the same function.
 """
 
 from dataclasses import dataclass, replace
