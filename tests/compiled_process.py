@@ -78,7 +78,7 @@ def taken_by_hand(job: Job, compiled: bool) -> dict[str, Any]:
             0
         ]
         torch.manual_seed(step)
-        loss = model(batch).loss_sum
+        loss = model(batch)["next_token"].loss_sum
         loss.backward()
         losses += [loss.item(), sum(float(parameter.grad.square().sum()) for parameter in model.parameters())]
         model.zero_grad()
