@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 from golden import (
     CASES,
+    COMMANDS_OF,
     RECORD,
     differences,
     processor,
@@ -26,7 +27,9 @@ def record() -> dict[str, Any]:
     return content
 
 
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=[] if name in COMMANDS_OF else [pytest.mark.slow]) for name in CASES]
+)
 def test_a_run_leaves_what_it_left(name: str, record: dict[str, Any], tmp_path: Path) -> None:
     write_sources(tmp_path)
     found = json.loads(json.dumps(record_case(name, tmp_path)))
