@@ -19,8 +19,8 @@ from evenpack.data.order.selection import PackedSource
 from evenpack.data.order.step_plan import StepPlanner
 from evenpack.data.order.step_shape import CostWeights, StepShape
 from evenpack.data.packing import LengthHistogram, pack
+from evenpack.data.recipes import MaskingConfig, SentencePairsRecipe
 from evenpack.data.sequences import SequenceView
-from evenpack.data.sequences.config import MaskingConfig, SentencePairsRecipe
 from evenpack.data.tokenizers.special_tokens import MaskingVocabulary
 from evenpack.losses import MASKED_TOKEN, NEXT_SENTENCE
 

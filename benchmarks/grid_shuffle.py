@@ -22,8 +22,8 @@ import numpy as np
 from pydantic import ByteSize, TypeAdapter
 
 from evenpack.data.prepare import prepare  # noqa: F401 - part of the memory of a preparing process
+from evenpack.data.recipes import DocumentsRecipe
 from evenpack.data.sequences import build_view
-from evenpack.data.sequences.config import DocumentsRecipe
 from evenpack.data.sequences.documents import DocumentsView
 from evenpack.data.sequences.shuffled import SHUFFLED, ShuffledView
 from evenpack.data.shuffle.grid import choose_grid

@@ -25,7 +25,7 @@ from evenpack.data.config import DataConfig
 from evenpack.data.packing import LengthHistogram
 from evenpack.data.prepare.prepare import prepare
 from evenpack.data.prepared import PreparedData
-from evenpack.data.sequences.config import MaskingConfig, SentencePairsRecipe
+from evenpack.data.recipes import MaskingConfig, SentencePairsRecipe
 from evenpack.data.sequences.masking import mask_sequences, masking_keys
 from evenpack.data.sequences.pair_drawing import SPECIAL_TOKENS, PairDrawing, SentenceIndex, split_sentences
 from evenpack.data.sources.kinds import open_corpus

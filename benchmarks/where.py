@@ -31,8 +31,8 @@ from evenpack.data.order.selection import PackedSource
 from evenpack.data.order.skipped_steps import NO_STEPS
 from evenpack.data.packing import LengthHistogram, Packing, pack
 from evenpack.data.permutation import sequence_id_type
+from evenpack.data.recipes import ConcatRecipe, DocumentsRecipe
 from evenpack.data.sequences import TokenAccounting
-from evenpack.data.sequences.config import ConcatRecipe, DocumentsRecipe
 from evenpack.data.sequences.documents import DocumentsView
 from evenpack.data.sequences.pieces import ConcatView
 from evenpack.data.tokens.array_file import mapped_array

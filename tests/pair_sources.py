@@ -14,8 +14,8 @@ from evenpack.data.batches.objectives import DynamicMasks
 from evenpack.data.order.plan import PackPlan
 from evenpack.data.order.selection import PackedSource
 from evenpack.data.packing import LengthHistogram, pack
+from evenpack.data.recipes import MaskingConfig, Recipe, SentencePairsRecipe
 from evenpack.data.sequences import MaskedPairsView, SentencePairsView
-from evenpack.data.sequences.config import MaskingConfig, Recipe, SentencePairsRecipe
 from evenpack.data.tokenizers.special_tokens import MaskingVocabulary
 from evenpack.data.tokens.file import TokenFile
 from evenpack.engine.config import RunConfig

@@ -8,7 +8,7 @@ from evenpack.config import Section, UserPath
 from evenpack.data.limits import MOST_SLOTS
 from evenpack.data.order.config import MixtureChange, PackingConfig, check_schedule, weight_changes
 from evenpack.data.order.weight_change import WeightChange
-from evenpack.data.sequences.config import (
+from evenpack.data.recipes import (
     ConcatRecipe,
     DocumentsRecipe,
     MaskedPairsRecipe,

@@ -13,8 +13,8 @@ from evenpack.data.checksums import Checksums, checksum_of_json, digest_of
 from evenpack.data.config import DataConfig
 from evenpack.data.order.step_shape import Batching
 from evenpack.data.packing import Packing
+from evenpack.data.recipes import OF_THE_LOSS
 from evenpack.data.sequences import TokenAccounting
-from evenpack.data.sequences.config import OF_THE_LOSS
 from evenpack.data.sources.files import InputFile
 from evenpack.data.sources.rows import RowAccounting
 from evenpack.errors import DataError, NotPreparedError

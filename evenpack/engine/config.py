@@ -9,7 +9,7 @@ from evenpack.config import Section, UserPath
 from evenpack.data.config import DataConfig
 from evenpack.data.limits import MOST_PACKS_A_STEP
 from evenpack.data.order.step_shape import POLICIES, AssignmentPolicy, Batching, Layout, default_policy
-from evenpack.data.sequences.config import MaskingConfig
+from evenpack.data.recipes import MaskingConfig
 from evenpack.engine.config_checks import (
     check_keep_policy,
     check_layout,

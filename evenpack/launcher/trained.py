@@ -18,7 +18,7 @@ from evenpack.data.config import DataConfig
 from evenpack.data.manifest import Manifest
 from evenpack.data.prepare.verification import explained_damage
 from evenpack.data.prepared import PreparedData, Split
-from evenpack.data.sequences.config import SentencePairsRecipe
+from evenpack.data.recipes import SentencePairsRecipe
 from evenpack.data.shuffle.config import PermutationShuffle
 from evenpack.data.sources.config import ArrowSource, JsonlSource, ParquetSource, Source, TextSource
 from evenpack.data.tokenizers.tokenizer import Tokenizer

@@ -505,7 +505,6 @@ def test_masks_are_refused_for_a_model_that_has_none(run_file: Path) -> None:
     [
         ("attention.isolate", "false"),
         ("model.reset_positions", "false"),
-        ("model.next_sentence", "false"),
         ("model.loss_balancing", "micro_batch"),
         ("model.next_sentence_reduction", "pack"),
         ("data.order", "by_length"),
@@ -539,7 +538,7 @@ def test_positions_that_run_through_a_pack_need_as_many_rows(tmp_path: Path) -> 
         ),
         (["attention.isolate=false", "training.layout=padded"], "attention.isolate: false applies to packs alone"),
         (["model.reset_positions=false", "training.layout=unpadded"], "must be packed, found unpadded"),
-        (["data.recipe.kind=documents"], "model.kind bert and data.recipe.kind documents do not go together"),
+        (["data.recipe.kind=padding"], "data.recipe.atom: this key is required"),
         (["model={kind: gpt2}"], "model.kind gpt2 and data.recipe.kind sentence_pairs do not go together"),
         (["masking.share=0"], "masking.share"),
         (["masking.mask_share=0.95"], "exceed 1 together"),

@@ -20,8 +20,8 @@ from evenpack.batch import ChosenTargets, SlotTargets, Targets
 from evenpack.data.batches.placement import Placement
 from evenpack.data.order.selection import PackedSource
 from evenpack.data.order.step_plan import TargetCounter
+from evenpack.data.recipes import ConcatRecipe, MaskingConfig, Recipe, SentencePairsRecipe
 from evenpack.data.sequences import MaskedPairsView, PaddingView, SentencePairsView, SequenceView
-from evenpack.data.sequences.config import ConcatRecipe, MaskingConfig, Recipe, SentencePairsRecipe
 from evenpack.data.sequences.masking import (
     SPECIAL_TOKENS_OF_A_DOCUMENT,
     SPECIAL_TOKENS_OF_A_PAIR,

@@ -18,8 +18,8 @@ import numpy as np
 from jaxtyping import Int64, Integer
 
 from evenpack.data.prepare.progress import SourceReporter
+from evenpack.data.recipes import MaskedPairsRecipe, SentencePairsRecipe
 from evenpack.data.sequences import PAIRS, MaskedPairsView, SentencePairsView, TokenAccounting
-from evenpack.data.sequences.config import MaskedPairsRecipe, SentencePairsRecipe
 from evenpack.data.sequences.pair_drawing import (
     SPECIAL_TOKENS,
     DrawnMasks,

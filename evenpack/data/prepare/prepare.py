@@ -42,7 +42,7 @@ from evenpack.data.prepare.tokens import Tokenising
 from evenpack.data.prepare.tokens_dir import SharedTokens, sentence_language
 from evenpack.data.prepare.verification import Verifier, refuse_changed_sources
 from evenpack.data.prepare.workers import Workers
-from evenpack.data.sequences.config import MaskedPairsRecipe, SentencePairsRecipe
+from evenpack.data.recipes import MaskedPairsRecipe, SentencePairsRecipe
 from evenpack.data.sequences.pair_drawing import LANGUAGES_WITH_RULES
 from evenpack.data.sources.config import Hdf5Source, MegatronSource
 from evenpack.data.sources.corpus import Corpus

@@ -27,8 +27,8 @@ from evenpack.data.prepare.progress import Progress, SourceReporter
 from evenpack.data.prepare.splits import SourceInPreparation, split_files, store_split
 from evenpack.data.prepare.tokens_dir import refuse_other_origin
 from evenpack.data.prepared import PreparedData, Split
+from evenpack.data.recipes import MaskedPairsRecipe
 from evenpack.data.sequences import PAIRS, MaskedPairsView, TokenAccounting
-from evenpack.data.sequences.config import MaskedPairsRecipe
 from evenpack.data.sequences.pairs import MASK_COLUMNS
 from evenpack.data.shards.reading import MaskedSequences, RowLimits, ShardSet, ShardSlice, check_limits, read_slices
 from evenpack.data.shards.writing import ShardForm, WrittenLayout, new_shard

@@ -38,8 +38,8 @@ from evenpack.data.prepare.tokens_dir import (
     tokens_origin,
 )
 from evenpack.data.prepare.verification import refuse_changes_meanwhile
+from evenpack.data.recipes import ConcatRecipe, DocumentsRecipe, PaddingRecipe, SentencePairsRecipe
 from evenpack.data.sequences import PAIRS, SequenceView, build_view, open_view
-from evenpack.data.sequences.config import ConcatRecipe, DocumentsRecipe, PaddingRecipe, SentencePairsRecipe
 from evenpack.data.sequences.pair_drawing import MaskDrawing, SentenceIndex
 from evenpack.data.sources.config import HubSource, MegatronSource, SourceOfFiles
 from evenpack.data.sources.corpus import Corpus

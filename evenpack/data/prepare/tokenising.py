@@ -109,6 +109,10 @@ def _batch(documents: list[Document], text_bytes: int) -> Batch:
     return Batch([document.text for document in documents], identities, text_bytes, documents[-1].bytes_read)
 
 
+_BEGINNINGS = "beginning_tokens"
+"""A key that a journal has only where documents begin with [CLS]."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class TokenisingState:
     """The tokenised part of a corpus."""
@@ -125,6 +129,8 @@ class TokenisingState:
     text_bytes: int = 0
     """Bytes of the documents, in UTF-8."""
     unknown_tokens: int = 0
+    beginning_tokens: int = 0
+    """[CLS] before documents."""
     rows: RowAccounting | None = None
     """Row accounting of those parts, if documents are divided or filtered before tokenising; None if not."""
     longest_row_words: int = 0
@@ -148,16 +154,22 @@ class TokenisingState:
 
     def to_json(self) -> dict[str, Any]:
         """Returns the state as a journal keeps it."""
-        return asdict(self)
+        values = asdict(self)
+        return values if self.beginning_tokens else {name: values[name] for name in values if name != _BEGINNINGS}
 
-    def with_batch(self, *, text_bytes: int, unknown_tokens: int, bytes_read: int) -> "TokenisingState":
+    def with_batch(self, encoded: EncodedDocuments, *, text_bytes: int, bytes_read: int) -> "TokenisingState":
         """Returns the state after another batch of a part."""
         return replace(
             self,
             bytes_read=bytes_read,
             text_bytes=self.text_bytes + text_bytes,
-            unknown_tokens=self.unknown_tokens + unknown_tokens,
+            unknown_tokens=self.unknown_tokens + encoded.unknown_tokens,
+            beginning_tokens=self.beginning_tokens + encoded.beginning_tokens,
         )
+
+    def has_known_tokens(self, tokens: int, documents: int) -> bool:
+        """Returns whether so many documents with so many tokens hold more than unknown and special tokens."""
+        return tokens - documents != self.unknown_tokens + self.beginning_tokens
 
     def with_end_of_part(self, part: CorpusPart, *, documents: int, bytes_read: int) -> "TokenisingState":
         """Returns the state after the last document of `part`.
@@ -186,6 +198,7 @@ class TokenisingState:
             bytes_read=self.bytes_read + part.bytes_read,
             text_bytes=self.text_bytes + part.text_bytes,
             unknown_tokens=self.unknown_tokens + part.unknown_tokens,
+            beginning_tokens=self.beginning_tokens + part.beginning_tokens,
         )
         return ended if part.rows is None else ended.with_rows(part.rows, part.longest_row_words)
 
@@ -264,11 +277,7 @@ def append_parts(
                 continue
             batch, encoded = step
             writer.append(encoded.tokens, encoded.lengths, {DOCUMENT_HASHES: batch.identities, **encoded.columns})
-            state = state.with_batch(
-                text_bytes=batch.text_bytes,
-                unknown_tokens=encoded.unknown_tokens,
-                bytes_read=bytes_before + batch.bytes_read,
-            )
+            state = state.with_batch(encoded, text_bytes=batch.text_bytes, bytes_read=bytes_before + batch.bytes_read)
             if writer.is_commit_due:
                 writer.commit(state.to_json())
             report(state)

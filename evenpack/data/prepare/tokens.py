@@ -231,7 +231,7 @@ class _SourceWriting:
         self._reporter.report(
             documents=documents, tokens=tokens, bytes_read=state.bytes_read, bytes_resumed=self._bytes_resumed
         )
-        if state.text_bytes and tokens - documents == state.unknown_tokens and not self._is_told_of_unknown:
+        if state.text_bytes and not state.has_known_tokens(tokens, documents) and not self._is_told_of_unknown:
             self._is_told_of_unknown = True
             self.note(
                 f"warning: the first {documents:,} documents of source '{self._reporter.source}' encode to nothing but "
@@ -274,7 +274,7 @@ def _check_content(corpus: Corpus, source: str, writer: TokenFileWriter, state: 
         corpus.refuse_none_kept(state.rows, state.longest_row_words)
     if writer.documents == 0:
         raise no_documents_error(source)
-    if writer.tokens - writer.documents == state.unknown_tokens:
+    if not state.has_known_tokens(writer.tokens, writer.documents):
         raise DataError(
             f"the text of source '{source}' encodes to nothing but unknown tokens, or to no token at all: "
             "the tokenizer's vocabulary is not of this text, or the text is empty"

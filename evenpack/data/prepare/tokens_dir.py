@@ -27,8 +27,8 @@ from evenpack.data.checksums import find_first_damage
 from evenpack.data.config import DataConfig
 from evenpack.data.manifest import TOKENIZER_FOLDER, TRAINED_ON, data_section, refuse_changed_inputs, refuse_differences
 from evenpack.data.prepare.directory import explain_write_failures, hold_lock, remove_leftovers
+from evenpack.data.recipes import ConcatRecipe, DocumentsRecipe, PaddingRecipe, SentencePairsRecipe
 from evenpack.data.sequences import ViewOfDocuments, build_view
-from evenpack.data.sequences.config import ConcatRecipe, DocumentsRecipe, PaddingRecipe, SentencePairsRecipe
 from evenpack.data.sources.config import SourceOfText
 from evenpack.data.sources.files import InputFile
 from evenpack.data.sources.kinds import held_out, source_inputs

@@ -15,7 +15,7 @@ from pathlib import Path
 import numpy as np
 from jaxtyping import Int64
 
-from evenpack.data.sequences.config import ConcatRecipe, DocumentsRecipe, PaddingRecipe
+from evenpack.data.recipes import ConcatRecipe, DocumentsRecipe, PaddingRecipe
 from evenpack.data.sequences.documents import DocumentsView, build_documents
 from evenpack.data.sequences.pairs import PAIRS, MaskedPairsView, SentencePairsView
 from evenpack.data.sequences.pieces import ConcatView, PaddingView, ShuffledConcatView, build_concat, build_padding

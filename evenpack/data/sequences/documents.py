@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import numpy as np
 from jaxtyping import Bool, Int32, Int64
 
-from evenpack.data.sequences.config import DocumentsRecipe
+from evenpack.data.recipes import DocumentsRecipe
 from evenpack.data.sequences.view import NO_SEQUENCES, Origins, TokenAccounting, WholeSequencesView, place_of
 from evenpack.data.tokens.file import TokenFile
 from evenpack.errors import DataError

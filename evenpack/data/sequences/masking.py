@@ -20,7 +20,7 @@ import numpy as np
 from jaxtyping import Bool, Int64, Integer, UInt64
 
 from evenpack.data.permutation import derive_key, hash64
-from evenpack.data.sequences.config import MaskingConfig
+from evenpack.data.recipes import MaskingConfig
 from evenpack.data.tokenizers.special_tokens import MaskingVocabulary
 
 SPECIAL_TOKENS_OF_A_PAIR = 3

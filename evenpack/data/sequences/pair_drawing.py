@@ -26,7 +26,7 @@ import numpy as np
 from jaxtyping import Bool, Float64, Int32, Int64, Integer, UInt16, UInt64
 
 from evenpack.data.permutation import derive_key
-from evenpack.data.sequences.config import MaskingConfig, SentencePairsRecipe
+from evenpack.data.recipes import MaskingConfig, SentencePairsRecipe
 from evenpack.data.sequences.masking import mask_sequences, masking_keys
 from evenpack.data.tokenizers.special_tokens import SENTENCE_LENGTHS, MaskingVocabulary
 from evenpack.data.tokens.file import TokenFile

@@ -24,7 +24,7 @@ from pathlib import Path
 import numpy as np
 from jaxtyping import Int32, Int64, Integer, UInt8, UInt16
 
-from evenpack.data.sequences.config import MaskedPairsRecipe, SentencePairsRecipe
+from evenpack.data.recipes import MaskedPairsRecipe, SentencePairsRecipe
 from evenpack.data.sequences.view import Origins, WholeSequencesView
 from evenpack.data.tokens.file import TokenFile
 from evenpack.data.tokens.writer import column_path

@@ -24,7 +24,7 @@ import numpy as np
 from jaxtyping import Bool, Int32, Int64, Integer
 
 from evenpack.data.permutation import derive_key, permute, sequence_id_type, unpermute
-from evenpack.data.sequences.config import ConcatRecipe, PaddingRecipe
+from evenpack.data.recipes import ConcatRecipe, PaddingRecipe
 from evenpack.data.sequences.view import (
     NO_SEQUENCES,
     Origins,

@@ -37,6 +37,8 @@ class EncodedDocuments:
     """Tokens of each document, including its end-of-text."""
     unknown_tokens: int
     """Number of tokens that represent text which the vocabulary cannot express."""
+    beginning_tokens: int
+    """Number of [CLS] before documents."""
     columns: Mapping[str, Int64[np.ndarray, " _"]]
     """Columns to store with the tokens: `SENTENCE_LENGTHS` where documents came as sentences."""
 
@@ -102,12 +104,14 @@ class Tokenizer:
         """
         encodings = self._backend.encode_batch_fast(texts, add_special_tokens=False)
         lengths = np.fromiter(map(len, encodings), dtype=np.int64, count=len(encodings))
-        lengths += 1 + len(self._beginning) * (lengths > 0)
+        beginnings = len(self._beginning) * (lengths > 0)
+        lengths += 1 + beginnings
         # Only one document's list of ids exists at a time: 25 ns per token, against 41 with the lists of a whole batch.
         beginning, end = self._beginning, (self.end_of_text_id,)
         ids = chain.from_iterable((beginning if len(encoding) else (), encoding.ids, end) for encoding in encodings)
         tokens = np.fromiter(chain.from_iterable(ids), dtype=np.int32, count=int(lengths.sum()))
-        return self._checked(tokens, lengths, zip(texts, encodings, strict=True), columns={})
+        encoded = zip(texts, encodings, strict=True)
+        return self._checked(tokens, lengths, encoded, beginning_tokens=int(beginnings.sum()), columns={})
 
     def encode_sentences(self, documents: Sequence[Sequence[str]]) -> EncodedDocuments:
         """Encodes documents given as sentences, like `encode_batch`; sentences without a token are left out.
@@ -125,6 +129,7 @@ class Tokenizer:
             np.insert(text_tokens, ends, self.end_of_text_id),
             np.diff(ends, prepend=0) + 1,
             zip(sentences, encodings, strict=True),
+            beginning_tokens=0,
             columns={SENTENCE_LENGTHS: lengths[lengths > 0]},
         )
 
@@ -149,6 +154,7 @@ class Tokenizer:
         lengths: Int64[np.ndarray, " documents"],
         encoded: Iterator[tuple[str, Any]],
         *,
+        beginning_tokens: int,
         columns: Mapping[str, Int64[np.ndarray, " _"]],
     ) -> EncodedDocuments:
         """Checks `encoded`, each text with its encoding, to name the one with a special token."""
@@ -159,7 +165,13 @@ class Tokenizer:
                 f"{culprit[:60]!r}; documents would end where they do not: remove it from the text"
             )
         unknown = 0 if self._unknown_id is None else int(np.count_nonzero(tokens == self._unknown_id))
-        return EncodedDocuments(tokens=tokens, lengths=lengths, unknown_tokens=unknown, columns=columns)
+        return EncodedDocuments(
+            tokens=tokens,
+            lengths=lengths,
+            unknown_tokens=unknown,
+            beginning_tokens=beginning_tokens,
+            columns=columns,
+        )
 
     @property
     def vocabulary(self) -> dict[str, int]:

@@ -5,8 +5,8 @@ from pathlib import Path
 
 from evenpack.data.order.step_shape import CostWeights, Layout
 from evenpack.data.prepared import PreparedData
+from evenpack.data.recipes import MaskingConfig
 from evenpack.data.sequences import MaskedPairsView
-from evenpack.data.sequences.config import MaskingConfig
 from evenpack.engine.config import TrainingSection
 from evenpack.engine.resolving.cost_model import CostModel
 from evenpack.errors import ConfigError
@@ -90,6 +90,8 @@ def operation_weights(
     head_slots = round(_TOKENS * head_share(model, masking, prepared))
     of_tokens = flops(Work(slots=_TOKENS, squared_lengths=0, head_slots=head_slots, sequences=0))
     of_squares = flops(Work(slots=0, squared_lengths=_TOKENS, head_slots=0, sequences=0))
+    if of_squares == 0:  # a model without attention
+        return CostWeights(per_token=1.0, per_squared_length=0.0, per_segment=0.0)
     return CostWeights(per_token=of_tokens / of_squares, per_squared_length=1.0, per_segment=0.0)
 
 

@@ -8,8 +8,8 @@ import numpy as np
 from evenpack.data.batches.objectives import DynamicMasks, NextTokens, Objective, StoredMasks
 from evenpack.data.order.step_shape import Batching, StepShape
 from evenpack.data.prepared import PreparedData
+from evenpack.data.recipes import MaskingConfig, PaddingRecipe, Recipe
 from evenpack.data.sequences import MaskedPairsView
-from evenpack.data.sequences.config import MaskingConfig, PaddingRecipe, Recipe
 from evenpack.data.sequences.masking import masked_count
 from evenpack.engine.resolving.step_items import average_item, items_of_an_epoch
 from evenpack.losses import MASKED_TOKEN, NEXT_SENTENCE

@@ -13,8 +13,8 @@ from evenpack.data.config import DataConfig
 from evenpack.data.manifest import PackingSummary
 from evenpack.data.order.stored_plan import pack_view
 from evenpack.data.prepare.tokens_dir import KnownTokens
+from evenpack.data.recipes import ConcatRecipe, DocumentsRecipe, PaddingRecipe
 from evenpack.data.sequences import SequenceView
-from evenpack.data.sequences.config import ConcatRecipe, DocumentsRecipe, PaddingRecipe
 from evenpack.data.sequences.masking import masked_count
 from evenpack.data.sequences.pieces import RowsView
 from evenpack.data.tokenizers.loading import vocabulary_size_of

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 from scipy.stats import rankdata
 
-from evenpack.data.sequences.config import ConcatRecipe, PaddingRecipe, Recipe
+from evenpack.data.recipes import ConcatRecipe, PaddingRecipe, Recipe
 from evenpack.errors import ConfigError
 from evenpack.studies.chunking.config import ChunkingConfig
 from evenpack.studies.chunking.curves import Curve, HeldOut

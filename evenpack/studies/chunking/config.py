@@ -8,7 +8,7 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import Field, model_validator
 
 from evenpack.config import Section
-from evenpack.data.sequences.config import check_atom
+from evenpack.data.recipes import check_atom
 from evenpack.studies.runs.study_file import Name, RunsStudyConfig, Settings
 from evenpack.units import Packs, Rows, Share, StepNumber, Tokens
 

@@ -20,7 +20,7 @@ import numpy as np
 from jaxtyping import Float64
 from scipy.signal import lfilter
 
-from evenpack.data.sequences.config import PaddingRecipe
+from evenpack.data.recipes import PaddingRecipe
 from evenpack.engine.parts.journal import SUMMARY
 from evenpack.engine.reporting.metrics import METRICS
 from evenpack.errors import DataError

@@ -14,8 +14,8 @@ from evenpack.data.batches.collate import Collator
 from evenpack.data.batches.objectives import DynamicMasks, NextTokens, Objective
 from evenpack.data.order.selection import PackedSource, select_packs
 from evenpack.data.order.step_shape import Layout
+from evenpack.data.recipes import PaddingRecipe
 from evenpack.data.sequences import build_view
-from evenpack.data.sequences.config import PaddingRecipe
 from evenpack.data.sequences.masking import masked_count
 from evenpack.errors import ConfigError
 from evenpack.step_counts import StepCounts

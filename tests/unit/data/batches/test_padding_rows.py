@@ -11,8 +11,8 @@ from evenpack.data.order.sequential_plan import SequentialPlan
 from evenpack.data.order.step_plan import StepPlanner
 from evenpack.data.order.step_shape import CostWeights, StepShape
 from evenpack.data.packing import LengthHistogram, pack
+from evenpack.data.recipes import PaddingRecipe
 from evenpack.data.sequences import build_view
-from evenpack.data.sequences.config import PaddingRecipe
 from evenpack.data.sequences.pieces import PaddingView
 from evenpack.data.tokens.file import TokenFile
 from evenpack.data.tokens.writer import TokenFileWriter

@@ -92,7 +92,7 @@ def test_the_plan_shows_the_sizes_of_every_batch_and_what_suits_a_gpu_badly(pack
     run = open_run(packs)
     world = World(rank=1, size=2, local_rank=1, device=torch.device("cpu"))
     batch = MicroBatchDataset(run.prepared, run.pipeline_settings(world))[0]
-    sizes = (len(batch.cu_seqlens) - 1, len(batch.sequence_ids), len(batch.targets["next_token"].labels))
+    sizes = (len(batch.cu_seqlens) - 1, len(batch.sequence_ids), len(batch.targets["masked_token"].labels))
     assert shapes_of(plan) == (
         f"{batch.slots} slots; room for {sizes[0]} segments, {sizes[1]} sequences, {sizes[2]} masked tokens "
         f"(the most of all {plan.steps} steps)"
@@ -121,4 +121,4 @@ def test_expected_denominators_are_what_steps_of_sequences_hold_on_average(packs
     expected = resolve(config, data).denominators(steps[0])
     assert expected["next_sentence"] == pytest.approx(PER_STEP, rel=1e-12)
     # Masked tokens are rounded to whole ones in each sequence, and in the full row that the estimate goes by.
-    assert np.mean([step.targets for step in steps]) == pytest.approx(expected.tokens, rel=0.05)
+    assert np.mean([step.targets for step in steps]) == pytest.approx(expected["masked_token"], rel=0.05)

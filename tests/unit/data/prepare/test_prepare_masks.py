@@ -20,8 +20,8 @@ from evenpack.data.order.step_plan import StepPlanner
 from evenpack.data.prepare import pairs as prepare_pairs
 from evenpack.data.prepare.prepare import prepare
 from evenpack.data.prepared import PreparedData, Split, packed_sources
+from evenpack.data.recipes import MaskingConfig
 from evenpack.data.sequences import MaskedPairsView, SentencePairsView
-from evenpack.data.sequences.config import MaskingConfig
 from evenpack.data.sequences.masking import masked_count
 from evenpack.data.tokens import writer as token_writer
 from evenpack.engine.config import RunConfig
@@ -330,7 +330,7 @@ def test_expected_denominators_are_the_mean_of_the_stored_counts(run: RunConfig)
     run = changed(run, training={"packs_per_step": packs, "packs_per_micro_batch": packs})
     denominators = resolve(run, prepared).denominators
     assert denominators(counts) == denominators(StepCounts(packs=1, sequences=2, tokens=3, targets=1))
-    assert denominators(counts).tokens == pytest.approx(counts.targets, rel=1e-12)
+    assert denominators(counts)["masked_token"] == pytest.approx(counts.targets, rel=1e-12)
     assert denominators(counts)["next_sentence"] == pytest.approx(counts.sequences, rel=1e-12)
     both = resolve(changed(run, model={"mlm_reduction": "sequence"}), prepared).denominators(counts)
     assert both["masked_token"] == both["next_sentence"] == denominators(counts)["next_sentence"]

@@ -12,8 +12,8 @@ from prepared_files import contents
 from pydantic import ValidationError
 from token_files import END, numbered_tokens
 
+from evenpack.data.recipes import ConcatRecipe, PaddingRecipe
 from evenpack.data.sequences import SequenceView, build_view, open_view
-from evenpack.data.sequences.config import ConcatRecipe, PaddingRecipe
 from evenpack.data.sequences.pieces import shuffled_atoms
 from evenpack.data.tokens.file import TokenFile
 

@@ -7,8 +7,8 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 from scipy import stats
 
+from evenpack.data.recipes import MaskingConfig
 from evenpack.data.sequences import masking
-from evenpack.data.sequences.config import MaskingConfig
 from evenpack.data.sequences.masking import MaskedTokens, mask_sequences, masked_count, masking_keys
 from evenpack.data.tokenizers.special_tokens import MaskingVocabulary
 

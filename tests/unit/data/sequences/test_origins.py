@@ -5,8 +5,8 @@ import pytest
 from pydantic import TypeAdapter
 from token_files import END, numbered_tokens
 
+from evenpack.data.recipes import Recipe
 from evenpack.data.sequences import ViewOfDocuments, build_view
-from evenpack.data.sequences.config import Recipe
 from evenpack.data.sequences.pieces import PaddingView
 from evenpack.data.tokens.file import TokenFile
 

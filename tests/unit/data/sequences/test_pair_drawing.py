@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from scipy import stats
 
 from evenpack.data.permutation import derive_key
-from evenpack.data.sequences.config import SentencePairsRecipe
+from evenpack.data.recipes import SentencePairsRecipe
 from evenpack.data.sequences.pair_drawing import PairDrawing, PairSpans, SentenceIndex, cut_longer
 from evenpack.data.tokens.file import TokenFile
 from evenpack.data.tokens.writer import TokenFileWriter

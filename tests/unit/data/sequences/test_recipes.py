@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from evenpack.data.recipes import ConcatRecipe, DocumentsRecipe
 from evenpack.data.sequences import SequenceView, TokenAccounting, build_view, length_chunks, open_view
-from evenpack.data.sequences.config import ConcatRecipe, DocumentsRecipe
 from evenpack.data.tokens.file import TokenFile
 from evenpack.data.tokens.writer import TokenFileWriter
 from evenpack.errors import DataError

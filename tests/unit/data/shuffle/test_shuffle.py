@@ -10,7 +10,7 @@ import pytest
 from prepared_files import contents
 from token_files import make_documents, write
 
-from evenpack.data.sequences.config import DocumentsRecipe
+from evenpack.data.recipes import DocumentsRecipe
 from evenpack.data.sequences.documents import DocumentsView, build_documents
 from evenpack.data.sequences.shuffled import SHUFFLED, ShuffledView
 from evenpack.data.shuffle import shuffle as shuffle_module

@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from evenpack.data.order.step_shape import CostWeights
-from evenpack.data.sequences.config import PaddingRecipe
+from evenpack.data.recipes import PaddingRecipe
 from evenpack.engine.checkpoints.continuation import compare_run_files, require_fingerprint
 from evenpack.engine.checkpoints.files import (
     Checkpoint,

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from evenpack.data.packing import LengthHistogram
+from evenpack.data.recipes import ConcatRecipe, DocumentsRecipe, PaddingRecipe
 from evenpack.data.sequences import build_view
-from evenpack.data.sequences.config import ConcatRecipe, DocumentsRecipe, PaddingRecipe
 from evenpack.data.tokens.file import TokenFile
 from evenpack.data.tokens.writer import TokenFileWriter
 from evenpack.studies.inspection.recipes import advise_recipe
