@@ -169,7 +169,9 @@ def test_forward_and_backward_move_the_bytes_of_the_formula(results, job):
     excess = found["others"]["bytes"] / expected["others"]["bytes"] - 1.0
     assert 0.0 <= excess <= (0.08 if adds_up_in_deepspeed(case) else TRAFFIC_EXCESS)
     uncounted = found["others"]["kernels"] - expected["others"]["kernels"]
-    assert -5 <= uncounted / case.micro_batches <= UNCOUNTED_KERNELS
+    # GPT-2 and Llama stack no sums of a second loss, which BERT does.
+    fewest = -5 if case.family == "bert" else -6
+    assert fewest <= uncounted / case.micro_batches <= UNCOUNTED_KERNELS
 
 
 @pytest.mark.parametrize("job", [name for name, case in CASES.items() if has_estimated_blocks(case)])

@@ -14,7 +14,7 @@ BACKENDS = ("reference", "sdpa", "varlen", "flash", "flex", "dense_mask")
 
 EXPECTED_WAITS = {
     "evenpack.kernels.sdpa.attend": 1.0,
-    "evenpack.kernels.sdpa._window_mask": 1.0,
+    "evenpack.kernels.sdpa._group_mask": 1.0,
     "evenpack.kernels.sdpa._alibi_bias": 1.0,
     "deepspeed.runtime.utils.mask_nan_or_inf_with_val_inplace": 0.0,
     "deepspeed.runtime.utils.is_invalid_grad_norm": 0.0,
