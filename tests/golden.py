@@ -1,6 +1,6 @@
 """What a few small runs leave behind, frozen at one commit, so that code may be moved without changing any of it.
 
-    .venv/bin/python tests/golden.py        records anew, after a change that is meant to be seen
+    .venv/bin/python tests/golden.py        records again, after a change that is meant to be seen
 
 The record holds, for each case, the prepared files, every step of `metrics.jsonl`, and `--json` of the commands that
 read a run; and an archive holds one run that was stopped half way. Values that differ between two recordings (times,
