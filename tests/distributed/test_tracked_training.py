@@ -20,8 +20,8 @@ from evenpack.engine.parts import journal, trackers
 from evenpack.engine.provenance import commit_of_source
 from evenpack.engine.reporting.definitions import DEFINITIONS, find_metric, scalars, values_of
 from evenpack.engine.reporting.metrics import read_metrics
-from evenpack.engine.reporting.reduction import reduce_over_ranks
 from evenpack.engine.reporting.run_record import read_run_record
+from evenpack.engine.reporting.step_totals import reduce_over_ranks
 from evenpack.engine.train import train_in
 from evenpack.engine.world.distributed import World
 from evenpack.errors import ConfigError

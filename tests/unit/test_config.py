@@ -538,7 +538,11 @@ def test_positions_that_run_through_a_pack_need_as_many_rows(tmp_path: Path) -> 
         ),
         (["attention.isolate=false", "training.layout=padded"], "attention.isolate: false applies to packs alone"),
         (["model.reset_positions=false", "training.layout=unpadded"], "must be packed, found unpadded"),
-        (["data.recipe.kind=padding"], "data.recipe.atom: this key is required"),
+        (
+            ["data.recipe={kind: padding, max_sequence_length: 128, atom: 64}"],
+            "model.kind bert and data.recipe.kind padding do not go together",
+        ),
+        (["data.recipe={kind: documents, max_sequence_length: 128}"], "set model.next_sentence=false to learn from"),
         (["model={kind: gpt2}"], "model.kind gpt2 and data.recipe.kind sentence_pairs do not go together"),
         (["masking.share=0"], "masking.share"),
         (["masking.mask_share=0.95"], "exceed 1 together"),

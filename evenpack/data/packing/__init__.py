@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from evenpack.data.limits import MOST_SLOTS
-from evenpack.data.packing.baselines import first_fit_decreasing, next_fit, next_fit_packs
+from evenpack.data.packing.baselines import first_fit_decreasing, next_fit, next_fit_packs, unpacked
 from evenpack.data.packing.certificate import Certificate
 from evenpack.data.packing.cutting_stock import cutting_stock
 from evenpack.data.packing.histogram import FittedHistogram, LengthHistogram, LongPolicy, whole
@@ -16,7 +16,6 @@ from evenpack.data.packing.least_squares import least_squares, least_squares_pad
 from evenpack.data.packing.longest_pack_first import longest_pack_first
 from evenpack.data.packing.shortest_pack_first import shortest_pack_first
 from evenpack.data.packing.strategy import Certified, Option, Packer, Packing, Strategy
-from evenpack.data.packing.unpacked import unpacked
 from evenpack.errors import PackingError
 
 __all__ = [

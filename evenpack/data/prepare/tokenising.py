@@ -109,10 +109,6 @@ def _batch(documents: list[Document], text_bytes: int) -> Batch:
     return Batch([document.text for document in documents], identities, text_bytes, documents[-1].bytes_read)
 
 
-_BEGINNINGS = "beginning_tokens"
-"""A key that a journal has only where documents begin with [CLS]."""
-
-
 @dataclass(frozen=True, kw_only=True)
 class TokenisingState:
     """The tokenised part of a corpus."""
@@ -154,8 +150,7 @@ class TokenisingState:
 
     def to_json(self) -> dict[str, Any]:
         """Returns the state as a journal keeps it."""
-        values = asdict(self)
-        return values if self.beginning_tokens else {name: values[name] for name in values if name != _BEGINNINGS}
+        return asdict(self)
 
     def with_batch(self, encoded: EncodedDocuments, *, text_bytes: int, bytes_read: int) -> "TokenisingState":
         """Returns the state after another batch of a part."""

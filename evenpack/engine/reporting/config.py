@@ -11,7 +11,7 @@ from evenpack.errors import ConfigError
 
 
 class WandbSection(Section):
-    """Where Weights & Biases puts the run. Needs the extra `evenpack[wandb]`."""
+    """Says where Weights & Biases puts the run; this needs the extra `evenpack[wandb]`."""
 
     project: str = Field(default="evenpack", min_length=1)
     """Project in which the run appears."""

@@ -8,7 +8,7 @@ import torch
 from batches import build_batch, random_sequences
 
 from evenpack.batch import PackedBatch
-from evenpack.engine.device_copies import DeviceCopies
+from evenpack.engine.engine import DeviceCopies
 
 
 def micro_batches(count: int) -> list[PackedBatch]:

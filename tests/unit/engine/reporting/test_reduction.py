@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from evenpack.engine.reporting.reduction import reduce_over_ranks, reduction_of
+from evenpack.engine.reporting.step_totals import reduce_over_ranks, reduction_of
 from evenpack.engine.world.distributed import World
 
 ALONE = World(rank=0, size=1, local_rank=0, device=torch.device("cpu"))
