@@ -7,7 +7,8 @@ Conventions, so that a reported MFU can be checked by hand:
 - The backward pass is twice the forward pass. Work done again to save memory (activation checkpointing, attention
   scores and logits recomputed by fused kernels) is not counted, because it brings no progress.
 - Causal attention counts the pairs (i, j) with j <= i of one segment: l (l + 1) / 2 for length l, not l².
-  Bidirectional attention counts all l². A window counts the pairs within it (`kernels/visible_pairs.py`).
+  Bidirectional attention counts all l². Windows are refused: the pairs within one (`kernels/visible_pairs.py`) follow
+  from lengths, of which `Work` has only the squares.
 - An output head counts where a loss is taken: the masked-token head at the masked tokens, the pooler and the
   next-sentence head at each sequence's first token.
 - Tokens that only pad a sequence are not useful work, including their attended pairs, and the head if they are targets.
