@@ -141,7 +141,7 @@ def traced(arguments: argparse.Namespace) -> dict[str, Any]:
     from evenpack.data.batches.pipeline import SkippedStep, training_batches
     from evenpack.engine.engine import TrainingEngine
     from evenpack.engine.world.distributed import World
-    from evenpack.testing.fake_cuda.operators import StepOperators
+    from evenpack.testing.fake_cuda.counting import StepOperators
     from evenpack.testing.fake_cuda.trace import trace_steps
 
     run = opened(arguments)

@@ -25,7 +25,7 @@ from typing import TypeVar
 import measuring
 import numpy as np
 
-from evenpack.data.order.mixture_schedule import MixtureSchedule
+from evenpack.data.order.mixture import MixtureSchedule
 from evenpack.data.order.plan import PackPlan, sort_chunks_by_length
 from evenpack.data.order.selection import PackedSource
 from evenpack.data.order.skipped_steps import NO_STEPS

@@ -12,7 +12,7 @@ from evenpack.data.config import DataConfig
 from evenpack.data.manifest import TOKENIZER_FOLDER, Manifest, data_section, refuse_differences, remedy
 from evenpack.data.opened import note_opened
 from evenpack.data.order.config import PackingConfig
-from evenpack.data.order.mixture_schedule import MixtureSchedule
+from evenpack.data.order.mixture import MixtureSchedule
 from evenpack.data.order.pack_stream import PackStream
 from evenpack.data.order.selection import PackedSource
 from evenpack.data.order.step_shape import Batching

@@ -20,7 +20,7 @@ from dataclasses import dataclass
 import numpy as np
 from jaxtyping import Int64
 
-from evenpack.data.order.mixture_schedule import MixtureSchedule
+from evenpack.data.order.mixture import MixtureSchedule
 from evenpack.data.order.selection import PackedSource, order_hash, select_packs
 from evenpack.data.order.skipped_steps import SkippedSteps
 from evenpack.data.sequences.view import Origins, SequenceOrigins

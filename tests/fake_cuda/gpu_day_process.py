@@ -27,13 +27,13 @@ from evenpack.engine.world.distributed import World  # noqa: E402
 from evenpack.kernels import cross_entropy  # noqa: E402
 from evenpack.studies.throughput.contenders import contender, run_to_measure  # noqa: E402
 from evenpack.studies.throughput.measure import StepTimer  # noqa: E402
-from evenpack.testing.fake_cuda.gpu_kernels import provide_gpu_kernels  # noqa: E402
 from evenpack.testing.fake_cuda.trace import (  # noqa: E402
     DEVICE,
     FakeCudaMode,
     faked_batch,
     join_fake_ranks,
     modules_move_to_new_tensors,
+    provide_gpu_kernels,
 )
 from evenpack.testing.fake_cuda.watch import Watch  # noqa: E402
 

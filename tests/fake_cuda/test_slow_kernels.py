@@ -7,9 +7,8 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from evenpack.engine.optimizers.lamb import Lamb
-from evenpack.testing.fake_cuda.kernel_buffers import buffer_sizes
-from evenpack.testing.fake_cuda.multi_tensor import slow_path
-from evenpack.testing.fake_cuda.products import LEAST_OPERATIONS, unaligned_matrix
+from evenpack.testing.fake_cuda.memory import buffer_sizes
+from evenpack.testing.fake_cuda.slow_kernels import LEAST_OPERATIONS, slow_path, unaligned_matrix
 
 aten = torch.ops.aten
 

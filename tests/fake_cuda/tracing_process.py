@@ -32,7 +32,7 @@ from evenpack.models.common.batch_work import performed_work  # noqa: E402
 from evenpack.models.cost import parameter_count  # noqa: E402
 from evenpack.models.families import find_family  # noqa: E402
 from evenpack.studies.roofline.estimate import update_operation  # noqa: E402
-from evenpack.testing.fake_cuda.operators import StepOperators  # noqa: E402
+from evenpack.testing.fake_cuda.counting import StepOperators  # noqa: E402
 from evenpack.testing.fake_cuda.trace import trace_steps  # noqa: E402
 from evenpack.testing.runs import run_config, run_values  # noqa: E402
 

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from evenpack.data.manifest import Manifest
-from evenpack.data.order.blocks import open_blocks
+from evenpack.data.order.blocked_plan import open_blocks
 from evenpack.data.sequences.view import read_description
 from evenpack.data.sources.files import saved_splits
 from evenpack.data.tokenizers.byte_pairs import read_byte_pairs

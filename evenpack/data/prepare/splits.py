@@ -8,7 +8,7 @@ import xxhash
 
 from evenpack.data.config import DataConfig
 from evenpack.data.manifest import SPLITS, FileRecord, PackingSummary, SplitRecord, TokenizerRecord, data_section
-from evenpack.data.order.blocks import store_blocks
+from evenpack.data.order.blocked_plan import store_blocks
 from evenpack.data.order.stored_plan import packed, remove_plan, store_plan
 from evenpack.data.packing import LengthHistogram, Packing
 from evenpack.data.permutation import derive_key

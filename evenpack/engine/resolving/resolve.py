@@ -11,7 +11,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from evenpack.data.order.mixture_schedule import MixtureSchedule
+from evenpack.data.order.mixture import MixtureSchedule
 from evenpack.data.order.step_shape import CostWeights, StepShape
 from evenpack.data.prepared import PreparedData
 from evenpack.engine.config import RunConfig

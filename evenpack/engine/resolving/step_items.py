@@ -6,7 +6,7 @@ from fractions import Fraction
 
 from evenpack.data.config import DataConfig
 from evenpack.data.manifest import PackingSummary
-from evenpack.data.order.mixture_schedule import MixtureSchedule
+from evenpack.data.order.mixture import MixtureSchedule
 from evenpack.data.order.step_shape import Batching
 from evenpack.data.prepared import PreparedData
 from evenpack.engine.config import RunConfig

@@ -30,11 +30,9 @@ from evenpack.kernels.sdpa import plan_groups
 from evenpack.models.build import Model, new_model
 from evenpack.models.common.losses import exact_denominators
 from evenpack.testing.fake_cuda.attention_operators import provide_flash_attn
+from evenpack.testing.fake_cuda.counting import Traffic, TrafficMeter, flop_formulas, is_attention
 from evenpack.testing.fake_cuda.flex_operator import provide_flex_attention
-from evenpack.testing.fake_cuda.flops import flop_formulas, is_attention
-from evenpack.testing.fake_cuda.gpu_kernels import provide_gpu_kernels
 from evenpack.testing.fake_cuda.memory import MemoryMeter
-from evenpack.testing.fake_cuda.traffic import Traffic, TrafficMeter
 from evenpack.testing.fake_cuda.watch import Fault, Watch
 
 DEVICE = torch.device("cuda:0")
@@ -298,3 +296,30 @@ def modules_move_to_new_tensors() -> Iterator[None]:
         yield
     finally:
         nn.Module._apply = original  # type: ignore[method-assign]
+
+
+_KERNELS = ("_fused_rms_norm", "_fused_rms_norm_backward", "silu_backward")
+
+_library: list[Any] = []
+"""PyTorch forgets kernels with the library that holds them."""
+
+
+def provide_gpu_kernels() -> None:
+    """Registers kernels for operators that are one on a GPU and several in PyTorch's CPU build, once in a process.
+
+    They are then traced as on a GPU, where they keep and hold less. A fake mode never calls the kernels: they only make
+    PyTorch take the operators as they are.
+    """
+    if _library:
+        return
+    library: Any = torch.library.Library("aten", "IMPL")  # type: ignore[no-untyped-call]
+    for name in _KERNELS:
+        library.impl(name, _never_called(name), "CUDA")
+    _library.append(library)
+
+
+def _never_called(name: str) -> Callable[..., Any]:
+    def kernel(*_: Any) -> Any:
+        raise AssertionError(f"{name} was computed, though nothing on a fake device is")
+
+    return kernel

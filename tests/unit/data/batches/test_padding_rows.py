@@ -7,9 +7,9 @@ from evenpack.batch import SlotTargets
 from evenpack.data.batches.collate import Collator
 from evenpack.data.batches.objectives import NextTokens
 from evenpack.data.order.selection import PackedSource
-from evenpack.data.order.sequential_plan import SequentialPlan
 from evenpack.data.order.step_plan import StepPlanner
 from evenpack.data.order.step_shape import CostWeights, StepShape
+from evenpack.data.order.stored_plan import SequentialPlan
 from evenpack.data.packing import LengthHistogram, pack
 from evenpack.data.recipes import PaddingRecipe
 from evenpack.data.sequences import build_view

@@ -9,8 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from sources import ListView
 
-from evenpack.data.order.blocked_plan import BlockedPlan
-from evenpack.data.order.blocks import Blocks, open_blocks, store_blocks
+from evenpack.data.order.blocked_plan import BlockedPlan, Blocks, open_blocks, store_blocks
 from evenpack.data.order.config import PackingConfig
 from evenpack.data.order.pack_stream import DrawnPacks, PackStream
 from evenpack.data.order.plan import sort_by_length

@@ -6,8 +6,7 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from evenpack.data.order.mixture import Mixture
-from evenpack.data.order.mixture_schedule import MixtureSchedule
+from evenpack.data.order.mixture import Mixture, MixtureSchedule
 from evenpack.data.order.weight_change import WeightChange
 
 ITEMS = 6

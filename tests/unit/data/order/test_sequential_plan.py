@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from evenpack.data.order.sequential_plan import SequentialPlan
+from evenpack.data.order.stored_plan import SequentialPlan
 from evenpack.data.packing import LengthHistogram, Packing, pack
 from evenpack.errors import DataError
 

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from evenpack.models.foreign.crc32c import crc32c
+from evenpack.models.foreign.tensor_bundle import crc32c
 
 
 def bit_by_bit(data: bytes) -> int:

@@ -5,8 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from evenpack.data.order.blocked_plan import BlockedPlan
-from evenpack.data.order.blocks import Blocks
+from evenpack.data.order.blocked_plan import BlockedPlan, Blocks
 from evenpack.data.order.plan import PackPlan, sort_by_length
 from evenpack.data.packing import LengthHistogram, pack
 from evenpack.studies.shuffle.config import ShuffleSection

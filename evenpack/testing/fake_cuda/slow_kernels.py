@@ -1,18 +1,70 @@
-"""Operators over lists of tensors that would take a kernel for each tensor, in place of a few for all of them.
+"""Half-precision products, and operators over lists of tensors, for which a GPU would take a slow kernel.
 
-The rules are those of PyTorch 2.11 to 2.13 for CUDA: `can_use_fast_route` of `ATen/native/ForeachUtils.h`, and one more
-of `ATen/native/cuda/ForeachPointwiseOp.cu`: the first factors of `addcmul`, or the dividends of `addcdiv`, may be
-tensors without dimensions, which `PointwiseOpScalar0dTensorFunctor` reads on the device
+Products: tensor cores are used best if every line of each matrix, rows or columns, begins at a multiple of 16 bytes.
+Others compute the same by a slower kernel, and nothing says so. Source: NVIDIA, cuBLAS library, section "Tensor Core
+Usage" (conditions on pointers and leading dimensions).
+
+Lists of tensors take a few kernels for all of them, or a kernel for each. The rules are those of PyTorch 2.11 to 2.13
+for CUDA: `can_use_fast_route` of `ATen/native/ForeachUtils.h`, and one more of
+`ATen/native/cuda/ForeachPointwiseOp.cu`: the first factors of `addcmul`, or the dividends of `addcdiv`, may be tensors
+without dimensions, which `PointwiseOpScalar0dTensorFunctor` reads on the device
 (https://github.com/pytorch/pytorch/pull/172731). A list of second factors without dimensions is not relied upon.
 Integers, for which some operators have rules of their own, are not followed.
 """
 
 from collections.abc import Mapping, Sequence
+from math import prod
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from evenpack.testing.fake_cuda.attention_operators import by_name
+
+ALIGNMENT = 16
+"""Bytes."""
+
+LEAST_OPERATIONS = 1 << 25
+"""Smaller products are left alone, such as BERT's classifier of two classes: to start one takes longer than it does."""
+
+PRODUCTS = {
+    torch.ops.aten.mm,
+    torch.ops.aten.addmm,
+    torch.ops.aten.addmm_,
+    torch.ops.aten.bmm,
+    torch.ops.aten.baddbmm,
+    torch.ops.aten.baddbmm_,
+}
+"""Operators that cuBLAS computes; their last two tensors are the factors."""
+
+
+def unaligned_matrix(packet: Any, arguments: Sequence[Any], result: Any) -> str | None:
+    """Returns which matrix of a large half-precision product is not aligned, and how it lies; None if all are.
+
+    Args:
+        packet: the operator; one other than a product has no such matrix.
+        arguments: its positional arguments: factors of shape (..., M, K) and (..., K, N).
+        result: (..., M, N).
+    """
+    if packet not in PRODUCTS:
+        return None
+    left, right = [argument for argument in arguments if isinstance(argument, Tensor)][-2:]
+    if 2 * prod(result.shape) * left.shape[-1] < LEAST_OPERATIONS:
+        return None
+    for name, matrix in (("left factor", left), ("right factor", right), ("result", result)):
+        if not _is_aligned(matrix):
+            shape, strides = tuple(matrix.shape), tuple(matrix.stride())
+            return f"the {name} {shape} has strides {strides} from {matrix.storage_offset()}: no multiples of 16 bytes"
+    return None
+
+
+def _is_aligned(matrix: Tensor) -> bool:
+    """Returns whether each line begins at a multiple of 16 bytes; storages do on a GPU."""
+    if matrix.element_size() != 2:
+        return True
+    steps = [stride for size, stride in zip(matrix.shape, matrix.stride(), strict=True) if size > 1 and stride != 1]
+    return all(step * matrix.element_size() % ALIGNMENT == 0 for step in (*steps, matrix.storage_offset()))
+
 
 _SCALED = {"_foreach_addcmul", "_foreach_addcmul_", "_foreach_addcdiv", "_foreach_addcdiv_"}
 _CONVERTING = {"_foreach_copy", "_foreach_copy_"}
