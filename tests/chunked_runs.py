@@ -43,5 +43,5 @@ def curve(perplexity: Sequence[float], *, own: float | None = None) -> Curve:
 
 
 def finished(perplexity: Sequence[float], *, documents: float | None = None) -> Finished:
-    held_out = HeldOut(own_rows=None, own_rows_real_tokens=None, documents=documents)
+    held_out = HeldOut(own_rows=None, own_rows_real_tokens=None, own_rows_text=None, documents=documents)
     return Finished(curve=curve(perplexity), held_out=held_out)

@@ -49,8 +49,11 @@ class ListView:
     def padding_counts(self, sequence_ids: np.ndarray) -> None:
         return None
 
-    def padding(self, sequence_ids: np.ndarray) -> None:
+    def ends_of_text(self, sequence_ids: np.ndarray, *, closing: bool) -> None:
         return None
+
+    def closing_targets(self, sequence_ids: np.ndarray) -> np.ndarray:
+        return np.zeros_like(sequence_ids)
 
     def gather(self, sequence_ids: np.ndarray) -> np.ndarray:
         return np.concatenate([np.zeros(0, dtype=np.int64), *(self.tokens(int(i)) for i in sequence_ids)])

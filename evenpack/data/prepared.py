@@ -18,6 +18,7 @@ from evenpack.data.order.selection import PackedSource
 from evenpack.data.order.step_shape import Batching
 from evenpack.data.order.stored_plan import open_blocked_plan, open_plan
 from evenpack.data.permutation import derive_key
+from evenpack.data.recipes import OF_THE_LOSS
 from evenpack.data.sequences import SentencePairsView, ViewOfDocuments, open_view
 from evenpack.data.sequences.pairs import ORIGIN_COLUMNS
 from evenpack.data.sequences.shuffled import SHUFFLED, OrderedView, ShuffledView
@@ -179,7 +180,7 @@ class PreparedData:
             },
             "tokenizer": self.manifest.tokenizer.model_dump(exclude={"inputs"}),
             # Here and below, options that are off are left out, so that a new one does not change all fingerprints.
-            "recipe": self.config.recipe.model_dump(exclude_none=True),
+            "recipe": self._recipe_of_fingerprint(),
             "pack_length": self.pack_length,
             "mixture": self._mixture(self.weights),
             "seed": seed,
@@ -194,6 +195,10 @@ class PreparedData:
         if self.repacking is not None:
             content["repacking"] = self.repacking.model_dump()
         return xxhash.xxh3_128_hexdigest(json.dumps(content, sort_keys=True).encode())
+
+    def _recipe_of_fingerprint(self) -> dict[str, Any]:
+        recipe = self.config.recipe.model_dump(exclude_none=True)
+        return {key: value for key, value in recipe.items() if not (key in OF_THE_LOSS and value == "all")}
 
     def _mixture(self, weights: tuple[int, ...]) -> list[list[str | int]]:
         """Returns the weights of all sources without a common divisor."""

@@ -8,10 +8,13 @@ from evenpack.config import Section
 from evenpack.data.limits import MOST_SLOTS
 from evenpack.units import Passes, Share, Slots, Tokens
 
-OF_THE_LOSS = {"padding_in_loss"}
+OF_THE_LOSS = {"end_of_text_in_loss"}
 """Keys of a recipe that affect the targets of the loss and not the prepared files."""
 _DEFAULT_SEED = 42
 """Default seed of the order of atoms."""
+
+EndOfText = Literal["all", "closing", "none"]
+"""End-of-text tokens that are predicted: all, also those that pad; those that close a text; or none."""
 
 
 class DocumentsRecipe(Section):
@@ -23,6 +26,8 @@ class DocumentsRecipe(Section):
     long_documents: Literal["split", "truncate", "drop", "error"] = "split"
     """What to do with a longer document: split it into several sequences, truncate it, drop it, or stop with an error;
     lost tokens are counted."""
+    end_of_text_in_loss: Literal["all", "none"] = "all"
+    """Whether the end-of-text of a document is predicted like other tokens."""
     minimum_document_length: Tokens = Field(default=2, ge=1)
     """Fewest tokens of a document, end-of-text included; shorter ones are dropped and counted."""
 
@@ -38,6 +43,8 @@ class ConcatRecipe(Section):
     order. A divisor or a multiple of max_sequence_length. Null: rows are shuffled, in a new order in each epoch."""
     seed: int | None = Field(default=None, ge=0, lt=1 << 63)
     """Seed of the order of atoms; null is 42."""
+    end_of_text_in_loss: Literal["all", "none"] = "all"
+    """Whether the end-of-text of a document is predicted like other tokens."""
     isolate_documents: bool = True
     """Whether documents within a row do not attend to each other and have positions of their own; the same holds for
     atoms that were not adjacent in the stream. false is what GPT-2 does."""
@@ -80,9 +87,9 @@ class PaddingRecipe(Section):
     pad_tails_to: Literal["row", "atom"] = "row"
     """Length to which the end of a document is padded where an atom is longer than a row: whole rows, or the whole
     atom, which gives rows that hold padding only."""
-    padding_in_loss: bool = True
-    """Whether padding, which is made of end-of-text, is predicted like other tokens; the first end-of-text after a text
-    always is. The default is not shown to be that of the recipe's paper (docs/chunking.md)."""
+    end_of_text_in_loss: EndOfText = "all"
+    """End-of-text tokens that are predicted: all, also those that pad; those that close a piece; or none, as the tables
+    of the recipe's paper suggest (docs/chunking.md)."""
     isolate_documents: bool = True
     """Whether atoms within a row do not attend to each other and have positions of their own, unless they were
     adjacent in the document; false is the method of the paper that this recipe is from (docs/chunking.md)."""

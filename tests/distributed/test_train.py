@@ -241,6 +241,6 @@ def test_a_record_distinguishes_predicted_padding(config: RunConfig, tmp_path: P
     real = record["targets"] - record["padding_targets"]
     assert record["loss_per_real_target"] * real == pytest.approx(record["loss"] * record["targets"])
     view = PreparedData.open(rows.prepared_dir, rows.data).view("lines", "train")
-    lengths = length - view.padding(np.arange(8)).reshape(8, length).sum(axis=1)
+    lengths = length - view.ends_of_text(np.arange(8), closing=False).reshape(8, length).sum(axis=1)
     work = Work(slots=record["tokens"], squared_lengths=int((lengths**2).sum()), head_slots=real, sequences=8)
     assert record["mfu"] == pytest.approx(step_flops(rows.model, vocabulary_size=260, work=work) / 2e9)

@@ -85,7 +85,7 @@ class Collator:
             sequence_ids=torch.from_numpy(_filled(packs.sequence_ids, sizes.sequences, -1)),
             source_tokens=source_tokens,
             squared_lengths=int((segment_lengths**2).sum() - content.padding.squared_lengths.sum()),
-            padding_targets=0 if self.objective.leaves_out_padding else int(content.padding.targets.sum()),
+            padding_targets=int(content.padding.targets.sum()) if self.objective.end_of_text_in_loss == "all" else 0,
             order_hash=order_hash(packs),
         )
 
@@ -122,7 +122,8 @@ class Collator:
             if padding_counts is not None:
                 for values, found in zip(padding, padding_counts, strict=True):
                     values[members] = found
-            left_out_here = source.view.padding(chosen) if self.objective.leaves_out_padding else None
+            ends = self.objective.end_of_text_in_loss
+            left_out_here = None if ends == "all" else source.view.ends_of_text(chosen, closing=ends == "none")
             if left_out_here is not None:
                 left_out = np.zeros(len(tokens), dtype=bool) if left_out is None else left_out
                 left_out[token_sources == index] = left_out_here

@@ -20,7 +20,7 @@ from evenpack.batch import ChosenTargets, SlotTargets, Targets
 from evenpack.data.batches.placement import Placement
 from evenpack.data.order.selection import PackedSource
 from evenpack.data.order.step_plan import TargetCounter
-from evenpack.data.recipes import ConcatRecipe, MaskingConfig, Recipe, SentencePairsRecipe
+from evenpack.data.recipes import ConcatRecipe, EndOfText, MaskingConfig, Recipe, SentencePairsRecipe
 from evenpack.data.sequences import MaskedPairsView, PaddingView, SentencePairsView, SequenceView
 from evenpack.data.sequences.masking import (
     SPECIAL_TOKENS_OF_A_DOCUMENT,
@@ -97,8 +97,8 @@ class Objective(TargetCounter, Protocol):
         """Whether a token attends to later tokens, too."""
 
     @property
-    def leaves_out_padding(self) -> bool:
-        """Whether tokens that only pad a sequence are left out of the targets."""
+    def end_of_text_in_loss(self) -> EndOfText:
+        """The end-of-text tokens that are among the targets."""
 
     def check(self, view: SequenceView) -> None:
         """Checks the sequences of a source. Raises: ConfigError if the objective cannot use them."""
@@ -132,7 +132,7 @@ class Objective(TargetCounter, Protocol):
 class NextTokens:
     """Next-token prediction: each token predicts the next one in its segment."""
 
-    leaves_out_padding: bool = False
+    end_of_text_in_loss: EndOfText = "all"
 
     @property
     def is_bidirectional(self) -> bool:
@@ -153,8 +153,12 @@ class NextTokens:
         segments: Int64[np.ndarray, " K"],
     ) -> Int64[np.ndarray, " K"]:
         targets: Int64[np.ndarray, " K"] = lengths - segments
-        padding = view.padding_counts(sequence_ids) if self.leaves_out_padding else None
-        return targets if padding is None else targets - padding.targets
+        padding = None if self.end_of_text_in_loss == "all" else view.padding_counts(sequence_ids)
+        if padding is not None:
+            targets -= padding.targets
+        if self.end_of_text_in_loss == "none":
+            targets -= view.closing_targets(sequence_ids)
+        return targets
 
     def most_targets(self, view: SequenceView) -> None:
         """Returns None: there is a label for each slot."""
@@ -204,8 +208,8 @@ class _MaskedObjective(ABC):
         return True
 
     @property
-    def leaves_out_padding(self) -> bool:
-        return False  # sequences with padding are refused
+    def end_of_text_in_loss(self) -> EndOfText:
+        return "all"  # another value is refused, and sequences with padding too
 
     def for_validation(self: MaskedT) -> MaskedT:
         return replace(
@@ -267,6 +271,11 @@ class DynamicMasks(_MaskedObjective):
     seed: int
 
     def check(self, view: SequenceView) -> None:
+        if getattr(self.recipe, "end_of_text_in_loss", "all") != "all":
+            raise ConfigError(
+                "data.recipe.end_of_text_in_loss none is for models of next tokens, and this one predicts masked "
+                "tokens: set it to all, or choose another model.kind"
+            )
         if isinstance(view, PaddingView):
             raise ConfigError(
                 "data.recipe.kind padding pads sequences with end-of-text, and masked tokens have no loss that leaves "

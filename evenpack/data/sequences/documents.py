@@ -44,6 +44,26 @@ class DocumentsView(WholeSequencesView):
         offsets, in_file = self.token_file.spans(documents)
         return offsets + skipped, np.minimum(in_file - skipped, self.max_sequence_length)
 
+    def ends_of_text(
+        self, sequence_ids: Int64[np.ndarray, " K"], *, closing: bool
+    ) -> Bool[np.ndarray, " tokens"] | None:
+        if not closing:
+            return None
+        is_closed, lengths = self._closed(sequence_ids)
+        ends = np.zeros(int(lengths.sum()), dtype=bool)
+        ends[np.cumsum(lengths)[is_closed] - 1] = True
+        return ends
+
+    def closing_targets(self, sequence_ids: Int64[np.ndarray, " K"]) -> Int64[np.ndarray, " K"]:
+        is_closed, lengths = self._closed(sequence_ids)
+        return (is_closed & (lengths > 1)).astype(np.int64)
+
+    def _closed(self, sequence_ids: Int64[np.ndarray, " K"]) -> tuple[Bool[np.ndarray, " K"], Int64[np.ndarray, " K"]]:
+        """Returns which sequences hold their document's end, and the lengths of all."""
+        documents, skipped = self._pieces(sequence_ids)
+        left = self.token_file.spans(documents)[1] - skipped
+        return left <= self.max_sequence_length, np.minimum(left, self.max_sequence_length)
+
     @property
     def document_file(self) -> TokenFile:
         return self.token_file

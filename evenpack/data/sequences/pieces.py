@@ -172,6 +172,35 @@ class RowsView(StoredView):
     def rows_near(self, place: int) -> Int64[np.ndarray, " rows"]:
         """Returns all rows that could hold a part of the kept document at `place`, and perhaps a few more."""
 
+    @abstractmethod
+    def closings(self, pieces: Pieces) -> Int64[np.ndarray, " P"]:
+        """Returns the end-of-text tokens of each piece that close its text: 0 or 1."""
+
+    def ends_of_text(
+        self, sequence_ids: Int64[np.ndarray, " K"], *, closing: bool
+    ) -> Bool[np.ndarray, " tokens"] | None:
+        pieces = self.pieces(sequence_ids)
+        left_out = pieces.paddings + self.closings(pieces) if closing else pieces.paddings
+        return ~_first_of_each(pieces.slots - left_out, left_out)
+
+    def closing_targets(self, sequence_ids: Int64[np.ndarray, " K"]) -> Int64[np.ndarray, " K"]:
+        if len(sequence_ids) == 0:
+            return sequence_ids
+        pieces = self.pieces(sequence_ids)
+        closings = self.closings(pieces)
+        is_alone = (closings == 1) & (pieces.tokens + pieces.ends == 1)
+        no_targets = pieces.sum_by_row(is_alone & self._begins_segment(pieces))
+        targets: Int64[np.ndarray, " K"] = pieces.sum_by_row(closings) - no_targets
+        return targets
+
+    def _begins_segment(self, pieces: Pieces) -> Bool[np.ndarray, " P"]:
+        """Returns which pieces begin a segment, whose first token is no target."""
+        if self.recipe.isolate_documents:
+            return pieces.segment_begins()
+        begins = np.zeros(len(pieces.starts), dtype=bool)
+        begins[pieces.first_of_rows] = True
+        return begins
+
     @property
     def document_file(self) -> TokenFile:
         return self.token_file
@@ -264,11 +293,6 @@ def most_segments(view: RowsView) -> int:
     return most
 
 
-def padding_of(pieces: Pieces) -> Bool[np.ndarray, " slots"]:
-    """Returns which slots of the pieces are padding."""
-    return ~_first_of_each(pieces.tokens + pieces.ends, pieces.paddings)
-
-
 def _first_of_each(first: Int64[np.ndarray, " P"], second: Int64[np.ndarray, " P"]) -> Bool[np.ndarray, " slots"]:
     """Returns True as often as `first` says and False as often as `second` says, alternately."""
     counts = np.stack([first, second], axis=1).ravel()
@@ -296,6 +320,16 @@ class _StreamView(RowsView):
     @property
     def total_slots(self) -> int:
         return int(self.stream_starts[-1])
+
+    def ends_of_text(
+        self, sequence_ids: Int64[np.ndarray, " K"], *, closing: bool
+    ) -> Bool[np.ndarray, " tokens"] | None:
+        return super().ends_of_text(sequence_ids, closing=True) if closing else None  # nothing pads
+
+    def closings(self, pieces: Pieces) -> Int64[np.ndarray, " P"]:
+        lengths = np.diff(self.stream_starts)[pieces.documents]
+        closes: Bool[np.ndarray, " P"] = pieces.starts + pieces.tokens == lengths
+        return closes.astype(np.int64)
 
     def _stretches(self, place: int, size: int) -> Int64[np.ndarray, " stretches"]:
         """Returns the cuts of the stream, of `size` tokens each, that hold the kept document at `place`."""
@@ -444,16 +478,14 @@ class PaddingView(RowsView):
             return int(self.row_ends[-1]) * self.max_sequence_length
         return int(self.first_atoms[-1]) * self.recipe.atom
 
-    def padding(self, sequence_ids: Int64[np.ndarray, " K"]) -> Bool[np.ndarray, " tokens"]:
-        return padding_of(self.pieces(sequence_ids))
+    def closings(self, pieces: Pieces) -> Int64[np.ndarray, " P"]:
+        return pieces.ends
 
     def padding_counts(self, sequence_ids: Int64[np.ndarray, " K"]) -> PaddingCounts:
         if len(sequence_ids) == 0:
             return PaddingCounts(sequence_ids, sequence_ids, sequence_ids)
         pieces = self.pieces(sequence_ids)
-        firsts = pieces.first_of_rows
-        if self.recipe.isolate_documents:
-            firsts = np.flatnonzero(pieces.segment_begins())
+        firsts = np.flatnonzero(self._begins_segment(pieces))
         lengths, paddings = (np.add.reduceat(values, firsts) for values in (pieces.slots, pieces.paddings))
         squares = np.zeros_like(pieces.paddings)
         squares[firsts] = lengths**2 - (lengths - paddings) ** 2

@@ -75,16 +75,25 @@ class ShuffledView(LocatedSequences):
     def padding_counts(self, sequence_ids: Int64[np.ndarray, " K"]) -> PaddingCounts | None:
         return None
 
-    def padding(self, sequence_ids: Int64[np.ndarray, " K"]) -> Bool[np.ndarray, " tokens"] | None:
-        return None
+    def ends_of_text(
+        self, sequence_ids: Int64[np.ndarray, " K"], *, closing: bool
+    ) -> Bool[np.ndarray, " tokens"] | None:
+        return self.source_view.ends_of_text(self._ids_in_source(sequence_ids), closing=closing)
+
+    def closing_targets(self, sequence_ids: Int64[np.ndarray, " K"]) -> Int64[np.ndarray, " K"]:
+        return self.source_view.closing_targets(self._ids_in_source(sequence_ids))
 
     @property
     def document_file(self) -> TokenFile:
         return self.source_view.token_file
 
     def origins(self, sequence_ids: Int64[np.ndarray, " K"]) -> Origins:
+        return self.source_view.origins(self._ids_in_source(sequence_ids))
+
+    def _ids_in_source(self, sequence_ids: Int64[np.ndarray, " K"]) -> Int64[np.ndarray, " K"]:
         self._check_ids(sequence_ids)
-        return self.source_view.origins(self.source_ids[sequence_ids].astype(np.int64))
+        ids: Int64[np.ndarray, " K"] = self.source_ids[sequence_ids].astype(np.int64)
+        return ids
 
     def sequences_of(self, document: int) -> Int64[np.ndarray, " sequences"]:
         """Returns the sequences of a document, by a scan of the ids: a grid's order has no inverse by arithmetic."""

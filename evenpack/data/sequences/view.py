@@ -138,8 +138,17 @@ class SequenceView(Protocol):
     def padding_counts(self, sequence_ids: Int64[np.ndarray, " K"]) -> "PaddingCounts | None":
         """Returns the padding of each sequence, or None if no sequence has any. Reads no token."""
 
-    def padding(self, sequence_ids: Int64[np.ndarray, " K"]) -> Bool[np.ndarray, " tokens"] | None:
-        """Returns which tokens of the sequences are padding, or None if there are none. Reads no token."""
+    def ends_of_text(
+        self, sequence_ids: Int64[np.ndarray, " K"], *, closing: bool
+    ) -> Bool[np.ndarray, " tokens"] | None:
+        """Returns which tokens of the sequences are padding, or None if none can be. Reads no token.
+
+        Args:
+            closing: whether the end-of-text that closes a document, or a piece of one, counts too.
+        """
+
+    def closing_targets(self, sequence_ids: Int64[np.ndarray, " K"]) -> Int64[np.ndarray, " K"]:
+        """Returns the end-of-text tokens of each sequence that close a text and are not the first of their segment."""
 
 
 class PaddingCounts(NamedTuple):
@@ -224,8 +233,13 @@ class StoredView(NumberedSequences):
     def padding_counts(self, sequence_ids: Int64[np.ndarray, " K"]) -> "PaddingCounts | None":
         return None
 
-    def padding(self, sequence_ids: Int64[np.ndarray, " K"]) -> Bool[np.ndarray, " tokens"] | None:
+    def ends_of_text(
+        self, sequence_ids: Int64[np.ndarray, " K"], *, closing: bool
+    ) -> Bool[np.ndarray, " tokens"] | None:
         return None
+
+    def closing_targets(self, sequence_ids: Int64[np.ndarray, " K"]) -> Int64[np.ndarray, " K"]:
+        return np.zeros_like(sequence_ids)
 
     def release_pages(self) -> None:
         """Removes the pages of the view's and the tokens' files from this process's memory; they can be read again."""

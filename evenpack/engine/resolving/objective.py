@@ -8,7 +8,7 @@ import numpy as np
 from evenpack.data.batches.objectives import DynamicMasks, NextTokens, Objective, StoredMasks
 from evenpack.data.order.step_shape import Batching, StepShape
 from evenpack.data.prepared import PreparedData
-from evenpack.data.recipes import MaskingConfig, PaddingRecipe, Recipe
+from evenpack.data.recipes import ConcatRecipe, DocumentsRecipe, MaskingConfig, PaddingRecipe, Recipe
 from evenpack.data.sequences import MaskedPairsView
 from evenpack.data.sequences.masking import masked_count
 from evenpack.engine.resolving.step_items import average_item, items_of_an_epoch
@@ -47,7 +47,9 @@ def build_objective(model: ModelConfig, masking: MaskingConfig, prepared: Prepar
 
 def next_tokens(recipe: Recipe) -> NextTokens:
     """Returns the objective of next tokens for a recipe's sequences."""
-    return NextTokens(leaves_out_padding=isinstance(recipe, PaddingRecipe) and not recipe.padding_in_loss)
+    if isinstance(recipe, DocumentsRecipe | ConcatRecipe | PaddingRecipe):
+        return NextTokens(end_of_text_in_loss=recipe.end_of_text_in_loss)
+    return NextTokens()
 
 
 def build_denominators(

@@ -302,7 +302,7 @@ def _sums(view: SequenceView, objective: Objective) -> _Sums:
         padding = view.padding_counts(sequence_ids)
         if padding is not None:
             padding_squares += int(padding.squared_lengths.sum())
-            padding_targets += 0 if objective.leaves_out_padding else int(padding.targets.sum())
+            padding_targets += int(padding.targets.sum()) if objective.end_of_text_in_loss == "all" else 0
     return _Sums(squares - padding_squares, targets - padding_targets, padding_squares, padding_targets)
 
 

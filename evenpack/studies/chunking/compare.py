@@ -127,7 +127,10 @@ class ArmRow:
     """Perplexity of held-out documents in rows of the arm's own recipe, as its training counts them; None without
     evaluation, and for an arm with `attention.isolate: false`, whose evaluation differs from its training."""
     own_rows_real_tokens: Spread | None
-    """The same with padding left out of the loss; None where there is none in it."""
+    """The same with padding left out of the loss, and end-of-text that closes a text in it; None where the arm's own
+    loss is that one."""
+    own_rows_text: Spread | None
+    """The same with all end-of-text left out of the loss; None where the arm's own loss has none."""
     documents: Spread | None
     """Perplexity of single held-out documents, the same for all arms of the length."""
     documents_difference: PairedDifference | None
@@ -187,6 +190,7 @@ def _row(
         difference=difference(lambda one: one.curve.final(epochs)),
         own_rows=over_seeds([one.held_out.own_rows for one in of_seed.values()]) if arm.isolates else None,
         own_rows_real_tokens=over_seeds([one.held_out.own_rows_real_tokens for one in of_seed.values()]),
+        own_rows_text=over_seeds([one.held_out.own_rows_text for one in of_seed.values()]),
         documents=over_seeds([one.held_out.documents for one in of_seed.values()]),
         documents_difference=difference(lambda one: one.held_out.documents),
     )

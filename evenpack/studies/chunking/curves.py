@@ -6,7 +6,8 @@ curve.json      the part that the study needs, stored with the result: enough fo
 Held-out documents are the same for all arms, because a hash of the text splits them off:
 
 own rows                chunked by the arm's own recipe: its last evaluation in training
-own rows, real tokens   the same, without padding in the loss; of arms whose loss counts padding
+own rows, real tokens   the same without padding in the loss, closing end-of-text included; of arms whose loss differs
+own rows, text          the same without any end-of-text in the loss; of arms whose loss has some
 documents               one by one, at the arm's MSL: the same targets for all arms of a length, so the fair one
 """
 
@@ -20,7 +21,7 @@ import numpy as np
 from jaxtyping import Float64
 from scipy.signal import lfilter
 
-from evenpack.data.recipes import PaddingRecipe
+from evenpack.data.recipes import ConcatRecipe, DocumentsRecipe, PaddingRecipe
 from evenpack.engine.parts.journal import SUMMARY
 from evenpack.engine.reporting.metrics import METRICS
 from evenpack.errors import DataError
@@ -41,6 +42,7 @@ _LARGEST_FACTOR = 0.999
 
 DOCUMENTS = "documents"
 REAL_TOKENS = "real_tokens"
+TEXT = "text"
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -105,6 +107,7 @@ class HeldOut:
 
     own_rows: float | None
     own_rows_real_tokens: float | None
+    own_rows_text: float | None
     documents: float | None
 
 
@@ -145,6 +148,7 @@ def read_held_out(curve: Curve, evaluations: Sequence[Evaluation]) -> HeldOut:
     return HeldOut(
         own_rows=_perplexity(curve.own_loss),
         own_rows_real_tokens=_perplexity(losses.get(REAL_TOKENS)),
+        own_rows_text=_perplexity(losses.get(TEXT)),
         documents=_perplexity(losses.get(DOCUMENTS)),
     )
 
@@ -226,8 +230,11 @@ def _asked(study: ChunkingConfig, run: StudyRun) -> dict[str, Settings]:
             "data.packing": {"algorithm": "auto"},
             "training.evaluation_packs": study.chunking.documents_packs,
         }
-    if isinstance(recipe, PaddingRecipe) and recipe.padding_in_loss:
-        asked[REAL_TOKENS] = {"data.recipe.padding_in_loss": False}
+    if isinstance(recipe, DocumentsRecipe | ConcatRecipe | PaddingRecipe):
+        with_closing = "closing" if isinstance(recipe, PaddingRecipe) else "all"
+        for name, ends in ((REAL_TOKENS, with_closing), (TEXT, "none")):
+            if recipe.end_of_text_in_loss != ends:
+                asked[name] = {"data.recipe.end_of_text_in_loss": ends}
     return asked
 
 

@@ -15,6 +15,7 @@ _FINAL = Column("final", form=".2f")
 _FINAL_STEP = Column("final step", "final_step", ".2f")
 _DOCUMENTS = Column("documents alone", "documents", ".2f")
 _OWN_REAL_TOKENS = Column("own rows, per real token", "own_rows_real_tokens", ".2f")
+_OWN_TEXT = Column("own rows, text alone", "own_rows_text", ".2f")
 _TRAINED = (
     _ARM,
     Column("atom", lambda row: row.arm.atom_label if row.arm.atom else None),
@@ -89,6 +90,8 @@ def _held_out(length: int, arms: Sequence[ArmRow], reference: str, confidence: s
     own_rows = [Column("own rows, as trained", "own_rows", ".2f")]
     if any(row.own_rows_real_tokens for row in arms):
         own_rows.append(_OWN_REAL_TOKENS)
+    if any(row.own_rows_text for row in arms):
+        own_rows.append(_OWN_TEXT)
     return wide_table_of(
         arms,
         [_ARM, _DOCUMENTS, *_difference("documents_difference", confidence), *own_rows],

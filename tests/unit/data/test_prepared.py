@@ -208,8 +208,8 @@ def test_one_prepared_set_serves_both_losses_of_padding_and_each_has_its_fingerp
 ) -> None:
     recipe = {"kind": "padding", "max_sequence_length": 32, "atom": 32}
     counted, left_out = (
-        two_sources(corpus, recipe={**recipe, "padding_in_loss": is_counted}, pack_length=32)
-        for is_counted in (True, False)
+        two_sources(corpus, recipe={**recipe, "end_of_text_in_loss": predicted}, pack_length=32)
+        for predicted in ("all", "none")
     )
     directory = tmp_path / "data"
     before = prepare(counted, directory)

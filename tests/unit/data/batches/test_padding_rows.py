@@ -11,7 +11,7 @@ from evenpack.data.order.step_plan import StepPlanner
 from evenpack.data.order.step_shape import CostWeights, StepShape
 from evenpack.data.order.stored_plan import SequentialPlan
 from evenpack.data.packing import LengthHistogram, pack
-from evenpack.data.recipes import PaddingRecipe
+from evenpack.data.recipes import EndOfText, PaddingRecipe
 from evenpack.data.sequences import build_view
 from evenpack.data.sequences.pieces import PaddingView
 from evenpack.data.tokens.file import TokenFile
@@ -63,12 +63,12 @@ def source_of(token_file: TokenFile, *, atom: int, isolate: bool) -> PackedSourc
 
 @pytest.mark.parametrize("atom", [4, 8, 16])
 @pytest.mark.parametrize("isolate", [True, False])
-@pytest.mark.parametrize("leaves_out_padding", [False, True])
+@pytest.mark.parametrize("predicted", ["all", "closing"])
 def test_the_plan_counts_what_the_batches_hold(
-    token_file: TokenFile, atom: int, isolate: bool, leaves_out_padding: bool
+    token_file: TokenFile, atom: int, isolate: bool, predicted: EndOfText
 ) -> None:
     source = source_of(token_file, atom=atom, isolate=isolate)
-    objective = NextTokens(leaves_out_padding=leaves_out_padding)
+    objective = NextTokens(end_of_text_in_loss=predicted)
     planner = StepPlanner([source], [1], shape=shape_of(), ranks=1, objective=objective)
     collator = Collator(
         [source], shape=shape_of(), objective=objective, pack_length=ROW, padding_token=END, vocabulary_size=1000
@@ -84,7 +84,7 @@ def test_the_plan_counts_what_the_batches_hold(
             assert batch.local_counts.tokens == int((~padding).sum()) == batch.source_tokens[0]
             assert isinstance(batch.targets["next_token"], SlotTargets)
             assert int(batch.targets["next_token"].weights.sum()) == batch.local_counts.targets
-            assert batch.local_counts.targets == expected_targets(source, ids, in_loss=not leaves_out_padding)
+            assert batch.local_counts.targets == expected_targets(source, ids, in_loss=predicted == "all")
             of_real_tokens = expected_targets(source, ids, in_loss=False)
             assert useful_work(batch).head_slots == batch.local_counts.targets - batch.padding_targets == of_real_tokens
             assert useful_work(batch).squared_lengths == sum(real**2 for real in real_lengths(source, ids))
@@ -93,7 +93,7 @@ def test_the_plan_counts_what_the_batches_hold(
 
 def padding_of(source: PackedSource, rows: np.ndarray) -> np.ndarray:
     assert isinstance(source.view, PaddingView)
-    return source.view.padding(rows)
+    return source.view.ends_of_text(rows, closing=False)
 
 
 def expected_targets(source: PackedSource, rows: np.ndarray, *, in_loss: bool) -> int:
@@ -115,7 +115,7 @@ def real_lengths(source: PackedSource, rows: np.ndarray) -> list[int]:
 
 
 def test_what_fills_up_is_the_end_of_text_and_has_no_weight_where_it_is_left_out(token_file: TokenFile) -> None:
-    source, objective = source_of(token_file, atom=ROW, isolate=True), NextTokens(leaves_out_padding=True)
+    source, objective = source_of(token_file, atom=ROW, isolate=True), NextTokens(end_of_text_in_loss="closing")
     collator = Collator(
         [source], shape=shape_of(), objective=objective, pack_length=ROW, padding_token=0, vocabulary_size=1000
     )

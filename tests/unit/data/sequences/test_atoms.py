@@ -45,7 +45,7 @@ def of_one_document(tmp_path: Path, tokens: int, recipe: PaddingRecipe) -> Seque
 def kinds_of(view: SequenceView) -> list[str]:
     """Returns each row with one letter per slot: t for a token, e for a closing end-of-text, p for padding."""
     ids = np.arange(view.count)
-    padding = view.padding(ids)
+    padding = view.ends_of_text(ids, closing=False)
     assert padding is not None
     letters = np.where(view.gather(ids) == END, np.where(padding, "p", "e"), "t")
     return ["".join(row) for row in np.split(letters, np.cumsum(view.lengths())[:-1])]
@@ -92,18 +92,16 @@ def test_several_short_atoms_make_a_row(tmp_path: Path) -> None:
 
 
 def test_what_only_fills_up_is_distinguished_and_is_the_same_whatever_the_loss_counts(tmp_path: Path) -> None:
-    for padding_in_loss in (True, False):
-        view = of_one_document(
-            tmp_path / str(padding_in_loss), 5, padding_recipe(8, 8, padding_in_loss=padding_in_loss)
-        )
-        view.save(tmp_path / f"view_{padding_in_loss}")
+    for predicted in ("all", "closing", "none"):
+        view = of_one_document(tmp_path / predicted, 5, padding_recipe(8, 8, end_of_text_in_loss=predicted))
+        view.save(tmp_path / f"view_{predicted}")
         counts = view.padding_counts(np.array([0]))
         assert counts is not None
         assert [count.tolist() for count in counts] == [[2], [2], [8 * 8 - 6 * 6]]
-        padding = view.padding(np.array([0]))
+        padding = view.ends_of_text(np.array([0]), closing=False)
         assert padding is not None
         assert padding.tolist() == [False] * 6 + [True] * 2
-    assert contents(tmp_path / "view_True") == contents(tmp_path / "view_False")
+    assert contents(tmp_path / "view_all") == contents(tmp_path / "view_closing") == contents(tmp_path / "view_none")
 
 
 def expected_atoms(recipe: ConcatRecipe | PaddingRecipe, documents: list[list[int]]) -> list[Row]:
@@ -170,7 +168,7 @@ def test_rows_are_what_plain_loops_give(
     slots = [slot for row in asked for slot in rows[row]]
     file_tokens = token_file.read(0, token_file.tokens)
     assert view.gather(asked).tolist() == [END if kind else int(file_tokens[place]) for place, kind in slots]
-    padding = view.padding(asked)
+    padding = view.ends_of_text(asked, closing=False)
     assert (padding is None) == isinstance(recipe, ConcatRecipe)
     assert padding is None or padding.tolist() == [kind == 2 for _, kind in slots]
     segments = [segments_of(rows[row], documents, isolate=isolate) for row in asked]
@@ -214,7 +212,7 @@ def test_every_token_is_in_one_row_once(token_file: TokenFile, size: tuple[int, 
 
     texts = read[read != END]
     assert sorted(tokens[tokens != END]) == sorted(texts)
-    padding = view.padding(np.arange(view.count))
+    padding = view.ends_of_text(np.arange(view.count), closing=False)
     assert int((tokens != END).sum()) + accounting.padding_slots <= len(tokens) == int(view.lengths().sum())
     if padding is not None:
         assert accounting.padding_slots == int(padding.sum())

@@ -53,7 +53,8 @@ def test_the_named_parts_hold_the_tokens_of_each_sequence(view: ViewOfDocuments)
         expected = view.gather(np.array([sequence])).tolist()
         if isinstance(view, PaddingView):  # puts ends of text in, which are of no document
             assert [token for token in tokens if token != END] == [token for token in expected if token != END]
-            assert (not parts) == bool(view.padding(np.array([sequence])).all())  # rows of padding are of no document
+            is_padding = view.ends_of_text(np.array([sequence]), closing=False)
+            assert (not parts) == bool(is_padding.all())  # rows of padding are of no document
         else:
             assert tokens == expected
         assert not OTHER_SPLIT & {document for document, _, _ in parts}

@@ -605,12 +605,12 @@ def test_what_decides_the_order_or_the_targets_is_named_where_it_has_changed():
     saved, present = run_file_values(), run_file_values()
     padding = PaddingRecipe(kind="padding", max_sequence_length=32, atom=32).model_dump()
     saved["data"]["recipe"] = padding
-    present["data"] |= {"recipe": padding | {"padding_in_loss": False}, "prepared_dir": "elsewhere"}
+    present["data"] |= {"recipe": padding | {"end_of_text_in_loss": "none"}, "prepared_dir": "elsewhere"}
     present["run"] |= {"seed": 5, "name": "other"}
     with pytest.raises(CheckpointError) as caught:
         require_fingerprint(replace(train_state(7), config=saved), "e" * 32, present)
     named = [line for line in str(caught.value).splitlines() if line.startswith("  ")]
-    assert named == ["  data.recipe.padding_in_loss: True -> False", "  run.seed: 42 -> 5"]
+    assert named == ["  data.recipe.end_of_text_in_loss: all -> none", "  run.seed: 42 -> 5"]
 
 
 def test_changed_keys_of_a_run_file_are_named_with_both_values():

@@ -100,9 +100,9 @@ def test_each_model_gets_its_objective(config: RunConfig, corpus: Path, finished
     assert resolve(gpt2, PreparedData.open(finished, data)).objective == NextTokens()
 
 
-@pytest.mark.parametrize("padding_in_loss", [True, False])
-def test_the_recipe_says_whether_padding_is_predicted(corpus: Path, tmp_path: Path, padding_in_loss: bool) -> None:
-    recipe = {"kind": "padding", "max_sequence_length": 32, "atom": 32, "padding_in_loss": padding_in_loss}
+@pytest.mark.parametrize("predicted", ["all", "closing"])
+def test_the_recipe_says_whether_padding_is_predicted(corpus: Path, tmp_path: Path, predicted: str) -> None:
+    recipe = {"kind": "padding", "max_sequence_length": 32, "atom": 32, "end_of_text_in_loss": predicted}
     run = run_config(run_values("gpt2", tmp_path, data=two_sources(corpus, recipe=recipe, pack_length=32).model_dump()))
     prepare(run.data, tmp_path / "data")
     (source,) = packed_sources(PreparedData.open(tmp_path / "data", run.data), "train", seed=1)[:1]
@@ -113,7 +113,7 @@ def test_the_recipe_says_whether_padding_is_predicted(corpus: Path, tmp_path: Pa
     targets = objective.count_targets(source.view, rows, lengths, segments)
     padding = source.view.accounting.padding_slots
     assert padding > 0
-    assert targets.sum() == lengths.sum() - segments.sum() - (0 if padding_in_loss else padding)
+    assert targets.sum() == lengths.sum() - segments.sum() - (0 if predicted == "all" else padding)
 
 
 def test_validation_batches_are_the_same_for_every_seed(config: RunConfig) -> None:

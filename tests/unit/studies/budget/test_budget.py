@@ -160,12 +160,12 @@ def test_what_only_fills_rows_up_is_no_token(tmp_path: Path) -> None:
     assert budget.tokens == pytest.approx(budget.steps * 8 * packing.tokens / packing.packs)
 
 
-@pytest.mark.parametrize("padding_in_loss", [True, False])
-def test_what_padding_of_rows_costs_is_waste_and_the_rest_useful(tmp_path: Path, padding_in_loss: bool) -> None:
-    run = of_rows(tmp_path, kind="padding", atom=8, padding_in_loss=padding_in_loss)
+@pytest.mark.parametrize("predicted", ["all", "closing"])
+def test_what_padding_of_rows_costs_is_waste_and_the_rest_useful(tmp_path: Path, predicted: str) -> None:
+    run = of_rows(tmp_path, kind="padding", atom=8, end_of_text_in_loss=predicted)
     view = PreparedData.open(run.prepared_dir, run.data).view("one", "train")
     rows, lengths = np.arange(view.count), view.lengths().astype(np.int64)
-    real = lengths - np.add.reduceat(view.padding(rows), 16 * rows, dtype=np.int64)
+    real = lengths - np.add.reduceat(view.ends_of_text(rows, closing=False), 16 * rows, dtype=np.int64)
     epoch = changed(run, training={"packs_per_step": len(rows), "packs_per_micro_batch": len(rows), "steps": 1})
     budget = budget_of(epoch, BudgetOptions())
     useful = Work(
@@ -177,7 +177,7 @@ def test_what_padding_of_rows_costs_is_waste_and_the_rest_useful(tmp_path: Path,
     performed = Work(
         slots=16 * len(rows),
         squared_lengths=int((lengths**2).sum()),
-        head_slots=int((lengths - 1).sum()) if padding_in_loss else useful.head_slots,
+        head_slots=int((lengths - 1).sum()) if predicted == "all" else useful.head_slots,
         sequences=len(rows),
     )
     assert performed.slots > useful.slots

@@ -51,7 +51,7 @@ def tokenised(tmp_path_factory: pytest.TempPathFactory) -> RunConfig:
         ({"recipe": CONCAT | {"atom": None}, "pack_length": 32}, {}),
         ({"recipe": PADDING}, {}),
         ({"recipe": PADDING | {"atom": 32}}, {}),
-        ({"recipe": PADDING | {"isolate_documents": True, "padding_in_loss": False}}, {}),
+        ({"recipe": PADDING | {"isolate_documents": True, "end_of_text_in_loss": "closing"}}, {}),
         ({"recipe": DOCUMENTS, "pack_length": 32}, {}),
         ({"recipe": DOCUMENTS}, {"packs_per_step": None, "tokens_per_step": 200}),
         (

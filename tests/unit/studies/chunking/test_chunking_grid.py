@@ -173,7 +173,9 @@ def test_every_run_of_a_length_is_evaluated_on_the_same_documents(tmp_path: Path
     both = {"concat": CONCAT, "documents": DOCUMENTS}
     study, runs = load(write(tmp_path, grid=GRID | {"recipes": {}, "recipes_without_atoms": both}))
     found = held_out_evaluations(study, runs)
-    assert [(one.starts_from, one.name) for one in found] == [(run.key, "documents") for run in runs]
+    asked = [(one.starts_from, one.name) for one in found]
+    assert asked == [(run.key, name) for run in runs for name in ("documents", "text")]
+    found = [one for one in found if one.name == "documents"]
     places = {(one.arm, one.prepared_dir) for one in found}
     assert len({place for _, place in places}) == 2, "one for each length"
     assert len(places) == 4
@@ -183,11 +185,19 @@ def test_every_run_of_a_length_is_evaluated_on_the_same_documents(tmp_path: Path
     with_padding = held_out_evaluations(
         *load(write(tmp_path, grid=GRID | {"recipes": padding}, reference="documents_{msl}"))
     )
-    assert {(one.arm, one.name) for one in with_padding if one.name != "documents"} == {
-        (f"padding_{length}_atom_{atom}", "real_tokens") for length, atom in ((16, 8), (16, 16), (16, 64), (32, 32))
+    assert {(one.arm, one.name) for one in with_padding if one.name != "documents" and "padding" in one.arm} == {
+        (f"padding_{length}_atom_{atom}", name)
+        for length, atom in ((16, 8), (16, 16), (16, 64), (32, 32))
+        for name in ("real_tokens", "text")
     }
+    alone = {"padding": {"data.recipe": {"kind": "padding", "end_of_text_in_loss": "none"}}}
+    without_ends = held_out_evaluations(
+        *load(write(tmp_path, grid=GRID | {"recipes": alone}, reference="documents_{msl}"))
+    )
+    of_padding = {one.name for one in without_ends if one.arm.startswith("padding")}
+    assert of_padding == {"documents", "real_tokens"}, "its own rows have no end-of-text in the loss"
     silent = study.model_copy(update={"chunking": study.chunking.model_copy(update={"documents_alone": False})})
-    assert held_out_evaluations(silent, runs) == ()
+    assert {one.name for one in held_out_evaluations(silent, runs)} == {"text"}
 
 
 def test_what_the_dashes_of_a_dry_run_stand_for_is_said_in_words() -> None:

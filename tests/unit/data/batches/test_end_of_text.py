@@ -1,0 +1,137 @@
+"""`end_of_text_in_loss: none` leaves out every end-of-text, in all recipes, and the plan counts what batches hold."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from pydantic import TypeAdapter
+
+from evenpack.batch import SlotTargets
+from evenpack.data.batches.collate import Collator
+from evenpack.data.batches.objectives import NextTokens
+from evenpack.data.order.selection import PackedSource
+from evenpack.data.order.step_plan import StepPlanner
+from evenpack.data.order.step_shape import CostWeights, StepShape
+from evenpack.data.order.stored_plan import SequentialPlan
+from evenpack.data.packing import LengthHistogram, pack
+from evenpack.data.recipes import Recipe
+from evenpack.data.sequences import build_view
+from evenpack.data.sequences.shuffled import SOURCE_IDS, ShuffledView
+from evenpack.data.tokens.file import TokenFile
+from evenpack.data.tokens.writer import TokenFileWriter
+from evenpack.step_counts import StepCounts
+
+END, ROW = 1, 8
+LENGTHS = [4, 9, 30, 8, 3, 17, 12, 16, 1, 2, 25]
+
+ROWS = [
+    {"kind": "concat", "isolate_documents": False},
+    {"kind": "concat", "isolate_documents": True},
+    {"kind": "concat", "atom": 4, "isolate_documents": False},
+    {"kind": "concat", "atom": 4, "isolate_documents": True},
+    {"kind": "concat", "atom": 16, "isolate_documents": True},
+    {"kind": "padding", "atom": 4, "isolate_documents": False},
+    {"kind": "padding", "atom": 4, "isolate_documents": True},
+    {"kind": "padding", "atom": 16, "isolate_documents": True},
+]
+"""Recipes whose sequences are rows of one length, but for the last."""
+
+DOCUMENTS = [{"kind": "documents", "long_documents": policy} for policy in ("split", "truncate", "drop")]
+
+
+@pytest.fixture(scope="module")
+def token_file(tmp_path_factory: pytest.TempPathFactory) -> TokenFile:
+    """Documents of which each ends in END, which is nowhere else."""
+    prefix = tmp_path_factory.mktemp("ends") / "tokens"
+    tokens = 10 + np.arange(sum(LENGTHS))
+    tokens[np.cumsum(LENGTHS) - 1] = END
+    with TokenFileWriter(prefix, vocabulary_size=1000) as writer:
+        writer.append(tokens, np.array(LENGTHS), {"document_hashes": np.zeros(len(LENGTHS), dtype=np.uint64)})
+        writer.finish()
+    return TokenFile(prefix)
+
+
+def view_of(token_file: TokenFile, recipe: dict[str, Any]) -> Any:
+    settled = TypeAdapter(Recipe).validate_python({"max_sequence_length": ROW, "minimum_document_length": 2, **recipe})
+    return build_view(settled, token_file, np.arange(len(LENGTHS)))
+
+
+def named(recipe: dict[str, Any]) -> str:
+    return "-".join(str(value) for value in recipe.values())
+
+
+@pytest.mark.parametrize("recipe", [*ROWS, *DOCUMENTS], ids=named)
+def test_every_end_of_text_is_left_out_and_counted_without_reading_tokens(
+    token_file: TokenFile, recipe: dict[str, Any]
+) -> None:
+    view = view_of(token_file, recipe)
+    objective = NextTokens(end_of_text_in_loss="none")
+    ids, lengths = np.arange(view.count), view.lengths().astype(np.int64)
+    tokens = view.gather(ids)
+    left_out = view.ends_of_text(ids, closing=True)
+    assert left_out.tolist() == (tokens == END).tolist()
+    segment_lengths, segments = view.segments(ids)
+    is_first = np.zeros(len(tokens), dtype=bool)
+    is_first[np.cumsum(segment_lengths) - segment_lengths] = True
+    is_target = (tokens != END) & ~is_first
+    expected = np.add.reduceat(is_target, np.cumsum(lengths) - lengths, dtype=np.int64)
+    assert objective.count_targets(view, ids, lengths, segments).tolist() == expected.tolist()
+    for sequence in ids:  # the same of any choice of sequences
+        one = np.array([sequence])
+        assert objective.count_targets(view, one, lengths[one], segments[one]).tolist() == [expected[sequence]]
+
+
+@pytest.mark.parametrize("recipe", ROWS, ids=named)
+def test_the_plan_counts_what_the_batches_hold(token_file: TokenFile, recipe: dict[str, Any]) -> None:
+    view = view_of(token_file, recipe)
+    packing = pack(LengthHistogram.from_lengths(view.lengths(), longest=ROW), "none", pack_length=ROW)
+    source = PackedSource(view=view, plan=SequentialPlan(packing), key=3)
+    shape = StepShape(
+        batching="packs",
+        items_per_step=4,
+        items_per_micro_batch=2,
+        layout="packed",
+        isolate=True,
+        reset_positions=True,
+        policy="arrival",
+        cost_weights=CostWeights(per_token=0.0, per_squared_length=1.0, per_segment=0.0),
+        balances_each_micro_batch=False,
+    )
+    objective = NextTokens(end_of_text_in_loss="none")
+    planner = StepPlanner([source], [1], shape=shape, ranks=1, objective=objective)
+    collator = Collator(
+        [source], shape=shape, objective=objective, pack_length=ROW, padding_token=END, vocabulary_size=1000
+    )
+    for step in range(4):
+        plan = planner.plan(step)
+        held = StepCounts(packs=0, sequences=0, tokens=0, targets=0)
+        for index in range(plan.micro_batches):
+            batch = collator.collate(plan.micro_batch(0, index), plan.counts)
+            targets = batch.targets["next_token"]
+            assert isinstance(targets, SlotTargets)
+            assert END not in targets.labels[targets.weights > 0].tolist()
+            assert int(targets.weights.sum()) == batch.local_counts.targets
+            assert batch.padding_targets == 0
+            held += batch.local_counts
+        assert held == plan.counts
+
+
+def test_a_shuffled_view_leaves_out_the_ends_of_its_own_order(token_file: TokenFile, tmp_path: Path) -> None:
+    view = view_of(token_file, {"kind": "documents"})
+    order = np.random.default_rng(0).permutation(view.count)
+    columns = {SOURCE_IDS: "<u4"}
+    with TokenFileWriter(tmp_path / "shuffled", vocabulary_size=1000, columns=columns) as writer:
+        writer.append(view.gather(order), view.lengths()[order], {SOURCE_IDS: order.astype(np.uint32)})
+        writer.finish()
+    shuffled = ShuffledView(view, TokenFile(tmp_path / "shuffled"))
+    asked = np.array([3, 0, view.count - 1])
+    left_out = shuffled.ends_of_text(asked, closing=True)
+    assert left_out is not None
+    assert left_out.tolist() == (shuffled.gather(asked) == END).tolist()
+    assert shuffled.ends_of_text(asked, closing=False) is None
+    lengths = shuffled.lengths().astype(np.int64)[asked]
+    expected = [int((shuffled.gather(np.array([one])) == END).sum()) for one in asked]
+    assert shuffled.closing_targets(asked).tolist() == [
+        count if length > 1 else 0 for count, length in zip(expected, lengths, strict=True)
+    ]
