@@ -50,9 +50,7 @@ def finetune(
     folder = ResultFolder(config.run.output_dir)
     with hold(folder.directory):
         folder.open(settings)
-        finetuning = Finetuning(
-            config=config, data=data, padding_token=pretrained.tokenizer.padding_id, device=_device()
-        )
+        finetuning = Finetuning(config=config, data=data, tokenizer=pretrained.tokenizer, device=_device())
 
         def train(seed: int) -> SeedResult:
             model = new_finetuned(config, pretrained, seed)

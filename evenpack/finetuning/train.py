@@ -2,25 +2,32 @@
 
 import math
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import numpy as np
 import torch
 from torch import nn
 
-from evenpack.data.order.selection import PackSelection
+from evenpack.data.batches.capacity import BatchCapacity
+from evenpack.data.batches.collate import Collator
+from evenpack.data.batches.objectives import SequenceLabels
+from evenpack.data.order.step_plan import StepPlan
+from evenpack.data.order.step_shape import Batching, CostWeights, StepShape
+from evenpack.data.sequences import LabelledSequences
+from evenpack.data.tokenizers.tokenizer import Tokenizer
 from evenpack.engine.optimizers.build import parameter_groups
 from evenpack.engine.optimizers.config import ScheduleSection
 from evenpack.engine.optimizers.schedules import learning_rate
 from evenpack.errors import RunError
-from evenpack.finetuning.batches import FinetuneBatch, FinetuneCollator, StepOrder
 from evenpack.finetuning.config import FinetuneConfig, FinetuneTrainingSection
 from evenpack.finetuning.data import TaskData
-from evenpack.finetuning.features import Features
-from evenpack.finetuning.model import FinetunedModel
+from evenpack.finetuning.model import HEADS, FinetunedModel
 from evenpack.finetuning.results import SeedResult
+from evenpack.finetuning.steps import EpochPlanner, packed_source
 from evenpack.finetuning.tasks import TaskScores
+from evenpack.models.common.losses import LossOutputs, exact_denominators, scaled_loss
+from evenpack.step_counts import StepCounts
 
 _EVALUATION_PACKS = 32
 """Packs evaluated at once; has no influence on any result."""
@@ -35,28 +42,43 @@ class Finetuning:
 
     config: FinetuneConfig
     data: TaskData
-    padding_token: int
+    tokenizer: Tokenizer
     device: torch.device
 
-    def step_order(self, seed: int) -> StepOrder:
-        """Returns the order of the training sequences under `seed`."""
+    def planner(self, seed: int) -> EpochPlanner:
+        """Returns the steps over the training sequences under `seed`."""
         training = self.config.training
-        return StepOrder(
-            lengths=self.data.training.lengths,
+        shape = self._shape(training.batching, training.items_per_step, training.packs_per_micro_batch)
+        return EpochPlanner(source=packed_source(self.data.training, seed=seed), shape=shape, seed=seed)
+
+    def evaluation_planner(self, sequences: LabelledSequences) -> EpochPlanner:
+        """Returns the order in which sequences are evaluated, as the steps of its first epoch."""
+        shape = self._shape("packs", _EVALUATION_PACKS, None)
+        return EpochPlanner(source=packed_source(sequences, seed=0), shape=shape, seed=0)
+
+    def collator(self, planner: EpochPlanner) -> Collator:
+        """Returns the collator of the planner's steps."""
+        return Collator(
+            [planner.source],
+            shape=planner.shape,
+            objective=SequenceLabels(loss=HEADS[self.config.data.definition.predicts].loss),
             pack_length=self.config.data.max_sequence_length,
-            layout=training.layout,
-            batching=training.batching,
-            items_per_step=training.items_per_step,
-            seed=seed,
+            padding_token=self.tokenizer.padding_id,
+            vocabulary_size=self.tokenizer.vocabulary_size,
+            capacity=BatchCapacity.of_each_batch(),
         )
 
-    def collator(self, features: Features) -> FinetuneCollator:
-        """Returns the collator for the run's layout."""
-        return FinetuneCollator(
-            features=features,
+    def _shape(self, batching: Batching, items_per_step: int, packs_per_micro_batch: int | None) -> StepShape:
+        return StepShape(
+            batching=batching,
+            items_per_step=items_per_step,
+            items_per_micro_batch=packs_per_micro_batch or items_per_step,
             layout=self.config.training.layout,
-            max_sequence_length=self.config.data.max_sequence_length,
-            padding_token=self.padding_token,
+            isolate=True,
+            reset_positions=True,
+            policy="arrival",
+            cost_weights=CostWeights(per_token=0.0, per_squared_length=0.0, per_segment=0.0),
+            balances_each_micro_batch=False,
         )
 
 
@@ -71,10 +93,10 @@ class _Counts:
     slots: int = 0
     seconds: float = 0.0
 
-    def add(self, packs: PackSelection, *, slots: int, seconds: float) -> None:
-        self.sequences.append(len(packs.sequence_ids))
-        self.packs += packs.packs
-        self.tokens += int(packs.lengths.sum())
+    def add(self, counts: StepCounts, *, slots: int, seconds: float) -> None:
+        self.sequences.append(counts.sequences)
+        self.packs += counts.packs
+        self.tokens += counts.tokens
         self.slots += slots
         self.seconds += seconds
 
@@ -98,27 +120,28 @@ def train_seed(
     Raises: RunError after the first step whose loss is not finite, or after which a prediction is not.
     """
     training = finetuning.config.training
-    order = finetuning.step_order(seed)
-    trainer = Trainer(model.to(finetuning.device), training, steps=training.epochs * order.steps_per_epoch)
-    collator = finetuning.collator(finetuning.data.training)
+    planner = finetuning.planner(seed)
+    trainer = Trainer(model.to(finetuning.device), training, steps=training.epochs * planner.steps_per_epoch)
+    collator = finetuning.collator(planner)
     counts = _Counts()
     losses_by_epoch: list[float] = []
     scores_by_epoch: list[dict[str, TaskScores]] = []
     torch.manual_seed(seed)  # of dropout
     for epoch in range(training.epochs):
         loss_sum = 0.0
-        for packs in order.epoch(epoch):
+        for step in range(epoch * planner.steps_per_epoch, (epoch + 1) * planner.steps_per_epoch):
+            plan = planner.plan(step)
             began = time.perf_counter()
-            loss, slots = trainer.step(collator, packs)
+            loss, slots = trainer.step(collator, plan)
             if not math.isfinite(loss):
                 raise _diverged(trainer, seed, f"the loss is {loss}")
-            counts.add(packs, slots=slots, seconds=time.perf_counter() - began)
-            loss_sum += loss * len(packs.sequence_ids)
+            counts.add(plan.counts, slots=slots, seconds=time.perf_counter() - began)
+            loss_sum += loss * plan.counts.sequences
             on_step(StepDone(step=trainer.steps_done, steps=trainer.steps, loss=loss, sequences=sum(counts.sequences)))
-        losses_by_epoch.append(loss_sum / finetuning.data.training.sequences)
+        losses_by_epoch.append(loss_sum / finetuning.data.training.count)
         scores_by_epoch.append({})
         for name, found in finetuning.data.evaluation.items():
-            outputs = predict(finetuning, model, found.features)
+            outputs = predict(finetuning, model, found.sequences)
             if not all(np.isfinite(one).all() for one in outputs):
                 raise _diverged(trainer, seed, f"predictions for {name} are not finite after it")
             scores_by_epoch[-1][name] = found.score(outputs)
@@ -148,10 +171,10 @@ class Trainer:
             fused=True,  # on CPUs, too: 10 ms per update of a small model instead of 45, most of them in square roots
         )
 
-    def step(self, collator: FinetuneCollator, packs: PackSelection) -> tuple[float, int]:
-        """Updates by the mean loss over the sequences of `packs`; returns that loss, and the slots computed."""
+    def step(self, collator: Collator, plan: StepPlan) -> tuple[float, int]:
+        """Updates by the mean loss over the sequences of a step; returns that loss, and the slots computed."""
         self.model.train()
-        loss, slots = self.accumulate(collator, packs)
+        loss, slots = self.accumulate(collator, plan)
         if self.training.gradient_clipping is not None:
             nn.utils.clip_grad_norm_(self.model.parameters(), self.training.gradient_clipping)
         self.steps_done += 1
@@ -164,16 +187,19 @@ class Trainer:
         self._optimizer.zero_grad()
         return loss, slots
 
-    def accumulate(self, collator: FinetuneCollator, packs: PackSelection) -> tuple[float, int]:
+    def accumulate(self, collator: Collator, plan: StepPlan) -> tuple[float, int]:
         """Adds the gradients of the mean loss over all sequences, for any division into micro-batches."""
         device = next(self.model.parameters()).device
         total, slots = torch.zeros((), device=device), 0
-        for batch in _micro_batches(collator, packs, self.training.packs_per_micro_batch):
+        for index in range(plan.micro_batches):
+            batch = collator.collate(plan.micro_batch(0, index), plan.counts)
             with _precision(self.training, device):
-                loss = self.model.losses(batch.to(device)).sum() / len(packs.sequence_ids)
+                outputs: LossOutputs = self.model(batch.to(device))
+            denominators = exact_denominators(self.model, batch.step_counts)
+            loss = scaled_loss(outputs, denominators, world_size=1, accumulation=1)
             torch.autograd.backward(loss)
             total += loss.detach()
-            slots += len(batch.tokens)
+            slots += batch.slots
         return float(total), slots
 
 
@@ -187,34 +213,20 @@ def _diverged(trainer: Trainer, seed: int, what: str) -> RunError:
 
 
 @torch.no_grad()
-def predict(finetuning: Finetuning, model: FinetunedModel, features: Features) -> list[np.ndarray]:
+def predict(finetuning: Finetuning, model: FinetunedModel, sequences: LabelledSequences) -> list[np.ndarray]:
     """Returns the model's outputs for each sequence."""
     model.eval()
-    outputs: list[np.ndarray] = [np.empty(0)] * features.sequences
-    order = StepOrder(
-        lengths=features.lengths,
-        pack_length=finetuning.config.data.max_sequence_length,
-        layout=finetuning.config.training.layout,
-        batching="packs",
-        items_per_step=_EVALUATION_PACKS,
-        seed=0,
-    )
-    collator = finetuning.collator(features)
-    for packs in order.epoch(0):
-        batch = collator.collate(packs).to(finetuning.device)
+    outputs: list[np.ndarray] = [np.empty(0)] * sequences.count
+    planner = finetuning.evaluation_planner(sequences)
+    collator = finetuning.collator(planner)
+    for step in range(planner.steps_per_epoch):
+        plan = planner.plan(step)
+        batch = collator.collate(plan.packs, plan.counts).to(finetuning.device)
         with _precision(finetuning.config.training, finetuning.device):
-            parts = model.head.by_sequence(model(batch).float(), batch)
-        for sequence_id, part in zip(batch.sequence_ids.tolist(), parts, strict=True):
+            parts = model.head.by_sequence(model.outputs(batch).float(), batch)
+        for sequence_id, part in zip(plan.packs.sequence_ids.tolist(), parts, strict=True):
             outputs[sequence_id] = part.cpu().numpy()
     return outputs
-
-
-def _micro_batches(
-    collator: FinetuneCollator, packs: PackSelection, packs_per_micro_batch: int | None
-) -> Iterator[FinetuneBatch]:
-    size = packs_per_micro_batch or packs.packs
-    for first in range(0, packs.packs, size):
-        yield collator.collate(packs.take(np.arange(first, min(first + size, packs.packs))))
 
 
 def _precision(training: FinetuneTrainingSection, device: torch.device) -> torch.autocast:
