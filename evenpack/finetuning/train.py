@@ -7,7 +7,6 @@ from dataclasses import dataclass, field
 
 import numpy as np
 import torch
-from torch import nn
 
 from evenpack.data.batches.capacity import BatchCapacity
 from evenpack.data.batches.collate import Collator
@@ -16,9 +15,10 @@ from evenpack.data.order.step_plan import StepPlan
 from evenpack.data.order.step_shape import Batching, CostWeights, StepShape
 from evenpack.data.sequences import LabelledSequences
 from evenpack.data.tokenizers.tokenizer import Tokenizer
-from evenpack.engine.optimizers.build import parameter_groups
+from evenpack.engine.optimizers.build import build_optimizer
 from evenpack.engine.optimizers.config import ScheduleSection
 from evenpack.engine.optimizers.schedules import learning_rate
+from evenpack.engine.sharding import sharding_at
 from evenpack.errors import RunError
 from evenpack.finetuning.config import FinetuneConfig, FinetuneTrainingSection
 from evenpack.finetuning.data import TaskData
@@ -31,9 +31,6 @@ from evenpack.step_counts import StepCounts
 
 _EVALUATION_PACKS = 32
 """Packs evaluated at once; has no influence on any result."""
-
-_BETAS = (0.9, 0.999)
-_EPSILON = 1e-8
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -149,9 +146,10 @@ def train_seed(
 
 
 class Trainer:
-    """Updates a model by AdamW under a linear warm-up and decay.
+    """Updates a model by AdamW under a linear warm-up and decay, as `TrainingEngine` does for one rank of ZeRO 0.
 
     Args:
+        model: on the device on which it is trained.
         steps: number in the whole schedule.
     """
 
@@ -163,38 +161,30 @@ class Trainer:
         self._schedule = ScheduleSection(
             kind="linear", warmup_steps=round(training.warmup_fraction * steps), final_fraction=0.0
         )
-        self._optimizer = torch.optim.AdamW(
-            parameter_groups(model, weight_decay=training.weight_decay),
-            lr=training.learning_rate,
-            betas=_BETAS,
-            eps=_EPSILON,
-            fused=True,  # on CPUs, too: 10 ms per update of a small model instead of 45, most of them in square roots
-        )
+        self._device = next(model.parameters()).device
+        self._sharding = sharding_at(0)
+        self._optimizer = build_optimizer(model, training.optimizer, self._device, fused_on_cpu=True)
 
     def step(self, collator: Collator, plan: StepPlan) -> tuple[float, int]:
         """Updates by the mean loss over the sequences of a step; returns that loss, and the slots computed."""
         self.model.train()
         loss, slots = self.accumulate(collator, plan)
-        if self.training.gradient_clipping is not None:
-            nn.utils.clip_grad_norm_(self.model.parameters(), self.training.gradient_clipping)
+        self._sharding.clip(self.model, self.training.gradient_clipping)
         self.steps_done += 1
-        rate = learning_rate(
-            self.steps_done, peak=self.training.learning_rate, steps=self.steps, schedule=self._schedule
-        )
+        peak = self.training.learning_rate
         for group in self._optimizer.param_groups:
-            group["lr"] = rate
+            group["lr"] = learning_rate(self.steps_done, peak=peak, steps=self.steps, schedule=self._schedule)
         self._optimizer.step()
         self._optimizer.zero_grad()
         return loss, slots
 
     def accumulate(self, collator: Collator, plan: StepPlan) -> tuple[float, int]:
         """Adds the gradients of the mean loss over all sequences, for any division into micro-batches."""
-        device = next(self.model.parameters()).device
-        total, slots = torch.zeros((), device=device), 0
+        total, slots = torch.zeros((), device=self._device), 0
         for index in range(plan.micro_batches):
             batch = collator.collate(plan.micro_batch(0, index), plan.counts)
-            with _precision(self.training, device):
-                outputs: LossOutputs = self.model(batch.to(device))
+            with _precision(self.training, self._device):
+                outputs: LossOutputs = self.model(batch.to(self._device))
             denominators = exact_denominators(self.model, batch.step_counts)
             loss = scaled_loss(outputs, denominators, world_size=1, accumulation=1)
             torch.autograd.backward(loss)
