@@ -104,9 +104,11 @@ class _Shown:
 
     def __init__(self, progress: Progress, seed: int) -> None:
         self._piece: Piece = progress.begin(f"seed {seed}: step", unit="sequences", counted=True)
+        self._sequences = 0
 
     def update(self, done: StepDone) -> None:
-        self._piece.update(done.step, done.steps, amount=done.sequences, facts=[f"loss {done.loss:.4f}"])
+        self._sequences += done.counts.sequences
+        self._piece.update(done.step, done.steps, amount=self._sequences, facts=[f"loss {done.loss:.4f}"])
 
 
 def _settings(config: FinetuneConfig, pretrained: Pretrained, data: TaskData) -> dict[str, Any]:

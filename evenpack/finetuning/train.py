@@ -3,7 +3,7 @@
 import math
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -79,25 +79,6 @@ class Finetuning:
         )
 
 
-@dataclass(kw_only=True)
-class _Counts:
-    """Counts over the training steps of a seed."""
-
-    sequences: list[int] = field(default_factory=list)
-    """Sequences of each step."""
-    packs: int = 0
-    tokens: int = 0
-    slots: int = 0
-    seconds: float = 0.0
-
-    def add(self, counts: StepCounts, *, slots: int, seconds: float) -> None:
-        self.sequences.append(counts.sequences)
-        self.packs += counts.packs
-        self.tokens += counts.tokens
-        self.slots += slots
-        self.seconds += seconds
-
-
 @dataclass(frozen=True, kw_only=True)
 class StepDone:
     """A finished step, for progress."""
@@ -105,8 +86,7 @@ class StepDone:
     step: int
     steps: int
     loss: float
-    sequences: int
-    """Sequences so far."""
+    counts: StepCounts
 
 
 def train_seed(
@@ -120,7 +100,8 @@ def train_seed(
     planner = finetuning.planner(seed)
     trainer = Trainer(model.to(finetuning.device), training, steps=training.epochs * planner.steps_per_epoch)
     collator = finetuning.collator(planner)
-    counts = _Counts()
+    counts: list[StepCounts] = []
+    slots, seconds = 0, 0.0
     losses_by_epoch: list[float] = []
     scores_by_epoch: list[dict[str, TaskScores]] = []
     torch.manual_seed(seed)  # of dropout
@@ -129,12 +110,14 @@ def train_seed(
         for step in range(epoch * planner.steps_per_epoch, (epoch + 1) * planner.steps_per_epoch):
             plan = planner.plan(step)
             began = time.perf_counter()
-            loss, slots = trainer.step(collator, plan)
+            loss, slots_of_step = trainer.step(collator, plan)
             if not math.isfinite(loss):
                 raise _diverged(trainer, seed, f"the loss is {loss}")
-            counts.add(plan.counts, slots=slots, seconds=time.perf_counter() - began)
+            seconds += time.perf_counter() - began
+            slots += slots_of_step
+            counts.append(plan.counts)
             loss_sum += loss * plan.counts.sequences
-            on_step(StepDone(step=trainer.steps_done, steps=trainer.steps, loss=loss, sequences=sum(counts.sequences)))
+            on_step(StepDone(step=trainer.steps_done, steps=trainer.steps, loss=loss, counts=plan.counts))
         losses_by_epoch.append(loss_sum / finetuning.data.training.count)
         scores_by_epoch.append({})
         for name, found in finetuning.data.evaluation.items():
@@ -142,7 +125,24 @@ def train_seed(
             if not all(np.isfinite(one).all() for one in outputs):
                 raise _diverged(trainer, seed, f"predictions for {name} are not finite after it")
             scores_by_epoch[-1][name] = found.score(outputs)
-    return _result(seed, counts, losses_by_epoch, scores_by_epoch)
+    values = [{name: scores.values for name, scores in epoch.items()} for epoch in scores_by_epoch]
+    total = sum(counts[1:], counts[0])
+    return SeedResult(
+        seed=seed,
+        metrics=values[-1],
+        intervals={name: scores.intervals() for name, scores in scores_by_epoch[-1].items()},
+        metrics_by_epoch=values,
+        losses_by_epoch=losses_by_epoch,
+        steps=len(counts),
+        sequences_per_step=total.sequences / len(counts),
+        least_sequences_per_step=min(step.sequences for step in counts),
+        most_sequences_per_step=max(step.sequences for step in counts),
+        packs_per_step=total.packs / len(counts),
+        sequences_per_pack=total.sequences / total.packs,
+        padding_share=1 - total.tokens / slots,
+        training_seconds=seconds,
+        sequences_per_second=total.sequences / seconds,
+    )
 
 
 class Trainer:
@@ -221,26 +221,3 @@ def predict(finetuning: Finetuning, model: FinetunedModel, sequences: LabelledSe
 
 def _precision(training: FinetuneTrainingSection, device: torch.device) -> torch.autocast:
     return torch.autocast(device.type, dtype=torch.bfloat16, enabled=training.precision == "bf16_autocast")
-
-
-def _result(
-    seed: int, counts: _Counts, losses_by_epoch: list[float], scores_by_epoch: list[dict[str, TaskScores]]
-) -> SeedResult:
-    values = [{name: scores.values for name, scores in epoch.items()} for epoch in scores_by_epoch]
-    sequences, steps = sum(counts.sequences), len(counts.sequences)
-    return SeedResult(
-        seed=seed,
-        metrics=values[-1],
-        intervals={name: scores.intervals() for name, scores in scores_by_epoch[-1].items()},
-        metrics_by_epoch=values,
-        losses_by_epoch=losses_by_epoch,
-        steps=steps,
-        sequences_per_step=sequences / steps,
-        least_sequences_per_step=min(counts.sequences),
-        most_sequences_per_step=max(counts.sequences),
-        packs_per_step=counts.packs / steps,
-        sequences_per_pack=sequences / counts.packs,
-        padding_share=1 - counts.tokens / counts.slots,
-        training_seconds=counts.seconds,
-        sequences_per_second=sequences / counts.seconds,
-    )
