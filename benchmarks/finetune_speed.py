@@ -11,13 +11,12 @@ data.max_sequence_length, divided by the sequences per pack: 1 is the ideal if p
 import json
 import statistics
 from dataclasses import replace
-from itertools import islice
 from typing import Any
 
 import measuring
 import torch
 
-from evenpack.config import load_run_file, validate
+from evenpack.config import load_run_file
 from evenpack.data.order.step_shape import Layout
 from evenpack.finetuning.config import FinetuneConfig
 from evenpack.finetuning.data import read_task
@@ -43,21 +42,24 @@ def measure(config: FinetuneConfig, *, rounds: int) -> dict[str, Any]:
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     pretrained = read_pretrained(config)
     data = read_task(config.data, config.folder, pretrained.tokenizer)
-    finetuning = Finetuning(config=config, data=data, padding_token=pretrained.tokenizer.padding_id, device=device)
+    finetuning = Finetuning(config=config, data=data, tokenizer=pretrained.tokenizer, device=device)
     trainer = Trainer(new_finetuned(config, pretrained, 0).to(device), config.training, steps=1 + rounds)
-    steps = list(islice(finetuning.step_order(0).epoch(0), 1 + rounds))
+    planner = finetuning.planner(0)
+    plans = [planner.plan(step) for step in range(1 + rounds)]
+    collators = {
+        layout: finetuning.collator(replace(planner, shape=replace(planner.shape, layout=layout))) for layout in LAYOUTS
+    }
     seconds: dict[Layout, list[float]] = {layout: [] for layout in LAYOUTS}
     slots: dict[Layout, int] = {}
     order = list(LAYOUTS)
-    for packs in steps:
+    for plan in plans:
         for layout in order:
-            collator = replace(finetuning, config=in_layout(config, layout)).collator(data.training)
             began = measuring.device_seconds(device)
-            _, slots[layout] = trainer.step(collator, packs)
-            seconds[layout].append((measuring.device_seconds(device) - began) / len(packs.sequence_ids))
+            _, slots[layout] = trainer.step(collators[layout], plan)
+            seconds[layout].append((measuring.device_seconds(device) - began) / plan.counts.sequences)
         order = [*order[1:], order[0]]
     rates = {layout: 1 / statistics.median(found[1:]) for layout, found in seconds.items()}
-    factor = sum(len(packs.sequence_ids) for packs in steps) / sum(packs.packs for packs in steps)
+    factor = sum(plan.counts.sequences for plan in plans) / sum(plan.counts.packs for plan in plans)
     return {
         "run": config.run.name,
         "model": pretrained.section.shape,
@@ -65,21 +67,14 @@ def measure(config: FinetuneConfig, *, rounds: int) -> dict[str, Any]:
         "precision": config.training.precision,
         "rounds": rounds,
         "max_sequence_length": config.data.max_sequence_length,
-        "sequences_a_step": statistics.mean(len(packs.sequence_ids) for packs in steps),
-        "packs_a_step": statistics.mean(packs.packs for packs in steps),
+        "sequences_a_step": statistics.mean(plan.counts.sequences for plan in plans),
+        "packs_a_step": statistics.mean(plan.counts.packs for plan in plans),
         "packing_factor": factor,
         "slots_of_last_step": slots,
         "sequences_per_second": rates,
         "speed_up_over_padded": {layout: rates[layout] / rates["padded"] for layout in LAYOUTS},
         "of_packing_factor": rates["packed"] / rates["padded"] / factor,
     }
-
-
-def in_layout(config: FinetuneConfig, layout: Layout) -> FinetuneConfig:
-    """Returns the run in another layout."""
-    values = config.model_dump(mode="json")
-    values["training"]["layout"] = layout
-    return validate(values, FinetuneConfig, origin="benchmark")
 
 
 if __name__ == "__main__":

@@ -21,10 +21,10 @@ import torch
 from transformers import AutoModelForSequenceClassification, get_linear_schedule_with_warmup
 
 from evenpack.config import load_run_file
+from evenpack.data.sequences import LabelledSequences
 from evenpack.engine.optimizers.build import parameter_groups
 from evenpack.finetuning.config import FinetuneConfig
 from evenpack.finetuning.data import TaskData, read_task
-from evenpack.finetuning.features import Features
 from evenpack.finetuning.model import FinetunedModel, read_pretrained
 from evenpack.finetuning.run import new_finetuned
 from evenpack.finetuning.train import Finetuning
@@ -41,14 +41,11 @@ def main() -> None:
         parser.error(f"{config.data.task} is not a task of classes")
     pretrained = read_pretrained(config)
     data = read_task(config.data, config.folder, pretrained.tokenizer)
-    finetuning = Finetuning(
-        config=config, data=data, padding_token=pretrained.tokenizer.padding_id, device=torch.device("cpu")
-    )
+    finetuning = Finetuning(config=config, data=data, tokenizer=pretrained.tokenizer, device=torch.device("cpu"))
     with tempfile.TemporaryDirectory() as folder:
         exported = Path(folder) / "exported"
-        to_huggingface(
-            pretrained.new_encoder(), exported, tokenizer_dir=None, special_token_id=finetuning.padding_token
-        )
+        special_token_id = pretrained.tokenizer.padding_id
+        to_huggingface(pretrained.new_encoder(), exported, tokenizer_dir=None, special_token_id=special_token_id)
         seeds = [
             train_seed(finetuning, new_finetuned(config, pretrained, seed), exported, seed) for seed in config.run.seeds
         ]
@@ -69,9 +66,9 @@ def train_seed(finetuning: Finetuning, ours: FinetunedModel, exported: Path, see
     """Trains transformers' model on the sequences that `ours` would be trained on, and evaluates it."""
     training = finetuning.config.training
     model = with_head_of(ours, exported)
-    order = finetuning.step_order(seed)
-    features = finetuning.data.training
-    steps = training.epochs * order.steps_per_epoch
+    planner = finetuning.planner(seed)
+    sequences = finetuning.data.training
+    steps = training.epochs * planner.steps_per_epoch
     optimizer = torch.optim.AdamW(
         parameter_groups(model, weight_decay=training.weight_decay), lr=training.learning_rate, eps=1e-8, fused=True
     )
@@ -80,20 +77,19 @@ def train_seed(finetuning: Finetuning, ours: FinetunedModel, exported: Path, see
     torch.manual_seed(seed)
     began = time.perf_counter()
     model.train()
-    for epoch in range(training.epochs):
-        for packs in order.epoch(epoch):
-            model(**rows(features, packs.sequence_ids)).loss.backward()
-            if training.gradient_clipping is not None:
-                torch.nn.utils.clip_grad_norm_(model.parameters(), training.gradient_clipping)
-            optimizer.step()
-            schedule.step()
-            optimizer.zero_grad()
+    for step in range(steps):
+        model(**rows(sequences, planner.plan(step).packs.sequence_ids)).loss.backward()
+        if training.gradient_clipping is not None:
+            torch.nn.utils.clip_grad_norm_(model.parameters(), training.gradient_clipping)
+        optimizer.step()
+        schedule.step()
+        optimizer.zero_grad()
     seconds = time.perf_counter() - began
     return {
         "seed": seed,
         "metrics": scored(model, finetuning.data),
         "first_loss_difference": difference,
-        "sequences_per_second": training.epochs * features.sequences / seconds,
+        "sequences_per_second": training.epochs * sequences.count / seconds,
     }
 
 
@@ -109,31 +105,27 @@ def with_head_of(ours: FinetunedModel, exported: Path) -> Any:
 @torch.no_grad()
 def first_loss_difference(finetuning: Finetuning, ours: FinetunedModel, theirs: Any, seed: int) -> float:
     """Returns the relative difference of the mean loss over the first step."""
-    packs = next(finetuning.step_order(seed).epoch(0))
-    features = finetuning.data.training
-    mine = float(ours.eval().losses(finetuning.collator(features).collate(packs)).mean())
-    other = float(theirs.eval()(**rows(features, packs.sequence_ids)).loss)
+    planner = finetuning.planner(seed)
+    plan = planner.plan(0)
+    (output,) = ours.eval()(finetuning.collator(planner).collate(plan.packs, plan.counts)).values()
+    mine = float(output.loss_sum) / plan.counts.sequences
+    other = float(theirs.eval()(**rows(finetuning.data.training, plan.packs.sequence_ids)).loss)
     return abs(mine - other) / other
 
 
-def rows(features: Features, sequence_ids: np.ndarray) -> dict[str, torch.Tensor]:
+def rows(sequences: LabelledSequences, sequence_ids: np.ndarray) -> dict[str, torch.Tensor]:
     """Returns sequences in the form of transformers, padded to the longest."""
-    lengths = features.lengths[sequence_ids]
+    _, lengths = sequences.locate(sequence_ids)
     columns = np.arange(lengths.max())
     real = columns < lengths[:, None]
     tokens = np.zeros(real.shape, dtype=np.int64)
-    tokens[real] = np.concatenate(
-        [
-            features.tokens[start : start + length]
-            for start, length in zip(features.starts[sequence_ids], lengths, strict=True)
-        ]
-    )
-    second = real & (columns >= features.first_lengths[sequence_ids][:, None])
+    tokens[real] = sequences.gather(sequence_ids)
+    second = real & (columns >= sequences.first_lengths[sequence_ids][:, None])
     return {
         "input_ids": torch.from_numpy(tokens),
         "attention_mask": torch.from_numpy(real.astype(np.int64)),
         "token_type_ids": torch.from_numpy(second.astype(np.int64)),
-        "labels": torch.from_numpy(features.labels[sequence_ids]),
+        "labels": torch.from_numpy(sequences.labels[sequence_ids]),
     }
 
 
@@ -143,9 +135,9 @@ def scored(model: Any, data: TaskData) -> dict[str, dict[str, float]]:
     model.eval()
     found = {}
     for name, evaluation in data.evaluation.items():
-        ids = np.arange(evaluation.features.sequences)
+        ids = np.arange(evaluation.sequences.count)
         parts = [
-            model(**rows(evaluation.features, ids[first : first + EVALUATION_ROWS])).logits.numpy()
+            model(**rows(evaluation.sequences, ids[first : first + EVALUATION_ROWS])).logits.numpy()
             for first in range(0, len(ids), EVALUATION_ROWS)
         ]
         found[name] = evaluation.score(list(np.concatenate(parts))).values

@@ -7,7 +7,7 @@ fixed, except in the un-padded layout and where the rows of a rectangle are the 
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields, replace
-from typing import Any, Protocol, runtime_checkable
+from typing import Any
 
 import torch
 from jaxtyping import Float, Int
@@ -15,32 +15,6 @@ from torch import Tensor
 
 from evenpack.losses import NEXT_SENTENCE, NEXT_TOKEN
 from evenpack.step_counts import StepCounts
-
-
-@runtime_checkable
-class ModelInputs(Protocol):
-    """The part of a batch that a model reads to compute activations, for any objective; see `PackedBatch`."""
-
-    @property
-    def tokens(self) -> Int[Tensor, " T"]: ...
-
-    @property
-    def position_ids(self) -> Int[Tensor, " T"]: ...
-
-    @property
-    def token_type_ids(self) -> Int[Tensor, " T"]: ...
-
-    @property
-    def cu_seqlens(self) -> Int[Tensor, " S_plus_1"]: ...
-
-    @property
-    def max_sequence_length(self) -> int: ...
-
-    @property
-    def row_slots(self) -> int: ...
-
-    @property
-    def position_rows(self) -> int: ...
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,7 +35,8 @@ class ChosenTargets:
 
     positions: Int[Tensor, " K"]
     """The slots at which something is predicted, in slot order."""
-    labels: Int[Tensor, " K"]
+    labels: Int[Tensor, " K"] | Float[Tensor, " K"]
+    """Classes, or numbers to predict."""
     weights: Float[Tensor, " K"]
 
 
@@ -94,6 +69,9 @@ class PackedBatch:
     next_token      the next token of every slot, in its segment
     masked_token    the tokens before masking, at M chosen slots
     next_sentence   at the first slot of each of N pairs: 0 if its second half follows the first, 1 if it does not
+    sequence_class  at the first slot of each of N sequences: its class
+    sequence_score  at the first slot of each of N sequences: its score
+    answer_span     at the first and the last slot of the answer in each of N sequences: 0 and 1, of weight 1/2 each
     """
     step_counts: StepCounts
     """Counts of the whole step over all ranks: the loss denominators."""

@@ -23,7 +23,7 @@ class Loss:
     metric: str
     """Its key in metrics.jsonl and summary.json, where a model has several losses; the sum of all is `loss`."""
     accuracy: str | None
-    """The key of the share of its targets that were predicted correctly; None: it has neither targets nor accuracy."""
+    """The key of the share of its targets that were predicted correctly; None: it is not counted."""
     counted_by: Divisor
     """The count of a step that is the number of its targets."""
     divided_by: Divisor
@@ -64,7 +64,21 @@ NEXT_SENTENCE = Loss(
 )
 
 LOSSES = (NEXT_TOKEN, MASKED_TOKEN, NEXT_SENTENCE)
-"""All losses; the names of metrics follow from them."""
+"""The losses of pretraining; the names of metrics follow from them."""
+
+SEQUENCE_CLASS = replace(
+    NEXT_SENTENCE, name="sequence_class", title="loss of classes", metric="class_loss", accuracy=None
+)
+SEQUENCE_SCORE = replace(
+    SEQUENCE_CLASS,
+    name="sequence_score",
+    title="squared error of scores",
+    metric="score_loss",
+    unit="squared error/sequence",
+)
+ANSWER_SPAN = replace(SEQUENCE_CLASS, name="answer_span", title="loss of answer spans", metric="span_loss")
+"""The losses of fine-tuning, each the mean over the sequences of a step. The metrics of a task are computed from
+predictions (`finetuning/tasks.py`)."""
 
 
 def losses_logged_apart(record: Mapping[str, Any] | Iterable[str]) -> tuple[Loss, ...]:

@@ -9,6 +9,7 @@ from evenpack.config import Section, UserPath, nearest
 from evenpack.data.limits import MOST_PACKS_A_STEP
 from evenpack.data.order.step_shape import Batching, Layout
 from evenpack.data.tokenizers.config import EncoderTokenizer
+from evenpack.engine.optimizers.config import AdamWSection
 from evenpack.finetuning.tasks import TASKS, AnyTask
 from evenpack.kernels.config import AttentionConfig
 from evenpack.units import Packs, Passes, Sequences, Share, Tokens
@@ -128,6 +129,11 @@ class FinetuneTrainingSection(Section):
         count = self.sequences_per_step if self.packs_per_step is None else self.packs_per_step
         assert count is not None, "checked when the section was made"
         return count
+
+    @property
+    def optimizer(self) -> AdamWSection:
+        """The section of the optimizer."""
+        return AdamWSection(learning_rate=self.learning_rate, beta2=0.999, weight_decay=self.weight_decay)
 
 
 class FinetuneConfig(Section):

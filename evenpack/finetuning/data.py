@@ -7,11 +7,12 @@ from typing import Protocol, runtime_checkable
 
 import numpy as np
 
+from evenpack.data.sequences.labelled import LabelledSequences
 from evenpack.data.tokenizers.tokenizer import Tokenizer
 from evenpack.errors import DataError
 from evenpack.files import file_checksum
 from evenpack.finetuning.config import FinetuneDataSection
-from evenpack.finetuning.features import Features, read_sentences, sentence_features
+from evenpack.finetuning.sentences import read_sentences, sentence_sequences
 from evenpack.finetuning.squad import (
     Question,
     WindowOptions,
@@ -29,12 +30,12 @@ class EvaluationSet(Protocol):
     """A file on which the task is evaluated."""
 
     @property
-    def features(self) -> Features: ...
+    def sequences(self) -> LabelledSequences: ...
 
     def score(self, outputs: Sequence[np.ndarray]) -> TaskScores:
         """Evaluates the head's outputs for each sequence, in the file's order."""
 
-    def score_guesses(self, training: Features) -> TaskScores | None:
+    def score_guesses(self, training: LabelledSequences) -> TaskScores | None:
         """Returns the scores of a baseline that predicts a constant from the training labels; None without one."""
 
 
@@ -42,7 +43,7 @@ class EvaluationSet(Protocol):
 class TaskData:
     """All data of a fine-tuning."""
 
-    training: Features
+    training: LabelledSequences
     evaluation: dict[str, EvaluationSet]
     """Evaluation sets by the file's name without its ending."""
     checksums: dict[str, str]
@@ -54,16 +55,16 @@ class SentenceSet:
     """An evaluation set of sentences with labels or scores."""
 
     task: SentenceTask
-    features: Features
+    sequences: LabelledSequences
 
     def score(self, outputs: Sequence[np.ndarray]) -> TaskScores:
         values = np.stack(outputs)
         predictions = values.argmax(axis=1) if self.task.predicts == "class" else values[:, 0]
-        return score_sentences(self.features.labels, predictions, self.task.metrics)
+        return score_sentences(self.sequences.labels, predictions, self.task.metrics)
 
-    def score_guesses(self, training: Features) -> TaskScores | None:
-        guesses = np.full_like(self.features.labels, most_frequent(training.labels))
-        return score_sentences(self.features.labels, guesses, self.task.metrics)
+    def score_guesses(self, training: LabelledSequences) -> TaskScores | None:
+        guesses = np.full_like(self.sequences.labels, most_frequent(training.labels))
+        return score_sentences(self.sequences.labels, guesses, self.task.metrics)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -75,14 +76,14 @@ class QuestionSet:
     max_answer_length: int
 
     @property
-    def features(self) -> Features:
-        return self.windows.features
+    def sequences(self) -> LabelledSequences:
+        return self.windows.sequences
 
     def score(self, outputs: Sequence[np.ndarray]) -> TaskScores:
         given = best_answers(outputs, self.windows, self.questions, max_answer_length=self.max_answer_length)
         return score_answers(given, self.questions)
 
-    def score_guesses(self, training: Features) -> TaskScores | None:
+    def score_guesses(self, training: LabelledSequences) -> TaskScores | None:
         return None
 
 
@@ -97,7 +98,7 @@ def read_task(section: FinetuneDataSection, folder: Path, tokenizer: Tokenizer) 
     training = reader.read(files[task.training_file], task)
     evaluation = {Path(name).stem: reader.read(files[name], task) for name in task.evaluation_files}
     return TaskData(
-        training=training.features,
+        training=training.sequences,
         evaluation=evaluation,
         checksums={name: file_checksum(path) for name, path in files.items()},
     )
@@ -110,7 +111,7 @@ class _Reader:
 
     def read(self, path: Path, task: SentenceTask | SpanTask) -> EvaluationSet:
         found = self._questions(path) if isinstance(task, SpanTask) else self._sentences(path, task)
-        unknown = self.tokenizer.unknown_share(found.features.tokens)
+        unknown = self.tokenizer.unknown_share(found.sequences.tokens)
         if unknown > _MOST_UNKNOWN:
             raise DataError(
                 f"{path}: {100 * unknown:.0f} % of the tokens are unknown to the vocabulary, which is of other texts; "
@@ -122,7 +123,7 @@ class _Reader:
         examples = read_sentences(path, task.glue)
         length = self.section.max_sequence_length
         return SentenceSet(
-            task=task, features=sentence_features(examples, task.glue, self.tokenizer, max_sequence_length=length)
+            task=task, sequences=sentence_sequences(examples, task.glue, self.tokenizer, max_sequence_length=length)
         )
 
     def _questions(self, path: Path) -> EvaluationSet:

@@ -1,7 +1,7 @@
 """Pretrained weights in an encoder with the matching tokenizer, and heads for tasks.
 
-Each sequence of a pack has a loss of its own. Shapes: T = slots, C = hidden size, N = sequences of the batch, K =
-outputs.
+Each sequence of a pack has a loss of its own. Shapes: T = slots, C = hidden size, N = sequences that the batch has room
+for, K = outputs.
 """
 
 import logging
@@ -15,17 +15,19 @@ import torch.nn.functional as F
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
+from evenpack.batch import ChosenTargets, PackedBatch
 from evenpack.data.tokenizers.loading import first_difference, load_tokenizer, read_vocabulary, tokenizer_of_weights
 from evenpack.data.tokenizers.tokenizer import Tokenizer
 from evenpack.engine.checkpoints.initial_weights import KEY, naming_key_in_errors
 from evenpack.engine.checkpoints.weight_origins import DescribedWeights, find_weights
 from evenpack.engine.checkpoints.weights import require_fitting
 from evenpack.errors import CheckpointError, ConfigError
-from evenpack.finetuning.batches import FinetuneBatch
 from evenpack.finetuning.config import FinetuneConfig
 from evenpack.finetuning.tasks import Prediction
+from evenpack.losses import ANSWER_SPAN, SEQUENCE_CLASS, SEQUENCE_SCORE, Loss
 from evenpack.models.build import Encoder, new_model
 from evenpack.models.common.encoder import PackedEncoder
+from evenpack.models.common.losses import LossOutput, LossOutputs
 from evenpack.models.common.section import TransformerConfig
 from evenpack.models.common.transformer import INITIAL_DEVIATION
 from evenpack.models.families import family_of
@@ -142,18 +144,26 @@ class Head(nn.Module, ABC):
 
     reads: ClassVar[Literal["sequence", "span"]]
     """Unit of an output, or set of outputs: a sequence, or each of its tokens."""
+    loss: ClassVar[Loss]
+    """The loss that it learns from; a batch has the labels of its sequences under this name."""
 
     @abstractmethod
-    def forward(self, hidden: Float[Tensor, " T C"], batch: FinetuneBatch) -> Float[Tensor, " rows K"]:
+    def forward(self, hidden: Float[Tensor, " T C"], batch: PackedBatch) -> Float[Tensor, " rows K"]:
         """Returns outputs of each sequence (rows = N) or of each slot (rows = T)."""
 
     @abstractmethod
-    def losses(self, outputs: Float[Tensor, " rows K"], batch: FinetuneBatch) -> Float[Tensor, " N"]:
-        """Returns the loss of each sequence, in FP32."""
+    def sequence_losses(self, outputs: Float[Tensor, " rows K"], batch: PackedBatch) -> Float[Tensor, " N"]:
+        """Returns the loss of each sequence in FP32; 0 beyond the last one."""
 
     @abstractmethod
-    def by_sequence(self, outputs: Float[Tensor, " rows K"], batch: FinetuneBatch) -> tuple[Tensor, ...]:
+    def by_sequence(self, outputs: Float[Tensor, " rows K"], batch: PackedBatch) -> tuple[Tensor, ...]:
         """Returns the outputs of each sequence: [K], or [length, K]."""
+
+    def targets(self, batch: PackedBatch) -> ChosenTargets:
+        """Returns the batch's targets of this head's loss."""
+        targets = batch.targets[self.loss.name]
+        assert isinstance(targets, ChosenTargets), "labels are those of chosen slots"
+        return targets
 
 
 class SequenceHead(Head):
@@ -174,27 +184,33 @@ class SequenceHead(Head):
         self.dropout = nn.Dropout(dropout)
         self.classifier = nn.Linear(hidden_size, outputs)
 
-    def forward(self, hidden: Float[Tensor, " T C"], batch: FinetuneBatch) -> Float[Tensor, " rows K"]:
-        pooled = self.pooler(hidden.index_select(0, batch.sequence_starts)).tanh()
+    def forward(self, hidden: Float[Tensor, " T C"], batch: PackedBatch) -> Float[Tensor, " rows K"]:
+        pooled = self.pooler(hidden.index_select(0, self.targets(batch).positions)).tanh()
         outputs: Tensor = self.classifier(self.dropout(pooled))
         return outputs
 
-    def by_sequence(self, outputs: Float[Tensor, " rows K"], batch: FinetuneBatch) -> tuple[Tensor, ...]:
-        return outputs.unbind(0)
+    def by_sequence(self, outputs: Float[Tensor, " rows K"], batch: PackedBatch) -> tuple[Tensor, ...]:
+        return outputs[: batch.local_counts.sequences].unbind(0)
 
 
 class ClassHead(SequenceHead):
     """One of K classes; the loss is the cross-entropy."""
 
-    def losses(self, outputs: Float[Tensor, " rows K"], batch: FinetuneBatch) -> Float[Tensor, " N"]:
-        return F.cross_entropy(outputs.float(), batch.labels, reduction="none")
+    loss = SEQUENCE_CLASS
+
+    def sequence_losses(self, outputs: Float[Tensor, " rows K"], batch: PackedBatch) -> Float[Tensor, " N"]:
+        targets = self.targets(batch)
+        return F.cross_entropy(outputs.float(), targets.labels, reduction="none") * targets.weights
 
 
 class ScoreHead(SequenceHead):
     """A number; the loss is the squared error."""
 
-    def losses(self, outputs: Float[Tensor, " rows K"], batch: FinetuneBatch) -> Float[Tensor, " N"]:
-        return F.mse_loss(outputs.float().squeeze(1), batch.labels, reduction="none")
+    loss = SEQUENCE_SCORE
+
+    def sequence_losses(self, outputs: Float[Tensor, " rows K"], batch: PackedBatch) -> Float[Tensor, " N"]:
+        targets = self.targets(batch)
+        return F.mse_loss(outputs.float().squeeze(1), targets.labels, reduction="none") * targets.weights
 
 
 class SpanHead(Head):
@@ -207,24 +223,27 @@ class SpanHead(Head):
     """
 
     reads = "span"
+    loss = ANSWER_SPAN
 
     def __init__(self, *, hidden_size: int) -> None:
         super().__init__()
         self.classifier = nn.Linear(hidden_size, 2)
 
-    def forward(self, hidden: Float[Tensor, " T C"], batch: FinetuneBatch) -> Float[Tensor, " rows K"]:
+    def forward(self, hidden: Float[Tensor, " T C"], batch: PackedBatch) -> Float[Tensor, " rows K"]:
         outputs: Tensor = self.classifier(hidden)
         return outputs
 
-    def losses(self, outputs: Float[Tensor, " rows K"], batch: FinetuneBatch) -> Float[Tensor, " N"]:
-        sequences = len(batch.sequence_starts)
-        log_shares = segment_log_softmax(outputs.float(), batch.sequence_of_slot, segments=sequences + 1)
-        return -log_shares.gather(0, batch.labels).mean(dim=1)
+    def sequence_losses(self, outputs: Float[Tensor, " rows K"], batch: PackedBatch) -> Float[Tensor, " N"]:
+        targets = self.targets(batch)
+        log_shares = segment_log_softmax(outputs.float(), _segments(batch), segments=len(batch.cu_seqlens) - 1)
+        losses: Tensor = -log_shares[targets.positions, targets.labels] * targets.weights
+        return losses.view(-1, 2).sum(dim=1)
 
-    def by_sequence(self, outputs: Float[Tensor, " rows K"], batch: FinetuneBatch) -> tuple[Tensor, ...]:
-        own = outputs[batch.sequence_of_slot < len(batch.sequence_starts)]
-        parts: tuple[Tensor, ...] = torch.split(own, batch.lengths.tolist())
-        return parts
+    def by_sequence(self, outputs: Float[Tensor, " rows K"], batch: PackedBatch) -> tuple[Tensor, ...]:
+        answers = self.targets(batch).positions[: 2 * batch.local_counts.sequences : 2]
+        segments = _segments(batch)[answers]
+        bounds = zip(batch.cu_seqlens[segments].tolist(), batch.cu_seqlens[segments + 1].tolist(), strict=True)
+        return tuple(outputs[start:end] for start, end in bounds)
 
 
 class FinetunedModel(nn.Module):
@@ -240,13 +259,33 @@ class FinetunedModel(nn.Module):
         self.encoder = encoder
         self.head = head
 
-    def forward(self, batch: FinetuneBatch) -> Float[Tensor, " rows K"]:
+    @property
+    def losses(self) -> tuple[Loss, ...]:
+        """The loss of the head."""
+        return (self.head.loss,)
+
+    def forward(self, batch: PackedBatch) -> LossOutputs:
+        """Returns the loss of the head."""
+        losses = self.head.sequence_losses(self.outputs(batch), batch)
+        return {self.head.loss.name: LossOutput(losses.sum(), None)}
+
+    def outputs(self, batch: PackedBatch) -> Float[Tensor, " rows K"]:
         """Returns the head's outputs."""
         return cast(Tensor, self.head(self.encoder.hidden_states(batch), batch))
 
-    def losses(self, batch: FinetuneBatch) -> Float[Tensor, " N"]:
-        """Returns the loss of each sequence of the batch."""
-        return self.head.losses(self(batch), batch)
+
+def _segments(batch: PackedBatch) -> Int[Tensor, " T"]:
+    """Returns the segment of each slot."""
+    slots = torch.arange(batch.slots, device=batch.cu_seqlens.device, dtype=batch.cu_seqlens.dtype)
+    return torch.searchsorted(batch.cu_seqlens[1:], slots, right=True)
+
+
+HEADS: dict[Prediction, type[ClassHead] | type[ScoreHead] | type[SpanHead]] = {
+    "class": ClassHead,
+    "score": ScoreHead,
+    "span": SpanHead,
+}
+"""The head for each kind of prediction."""
 
 
 def new_head(encoder: Encoder, predicts: Prediction, *, outputs: int, dropout: float, seed: int) -> Head:
@@ -257,12 +296,11 @@ def new_head(encoder: Encoder, predicts: Prediction, *, outputs: int, dropout: f
         outputs: number for each sequence; a span has two for each token.
         dropout: before the new layer.
     """
-    size = encoder.config.shape["hidden_size"]
-    if predicts == "span":
-        head: Head = SpanHead(hidden_size=size)
+    kind, size = HEADS[predicts], encoder.config.shape["hidden_size"]
+    if issubclass(kind, SequenceHead):
+        head: Head = kind(encoder.pooler, hidden_size=size, outputs=outputs, dropout=dropout)
     else:
-        kind = ClassHead if predicts == "class" else ScoreHead
-        head = kind(encoder.pooler, hidden_size=size, outputs=outputs, dropout=dropout)
+        head = kind(hidden_size=size)
     generator = torch.Generator().manual_seed(seed)
     for layer in head.modules():
         if isinstance(layer, nn.Linear) and layer is not encoder.pooler:

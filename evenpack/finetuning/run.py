@@ -50,9 +50,7 @@ def finetune(
     folder = ResultFolder(config.run.output_dir)
     with hold(folder.directory):
         folder.open(settings)
-        finetuning = Finetuning(
-            config=config, data=data, padding_token=pretrained.tokenizer.padding_id, device=_device()
-        )
+        finetuning = Finetuning(config=config, data=data, tokenizer=pretrained.tokenizer, device=_device())
 
         def train(seed: int) -> SeedResult:
             model = new_finetuned(config, pretrained, seed)
@@ -106,9 +104,11 @@ class _Shown:
 
     def __init__(self, progress: Progress, seed: int) -> None:
         self._piece: Piece = progress.begin(f"seed {seed}: step", unit="sequences", counted=True)
+        self._sequences = 0
 
     def update(self, done: StepDone) -> None:
-        self._piece.update(done.step, done.steps, amount=done.sequences, facts=[f"loss {done.loss:.4f}"])
+        self._sequences += done.counts.sequences
+        self._piece.update(done.step, done.steps, amount=self._sequences, facts=[f"loss {done.loss:.4f}"])
 
 
 def _settings(config: FinetuneConfig, pretrained: Pretrained, data: TaskData) -> dict[str, Any]:

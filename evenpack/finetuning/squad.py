@@ -18,9 +18,9 @@ from typing import Any
 import numpy as np
 from jaxtyping import Float, Int64
 
+from evenpack.data.sequences.labelled import LabelledSequences, TokenPair
 from evenpack.data.tokenizers.tokenizer import EncodedText, Tokenizer
 from evenpack.errors import DataError
-from evenpack.finetuning.features import Features, TokenPair, features_of
 from evenpack.finetuning.tasks import TaskScores, average_scores
 
 
@@ -49,7 +49,7 @@ class WindowOptions:
 class Windows:
     """The windows of all questions, in order."""
 
-    features: Features
+    sequences: LabelledSequences
     questions: Int64[np.ndarray, " N"]
     """Index of each window's question."""
     context_starts: Int64[np.ndarray, " N"]
@@ -101,7 +101,12 @@ def windows_of(questions: Sequence[Question], tokenizer: Tokenizer, options: Win
             context_starts.append(len(first))
             offsets.append(context.offsets[start:end])
     return Windows(
-        features=features_of(pairs, np.array(labels, dtype=np.int64), cut_sequences=cut),
+        sequences=LabelledSequences.of(
+            pairs,
+            np.array(labels, dtype=np.int64),
+            max_sequence_length=options.max_sequence_length,
+            cut_sequences=cut,
+        ),
         questions=np.array(owners, dtype=np.int64),
         context_starts=np.array(context_starts, dtype=np.int64),
         offsets=tuple(offsets),

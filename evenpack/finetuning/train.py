@@ -2,31 +2,35 @@
 
 import math
 import time
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from collections.abc import Callable
+from dataclasses import dataclass
 
 import numpy as np
 import torch
-from torch import nn
 
-from evenpack.data.order.selection import PackSelection
-from evenpack.engine.optimizers.build import parameter_groups
+from evenpack.data.batches.capacity import BatchCapacity
+from evenpack.data.batches.collate import Collator
+from evenpack.data.batches.objectives import SequenceLabels
+from evenpack.data.order.step_plan import StepPlan
+from evenpack.data.order.step_shape import Batching, CostWeights, StepShape
+from evenpack.data.sequences import LabelledSequences
+from evenpack.data.tokenizers.tokenizer import Tokenizer
+from evenpack.engine.optimizers.build import build_optimizer
 from evenpack.engine.optimizers.config import ScheduleSection
 from evenpack.engine.optimizers.schedules import learning_rate
+from evenpack.engine.sharding import sharding_at
 from evenpack.errors import RunError
-from evenpack.finetuning.batches import FinetuneBatch, FinetuneCollator, StepOrder
 from evenpack.finetuning.config import FinetuneConfig, FinetuneTrainingSection
 from evenpack.finetuning.data import TaskData
-from evenpack.finetuning.features import Features
-from evenpack.finetuning.model import FinetunedModel
+from evenpack.finetuning.model import HEADS, FinetunedModel
 from evenpack.finetuning.results import SeedResult
+from evenpack.finetuning.steps import EpochPlanner, packed_source
 from evenpack.finetuning.tasks import TaskScores
+from evenpack.models.common.losses import LossOutputs, exact_denominators, scaled_loss
+from evenpack.step_counts import StepCounts
 
 _EVALUATION_PACKS = 32
 """Packs evaluated at once; has no influence on any result."""
-
-_BETAS = (0.9, 0.999)
-_EPSILON = 1e-8
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,48 +39,44 @@ class Finetuning:
 
     config: FinetuneConfig
     data: TaskData
-    padding_token: int
+    tokenizer: Tokenizer
     device: torch.device
 
-    def step_order(self, seed: int) -> StepOrder:
-        """Returns the order of the training sequences under `seed`."""
+    def planner(self, seed: int) -> EpochPlanner:
+        """Returns the steps over the training sequences under `seed`."""
         training = self.config.training
-        return StepOrder(
-            lengths=self.data.training.lengths,
+        shape = self._shape(training.batching, training.items_per_step, training.packs_per_micro_batch)
+        return EpochPlanner(source=packed_source(self.data.training, seed=seed), shape=shape, seed=seed)
+
+    def evaluation_planner(self, sequences: LabelledSequences) -> EpochPlanner:
+        """Returns the order in which sequences are evaluated, as the steps of its first epoch."""
+        shape = self._shape("packs", _EVALUATION_PACKS, None)
+        return EpochPlanner(source=packed_source(sequences, seed=0), shape=shape, seed=0)
+
+    def collator(self, planner: EpochPlanner) -> Collator:
+        """Returns the collator of the planner's steps."""
+        return Collator(
+            [planner.source],
+            shape=planner.shape,
+            objective=SequenceLabels(loss=HEADS[self.config.data.definition.predicts].loss),
             pack_length=self.config.data.max_sequence_length,
-            layout=training.layout,
-            batching=training.batching,
-            items_per_step=training.items_per_step,
-            seed=seed,
+            padding_token=self.tokenizer.padding_id,
+            vocabulary_size=self.tokenizer.vocabulary_size,
+            capacity=BatchCapacity.of_each_batch(),
         )
 
-    def collator(self, features: Features) -> FinetuneCollator:
-        """Returns the collator for the run's layout."""
-        return FinetuneCollator(
-            features=features,
+    def _shape(self, batching: Batching, items_per_step: int, packs_per_micro_batch: int | None) -> StepShape:
+        return StepShape(
+            batching=batching,
+            items_per_step=items_per_step,
+            items_per_micro_batch=packs_per_micro_batch or items_per_step,
             layout=self.config.training.layout,
-            max_sequence_length=self.config.data.max_sequence_length,
-            padding_token=self.padding_token,
+            isolate=True,
+            reset_positions=True,
+            policy="arrival",
+            cost_weights=CostWeights(per_token=0.0, per_squared_length=0.0, per_segment=0.0),
+            balances_each_micro_batch=False,
         )
-
-
-@dataclass(kw_only=True)
-class _Counts:
-    """Counts over the training steps of a seed."""
-
-    sequences: list[int] = field(default_factory=list)
-    """Sequences of each step."""
-    packs: int = 0
-    tokens: int = 0
-    slots: int = 0
-    seconds: float = 0.0
-
-    def add(self, packs: PackSelection, *, slots: int, seconds: float) -> None:
-        self.sequences.append(len(packs.sequence_ids))
-        self.packs += packs.packs
-        self.tokens += int(packs.lengths.sum())
-        self.slots += slots
-        self.seconds += seconds
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -86,8 +86,7 @@ class StepDone:
     step: int
     steps: int
     loss: float
-    sequences: int
-    """Sequences so far."""
+    counts: StepCounts
 
 
 def train_seed(
@@ -98,37 +97,59 @@ def train_seed(
     Raises: RunError after the first step whose loss is not finite, or after which a prediction is not.
     """
     training = finetuning.config.training
-    order = finetuning.step_order(seed)
-    trainer = Trainer(model.to(finetuning.device), training, steps=training.epochs * order.steps_per_epoch)
-    collator = finetuning.collator(finetuning.data.training)
-    counts = _Counts()
+    planner = finetuning.planner(seed)
+    trainer = Trainer(model.to(finetuning.device), training, steps=training.epochs * planner.steps_per_epoch)
+    collator = finetuning.collator(planner)
+    counts: list[StepCounts] = []
+    slots, seconds = 0, 0.0
     losses_by_epoch: list[float] = []
     scores_by_epoch: list[dict[str, TaskScores]] = []
     torch.manual_seed(seed)  # of dropout
     for epoch in range(training.epochs):
         loss_sum = 0.0
-        for packs in order.epoch(epoch):
+        for step in range(epoch * planner.steps_per_epoch, (epoch + 1) * planner.steps_per_epoch):
+            plan = planner.plan(step)
             began = time.perf_counter()
-            loss, slots = trainer.step(collator, packs)
+            loss, slots_of_step = trainer.step(collator, plan)
             if not math.isfinite(loss):
                 raise _diverged(trainer, seed, f"the loss is {loss}")
-            counts.add(packs, slots=slots, seconds=time.perf_counter() - began)
-            loss_sum += loss * len(packs.sequence_ids)
-            on_step(StepDone(step=trainer.steps_done, steps=trainer.steps, loss=loss, sequences=sum(counts.sequences)))
-        losses_by_epoch.append(loss_sum / finetuning.data.training.sequences)
+            seconds += time.perf_counter() - began
+            slots += slots_of_step
+            counts.append(plan.counts)
+            loss_sum += loss * plan.counts.sequences
+            on_step(StepDone(step=trainer.steps_done, steps=trainer.steps, loss=loss, counts=plan.counts))
+        losses_by_epoch.append(loss_sum / finetuning.data.training.count)
         scores_by_epoch.append({})
         for name, found in finetuning.data.evaluation.items():
-            outputs = predict(finetuning, model, found.features)
+            outputs = predict(finetuning, model, found.sequences)
             if not all(np.isfinite(one).all() for one in outputs):
                 raise _diverged(trainer, seed, f"predictions for {name} are not finite after it")
             scores_by_epoch[-1][name] = found.score(outputs)
-    return _result(seed, counts, losses_by_epoch, scores_by_epoch)
+    values = [{name: scores.values for name, scores in epoch.items()} for epoch in scores_by_epoch]
+    total = sum(counts[1:], counts[0])
+    return SeedResult(
+        seed=seed,
+        metrics=values[-1],
+        intervals={name: scores.intervals() for name, scores in scores_by_epoch[-1].items()},
+        metrics_by_epoch=values,
+        losses_by_epoch=losses_by_epoch,
+        steps=len(counts),
+        sequences_per_step=total.sequences / len(counts),
+        least_sequences_per_step=min(step.sequences for step in counts),
+        most_sequences_per_step=max(step.sequences for step in counts),
+        packs_per_step=total.packs / len(counts),
+        sequences_per_pack=total.sequences / total.packs,
+        padding_share=1 - total.tokens / slots,
+        training_seconds=seconds,
+        sequences_per_second=total.sequences / seconds,
+    )
 
 
 class Trainer:
-    """Updates a model by AdamW under a linear warm-up and decay.
+    """Updates a model by AdamW under a linear warm-up and decay, as `TrainingEngine` does for one rank of ZeRO 0.
 
     Args:
+        model: on the device on which it is trained.
         steps: number in the whole schedule.
     """
 
@@ -140,40 +161,35 @@ class Trainer:
         self._schedule = ScheduleSection(
             kind="linear", warmup_steps=round(training.warmup_fraction * steps), final_fraction=0.0
         )
-        self._optimizer = torch.optim.AdamW(
-            parameter_groups(model, weight_decay=training.weight_decay),
-            lr=training.learning_rate,
-            betas=_BETAS,
-            eps=_EPSILON,
-            fused=True,  # on CPUs, too: 10 ms per update of a small model instead of 45, most of them in square roots
-        )
+        self._device = next(model.parameters()).device
+        self._sharding = sharding_at(0)
+        self._optimizer = build_optimizer(model, training.optimizer, self._device, fused_on_cpu=True)
 
-    def step(self, collator: FinetuneCollator, packs: PackSelection) -> tuple[float, int]:
-        """Updates by the mean loss over the sequences of `packs`; returns that loss, and the slots computed."""
+    def step(self, collator: Collator, plan: StepPlan) -> tuple[float, int]:
+        """Updates by the mean loss over the sequences of a step; returns that loss, and the slots computed."""
         self.model.train()
-        loss, slots = self.accumulate(collator, packs)
-        if self.training.gradient_clipping is not None:
-            nn.utils.clip_grad_norm_(self.model.parameters(), self.training.gradient_clipping)
+        loss, slots = self.accumulate(collator, plan)
+        self._sharding.clip(self.model, self.training.gradient_clipping)
         self.steps_done += 1
-        rate = learning_rate(
-            self.steps_done, peak=self.training.learning_rate, steps=self.steps, schedule=self._schedule
-        )
+        peak = self.training.learning_rate
         for group in self._optimizer.param_groups:
-            group["lr"] = rate
+            group["lr"] = learning_rate(self.steps_done, peak=peak, steps=self.steps, schedule=self._schedule)
         self._optimizer.step()
         self._optimizer.zero_grad()
         return loss, slots
 
-    def accumulate(self, collator: FinetuneCollator, packs: PackSelection) -> tuple[float, int]:
+    def accumulate(self, collator: Collator, plan: StepPlan) -> tuple[float, int]:
         """Adds the gradients of the mean loss over all sequences, for any division into micro-batches."""
-        device = next(self.model.parameters()).device
-        total, slots = torch.zeros((), device=device), 0
-        for batch in _micro_batches(collator, packs, self.training.packs_per_micro_batch):
-            with _precision(self.training, device):
-                loss = self.model.losses(batch.to(device)).sum() / len(packs.sequence_ids)
+        total, slots = torch.zeros((), device=self._device), 0
+        for index in range(plan.micro_batches):
+            batch = collator.collate(plan.micro_batch(0, index), plan.counts)
+            with _precision(self.training, self._device):
+                outputs: LossOutputs = self.model(batch.to(self._device))
+            denominators = exact_denominators(self.model, batch.step_counts)
+            loss = scaled_loss(outputs, denominators, world_size=1, accumulation=1)
             torch.autograd.backward(loss)
             total += loss.detach()
-            slots += len(batch.tokens)
+            slots += batch.slots
         return float(total), slots
 
 
@@ -187,58 +203,21 @@ def _diverged(trainer: Trainer, seed: int, what: str) -> RunError:
 
 
 @torch.no_grad()
-def predict(finetuning: Finetuning, model: FinetunedModel, features: Features) -> list[np.ndarray]:
+def predict(finetuning: Finetuning, model: FinetunedModel, sequences: LabelledSequences) -> list[np.ndarray]:
     """Returns the model's outputs for each sequence."""
     model.eval()
-    outputs: list[np.ndarray] = [np.empty(0)] * features.sequences
-    order = StepOrder(
-        lengths=features.lengths,
-        pack_length=finetuning.config.data.max_sequence_length,
-        layout=finetuning.config.training.layout,
-        batching="packs",
-        items_per_step=_EVALUATION_PACKS,
-        seed=0,
-    )
-    collator = finetuning.collator(features)
-    for packs in order.epoch(0):
-        batch = collator.collate(packs).to(finetuning.device)
+    outputs: list[np.ndarray] = [np.empty(0)] * sequences.count
+    planner = finetuning.evaluation_planner(sequences)
+    collator = finetuning.collator(planner)
+    for step in range(planner.steps_per_epoch):
+        plan = planner.plan(step)
+        batch = collator.collate(plan.packs, plan.counts).to(finetuning.device)
         with _precision(finetuning.config.training, finetuning.device):
-            parts = model.head.by_sequence(model(batch).float(), batch)
-        for sequence_id, part in zip(batch.sequence_ids.tolist(), parts, strict=True):
+            parts = model.head.by_sequence(model.outputs(batch).float(), batch)
+        for sequence_id, part in zip(plan.packs.sequence_ids.tolist(), parts, strict=True):
             outputs[sequence_id] = part.cpu().numpy()
     return outputs
 
 
-def _micro_batches(
-    collator: FinetuneCollator, packs: PackSelection, packs_per_micro_batch: int | None
-) -> Iterator[FinetuneBatch]:
-    size = packs_per_micro_batch or packs.packs
-    for first in range(0, packs.packs, size):
-        yield collator.collate(packs.take(np.arange(first, min(first + size, packs.packs))))
-
-
 def _precision(training: FinetuneTrainingSection, device: torch.device) -> torch.autocast:
     return torch.autocast(device.type, dtype=torch.bfloat16, enabled=training.precision == "bf16_autocast")
-
-
-def _result(
-    seed: int, counts: _Counts, losses_by_epoch: list[float], scores_by_epoch: list[dict[str, TaskScores]]
-) -> SeedResult:
-    values = [{name: scores.values for name, scores in epoch.items()} for epoch in scores_by_epoch]
-    sequences, steps = sum(counts.sequences), len(counts.sequences)
-    return SeedResult(
-        seed=seed,
-        metrics=values[-1],
-        intervals={name: scores.intervals() for name, scores in scores_by_epoch[-1].items()},
-        metrics_by_epoch=values,
-        losses_by_epoch=losses_by_epoch,
-        steps=steps,
-        sequences_per_step=sequences / steps,
-        least_sequences_per_step=min(counts.sequences),
-        most_sequences_per_step=max(counts.sequences),
-        packs_per_step=counts.packs / steps,
-        sequences_per_pack=sequences / counts.packs,
-        padding_share=1 - counts.tokens / counts.slots,
-        training_seconds=counts.seconds,
-        sequences_per_second=sequences / counts.seconds,
-    )

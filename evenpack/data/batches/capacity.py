@@ -53,6 +53,11 @@ class BatchCapacity:
     follows: bool
     """Whether the sizes follow each micro-batch instead, because it has no fixed number of items."""
 
+    @classmethod
+    def of_each_batch(cls) -> "BatchCapacity":
+        """Returns that of batches whose sizes all follow their items, among them the rows of packs."""
+        return cls(segments=0, sequences=0, targets=0, counted=None, follows=True)
+
     def grown_to(self, other: "BatchCapacity") -> "BatchCapacity":
         """Returns the greater of each size, for the steps that `other` has counted."""
         sizes = {name: max(getattr(self, name), getattr(other, name)) for name in ("segments", "sequences", "targets")}

@@ -55,7 +55,8 @@ class Collator:
         At most `items_per_micro_batch` packs, unless they were assigned by `max_tokens`; fewer leave padding.
         """
         content, segment_lengths, segments_per_sequence = self._read(packs)
-        placement = self.placer.place(packs, segment_lengths, segments_per_sequence)
+        rows = packs.packs if self.capacity.follows else self.placer.rows
+        placement = self.placer.place(packs, segment_lengths, segments_per_sequence, rows=rows)
         sizes = self._sizes(packs, placement)
         task = self.objective.make(
             content, placement, self.sources, max_sequences=sizes.sequences, max_targets=sizes.targets

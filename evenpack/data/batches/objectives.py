@@ -1,4 +1,4 @@
-"""Defines the training objectives: next tokens, or masked tokens, with next sentences where the data has pairs.
+"""Defines the training objectives: next tokens, or masked tokens, with next sentences where the data has pairs; labels.
 
 An objective computes the number of targets of a sequence from its length and its number of segments, or from a stored
 column, so that every rank counts the targets of a whole step without reading tokens. It also makes the targets of a
@@ -21,7 +21,13 @@ from evenpack.data.batches.placement import Placement
 from evenpack.data.order.selection import PackedSource
 from evenpack.data.order.step_plan import TargetCounter
 from evenpack.data.recipes import ConcatRecipe, EndOfText, MaskingConfig, Recipe, SentencePairsRecipe
-from evenpack.data.sequences import MaskedPairsView, PaddingView, SentencePairsView, SequenceView
+from evenpack.data.sequences import (
+    LabelledSequences,
+    MaskedPairsView,
+    PaddingView,
+    SentencePairsView,
+    SequenceView,
+)
 from evenpack.data.sequences.masking import (
     SPECIAL_TOKENS_OF_A_DOCUMENT,
     SPECIAL_TOKENS_OF_A_PAIR,
@@ -57,6 +63,12 @@ class SequenceContent:
     """Padding inside each sequence."""
     left_out: Bool[np.ndarray, " tokens"] | None
     """Tokens that are not predicted because they are padding; None: none."""
+
+    @property
+    def starts(self) -> Int64[np.ndarray, " M"]:
+        """First token of each sequence."""
+        starts: Int64[np.ndarray, " M"] = np.cumsum(self.lengths) - self.lengths
+        return starts
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -245,15 +257,13 @@ class _MaskedObjective(ABC):
         }
         token_types = np.zeros_like(content.tokens)
         if isinstance(sources[0].view, SentencePairsView):  # all sources are of one recipe
-            offsets = np.concatenate([[0], np.cumsum(content.lengths)])
             first_lengths, labels = _pair_columns(content, sources)
-            token_of_sequence = np.arange(len(content.tokens)) - np.repeat(offsets[:-1], content.lengths)
-            token_types = (token_of_sequence >= np.repeat(first_lengths, content.lengths)).astype(np.int64)
+            token_types = _token_types(content, first_lengths)
             sequence_weights = np.ones(len(labels), dtype=np.float32)
             if self.next_sentence.divided_by == "packs":
                 sequence_weights /= content.pack_sizes
             targets[NEXT_SENTENCE.name] = ChosenTargets(
-                positions=_filled(placement.slot_of_token[offsets[:-1]], max_sequences),
+                positions=_filled(placement.slot_of_token[content.starts], max_sequences),
                 labels=_filled(labels, max_sequences),
                 weights=_filled(sequence_weights, max_sequences),
             )
@@ -363,7 +373,7 @@ class StoredMasks(_MaskedObjective):
             members = content.sources == index
             taken[index] = _stored_masks(source.view).take(content.sequence_ids[members], content.lengths[members])
             counts[members] = taken[index].counts
-        positions = np.repeat(np.cumsum(content.lengths) - content.lengths, counts)
+        positions = np.repeat(content.starts, counts)
         labels = np.empty_like(positions)
         target_sources = np.repeat(content.sources, counts)
         for index, masks in taken.items():
@@ -377,6 +387,68 @@ class StoredMasks(_MaskedObjective):
                 f"vocabulary has {self.vocabulary_size} entries: the file is damaged or was replaced; prepare it again"
             )
         return MaskedTokens(tokens=content.tokens, positions=positions, labels=labels, counts=counts)
+
+
+@dataclass(frozen=True, kw_only=True)
+class SequenceLabels:
+    """The label that a task's file gives each of its sequences: a class, a score, or the span of an answer."""
+
+    loss: Loss
+    """The loss of the head that predicts it."""
+
+    @property
+    def is_bidirectional(self) -> bool:
+        return True
+
+    @property
+    def end_of_text_in_loss(self) -> EndOfText:
+        return "all"  # a label is not a token
+
+    def check(self, view: SequenceView) -> None:
+        assert isinstance(view, LabelledSequences), "no recipe makes sequences with labels"
+
+    def count_targets(
+        self,
+        view: SequenceView,
+        sequence_ids: Int64[np.ndarray, " K"],
+        lengths: Int64[np.ndarray, " K"],
+        segments: Int64[np.ndarray, " K"],
+    ) -> Int64[np.ndarray, " K"]:
+        return np.ones_like(lengths)
+
+    def most_targets(self, view: SequenceView) -> Int64[np.ndarray, " lengths"]:
+        return np.ones(1 + view.max_sequence_length, dtype=np.int64)
+
+    def for_validation(self) -> "SequenceLabels":
+        return self
+
+    def make(
+        self,
+        content: SequenceContent,
+        placement: Placement,
+        sources: Sequence[PackedSource],
+        *,
+        max_sequences: int,
+        max_targets: int | None,
+    ) -> Task:
+        (view,) = (source.view for source in sources)
+        assert isinstance(view, LabelledSequences), "checked when the collator was made"
+        labels = view.labels[content.sequence_ids]
+        tokens, weight, size = content.starts, 1.0, max_sequences
+        if labels.ndim == 2:  # the tokens at which an answer begins and ends
+            tokens, weight, size = (content.starts[:, None] + labels).reshape(-1), 0.5, 2 * max_sequences
+            labels = np.tile([0, 1], len(content.lengths))
+        targets = ChosenTargets(
+            positions=_filled(placement.slot_of_token[tokens], size),
+            labels=_filled(labels, size),
+            weights=_filled(np.full(len(labels), weight, dtype=np.float32), size),
+        )
+        return Task(
+            tokens=content.tokens,
+            token_types=_token_types(content, view.first_lengths[content.sequence_ids]),
+            targets={self.loss.name: targets},
+            target_count=len(content.lengths),
+        )
 
 
 _VALIDATION_SEED = 0
@@ -401,6 +473,14 @@ def _pair_columns(
         first_lengths[members] = view.first_segment_lengths[chosen]
         labels[members] = view.next_sentence_labels[chosen]
     return first_lengths, labels
+
+
+def _token_types(content: SequenceContent, first_lengths: Int64[np.ndarray, " M"]) -> Int64[np.ndarray, " tokens"]:
+    """Returns 0 for the tokens of first halves, which have these lengths, and 1 for the others."""
+    token_of_sequence = np.arange(len(content.tokens)) - np.repeat(content.starts, content.lengths)
+    is_second = token_of_sequence >= np.repeat(first_lengths, content.lengths)
+    types: Int64[np.ndarray, " tokens"] = is_second.astype(np.int64)
+    return types
 
 
 def _filled(values: Integer[np.ndarray, " K"] | np.ndarray, size: int) -> torch.Tensor:

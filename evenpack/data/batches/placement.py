@@ -48,7 +48,7 @@ class Placer:
 
     @property
     def rows(self) -> int:
-        """Maximum number of packs of a batch; missing ones become padding."""
+        """Maximum number of packs of a batch."""
         return self.shape.items_per_micro_batch
 
     @property
@@ -95,11 +95,17 @@ class Placer:
         packs: PackSelection,
         segment_lengths: Int64[np.ndarray, " K"],
         segments_per_sequence: Int64[np.ndarray, " M"],
+        *,
+        rows: int,
     ) -> Placement:
-        """Places the packs, or their sequences, into rows, in order."""
+        """Places the packs, or their sequences, into rows, in order.
+
+        Args:
+            rows: number of rows of packs, in the packed layout; missing packs become padding.
+        """
         ends = np.cumsum(packs.lengths)
         tight_starts = ends - packs.lengths
-        starts, slots, padding = self._sequence_starts(packs, tight_starts)
+        starts, slots, padding = self._sequence_starts(packs, tight_starts, rows)
         row_slots = {"packed": self.pack_length, "padded": slots // len(starts), "unpadded": slots}
         shift = starts - tight_starts
         segment_shift = np.repeat(shift, segments_per_sequence)
@@ -127,7 +133,7 @@ class Placer:
         return positions
 
     def _sequence_starts(
-        self, packs: PackSelection, tight_starts: Int64[np.ndarray, " M"]
+        self, packs: PackSelection, tight_starts: Int64[np.ndarray, " M"], rows: int
     ) -> tuple[Int64[np.ndarray, " M"], int, Int64[np.ndarray, " P"]]:
         """Returns the first slot of each sequence, the number of slots, and the start of each padding segment."""
         if self.shape.layout == "padded":
@@ -139,15 +145,15 @@ class Placer:
         if self.shape.layout == "unpadded":
             slots = -(-tokens // UNPADDED_SLOT_MULTIPLE) * UNPADDED_SLOT_MULTIPLE
             return tight_starts, slots, self._padding_starts(np.array([tokens]), np.array([slots]))
-        row_ends = (np.arange(self.rows) + 1) * self.pack_length
-        row_tokens = np.zeros(self.rows, dtype=np.int64)
+        row_ends = (np.arange(rows) + 1) * self.pack_length
+        row_tokens = np.zeros(rows, dtype=np.int64)
         before = np.append(tight_starts, packs.lengths.sum())[packs.offsets]
         row_tokens[: packs.packs] = before[1:] - before[:-1]
         row_of_sequence = np.arange(packs.packs).repeat(packs.offsets[1:] - packs.offsets[:-1])
         tokens_before_row = (np.cumsum(row_tokens) - row_tokens)[row_of_sequence]
         starts = row_of_sequence * self.pack_length + tight_starts - tokens_before_row
         padding = self._padding_starts(row_ends - self.pack_length + row_tokens, row_ends)
-        return starts, self.rows * self.pack_length, padding
+        return starts, rows * self.pack_length, padding
 
     def _padding_starts(
         self, starts: Int64[np.ndarray, " R"], ends: Int64[np.ndarray, " R"]

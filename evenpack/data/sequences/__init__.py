@@ -8,6 +8,8 @@ and two that are not views of documents: their sequences are written by prepare/
 
 sentence_pairs   [CLS] A [SEP] B [SEP]
 masked_pairs     the same, finished and masked elsewhere
+
+The sequences of a task's file (labelled.py) are of no recipe: they stay in memory, with their labels.
 """
 
 from pathlib import Path
@@ -17,6 +19,7 @@ from jaxtyping import Int64
 
 from evenpack.data.recipes import ConcatRecipe, DocumentsRecipe, PaddingRecipe
 from evenpack.data.sequences.documents import DocumentsView, build_documents
+from evenpack.data.sequences.labelled import LabelledSequences
 from evenpack.data.sequences.pairs import PAIRS, MaskedPairsView, SentencePairsView
 from evenpack.data.sequences.pieces import ConcatView, PaddingView, ShuffledConcatView, build_concat, build_padding
 from evenpack.data.sequences.view import SequenceView, TokenAccounting, length_chunks, open_stored, read_description
@@ -24,6 +27,7 @@ from evenpack.data.tokens.file import TokenFile
 
 __all__ = [
     "PAIRS",
+    "LabelledSequences",
     "MaskedPairsView",
     "PaddingView",
     "TokenAccounting",

@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from evenpack.batch import ChosenTargets, ModelInputs, PackedBatch
+from evenpack.batch import ChosenTargets, PackedBatch
 from evenpack.kernels.cross_entropy import linear_cross_entropy
 from evenpack.losses import MASKED_TOKEN, NEXT_SENTENCE, Loss
 from evenpack.models.bert.config import BertConfig
@@ -113,7 +113,7 @@ class Bert(PackedEncoder[BertConfig]):
         logits: Tensor = self.next_sentence_head(first_tokens)
         return logits
 
-    def hidden_states(self, batch: ModelInputs) -> Float[Tensor, " T C"]:
+    def hidden_states(self, batch: PackedBatch) -> Float[Tensor, " T C"]:
         embedded: Tensor = self.token_embedding(batch.tokens) + self.token_type_embedding(batch.token_type_ids)
         embedded = embedded + self.positions(batch.position_ids, batch.position_rows)
         hidden: Tensor = self.embedding_dropout(self.embedding_norm(embedded))

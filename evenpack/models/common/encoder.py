@@ -9,7 +9,7 @@ from typing import TypeVar
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from evenpack.batch import ModelInputs
+from evenpack.batch import PackedBatch
 from evenpack.models.common.section import TransformerConfig
 from evenpack.models.common.transformer import PackedTransformer
 
@@ -20,7 +20,7 @@ class PackedEncoder(PackedTransformer[EncoderConfigT]):
     """A model to which `evenpack finetune` can add a head."""
 
     @abstractmethod
-    def hidden_states(self, batch: ModelInputs) -> Float[Tensor, " T C"]:
+    def hidden_states(self, batch: PackedBatch) -> Float[Tensor, " T C"]:
         """Returns the activations after the last block, which heads read.
 
         Raises: ValueError if positions may lie beyond a learned table; BackendError if the attention backend cannot

@@ -21,11 +21,12 @@ Source: Krell et al. 2021 (Efficient Sequence Packing without Cross-contaminatio
 """
 
 from collections.abc import Mapping
-from typing import NamedTuple
+from typing import NamedTuple, Protocol, runtime_checkable
 
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from evenpack.losses import Loss
 from evenpack.models.common.section import TransformerConfig
 from evenpack.step_counts import Divisor, StepCounts
 
@@ -46,9 +47,17 @@ Denominators = Mapping[str, float]
 """The numbers that divide the loss sums of a whole step over all ranks, by the loss's name; never zero."""
 
 
-def exact_denominators(config: TransformerConfig, step_counts: StepCounts) -> Denominators:
+@runtime_checkable
+class HasLosses(Protocol):
+    """A model or its section, which declares the losses that the model returns, the main one first."""
+
+    @property
+    def losses(self) -> tuple[Loss, ...]: ...
+
+
+def exact_denominators(model: HasLosses, step_counts: StepCounts) -> Denominators:
     """Returns the exact denominators: the counts summed over; a step without a target has loss 0 and gradient 0."""
-    return {loss.name: float(max(step_counts.of(loss.divided_by), 1)) for loss in config.losses}
+    return {loss.name: float(max(step_counts.of(loss.divided_by), 1)) for loss in model.losses}
 
 
 def expected_denominators(

@@ -10,13 +10,17 @@ from finetuning_tasks import finetune_config, write_encoder, write_pairs, write_
 from torch import Tensor
 from transformers import BertForQuestionAnswering, BertForSequenceClassification
 
+from evenpack.batch import PackedBatch
 from evenpack.config import validate
 from evenpack.data.order.selection import PackSelection
+from evenpack.data.order.step_shape import Layout
+from evenpack.data.sequences import LabelledSequences
 from evenpack.finetuning.config import FinetuneConfig
 from evenpack.finetuning.data import read_task
 from evenpack.finetuning.model import FinetunedModel, read_pretrained
 from evenpack.finetuning.run import new_finetuned
 from evenpack.finetuning.train import Finetuning, Trainer
+from evenpack.step_counts import StepCounts
 
 WRITERS = MappingProxyType(
     {"sst2": write_sentences, "rte": write_pairs, "stsb": write_scores, "squad": write_questions}
@@ -43,7 +47,7 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 def opened(config: FinetuneConfig) -> tuple[Finetuning, FinetunedModel]:
     pretrained = read_pretrained(config)
     data = read_task(config.data, config.folder, pretrained.tokenizer)
-    finetuning = Finetuning(config=config, data=data, padding_token=0, device=torch.device("cpu"))
+    finetuning = Finetuning(config=config, data=data, tokenizer=pretrained.tokenizer, device=torch.device("cpu"))
     return finetuning, new_finetuned(config, pretrained, seed=0)
 
 
@@ -56,11 +60,12 @@ def with_training(config: FinetuneConfig, **changes: object) -> FinetuneConfig:
 def one_step(config: FinetuneConfig) -> tuple[float, dict[str, Tensor], PackSelection]:
     """Returns the loss, the gradients and the sequences of the second step."""
     finetuning, model = opened(config)
-    _, packs, *_ = finetuning.step_order(seed=4).epoch(0)
+    planner = finetuning.planner(seed=4)
+    plan = planner.plan(1)
     trainer = Trainer(model, config.training, steps=10)
-    loss, _ = trainer.accumulate(finetuning.collator(finetuning.data.training), packs)
+    loss, _ = trainer.accumulate(finetuning.collator(planner), plan)
     gradients = {name: one.grad for name, one in model.named_parameters() if one.grad is not None}
-    return loss, gradients, packs
+    return loss, gradients, plan.packs
 
 
 @pytest.mark.parametrize("task", list(WRITERS))
@@ -94,11 +99,11 @@ def test_the_learning_rate_rises_over_the_warm_up_and_falls_to_zero(
     config = with_training(config, warmup_fraction=0.4, learning_rate=1e-3, gradient_clipping=None, weight_decay=0.0)
     finetuning, model = opened(config)
     trainer = Trainer(model, config.training, steps=10)
-    packs = next(finetuning.step_order(seed=1).epoch(0))
+    planner = finetuning.planner(seed=1)
     biases, changes = model.head.classifier.bias, []
     for _ in range(10):
         before = biases.detach().clone()
-        trainer.step(finetuning.collator(finetuning.data.training), packs)
+        trainer.step(finetuning.collator(planner), planner.plan(0))
         changes.append(float((biases.detach() - before).abs().max()))
     assert changes[0] == pytest.approx(1e-3 / 4, rel=1e-2), "the first step of AdamW is as long as its rate"
     assert changes[9] < 1e-8, "the last update has a rate of 0"
@@ -114,15 +119,14 @@ def test_logits_and_losses_are_those_of_transformers(
     theirs = BertForSequenceClassification.from_pretrained(encoder, num_labels=2).eval()
     theirs.classifier.load_state_dict(model.head.classifier.state_dict())
     theirs.bert.pooler.dense.load_state_dict(model.head.pooler.state_dict())
-    packs = next(finetuning.step_order(seed=1).epoch(0))
+    batch, packs = first_batch(finetuning)
     assert packs.packs < len(packs.sequence_ids)
-    batch = finetuning.collator(finetuning.data.training).collate(packs)
-    outputs = model.eval()(batch)
-    losses = model.head.losses(outputs, batch)
-    features = finetuning.data.training
+    outputs = model.eval().outputs(batch)
+    losses = model.head.sequence_losses(outputs, batch)
+    sequences = finetuning.data.training
     for row, sequence in enumerate(packs.sequence_ids):
-        ids, types = one_sequence(features, int(sequence))
-        found = theirs(input_ids=ids, token_type_ids=types, labels=torch.tensor([features.labels[sequence]]))
+        ids, types = one_sequence(sequences, int(sequence))
+        found = theirs(input_ids=ids, token_type_ids=types, labels=torch.tensor([sequences.labels[sequence]]))
         torch.testing.assert_close(outputs[row], found.logits[0], rtol=1e-5, atol=1e-5)
         torch.testing.assert_close(losses[row], found.loss, rtol=1e-5, atol=1e-5)
 
@@ -132,28 +136,33 @@ def test_spans_are_those_of_transformers(encoder: Path, folders: dict[str, Path]
     finetuning, model = opened(config)
     theirs = BertForQuestionAnswering.from_pretrained(encoder).eval()
     theirs.qa_outputs.load_state_dict(model.head.classifier.state_dict())
-    packs = next(finetuning.step_order(seed=1).epoch(0))
-    batch = finetuning.collator(finetuning.data.training).collate(packs)
-    outputs = model.eval()(batch)
-    losses, parts = model.head.losses(outputs, batch), model.head.by_sequence(outputs, batch)
-    features = finetuning.data.training
-    assert any((features.labels[packs.sequence_ids] == 0).all(axis=1))
-    assert any((features.labels[packs.sequence_ids] > 0).all(axis=1))
+    batch, packs = first_batch(finetuning)
+    outputs = model.eval().outputs(batch)
+    losses, parts = model.head.sequence_losses(outputs, batch), model.head.by_sequence(outputs, batch)
+    sequences = finetuning.data.training
+    assert any((sequences.labels[packs.sequence_ids] == 0).all(axis=1))
+    assert any((sequences.labels[packs.sequence_ids] > 0).all(axis=1))
     for row, sequence in enumerate(packs.sequence_ids):
-        ids, types = one_sequence(features, int(sequence))
-        first, last = torch.tensor(features.labels[sequence])
+        ids, types = one_sequence(sequences, int(sequence))
+        first, last = torch.tensor(sequences.labels[sequence])
         found = theirs(input_ids=ids, token_type_ids=types, start_positions=first[None], end_positions=last[None])
         expected = torch.stack([found.start_logits[0], found.end_logits[0]], dim=1)
         torch.testing.assert_close(parts[row], expected, rtol=1e-5, atol=1e-5)
         torch.testing.assert_close(losses[row], found.loss, rtol=1e-5, atol=1e-5)
 
 
-def one_sequence(features: object, sequence: int) -> tuple[Tensor, Tensor]:
+def first_batch(finetuning: Finetuning) -> tuple[PackedBatch, PackSelection]:
+    """Returns the first step as one batch, and its packs."""
+    planner = finetuning.planner(seed=1)
+    plan = planner.plan(0)
+    return finetuning.collator(planner).collate(plan.packs, plan.counts), plan.packs
+
+
+def one_sequence(sequences: LabelledSequences, sequence: int) -> tuple[Tensor, Tensor]:
     """Returns token ids and token types in the form of transformers."""
-    start, length = features.starts[sequence], features.lengths[sequence]  # type: ignore[attr-defined]
-    ids = torch.tensor(features.tokens[start : start + length])[None]  # type: ignore[attr-defined]
-    types = (np.arange(length) >= features.first_lengths[sequence]).astype(np.int64)  # type: ignore[attr-defined]
-    return ids, torch.tensor(types)[None]
+    ids = torch.from_numpy(sequences.gather(np.array([sequence])))[None]
+    types = (np.arange(ids.shape[1]) >= sequences.first_lengths[sequence]).astype(np.int64)
+    return ids, torch.from_numpy(types)[None]
 
 
 def test_a_model_without_a_pooler_gets_a_new_one_that_depends_on_the_seed_alone(
@@ -166,3 +175,28 @@ def test_a_model_without_a_pooler_gets_a_new_one_that_depends_on_the_seed_alone(
     assert float(first.detach().std()) == pytest.approx(0.02, rel=0.1)
     assert torch.equal(first, again)
     assert not torch.equal(first, other)
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_micro_batches_hold_what_the_plan_of_their_step_counts(
+    layout: Layout, encoder: Path, folders: dict[str, Path], tmp_path: Path
+) -> None:
+    config = finetune_config(
+        "rte", folders["rte"], encoder, tmp_path, layout=layout, sequences_per_step=9, packs_per_micro_batch=2
+    )
+    finetuning, _ = opened(config)
+    planner = finetuning.planner(seed=0)
+    plan = planner.plan(0)
+    collator = finetuning.collator(planner)
+    batches = [collator.collate(plan.micro_batch(0, index), plan.counts) for index in range(plan.micro_batches)]
+    assert len(batches) > 1
+    held = StepCounts(packs=0, sequences=0, tokens=0, targets=0)
+    for batch in batches:
+        held += batch.local_counts
+        assert batch.step_counts == plan.counts
+        weights = batch.targets["sequence_class"].weights
+        assert weights.sum() == batch.local_counts.sequences
+        rows = {"packed": batch.local_counts.packs, "padded": batch.local_counts.sequences}
+        if layout in rows:
+            assert batch.slots == rows[layout] * 48, "no row is padding alone"
+    assert held == plan.counts

@@ -4,37 +4,53 @@ from itertools import chain
 
 import numpy as np
 import pytest
+from step_shapes import step_shape
 
+from evenpack.data.order.selection import PackSelection
 from evenpack.data.order.step_shape import Batching, Layout
-from evenpack.finetuning.batches import StepOrder
+from evenpack.data.sequences.labelled import LabelledSequences, TokenPair
+from evenpack.finetuning.steps import EpochPlanner, packed_source
 
 LENGTHS = np.random.default_rng(0).integers(3, 40, size=101)
+NO_TOKENS = np.empty(0, dtype=np.int64)
+SEQUENCES = LabelledSequences.of(
+    [TokenPair(first=np.ones(length, dtype=np.int64), second=NO_TOKENS) for length in LENGTHS],
+    np.zeros(len(LENGTHS), dtype=np.int64),
+    max_sequence_length=40,
+    cut_sequences=0,
+)
 
 
-def order(batching: Batching, layout: Layout, *, seed: int = 0, items: int = 8) -> StepOrder:
-    return StepOrder(lengths=LENGTHS, pack_length=40, layout=layout, batching=batching, items_per_step=items, seed=seed)
+def planner(batching: Batching, layout: Layout, *, seed: int = 0, items: int = 8, at_once: int = 8) -> EpochPlanner:
+    shape = step_shape(batching=batching, items_per_step=items, items_per_micro_batch=at_once, layout=layout)
+    return EpochPlanner(source=packed_source(SEQUENCES, seed=seed), shape=shape, seed=seed)
 
 
-def steps(found: StepOrder, epoch: int) -> list[list[int]]:
-    return [sorted(packs.sequence_ids.tolist()) for packs in found.epoch(epoch)]
+def epoch_of(found: EpochPlanner, epoch: int) -> list[PackSelection]:
+    first = epoch * found.steps_per_epoch
+    return [found.plan(step).packs for step in range(first, first + found.steps_per_epoch)]
+
+
+def steps(found: EpochPlanner, epoch: int) -> list[list[int]]:
+    return [sorted(packs.sequence_ids.tolist()) for packs in epoch_of(found, epoch)]
 
 
 @pytest.mark.parametrize("batching", ["packs", "sequences"])
 def test_each_epoch_has_every_sequence_once_in_the_same_steps_whatever_the_layout(batching: Batching) -> None:
-    packed = order(batching, "packed")
+    packed = planner(batching, "packed")
     for epoch in range(3):
         found = steps(packed, epoch)
         assert sorted(chain(*found)) == list(range(len(LENGTHS)))
         assert len(found) == packed.steps_per_epoch
-        assert steps(order(batching, "unpadded"), epoch) == found
-        assert steps(order(batching, "padded"), epoch) == found
+        assert steps(planner(batching, "unpadded"), epoch) == found
+        assert steps(planner(batching, "padded"), epoch) == found
     assert steps(packed, 0) != steps(packed, 1)
-    assert steps(packed, 0) != steps(order(batching, "packed", seed=1), 0)
-    assert steps(packed, 0) == steps(order(batching, "packed"), 0)
+    assert steps(packed, 0) != steps(planner(batching, "packed", seed=1), 0)
+    assert steps(packed, 0) == steps(planner(batching, "packed"), 0)
 
 
 def test_steps_of_sequences_hold_the_requested_number_and_packs_no_more_than_their_length() -> None:
-    *whole, last = order("sequences", "packed", items=25).epoch(0)
+    *whole, last = epoch_of(planner("sequences", "packed", items=25), 0)
     assert [len(packs.sequence_ids) for packs in whole] == [25] * 4
     assert len(last.sequence_ids) == 1
     for packs in whole:
@@ -44,7 +60,7 @@ def test_steps_of_sequences_hold_the_requested_number_and_packs_no_more_than_the
 
 
 def test_steps_of_packs_hold_as_many_packs_and_as_many_sequences_as_come_with_them() -> None:
-    *whole, last = order("packs", "packed", items=8).epoch(0)
+    *whole, last = epoch_of(planner("packs", "packed", items=8), 0)
     assert {packs.packs for packs in whole} == {8}
     assert 1 <= last.packs <= 8
     assert len({len(packs.sequence_ids) for packs in whole}) > 1
@@ -52,5 +68,15 @@ def test_steps_of_packs_hold_as_many_packs_and_as_many_sequences_as_come_with_th
 
 
 def test_single_sequences_are_packs_of_their_own_where_nothing_is_packed() -> None:
-    packs = next(order("sequences", "padded", items=25).epoch(0))
+    packs = planner("sequences", "padded", items=25).plan(0).packs
     assert packs.packs == len(packs.sequence_ids) == 25
+
+
+@pytest.mark.parametrize("layout", ["packed", "padded"])
+def test_micro_batches_divide_a_step_in_order_and_the_counts_are_those_of_the_step(layout: Layout) -> None:
+    plan = planner("sequences", layout, items=25, at_once=3).plan(0)
+    parts = [plan.micro_batch(0, index) for index in range(plan.micro_batches)]
+    assert [part.packs for part in parts[:-1]] == [3] * (plan.micro_batches - 1)
+    assert np.concatenate([part.sequence_ids for part in parts]).tolist() == plan.packs.sequence_ids.tolist()
+    assert (plan.counts.packs, plan.counts.sequences) == (plan.packs.packs, 25)
+    assert plan.counts.tokens == LENGTHS[plan.packs.sequence_ids].sum()

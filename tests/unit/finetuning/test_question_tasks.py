@@ -44,27 +44,27 @@ def test_windows_cover_the_context_and_label_the_answer_where_they_hold_it(
     questions: list[Question], tokenizer: Tokenizer
 ) -> None:
     windows = windows_of(questions, tokenizer, OPTIONS)
-    features = windows.features
+    sequences = windows.sequences
     assert len(windows.offsets) > len(questions)
-    assert features.lengths.max() <= 24
+    assert sequences.lengths().max() <= 24
     for number, question in enumerate(questions):
         own = np.flatnonzero(windows.questions == number)
         covered = {int(first) for index in own for first in windows.offsets[index][:, 0]}
         assert covered == set(tokenizer.encode_texts([question.context])[0].offsets[:, 0].tolist())
-        answered = [answer_of(windows, index, question) for index in own if features.labels[index].any()]
+        answered = [answer_of(windows, index, question) for index in own if sequences.labels[index].any()]
         assert answered
         assert {text.lower() for text in answered} == {"in town"}
 
 
 def answer_of(windows: Windows, index: int, question: Question) -> str:
-    first, last = windows.features.labels[index] - windows.context_starts[index]
+    first, last = windows.sequences.labels[index] - windows.context_starts[index]
     return question.context[windows.offsets[index][first, 0] : windows.offsets[index][last, 1]]
 
 
 def test_certain_outputs_give_the_answer_in_its_own_letters(questions: list[Question], tokenizer: Tokenizer) -> None:
     windows = windows_of(questions, tokenizer, OPTIONS)
-    outputs = [np.zeros((length, 2), dtype=np.float32) for length in windows.features.lengths]
-    for output, (first, last) in zip(outputs, windows.features.labels, strict=True):
+    outputs = [np.zeros((length, 2), dtype=np.float32) for length in windows.sequences.lengths()]
+    for output, (first, last) in zip(outputs, windows.sequences.labels, strict=True):
         output[first, 0] = output[last, 1] = 5.0 if first else -5.0
     given = best_answers(outputs, windows, questions, max_answer_length=5)
     assert given == [question.answers[0] for question in questions]
@@ -76,7 +76,7 @@ def test_an_answer_neither_ends_before_it_begins_nor_is_too_long(tokenizer: Toke
         question_id="q", text="where ?", context="the cat sat on a mat", answers=("the",), answer_start=0
     )
     windows = windows_of([question], tokenizer, OPTIONS)
-    output = np.zeros((int(windows.features.lengths[0]), 2))
+    output = np.zeros((int(windows.sequences.lengths()[0]), 2))
     start = windows.context_starts[0]
     output[start + 1, 0], output[start, 1], output[start + 5, 1], output[start + 2, 1] = 9.0, 9.0, 8.0, 1.0
     assert best_answers([output], windows, [question], max_answer_length=3) == ["cat sat"]
@@ -115,7 +115,7 @@ def test_a_long_question_is_cut_and_counted(questions: list[Question], tokenizer
     short = WindowOptions(max_sequence_length=24, max_question_length=1, window_stride=8)
     windows = windows_of(questions, tokenizer, short)
     assert set(windows.context_starts.tolist()) == {3}
-    assert windows.features.cut_sequences == len(questions)
+    assert windows.sequences.cut_sequences == len(questions)
 
 
 def wrong_start(qas: dict[str, Any]) -> None:

@@ -64,16 +64,16 @@ def outputs_and_sequences(
 ) -> list[tuple[torch.Tensor, dict[str, np.ndarray]]]:
     """Returns our head's outputs for each packed training sequence, and the sequences for transformers."""
     data = read_task(config.data, config.folder, pretrained.tokenizer)
-    finetuning = Finetuning(config=config, data=data, padding_token=0, device=torch.device("cpu"))
-    features = data.training
-    batch = finetuning.collator(features).collate(next(iter(finetuning.step_order(0).epoch(0))))
+    finetuning = Finetuning(config=config, data=data, tokenizer=pretrained.tokenizer, device=torch.device("cpu"))
+    planner = finetuning.planner(0)
+    plan = planner.plan(0)
+    batch = finetuning.collator(planner).collate(plan.packs, plan.counts)
     with torch.no_grad():
-        parts = model.head.by_sequence(model(batch), batch)
+        parts = model.head.by_sequence(model.outputs(batch), batch)
     found = []
-    for sequence_id, part in zip(batch.sequence_ids.tolist(), parts, strict=True):
-        start, length = features.starts[sequence_id], features.lengths[sequence_id]
-        types = (np.arange(length) >= features.first_lengths[sequence_id]).astype(np.int64)
-        tokens = features.tokens[start : start + length]
+    for sequence_id, part in zip(plan.packs.sequence_ids.tolist(), parts, strict=True):
+        tokens = data.training.gather(np.array([sequence_id]))
+        types = (np.arange(len(tokens)) >= data.training.first_lengths[sequence_id]).astype(np.int64)
         found.append((part, {"input_ids": tokens, "token_type_ids": types}))
     return found
 
@@ -89,12 +89,12 @@ def test_the_folder_has_the_tokenizer_and_the_tasks_labels(tmp_path: Path) -> No
     assert values["id2label"] == {"0": "entailment", "1": "not_entailment"}
     assert values["problem_type"] == "single_label_classification"
     tokenizer = AutoTokenizer.from_pretrained(tmp_path / "out" / "seed_0")
-    features = read_task(config.data, config.folder, pretrained.tokenizer).training
+    sequences = read_task(config.data, config.folder, pretrained.tokenizer).training
     first, second = (tmp_path / "task" / "train.tsv").read_text().splitlines()[1].split("\t")[1:3]
     encoded = tokenizer(first, second)
-    length = features.lengths[0]
-    assert encoded["input_ids"] == features.tokens[:length].tolist()
-    assert encoded["token_type_ids"] == [int(index >= features.first_lengths[0]) for index in range(length)]
+    length = int(sequences.lengths()[0])
+    assert encoded["input_ids"] == sequences.tokens[:length].tolist()
+    assert encoded["token_type_ids"] == [int(index >= sequences.first_lengths[0]) for index in range(length)]
 
 
 class TestWhichModelsAreKept:

@@ -11,7 +11,7 @@ from evenpack.data.tasks.glue import GLUE_TASKS
 from evenpack.data.tokenizers.loading import tokenizer_of_weights
 from evenpack.data.tokenizers.tokenizer import Tokenizer
 from evenpack.errors import DataError
-from evenpack.finetuning.features import read_sentences, sentence_features
+from evenpack.finetuning.sentences import read_sentences, sentence_sequences
 
 CLS, SEP = SPECIAL.index("[CLS]"), SPECIAL.index("[SEP]")
 
@@ -112,12 +112,12 @@ def test_a_file_that_is_missing_or_not_text_is_named(tmp_path: Path) -> None:
 def test_a_pair_becomes_two_halves_with_their_special_tokens(tmp_path: Path, tokenizer: Tokenizer) -> None:
     path = written(tmp_path, "sentence1\tsentence2\tlabel", "the cat\tit sat .\tentailment", "a\tb\tnot_entailment")
     task = GLUE_TASKS["rte"]
-    found = sentence_features(read_sentences(path, task), task, tokenizer, max_sequence_length=20)
+    found = sentence_sequences(read_sentences(path, task), task, tokenizer, max_sequence_length=20)
     assert found.tokens[:8].tolist() == [CLS, *ids("the cat"), SEP, *ids("it sat ."), SEP]
-    assert found.lengths.tolist() == [8, 5]
+    assert found.lengths().tolist() == [8, 5]
     assert found.first_lengths.tolist() == [4, 3]
     assert found.labels.tolist() == [0, 1]
-    assert found.starts.tolist() == [0, 8]
+    assert found.offsets.tolist() == [0, 8, 13]
     assert found.cut_sequences == 0
 
 
@@ -138,17 +138,17 @@ def test_what_is_too_long_loses_tokens_of_its_longer_sentence(
 ) -> None:
     path = written(tmp_path, "sentence1\tsentence2\tlabel", f"{'a ' * first}\t{'it ' * second}\tentailment")
     task = GLUE_TASKS["rte"]
-    found = sentence_features(read_sentences(path, task), task, tokenizer, max_sequence_length=12)
+    found = sentence_sequences(read_sentences(path, task), task, tokenizer, max_sequence_length=12)
     assert found.tokens.tolist() == [CLS, *ids("a") * kept[0], SEP, *ids("it") * kept[1], SEP]
     assert found.cut_sequences == (kept != (first, second))
     alone = replace(task, texts=("sentence1",))
-    cut = sentence_features(read_sentences(path, alone), alone, tokenizer, max_sequence_length=12)
-    assert cut.lengths.tolist() == [min(first, 10) + 2]
+    cut = sentence_sequences(read_sentences(path, alone), alone, tokenizer, max_sequence_length=12)
+    assert cut.lengths().tolist() == [min(first, 10) + 2]
     assert cut.labels.dtype == np.int64
 
 
 def test_a_special_token_in_a_sentence_stays_text(tmp_path: Path, tokenizer: Tokenizer) -> None:
     path = written(tmp_path, "sentence\tlabel", "the [SEP] cat\t1")
     task = GLUE_TASKS["sst2"]
-    found = sentence_features(read_sentences(path, task), task, tokenizer, max_sequence_length=20)
+    found = sentence_sequences(read_sentences(path, task), task, tokenizer, max_sequence_length=20)
     assert (found.tokens == SEP).sum() == 1

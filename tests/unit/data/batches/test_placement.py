@@ -45,7 +45,8 @@ def place(
         is_bidirectional=is_bidirectional,
     )
     segments = np.array([length for segments in sequences for length in segments])
-    return placer, placer.place(selection, segments, np.array([len(segments) for segments in sequences]))
+    counts = np.array([len(segments) for segments in sequences])
+    return placer, placer.place(selection, segments, counts, rows=ROWS)
 
 
 def segments_of(placement: Placement) -> list[tuple[int, int]]:

@@ -105,6 +105,6 @@ def test_micro_batches_hold_the_slots_and_segments_that_training_would_lay_out(s
             max_sequence_length=90,
             is_bidirectional=not causal,
         )
-        placed = placer.place(packs, packs.lengths, np.ones_like(packs.lengths))
+        placed = placer.place(packs, packs.lengths, np.ones_like(packs.lengths), rows=placer.rows)
         segments = np.diff([*placed.segment_starts, placed.slots])
         assert [values[share] for values in found] == [placed.slots, (segments**2).sum(), len(packs.lengths)]

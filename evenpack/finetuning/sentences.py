@@ -1,7 +1,4 @@
-"""Examples as sequences of tokens; those of a file of sentences, with their labels as numbers.
-
-Shapes: N = sequences of a file, tokens = all of theirs.
-"""
+"""The rows of a file of sentences as sequences of tokens, with their labels as numbers."""
 
 import math
 from collections.abc import Sequence
@@ -9,57 +6,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
-from jaxtyping import Int64, Shaped
 
+from evenpack.data.sequences.labelled import LabelledSequences, TokenPair
 from evenpack.data.tasks.glue import GlueTask, TaskRow, read_task_rows
 from evenpack.data.tokenizers.special_tokens import PairTokens
 from evenpack.data.tokenizers.tokenizer import EncodedText, Tokenizer
 from evenpack.errors import DataError
-
-
-@dataclass(frozen=True, kw_only=True, eq=False)
-class TokenPair:
-    """A sequence, including special tokens, in the halves that token types distinguish."""
-
-    first: Int64[np.ndarray, " first"]
-    second: Int64[np.ndarray, " second"]
-    """The second half; empty if there is one sentence."""
-
-
-@dataclass(frozen=True, kw_only=True, eq=False)
-class Features:
-    """The sequences of a file, with the targets of each."""
-
-    tokens: Int64[np.ndarray, " tokens"]
-    """Tokens of all sequences, concatenated."""
-    lengths: Int64[np.ndarray, " N"]
-    first_lengths: Int64[np.ndarray, " N"]
-    """Lengths of the first halves, which have token type 0."""
-    labels: Shaped[np.ndarray, " N *parts"]
-    """Targets: the class (int64), the score (float32), or the answer's first and last token (int64 [N, 2]) of each."""
-    cut_sequences: int
-    """Number of sequences that were cut because they were too long."""
-
-    @property
-    def starts(self) -> Int64[np.ndarray, " N"]:
-        """Returns the start of each sequence among the tokens."""
-        starts: Int64[np.ndarray, " N"] = np.cumsum(self.lengths) - self.lengths
-        return starts
-
-    @property
-    def sequences(self) -> int:
-        return len(self.lengths)
-
-
-def features_of(pairs: Sequence[TokenPair], labels: Shaped[np.ndarray, " N *parts"], *, cut_sequences: int) -> Features:
-    """Concatenates sequences. For `labels` see `Features`."""
-    return Features(
-        tokens=np.concatenate([part for pair in pairs for part in (pair.first, pair.second)]),
-        lengths=np.array([len(pair.first) + len(pair.second) for pair in pairs], dtype=np.int64),
-        first_lengths=np.array([len(pair.first) for pair in pairs], dtype=np.int64),
-        labels=labels,
-        cut_sequences=cut_sequences,
-    )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -93,9 +45,9 @@ def read_sentences(path: Path, task: GlueTask) -> SentenceExamples:
     return SentenceExamples(sentences=tuple(sentences), labels=tuple(labels))
 
 
-def sentence_features(
+def sentence_sequences(
     examples: SentenceExamples, task: GlueTask, tokenizer: Tokenizer, *, max_sequence_length: int
-) -> Features:
+) -> LabelledSequences:
     """Makes [CLS] A [SEP], or [CLS] A [SEP] B [SEP].
 
     The longer sentence of one that is too long loses its last tokens.
@@ -109,7 +61,7 @@ def sentence_features(
         cut += sum(kept) < sum(len(part.tokens) for part in parts)
         pairs.append(_pair(parts, kept, special))
     labels = np.array(examples.labels, dtype=np.int64 if task.labels else np.float32)
-    return features_of(pairs, labels, cut_sequences=cut)
+    return LabelledSequences.of(pairs, labels, max_sequence_length=max_sequence_length, cut_sequences=cut)
 
 
 def _pair(parts: Sequence[EncodedText], kept: Sequence[int], special: PairTokens) -> TokenPair:

@@ -1,0 +1,100 @@
+"""The sequences of a task's file, in memory, each with its label. No recipe makes them: `evenpack finetune` does.
+
+Shapes: N = sequences of the file, K = sequences asked for.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from jaxtyping import Bool, Int32, Int64, Shaped
+
+from evenpack.data.sequences.view import LocatedSequences, PaddingCounts, TokenAccounting
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class TokenPair:
+    """A sequence, including special tokens, in the halves that token types distinguish."""
+
+    first: Int64[np.ndarray, " first"]
+    second: Int64[np.ndarray, " second"]
+    """The second half; empty if there is one sentence."""
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class LabelledSequences(LocatedSequences):
+    """The sequences of a file; a `SequenceView` in which each sequence is one segment."""
+
+    tokens: Int64[np.ndarray, " tokens"]
+    """Tokens of all sequences, concatenated."""
+    offsets: Int64[np.ndarray, " N_plus_1"]
+    """Start of each sequence among the tokens, and their number."""
+    first_lengths: Int64[np.ndarray, " N"]
+    """Lengths of the first halves, which have token type 0."""
+    labels: Shaped[np.ndarray, " N *parts"]
+    """The class (int64), the score (float32), or the answer's first and last token (int64 [N, 2]) of each."""
+    max_sequence_length: int
+    """No sequence is longer."""
+    cut_sequences: int
+    """Number of sequences that were cut because they were too long."""
+
+    max_segments_per_sequence = 1
+
+    @classmethod
+    def of(
+        cls,
+        pairs: Sequence[TokenPair],
+        labels: Shaped[np.ndarray, " N *parts"],
+        *,
+        max_sequence_length: int,
+        cut_sequences: int,
+    ) -> "LabelledSequences":
+        """Concatenates sequences; the other arguments are the fields of these names."""
+        lengths = np.array([len(pair.first) + len(pair.second) for pair in pairs], dtype=np.int64)
+        return cls(
+            tokens=np.concatenate([half for pair in pairs for half in (pair.first, pair.second)]),
+            offsets=np.concatenate([[0], np.cumsum(lengths)]),
+            first_lengths=np.array([len(pair.first) for pair in pairs], dtype=np.int64),
+            labels=labels,
+            max_sequence_length=max_sequence_length,
+            cut_sequences=cut_sequences,
+        )
+
+    @property
+    def count(self) -> int:
+        return len(self.first_lengths)
+
+    @property
+    def accounting(self) -> TokenAccounting:
+        """The sequences as documents of their own: what was cut from sentences is not among them."""
+        tokens, count = len(self.tokens), self.count
+        return TokenAccounting(
+            documents_read=count, documents_kept=count, tokens_read=tokens, tokens_kept=tokens, sequences=count
+        )
+
+    def lengths(self, start: int = 0, stop: int | None = None) -> Int32[np.ndarray, " asked"]:
+        return np.diff(self.offsets)[start:stop].astype(np.int32)
+
+    def locate(self, sequence_ids: Int64[np.ndarray, " K"]) -> tuple[Int64[np.ndarray, " K"], Int64[np.ndarray, " K"]]:
+        self._check_ids(sequence_ids)
+        starts = self.offsets[sequence_ids]
+        return starts, self.offsets[sequence_ids + 1] - starts
+
+    def gather(self, sequence_ids: Int64[np.ndarray, " K"]) -> Int64[np.ndarray, " tokens"]:
+        starts, lengths = self.locate(sequence_ids)
+        before = np.cumsum(lengths) - lengths
+        tokens: Int64[np.ndarray, " tokens"] = self.tokens[
+            np.arange(lengths.sum()) + np.repeat(starts - before, lengths)
+        ]
+        return tokens
+
+    def padding_counts(self, sequence_ids: Int64[np.ndarray, " K"]) -> PaddingCounts | None:
+        return None
+
+    def ends_of_text(
+        self, sequence_ids: Int64[np.ndarray, " K"], *, closing: bool
+    ) -> Bool[np.ndarray, " tokens"] | None:
+        return None
+
+    def closing_targets(self, sequence_ids: Int64[np.ndarray, " K"]) -> Int64[np.ndarray, " K"]:
+        return np.zeros_like(sequence_ids)
