@@ -181,7 +181,7 @@ def build_model(run: ResolvedRun, device: torch.device) -> Model:
         return new_model(
             run.config.model,
             vocabulary_size=run.prepared.vocabulary_size,
-            max_positions=run.max_positions,
+            max_positions=run.config.max_positions,
             attention_backend=run.config.attention.backend,
             seed=run.config.run.seed,
         )

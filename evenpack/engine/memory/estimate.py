@@ -15,8 +15,7 @@ from evenpack.data.sequences.masking import masked_count
 from evenpack.engine.config import RunConfig
 from evenpack.engine.deepspeed_config import deepspeed_config, micro_batches_per_step
 from evenpack.engine.memory.phases import TrainingMemory, estimate_training_memory
-from evenpack.engine.resolving.settle import positions_of
-from evenpack.engine.resolving.step_items import AverageItem
+from evenpack.engine.resolving.data_facts import AverageItem
 from evenpack.engine.sharding import sharding_at
 from evenpack.engine.sharding.base import SavedBytes, StateSizes
 from evenpack.models.common.device_peaks import DevicePeak
@@ -95,7 +94,7 @@ def training_memory(config: RunConfig, size: MicroBatchSize, *, vocabulary_size:
     return estimate_training_memory(
         config.model,
         vocabulary_size=vocabulary_size,
-        max_positions=positions_of(config),
+        max_positions=config.max_positions,
         slots=size.slots,
         head_rows=size.head_rows,
         number_bytes=_number_bytes(config),
@@ -105,7 +104,7 @@ def training_memory(config: RunConfig, size: MicroBatchSize, *, vocabulary_size:
 
 
 def _state_sizes(config: RunConfig, *, vocabulary_size: int, ranks: int) -> StateSizes:
-    sizes = model_sizes(config.model, vocabulary_size=vocabulary_size, max_positions=positions_of(config))
+    sizes = model_sizes(config.model, vocabulary_size=vocabulary_size, max_positions=config.max_positions)
     return StateSizes(
         parameters=sizes.parameters,
         largest_tensor=vocabulary_size * config.model.shape["hidden_size"],

@@ -13,9 +13,9 @@ from evenpack.data.prepare.tokens_dir import find_tokens
 from evenpack.data.prepared import PreparedData
 from evenpack.engine.config import RunConfig
 from evenpack.engine.memory.estimate import RunMemory, run_memory
+from evenpack.engine.resolving.data_facts import implausible_epochs
 from evenpack.engine.resolving.resolve import resolve
 from evenpack.engine.resolving.settle import parameters_of, settle, settled_micro_batches
-from evenpack.engine.resolving.step_items import implausible_epochs
 from evenpack.errors import ConfigError, NotPreparedError
 from evenpack.models.common.device_peaks import DevicePeak, find_device_peak
 from evenpack.models.cost import Work, step_flops
@@ -197,14 +197,8 @@ def settled_data(config: RunConfig, options: BudgetOptions) -> tuple[RunConfig, 
         else:
             data = data_of_tokens(config, tokens)
             _refuse_vocabulary_size(options, data.vocabulary_size)
-    config, adjustment = settle(
-        config,
-        data.item,
-        items_per_epoch=data.items_per_epoch,
-        vocabulary_size=data.vocabulary_size,
-        packing_factor=float(data.item.sequences),
-    )
-    return config, data, adjustment
+    settled = settle(config, data)
+    return settled.config, data, settled.adjustment
 
 
 def _prepared(config: RunConfig) -> PreparedData | None:

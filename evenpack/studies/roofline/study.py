@@ -6,7 +6,7 @@ import torch
 
 from evenpack.data.order.step_shape import Layout
 from evenpack.engine.config import RunConfig
-from evenpack.engine.resolving.settle import positions_of, settled_micro_batches
+from evenpack.engine.resolving.settle import settled_micro_batches
 from evenpack.errors import ConfigError
 from evenpack.models.common.device_peaks import find_device_peak
 from evenpack.models.cost import Work
@@ -134,7 +134,7 @@ def study_roofline(config: RunConfig, options: RooflineOptions) -> Roofline:
         config.model,
         work,
         vocabulary_size=data.vocabulary_size,
-        max_positions=positions_of(config),
+        max_positions=config.max_positions,
         micro_batches=micro_batches,
         optimizer=config.optimizer,
         zero_stage=config.deepspeed.zero_stage,

@@ -1,6 +1,7 @@
 """BERT's shipped run files for 8 GPUs divide, fit by the estimate, follow one another, and have a padded twin."""
 
 import re
+from fractions import Fraction
 from functools import cache
 from pathlib import Path
 
@@ -13,7 +14,8 @@ from evenpack.engine.config import RunConfig
 from evenpack.engine.deepspeed_config import deepspeed_config, micro_batches_per_step
 from evenpack.engine.memory.estimate import MicroBatchSize, training_memory
 from evenpack.engine.memory.phases import PhaseMemory
-from evenpack.engine.resolving.packing_adjustment import adjust_to_packing
+from evenpack.engine.resolving.data_facts import AverageItem, DataFacts
+from evenpack.engine.resolving.settle import settle
 from evenpack.models.cost import parameter_count
 from evenpack.studies.lengths.published import published_histogram
 
@@ -53,19 +55,24 @@ def factor_of(config: RunConfig) -> float:
     return packing_factor(config.data.pack_length, depth)
 
 
+def settled(config: RunConfig) -> RunConfig:
+    """Returns the run as it is over Wikipedia; the tokens of a pack decide nothing of it."""
+    item = AverageItem(sequences=Fraction(factor_of(config)), tokens=Fraction(1), row_slots=config.data.pack_length)
+    return settle(config, DataFacts(item=item, items_per_epoch=None, vocabulary_size=BERT_VOCABULARY)).config
+
+
 def memory(config: RunConfig) -> PhaseMemory:
     """Returns the peak of an average micro-batch; one of single rows has more slots by the sequences per pack."""
     rows = config.training.packs_per_micro_batch
     slots = rows * config.data.pack_length * (factor_of(config) if config.training.layout == "padded" else 1.0)
     size = MicroBatchSize(slots=round(slots), head_rows=round(slots * 0.15))
-    adjusted = adjust_to_packing(config, packing_factor=factor_of(config)).config
-    return training_memory(adjusted, size, vocabulary_size=BERT_VOCABULARY, ranks=GPUS).peak
+    return training_memory(settled(config), size, vocabulary_size=BERT_VOCABULARY, ranks=GPUS).peak
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_eight_gpus_divide_a_step_packed_and_padded(name: str) -> None:
     for config in packed_and_twin(name):
-        adjusted = adjust_to_packing(config, packing_factor=factor_of(config)).config
+        adjusted = settled(config)
         assert micro_batches_per_step(adjusted.training, GPUS) * GPUS * adjusted.training.packs_per_micro_batch == (
             adjusted.training.packs_per_step
         )

@@ -11,9 +11,9 @@ from tiny_run import lone_world, tiny_gpt2_run
 
 from evenpack.engine.config import RunConfig, TrainingSection
 from evenpack.engine.reporting.metrics import METRICS, read_metrics
+from evenpack.engine.resolving.data_facts import AverageItem
 from evenpack.engine.resolving.resolve import open_run
 from evenpack.engine.resolving.settle import items_for_tokens
-from evenpack.engine.resolving.step_items import AverageItem
 from evenpack.engine.train import train_in
 from evenpack.errors import ConfigError
 from evenpack.launcher.training import plan_training
