@@ -1,6 +1,7 @@
 """The changes that a run may and may not have when it is resumed from a checkpoint."""
 
 import logging
+from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,8 @@ from evenpack.config import Section
 from evenpack.data.config import DataConfig
 from evenpack.data.order.skipped_steps import SkippedSteps
 from evenpack.data.order.step_shape import CostWeights
-from evenpack.engine.checkpoints.files import TrainState, find_changed_keys
+from evenpack.differences import differences
+from evenpack.engine.checkpoints.files import TrainState
 from evenpack.engine.config import RunConfig
 from evenpack.errors import CheckpointError
 
@@ -57,11 +59,10 @@ def require_fingerprint(state: TrainState, fingerprint: str, config: dict[str, A
     saved, batching = state.config.get("run", {}), state.config.get("training", {}).get("batching", "packs")
     changed = {
         key: pair
-        for key, pair in find_changed_keys(with_defaults(state.config), config).items()
+        for key, pair in differences(with_defaults(state.config), config).items()
         if key.startswith(_OF_THE_FINGERPRINT) and not key.endswith(_NOT_OF_THE_FINGERPRINT)
     }
-    lines = [f"  {key}: {before} -> {now}" for key, (before, now) in changed.items()]
-    finding = "\n".join(["The run file has changed in", *lines]) if lines else "The run file has not changed in them."
+    finding = f"The run file has changed in\n{_lines(changed)}" if changed else "The run file has not changed in them."
     raise CheckpointError(
         f"the checkpoint at step {state.step} of run '{saved.get('name')}' (seed {saved.get('seed')}, steps of "
         f"{batching}) was trained on data with fingerprint {state.fingerprint}, this run's data, seed and "
@@ -106,7 +107,7 @@ def compare_run_files(state: TrainState, config: dict[str, Any]) -> None:
     Raises: CheckpointError if the checkpoint is of steps of another size, other skipped ones, another optimizer or
     model structure.
     """
-    changed = find_changed_keys(with_defaults(state.config), config)
+    changed = differences(with_defaults(state.config), config)
     changed.pop(_PACKING_ADJUSTMENT, None)
     _log_unused_initial_weights(state, *changed.pop(_INITIAL_WEIGHTS, (None, None)))
     keeps_weights = kept_cost_weights(state, config["training"].get("layout")) is not None
@@ -126,15 +127,16 @@ def compare_run_files(state: TrainState, config: dict[str, Any]) -> None:
         if key == "optimizer.kind" or (key.startswith("model.") and key not in _SAFE_MODEL_KEYS)
     }
     if network:
-        lines = [f"  {key}: {before} -> {now}" for key, (before, now) in network.items()]
         raise CheckpointError(
-            "the checkpoint is of another network or optimizer than the run file:\n"
-            + "\n".join(lines)
-            + "\nRestore these values, or choose another run.output_dir to start again."
+            f"the checkpoint is of another network or optimizer than the run file:\n{_lines(network)}\n"
+            "Restore these values, or choose another run.output_dir to start again."
         )
     if changed:
-        lines = [f"  {key}: {before} -> {now}" for key, (before, now) in changed.items()]
-        log.info("the run file has changed since step %d and applies from here on:\n%s", state.step, "\n".join(lines))
+        log.info("the run file has changed since step %d and applies from here on:\n%s", state.step, _lines(changed))
+
+
+def _lines(changed: Mapping[str, tuple[Any, Any]]) -> str:
+    return "\n".join(f"  {key}: {before} -> {now}" for key, (before, now) in changed.items())
 
 
 def with_defaults(saved: dict[str, Any], schema: type[Section] = RunConfig) -> dict[str, Any]:

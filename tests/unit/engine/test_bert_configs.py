@@ -9,7 +9,7 @@ import pytest
 
 from evenpack.config import load_run_file
 from evenpack.data.packing import pack
-from evenpack.engine.checkpoints.files import find_changed_keys
+from evenpack.differences import differences
 from evenpack.engine.config import RunConfig
 from evenpack.engine.deepspeed_config import deepspeed_config, micro_batches_per_step
 from evenpack.engine.memory.estimate import MicroBatchSize, training_memory
@@ -88,7 +88,7 @@ def test_eight_gpus_divide_a_step_packed_and_padded(name: str) -> None:
 @pytest.mark.parametrize("name", NAMES)
 def test_the_padded_twin_differs_in_layout_and_micro_batch_alone(name: str) -> None:
     packed, padded = packed_and_twin(name)
-    changed = find_changed_keys(packed.model_dump(mode="json"), padded.model_dump(mode="json"))
+    changed = differences(packed.model_dump(mode="json"), padded.model_dump(mode="json"))
     assert changed["training.layout"] == ("packed", "padded")
     assert changed.keys() <= {"training.layout", "training.packs_per_micro_batch"}
 

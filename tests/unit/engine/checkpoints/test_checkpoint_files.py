@@ -22,7 +22,6 @@ from evenpack.engine.checkpoints.files import (
     checkpoint_name,
     commit_files,
     find_candidates,
-    find_changed_keys,
     find_wrong_size,
     list_files,
     read_manifest,
@@ -611,14 +610,3 @@ def test_what_decides_the_order_or_the_targets_is_named_where_it_has_changed():
         require_fingerprint(replace(train_state(7), config=saved), "e" * 32, present)
     named = [line for line in str(caught.value).splitlines() if line.startswith("  ")]
     assert named == ["  data.recipe.padding_in_loss: True -> False", "  run.seed: 42 -> 5"]
-
-
-def test_changed_keys_of_a_run_file_are_named_with_both_values():
-    saved = {"model": {"layers": 2, "positions": "learned"}, "steps": 10, "deepspeed": {"extra": {"a": 1}}}
-    present = {"model": {"layers": 4, "positions": "learned"}, "steps": 10, "deepspeed": {"extra": {}}, "new": [1]}
-    assert find_changed_keys(saved, present) == {
-        "deepspeed.extra.a": (1, None),
-        "model.layers": (2, 4),
-        "new": (None, [1]),
-    }
-    assert find_changed_keys(saved, saved) == {}
