@@ -10,7 +10,7 @@ from evenpack.config import Section, UserPath, nearest
 from evenpack.data.config import DataConfig
 from evenpack.data.limits import MOST_PACKS_A_STEP, MOST_STEPS
 from evenpack.data.order.skipped_steps import SkippedSteps
-from evenpack.data.order.step_shape import POLICIES, AssignmentPolicy, Batching, Layout, default_policy
+from evenpack.data.order.step_shape import POLICIES, AssignmentPolicy, Batching, Layout, StepSize, default_policy
 from evenpack.data.recipes import MaskingConfig
 from evenpack.engine.optimizers.config import OptimizerSection, ScheduleSection
 from evenpack.engine.reporting.config import MetricsSection, MlperfSection
@@ -208,6 +208,15 @@ class TrainingSection(Section):
         """Packs or sequences that a rank computes at once; on average, where assignment is max_tokens."""
         count: int = getattr(self, f"{self.batching}_per_micro_batch")
         return count
+
+    @property
+    def step_size(self) -> StepSize:
+        """The size of a step and of a micro-batch; that of a step must be stated, or settled."""
+        return StepSize(
+            batching=self.batching,
+            items_per_step=self.items_per_step,
+            items_per_micro_batch=self.items_per_micro_batch,
+        )
 
     @property
     def policy(self) -> AssignmentPolicy:

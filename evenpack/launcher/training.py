@@ -159,7 +159,7 @@ def _plan(run: ResolvedRun, *, ranks: int, device: "DevicePeak | None") -> Train
         epochs_of_all=items / sum(counts.values()),
         packing_efficiency=item.fill,
         packing_factor=float(item.sequences),
-        packing_adjustment=run.adjustment,
+        packing_adjustment=run.settled.adjustment,
         gradient_clipping=_clipping(run.config),
         memory=run_memory(run.config, item, vocabulary_size=prepared.vocabulary_size, ranks=ranks, device=device),
         deepspeed=settings,

@@ -20,7 +20,7 @@ from evenpack.engine.reporting.config import require_mlperf_logging
 from evenpack.engine.resolving.cost_model import CostModel
 from evenpack.engine.resolving.cost_weights import operation_weights, read_cost_model
 from evenpack.engine.resolving.data_facts import AverageItem, average_item, drawn_shares, items_of_an_epoch
-from evenpack.engine.resolving.settle import parameters_of, settle_prepared, settled_micro_batches
+from evenpack.engine.resolving.settle import SettledRun, parameters_of, settle_prepared
 from evenpack.engine.sharding import sharding_at
 from evenpack.errors import ConfigError
 from evenpack.kernels.config import WHOLE_ROWS
@@ -41,15 +41,13 @@ class ResolvedRun:
     """The settings of a run that depend neither on the ranks nor on a checkpoint."""
 
     config: RunConfig
-    """The run file in packs (or sequences) and steps; see `settle`."""
+    """The run file in packs (or sequences) and steps."""
+    settled: SettledRun
+    """How they were computed."""
     prepared: PreparedData
     shape: StepShape
     cost_model: CostModel | None
     """The source of the cost weights; None: the model's operations."""
-    adjustment: tuple[str, ...]
-    """Lines for people: what was computed of it; see `SettledRun`."""
-    tokens_per_step: int | None
-    """Tokens of a step as given in the run file; None if it gives packs or sequences."""
 
     @cached_property
     def objective(self) -> "Objective":
@@ -105,7 +103,7 @@ class ResolvedRun:
 
         Raises: ConfigError, with the valid choices, if a step cannot be divided among the ranks.
         """
-        return settled_micro_batches(self.config.training, self.item, ranks, asked=self.tokens_per_step)
+        return self.settled.micro_batches(ranks)
 
     @property
     def settled_config(self) -> RunConfig:
@@ -190,7 +188,6 @@ def resolve(config: RunConfig, prepared: PreparedData) -> ResolvedRun:
     Raises: ConfigError if a value of the run file cannot be settled, or if the cost model was measured on another
     model or layout and is refused then; DataError if there is nothing to train on.
     """
-    tokens_per_step = config.training.tokens_per_step
     settled = settle_prepared(config, prepared)
     config, training = settled.config, settled.config.training
     cost_model = read_cost_model(training, config.model)
@@ -199,9 +196,7 @@ def resolve(config: RunConfig, prepared: PreparedData) -> ResolvedRun:
     else:
         weights = cost_model.cost_weights
     shape = StepShape(
-        batching=training.batching,
-        items_per_step=training.items_per_step,
-        items_per_micro_batch=training.items_per_micro_batch,
+        **vars(training.step_size),
         layout=training.layout,
         isolate=config.attention.isolate,
         reset_positions=config.model.reset_positions,
@@ -218,11 +213,10 @@ def resolve(config: RunConfig, prepared: PreparedData) -> ResolvedRun:
         )
     return ResolvedRun(
         config=config,
+        settled=settled,
         prepared=prepared,
         shape=shape,
         cost_model=cost_model,
-        adjustment=settled.adjustment,
-        tokens_per_step=tokens_per_step,
     )
 
 
@@ -314,8 +308,8 @@ def mlperf_evaluation_interval(samples_per_step: float) -> int:
 
 def announce(run: ResolvedRun) -> None:
     """Logs the adjustments and warns of settings that are for study only."""
-    if run.adjustment:
-        log.info("%s", "\n  ".join(run.adjustment))
+    if run.settled.adjustment:
+        log.info("%s", "\n  ".join(run.settled.adjustment))
     switches = study_switches(run.config.model, run.config.attention) | run.config.data.study_switches
     for switch, meaning in switches.items():
         log.warning("FOR STUDY ONLY: %s: %s", switch, meaning)

@@ -24,9 +24,9 @@ from fractions import Fraction
 from typing import Any
 
 from evenpack.config import with_values
+from evenpack.data.order.step_shape import divisors
 from evenpack.data.prepared import PreparedData
 from evenpack.engine.config import LENGTHS, RunConfig, TrainingSection
-from evenpack.engine.deepspeed_config import micro_batches_per_step
 from evenpack.engine.resolving.data_facts import AverageItem, DataFacts
 from evenpack.errors import ConfigError
 from evenpack.models.cost import parameter_count
@@ -46,11 +46,50 @@ _FAR = Fraction(1, 4)
 class SettledRun:
     """A run in packs (or sequences) and steps."""
 
+    stated: RunConfig
+    """The run file."""
+    facts: DataFacts | None
+    """What the computed values depend on; None if there are none, since the run file states all values itself."""
     config: RunConfig
     """The run file with the computed values."""
     adjustment: tuple[str, ...]
-    """Lines for people: what was computed, with old and new values and the effect of rounding. Empty if the run file
-    states all values itself."""
+    """Lines for people: what was computed, with old and new values and the effect of rounding. Empty if nothing was."""
+
+    @classmethod
+    def as_stated(cls, config: RunConfig) -> "SettledRun":
+        """Returns a run whose file states all values itself."""
+        return cls(stated=config, facts=None, config=config, adjustment=())
+
+    def micro_batches(self, ranks: int) -> int:
+        """Returns the micro-batches of each rank in each step.
+
+        Raises: ConfigError, if the ranks cannot divide a step, with valid values; in tokens too if the run file gives
+        the step in tokens.
+        """
+        size = self.config.training.step_size
+        try:
+            return size.micro_batches(ranks)
+        except ConfigError as error:
+            raise ConfigError(self._explained(str(error), ranks * size.items_per_micro_batch, ranks)) from error
+
+    def _explained(self, error: str, share: int, ranks: int) -> str:
+        """Returns the message with the value of the run file from which the step was computed, if it was.
+
+        Args:
+            share: packs or sequences of one micro-batch on every rank.
+        """
+        asked, training = self.stated.training, self.config.training
+        kind, items = training.batching, training.items_per_step
+        if asked.packing_adjustment == "fewer_accumulations":
+            made = f"training.packing_adjustment made packs_per_step {items} of the run file's {asked.items_per_step}"
+            return f"{error} ({made})"
+        if asked.tokens_per_step is None or self.facts is None:
+            return error
+        problem = "is below one micro-batch per rank" if items < share else "cannot be divided evenly"
+        return (
+            f"training.tokens_per_step ({asked.tokens_per_step:,}) is {items} {kind} and {problem}: {ranks} ranks take "
+            f"multiples of {share} {kind}, {float(share * self.facts.item.tokens):,.0f} tokens on average. {error}"
+        )
 
 
 def settle_prepared(config: RunConfig, prepared: PreparedData) -> SettledRun:
@@ -61,7 +100,7 @@ def settle_prepared(config: RunConfig, prepared: PreparedData) -> SettledRun:
     training = config.training
     is_stated = training.steps is not None and training.stated_items_per_step is not None
     if is_stated and training.packing_adjustment == "none":
-        return SettledRun(config=config, adjustment=())
+        return SettledRun.as_stated(config)
     return settle(config, DataFacts.of(prepared, training.batching))
 
 
@@ -82,10 +121,11 @@ def settle(config: RunConfig, facts: DataFacts) -> SettledRun:
     if config.training.steps is None:
         _settle_length(config, items, facts, values)
     if not values.lines:
-        return SettledRun(config=config, adjustment=())
+        return SettledRun.as_stated(config)
     origin = values.lines[0] if len(values.lines) == 1 else "\n  ".join([*values.lines, "with these numbers"])
     sections = {"training": values.training, "optimizer": values.optimizer, "schedule": values.schedule}
-    return SettledRun(config=with_values(config, sections, origin=origin), adjustment=tuple(values.lines))
+    settled = with_values(config, sections, origin=origin)
+    return SettledRun(stated=config, facts=facts, config=settled, adjustment=tuple(values.lines))
 
 
 def parameters_of(config: RunConfig, vocabulary_size: int) -> int:
@@ -144,27 +184,6 @@ def items_for_tokens(training: TrainingSection, item: AverageItem) -> int:
     return items
 
 
-def settled_micro_batches(training: TrainingSection, item: AverageItem, ranks: int, *, asked: int | None) -> int:
-    """Returns the micro-batches of each rank in each step, of a run whose step is settled.
-
-    Args:
-        asked: the tokens of a step before it was settled; None where the run file gives packs or sequences.
-
-    Raises: ConfigError with valid values, in tokens too if they were requested, if the ranks cannot divide a step.
-    """
-    try:
-        return micro_batches_per_step(training, ranks)
-    except ConfigError as error:
-        if asked is None:
-            raise
-        kind, share = training.batching, ranks * training.items_per_micro_batch
-        problem = "is below one micro-batch per rank" if training.items_per_step < share else "cannot be divided evenly"
-        raise ConfigError(
-            f"training.tokens_per_step ({asked:,}) is {training.items_per_step} {kind} and {problem}: {ranks} ranks "
-            f"take multiples of {share} {kind}, {float(share * item.tokens):,.0f} tokens on average. {error}"
-        ) from error
-
-
 def _take_fewer_accumulations(config: RunConfig, before: int, item: AverageItem, values: _Values) -> int:
     """Returns the packs of a step that hold as many sequences as the run file has packs. Raises: ConfigError."""
     factor = float(item.sequences)
@@ -188,7 +207,7 @@ def _packs_for(sequences: int, factor: float) -> int:
     """
     aim = sequences / factor
     for tolerance in (_NEAR_BATCH, float(_FAR)):
-        for divisor in _divisors_from_largest(sequences):
+        for divisor in reversed(divisors(sequences)):
             packs = divisor * max(1, _rounded(aim / divisor))
             if abs(packs / aim - 1.0) <= tolerance:
                 return packs
@@ -306,7 +325,3 @@ def _nearest_multiple(aim: Fraction, unit: int) -> int:
 def _rounded(number: float) -> int:
     """Rounds to the nearest whole number, halves up (Python's `round` would take them to the even one)."""
     return math.floor(number + 0.5)
-
-
-def _divisors_from_largest(number: int) -> Iterator[int]:
-    return (number // other for other in range(1, number + 1) if number % other == 0)

@@ -11,7 +11,7 @@ from evenpack.config import load_run_file
 from evenpack.data.packing import pack
 from evenpack.differences import differences
 from evenpack.engine.config import RunConfig
-from evenpack.engine.deepspeed_config import deepspeed_config, micro_batches_per_step
+from evenpack.engine.deepspeed_config import deepspeed_config
 from evenpack.engine.memory.estimate import MicroBatchSize, training_memory
 from evenpack.engine.memory.phases import PhaseMemory
 from evenpack.engine.resolving.data_facts import AverageItem, DataFacts
@@ -73,7 +73,7 @@ def memory(config: RunConfig) -> PhaseMemory:
 def test_eight_gpus_divide_a_step_packed_and_padded(name: str) -> None:
     for config in packed_and_twin(name):
         adjusted = settled(config)
-        assert micro_batches_per_step(adjusted.training, GPUS) * GPUS * adjusted.training.packs_per_micro_batch == (
+        assert adjusted.training.step_size.micro_batches(GPUS) * GPUS * adjusted.training.packs_per_micro_batch == (
             adjusted.training.packs_per_step
         )
         assert (

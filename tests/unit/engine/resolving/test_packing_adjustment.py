@@ -13,7 +13,6 @@ from prepared_files import two_sources
 from evenpack.config import with_values
 from evenpack.data.prepared import PreparedData
 from evenpack.engine.config import RunConfig
-from evenpack.engine.deepspeed_config import micro_batches_per_step
 from evenpack.engine.optimizers.lamb import Lamb
 from evenpack.engine.resolving.data_facts import AverageItem, DataFacts, average_item
 from evenpack.engine.resolving.settle import SettledRun, settle
@@ -161,20 +160,20 @@ def test_a_step_that_cannot_be_cut_is_refused(packs: int, factor: float):
 
 
 def test_the_micro_batch_has_to_divide_the_cut_step_and_not_the_run_files():
-    training = adjusted("fewer_accumulations", 1.25, packs_per_step=64, packs_per_micro_batch=13).config.training
-    assert training.packs_per_step == 52
-    assert micro_batches_per_step(training, 2) == 2
+    run = adjusted("fewer_accumulations", 1.25, packs_per_step=64, packs_per_micro_batch=13)
+    assert run.config.training.packs_per_step == 52
+    assert run.micro_batches(2) == 2
 
 
 def test_a_micro_batch_that_the_cut_step_does_not_hold_is_refused_with_what_it_holds():
-    training = adjusted("fewer_accumulations", 1.25, packs_per_step=64, packs_per_micro_batch=8).config.training
+    run = adjusted("fewer_accumulations", 1.25, packs_per_step=64, packs_per_micro_batch=8)
     with pytest.raises(ConfigError) as caught:
-        micro_batches_per_step(training, 2)
+        run.micro_batches(2)
     message = str(caught.value)
     assert "2 ranks x training.packs_per_micro_batch (8) must divide training.packs_per_step (52)" in message
     assert "With this packs_per_micro_batch no number of ranks is valid" in message
     assert "2 ranks can do packs_per_micro_batch 1, 2, 13, 26" in message
-    assert "training.packing_adjustment made packs_per_step 52 of the run file's" in message
+    assert "training.packing_adjustment made packs_per_step 52 of the run file's 64" in message
 
 
 def test_a_stop_behind_the_shortened_run_is_refused_with_the_reason():

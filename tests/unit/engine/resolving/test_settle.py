@@ -99,7 +99,7 @@ def test_a_step_in_tokens_is_that_of_the_packs_that_it_comes_to(config: RunConfi
     run = open_run(by_tokens(config, asked))
     assert run.shape == by_packs.shape
     assert run.settled_config == by_packs.config, "a checkpoint holds packs, so that it goes on whatever it holds"
-    (line,) = run.adjustment
+    (line,) = run.settled.adjustment
     assert f"tokens_per_step {asked}: training.packs_per_step 8 (exactly 8.10)" in line
     assert "% fewer than asked for" in line
 
