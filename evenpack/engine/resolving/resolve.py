@@ -106,12 +106,6 @@ class ResolvedRun:
         return self.settled.micro_batches(ranks)
 
     @property
-    def settled_config(self) -> RunConfig:
-        """The run file with all adjustments applied and switched off, so that training with it gives the same run."""
-        training = self.config.training.model_copy(update={"packing_adjustment": "none"})
-        return self.config.model_copy(update={"training": training})
-
-    @property
     def evaluation_shape(self) -> StepShape:
         """The shape of validation: packs in order, with isolated sequences, whatever the shape of training.
 

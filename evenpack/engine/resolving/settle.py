@@ -51,7 +51,8 @@ class SettledRun:
     facts: DataFacts | None
     """What the computed values depend on; None if there are none, since the run file states all values itself."""
     config: RunConfig
-    """The run file with the computed values."""
+    """The run file with the computed values and without the keys from which they were computed, so that training with
+    it gives the same run."""
     adjustment: tuple[str, ...]
     """Lines for people: what was computed, with old and new values and the effect of rounding. Empty if nothing was."""
 
@@ -59,6 +60,11 @@ class SettledRun:
     def as_stated(cls, config: RunConfig) -> "SettledRun":
         """Returns a run whose file states all values itself."""
         return cls(stated=config, facts=None, config=config, adjustment=())
+
+    @property
+    def has_fewer_accumulations(self) -> bool:
+        """Whether `training.packing_adjustment` has made the step smaller than the run file's."""
+        return self.stated.training.packing_adjustment == "fewer_accumulations"
 
     def micro_batches(self, ranks: int) -> int:
         """Returns the micro-batches of each rank in each step.
@@ -80,7 +86,7 @@ class SettledRun:
         """
         asked, training = self.stated.training, self.config.training
         kind, items = training.batching, training.items_per_step
-        if asked.packing_adjustment == "fewer_accumulations":
+        if self.has_fewer_accumulations:
             made = f"training.packing_adjustment made packs_per_step {items} of the run file's {asked.items_per_step}"
             return f"{error} ({made})"
         if asked.tokens_per_step is None or self.facts is None:
@@ -105,7 +111,7 @@ def settle_prepared(config: RunConfig, prepared: PreparedData) -> SettledRun:
 
 
 def settle(config: RunConfig, facts: DataFacts) -> SettledRun:
-    """Returns the run in packs (or sequences) and steps, adjusted to its packing. It must not be adjusted twice.
+    """Returns the run in packs (or sequences) and steps, adjusted to its packing.
 
     Args:
         facts: those of the run's data; `items_per_epoch` may be None where the length is not in epochs.
@@ -125,6 +131,10 @@ def settle(config: RunConfig, facts: DataFacts) -> SettledRun:
     origin = values.lines[0] if len(values.lines) == 1 else "\n  ".join([*values.lines, "with these numbers"])
     sections = {"training": values.training, "optimizer": values.optimizer, "schedule": values.schedule}
     settled = with_values(config, sections, origin=origin)
+    # Switched off after the check: that a micro-batch divides the step is checked with the ranks, for which a message
+    # lists what would divide it.
+    training = settled.training.model_copy(update={"packing_adjustment": "none"})
+    settled = settled.model_copy(update={"training": training})
     return SettledRun(stated=config, facts=facts, config=settled, adjustment=tuple(values.lines))
 
 

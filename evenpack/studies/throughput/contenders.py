@@ -219,7 +219,7 @@ def run_to_measure(config: RunConfig) -> ResolvedRun:
     changes: dict[str, dict[str, Any]] = {}
     if config.model.positions == "learned":
         changes["model"] = {"max_positions": max(config.max_positions, run.prepared.pack_length)}
-    return resolve(changed(run.settled_config, **changes), run.prepared)
+    return resolve(changed(run.config, **changes), run.prepared)
 
 
 def changed(config: RunConfig, **sections: Mapping[str, Any]) -> RunConfig:

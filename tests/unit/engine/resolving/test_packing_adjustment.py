@@ -72,7 +72,10 @@ def test_none_changes_and_logs_nothing():
 def test_fewer_accumulations_cuts_the_step_and_nothing_else():
     adjustment = adjusted("fewer_accumulations", 1.996)
     assert adjustment.config.training.packs_per_step == 224
-    assert changed_keys(run_config("fewer_accumulations"), adjustment.config) == {"training.packs_per_step"}
+    assert changed_keys(run_config("fewer_accumulations"), adjustment.config) == {
+        "training.packs_per_step",
+        "training.packing_adjustment",
+    }
     assert adjustment.adjustment == (
         "packing adjustment fewer_accumulations for 1.996 sequences per pack",
         "training.packs_per_step 448 -> 224 (exactly 224.45): 447.1 sequences per step on average, 0.2 % fewer than "
@@ -91,6 +94,7 @@ def test_lamb_betas_keeps_the_step_and_shrinks_the_rest():
         "optimizer.beta1",
         "optimizer.beta2",
         "training.steps",
+        "training.packing_adjustment",
         "schedule.warmup_steps",
     }
     assert adjustment.adjustment == (
@@ -104,9 +108,17 @@ def test_lamb_betas_keeps_the_step_and_shrinks_the_rest():
 
 
 @pytest.mark.parametrize("kind", ["fewer_accumulations", "lamb_betas"])
+def test_nothing_is_adjusted_twice(kind: str):
+    once = adjusted(kind, 2.0)
+    again = settle(once.config, facts(2.0))
+    assert again.config == once.config != run_config(kind)
+    assert again.adjustment == ()
+
+
+@pytest.mark.parametrize("kind", ["fewer_accumulations", "lamb_betas"])
 def test_a_factor_of_one_leaves_every_number(kind: str):
     adjustment = adjusted(kind, 1.0)
-    assert adjustment.config == run_config(kind)
+    assert changed_keys(run_config(kind), adjustment.config) == {"training.packing_adjustment"}
     assert adjustment.adjustment, "it was asked for, so it is said"
 
 

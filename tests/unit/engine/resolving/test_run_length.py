@@ -176,4 +176,4 @@ def test_the_plan_shows_the_steps_that_a_length_comes_to(tmp_path: Path, length:
         assert plan.tokens - plan.tokens_per_step < tokens <= plan.tokens
         assert plan.tokens_per_parameter == pytest.approx(plan.tokens / plan.parameters)
     assert f"training.steps {plan.steps}, of " in "".join(plan.packing_adjustment)
-    assert open_run(run.settled_config).config == run.settled_config, "a checkpoint's run file is whole"
+    assert open_run(run.config).config == run.config, "a checkpoint's run file is whole"
