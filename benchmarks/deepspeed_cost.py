@@ -158,7 +158,7 @@ def traced(arguments: argparse.Namespace) -> dict[str, Any]:
         run.config,
         batches.micro_batches,
         vocabulary_size=run.prepared.vocabulary_size,
-        max_positions=run.max_positions,
+        max_positions=run.config.max_positions,
         world_size=arguments.ranks,
         expected_waits=dict.fromkeys(WAITS_OF_DEEPSPEED, 0.0),
         beside=count,

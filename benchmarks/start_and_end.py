@@ -113,7 +113,7 @@ def start_transformers(arguments: argparse.Namespace, output: Path, last_step: i
             "n_layer": config.model.shape["layers"],
             "n_embd": config.model.shape["hidden_size"],
             "n_head": config.model.shape["heads"],
-            "n_positions": run.max_positions,
+            "n_positions": run.config.max_positions,
             "vocab_size": run.prepared.vocabulary_size,
         },
         "length": run.prepared.pack_length,

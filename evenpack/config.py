@@ -5,7 +5,7 @@ import logging
 import textwrap
 import types
 import typing
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -266,6 +266,16 @@ def validate(values: dict[str, Any], schema: type[SectionT], *, origin: str) -> 
         if len(lines) > _MOST_LINES:
             lines[_MOST_LINES:] = [f"and {len(lines) - _MOST_LINES} more"]
         raise ConfigError("\n".join([f"{origin}:", *(f"  {line}" for line in lines)])) from error
+
+
+def with_values(config: SectionT, sections: Mapping[str, Mapping[str, Any]], *, origin: str) -> SectionT:
+    """Returns the run file with some values changed, section by section; a section that was null is made of them.
+
+    Raises: ConfigError, which `origin` opens, if it is invalid then.
+    """
+    values = config.model_dump()
+    changed = {name: {**(values[name] or {}), **section} for name, section in sections.items()}
+    return validate(values | changed, type(config), origin=origin)
 
 
 def nearest(word: str, known: Sequence[str]) -> str:

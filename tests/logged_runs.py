@@ -33,7 +33,7 @@ def log_run(
     output_dir = config.run.output_dir
     output_dir.mkdir(parents=True, exist_ok=True)
     record = RunRecord(
-        config=run.settled_config.model_dump(mode="json"),
+        config=run.config.model_dump(mode="json"),
         data=DataIdentity(
             fingerprint=run.prepared.fingerprint(seed=0),
             tokenizer=run.prepared.manifest.tokenizer.checksum,

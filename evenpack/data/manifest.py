@@ -1,6 +1,6 @@
 """The manifest of a prepared directory, written last, so that a directory with one is complete."""
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import asdict
 from datetime import UTC, datetime
 from pathlib import Path
@@ -17,6 +17,7 @@ from evenpack.data.recipes import OF_THE_LOSS
 from evenpack.data.sequences import TokenAccounting
 from evenpack.data.sources.files import InputFile
 from evenpack.data.sources.rows import RowAccounting
+from evenpack.differences import differences
 from evenpack.errors import DataError, NotPreparedError
 from evenpack.files import read_json, write_json
 
@@ -265,11 +266,10 @@ def refuse_differences(before: dict[str, Any], now: dict[str, Any], place: Path)
 
     Raises: DataError naming each key whose value is not the one that `place` was prepared with.
     """
-    earlier, current = dict(_flatten(before, "data")), dict(_flatten(now, "data"))
     lines = [
-        f"  {key}: prepared with {earlier.get(key, 'nothing')!r}, this run has {current.get(key, 'nothing')!r}"
-        for key in sorted(earlier.keys() | current.keys())
-        if earlier.get(key) != current.get(key) and not (key.rpartition(".")[2] in _PATHS and current.get(key) is None)
+        f"  data.{key}: prepared with {earlier!r}, this run has {current!r}"
+        for key, (earlier, current) in differences(before, now, absent="nothing").items()
+        if not (key.rpartition(".")[2] in _PATHS and current in (None, "nothing"))
     ]
     if lines:
         raise DataError(
@@ -298,14 +298,6 @@ def _describe(file: InputFile | None) -> str:
 
 def _prepare_elsewhere(place: Path) -> str:
     return f"Choose another data.prepared_dir (or run.output_dir), or remove {place} and prepare again"
-
-
-def _flatten(value: Any, prefix: str) -> Iterator[tuple[str, Any]]:
-    if isinstance(value, dict):
-        for key, child in value.items():
-            yield from _flatten(child, f"{prefix}.{key}")
-    else:
-        yield prefix, value
 
 
 def remedy(directory: Path, shared: Collection[Path] = ()) -> str:

@@ -104,7 +104,7 @@ class Run(Start):
             world_size=self.world.size,
             zero_stage=self.engine.sharding.stage,
             cost_weights=self.resolved.shape.cost_weights,
-            config=self.resolved.settled_config.model_dump(mode="json"),
+            config=self.resolved.config.model_dump(mode="json"),
             reached_accuracy=reached_accuracy,
             samples=samples,
             validation_loss=validation_loss,
@@ -181,7 +181,7 @@ def build_model(run: ResolvedRun, device: torch.device) -> Model:
         return new_model(
             run.config.model,
             vocabulary_size=run.prepared.vocabulary_size,
-            max_positions=run.max_positions,
+            max_positions=run.config.max_positions,
             attention_backend=run.config.attention.backend,
             seed=run.config.run.seed,
         )
@@ -192,7 +192,7 @@ def _continued(run: ResolvedRun, state: TrainState) -> ResolvedRun:
     config = run.config.model_dump(mode="json")
     require_same_past_mixture(state, run.config.data)
     require_fingerprint(state, run.fingerprint(state.step), config)
-    compare_run_files(state, config)
+    compare_run_files(state, config, has_fewer_accumulations=run.settled.has_fewer_accumulations)
     kept = kept_cost_weights(state, run.config.training.layout)
     run = run if kept is None else replace(run.with_cost_weights(kept), cost_model=None)
     return run.with_initial_weights(kept_initial_weights(state))

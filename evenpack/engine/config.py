@@ -1,30 +1,46 @@
-"""The whole run file."""
+"""The run file: its sections, and the checks between them. Sections of other packages are defined there."""
 
+import math
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from pydantic import Field, field_validator, model_validator
 
-from evenpack.config import Section, UserPath
+from evenpack.config import Section, UserPath, nearest
 from evenpack.data.config import DataConfig
-from evenpack.data.limits import MOST_PACKS_A_STEP
-from evenpack.data.order.step_shape import POLICIES, AssignmentPolicy, Batching, Layout, default_policy
+from evenpack.data.limits import MOST_PACKS_A_STEP, MOST_STEPS
+from evenpack.data.order.skipped_steps import SkippedSteps
+from evenpack.data.order.step_shape import POLICIES, AssignmentPolicy, Batching, Layout, StepSize, default_policy
 from evenpack.data.recipes import MaskingConfig
-from evenpack.engine.config_checks import (
-    check_keep_policy,
-    check_layout,
-    check_named_steps,
-    check_sharding,
-    check_validation_weights,
-)
 from evenpack.engine.optimizers.config import OptimizerSection, ScheduleSection
 from evenpack.engine.reporting.config import MetricsSection, MlperfSection
-from evenpack.engine.resolving.run_length import RunLengthSection
 from evenpack.engine.sharding import SHARDINGS
-from evenpack.kernels.config import AttentionConfig
+from evenpack.kernels.config import WHOLE_ROWS, AttentionConfig
 from evenpack.models.config import ModelConfig
 from evenpack.models.families import family_of
-from evenpack.units import Checkpoints, Hours, Medians, Packs, Processes, Seconds, Sequences, Steps, Tokens
+from evenpack.units import (
+    Checkpoints,
+    Epochs,
+    Hours,
+    Medians,
+    Packs,
+    Processes,
+    Seconds,
+    Sequences,
+    Share,
+    Steps,
+    Tokens,
+    TokensPerParameter,
+)
+
+LENGTHS = ("steps", "epochs", "max_samples", "tokens", "chinchilla_ratio")
+"""Keys of `training:` of which a run file has exactly one."""
+
+CHINCHILLA_RATIO = 20
+"""Tokens per parameter for about the lowest loss at a given number of operations (Hoffmann et al. 2022)."""
+
+StepSpan = int | tuple[int, int]
+"""A step, counted from 1, or a first and a last step."""
 
 
 class RunSection(Section):
@@ -62,42 +78,8 @@ class DeepSpeedSection(Section):
         return stage
 
 
-class CheckpointSection(Section):
-    """When checkpoints are saved, how, and which of them are kept."""
-
-    checkpoint_every_steps: Steps | None = Field(default=200, ge=1)
-    """Steps from one checkpoint to the next. Null: a checkpoint is saved only at the end or when stopped."""
-    checkpoint_in_background: bool = True
-    """Copy what is saved to host memory and write it while training goes on; the copy is as large as the files that a
-    rank writes: 12 bytes per parameter on rank 0 with AdamW at ZeRO 0. False: training waits until the checkpoint is on
-    disk. The last checkpoint is always waited for."""
-    keep_checkpoints: Checkpoints = Field(default=2, ge=1)
-    """Number of newest checkpoints that are kept; older ones are removed, unless one of the next two keys keeps them.
-    """
-    keep_checkpoint_every_hours: Hours | None = Field(default=None, gt=0.0)
-    """Keep the first checkpoint as well, and each one saved at least so many hours after the last one that is kept for
-    this reason. Null: none is."""
-    keep_best_checkpoint: bool = False
-    """Keep the checkpoint of the lowest validation loss as well, of those whose step was evaluated: the mean by
-    validation_weights, or else over all held-out targets. `evaluate` and `export` take it by `--checkpoint best`."""
-
-
-class BadStepsSection(Section):
-    """What to do with a step whose loss or gradient is not finite, or much larger than those before it."""
-
-    on_nan: Literal["stop", "skip"] = "stop"
-    """What to do with a step whose gradient norm is not finite: end the run, or leave the update out and go on; step
-    number and learning rate advance then, weights and optimizer do not. With `skip` the host waits for the norm before
-    each update. What was in the step is written to OUTPUT_DIR/bad_steps in both cases."""
-    nan_steps_in_a_row: Steps = Field(default=5, ge=1)
-    """Most steps in a row that `on_nan: skip` leaves out; one more ends the run."""
-    report_spikes_above: Medians | None = Field(default=None, gt=1.0)
-    """A step whose gradient norm is more than this many times the median of the last 100 steps is written to
-    OUTPUT_DIR/bad_steps, too, with a warning; it is trained on all the same. Null: none is."""
-
-
-class TrainingSection(RunLengthSection, CheckpointSection, BadStepsSection):
-    """The size of a step, its layout and assignment, and the length of the run."""
+class TrainingSection(Section):
+    """The size of a step and how it is divided, the length of the run, its evaluations and its checkpoints."""
 
     layout: Layout = "packed"
     """Layout of a micro-batch; all three hold the same sequences and give the same loss."""
@@ -119,11 +101,46 @@ class TrainingSection(RunLengthSection, CheckpointSection, BadStepsSection):
     tokens_per_step: Tokens | None = Field(default=None, ge=1)
     """Real tokens of one optimizer update over all ranks, on average, in place of packs_per_step (or
     sequences_per_step): rounded to whole micro-batches, as `--dry-run` shows."""
+    packing_adjustment: Literal["none", "fewer_accumulations", "lamb_betas"] = "none"
+    """How to adjust hyperparameters chosen for steps of single sequences: a step of as many packs holds more sequences,
+    by the packing factor (PackedBERT, section 3.3). fewer_accumulations: packs_per_step is divided by that factor.
+    lamb_betas: steps and warm-up are divided by it, and LAMB's betas are raised to its power."""
+
+    steps: Steps | None = Field(default=None, ge=1, le=MOST_STEPS)
+    """Length of the learning-rate schedule, in optimizer updates. Exactly one of steps, epochs, max_samples, tokens and
+    chinchilla_ratio is given; steps are computed from the others and the prepared data, and `--dry-run` shows them."""
+    epochs: Epochs | None = Field(default=None, gt=0.0, le=MOST_STEPS)
+    """Passes over all sources together; the last step is filled from the next pass. With several sources, the number
+    of passes over each depends on their weights; `--dry-run` shows it."""
+    max_samples: Sequences | None = Field(default=None, ge=1)
+    """Sequences to train on, on average at most: steps are rounded down."""
+    tokens: Tokens | None = Field(default=None, ge=1)
+    """Real tokens to train on, on average at least: steps are rounded up."""
+    chinchilla_ratio: TokensPerParameter | None = Field(default=None, gt=0.0, le=1e9)
+    """Real tokens to train on for each parameter of the model, all parameters counted. About 20 give the lowest loss
+    at a given number of operations (Hoffmann et al. 2022, arXiv:2203.15556)."""
+    stop_after_steps: Steps | None = Field(default=None, ge=1)
+    """Stop after this absolute step, with exit code 0; the run can be resumed later. Null: stop at the schedule's end.
+    There is no additional evaluation at such a stop."""
+    skip_steps: tuple[StepSpan, ...] = ()
+    """Steps that are skipped because their batches are bad: single steps and spans [first, last], numbered from 1 as in
+    metrics.jsonl. A skipped step advances the step number and the learning-rate schedule and leaves weights and
+    optimizer unchanged; its packs are counted as skipped. Steps already done can be neither added nor removed."""
+    target_accuracy: Share | None = Field(default=None, gt=0.0, le=1.0)
+    """Stop as soon as this share of all held-out targets is predicted correctly in an evaluation; null: never."""
+
+    evaluate_every_steps: Steps | None = Field(default=200, ge=1)
+    """Steps from one evaluation to the next; null: the model is never evaluated. Ignored where evaluate_every_samples
+    is given."""
+    evaluate_every_samples: Annotated[Sequences, Field(strict=True, ge=1)] | Literal["mlperf"] | None = None
+    """Sequences from one evaluation to the next; evaluation follows the step that reaches the number. `mlperf`: by
+    MLPerf's rule for BERT, from the samples of a step. Null: by evaluate_every_steps."""
     evaluation_packs: Packs | None = Field(default=None, ge=1)
     """Most validation packs of each source in an evaluation; null: all."""
     validation_weights: dict[str, Annotated[float, Field(gt=0.0)]] | None = None
     """Weights, by source name, of a mean of the sources' validation losses, independent of the training mixture; a
     source without a weight is left out. Null: only the loss of each source is reported."""
+
     precision: Literal["fp32", "bf16_autocast"] = "bf16_autocast"
     """Number formats; bf16_autocast keeps FP32 parameters and computes matrix products in bfloat16."""
     compile: bool = False
@@ -131,10 +148,7 @@ class TrainingSection(RunLengthSection, CheckpointSection, BadStepsSection):
     The first step takes up to minutes longer. Numbers are the same to rounding; dropout drops others."""
     gradient_clipping: float | None = Field(default=1.0, gt=0.0)
     """Norm of all gradients together at which they are clipped; null: no clipping."""
-    packing_adjustment: Literal["none", "fewer_accumulations", "lamb_betas"] = "none"
-    """How to adjust hyperparameters chosen for steps of single sequences: a step of as many packs holds more sequences,
-    by the packing factor (PackedBERT, section 3.3). fewer_accumulations: packs_per_step is divided by that factor.
-    lamb_betas: steps and warm-up are divided by it, and LAMB's betas are raised to its power."""
+
     cost_model: UserPath | None = None
     """File written by `study throughput --cost-model`, with the measured cost of a token, a squared length and a
     segment on the device, which cost_balanced uses. Null: costs are the model's floating-point operations. A checkpoint
@@ -151,10 +165,36 @@ class TrainingSection(RunLengthSection, CheckpointSection, BadStepsSection):
     log_rank_times_every_steps: Steps | None = Field(default=100, ge=1)
     """Steps between records of each rank's times and work in metrics.jsonl; the end has one, too. Null: none."""
 
+    checkpoint_every_steps: Steps | None = Field(default=200, ge=1)
+    """Steps from one checkpoint to the next. Null: a checkpoint is saved only at the end or when stopped."""
+    checkpoint_in_background: bool = True
+    """Copy what is saved to host memory and write it while training goes on; the copy is as large as the files that a
+    rank writes: 12 bytes per parameter on rank 0 with AdamW at ZeRO 0. False: training waits until the checkpoint is on
+    disk. The last checkpoint is always waited for."""
+    keep_checkpoints: Checkpoints = Field(default=2, ge=1)
+    """Number of newest checkpoints that are kept; older ones are removed, unless one of the next two keys keeps them.
+    """
+    keep_checkpoint_every_hours: Hours | None = Field(default=None, gt=0.0)
+    """Keep the first checkpoint as well, and each one saved at least so many hours after the last one that is kept for
+    this reason. Null: none is."""
+    keep_best_checkpoint: bool = False
+    """Keep the checkpoint of the lowest validation loss as well, of those whose step was evaluated: the mean by
+    validation_weights, or else over all held-out targets. `evaluate` and `export` take it by `--checkpoint best`."""
+
+    on_nan: Literal["stop", "skip"] = "stop"
+    """What to do with a step whose gradient norm is not finite: end the run, or leave the update out and go on; step
+    number and learning rate advance then, weights and optimizer do not. With `skip` the host waits for the norm before
+    each update. What was in the step is written to OUTPUT_DIR/bad_steps in both cases."""
+    nan_steps_in_a_row: Steps = Field(default=5, ge=1)
+    """Most steps in a row that `on_nan: skip` leaves out; one more ends the run."""
+    report_spikes_above: Medians | None = Field(default=None, gt=1.0)
+    """A step whose gradient norm is more than this many times the median of the last 100 steps is written to
+    OUTPUT_DIR/bad_steps, too, with a warning; it is trained on all the same. Null: none is."""
+
     @property
     def items_per_step(self) -> int:
-        """Packs or sequences of a step, by `batching`; `resolve` computes them if the run file gives tokens."""
-        assert self.stated_items_per_step is not None, "a resolved run has the packs or sequences of its steps"
+        """Packs or sequences of a step, by `batching`; `settle` computes them if the run file gives tokens."""
+        assert self.stated_items_per_step is not None, "a settled run has the packs or sequences of its steps"
         return self.stated_items_per_step
 
     @property
@@ -170,6 +210,15 @@ class TrainingSection(RunLengthSection, CheckpointSection, BadStepsSection):
         return count
 
     @property
+    def step_size(self) -> StepSize:
+        """The size of a step and of a micro-batch; that of a step must be stated, or settled."""
+        return StepSize(
+            batching=self.batching,
+            items_per_step=self.items_per_step,
+            items_per_micro_batch=self.items_per_micro_batch,
+        )
+
+    @property
     def policy(self) -> AssignmentPolicy:
         """The assignment policy, with the default for null."""
         return self.assignment or default_policy(self.batching, self.layout)
@@ -182,6 +231,51 @@ class TrainingSection(RunLengthSection, CheckpointSection, BadStepsSection):
             "padded",
             "arrival",
         )
+
+    @property
+    def skipped(self) -> SkippedSteps:
+        """The skipped steps."""
+        return SkippedSteps.of(self.skip_steps)
+
+    @property
+    def planned_steps(self) -> int:
+        """The length of the schedule; `settle` computes it if the run file gives it in another unit."""
+        assert self.steps is not None, "a settled run has its steps"
+        return self.steps
+
+    @property
+    def last_step(self) -> int:
+        """The step at which this start of the run ends at the latest."""
+        return self.stop_after_steps or self.planned_steps
+
+    @field_validator("skip_steps", mode="before")
+    @classmethod
+    def _check_spans(cls, spans: Any) -> Any:
+        """Checks the spans with a single error message, where pydantic would give one for each possible form."""
+        example = "give steps and [first, last], from 1 on: [[400, 420], 1234]"
+        if not isinstance(spans, list | tuple):
+            raise ValueError(f"expected a list, found {spans!r}: {example}")
+        for span in spans:
+            ends = span if isinstance(span, list | tuple) and len(span) == 2 else [span, span]
+            if any(type(end) is not int or not 1 <= end <= MOST_STEPS for end in ends) or ends[0] > ends[1]:
+                raise ValueError(f"{span!r} is neither a step nor a span of steps: {example}")
+        return spans
+
+    @model_validator(mode="after")
+    def _check_length(self) -> "TrainingSection":
+        given = [f"{name}={value}" for name in LENGTHS if (value := getattr(self, name)) is not None]
+        if len(given) != 1:
+            raise ValueError(
+                f"expected exactly one of {', '.join(LENGTHS)}, found {' and '.join(given) or 'none'}: give one, and "
+                "set the others to null or leave them out"
+            )
+        is_evaluated = self.evaluate_every_steps is not None or self.evaluate_every_samples is not None
+        if self.target_accuracy is not None and not is_evaluated:
+            raise ValueError(
+                "target_accuracy is compared with evaluations, and there are none: set evaluate_every_steps or "
+                "evaluate_every_samples"
+            )
+        return self
 
     @model_validator(mode="after")
     def _check_counts(self) -> "TrainingSection":
@@ -250,9 +344,9 @@ class RunConfig(Section):
     """Details of the submission in an MLPerf log; null: no MLPerf log is written."""
 
     @model_validator(mode="after")
-    def _check(self) -> "RunConfig":
+    def _check_step(self) -> "RunConfig":
         training = self.training
-        # With fewer_accumulations only the adjusted packs_per_step must be divisible (`micro_batches_per_step`).
+        # With fewer_accumulations only the adjusted packs_per_step must be divisible (`settle`).
         items = training.stated_items_per_step
         is_final = training.packing_adjustment != "fewer_accumulations"
         if is_final and items is not None and items % training.items_per_micro_batch:
@@ -260,38 +354,116 @@ class RunConfig(Section):
                 f"training.{training.batching}_per_micro_batch ({training.items_per_micro_batch}) must divide "
                 f"training.{training.batching}_per_step ({items})"
             )
-        steps = training.steps
+        return self
+
+    @model_validator(mode="after")
+    def _check_length(self) -> "RunConfig":
+        """Checks numbers of steps, for runs whose length is in steps; `settle` makes those of the others."""
+        training, changes, steps = self.training, self.data.mixture_schedule, self.training.steps
+        if changes:
+            self._check_length_is_in_steps()
         if steps is None:
-            return self  # `resolve` validates the run again with its steps
+            return self
+        last_skipped = training.skipped.spans[-1][1] if training.skipped else 0
         if self.schedule.warmup_steps > steps:
             raise ValueError(f"schedule.warmup_steps ({self.schedule.warmup_steps}) is above training.steps ({steps})")
         if training.stop_after_steps is not None and training.stop_after_steps > steps:
             raise ValueError(
                 f"training.stop_after_steps ({training.stop_after_steps}) is above training.steps ({steps})"
             )
+        if last_skipped > steps:
+            raise ValueError(f"training.skip_steps names step {last_skipped}, above training.steps ({steps})")
+        if next(training.skipped.gaps(1, steps), None) is None:
+            raise ValueError(f"training.skip_steps leaves none of the {steps} steps to be trained")
+        if changes and changes[-1].step > steps:
+            raise ValueError(
+                f"data.mixture_schedule has an entry of step {changes[-1].step}, above training.steps ({steps})"
+            )
+        return self
+
+    def _check_length_is_in_steps(self) -> None:
+        """Refuses values that depend on an average over the mixture, which is unknown before its steps are."""
+        if self.training.steps is None:
+            raise ValueError(
+                "data.mixture_schedule is by steps, and the number of steps in epochs, samples or tokens depends on "
+                "it: give training.steps"
+            )
+        for key, off in {"tokens_per_step": None, "packing_adjustment": "none"}.items():
+            found = getattr(self.training, key)
+            if found != off:
+                raise ValueError(
+                    f"data.mixture_schedule is by steps, and training.{key} ({found}) makes other steps of them by the "
+                    f"average of a mixture that changes: set training.{key}={'null' if off is None else off}"
+                )
+        if self.model.denominators == "expected":
+            raise ValueError(
+                "model.loss_balancing expected divides by the average of an unchanging mixture, and "
+                "data.mixture_schedule changes it: set model.loss_balancing=exact"
+            )
+
+    @model_validator(mode="after")
+    def _check_validation_weights(self) -> "RunConfig":
+        weights = self.training.validation_weights
+        if weights is not None and not weights:
+            raise ValueError("training.validation_weights names no source: name those that count, or set it to null")
+        for name in weights or {}:
+            if name not in self.data.sources:
+                known = nearest(name, list(self.data.sources))
+                raise ValueError(f"training.validation_weights: there is no source '{name}'; {known}")
         return self
 
     @model_validator(mode="after")
-    def _check_steps(self) -> "RunConfig":
-        check_named_steps(self.training, self.data, self.model.denominators)
-        check_validation_weights(self.training.validation_weights, self.data)
-        if self.training.keep_best_checkpoint:
-            check_keep_policy(self.training, self.data, checkpoint_every_steps=self.training.checkpoint_every_steps)
+    def _check_best_checkpoint(self) -> "RunConfig":
+        """Checks that there can be a best checkpoint."""
+        training, policy = self.training, "training.keep_best_checkpoint"
+        if not training.keep_best_checkpoint:
+            return self
+        evaluated, saved, steps = training.evaluate_every_steps, training.checkpoint_every_steps, training.steps
+        if evaluated is None and training.evaluate_every_samples is None:
+            raise ValueError(
+                f"{policy} compares validation losses, and the model is never evaluated: set "
+                f"training.evaluate_every_steps, or {policy}=false"
+            )
+        if self.data.validation_fraction == 0.0:
+            raise ValueError(
+                f"{policy} compares validation losses, and nothing is held out: set data.validation_fraction, or "
+                f"{policy}=false"
+            )
+        if evaluated is None or saved is None or steps is None or training.evaluate_every_samples is not None:
+            return self
+        first = math.lcm(evaluated, saved)
+        if saved < steps < first:
+            raise ValueError(
+                f"{policy} compares checkpoints whose step is evaluated, and the first of them would be that of step "
+                f"{first}, above training.steps ({steps}): training.checkpoint_every_steps ({saved}) should be a "
+                f"multiple of training.evaluate_every_steps ({evaluated})"
+            )
         return self
 
     @model_validator(mode="after")
     def _check_optimizer(self) -> "RunConfig":
-        kind, adjustment, stage = self.optimizer.kind, self.training.packing_adjustment, self.deepspeed.zero_stage
-        check_sharding(self.optimizer, stage, compiles=self.training.compile)
-        if self.mlperf is not None and (kind != "lamb" or self.training.target_accuracy is None):
+        optimizer, training, stage = self.optimizer, self.training, self.deepspeed.zero_stage
+        if optimizer.needs_whole_tensors and not SHARDINGS[stage].updates_whole_tensors:
+            raise ValueError(
+                f"optimizer.kind {optimizer.kind} needs deepspeed.zero_stage=0, found {stage}: its trust ratios are "
+                "norms of whole tensors, and ZeRO cuts them up. Set deepspeed.zero_stage=0 or optimizer.kind=adamw"
+            )
+        if training.compile and SHARDINGS[stage].gathers_parameters:
+            raise ValueError(
+                f"training.compile is true at deepspeed.zero_stage={stage}, where DeepSpeed gathers the parameters of "
+                "each layer by hooks, which torch.compile cuts out of a block: set training.compile=false, or "
+                "deepspeed.zero_stage=2"
+            )
+        if self.mlperf is not None and (optimizer.kind != "lamb" or training.target_accuracy is None):
             raise ValueError(
                 "the section mlperf: requires optimizer.kind=lamb and a training.target_accuracy, because its log must "
-                f"hold their values; found {kind} and {self.training.target_accuracy}: set both, or leave mlperf out"
+                f"hold their values; found {optimizer.kind} and {training.target_accuracy}: set both, or leave mlperf "
+                "out"
             )
-        if adjustment == "lamb_betas" and kind != "lamb":
+        if training.packing_adjustment == "lamb_betas" and optimizer.kind != "lamb":
             raise ValueError(
-                f"training.packing_adjustment lamb_betas needs optimizer.kind=lamb, found {kind}: set that, or "
-                "training.packing_adjustment=fewer_accumulations, which works with any optimizer"
+                f"training.packing_adjustment lamb_betas needs optimizer.kind=lamb, found {optimizer.kind}: set that, "
+                "or training.packing_adjustment=fewer_accumulations, which works with any optimizer"
             )
         return self
 
@@ -303,7 +475,22 @@ class RunConfig(Section):
                 f"model.max_positions ({rows}) is below what the data needs ({self.positions_needed}): "
                 "data.recipe.max_sequence_length, or data.pack_length where model.reset_positions is false"
             )
-        check_layout(self.training.layout, self.attention, resets_positions=self.model.reset_positions)
+        return self
+
+    @model_validator(mode="after")
+    def _check_layout(self) -> "RunConfig":
+        layout, attention = self.training.layout, self.attention
+        of_packs = {"attention.isolate": attention.isolate, "model.reset_positions": self.model.reset_positions}
+        switched_off = [key for key, is_on in of_packs.items() if not is_on]
+        if switched_off and layout != "packed":
+            raise ValueError(
+                f"{switched_off[0]}: false applies to packs alone; training.layout must be packed, found {layout}"
+            )
+        if attention.backend in WHOLE_ROWS and layout == "unpadded":
+            raise ValueError(
+                f"attention.backend {attention.backend} computes whole rows, and training.layout unpadded has none of "
+                "equal length: set training.layout to packed or padded, or choose another backend"
+            )
         return self
 
     @model_validator(mode="after")
@@ -350,6 +537,11 @@ class RunConfig(Section):
         return self.model.positions_needed(
             max_sequence_length=self.data.recipe.max_sequence_length, pack_length=self.data.pack_length
         )
+
+    @property
+    def max_positions(self) -> int:
+        """Rows of the model's table of positions, if it has one."""
+        return self.model.max_positions or self.positions_needed
 
     @property
     def prepared_dir(self) -> Path:

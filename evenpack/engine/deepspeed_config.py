@@ -3,7 +3,6 @@
 from copy import deepcopy
 from typing import Any
 
-from evenpack.data.order import step_shape
 from evenpack.engine.config import DeepSpeedSection, TrainingSection
 from evenpack.engine.sharding import sharding_at
 from evenpack.errors import ConfigError
@@ -46,7 +45,7 @@ def deepspeed_config(training: TrainingSection, section: DeepSpeedSection, world
     derived: dict[str, Any] = {
         "train_batch_size": training.items_per_step,
         "train_micro_batch_size_per_gpu": training.items_per_micro_batch,
-        "gradient_accumulation_steps": micro_batches_per_step(training, world_size),
+        "gradient_accumulation_steps": training.step_size.micro_batches(world_size),
         **sharding_at(section.zero_stage).deepspeed_settings(training.gradient_clipping),
         # It would synchronise the device before and after each step.
         "timers": {"throughput": {"enabled": False}},
@@ -60,21 +59,6 @@ def deepspeed_config(training: TrainingSection, section: DeepSpeedSection, world
         }
     _refuse_known(section.extra)
     return _merged(derived, section.extra)
-
-
-def micro_batches_per_step(training: TrainingSection, world_size: int) -> int:
-    """Returns the micro-batches of each rank in each step (DeepSpeed's gradient accumulation).
-
-    Raises: ConfigError with valid values, if the packs or sequences of a step cannot be divided evenly.
-    """
-    step, micro_batch = training.items_per_step, training.items_per_micro_batch
-    try:
-        return step_shape.micro_batches_per_step(step, micro_batch, batching=training.batching, ranks=world_size)
-    except ConfigError as error:
-        if training.packing_adjustment != "fewer_accumulations":
-            raise
-        made = f"training.packing_adjustment made packs_per_step {step} of the run file's"
-        raise ConfigError(f"{error} ({made})") from error
 
 
 def _refuse_known(extra: dict[str, Any]) -> None:

@@ -16,6 +16,7 @@ from rich.table import Table
 from evenpack import console
 from evenpack.config import Section
 from evenpack.data.checksums import checksum_of_json
+from evenpack.differences import differences
 from evenpack.errors import ConfigError, DataError
 from evenpack.files import read_json_object, write_json
 
@@ -86,9 +87,7 @@ class ResultFolder:
         if found is None:
             raise ConfigError(f"{path} is not readable JSON: remove the folder or give another run.output_dir")
         wrong = [
-            f"{key}: {found.get(key)!r} there, {settings.get(key)!r} here"
-            for key in sorted(found.keys() | settings.keys())
-            if found.get(key) != settings.get(key)
+            f"{key}: {there!r} there, {here!r} here" for key, (there, here) in differences(found, settings).items()
         ]
         if wrong:
             raise ConfigError(

@@ -22,7 +22,7 @@ from evenpack.data.sources.kinds import open_corpus
 from evenpack.data.sources.lines import JSONL_SUFFIXES, SourceReader
 from evenpack.data.tokenizers.tokenizer import Tokenizer
 from evenpack.engine.config import RunConfig
-from evenpack.engine.resolving.step_items import epochs_of_steps, implausible_epochs
+from evenpack.engine.resolving.data_facts import epochs_of_steps, implausible_epochs
 from evenpack.errors import ConfigError, DataError
 
 _SUFFIXES = {

@@ -32,7 +32,7 @@ from evenpack.engine.checkpoints.weights import (
     require_same_network,
     saved_model_section,
 )
-from evenpack.engine.config import RunConfig
+from evenpack.engine.config import LENGTHS, RunConfig
 from evenpack.engine.evaluate import SourceEvaluation, aggregate_loss, evaluate_model
 from evenpack.engine.optimizers.config import ScheduleSection
 from evenpack.engine.resolving.resolve import ResolvedRun, open_run
@@ -268,7 +268,7 @@ def _data(data: DataConfig, sources: dict[str, Source], directory: Path) -> Data
 def _one_step(config: RunConfig) -> dict[str, object]:
     """Returns sections of a run of one step: a file may hold less than a step, or an epoch, of the training."""
     training = config.training
-    lengths = dict.fromkeys(("epochs", "max_samples", "tokens", "chinchilla_ratio", "stop_after_steps"))
+    lengths = dict.fromkeys((*LENGTHS, "stop_after_steps"))
     step = {f"{training.batching}_per_step": training.items_per_micro_batch, "tokens_per_step": None, "steps": 1}
     off = {
         "packing_adjustment": "none",

@@ -16,12 +16,11 @@ from evenpack import console
 from evenpack.console import pairs, percent
 from evenpack.data.order.step_shape import AssignmentPolicy, Batching, Layout
 from evenpack.data.prepare.verification import explained_damage
-from evenpack.engine.config import RunConfig, RunSection
+from evenpack.engine.config import CHINCHILLA_RATIO, RunConfig, RunSection
 from evenpack.engine.deepspeed_config import deepspeed_config
 from evenpack.engine.reporting.config import require_trackers
+from evenpack.engine.resolving.data_facts import implausible_epochs, items_of_an_epoch
 from evenpack.engine.resolving.resolve import ResolvedRun, open_run, require_trainable
-from evenpack.engine.resolving.run_length import CHINCHILLA_RATIO
-from evenpack.engine.resolving.step_items import implausible_epochs, items_of_an_epoch
 from evenpack.engine.sharding import sharding_at
 from evenpack.errors import ConfigError, DataError
 from evenpack.files import read_json_object
@@ -160,7 +159,7 @@ def _plan(run: ResolvedRun, *, ranks: int, device: "DevicePeak | None") -> Train
         epochs_of_all=items / sum(counts.values()),
         packing_efficiency=item.fill,
         packing_factor=float(item.sequences),
-        packing_adjustment=run.adjustment,
+        packing_adjustment=run.settled.adjustment,
         gradient_clipping=_clipping(run.config),
         memory=run_memory(run.config, item, vocabulary_size=prepared.vocabulary_size, ranks=ranks, device=device),
         deepspeed=settings,

@@ -6,7 +6,7 @@ from typing import Any
 
 import yaml
 
-from evenpack.config import validate
+from evenpack.config import validate, with_values
 from evenpack.data.prepare.prepare import prepare
 from evenpack.engine.config import RunConfig
 
@@ -87,7 +87,7 @@ def run_config(values: Mapping[str, Any]) -> RunConfig:
 
 def changed(config: RunConfig, **sections: Mapping[str, Any]) -> RunConfig:
     """Returns the same run with some values changed, key by key. Raises: ConfigError."""
-    return run_config(_replaced(config.model_dump(), sections))
+    return with_values(config, sections, origin="the run file")
 
 
 def prepared(config: RunConfig) -> RunConfig:

@@ -4,6 +4,7 @@ import json
 import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from fractions import Fraction
 from functools import cache, partial
 from pathlib import Path
 
@@ -26,8 +27,9 @@ from evenpack.engine.build import build
 from evenpack.engine.config import RunConfig
 from evenpack.engine.engine import TrainingEngine
 from evenpack.engine.reporting.metrics import read_metrics
-from evenpack.engine.resolving.packing_adjustment import adjust_to_packing
+from evenpack.engine.resolving.data_facts import AverageItem, DataFacts
 from evenpack.engine.resolving.resolve import open_run
+from evenpack.engine.resolving.settle import settle
 from evenpack.engine.train import train_in
 from evenpack.engine.world.distributed import World
 from evenpack.errors import CheckpointError
@@ -259,6 +261,11 @@ def test_adjusted_runs_say_what_they_do_and_resume_as_they_began(config: RunConf
     check_fewer_accumulations(*fewer)
 
 
+def settled_again(config: RunConfig, factor: float) -> RunConfig:
+    item = AverageItem(sequences=Fraction(factor), tokens=Fraction(1), row_slots=config.data.pack_length)
+    return settle(config, DataFacts(item=item, items_per_epoch=None, vocabulary_size=100)).config
+
+
 def check_packed_betas(straight: RunConfig, stopped: RunConfig, line: str) -> None:
     factor = float(line.split()[4])
     assert 1.5 < factor < 4.0
@@ -273,7 +280,7 @@ def check_packed_betas(straight: RunConfig, stopped: RunConfig, line: str) -> No
     assert saved["optimizer"]["beta2"] == pytest.approx(0.999**factor, rel=1e-3)
     assert saved["optimizer"]["learning_rate"] == straight.optimizer.learning_rate
     again = RunConfig.model_validate(saved)
-    assert adjust_to_packing(again, packing_factor=factor).config == again, "nothing is adjusted twice"
+    assert settled_again(again, factor) == again, "nothing is adjusted twice"
     assert records(straight)[-1][2] == pytest.approx(straight.optimizer.learning_rate / steps), "falls over fewer steps"
 
 
@@ -287,6 +294,6 @@ def check_fewer_accumulations(straight: RunConfig, stopped: RunConfig) -> None:
     losses = [record[1] for record in whole]
     assert [record[1] for record in halves] == pytest.approx(losses, rel=1e-5), "in smaller micro-batches"
     again = RunConfig.model_validate(saved_run_file(straight, 5))
-    assert adjust_to_packing(again, packing_factor=2.0).config == again, "nothing is adjusted twice"
+    assert settled_again(again, 2.0) == again, "nothing is adjusted twice"
     slots = [record["slots"] for record in read_metrics(straight.run.output_dir / "metrics.jsonl")]
     assert slots == [packs * straight.data.pack_length] * 5

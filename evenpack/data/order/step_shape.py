@@ -52,18 +52,49 @@ class CostWeights:
 
 
 @dataclass(frozen=True, kw_only=True)
-class StepShape:
-    """How every step of a run is formed, whatever the number of ranks.
-
-    Made once, by `engine/resolving/resolve.py`, from the run file, the prepared data and the model family, and
-    passed on whole.
-    """
+class StepSize:
+    """How many items a step has, and how it is divided among ranks."""
 
     batching: Batching
     items_per_step: int
     """Packs or sequences of one optimizer update over all ranks."""
     items_per_micro_batch: int
     """Items that a rank computes at once; an average, where the policy is `max_tokens`."""
+
+    def micro_batches(self, ranks: int) -> int:
+        """Returns the micro-batches of each rank in each step (gradient accumulation).
+
+        Raises: ConfigError with valid values, if the items of a step cannot be divided evenly.
+        """
+        step, micro_batch, items = self.items_per_step, self.items_per_micro_batch, self.batching
+        micro_batches, rest = divmod(step, ranks * micro_batch)
+        if rest == 0:
+            return micro_batches
+        sizes = "no number of ranks is valid"
+        if step % micro_batch == 0:
+            sizes = f"the number of ranks can be {_listed(divisors(step // micro_batch))}"
+        remedy = f"no {items}_per_micro_batch helps {ranks} ranks: only a new run may have another {items}_per_step"
+        choices = self.micro_batch_choices(ranks)
+        if choices:
+            remedy = f"{ranks} ranks can do {items}_per_micro_batch {_listed(choices)}"
+        raise ConfigError(
+            f"{ranks} ranks x training.{items}_per_micro_batch ({micro_batch}) must divide training.{items}_per_step "
+            f"({step}), so that every rank gets the same number of {items}. With this {items}_per_micro_batch "
+            f"{sizes}; {remedy}"
+        )
+
+    def micro_batch_choices(self, ranks: int) -> list[int]:
+        """Returns the values of `items_per_micro_batch` with which so many ranks can divide a step; none may do."""
+        return [] if self.items_per_step % ranks else divisors(self.items_per_step // ranks)
+
+
+@dataclass(frozen=True, kw_only=True)
+class StepShape(StepSize):
+    """How every step of a run is formed, whatever the number of ranks.
+
+    Made once, by `engine/resolving/resolve.py`, from the run file, the prepared data and the model family.
+    """
+
     layout: Layout
     isolate: bool
     """False, for study and in the packed layout alone: all sequences of a pack are one segment."""
@@ -75,15 +106,6 @@ class StepShape:
     balances_each_micro_batch: bool
     """Whether ranks synchronise in each micro-batch and not only in each step; depends on the sharding."""
 
-    def micro_batches(self, ranks: int) -> int:
-        """Micro-batches of each rank in each step (gradient accumulation).
-
-        Raises: ConfigError, see `micro_batches_per_step`.
-        """
-        return micro_batches_per_step(
-            self.items_per_step, self.items_per_micro_batch, batching=self.batching, ranks=ranks
-        )
-
 
 def default_policy(batching: Batching, layout: Layout) -> AssignmentPolicy:
     """Returns the policy for a run file that names none.
@@ -93,27 +115,10 @@ def default_policy(batching: Batching, layout: Layout) -> AssignmentPolicy:
     return "arrival" if (batching, layout) == ("sequences", "padded") else "cost_balanced"
 
 
-def micro_batches_per_step(items_per_step: int, items_per_micro_batch: int, *, batching: Batching, ranks: int) -> int:
-    """Returns the micro-batches of each rank in each step (gradient accumulation).
-
-    Raises: ConfigError with valid values, if the items of a step cannot be divided evenly.
-    """
-    step, micro_batch, items = items_per_step, items_per_micro_batch, batching
-    accumulation, rest = divmod(step, ranks * micro_batch)
-    if rest == 0:
-        return accumulation
-    sizes = "no number of ranks is valid"
-    if step % micro_batch == 0:
-        sizes = f"the number of ranks can be {_divisors(step // micro_batch)}"
-    remedy = f"{ranks} ranks can do {items}_per_micro_batch {_divisors(step // ranks)}"
-    if step % ranks:
-        remedy = f"no {items}_per_micro_batch helps {ranks} ranks: only a new run may have another {items}_per_step"
-    raise ConfigError(
-        f"{ranks} ranks x training.{items}_per_micro_batch ({micro_batch}) must divide training.{items}_per_step "
-        f"({step}), so that every rank gets the same number of {items}. With this {items}_per_micro_batch "
-        f"{sizes}; {remedy}"
-    )
+def divisors(number: int) -> list[int]:
+    """Returns the divisors of a number, 1 and itself included, from the least to the largest."""
+    return [candidate for candidate in range(1, number + 1) if number % candidate == 0]
 
 
-def _divisors(number: int) -> str:
-    return ", ".join(str(candidate) for candidate in range(1, number + 1) if number % candidate == 0)
+def _listed(numbers: list[int]) -> str:
+    return ", ".join(map(str, numbers))

@@ -1,6 +1,7 @@
 """The changes that a run may and may not have when it is resumed from a checkpoint."""
 
 import logging
+from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,8 @@ from evenpack.config import Section
 from evenpack.data.config import DataConfig
 from evenpack.data.order.skipped_steps import SkippedSteps
 from evenpack.data.order.step_shape import CostWeights
-from evenpack.engine.checkpoints.files import TrainState, find_changed_keys
+from evenpack.differences import differences
+from evenpack.engine.checkpoints.files import TrainState
 from evenpack.engine.config import RunConfig
 from evenpack.errors import CheckpointError
 
@@ -19,9 +21,6 @@ log = logging.getLogger(__name__)
 
 _SAFE_MODEL_KEYS = ("model.dropout", "model.attention_dropout", "model.activation_checkpointing")
 """Keys that may change within a run, because they do not change the meaning of the weights."""
-
-_PACKING_ADJUSTMENT = "training.packing_adjustment"
-"""The key that is visible in the values that it has changed, which are compared."""
 
 _INITIAL_WEIGHTS = "training.initialize_from"
 """The key that has no effect on a run with a checkpoint."""
@@ -57,11 +56,10 @@ def require_fingerprint(state: TrainState, fingerprint: str, config: dict[str, A
     saved, batching = state.config.get("run", {}), state.config.get("training", {}).get("batching", "packs")
     changed = {
         key: pair
-        for key, pair in find_changed_keys(with_defaults(state.config), config).items()
+        for key, pair in differences(with_defaults(state.config), config).items()
         if key.startswith(_OF_THE_FINGERPRINT) and not key.endswith(_NOT_OF_THE_FINGERPRINT)
     }
-    lines = [f"  {key}: {before} -> {now}" for key, (before, now) in changed.items()]
-    finding = "\n".join(["The run file has changed in", *lines]) if lines else "The run file has not changed in them."
+    finding = f"The run file has changed in\n{_lines(changed)}" if changed else "The run file has not changed in them."
     raise CheckpointError(
         f"the checkpoint at step {state.step} of run '{saved.get('name')}' (seed {saved.get('seed')}, steps of "
         f"{batching}) was trained on data with fingerprint {state.fingerprint}, this run's data, seed and "
@@ -95,19 +93,19 @@ def _shown(weights: dict[str, int] | None) -> str:
     return "not there" if weights is None else ", ".join(f"{name} {weight}" for name, weight in weights.items())
 
 
-def compare_run_files(state: TrainState, config: dict[str, Any]) -> None:
+def compare_run_files(state: TrainState, config: dict[str, Any], *, has_fewer_accumulations: bool = False) -> None:
     """Logs the changes of the run file since the checkpoint once, and refuses steps of another size.
 
     A key that the checkpoint's run file lacks did not exist when it was saved: it counts as having had its default.
 
     Args:
-        config: the resolved and adjusted run file as JSON values, as in `TrainState`.
+        config: the settled run file as JSON values, as in `TrainState`.
+        has_fewer_accumulations: whether its step was computed by that packing adjustment; for the message.
 
     Raises: CheckpointError if the checkpoint is of steps of another size, other skipped ones, another optimizer or
     model structure.
     """
-    changed = find_changed_keys(with_defaults(state.config), config)
-    changed.pop(_PACKING_ADJUSTMENT, None)
+    changed = differences(with_defaults(state.config), config)
     _log_unused_initial_weights(state, *changed.pop(_INITIAL_WEIGHTS, (None, None)))
     keeps_weights = kept_cost_weights(state, config["training"].get("layout")) is not None
     if keeps_weights and changed.pop(_COST_MODEL, None) is not None:
@@ -118,7 +116,7 @@ def compare_run_files(state: TrainState, config: dict[str, Any]) -> None:
             config["training"][_COST_MODEL.partition(".")[2]],
             ", ".join(f"{name} {weight:g}" for name, weight in asdict(state.cost_weights).items()),
         )
-    _require_step_size(state, config["training"])
+    _require_step_size(state, config["training"], has_fewer_accumulations=has_fewer_accumulations)
     _require_skipped_steps(state, config["training"])
     network = {
         key: change
@@ -126,15 +124,16 @@ def compare_run_files(state: TrainState, config: dict[str, Any]) -> None:
         if key == "optimizer.kind" or (key.startswith("model.") and key not in _SAFE_MODEL_KEYS)
     }
     if network:
-        lines = [f"  {key}: {before} -> {now}" for key, (before, now) in network.items()]
         raise CheckpointError(
-            "the checkpoint is of another network or optimizer than the run file:\n"
-            + "\n".join(lines)
-            + "\nRestore these values, or choose another run.output_dir to start again."
+            f"the checkpoint is of another network or optimizer than the run file:\n{_lines(network)}\n"
+            "Restore these values, or choose another run.output_dir to start again."
         )
     if changed:
-        lines = [f"  {key}: {before} -> {now}" for key, (before, now) in changed.items()]
-        log.info("the run file has changed since step %d and applies from here on:\n%s", state.step, "\n".join(lines))
+        log.info("the run file has changed since step %d and applies from here on:\n%s", state.step, _lines(changed))
+
+
+def _lines(changed: Mapping[str, tuple[Any, Any]]) -> str:
+    return "\n".join(f"  {key}: {before} -> {now}" for key, (before, now) in changed.items())
 
 
 def with_defaults(saved: dict[str, Any], schema: type[Section] = RunConfig) -> dict[str, Any]:
@@ -145,7 +144,7 @@ def with_defaults(saved: dict[str, Any], schema: type[Section] = RunConfig) -> d
         return saved
 
 
-def _require_step_size(state: TrainState, training: dict[str, Any]) -> None:
+def _require_step_size(state: TrainState, training: dict[str, Any], *, has_fewer_accumulations: bool) -> None:
     """Compares step sizes. Raises: CheckpointError unless step n + 1 begins where step n of the checkpoint ended."""
     saved = state.config.get("training", {})
     batching = training.get("batching", "packs")  # older checkpoints do not contain it
@@ -160,7 +159,7 @@ def _require_step_size(state: TrainState, training: dict[str, Any]) -> None:
             "left out. Restore it, or choose another run.output_dir to start again."
         )
     remedy = f"Set training.{key}={before}"
-    if training.get("packing_adjustment") == "fewer_accumulations":
+    if has_fewer_accumulations:
         remedy = "Restore the training.packs_per_step and packing_adjustment with which the run began"
     raise CheckpointError(
         f"the checkpoint has done {state.step} steps of {before} {batching}, this run's training.{key} is "

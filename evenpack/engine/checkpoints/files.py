@@ -255,22 +255,6 @@ def remove_checkpoint(path: Path) -> bool:
     return not path.exists()
 
 
-def find_changed_keys(saved: dict[str, Any], present: dict[str, Any]) -> dict[str, tuple[Any, Any]]:
-    """Returns dotted keys whose values differ between two resolved run files: key -> (saved, present).
-
-    Absent is None.
-    """
-    changed: dict[str, tuple[Any, Any]] = {}
-    for key in sorted(saved.keys() | present.keys()):
-        old, new = saved.get(key), present.get(key)
-        if isinstance(old, dict) and isinstance(new, dict):
-            inner = find_changed_keys(old, new)
-            changed |= {f"{key}.{name}": values for name, values in inner.items()}
-        elif old != new:
-            changed[key] = (old, new)
-    return changed
-
-
 def _require_format(found: int) -> None:
     if found > FORMAT:
         raise CheckpointError(

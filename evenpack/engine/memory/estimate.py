@@ -13,10 +13,9 @@ import numpy as np
 
 from evenpack.data.sequences.masking import masked_count
 from evenpack.engine.config import RunConfig
-from evenpack.engine.deepspeed_config import deepspeed_config, micro_batches_per_step
+from evenpack.engine.deepspeed_config import deepspeed_config
 from evenpack.engine.memory.phases import TrainingMemory, estimate_training_memory
-from evenpack.engine.resolving.settle import positions_of
-from evenpack.engine.resolving.step_items import AverageItem
+from evenpack.engine.resolving.data_facts import AverageItem
 from evenpack.engine.sharding import sharding_at
 from evenpack.engine.sharding.base import SavedBytes, StateSizes
 from evenpack.models.common.device_peaks import DevicePeak
@@ -95,17 +94,17 @@ def training_memory(config: RunConfig, size: MicroBatchSize, *, vocabulary_size:
     return estimate_training_memory(
         config.model,
         vocabulary_size=vocabulary_size,
-        max_positions=positions_of(config),
+        max_positions=config.max_positions,
         slots=size.slots,
         head_rows=size.head_rows,
         number_bytes=_number_bytes(config),
-        accumulates=micro_batches_per_step(config.training, ranks) > 1,
+        accumulates=config.training.step_size.micro_batches(ranks) > 1,
         state=sharding_at(config.deepspeed.zero_stage).state_bytes(state, settings),
     )
 
 
 def _state_sizes(config: RunConfig, *, vocabulary_size: int, ranks: int) -> StateSizes:
-    sizes = model_sizes(config.model, vocabulary_size=vocabulary_size, max_positions=positions_of(config))
+    sizes = model_sizes(config.model, vocabulary_size=vocabulary_size, max_positions=config.max_positions)
     return StateSizes(
         parameters=sizes.parameters,
         largest_tensor=vocabulary_size * config.model.shape["hidden_size"],
@@ -197,10 +196,7 @@ class _Search:
 
     def largest(self, config: RunConfig, *overrides: str) -> FittingSettings | None:
         """Returns the largest micro-batch that fits, of those that divide the step on these ranks."""
-        each = config.training.items_per_step // self.ranks
-        for items in range(each, 0, -1):
-            if each % items:
-                continue
+        for items in reversed(config.training.step_size.micro_batch_choices(self.ranks)):
             changed = with_micro_batch(config, items)
             size = micro_batch_size(changed, self.item)
             memory = training_memory(changed, size, vocabulary_size=self.vocabulary_size, ranks=self.ranks)

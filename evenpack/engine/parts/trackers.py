@@ -86,7 +86,7 @@ class Trackers(Part):
         run_log = RunLog(
             name=run.config.run.name,
             output_dir=run.config.run.output_dir,
-            config=run.resolved.settled_config.model_dump(mode="json"),
+            config=run.resolved.config.model_dump(mode="json"),
             first_step=run.first_step,
         )
         return cls(section, run_log)

@@ -80,7 +80,7 @@ def write_start(run: "Run") -> None:
         date=datetime.now(UTC).isoformat(timespec="seconds"),
     )
     record = RunRecord(
-        config=run.resolved.settled_config.model_dump(mode="json"),
+        config=run.resolved.config.model_dump(mode="json"),
         data=DataIdentity(
             fingerprint=prepared.fingerprint(seed=0),
             tokenizer=prepared.manifest.tokenizer.checksum,

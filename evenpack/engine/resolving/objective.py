@@ -11,7 +11,7 @@ from evenpack.data.prepared import PreparedData
 from evenpack.data.recipes import ConcatRecipe, DocumentsRecipe, MaskingConfig, PaddingRecipe, Recipe
 from evenpack.data.sequences import MaskedPairsView
 from evenpack.data.sequences.masking import masked_count
-from evenpack.engine.resolving.step_items import average_item, items_of_an_epoch
+from evenpack.engine.resolving.data_facts import average_item, items_of_an_epoch
 from evenpack.losses import MASKED_TOKEN, NEXT_SENTENCE
 from evenpack.models.common.losses import Denominators, exact_denominators, expected_denominators
 from evenpack.models.config import ModelConfig

@@ -5,6 +5,7 @@ is imported where it is used: `evenpack train` checks a run without it.
 """
 
 import logging
+import math
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from functools import cached_property
@@ -14,14 +15,12 @@ from typing import TYPE_CHECKING
 from evenpack.data.order.mixture import MixtureSchedule
 from evenpack.data.order.step_shape import CostWeights, StepShape
 from evenpack.data.prepared import PreparedData
-from evenpack.engine.config import RunConfig
+from evenpack.engine.config import RunConfig, TrainingSection
 from evenpack.engine.reporting.config import require_mlperf_logging
 from evenpack.engine.resolving.cost_model import CostModel
 from evenpack.engine.resolving.cost_weights import operation_weights, read_cost_model
-from evenpack.engine.resolving.run_length import is_evaluation_due
-from evenpack.engine.resolving.settle import parameters_of, settled_micro_batches
-from evenpack.engine.resolving.settle_over import settle_over
-from evenpack.engine.resolving.step_items import AverageItem, average_item, drawn_shares, items_of_an_epoch
+from evenpack.engine.resolving.data_facts import AverageItem, average_item, drawn_shares, items_of_an_epoch
+from evenpack.engine.resolving.settle import SettledRun, parameters_of, settle_prepared
 from evenpack.engine.sharding import sharding_at
 from evenpack.errors import ConfigError
 from evenpack.kernels.config import WHOLE_ROWS
@@ -42,15 +41,13 @@ class ResolvedRun:
     """The settings of a run that depend neither on the ranks nor on a checkpoint."""
 
     config: RunConfig
-    """The run file, with the numbers adjusted by `training.packing_adjustment`."""
+    """The run file in packs (or sequences) and steps."""
+    settled: SettledRun
+    """How they were computed."""
     prepared: PreparedData
     shape: StepShape
     cost_model: CostModel | None
     """The source of the cost weights; None: the model's operations."""
-    adjustment: tuple[str, ...]
-    """Log lines: changes by `training.packing_adjustment`, and the steps computed from tokens and run length."""
-    tokens_per_step: int | None
-    """Tokens of a step as given in the run file; None if it gives packs or sequences."""
 
     @cached_property
     def objective(self) -> "Objective":
@@ -97,11 +94,6 @@ class ResolvedRun:
         return self.shape.items_per_step * self.item.sequences
 
     @property
-    def max_positions(self) -> int:
-        """Number of rows of a learned position table."""
-        return self.config.model.max_positions or self.config.positions_needed
-
-    @property
     def parameters(self) -> int:
         """Number of the model's parameters; see `parameters_of`."""
         return parameters_of(self.config, self.prepared.vocabulary_size)
@@ -111,13 +103,7 @@ class ResolvedRun:
 
         Raises: ConfigError, with the valid choices, if a step cannot be divided among the ranks.
         """
-        return settled_micro_batches(self.config.training, self.item, ranks, asked=self.tokens_per_step)
-
-    @property
-    def settled_config(self) -> RunConfig:
-        """The run file with all adjustments applied and switched off, so that training with it gives the same run."""
-        training = self.config.training.model_copy(update={"packing_adjustment": "none"})
-        return self.config.model_copy(update={"training": training})
+        return self.settled.micro_batches(ranks)
 
     @property
     def evaluation_shape(self) -> StepShape:
@@ -143,7 +129,7 @@ class ResolvedRun:
         )
 
     def is_evaluation_due(self, step: int) -> bool:
-        """Whether the model is evaluated after `step` updates; see `run_length.is_evaluation_due`."""
+        """Whether the model is evaluated after `step` updates; see the function."""
         return is_evaluation_due(self.config.training, step, samples_per_step=self.samples_per_step)
 
     def with_cost_weights(self, weights: CostWeights) -> "ResolvedRun":
@@ -191,23 +177,20 @@ def open_run(config: RunConfig) -> ResolvedRun:
 
 
 def resolve(config: RunConfig, prepared: PreparedData) -> ResolvedRun:
-    """Applies the packing adjustment, reads the cost model and decides how steps are formed.
+    """Settles the run file, reads the cost model and decides how steps are formed.
 
-    Raises: ConfigError if `training.packing_adjustment` is impossible, or if the cost model was measured on another
+    Raises: ConfigError if a value of the run file cannot be settled, or if the cost model was measured on another
     model or layout and is refused then; DataError if there is nothing to train on.
     """
-    tokens_per_step = config.training.tokens_per_step
-    config, adjustment = settle_over(config, prepared)
-    training = config.training
+    settled = settle_prepared(config, prepared)
+    config, training = settled.config, settled.config.training
     cost_model = read_cost_model(training, config.model)
     if cost_model is None:
         weights = operation_weights(config.model, config.masking, prepared, layout=training.layout)
     else:
         weights = cost_model.cost_weights
     shape = StepShape(
-        batching=training.batching,
-        items_per_step=training.items_per_step,
-        items_per_micro_batch=training.items_per_micro_batch,
+        **vars(training.step_size),
         layout=training.layout,
         isolate=config.attention.isolate,
         reset_positions=config.model.reset_positions,
@@ -224,11 +207,10 @@ def resolve(config: RunConfig, prepared: PreparedData) -> ResolvedRun:
         )
     return ResolvedRun(
         config=config,
+        settled=settled,
         prepared=prepared,
         shape=shape,
         cost_model=cost_model,
-        adjustment=adjustment,
-        tokens_per_step=tokens_per_step,
     )
 
 
@@ -296,10 +278,32 @@ def exceeded_epochs(run: ResolvedRun) -> str | None:
     )
 
 
+def is_evaluation_due(training: TrainingSection, step: int, *, samples_per_step: Fraction) -> bool:
+    """Returns whether the model is evaluated after `step` updates; the end of the schedule is included if any is.
+
+    A stop before the end adds no evaluation, so that a run that was stopped and resumed has the same log as another.
+    """
+    every = training.evaluate_every_samples
+    is_last = step == training.planned_steps
+    if every is None:
+        steps = training.evaluate_every_steps
+        return steps is not None and (is_last or step % steps == 0)
+    if is_last:
+        return True
+    if every == "mlperf":
+        every = mlperf_evaluation_interval(float(samples_per_step))
+    return math.floor(step * samples_per_step / every) > math.floor((step - 1) * samples_per_step / every)
+
+
+def mlperf_evaluation_interval(samples_per_step: float) -> int:
+    """Returns the samples between two evaluations of MLPerf's BERT: floor(0.05 (230.23 batch + 3e6) / 25000) 25000."""
+    return math.floor(0.05 * (230.23 * samples_per_step + 3_000_000) / 25_000) * 25_000
+
+
 def announce(run: ResolvedRun) -> None:
     """Logs the adjustments and warns of settings that are for study only."""
-    if run.adjustment:
-        log.info("%s", "\n  ".join(run.adjustment))
+    if run.settled.adjustment:
+        log.info("%s", "\n  ".join(run.settled.adjustment))
     switches = study_switches(run.config.model, run.config.attention) | run.config.data.study_switches
     for switch, meaning in switches.items():
         log.warning("FOR STUDY ONLY: %s: %s", switch, meaning)

@@ -1,79 +1,172 @@
-"""Values of a run file that depend on its data and model: the packs of a step, and the steps of the run.
+"""Settles a run file: what depends on its data and its model becomes packs (or sequences) of a step, and steps.
 
-A run file may give a step in tokens, and the length in epochs, samples, tokens or tokens per parameter. Here they are
-converted to packs (or sequences) and steps, once, with a line for people on each result. Nothing here opens prepared
-data, so that a budget can be computed before there is any.
+    training.tokens_per_step                            -> packs or sequences of a step
+    training.packing_adjustment                         -> the step, or LAMB's betas, steps and warm-up
+    epochs, max_samples, tokens or chinchilla_ratio     -> steps
+
+All of it is computed in one pass, with a line for people on each result, and the run is validated once with the new
+values. Nothing here opens prepared data, so that a budget can be computed before there is any; and nothing depends on
+ranks, so that every split of the run, and every process that resumes it, computes the same values.
+
+A pack holds p sequences on average, the packing factor, so a step of as many packs as there were sequences is a batch
+p times as large. `training.packing_adjustment` chooses the correction (PackedBERT, section 3.3):
+
+    fewer_accumulations   packs_per_step / p, and so as much less accumulation; the batch and everything else stays
+    lamb_betas            beta1**p and beta2**p; steps / p and warmup_steps / p, since a step takes p times the data
+
+The learning rate is never scaled: the paper found that slower.
 """
 
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass, field
 from fractions import Fraction
+from typing import Any
 
-from evenpack.config import validate
-from evenpack.engine.config import RunConfig, TrainingSection
-from evenpack.engine.deepspeed_config import micro_batches_per_step
-from evenpack.engine.resolving.packing_adjustment import adjust_to_packing
-from evenpack.engine.resolving.run_length import LENGTHS, StepContents, steps_of
-from evenpack.engine.resolving.step_items import AverageItem
+from evenpack.config import with_values
+from evenpack.data.order.step_shape import divisors
+from evenpack.data.prepared import PreparedData
+from evenpack.engine.config import LENGTHS, RunConfig, TrainingSection
+from evenpack.engine.resolving.data_facts import AverageItem, DataFacts
 from evenpack.errors import ConfigError
 from evenpack.models.cost import parameter_count
 
-_NEAR = Fraction(1, 50)
-"""A step within this fraction is near enough, if more numbers of ranks divide it."""
+_NEAR_TOKENS = Fraction(1, 50)
+"""A step within this fraction of the requested tokens is near enough, if more numbers of ranks divide it."""
+
+_NEAR_BATCH = 0.05
+"""A batch within this fraction of the one without packing is near enough, if ranks and micro-batches divide it better.
+"""
 
 _FAR = Fraction(1, 4)
 """A step that differs by more is not the requested one."""
 
 
-def parameters_of(config: RunConfig, vocabulary_size: int) -> int:
-    """Returns the parameters of the run's model; an output matrix that is the token embedding counts once."""
-    return parameter_count(config.model, vocabulary_size=vocabulary_size, max_positions=positions_of(config))
+@dataclass(frozen=True, kw_only=True)
+class SettledRun:
+    """A run in packs (or sequences) and steps."""
+
+    stated: RunConfig
+    """The run file."""
+    facts: DataFacts | None
+    """What the computed values depend on; None if there are none, since the run file states all values itself."""
+    config: RunConfig
+    """The run file with the computed values and without the keys from which they were computed, so that training with
+    it gives the same run."""
+    adjustment: tuple[str, ...]
+    """Lines for people: what was computed, with old and new values and the effect of rounding. Empty if nothing was."""
+
+    @classmethod
+    def as_stated(cls, config: RunConfig) -> "SettledRun":
+        """Returns a run whose file states all values itself."""
+        return cls(stated=config, facts=None, config=config, adjustment=())
+
+    @property
+    def has_fewer_accumulations(self) -> bool:
+        """Whether `training.packing_adjustment` has made the step smaller than the run file's."""
+        return self.stated.training.packing_adjustment == "fewer_accumulations"
+
+    def micro_batches(self, ranks: int) -> int:
+        """Returns the micro-batches of each rank in each step.
+
+        Raises: ConfigError, if the ranks cannot divide a step, with valid values; in tokens too if the run file gives
+        the step in tokens.
+        """
+        size = self.config.training.step_size
+        try:
+            return size.micro_batches(ranks)
+        except ConfigError as error:
+            raise ConfigError(self._explained(str(error), ranks * size.items_per_micro_batch, ranks)) from error
+
+    def _explained(self, error: str, share: int, ranks: int) -> str:
+        """Returns the message with the value of the run file from which the step was computed, if it was.
+
+        Args:
+            share: packs or sequences of one micro-batch on every rank.
+        """
+        asked, training = self.stated.training, self.config.training
+        kind, items = training.batching, training.items_per_step
+        if self.has_fewer_accumulations:
+            made = f"training.packing_adjustment made packs_per_step {items} of the run file's {asked.items_per_step}"
+            return f"{error} ({made})"
+        if asked.tokens_per_step is None or self.facts is None:
+            return error
+        problem = "is below one micro-batch per rank" if items < share else "cannot be divided evenly"
+        return (
+            f"training.tokens_per_step ({asked.tokens_per_step:,}) is {items} {kind} and {problem}: {ranks} ranks take "
+            f"multiples of {share} {kind}, {float(share * self.facts.item.tokens):,.0f} tokens on average. {error}"
+        )
 
 
-def positions_of(config: RunConfig) -> int:
-    """Returns the rows that the model's table of positions has, if it has one."""
-    return config.model.max_positions or config.positions_needed
+def settle_prepared(config: RunConfig, prepared: PreparedData) -> SettledRun:
+    """Settles a run over its prepared data, of which nothing is read if the run file states all values itself.
+
+    Raises: as `settle`; DataError if a source has nothing to train on.
+    """
+    training = config.training
+    is_stated = training.steps is not None and training.stated_items_per_step is not None
+    if is_stated and training.packing_adjustment == "none":
+        return SettledRun.as_stated(config)
+    return settle(config, DataFacts.of(prepared, training.batching))
 
 
-def settle(
-    config: RunConfig, item: AverageItem, *, items_per_epoch: int | None, vocabulary_size: int, packing_factor: float
-) -> tuple[RunConfig, tuple[str, ...]]:
-    """Returns the run in packs (or sequences) and steps, adjusted to its packing, and a description of the changes.
+def settle(config: RunConfig, facts: DataFacts) -> SettledRun:
+    """Returns the run in packs (or sequences) and steps, adjusted to its packing.
 
     Args:
-        items_per_epoch: packs or sequences of all sources together; None, if unknown, is for runs whose length is not
-            in epochs.
-        packing_factor: sequences per pack, for `training.packing_adjustment`.
+        facts: those of the run's data; `items_per_epoch` may be None where the length is not in epochs.
 
     Raises: ConfigError if a value cannot be computed, or if the run is invalid with the new values.
     """
-    config, of_step = settle_step(config, item)
-    of_packing: tuple[str, ...] = ()
-    if config.training.packing_adjustment != "none":
-        adjusted = adjust_to_packing(config, packing_factor=packing_factor)
-        config, of_packing = adjusted.config, adjusted.description
-    # The model is built to be counted, which takes a second, only where its length is in parameters.
-    parameters = None if config.training.chinchilla_ratio is None else parameters_of(config, vocabulary_size)
-    config, of_length = settle_length(config, item, items_per_epoch=items_per_epoch, parameters=parameters)
-    return config, (*of_step, *of_packing, *of_length)
+    values = _Values()
+    items = _settle_step(config.training, facts.item, values)
+    if config.training.packing_adjustment == "fewer_accumulations":
+        items = _take_fewer_accumulations(config, items, facts.item, values)
+    elif config.training.packing_adjustment == "lamb_betas":
+        _raise_lamb_betas(config, items, facts.item, values)
+    if config.training.steps is None:
+        _settle_length(config, items, facts, values)
+    if not values.lines:
+        return SettledRun.as_stated(config)
+    origin = values.lines[0] if len(values.lines) == 1 else "\n  ".join([*values.lines, "with these numbers"])
+    sections = {"training": values.training, "optimizer": values.optimizer, "schedule": values.schedule}
+    settled = with_values(config, sections, origin=origin)
+    # Switched off after the check: that a micro-batch divides the step is checked with the ranks, for which a message
+    # lists what would divide it.
+    training = settled.training.model_copy(update={"packing_adjustment": "none"})
+    settled = settled.model_copy(update={"training": training})
+    return SettledRun(stated=config, facts=facts, config=settled, adjustment=tuple(values.lines))
 
 
-def settle_step(config: RunConfig, item: AverageItem) -> tuple[RunConfig, tuple[str, ...]]:
-    """Returns the run with the packs or sequences of its `training.tokens_per_step`, and a description.
+def parameters_of(config: RunConfig, vocabulary_size: int) -> int:
+    """Returns the parameters of the run's model; an output matrix that is the token embedding counts once."""
+    return parameter_count(config.model, vocabulary_size=vocabulary_size, max_positions=config.max_positions)
 
-    Raises: ConfigError if no number of whole micro-batches holds about as many tokens.
-    """
-    training = config.training
+
+@dataclass(kw_only=True)
+class _Values:
+    """The new values so far, by section, and the lines on them."""
+
+    training: dict[str, Any] = field(default_factory=dict)
+    optimizer: dict[str, Any] = field(default_factory=dict)
+    schedule: dict[str, Any] = field(default_factory=dict)
+    lines: list[str] = field(default_factory=list)
+
+
+def _settle_step(training: TrainingSection, item: AverageItem, values: _Values) -> int:
+    """Returns the packs or sequences of a step. Raises: ConfigError, see `items_for_tokens`."""
     asked = training.tokens_per_step
     if asked is None:
-        return config, ()
+        return training.items_per_step
     items = items_for_tokens(training, item)
     held = items * item.tokens
-    line = (
+    values.training |= {f"{training.batching}_per_step": items, "tokens_per_step": None}
+    values.lines.append(
         f"training.tokens_per_step {asked:,}: training.{training.batching}_per_step {items} (exactly "
         f"{float(asked / item.tokens):,.2f}), of {float(item.tokens):,.1f} tokens each on average: {float(held):,.0f} "
-        f"tokens per step, {_difference(held / asked)}"
+        f"tokens per step, {_compared(held / asked, 'asked for', decimals=2)}"
     )
-    changes = {f"{training.batching}_per_step": items, "tokens_per_step": None}
-    return _changed(config, changes, origin=line), (line,)
+    return items
 
 
 def items_for_tokens(training: TrainingSection, item: AverageItem) -> int:
@@ -87,7 +180,7 @@ def items_for_tokens(training: TrainingSection, item: AverageItem) -> int:
     aim = asked / item.tokens
     for power in reversed(range(max(1, int(aim / unit)).bit_length())):
         items = _nearest_multiple(aim, unit << power)
-        if abs(items / aim - 1) <= _NEAR:
+        if abs(items / aim - 1) <= _NEAR_TOKENS:
             return items
     items = _nearest_multiple(aim, unit)
     if abs(items / aim - 1) > _FAR:
@@ -101,81 +194,144 @@ def items_for_tokens(training: TrainingSection, item: AverageItem) -> int:
     return items
 
 
-def settled_micro_batches(training: TrainingSection, item: AverageItem, ranks: int, *, asked: int | None) -> int:
-    """Returns the micro-batches of each rank in each step, of a run whose step is settled.
+def _take_fewer_accumulations(config: RunConfig, before: int, item: AverageItem, values: _Values) -> int:
+    """Returns the packs of a step that hold as many sequences as the run file has packs. Raises: ConfigError."""
+    factor = float(item.sequences)
+    packs = _packs_for(before, factor)
+    sequences = packs * factor
+    values.training["packs_per_step"] = packs
+    values.lines += _adjustment_lines(
+        config,
+        factor,
+        f"training.packs_per_step {before} -> {packs} (exactly {before / factor:.2f}): {sequences:.1f} sequences per "
+        f"step on average, {_compared(sequences / before, 'without packing', decimals=1)}",
+    )
+    return packs
 
-    Args:
-        asked: the tokens of a step before it was settled; None where the run file gives packs or sequences.
 
-    Raises: ConfigError with valid values, in tokens too if they were requested, if the ranks cannot divide a step.
+def _packs_for(sequences: int, factor: float) -> int:
+    """Returns a number of packs that hold about as many sequences, and divide well among ranks and micro-batches.
+
+    It is a multiple of the largest divisor of `sequences` for which it is near enough. Raises: ConfigError if no number
+    is within a quarter.
     """
-    try:
-        return micro_batches_per_step(training, ranks)
-    except ConfigError as error:
-        if asked is None:
-            raise
-        kind, share = training.batching, ranks * training.items_per_micro_batch
-        problem = "is below one micro-batch per rank" if training.items_per_step < share else "cannot be divided evenly"
-        raise ConfigError(
-            f"training.tokens_per_step ({asked:,}) is {training.items_per_step} {kind} and {problem}: {ranks} ranks "
-            f"take multiples of {share} {kind}, {float(share * item.tokens):,.0f} tokens on average. {error}"
-        ) from error
+    aim = sequences / factor
+    for tolerance in (_NEAR_BATCH, float(_FAR)):
+        for divisor in reversed(divisors(sequences)):
+            packs = divisor * max(1, _rounded(aim / divisor))
+            if abs(packs / aim - 1.0) <= tolerance:
+                return packs
+    raise ConfigError(
+        f"training.packing_adjustment fewer_accumulations would cut training.packs_per_step ({sequences}) to "
+        f"{aim:.2f} for {factor:.4g} sequences per pack, and no whole number is within {100 * _FAR} % of that: "
+        "choose a larger packs_per_step, or lamb_betas, which keeps it"
+    )
 
 
-def settle_length(
-    config: RunConfig, item: AverageItem, *, items_per_epoch: int | None, parameters: int | None
-) -> tuple[RunConfig, tuple[str, ...]]:
-    """Returns the run with the steps of its length, and a description; its step must be settled.
+def _raise_lamb_betas(config: RunConfig, items: int, item: AverageItem, values: _Values) -> None:
+    optimizer, training, before = config.optimizer, config.training, config.schedule.warmup_steps
+    factor = float(item.sequences)
+    betas = {"beta1": optimizer.beta1**factor, "beta2": optimizer.beta2**factor}
+    warmup = _rounded(before / factor)
+    values.optimizer |= betas
+    values.schedule["warmup_steps"] = warmup
+    of_steps = []
+    if training.steps is not None:  # epochs and samples already count sequences
+        steps = max(1, _rounded(training.steps / factor))
+        values.training["steps"] = steps
+        of_steps.append(
+            f"training.steps {training.steps} -> {steps} (exactly {training.steps / factor:.2f}); total sequences: "
+            f"{_compared(steps * factor / training.steps, 'without packing', decimals=1)}"
+        )
+    values.lines += _adjustment_lines(
+        config,
+        factor,
+        f"optimizer.beta1 {optimizer.beta1:g} -> {betas['beta1']:.6g}, beta2 {optimizer.beta2:g} -> "
+        f"{betas['beta2']:.6g}",
+        *of_steps,
+        f"schedule.warmup_steps {before} -> {warmup} (exactly {before / factor:.2f})",
+        f"training.packs_per_step {items} stays: {items * factor:.1f} sequences per step on average",
+    )
 
-    Args:
-        items_per_epoch: as in `settle`.
-        parameters: those of the model; None for runs whose length is not in tokens for each of them.
 
-    Raises: ConfigError if the length is less than a step, or if the run is invalid with these steps.
-    """
+def _adjustment_lines(config: RunConfig, factor: float, *changes: str) -> Iterator[str]:
+    yield f"packing adjustment {config.training.packing_adjustment} for {factor:.4g} sequences per pack"
+    yield from changes
+    yield f"optimizer.learning_rate {config.optimizer.learning_rate:g} stays"
+
+
+def _settle_length(config: RunConfig, items: int, facts: DataFacts, values: _Values) -> None:
+    """Computes the steps. Raises: ConfigError if the length is less than a step."""
     training = config.training
-    if training.steps is not None:
-        return config, ()
-    step = StepContents(
-        items=training.items_per_step,
-        items_per_epoch=items_per_epoch,
-        samples=training.items_per_step * item.sequences,
-        tokens=training.items_per_step * item.tokens,
-        parameters=parameters,
-    )
-    steps = steps_of(training, step)
-    line = (
-        f"{_given(training, step)}: training.steps {steps}, of {float(step.samples):,.1f} samples and "
-        f"{float(step.tokens):,.1f} tokens each on average, {float(steps * step.samples):,.0f} samples and "
-        f"{float(steps * step.tokens):,.0f} tokens in all"
-    )
-    changes = dict.fromkeys(LENGTHS) | {"steps": steps}
-    return _changed(config, changes, origin=line), (line,)
-
-
-def _given(training: TrainingSection, step: StepContents) -> str:
-    """Returns the length in the words of the run file."""
+    # The model is built to be counted, which takes a second, only where its length is in parameters.
+    parameters = None if training.chinchilla_ratio is None else parameters_of(config, facts.vocabulary_size)
+    samples, tokens = items * facts.item.sequences, items * facts.item.tokens
+    steps = steps_of(training, facts, items_per_step=items, parameters=parameters)
     if training.epochs is not None:
-        return f"training.epochs {training.epochs:g} ({step.items_per_epoch:,} {training.batching} each)"
-    if training.chinchilla_ratio is not None:
-        return f"training.chinchilla_ratio {training.chinchilla_ratio:g} ({step.parameters:,} parameters)"
+        given = f"training.epochs {training.epochs:g} ({facts.items_per_epoch:,} {training.batching} each)"
+    elif training.chinchilla_ratio is not None:
+        given = f"training.chinchilla_ratio {training.chinchilla_ratio:g} ({parameters:,} parameters)"
+    elif training.tokens is not None:
+        given = f"training.tokens {training.tokens:,}"
+    else:
+        given = f"training.max_samples {training.max_samples}"
+    values.training |= dict.fromkeys(LENGTHS) | {"steps": steps}
+    values.lines.append(
+        f"{given}: training.steps {steps}, of {float(samples):,.1f} samples and {float(tokens):,.1f} tokens each on "
+        f"average, {float(steps * samples):,.0f} samples and {float(steps * tokens):,.0f} tokens in all"
+    )
+
+
+def steps_of(training: TrainingSection, facts: DataFacts, *, items_per_step: int, parameters: int | None) -> int:
+    """Returns the number of steps of a run, whatever the unit of its length.
+
+    Args:
+        items_per_step: packs or sequences, by `training.batching`.
+        parameters: those of the model; None where the length is not in tokens per parameter.
+
+    Raises: ConfigError if the given length is less than one step.
+    """
+    samples, tokens = items_per_step * facts.item.sequences, items_per_step * facts.item.tokens
+    if training.epochs is not None:
+        assert facts.items_per_epoch is not None, "a length in epochs needs data whose epochs are known"
+        return math.ceil(Fraction(str(training.epochs)) * facts.items_per_epoch / items_per_step)
+    if training.max_samples is not None:
+        _require_a_step("max_samples", training.max_samples, holds=samples, unit="samples")
+        return math.floor(training.max_samples / samples)
     if training.tokens is not None:
-        return f"training.tokens {training.tokens:,}"
-    return f"training.max_samples {training.max_samples}"
+        _require_a_step("tokens", training.tokens, holds=tokens, unit="tokens")
+        return math.ceil(training.tokens / tokens)
+    if training.chinchilla_ratio is not None:
+        assert parameters is not None, "a length by parameters needs a model that is counted"
+        ratio, holds = Fraction(str(training.chinchilla_ratio)), tokens / parameters
+        _require_a_step("chinchilla_ratio", ratio, holds=holds, unit="tokens per parameter")
+        return math.ceil(ratio / holds)
+    return training.planned_steps
+
+
+def _require_a_step(key: str, asked: int | Fraction, *, holds: Fraction, unit: str) -> None:
+    """Checks that the length is at least one step. Raises: ConfigError."""
+    if asked < holds:
+        shown = f"{asked:,}" if isinstance(asked, int) else f"{float(asked):g}"
+        held = f"{float(holds):,.1f}" if holds >= 1 else f"{float(holds):.3g}"
+        raise ConfigError(
+            f"training.{key} ({shown}) is less than the {held} {unit} of one step: raise it, or lower the size of a "
+            "step"
+        )
+
+
+def _compared(ratio: Fraction | float, reference: str, *, decimals: int) -> str:
+    """Returns an amount as compared with a reference, of which it is `ratio`."""
+    share = 100 * abs(float(ratio) - 1.0)
+    if share < 0.5 * 10**-decimals:
+        return f"as many as {reference}"
+    return f"{share:.{decimals}f} % {'more' if ratio > 1 else 'fewer'} than {reference}"
 
 
 def _nearest_multiple(aim: Fraction, unit: int) -> int:
     return unit * max(1, round(aim / unit))
 
 
-def _changed(config: RunConfig, training: dict[str, int | None], *, origin: str) -> RunConfig:
-    values = config.model_dump()
-    values["training"] |= training
-    return validate(values, RunConfig, origin=origin)
-
-
-def _difference(ratio: Fraction) -> str:
-    share = 100 * abs(float(ratio) - 1.0)
-    if share < 0.005:
-        return "as many as asked for"
-    return f"{share:.2f} % {'more' if ratio > 1 else 'fewer'} than asked for"
+def _rounded(number: float) -> int:
+    """Rounds to the nearest whole number, halves up (Python's `round` would take them to the even one)."""
+    return math.floor(number + 0.5)

@@ -19,7 +19,7 @@ from evenpack.data.tokens.writer import DOCUMENT_HASHES
 from evenpack.data.where import Decode, StepContent, TracedSource, Where
 from evenpack.engine.config import RunConfig
 from evenpack.engine.reporting.metrics import METRICS, find_record
-from evenpack.engine.resolving.settle_over import settle_over
+from evenpack.engine.resolving.settle import settle_prepared
 from evenpack.errors import ConfigError
 
 
@@ -30,7 +30,7 @@ def open_where(config: RunConfig, *, with_text: bool = False) -> Where:
     holds only tokens.
     """
     prepared = PreparedData.open(config.prepared_dir, config.data)
-    config, _ = settle_over(config, prepared)
+    config = settle_prepared(config, prepared).config
     training = config.training
     packed = packed_sources(prepared, "train", seed=config.run.seed, batching=training.batching)
     return Where(

@@ -22,6 +22,7 @@ import xxhash
 from torch.cuda import nccl
 
 from evenpack.data.manifest import MANIFEST
+from evenpack.differences import flatten
 from evenpack.engine.config import RunConfig
 from evenpack.engine.world.meeting import Meeting
 from evenpack.errors import RunError
@@ -67,7 +68,7 @@ def run_facts(config: RunConfig) -> dict[str, str]:
         data = f"checksum {file_checksum(config.prepared_dir / MANIFEST)}"
     except OSError as error:
         data = f"{error.strerror}"
-    keys = dict(_flat(config.model_dump(mode="json"), ""))
+    keys = {key: json.dumps(value) for key, value in flatten(config.model_dump(mode="json")).items()}
     return keys | {f"prepared data in {config.prepared_dir}": data}
 
 
@@ -151,14 +152,6 @@ def _compare_clocks(host: str, ahead_seconds: float, *, with_host: str) -> None:
             how,
             with_host,
         )
-
-
-def _flat(values: Mapping[str, Any], prefix: str) -> Iterator[tuple[str, str]]:
-    for name, value in values.items():
-        if isinstance(value, Mapping) and value:
-            yield from _flat(value, f"{prefix}{name}.")
-        else:
-            yield f"{prefix}{name}", json.dumps(value)
 
 
 def _source_checksum(package_dir: Path = Path(__file__).parents[2]) -> str:

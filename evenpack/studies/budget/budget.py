@@ -13,9 +13,9 @@ from evenpack.data.prepare.tokens_dir import find_tokens
 from evenpack.data.prepared import PreparedData
 from evenpack.engine.config import RunConfig
 from evenpack.engine.memory.estimate import RunMemory, run_memory
+from evenpack.engine.resolving.data_facts import implausible_epochs
 from evenpack.engine.resolving.resolve import resolve
-from evenpack.engine.resolving.settle import parameters_of, settle, settled_micro_batches
-from evenpack.engine.resolving.step_items import implausible_epochs
+from evenpack.engine.resolving.settle import SettledRun, parameters_of, settle
 from evenpack.errors import ConfigError, NotPreparedError
 from evenpack.models.common.device_peaks import DevicePeak, find_device_peak
 from evenpack.models.cost import Work, step_flops
@@ -141,9 +141,9 @@ def budget_of(config: RunConfig, options: BudgetOptions) -> Budget:
     data that is not prepared; DataError for data that was prepared from another section.
     """
     peak = None if options.device is None else find_device_peak(options.device)
-    asked = config.training.tokens_per_step
-    config, data, adjustment = settled_data(config, options)
-    batch = _batch(config, data, devices=options.devices, asked=asked)
+    settled, data = settled_data(config, options)
+    config = settled.config
+    batch = _batch(settled, data, devices=options.devices)
     steps = config.training.planned_steps
     items = steps * config.training.items_per_step
     work = _work(data, items)
@@ -170,14 +170,14 @@ def budget_of(config: RunConfig, options: BudgetOptions) -> Budget:
         time=time,
         padding=_padding(config, data, items, useful=flops, time=time),
         memory=run_memory(config, data.item, vocabulary_size=data.vocabulary_size, ranks=options.devices, device=peak),
-        adjustment=adjustment,
+        adjustment=settled.adjustment,
         assumptions=data.assumptions,
         implausible=implausible_epochs(config, {source.source: source.epochs for source in sources}),
     )
 
 
-def settled_data(config: RunConfig, options: BudgetOptions) -> tuple[RunConfig, RunData, tuple[str, ...]]:
-    """Returns the run in packs and steps, a description of its data, and the adjustment of its values."""
+def settled_data(config: RunConfig, options: BudgetOptions) -> tuple[SettledRun, RunData]:
+    """Returns the run in packs and steps, and its data."""
     if options.corpus_tokens is not None and options.corpus_documents is not None:
         data = data_of_counts(
             config,
@@ -190,21 +190,14 @@ def settled_data(config: RunConfig, options: BudgetOptions) -> tuple[RunConfig, 
         if prepared is not None:
             _refuse_vocabulary_size(options, prepared.vocabulary_size)
             run = resolve(config, prepared)
-            return run.config, data_of_run(run), run.adjustment
+            return run.settled, data_of_run(run)
         tokens = find_tokens(config.data)
         if tokens is None:
             data = estimated_data(config, vocabulary_size=options.vocabulary_size)
         else:
             data = data_of_tokens(config, tokens)
             _refuse_vocabulary_size(options, data.vocabulary_size)
-    config, adjustment = settle(
-        config,
-        data.item,
-        items_per_epoch=data.items_per_epoch,
-        vocabulary_size=data.vocabulary_size,
-        packing_factor=float(data.item.sequences),
-    )
-    return config, data, adjustment
+    return settle(config, data), data
 
 
 def _prepared(config: RunConfig) -> PreparedData | None:
@@ -222,13 +215,13 @@ def _refuse_vocabulary_size(options: BudgetOptions, known: int) -> None:
         )
 
 
-def _batch(config: RunConfig, data: RunData, *, devices: int, asked: int | None) -> EffectiveBatch:
-    training = config.training
+def _batch(settled: SettledRun, data: RunData, *, devices: int) -> EffectiveBatch:
+    training = settled.config.training
     return EffectiveBatch(
         batching=training.batching,
         per_micro_batch=training.items_per_micro_batch,
         per_step=training.items_per_step,
-        micro_batches=settled_micro_batches(training, data.item, devices, asked=asked),
+        micro_batches=settled.micro_batches(devices),
         devices=devices,
         sequences=float(training.items_per_step * data.item.sequences),
         slots=training.items_per_step * data.item.row_slots,

@@ -19,9 +19,9 @@ from evenpack.data.sequences.masking import masked_count
 from evenpack.data.sequences.pieces import RowsView
 from evenpack.data.tokenizers.loading import vocabulary_size_of
 from evenpack.engine.config import RunConfig
+from evenpack.engine.resolving.data_facts import AverageItem, DataFacts, average_of, drawn_shares, training_packing
 from evenpack.engine.resolving.objective import next_tokens
 from evenpack.engine.resolving.resolve import ResolvedRun
-from evenpack.engine.resolving.step_items import AverageItem, average_of, drawn_shares, training_packing
 from evenpack.errors import ConfigError, DataError
 from evenpack.models.families import family_of
 
@@ -48,10 +48,9 @@ class ItemWork:
 
 
 @dataclass(frozen=True, kw_only=True)
-class RunData:
+class RunData(DataFacts):
     """The average data of a run, and its amount."""
 
-    item: AverageItem
     useful: ItemWork
     """Work on real tokens."""
     of_padding: ItemWork
@@ -59,11 +58,8 @@ class RunData:
     padded_rows: Fraction | None
     """Work on an item if each sequence (of a stream: each document) were padded to rows of `max_sequence_length`;
     None if unknown, or if the recipe pads to rows itself."""
-    items_per_epoch: int | None
-    """Items of all sources together; None if unknown."""
     sources: tuple[SourceData, ...]
     """The sources; empty if they are not known individually."""
-    vocabulary_size: int
     assumptions: tuple[str, ...]
     """Assumptions in place of prepared data; empty if the data was read."""
 

@@ -13,7 +13,7 @@ import math
 from dataclasses import dataclass
 
 from evenpack.config import nearest
-from evenpack.engine.resolving.run_length import CHINCHILLA_RATIO
+from evenpack.engine.config import CHINCHILLA_RATIO
 from evenpack.errors import ConfigError
 
 TRAINING_FLOPS = 6

@@ -6,8 +6,8 @@ from rich.console import RenderableType
 from rich.table import Table
 
 from evenpack.console import pairs, percent, table, text
+from evenpack.engine.config import CHINCHILLA_RATIO
 from evenpack.engine.memory.text import memory_text
-from evenpack.engine.resolving.run_length import CHINCHILLA_RATIO
 from evenpack.studies.budget.budget import Budget, EffectiveBatch, SourceBudget
 from evenpack.studies.budget.scaling import SERVING_FLOPS, TRAINING_FLOPS, Allocation, Serving
 

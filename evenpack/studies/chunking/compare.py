@@ -239,11 +239,7 @@ def _describe(run: StudyRun, recipe: str) -> Arm:
 
 def _require_equal_parameters(runs: Sequence[StudyRun]) -> None:
     """Checks that arms of one seed begin with the same weights, which depend on the seed alone (appendix A.4)."""
-    arm_of_size = {
-        run.config.model.max_positions or run.config.positions_needed: run.arm
-        for run in runs
-        if run.config.model.positions == "learned"
-    }
+    arm_of_size = {run.config.max_positions: run.arm for run in runs if run.config.model.positions == "learned"}
     if len(arm_of_size) > 1:
         sizes = " and ".join(f"{size} positions in {arm}" for size, arm in arm_of_size.items())
         raise ConfigError(

@@ -11,6 +11,7 @@ import numpy as np
 from jaxtyping import Float64
 
 from evenpack.config import load_run_file, validate
+from evenpack.differences import as_text, differences
 from evenpack.engine.config import RunConfig
 from evenpack.engine.reporting.metrics import METRICS
 from evenpack.engine.reporting.run_record import RUN_RECORD, RunRecord, read_run_record
@@ -19,7 +20,6 @@ from evenpack.studies.imbalance.cluster import Scheme
 from evenpack.studies.imbalance.logs import Cut, StepLog, read_step_log
 from evenpack.studies.imbalance.step_cost import StepCost
 from evenpack.studies.imbalance.step_times import StepHistogram, step_histogram
-from evenpack.studies.report.comparison import differing
 from evenpack.studies.statistics.fits import ROUNDS, interval, resampled
 from evenpack.studies.statistics.paired import Interval
 
@@ -167,7 +167,7 @@ def require_comparable(run: LoggedRun, baseline: LoggedRun) -> list[str]:
 
 def different_settings(one: Mapping[str, Any], other: Mapping[str, Any]) -> str:
     """Returns in words what decides a step's time and differs between two settled run files; empty if nothing does."""
-    return _shown(differing(one, other, ("model.", *_FORM, *_SPEED)))
+    return _differences_in(("model.", *_FORM, *_SPEED), one, other)
 
 
 def _require_same_work(label: str, record: RunRecord, other_label: str, other: RunRecord) -> None:
@@ -182,10 +182,10 @@ def _require_same_work(label: str, record: RunRecord, other_label: str, other: R
             f"the baseline {other_label} trained on other data than {label} ({_data_difference(record, other)}), so "
             "their sequences/s do not compare: train it with the same data section, data.prepared_dir included"
         )
-    models = differing(record.config, other.config, ("model.",))
+    models = _differences_in(("model.",), record.config, other.config)
     if models:
         raise ConfigError(
-            f"the baseline {other_label} has another model than {label} ({_shown(models)}): train it with the same one"
+            f"the baseline {other_label} has another model than {label} ({models}): train it with the same one"
         )
 
 
@@ -205,9 +205,9 @@ def _listed(value: Any) -> str:
 
 def _other_settings(record: RunRecord, other: RunRecord) -> list[str]:
     warnings = []
-    settings = differing(record.config, other.config, _SPEED)
+    settings = _differences_in(_SPEED, record.config, other.config)
     if settings:
-        warnings.append(f"run and baseline differ in more than their layout: {_shown(settings)}")
+        warnings.append(f"run and baseline differ in more than their layout: {settings}")
     ours, theirs = record.starts[-1].commit, other.starts[-1].commit
     if ours != theirs:
         warnings.append(
@@ -226,8 +226,13 @@ def _other_steps(run: LoggedRun, baseline: LoggedRun) -> list[str]:
     ]
 
 
-def _shown(differences: Mapping[str, tuple[str, str]]) -> str:
-    return "; ".join(f"{key} {ours} and {theirs}" for key, (ours, theirs) in differences.items())
+def _differences_in(keys: tuple[str, ...], one: Mapping[str, Any], other: Mapping[str, Any]) -> str:
+    """Returns in words the settings that differ, of those that begin with one of `keys`; empty if none does."""
+    return "; ".join(
+        f"{key} {as_text(ours)} and {as_text(theirs)}"
+        for key, (ours, theirs) in differences(one, other).items()
+        if key.startswith(keys)
+    )
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -238,7 +238,7 @@ def _own_log(request: ImbalanceRequest, run: ResolvedRun, record: RunRecord | No
     if not path.is_file():
         raise ConfigError(f"there is no {path}; train it first, or name another log as --log FILE")
     if record is not None:
-        settings = different_settings(record.config, run.settled_config.model_dump(mode="json"))
+        settings = different_settings(record.config, run.config.model_dump(mode="json"))
         if settings:
             raise ConfigError(f"{path} is of a run with other settings (there and here: {settings})")
         if record.data.fingerprint != run.prepared.fingerprint(seed=0):

@@ -106,7 +106,7 @@ def estimate_for(run: ResolvedRun) -> StepCost:
     cost = EstimatedCost(
         model=config.model,
         vocabulary_size=prepared.vocabulary_size,
-        max_positions=run.max_positions,
+        max_positions=run.config.max_positions,
         head_share=head_share(config.model, config.masking, prepared),
         optimizer=config.optimizer,
         device=_DEVICE,

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 from jaxtyping import Float64, Int64
 
+from evenpack.differences import as_text, flatten
 from evenpack.engine.parts.journal import SUMMARY
 from evenpack.engine.reporting.metrics import METRICS, read_metrics, save_totals
 from evenpack.engine.reporting.run_record import DataIdentity, RunRecord, read_run_record
@@ -161,7 +162,7 @@ def compare(runs: Sequence[ReportedRun]) -> Comparison:
 
 def different_settings(runs: Sequence[ReportedRun]) -> dict[str, tuple[str, ...]]:
     """Returns the settings that differ, by key; none if fewer than two runs have recorded theirs."""
-    flat = [None if run.record is None else flattened(run.record.config) for run in runs]
+    flat = [None if run.record is None else _settings(run.record.config) for run in runs]
     known = [settings for settings in flat if settings is not None]
     keys = dict.fromkeys(key for settings in known for key in settings)
     return {
@@ -171,29 +172,8 @@ def different_settings(runs: Sequence[ReportedRun]) -> dict[str, tuple[str, ...]
     }
 
 
-def differing(one: Mapping[str, Any], other: Mapping[str, Any], keys: tuple[str, ...]) -> dict[str, tuple[str, str]]:
-    """Returns the values, as text, of the keys that begin with one of `keys` and differ between two run files.
-
-    A key that one of them has not recorded, because an earlier version wrote it, does not count.
-    """
-    ours, theirs = flattened(one), flattened(other)
-    return {
-        key: (value, theirs[key])
-        for key, value in ours.items()
-        if key.startswith(keys) and key in theirs and value != theirs[key]
-    }
-
-
-def flattened(values: Mapping[str, Any], above: str = "") -> dict[str, str]:
-    """Returns each single value by its dotted key, as text."""
-    found: dict[str, str] = {}
-    for key, value in values.items():
-        name = f"{above}{key}"
-        if isinstance(value, Mapping) and value:
-            found |= flattened(value, f"{name}.")
-        else:
-            found[name] = "null" if value is None else str(value)
-    return found
+def _settings(config: Mapping[str, Any]) -> dict[str, str]:
+    return {key: as_text(value) for key, value in flatten(config).items()}
 
 
 def _read_run(output_dir: Path, label: str, record: RunRecord | None, *, is_running: bool) -> ReportedRun:

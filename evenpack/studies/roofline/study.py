@@ -6,7 +6,6 @@ import torch
 
 from evenpack.data.order.step_shape import Layout
 from evenpack.engine.config import RunConfig
-from evenpack.engine.resolving.settle import positions_of, settled_micro_batches
 from evenpack.errors import ConfigError
 from evenpack.models.common.device_peaks import find_device_peak
 from evenpack.models.cost import Work
@@ -124,17 +123,18 @@ def study_roofline(config: RunConfig, options: RooflineOptions) -> Roofline:
     Raises: ConfigError for what is not traced (precision, layout, checkpointing), and as `settled_data`.
     """
     _require_counted(config)
-    config, data, _ = settled_data(
+    settled, data = settled_data(
         config, BudgetOptions(devices=options.devices, vocabulary_size=options.vocabulary_size)
     )
+    config = settled.config
     device = find_device_peak(options.device)
-    items, micro_batches = config.training.items_per_micro_batch, _micro_batches(config, data, options.devices)
+    items, micro_batches = config.training.items_per_micro_batch, settled.micro_batches(options.devices)
     work = _work(config, data, items)
     step = paper_step(
         config.model,
         work,
         vocabulary_size=data.vocabulary_size,
-        max_positions=positions_of(config),
+        max_positions=config.max_positions,
         micro_batches=micro_batches,
         optimizer=config.optimizer,
         zero_stage=config.deepspeed.zero_stage,
@@ -193,10 +193,6 @@ def _require_counted(config: RunConfig) -> None:
                 f"the roofline counts the bytes of {key}={expected}, found {str(value).lower()}: add {key}="
                 f"{str(counted[0]).lower()} to see the step with it"
             )
-
-
-def _micro_batches(config: RunConfig, data: RunData, devices: int) -> int:
-    return settled_micro_batches(config.training, data.item, devices, asked=None)
 
 
 def _work(config: RunConfig, data: RunData, items: int) -> Work:

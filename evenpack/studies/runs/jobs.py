@@ -374,7 +374,7 @@ def _require_encoder(one: FinetuneRun) -> None:
             f"finetune.{one.task}: run {one.starts_from} trains a model of family '{family.name}', whose tokens see "
             "only earlier tokens; fine-tuning is for encoders"
         )
-    positions = run.model.max_positions or run.positions_needed
+    positions = run.max_positions
     if positions < length:
         raise ConfigError(
             f"finetune.{one.task}: data.max_sequence_length is {length}, and run {one.starts_from} trains {positions} "

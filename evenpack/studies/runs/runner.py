@@ -17,8 +17,8 @@ from typing import Any, Literal, Protocol, runtime_checkable
 
 from evenpack.data.checksums import checksum_of_json
 from evenpack.data.manifest import MANIFEST
+from evenpack.differences import differences
 from evenpack.engine.checkpoints.continuation import with_defaults
-from evenpack.engine.checkpoints.files import find_changed_keys
 from evenpack.errors import EXIT_STOPPED, ConfigError
 from evenpack.files import read_json_object, write_json
 from evenpack.progress import Piece, Progress
@@ -114,7 +114,7 @@ def read_result(run: Job) -> RunResult | None:
     if content.keys() != _KEYS or values.get("checksum", checksum_of_json(content)) != checksum_of_json(content):
         return None  # damaged: the command is given again, and finds what it has done
     result = RunResult(**content)
-    changed = find_changed_keys(with_defaults(result.config, type(run.config)), run.config.model_dump(mode="json"))
+    changed = differences(with_defaults(result.config, type(run.config)), run.config.model_dump(mode="json"))
     changed = {key: pair for key, pair in changed.items() if key not in _PLACES}
     if result.state == "finished" and changed:
         key, (before, now) = next(iter(changed.items()))

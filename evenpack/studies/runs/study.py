@@ -15,7 +15,6 @@ from evenpack import console
 from evenpack.console import Report
 from evenpack.data.manifest import MANIFEST
 from evenpack.engine.config import TrainingSection
-from evenpack.engine.deepspeed_config import micro_batches_per_step
 from evenpack.engine.parts.journal import SUMMARY
 from evenpack.engine.provenance import commit_of_source
 from evenpack.engine.reporting.run_record import read_run_record
@@ -255,7 +254,7 @@ def _accumulation(training: TrainingSection, resolved: ResolvedRun | None, ranks
     if resolved is not None:
         return resolved.micro_batches(ranks)
     is_stated = training.stated_items_per_step is not None and training.packing_adjustment == "none"
-    return micro_batches_per_step(training, ranks) if is_stated else None
+    return training.step_size.micro_batches(ranks) if is_stated else None
 
 
 def runs_table(rows: Sequence[RunRow], *, title: str) -> RenderableType:

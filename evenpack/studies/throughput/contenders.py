@@ -8,7 +8,7 @@ import numpy as np
 from jaxtyping import Int64
 
 from evenpack.batch import PackedBatch
-from evenpack.config import nearest, validate
+from evenpack.config import nearest, with_values
 from evenpack.data.batches.pipeline import MicroBatchDataset
 from evenpack.data.order.config import PackingConfig
 from evenpack.data.order.selection import select_packs
@@ -218,16 +218,13 @@ def run_to_measure(config: RunConfig) -> ResolvedRun:
     run = open_run(changed(config, training={"cost_model": None}))
     changes: dict[str, dict[str, Any]] = {}
     if config.model.positions == "learned":
-        changes["model"] = {"max_positions": max(run.max_positions, run.prepared.pack_length)}
-    return resolve(changed(run.settled_config, **changes), run.prepared)
+        changes["model"] = {"max_positions": max(config.max_positions, run.prepared.pack_length)}
+    return resolve(changed(run.config, **changes), run.prepared)
 
 
 def changed(config: RunConfig, **sections: Mapping[str, Any]) -> RunConfig:
     """Returns the run with some values changed, section by section. Raises: ConfigError if it is invalid then."""
-    values = config.model_dump()
-    for name, section in sections.items():
-        values[name] |= section
-    return validate(values, RunConfig, origin="the run as it is measured")
+    return with_values(config, sections, origin="the run as it is measured")
 
 
 def _limited(packing: PackingConfig, depth: int | None) -> PackingConfig:

@@ -1,6 +1,7 @@
 """BERT's shipped run files for 8 GPUs divide, fit by the estimate, follow one another, and have a padded twin."""
 
 import re
+from fractions import Fraction
 from functools import cache
 from pathlib import Path
 
@@ -8,12 +9,13 @@ import pytest
 
 from evenpack.config import load_run_file
 from evenpack.data.packing import pack
-from evenpack.engine.checkpoints.files import find_changed_keys
+from evenpack.differences import differences
 from evenpack.engine.config import RunConfig
-from evenpack.engine.deepspeed_config import deepspeed_config, micro_batches_per_step
+from evenpack.engine.deepspeed_config import deepspeed_config
 from evenpack.engine.memory.estimate import MicroBatchSize, training_memory
 from evenpack.engine.memory.phases import PhaseMemory
-from evenpack.engine.resolving.packing_adjustment import adjust_to_packing
+from evenpack.engine.resolving.data_facts import AverageItem, DataFacts
+from evenpack.engine.resolving.settle import settle
 from evenpack.models.cost import parameter_count
 from evenpack.studies.lengths.published import published_histogram
 
@@ -53,20 +55,25 @@ def factor_of(config: RunConfig) -> float:
     return packing_factor(config.data.pack_length, depth)
 
 
+def settled(config: RunConfig) -> RunConfig:
+    """Returns the run as it is over Wikipedia; the tokens of a pack decide nothing of it."""
+    item = AverageItem(sequences=Fraction(factor_of(config)), tokens=Fraction(1), row_slots=config.data.pack_length)
+    return settle(config, DataFacts(item=item, items_per_epoch=None, vocabulary_size=BERT_VOCABULARY)).config
+
+
 def memory(config: RunConfig) -> PhaseMemory:
     """Returns the peak of an average micro-batch; one of single rows has more slots by the sequences per pack."""
     rows = config.training.packs_per_micro_batch
     slots = rows * config.data.pack_length * (factor_of(config) if config.training.layout == "padded" else 1.0)
     size = MicroBatchSize(slots=round(slots), head_rows=round(slots * 0.15))
-    adjusted = adjust_to_packing(config, packing_factor=factor_of(config)).config
-    return training_memory(adjusted, size, vocabulary_size=BERT_VOCABULARY, ranks=GPUS).peak
+    return training_memory(settled(config), size, vocabulary_size=BERT_VOCABULARY, ranks=GPUS).peak
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_eight_gpus_divide_a_step_packed_and_padded(name: str) -> None:
     for config in packed_and_twin(name):
-        adjusted = adjust_to_packing(config, packing_factor=factor_of(config)).config
-        assert micro_batches_per_step(adjusted.training, GPUS) * GPUS * adjusted.training.packs_per_micro_batch == (
+        adjusted = settled(config)
+        assert adjusted.training.step_size.micro_batches(GPUS) * GPUS * adjusted.training.packs_per_micro_batch == (
             adjusted.training.packs_per_step
         )
         assert (
@@ -81,7 +88,7 @@ def test_eight_gpus_divide_a_step_packed_and_padded(name: str) -> None:
 @pytest.mark.parametrize("name", NAMES)
 def test_the_padded_twin_differs_in_layout_and_micro_batch_alone(name: str) -> None:
     packed, padded = packed_and_twin(name)
-    changed = find_changed_keys(packed.model_dump(mode="json"), padded.model_dump(mode="json"))
+    changed = differences(packed.model_dump(mode="json"), padded.model_dump(mode="json"))
     assert changed["training.layout"] == ("packed", "padded")
     assert changed.keys() <= {"training.layout", "training.packs_per_micro_batch"}
 

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from evenpack.engine.config import RunConfig, TrainingSection
-from evenpack.engine.deepspeed_config import deepspeed_config, micro_batches_per_step
+from evenpack.engine.deepspeed_config import deepspeed_config
 from evenpack.errors import ConfigError
 
 
@@ -137,16 +137,14 @@ def test_ranks_that_no_micro_batch_helps_are_advised_to_change_the_step():
         settings_of(run_config(), 5)
 
 
-def test_a_step_that_the_packing_adjustment_cut_is_said_to_be_cut():
-    with pytest.raises(ConfigError, match=r"training\.packing_adjustment made packs_per_step 24 of the run file's"):
-        settings_of(run_config(packing_adjustment="fewer_accumulations"), 5)
-
-
 @given(step=st.integers(1, 300), micro_batch=st.integers(1, 300), ranks=st.integers(1, 40))
 def test_every_rank_gets_the_same_number_of_packs_or_the_step_is_refused(step: int, micro_batch: int, ranks: int):
     training = TrainingSection(packs_per_step=step, packs_per_micro_batch=micro_batch, steps=1)
+    size = training.step_size
     if step % (ranks * micro_batch) == 0:
-        assert ranks * micro_batch * micro_batches_per_step(training, ranks) == step
+        assert ranks * micro_batch * size.micro_batches(ranks) == step
     else:
         with pytest.raises(ConfigError):
-            micro_batches_per_step(training, ranks)
+            size.micro_batches(ranks)
+    choices = [items for items in range(1, step + 1) if step % (ranks * items) == 0]
+    assert size.micro_batch_choices(ranks) == choices

@@ -6,7 +6,6 @@ import pytest
 
 from evenpack.config import load_run_file
 from evenpack.engine.config import RunConfig
-from evenpack.engine.deepspeed_config import micro_batches_per_step
 from evenpack.engine.memory.estimate import MicroBatchSize, training_memory
 from evenpack.models.cost import parameter_count
 
@@ -22,7 +21,7 @@ def test_a_run_file_for_eight_gpus_divides_and_fits(name: str, parameters: int) 
     sizes = {"vocabulary_size": VOCABULARY, "max_positions": config.positions_needed}
     assert parameter_count(config.model, **sizes) == parameters
     assert f"{parameters:,} parameters" in (CONFIGS / f"{name}.yaml").read_text()
-    assert micro_batches_per_step(config.training, GPUS) > 1
+    assert config.training.step_size.micro_batches(GPUS) > 1
     slots = config.training.packs_per_micro_batch * config.data.pack_length
     size = MicroBatchSize(slots=slots, head_rows=slots)
     peak = training_memory(config, size, vocabulary_size=VOCABULARY, ranks=GPUS).peak

@@ -92,7 +92,7 @@ def state_at(step: int, config: RunConfig) -> TrainState:
         world_size=1,
         zero_stage=0,
         cost_weights=run.shape.cost_weights,
-        config=run.settled_config.model_dump(mode="json"),
+        config=run.config.model_dump(mode="json"),
         reached_accuracy=None,
         samples=None,
     )

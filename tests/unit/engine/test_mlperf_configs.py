@@ -6,7 +6,6 @@ from repository import CONFIGS
 from evenpack.config import load_run_file
 from evenpack.data.packing import pack
 from evenpack.engine.config import RunConfig
-from evenpack.engine.deepspeed_config import micro_batches_per_step
 from evenpack.engine.memory.estimate import MicroBatchSize, training_memory
 from evenpack.studies.lengths.published import published_histogram
 
@@ -35,7 +34,7 @@ def packing_factor() -> float:
 def test_the_gpus_divide_a_step_of_the_samples_that_its_settings_are_for(name: str, packing_factor: float) -> None:
     config = load(name)
     training = config.training
-    assert micro_batches_per_step(training, GPUS[name]) >= 1
+    assert training.step_size.micro_batches(GPUS[name]) >= 1
     per_item = packing_factor if training.batching == "packs" else 1.0
     assert training.items_per_step * per_item == pytest.approx(SAMPLES[name], rel=0.01)
     assert training.target_accuracy == 0.72

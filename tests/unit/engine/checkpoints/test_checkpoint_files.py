@@ -22,7 +22,6 @@ from evenpack.engine.checkpoints.files import (
     checkpoint_name,
     commit_files,
     find_candidates,
-    find_changed_keys,
     find_wrong_size,
     list_files,
     read_manifest,
@@ -561,13 +560,13 @@ def test_steps_of_another_size_are_refused_and_other_changes_are_reported_once(c
     compare_run_files(state, state.config)
     assert not caplog.records
     compare_run_files(state, state.config | {"optimizer": {"weight_decay": 0.2}})
-    adjusted = state.config["training"] | {"packing_adjustment": "fewer_accumulations"}
-    compare_run_files(state, state.config | {"training": adjusted})
     (record,) = caplog.records
     assert "since step 7" in record.getMessage()
     assert "optimizer.weight_decay: 0.1 -> 0.2" in record.getMessage()
     with pytest.raises(CheckpointError, match=r"7 steps of 64 packs.*is 128.*packs_per_step=64"):
         compare_run_files(state, state.config | {"training": {"packs_per_step": 128}})
+    with pytest.raises(CheckpointError, match=r"is 128.*Restore the training.packs_per_step and packing_adjustment"):
+        compare_run_files(state, {"training": {"packs_per_step": 128}}, has_fewer_accumulations=True)
     with pytest.raises(CheckpointError, match=r"(?s)another network or optimizer.*optimizer\.kind: None -> lamb"):
         compare_run_files(state, state.config | {"optimizer": {"kind": "lamb", "weight_decay": 0.1}})
 
@@ -611,14 +610,3 @@ def test_what_decides_the_order_or_the_targets_is_named_where_it_has_changed():
         require_fingerprint(replace(train_state(7), config=saved), "e" * 32, present)
     named = [line for line in str(caught.value).splitlines() if line.startswith("  ")]
     assert named == ["  data.recipe.end_of_text_in_loss: all -> none", "  run.seed: 42 -> 5"]
-
-
-def test_changed_keys_of_a_run_file_are_named_with_both_values():
-    saved = {"model": {"layers": 2, "positions": "learned"}, "steps": 10, "deepspeed": {"extra": {"a": 1}}}
-    present = {"model": {"layers": 4, "positions": "learned"}, "steps": 10, "deepspeed": {"extra": {}}, "new": [1]}
-    assert find_changed_keys(saved, present) == {
-        "deepspeed.extra.a": (1, None),
-        "model.layers": (2, 4),
-        "new": (None, [1]),
-    }
-    assert find_changed_keys(saved, saved) == {}

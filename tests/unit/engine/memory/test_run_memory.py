@@ -10,7 +10,7 @@ import pytest
 from evenpack.engine.config import RunConfig
 from evenpack.engine.memory.estimate import RunMemory, micro_batch_size, run_memory, training_memory, with_micro_batch
 from evenpack.engine.memory.text import memory_text
-from evenpack.engine.resolving.step_items import AverageItem
+from evenpack.engine.resolving.data_facts import AverageItem
 from evenpack.models.common.device_peaks import DevicePeak, find_device_peak
 from evenpack.testing import changed, run_config, run_values
 

@@ -1,6 +1,6 @@
 """Section 3.3 of PackedBERT is applied to a run file."""
 
-import math
+from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
@@ -10,11 +10,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from prepared_files import two_sources
 
+from evenpack.config import with_values
 from evenpack.data.prepared import PreparedData
 from evenpack.engine.config import RunConfig
-from evenpack.engine.deepspeed_config import micro_batches_per_step
 from evenpack.engine.optimizers.lamb import Lamb
-from evenpack.engine.resolving.packing_adjustment import PackingAdjustment, adjust_to_packing, measured_packing_factor
+from evenpack.engine.resolving.data_facts import AverageItem, DataFacts, average_item
+from evenpack.engine.resolving.settle import SettledRun, settle
 from evenpack.errors import ConfigError, DataError
 
 
@@ -43,8 +44,14 @@ def run_config(kind: str, **training: Any) -> RunConfig:
     )
 
 
-def adjusted(kind: str, factor: float, **training: Any) -> PackingAdjustment:
-    return adjust_to_packing(run_config(kind, **training), packing_factor=factor)
+def facts(factor: float) -> DataFacts:
+    """Returns data with so many sequences per pack."""
+    item = AverageItem(sequences=Fraction(factor), tokens=Fraction(8), row_slots=8)
+    return DataFacts(item=item, items_per_epoch=None, vocabulary_size=100)
+
+
+def adjusted(kind: str, factor: float, **training: Any) -> SettledRun:
+    return settle(run_config(kind, **training), facts(factor))
 
 
 def changed_keys(before: RunConfig, after: RunConfig) -> set[str]:
@@ -59,14 +66,17 @@ def changed_keys(before: RunConfig, after: RunConfig) -> set[str]:
 def test_none_changes_and_logs_nothing():
     adjustment = adjusted("none", 1.996)
     assert adjustment.config == run_config("none")
-    assert adjustment.description == ()
+    assert adjustment.adjustment == ()
 
 
 def test_fewer_accumulations_cuts_the_step_and_nothing_else():
     adjustment = adjusted("fewer_accumulations", 1.996)
     assert adjustment.config.training.packs_per_step == 224
-    assert changed_keys(run_config("fewer_accumulations"), adjustment.config) == {"training.packs_per_step"}
-    assert adjustment.description == (
+    assert changed_keys(run_config("fewer_accumulations"), adjustment.config) == {
+        "training.packs_per_step",
+        "training.packing_adjustment",
+    }
+    assert adjustment.adjustment == (
         "packing adjustment fewer_accumulations for 1.996 sequences per pack",
         "training.packs_per_step 448 -> 224 (exactly 224.45): 447.1 sequences per step on average, 0.2 % fewer than "
         "without packing",
@@ -84,9 +94,10 @@ def test_lamb_betas_keeps_the_step_and_shrinks_the_rest():
         "optimizer.beta1",
         "optimizer.beta2",
         "training.steps",
+        "training.packing_adjustment",
         "schedule.warmup_steps",
     }
-    assert adjustment.description == (
+    assert adjustment.adjustment == (
         "packing adjustment lamb_betas for 2 sequences per pack",
         "optimizer.beta1 0.81 -> 0.6561, beta2 0.9243 -> 0.85433",
         "training.steps 6700 -> 3350 (exactly 3350.00); total sequences: as many as without packing",
@@ -97,10 +108,18 @@ def test_lamb_betas_keeps_the_step_and_shrinks_the_rest():
 
 
 @pytest.mark.parametrize("kind", ["fewer_accumulations", "lamb_betas"])
+def test_nothing_is_adjusted_twice(kind: str):
+    once = adjusted(kind, 2.0)
+    again = settle(once.config, facts(2.0))
+    assert again.config == once.config != run_config(kind)
+    assert again.adjustment == ()
+
+
+@pytest.mark.parametrize("kind", ["fewer_accumulations", "lamb_betas"])
 def test_a_factor_of_one_leaves_every_number(kind: str):
     adjustment = adjusted(kind, 1.0)
-    assert adjustment.config == run_config(kind)
-    assert adjustment.description, "it was asked for, so it is said"
+    assert changed_keys(run_config(kind), adjustment.config) == {"training.packing_adjustment"}
+    assert adjustment.adjustment, "it was asked for, so it is said"
 
 
 def test_the_adjusted_betas_are_those_of_the_theorem():
@@ -120,7 +139,7 @@ def test_the_adjusted_betas_are_those_of_the_theorem():
 def test_the_step_stays_near_the_batch_or_is_refused(packs: int, factor: float):
     config = run_config("fewer_accumulations", packs_per_step=packs)
     try:
-        cut = adjust_to_packing(config, packing_factor=factor).config.training.packs_per_step
+        cut = settle(config, facts(factor)).config.training.packs_per_step
     except ConfigError:
         near = [number for number in range(1, packs + 1) if abs(number * factor / packs - 1.0) <= 0.25]
         assert near == []
@@ -153,20 +172,20 @@ def test_a_step_that_cannot_be_cut_is_refused(packs: int, factor: float):
 
 
 def test_the_micro_batch_has_to_divide_the_cut_step_and_not_the_run_files():
-    training = adjusted("fewer_accumulations", 1.25, packs_per_step=64, packs_per_micro_batch=13).config.training
-    assert training.packs_per_step == 52
-    assert micro_batches_per_step(training, 2) == 2
+    run = adjusted("fewer_accumulations", 1.25, packs_per_step=64, packs_per_micro_batch=13)
+    assert run.config.training.packs_per_step == 52
+    assert run.micro_batches(2) == 2
 
 
 def test_a_micro_batch_that_the_cut_step_does_not_hold_is_refused_with_what_it_holds():
-    training = adjusted("fewer_accumulations", 1.25, packs_per_step=64, packs_per_micro_batch=8).config.training
+    run = adjusted("fewer_accumulations", 1.25, packs_per_step=64, packs_per_micro_batch=8)
     with pytest.raises(ConfigError) as caught:
-        micro_batches_per_step(training, 2)
+        run.micro_batches(2)
     message = str(caught.value)
     assert "2 ranks x training.packs_per_micro_batch (8) must divide training.packs_per_step (52)" in message
     assert "With this packs_per_micro_batch no number of ranks is valid" in message
     assert "2 ranks can do packs_per_micro_batch 1, 2, 13, 26" in message
-    assert "training.packing_adjustment made packs_per_step 52 of the run file's" in message
+    assert "training.packing_adjustment made packs_per_step 52 of the run file's 64" in message
 
 
 def test_a_stop_behind_the_shortened_run_is_refused_with_the_reason():
@@ -177,19 +196,12 @@ def test_a_stop_behind_the_shortened_run_is_refused_with_the_reason():
 
 
 def test_a_run_of_few_steps_keeps_one():
-    adjustment = adjust_to_packing(
-        run_config("lamb_betas").model_copy(
-            update={
-                "training": run_config("lamb_betas").training.model_copy(update={"steps": 2}),
-                "schedule": run_config("lamb_betas").schedule.model_copy(update={"warmup_steps": 2}),
-            }
-        ),
-        packing_factor=9.0,
-    )
+    sections = {"training": {"steps": 2}, "schedule": {"warmup_steps": 2}}
+    adjustment = settle(with_values(run_config("lamb_betas"), sections, origin="a short run"), facts(9.0))
     assert (adjustment.config.training.steps, adjustment.config.schedule.warmup_steps) == (1, 0)
 
 
-@pytest.mark.parametrize("factor", [0.99, 0.0, math.nan, math.inf])
+@pytest.mark.parametrize("factor", [0.99, 0.0])
 def test_a_factor_that_cannot_be_is_refused(factor: float):
     with pytest.raises(ValueError, match="a packing factor is at least 1"):
         adjusted("lamb_betas", factor)
@@ -213,7 +225,7 @@ def test_the_measured_factor_weighs_sources_as_the_run_draws_them(finished: Path
         factors[name] = prepared.view(name, "train").count / plan.packs
     weights = dict(zip(prepared.source_names, prepared.weights, strict=True))
     expected = sum(weights[name] * factors[name] for name in factors) / sum(weights.values())
-    assert measured_packing_factor(prepared) == pytest.approx(expected, rel=1e-12)
+    assert float(average_item(prepared, "packs").sequences) == pytest.approx(expected, rel=1e-12)
     assert len(set(factors.values())) == 2, "sources must differ"
 
 
@@ -224,4 +236,4 @@ def test_a_source_with_nothing_to_train_on_is_named(finished: Path, corpus: Path
     empty = record.model_copy(update={"train": record.train.model_copy(update={"packing": None})})
     manifest = prepared.manifest.model_copy(update={"sources": prepared.manifest.sources | {name: empty}})
     with pytest.raises(DataError, match=f"source '{name}' has no sequence to train on"):
-        measured_packing_factor(PreparedData(finished, prepared.config, manifest))
+        DataFacts.of(PreparedData(finished, prepared.config, manifest), "packs")

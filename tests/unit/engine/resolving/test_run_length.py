@@ -8,23 +8,31 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from evenpack.engine.resolving.resolve import open_run
-from evenpack.engine.resolving.run_length import (
-    RunLengthSection,
-    StepContents,
-    is_evaluation_due,
-    mlperf_evaluation_interval,
-    steps_of,
-)
+from evenpack.engine.config import TrainingSection
+from evenpack.engine.resolving.data_facts import AverageItem, DataFacts
+from evenpack.engine.resolving.resolve import is_evaluation_due, mlperf_evaluation_interval, open_run
+from evenpack.engine.resolving.settle import steps_of
 from evenpack.errors import ConfigError
 from evenpack.launcher.training import plan_training
 from evenpack.testing import prepared, run_config, run_values, text_sources
 
 
-def contents(**changes: Any) -> StepContents:
-    """Returns a step of one pack that holds a sequence of one token, of a model of one parameter."""
-    one: dict[str, Any] = {"items": 1, "items_per_epoch": 1, "samples": Fraction(1), "tokens": Fraction(1)}
-    return StepContents(**(one | {"parameters": 1} | changes))
+def training(**length: Any) -> TrainingSection:
+    return TrainingSection(packs_per_step=1, packs_per_micro_batch=1, **length)
+
+
+def steps_with(
+    length: TrainingSection,
+    *,
+    sequences: Fraction = Fraction(1),
+    tokens: Fraction = Fraction(1),
+    packs: int = 1,
+    parameters: int = 1,
+) -> int:
+    """Returns the steps of `packs` packs of so many sequences and tokens, for a model of so many parameters."""
+    item = AverageItem(sequences=sequences, tokens=tokens, row_slots=1)
+    facts = DataFacts(item=item, items_per_epoch=1, vocabulary_size=1)
+    return steps_of(length, facts, items_per_step=packs, parameters=parameters)
 
 
 @pytest.mark.parametrize(
@@ -42,18 +50,18 @@ def contents(**changes: Any) -> StepContents:
 )
 def test_a_run_has_one_length(values: dict[str, Any], found: str) -> None:
     with pytest.raises(ValueError, match=found):
-        RunLengthSection(**values)
+        training(**values)
 
 
 @pytest.mark.parametrize("accuracy", [0.0, 1.2])
 def test_a_target_that_no_model_can_reach_is_refused(accuracy: float) -> None:
     with pytest.raises(ValueError, match="target_accuracy"):
-        RunLengthSection(steps=3, target_accuracy=accuracy)
+        training(steps=3, target_accuracy=accuracy)
 
 
 def test_a_target_without_evaluations_is_refused() -> None:
     with pytest.raises(ValueError, match="there are none: set evaluate_every_steps"):
-        RunLengthSection(steps=3, target_accuracy=0.5, evaluate_every_steps=None)
+        training(steps=3, target_accuracy=0.5, evaluate_every_steps=None)
 
 
 @given(
@@ -64,16 +72,16 @@ def test_a_target_without_evaluations_is_refused() -> None:
 def test_samples_are_never_exceeded_and_one_more_step_would(samples: int, items: int, factor: Fraction) -> None:
     if samples < items * factor:
         return
-    length = RunLengthSection(max_samples=samples)
-    steps = steps_of(length, contents(items=items, samples=items * factor))
+    length = training(max_samples=samples)
+    steps = steps_with(length, packs=items, sequences=factor)
     assert steps * items * factor <= samples < (steps + 1) * items * factor
 
 
 def test_mlperf_lengths_come_out_exactly() -> None:
     """3 million samples at batch 1,500 (PackedBERT, figure 3), un-packed and in packs of two on average."""
-    length = RunLengthSection(max_samples=3_000_000)
-    assert steps_of(length, contents(items=1500, samples=Fraction(1500))) == 2000
-    assert steps_of(length, contents(items=750, samples=Fraction(1500))) == 2000
+    length = training(max_samples=3_000_000)
+    assert steps_with(length, packs=1500) == 2000
+    assert steps_with(length, packs=750, sequences=Fraction(2)) == 2000
 
 
 @given(
@@ -86,19 +94,19 @@ def test_all_requested_tokens_are_trained_on_and_one_step_less_would_not_do(
 ) -> None:
     if tokens < held:
         return
-    steps = steps_of(RunLengthSection(tokens=tokens), contents(tokens=held))
+    steps = steps_with(training(tokens=tokens), tokens=held)
     assert (steps - 1) * held < tokens <= steps * held
     ratio = Fraction(str(tokens / 1000))
     if ratio * parameters < held or ratio > 10**9:
         return
-    by_ratio = RunLengthSection(chinchilla_ratio=float(ratio))
-    steps = steps_of(by_ratio, contents(tokens=held, parameters=parameters))
+    by_ratio = training(chinchilla_ratio=float(ratio))
+    steps = steps_with(by_ratio, tokens=held, parameters=parameters)
     assert (steps - 1) * held < ratio * parameters <= steps * held
 
 
 def test_gpt2_small_is_compute_optimal_after_2_5_billion_tokens() -> None:
-    step = contents(tokens=Fraction(524_288), parameters=124_439_808)
-    assert steps_of(RunLengthSection(chinchilla_ratio=20), step) == 4748  # 2,488,796,160 / 524,288 = 4747.0017
+    length = training(chinchilla_ratio=20)
+    assert steps_with(length, tokens=Fraction(524_288), parameters=124_439_808) == 4748  # 2,488,796,160 / 524,288
 
 
 @pytest.mark.parametrize(
@@ -110,16 +118,15 @@ def test_gpt2_small_is_compute_optimal_after_2_5_billion_tokens() -> None:
     ],
 )
 def test_less_than_a_step_holds_is_refused(length: dict[str, Any], message: str) -> None:
-    step = contents(samples=Fraction(16), tokens=Fraction(1000), parameters=100)
     with pytest.raises(ConfigError, match=message):
-        steps_of(RunLengthSection(**length), step)
+        steps_with(training(**length), sequences=Fraction(16), tokens=Fraction(1000), parameters=100)
 
 
 def test_evaluations_by_samples_come_with_the_step_that_completes_them() -> None:
-    length = RunLengthSection(steps=20, evaluate_every_samples=25)
+    length = training(steps=20, evaluate_every_samples=25)
     due = [step for step in range(1, 21) if is_evaluation_due(length, step, samples_per_step=Fraction(10))]
     assert due == [3, 5, 8, 10, 13, 15, 18, 20]
-    by_steps = RunLengthSection(steps=7, evaluate_every_steps=3)
+    by_steps = training(steps=7, evaluate_every_steps=3)
     assert [step for step in range(1, 8) if is_evaluation_due(by_steps, step, samples_per_step=Fraction(1))] == [
         3,
         6,
@@ -128,7 +135,7 @@ def test_evaluations_by_samples_come_with_the_step_that_completes_them() -> None
 
 
 def test_a_stop_in_between_adds_no_evaluation() -> None:
-    length = RunLengthSection(steps=7, evaluate_every_steps=3, stop_after_steps=5)
+    length = training(steps=7, evaluate_every_steps=3, stop_after_steps=5)
     assert [step for step in range(1, 8) if is_evaluation_due(length, step, samples_per_step=Fraction(1))] == [3, 6, 7]
 
 
@@ -137,7 +144,7 @@ def test_mlperf_evaluates_by_its_rule() -> None:
     assert mlperf_evaluation_interval(448.0) == 150_000
     assert mlperf_evaluation_interval(768.0) == 150_000
     assert mlperf_evaluation_interval(3072.0) == 175_000
-    length = RunLengthSection(steps=3680, evaluate_every_samples="mlperf")
+    length = training(steps=3680, evaluate_every_samples="mlperf")
     due = [step for step in range(1, 3680) if is_evaluation_due(length, step, samples_per_step=Fraction(768))]
     assert due[:3] == [196, 391, 586], "150,000 samples are 195.3 steps"
 
@@ -148,12 +155,12 @@ def test_mlperf_evaluates_by_its_rule() -> None:
 @pytest.mark.parametrize("batching", ["packs", "sequences"])
 def test_the_plan_shows_the_steps_that_a_length_comes_to(tmp_path: Path, length: dict[str, Any], batching: str) -> None:
     documents = ["x" * (1 + number % 9) for number in range(80)]
-    training = {"steps": None, **length, "batching": batching}
+    section = {"steps": None, **length, "batching": batching}
     if batching == "sequences":
-        training |= {"packs_per_step": None, "packs_per_micro_batch": None}
-        training |= {"layout": "unpadded", "sequences_per_step": 8, "sequences_per_micro_batch": 2}
+        section |= {"packs_per_step": None, "packs_per_micro_batch": None}
+        section |= {"layout": "unpadded", "sequences_per_step": 8, "sequences_per_micro_batch": 2}
     data = {"sources": text_sources(tmp_path, {"lines": documents})}
-    config = prepared(run_config(run_values("gpt2", tmp_path, data=data, training=training)))
+    config = prepared(run_config(run_values("gpt2", tmp_path, data=data, training=section)))
     plan, run = plan_training(config, ranks=2), open_run(config)
     assert run.config.training.planned_steps == plan.steps
     if "epochs" in length:
@@ -169,4 +176,4 @@ def test_the_plan_shows_the_steps_that_a_length_comes_to(tmp_path: Path, length:
         assert plan.tokens - plan.tokens_per_step < tokens <= plan.tokens
         assert plan.tokens_per_parameter == pytest.approx(plan.tokens / plan.parameters)
     assert f"training.steps {plan.steps}, of " in "".join(plan.packing_adjustment)
-    assert open_run(run.settled_config).config == run.settled_config, "a checkpoint's run file is whole"
+    assert open_run(run.config).config == run.config, "a checkpoint's run file is whole"

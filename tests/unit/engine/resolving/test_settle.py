@@ -11,9 +11,10 @@ from tiny_run import lone_world, tiny_gpt2_run
 
 from evenpack.engine.config import RunConfig, TrainingSection
 from evenpack.engine.reporting.metrics import METRICS, read_metrics
+from evenpack.engine.resolving.data_facts import AverageItem
 from evenpack.engine.resolving.resolve import open_run
 from evenpack.engine.resolving.settle import items_for_tokens
-from evenpack.engine.resolving.step_items import AverageItem
+from evenpack.engine.resolving.where import open_where
 from evenpack.engine.train import train_in
 from evenpack.errors import ConfigError
 from evenpack.launcher.training import plan_training
@@ -98,10 +99,17 @@ def test_a_step_in_tokens_is_that_of_the_packs_that_it_comes_to(config: RunConfi
     asked = round(8.1 * by_packs.item.tokens)
     run = open_run(by_tokens(config, asked))
     assert run.shape == by_packs.shape
-    assert run.settled_config == by_packs.config, "a checkpoint holds packs, so that it goes on whatever it holds"
-    (line,) = run.adjustment
+    assert run.config == by_packs.config, "a checkpoint holds packs, so that it goes on whatever it holds"
+    (line,) = run.settled.adjustment
     assert f"tokens_per_step {asked}: training.packs_per_step 8 (exactly 8.10)" in line
     assert "% fewer than asked for" in line
+
+
+def test_a_settled_run_has_the_steps_of_its_run_file(config: RunConfig) -> None:
+    stated = changed(config, training={"packs_per_step": 32, "packing_adjustment": "fewer_accumulations"})
+    settled = open_run(stated).config
+    assert settled.training.packs_per_step < 32
+    assert open_where(settled).step(1) == open_where(stated).step(1)
 
 
 def test_a_step_of_sequences_may_be_given_in_tokens_too(config: RunConfig) -> None:

@@ -163,7 +163,7 @@ def model_of(run: StudyRun) -> Model:
     return new_model(
         run.config.model,
         vocabulary_size=64,
-        max_positions=run.config.model.max_positions or run.config.positions_needed,
+        max_positions=run.config.max_positions,
         attention_backend="reference",
         seed=run.config.run.seed,
     )

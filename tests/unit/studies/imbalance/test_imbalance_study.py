@@ -140,7 +140,7 @@ def test_a_run_is_simulated_with_its_own_model(study: Command, tmp_path: Path) -
     expected = linear_seconds(
         config.model,
         vocabulary_size=run.prepared.vocabulary_size,
-        max_positions=run.max_positions,
+        max_positions=run.config.max_positions,
         head_share=1.0,
         optimizer=config.optimizer,
         device="h100",

@@ -1,4 +1,4 @@
-"""The items of a step, packs or single sequences, as an average over the draws of a run."""
+"""What is known of a run's data before a step is planned: its average pack or sequence, and the epochs it makes."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -26,10 +26,33 @@ class AverageItem:
     row_slots: int
     """Slots that it could fill: those of a pack, or of the longest possible sequence."""
 
+    def __post_init__(self) -> None:
+        if self.sequences < 1:
+            raise ValueError(f"a packing factor is at least 1, got {float(self.sequences):g}")
+
     @property
     def fill(self) -> float:
         """Fraction of those slots that hold a token."""
         return float(self.tokens / self.row_slots)
+
+
+@dataclass(frozen=True, kw_only=True)
+class DataFacts:
+    """The facts of a run's data from which its step and its length are computed."""
+
+    item: AverageItem
+    items_per_epoch: int | None
+    """Packs or sequences of all sources together; None if unknown."""
+    vocabulary_size: int
+
+    @classmethod
+    def of(cls, prepared: PreparedData, batching: Batching) -> "DataFacts":
+        """Reads the manifest of prepared data. Raises: DataError if a source has nothing to train on."""
+        return cls(
+            item=average_item(prepared, batching),
+            items_per_epoch=sum(items_of_an_epoch(prepared, batching).values()),
+            vocabulary_size=prepared.vocabulary_size,
+        )
 
 
 def average_item(
