@@ -177,9 +177,7 @@ def saved(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[dict[str
 
 
 @pytest.mark.parametrize("stage", STAGES)
-def test_the_files_are_those_of_a_save_in_the_foreground_though_a_step_follows_at_once(
-    saved: tuple[Path, list[dict[str, Any]]], stage: int
-):
+def test_a_background_save_writes_the_files_of_a_foreground_save(saved: tuple[Path, list[dict[str, Any]]], stage: int):
     for result in saved[1]:
         in_foreground, in_background, _ = result[f"stage_{stage}"]
         assert len(in_background) > 2 * (stage > 0)

@@ -41,7 +41,7 @@ def test_another_rank_killed_before_any_write_of_a_save_leaves_a_whole_checkpoin
     assert found[OLD] > 3
 
 
-def test_a_kill_while_a_checkpoint_of_the_same_step_is_replaced_leaves_one_of_the_two(tmp_path: Path):
+def test_a_kill_while_a_checkpoint_is_replaced_leaves_the_old_or_the_new_one(tmp_path: Path):
     found = kill_everywhere(tmp_path, old_step=2, new_step=2, ranks=1, watched_rank=0)
     assert found[OLD] > 10
     assert found[NEW] > 8

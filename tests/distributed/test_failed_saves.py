@@ -102,9 +102,7 @@ def train_without_latest(world: World, config: RunConfig) -> None:
         train_in(world, config, stop_requested=never)
 
 
-def test_a_checkpoint_that_is_whole_counts_and_replaces_older_ones_without_the_file_that_names_it(
-    config: RunConfig, tmp_path: Path
-) -> None:
+def test_a_complete_checkpoint_counts_without_the_file_that_names_it(config: RunConfig, tmp_path: Path) -> None:
     run = changed(config, run={"output_dir": tmp_path}, training={"keep_checkpoints": 1})
     run_ranks(train_without_latest, 1, run)
     assert checkpoints(run) == [f"step_{STEPS:06d}"]

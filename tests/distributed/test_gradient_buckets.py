@@ -112,7 +112,7 @@ def test_a_parameter_without_a_gradient_holds_up_no_other_and_has_a_mean_as_well
         assert torch.equal(one.gradients, found[0][0].gradients)
 
 
-def test_buckets_hold_every_parameter_that_is_trained_once_from_the_last_to_the_first() -> None:
+def test_buckets_hold_every_trained_parameter_once_in_reverse_order() -> None:
     sizes = (5, 3, 1, 20, 6, 2, 7)
     parameters = [nn.Parameter(torch.zeros(size)) for size in (*sizes, 0)]
     parameters[2].requires_grad_(False)

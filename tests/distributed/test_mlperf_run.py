@@ -166,9 +166,7 @@ def interrupted(*_: object) -> None:
     raise KeyboardInterrupt
 
 
-def test_a_run_in_pieces_ends_where_a_whole_one_does_and_its_log_has_each_sample_once(
-    reached: RunConfig, tmp_path: Path
-) -> None:
+def test_a_run_in_pieces_ends_as_an_unbroken_one_and_logs_each_sample_once(reached: RunConfig, tmp_path: Path) -> None:
     """Stops without an evaluation, continues without metrics, and is killed between evaluation and checkpoint."""
     config = changed(reached, run={"output_dir": tmp_path}, data={"prepared_dir": reached.prepared_dir})
     outcomes = run_ranks(go_on_in_pieces, 2, config)[0]
@@ -183,7 +181,7 @@ def test_a_run_in_pieces_ends_where_a_whole_one_does_and_its_log_has_each_sample
     assert told[0] == told[1]
 
 
-def test_a_run_that_resumes_after_its_end_has_one_end_and_one_without_its_log_is_refused(
+def test_resuming_a_finished_run_logs_one_end_and_is_refused_without_the_log(
     reached: RunConfig, tmp_path: Path
 ) -> None:
     shutil.copytree(reached.run.output_dir, tmp_path / "out")

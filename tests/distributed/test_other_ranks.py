@@ -186,7 +186,7 @@ def test_a_conversion_is_made_once_and_made_again_if_it_is_damaged(whole: RunCon
         assert reused == (2, *again[1:])  # loading, and a look at the conversion
 
 
-def test_ranks_that_cannot_divide_the_step_are_refused_before_the_start_with_those_that_can(whole: RunConfig) -> None:
+def test_ranks_that_cannot_divide_the_step_are_refused_and_those_that_can_named(whole: RunConfig) -> None:
     config = begun(whole, 3, ranks=2)
     with pytest.raises(ConfigError) as caught:
         plan_training(config, ranks=3)

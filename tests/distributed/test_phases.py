@@ -79,7 +79,7 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def test_phase_2_begins_on_every_rank_with_the_weights_of_phase_1_and_continues_with_its_own(folder: Path) -> None:
+def test_phase_2_begins_with_the_weights_of_phase_1_and_resumes_with_its_own(folder: Path) -> None:
     phase1 = prepare_phase(folder, 1, PHASE_1_LENGTH)
     phase2 = prepare_phase(folder, 2, PHASE_2_LENGTH, initialize_from=phase1.run.output_dir)
     found = run_ranks(begin_phase_2, 2, phase1, phase2)

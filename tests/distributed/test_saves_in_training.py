@@ -130,7 +130,7 @@ def saves(output_dir: Path) -> dict[int, dict[str, Any]]:
     }
 
 
-def test_training_goes_on_while_a_checkpoint_is_written_and_the_next_save_waits_for_it(runs: Runs):
+def test_training_goes_on_during_a_save_and_the_next_save_waits_for_it(runs: Runs):
     output_dir, _ = runs
     assert checkpoints(output_dir / "whole") == ["latest", *(f"step_{step:06d}" for step in (2, 4, 6, 7))]
     assert {at: save["step"] for at, save in saves(output_dir / "whole").items()} == {5: 2, 7: 4}

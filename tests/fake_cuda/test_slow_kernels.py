@@ -45,7 +45,7 @@ def test_lines_of_a_product_begin_at_multiples_of_16_bytes(left: Tensor, right: 
     assert problem is None if found is None else str(problem).startswith(f"the {found} ")
 
 
-def test_the_factors_of_a_sum_are_its_last_two_tensors_and_batches_have_aligned_matrices_too() -> None:
+def test_the_last_two_tensors_of_addmm_are_its_factors_and_batches_are_aligned() -> None:
     bias, left, right = numbers(512), numbers(512, 257), numbers(257, 512)
     assert unaligned_matrix(aten.addmm, (bias, left, right), left @ right) is not None
     several = numbers(4, 512 * 256 + 4)[:, : 512 * 256].view(4, 512, 256)

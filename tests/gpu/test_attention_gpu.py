@@ -157,7 +157,7 @@ def test_flex_is_compiled_once_for_all_boundaries() -> None:
     assert graphs[1:] == graphs[:1] * 3
 
 
-def test_with_deterministic_algorithms_the_fused_kernels_agree_in_every_bit_of_two_runs() -> None:
+def test_deterministic_fused_kernels_agree_bit_for_bit_in_two_runs() -> None:
     torch.use_deterministic_algorithms(True)
     try:
         for backend in set(serving(torch.bfloat16, causal=True, alibi=False)) - {"sdpa"}:

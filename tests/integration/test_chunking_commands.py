@@ -152,9 +152,7 @@ def test_all_arms_are_evaluated_on_the_same_targets(study_file: Path, found: Fou
     assert all(counts[0].values())
 
 
-def test_a_restart_does_again_only_what_has_failed_and_reports_from_what_it_has_kept(
-    study_file: Path, found: Found
-) -> None:
+def test_a_restart_repeats_only_what_failed_and_reports_the_rest_from_disk(study_file: Path, found: Found) -> None:
     assert study(study_file).commands == ["train"]
     logs = list((study_file.parent / "study").rglob("metrics.jsonl"))
     for log in logs:

@@ -340,7 +340,7 @@ def test_a_model_of_another_shape_is_not_evaluated(trained: Path, refuse: Callab
     assert "is of another model than the run file's" in refuse("evaluate", "run.yaml", "model.layers=3")
 
 
-def test_a_model_whose_weights_have_the_same_shapes_and_mean_something_else_is_not_evaluated_or_exported(
+def test_weights_of_equal_shapes_but_another_model_are_not_evaluated_or_exported(
     trained: Path, refuse: Callable[..., str]
 ) -> None:
     expected = "is of a model with heads 2, this run has model.heads 1"

@@ -41,7 +41,7 @@ def find_process(run: FakeRun, *words: str) -> psutil.Process:
 
 
 @training("loop")
-def test_ctrl_c_saves_at_the_end_of_the_step_and_ends_with_the_code_of_a_stopped_run(fake_run: FakeRun) -> None:
+def test_ctrl_c_saves_after_the_step_and_exits_with_the_code_of_a_stopped_run(fake_run: FakeRun) -> None:
     write_stop_request(fake_run.output_dir, StopRequest(run_id="of an earlier run", at_once=True))
     process = fake_run.launch()
     fake_run.wait_for("step")

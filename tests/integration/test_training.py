@@ -68,9 +68,7 @@ def test_a_run_leaves_metrics_a_summary_and_checkpoints(straight: Path) -> None:
     assert evaluated == [4, 8, 12]
 
 
-def test_a_checkpoint_has_the_validation_loss_of_its_step_by_which_the_best_is_found(
-    run_file: Path, straight: Path
-) -> None:
+def test_a_checkpoint_holds_its_validation_loss_by_which_the_best_is_found(run_file: Path, straight: Path) -> None:
     output = run_file.parent / "best"
     shutil.copytree(straight, output)
     before = read_manifest(output / "checkpoints" / "step_000008")

@@ -122,7 +122,7 @@ def test_a_rank_that_waits_for_the_output_directory_has_not_started(fake_run: Fa
 
 
 @training("meet_in_vain")
-def test_a_stop_before_the_ranks_have_met_ends_them_all_as_stopped_though_one_has_the_signal(fake_run: FakeRun) -> None:
+def test_a_signal_to_one_rank_before_the_ranks_have_met_stops_them_all(fake_run: FakeRun) -> None:
     ranks = fake_run.start_ranks(2)
     for rank in (0, 1):
         fake_run.wait_for(f"waits_{rank}")
@@ -144,7 +144,7 @@ def test_a_signal_that_follows_a_crash_before_the_ranks_have_met_is_no_stop(fake
 
 
 @training("hang")
-def test_sigterm_twice_does_not_end_a_rank_since_deepspeed_sends_it_on_top_of_ctrl_c(fake_run: FakeRun) -> None:
+def test_a_second_sigterm_does_not_end_a_rank_because_deepspeed_sends_two(fake_run: FakeRun) -> None:
     (rank,) = fake_run.start_ranks(1)
     fake_run.wait_for("step")
     rank.send_signal(signal.SIGTERM)
@@ -261,7 +261,7 @@ def test_a_rank_whose_peer_on_another_machine_is_killed_names_it(fake_run: FakeR
 
 
 @training("break_connection_on_rank_1")
-def test_a_lost_connection_is_the_failure_of_the_rank_that_reports_it_if_all_others_answer(fake_run: FakeRun) -> None:
+def test_a_lost_connection_is_blamed_on_its_reporter_if_all_others_answer(fake_run: FakeRun) -> None:
     ranks = fake_run.start_ranks(2, machines=2)
     assert all(code != 0 for code in exit_codes(ranks))
     assert fake_run.failure()["rank"] == 1

@@ -316,7 +316,7 @@ def test_a_key_of_an_earlier_layout_names_the_new_one(run_file: Path) -> None:
         load_run_file(run_file, RunConfig)
 
 
-def test_a_key_inside_a_section_of_an_earlier_layout_names_the_new_one_and_what_that_takes(run_file: Path) -> None:
+def test_a_key_of_an_earlier_layout_names_the_new_one_and_what_that_takes(run_file: Path) -> None:
     expected = "this key of earlier versions is now training.cost_model: write that in its place, which takes the file"
     with pytest.raises(ConfigError, match=f"override 'training.cost_weights.per_token=1': {expected}"):
         load_run_file(run_file, RunConfig, ["training.cost_weights.per_token=1"])

@@ -33,7 +33,7 @@ def test_versions_come_from_constraints_alone_and_torch_is_first() -> None:
     assert re.search(r"^torch==", (ROOT / "constraints.txt").read_text(), re.MULTILINE)
 
 
-def test_the_base_image_has_one_version_that_the_package_supports_and_the_user_is_not_root() -> None:
+def test_the_base_image_has_a_supported_version_and_the_user_is_not_root() -> None:
     base = re.search(r"^FROM python:(\d+)\.(\d+)\.\d+-slim-\w+$", DOCKERFILE, re.MULTILINE)
     assert base is not None
     supported = re.search(r'requires-python = ">=(\d+)\.(\d+),<(\d+)\.(\d+)"', (ROOT / "pyproject.toml").read_text())

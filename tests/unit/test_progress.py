@@ -37,7 +37,7 @@ def pictures(text: str) -> list[str]:
     return [line.strip() for line in re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "\n", text).splitlines() if line.strip()]
 
 
-def test_a_log_file_gets_the_first_state_then_a_line_every_ten_seconds_then_the_last() -> None:
+def test_a_log_file_gets_the_first_state_a_line_every_ten_seconds_and_the_last() -> None:
     clock = Clock()
     progress, stream = log_file(clock)
     steps = progress.begin("step", counted=True)
@@ -153,7 +153,7 @@ def test_a_terminal_is_drawn_a_few_times_a_second_at_most_and_no_picture_is_wide
     assert max(map(len, shown)) <= 30
 
 
-def test_what_is_printed_in_a_pause_starts_on_a_line_of_its_own_and_bars_continue_below() -> None:
+def test_output_in_a_pause_starts_on_its_own_line_and_bars_continue_below() -> None:
     clock = Clock()
     progress, stream = terminal(clock)
     with progress:

@@ -119,7 +119,7 @@ def test_pickled_it_opens_the_same_files_again(corpus: Path, finished: Path) -> 
     np.testing.assert_array_equal(again.view("code", "train").gather(ids), prepared.view("code", "train").gather(ids))
 
 
-def test_each_source_and_seed_has_an_order_of_its_own_and_validation_one_for_all_seeds(
+def test_each_source_and_seed_has_its_own_order_and_validation_has_one(
     corpus: Path, own_corpus: Path, tmp_path: Path
 ) -> None:
     shutil.copy(own_corpus / "wiki.jsonl", own_corpus / "code.jsonl")  # equal sources: only their names differ
@@ -203,9 +203,7 @@ def test_weights_places_and_left_out_paths_need_no_other_preparation(
     assert PreparedData.open(finished, doubled).fingerprint(1) == expected
 
 
-def test_one_prepared_set_serves_both_losses_of_padding_and_each_has_its_fingerprint(
-    corpus: Path, tmp_path: Path
-) -> None:
+def test_one_prepared_set_serves_both_losses_of_padding_by_two_fingerprints(corpus: Path, tmp_path: Path) -> None:
     recipe = {"kind": "padding", "max_sequence_length": 32, "atom": 32}
     counted, left_out = (
         two_sources(corpus, recipe={**recipe, "end_of_text_in_loss": predicted}, pack_length=32)

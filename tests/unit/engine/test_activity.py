@@ -20,7 +20,7 @@ def test_own_work_is_the_innermost_and_ends_with_its_block() -> None:
     assert current_own_work() is None
 
 
-def test_making_an_item_and_entering_and_leaving_a_context_are_own_work_and_nothing_between() -> None:
+def test_making_items_and_entering_and_leaving_contexts_are_own_work() -> None:
     during: list[str | None] = []
 
     @contextmanager

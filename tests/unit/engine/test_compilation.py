@@ -85,7 +85,7 @@ def test_without_a_compiler_the_run_is_refused_before_its_first_step(monkeypatch
     assert model.is_compiled
 
 
-def test_only_what_is_asked_for_is_compiled_and_layouts_of_varying_size_are_warned_of(
+def test_only_what_is_requested_is_compiled_and_varying_layouts_are_warned_of(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     model = tiny(run_of())

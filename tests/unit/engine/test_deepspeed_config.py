@@ -41,9 +41,7 @@ def test_batch_sizes_follow_from_the_step_the_micro_batch_and_the_ranks():
 
 
 @pytest.mark.parametrize(("clipping", "written"), [(None, 0.0), (0.5, 0.5), (1.0, 1.0)])
-def test_clipping_is_always_written_because_deepspeed_would_clip_at_1_without_the_key(
-    clipping: float | None, written: float
-):
+def test_clipping_is_always_written_because_deepspeed_clips_at_1_by_default(clipping: float | None, written: float):
     config = run_config(gradient_clipping=clipping, deepspeed={"zero_stage": 1})
     assert settings_of(config, 1)["gradient_clipping"] == written
 

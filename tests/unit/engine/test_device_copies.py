@@ -51,7 +51,7 @@ class Recorded:
         self.active = "computing"
 
 
-def test_on_cuda_each_is_copied_on_a_stream_of_its_own_while_the_one_before_it_is_computed(
+def test_on_cuda_each_batch_is_copied_on_its_own_stream_during_computation(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     recorded = Recorded(monkeypatch)

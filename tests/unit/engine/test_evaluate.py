@@ -214,7 +214,7 @@ def test_it_is_the_same_at_any_number_of_ranks_in_any_layout(gpt2: Gpt2, layout:
                 assert evaluations[name].packs == alone[name].packs
 
 
-def test_each_sequence_is_computed_once_over_the_ranks_and_nothing_is_padded_where_training_pads():
+def test_each_sequence_is_evaluated_once_over_the_ranks_and_without_padding():
     """This would show any cost of an evaluation beyond its forward passes, such as padding or repeated sequences."""
     batches: list[PackedBatch] = []
     evaluate_on(4, SuccessorModel(batches.append), run_config(layout="padded"))

@@ -49,7 +49,7 @@ def test_each_epoch_has_every_sequence_once_in_the_same_steps_whatever_the_layou
     assert steps(packed, 0) == steps(planner(batching, "packed"), 0)
 
 
-def test_steps_of_sequences_hold_the_requested_number_and_packs_no_more_than_their_length() -> None:
+def test_steps_of_sequences_hold_their_number_and_packs_their_length() -> None:
     *whole, last = epoch_of(planner("sequences", "packed", items=25), 0)
     assert [len(packs.sequence_ids) for packs in whole] == [25] * 4
     assert len(last.sequence_ids) == 1

@@ -340,7 +340,7 @@ def test_a_segment_above_max_sequence_length_is_refused() -> None:
         packed_attention(q, k, v, borders((7, 3)), 6, causal=True)
 
 
-def test_tensors_of_unequal_shape_and_borders_of_another_dtype_are_refused_without_the_shape_checker() -> None:
+def test_wrong_shapes_and_border_dtypes_are_refused_without_the_shape_checker() -> None:
     q, k, v = random_qkv(10)
     for wrong in ((q, k[:9], v), (q, k[:9], v[:9]), (q, k[..., :8], v[..., :8]), (q[0], k, v), (q, k, v[:, :1])):
         with pytest.raises(ValueError, match=r"q of shape \[T, H, D\], k and v of \[T, G, D\], found"):

@@ -242,7 +242,7 @@ def test_the_json_schema_refuses_what_the_run_file_may_not_hold(section: str, va
     assert not accepts(json_schema("run"), {**file, section: {**file[section], **values}})
 
 
-def test_the_json_schema_accepts_the_short_form_of_a_shuffle_and_sizes_with_their_unit() -> None:
+def test_the_json_schema_accepts_short_shuffles_and_sizes_with_units() -> None:
     file = shipped("demo")
     for shuffle in ("grid", {"kind": "grid", "memory": "4GiB"}):
         assert accepts(json_schema("run"), {**file, "data": {**file["data"], "shuffle": shuffle}})

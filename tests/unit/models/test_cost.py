@@ -151,7 +151,7 @@ def test_linear_layers_agree_with_torchs_counter():
     assert step_flops(SHAPE, vocabulary_size=VOCABULARY, work=without_attention) == linear
 
 
-def test_attention_agrees_with_torchs_counter_but_for_the_half_that_causality_leaves_out():
+def test_attention_agrees_with_torchs_counter_but_for_the_causal_half():
     """The oracle computes every pair of a segment, l² of them, where l (l + 1) / 2 count."""
     batch, _ = build_batch([random_sequences([16], vocabulary_size=VOCABULARY)], "packed", max_sequence_length=16)
     model = Gpt2(SHAPE, vocabulary_size=VOCABULARY, max_positions=16, attention_backend="reference")

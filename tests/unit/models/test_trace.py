@@ -30,7 +30,7 @@ def test_moments_of_a_deep_model_are_those_that_are_traced_in_it(kind: str, chan
         np.testing.assert_array_equal(found, traced.moments[phase], err_msg=phase)
 
 
-def test_gradients_of_an_earlier_micro_batch_are_alive_all_the_time_and_nothing_else_is_at_the_end() -> None:
+def test_only_gradients_of_earlier_micro_batches_are_alive_at_the_end() -> None:
     config = find_family("llama").config.model_validate({"kind": "llama", "preset": "tiny"})
     parameters = parameter_count(config, vocabulary_size=1000, max_positions=64)
     gradients = LIVE.index("gradients")

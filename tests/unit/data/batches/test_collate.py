@@ -156,7 +156,7 @@ def test_the_order_hash_counts_source_pack_slot_and_sequence() -> None:
     assert order_hash(packs) == sum(map(int, plain)) % 2**64
 
 
-def test_the_order_hash_is_the_same_however_packs_are_assigned_and_differs_for_other_packs() -> None:
+def test_the_order_hash_depends_on_the_packs_and_not_on_their_assignment() -> None:
     source = packed_source([[length] for length in range(1, 13)] * 3, pack_length=12, longest=12)
     packs = select(source, packs=8)
     whole = order_hash(packs)

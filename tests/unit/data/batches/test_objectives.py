@@ -114,7 +114,7 @@ def test_masked_tokens_depend_on_the_length_alone(settings: dict[Literal["share"
     assert len(set(counts.tolist())) > 3
 
 
-def test_a_pair_without_an_ordinary_token_asks_for_no_token_and_counts_as_a_sequence() -> None:
+def test_a_pair_without_ordinary_tokens_has_no_target_and_counts_as_a_sequence() -> None:
     pairs = random_sentence_pairs([(0, 0), (3, 4)], seed=1)
     source = pair_source(pairs, pack_length=PACK_LENGTH, longest=20)
     for reduction, weight in (("token", 1.0), ("sequence", 0.5)):
@@ -125,7 +125,7 @@ def test_a_pair_without_an_ordinary_token_asks_for_no_token_and_counts_as_a_sequ
 
 
 @pytest.mark.parametrize("layout", ["packed", "unpadded", "padded"])
-def test_the_next_sentences_of_a_pack_can_weigh_as_much_together_as_those_of_another(layout: Layout) -> None:
+def test_the_next_sentence_losses_of_each_pack_can_weigh_the_same_in_sum(layout: Layout) -> None:
     pairs = random_sentence_pairs([(1, 1), (1, 2), (9, 8), (2, 1)], seed=1)
     source = pair_source(pairs, pack_length=PACK_LENGTH, longest=20)
     objective = masked_objective(next_sentence_reduction="pack")
@@ -143,7 +143,7 @@ def test_the_next_sentences_of_a_pack_can_weigh_as_much_together_as_those_of_ano
     )
 
 
-def test_reduction_and_masking_of_validation_are_those_of_training_and_only_the_seed_is_fixed() -> None:
+def test_validation_reduces_and_masks_as_training_does_with_a_fixed_seed() -> None:
     objective = masked_objective(seed=9, reduction="sequence", share=0.3)
     fixed = objective.for_validation()
     assert isinstance(fixed, DynamicMasks)

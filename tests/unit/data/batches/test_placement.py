@@ -60,7 +60,7 @@ def tokens_of_packs(packs: Sequence[Sequence[Sequence[int]]]) -> list[int]:
 @pytest.mark.parametrize("is_bidirectional", [False, True])
 @given(packs=packs_of_sequences)
 @settings(deadline=None, max_examples=60)
-def test_without_isolation_the_tokens_of_a_row_are_one_segment_and_padding_stays_apart(
+def test_without_isolation_a_row_is_one_segment_and_padding_another(
     is_bidirectional: bool, packs: list[list[list[int]]]
 ) -> None:
     shape = step_shape(items_per_micro_batch=ROWS, layout="packed", isolate=False)

@@ -43,7 +43,7 @@ def dataset_of(config: RunConfig) -> MicroBatchDataset:
     return MicroBatchDataset(prepared, settings)
 
 
-def test_each_block_is_requested_before_the_first_step_that_needs_it_and_once_an_epoch(
+def test_each_block_is_requested_once_an_epoch_before_the_step_that_needs_it(
     blocked: RunConfig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked: list[ByteRange] = []

@@ -96,7 +96,7 @@ def test_pack_mates_are_drawn_again_in_each_epoch_and_by_each_key() -> None:
         assert (one.sequence_ids == first.sequence_ids).mean() < 0.2
 
 
-def test_what_comes_next_is_the_block_of_the_position_and_those_after_it_over_the_end_of_an_epoch() -> None:
+def test_upcoming_blocks_start_at_the_position_and_cross_the_end_of_an_epoch() -> None:
     bounds = list(range(0, 301, 60))
     plan = plan_of(random_lengths(300), bounds)
     drawn = plan.draw(np.arange(3 * plan.packs))

@@ -73,7 +73,7 @@ def test_another_seed_gives_another_order() -> None:
     assert content(planner(key=7).plan(0)) != content(planner(key=100).plan(0))
 
 
-def test_each_source_is_a_continuous_stream_in_which_every_epoch_has_each_sequence_once() -> None:
+def test_each_source_is_a_continuous_stream_with_each_sequence_once_an_epoch() -> None:
     plans = [planner().plan(step) for step in range(40)]
     for index, source in enumerate(sources()):
         positions, ids = [], []

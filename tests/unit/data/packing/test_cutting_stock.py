@@ -112,9 +112,7 @@ def test_published_histograms_are_closed_to_a_few_packs(name, limit, bound, most
     share=st.floats(0, 1),
     seed=st.integers(0, 9),
 )
-def test_a_near_best_pack_holds_its_length_keeps_the_limits_and_loses_no_more_than_the_tolerance(
-    counts, limit, share, seed
-):
+def test_a_near_best_pack_keeps_the_limits_and_loses_at_most_the_tolerance(counts, limit, share, seed):
     pack_length, most = len(counts) + 4, limit or len(counts) + 4
     prices = np.random.default_rng(seed).random(pack_length)
     best = best_packs(prices, LengthHistogram(counts=np.array(counts)), pack_length, most)

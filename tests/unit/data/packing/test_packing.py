@@ -128,7 +128,7 @@ def small_problems(draw: st.DrawFn) -> tuple[LengthHistogram, int, int]:
 @pytest.mark.parametrize("algorithm", sorted(ALGORITHMS))
 @given(problem=small_problems())
 @settings(max_examples=60, deadline=None)
-def test_whatever_the_algorithm_each_sequence_has_one_place_and_the_proven_bound_holds(algorithm, problem):
+def test_every_algorithm_places_each_sequence_once_and_keeps_its_proven_bound(algorithm, problem):
     histogram, pack_length, limit = problem
     packing = pack(histogram, algorithm, pack_length=pack_length, max_sequences_per_pack=limit)
     placed = np.zeros(pack_length + 1, dtype=np.int64)

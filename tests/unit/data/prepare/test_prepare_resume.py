@@ -143,9 +143,7 @@ def test_a_half_written_source_is_not_gone_on_with_from_another_text(
     }
 
 
-def test_a_changed_input_file_is_refused_when_finished_and_a_missing_one_is_not_missed(
-    own_corpus: Path, tmp_path: Path
-) -> None:
+def test_a_changed_input_of_finished_data_is_refused_and_a_missing_one_is_not(own_corpus: Path, tmp_path: Path) -> None:
     config, directory = two_sources(own_corpus), tmp_path / "data"
     prepare(config, directory)
     path = own_corpus / "code.jsonl"

@@ -60,7 +60,7 @@ def test_training_has_the_same_sequences_in_blocks_and_validation_is_as_it_was(
     assert orders[0] != orders[1], "each source has an order of its own"
 
 
-def test_fingerprints_and_data_sections_distinguish_shuffles_and_leave_older_ones_alone(
+def test_fingerprints_distinguish_shuffles_and_older_ones_stay_as_they_were(
     corpus: Path, finished: Path, shuffled: Path
 ) -> None:
     plain = PreparedData.open(finished, two_sources(corpus))

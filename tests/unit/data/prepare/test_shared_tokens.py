@@ -95,7 +95,7 @@ def flip(path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["tokens.bin", "tokens.idx", "document_hashes.npy"])
-def test_damage_of_a_shared_file_is_found_by_every_set_and_by_who_would_take_it_over(
+def test_damage_of_a_shared_file_is_found_by_each_set_and_before_it_is_reused(
     corpus: Path, own_both: Path, name: str
 ) -> None:
     (damaged,) = own_both.glob(f"tokens/wiki_*/{name}")

@@ -91,7 +91,7 @@ def test_several_short_atoms_make_a_row(tmp_path: Path) -> None:
     assert rows == [("t" * 7 + "e") * 4, "t" * 7 + "e"]
 
 
-def test_what_only_fills_up_is_distinguished_and_is_the_same_whatever_the_loss_counts(tmp_path: Path) -> None:
+def test_filling_atoms_are_distinguished_whatever_the_loss_counts(tmp_path: Path) -> None:
     for predicted in ("all", "closing", "none"):
         view = of_one_document(tmp_path / predicted, 5, padding_recipe(8, 8, end_of_text_in_loss=predicted))
         view.save(tmp_path / f"view_{predicted}")

@@ -183,7 +183,7 @@ def test_all_documents_at_once_give_what_a_loop_over_each_gives(
 
 @given(documents=corpora, seed=st.integers(0, 1000))
 @settings(deadline=None, max_examples=50)
-def test_without_cuts_every_sentence_of_a_document_is_used_once_and_segments_are_whole_sentences(
+def test_without_cuts_each_sentence_is_used_once_and_none_is_split(
     any_file: TokenFile, documents: list[list[int]], seed: int
 ) -> None:
     spans = spans_of(documents, recipe(4000, seed=seed, short_target_probability=1.0), any_file)
@@ -255,7 +255,7 @@ def test_half_of_the_chunks_with_a_choice_get_a_random_next(any_file: TokenFile,
     assert not within(int(spans.is_random_next[has_choice].sum()), int(has_choice.sum()), probability + 0.03)
 
 
-def test_a_tenth_of_the_documents_have_a_shorter_target_and_all_lengths_are_equally_likely(any_file: TokenFile) -> None:
+def test_a_tenth_of_documents_have_shorter_targets_of_uniform_lengths(any_file: TokenFile) -> None:
     spans, places = tiny_pairs(any_file)
     totals = (spans.first_lengths + spans.second_lengths)[places == 0]
     assert len(totals) == 4000

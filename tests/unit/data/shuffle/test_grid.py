@@ -17,9 +17,7 @@ def test_a_corpus_that_memory_holds_is_one_shard() -> None:
 
 @pytest.mark.parametrize("terabytes", [0.1, 2.0])
 @pytest.mark.parametrize("gib", [4, 16, 64])
-def test_rows_and_columns_of_a_great_corpus_keep_the_limit_and_are_no_smaller_than_they_need_be(
-    terabytes: float, gib: int
-) -> None:
+def test_rows_and_columns_of_a_large_corpus_are_as_large_as_the_limit_allows(terabytes: float, gib: int) -> None:
     token_bytes, sequences, memory = int(terabytes * 1e12), int(terabytes * 1e9), gib * GIB
     grid = choose_grid(token_bytes=token_bytes, sequences=sequences, memory=memory, seed=1)
     assert grid.rows == grid.columns

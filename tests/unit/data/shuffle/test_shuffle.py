@@ -162,7 +162,7 @@ def reports_of_columns(view: DocumentsView) -> int:
     return sum(len(list(shuffle_module.chunks(view.lengths(a, b)))) for a, b in pairwise(bounds))
 
 
-def test_sequences_that_changed_on_the_way_are_distinguished_from_those_that_were_read(
+def test_sequences_that_changed_between_reading_and_writing_are_detected(
     view: DocumentsView, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     original = shuffle_module.Sequences.in_order

@@ -270,7 +270,7 @@ def test_a_source_without_a_usable_path_names_the_override(tmp_path: Path) -> No
     assert "holds no text" in refusal(MegatronSource(kind="megatron"))
 
 
-def test_the_builtin_corpus_is_the_same_in_every_process_and_holds_no_document_twice() -> None:
+def test_the_builtin_corpus_is_the_same_in_every_process_and_has_no_duplicates() -> None:
     script = (
         "import sys\n"
         "from evenpack.data.sources.kinds import open_corpus\n"

@@ -99,7 +99,7 @@ def test_each_row_and_word_is_kept_or_dropped(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("kind", ["lines", "paragraphs", None])
-def test_rows_from_a_number_on_are_the_tail_of_all_and_the_accounting_is_that_of_all(
+def test_rows_from_a_start_are_the_tail_of_all_rows_with_the_accounting_of_all(
     tmp_path: Path, kind: str | None
 ) -> None:
     texts = ["\n\n".join(sentences(n % 7, seed=n)) for n in range(20)]

@@ -102,7 +102,7 @@ def test_no_code_stands_for_uint16_in_both_tables() -> None:
     assert in_deepspeed["int32"] == MEGATRON_CODES["int32"]
 
 
-def test_uint16_under_deepspeeds_code_is_read_and_float64_under_the_same_code_is_refused(tmp_path: Path) -> None:
+def test_uint16_under_deepspeeds_code_is_read_and_float64_is_refused(tmp_path: Path) -> None:
     write(tmp_path / "older", [np.arange(5)])
     patch(tmp_path / "older.idx", CODE_AT, bytes([6]))
     assert all_documents(TokenFile(tmp_path / "older")) == [[0, 1, 2, 3, 4]]
@@ -138,7 +138,7 @@ def test_we_read_what_deepspeed_writes_with_documents_of_several_sentences(tmp_p
     assert starts.tolist() == [tokens.document_offsets[index] for index in (5, 1, 1, 0)]
 
 
-def test_megatrons_uint16_is_distinguished_from_deepspeeds_uint64_by_the_size_of_the_file(
+def test_megatrons_uint16_and_deepspeeds_uint64_differ_by_the_size_of_the_file(
     tmp_path: Path,
 ) -> None:
     document = np.arange(5)

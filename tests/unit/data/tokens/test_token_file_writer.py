@@ -61,7 +61,7 @@ def test_lengths_that_do_not_cover_the_tokens_are_refused(tmp_path: Path, length
         writer.append(np.arange(5), np.array(lengths), {"document_hashes": np.zeros(2, dtype=np.uint64)})
 
 
-def test_the_record_of_a_finished_file_names_its_documents_checksums_and_the_callers_state(tmp_path: Path) -> None:
+def test_the_record_of_a_finished_file_has_documents_checksums_and_state(tmp_path: Path) -> None:
     documents = make_documents(30, vocabulary_size=50_257)
     with TokenFileWriter(tmp_path / "tokens", vocabulary_size=50_257) as writer:
         writer.append_documents(documents, hashes_of(documents))
@@ -124,7 +124,7 @@ class KillSwitch:
 
 
 @pytest.mark.parametrize("older_file_there", [False, True])
-def test_a_kill_between_any_two_file_operations_leaves_old_or_new_and_is_resumed_to_the_same_bytes(
+def test_a_kill_between_any_two_file_operations_is_resumed_to_the_same_bytes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, uninterrupted: dict[str, bytes], older_file_there: bool
 ) -> None:
     monkeypatch.setattr(os, "fsync", lambda descriptor: None)  # a place to be killed at; slow, and not needed here
@@ -237,7 +237,7 @@ def written_by_one_process(tmp_path_factory: pytest.TempPathFactory) -> dict[str
     return contents(directory)
 
 
-def test_a_process_killed_again_and_again_ends_with_the_same_bytes_as_one_that_was_not(
+def test_a_process_that_is_killed_repeatedly_ends_with_the_same_bytes(
     tmp_path: Path, written_by_one_process: dict[str, bytes]
 ) -> None:
     chance = random.Random(7)
@@ -263,7 +263,7 @@ def test_a_process_killed_again_and_again_ends_with_the_same_bytes_as_one_that_w
     assert contents(tmp_path) == written_by_one_process
 
 
-def test_a_full_disk_is_an_error_of_the_run_and_the_write_continues_when_there_is_room(
+def test_a_full_disk_is_an_error_after_which_the_write_can_be_resumed(
     tmp_path: Path, written_by_one_process: dict[str, bytes]
 ) -> None:
     process = start_writer(tmp_path / "tokens", most_bytes=500_000)
@@ -354,7 +354,7 @@ def test_a_journal_of_which_one_bit_changed_or_without_its_checksum_is_refused(t
         read_journal(prefix)
 
 
-def test_columns_of_any_number_of_values_grow_with_the_documents_and_are_cut_to_the_journal(tmp_path: Path) -> None:
+def test_columns_of_any_width_grow_with_the_documents_and_are_cut_to_the_journal(tmp_path: Path) -> None:
     columns = {"marks": "<i4", "flags": "|u1"}
 
     def batch(number: int) -> dict[str, np.ndarray]:

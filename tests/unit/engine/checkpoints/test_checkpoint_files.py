@@ -242,7 +242,7 @@ class TestSave:
         CheckpointStore(tmp_path, SOLO, keep=2).save(Looking(), train_state(2))
         assert seen == [False]
 
-    def test_a_full_disk_is_an_error_that_names_the_place_and_leaves_the_older_checkpoint(self, tmp_path: Path):
+    def test_a_full_disk_is_named_in_the_error_and_leaves_the_older_checkpoint(self, tmp_path: Path):
         class FullDisk(FileEngine):
             def save_checkpoint(self, save_dir: str, **_: Any) -> None:
                 (Path(save_dir) / "half").touch()

@@ -81,7 +81,7 @@ def assert_outputs_are_transformers(model: Model) -> None:
 
 
 @pytest.mark.parametrize("ending", ["", ".index"])
-def test_a_checkpoint_of_tensorflow_fills_the_model_and_each_tensor_is_accounted_for(
+def test_a_tensorflow_checkpoint_fills_the_model_and_accounts_for_each_tensor(
     caplog: pytest.LogCaptureFixture, tmp_path: Path, ending: str
 ) -> None:
     caplog.set_level(logging.INFO)
@@ -145,7 +145,7 @@ def test_a_file_in_the_format_before_torch_1_6_is_read_too(tmp_path: Path) -> No
     assert_outputs_are_transformers(model)
 
 
-def test_rows_that_fill_the_vocabulary_up_to_a_multiple_of_8_are_named_and_left_aside(
+def test_rows_that_pad_the_vocabulary_to_a_multiple_of_8_are_named_and_ignored(
     caplog: pytest.LogCaptureFixture, tmp_path: Path
 ) -> None:
     caplog.set_level(logging.INFO)
@@ -159,7 +159,7 @@ def test_rows_that_fill_the_vocabulary_up_to_a_multiple_of_8_are_named_and_left_
     ) in told_of(caplog)
 
 
-def test_real_entries_in_place_of_padding_are_recognised_by_the_vocabulary_beside_the_file(tmp_path: Path) -> None:
+def test_entries_in_place_of_padding_are_recognised_by_the_vocabulary_file(tmp_path: Path) -> None:
     path = save(nvidia_weights(rows=208), tmp_path / "ckpt.pt")
     words = [f"word{number}" for number in range(208)]
     (tmp_path / "vocab.txt").write_text("\n".join(words))

@@ -58,7 +58,7 @@ def test_a_clock_that_was_wrong_once_may_keep_one_too_many_and_never_too_few():
     assert [one.step for one in seen] == [1, 2, 3, 4, 6, 7]
 
 
-def test_checkpoints_of_earlier_versions_have_no_time_and_no_loss_and_are_kept_among_the_newest_only():
+def test_checkpoints_without_time_and_loss_are_kept_among_the_newest_only():
     saved = [checkpoint(1), checkpoint(2), checkpoint(3, hours=0.0, loss=2.0), checkpoint(4, hours=0.1, loss=3.0)]
     assert kept(saved, hours=1.0, best=True) == [3, 4]
     assert kept(saved[:2], hours=1.0, best=True) == [2]

@@ -217,7 +217,7 @@ class RankWithoutBiases:
         return 2
 
 
-def test_ranks_among_which_a_group_cannot_be_divided_are_refused_before_deepspeed_fails(tmp_path: Path) -> None:
+def test_ranks_that_cannot_divide_a_group_are_refused_before_deepspeed_fails(tmp_path: Path) -> None:
     converted = convert(saved_at_zero_0(tmp_path))
     with pytest.raises(CheckpointError, match="more than this model's biases and norms can be divided among"):
         load_universal(RankWithoutBiases(), converted, SOLO)

@@ -142,7 +142,7 @@ def test_zero_1_holds_a_part_of_the_state_with_masters_and_a_bucket_of_full_size
     assert SHARDINGS[1].state_bytes(STATES, settings).bucket == 2 * 4 * 100
 
 
-def test_zero_2_keeps_a_part_of_the_gradients_and_zero_3_of_the_parameters_beside_the_live_ones() -> None:
+def test_zero_2_keeps_a_part_of_the_gradients_and_zero_3_of_the_parameters() -> None:
     replicated, first, second, third = (SHARDINGS[stage].state_bytes(STATES, ZERO) for stage in range(4))
     assert [state.gradients for state in (replicated, first, second, third)] == [4000, 4000, 1000, 1000]
     assert [state.parameters for state in (replicated, first, second, third)] == [4000, 4000, 4000, 5000]

@@ -72,9 +72,7 @@ def checkpoints(config: RunConfig) -> list[str]:
     return [path.name for path in (config.run.output_dir / "checkpoints").glob("step_*")]
 
 
-def test_training_on_damaged_tokens_stops_with_the_name_of_the_file_and_saves_nothing(
-    world: World, config: RunConfig
-) -> None:
+def test_training_on_damaged_tokens_names_the_file_and_saves_nothing(world: World, config: RunConfig) -> None:
     path = swap_tokens(config)
     with pytest.raises(DataError, match=rf"is damaged .*nothing learned.*:\n  {path} is not as it was written"):
         train(world, config)

@@ -7,7 +7,7 @@ from evenpack.engine.engine import TrainingEngine
 from evenpack.engine.parts.step_activities import StepActivities
 
 
-def test_a_step_goes_through_its_activities_in_order_and_each_micro_batch_is_progress() -> None:
+def test_a_step_reports_its_activities_in_order_and_each_micro_batch() -> None:
     said: list[tuple[Activity, int]] = []
     engine = object.__new__(TrainingEngine)
     engine.micro_batches = 2

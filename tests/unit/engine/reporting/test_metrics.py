@@ -82,9 +82,7 @@ class TestMetricsLog:
         assert flushed == [b'{"step": 1}\n']
 
     @pytest.mark.parametrize("what", ["the file", "the folder", "the file, replaced"])
-    def test_a_log_that_was_removed_under_the_run_is_an_error_before_the_next_checkpoint(
-        self, tmp_path: Path, what: str
-    ):
+    def test_a_log_removed_during_the_run_is_an_error_before_the_next_checkpoint(self, tmp_path: Path, what: str):
         path = tmp_path / "run" / "metrics.jsonl"
         with MetricsLog(path) as log:
             log.append({"step": 1})

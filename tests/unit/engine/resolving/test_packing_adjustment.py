@@ -177,7 +177,7 @@ def test_the_micro_batch_has_to_divide_the_cut_step_and_not_the_run_files():
     assert run.micro_batches(2) == 2
 
 
-def test_a_micro_batch_that_the_cut_step_does_not_hold_is_refused_with_what_it_holds():
+def test_a_micro_batch_that_a_cut_step_cannot_hold_is_refused_with_what_it_can():
     run = adjusted("fewer_accumulations", 1.25, packs_per_step=64, packs_per_micro_batch=8)
     with pytest.raises(ConfigError) as caught:
         run.micro_batches(2)

@@ -153,7 +153,7 @@ def test_news_come_from_rank_0_and_warnings_from_every_rank_by_number(capsys: py
     assert capsys.readouterr().err.splitlines() == ["news", "warning", "rank 2: warning"]
 
 
-def test_collectives_of_a_run_wait_for_as_long_as_a_rank_may_work_without_the_others(
+def test_collectives_wait_for_as_long_as_a_rank_may_work_without_the_others(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     """Torch's limit of half an hour would end a run whose rank 0 reads a file for longer; heartbeats judge that."""

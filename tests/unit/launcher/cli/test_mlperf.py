@@ -38,7 +38,7 @@ def test_ten_runs_have_a_score(
     assert len(document["runs"]) == 9
 
 
-def test_a_log_that_lacks_what_the_rules_ask_for_is_refused_with_the_checkers_message(
+def test_a_log_that_breaks_the_rules_is_refused_with_the_checkers_message(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     log = write_log(tmp_path / "mlperf.log", minutes=5)

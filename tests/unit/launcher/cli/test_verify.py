@@ -63,9 +63,7 @@ def test_a_sound_set_ends_with_0_and_the_rate(verify: Verify, own_finished: Path
     assert json.loads(document)["damaged"] == []
 
 
-def test_a_damaged_and_a_missing_file_end_with_1_and_are_named_with_place_and_remedy(
-    verify: Verify, own_finished: Path
-) -> None:
+def test_damaged_and_missing_files_exit_with_1_and_are_named_with_a_remedy(verify: Verify, own_finished: Path) -> None:
     tokens, plan = (own_finished / "sources" / "wiki" / name for name in ("tokens.bin", "train/packing.json"))
     content = bytearray(tokens.read_bytes())
     content[1001] ^= 0x80

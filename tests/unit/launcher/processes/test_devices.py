@@ -39,7 +39,7 @@ def printed(script: str, *arguments: str, **environment: str) -> list[str]:
 
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="mallopt is glibc's")
-def test_freed_buffers_are_used_again_without_page_faults_unless_the_user_has_set_it_otherwise() -> None:
+def test_freed_buffers_are_reused_without_page_faults_unless_the_user_sets_that() -> None:
     """The buffer fills 10,240 pages of 4 KiB, or 20 huge ones; by default each is mapped newly."""
     kept, faults = printed(REUSE, "keep")
     assert kept == "True"
@@ -126,7 +126,7 @@ def test_nothing_is_said_of_gpus_that_are_seen_or_not_there(
     assert not caplog.text
 
 
-def test_ranks_are_not_planned_on_the_cpu_of_such_a_machine_unless_they_are_asked_for(
+def test_ranks_are_not_planned_on_that_machines_cpu_unless_requested(
     unseen_gpu: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name in ("CUDA_VISIBLE_DEVICES", "DS_ACCELERATOR"):
@@ -165,7 +165,7 @@ def test_a_rank_checks_the_devices_before_it_imports_torch(unseen_gpu: None, tmp
     ],
     ids=str,
 )
-def test_memory_of_gpus_grows_in_place_where_micro_batches_differ_and_the_user_says_nothing_else(
+def test_gpu_memory_grows_in_place_for_unequal_micro_batches_unless_set(
     layout: str, given: dict[str, str], expected: dict[str, str]
 ) -> None:
     settle_allocator(load_run_file(Path("bert_large_phase2"), RunConfig, [f"training.layout={layout}"]), given)

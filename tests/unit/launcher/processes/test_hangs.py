@@ -267,7 +267,7 @@ def read(path: Path) -> None:
     path.read_bytes()
 
 
-def test_the_effort_of_threads_and_children_counts_and_that_of_the_watching_thread_does_not(tmp_path: Path) -> None:
+def test_cpu_time_of_threads_and_children_counts_but_not_of_the_watcher(tmp_path: Path) -> None:
     path = tmp_path / "file"
     path.write_bytes(bytes(1 << 22))
     for work, argument in ((burn, 0.5), (read, path)):
@@ -356,7 +356,7 @@ def test_heartbeats_are_as_frequent_as_the_time_out_needs(timeout: float, every:
     assert beat_seconds(timeout) == every
 
 
-def test_a_rank_that_sees_only_its_machine_leaves_the_judgement_to_those_that_see_all(tmp_path: Path) -> None:
+def test_a_rank_that_sees_only_its_machine_leaves_the_judgement_to_others(tmp_path: Path) -> None:
     """Rank 1 sees ranks 0 to 1 and 5 of 6, which wait for rank 3 of another machine."""
     clock = [0.0]
     folder = RankFolder(tmp_path, "now")

@@ -95,7 +95,7 @@ sys.exit(ranks.wait())
 """
 
 
-def test_a_rank_whose_end_was_seen_by_the_signal_that_was_to_end_it_is_not_waited_for() -> None:
+def test_a_rank_whose_end_the_ending_signal_has_seen_is_not_waited_for() -> None:
     """`Popen.terminate` looks whether the process has ended, and then nothing is left to wait for."""
     done = subprocess.run([sys.executable, "-c", SEEN_ALREADY], capture_output=True, timeout=600, check=False)
     assert (done.returncode, done.stderr) == (3, b"")

@@ -46,7 +46,7 @@ def test_the_command_runs_the_worker_module_with_the_run_file_and_the_overrides(
 
 
 @pytest.mark.usefixtures("cpu_only")
-def test_a_cpu_gets_two_ranks_unless_another_number_is_requested_and_the_choice_is_said() -> None:
+def test_a_cpu_gets_two_ranks_unless_another_number_is_requested() -> None:
     plan = plan_launch(RUN, [], num_gpus=None, hostfile=None)
     assert plan.devices.ranks == 2
     assert "--devices=0,1" in plan.command

@@ -187,7 +187,7 @@ def test_a_model_without_next_sentence_takes_the_rest_of_a_checkpoint_with_it():
     assert all(torch.equal(tensor, weights[name]) for name, tensor in huggingface_weights(ours).items())
 
 
-def test_a_checkpoint_of_another_shape_names_tensor_expected_and_found_and_loads_nothing():
+def test_a_checkpoint_of_another_shape_names_the_tensor_and_loads_nothing():
     ours = our_model()
     before = {name: tensor.clone() for name, tensor in ours.state_dict().items()}
     weights = huggingface_weights(our_model(seed=9))

@@ -30,7 +30,7 @@ def test_a_step_without_targets_has_loss_and_gradient_zero():
 
 @pytest.mark.parametrize("accumulation", [1, 2, 4])
 @pytest.mark.parametrize("world_size", [1, 2, 4])
-def test_every_split_with_unequal_target_counts_gives_the_gradient_of_the_global_mean(world_size, accumulation):
+def test_every_split_of_unequal_targets_gives_the_gradient_of_the_global_mean(world_size, accumulation):
     """The result is the mean over ranks of the mean over micro-batches, as in data parallelism with accumulation."""
     model = Gpt2(CONFIG, vocabulary_size=VOCABULARY, max_positions=32)
     parameters = list(model.parameters())

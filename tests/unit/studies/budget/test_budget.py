@@ -70,9 +70,7 @@ def test_the_papers_counts_give_the_steps_of_concat(length: int, steps: int) -> 
 
 
 @pytest.mark.parametrize(("length", "steps"), [(32, 28_120), (64, 14_058), (128, 14_056)])
-def test_tails_dropped_in_batches_of_documents_and_in_epochs_explain_the_papers_own_steps(
-    length: int, steps: int
-) -> None:
+def test_tails_dropped_from_batches_and_epochs_explain_the_papers_steps(length: int, steps: int) -> None:
     """WikiText-103 has 1,801,350 rows, of which 44.38 % stay. If 1,000 documents at a time are joined and their tails
     dropped, half a row on average (`datasets.map` and its example), and each epoch drops its last, unfinished step,
     the steps are the paper's."""

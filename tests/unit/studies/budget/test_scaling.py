@@ -17,7 +17,7 @@ def test_the_rule_finds_chinchilla_in_its_budget() -> None:
 
 
 @pytest.mark.parametrize("law", SCALING_LAWS.values(), ids=SCALING_LAWS)
-def test_every_model_shown_has_the_loss_and_none_takes_fewer_operations_than_the_one_marked(law) -> None:
+def test_every_model_shown_has_the_loss_and_the_marked_one_is_the_cheapest(law) -> None:
     start, served = compute_optimal(1e21), 1e12
     found = serve(start, served, law)
     assert [model.share for model in found.models] == sorted((model.share for model in found.models), reverse=True)

@@ -97,7 +97,7 @@ def test_perplexity_at_steps_is_taken_where_the_shortest_run_of_the_length_has_b
     assert row.at_steps[200].mean == pytest.approx(15.0)
 
 
-def test_an_arm_that_is_evaluated_in_another_way_than_it_was_trained_shows_no_own_rows() -> None:
+def test_an_arm_evaluated_differently_from_training_has_no_rows_of_its_own() -> None:
     of_seed = {1: replace(run := finished([9.0] * 200), held_out=replace(run.held_out, own_rows=8.0))}
     arms = {
         "concat_64_atom_64": arm("concat_64_atom_64", atom=64),

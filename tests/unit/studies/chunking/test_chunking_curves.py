@@ -35,7 +35,7 @@ def test_a_step_in_which_an_epoch_ends_belongs_to_the_next_one(steps: int, epoch
     np.testing.assert_allclose(found, np.arange(first, steps + 1))
 
 
-def test_final_perplexity_is_the_mean_of_perplexities_over_the_last_hundredth_of_the_last_epoch() -> None:
+def test_final_perplexity_is_the_mean_over_the_last_hundredth_of_the_last_epoch() -> None:
     found = curve([1000.0] * 200 + [500.0] * 198 + [100.0, 300.0])
     assert found.final(2.0) == pytest.approx(200.0)
     assert found.final(2.0) != pytest.approx(math.sqrt(100.0 * 300.0)), "not that of the mean loss"

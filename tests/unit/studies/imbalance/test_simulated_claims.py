@@ -30,7 +30,7 @@ def wikipedia() -> Simulation:
     )
 
 
-def test_un_padding_by_arrival_beats_masked_packs_on_one_device_and_loses_from_two_on(wikipedia: Simulation) -> None:
+def test_un_padding_by_arrival_beats_masked_packs_on_one_device_only(wikipedia: Simulation) -> None:
     """PackedBERT's packs compute whole squares: it says the same (section 4.4)."""
     crossing = next(one for one in wikipedia.crossings if one.policy == "arrival" and one.against == DENSE_PACKS.label)
     assert (crossing.verdict, crossing.last_before, crossing.first_after) == ("falls behind", 1, 2)

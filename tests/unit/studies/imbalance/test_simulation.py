@@ -83,7 +83,7 @@ def test_padding_by_arrival_is_constant_where_attention_is_causal() -> None:
     assert row.sequences_per_second > found.of(BASELINE)[1].sequences_per_second
 
 
-def test_a_padded_row_costs_its_sequence_and_its_padding_apart_where_the_model_is_bidirectional() -> None:
+def test_a_padded_row_of_a_bidirectional_model_costs_sequence_and_padding_apart() -> None:
     """One length that comes, 100, in rows of 512: 100² + 412²."""
     found = run({100: 10**12, 512: 1}, devices=(2,), model=cost(per_slot=0.0, per_squared_length=1.0), causal=False,
                 batch=3, steps=30)  # fmt: skip

@@ -73,7 +73,7 @@ def test_a_measured_cost_model_by_which_nothing_takes_time_is_refused(tmp_path: 
 
 
 @pytest.mark.parametrize(("model", "causal"), [("bert large", False), ("another decoder", True)])
-def test_a_measured_cost_model_brings_its_weights_its_origin_and_the_kind_of_attention(
+def test_a_measured_cost_model_has_weights_origin_and_kind_of_attention(
     model: str, causal: bool, tmp_path: Path
 ) -> None:
     values: dict[str, Any] = {

@@ -71,7 +71,7 @@ def test_the_speed_up_of_the_figure_is_that_of_the_table() -> None:
     assert all(one.mean != one.speed_up for one in simulation.step_histograms)
 
 
-def test_simulated_steps_of_one_device_and_of_the_cluster_are_held_against_their_laws() -> None:
+def test_simulated_steps_of_a_device_and_of_the_cluster_follow_their_laws() -> None:
     laws = {8: PUBLISHED_CLUSTER, 1: single_device_gumbel(PUBLISHED_CLUSTER, 8)}
     one, cluster = simulated(published_histogram("wikipedia_512"), laws)
     assert (one.devices, one.beside) == (1, laws[1])

@@ -35,9 +35,7 @@ counts = st.lists(st.integers(0, 30), min_size=1, max_size=20).filter(any)
 
 
 @given(first=counts, second=counts)
-def test_the_gap_is_kolmogorovs_and_the_variation_is_the_greatest_difference_of_any_set(
-    first: list[int], second: list[int]
-) -> None:
+def test_the_gap_is_kolmogorovs_and_the_variation_the_greatest_of_any_set(first: list[int], second: list[int]) -> None:
     samples = [[length for length, count in enumerate(values) for _ in range(count)] for values in (first, second)]
     up_to = [[sum(found <= length for found in sample) / len(sample) for length in range(20)] for sample in samples]
     gap = largest_cdf_gap(histogram(*first), histogram(*second))

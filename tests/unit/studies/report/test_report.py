@@ -62,7 +62,7 @@ def test_a_report_of_two_runs_is_a_page_by_itself_and_a_png_for_each_figure(tmp_
     assert report.value["settings"] == {"optimizer.kind": ("<adamw>", "lamb")}
 
 
-def test_runs_that_are_unlike_young_or_without_validation_are_drawn_as_far_as_they_go(tmp_path: Path) -> None:
+def test_unlike_short_and_unvalidated_runs_are_drawn_as_far_as_they_go(tmp_path: Path) -> None:
     other = write_run(tmp_path / "other", steps=1, data=DATA.model_copy(update={"fingerprint": "x"}), validation=None)
     empty = write_run(tmp_path / "empty", steps=0)
     skipped = write_run(tmp_path / "skipped", steps=3, loss=None, tokens_per_second=None, slots=0, validation=None)

@@ -42,7 +42,7 @@ def roofline(
 
 
 @pytest.mark.parametrize("name", ["gpt2_small", "gpt2_xl", "llama_160m"])
-def test_parts_have_the_operations_of_the_run_and_are_between_the_floor_and_the_estimate(name: str) -> None:
+def test_parts_have_the_runs_operations_and_lie_between_floor_and_estimate(name: str) -> None:
     found = roofline(name)
     config = run_of(name)
     slots = found.slots_per_micro_batch
