@@ -15,10 +15,11 @@ from evenpack.kernels.config import WHOLE_ROWS, AttentionConfig
 def check_sharding(optimizer: OptimizerBase, stage: int, *, compiles: bool) -> None:
     """Checks a ZeRO stage. Raises: ValueError if the optimizer, or compiled blocks, cannot work at it."""
     sharding = SHARDINGS[stage]
-    if optimizer.needs_whole_tensors and not sharding.updates_whole_tensors:
+    if optimizer.reason_for_whole_tensors and not sharding.updates_whole_tensors:
         raise ValueError(
-            f"optimizer.kind {optimizer.kind} needs deepspeed.zero_stage=0, found {stage}: its trust ratios are norms "
-            "of whole tensors, and ZeRO cuts them up. Set deepspeed.zero_stage=0 or optimizer.kind=adamw"
+            f"optimizer.kind {optimizer.kind} needs deepspeed.zero_stage=0, found {stage}: "
+            f"{optimizer.reason_for_whole_tensors}, and ZeRO cuts them up. Set deepspeed.zero_stage=0 or "
+            "optimizer.kind=adamw"
         )
     if compiles and sharding.gathers_parameters:
         raise ValueError(
