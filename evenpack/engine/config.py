@@ -443,10 +443,11 @@ class RunConfig(Section):
     @model_validator(mode="after")
     def _check_optimizer(self) -> "RunConfig":
         optimizer, training, stage = self.optimizer, self.training, self.deepspeed.zero_stage
-        if optimizer.needs_whole_tensors and not SHARDINGS[stage].updates_whole_tensors:
+        if optimizer.reason_for_whole_tensors and not SHARDINGS[stage].updates_whole_tensors:
             raise ValueError(
-                f"optimizer.kind {optimizer.kind} needs deepspeed.zero_stage=0, found {stage}: its trust ratios are "
-                "norms of whole tensors, and ZeRO cuts them up. Set deepspeed.zero_stage=0 or optimizer.kind=adamw"
+                f"optimizer.kind {optimizer.kind} needs deepspeed.zero_stage=0, found {stage}: "
+                f"{optimizer.reason_for_whole_tensors}, and ZeRO cuts them up. Set deepspeed.zero_stage=0 or "
+                "optimizer.kind=adamw"
             )
         if training.compile and SHARDINGS[stage].gathers_parameters:
             raise ValueError(

@@ -17,20 +17,15 @@ from evenpack.data.prepare.progress import PrepareProgress
 from evenpack.data.prepare.workers import Workers
 from evenpack.data.prepared import PreparedData
 from evenpack.data.sources.config import Source
-from evenpack.data.sources.files import ARROW_SUFFIXES, files_below, find_files, saved_files, saved_splits
-from evenpack.data.sources.kinds import open_corpus
-from evenpack.data.sources.lines import JSONL_SUFFIXES, SourceReader
+from evenpack.data.sources.files import files_below, find_files, saved_files, saved_splits
+from evenpack.data.sources.kinds import KINDS, open_corpus
+from evenpack.data.sources.lines import SourceReader
 from evenpack.data.tokenizers.tokenizer import Tokenizer
 from evenpack.engine.config import RunConfig
 from evenpack.engine.resolving.data_facts import epochs_of_steps, implausible_epochs
 from evenpack.errors import ConfigError, DataError
 
-_SUFFIXES = {
-    "jsonl": JSONL_SUFFIXES,
-    "parquet": (".parquet",),
-    "arrow": ARROW_SUFFIXES,
-    "text": (".txt", ".text", ".md"),
-}
+_ENDINGS = {name: kind.recognised_endings for name, kind in KINDS.items() if kind.recognised_endings}
 """Endings of files' names by the kind of their source."""
 
 _GLOB_CHARACTERS = re.compile(r"[*?[]")
@@ -105,10 +100,10 @@ def _at_path(given: str, option: str) -> Iterator[FoundText]:
         yield FoundText(name=_name(path.resolve().name), kind="arrow", path=str(path), files=files, split=split)
         return
     files = _files_at(path, option)
-    kinds = {kind: tuple(file for file in files if file.name.endswith(_SUFFIXES[kind])) for kind in _SUFFIXES}
+    kinds = {kind: tuple(file for file in files if file.name.endswith(_ENDINGS[kind])) for kind in _ENDINGS}
     kinds = {kind: members for kind, members in kinds.items() if members}
     if not kinds:
-        known = ", ".join(suffix for suffixes in _SUFFIXES.values() for suffix in suffixes)
+        known = ", ".join(suffix for suffixes in _ENDINGS.values() for suffix in suffixes)
         raise ConfigError(
             f"{option} {given} holds no file of a known kind: expected names that end in {known}; for other sources "
             "write the section yourself (evenpack config explain data.sources)"
@@ -143,7 +138,7 @@ def _path_of(path: Path, kind: str, members: Sequence[Path], *, is_all: bool) ->
         return str(path)
     if not path.is_dir():
         return tuple(map(str, members))
-    endings = [suffix for suffix in _SUFFIXES[kind] if any(file.name.endswith(suffix) for file in members)]
+    endings = [suffix for suffix in _ENDINGS[kind] if any(file.name.endswith(suffix) for file in members)]
     patterns = tuple(f"{escape(str(path))}/**/*{suffix}" for suffix in endings)
     return patterns[0] if len(patterns) == 1 else patterns
 
@@ -151,7 +146,7 @@ def _path_of(path: Path, kind: str, members: Sequence[Path], *, is_all: bool) ->
 def _name_of(path: Path, kind: str) -> str:
     """Returns the name of a file without its ending, of a folder, or of the folder in which a pattern begins."""
     if path.is_file():
-        return _name(next(path.name.removesuffix(end) for end in _SUFFIXES[kind] if path.name.endswith(end)))
+        return _name(next(path.name.removesuffix(end) for end in _ENDINGS[kind] if path.name.endswith(end)))
     plain = path
     while _GLOB_CHARACTERS.search(str(plain)) and not plain.exists():
         plain = plain.parent

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 import torch
+from pydantic import TypeAdapter
 from rich.console import RenderableType
 from rich.table import Table
 from rich.text import Text
@@ -20,7 +21,7 @@ from evenpack.data.prepare.verification import explained_damage
 from evenpack.data.prepared import PreparedData, Split
 from evenpack.data.recipes import SentencePairsRecipe
 from evenpack.data.shuffle.config import PermutationShuffle
-from evenpack.data.sources.config import ArrowSource, JsonlSource, ParquetSource, Source, TextSource
+from evenpack.data.sources.config import Source
 from evenpack.data.tokenizers.tokenizer import Tokenizer
 from evenpack.engine.build import build_model
 from evenpack.engine.checkpoints.files import CHECKPOINTS, Checkpoint
@@ -200,17 +201,6 @@ def describe_evaluation(found: RunEvaluation) -> tuple[dict[str, Any], list[Rend
     return value, shown
 
 
-_SOURCES: dict[str, JsonlSource | ParquetSource | ArrowSource | TextSource] = {
-    source.kind: source
-    for source in (
-        JsonlSource(kind="jsonl"),
-        ParquetSource(kind="parquet"),
-        ArrowSource(kind="arrow"),
-        TextSource(kind="text"),
-    )
-}
-
-
 @contextmanager
 def run_over_text(config: RunConfig, path: Path) -> Iterator[RunConfig]:
     """Yields the run with all of `path` as its training split, prepared in a folder that is removed afterwards.
@@ -241,7 +231,8 @@ def _sources(data: DataConfig, path: Path) -> dict[str, Source]:
 
 
 def _source(data: DataConfig, text: FoundText) -> Source:
-    own = next((source for source in data.sources.values() if source.kind == text.kind), _SOURCES[text.kind])
+    default = TypeAdapter[Source](Source).validate_python({"kind": text.kind})
+    own = next((source for source in data.sources.values() if source.kind == text.kind), default)
     paths = tuple(Path(path).absolute() for path in ((text.path,) if isinstance(text.path, str) else text.path))
     values: dict[str, Any] = {"path": paths[0] if len(paths) == 1 else paths, "validation_path": None}
     values |= {"weight": 1, "maximum_epochs": None, "maximum_rows": None}

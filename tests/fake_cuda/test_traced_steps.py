@@ -19,9 +19,9 @@ MEMORY_ERROR = 0.05
 PHASE_ERROR = 0.03
 """The same for each phase alone."""
 
-BLOCK_EXCESS = {"bert": 0.113, "gpt2": 0.0, "llama": 0.0}
-"""What a block keeps beyond the formula, as a share. bert: the embedding, which the caller of the blocks holds until
-the last one is done, and which counts for one block of two."""
+BLOCK_EXCESS = {"bert": 0.113}
+"""What a block keeps beyond the formula, as a share, where it is not 0. bert: the embedding, which the caller of the
+blocks holds until the last one is done, and which counts for one block of two."""
 
 LARGE_BATCHES = (
     "gpt2:medium+2_layers+16_times+checkpointing+zero1",
@@ -151,7 +151,7 @@ def test_a_large_micro_batch_has_the_few_chunks_of_a_gpu(results, job):
 @pytest.mark.parametrize("job", [name for name, case in CASES.items() if has_estimated_blocks(case)])
 def test_a_block_keeps_what_the_formula_says(results, job):
     excess = results[job]["block_bytes"] / results[job]["estimated_block_bytes"] - 1.0
-    assert excess == pytest.approx(BLOCK_EXCESS[CASES[job].family], abs=0.005)
+    assert excess == pytest.approx(BLOCK_EXCESS.get(CASES[job].family, 0.0), abs=0.005)
 
 
 def adds_up_in_deepspeed(case):

@@ -97,6 +97,8 @@ class SourceKind(Generic[SectionT]):
     """Finds its files and reads none of them. Raises: DataError if the path is missing or leads to no file."""
     inputs: Callable[[str, SectionT], tuple[InputFile, ...]]
     """Returns its files as they are now. Raises: DataError as `open_corpus`."""
+    recognised_endings: tuple[str, ...] = ()
+    """Endings of files' names that show text of this kind, where nobody names it; (): it is always named."""
 
 
 def make_document(text: str, bytes_read: int, where: Callable[[], str], *, is_held_out: bool | None = None) -> Document:

@@ -33,6 +33,7 @@ def kind_of_files(
     piece: Callable[[SectionT, Path, bool | None], Piece],
     *,
     suffixes: tuple[str, ...] | None,
+    recognised_endings: tuple[str, ...] = (),
     own_files: Callable[[str, SectionT, str], FolderFiles] = lambda name, source, key: lambda folder: None,
 ) -> SourceKind[SectionT]:
     """Returns the kind of source whose documents in a file are those of its `piece`.
@@ -43,6 +44,7 @@ def kind_of_files(
         piece: returns the piece that is a whole file; its documents are for validation or for training, None: a hash
             decides.
         suffixes: those of its files in a folder; None: any.
+        recognised_endings: as in `SourceKind`, where any suffix is read; else they are `suffixes`.
         own_files: returns how folders that are datasets list their files, for a source's name, its section, and the key
             of the section whose paths are searched.
     """
@@ -62,7 +64,7 @@ def kind_of_files(
         files = files_of(name, source)
         return tuple(InputFile.of(path) for path in (*files.validation, *files.training))
 
-    return SourceKind(open_corpus=open_corpus, inputs=inputs)
+    return SourceKind(open_corpus=open_corpus, inputs=inputs, recognised_endings=suffixes or recognised_endings)
 
 
 EntryT = TypeVar("EntryT")
@@ -344,7 +346,7 @@ def _saved_files(name: str, source: ArrowSource, key: str) -> FolderFiles:
 JSONL = kind_of_files(_jsonl_piece, suffixes=JSONL_SUFFIXES)
 
 
-TEXT = kind_of_files(_text_piece, suffixes=None)
+TEXT = kind_of_files(_text_piece, suffixes=None, recognised_endings=(".txt", ".text", ".md"))
 
 
 PARQUET: SourceKind[ParquetSource] = kind_of_files(partial(_column_piece, _open_parquet), suffixes=(".parquet",))

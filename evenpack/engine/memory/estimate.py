@@ -225,7 +225,7 @@ class _Search:
 def _shardings(config: RunConfig, *, ranks: int) -> tuple[Mapping[str, Any], ...]:
     """Returns what may replace the `deepspeed:` section's values; nothing first."""
     section = config.deepspeed
-    if ranks == 1 or section.zero_stage != 0 or config.optimizer.needs_whole_tensors:
+    if ranks == 1 or section.zero_stage != 0 or config.optimizer.reason_for_whole_tensors:
         return ({},)
     zero = section.extra.get("zero_optimization", {}) | {"reduce_bucket_size": _BUCKET_SIZE}
     return ({}, {"zero_stage": 1, "extra": section.extra | {"zero_optimization": zero}})

@@ -1,6 +1,6 @@
 """Defines the sections `optimizer:` and `schedule:` of a run file."""
 
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal, get_args
 
 from pydantic import Discriminator, Field, Tag, model_validator
 
@@ -11,8 +11,8 @@ from evenpack.units import Share, Steps
 class OptimizerBase(Section):
     """Base of every optimizer's section."""
 
-    needs_whole_tensors: ClassVar[bool]
-    """Whether an update needs the model's whole tensors, which some shardings divide."""
+    reason_for_whole_tensors: ClassVar[str | None]
+    """Why an update needs the model's whole tensors, which some shardings divide; None: it does not."""
     fp32_states: ClassVar[int]
     """FP32 numbers that are kept for each parameter beside it; for estimates of memory."""
     fp32_temporaries: ClassVar[int]
@@ -31,7 +31,7 @@ class OptimizerBase(Section):
 class AdamWSection(OptimizerBase):
     """AdamW (Loshchilov and Hutter 2019); weight decay is not applied to biases and norms."""
 
-    needs_whole_tensors = False
+    reason_for_whole_tensors = None
     fp32_states = 2
     fp32_temporaries = 0
     update_bytes = 4 * (4 + 3)  # weight, gradient and two moments are read, all but the gradient written
@@ -50,7 +50,7 @@ class AdamWSection(OptimizerBase):
 class LambSection(OptimizerBase):
     """LAMB (You et al. 2020); weight decay and trust ratios are not applied to biases and norms."""
 
-    needs_whole_tensors = True
+    reason_for_whole_tensors = "its trust ratios are norms of whole tensors"
     fp32_states = 2
     fp32_temporaries = 1
     update_bytes = 4 * (2 + 7 + 2 + 3)  # the decay, the moments and the change, two norms, the weight
@@ -73,12 +73,15 @@ def _optimizer_kind(section: Any) -> Any:
     return section.get("kind", "adamw") if isinstance(section, dict) else getattr(section, "kind", None)
 
 
+_AnyOptimizer = Annotated[AdamWSection, Tag("adamw")] | Annotated[LambSection, Tag("lamb")]
+_KINDS = [tag.tag for _, tag in map(get_args, get_args(_AnyOptimizer))]
+
 OptimizerSection = Annotated[
-    Annotated[AdamWSection, Tag("adamw")] | Annotated[LambSection, Tag("lamb")],
+    _AnyOptimizer,
     Discriminator(
         _optimizer_kind,
         custom_error_type="optimizer_kind",
-        custom_error_message="expected a section whose kind is adamw or lamb",
+        custom_error_message=f"expected a section whose kind is {' or '.join(_KINDS)}",
     ),
 ]
 

@@ -6,36 +6,20 @@ micro-batch can hold. Both heads run at M and N chosen slots only, never at all 
 Source: Devlin et al. 2019, BERT: Pre-training of Deep Bidirectional Transformers; layers and names as in its code.
 """
 
-import torch
 import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor, nn
 
 from evenpack.batch import ChosenTargets, PackedBatch
-from evenpack.kernels.cross_entropy import linear_cross_entropy
-from evenpack.losses import MASKED_TOKEN, NEXT_SENTENCE, Loss
+from evenpack.losses import MASKED_TOKEN, NEXT_SENTENCE
 from evenpack.models.bert.config import BertConfig
-from evenpack.models.common.encoder import PackedEncoder
+from evenpack.models.common.encoder import MaskedTokenHead, PackedEncoder
 from evenpack.models.common.layers import BERT_NORM_EPSILON, PostNormBlock, Segments
 from evenpack.models.common.losses import LossOutput, LossOutputs
 from evenpack.models.common.positions import LearnedPositions
 
 _NEXT_OR_RANDOM = 2
 """Classes of next-sentence prediction: 0 if the second half follows the first, 1 if it comes from elsewhere."""
-
-
-class MaskedTokenHead(nn.Module):
-    """The layers between the encoder and the decoder, which is the token embedding with a bias of its own."""
-
-    def __init__(self, hidden_size: int, vocabulary_size: int) -> None:
-        super().__init__()
-        self.dense = nn.Linear(hidden_size, hidden_size)
-        self.norm = nn.LayerNorm(hidden_size, eps=BERT_NORM_EPSILON)
-        self.decoder_bias = nn.Parameter(torch.zeros(vocabulary_size))
-
-    def forward(self, hidden: Float[Tensor, " M C"]) -> Float[Tensor, " M C"]:
-        result: Tensor = self.norm(F.gelu(self.dense(hidden)))
-        return result
 
 
 class NextSentenceHead(nn.Module):
@@ -72,7 +56,9 @@ class Bert(PackedEncoder[BertConfig]):
             )
             for _ in range(shape["layers"])
         )
-        self.masked_token_head = MaskedTokenHead(hidden_size, self.vocabulary_size)
+        self.masked_token_head = MaskedTokenHead(
+            hidden_size, self.vocabulary_size, norm=nn.LayerNorm(hidden_size, eps=BERT_NORM_EPSILON)
+        )
         self.next_sentence_head = NextSentenceHead(hidden_size) if self.config.next_sentence else None
 
     def forward(self, batch: PackedBatch) -> LossOutputs:
@@ -80,27 +66,14 @@ class Bert(PackedEncoder[BertConfig]):
 
         Raises: ValueError for a batch without their targets; and see `hidden_states`.
         """
-        targets = _targets(batch, MASKED_TOKEN)
+        targets = self.chosen_targets(batch, MASKED_TOKEN)
         hidden = self.hidden_states(batch)
-        loss = linear_cross_entropy(
-            self._masked_tokens(hidden, targets),
-            self.token_embedding.weight,
-            targets.labels,
-            targets.weights,
-            bias=self.masked_token_head.decoder_bias,
-            compiled=self.is_compiled,
-        )
-        outputs = {MASKED_TOKEN.name: LossOutput(*loss)}
+        outputs = {MASKED_TOKEN.name: self.masked_token_loss(hidden, targets)}
         if self.next_sentence_head is not None:
-            pairs = _targets(batch, NEXT_SENTENCE)
+            pairs = self.chosen_targets(batch, NEXT_SENTENCE)
             logits = self.next_sentence_head(hidden.index_select(0, pairs.positions))
             outputs[NEXT_SENTENCE.name] = _next_sentence_loss(logits, pairs)
         return outputs
-
-    def masked_token_logits(self, batch: PackedBatch) -> Float[Tensor, " M V"]:
-        """Returns scores of the token at each of the batch's masked positions, unused entries included."""
-        rows = self._masked_tokens(self.hidden_states(batch), _targets(batch, MASKED_TOKEN))
-        return F.linear(rows, self.token_embedding.weight, self.masked_token_head.decoder_bias)
 
     def next_sentence_logits(self, batch: PackedBatch) -> Float[Tensor, " N 2"]:
         """Returns scores of both classes for each of the batch's sequences, unused entries included.
@@ -109,7 +82,7 @@ class Bert(PackedEncoder[BertConfig]):
         """
         if self.next_sentence_head is None:
             raise ValueError("this BERT was built with model.next_sentence: false and has no next-sentence head")
-        first_tokens = self.hidden_states(batch).index_select(0, _targets(batch, NEXT_SENTENCE).positions)
+        first_tokens = self.hidden_states(batch).index_select(0, self.chosen_targets(batch, NEXT_SENTENCE).positions)
         logits: Tensor = self.next_sentence_head(first_tokens)
         return logits
 
@@ -130,20 +103,6 @@ class Bert(PackedEncoder[BertConfig]):
     @property
     def pooler(self) -> nn.Linear | None:
         return None if self.next_sentence_head is None else self.next_sentence_head.pooler
-
-    def _masked_tokens(self, hidden: Float[Tensor, " T C"], targets: ChosenTargets) -> Float[Tensor, " M C"]:
-        rows: Tensor = self.masked_token_head(hidden.index_select(0, targets.positions))
-        return rows
-
-
-def _targets(batch: PackedBatch, loss: Loss) -> ChosenTargets:
-    targets = batch.targets.get(loss.name)
-    if not isinstance(targets, ChosenTargets):
-        raise ValueError(
-            f"BERT learns from targets {loss.name}, the batch has {', '.join(batch.targets)}; take the recipe "
-            "sentence_pairs or masked_pairs, or another with model.next_sentence: false, or a model.kind of next tokens"
-        )
-    return targets
 
 
 def _next_sentence_loss(logits: Float[Tensor, " N 2"], targets: ChosenTargets) -> LossOutput:

@@ -1,23 +1,47 @@
-"""The parts that encoders share: every token sees its whole sequence, and heads for other tasks can read them.
+"""The parts that encoders share: masked tokens predicted at chosen slots, and what heads for other tasks read.
 
-Shapes: T = slots of the micro-batch, C = hidden size.
+Shapes: T = slots of the micro-batch, C = hidden size, V = vocabulary, M = masked tokens that a micro-batch can hold.
 """
 
 from abc import abstractmethod
 from typing import TypeVar
 
+import torch
+import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from evenpack.batch import PackedBatch
+from evenpack.batch import ChosenTargets, PackedBatch
+from evenpack.kernels.cross_entropy import linear_cross_entropy
+from evenpack.losses import MASKED_TOKEN, Loss
+from evenpack.models.common.losses import LossOutput
 from evenpack.models.common.section import TransformerConfig
 from evenpack.models.common.transformer import PackedTransformer
 
 EncoderConfigT = TypeVar("EncoderConfigT", bound=TransformerConfig)
 
 
+class MaskedTokenHead(nn.Module):
+    """The layers between the encoder and the decoder, which is the token embedding with a bias of its own."""
+
+    def __init__(self, hidden_size: int, vocabulary_size: int, *, norm: nn.Module) -> None:
+        super().__init__()
+        self.dense = nn.Linear(hidden_size, hidden_size)
+        self.norm = norm
+        self.decoder_bias = nn.Parameter(torch.zeros(vocabulary_size))
+
+    def forward(self, hidden: Float[Tensor, " M C"]) -> Float[Tensor, " M C"]:
+        result: Tensor = self.norm(F.gelu(self.dense(hidden)))
+        return result
+
+
 class PackedEncoder(PackedTransformer[EncoderConfigT]):
-    """A model to which `evenpack finetune` can add a head."""
+    """A model that learns from masked tokens, and to which `evenpack finetune` can add a head.
+
+    A family's `_build` makes the layers, its `forward` returns `masked_token_loss` and any other losses.
+    """
+
+    masked_token_head: MaskedTokenHead
 
     @abstractmethod
     def hidden_states(self, batch: PackedBatch) -> Float[Tensor, " T C"]:
@@ -34,3 +58,35 @@ class PackedEncoder(PackedTransformer[EncoderConfigT]):
 
         None if pretraining did not train one.
         """
+
+    def masked_token_loss(self, hidden: Float[Tensor, " T C"], targets: ChosenTargets) -> LossOutput:
+        """Returns the sum of the masked-token losses at the targets' slots; the logits never exist as a whole."""
+        loss = linear_cross_entropy(
+            self._masked_tokens(hidden, targets),
+            self.token_embedding.weight,
+            targets.labels,
+            targets.weights,
+            bias=self.masked_token_head.decoder_bias,
+            compiled=self.is_compiled,
+        )
+        return LossOutput(*loss)
+
+    def masked_token_logits(self, batch: PackedBatch) -> Float[Tensor, " M V"]:
+        """Returns scores of the token at each of the batch's masked positions, unused entries included."""
+        rows = self._masked_tokens(self.hidden_states(batch), self.chosen_targets(batch, MASKED_TOKEN))
+        return F.linear(rows, self.token_embedding.weight, self.masked_token_head.decoder_bias)
+
+    def chosen_targets(self, batch: PackedBatch, loss: Loss) -> ChosenTargets:
+        """Returns the targets of one loss. Raises: ValueError if the batch has none at chosen slots."""
+        targets = batch.targets.get(loss.name)
+        if not isinstance(targets, ChosenTargets):
+            raise ValueError(
+                f"{type(self).__name__} learns from targets {loss.name}, the batch has {', '.join(batch.targets)}; "
+                "take the recipe sentence_pairs or masked_pairs, or another with model.next_sentence: false, or a "
+                "model.kind of next tokens"
+            )
+        return targets
+
+    def _masked_tokens(self, hidden: Float[Tensor, " T C"], targets: ChosenTargets) -> Float[Tensor, " M C"]:
+        rows: Tensor = self.masked_token_head(hidden.index_select(0, targets.positions))
+        return rows

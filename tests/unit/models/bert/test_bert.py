@@ -196,7 +196,7 @@ def test_a_backend_that_cannot_serve_here_is_an_error():
 
 def test_targets_of_the_other_kind_are_refused():
     causal, _ = build_batch([random_sequences([7], vocabulary_size=VOCABULARY)], "packed", max_sequence_length=LONGEST)
-    with pytest.raises(ValueError, match="BERT learns from targets masked_token, the batch has next_token"):
+    with pytest.raises(ValueError, match="Bert learns from targets masked_token, the batch has next_token"):
         tiny()(causal)
     gpt2 = Gpt2(Gpt2Config(kind="gpt2", preset="tiny"), vocabulary_size=VOCABULARY, max_positions=LONGEST)
     with pytest.raises(
