@@ -103,6 +103,7 @@ class DataConfig(Section):
                 "no pack could hold the longest sequence"
             )
         self._check_order()
+        self._check_ends_of_text()
         self._check_shuffle()
         if self.recipe.kind == "sentence_pairs" and self.tokenizer.kind == "external":
             raise ValueError(
@@ -135,11 +136,20 @@ class DataConfig(Section):
                 f"recipe {self.recipe.kind} with an atom decides the order of its rows itself: leave order out, found "
                 f"{self.order}"
             )
+
+    def _check_ends_of_text(self) -> None:
+        """Raises: ValueError if the recipe needs the documents' end-of-text, and a source may lack it."""
+        recipe = self.recipe
+        if recipe.kind == "padding":
+            need = "recipe padding pads with the documents' end-of-text"
+        elif isinstance(recipe, DocumentsRecipe | ConcatRecipe) and recipe.end_of_text_in_loss == "none":
+            need = "recipe.end_of_text_in_loss none leaves the last token of each document out"
+        else:
+            return
         for name, source in self.sources.items():
-            if self.recipe.kind == "padding" and source.kind == "megatron" and not source.require_end_of_text:
+            if source.kind == "megatron" and not source.require_end_of_text:
                 raise ValueError(
-                    f"recipe padding pads with the documents' end-of-text, which source '{name}' may lack: set "
-                    f"sources.{name}.require_end_of_text=true"
+                    f"{need}, and source '{name}' may lack its end-of-text: set sources.{name}.require_end_of_text=true"
                 )
 
     def _check_shuffle(self) -> None:

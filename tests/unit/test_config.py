@@ -580,8 +580,11 @@ def test_rows_that_keep_their_order_are_not_sorted(run_file: Path) -> None:
         load_run_file(run_file, RunConfig, [ROWS, "data.order=by_length"])
 
 
-def test_padding_needs_documents_that_end(run_file: Path) -> None:
+@pytest.mark.parametrize(
+    "recipe", [ROWS, "data.recipe={kind: concat, max_sequence_length: 64, end_of_text_in_loss: none}"]
+)
+def test_a_recipe_that_knows_the_end_of_text_needs_documents_that_end(run_file: Path, recipe: str) -> None:
     megatron = "data.sources.wiki={kind: megatron, path: p, require_end_of_text: false}"
     tokenizer = "data.tokenizer={kind: external, vocabulary_size: 9, end_of_text_id: 0}"
     with pytest.raises(ConfigError, match=r"set sources\.wiki\.require_end_of_text=true"):
-        load_run_file(run_file, RunConfig, [ROWS, megatron, tokenizer])
+        load_run_file(run_file, RunConfig, [recipe, megatron, tokenizer])

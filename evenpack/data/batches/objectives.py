@@ -62,7 +62,7 @@ class SequenceContent:
     padding: PaddingCounts
     """Padding inside each sequence."""
     left_out: Bool[np.ndarray, " tokens"] | None
-    """Tokens that are not predicted because they are padding; None: none."""
+    """End-of-text tokens that are not predicted, by `end_of_text_in_loss`; None: none."""
 
     @property
     def starts(self) -> Int64[np.ndarray, " M"]:

@@ -134,11 +134,16 @@ def read_curve(output_dir: Path) -> Curve:
 
 
 def held_out_evaluations(study: ChunkingConfig, runs: Sequence[StudyRun]) -> tuple[Evaluation, ...]:
-    """Returns the evaluations that follow each of the runs. Raises: ConfigError."""
+    """Returns the evaluations that follow each of the runs. Raises: ConfigError.
+
+    Documents alone have the same targets for all runs: no end-of-text where a run was trained without it.
+    """
+    has_none = any(getattr(run.config.data.recipe, "end_of_text_in_loss", "all") == "none" for run in runs)
+    documents_ends: Settings = {"end_of_text_in_loss": "none"} if has_none else {}
     return tuple(
         evaluation_of(run, name, settings, study_dir=study.study.output_dir)
         for run in runs
-        for name, settings in _asked(study, run).items()
+        for name, settings in _asked(study, run, documents_ends=documents_ends).items()
     )
 
 
@@ -219,13 +224,18 @@ def _rounded(loss: float) -> float | None:
     return float(f"{loss:.{_DIGITS}g}") if math.isfinite(loss) else None
 
 
-def _asked(study: ChunkingConfig, run: StudyRun) -> dict[str, Settings]:
+def _asked(study: ChunkingConfig, run: StudyRun, *, documents_ends: Settings) -> dict[str, Settings]:
     recipe = run.config.data.recipe
     asked: dict[str, Settings] = {}
     if study.chunking.documents_alone:
         length = recipe.max_sequence_length
         asked[DOCUMENTS] = {
-            "data.recipe": {"kind": "documents", "max_sequence_length": length, "long_documents": "split"},
+            "data.recipe": {
+                "kind": "documents",
+                "max_sequence_length": length,
+                "long_documents": "split",
+                **documents_ends,
+            },
             "data.pack_length": length,
             "data.packing": {"algorithm": "auto"},
             "training.evaluation_packs": study.chunking.documents_packs,

@@ -196,6 +196,7 @@ def test_every_run_of_a_length_is_evaluated_on_the_same_documents(tmp_path: Path
     )
     of_padding = {one.name for one in without_ends if one.arm.startswith("padding")}
     assert of_padding == {"documents", "real_tokens"}, "its own rows have no end-of-text in the loss"
+    assert len({one.prepared_dir for one in without_ends if one.name == "documents"}) == 2, "one for each length"
     silent = study.model_copy(update={"chunking": study.chunking.model_copy(update={"documents_alone": False})})
     assert {one.name for one in held_out_evaluations(silent, runs)} == {"text"}
 
