@@ -151,8 +151,9 @@ def check_profile(value, *, steps):
 
 
 def check_overhead(value):
-    names = ["run", "model", "device", "threads", "precision", "pack_length", "packs_per_step", "packs_per_micro_batch"]
-    assert list(value) == [*names, "longest_packed", "rounds", "torch", "rows", "costs"]
+    where = ["run", "model", "device", "threads", "torch", "precision"]
+    sizes = ["pack_length", "packs_per_step", "packs_per_micro_batch", "longest_packed", "rounds"]
+    assert list(value) == [*where, *sizes, "rows", "costs"]
     assert list(value["rows"]) == ["packed", "one_segment", "full"]
     amounts = {"flops", "slots", "tokens", "sequences", "masked_tokens", "head_rows", "squared_lengths"}
     assert all(set(one) == {"collate_seconds", "passes_seconds"} | amounts for one in value["rows"].values())
@@ -169,6 +170,7 @@ REPLAY = {
     "update_seconds",
     "timed_parts",
     "rows",
+    "forecasts",
 }
 REPLAYED = {
     "layout",
