@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from jaxtyping import Bool, Int32, Int64, Shaped
+from jaxtyping import Int32, Int64, Shaped
 
-from evenpack.data.sequences.view import LocatedSequences, PaddingCounts, TokenAccounting
+from evenpack.data.sequences.view import LocatedSequences, TokenAccounting
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -87,14 +87,3 @@ class LabelledSequences(LocatedSequences):
             np.arange(lengths.sum()) + np.repeat(starts - before, lengths)
         ]
         return tokens
-
-    def padding_counts(self, sequence_ids: Int64[np.ndarray, " K"]) -> PaddingCounts | None:
-        return None
-
-    def ends_of_text(
-        self, sequence_ids: Int64[np.ndarray, " K"], *, closing: bool
-    ) -> Bool[np.ndarray, " tokens"] | None:
-        return None
-
-    def closing_targets(self, sequence_ids: Int64[np.ndarray, " K"]) -> Int64[np.ndarray, " K"]:
-        return np.zeros_like(sequence_ids)

@@ -8,7 +8,7 @@ from jaxtyping import Bool, Int32, Int64, Integer
 
 from evenpack.data.sequences.documents import DocumentsView
 from evenpack.data.sequences.pieces import ConcatView
-from evenpack.data.sequences.view import NO_SEQUENCES, LocatedSequences, Origins, PaddingCounts, TokenAccounting
+from evenpack.data.sequences.view import NO_SEQUENCES, LocatedSequences, Origins, TokenAccounting
 from evenpack.data.tokens.file import TokenFile
 from evenpack.data.tokens.writer import column_path
 from evenpack.errors import DataError
@@ -71,9 +71,6 @@ class ShuffledView(LocatedSequences):
         """Returns the start of each sequence in the token file, and its length in tokens."""
         self._check_ids(sequence_ids)
         return self.token_file.spans(sequence_ids)
-
-    def padding_counts(self, sequence_ids: Int64[np.ndarray, " K"]) -> PaddingCounts | None:
-        return None
 
     def ends_of_text(
         self, sequence_ids: Int64[np.ndarray, " K"], *, closing: bool

@@ -168,12 +168,23 @@ def length_chunks(view: SequenceView) -> Iterator[Int32[np.ndarray, " chunk"]]:
 
 
 class NumberedSequences:
-    """Sequences numbered from 0."""
+    """Sequences numbered from 0, without padding or an end-of-text unless a subclass says otherwise."""
 
     @property
     @abstractmethod
     def count(self) -> int:
         """Number of sequences."""
+
+    def padding_counts(self, sequence_ids: Int64[np.ndarray, " K"]) -> "PaddingCounts | None":
+        return None
+
+    def ends_of_text(
+        self, sequence_ids: Int64[np.ndarray, " K"], *, closing: bool
+    ) -> Bool[np.ndarray, " tokens"] | None:
+        return None
+
+    def closing_targets(self, sequence_ids: Int64[np.ndarray, " K"]) -> Int64[np.ndarray, " K"]:
+        return np.zeros_like(sequence_ids)
 
     def _check_ids(self, sequence_ids: Int64[np.ndarray, " K"]) -> None:
         if len(sequence_ids) and not 0 <= sequence_ids.min() <= sequence_ids.max() < self.count:
@@ -229,17 +240,6 @@ class StoredView(NumberedSequences):
     @property
     def count(self) -> int:
         return self.accounting.sequences
-
-    def padding_counts(self, sequence_ids: Int64[np.ndarray, " K"]) -> "PaddingCounts | None":
-        return None
-
-    def ends_of_text(
-        self, sequence_ids: Int64[np.ndarray, " K"], *, closing: bool
-    ) -> Bool[np.ndarray, " tokens"] | None:
-        return None
-
-    def closing_targets(self, sequence_ids: Int64[np.ndarray, " K"]) -> Int64[np.ndarray, " K"]:
-        return np.zeros_like(sequence_ids)
 
     def release_pages(self) -> None:
         """Removes the pages of the view's and the tokens' files from this process's memory; they can be read again."""

@@ -94,7 +94,7 @@ def _captions(rows: Sequence[ArmRow], study: ChunkingConfig) -> list[str]:
         "Bars: mean over seeds ± standard deviation. Final perplexity: mean over the last 1 % of the last epoch; rank: "
         "mean over its 100 segments.",
     ]
-    if any(row.padding_share > 0 and row.own_rows_real_tokens for row in rows):
+    if any(row.own_rows_real_tokens and row.own_rows_text for row in rows):  # both differ from its own loss
         lines.append(
             "Training perplexity of a recipe with padding counts its padding, which is easy to predict: compare "
             "recipes by held-out documents."

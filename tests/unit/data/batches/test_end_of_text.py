@@ -6,13 +6,14 @@ from typing import Any
 import numpy as np
 import pytest
 from pydantic import TypeAdapter
+from step_shapes import step_shape
+from token_files import END, numbered_tokens
 
 from evenpack.batch import SlotTargets
 from evenpack.data.batches.collate import Collator
 from evenpack.data.batches.objectives import NextTokens
 from evenpack.data.order.selection import PackedSource
 from evenpack.data.order.step_plan import StepPlanner
-from evenpack.data.order.step_shape import CostWeights, StepShape
 from evenpack.data.order.stored_plan import SequentialPlan
 from evenpack.data.packing import LengthHistogram, pack
 from evenpack.data.recipes import Recipe
@@ -22,7 +23,7 @@ from evenpack.data.tokens.file import TokenFile
 from evenpack.data.tokens.writer import TokenFileWriter
 from evenpack.step_counts import StepCounts
 
-END, ROW = 1, 8
+ROW, VOCABULARY = 8, 1000
 LENGTHS = [4, 9, 30, 8, 3, 17, 12, 16, 1, 2, 25]
 
 ROWS = [
@@ -43,13 +44,7 @@ DOCUMENTS = [{"kind": "documents", "long_documents": policy} for policy in ("spl
 @pytest.fixture(scope="module")
 def token_file(tmp_path_factory: pytest.TempPathFactory) -> TokenFile:
     """Documents of which each ends in END, which is nowhere else."""
-    prefix = tmp_path_factory.mktemp("ends") / "tokens"
-    tokens = 10 + np.arange(sum(LENGTHS))
-    tokens[np.cumsum(LENGTHS) - 1] = END
-    with TokenFileWriter(prefix, vocabulary_size=1000) as writer:
-        writer.append(tokens, np.array(LENGTHS), {"document_hashes": np.zeros(len(LENGTHS), dtype=np.uint64)})
-        writer.finish()
-    return TokenFile(prefix)
+    return numbered_tokens(tmp_path_factory.mktemp("ends") / "tokens", LENGTHS)
 
 
 def view_of(token_file: TokenFile, recipe: dict[str, Any]) -> Any:
@@ -87,21 +82,11 @@ def test_the_plan_counts_what_the_batches_hold(token_file: TokenFile, recipe: di
     view = view_of(token_file, recipe)
     packing = pack(LengthHistogram.from_lengths(view.lengths(), longest=ROW), "none", pack_length=ROW)
     source = PackedSource(view=view, plan=SequentialPlan(packing), key=3)
-    shape = StepShape(
-        batching="packs",
-        items_per_step=4,
-        items_per_micro_batch=2,
-        layout="packed",
-        isolate=True,
-        reset_positions=True,
-        policy="arrival",
-        cost_weights=CostWeights(per_token=0.0, per_squared_length=1.0, per_segment=0.0),
-        balances_each_micro_batch=False,
-    )
+    shape = step_shape(items_per_step=4, items_per_micro_batch=2, policy="arrival")
     objective = NextTokens(end_of_text_in_loss="none")
     planner = StepPlanner([source], [1], shape=shape, ranks=1, objective=objective)
     collator = Collator(
-        [source], shape=shape, objective=objective, pack_length=ROW, padding_token=END, vocabulary_size=1000
+        [source], shape=shape, objective=objective, pack_length=ROW, padding_token=END, vocabulary_size=VOCABULARY
     )
     for step in range(4):
         plan = planner.plan(step)
@@ -121,7 +106,7 @@ def test_a_shuffled_view_leaves_out_the_ends_of_its_own_order(token_file: TokenF
     view = view_of(token_file, {"kind": "documents"})
     order = np.random.default_rng(0).permutation(view.count)
     columns = {SOURCE_IDS: "<u4"}
-    with TokenFileWriter(tmp_path / "shuffled", vocabulary_size=1000, columns=columns) as writer:
+    with TokenFileWriter(tmp_path / "shuffled", vocabulary_size=VOCABULARY, columns=columns) as writer:
         writer.append(view.gather(order), view.lengths()[order], {SOURCE_IDS: order.astype(np.uint32)})
         writer.finish()
     shuffled = ShuffledView(view, TokenFile(tmp_path / "shuffled"))
