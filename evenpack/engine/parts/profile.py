@@ -59,7 +59,8 @@ class StepProfile(Part):
             self._before -= 1
             return
         on_gpu = [ProfilerActivity.CUDA] if self._world.device.type == "cuda" else []
-        self._profiler = profile(activities=[ProfilerActivity.CPU, *on_gpu])
+        # One cycle each, so nothing accumulates; without acc_events, torch 2.11 warns of events lost between cycles.
+        self._profiler = profile(activities=[ProfilerActivity.CPU, *on_gpu], acc_events=True)
         with own_work("profiling"):
             self._profiler.start()
         self._started = time.perf_counter()
