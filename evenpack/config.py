@@ -268,6 +268,14 @@ def validate(values: dict[str, Any], schema: type[SectionT], *, origin: str) -> 
         raise ConfigError("\n".join([f"{origin}:", *(f"  {line}" for line in lines)])) from error
 
 
+def with_defaults(values: Mapping[str, Any], schema: type[Section]) -> Mapping[str, Any]:
+    """Returns a recorded run file with the defaults of newer keys; unchanged if this version cannot read it."""
+    try:
+        return schema.model_validate(values).model_dump(mode="json")
+    except ValidationError:
+        return values
+
+
 def with_values(config: SectionT, sections: Mapping[str, Mapping[str, Any]], *, origin: str) -> SectionT:
     """Returns the run file with some values changed, section by section; a section that was null is made of them.
 

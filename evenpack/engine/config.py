@@ -502,6 +502,13 @@ class RunConfig(Section):
                 f"model.kind {self.model.kind} and data.recipe.kind {self.data.recipe.kind} do not go together: "
                 f"{self.model.kind} learns from {' or '.join(family.recipes)}"
             )
+        ends = getattr(self.data.recipe, "end_of_text_in_loss", "all")
+        if family.objective == "masked_tokens" and ends != "all":
+            raise ValueError(
+                f"data.recipe.end_of_text_in_loss {ends} is for models of next tokens, and model.kind "
+                f"{self.model.kind} predicts masked tokens: set data.recipe.end_of_text_in_loss=all, or choose another "
+                "model.kind"
+            )
         if self.model.predicts_next_sentence and not self.data.has_pairs:
             raise ValueError(
                 f"model.kind {self.model.kind} predicts next sentences, and data.recipe.kind {self.data.recipe.kind} "

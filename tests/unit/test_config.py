@@ -546,6 +546,13 @@ def test_positions_that_run_through_a_pack_need_as_many_rows(tmp_path: Path) -> 
             "model.kind bert and data.recipe.kind padding do not go together",
         ),
         (["data.recipe={kind: documents, max_sequence_length: 128}"], "set model.next_sentence=false to learn from"),
+        (
+            [
+                "data.recipe={kind: documents, max_sequence_length: 128, end_of_text_in_loss: none}",
+                "model.next_sentence=false",
+            ],
+            "end_of_text_in_loss none is for models of next tokens, and model.kind bert predicts masked tokens",
+        ),
         (["model={kind: gpt2}"], "model.kind gpt2 and data.recipe.kind sentence_pairs do not go together"),
         (["masking.share=0"], "masking.share"),
         (["masking.mask_share=0.95"], "exceed 1 together"),

@@ -6,9 +6,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from pydantic import ValidationError
-
-from evenpack.config import Section
+from evenpack.config import with_defaults
 from evenpack.data.config import DataConfig
 from evenpack.data.order.skipped_steps import SkippedSteps
 from evenpack.data.order.step_shape import CostWeights
@@ -56,7 +54,7 @@ def require_fingerprint(state: TrainState, fingerprint: str, config: dict[str, A
     saved, batching = state.config.get("run", {}), state.config.get("training", {}).get("batching", "packs")
     changed = {
         key: pair
-        for key, pair in differences(with_defaults(state.config), config).items()
+        for key, pair in differences(with_defaults(state.config, RunConfig), config).items()
         if key.startswith(_OF_THE_FINGERPRINT) and not key.endswith(_NOT_OF_THE_FINGERPRINT)
     }
     finding = f"The run file has changed in\n{_lines(changed)}" if changed else "The run file has not changed in them."
@@ -105,7 +103,7 @@ def compare_run_files(state: TrainState, config: dict[str, Any], *, has_fewer_ac
     Raises: CheckpointError if the checkpoint is of steps of another size, other skipped ones, another optimizer or
     model structure.
     """
-    changed = differences(with_defaults(state.config), config)
+    changed = differences(with_defaults(state.config, RunConfig), config)
     _log_unused_initial_weights(state, *changed.pop(_INITIAL_WEIGHTS, (None, None)))
     keeps_weights = kept_cost_weights(state, config["training"].get("layout")) is not None
     if keeps_weights and changed.pop(_COST_MODEL, None) is not None:
@@ -134,14 +132,6 @@ def compare_run_files(state: TrainState, config: dict[str, Any], *, has_fewer_ac
 
 def _lines(changed: Mapping[str, tuple[Any, Any]]) -> str:
     return "\n".join(f"  {key}: {before} -> {now}" for key, (before, now) in changed.items())
-
-
-def with_defaults(saved: dict[str, Any], schema: type[Section] = RunConfig) -> dict[str, Any]:
-    """Returns a saved run file with the defaults of newer keys; unchanged if it is of another version."""
-    try:
-        return schema.model_validate(saved).model_dump(mode="json")
-    except ValidationError:
-        return saved
 
 
 def _require_step_size(state: TrainState, training: dict[str, Any], *, has_fewer_accumulations: bool) -> None:

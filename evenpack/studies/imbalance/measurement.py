@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from jaxtyping import Float64
 
-from evenpack.config import load_run_file, validate
+from evenpack.config import load_run_file, validate, with_defaults
 from evenpack.differences import as_text, differences
 from evenpack.engine.config import RunConfig
 from evenpack.engine.reporting.metrics import METRICS
@@ -227,11 +227,13 @@ def _other_steps(run: LoggedRun, baseline: LoggedRun) -> list[str]:
 
 
 def _differences_in(keys: tuple[str, ...], one: Mapping[str, Any], other: Mapping[str, Any]) -> str:
-    """Returns in words the settings that differ, of those that begin with one of `keys`; empty if none does."""
+    """Returns in words the settings that differ, of those that begin with one of `keys`; empty if none does.
+
+    A key that is newer than a recorded run file has its default there.
+    """
+    found = differences(with_defaults(one, RunConfig), with_defaults(other, RunConfig))
     return "; ".join(
-        f"{key} {as_text(ours)} and {as_text(theirs)}"
-        for key, (ours, theirs) in differences(one, other).items()
-        if key.startswith(keys)
+        f"{key} {as_text(ours)} and {as_text(theirs)}" for key, (ours, theirs) in found.items() if key.startswith(keys)
     )
 
 

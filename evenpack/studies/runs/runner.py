@@ -15,10 +15,10 @@ from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any, Literal, Protocol, runtime_checkable
 
+from evenpack.config import with_defaults
 from evenpack.data.checksums import checksum_of_json
 from evenpack.data.manifest import MANIFEST
 from evenpack.differences import differences
-from evenpack.engine.checkpoints.continuation import with_defaults
 from evenpack.errors import EXIT_STOPPED, ConfigError
 from evenpack.files import read_json_object, write_json
 from evenpack.progress import Piece, Progress
