@@ -57,7 +57,7 @@ class LoggedRun:
     """Name of the run, or of the file where no run.json lies beside it."""
     log: StepLog
     record: RunRecord | None
-    """What run.json says; None for a log of something else, or of a version that wrote none."""
+    """What run.json says; None for a log of something else."""
 
     @property
     def ranks(self) -> int | None:

@@ -94,7 +94,8 @@ def state_at(step: int, config: RunConfig) -> TrainState:
         cost_weights=run.shape.cost_weights,
         config=run.config.model_dump(mode="json"),
         reached_accuracy=None,
-        samples=None,
+        validation_loss=None,
+        samples=0,
     )
 
 
