@@ -41,8 +41,7 @@ from evenpack.engine.resolving.resolve import ResolvedRun, open_run
 from evenpack.engine.world.distributed import World, configure_logging, joined_world
 from evenpack.errors import DataError
 from evenpack.files import write_json
-from evenpack.models.common.batch_work import performed_work
-from evenpack.models.cost import step_flops
+from evenpack.models.cost import performed_work, step_flops
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -30,12 +30,6 @@ from evenpack.yaml_text import cut, read_yaml, shown
 
 log = logging.getLogger(__name__)
 
-RENAMED_KEYS = {"training.dealing": "training.assignment", "training.cost_weights": "training.cost_model"}
-"""Keys of earlier run files with their present names; only for error messages, nothing reads an old key."""
-
-_NEW_VALUES = {"training.cost_model": "the file that `evenpack study throughput --cost-model FILE` writes"}
-"""Values that the new key takes, where they are not those of the old one."""
-
 _USUAL_NAMES = {
     "lr max_lr peak_lr learning_rate": "optimizer.learning_rate training.learning_rate",
     "min_lr lr_min min_lr_ratio": "schedule.final_fraction",
@@ -268,6 +262,14 @@ def validate(values: dict[str, Any], schema: type[SectionT], *, origin: str) -> 
         raise ConfigError("\n".join([f"{origin}:", *(f"  {line}" for line in lines)])) from error
 
 
+def with_defaults(values: Mapping[str, Any], schema: type[Section]) -> Mapping[str, Any]:
+    """Returns a recorded run file with the defaults of newer keys; unchanged if this version cannot read it."""
+    try:
+        return schema.model_validate(values).model_dump(mode="json")
+    except ValidationError:
+        return values
+
+
 def with_values(config: SectionT, sections: Mapping[str, Mapping[str, Any]], *, origin: str) -> SectionT:
     """Returns the run file with some values changed, section by section; a section that was null is made of them.
 
@@ -315,9 +317,6 @@ def _apply_override(values: dict[str, Any], override: str, schema: type[Section]
     if not separator or not name:
         raise ConfigError(f"override {shown(override)} is not of the form section.key=value")
     origin = f"override {shown(override)}"
-    for old in RENAMED_KEYS:
-        if name == old or name.startswith(f"{old}."):
-            raise ConfigError(f"{origin}: {_renamed(old)}")
     value = read_yaml(text, f"{origin}: the value is not readable YAML") if text else None
     *parents, last = name.split(".")
     place: Any = values
@@ -454,8 +453,6 @@ def _explain(detail: Any, schema: type[Section], values: dict[str, Any]) -> str:
     last = location[-1] if location else ""
     name = cut(".".join([*place, last]))
     if detail["type"] == "extra_forbidden":
-        if name in RENAMED_KEYS:
-            return f"{name}: {_renamed(name)}"
         chosen = [kind for kind in kinds if isinstance(kind, type) and issubclass(kind, Section)]
         tags = set(location)
         tagged = [kind for kind in chosen if _tag(kind) in tags]
@@ -471,12 +468,6 @@ def _explain(detail: Any, schema: type[Section], values: dict[str, Any]) -> str:
         read = "yes, no, on and off as true or false" if isinstance(detail["input"], bool) else "this as a number"
         quotes = f"; YAML reads {read}: write text in quotes"
     return f"{name}: {message}, found {shown(detail['input'])}{quotes}"
-
-
-def _renamed(name: str) -> str:
-    new = RENAMED_KEYS[name]
-    value = f", which takes {_NEW_VALUES[new]}" if new in _NEW_VALUES else ""
-    return f"this key of earlier versions is now {new}: write that in its place{value}"
 
 
 def _tag(kind: Any) -> str | None:

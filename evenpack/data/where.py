@@ -4,13 +4,13 @@ A step determines its draws, a draw its source and pack, a pack its sequences, a
 Each of these maps has an inverse by arithmetic or by bisection of a mapped array, so both directions take the same time
 for a thousand sequences and for a billion; only stored pairs are searched (`sequences/pair_origins.py`).
 
-    from evenpack.engine.resolving.where import open_where
+    from evenpack.engine.where import open_where
 
     where = open_where(config)
     where.step(1200).sequences          # what the ranks trained on in step 1200
     where.document(7, "wiki").visits    # in which steps document 7 of source wiki was, in every epoch
 
-This package does not depend on runs: `engine/resolving/where.py` opens this class for a run file. Steps are numbered
+This package does not depend on runs: `engine/where.py` opens this class for a run file. Steps are numbered
 from 1, as in metrics.jsonl.
 """
 

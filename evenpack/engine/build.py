@@ -24,7 +24,6 @@ from evenpack.engine.checkpoints.initial_weights import initialize
 from evenpack.engine.checkpoints.store import CheckpointStore
 from evenpack.engine.config import RunConfig
 from evenpack.engine.engine import TrainingEngine
-from evenpack.engine.reporting.metrics import METRICS, samples_trained
 from evenpack.engine.resolving.attention_choice import check_attention
 from evenpack.engine.resolving.cost_weights import warn_of_other_device
 from evenpack.engine.resolving.resolve import ResolvedRun, announce
@@ -171,7 +170,7 @@ def build_at(start: Start, *, on_activity: OnActivity = ignore_activity) -> Run:
         engine=engine,
         checkpoints=start.checkpoints,
         checkpoint=checkpoint,
-        first_samples=0 if checkpoint is None else _samples_before(resolved, world, checkpoint.state),
+        first_samples=0 if checkpoint is None else checkpoint.state.samples,
     )
 
 
@@ -196,14 +195,6 @@ def _continued(run: ResolvedRun, state: TrainState) -> ResolvedRun:
     kept = kept_cost_weights(state, run.config.training.layout)
     run = run if kept is None else replace(run.with_cost_weights(kept), cost_model=None)
     return run.with_initial_weights(kept_initial_weights(state))
-
-
-def _samples_before(run: ResolvedRun, world: World, state: TrainState) -> int:
-    """Returns the samples before a step, from the metrics for older checkpoints, which do not store them."""
-    if state.samples is not None:
-        return state.samples
-    path = run.config.run.output_dir / METRICS
-    return world.on_main(lambda: samples_trained(path, step=state.step))
 
 
 def _require_shared_fingerprint(run: ResolvedRun, world: World) -> None:

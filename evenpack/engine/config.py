@@ -13,7 +13,6 @@ from evenpack.data.order.skipped_steps import SkippedSteps
 from evenpack.data.order.step_shape import POLICIES, AssignmentPolicy, Batching, Layout, StepSize, default_policy
 from evenpack.data.recipes import MaskingConfig
 from evenpack.engine.optimizers.config import OptimizerSection, ScheduleSection
-from evenpack.engine.reporting.config import MetricsSection, MlperfSection
 from evenpack.engine.sharding import SHARDINGS
 from evenpack.kernels.config import WHOLE_ROWS, AttentionConfig
 from evenpack.models.config import ModelConfig
@@ -324,6 +323,52 @@ class TrainingSection(Section):
         return self
 
 
+class WandbSection(Section):
+    """Says where Weights & Biases puts the run; this needs the extra `evenpack[wandb]`."""
+
+    project: str = Field(default="evenpack", min_length=1)
+    """Project in which the run appears."""
+    entity: str | None = Field(default=None, min_length=1)
+    """Team or user that owns the project; null: the default of the user who is logged in."""
+    group: str | None = Field(default=None, min_length=1)
+    """Name under which the runs of an experiment are shown together; null: none."""
+    tags: tuple[str, ...] = ()
+    """Labels by which runs can be found."""
+    mode: Literal["online", "offline"] = "online"
+    """`online` sends each step at once and needs a login; `offline` writes to OUTPUT_DIR/wandb, from where `wandb sync`
+    sends it later."""
+
+
+class MetricsSection(Section):
+    """Trackers that receive the metrics of each step. OUTPUT_DIR/metrics.jsonl is always written."""
+
+    csv: bool = False
+    """Write OUTPUT_DIR/metrics.csv: a line for each step."""
+    tensorboard: bool = False
+    """Write event files to OUTPUT_DIR/tensorboard. Needs the extra `evenpack[tensorboard]`."""
+    wandb: WandbSection | None = None
+    """Log to Weights & Biases; null: do not."""
+    on_missing_tracker: Literal["error", "warn"] = "error"
+    """What to do about a tracker that is not installed, not logged in or cannot be opened: refuse to train, or log a
+    warning and train with the others."""
+
+
+class MlperfSection(Section):
+    """Write OUTPUT_DIR/mlperf.log, as MLPerf Training's rules require. Needs the extra `evenpack[mlperf]`."""
+
+    submission_org: str | None = Field(default=None, min_length=1)
+    """The submitting organization; null can be read, but training requires a name."""
+    submission_platform: str = Field(min_length=1)
+    """The system, for example `8xH100`."""
+    submission_division: Literal["closed", "open"] = "open"
+    """Whose rules the run follows: the closed division prescribes model, data and target."""
+    submission_benchmark: str = Field(min_length=1)
+    """The benchmark's name in MLPerf's rules, for example `bert`."""
+    cache_cleared: bool = False
+    """Whether the caches of the file system were dropped just before the start, which the rules require and a training
+    process cannot do; the value is logged as it is given."""
+
+
 class RunConfig(Section):
     """A run file."""
 
@@ -501,6 +546,13 @@ class RunConfig(Section):
             raise ValueError(
                 f"model.kind {self.model.kind} and data.recipe.kind {self.data.recipe.kind} do not go together: "
                 f"{self.model.kind} learns from {' or '.join(family.recipes)}"
+            )
+        ends = getattr(self.data.recipe, "end_of_text_in_loss", "all")
+        if family.objective == "masked_tokens" and ends != "all":
+            raise ValueError(
+                f"data.recipe.end_of_text_in_loss {ends} is for models of next tokens, and model.kind "
+                f"{self.model.kind} predicts masked tokens: set data.recipe.end_of_text_in_loss=all, or choose another "
+                "model.kind"
             )
         if self.model.predicts_next_sentence and not self.data.has_pairs:
             raise ValueError(

@@ -1,5 +1,6 @@
 """The training loop."""
 
+import json
 import logging
 import time
 from collections.abc import Callable, Generator, Iterator
@@ -12,7 +13,9 @@ from typing import Literal
 
 from evenpack.data.batches.loader_processes import explained_loader_deaths
 from evenpack.data.batches.pipeline import SkippedStep, StepBatches
+from evenpack.data.manifest import MANIFEST
 from evenpack.data.prepare.verification import explained_damage
+from evenpack.differences import flatten
 from evenpack.engine.activity import OnActivity, entered_as_own_work, ignore_activity, own_work
 from evenpack.engine.build import Run, build_at, find_start
 from evenpack.engine.compilation import compiling_as_own_work
@@ -30,12 +33,12 @@ from evenpack.engine.parts.saves import Saves
 from evenpack.engine.parts.step_activities import StepActivities
 from evenpack.engine.parts.trackers import Trackers
 from evenpack.engine.parts.verification import DataVerification
-from evenpack.engine.reporting.config import require_trackers
 from evenpack.engine.reporting.run_record import write_start
 from evenpack.engine.reporting.step_totals import sum_over_ranks
-from evenpack.engine.resolving.resolve import ResolvedRun, open_run, require_trainable
-from evenpack.engine.world.agreement import run_facts
+from evenpack.engine.resolving.requirements import require_trackers, require_trainable
+from evenpack.engine.resolving.resolve import ResolvedRun, open_run
 from evenpack.engine.world.distributed import World, configure_logging, joined_world, require_shared_directory
+from evenpack.files import file_checksum
 from evenpack.models.common.losses import exact_denominators
 from evenpack.units import counted
 
@@ -74,6 +77,16 @@ def train(
     with joined_world(run_facts(config), stop_requested=stop_requested, patience=_PATIENCE) as world:
         configure_logging(world)
         return train_in(world, config, stop_requested=stop_requested, on_activity=on_activity)
+
+
+def run_facts(config: RunConfig) -> dict[str, str]:
+    """Returns what a rank sees of the run: each key of the run file, overrides included, and the prepared data."""
+    try:
+        data = f"checksum {file_checksum(config.prepared_dir / MANIFEST)}"
+    except OSError as error:
+        data = f"{error.strerror}"
+    keys = {key: json.dumps(value) for key, value in flatten(config.model_dump(mode="json")).items()}
+    return keys | {f"prepared data in {config.prepared_dir}": data}
 
 
 def train_in(

@@ -11,7 +11,7 @@ from pydantic import ByteSize, TypeAdapter
 from rich.console import RenderableType
 from rich.table import Table
 
-from evenpack.config import RENAMED_KEYS, Section, nearest, usual_keys
+from evenpack.config import Section, nearest, usual_keys
 from evenpack.console import pairs, table, text
 from evenpack.errors import ConfigError
 from evenpack.units import UNIT_IN_SCHEMA
@@ -327,8 +327,6 @@ def find_keys(keys: Sequence[Key], place: str) -> tuple[Key, ...]:
 
     Raises: ConfigError, with similar keys, if there is none.
     """
-    if place in RENAMED_KEYS:
-        raise ConfigError(f"{place} was renamed: it is now {RENAMED_KEYS[place]}")
     asked = _parts(place)
     found = tuple(key for key in keys if _matches(asked, key.place) or _matches(asked, key.inside))
     if not found:

@@ -18,9 +18,9 @@ from evenpack.data.order.step_shape import AssignmentPolicy, Batching, Layout
 from evenpack.data.prepare.verification import explained_damage
 from evenpack.engine.config import CHINCHILLA_RATIO, RunConfig, RunSection
 from evenpack.engine.deepspeed_config import deepspeed_config
-from evenpack.engine.reporting.config import require_trackers
 from evenpack.engine.resolving.data_facts import implausible_epochs, items_of_an_epoch
-from evenpack.engine.resolving.resolve import ResolvedRun, open_run, require_trainable
+from evenpack.engine.resolving.requirements import require_trackers, require_trainable
+from evenpack.engine.resolving.resolve import ResolvedRun, open_run
 from evenpack.engine.sharding import sharding_at
 from evenpack.errors import ConfigError, DataError
 from evenpack.files import read_json_object

@@ -22,9 +22,11 @@ from dataclasses import dataclass, fields
 from functools import cache
 from typing import TYPE_CHECKING
 
+from evenpack.losses import NEXT_SENTENCE
 from evenpack.models.common.section import TransformerConfig
 
 if TYPE_CHECKING:
+    from evenpack.batch import PackedBatch
     from evenpack.models.trace import Products
 
 PASSES = 3
@@ -55,6 +57,42 @@ class Work:
         if window is not None:
             raise ValueError(f"pairs within a window of {window} follow from the lengths alone, not from their squares")
         return (self.squared_lengths + self.slots) // 2 if causal else self.squared_lengths
+
+
+def useful_work(batch: "PackedBatch") -> Work:
+    """Returns the work on real tokens: in the blocks, in attention, and in the heads where a loss is taken.
+
+    Padding is left out, so that a layout that pads more is not rewarded for it.
+    """
+    return Work(
+        slots=batch.local_counts.tokens,
+        squared_lengths=batch.squared_lengths,
+        head_slots=batch.local_counts.targets - batch.padding_targets,
+        sequences=batch.local_counts.sequences,
+    )
+
+
+def performed_work(batch: "PackedBatch") -> Work:
+    """Returns the work on all slots, padding included, and on all rows of the heads; synchronises with the device."""
+    lengths = batch.cu_seqlens.diff().long()
+    return _work_on_all_slots(batch, squared_lengths=int((lengths * lengths).sum()))
+
+
+def work_on_whole_rows(batch: "PackedBatch", *, causal: bool) -> Work:
+    """Returns the same where attention computes all pairs of a row's slots, and masks those that are not to be seen."""
+    pairs = batch.slots * batch.row_slots
+    # A causal model's operations are counted for half of a square and half of its diagonal: here nothing is skipped.
+    return _work_on_all_slots(batch, squared_lengths=2 * pairs - batch.slots if causal else pairs)
+
+
+def _work_on_all_slots(batch: "PackedBatch", *, squared_lengths: int) -> Work:
+    pairs = batch.targets.get(NEXT_SENTENCE.name)
+    return Work(
+        slots=batch.slots,
+        squared_lengths=squared_lengths,
+        head_slots=batch.head_rows,
+        sequences=0 if pairs is None else pairs.labels.shape[0],
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -121,7 +159,7 @@ def attention_flops(products: "Products", work: Work) -> int:
 @cache
 def model_products(config: TransformerConfig, *, vocabulary_size: int) -> "Products":
     """Returns the matrix products of a forward pass, from two passes through few layers."""
-    from evenpack.models.trace import Products, count_products
+    from evenpack.models.trace import Products, count_products, depths
 
     layers, (few, more) = config.shape["layers"], depths(config, periods=1)
     first, second = (
@@ -137,16 +175,3 @@ def model_products(config: TransformerConfig, *, vocabulary_size: int) -> "Produ
         kind: extended(first.attention.get(kind, 0), factor) for kind, factor in second.attention.items()
     }
     return Products(linear=tuple(map(extended, first.linear, second.linear)), attention=attention)
-
-
-def depths(config: TransformerConfig, *, periods: int) -> tuple[int, int]:
-    """Returns two numbers of layers, at least so many periods of their pattern, that give every count of the model.
-
-    The second has a period more than the first, and the model some periods more or less.
-    """
-    windows = config.attention_windows
-    period = next(
-        (length for length in range(1, len(windows)) if windows[length:] == windows[:-length]), max(1, len(windows))
-    )
-    few = periods * period + len(windows) % period
-    return few, few + period

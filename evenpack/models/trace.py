@@ -40,7 +40,6 @@ from evenpack.losses import NEXT_TOKEN
 from evenpack.models.build import Model, new_model
 from evenpack.models.common.layers import SelfAttention
 from evenpack.models.common.section import TransformerConfig
-from evenpack.models.cost import depths
 from evenpack.step_counts import StepCounts
 from evenpack.units import FP32_BYTES
 
@@ -670,3 +669,16 @@ def read_and_written(
 def bytes_of(tensor: Tensor) -> int:
     """Returns the bytes of a tensor's numbers, where one stands for many those that are in memory."""
     return min(tensor.numel() * tensor.element_size(), tensor.untyped_storage().nbytes())
+
+
+def depths(config: TransformerConfig, *, periods: int) -> tuple[int, int]:
+    """Returns two numbers of layers, at least so many periods of their pattern, that give every count of the model.
+
+    The second has a period more than the first, and the model some periods more or less.
+    """
+    windows = config.attention_windows
+    period = next(
+        (length for length in range(1, len(windows)) if windows[length:] == windows[:-length]), max(1, len(windows))
+    )
+    few = periods * period + len(windows) % period
+    return few, few + period

@@ -16,8 +16,8 @@ import numpy as np
 
 from evenpack.kernels.costs import KernelTraffic, loss_other_traffic, loss_product_traffic, loss_products
 from evenpack.models.common.section import TransformerConfig
-from evenpack.models.cost import PASSES, Work, attention_flops, depths, model_products, model_sizes
-from evenpack.models.trace import AXES, Factors, Passes, TracedKernel, trace_passes
+from evenpack.models.cost import PASSES, Work, attention_flops, model_products, model_sizes
+from evenpack.models.trace import AXES, Factors, Passes, TracedKernel, depths, trace_passes
 from evenpack.units import BF16_BYTES, FP32_BYTES
 
 Part = Literal[

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from evenpack.engine.parts.mlperf_log import PREFIX, parse_events
-from evenpack.engine.reporting.config import require_mlperf_logging
+from evenpack.engine.resolving.requirements import require_mlperf_logging
 from evenpack.errors import ConfigError, DataError, RunError
 
 RUNS_OF_A_SCORE = 10

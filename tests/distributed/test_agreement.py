@@ -16,13 +16,13 @@ import torch
 import evenpack
 from evenpack.config import load_run_file
 from evenpack.engine.config import RunConfig
+from evenpack.engine.train import run_facts
 from evenpack.engine.world.agreement import (
     RankFacts,
     _source_checksum,
     find_differences,
     machine_facts,
     require_agreement,
-    run_facts,
 )
 from evenpack.engine.world.meeting import Meeting
 from evenpack.errors import RunError, StoppedEarlyError

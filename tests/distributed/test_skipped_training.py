@@ -9,8 +9,8 @@ from tiny_training import changed, never, prepare_run
 
 from evenpack.engine.config import RunConfig
 from evenpack.engine.reporting.metrics import read_metrics
-from evenpack.engine.resolving.where import open_where
 from evenpack.engine.train import train_in
+from evenpack.engine.where import open_where
 from evenpack.engine.world.distributed import World
 from evenpack.errors import CheckpointError
 from evenpack.files import read_json_object

@@ -28,8 +28,7 @@ from traced_cases import CASES, EXPECTED_WAITS, Case, whole_preset  # noqa: E402
 
 from evenpack.engine.memory.estimate import MicroBatchSize, training_memory  # noqa: E402
 from evenpack.kernels.sdpa import GROUP_TOKENS, plan_groups  # noqa: E402
-from evenpack.models.common.batch_work import performed_work  # noqa: E402
-from evenpack.models.cost import parameter_count  # noqa: E402
+from evenpack.models.cost import parameter_count, performed_work  # noqa: E402
 from evenpack.models.families import find_family  # noqa: E402
 from evenpack.studies.roofline.estimate import update_operation  # noqa: E402
 from evenpack.testing.fake_cuda.counting import StepOperators  # noqa: E402

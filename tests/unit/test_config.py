@@ -11,7 +11,7 @@ import pytest
 import yaml
 from pydantic import TypeAdapter, ValidationError
 
-from evenpack.config import RENAMED_KEYS, Section, load_run_file
+from evenpack.config import Section, load_run_file
 from evenpack.data.shuffle.config import GridShuffle
 from evenpack.engine.config import RunConfig
 from evenpack.engine.deepspeed_config import deepspeed_config
@@ -308,31 +308,6 @@ def test_what_is_no_path_is_refused(run_file: Path, key: str, text: str, expecte
     assert expected in str(caught.value)
 
 
-def test_a_key_of_an_earlier_layout_names_the_new_one(run_file: Path) -> None:
-    expected = "this key of earlier versions is now training.assignment"
-    with pytest.raises(ConfigError, match=f"override 'training.dealing=arrival': {expected}"):
-        load_run_file(run_file, RunConfig, ["training.dealing=arrival"])
-    values = run_values()
-    values["training"]["dealing"] = "arrival"
-    run_file.write_text(yaml.safe_dump(values))
-    with pytest.raises(ConfigError, match=f"training.dealing: {expected}"):
-        load_run_file(run_file, RunConfig)
-
-
-def test_a_key_of_an_earlier_layout_names_the_new_one_and_what_that_takes(run_file: Path) -> None:
-    expected = "this key of earlier versions is now training.cost_model: write that in its place, which takes the file"
-    with pytest.raises(ConfigError, match=f"override 'training.cost_weights.per_token=1': {expected}"):
-        load_run_file(run_file, RunConfig, ["training.cost_weights.per_token=1"])
-
-
-def test_no_key_in_use_counts_as_one_of_an_earlier_layout(run_file: Path) -> None:
-    config = load_run_file(run_file, RunConfig).model_dump()
-    for old, new in RENAMED_KEYS.items():
-        section, _, key = new.rpartition(".")
-        assert key in config[section]
-        assert old.rpartition(".")[2] not in config[old.rpartition(".")[0]]
-
-
 def test_a_missing_file_is_named(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"none\.yaml does not exist"):
         load_run_file(tmp_path / "none.yaml", RunConfig)
@@ -546,6 +521,13 @@ def test_positions_that_run_through_a_pack_need_as_many_rows(tmp_path: Path) -> 
             "model.kind bert and data.recipe.kind padding do not go together",
         ),
         (["data.recipe={kind: documents, max_sequence_length: 128}"], "set model.next_sentence=false to learn from"),
+        (
+            [
+                "data.recipe={kind: documents, max_sequence_length: 128, end_of_text_in_loss: none}",
+                "model.next_sentence=false",
+            ],
+            "end_of_text_in_loss none is for models of next tokens, and model.kind bert predicts masked tokens",
+        ),
         (["model={kind: gpt2}"], "model.kind gpt2 and data.recipe.kind sentence_pairs do not go together"),
         (["masking.share=0"], "masking.share"),
         (["masking.mask_share=0.95"], "exceed 1 together"),

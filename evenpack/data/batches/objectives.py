@@ -221,7 +221,7 @@ class _MaskedObjective(ABC):
 
     @property
     def end_of_text_in_loss(self) -> EndOfText:
-        return "all"  # another value is refused, and sequences with padding too
+        return "all"  # a run file with another value is refused, and sequences with padding too
 
     def for_validation(self: MaskedT) -> MaskedT:
         return replace(
@@ -281,11 +281,6 @@ class DynamicMasks(_MaskedObjective):
     seed: int
 
     def check(self, view: SequenceView) -> None:
-        if getattr(self.recipe, "end_of_text_in_loss", "all") != "all":
-            raise ConfigError(
-                "data.recipe.end_of_text_in_loss none is for models of next tokens, and this one predicts masked "
-                "tokens: set it to all, or choose another model.kind"
-            )
         if isinstance(view, PaddingView):
             raise ConfigError(
                 "data.recipe.kind padding pads sequences with end-of-text, and masked tokens have no loss that leaves "

@@ -6,9 +6,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from pydantic import ValidationError
-
-from evenpack.config import Section
+from evenpack.config import with_defaults
 from evenpack.data.config import DataConfig
 from evenpack.data.order.skipped_steps import SkippedSteps
 from evenpack.data.order.step_shape import CostWeights
@@ -53,15 +51,15 @@ def require_fingerprint(state: TrainState, fingerprint: str, config: dict[str, A
     """
     if state.fingerprint == fingerprint:
         return
-    saved, batching = state.config.get("run", {}), state.config.get("training", {}).get("batching", "packs")
+    saved, batching = state.config["run"], state.config["training"]["batching"]
     changed = {
         key: pair
-        for key, pair in differences(with_defaults(state.config), config).items()
+        for key, pair in differences(with_defaults(state.config, RunConfig), config).items()
         if key.startswith(_OF_THE_FINGERPRINT) and not key.endswith(_NOT_OF_THE_FINGERPRINT)
     }
     finding = f"The run file has changed in\n{_lines(changed)}" if changed else "The run file has not changed in them."
     raise CheckpointError(
-        f"the checkpoint at step {state.step} of run '{saved.get('name')}' (seed {saved.get('seed')}, steps of "
+        f"the checkpoint at step {state.step} of run '{saved['name']}' (seed {saved['seed']}, steps of "
         f"{batching}) was trained on data with fingerprint {state.fingerprint}, this run's data, seed and "
         f"training.batching have {fingerprint}: a resume would repeat some documents and leave others out, or predict "
         f"other tokens of them. {finding}\nRestore the run file's data section, its seed, its batching and the "
@@ -85,8 +83,8 @@ def require_same_past_mixture(state: TrainState, data: DataConfig) -> None:
 
 
 def _changes_up_to(step: int, data: dict[str, Any]) -> dict[int, dict[str, int]]:
-    """Returns the weights of each entry of a data section, as values; older sections have no schedule."""
-    return {entry["step"]: entry["weights"] for entry in data.get("mixture_schedule", ()) if entry["step"] <= step}
+    """Returns the weights of each entry of a data section, as values."""
+    return {entry["step"]: entry["weights"] for entry in data["mixture_schedule"] if entry["step"] <= step}
 
 
 def _shown(weights: dict[str, int] | None) -> str:
@@ -105,9 +103,9 @@ def compare_run_files(state: TrainState, config: dict[str, Any], *, has_fewer_ac
     Raises: CheckpointError if the checkpoint is of steps of another size, other skipped ones, another optimizer or
     model structure.
     """
-    changed = differences(with_defaults(state.config), config)
+    changed = differences(with_defaults(state.config, RunConfig), config)
     _log_unused_initial_weights(state, *changed.pop(_INITIAL_WEIGHTS, (None, None)))
-    keeps_weights = kept_cost_weights(state, config["training"].get("layout")) is not None
+    keeps_weights = kept_cost_weights(state, config["training"]["layout"]) is not None
     if keeps_weights and changed.pop(_COST_MODEL, None) is not None:
         log.info(
             "%s is now %s and has no effect: the run still assigns by the weights with which it began (%s). "
@@ -136,25 +134,16 @@ def _lines(changed: Mapping[str, tuple[Any, Any]]) -> str:
     return "\n".join(f"  {key}: {before} -> {now}" for key, (before, now) in changed.items())
 
 
-def with_defaults(saved: dict[str, Any], schema: type[Section] = RunConfig) -> dict[str, Any]:
-    """Returns a saved run file with the defaults of newer keys; unchanged if it is of another version."""
-    try:
-        return schema.model_validate(saved).model_dump(mode="json")
-    except ValidationError:
-        return saved
-
-
 def _require_step_size(state: TrainState, training: dict[str, Any], *, has_fewer_accumulations: bool) -> None:
     """Compares step sizes. Raises: CheckpointError unless step n + 1 begins where step n of the checkpoint ended."""
-    saved = state.config.get("training", {})
-    batching = training.get("batching", "packs")  # older checkpoints do not contain it
+    saved, batching = state.config["training"], training["batching"]
     key = f"{batching}_per_step"
     before, now = saved.get(key), training.get(key)  # only one of the two kinds has a number
     if before == now:
         return
-    if saved.get("batching", "packs") != batching:
+    if saved["batching"] != batching:
         raise CheckpointError(
-            f"the checkpoint has done {state.step} steps of {saved.get('batching', 'packs')}, this run's "
+            f"the checkpoint has done {state.step} steps of {saved['batching']}, this run's "
             f"training.batching is {batching}: the order of sequences is another, so documents would be repeated or "
             "left out. Restore it, or choose another run.output_dir to start again."
         )
@@ -191,22 +180,22 @@ def _require_skipped_steps(state: TrainState, training: dict[str, Any]) -> None:
 
 
 def _skipped_steps(training: dict[str, Any]) -> SkippedSteps:
-    """Returns the skipped steps of a training section as JSON values; older ones have none."""
-    entries = training.get("skip_steps", ())
+    """Returns the skipped steps of a training section as JSON values."""
+    entries = training["skip_steps"]
     return SkippedSteps.of(entry if isinstance(entry, int) else (entry[0], entry[1]) for entry in entries)
 
 
-def kept_cost_weights(state: TrainState, layout: str | None) -> CostWeights | None:
+def kept_cost_weights(state: TrainState, layout: str) -> CostWeights | None:
     """Returns the weights by which the run still assigns.
 
     None in another layout, whose slots depend on other lengths.
     """
-    return state.cost_weights if state.config.get("training", {}).get("layout", layout) == layout else None
+    return state.cost_weights if state.config["training"]["layout"] == layout else None
 
 
 def kept_initial_weights(state: TrainState) -> Path | None:
     """Returns the `training.initialize_from` with which the run began."""
-    began_with = state.config["training"].get("initialize_from")
+    began_with = state.config["training"]["initialize_from"]
     return None if began_with is None else Path(began_with)
 
 

@@ -65,12 +65,10 @@ class TrainState:
     config: dict[str, Any]
     """The resolved run file, as JSON values."""
     reached_accuracy: float | None
-    """The accuracy of this step that reached the run's target; None if it did not. Older checkpoints lack it."""
-
-    samples: int | None
-    """Number of sequences trained on. None in older checkpoints."""
-
-    validation_loss: float | None = None
+    """The accuracy of this step that reached the run's target; None if it did not."""
+    samples: int
+    """Number of sequences trained on."""
+    validation_loss: float | None
     """The loss by which checkpoints are compared (`evaluate.overall_loss`); None if this step was not evaluated."""
 
     def __post_init__(self) -> None:
@@ -87,7 +85,7 @@ class TrainState:
         Raises: KeyError, TypeError or ValueError if `to_json` did not make it.
         """
         weights = {name: float(weight) for name, weight in values["cost_weights"].items()}
-        return cls(**({"reached_accuracy": None, "samples": None} | values | {"cost_weights": CostWeights(**weights)}))
+        return cls(**(values | {"cost_weights": CostWeights(**weights)}))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -108,8 +106,8 @@ class Checkpoint:
     path: Path
     state: TrainState
     files: tuple[FileRecord, ...]
-    saved_at: float | None
-    """When its manifest was written, by `time.time`; None in older checkpoints."""
+    saved_at: float
+    """When its manifest was written, by `time.time`."""
 
     @property
     def step(self) -> int:
@@ -196,7 +194,7 @@ def read_manifest(path: Path) -> Checkpoint:
         _require_format(content["format"])
         files = tuple(FileRecord(**record) for record in content["files"])
         state = TrainState.from_json(content["state"])
-        checkpoint = Checkpoint(path=path, state=state, files=files, saved_at=content.get("saved_at"))
+        checkpoint = Checkpoint(path=path, state=state, files=files, saved_at=content["saved_at"])
     except FileNotFoundError as error:
         raise CheckpointError(f"{MANIFEST} is missing") from error
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:

@@ -93,12 +93,12 @@ def checkpoint_by_size(path: Path) -> Checkpoint | None:
 
 
 def _spaced(in_order: Sequence[Checkpoint], *, seconds: float) -> list[int]:
-    """Returns the steps of the oldest checkpoint and of those so far apart; older formats have no times."""
+    """Returns the steps of the oldest checkpoint and of those so far apart."""
     steps: list[int] = []
     last = -math.inf
     for checkpoint in in_order:
         # A time before the last one is of a clock that was wrong: it may keep one too many, never too few.
-        if checkpoint.saved_at is not None and not 0 <= checkpoint.saved_at - last < seconds:
+        if not 0 <= checkpoint.saved_at - last < seconds:
             steps.append(checkpoint.step)
             last = checkpoint.saved_at
     return steps

@@ -19,7 +19,7 @@ from evenpack.engine.build import Run
 from evenpack.engine.engine import LocalStep
 from evenpack.engine.parts.part import Part, Step
 from evenpack.engine.reporting.step_totals import StepTotals
-from evenpack.engine.resolving.where import open_where
+from evenpack.engine.where import open_where
 from evenpack.errors import EvenpackError, RunError
 from evenpack.files import write_json
 

@@ -13,10 +13,10 @@ from pathlib import Path
 from typing import Any
 
 from evenpack.engine.build import Run
+from evenpack.engine.config import MlperfSection
 from evenpack.engine.evaluate import overall_accuracy
 from evenpack.engine.optimizers.config import LambSection
 from evenpack.engine.parts.part import Part, Step
-from evenpack.engine.reporting.config import MlperfSection
 from evenpack.engine.reporting.metrics import free_name
 from evenpack.errors import DataError, RunError
 from evenpack.files import atomic_open, parse_json_object

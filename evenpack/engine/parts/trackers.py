@@ -2,7 +2,7 @@
 
 metrics.jsonl itself (`journal.py`) is always written, and is the authoritative record. One more tracker is a `Tracker`
 here, a key of the section `metrics:`, a line of `_OPENERS` and, where it needs a package, one of `missing_trackers`
-(`reporting/config.py`).
+(`resolving/requirements.py`).
 """
 
 import csv
@@ -16,10 +16,11 @@ from typing import Any, Protocol, runtime_checkable
 
 from evenpack.engine.activity import entered_as_own_work, own_work
 from evenpack.engine.build import Run
+from evenpack.engine.config import MetricsSection, WandbSection
 from evenpack.engine.parts.part import Part, Step
-from evenpack.engine.reporting.config import MetricsSection, WandbSection, missing_trackers, refusal
 from evenpack.engine.reporting.definitions import scalars
 from evenpack.engine.reporting.metrics import METRICS, read_metrics
+from evenpack.engine.resolving.requirements import missing_trackers, refusal
 from evenpack.files import atomic_open, read_json_object, write_json
 
 log = logging.getLogger(__name__)

@@ -257,7 +257,7 @@ def _is_of_type(value: Any, expected: str) -> bool:
         return isinstance(value, list) and all(one is None or _is_of_type(one, "number") for one in value)
     if expected == "number":
         return isinstance(value, float) or (type(value) is int and abs(value) < _MOST)
-    return isinstance(value, (str, int) if expected == "text" else Mapping)  # earlier versions wrote hashes as numbers
+    return isinstance(value, str if expected == "text" else Mapping)
 
 
 @cache

@@ -112,12 +112,6 @@ def find_record(path: Path, *, step: int) -> dict[str, Any] | None:
     return found
 
 
-def samples_trained(path: Path, *, step: int) -> int:
-    """Returns the number of sequences in all logged steps up to `step`."""
-    records = read_metrics(path) if path.exists() else []
-    return sum(record.get("sequences", 0) for record in records if record["step"] <= step)
-
-
 def save_totals(records: Sequence[dict[str, Any]], unrecorded: Sequence[dict[str, Any]]) -> dict[str, Any]:
     """Returns the costs of all saves of a run.
 

@@ -97,7 +97,7 @@ def write_start(run: "Run") -> None:
 
 
 def read_run_record(output_dir: Path) -> RunRecord | None:
-    """Reads run.json; None for a run of a version that wrote none. Raises: DataError naming a broken file."""
+    """Reads run.json; None if there is none, as before a run has started. Raises: DataError naming a broken file."""
     path = output_dir / RUN_RECORD
     if not path.exists():
         return None

@@ -79,7 +79,7 @@ def run_summary(
         "tokens_per_second": _median(alike, "tokens_per_second"),
         "step_seconds_median": _median(alike, "step_seconds"),
         "parameters": run.resolved.parameters,
-        "ranks": alike[-1].get("world_size", run.world.size) if alike else run.world.size,
+        "ranks": alike[-1]["world_size"] if alike else run.world.size,
         "device": torch.cuda.get_device_name(run.world.device) if run.world.device.type == "cuda" else "cpu",
         "fingerprint": run.resolved.fingerprint(step),
         "target": _target(run, records, reached_accuracy),
@@ -87,9 +87,8 @@ def run_summary(
 
 
 def computed_alike(trained: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Returns the steps that as many ranks computed as the last one; all steps if an earlier version did not log it."""
-    ranks = trained[-1].get("world_size") if trained else None
-    return [record for record in trained if ranks is None or record.get("world_size", ranks) == ranks]
+    """Returns the steps that as many ranks computed as the last one."""
+    return [record for record in trained if record["world_size"] == trained[-1]["world_size"]]
 
 
 def _losses_apart(trained: list[dict[str, Any]]) -> dict[str, float | None]:
@@ -100,7 +99,7 @@ def _losses_apart(trained: list[dict[str, Any]]) -> dict[str, float | None]:
 
 
 def _added(records: list[dict[str, Any]], name: str) -> dict[str, int]:
-    """Returns the sum over records of a value that each source has; logs of earlier versions may lack it."""
+    """Returns the sum over records of a value that each source has, of which skipped steps have none."""
     totals: Counter[str] = Counter()
     for record in records:
         totals.update(record.get(name, {}))

@@ -16,7 +16,6 @@ from evenpack.data.order.mixture import MixtureSchedule
 from evenpack.data.order.step_shape import CostWeights, StepShape
 from evenpack.data.prepared import PreparedData
 from evenpack.engine.config import RunConfig, TrainingSection
-from evenpack.engine.reporting.config import require_mlperf_logging
 from evenpack.engine.resolving.cost_model import CostModel
 from evenpack.engine.resolving.cost_weights import operation_weights, read_cost_model
 from evenpack.engine.resolving.data_facts import AverageItem, average_item, drawn_shares, items_of_an_epoch
@@ -211,70 +210,6 @@ def resolve(config: RunConfig, prepared: PreparedData) -> ResolvedRun:
         prepared=prepared,
         shape=shape,
         cost_model=cost_model,
-    )
-
-
-def require_trainable(run: ResolvedRun) -> None:
-    """Checks the requirements that training has beyond those of evaluation and export.
-
-    Raises: ConfigError if the run exceeds the `maximum_epochs` of a source; if it has a target accuracy or validation
-    weights and nothing is held out for them; or if it has the section `mlperf` and lacks the package for the log or the
-    name of the submitting organization.
-    """
-    require_bounded_epochs(run)
-    sources = run.prepared.manifest.sources
-    absent = [name for name in run.config.training.validation_weights or {} if sources[name].validation.packing is None]
-    if absent:
-        raise ConfigError(
-            f"training.validation_weights names {', '.join(absent)}, of which nothing is held out: remove it, or "
-            f"raise data.validation_fraction (now {run.config.data.validation_fraction:g}) and prepare again"
-        )
-    has_validation = any(sources[name].validation.packing is not None for name in run.prepared.source_names)
-    if run.config.training.target_accuracy is not None and not has_validation:
-        raise ConfigError(
-            f"training.target_accuracy ({run.config.training.target_accuracy:g}) is measured on held-out documents, "
-            "and no source has any: raise data.validation_fraction (now "
-            f"{run.config.data.validation_fraction:g}) and prepare again, or set target_accuracy to null"
-        )
-    if run.config.mlperf is not None:
-        require_mlperf_logging("the section mlperf:", otherwise=", or leave the section out")
-        if run.config.mlperf.submission_org is None:
-            raise ConfigError(
-                "mlperf.submission_org is null, and the log must name the submitter: set it, or mlperf=null"
-            )
-
-
-def require_bounded_epochs(run: ResolvedRun) -> None:
-    """Refuses a run that repeats a source more often than its `maximum_epochs`, or warns.
-
-    Raises: ConfigError if `data.on_maximum_epochs` is `error`.
-    """
-    message = exceeded_epochs(run)
-    if message is None:
-        return
-    if run.config.data.on_maximum_epochs == "error":
-        raise ConfigError(f"{message}, or set data.on_maximum_epochs=warn")
-    log.warning("%s", message)
-
-
-def exceeded_epochs(run: ResolvedRun) -> str | None:
-    """Returns a message about the sources whose `maximum_epochs` the run exceeds; None if there are none."""
-    epochs = run.epochs(run.config.training.planned_steps)
-    bounds = {name: source.maximum_epochs for name, source in run.config.data.sources.items()}
-    lines = [
-        f"  {name}: {epochs[name]:.2f} epochs, at most {bound:g}"
-        for name, bound in bounds.items()
-        if bound is not None and epochs[name] > bound
-    ]
-    if not lines:
-        return None
-    return "\n".join(
-        [
-            f"{run.config.training.planned_steps} steps repeat more of a source than its maximum_epochs allows:",
-            *lines,
-            "Lower its weight (data.sources.NAME.weight, data.mixture_schedule), give it more documents, or train for "
-            "fewer steps",
-        ]
     )
 
 

@@ -7,7 +7,6 @@ the others join by NCCL would wait until a time-out. So each rank says what it h
 """
 
 import importlib.metadata
-import json
 import logging
 import platform
 import socket
@@ -21,12 +20,8 @@ import torch
 import xxhash
 from torch.cuda import nccl
 
-from evenpack.data.manifest import MANIFEST
-from evenpack.differences import flatten
-from evenpack.engine.config import RunConfig
 from evenpack.engine.world.meeting import Meeting
 from evenpack.errors import RunError
-from evenpack.files import file_checksum
 from evenpack.version import VERSION
 
 log = logging.getLogger(__name__)
@@ -60,16 +55,6 @@ def machine_facts(device: str) -> dict[str, str]:
         facts["NCCL"] = ".".join(map(str, nccl.version()))  # type: ignore[no-untyped-call]
         facts["flash-attn"] = _version_or_none("flash-attn")  # decides what attention.backend=auto takes
     return facts
-
-
-def run_facts(config: RunConfig) -> dict[str, str]:
-    """Returns what a rank sees of the run: each key of the run file, overrides included, and the prepared data."""
-    try:
-        data = f"checksum {file_checksum(config.prepared_dir / MANIFEST)}"
-    except OSError as error:
-        data = f"{error.strerror}"
-    keys = {key: json.dumps(value) for key, value in flatten(config.model_dump(mode="json")).items()}
-    return keys | {f"prepared data in {config.prepared_dir}": data}
 
 
 def require_agreement(meeting: Meeting, facts: Mapping[str, str], *, speaks_for_machine: bool) -> None:

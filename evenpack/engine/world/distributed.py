@@ -143,7 +143,7 @@ def joined_world(
 ) -> Iterator[World]:
     """Joins the ranks that `deepspeed`, `torchrun` or `mpirun` started; without a launcher this process is alone.
 
-    `facts`, besides device and versions, must be the same on all ranks before they join: see `agreement.run_facts`.
+    `facts`, besides device and versions, must be the same on all ranks before they join: see `train.run_facts`.
     A collective of the world fails if a rank comes later than the others by `patience`; None: torch's default.
     At the end of the block nothing may hold a DeepSpeed engine any more. After an error the groups are left as they
     are, because the other ranks may wait in one of them: the process should end by `os._exit`.

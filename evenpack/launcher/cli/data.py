@@ -189,7 +189,7 @@ def where(
         raise ConfigError(f"a step has sequences of all sources: leave --source {source} out, or give --document ID")
     config = load(run_file, overrides)
     with reporting(as_json, save=save) as report:
-        from evenpack.engine.resolving.where import differs_from_trained, open_where
+        from evenpack.engine.where import differs_from_trained, open_where
 
         opened = open_where(config, with_text=text)
         if step is not None:

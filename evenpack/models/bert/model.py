@@ -70,7 +70,7 @@ class Bert(PackedEncoder[BertConfig]):
         hidden = self.hidden_states(batch)
         outputs = {MASKED_TOKEN.name: self.masked_token_loss(hidden, targets)}
         if self.next_sentence_head is not None:
-            pairs = self.chosen_targets(batch, NEXT_SENTENCE)
+            pairs = self.chosen_targets(batch, NEXT_SENTENCE, remedy="set model.next_sentence=false")
             logits = self.next_sentence_head(hidden.index_select(0, pairs.positions))
             outputs[NEXT_SENTENCE.name] = _next_sentence_loss(logits, pairs)
         return outputs

@@ -76,14 +76,21 @@ class PackedEncoder(PackedTransformer[EncoderConfigT]):
         rows = self._masked_tokens(self.hidden_states(batch), self.chosen_targets(batch, MASKED_TOKEN))
         return F.linear(rows, self.token_embedding.weight, self.masked_token_head.decoder_bias)
 
-    def chosen_targets(self, batch: PackedBatch, loss: Loss) -> ChosenTargets:
-        """Returns the targets of one loss. Raises: ValueError if the batch has none at chosen slots."""
+    def chosen_targets(
+        self, batch: PackedBatch, loss: Loss, *, remedy: str = "choose a model.kind that learns from those"
+    ) -> ChosenTargets:
+        """Returns the targets of one loss.
+
+        Args:
+            remedy: what to change in the model's section if batches are to stay as they are; for the message.
+
+        Raises: ValueError if the batch has none at chosen slots.
+        """
         targets = batch.targets.get(loss.name)
         if not isinstance(targets, ChosenTargets):
             raise ValueError(
-                f"{type(self).__name__} learns from targets {loss.name}, the batch has {', '.join(batch.targets)}; "
-                "take the recipe sentence_pairs or masked_pairs, or another with model.next_sentence: false, or a "
-                "model.kind of next tokens"
+                f"{type(self).__name__} learns from targets {loss.name}, the batch has {', '.join(batch.targets)}: "
+                f"choose a data.recipe that has targets {loss.name}, or {remedy}"
             )
         return targets
 

@@ -74,8 +74,7 @@ def data_of_counts(config: RunConfig, *, tokens: int, documents: int, vocabulary
 
     Raises: ConfigError for recipes whose sequences do not follow from counts, and several sources.
     """
-    _require_countable(config.data)
-    recipe, pack_length = config.data.recipe, config.data.pack_length
+    recipe, pack_length = _countable_recipe(config.data), config.data.pack_length
     longest, total = recipe.max_sequence_length, tokens + documents
     if recipe.kind == "concat":
         sequences = math.ceil(total / longest)
@@ -91,11 +90,13 @@ def data_of_counts(config: RunConfig, *, tokens: int, documents: int, vocabulary
         assumption = "packs are full, and documents no more than the tokens need are split"
     items = packs if config.training.batching == "packs" else sequences
     (name,) = config.data.sources
+    ends_left_out = documents if recipe.end_of_text_in_loss == "none" else 0
     return _estimated(
         config,
         sequences=Fraction(sequences, items),
         segments=Fraction(segments, items),
         tokens=Fraction(total, items),
+        ends_left_out=Fraction(ends_left_out, items),
         padded_rows=None if padded_rows is None else Fraction(padded_rows, items),
         source=SourceData(name=name, share=Fraction(1), items=items, tokens=total),
         vocabulary_size=vocabulary_size,
@@ -106,12 +107,12 @@ def data_of_counts(config: RunConfig, *, tokens: int, documents: int, vocabulary
     )
 
 
-def _require_countable(data: DataConfig) -> None:
-    """Checks the recipe.
+def _countable_recipe(data: DataConfig) -> DocumentsRecipe | ConcatRecipe:
+    """Returns the recipe.
 
     Raises: ConfigError if the number of sequences does not follow from counts, and for several sources.
     """
-    if data.recipe.kind not in ("documents", "concat"):
+    if not isinstance(data.recipe, DocumentsRecipe | ConcatRecipe):
         raise ConfigError(
             f"--corpus-tokens is for data.recipe.kind documents or concat: how many sequences {data.recipe.kind} makes "
             "does not follow from counts; prepare the data"
@@ -121,6 +122,7 @@ def _require_countable(data: DataConfig) -> None:
             f"--corpus-tokens counts one source, and the run has {', '.join(data.sources)}: leave one, or prepare the "
             "data"
         )
+    return data.recipe
 
 
 def estimated_data(config: RunConfig, *, vocabulary_size: int | None) -> RunData:
@@ -142,6 +144,7 @@ def estimated_data(config: RunConfig, *, vocabulary_size: int | None) -> RunData
         sequences=Fraction(sequences),
         segments=Fraction(sequences),
         tokens=Fraction(sequences * longest),
+        ends_left_out=Fraction(0),
         padded_rows=None,
         source=None,
         vocabulary_size=vocabulary_size,
@@ -157,14 +160,19 @@ def _estimated(
     sequences: Fraction,
     segments: Fraction,
     tokens: Fraction,
+    ends_left_out: Fraction,
     padded_rows: Fraction | None,
     source: SourceData | None,
     vocabulary_size: int | None,
     assumptions: tuple[str, ...],
 ) -> RunData:
-    """Returns data whose items hold so much, as if all segments were equally long."""
+    """Returns data whose items hold so much, as if all segments were equally long.
+
+    Args:
+        ends_left_out: end-of-text tokens of an item that the loss leaves out.
+    """
     of_packs = config.training.batching == "packs"
-    targets = tokens - segments
+    targets = max(tokens - segments - ends_left_out, Fraction(0))
     if family_of(config.model).objective == "masked_tokens":
         masking = config.data.static_masks or config.masking
         targets = sequences * int(masked_count(np.array([round(tokens / sequences)]), masking)[0])

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from jaxtyping import Float64
 
-from evenpack.config import load_run_file, validate
+from evenpack.config import load_run_file, validate, with_defaults
 from evenpack.differences import as_text, differences
 from evenpack.engine.config import RunConfig
 from evenpack.engine.reporting.metrics import METRICS
@@ -57,7 +57,7 @@ class LoggedRun:
     """Name of the run, or of the file where no run.json lies beside it."""
     log: StepLog
     record: RunRecord | None
-    """What run.json says; None for a log of something else, or of a version that wrote none."""
+    """What run.json says; None for a log of something else."""
 
     @property
     def ranks(self) -> int | None:
@@ -227,11 +227,13 @@ def _other_steps(run: LoggedRun, baseline: LoggedRun) -> list[str]:
 
 
 def _differences_in(keys: tuple[str, ...], one: Mapping[str, Any], other: Mapping[str, Any]) -> str:
-    """Returns in words the settings that differ, of those that begin with one of `keys`; empty if none does."""
+    """Returns in words the settings that differ, of those that begin with one of `keys`; empty if none does.
+
+    A key that is newer than a recorded run file has its default there.
+    """
+    found = differences(with_defaults(one, RunConfig), with_defaults(other, RunConfig))
     return "; ".join(
-        f"{key} {as_text(ours)} and {as_text(theirs)}"
-        for key, (ours, theirs) in differences(one, other).items()
-        if key.startswith(keys)
+        f"{key} {as_text(ours)} and {as_text(theirs)}" for key, (ours, theirs) in found.items() if key.startswith(keys)
     )
 
 

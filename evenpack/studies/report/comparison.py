@@ -54,7 +54,7 @@ class ReportedRun:
     """Name of the run, or the end of its path where names are not recorded or not different."""
     output_dir: Path
     record: RunRecord | None
-    """What run.json holds; None for a run of a version that wrote none."""
+    """What run.json holds; None if there is none."""
     state: str
     has_two_losses: bool
     """Whether it learns next sentences beside tokens."""

@@ -15,10 +15,10 @@ from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any, Literal, Protocol, runtime_checkable
 
+from evenpack.config import with_defaults
 from evenpack.data.checksums import checksum_of_json
 from evenpack.data.manifest import MANIFEST
 from evenpack.differences import differences
-from evenpack.engine.checkpoints.continuation import with_defaults
 from evenpack.errors import EXIT_STOPPED, ConfigError
 from evenpack.files import read_json_object, write_json
 from evenpack.progress import Piece, Progress
@@ -111,7 +111,7 @@ def read_result(run: Job) -> RunResult | None:
     if values is None:
         return None
     content = {key: value for key, value in values.items() if key != "checksum"}
-    if content.keys() != _KEYS or values.get("checksum", checksum_of_json(content)) != checksum_of_json(content):
+    if content.keys() != _KEYS or values.get("checksum") != checksum_of_json(content):
         return None  # damaged: the command is given again, and finds what it has done
     result = RunResult(**content)
     changed = differences(with_defaults(result.config, type(run.config)), run.config.model_dump(mode="json"))

@@ -111,7 +111,7 @@ class TrainedStudy(ABC, Generic[StudyT]):
         compared = finished_runs(ended, self.study.last_phase)
         by_arm = {arm: {run.seed: run for run in compared if run.arm == arm} for arm in self.study.arms}
         found = self.compare(by_arm, ended)
-        origin = origin_of_study(self.study.study.name, compared)
+        origin = origin_of_runs(self.study.study.name, [read_run_record(run.output_dir) for run in compared])
         report = Report(
             value={
                 "study": self.study,
@@ -140,18 +140,6 @@ def devices_of(runs: Sequence[StudyRun]) -> list[str]:
     """Returns ranks and device of each finished run, as its summary names them."""
     summaries = [read_json_object(run.output_dir / SUMMARY) or {} for run in runs]
     return [f"{one.get('ranks')} x {one.get('device')}" for one in summaries]
-
-
-def origin_of_study(name: str, runs: Sequence[StudyRun]) -> str:
-    """Returns the line below figures of finished runs: data, commits and devices as the runs recorded them.
-
-    Without any record, as of earlier versions, sources come from the settings and devices from the summaries.
-    """
-    records = [read_run_record(run.output_dir) for run in runs]
-    if any(record is not None for record in records):
-        return origin_of_runs(name, records)
-    sources = dict.fromkeys(source for run in runs for source in run.config.data.sources)
-    return f"{name}: data {', '.join(sources)}; commit not recorded; {', '.join(dict.fromkeys(devices_of(runs)))}"
 
 
 def measured_on(devices: Iterable[str]) -> dict[str, Any]:

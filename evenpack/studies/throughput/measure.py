@@ -23,8 +23,7 @@ from evenpack.engine.resolving.resolve import ResolvedRun
 from evenpack.engine.world.distributed import World
 from evenpack.errors import ConfigError
 from evenpack.kernels.config import WHOLE_ROWS
-from evenpack.models.common.batch_work import performed_work, useful_work, work_on_whole_rows
-from evenpack.models.cost import Work, step_flops
+from evenpack.models.cost import Work, performed_work, step_flops, useful_work, work_on_whole_rows
 from evenpack.models.families import family_of
 from evenpack.progress import Piece
 from evenpack.progress import Progress as ProgressDisplay

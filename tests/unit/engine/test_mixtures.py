@@ -13,7 +13,7 @@ from evenpack.engine.checkpoints.files import TrainState
 from evenpack.engine.config import RunConfig
 from evenpack.engine.evaluate import SourceEvaluation, aggregate_loss
 from evenpack.engine.resolving.resolve import open_run
-from evenpack.engine.resolving.where import open_where
+from evenpack.engine.where import open_where
 from evenpack.errors import CheckpointError, ConfigError, DataError
 from evenpack.launcher.training import plan_training
 from evenpack.studies.budget.budget import budget_of
@@ -94,7 +94,8 @@ def state_at(step: int, config: RunConfig) -> TrainState:
         cost_weights=run.shape.cost_weights,
         config=run.config.model_dump(mode="json"),
         reached_accuracy=None,
-        samples=None,
+        validation_loss=None,
+        samples=0,
     )
 
 

@@ -6,8 +6,7 @@ from typing import Any
 
 import pytest
 
-from evenpack.engine.config import RunConfig
-from evenpack.engine.reporting.config import MetricsSection
+from evenpack.engine.config import MetricsSection, RunConfig
 from evenpack.engine.resolving.resolve import open_run
 from evenpack.errors import ConfigError
 from evenpack.launcher.training import plan_training

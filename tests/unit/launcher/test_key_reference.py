@@ -159,7 +159,6 @@ def test_keys_of_one_name_that_mean_different_things_are_all_found() -> None:
         ("Grad-Clip", r"did you mean training\.gradient_clipping\?"),
         ("data.sources.wiki.pth", r"did you mean .*data\.sources\.NAME\.path"),
         ("data.mixture_schedule.setp", r"data\.mixture_schedule\.step"),
-        ("training.dealing", "it is now training.assignment"),
         ("qqq", "`evenpack config explain` lists all keys"),
         ("", "there is no key ''"),
         ("run.name.first", "there is no key"),

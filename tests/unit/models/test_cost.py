@@ -14,12 +14,19 @@ from transformers import BertForMaskedLM, BertForPreTraining
 from evenpack.errors import ConfigError
 from evenpack.models.bert.config import BertConfig
 from evenpack.models.bert.model import Bert
-from evenpack.models.common.batch_work import performed_work, useful_work, work_on_whole_rows
 from evenpack.models.common.device_peaks import DEVICE_PEAKS, device_peak_flops, find_device_peak, known_device
 from evenpack.models.config import ModelConfig
-from evenpack.models.cost import Work, depths, parameter_count, step_flops
+from evenpack.models.cost import (
+    Work,
+    parameter_count,
+    performed_work,
+    step_flops,
+    useful_work,
+    work_on_whole_rows,
+)
 from evenpack.models.gpt2.config import Gpt2Config
 from evenpack.models.gpt2.model import Gpt2
+from evenpack.models.trace import depths
 
 SHAPE = Gpt2Config(kind="gpt2", preset="tiny", layers=3, hidden_size=32, heads=4)
 VOCABULARY = 101

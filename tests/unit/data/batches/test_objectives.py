@@ -14,7 +14,7 @@ from evenpack.data.batches.collate import Collator
 from evenpack.data.batches.objectives import DynamicMasks, NextTokens, Objective
 from evenpack.data.order.selection import PackedSource, select_packs
 from evenpack.data.order.step_shape import Layout
-from evenpack.data.recipes import DocumentsRecipe, PaddingRecipe
+from evenpack.data.recipes import PaddingRecipe
 from evenpack.data.sequences import build_view
 from evenpack.data.sequences.masking import masked_count
 from evenpack.errors import ConfigError
@@ -61,13 +61,6 @@ def assert_same_targets(found: PackedBatch, expected: PackedBatch) -> None:
             PackedSource(view=PADDED_VIEW, plan=DOCUMENTS.plan, key=1),
             masked_objective(),
             "recipe.kind padding pads sequences with end-of-text",
-        ),
-        (
-            DOCUMENTS,
-            masked_objective(
-                recipe=DocumentsRecipe(kind="documents", max_sequence_length=12, end_of_text_in_loss="none")
-            ),
-            "end_of_text_in_loss none is for models of next tokens, and this one predicts masked tokens",
         ),
     ],
 )

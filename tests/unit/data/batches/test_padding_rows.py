@@ -16,7 +16,7 @@ from evenpack.data.sequences import build_view
 from evenpack.data.sequences.pieces import PaddingView
 from evenpack.data.tokens.file import TokenFile
 from evenpack.data.tokens.writer import TokenFileWriter
-from evenpack.models.common.batch_work import useful_work
+from evenpack.models.cost import useful_work
 from evenpack.step_counts import StepCounts
 
 END, ROW, ROWS_PER_STEP = 1, 8, 4

@@ -122,21 +122,23 @@ def state(training: dict[str, Any], fingerprint: str = "f") -> TrainState:
         config={"run": {"name": "a", "seed": 1}, "training": training},
         samples=0,
         reached_accuracy=None,
+        validation_loss=None,
     )
 
 
 def test_a_run_resumes_with_steps_of_the_same_kind_and_size() -> None:
-    before_there_was_a_choice = state({"packs_per_step": 64})
-    compare_run_files(before_there_was_a_choice, {"training": {"batching": "packs", "packs_per_step": 64}})
-    of_sequences = state({"batching": "sequences", "sequences_per_step": 24, "assignment": None})
-    another_assignment = {"batching": "sequences", "sequences_per_step": 24, "assignment": "max_tokens"}
+    common: dict[str, Any] = {"layout": "unpadded", "skip_steps": []}
+    of_packs = state({**common, "batching": "packs", "packs_per_step": 64})
+    compare_run_files(of_packs, of_packs.config)
+    of_sequences = state({**common, "batching": "sequences", "sequences_per_step": 24, "assignment": None})
+    another_assignment = {**common, "batching": "sequences", "sequences_per_step": 24, "assignment": "max_tokens"}
     compare_run_files(of_sequences, {"training": another_assignment})
     with pytest.raises(CheckpointError, match=r"7 steps of 24 sequences.*is 48.*sequence that.*sequences_per_step=24"):
         compare_run_files(of_sequences, {"training": {**another_assignment, "sequences_per_step": 48}})
     with pytest.raises(CheckpointError, match=r"7 steps of packs, this run's training\.batching is sequences"):
-        compare_run_files(before_there_was_a_choice, {"training": another_assignment})
+        compare_run_files(of_packs, {"training": another_assignment})
     with pytest.raises(CheckpointError, match=r"\(seed 1, steps of packs\).*data, seed and training\.batching have g"):
-        require_fingerprint(before_there_was_a_choice, "g", before_there_was_a_choice.config)
+        require_fingerprint(of_packs, "g", of_packs.config)
 
 
 RANKS, MICRO_BATCHES = 3, 2

@@ -70,9 +70,10 @@ def train_state(step: int) -> TrainState:
         world_size=1,
         zero_stage=0,
         cost_weights=CostWeights(per_token=1.0, per_squared_length=0.1 + 0.2, per_segment=0.0),
-        config={"run": {"name": "small", "seed": 42}, "training": {"gradient_clipping": None}},
+        config={"run": {"name": "small", "seed": 42}, "training": {"gradient_clipping": None, "batching": "packs"}},
         samples=0,
         reached_accuracy=None,
+        validation_loss=None,
     )
 
 
@@ -556,7 +557,8 @@ def test_keep_none_is_refused(tmp_path: Path):
 
 def test_steps_of_another_size_are_refused_and_other_changes_are_reported_once(caplog: pytest.LogCaptureFixture):
     caplog.set_level(logging.INFO)
-    state = replace(train_state(7), config={"training": {"packs_per_step": 64}, "optimizer": {"weight_decay": 0.1}})
+    training = {"layout": "packed", "batching": "packs", "skip_steps": [], "packs_per_step": 64}
+    state = replace(train_state(7), config={"training": training, "optimizer": {"weight_decay": 0.1}})
     compare_run_files(state, state.config)
     assert not caplog.records
     compare_run_files(state, state.config | {"optimizer": {"weight_decay": 0.2}})
@@ -564,9 +566,9 @@ def test_steps_of_another_size_are_refused_and_other_changes_are_reported_once(c
     assert "since step 7" in record.getMessage()
     assert "optimizer.weight_decay: 0.1 -> 0.2" in record.getMessage()
     with pytest.raises(CheckpointError, match=r"7 steps of 64 packs.*is 128.*packs_per_step=64"):
-        compare_run_files(state, state.config | {"training": {"packs_per_step": 128}})
+        compare_run_files(state, state.config | {"training": training | {"packs_per_step": 128}})
     with pytest.raises(CheckpointError, match=r"is 128.*Restore the training.packs_per_step and packing_adjustment"):
-        compare_run_files(state, {"training": {"packs_per_step": 128}}, has_fewer_accumulations=True)
+        compare_run_files(state, {"training": training | {"packs_per_step": 128}}, has_fewer_accumulations=True)
     with pytest.raises(CheckpointError, match=r"(?s)another network or optimizer.*optimizer\.kind: None -> lamb"):
         compare_run_files(state, state.config | {"optimizer": {"kind": "lamb", "weight_decay": 0.1}})
 

@@ -56,6 +56,7 @@ def save_checkpoint(output_dir: Path, model: Model, step: int) -> Path:
         config=config,
         samples=0,
         reached_accuracy=None,
+        validation_loss=None,
     )
     write_manifest(path, state, commit_files(path, ["mp_rank_00_model_states.pt"]))
     return path
@@ -242,7 +243,8 @@ def test_a_folder_of_transformers_without_weights_is_refused(tmp_path: Path) -> 
 
 def test_a_run_that_resumes_says_that_other_initial_weights_are_not_taken(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO)
-    began: dict[str, Any] = {"training": {"packs_per_step": 8, "initialize_from": "runs/phase1"}}
+    step: dict[str, Any] = {"layout": "packed", "batching": "packs", "skip_steps": [], "packs_per_step": 8}
+    began = {"training": {**step, "initialize_from": "runs/phase1"}}
     state = TrainState(
         step=7,
         fingerprint="f" * 32,
@@ -252,6 +254,7 @@ def test_a_run_that_resumes_says_that_other_initial_weights_are_not_taken(caplog
         config=began,
         samples=0,
         reached_accuracy=None,
+        validation_loss=None,
     )
     for same in ("runs/phase1", None):  # a run file without the key asks for nothing
         compare_run_files(state, {"training": began["training"] | {"initialize_from": same}})

@@ -13,8 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from test_checkpoint_files import FileEngine, names, train_state
 
-from evenpack.engine.checkpoints import files
-from evenpack.engine.checkpoints.files import Checkpoint, read_manifest
+from evenpack.engine.checkpoints.files import Checkpoint
 from evenpack.engine.checkpoints.keeping import KeepPolicy, best_step
 from evenpack.engine.checkpoints.store import CheckpointStore
 from evenpack.engine.config import RunConfig
@@ -26,10 +25,9 @@ from evenpack.testing import run_config, run_values
 SOLO = World(rank=0, size=1, local_rank=0, device=torch.device("cpu"))
 
 
-def checkpoint(step: int, *, hours: float | None = None, loss: float | None = None) -> Checkpoint:
+def checkpoint(step: int, *, hours: float = 0.0, loss: float | None = None) -> Checkpoint:
     state = replace(train_state(step), validation_loss=loss)
-    saved_at = None if hours is None else 1e9 + 3600 * hours
-    return Checkpoint(path=Path(f"step_{step:06d}"), state=state, files=(), saved_at=saved_at)
+    return Checkpoint(path=Path(f"step_{step:06d}"), state=state, files=(), saved_at=1e9 + 3600 * hours)
 
 
 def kept(
@@ -58,10 +56,10 @@ def test_a_clock_that_was_wrong_once_may_keep_one_too_many_and_never_too_few():
     assert [one.step for one in seen] == [1, 2, 3, 4, 6, 7]
 
 
-def test_checkpoints_without_time_and_loss_are_kept_among_the_newest_only():
-    saved = [checkpoint(1), checkpoint(2), checkpoint(3, hours=0.0, loss=2.0), checkpoint(4, hours=0.1, loss=3.0)]
-    assert kept(saved, hours=1.0, best=True) == [3, 4]
-    assert kept(saved[:2], hours=1.0, best=True) == [2]
+def test_checkpoints_without_loss_are_no_best_ones():
+    saved = [checkpoint(1), checkpoint(2), checkpoint(3, hours=0.1, loss=2.0), checkpoint(4, hours=0.2, loss=3.0)]
+    assert kept(saved, best=True) == [3, 4]
+    assert kept(saved[:2], best=True) == [2]
 
 
 def test_the_best_is_that_of_the_lowest_loss_and_of_equal_ones_the_newest():
@@ -152,20 +150,6 @@ class TestOnDisk:
             patch.setattr(Path, "read_bytes", refused_read)
             self.save(tmp_path, {3: None})
         assert names(tmp_path) == ["latest", "step_000002", "step_000003"]
-
-    def test_a_manifest_without_time_and_loss_is_read(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-        write = files.write_json
-
-        def write_as_before(path: Path, content: dict[str, Any]) -> None:
-            content.pop("saved_at")
-            content["state"].pop("validation_loss")
-            content.pop("checksum")
-            write(path, content | {"checksum": files._content_checksum(content)})
-
-        monkeypatch.setattr(files, "write_json", write_as_before)
-        self.save(tmp_path, {1: 2.0})
-        found = read_manifest(tmp_path / "step_000001")
-        assert (found.saved_at, found.state.validation_loss) == (None, None)
 
 
 def evaluation(loss: float, targets: int) -> SourceEvaluation:

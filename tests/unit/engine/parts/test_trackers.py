@@ -11,9 +11,10 @@ from typing import Any
 import pytest
 from run_logs import record, run_log
 
+from evenpack.engine.config import MetricsSection, WandbSection
 from evenpack.engine.parts import trackers
 from evenpack.engine.parts.trackers import Trackers
-from evenpack.engine.reporting.config import MetricsSection, WandbSection, missing_trackers, require_trackers
+from evenpack.engine.resolving.requirements import missing_trackers, require_trackers
 from evenpack.errors import ConfigError
 
 BOTH = MetricsSection(csv=True, tensorboard=True)

@@ -11,8 +11,8 @@ import wandb
 from run_logs import record, run_log
 from wandb.proto import wandb_internal_pb2
 
+from evenpack.engine.config import WandbSection
 from evenpack.engine.parts.trackers import WandbRun
-from evenpack.engine.reporting.config import WandbSection
 from evenpack.engine.reporting.definitions import scalars
 
 OFFLINE = WandbSection(mode="offline", project="packing", group="tries", tags=("one", "two"))

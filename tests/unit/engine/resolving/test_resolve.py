@@ -178,7 +178,8 @@ def test_costs_are_balanced_where_the_ranks_of_a_stage_wait(config: RunConfig) -
 
 def test_a_run_that_resumes_keeps_its_cost_weights_and_says_so(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO)
-    training: dict[str, Any] = {"packs_per_step": 8, "cost_model": None}
+    step: dict[str, Any] = {"layout": "packed", "batching": "packs", "skip_steps": [], "packs_per_step": 8}
+    training = {**step, "cost_model": None}
     state = TrainState(
         step=7,
         fingerprint="f" * 32,
@@ -188,6 +189,7 @@ def test_a_run_that_resumes_keeps_its_cost_weights_and_says_so(caplog: pytest.Lo
         config={"training": training},
         samples=0,
         reached_accuracy=None,
+        validation_loss=None,
     )
     compare_run_files(state, {"training": training})
     assert not caplog.records

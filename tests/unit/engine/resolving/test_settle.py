@@ -14,8 +14,8 @@ from evenpack.engine.reporting.metrics import METRICS, read_metrics
 from evenpack.engine.resolving.data_facts import AverageItem
 from evenpack.engine.resolving.resolve import open_run
 from evenpack.engine.resolving.settle import items_for_tokens
-from evenpack.engine.resolving.where import open_where
 from evenpack.engine.train import train_in
+from evenpack.engine.where import open_where
 from evenpack.errors import ConfigError
 from evenpack.launcher.training import plan_training
 from evenpack.studies.throughput.contenders import changed

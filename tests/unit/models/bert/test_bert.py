@@ -198,6 +198,10 @@ def test_targets_of_the_other_kind_are_refused():
     causal, _ = build_batch([random_sequences([7], vocabulary_size=VOCABULARY)], "packed", max_sequence_length=LONGEST)
     with pytest.raises(ValueError, match="Bert learns from targets masked_token, the batch has next_token"):
         tiny()(causal)
+    masked = some_batch()
+    masked = replace(masked, targets={"masked_token": masked.targets["masked_token"]})
+    with pytest.raises(ValueError, match=r"has targets next_sentence, or set model\.next_sentence=false"):
+        tiny()(masked)
     gpt2 = Gpt2(Gpt2Config(kind="gpt2", preset="tiny"), vocabulary_size=VOCABULARY, max_positions=LONGEST)
     with pytest.raises(
         ValueError, match="Gpt2 learns from targets next_token, the batch has masked_token, next_sentence"

@@ -14,10 +14,9 @@ from evenpack.engine.optimizers.build import build_optimizer, parameter_groups
 from evenpack.engine.optimizers.config import AdamWSection, LambSection
 from evenpack.errors import ConfigError
 from evenpack.models.build import Model, new_model
-from evenpack.models.common.batch_work import useful_work
 from evenpack.models.common.layers import MergedLinear
 from evenpack.models.common.positions import Rotation
-from evenpack.models.cost import parameter_count, step_flops
+from evenpack.models.cost import parameter_count, step_flops, useful_work
 from evenpack.models.llama.config import LlamaConfig
 from evenpack.models.llama.model import Llama
 

@@ -254,6 +254,20 @@ def test_documents_without_a_text_are_counted_too() -> None:
     assert 0 < budget.flops < budget.flops_by_rule, "no target is below none"
 
 
+@pytest.mark.parametrize("kind", ["documents", "concat"])
+def test_ends_of_documents_that_are_left_out_of_the_loss_are_no_targets_of_the_head(kind: str) -> None:
+    words = ["training.steps=null", "training.epochs=1", "schedule.warmup_steps=0", "training.packs_per_step=32"]
+    flops = {}
+    for ends in ("all", "none"):
+        recipe = f"data.recipe={{kind: {kind}, max_sequence_length: 1024, end_of_text_in_loss: {ends}}}"
+        run = load_run_file(CONFIGS / "gpt2_small.yaml", RunConfig, [*words, "data.pack_length=1024", recipe])
+        budget = budget_of(run, BudgetOptions(corpus_tokens=32 * 1024 - 100, corpus_documents=100))
+        assert budget.steps == 1
+        flops[ends] = budget.flops
+    head = 6 * 768 * 50_257  # of a target, forward and backward
+    assert flops["all"] - flops["none"] == pytest.approx(100 * head, rel=1e-6)
+
+
 COUNTS = {"corpus_tokens": 1000, "corpus_documents": 10}
 
 

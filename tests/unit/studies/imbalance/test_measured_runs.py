@@ -181,6 +181,20 @@ def test_other_differences_of_a_baseline_are_warnings(packed: RunConfig, padded:
     assert "no run.json beside the log of metrics.jsonl" in warning
 
 
+def test_a_key_newer_than_a_record_has_its_default_there(packed: RunConfig, padded: RunConfig) -> None:
+    run, path = log_run(packed) / "metrics.jsonl", log_run(padded) / "run.json"
+    record = json.loads(path.read_text())
+    del record["config"]["model"]["dropout"], record["config"]["attention"]["backend"]
+    path.write_text(json.dumps(record))
+    baseline = read_logged_run(path.with_name("metrics.jsonl"))
+    default = RunConfig.model_validate(record["config"]).model.dropout
+    log_run(changed(packed, model={"dropout": default}))
+    assert require_comparable(read_logged_run(run), baseline) == []
+    log_run(changed(packed, model={"dropout": 0.5}))
+    with pytest.raises(ConfigError, match=rf"model.dropout 0.5 and {default}"):
+        require_comparable(read_logged_run(run), baseline)
+
+
 def test_a_baseline_that_is_no_padding_is_not_drawn_as_one(packed: RunConfig, padded: RunConfig) -> None:
     log_run(packed)
     unpadded = changed(padded, training={"layout": "unpadded", "assignment": "arrival"})

@@ -22,7 +22,7 @@ from evenpack.engine.resolving.resolve import resolve
 from evenpack.engine.world.distributed import World
 from evenpack.errors import ConfigError
 from evenpack.launcher.cli import app as cli
-from evenpack.models.common.batch_work import performed_work, useful_work
+from evenpack.models.cost import performed_work, useful_work
 from evenpack.studies.imbalance import study as study_module
 from evenpack.studies.imbalance.cluster import (
     BALANCED_PACKS,

@@ -16,8 +16,7 @@ from evenpack.engine.config import RunConfig
 from evenpack.engine.resolving.resolve import open_run
 from evenpack.engine.world.distributed import World
 from evenpack.errors import ConfigError
-from evenpack.models.common.batch_work import useful_work
-from evenpack.models.cost import step_flops
+from evenpack.models.cost import step_flops, useful_work
 from evenpack.studies.throughput.contenders import (
     contender,
     run_to_measure,

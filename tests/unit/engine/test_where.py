@@ -16,7 +16,7 @@ from evenpack.data.sequences import SentencePairsView
 from evenpack.data.sequences.pairs import PairsAsDocuments
 from evenpack.data.where import DocumentVisits, StepContent, Where
 from evenpack.engine.config import RunConfig
-from evenpack.engine.resolving.where import differs_from_trained, open_where
+from evenpack.engine.where import differs_from_trained, open_where
 from evenpack.errors import ConfigError, NotPreparedError
 from evenpack.testing import changed, prepared, run_config, run_values, text_sources
 
