@@ -34,7 +34,7 @@ RENAMED_KEYS = {"training.dealing": "training.assignment", "training.cost_weight
 """Keys of earlier run files with their present names; only for error messages, nothing reads an old key."""
 
 _NEW_VALUES = {"training.cost_model": "the file that `evenpack study throughput --cost-model FILE` writes"}
-"""Values that the new key takes, where they are not those of the old one."""
+"""Values that the new key takes, where they differ from the values of the old one."""
 
 _USUAL_NAMES = {
     "lr max_lr peak_lr learning_rate": "optimizer.learning_rate training.learning_rate",
@@ -113,7 +113,7 @@ def _takes_numbers(annotation: Any) -> bool:
 
 
 def _plain_types(annotation: Any) -> set[Any]:
-    """Returns the types at all depths of a field, but not those of sections in it."""
+    """Returns the types at all depths of a field, except the types within its sections."""
     arguments = typing.get_args(annotation)
     if typing.get_origin(annotation) is Annotated:
         arguments = arguments[:1]

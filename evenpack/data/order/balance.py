@@ -65,7 +65,7 @@ def assign_by_cost(
 
 
 def _most_expensive_first(units: Int64[np.ndarray, " packs"]) -> Int64[np.ndarray, " packs"]:
-    """Returns the packs by descending cost, those of equal cost in order.
+    """Returns the packs by descending cost, packs of equal cost in order.
 
     Cost and index are sorted as one number, which numpy does several times faster than it sorts indices by cost.
     """
@@ -81,7 +81,7 @@ def _most_expensive_first(units: Int64[np.ndarray, " packs"]) -> Int64[np.ndarra
 def _partition(costs: Int64[np.ndarray, " items"], groups: int, ranks: int) -> Int64[np.ndarray, "groups ranks share"]:
     """Cuts the items into consecutive groups, and each into equal counts for the ranks, with nearly equal sums.
 
-    `costs` descend, and so do those of each rank.
+    `costs` descend, and so do the costs of each rank.
     """
     layers = np.arange(len(costs)).reshape(groups, -1, ranks)
     layers[:, 1::2] = layers[:, 1::2, ::-1].copy()
