@@ -120,7 +120,7 @@ class FinetuneTrainingSection(Section):
 
     @property
     def batching(self) -> Batching:
-        """The unit of which a step is made."""
+        """The unit in which a step is counted."""
         return "sequences" if self.packs_per_step is None else "packs"
 
     @property

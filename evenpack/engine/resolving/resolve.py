@@ -215,7 +215,7 @@ def resolve(config: RunConfig, prepared: PreparedData) -> ResolvedRun:
 
 
 def require_trainable(run: ResolvedRun) -> None:
-    """Checks the requirements that training has beyond those of evaluation and export.
+    """Checks the requirements that training has and evaluation and export do not have.
 
     Raises: ConfigError if the run exceeds the `maximum_epochs` of a source; if it has a target accuracy or validation
     weights and nothing is held out for them; or if it has the section `mlperf` and lacks the package for the log or the

@@ -3,9 +3,9 @@
     python -m evenpack.launcher.processes.local_launcher --devices=0,1 --port=29500 MODULE [argument ...]
 
 `deepspeed` does it by two processes, each of which imports DeepSpeed and torch before it starts anything, and looks for
-ended ranks once a second. This one imports neither. Its exit code is 0 if all ranks end with 0, else that of the first
-one that failed (256 - N for signal N), whose end is followed by a SIGTERM to the rest, or that of ranks which were
-stopped. Signals to stop are passed on, unless this process was started with them ignored.
+ended ranks once a second. This one imports neither. Its exit code is 0 if all ranks end with 0, else the code of
+the first one that failed (256 - N for signal N), whose end is followed by a SIGTERM to the rest, or the code of ranks
+that were stopped. Signals to stop are passed on, unless this process was started with them ignored.
 """
 
 import argparse
