@@ -19,7 +19,7 @@ from contextlib import suppress
 
 from evenpack.errors import EXIT_STOPPED
 
-_PATIENCE_SECONDS = 30
+_KILL_AFTER_SECONDS = 30
 """Seconds from the SIGTERM after a rank's failure until ranks that are left are killed, as `deepspeed` has it."""
 
 
@@ -91,7 +91,7 @@ class _Ranks:
                 if exit_code in (0, EXIT_STOPPED):
                     exit_code = process.returncode % 256 or exit_code
                 if process.returncode not in (0, EXIT_STOPPED):
-                    signal.alarm(signal.alarm(0) or _PATIENCE_SECONDS)  # counted from the first failure
+                    signal.alarm(signal.alarm(0) or _KILL_AFTER_SECONDS)  # counted from the first failure
                     for other in running:
                         other.terminate()
         return exit_code
