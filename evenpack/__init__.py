@@ -1,4 +1,4 @@
-"""Distributed pretraining on DeepSpeed: equal packs for every GPU, nearly no padding, no sequence sees another.
+"""Distributed pretraining on DeepSpeed: equal packs for every GPU, nearly no padding, no attention between sequences.
 
     import evenpack
 
@@ -10,7 +10,7 @@
     run.train()
 
 Each name is loaded when it is first used: packing imports no torch, and nothing imports DeepSpeed before training does.
-docs/python_api.md has the whole of it.
+docs/python_api.md describes them.
 """
 
 import importlib

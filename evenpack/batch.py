@@ -29,8 +29,8 @@ class SlotTargets:
 class ChosenTargets:
     """Labels of K chosen slots: K is fixed, and unused entries have position 0, label 0 and weight 0.
 
-    Weights are those of a weighted sum: 1 each for a mean over targets, 1 / (targets of its sequence) each for the mean
-    over sequences of their means.
+    A loss is the sum of the targets' losses times these weights: 1 each for a mean over targets, 1 / (targets of the
+    sequence) each for a mean over sequences of each sequence's mean.
     """
 
     positions: Int[Tensor, " K"]
@@ -48,7 +48,7 @@ class PackedBatch:
     """One micro-batch of one rank.
 
     A segment is a range of slots that attends only to itself. `cu_seqlens` has a fixed size S + 1 and ends in empty
-    segments; the padding at the end of a pack is a segment of its own that no other sees.
+    segments; the padding at the end of a pack is a separate segment, to which no other attends.
     """
 
     tokens: Int[Tensor, " T"]

@@ -107,7 +107,7 @@ def _takes_numbers(annotation: Any) -> bool:
 
 
 def _plain_types(annotation: Any) -> set[Any]:
-    """Returns the types at all depths of a field, but not those of sections in it."""
+    """Returns the types at all depths of a field, except the types within its sections."""
     arguments = typing.get_args(annotation)
     if typing.get_origin(annotation) is Annotated:
         arguments = arguments[:1]

@@ -1,6 +1,6 @@
 """The environment variables of launchers, read and checked in one place.
 
-torchrun's names come first, then those of DeepSpeed, of Open MPI and of the MPICH family (also Intel's and Cray's).
+torchrun's names come first, then the names of DeepSpeed, of Open MPI and of the MPICH family (also Intel's and Cray's).
 Errors name the variable, its value and what was expected: a value that is wrong is never taken for one that is not set.
 """
 

@@ -82,7 +82,7 @@ predictions (`finetuning/tasks.py`)."""
 
 
 def losses_logged_apart(record: Mapping[str, Any] | Iterable[str]) -> tuple[Loss, ...]:
-    """Returns the losses of which a record of metrics.jsonl, or an evaluation, has the values by themselves.
+    """Returns the losses whose values a record of metrics.jsonl, or an evaluation, reports separately.
 
     Next-token and masked-token loss have the same key; a model with several losses is one of masked tokens.
     """

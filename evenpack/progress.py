@@ -61,7 +61,7 @@ class Progress:
         elapsed_seconds: float = 0.0,
         starts_processes: bool = False,
     ) -> "Piece":
-        """Begins a piece of work of which `done` was done before, and which began `elapsed_seconds` ago.
+        """Begins a piece of work that began `elapsed_seconds` ago, and of which an amount of `done` is finished.
 
         Args:
             unit: the unit of its rate; None: no rate is shown.
@@ -144,7 +144,7 @@ class Piece:
     def update(self, done: Amount, total: Amount, *, amount: Amount | None = None, facts: Sequence[str] = ()) -> None:
         """Notes that `done` of `total` is done.
 
-        The rate is that of `amount`, so far and in this process, or of `done`.
+        The rate is measured on `amount`, so far and in this process, or on `done`.
         """
         now = self._progress.clock() - self._progress.paused_seconds
         self._done, self._total = done, total

@@ -40,7 +40,7 @@ def open_run_file(run_file: str | Path, *overrides: str) -> "Run":
 class Run:
     """One run: its file with the overrides, and what can be done with it; returned by `evenpack.open`.
 
-    Errors are those of the command line, `EvenpackError` and its kinds. What is logged goes to the logger `evenpack`.
+    Errors are the same as on the command line, `EvenpackError` and its kinds. Messages go to the logger `evenpack`.
     """
 
     config: RunConfig
@@ -93,8 +93,8 @@ class Run:
     ) -> "Iterator[StepBatches]":
         """Yields one rank's share of each training step, in order, with its `step` (from 0) and `micro_batches`.
 
-        They are those of `evenpack train`: step t holds the same sequences whatever the rank count, and starting at any
-        step costs the same. Steps of `training.skip_steps` are left out.
+        They are the steps of `evenpack train`: step t holds the same sequences for any number of ranks, and starting at
+        any step costs the same. Steps of `training.skip_steps` are left out.
 
         Args:
             start_step: the first step, from 0.
@@ -123,7 +123,7 @@ class Run:
     ) -> "Iterator[PackedBatch]":
         """Yields the micro-batches of `steps`, one after another; arguments and errors are the same.
 
-        `batch.step_counts` has what the whole step holds over all ranks, by which its losses are divided.
+        `batch.step_counts` has the counts of the whole step over all ranks, by which its losses are divided.
         """
         found = self.steps(
             rank=rank, ranks=ranks, start_step=start_step, stop_step=stop_step, loader_workers=loader_workers
@@ -169,9 +169,9 @@ class Run:
     ) -> "TrainingResult":
         """Trains the prepared run by DeepSpeed, as `evenpack train` does, and waits for its end.
 
-        It continues from the newest checkpoint. The ranks are processes of their own, which print to standard error. A
+        It continues from the newest checkpoint. The ranks are separate processes, which print to standard error. A
         KeyboardInterrupt (SIGINT) asks them to save at the end of the step; the result's `state` is `stopped` then.
-        To be called from the main thread, which alone receives signals.
+        Call it from the main thread, because no other receives signals.
 
         Args:
             num_gpus: GPUs of this machine, or of each machine of the hostfile; None: all.
@@ -205,9 +205,9 @@ class Run:
         """Evaluates a checkpoint on each source's held-out documents, in this process, on the GPU if there is one.
 
         Args:
-            checkpoint: the step after which it was saved; "best": that of the lowest validation loss; None: the newest
-                complete one.
-            data: a file, folder or pattern of text, all of which replaces the held-out documents.
+            checkpoint: the step after which it was saved; "best": the one with the lowest validation loss; None:
+                the newest complete one.
+            data: a file, folder or pattern of text, whose documents are evaluated instead of the held-out ones.
 
         Raises: as `prepared`; CheckpointError if there is no such checkpoint, with those that exist.
         """

@@ -22,9 +22,9 @@ def study(name: str, subject: str | Path, *overrides: str, **options: Any) -> Re
 
     Args:
         name: `packing`, `imbalance`, `throughput`, ...: `evenpack study --help` lists them.
-        subject: what the study looks at: lengths (a run file, a published name, a file), a run file, or a study file.
+        subject: what is studied: lengths (a run file, a published name, a file), a run file, or a study file.
         overrides: `section.key=value`.
-        options: those of the command line, with underscores: `depths="2,3,none"`, `plot=Path("packing.png")`.
+        options: the command's options, with underscores: `depths="2,3,none"`, `plot=Path("packing.png")`.
 
     Raises: ConfigError for an unknown study or option; and what the study itself raises.
     """

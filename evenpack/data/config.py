@@ -1,4 +1,4 @@
-"""The section `data:` of a run file, which consists of those of the rooms, with the checks of one against another."""
+"""The section `data:` of a run file, which consists of the sections of the rooms, with the checks between them."""
 
 from typing import Literal
 
@@ -74,7 +74,7 @@ class DataConfig(Section):
 
     @property
     def has_pairs(self) -> bool:
-        """Whether sequences are pairs, of which the second half may follow the first."""
+        """Whether sequences are pairs, whose second half may follow the first."""
         return isinstance(self.recipe, SentencePairsRecipe | MaskedPairsRecipe)
 
     @property
@@ -84,7 +84,7 @@ class DataConfig(Section):
 
     @property
     def keeps_order(self) -> bool:
-        """Whether the order of training is that of the prepared rows, whatever the run's seed and the epoch."""
+        """Whether rows are trained in the order of preparation, for any seed of the run and in each epoch."""
         return isinstance(self.recipe, ConcatRecipe | PaddingRecipe) and self.recipe.keeps_order
 
     @property

@@ -304,7 +304,7 @@ def remedy(directory: Path, shared: Collection[Path] = ()) -> str:
     """Returns the remedy for damaged or missing files of a prepared set.
 
     Args:
-        shared: those of them that are in a `data.tokens_dir`.
+        shared: the ones that are in a `data.tokens_dir`.
     """
     again = "Copy these files again from an intact copy, or remove"
     if not shared:

@@ -99,7 +99,7 @@ class PreparedData:
 
     @property
     def source_names(self) -> tuple[str, ...]:
-        """Names in the mixture's order, which is that of the run file."""
+        """Names in the mixture's order, which is the order of the run file."""
         return tuple(self.config.sources)
 
     @property

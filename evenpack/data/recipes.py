@@ -46,8 +46,8 @@ class ConcatRecipe(Section):
     end_of_text_in_loss: Literal["all", "none"] = "all"
     """Whether the end-of-text of a document is predicted like other tokens."""
     isolate_documents: bool = True
-    """Whether documents within a row do not attend to each other and have positions of their own; the same holds for
-    atoms that were not adjacent in the stream. false is what GPT-2 does."""
+    """Whether documents within a row are isolated: they do not attend to each other, and positions restart in each. So
+    are atoms that were not adjacent in the stream. false is what GPT-2 does."""
     minimum_document_length: Tokens = Field(default=2, ge=1)
     """Fewest tokens of a document, end-of-text included; shorter ones are dropped and counted."""
 
@@ -85,14 +85,14 @@ class PaddingRecipe(Section):
     seed: int = Field(default=_DEFAULT_SEED, ge=0, lt=1 << 63)
     """Seed of the order of atoms."""
     pad_tails_to: Literal["row", "atom"] = "row"
-    """Length to which the end of a document is padded where an atom is longer than a row: whole rows, or the whole
-    atom, which gives rows that hold padding only."""
+    """Length to which the end of a document is padded where an atom is longer than a row: to complete rows, or to
+    the complete atom, which gives rows that hold padding only."""
     end_of_text_in_loss: EndOfText = "all"
-    """End-of-text tokens that are predicted: all, also those that pad; those that close a piece; or none, as the tables
-    of the recipe's paper suggest (docs/chunking.md)."""
+    """End-of-text tokens that are predicted: all, padding included; only the ones that close a piece; or none, as the
+    tables of the recipe's paper suggest (docs/chunking.md)."""
     isolate_documents: bool = True
-    """Whether atoms within a row do not attend to each other and have positions of their own, unless they were
-    adjacent in the document; false is the method of the paper that this recipe is from (docs/chunking.md)."""
+    """Whether atoms within a row are isolated, unless they were adjacent in the document: they do not attend to each
+    other, and positions restart in each. false is the method of the recipe's paper (docs/chunking.md)."""
     minimum_document_length: Tokens = Field(default=2, ge=2)
     """Fewest tokens of a document, end-of-text included; shorter ones are dropped and counted."""
 

@@ -54,7 +54,7 @@ class Start:
 
     @property
     def first_step(self) -> int:
-        """Updates done before: 0, or those of the checkpoint."""
+        """Updates done before: 0, or the checkpoint's number."""
         return 0 if self.checkpoint is None else self.checkpoint.step
 
     @property
@@ -143,7 +143,7 @@ def build(resolved: ResolvedRun, world: World, *, on_activity: OnActivity = igno
 def build_at(start: Start, *, on_activity: OnActivity = ignore_activity) -> Run:
     """Makes the run with the weights of its newest complete checkpoint, or else with its initial weights.
 
-    Initial weights are those that `training.initialize_from` names, or those of the seed. `on_activity` is called
+    Initial weights come from `training.initialize_from`, or else from the seed. `on_activity` is called
     before the checkpoint is loaded, and again and again while it is converted.
 
     Raises: DataError for a vocabulary that the objective cannot use; CheckpointError for a checkpoint that cannot be

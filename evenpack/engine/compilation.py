@@ -104,7 +104,7 @@ def compile_if_asked(model: nn.Module, config: RunConfig, device_type: str) -> C
 
 @contextmanager
 def compiling_as_own_work() -> Iterator[None]:
-    """Marks each compilation within the block as work without the other ranks, also that of an attention kernel.
+    """Marks each compilation within the block, also of an attention kernel, as work without the other ranks.
 
     A compilation begins within a step, where nothing else says so. It takes processor time of this process, or of the
     compilers that it starts.

@@ -33,7 +33,7 @@ from evenpack.units import (
 )
 
 LENGTHS = ("steps", "epochs", "max_samples", "tokens", "chinchilla_ratio")
-"""Keys of `training:` of which a run file has exactly one."""
+"""Keys of `training:` that give the length of a run; a run file has exactly one of them."""
 
 CHINCHILLA_RATIO = 20
 """Tokens per parameter for about the lowest loss at a given number of operations (Hoffmann et al. 2022)."""
@@ -52,12 +52,12 @@ class RunSection(Section):
     seed: int = Field(default=42, ge=0, lt=1 << 63)
     """Seed of the order of packs, the initial weights and dropout."""
     hang_timeout_seconds: Seconds | None = Field(default=900.0, ge=2.0)
-    """Seconds without progress on any rank after which the run is ended, naming the rank that holds it up; half of it
-    is a warning. It must exceed the longest step, the longest flush of one file, and the time that DeepSpeed takes to
-    start. Null: a run may hang for ever."""
+    """Seconds without progress on any rank after which the run ends with an error that names the rank which blocks it;
+    after half of them there is a warning. They must exceed the longest step, the longest flush of one file, and
+    the time that DeepSpeed takes to start. Null: a run may hang for ever."""
     profile_steps: Steps | None = Field(default=None, ge=1, le=100)
-    """Steps of each start to profile, after three others, on rank 0: OUTPUT_DIR/profile gets a trace of each, and their
-    seconds by category, which the log has as a table. Null: none."""
+    """Number of steps that rank 0 profiles, after the first three of each start: OUTPUT_DIR/profile gets a trace of
+    each step and their seconds by category, which are logged as a table, too. Null: none."""
 
 
 class DeepSpeedSection(Section):
@@ -83,7 +83,7 @@ class TrainingSection(Section):
     layout: Layout = "packed"
     """Layout of a micro-batch; all three hold the same sequences and give the same loss."""
     batching: Batching = "packs"
-    """The unit of which a step is made. `sequences`, un-padded or padded, is training without packing."""
+    """The unit in which a step is counted. `sequences`, un-padded or padded, is training without packing."""
     assignment: AssignmentPolicy | None = None
     """How the packs or sequences of a step are assigned to ranks and micro-batches; the contents of a step do not
     depend on it. Null: cost_balanced, or arrival for padded sequences."""
@@ -143,8 +143,9 @@ class TrainingSection(Section):
     precision: Literal["fp32", "bf16_autocast"] = "bf16_autocast"
     """Number formats; bf16_autocast keeps FP32 parameters and computes matrix products in bfloat16."""
     compile: bool = False
-    """Compile the blocks and the loss by torch.compile, which fuses what lies between matrix products and attention.
-    The first step takes up to minutes longer. Numbers are the same to rounding; dropout drops others."""
+    """Compile the blocks and the loss by torch.compile, which fuses the operators between matrix products and
+    attention. The first step takes up to minutes longer. Results are the same to rounding; dropout draws other
+    numbers."""
     gradient_clipping: float | None = Field(default=1.0, gt=0.0)
     """Norm of all gradients together at which they are clipped; null: no clipping."""
 
@@ -156,13 +157,13 @@ class TrainingSection(Section):
     """What to do with a cost model that was measured on another model or layout: refuse it, or use it with a warning.
     Another device or hidden size is always a warning."""
     initialize_from: UserPath | None = None
-    """Initial weights: the output_dir of another run (its newest whole checkpoint), one checkpoint (step_...), a folder
-    of transformers, a checkpoint of TensorFlow (model.ckpt-28252) or a state dict of PyTorch (.pt);
+    """Initial weights: the output_dir of another run (its newest complete checkpoint), one checkpoint (step_...), a
+    folder of transformers, a checkpoint of TensorFlow (model.ckpt-28252) or a state dict of PyTorch (.pt);
     docs/starting_weights.md. Nothing but the weights is read. Ignored once the run has a checkpoint."""
     loader_workers: Processes = Field(default=1, ge=0, le=64)
     """Processes of each rank that prepare batches ahead; 0: batches are made in the training process."""
     log_rank_times_every_steps: Steps | None = Field(default=100, ge=1)
-    """Steps between records of each rank's times and work in metrics.jsonl; the end has one, too. Null: none."""
+    """Steps between records of each rank's times and work in metrics.jsonl; the last step has one, too. Null: none."""
 
     checkpoint_every_steps: Steps | None = Field(default=200, ge=1)
     """Steps from one checkpoint to the next. Null: a checkpoint is saved only at the end or when stopped."""
@@ -175,7 +176,7 @@ class TrainingSection(Section):
     """
     keep_checkpoint_every_hours: Hours | None = Field(default=None, gt=0.0)
     """Keep the first checkpoint as well, and each one saved at least so many hours after the last one that is kept for
-    this reason. Null: none is."""
+    this reason. Null: off."""
     keep_best_checkpoint: bool = False
     """Keep the checkpoint of the lowest validation loss as well, of those whose step was evaluated: the mean by
     validation_weights, or else over all held-out targets. `evaluate` and `export` take it by `--checkpoint best`."""
@@ -188,7 +189,7 @@ class TrainingSection(Section):
     """Most steps in a row that `on_nan: skip` leaves out; one more ends the run."""
     report_spikes_above: Medians | None = Field(default=None, gt=1.0)
     """A step whose gradient norm is more than this many times the median of the last 100 steps is written to
-    OUTPUT_DIR/bad_steps, too, with a warning; it is trained on all the same. Null: none is."""
+    OUTPUT_DIR/bad_steps, too, with a warning; the step is trained on like any other. Null: off."""
 
     @property
     def items_per_step(self) -> int:
@@ -210,7 +211,7 @@ class TrainingSection(Section):
 
     @property
     def step_size(self) -> StepSize:
-        """The size of a step and of a micro-batch; that of a step must be stated, or settled."""
+        """The size of a step and of a micro-batch; the size of a step must be stated, or settled."""
         return StepSize(
             batching=self.batching,
             items_per_step=self.items_per_step,
@@ -224,7 +225,7 @@ class TrainingSection(Section):
 
     @property
     def has_varying_slots(self) -> bool:
-        """Whether micro-batches differ in their number of slots; packs are always whole rows."""
+        """Whether micro-batches differ in their number of slots; packs are always complete rows."""
         return self.layout != "packed" and (self.batching, self.layout, self.policy) != (
             "sequences",
             "padded",
@@ -403,7 +404,7 @@ class RunConfig(Section):
 
     @model_validator(mode="after")
     def _check_length(self) -> "RunConfig":
-        """Checks numbers of steps, for runs whose length is in steps; `settle` makes those of the others."""
+        """Checks numbers of steps, for runs whose length is in steps; for other runs `settle` computes them."""
         training, changes, steps = self.training, self.data.mixture_schedule, self.training.steps
         if changes:
             self._check_length_is_in_steps()

@@ -23,7 +23,7 @@ _SET_ELSEWHERE = {
 }
 """Keys of DeepSpeed that evenpack derives from the run file, and the keys that set them there."""
 
-_WOULD_BE_WRONG = {
+_REFUSED_KEYS = {
     "gradient_allreduce_op": "the loss is scaled for the mean over ranks",
     "managed_gradient_accumulation": "the engine relies on DeepSpeed's count of micro-batches",
     "checkpoint": "evenpack writes checkpoints in the background and converts them itself",
@@ -65,7 +65,7 @@ def _refuse_known(extra: dict[str, Any]) -> None:
     for name, place in _SET_ELSEWHERE.items():
         if _holds(extra, name):
             raise ConfigError(f"deepspeed.extra sets '{name}', which evenpack derives: set {place} instead")
-    for name, reason in _WOULD_BE_WRONG.items():
+    for name, reason in _REFUSED_KEYS.items():
         if _holds(extra, name):
             raise ConfigError(f"deepspeed.extra sets '{name}', which must keep its default: {reason}")
 

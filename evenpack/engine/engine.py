@@ -129,7 +129,7 @@ class TrainingEngine:
     ) -> tuple[LossSums, dict[str, Int[Tensor, ""]], "Stopwatch"]:
         """Accumulates this rank's part of the gradient, up to ZeRO 1 without waiting for other ranks.
 
-        Raises: ValueError if the number of micro-batches is not that of the step; RunError if the model's code cannot
+        Raises: ValueError if the number of micro-batches is not the step's; RunError if the model's code cannot
             be compiled.
         """
         if len(micro_batches) != self.micro_batches:

@@ -91,7 +91,7 @@ def overall_accuracy(evaluations: Evaluations) -> float | None:
 def overall_loss(evaluations: Evaluations, weights: Mapping[str, float] | None) -> float | None:
     """Returns the loss by which checkpoints of a run are compared; None if nothing was held out, or it is not finite.
 
-    It is that of `aggregate_loss`, and without weights the mean over all sources' targets.
+    It is `aggregate_loss`, or without weights the mean over all sources' targets.
     """
     if not evaluations:
         return None

@@ -44,7 +44,7 @@ from evenpack.units import counted
 
 log = logging.getLogger(__name__)
 
-_PATIENCE = timedelta(days=7)
+_COLLECTIVE_TIMEOUT = timedelta(days=7)
 """Time for which a collective waits for a rank. Heartbeats judge whether that rank hangs; torch's own limit of 10 or 30
 minutes cannot tell, and would end a run in which rank 0 reads or writes for longer."""
 
@@ -74,7 +74,7 @@ def train(
     is not finite (nothing is saved then), a full disk, or ranks that do not see the same files; StoppedEarlyError if
     `stop_requested` before all ranks have met.
     """
-    with joined_world(run_facts(config), stop_requested=stop_requested, patience=_PATIENCE) as world:
+    with joined_world(run_facts(config), stop_requested=stop_requested, patience=_COLLECTIVE_TIMEOUT) as world:
         configure_logging(world)
         return train_in(world, config, stop_requested=stop_requested, on_activity=on_activity)
 

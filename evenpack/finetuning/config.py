@@ -84,7 +84,7 @@ class FinetuneTrainingSection(Section):
     """The step, the optimizer (AdamW, betas 0.9 and 0.999, epsilon 1e-8) and the length of training."""
 
     initialize_from: UserPath | None = None
-    """Pretrained weights: a run's output_dir (the newest whole checkpoint), one checkpoint, or a folder of
+    """Pretrained weights: a run's output_dir (the newest complete checkpoint), one checkpoint, or a folder of
     transformers."""
     layout: Layout = "packed"
     """Layout of a micro-batch: packed, un-padded (sequences concatenated) or padded (each sequence is a row of
@@ -92,9 +92,9 @@ class FinetuneTrainingSection(Section):
     packs_per_step: Packs | None = Field(default=None, ge=1, le=MOST_PACKS_A_STEP)
     """Packs of one update; sequences are packed once for all epochs. Give either this or sequences_per_step."""
     sequences_per_step: Sequences | None = Field(default=None, ge=1, le=MOST_PACKS_A_STEP)
-    """Sequences of one update; the packed layout packs those of each step."""
+    """Sequences of one update; the packed layout packs the sequences of each step separately."""
     packs_per_micro_batch: Packs | None = Field(default=None, ge=1, le=MOST_PACKS_A_STEP)
-    """Packs that are computed at once (sequences, if they are not packed); null: the whole step."""
+    """Packs that are computed at once (sequences, if they are not packed); null: all packs of the step."""
     epochs: Passes = Field(default=3, ge=1, le=1000)
     """Passes over the task's training set."""
     learning_rate: float = Field(default=5e-5, gt=0.0)
@@ -106,7 +106,7 @@ class FinetuneTrainingSection(Section):
     gradient_clipping: float | None = Field(default=1.0, gt=0.0)
     """Norm of all gradients together at which they are clipped; null: no clipping."""
     dropout: Share = Field(default=0.1, ge=0.0, lt=1.0)
-    """Dropout in the encoder and before the new head; it replaces that of pretraining."""
+    """Dropout in the encoder and before the new head; it replaces the dropout of pretraining."""
     precision: Literal["fp32", "bf16_autocast"] = "fp32"
     """Number formats; bf16_autocast keeps FP32 parameters and computes matrix products in bfloat16."""
 
@@ -120,7 +120,7 @@ class FinetuneTrainingSection(Section):
 
     @property
     def batching(self) -> Batching:
-        """The unit of which a step is made."""
+        """The unit in which a step is counted."""
         return "sequences" if self.packs_per_step is None else "packs"
 
     @property

@@ -162,7 +162,7 @@ class Head(nn.Module, ABC):
     def targets(self, batch: PackedBatch) -> ChosenTargets:
         """Returns the batch's targets of this head's loss."""
         targets = batch.targets[self.loss.name]
-        assert isinstance(targets, ChosenTargets), "labels are those of chosen slots"
+        assert isinstance(targets, ChosenTargets), "labels belong to chosen slots"
         return targets
 
 
@@ -216,7 +216,7 @@ class ScoreHead(SequenceHead):
 class SpanHead(Head):
     """Two numbers for each token; the loss is the mean of two cross-entropies over a sequence's tokens.
 
-    One is that of the answer's first token, the other that of its last.
+    One is for the answer's first token, the other for its last.
 
     Args:
         hidden_size: C.

@@ -1,6 +1,6 @@
 """SQuAD 1.1: questions, windows over their texts as sequences, and the answers that predictions of spans give.
 
-The metrics are those of SQuAD 1.1's official evaluation script: answers are compared in lower case, without
+The metrics are computed as by SQuAD 1.1's official evaluation script: answers are compared in lower case, without
 punctuation, without the words a, an and the, with single spaces; exact match and F1 over words, each against the most
 similar correct answer, are averaged over questions. Here they are fractions; that script multiplies them by 100.
 """

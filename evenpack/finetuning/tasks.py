@@ -197,4 +197,4 @@ METRICS: dict[str, Callable[[np.ndarray, np.ndarray], float]] = {
     "pearson": _pearson,
     "spearman": _spearman,
 }
-"""Functions of (labels, predictions). All are fractions, of which 1 is perfect; F1 is that of class 1."""
+"""Functions of (labels, predictions). All are at most 1, which is perfect; F1 is computed for class 1."""

@@ -168,7 +168,7 @@ def _check_arguments(q: Tensor, k: Tensor, v: Tensor, cu_seqlens: Tensor, max_se
         raise ValueError(f"expected q of shape [T, H, D], k and v of [T, G, D], found {_shapes(q, k, v)}")
     if k.shape[1] == 0 or q.shape[1] % k.shape[1]:
         raise ValueError(
-            f"the heads of k and v ({k.shape[1]}) must divide those of q ({q.shape[1]}), found {_shapes(q, k, v)}"
+            f"the heads of k and v ({k.shape[1]}) must divide the heads of q ({q.shape[1]}), found {_shapes(q, k, v)}"
         )
     if cu_seqlens.dtype != torch.int32 or cu_seqlens.dim() != 1:
         raise ValueError(f"cu_seqlens must be int32 [S + 1], found {cu_seqlens.dtype} {tuple(cu_seqlens.shape)}")

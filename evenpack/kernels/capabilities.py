@@ -147,7 +147,7 @@ def slow_choice(request: AttentionRequest) -> str | None:
 
 
 def _remedies(request: AttentionRequest) -> str:
-    """Returns the changes each of which would give the request a fused kernel."""
+    """Returns the changes that would give the request a fused kernel, each by itself."""
     ways = []
     half = replace(request, dtype=torch.bfloat16)
     if _fused_unavailable_reason(half) is None:

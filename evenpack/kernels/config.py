@@ -13,11 +13,11 @@ class AttentionConfig(Section):
 
     backend: Literal["auto", "reference", "sdpa", "varlen", "flash", "flex", "dense_mask"] = "auto"
     """Kernel that computes attention. `auto` chooses the fastest available one and logs the choice; a named one that is
-    not available is an error. `dense_mask`, for comparison, computes whole rows and masks what sequences must not see,
-    as PackedBERT does: it needs rows of equal length, so any layout but `unpadded`."""
+    not available is an error. `dense_mask`, for comparison, computes the scores of complete rows and masks other
+    sequences, as PackedBERT does: it needs rows of equal length, so any layout except `unpadded`."""
     on_slow_backend: Literal["warn", "error"] = "warn"
     """What a run on GPUs does if only `sdpa` is left for `auto`, which makes the host wait for the device in every
     layer: it logs a warning with the remedies, or refuses to start. CPUs have no faster kernel."""
     isolate: bool = True
-    """Whether sequences of a pack do not attend to each other. For study: false makes all sequences of a pack one
-    segment, with its padding as another; packed layout only."""
+    """Whether the sequences of a pack are isolated, so that none attends to another. For study: false makes all
+    sequences of a pack one segment, with its padding as another; packed layout only."""

@@ -60,8 +60,9 @@ def linear_cross_entropy(
 ) -> tuple[Float[Tensor, ""], Int[Tensor, ""]]:
     """Returns the sum of weights[t] * cross_entropy(hidden[t] @ weight.T + bias, labels[t]) and the number correct.
 
-    Under autocast the matrix products run in the autocast dtype, else in that of `hidden`; bias, softmax, loss and the
-    sums of the gradients over chunks are FP32 (FP64 for FP64 input). Gradients are computed only if they are needed.
+    Under autocast the matrix products run in the autocast dtype, else in the dtype of `hidden`; bias, softmax, loss and
+    the sums of the gradients over chunks are FP32 (FP64 for FP64 input). Gradients are computed only if they are
+    needed.
 
     Args:
         hidden: final hidden states.
@@ -219,7 +220,7 @@ def _product(left: Tensor, right: Tensor) -> Tensor:
 
 
 def _chunk_sums_compiled(rows: Tensor, weight: Tensor, bias: Tensor | None, *by_row: Tensor, **wants: bool) -> Any:
-    """Does the same in compiled code for chunks of any size, since those of a batch differ by a row."""
+    """Does the same in compiled code for chunks of any size, since the chunks of a batch differ by a row."""
     for sized in (rows, *by_row):
         torch._dynamo.maybe_mark_dynamic(sized, 0)
     return _compiler()(rows, weight, bias, *by_row, **wants)

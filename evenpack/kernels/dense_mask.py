@@ -152,7 +152,7 @@ def _made_for(
 
 
 def _alibi_bias(slopes: Float[Tensor, " H"], row_slots: int, dtype: torch.dtype) -> Float[Tensor, "H L L"]:
-    """Returns -slope * |i - j|; distances within a segment are those of its row."""
+    """Returns -slope * |i - j|; distances within a segment equal distances within its row."""
     positions = torch.arange(row_slots, device=slopes.device)
     distances = (positions[:, None] - positions[None, :]).abs()
     return (-slopes.float()[:, None, None] * distances).to(dtype)

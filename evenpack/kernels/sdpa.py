@@ -35,7 +35,8 @@ group of 0 is one call per document, one of 1024 a block mask over each pack:
        2      12     4 x 10     73.4   81.0   79.2   91.6  268.5
        2      12     4 x 80     67.8   60.0   71.6   96.4  268.5
 
-Repeated, the 12-head rows of 4 x 10 differ by up to a tenth from run to run; groups of 64 are within that of the best.
+Repeated, the 12-head rows of 4 x 10 differ by up to a tenth from run to run; groups of 64 are within that difference of
+the best.
 """
 
 
@@ -162,7 +163,7 @@ def _group(lengths: list[int], group_tokens: int) -> list[list[int]]:
 def _group_mask(
     group: list[int], bias: Tensor | None, causal: bool, device: torch.device, window: int | None
 ) -> Tensor | None:
-    """Returns the mask of one group; distances within a segment are those of the group, so groups share `bias`."""
+    """Returns the mask of one group; a distance within a segment is one within the group, so groups share `bias`."""
     tokens = sum(group)
     is_narrow = window is not None and window < tokens - 1
     if len(group) == 1 and not is_narrow:

@@ -27,7 +27,7 @@ FILES = {
 """The schema of each kind of file, by the name that `--file` takes; it is imported when it is asked for."""
 
 NAME = "NAME"
-"""Placeholder in a key's path for a name that the user chooses, such as that of a source."""
+"""Placeholder in a key's path for a name that the user chooses, such as a source's name."""
 ENTRY = "[]"
 """Follows a key whose value is a list of sections, in the paths of their keys."""
 
@@ -269,7 +269,7 @@ def _default(node: _Node, sections: Sequence[_Node], *, is_size: bool) -> str:
 
 
 def _meaning(place: str, node: _Node, sections: Sequence[_Node]) -> str:
-    """Returns the docstring of a key, or that of its section if it has none."""
+    """Returns the docstring of a key, or of its section if it has none."""
     if "description" in node or not sections:
         is_lone_kind = place.endswith(".kind") and "description" not in node
         return "The only kind of this section." if is_lone_kind else _paragraph(node.get("description", ""))
@@ -323,7 +323,7 @@ def find_keys(keys: Sequence[Key], place: str) -> tuple[Key, ...]:
     """Returns the keys at `place`: several if a key of this name differs between the kinds of its section.
 
     Args:
-        place: dotted path; any name may be given where the user chooses one, such as that of a source.
+        place: dotted path; any name may be given where the user chooses one, such as a source's name.
 
     Raises: ConfigError, with similar keys, if there is none.
     """

@@ -89,9 +89,9 @@ def write_run_file(path: Path, new: NewRun) -> None:
     shipped = MODELS[new.model]
     comment = (
         f"Made of {shipped} ({first_comment(shipped_run_files()[shipped]).rstrip('.')}) for "
-        f"{' and '.join(new.sources)}, on {new.place}. `evenpack config explain KEY` says more of each key, and lists "
-        f"those that are not here. Steps and learning rate are those of the shipped file: `{new.budget_command(path)}` "
-        "shows what they mean for this data."
+        f"{' and '.join(new.sources)}, on {new.place}. `evenpack config explain KEY` explains a key, also one "
+        "that is not in this file. Steps and learning rate are taken from the shipped file: "
+        f"`{new.budget_command(path)}` shows what they mean for this data."
     )
     write_text(path, "\n".join([*_comment(comment), *_lines(values, keys_of(RunConfig), ""), ""]))
 

@@ -216,7 +216,7 @@ def prepare_run(
 ) -> Manifest:
     """Turns the run's text into tokens and packs; prepared data is only verified.
 
-    `workers`, `part_bytes` and `tokenizer` are those of `prepare`.
+    `workers`, `part_bytes` and `tokenizer` are as in `prepare`.
 
     Raises: DataError or ConfigError for sources that cannot be read; KeyboardInterrupt, after which it can be resumed.
     """

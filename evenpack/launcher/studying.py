@@ -45,7 +45,7 @@ def study_run(study: RunStudy, config: RunConfig) -> Report:
 
 
 def _settle_device() -> None:
-    """Lets steps of a study run on this machine's device as those of training do."""
+    """Lets steps of a study run on this machine's device as steps of training do."""
     settle_accelerator()
     if os.environ.get("DS_ACCELERATOR") == "cpu":
         keep_freed_memory()
@@ -67,7 +67,7 @@ class DeviceGroup:
     ranks: int
     train_options: tuple[str, ...]
     environment: dict[str, str]
-    """Environment variables in addition to those of this process."""
+    """Environment variables in addition to this process's own."""
     lifeline: Lifeline
     started: Callable[[subprocess.Popen[bytes]], None]
     """Called with each started process."""

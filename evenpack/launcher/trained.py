@@ -46,7 +46,7 @@ from evenpack.models.build import Model
 from evenpack.models.huggingface import mapping_of, to_huggingface
 
 StepOrBest = int | Literal["best"] | None
-"""The checkpoint after a step, that of the lowest validation loss, or the newest."""
+"""The checkpoint after a step, the one of the lowest validation loss, or the newest."""
 
 log = logging.getLogger(__name__)
 
@@ -123,7 +123,7 @@ def _compare_data(checkpoint: Checkpoint, run: ResolvedRun) -> None:
         before, now = getattr(there.tokenizer, key), getattr(here.tokenizer, key)
         if before != now:
             raise DataError(
-                f"{checkpoint.path} was trained with another tokenizer than that of {run.prepared.directory}: "
+                f"{checkpoint.path} was trained with another tokenizer than {run.prepared.directory} has: "
                 f"its {key} is {before}, here it is {now}. Evaluate data that was prepared as {trained_on} was"
             )
     if any(there.data[key] != here.data[key] for key in ("sources", "validation_fraction")):
@@ -149,7 +149,7 @@ class RunEvaluation:
     data: Path | None
     """The file, folder or pattern that it was evaluated on; None: the held-out documents of the run's sources."""
     sources: dict[str, SourceEvaluation | None]
-    """Every source, or those of the files, by name; None: nothing is held out."""
+    """Every source, or the sources of the files, by name; None: nothing is held out."""
     aggregate: dict[str, Any] | None
     """The mean of the sources' losses by `training.validation_weights`, and these; None without weights."""
 
@@ -164,7 +164,7 @@ class RunEvaluation:
 def evaluate_run(config: RunConfig, *, step: StepOrBest = None, data: Path | None = None) -> RunEvaluation:
     """Evaluates the run's newest complete checkpoint, or that after `step` steps, or the best, in this process.
 
-    It takes the GPU if there is one. `data` is a file, folder or pattern of text, all of which replaces the held-out
+    It takes the GPU if there is one. `data` is a file, folder or pattern of text, which replaces the held-out
     documents.
 
     Raises: as `load_trained_model`; DataError for validation weights of a source that holds nothing out; and see
@@ -297,7 +297,7 @@ def aggregate_line(aggregate: Mapping[str, Any]) -> Text:
 
 
 def _losses_apart(values: Mapping[str, Any]) -> dict[str, str]:
-    """Returns the columns of the losses of which a model has several, besides the main one."""
+    """Returns the columns of a model's losses besides the main one."""
     columns = {}
     for loss in losses_logged_apart(values):
         columns[loss.title] = f"{values[loss.metric]:.4f}"

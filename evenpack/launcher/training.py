@@ -354,7 +354,7 @@ class RehearsedRanks:
             )
 
     def known_device(self) -> "DevicePeak | None":
-        """Returns the named device, or that of this machine; None if it has no GPU, or an unknown one.
+        """Returns the named device, or this machine's; None if it has no GPU, or an unknown one.
 
         Raises: ConfigError for a name that is not known.
         """
@@ -491,7 +491,7 @@ def rehearsal_table(found: "RankRehearsal", batching: Batching) -> Table:
         {
             "micro-batches": f"{len(found.items)}, of {size} each",
             "sequences": found.sequences,
-            "tokens": f"{found.tokens:,}, {found.tokens / found.tokens_of_the_mean_rank:.4f} x those of the mean rank",
+            "tokens": f"{found.tokens:,}, {found.tokens / found.tokens_of_the_mean_rank:.4f} x the mean rank's",
             "targets": found.targets,
             "cost": f"{found.cost_over_mean:.4f} x the mean rank's; the most expensive rank's is "
             f"{found.largest_cost_over_mean:.4f} x",

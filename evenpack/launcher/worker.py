@@ -76,8 +76,8 @@ _STOP_SECONDS = 2.0
 _OWNER_SECONDS = 600.0
 """Seconds that a rank waits for rank 0 to own the output directory: it may start later, and tries for a while."""
 
-_LOOK_SECONDS = 1.0
-"""Seconds between two looks at what another process has opened."""
+_POLL_SECONDS = 1.0
+"""Seconds between two checks of what another process has opened."""
 
 _IS_OWN = "the output directory is this run's"
 """Name in a meeting."""
@@ -307,7 +307,7 @@ class Rank:
                 end_process(EXIT_BAD_INPUT)
             theirs = None
             if time.monotonic() > look_at:
-                theirs, look_at = output_dir_of_first(self._status.run_id), time.monotonic() + _LOOK_SECONDS
+                theirs, look_at = output_dir_of_first(self._status.run_id), time.monotonic() + _POLL_SECONDS
             if theirs is not None and theirs != ours.resolve():
                 raise RunError(
                     f"run.output_dir is {theirs} for rank 0 and {ours} for rank {self._place.rank}: give all ranks the "

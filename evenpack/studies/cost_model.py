@@ -14,8 +14,8 @@ _HELD_OUT_SHARE = 0.25
 _FEWEST_DISTINCT = 12
 """Least number of distinct micro-batches; with fewer, none could be held out."""
 _FOLDS = 5
-_EARNS_ITS_PLACE = 0.9
-"""Ratio to which a further term must reduce the cross-validated error."""
+_MAXIMUM_ERROR_RATIO = 0.9
+"""A further term is kept if it reduces the cross-validated error at least to this ratio."""
 _INDEPENDENT = 1e-3
 """Smallest singular value, relative to the largest, at which terms of unit norm still count as different."""
 
@@ -127,7 +127,7 @@ def _chosen_columns(
         np.sqrt(np.mean([_fold_error(terms[:, columns], seconds, folds == fold) for fold in range(_FOLDS)]))
         for columns in (plain, wide)
     )
-    return wide if with_segments <= _EARNS_ITS_PLACE * without else plain
+    return wide if with_segments <= _MAXIMUM_ERROR_RATIO * without else plain
 
 
 def _fold_error(

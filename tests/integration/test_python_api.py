@@ -84,7 +84,7 @@ def test_a_checkpoint_is_evaluated_by_its_step(names: dict[str, Any]) -> None:
     newest, earlier = run.evaluate(), run.evaluate(checkpoint=10)
     assert (newest.step, earlier.step) == (STEPS, 10)
     assert newest.sources["one"].loss < earlier.sources["one"].loss
-    with pytest.raises(evenpack.CheckpointError, match="no checkpoint of step 7; there are those of 10, 20"):
+    with pytest.raises(evenpack.CheckpointError, match="no checkpoint of step 7; it has steps 10, 20"):
         run.evaluate(checkpoint=7)
 
 

@@ -42,7 +42,7 @@ class BatchCapacity:
     """The sizes of the index arrays of every batch."""
 
     segments: int
-    """S: segments, those of padding included."""
+    """S: segments, including segments of padding."""
     sequences: int
     targets: int
     """M: masked tokens, rounded up; 0 for an objective whose targets need no list."""
@@ -55,7 +55,7 @@ class BatchCapacity:
 
     @classmethod
     def of_each_batch(cls) -> "BatchCapacity":
-        """Returns that of batches whose sizes all follow their items, among them the rows of packs."""
+        """Returns the capacity of batches whose sizes all follow their items, among them the rows of packs."""
         return cls(segments=0, sequences=0, targets=0, counted=None, follows=True)
 
     def grown_to(self, other: "BatchCapacity") -> "BatchCapacity":

@@ -36,7 +36,7 @@ class Collator:
         vocabulary_size: int,
         capacity: BatchCapacity | None = None,
     ) -> None:
-        """Takes the `capacity` of the batches; None: that of the fullest possible micro-batch.
+        """Takes the `capacity` of the batches; None: the capacity for the fullest possible micro-batch.
 
         Raises: ConfigError if the sequences of a source do not suit the objective.
         """

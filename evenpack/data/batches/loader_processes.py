@@ -12,7 +12,7 @@ from evenpack.errors import RunError
 from evenpack.quick_end import QuickEnd
 from evenpack.worker_pool import end_with_parent, make_sockets_without_files, named_semaphores, remove_names
 
-_TORCH_SAYS = "DataLoader worker (pid"
+_TORCH_MESSAGE = "DataLoader worker (pid"
 
 _silenced: list[Any] = []
 """Handlers of SIGCHLD that were set when a death was explained."""
@@ -78,7 +78,7 @@ def explained_loader_deaths() -> Iterator[None]:
         yield
     except RuntimeError as error:
         first_line = str(error).partition("\n")[0]
-        if _TORCH_SAYS not in first_line:
+        if _TORCH_MESSAGE not in first_line:
             raise
         raise _death(first_line.rstrip(". ")) from error
     finally:

@@ -326,7 +326,7 @@ class DynamicMasks(_MaskedObjective):
     def _special_tokens(
         self, view: SequenceView, sequence_ids: Int64[np.ndarray, " K"], segments: Int64[np.ndarray, " K"]
     ) -> int | Int64[np.ndarray, " K"]:
-        """Returns the most special tokens that these sequences can have: those of whole documents."""
+        """Returns the most special tokens that these sequences can have: if all hold complete documents."""
         if isinstance(self.recipe, SentencePairsRecipe):
             return SPECIAL_TOKENS_OF_A_PAIR
         documents = segments

@@ -54,7 +54,7 @@ class ReadAhead:
             ahead = source.plan.sequences_ahead(int(positions.max()), _BLOCKS_AHEAD)
             new = [one for one in ahead if one not in source.asked]
             if new:
-                source.view.token_file.release_pages()  # those of the previous block
+                source.view.token_file.release_pages()  # the pages of the previous block
                 source.asked = ahead
                 for first, stop in new:
                     self._ask(byte_range(source.view, first, stop))

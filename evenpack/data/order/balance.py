@@ -17,8 +17,8 @@ from evenpack.errors import ConfigError
 _ROUNDS = 32
 """Rounds of swaps. Over 64 ranks x 8 packs 16 leave 0.3 % instead of 0.2 %, 64 still 0.1 % (512 slots)."""
 
-_GOOD_ENOUGH = 10_000
-"""Swaps end where the most expensive rank is above the mean by one part in this."""
+_INVERSE_TOLERANCE = 10_000
+"""Swaps end when the most expensive rank exceeds the mean by less than one part in this number."""
 
 _CANDIDATES = 16
 """Items of a rank that a round considers, others each time. 32 take longer and are no better for 32 sequences per
@@ -65,7 +65,7 @@ def assign_by_cost(
 
 
 def _most_expensive_first(units: Int64[np.ndarray, " packs"]) -> Int64[np.ndarray, " packs"]:
-    """Returns the packs by descending cost, those of equal cost in order.
+    """Returns the packs by descending cost, packs of equal cost in order.
 
     Cost and index are sorted as one number, which numpy does several times faster than it sorts indices by cost.
     """
@@ -81,7 +81,7 @@ def _most_expensive_first(units: Int64[np.ndarray, " packs"]) -> Int64[np.ndarra
 def _partition(costs: Int64[np.ndarray, " items"], groups: int, ranks: int) -> Int64[np.ndarray, "groups ranks share"]:
     """Cuts the items into consecutive groups, and each into equal counts for the ranks, with nearly equal sums.
 
-    `costs` descend, and so do those of each rank.
+    `costs` descend, and so do the costs of each rank.
     """
     layers = np.arange(len(costs)).reshape(groups, -1, ranks)
     layers[:, 1::2] = layers[:, 1::2, ::-1].copy()
@@ -90,8 +90,8 @@ def _partition(costs: Int64[np.ndarray, " items"], groups: int, ranks: int) -> I
     rows = shares.reshape(groups * ranks, share)
     sums = costs[rows].sum(axis=1)
     enough = sums.reshape(groups, ranks).sum(axis=1)
-    worth_it = enough // (ranks * _GOOD_ENOUGH)
-    enough += enough // _GOOD_ENOUGH
+    worth_it = enough // (ranks * _INVERSE_TOLERANCE)
+    enough += enough // _INVERSE_TOLERANCE
     for number in range(_ROUNDS if ranks > 1 and share > 1 else 0):
         if (sums.reshape(groups, ranks).max(axis=1) * ranks <= enough).all():
             break

@@ -63,13 +63,13 @@ def check_schedule(schedule: Sequence[MixtureChange], sources: Sequence[str]) ->
     for before, after in pairwise(schedule):
         if before.step >= after.step:
             raise ValueError(
-                f"mixture_schedule: the entry of step {after.step} comes after that of step {before.step}: give one "
-                "entry per step, in the order of steps"
+                f"mixture_schedule: the entry of step {after.step} comes after the entry of step {before.step}: give "
+                "one entry per step, in the order of steps"
             )
 
 
 def weight_changes(schedule: Sequence[MixtureChange], weights: Mapping[str, int]) -> tuple[WeightChange, ...]:
-    """Returns the schedule with the weights of all sources in each entry; `weights` are those of the first step."""
+    """Returns the schedule with the weights of all sources in each entry; `weights` apply to the first step."""
     current = dict(weights)
     changes = []
     for entry in schedule:

@@ -1,6 +1,6 @@
 """The source of each draw: a fixed periodic order, never more than a pack away from the ratio of the weights.
 
-Weights may change at given steps. After a change, the order of draws is that of a new `Mixture` of the new weights:
+Weights may change at given steps. After a change, draws follow the order of a new `Mixture` with the new weights:
 every prefix of the draws between two changes is within a pack of their ratio. A source always gives the next pack of
 its own stream, so nothing is lost or repeated.
 """
@@ -49,7 +49,7 @@ class Mixture:
         self.order: Int64[np.ndarray, " period"] = _chairman_order(self.weights)
         self._earlier_draws = _earlier_draws(self.order)
         self._places = np.argsort(self.order, kind="stable")
-        """Positions of the draws within the period, those of the first source first."""
+        """Positions of the draws within the period, the first source's first."""
         self._first_places = np.cumsum(self.weights) - self.weights
 
     def draws(self, start: int, stop: int) -> tuple[Int64[np.ndarray, " N"], Int64[np.ndarray, " N"]]:

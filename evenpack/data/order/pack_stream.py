@@ -9,7 +9,7 @@ from jaxtyping import Int64, Integer
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class DrawnPacks:
-    """The sequences of N packs; those of pack i are `[offsets[i], offsets[i + 1])`, the longest first."""
+    """The sequences of N packs; pack i has `[offsets[i], offsets[i + 1])`, the longest first."""
 
     offsets: Int64[np.ndarray, " N_plus_1"]
     sequence_ids: Int64[np.ndarray, " M"]

@@ -39,7 +39,7 @@ def sort_by_length(
     *,
     out: Integer[np.ndarray, " sequences"] | None = None,
 ) -> Integer[np.ndarray, " sequences"]:
-    """Returns sequence ids ordered by (length, id), in `out` or a new array; `histogram` is that of `lengths`.
+    """Returns sequence ids ordered by (length, id), in `out` or a new array; `histogram` counts `lengths`.
 
     Raises: PackingError if `lengths` and `histogram` do not agree.
     """

@@ -45,7 +45,7 @@ ALGORITHMS: dict[str, Packer] = {
     "none": unpacked,
 }
 
-_CLOSE_ENOUGH = 1e-4
+_RELATIVE_TOLERANCE = 1e-4
 """Relative distance of longest_pack_first from a full packing of the tokens below which nothing better is sought."""
 _SECONDS_UP_TO = 2048
 """Slots of a pack up to which cutting_stock takes seconds, whatever the limit of depth; at 4,096 it takes more than
@@ -90,7 +90,7 @@ def pack(
     if algorithm != "auto":
         return _packed(histogram, algorithm, pack_length, limit, **checked_options)
     greedy = _packed(histogram, "longest_pack_first", pack_length, limit)
-    if greedy.gap <= _CLOSE_ENOUGH or not cutting_stock_takes_seconds(pack_length):
+    if greedy.gap <= _RELATIVE_TOLERANCE or not cutting_stock_takes_seconds(pack_length):
         return greedy
     return _packed(histogram, "cutting_stock", pack_length, limit)
 

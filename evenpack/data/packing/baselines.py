@@ -90,7 +90,7 @@ def first_fit_decreasing(
 ) -> Mapping[Strategy, int]:
     """Puts each sequence, from the longest down, into the first-opened pack in which it fits.
 
-    The packs are the same as those of a search over single sequences. They are kept in the order of opening, with
+    The packs are the same as in a search over single sequences. They are kept in the order of opening, with
     neighbours of the same lengths as one run: sequences of one length fill the runs from the front, each pack as far as
     possible, so that at most one run is divided for each length.
 
@@ -139,7 +139,7 @@ class SortedBatches:
 def sorted_batches(histogram: LengthHistogram, batch_size: int) -> SortedBatches:
     """Sorts all sequences, the shortest first, and cuts them into batches that are padded to their longest.
 
-    The last batch, that of the longest sequences, may be smaller. Neither the order of equal lengths nor that of the
+    The last batch, which has the longest sequences, may be smaller. Neither the order of equal lengths nor that of the
     batches changes the padding.
 
     Source: "Efficient Sequence Packing without Cross-contamination" (PackedBERT), SORT in appendix C.
@@ -204,7 +204,7 @@ def _next_fit_ends(
     For all sequences of a block together, it computes where a pack that begins with each would end; the packs are the
     chain through these ends. A pack that may extend beyond the block is left to the next one.
     """
-    limit = pack_length + separators  # each sequence has its separators; those of the last one need no slots
+    limit = pack_length + separators  # each sequence has separators; after the last one they need no slots
     deepest = min(max_sequences_per_pack, pack_length)
     start = 0
     while start < len(lengths):

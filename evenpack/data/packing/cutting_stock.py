@@ -28,7 +28,7 @@ from evenpack.errors import PackingError
 
 _MOST_ROUNDS = 200
 _LEAST_GAIN = 1e-9
-_GIVEN_UP = 0.9
+_GAIN_GIVEN_UP = 0.9
 """Fraction of the gain of the best strategy for a length that may be given up for the sake of variety."""
 _CLOSE = 1e-7
 """Relative distance between program and bound at which the iterations end."""
@@ -131,7 +131,7 @@ class _Program:
         """
         gains = best.values_with() - 1
         for index in np.flatnonzero(gains > _LEAST_GAIN).tolist():
-            yield best.near_best(index + 1, float(gains[index]) * _GIVEN_UP, self._random)
+            yield best.near_best(index + 1, float(gains[index]) * _GAIN_GIVEN_UP, self._random)
 
     def _solve_once(self) -> _Solution:
         from scipy import sparse

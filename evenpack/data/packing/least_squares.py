@@ -131,7 +131,7 @@ def all_strategies(pack_length: int, max_sequences: int) -> list[Strategy]:
 
 
 def _refuse_too_many(pack_length: int, max_sequences: int) -> None:
-    """Checks the number of strategies: that of partitions into parts of `max_sequences` at most (conjugation)."""
+    """Checks the number of strategies: by conjugation, the partitions into parts of `max_sequences` at most."""
     ways = [1] + [0] * pack_length
     for depth in range(1, min(max_sequences, pack_length) + 1):
         for slots in range(depth, pack_length + 1):

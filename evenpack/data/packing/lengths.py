@@ -29,7 +29,7 @@ def pack_lengths(
         pack_length: slots of a pack.
         algorithm: `auto` or one of docs/packing.md.
         max_sequences_per_pack: None: no limit.
-        options: those of the algorithm, such as `weight` of least_squares.
+        options: options of the algorithm, such as `weight` of least_squares.
 
     Raises: PackingError with the first length that is not a whole number from 1 on, and its index; if there is none, or
     one is longer than a pack; for an unknown algorithm or option.

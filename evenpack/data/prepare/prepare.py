@@ -68,9 +68,9 @@ def prepare(
     Args:
         workers: processes that tokenise text; None: this process. The output does not depend on it.
         part_bytes: the target size of the parts of a source that workers share; None: `default_part_bytes`. A resumed
-            call keeps that of the first one.
+            call keeps the size of the first one.
         tokenizer: replaces the one that the section names or trains, for text that the tokenizer of a run is to encode;
-            None: that of the section.
+            None: the section's tokenizer.
 
     Raises: DataError for invalid sources, tokenizers and directories, if the directory belongs to other data, and if
     the disk is full; PackingError for limits that cannot be packed.

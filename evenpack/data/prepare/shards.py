@@ -63,7 +63,7 @@ class EvaluationRows:
 
     @classmethod
     def of(cls, view: MaskedPairsView, shards: ShardSet, name: str, source: Hdf5Source) -> "EvaluationRows":
-        """Reads those of a prepared evaluation set, which was made from `shards`."""
+        """Reads the identities of a prepared evaluation set, which was made from `shards`."""
         identities = [
             MaskedSequences.of_view(view, first, min(first + _ROWS_AT_ONCE, view.count)).identities()
             for first in range(0, view.count, _ROWS_AT_ONCE)

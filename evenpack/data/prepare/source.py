@@ -286,7 +286,7 @@ def check_overlap(
     corpus: Corpus,
     progress: Progress,
 ) -> None:
-    """Counts the documents for training whose text is also that of one for validation.
+    """Counts the training documents whose text is also the text of a validation document.
 
     It takes 8 bytes of memory for each document for validation.
 

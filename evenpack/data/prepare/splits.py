@@ -88,7 +88,7 @@ def in_training_order(
     tokens_checksum: str,
     progress: Progress,
 ) -> SequenceView:
-    """Returns the sequences of the view as a grid shuffle writes them to `folder`, that of the source.
+    """Returns the sequences of the view as a grid shuffle writes them to `folder`, the folder of the source.
 
     Without a grid shuffle it returns the view itself, and removes the files of an earlier one.
 

@@ -170,8 +170,8 @@ class TokenisingState:
         """Returns the state after the last document of `part`.
 
         Args:
-            documents: those of all parts so far.
-            bytes_read: those of all parts so far.
+            documents: documents of all parts so far.
+            bytes_read: bytes of all parts so far.
         """
         ended = replace(self, parts=self.parts + 1, part_documents=documents, bytes_read=bytes_read)
         if not isinstance(part, RowPart):
@@ -180,11 +180,11 @@ class TokenisingState:
         return ended.with_rows(part.accounting, part.longest_row_words)
 
     def with_part(self, part: "TokenisingState", *, documents: int) -> "TokenisingState":
-        """Returns the state after a whole part that a worker tokenised.
+        """Returns the state after a complete part that a worker tokenised.
 
         Args:
             part: the state of the part's own file at its end.
-            documents: those of all parts so far.
+            documents: documents of all parts so far.
         """
         ended = replace(
             self,
@@ -254,7 +254,7 @@ def append_parts(
     It commits every few seconds; a kill loses the work after the last commit.
 
     Args:
-        state: that of the writer's last commit, or the first one.
+        state: the state of the writer's last commit, or the first one.
         threads: how many encode.
         report: is given the state after each batch.
 

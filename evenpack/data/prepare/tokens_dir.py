@@ -81,7 +81,7 @@ def input_files(origin: Origin) -> list[InputFile]:
 
 
 def refuse_other_origin(prefix: Path, origin: Origin, folder: Path) -> None:
-    """Compares an origin with that of the token file which an earlier call began; `folder` is named in the message.
+    """Compares an origin with the one of the token file which an earlier call began; messages name `folder`.
 
     Raises: DataError naming what differs.
     """

@@ -26,7 +26,7 @@ from evenpack.worker_pool import worker_pool
 
 _PRELOADED = ["evenpack.data.prepare.workers"]
 _DEATHS_WITHOUT_PROGRESS = 3
-_SECONDS_BETWEEN_LOOKS = 3.0
+_POLL_SECONDS = 3.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -307,7 +307,7 @@ def _request_exit(pending: _Pending) -> None:
 
 def _first(pending: _Pending, observer: Observer) -> PartFile:
     _, future = pending[0]
-    while not wait([future], timeout=_SECONDS_BETWEEN_LOOKS).done:
+    while not wait([future], timeout=_POLL_SECONDS).done:
         observer.waiting([task for task, _ in pending])
     pending.popleft()
     return future.result()

@@ -17,7 +17,7 @@ _CHUNK_DOCUMENTS = 1 << 20
 class DocumentsView(WholeSequencesView):
     """Sequences ordered by document, then piece. All pieces of a document except the last are full.
 
-    The tokens of pieces are those of the file: only the last piece ends in the document's end-of-text.
+    The tokens of pieces are taken from the file unchanged: only the last piece ends in the document's end-of-text.
     """
 
     recipe: DocumentsRecipe
@@ -80,7 +80,7 @@ class DocumentsView(WholeSequencesView):
         return np.arange(self.first_sequences[place], self.first_sequences[place + 1])
 
     def _pieces(self, sequence_ids: Int64[np.ndarray, " K"]) -> tuple[Int64[np.ndarray, " K"], Int64[np.ndarray, " K"]]:
-        """Returns the document of which each sequence is a piece, and its first token within it."""
+        """Returns the document to which each sequence belongs, and the sequence's first token within it."""
         self._check_ids(sequence_ids)
         index = np.searchsorted(self.first_sequences, sequence_ids, side="right") - 1
         return self.documents[index], (sequence_ids - self.first_sequences[index]) * self.max_sequence_length

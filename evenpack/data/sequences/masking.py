@@ -41,7 +41,7 @@ _PLACE = np.uint64((1 << 16) - 1)
 _NOT_PLACE = ~_PLACE
 
 _REPLACEMENT = np.uint64(0xD1B54A32D192ED03)
-"""Purpose of a key: separates a sequence's draws of replacements from those of its order."""
+"""Purpose of a key: separates a sequence's draws of replacements from the draws of its order."""
 _HALF = np.uint64(32)
 _LOW_HALF = np.uint64((1 << 32) - 1)
 
@@ -96,8 +96,8 @@ def mask_sequences(
 ) -> MaskedTokens:
     """Masks N sequences that are concatenated; `offsets` are their bounds. `tokens` is not changed.
 
-    `sequence_keys` are those of `masking_keys`: keys that differ little would give similar draws. `special_tokens` is
-    that of `masked_count`.
+    `sequence_keys` come from `masking_keys`: keys that differ little would give similar draws. `special_tokens` is as
+    in `masked_count`.
 
     Raises: ValueError for a sequence longer than 65,536 tokens, or with fewer ordinary tokens than are to be masked.
     """

@@ -36,7 +36,7 @@ from evenpack.errors import DataError
 LANGUAGES_WITH_RULES = frozenset(
     "am ar bg bn ca da de el en es fi fr gu hi hy it ja kk kn ml mr my nl pa pl pt ru sk ta te uk".split()  # noqa: SIM905  # a list would take 33 lines
 )
-"""Languages for which `sentencex` 1.0 has rules; another gets those of a related language, or English ones."""
+"""Languages for which `sentencex` 1.0 has rules; another gets the rules of a related language, or English ones."""
 SPECIAL_TOKENS = 3
 _SHORT, _TARGET, _SPLIT, _NEXT, _OTHER, _START, _FRONT_A, _FRONT_B = range(8)
 """Purposes of a draw."""

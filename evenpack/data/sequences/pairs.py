@@ -142,7 +142,7 @@ class SentencePairsView(WholeSequencesView):
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class MaskedPairsView(SentencePairsView):
-    """Pairs whose tokens are masked already (`static_masks`, `masked_pairs`); the arrays are those of `StaticMasks`.
+    """Pairs whose tokens are masked already (`static_masks`, `masked_pairs`), with the arrays of `StaticMasks`.
 
     Raises: DataError if the arrays do not fit one another or the pairs.
     """

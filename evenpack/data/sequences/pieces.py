@@ -2,8 +2,8 @@
 
 A piece is a range of a document's tokens, followed by the end-of-text tokens that fill an atom. An atom is the unit
 that is shuffled before rows are made: a split's slots are cut into atoms, the atoms are shuffled by a keyed
-permutation, and their concatenation is cut into rows. The size of an atom divides that of a row, so that a row holds
-several, or is a multiple of it.
+permutation, and their concatenation is cut into rows. The size of an atom divides the size of a row, so that a row
+holds several, or is a multiple of it.
 
 concat     A split's documents concatenated into a stream that is cut exactly at `max_sequence_length`, or first into
            atoms.
@@ -149,7 +149,7 @@ class Pieces:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class RowsView(StoredView):
-    """Rows of `max_sequence_length` slots, of which only the last one may be shorter.
+    """Rows of `max_sequence_length` slots; only the last one may be shorter.
 
     With isolation, a row has a segment for each document, and a new one after each boundary of atoms that were not
     neighbours; otherwise it is one segment.
@@ -222,7 +222,7 @@ class RowsView(StoredView):
         return NO_SEQUENCES if place is None else holding(self.rows_near(place), self.origins, document)
 
     def pieces(self, sequence_ids: Int64[np.ndarray, " K"]) -> Pieces:
-        """Returns the pieces of these rows; caches those of the last array, which a batch requests several times."""
+        """Returns the pieces of these rows; the last result is cached, because a batch requests it several times."""
         last = self._last_asked
         if not last or last[0][0] is not sequence_ids:
             self._check_ids(sequence_ids)

@@ -132,7 +132,7 @@ class SequenceView(Protocol):
     ) -> tuple[Int64[np.ndarray, " K"], Int64[np.ndarray, " K"]]:
         """Returns, for each sequence, its segments and the sum of their squared lengths.
 
-        It reads no token; `lengths` are those of the sequences, which a plan already has.
+        It reads no token; `lengths` are the lengths of the sequences, which a plan already has.
         """
 
     def padding_counts(self, sequence_ids: Int64[np.ndarray, " K"]) -> "PaddingCounts | None":
@@ -359,7 +359,7 @@ class SequenceOrigins(Protocol):
 def holding(
     candidates: Int64[np.ndarray, " K"], origins: Callable[[Int64[np.ndarray, " K"]], Origins], document: int
 ) -> Int64[np.ndarray, " sequences"]:
-    """Returns those of the candidates that hold a part of the document, ascending."""
+    """Returns the candidates that hold a part of the document, ascending."""
     ascending = np.unique(candidates)
     found: Int64[np.ndarray, " sequences"] = ascending[origins(ascending).of_document(document).per_sequence > 0]
     return found

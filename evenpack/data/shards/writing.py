@@ -136,7 +136,7 @@ def evenly_spaced(candidates: int, samples: int) -> Int64[np.ndarray, " samples"
 def pick_evaluation_set(
     files: tuple[Path, ...], output: Path, *, samples: int, layout: WrittenLayout | None, progress: Progress
 ) -> PickedSet:
-    """Writes the evaluation set of `files`, in order; `layout` None: that of the files, `variable` for packed ones.
+    """Writes the evaluation set of `files`, in order; `layout` None: as the files have, `variable` for packed ones.
 
     Only the picked rows are held in memory.
 

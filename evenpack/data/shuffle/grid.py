@@ -24,8 +24,8 @@ PROGRAM_BYTES = 640 << 20
 """Memory of the process before it loads a column: the interpreter, libraries, buffers (measured: 0.45 to 0.6 GB)."""
 BYTES_PER_SEQUENCE = 48
 """Memory per sequence in addition to its tokens, while a column or row is permuted: length, id, rank, permutation."""
-_ROOM_TO_SPARE = 0.9
-"""Allowance for rows and columns that are only nearly equal."""
+_USED_SHARE = 0.9
+"""Share of the memory that equal rows and columns may take, because real ones are only nearly equal."""
 _LEAST_SHARD_BYTES = 1 << 18
 """Smallest shard: smaller reads would make the second pass random access."""
 _MOST_SHARDS_OF_A_ROW = 1 << 16
@@ -78,7 +78,7 @@ def choose_grid(
     Raises: DataError with a limit or grid that is sufficient.
     """
     corpus = token_bytes + BYTES_PER_SEQUENCE * sequences
-    room = int(_ROOM_TO_SPARE * (memory - PROGRAM_BYTES))
+    room = int(_USED_SHARE * (memory - PROGRAM_BYTES))
     most = _most_columns(corpus)
     least = next(
         (count for count in range(max(1, corpus // max(room, 1)), most + 1) if _held(corpus, count) <= room), 0
@@ -129,7 +129,7 @@ def _least_memory(corpus: int) -> int:
     """Returns the bytes with which some grid is possible: the minimum of rows and records together."""
     best = round((corpus / (2 * _BYTES_PER_SHARD)) ** (1 / 3))
     count = min(max(best, 1), _most_columns(corpus))
-    return math.ceil((_held(corpus, count) + 1) / _ROOM_TO_SPARE) + PROGRAM_BYTES + 1
+    return math.ceil((_held(corpus, count) + 1) / _USED_SHARE) + PROGRAM_BYTES + 1
 
 
 def _gib(size: int) -> str:

@@ -11,26 +11,26 @@ from evenpack.units import Epochs, Rows, Words
 
 class _SourceBase(Section):
     weight: int = Field(default=1, ge=1, le=1_000_000)
-    """Weight of this source in the mixture: of all packs, this over the sum of all weights is drawn from it."""
+    """Weight of this source in the mixture: its share of all packs is its weight over the sum of all weights."""
     maximum_epochs: Epochs | None = Field(default=None, gt=0.0)
-    """Most passes over this source in a run, which its weight may exceed (`data.on_maximum_epochs`); null: no bound."""
+    """Most passes over this source in a run; `data.on_maximum_epochs` decides what happens beyond. Null: no bound."""
 
 
 class SourceOfText(_SourceBase):
     """What all sources have in common whose documents are text."""
 
     rows: Literal["lines", "paragraphs"] | None = None
-    """What a row is, which becomes a document of its own: each line of the source's documents, or what blank lines
-    separate in them; blank ones are passed over. Null: documents stay whole."""
+    """How the source's documents are divided into rows, each of which becomes a document: into their lines, or into the
+    paragraphs between blank lines; blank rows are skipped. Null: documents are not divided."""
     minimum_words: Words | None = Field(default=None, ge=1)
     """Fewest words, separated by white space, of a row (of a document, where `rows` is null): shorter ones are dropped
     before tokenising, and counted. Null: all are kept."""
     maximum_rows: Rows | None = Field(default=None, ge=1)
-    """How many of the rows that are kept are taken, from the first one; nothing is read after them. Null: all."""
+    """Number of kept rows that are used, from the first one on; the source is not read any further. Null: all."""
 
     @property
     def changes_rows(self) -> bool:
-        """Whether any of these is asked for."""
+        """Whether any of these keys is given."""
         return (self.rows, self.minimum_words, self.maximum_rows) != (None, None, None)
 
     @property
@@ -56,7 +56,7 @@ class SourceOfFiles(_SourceOfForeignText):
     """Files whose documents are held out for validation, given in the same way and read by the same keys
     (`maximum_rows` counts only training rows). Nothing is split off by `validation_fraction` then."""
     allow_validation_overlap: bool = False
-    """Whether a document may be trained on that the validation files contain, too; false refuses the first one."""
+    """Whether documents that are also in the validation files may be trained on; false: the first one is an error."""
 
     @property
     def has_validation_documents(self) -> bool:
@@ -96,8 +96,8 @@ class ArrowSource(SourceOfFiles):
     text_key: str = "text"
     """The column whose string is the document."""
     split: str | None = None
-    """Name of a split of a folder that holds a `DatasetDict`; null for all other files and folders. It is of `path`
-    alone: `validation_path` is the folder of a split, or files."""
+    """Name of a split of a folder that holds a `DatasetDict`; null for all other files and folders. It applies to
+    `path` only: `validation_path` names the folder of a split, or files."""
 
 
 class TextSource(SourceOfFiles):
@@ -124,14 +124,14 @@ class HubSource(_SourceOfForeignText):
     name: str
     """Name of the dataset, for example `allenai/c4`, or a folder."""
     subset: str | None = None
-    """Name of the dataset's configuration, for example `en`; null: it has but one."""
+    """Name of the dataset's configuration, for example `en`; null: it has only one."""
     split: str = "train"
     """Name of the split that is read."""
     validation_split: str | None = None
     """Name of the split whose documents are held out for validation (`maximum_rows` counts only training rows).
     Nothing is split off by `validation_fraction` then."""
     allow_validation_overlap: bool = False
-    """Whether a document may be trained on that the validation split contains, too; false refuses the first one."""
+    """Whether documents that are also in the validation split may be trained on; false: the first one is an error."""
     text_key: str = "text"
     """The column whose string is the document."""
 
@@ -156,7 +156,7 @@ class MegatronSource(_SourceBase):
     path: UserPath | None = None
     """The common prefix of the two files."""
     require_end_of_text: bool = True
-    """Whether documents are refused that do not end in the tokenizer's end-of-text id (Megatron's `--append-eod`)."""
+    """Whether documents that do not end in the tokenizer's end-of-text id (Megatron's `--append-eod`) are refused."""
 
 
 class Hdf5Source(_SourceBase):
@@ -166,10 +166,10 @@ class Hdf5Source(_SourceBase):
     path: UserPaths | None = None
     """A file, a folder or a glob pattern, each in sorted order; or a list of these, read in its own order."""
     validation_path: UserPaths | None = None
-    """Shards of the evaluation set, given in the same way. It is fixed then: nothing is split off by
-    `validation_fraction`."""
+    """Shards of the evaluation set, given in the same way. Nothing is split off by `validation_fraction`
+    then."""
     allow_validation_overlap: bool = False
-    """Whether rows may be trained on that are in the evaluation set too; false refuses the first one."""
+    """Whether rows that are also in the evaluation set may be trained on; false: the first one is an error."""
 
 
 Source = Annotated[

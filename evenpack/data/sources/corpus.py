@@ -69,7 +69,7 @@ class Corpus(DocumentStream, Protocol):
         """Returns parts whose documents, one part after the other, are `documents()`.
 
         A part has about `target_bytes` of the files, or less; more if a document or an indivisible unit (a compressed
-        file, a row group) has more. Their `total_bytes` add up to that of the corpus. The same files give the same
+        file, a row group) has more. Their `total_bytes` add up to the corpus's. The same files give the same
         parts.
         """
 

@@ -36,14 +36,14 @@ def kind_of_files(
     recognised_endings: tuple[str, ...] = (),
     own_files: Callable[[str, SectionT, str], FolderFiles] = lambda name, source, key: lambda folder: None,
 ) -> SourceKind[SectionT]:
-    """Returns the kind of source whose documents in a file are those of its `piece`.
+    """Returns the kind of source whose documents in a file are the documents of its `piece`.
 
     Files for validation come first, so that `maximum_rows`, which counts only training rows, can end a pass.
 
     Args:
         piece: returns the piece that is a whole file; its documents are for validation or for training, None: a hash
             decides.
-        suffixes: those of its files in a folder; None: any.
+        suffixes: endings of its files in a folder; None: any.
         recognised_endings: as in `SourceKind`, where any suffix is read; else they are `suffixes`.
         own_files: returns how folders that are datasets list their files, for a source's name, its section, and the key
             of the section whose paths are searched.
@@ -155,7 +155,7 @@ class TextPiece(_LinesPiece[str]):
 
     separator: Literal["file", "blank_line", "line"]
     rows: RowKind | None
-    """What the documents are cut into later, of which each is read by itself: then a file of any size is."""
+    """The rows into which documents are cut later; each is then read by itself, so a file may be of any size."""
 
     @property
     def _is_divisible(self) -> bool:
@@ -177,7 +177,7 @@ class TextPiece(_LinesPiece[str]):
         return entry
 
     def _lines(self, reader: SourceReader, ends_document: Callable[[str], bool]) -> Iterator[str]:
-        """Yields lines without their ends. Raises: DataError once those of a document are too long together."""
+        """Yields lines without their ends. Raises: DataError once the lines of a document are too long together."""
         document_bytes = 0
         for line in reader.lines():
             text = reader.decode(line).rstrip("\r\n")
@@ -279,7 +279,7 @@ class ColumnPiece:
 
 def refuse_long_text(value: Any, where: Callable[[], str], *, most: int) -> None:
     """Checks a scalar of `pyarrow` before it is copied. Raises: DataError for a text of more than `most` bytes."""
-    value = getattr(value, "value", value)  # that of a dictionary
+    value = getattr(value, "value", value)  # the value of a dictionary's scalar
     buffer = value.as_buffer() if hasattr(value, "as_buffer") else None
     if buffer is not None and buffer.size > most:
         raise too_long_error(where(), "text", most=most)

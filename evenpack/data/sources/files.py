@@ -151,7 +151,7 @@ class _Search:
         return files
 
     def _of_pattern(self, pattern: Path) -> tuple[Path, ...]:
-        """Returns files that match, and those of matching folders that are datasets."""
+        """Returns the files that match, and the files of matching folders that are datasets."""
         if any("**" in part and part != "**" for part in pattern.parts):  # Python 3.13 would read it as a single *
             raise DataError(
                 f"source '{self.source}': {pattern} is not a glob pattern: ** matches folders of any depth and must "

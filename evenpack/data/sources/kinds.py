@@ -31,7 +31,7 @@ _SALT = 0x76616C6964617465
 
 
 def open_corpus(name: str, source: Source) -> Corpus:
-    """Opens the corpus of source `name`, or that of its rows.
+    """Opens the corpus of source `name`, or the corpus of its rows.
 
     It finds the files and reads none of them. A dataset of the hub is loaded.
 

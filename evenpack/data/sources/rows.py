@@ -1,4 +1,4 @@
-"""Rows: parts of a source's documents that become documents of their own, without those of too few words.
+"""Rows: parts of a source's documents that become documents themselves, except parts of too few words.
 
 Rows are cut and counted before anything is tokenised. A word is what `str.split()` finds. The filter and its accounting
 follow "Optimizing Packing and Shuffling Strategies for Enhanced Performance in Generative Language Models", A.1.
@@ -51,7 +51,7 @@ class RowChoice:
     rows: RowKind | None
     minimum_words: int | None
     maximum_rows: int | None
-    """The most rows for training; those of documents for validation are not counted."""
+    """The most rows for training; rows of validation documents are not counted."""
 
 
 class RowPart:

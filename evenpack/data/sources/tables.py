@@ -84,7 +84,7 @@ class Block:
 
     rows: int
     weight: int
-    """Bytes of the requested columns, stored or in memory: in proportion to those of the file's other blocks."""
+    """Bytes of the requested columns, stored or in memory: in proportion to the bytes of the file's other blocks."""
 
 
 @runtime_checkable
@@ -135,7 +135,7 @@ def only_text_column(origin: str, schema: Any, name: str) -> tuple[str]:
 
 
 def overlap(first: int, count: int, asked: range) -> range:
-    """Returns those of the `count` rows from number `first` on that are requested."""
+    """Returns the requested ones of the `count` rows from number `first` on."""
     return range(max(first, asked.start), min(first + count, asked.stop))
 
 

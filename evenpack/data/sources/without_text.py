@@ -39,7 +39,7 @@ def find_shards(path: Path) -> tuple[Path, ...]:
 
 
 def shards_of(name: str, source: Hdf5Source) -> SourceFiles:
-    """Returns the shards to train on, and those of the fixed evaluation set, if there is one.
+    """Returns the shards to train on, and the shards of the fixed evaluation set, if there is one.
 
     Raises: DataError if a path is missing or leads to no file, or if a file belongs to both sets.
     """

@@ -62,7 +62,7 @@ class TrainedWordPieces(Section):
 
 
 class ExternalTokenizer(Section):
-    """No tokenizer: the source holds tokens (Megatron and HDF5 sources), of which only the vocabulary is given."""
+    """No tokenizer: the source holds tokens (Megatron and HDF5 sources); only their vocabulary is given."""
 
     kind: Literal["external"]
     vocabulary_size: Entries = Field(ge=2, le=MOST_VOCABULARY)

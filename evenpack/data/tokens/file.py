@@ -1,7 +1,7 @@
 """Documents as tokens in a pair of files, PREFIX.bin and PREFIX.idx, that Megatron-LM and DeepSpeed share.
 
 `TokenFile` opens a pair, memory-mapped: documents -> spans -> tokens. `writer.py` writes one. PREFIX.bin holds the raw
-tokens; the layout of PREFIX.idx is that of Megatron-LM's IndexedDataset and DeepSpeed's MMapIndexedDataset,
+tokens; PREFIX.idx has the layout of Megatron-LM's IndexedDataset and DeepSpeed's MMapIndexedDataset,
 little-endian:
 
     9 bytes                     magic `MMIDIDX\\0\\0`

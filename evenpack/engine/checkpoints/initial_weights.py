@@ -39,7 +39,7 @@ def initialize(model: Model, path: Path, *, tokenizer_dir: Path, world: World) -
     Args:
         tokenizer_dir: tokenizer of the training data.
 
-    Raises: CheckpointError on all ranks if there are no weights, or those of another model or vocabulary.
+    Raises: CheckpointError on all ranks if there are no weights, or weights of another model or vocabulary.
     """
     world.on_main(lambda: _initialize(model, path, tokenizer_dir))
 

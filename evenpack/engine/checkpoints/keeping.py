@@ -14,21 +14,21 @@ _SECONDS_PER_HOUR = 3600.0
 
 @dataclass(frozen=True, kw_only=True)
 class KeepPolicy:
-    """Rules of which one is enough for a checkpoint to be kept."""
+    """Rules for keeping checkpoints; a checkpoint is kept if any of them names it."""
 
     newest: int
     """Number of newest checkpoints to keep, at least 1: the run continues from the newest."""
     every_hours: float | None
     """Keep the oldest, and each that was saved at least so many hours after the one before it that this rule keeps."""
     best: bool
-    """Keep that of the lowest validation loss."""
+    """Keep the checkpoint of the lowest validation loss."""
 
     def __post_init__(self) -> None:
         if self.newest < 1:
             raise ValueError(f"newest must be at least 1, not {self.newest}")
 
     def kept(self, whole: Sequence[Checkpoint]) -> list[Checkpoint]:
-        """Returns those of a run's whole checkpoints that are kept, by step.
+        """Returns the complete checkpoints of a run that are kept, by step.
 
         What `every_hours` keeps it still keeps when others have been removed and newer ones added.
         """

@@ -87,7 +87,7 @@ def whole_at(directory: Path, step: int, world: World) -> Checkpoint | None:
     if path is None:
         known = ", ".join(str(step_of(path)) for path in reversed(candidates))
         raise CheckpointError(
-            f"{directory} holds no checkpoint of step {step}; there are those of {known} (training.keep_checkpoints "
+            f"{directory} holds no checkpoint of step {step}; it has steps {known} (training.keep_checkpoints "
             "is the number that is kept)"
         )
     checkpoint, problem = _verify(path, world)
@@ -107,7 +107,7 @@ def load_checkpoint(
 
     One of another ZeRO stage, or from ZeRO 1 on of another number of ranks, is converted first (`universal.py`).
     There are no random states to restore: data order and dropout are functions of the seed and the step. The
-    optimizer's settings (weight decay, betas, clipping, ...) stay those of this run: torch and DeepSpeed would bring
+    optimizer's settings (weight decay, betas, clipping, ...) stay as this run has them: torch and DeepSpeed would bring
     back the saved ones.
 
     Args:
@@ -155,7 +155,7 @@ def _needs_conversion(engine: LoadableEngine, checkpoint: Checkpoint, world: Wor
 
 
 def _universal(engine: Any, checkpoint: Checkpoint, world: World, on_conversion: Callable[[], None]) -> Checkpoint:
-    """Returns the universal form of a checkpoint: that of an earlier start if it is whole, else a new one."""
+    """Returns the universal form of a checkpoint: one of an earlier start if it is complete, else a new one."""
     require_only_parameters(engine.module, checkpoint)
     on_conversion()
     made = world.on_main(lambda: existing_universal(checkpoint))

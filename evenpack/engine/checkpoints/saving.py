@@ -68,8 +68,8 @@ class CheckpointWriter:
     def save(self, engine: WritingEngine, state: TrainState) -> Checkpoint:
         """Writes a checkpoint and returns once it is on disk under its name, on all ranks.
 
-        Checkpoints that the policy does not keep are removed, and so are those of later steps: a run that reached this
-        step again does not need them.
+        Checkpoints that the policy does not keep are removed, and so are checkpoints of later steps: a run that reached
+        this step again does not need them.
 
         Raises: SaveError on every rank alike if it cannot be written; the older checkpoints stay as they were, and what
             was written of this one is removed.

@@ -7,7 +7,7 @@
     3       none                          the same: each parameter is divided among the ranks, and the parts that a
                                           rank has of a sub-group follow one another
 
-The layouts are those of DeepSpeed 0.19; a test compares what is read here with DeepSpeed's own conversion.
+The layouts are DeepSpeed 0.19's; a test compares what is read here with DeepSpeed's own conversion.
 """
 
 import math

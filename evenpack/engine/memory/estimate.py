@@ -120,7 +120,7 @@ def _number_bytes(config: RunConfig) -> int:
 
 
 def micro_batch_size(config: RunConfig, item: AverageItem) -> MicroBatchSize:
-    """Returns the size of a micro-batch: exact in the packed layout, else that of average items."""
+    """Returns the size of a micro-batch: exact in the packed layout, else the size with average items."""
     training = config.training
     if training.layout == "packed":
         each = Fraction(item.row_slots)
@@ -180,7 +180,7 @@ def _notes(config: RunConfig, device: DevicePeak | None) -> Iterator[str]:
         yield f"attention.backend {config.attention.backend} keeps scores or masks, which are not counted"
     if config.training.layout != "packed":
         batching = config.training.batching
-        yield f"layout {config.training.layout}: sizes are those of average {batching}; the largest need more"
+        yield f"layout {config.training.layout}: sizes are for average {batching}; the largest need more"
     if device is not None and device.memory_bytes is None:
         yield f"{device.name} is sold with several sizes of memory: nothing is said of what fits"
 

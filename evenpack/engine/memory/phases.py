@@ -4,7 +4,7 @@
     head              the same activations, and those gradients twice: as computed, and scaled by the loss's gradient
     last block        the gradient of the output matrix, and what the backward pass through a block holds
     first block       the same with the gradients of all later blocks, without their activations and cast weights
-    embedding         all gradients; those of a matrix that is embedding and head are two, and their sum
+    embedding         all gradients; a matrix that is embedding and head has two gradients, and their sum
     reduction         the buffers of the all-reduce
     update            what the optimizer holds for its update
 
@@ -40,7 +40,7 @@ class PhaseMemory:
     parameters: int
     """FP32 parameters, with the bfloat16 copies that autocast has made of the blocks'."""
     gradients: int
-    """Gradients of parameters, apart from those of the output matrix on their way."""
+    """Gradients of parameters, except the output matrix's while they are part of `head`."""
     optimizer: int
     activations: int
     """What blocks and norms keep, and the temporary numbers of a block's backward pass."""

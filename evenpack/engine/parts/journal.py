@@ -25,7 +25,7 @@ SUMMARY = "summary.json"
 
 @dataclass(frozen=True, kw_only=True)
 class SaveCost:
-    """What one save has cost; seconds are those of rank 0."""
+    """The cost of one save, in seconds of rank 0."""
 
     step: int
     """The step after which it was saved."""
@@ -74,7 +74,7 @@ class Journal(Part):
         self._evaluation_started = time.perf_counter()
 
     def evaluated(self, step: Step) -> None:
-        """Measures the time of an evaluation apart from that of the steps."""
+        """Measures the time of an evaluation separately from the time of the steps."""
         self._evaluation_seconds = time.perf_counter() - self._evaluation_started
 
     def recording(self, step: Step) -> None:

@@ -171,7 +171,7 @@ class MlperfLog(Part):
 def parse_events(log: Path, lines: Sequence[str]) -> list[tuple[str, dict[str, Any]]]:
     """Returns each line of a log that holds an event, with the event; lines of other programs are left out.
 
-    Raises: DataError, with the line, for an event in another form than that of MLPerf's logger.
+    Raises: DataError, with the line, for an event that does not have the form of MLPerf's logger.
     """
     events = []
     for number, line in enumerate(lines, start=1):

@@ -131,7 +131,7 @@ def kernels_of(events: Iterable[Any], is_cuda: bool) -> list[tuple[str, float]]:
 
 
 def summary_of(kernels: Iterable[tuple[str, float]], *, steps: int) -> dict[str, Any]:
-    """Returns the seconds of a mean step by category, and its longest kernels, from those of all steps."""
+    """Returns the seconds of a mean step by category, and its longest kernels, from all steps."""
     each = [(name, seconds / steps) for name, seconds in kernels]
     longest = sorted(each, key=lambda one: -one[1])[:_LONGEST_LISTED]
     return {

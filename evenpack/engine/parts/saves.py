@@ -15,8 +15,8 @@ from evenpack.errors import SaveError
 
 log = logging.getLogger(__name__)
 
-_PATIENCE_SECONDS = 18.0
-"""Seconds that a save in flight has to end when an error ends the run: less than a guard leaves to such a rank."""
+_SAVE_TIMEOUT_SECONDS = 18.0
+"""Seconds that a save in progress has to end when an error ends the run: less than the guard gives to such a rank."""
 
 
 class Saves(Part):
@@ -38,7 +38,7 @@ class Saves(Part):
             yield
         except BaseException:  # the other ranks may be anywhere
             self._on_activity("waiting for a save", self._step)
-            self._background.wait_alone(seconds=_PATIENCE_SECONDS)
+            self._background.wait_alone(seconds=_SAVE_TIMEOUT_SECONDS)
             raise
 
     def after_step(self, step: Step) -> None:

@@ -82,7 +82,7 @@ class Trackers(Part):
 
     @classmethod
     def of(cls, run: Run) -> "Trackers":
-        """Returns those of a run; there are none on other ranks."""
+        """Returns the trackers of a run; other ranks have none."""
         section = run.config.metrics if run.world.is_main else MetricsSection()
         run_log = RunLog(
             name=run.config.run.name,

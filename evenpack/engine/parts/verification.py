@@ -23,10 +23,10 @@ from evenpack.units import counted
 
 log = logging.getLogger(__name__)
 
-_PATIENCE_SECONDS = 30.0
+_MESSAGE_SECONDS = 30.0
 """Seconds between messages of the ranks while they wait: far below the time-outs of their collectives."""
-_LOOK_SECONDS = 0.1
-"""Seconds between two looks at how far this rank has read."""
+_POLL_SECONDS = 0.1
+"""Seconds between two checks of how far this rank has read."""
 
 
 class DataVerification(Part):
@@ -89,7 +89,7 @@ class DataVerification(Part):
         if self._thread.is_alive() and self._world.is_main:
             log.info("the checkpoint waits until the prepared data is verified")
         on_progress()
-        while not all(self._world.all_gather(self._is_read(_PATIENCE_SECONDS, on_progress))):
+        while not all(self._world.all_gather(self._is_read(_MESSAGE_SECONDS, on_progress))):
             pass
         self._is_due = False
         reports = self._world.all_gather((self._verified, self._error, socket.gethostname()))
@@ -118,7 +118,7 @@ class DataVerification(Part):
         deadline, seen = time.monotonic() + patience_seconds, self._read_bytes
         while self._thread.is_alive() and time.monotonic() < deadline:
             with own_work("its part of the files"):
-                self._thread.join(_LOOK_SECONDS)
+                self._thread.join(_POLL_SECONDS)
             if self._read_bytes != seen:
                 seen = self._read_bytes
                 on_progress()

@@ -1,6 +1,6 @@
 """Lists every value that a run logs: name, unit, reduction over the ranks, meaning.
 
-A metric is one line where it is measured and one line here; those of a loss follow from `evenpack.losses`.
+A metric is one line where it is measured and one line here; the metrics of a loss follow from `evenpack.losses`.
 `docs/metrics.md` holds this list as tables, and a record with a name that is not in it is refused.
 """
 
@@ -12,7 +12,7 @@ from typing import Any, Literal, get_args
 from evenpack.losses import LOSSES, Loss
 
 Reduction = Literal["sum", "mean", "max", "same"]
-"""How the values of all ranks become one; `same`: all ranks have the same value, and that of rank 0 is taken."""
+"""How the values of all ranks become one; `same`: all ranks have the same value, and the value of rank 0 is taken."""
 
 Group = Literal["progress", "training", "data", "throughput", "waiting", "checkpoint", "ranks", "validation"]
 
@@ -119,7 +119,7 @@ def _sentence(loss: Loss) -> str:
 _DEFINED: dict[Group, tuple[dict[str, Any], ...]] = {
     "progress": (
         _metric("step", "updates", None, "Updates done, this one included; numbered from 1."),
-        _metric("samples", "sequences", None, "Sequences trained on so far, those of earlier starts included."),
+        _metric("samples", "sequences", None, "Sequences trained on so far, earlier starts included."),
         _metric("source_epochs/SOURCE", "epochs", None, "Passes over the source so far, skipped steps included."),
         _metric("world_size", "ranks", None, "Ranks that computed the step.", when=_TRAINED),
         _metric("order_hash", "hexadecimal", "sum", "64-bit sum of hash(source, pack, slot, sequence id) over what was "

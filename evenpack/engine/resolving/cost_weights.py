@@ -48,7 +48,7 @@ def read_cost_model(training: TrainingSection, model: ModelConfig) -> CostModel 
 
 
 def warn_of_other_device(cost_model: CostModel, device: str) -> None:
-    """Warns once if the cost model was measured on another device than that of the run."""
+    """Warns once if the cost model was measured on another device than the run's."""
     if cost_model.measured_on.device != device:
         log.warning(
             "the cost model was measured on %s and this is %s: the load may be less balanced than possible",

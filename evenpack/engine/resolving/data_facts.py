@@ -24,7 +24,7 @@ class AverageItem:
     """Sequences, 1 or more: the packing factor."""
     tokens: Fraction
     row_slots: int
-    """Slots that it could fill: those of a pack, or of the longest possible sequence."""
+    """Slots that it could fill: the slots of a pack, or the longest possible sequence."""
 
     def __post_init__(self) -> None:
         if self.sequences < 1:

@@ -57,7 +57,7 @@ def build_denominators(
 ) -> DenominatorsOf:
     """Returns the denominators of the model's section; the reported loss is still divided by the exact ones.
 
-    For `micro_batch` the counts to give are those of the micro-batch (`TrainingEngine.denominators_of`).
+    For `micro_batch`, give the counts of the micro-batch (`TrainingEngine.denominators_of`).
     """
     if model.denominators != "expected":
         return partial(exact_denominators, model)

@@ -99,7 +99,7 @@ class SettledRun:
 
 
 def settle_prepared(config: RunConfig, prepared: PreparedData) -> SettledRun:
-    """Settles a run over its prepared data, of which nothing is read if the run file states all values itself.
+    """Settles a run over its prepared data, which is not read if the run file states all values itself.
 
     Raises: as `settle`; DataError if a source has nothing to train on.
     """
@@ -114,7 +114,7 @@ def settle(config: RunConfig, facts: DataFacts) -> SettledRun:
     """Returns the run in packs (or sequences) and steps, adjusted to its packing.
 
     Args:
-        facts: those of the run's data; `items_per_epoch` may be None where the length is not in epochs.
+        facts: facts about the run's data; `items_per_epoch` may be None where the length is not in epochs.
 
     Raises: ConfigError if a value cannot be computed, or if the run is invalid with the new values.
     """
@@ -287,7 +287,7 @@ def steps_of(training: TrainingSection, facts: DataFacts, *, items_per_step: int
 
     Args:
         items_per_step: packs or sequences, by `training.batching`.
-        parameters: those of the model; None where the length is not in tokens per parameter.
+        parameters: number of the model's parameters; None where the length is not in tokens per parameter.
 
     Raises: ConfigError if the given length is less than one step.
     """
@@ -321,7 +321,7 @@ def _require_a_step(key: str, asked: int | Fraction, *, holds: Fraction, unit: s
 
 
 def _compared(ratio: Fraction | float, reference: str, *, decimals: int) -> str:
-    """Returns an amount as compared with a reference, of which it is `ratio`."""
+    """Returns an amount compared with a reference; `ratio` is the amount over the reference."""
     share = 100 * abs(float(ratio) - 1.0)
     if share < 0.5 * 10**-decimals:
         return f"as many as {reference}"

@@ -37,7 +37,7 @@ class StateBytes:
     parameters: int
     """FP32 parameters during a step."""
     gradients: int
-    """Gradients of parameters, at the most: those of a rank's part where each backward pass reduces them."""
+    """Gradients of parameters, at most: of a rank's part where each backward pass reduces them."""
     optimizer: int
     """The optimizer's state, between steps."""
     bucket: int
@@ -68,7 +68,7 @@ class GradientReduction(ABC):
 
     @abstractmethod
     def finish(self) -> "Tensor | None":
-        """Makes the gradients those of the mean, for what is computed afterwards.
+        """Replaces the gradients by their mean over ranks, for what is computed afterwards.
 
         Returns: the norm of this rank's own part before that, or None if it never has one.
         """

@@ -50,7 +50,7 @@ class BucketedReduction(GradientReduction):
                     hooked.register_post_accumulate_grad_hook(lambda _, index=index: self._count(index))
 
     def begin(self) -> None:
-        """Begins to count gradients: those of the next backward pass are the last of the step."""
+        """Begins to count gradients, because the next backward pass is the last of the step."""
         self._missing = [len(bucket) for bucket in self.buckets]
 
     def finish(self) -> Float[Tensor, ""]:

@@ -85,8 +85,8 @@ class PartitionedOptimizer(Sharding):
         """A rank has its part of FP32 masters, a second copy of the parameters, and of the states.
 
         DeepSpeed makes the bucket at the first gradient of a step, in full size, however small the model is, and moves
-        the gradients into it when they are reduced; those of the rank's part then move to a buffer of their own. The
-        norm is taken in FP64, tensor by tensor.
+        the gradients into it when they are reduced; the gradients of the rank's part then move to a separate buffer.
+        The norm is taken in FP64, tensor by tensor.
         """
         zero = settings["zero_optimization"]
         size = zero.get("reduce_bucket_size", REDUCE_BUCKET_SIZE)

@@ -61,7 +61,7 @@ AtStep = Annotated[
         "--checkpoint",
         metavar="STEP|best",
         parser=parse_step,
-        help="The checkpoint of this step, or that of the lowest validation loss. Default: the newest.",
+        help="The checkpoint of this step, or the one of the lowest validation loss. Default: the newest.",
         show_default=False,
     ),
 ]

@@ -27,7 +27,7 @@ def evaluate(
 ) -> None:
     """Evaluate on each source's held-out documents.
 
-    Uses the newest checkpoint of the run, or that of --checkpoint STEP, or the one of the lowest validation loss
+    Uses the newest checkpoint of the run, the one of --checkpoint STEP, or the one of the lowest validation loss
     (--checkpoint best), in one process, on the GPU if there is one. The data may be prepared with another recipe than
     in training, by the same tokenizer: the same documents are held out.
 
@@ -104,7 +104,7 @@ def export(
 ) -> None:
     """Write a checkpoint for Hugging Face transformers.
 
-    Uses the newest checkpoint of the run, or that of --checkpoint STEP, or the one of the lowest validation loss
+    Uses the newest checkpoint of the run, the one of --checkpoint STEP, or the one of the lowest validation loss
     (--checkpoint best). The class of the run's model in transformers loads it (`GPT2LMHeadModel`, `LlamaForCausalLM`,
     `BertForPreTraining`) by `.from_pretrained(DIRECTORY)`.
 

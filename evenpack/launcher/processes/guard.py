@@ -35,7 +35,7 @@ EXIT_ENDED_BY_GUARD = 128 + 9
 """Exit code of a rank that its guard ends."""
 
 LOOK_SECONDS = 0.5
-"""Seconds between two looks."""
+"""Seconds between two checks."""
 _OWNER_SECONDS = 5.0
 """The same for a look at whose run it is: nothing waits for the answer, and all ranks read one file."""
 _GRACE_SECONDS = 8.0
@@ -46,7 +46,7 @@ _STARTING_SECONDS = 5.0
 """Seconds for a launcher to start all ranks of a machine."""
 _LEAVING_SECONDS = 30.0
 """Seconds for the interpreter to end after the final status."""
-_LAST_WORD_SECONDS = 5.0
+_EXIT_TIMEOUT_SECONDS = 5.0
 """Seconds for a file system to store the reason why the guard ends this rank."""
 
 
@@ -318,7 +318,7 @@ def _say_nothing(_message: str) -> None:
 
 def end_in_any_case() -> None:
     """Ends this process in a few seconds, should a file system or a terminal not take its last words."""
-    last_resort = threading.Timer(_LAST_WORD_SECONDS, os._exit, args=(EXIT_ENDED_BY_GUARD,))
+    last_resort = threading.Timer(_EXIT_TIMEOUT_SECONDS, os._exit, args=(EXIT_ENDED_BY_GUARD,))
     last_resort.daemon = True
     last_resort.start()
 

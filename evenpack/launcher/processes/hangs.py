@@ -90,7 +90,7 @@ class Effort:
 
     @classmethod
     def of_this_process(cls) -> "Effort":
-        """Returns that of this process and those that it has started, without the calling thread's own."""
+        """Returns the work of this process and of those that it has started, except the calling thread's."""
         process, times = psutil.Process(), os.times()
         seconds = time.process_time() - time.thread_time() + times.children_user + times.children_system
         count = _bytes(Path("/proc/self/io")) - _bytes(Path("/proc/thread-self/io"))

@@ -3,9 +3,9 @@
     python -m evenpack.launcher.processes.local_launcher --devices=0,1 --port=29500 MODULE [argument ...]
 
 `deepspeed` does it by two processes, each of which imports DeepSpeed and torch before it starts anything, and looks for
-ended ranks once a second. This one imports neither. Its exit code is 0 if all ranks end with 0, else that of the first
-one that failed (256 - N for signal N), whose end is followed by a SIGTERM to the rest, or that of ranks which were
-stopped. Signals to stop are passed on, unless this process was started with them ignored.
+ended ranks once a second. This one imports neither. Its exit code is 0 if all ranks end with 0, else the code of
+the first one that failed (256 - N for signal N), whose end is followed by a SIGTERM to the rest, or the code of ranks
+that were stopped. Signals to stop are passed on, unless this process was started with them ignored.
 """
 
 import argparse
@@ -19,7 +19,7 @@ from contextlib import suppress
 
 from evenpack.errors import EXIT_STOPPED
 
-_PATIENCE_SECONDS = 30
+_KILL_AFTER_SECONDS = 30
 """Seconds from the SIGTERM after a rank's failure until ranks that are left are killed, as `deepspeed` has it."""
 
 
@@ -91,7 +91,7 @@ class _Ranks:
                 if exit_code in (0, EXIT_STOPPED):
                     exit_code = process.returncode % 256 or exit_code
                 if process.returncode not in (0, EXIT_STOPPED):
-                    signal.alarm(signal.alarm(0) or _PATIENCE_SECONDS)  # counted from the first failure
+                    signal.alarm(signal.alarm(0) or _KILL_AFTER_SECONDS)  # counted from the first failure
                     for other in running:
                         other.terminate()
         return exit_code

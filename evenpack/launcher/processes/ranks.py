@@ -1,7 +1,7 @@
 """What the ranks of a run tell each other: files in `OUTPUT_DIR/ranks`, the lock of the directory, and the roll call.
 
 Through these files `evenpack train`, on one machine, learns how the processes ended that `deepspeed` started on any
-machine that shares the folder. A run id in each file distinguishes it from those of an earlier run.
+machine that shares the folder. A run id in each file distinguishes it from files of an earlier run.
 """
 
 import base64
@@ -301,7 +301,7 @@ class RankFolder:
         self.run_id = run_id
 
     def write_status(self, status: RankStatus) -> None:
-        """Writes a status; a final one not over that of a later run. Raises: OSError."""
+        """Writes a status; a final one does not replace the status of a later run. Raises: OSError."""
         if status.state != "running" and self.owner_of(status.rank) not in (self.run_id, None):
             return
         write_json(self._status_file(status.rank), asdict(status))
@@ -462,7 +462,7 @@ class RollCall:
     def call(self, rank: int, world_size: int, first_failure: Callable[[], Failure | None]) -> Failure | None:
         """Calls the roll as `rank`, and waits for every rank to answer.
 
-        Returns: the failure that another process has recorded meanwhile, or that of the first rank that did not
+        Returns: the failure that another process has recorded meanwhile, or the failure of the first rank that did not
         answer in time, which is recorded now; None if all have answered, so that only the network has failed.
         """
         with suppress(OSError):

@@ -83,7 +83,7 @@ class LaunchPlan:
     command: tuple[str, ...]
     """The command as the user could type it."""
     environment: Mapping[str, str]
-    """Environment variables in addition to those of this process."""
+    """Environment variables in addition to this process's own."""
     devices: Devices
     hostfile: Path | None
     """None: this machine alone."""

@@ -4,7 +4,7 @@ The launcher and its children on this machine are in a session of their own. A t
 this process, and all remaining processes of the session can be found and killed.
 
 How the run has ended follows from the statuses in `OUTPUT_DIR/ranks`. The exit code of `deepspeed` alone is not enough:
-it is 0 if its own child was killed, and if several ranks fail it is that of the one it checked first.
+it is 0 if its own child was killed, and if several ranks fail it is the code of the one that it checked first.
 """
 
 import os

@@ -33,16 +33,16 @@ class TransformerConfig(Section):
     max_positions: Positions | None = Field(default=None, ge=1, le=1 << 24)
     """Rows of the learned position table; null: as many as the data needs (`positions_needed`)."""
     layers: Layers | None = Field(default=None, ge=1, le=1 << 12)
-    """Transformer blocks; null: those of the preset."""
+    """Transformer blocks; null: as many as the preset has."""
     hidden_size: Channels | None = Field(default=None, ge=8, le=1 << 17)
-    """Width of the residual stream, a multiple of heads; null: that of the preset."""
+    """Width of the residual stream, a multiple of heads; null: the preset's width."""
     heads: Heads | None = Field(default=None, ge=1, le=1 << 12)
-    """Attention heads of a layer; null: those of the preset."""
+    """Attention heads of a layer; null: as many as the preset has."""
     dropout: Share = Field(default=0.0, ge=0.0, lt=1.0)
     """Dropout after embeddings and each residual branch, and of attention probabilities."""
     attention_dropout: Share | None = Field(default=None, ge=0.0, lt=1.0)
-    """Dropout of attention probabilities, if it differs; null: as `dropout`. On GPUs FlexAttention has
-    none, so with ALiBi only flash-attn computes it fast."""
+    """Dropout of attention probabilities, if it differs; null: the same as `dropout`. On GPUs FlexAttention
+    has no dropout, so with ALiBi only flash-attn is fast."""
     activation_checkpointing: bool = False
     """Recompute each block in the backward pass, which saves memory at the cost of about a third more computation."""
     reset_positions: bool = True

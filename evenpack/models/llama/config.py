@@ -29,9 +29,9 @@ class LlamaConfig(DecoderConfig):
     positions: Literal["rotary"] = "rotary"
     """Encoding of positions: rotations of queries and keys."""
     key_value_heads: Heads | None = Field(default=None, ge=1)
-    """Heads of keys and values, a divisor of heads: groups of query heads share them. Null: those of the preset."""
+    """Heads of keys and values, a divisor of heads: groups of query heads share them. Null: as in the preset."""
     feed_forward_size: Channels | None = Field(default=None, ge=1)
-    """Width inside the feed-forward layer; null: that of the preset."""
+    """Width inside the feed-forward layer; null: the preset's width."""
     norm_epsilon: float = Field(default=1e-5, gt=0.0)
     """Number that RMSNorm adds to the mean square; 1e-6 in the first Llama, 1e-5 since the second."""
     tied_head: bool = False

@@ -89,7 +89,7 @@ class GridArm:
 
 
 class ChunkingSection(Section):
-    """A grid of arms in addition to those of the phase, and what is compared."""
+    """A grid of arms in addition to the arms of the phase, and what is compared."""
 
     grid: GridSection | None = None
     """Arms of the last phase in addition to those listed there."""

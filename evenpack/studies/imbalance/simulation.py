@@ -46,7 +46,7 @@ MOST_SEQUENCES = 32 * MOST_DEVICES
 _ITEMS_OF_A_TASK = 1 << 20
 _OVERHEAD_ITEMS = 4000
 """Overhead of a step in items: a step costs that much in addition to its items."""
-_WORTH_PROCESSES = 3 * _ITEMS_OF_A_TASK
+_ITEMS_FOR_PROCESSES = 3 * _ITEMS_OF_A_TASK
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -219,7 +219,7 @@ def _run(
     total = sum(task.work for task in tasks)
     steps = {devices: np.empty((len(SCHEMES), cluster.options.steps, 5)) for devices in counts}
     done = sequences = 0
-    wanted = processes or (len(os.sched_getaffinity(0)) if total > _WORTH_PROCESSES else 1)
+    wanted = processes or (len(os.sched_getaffinity(0)) if total > _ITEMS_FOR_PROCESSES else 1)
     with _results(cluster, tasks, wanted) as results:
         for task, found in results:
             steps[task.devices][:, task.first : task.first + task.count] = found

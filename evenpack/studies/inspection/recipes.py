@@ -6,7 +6,7 @@ import numpy as np
 
 from evenpack.data.packing import LengthHistogram, pack
 
-_AS_GOOD = 0.02
+_NEGLIGIBLE_SHARE = 0.02
 """Fraction of slots that does not justify rows in which documents are cut anywhere."""
 
 
@@ -62,7 +62,7 @@ def advise_recipe(documents: LengthHistogram, *, max_sequence_length: int) -> Re
         "is not shown (docs/chunking.md)",
     )
     extra = packed.steps_over_concat - 1
-    if extra <= _AS_GOOD:
+    if extra <= _NEGLIGIBLE_SHARE:
         time = ("documents", f"only {100 * extra:.1f} % more steps than concat, and documents stay isolated")
     else:
         time = ("concat", f"no padding; packs of whole pieces would take {100 * extra:.1f} % more steps")

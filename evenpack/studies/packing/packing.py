@@ -23,9 +23,9 @@ _STRETCHES = ((1, 1), (7, 6), (5, 4), (4, 3), (3, 2), (2, 1))
 _SLOTS_OF_LEAST_SQUARES = 512
 _MOST_SHUFFLED = 50_000_000
 """Sequences up to which next fit, which shuffles them all, is a default: 1.5 GB."""
-_WORTH_LONGER_PACKS = 0.01
+_LONGER_PACK_GAIN = 0.01
 """Fraction of slots that a longer pack must save: its attention costs more memory, and its steps hold more."""
-_AS_GOOD = 0.001
+_NEGLIGIBLE_SHARE = 0.001
 """Fraction of slots that counts as no difference."""
 
 
@@ -289,7 +289,7 @@ def recommend(
     fullness = {row.pack_length: row.efficiency for row in fullest}
     chosen = base
     for length in sorted(length for length in fullness if length > base):
-        if fullness[length] >= fullness[chosen] + _WORTH_LONGER_PACKS:
+        if fullness[length] >= fullness[chosen] + _LONGER_PACK_GAIN:
             chosen = length
     if chosen == base:
         return _at(base, rows, f"longer packs, up to {max(fullness):,} slots, would be less than 1 point fuller")
@@ -302,7 +302,7 @@ def _at(pack_length: int, rows: Sequence[PackingRow], reason: str) -> Recommenda
     for row in rows:
         best[row.depth_limit] = max(row.efficiency, best.get(row.depth_limit, 0.0))
     limits = sorted(limit for limit in best if limit is not None)
-    depth = next((limit for limit in limits if best[limit] >= best[None] - _AS_GOOD), None)
+    depth = next((limit for limit in limits if best[limit] >= best[None] - _NEGLIGIBLE_SHARE), None)
     return Recommendation(
         pack_length=pack_length,
         efficiency=best[None],

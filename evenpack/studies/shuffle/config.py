@@ -11,11 +11,11 @@ class ShuffleSection(Section):
     """How the randomness of orders is measured."""
 
     reference: Name
-    """The arm whose order is considered random: that of a permutation."""
+    """The arm whose order is considered random, usually the one with a permutation."""
     buffer: Sequences = Field(default=10_000, ge=2)
     """Sequences of a rolling shuffle buffer, which is measured in addition to the arms and not trained."""
     windows: Windows = Field(default=10, ge=2, le=1000)
-    """Number of equal parts of the first epoch whose composition is compared with that of the whole epoch."""
+    """Number of equal parts of the first epoch whose composition is compared with the complete epoch."""
     stretches: Stretches = Field(default=100, ge=2, le=100_000)
     """Number of equal parts of the corpus; sequences of the same part are considered neighbours."""
     steps_around_border: Steps = Field(default=10, ge=1)

@@ -352,7 +352,7 @@ def test_wrong_shapes_and_border_dtypes_are_refused_without_the_shape_checker() 
 def test_key_value_heads_that_do_not_divide_the_heads_are_refused() -> None:
     q, k, v = random_qkv(10)
     for heads in (0, 2):
-        with pytest.raises(ValueError, match=rf"heads of k and v \({heads}\) must divide those of q \(3\)"):
+        with pytest.raises(ValueError, match=rf"heads of k and v \({heads}\) must divide the heads of q \(3\)"):
             packed_attention(q, k[:, :heads], v[:, :heads], borders((10,)), 10, causal=True)
 
 

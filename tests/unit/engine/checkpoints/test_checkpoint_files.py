@@ -529,7 +529,7 @@ class TestOfAStep:
 
     def test_one_that_is_not_there_is_refused_with_those_that_are(self, tmp_path: Path):
         save_steps(tmp_path, 1, 2, 30)
-        with pytest.raises(CheckpointError, match="no checkpoint of step 3; there are those of 1, 2, 30 "):
+        with pytest.raises(CheckpointError, match="no checkpoint of step 3; it has steps 1, 2, 30 "):
             whole_at(tmp_path, 3, SOLO)
 
     @pytest.mark.parametrize("name", ["manifest.json", "mp_rank_00_model_states.pt"])
