@@ -24,10 +24,14 @@ if TYPE_CHECKING:
     from evenpack.api.study import study
     from evenpack.batch import ChosenTargets, PackedBatch, SlotTargets
     from evenpack.data.batches.pipeline import StepBatches
+    from evenpack.data.loader import Loader
+    from evenpack.data.order.step_plan import StepPlan
+    from evenpack.data.order.step_shape import CostWeights
     from evenpack.data.packing.histogram import LengthHistogram
     from evenpack.data.packing.lengths import pack_lengths as pack
     from evenpack.data.packing.strategy import Packing
     from evenpack.data.prepared import PreparedData
+    from evenpack.data.tokens.own import TokenArrays
     from evenpack.engine.config import RunConfig
     from evenpack.errors import (
         BackendError,
@@ -45,6 +49,10 @@ if TYPE_CHECKING:
 __version__ = VERSION
 
 __all__ = [
+    "Loader",
+    "TokenArrays",
+    "CostWeights",
+    "StepPlan",
     "open",
     "Run",
     "RunConfig",
@@ -80,7 +88,11 @@ _MODULES = {
     "evenpack.data.packing.histogram": ("LengthHistogram",),
     "evenpack.data.packing.lengths": ("pack",),
     "evenpack.data.packing.strategy": ("Packing",),
+    "evenpack.data.loader": ("Loader",),
+    "evenpack.data.order.step_plan": ("StepPlan",),
+    "evenpack.data.order.step_shape": ("CostWeights",),
     "evenpack.data.prepared": ("PreparedData",),
+    "evenpack.data.tokens.own": ("TokenArrays",),
     "evenpack.engine.config": ("RunConfig",),
     "evenpack.step_counts": ("StepCounts",),
     "evenpack.errors": tuple(name for name in __all__ if name.endswith("Error")),

@@ -17,6 +17,7 @@ from evenpack.data.order.pack_stream import PackStream
 from evenpack.data.order.selection import PackedSource
 from evenpack.data.order.step_shape import Batching
 from evenpack.data.order.stored_plan import open_blocked_plan, open_plan
+from evenpack.data.order.weight_change import WeightChange
 from evenpack.data.permutation import derive_key
 from evenpack.data.recipes import OF_THE_LOSS
 from evenpack.data.sequences import SentencePairsView, ViewOfDocuments, open_view
@@ -109,6 +110,15 @@ class PreparedData:
         They may change without a new preparation.
         """
         return tuple(source.weight for source in self.config.sources.values())
+
+    @property
+    def weight_changes(self) -> tuple[WeightChange, ...]:
+        """Changes of the weights at later steps."""
+        return self.config.weight_changes
+
+    def training_sources(self, *, seed: int, batching: Batching) -> tuple[PackedSource, ...]:
+        """Returns views and plans of the training sequences, in the mixture's order."""
+        return packed_sources(self, "train", seed=seed, batching=batching)
 
     def mixture(self, items_per_step: int) -> MixtureSchedule:
         """Returns the mixture of a run whose steps draw so many packs or sequences."""
