@@ -40,6 +40,7 @@ if TYPE_CHECKING:
         DataError,
         EvenpackError,
         FitError,
+        MissingExtraError,
         NotPreparedError,
         PackingError,
         RunError,
@@ -72,6 +73,7 @@ __all__ = [
     "ConfigError",
     "DataError",
     "FitError",
+    "MissingExtraError",
     "NotPreparedError",
     "PackingError",
     "RunError",
@@ -105,7 +107,13 @@ if not TYPE_CHECKING:  # to a type checker a module with this has every name the
     def __getattr__(name: str) -> Any:
         if name not in _MODULE_OF:
             raise AttributeError(f"module 'evenpack' has no attribute '{name}'")
-        value = getattr(importlib.import_module(_MODULE_OF[name]), _RENAMED.get(name, name))
+        try:
+            module = importlib.import_module(_MODULE_OF[name])
+        except ModuleNotFoundError as error:
+            from evenpack.extras import explained
+
+            raise explained(error, f"evenpack.{name}") or error from error
+        value = getattr(module, _RENAMED.get(name, name))
         globals()[name] = value  # so that this is asked once
         return value
 

@@ -155,9 +155,9 @@ class PackedBatch(Generic[A]):
 
     def tensors(self: "PackedBatch[np.ndarray]") -> "PackedBatch":
         """Returns a batch of numpy arrays as one of torch tensors that share their memory."""
-        import torch
+        from torch import from_numpy
 
-        return _mapped(self, torch.from_numpy, (*_READ_BY_THE_MODEL, "sequence_ids"))
+        return _mapped(self, from_numpy, (*_READ_BY_THE_MODEL, "sequence_ids"))
 
 
 _READ_BY_THE_MODEL = ("tokens", "position_ids", "token_type_ids", "cu_seqlens")

@@ -41,6 +41,7 @@ from evenpack.data.sequences import TokenAccounting, ViewOfDocuments, build_view
 from evenpack.data.tokens.file import TokenFile
 from evenpack.data.tokens.own import TokenArrays, TokenRows, hash_content
 from evenpack.errors import CheckpointError, ConfigError, DataError
+from evenpack.extras import require
 
 if TYPE_CHECKING:
     from evenpack.batch import PackedBatch
@@ -139,6 +140,8 @@ class Loader:
         )
         if arrays not in ("torch", "numpy"):
             raise ConfigError(f"arrays must be 'torch' or 'numpy', found {arrays!r}")
+        if arrays == "torch":
+            require("torch", "arrays='torch' (the other choice is arrays='numpy')")
         if workers and arrays == "numpy":
             raise ConfigError("worker processes hand over torch tensors: take arrays='torch', or workers=0")
         self.data = _training_data(

@@ -1,10 +1,10 @@
-"""Micro-batches of one rank, prefetched by worker processes in a fixed order; torch is loaded with the first of these."""
+"""Micro-batches of one rank, prefetched by worker processes in a fixed order; only these load torch."""
 
 from collections.abc import Callable, Generator, Iterator
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import chain
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 import numpy as np
 
@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from evenpack.data.batches.loader_processes import LoaderNames
 
 
+@runtime_checkable
 class TrainingData(Protocol):
     """Sequences that form packs: prepared data, or documents of somebody else. Pickled for each worker process."""
 
@@ -110,7 +111,7 @@ class MicroBatchDataset:
         start_step: int = 0,
         capacity: BatchCapacity | None = None,
     ) -> None:
-        """Takes the `capacity` at `start_step`; None: counted for the settings, or where no steps are planned, for any."""
+        """Takes the `capacity` at `start_step`; None: counted for the planned steps, or that of any batch."""
         self.data = data
         self.settings = settings
         sources = data.training_sources(seed=settings.seed, batching=settings.shape.batching)

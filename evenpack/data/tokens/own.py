@@ -35,15 +35,16 @@ class TokenArrays(TokenFile):
 
     def __init__(
         self,
-        tokens: Integer[np.ndarray, " tokens"],
-        offsets: Integer[np.ndarray, " documents_plus_1"],
+        tokens: Any,
+        offsets: Any,
         *,
         name: str = "own documents",
     ) -> None:
         """Takes arrays without copying them; mapped ones are mapped again by each worker process.
 
         Args:
-            offsets: the first token of each document, and the number of all tokens.
+            tokens: integers [tokens], those of all documents concatenated.
+            offsets: integers [documents + 1], the first token of each document, and the number of all tokens.
             name: stands in messages for the path of a file.
 
         Raises: DataError for arrays of other shapes or types, or offsets that do not begin at 0 and end at the end.
@@ -67,9 +68,7 @@ class TokenArrays(TokenFile):
         self._offsets = offsets.view(np.ndarray)
 
     @classmethod
-    def of_lists(
-        cls, documents: "Sequence[Sequence[int]] | np.ndarray", *, name: str = "own documents"
-    ) -> "TokenArrays":
+    def of_lists(cls, documents: "Sequence[Any] | np.ndarray", *, name: str = "own documents") -> "TokenArrays":
         """Copies lists of token ids, or arrays of them, into two arrays.
 
         Raises: DataError naming the first document that holds anything but whole numbers of at least 0.
@@ -104,7 +103,7 @@ class TokenArrays(TokenFile):
 
 
 class TokenRows(TokenFile):
-    """The documents of a Hugging Face dataset, one list of token ids in each row; rows are read when they are needed."""
+    """The documents of a Hugging Face dataset, a list of token ids in each row; rows are read when they are needed."""
 
     def __init__(self, dataset: Any, *, column: str = "input_ids", name: str = "own documents") -> None:
         """Reads the lengths of all rows.
@@ -165,12 +164,12 @@ class TokenRows(TokenFile):
     def release_pages(self) -> None:
         """Does nothing: the dataset decides what it keeps in memory."""
 
-    def _flat(self, rows: Sequence[int]) -> Integer[np.ndarray, " tokens"]:
+    def _flat(self, rows: Sequence[int]) -> np.ndarray:
         if not len(rows):
             return np.empty(0, dtype=np.int64)
         values = self._rows[rows][self._column].combine_chunks()
         flat = values.flatten() if hasattr(values, "flatten") else values
-        array: Integer[np.ndarray, " tokens"] = flat.to_numpy(zero_copy_only=False)
+        array: np.ndarray = flat.to_numpy(zero_copy_only=False)
         return array
 
 
