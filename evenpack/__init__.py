@@ -24,10 +24,14 @@ if TYPE_CHECKING:
     from evenpack.api.study import study
     from evenpack.batch import ChosenTargets, PackedBatch, SlotTargets
     from evenpack.data.batches.pipeline import StepBatches
+    from evenpack.data.loader import Loader
+    from evenpack.data.order.step_plan import StepPlan
+    from evenpack.data.order.step_shape import CostWeights
     from evenpack.data.packing.histogram import LengthHistogram
     from evenpack.data.packing.lengths import pack_lengths as pack
     from evenpack.data.packing.strategy import Packing
     from evenpack.data.prepared import PreparedData
+    from evenpack.data.tokens.own import TokenArrays
     from evenpack.engine.config import RunConfig
     from evenpack.errors import (
         BackendError,
@@ -36,6 +40,7 @@ if TYPE_CHECKING:
         DataError,
         EvenpackError,
         FitError,
+        MissingExtraError,
         NotPreparedError,
         PackingError,
         RunError,
@@ -45,6 +50,10 @@ if TYPE_CHECKING:
 __version__ = VERSION
 
 __all__ = [
+    "Loader",
+    "TokenArrays",
+    "CostWeights",
+    "StepPlan",
     "open",
     "Run",
     "RunConfig",
@@ -64,6 +73,7 @@ __all__ = [
     "ConfigError",
     "DataError",
     "FitError",
+    "MissingExtraError",
     "NotPreparedError",
     "PackingError",
     "RunError",
@@ -80,7 +90,11 @@ _MODULES = {
     "evenpack.data.packing.histogram": ("LengthHistogram",),
     "evenpack.data.packing.lengths": ("pack",),
     "evenpack.data.packing.strategy": ("Packing",),
+    "evenpack.data.loader": ("Loader",),
+    "evenpack.data.order.step_plan": ("StepPlan",),
+    "evenpack.data.order.step_shape": ("CostWeights",),
     "evenpack.data.prepared": ("PreparedData",),
+    "evenpack.data.tokens.own": ("TokenArrays",),
     "evenpack.engine.config": ("RunConfig",),
     "evenpack.step_counts": ("StepCounts",),
     "evenpack.errors": tuple(name for name in __all__ if name.endswith("Error")),
@@ -93,7 +107,13 @@ if not TYPE_CHECKING:  # to a type checker a module with this has every name the
     def __getattr__(name: str) -> Any:
         if name not in _MODULE_OF:
             raise AttributeError(f"module 'evenpack' has no attribute '{name}'")
-        value = getattr(importlib.import_module(_MODULE_OF[name]), _RENAMED.get(name, name))
+        try:
+            module = importlib.import_module(_MODULE_OF[name])
+        except ModuleNotFoundError as error:
+            from evenpack.extras import explained
+
+            raise explained(error, f"evenpack.{name}") or error from error
+        value = getattr(module, _RENAMED.get(name, name))
         globals()[name] = value  # so that this is asked once
         return value
 

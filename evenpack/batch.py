@@ -7,55 +7,74 @@ fixed, except in the un-padded layout and where the rows of a rectangle are the 
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any, Generic, Protocol, cast, runtime_checkable
 
-import torch
+import numpy as np
 from jaxtyping import Float, Int
-from torch import Tensor
+from typing_extensions import TypeVar
 
 from evenpack.losses import NEXT_SENTENCE, NEXT_TOKEN
 from evenpack.step_counts import StepCounts
 
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor
+
+
+@runtime_checkable
+class Array(Protocol):
+    """What a batch itself asks of its arrays."""
+
+    @property
+    def shape(self) -> tuple[int, ...]: ...
+
+    @property
+    def nbytes(self) -> int: ...
+
+
+A = TypeVar("A", bound=Array, default="Tensor")
+"""The arrays of a batch: `torch.Tensor`, or `numpy.ndarray` as it is collated; only tensors need torch."""
+
 
 @dataclass(frozen=True, kw_only=True)
-class SlotTargets:
+class SlotTargets(Generic[A]):
     """A label for every slot, with weight 0 and label 0 where a slot predicts nothing, as all padding."""
 
-    labels: Int[Tensor, " T"]
-    weights: Float[Tensor, " T"]
+    labels: Int[A, " T"]
+    weights: Float[A, " T"]
 
 
 @dataclass(frozen=True, kw_only=True)
-class ChosenTargets:
+class ChosenTargets(Generic[A]):
     """Labels of K chosen slots: K is fixed, and unused entries have position 0, label 0 and weight 0.
 
     A loss is the sum of the targets' losses times these weights: 1 each for a mean over targets, 1 / (targets of the
     sequence) each for a mean over sequences of each sequence's mean.
     """
 
-    positions: Int[Tensor, " K"]
+    positions: Int[A, " K"]
     """The slots at which something is predicted, in slot order."""
-    labels: Int[Tensor, " K"] | Float[Tensor, " K"]
+    labels: Int[A, " K"] | Float[A, " K"]
     """Classes, or numbers to predict."""
-    weights: Float[Tensor, " K"]
+    weights: Float[A, " K"]
 
 
-Targets = SlotTargets | ChosenTargets
+Targets = SlotTargets[A] | ChosenTargets[A]
 
 
 @dataclass(frozen=True, kw_only=True)
-class PackedBatch:
+class PackedBatch(Generic[A]):
     """One micro-batch of one rank.
 
     A segment is a range of slots that attends only to itself. `cu_seqlens` has a fixed size S + 1 and ends in empty
     segments; the padding at the end of a pack is a separate segment, to which no other attends.
     """
 
-    tokens: Int[Tensor, " T"]
-    position_ids: Int[Tensor, " T"]
-    token_type_ids: Int[Tensor, " T"]
+    tokens: Int[A, " T"]
+    position_ids: Int[A, " T"]
+    token_type_ids: Int[A, " T"]
     """The half of its pair to which each token belongs; zeros where there are no pairs."""
-    cu_seqlens: Int[Tensor, " S_plus_1"]
+    cu_seqlens: Int[A, " S_plus_1"]
     """Starts of the segments, and their end: int32, from 0 to T, never decreasing."""
     max_sequence_length: int
     """Upper bound of a segment's length, the same for each batch of a run, so that shapes stay static."""
@@ -63,7 +82,7 @@ class PackedBatch:
     """Slots of a row: a divisor of T, and no segment crosses the end of a row. T in the un-padded layout."""
     position_rows: int
     """Bound above all `position_ids`: the rows that a table of positions needs. The same for each batch of a run."""
-    targets: Mapping[str, Targets]
+    targets: Mapping[str, Targets[A]]
     """The targets of each loss that can be learned from this data, by name (`evenpack.losses`), the main one first.
 
     next_token      the next token of every slot, in its segment
@@ -77,7 +96,7 @@ class PackedBatch:
     """Counts of the whole step over all ranks: the loss denominators."""
     local_counts: StepCounts
     """Counts of this micro-batch."""
-    sequence_ids: Int[Tensor, " N"]
+    sequence_ids: Int[A, " N"]
     """Ids within their sources, in slot order, padded with -1 to a fixed size."""
     source_tokens: tuple[int, ...]
     """Real tokens of each source in this micro-batch, in the mixture's order."""
@@ -96,8 +115,9 @@ class PackedBatch:
             _check_shapes(targets, tuple(field.name for field in fields(targets)), size, of=f"{name}: ")
         if self.slots % self.row_slots:
             raise ValueError(f"rows of {self.row_slots} slots do not divide {self.slots} slots")
-        if self.cu_seqlens.dtype != torch.int32:
-            raise ValueError(f"cu_seqlens has dtype {self.cu_seqlens.dtype}, expected torch.int32")
+        dtype = getattr(self.cu_seqlens, "dtype", None)
+        if str(dtype).rpartition(".")[2] != "int32":
+            raise ValueError(f"cu_seqlens has dtype {dtype}, expected int32")
 
     @property
     def slots(self) -> int:
@@ -105,7 +125,7 @@ class PackedBatch:
         return self.tokens.shape[0]
 
     @property
-    def moved_tensors(self) -> tuple[Tensor, ...]:
+    def moved_tensors(self) -> tuple[A, ...]:
         """The tensors that `to` moves."""
         read = [getattr(self, name) for name in _READ_BY_THE_MODEL]
         targets = [getattr(each, field.name) for each in self.targets.values() for field in fields(each)]
@@ -121,18 +141,23 @@ class PackedBatch:
         """Number of bytes of the tensors that `to` moves."""
         return sum(tensor.nbytes for tensor in self.moved_tensors)
 
-    def to(self, device: torch.device | str, *, non_blocking: bool = False) -> "PackedBatch":
+    def to(self: "PackedBatch", device: "torch.device | str", *, non_blocking: bool = False) -> "PackedBatch":
         """Moves the tensors that the model reads to `device`; the ids are not moved."""
         return self.with_tensors(lambda tensor: tensor.to(device, non_blocking=non_blocking))
 
-    def pin_memory(self) -> "PackedBatch":
+    def pin_memory(self: "PackedBatch") -> "PackedBatch":
         """Page-locks the tensors that will be moved, so that the copy to the device does not wait."""
-        return self.with_tensors(Tensor.pin_memory)
+        return self.with_tensors(lambda tensor: tensor.pin_memory())
 
-    def with_tensors(self, change: Callable[[Tensor], Tensor]) -> "PackedBatch":
+    def with_tensors(self: "PackedBatch", change: "Callable[[Tensor], Tensor]") -> "PackedBatch":
         """Returns the batch with each tensor that the model reads after `change`."""
-        targets = {name: replace(each, **_mapped(each, change)) for name, each in self.targets.items()}
-        return replace(self, targets=targets, **_mapped(self, change, _READ_BY_THE_MODEL))
+        return _mapped(self, change, _READ_BY_THE_MODEL)
+
+    def tensors(self: "PackedBatch[np.ndarray]") -> "PackedBatch":
+        """Returns a batch of numpy arrays as one of torch tensors that share their memory."""
+        from torch import from_numpy
+
+        return _mapped(self, from_numpy, (*_READ_BY_THE_MODEL, "sequence_ids"))
 
 
 _READ_BY_THE_MODEL = ("tokens", "position_ids", "token_type_ids", "cu_seqlens")
@@ -146,6 +171,11 @@ def _check_shapes(holder: Any, names: tuple[str, ...], size: int, *, of: str = "
             raise ValueError(f"{of}{name} has shape {shape}, expected ({size},)")
 
 
-def _mapped(holder: Any, change: Callable[[Tensor], Tensor], names: tuple[str, ...] = ()) -> dict[str, Any]:
-    """Returns the named fields, or all, each after `change`."""
-    return {name: change(getattr(holder, name)) for name in names or [field.name for field in fields(holder)]}
+def _mapped(batch: Any, change: Callable[[Any], Any], names: tuple[str, ...]) -> PackedBatch:
+    """Returns the batch with the named fields, and all of its targets, after `change`."""
+    targets = {
+        name: replace(each, **{field.name: change(getattr(each, field.name)) for field in fields(each)})
+        for name, each in batch.targets.items()
+    }
+    changed = {name: change(getattr(batch, name)) for name in names}
+    return cast(PackedBatch, replace(batch, targets=targets, **changed))

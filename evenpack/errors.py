@@ -7,6 +7,7 @@
     ├── PackingError       lengths, histograms, packing limits
     ├── BackendError       an attention backend or device that is not usable
     ├── FitError           measurements that a law or model could not be fitted to
+    ├── MissingExtraError  a package that an extra of evenpack brings is not installed; an ImportError, too
     ├── CheckpointError    a checkpoint that is missing, broken or of another run
     └── RunError           a run that could not continue: a rank died, the disk is full
         └── SaveError, StoppedEarlyError
@@ -44,6 +45,10 @@ class PackingError(EvenpackError):
 
 class BackendError(EvenpackError):
     """A named attention backend or device cannot serve the request."""
+
+
+class MissingExtraError(EvenpackError, ImportError):
+    """A package that an extra of evenpack brings is not installed."""
 
 
 class FitError(EvenpackError):

@@ -10,6 +10,7 @@ from evenpack.config import find_run_file, load_run_file
 from evenpack.data.prepared import PreparedData
 from evenpack.engine.config import RunConfig
 from evenpack.errors import ConfigError, RunError
+from evenpack.extras import require
 
 if TYPE_CHECKING:
     import torch
@@ -32,6 +33,7 @@ def open_run_file(run_file: str | Path, *overrides: str) -> "Run":
 
     Raises: ConfigError with the place, what was expected and what came.
     """
+    require("train", "evenpack.open")
     path = find_run_file(_path("run_file", run_file))
     return Run(config=load_run_file(path, RunConfig, overrides), run_file=path, overrides=overrides)
 

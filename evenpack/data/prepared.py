@@ -4,7 +4,7 @@ import json
 import math
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import xxhash
 
@@ -17,15 +17,18 @@ from evenpack.data.order.pack_stream import PackStream
 from evenpack.data.order.selection import PackedSource
 from evenpack.data.order.step_shape import Batching
 from evenpack.data.order.stored_plan import open_blocked_plan, open_plan
+from evenpack.data.order.weight_change import WeightChange
 from evenpack.data.permutation import derive_key
 from evenpack.data.recipes import OF_THE_LOSS
 from evenpack.data.sequences import SentencePairsView, ViewOfDocuments, open_view
 from evenpack.data.sequences.pairs import ORIGIN_COLUMNS
 from evenpack.data.sequences.shuffled import SHUFFLED, OrderedView, ShuffledView
 from evenpack.data.tokenizers.special_tokens import MaskingVocabulary, PairTokens
-from evenpack.data.tokenizers.tokenizer import Tokenizer
 from evenpack.data.tokens.file import TokenFile
 from evenpack.errors import DataError
+
+if TYPE_CHECKING:
+    from evenpack.data.tokenizers.tokenizer import Tokenizer
 
 Split = Literal["train", "validation"]
 
@@ -80,17 +83,23 @@ class PreparedData:
     @cached_property
     def pair_tokens(self) -> PairTokens:
         """The ids of [CLS], [SEP] and [MASK]. Raises: DataError if the vocabulary has none."""
-        return Tokenizer.load(self.tokenizer_dir).pair_tokens
+        return self._tokenizer.pair_tokens
 
     @cached_property
     def padding_id(self) -> int:
         """The id of [PAD]. Raises: DataError if the vocabulary has none."""
-        return Tokenizer.load(self.tokenizer_dir).padding_id
+        return self._tokenizer.padding_id
 
     @cached_property
     def masking_vocabulary(self) -> MaskingVocabulary:
         """The vocabulary from which masks are drawn. Raises: DataError if it lacks the special tokens for that."""
-        return Tokenizer.load(self.tokenizer_dir).masking_vocabulary()
+        return self._tokenizer.masking_vocabulary()
+
+    @cached_property
+    def _tokenizer(self) -> "Tokenizer":
+        from evenpack.data.tokenizers.tokenizer import Tokenizer
+
+        return Tokenizer.load(self.tokenizer_dir)
 
     @property
     def pack_length(self) -> int:
@@ -109,6 +118,15 @@ class PreparedData:
         They may change without a new preparation.
         """
         return tuple(source.weight for source in self.config.sources.values())
+
+    @property
+    def weight_changes(self) -> tuple[WeightChange, ...]:
+        """Changes of the weights at later steps."""
+        return self.config.weight_changes
+
+    def training_sources(self, *, seed: int, batching: Batching) -> tuple[PackedSource, ...]:
+        """Returns views and plans of the training sequences, in the mixture's order."""
+        return packed_sources(self, "train", seed=seed, batching=batching)
 
     def mixture(self, items_per_step: int) -> MixtureSchedule:
         """Returns the mixture of a run whose steps draw so many packs or sequences."""

@@ -7,7 +7,7 @@ from importlib.metadata import EntryPoint
 import pytest
 from repository import ROOT
 
-from evenpack.launcher.cli import app
+from evenpack.launcher.cli import __main__
 
 TESTS = ROOT / "tests"
 
@@ -42,7 +42,7 @@ def test_every_file_with_slow_tests_stands_in_the_list_of_them() -> None:
 
 def test_the_command_that_an_installation_makes_is_the_one_that_is_tested() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
-    assert EntryPoint("evenpack", project["scripts"]["evenpack"], "console_scripts").load() is app.main
+    assert EntryPoint("evenpack", project["scripts"]["evenpack"], "console_scripts").load() is __main__.main
 
 
 def test_the_site_works_without_a_server_and_without_another_host() -> None:

@@ -4,7 +4,6 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
-import torch
 from jaxtyping import Bool, Int64, Integer
 
 from evenpack.batch import PackedBatch
@@ -50,6 +49,10 @@ class Collator:
         self.capacity = capacity or capacity_of_any_batch(sources, placer=self.placer, objective=objective)
 
     def collate(self, packs: PackSelection, step_counts: StepCounts) -> PackedBatch:
+        """Returns the batch of `collate_arrays` as tensors."""
+        return self.collate_arrays(packs, step_counts).tensors()
+
+    def collate_arrays(self, packs: PackSelection, step_counts: StepCounts) -> PackedBatch[np.ndarray]:
         """Reads the packs' tokens and lays them out.
 
         At most `items_per_micro_batch` packs, unless they were assigned by `max_tokens`; fewer leave padding.
@@ -68,10 +71,10 @@ class Collator:
         source_tokens = self._count_tokens(content)
         cu_seqlens = _filled(placement.segment_starts, sizes.segments + 1, placement.slots)
         return PackedBatch(
-            tokens=torch.from_numpy(tokens),
-            position_ids=torch.from_numpy(placement.position_ids),
-            token_type_ids=torch.from_numpy(token_types),
-            cu_seqlens=torch.from_numpy(cu_seqlens.astype(np.int32)),
+            tokens=tokens,
+            position_ids=placement.position_ids,
+            token_type_ids=token_types,
+            cu_seqlens=cu_seqlens.astype(np.int32),
             max_sequence_length=self.placer.max_segment_length,
             row_slots=placement.row_slots,
             position_rows=self.placer.position_rows,
@@ -83,7 +86,7 @@ class Collator:
                 tokens=sum(source_tokens),
                 targets=task.target_count,
             ),
-            sequence_ids=torch.from_numpy(_filled(packs.sequence_ids, sizes.sequences, -1)),
+            sequence_ids=_filled(packs.sequence_ids, sizes.sequences, -1),
             source_tokens=source_tokens,
             squared_lengths=int((segment_lengths**2).sum() - content.padding.squared_lengths.sum()),
             padding_targets=int(content.padding.targets.sum()) if self.objective.end_of_text_in_loss == "all" else 0,

@@ -13,8 +13,7 @@ from dataclasses import dataclass, replace
 from typing import Protocol, TypeVar, runtime_checkable
 
 import numpy as np
-import torch
-from jaxtyping import Bool, Int64, Integer
+from jaxtyping import Bool, Int64, Integer, Shaped
 
 from evenpack.batch import ChosenTargets, SlotTargets, Targets
 from evenpack.data.batches.placement import Placement
@@ -78,7 +77,7 @@ class Task:
     tokens: Int64[np.ndarray, " tokens"]
     """Tokens as the model sees them, in the order of the content."""
     token_types: Int64[np.ndarray, " tokens"]
-    targets: Mapping[str, Targets]
+    targets: Mapping[str, Targets[np.ndarray]]
     """The targets of each loss, by name, the main one first."""
     target_count: int
     """Number of targets of the main loss."""
@@ -195,7 +194,7 @@ class NextTokens:
         labels = np.zeros(placement.slots, dtype=np.int64)
         labels[placement.slot_of_token - 1] = content.tokens  # slot 0's label wraps around to padding or a last slot
         labels[~is_target] = 0
-        targets = SlotTargets(labels=torch.from_numpy(labels), weights=torch.from_numpy(is_target.astype(np.float32)))
+        targets = SlotTargets[np.ndarray](labels=labels, weights=is_target.astype(np.float32))
         return Task(
             tokens=content.tokens,
             token_types=np.zeros_like(content.tokens),
@@ -478,8 +477,8 @@ def _token_types(content: SequenceContent, first_lengths: Int64[np.ndarray, " M"
     return types
 
 
-def _filled(values: Integer[np.ndarray, " K"] | np.ndarray, size: int) -> torch.Tensor:
+def _filled(values: Integer[np.ndarray, " K"] | np.ndarray, size: int) -> Shaped[np.ndarray, " size"]:
     """Returns `values` followed by zeros."""
     result = np.zeros(size, dtype=np.float32 if values.dtype.kind == "f" else np.int64)
     result[: len(values)] = values
-    return torch.from_numpy(result)
+    return result

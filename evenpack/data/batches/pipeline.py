@@ -1,32 +1,56 @@
-"""Micro-batches of prepared data for one rank, prefetched by worker processes in a fixed order."""
+"""Micro-batches of one rank, prefetched by worker processes in a fixed order; only these load torch."""
 
 from collections.abc import Callable, Generator, Iterator
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import chain
-from typing import Any
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 import numpy as np
-from torch.utils.data import DataLoader, Dataset
 
 from evenpack.batch import PackedBatch
 from evenpack.data.batches.capacity import BatchCapacity, CapacityAhead
 from evenpack.data.batches.collate import Collator
-from evenpack.data.batches.flat import FlatBatch
-from evenpack.data.batches.loader_processes import (
-    LoaderNames,
-    begin_loader_process,
-    explained_lost_loader,
-    stop_signals_blocked,
-)
 from evenpack.data.batches.objectives import Objective
 from evenpack.data.batches.read_ahead import ReadAhead
 from evenpack.data.order.selection import PackedSource, select_packs
 from evenpack.data.order.skipped_steps import NO_STEPS, SkippedSteps
 from evenpack.data.order.step_plan import StepPlan, StepPlanner
-from evenpack.data.order.step_shape import StepShape
+from evenpack.data.order.step_shape import Batching, StepShape
+from evenpack.data.order.weight_change import WeightChange
 from evenpack.data.prepared import PreparedData, Split, packed_sources
 from evenpack.step_counts import StepCounts
+
+if TYPE_CHECKING:
+    from evenpack.data.batches.flat import FlatBatch
+    from evenpack.data.batches.loader_processes import LoaderNames
+
+
+@runtime_checkable
+class TrainingData(Protocol):
+    """Sequences that form packs: prepared data, or documents of somebody else. Pickled for each worker process."""
+
+    @property
+    def weights(self) -> tuple[int, ...]:
+        """Weights of the sources, from the first step on."""
+
+    @property
+    def weight_changes(self) -> tuple[WeightChange, ...]:
+        """Changes of the weights at later steps."""
+
+    @property
+    def pack_length(self) -> int:
+        """Slots of a pack."""
+
+    @property
+    def end_of_text_id(self) -> int:
+        """The token in slots of padding."""
+
+    @property
+    def vocabulary_size(self) -> int: ...
+
+    def training_sources(self, *, seed: int, batching: Batching) -> tuple[PackedSource, ...]:
+        """Returns views and plans of the training sequences, in the mixture's order."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -73,7 +97,7 @@ class SkippedStep:
     """Counts that the step would have had over all ranks."""
 
 
-class MicroBatchDataset(Dataset[PackedBatch]):
+class MicroBatchDataset:
     """Item i is micro-batch i % A of step i // A of one rank, for A micro-batches per step.
 
     Items are a pure function of the index. The dataset is picklable: worker processes map the files again.
@@ -81,31 +105,31 @@ class MicroBatchDataset(Dataset[PackedBatch]):
 
     def __init__(
         self,
-        prepared: PreparedData,
+        data: TrainingData,
         settings: PipelineSettings,
         *,
         start_step: int = 0,
         capacity: BatchCapacity | None = None,
     ) -> None:
-        """Takes the `capacity` at `start_step`, which is counted for the settings if it is None."""
-        self.prepared = prepared
+        """Takes the `capacity` at `start_step`; None: counted for the planned steps, or that of any batch."""
+        self.data = data
         self.settings = settings
-        sources = packed_sources(prepared, "train", seed=settings.seed, batching=settings.shape.batching)
+        sources = data.training_sources(seed=settings.seed, batching=settings.shape.batching)
         self.planner = StepPlanner(
             sources,
-            prepared.weights,
+            data.weights,
             shape=settings.shape,
             ranks=settings.ranks,
             objective=settings.objective,
-            changes=prepared.config.weight_changes,
+            changes=data.weight_changes,
         )
         self._capacity = self._capacity_from(start_step, capacity)
         self.collator = _collator(
-            prepared,
+            data,
             sources,
             shape=settings.shape,
             objective=settings.objective,
-            capacity=None if self._capacity is None else self._capacity.now,
+            capacity=capacity if self._capacity is None else self._capacity.now,
         )
         self.read_ahead = ReadAhead(sources)
         self._planned: StepPlan | None = None
@@ -117,15 +141,19 @@ class MicroBatchDataset(Dataset[PackedBatch]):
             self.planner,
             planned_steps=self.settings.planned_steps,
             objective=self.settings.objective,
-            pack_length=self.prepared.pack_length,
+            pack_length=self.data.pack_length,
             start_step=start_step,
             known=known,
         )
 
-    def __reduce__(self) -> tuple[Callable[..., "MicroBatchDataset"], tuple[PreparedData, PipelineSettings]]:
-        return partial(type(self), capacity=self.collator.capacity), (self.prepared, self.settings)
+    def __reduce__(self) -> tuple[Callable[..., "MicroBatchDataset"], tuple[TrainingData, PipelineSettings]]:
+        return partial(type(self), capacity=self.collator.capacity), (self.data, self.settings)
 
     def __getitem__(self, index: int) -> PackedBatch:
+        return self.arrays(index).tensors()
+
+    def arrays(self, index: int) -> PackedBatch[np.ndarray]:
+        """Returns item `index` as numpy arrays."""
         step, micro_batch = divmod(index, self.planner.micro_batches)
         if self._planned is None or self._planned.step != step:
             self._planned = self.planner.plan(step)
@@ -133,27 +161,37 @@ class MicroBatchDataset(Dataset[PackedBatch]):
             if self._capacity is not None:
                 self.collator.capacity = self._capacity.at(step)
         packs = self._planned.micro_batch(self.settings.rank, micro_batch)
-        return self.collator.collate(packs, self._planned.counts)
+        return self.collator.collate_arrays(packs, self._planned.counts)
 
 
 def training_batches(
-    prepared: PreparedData,
+    data: TrainingData,
     settings: PipelineSettings,
     *,
     start_step: int,
     stop_step: int,
     skipped: SkippedSteps = NO_STEPS,
+    capacity: BatchCapacity | None = None,
 ) -> Generator[StepBatches | SkippedStep]:
     """Returns the steps from `start_step` up to `stop_step`, in order. The cost does not depend on the start.
 
     The worker processes start at the call, and end when the generator is closed. `skipped` steps are planned but not
-    read; in that argument, steps count from 1.
+    read; in that argument, steps count from 1. The `capacity` is as in `MicroBatchDataset`.
     """
+    from torch.utils.data import DataLoader
+
+    from evenpack.data.batches.loader_processes import (
+        LoaderNames,
+        begin_loader_process,
+        explained_lost_loader,
+        stop_signals_blocked,
+    )
+
     per_step = settings.micro_batches
-    dataset = MicroBatchDataset(prepared, settings, start_step=start_step)
+    dataset = MicroBatchDataset(data, settings, start_step=start_step, capacity=capacity)
     kept = skipped.gaps(start_step + 1, stop_step)
-    loader = DataLoader(
-        dataset,
+    loader: DataLoader[FlatBatch] = DataLoader(
+        dataset,  # type: ignore[arg-type]  # no subclass of torch's Dataset, which would load torch to plan a step
         sampler=chain.from_iterable(range((first - 1) * per_step, last * per_step) for first, last in kept),
         batch_size=None,
         collate_fn=_flat,
@@ -171,8 +209,10 @@ def training_batches(
 
 
 def _steps(
-    batches: Iterator[Any], dataset: MicroBatchDataset, steps: range, skipped: SkippedSteps, names: LoaderNames
+    batches: Iterator[Any], dataset: MicroBatchDataset, steps: range, skipped: SkippedSteps, names: "LoaderNames"
 ) -> Generator[StepBatches | SkippedStep]:
+    from evenpack.data.batches.loader_processes import explained_lost_loader
+
     per_step, taken = dataset.planner.micro_batches, 0
     for step in steps:
         if step + 1 in skipped:
@@ -225,7 +265,7 @@ _NO_COUNTS = StepCounts(packs=0, sequences=0, tokens=0, targets=0)
 
 
 def _collator(
-    prepared: PreparedData,
+    data: TrainingData,
     sources: tuple[PackedSource, ...],
     *,
     shape: StepShape,
@@ -236,12 +276,14 @@ def _collator(
         sources,
         shape=shape,
         objective=objective,
-        pack_length=prepared.pack_length,
-        padding_token=prepared.end_of_text_id,
-        vocabulary_size=prepared.vocabulary_size,
+        pack_length=data.pack_length,
+        padding_token=data.end_of_text_id,
+        vocabulary_size=data.vocabulary_size,
         capacity=capacity,
     )
 
 
-def _flat(batch: Any) -> FlatBatch:
+def _flat(batch: Any) -> "FlatBatch":
+    from evenpack.data.batches.flat import FlatBatch
+
     return FlatBatch.of(batch)

@@ -6,13 +6,14 @@ import zlib
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import TracebackType
-from typing import IO, Any
-
-import zstandard
+from typing import IO, TYPE_CHECKING, Any
 
 from evenpack.data.limits import TOKENISING_BYTES
 from evenpack.errors import DataError
 from evenpack.files import parse_json_object
+
+if TYPE_CHECKING:
+    pass
 
 LONGEST_LINE_BYTES = 1 << 26
 """Bytes of the longest line that is read unless more is asked for: it is in memory as a whole, some times over."""
@@ -163,8 +164,11 @@ class _ZstdFrames(io.RawIOBase):
     """
 
     def __init__(self, file: IO[bytes], path: Path) -> None:
+        import zstandard  # which reading packs does not need
+
         self._file = file
         self._path = path
+        self._unreadable = zstandard.ZstdError
         self._decompressor = zstandard.ZstdDecompressor(max_window_size=_LARGEST_WINDOW_BYTES)
         self._frame: zstandard.ZstdDecompressionObj | None = None
         self._compressed = memoryview(b"")
@@ -197,7 +201,7 @@ class _ZstdFrames(io.RawIOBase):
                 if self._frame.eof:
                     block = self._frame.unused_data
                     self._frame = None
-        except zstandard.ZstdError as error:
+        except self._unreadable as error:
             raise DataError(
                 f"{self._path} is not readable zstd with windows of up to {_LARGEST_WINDOW_BYTES >> 20:,} MiB: {error}"
             ) from error

@@ -279,7 +279,7 @@ class TokenFile:
         offsets = np.empty(self.documents + 1, dtype=np.int64)
         for start in range(0, len(offsets), _CHUNK_DOCUMENTS):
             chunk = np.arange(start, min(start + _CHUNK_DOCUMENTS, len(offsets)))
-            offsets[chunk] = self._index.token_offsets(chunk)
+            offsets[chunk] = self.document_starts(chunk)
         return offsets
 
     def document_lengths(self, start: int = 0, stop: int | None = None) -> Int64[np.ndarray, " asked"]:
@@ -294,10 +294,14 @@ class TokenFile:
             _, lengths[begin - first : end - first] = self.spans(np.arange(begin, end))
         return lengths
 
+    def document_starts(self, boundaries: Integer[np.ndarray, " K"]) -> Int64[np.ndarray, " K"]:
+        """Returns the first token of each document; the number of documents maps to the end of the file."""
+        return self._index.token_offsets(boundaries)
+
     def spans(self, documents: Integer[np.ndarray, " K"]) -> tuple[Int64[np.ndarray, " K"], Int64[np.ndarray, " K"]]:
         """Returns first token and length of each of `documents`, looked up in the mapped index."""
-        starts = self._index.token_offsets(documents)
-        return starts, self._index.token_offsets(documents + 1) - starts
+        starts = self.document_starts(documents)
+        return starts, self.document_starts(documents + 1) - starts
 
     def read(self, start: int, stop: int) -> Integer[np.ndarray, " tokens"]:
         """Returns the tokens `start` to `stop` as a read-only view of the file."""

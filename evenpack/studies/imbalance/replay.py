@@ -335,9 +335,9 @@ def _mean_work(virtual: VirtualRanks) -> Float64[np.ndarray, "2"]:
     """Returns tokens and squared lengths of the mean item over an epoch, the sources weighted as the run draws them."""
     dataset = virtual.dataset(1)
     total = np.zeros(2)
-    for weight, source in zip(dataset.prepared.weights, dataset.planner.sources, strict=True):
+    for weight, source in zip(dataset.data.weights, dataset.planner.sources, strict=True):
         view = source.view
         histogram = LengthHistogram.from_chunks(length_chunks(view), longest=view.max_sequence_length)
         lengths = np.arange(1, len(histogram.counts) + 1)
         total += weight * np.array([histogram.counts @ lengths, histogram.counts @ lengths**2]) / source.plan.packs
-    return total / sum(dataset.prepared.weights)
+    return total / sum(dataset.data.weights)

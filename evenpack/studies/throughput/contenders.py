@@ -64,9 +64,9 @@ class Contender:
 
 def sequences_per_item(dataset: MicroBatchDataset) -> float:
     """Returns the mean sequences of an item of a step over an epoch, the sources weighted as the run draws them."""
-    drawn = zip(dataset.prepared.weights, dataset.planner.sources, strict=True)
+    drawn = zip(dataset.data.weights, dataset.planner.sources, strict=True)
     items = sum(weight * one.plan.sequences / one.plan.packs for weight, one in drawn)
-    return items / sum(dataset.prepared.weights)
+    return items / sum(dataset.data.weights)
 
 
 class VirtualRanks:

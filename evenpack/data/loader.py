@@ -1,0 +1,490 @@
+"""`evenpack.Loader`: equal, isolated, balanced packs in one exact order, for any training loop.
+
+Which packs form step t depends on the documents, the seed and t; rank, ranks and micro-batches only divide the step. So
+the state of a loader is the number of its step, the same on every rank, and it continues at any number of ranks.
+"""
+
+import hashlib
+import json
+import os
+import shutil
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, TypedDict, cast
+
+import numpy as np
+import xxhash
+
+from evenpack.data.batches.capacity import BatchCapacity
+from evenpack.data.batches.objectives import NextTokens, Objective
+from evenpack.data.batches.pipeline import (
+    MicroBatchDataset,
+    PipelineSettings,
+    StepBatches,
+    training_batches,
+)
+from evenpack.data.limits import MOST_PACKS_A_STEP, MOST_SLOTS, MOST_STEPS, MOST_VOCABULARY
+from evenpack.data.order.config import HIGHEST_WEIGHT, PackingConfig
+from evenpack.data.order.plan import PackPlan, sort_chunks_by_length
+from evenpack.data.order.selection import PackedSource
+from evenpack.data.order.step_plan import StepPlan
+from evenpack.data.order.step_shape import Batching, CostWeights, StepShape, divisors
+from evenpack.data.order.stored_plan import open_plan, packed, store_plan
+from evenpack.data.order.weight_change import WeightChange
+from evenpack.data.packing import LengthHistogram
+from evenpack.data.permutation import derive_key, sequence_id_type
+from evenpack.data.prepared import PreparedData
+from evenpack.data.recipes import DocumentsRecipe
+from evenpack.data.sequences import TokenAccounting, ViewOfDocuments, build_view, length_chunks, open_view
+from evenpack.data.tokens.file import TokenFile
+from evenpack.data.tokens.own import TokenArrays, TokenRows, hash_content
+from evenpack.errors import CheckpointError, ConfigError, DataError
+from evenpack.extras import require
+
+if TYPE_CHECKING:
+    from evenpack.batch import PackedBatch
+
+STATE_VERSION = 1
+
+ATTENTION = CostWeights(per_token=0.0, per_squared_length=1.0, per_segment=0.0)
+"""In packs of one length nothing but attention costs one rank more than another."""
+
+_ONLY_SOURCE = "data"
+"""The name of a source that has none."""
+
+
+class LoaderState(TypedDict):
+    """What a checkpoint keeps of a loader: equal on all ranks, and valid at any number of ranks."""
+
+    version: int
+    fingerprint: str
+    """Of everything that decides which packs form which step."""
+    seed: int
+    step: int
+    """The next step, counted from 0."""
+
+
+class Loader:
+    """One rank's micro-batches of an endless stream of steps; iterate over it, or over `steps()`.
+
+        loader = evenpack.Loader(documents, pack_length=2048, packs_per_step=64, rank=rank, ranks=ranks)
+        for batch in loader:
+            ...  # batch.tokens, batch.position_ids, batch.cu_seqlens, batch.targets["next_token"]
+
+    `state_dict()` and `load_state_dict()` are those of a checkpoint. docs/loader.md has the whole of it.
+    """
+
+    def __init__(
+        self,
+        documents: Any,
+        *,
+        packs_per_step: int,
+        pack_length: int | None = None,
+        rank: int = 0,
+        ranks: int = 1,
+        micro_batches: int = 1,
+        seed: int = 0,
+        weights: Mapping[str, int] | None = None,
+        steps: int | None = None,
+        long_documents: Literal["split", "truncate", "drop", "error"] = "split",
+        max_sequences_per_pack: int | None = None,
+        packing: str = "auto",
+        cost_weights: CostWeights | None = ATTENTION,
+        balances_each_micro_batch: bool = False,
+        objective: Objective | None = None,
+        padding_token: int = 0,
+        vocabulary_size: int | None = None,
+        cache: str | Path | None = None,
+        workers: int = 0,
+        arrays: Literal["torch", "numpy"] = "torch",
+    ) -> None:
+        """Packs the documents, or opens the packs that were prepared; reads no token of a batch.
+
+        Args:
+            documents: lists of token ids; `TokenArrays`, which may be mapped; a Hugging Face dataset with a column
+                `input_ids`; the prefix of a token file (PREFIX.bin and PREFIX.idx, as Megatron-LM writes them); a
+                mapping from names to several of these, with `weights`; or `PreparedData`.
+            packs_per_step: packs of one optimizer update over all ranks.
+            pack_length: slots of a pack; None: that of prepared data.
+            micro_batches: parts of a rank's share of a step (gradient accumulation).
+            weights: how often packs of each named source are drawn, in whole numbers.
+            steps: steps after which iteration ends; None: never. An epoch has `packs / packs_per_step` of them.
+            long_documents: what to do with documents longer than a pack.
+            max_sequences_per_pack: None: no limit.
+            packing: `auto` or an algorithm of docs/packing.md.
+            cost_weights: the cost of a pack, by which a step is balanced over ranks, as equal numbers of packs with
+                nearly equal costs; None: packs are assigned in the order of their arrival.
+            balances_each_micro_batch: whether ranks wait for each other in each micro-batch (FSDP, ZeRO 2 and 3) and
+                not only in each step (DDP with `no_sync`, ZeRO 0 and 1).
+            objective: None: the next token of each token.
+            padding_token: the token in slots that hold none.
+            vocabulary_size: checked in each batch; None: not checked.
+            cache: folder in which packs are stored, so that the next loader of the same documents opens them at once.
+            workers: processes that read ahead. They import the main script again, so a script that asks for some must
+                begin its work below `if __name__ == "__main__":`.
+            arrays: `torch` for tensors, `numpy` for a machine without torch.
+
+        Raises: ConfigError for numbers that do not fit together, with those that would; DataError for documents that
+            cannot be read; PackingError if they cannot be packed.
+        """
+        _check_numbers(
+            packs_per_step=(packs_per_step, 1, MOST_PACKS_A_STEP),
+            ranks=(ranks, 1, MOST_PACKS_A_STEP),
+            micro_batches=(micro_batches, 1, MOST_PACKS_A_STEP),
+            rank=(rank, 0, ranks - 1 if isinstance(ranks, int) else 0),
+            seed=(seed, 0, (1 << 63) - 1),
+            workers=(workers, 0, 1 << 10),
+            **({} if steps is None else {"steps": (steps, 0, MOST_STEPS)}),
+        )
+        if arrays not in ("torch", "numpy"):
+            raise ConfigError(f"arrays must be 'torch' or 'numpy', found {arrays!r}")
+        if arrays == "torch":
+            require("torch", "arrays='torch' (the other choice is arrays='numpy')")
+        if workers and arrays == "numpy":
+            raise ConfigError("worker processes hand over torch tensors: take arrays='torch', or workers=0")
+        self.data = _training_data(
+            documents,
+            pack_length=pack_length,
+            weights=weights,
+            recipe={"long_documents": long_documents},
+            packing=PackingConfig(algorithm=packing, max_sequences_per_pack=max_sequences_per_pack),
+            padding_token=padding_token,
+            vocabulary_size=vocabulary_size,
+            cache=None if cache is None else Path(cache),
+        )
+        shape = StepShape(
+            batching="packs",
+            items_per_step=packs_per_step,
+            items_per_micro_batch=_packs_per_micro_batch(packs_per_step, ranks, micro_batches),
+            layout="packed",
+            isolate=True,
+            reset_positions=True,
+            policy="arrival" if cost_weights is None else "cost_balanced",
+            cost_weights=cost_weights or ATTENTION,
+            balances_each_micro_batch=balances_each_micro_batch,
+        )
+        self._settings = PipelineSettings(
+            seed=seed,
+            objective=objective or NextTokens(),
+            shape=shape,
+            ranks=ranks,
+            rank=rank,
+            planned_steps=None,
+            loader_workers=workers,
+            pin_memory=False,
+        )
+        self._arrays = arrays
+        self._stop = MOST_STEPS if steps is None else steps
+        self.step = 0
+        """The next step, counted from 0. Within a step it is that step, which a resumed loader reads as a whole."""
+
+    def __repr__(self) -> str:
+        """Returns a line with the packs, the share of this rank, and the step."""
+        packs = " + ".join(f"{source.plan.packs:,}" for source in self._dataset.planner.sources)
+        one = self._settings
+        share = f"{one.micro_batches} x {one.shape.items_per_micro_batch} of {one.shape.items_per_step} packs a step"
+        return (
+            f"Loader({packs} packs of {self.pack_length:,}; rank {one.rank} of {one.ranks}: {share}; seed {one.seed}, "
+            f"step {self.step})"
+        )
+
+    @property
+    def rank(self) -> int:
+        return self._settings.rank
+
+    @property
+    def ranks(self) -> int:
+        return self._settings.ranks
+
+    @property
+    def micro_batches(self) -> int:
+        """Micro-batches of each rank in each step."""
+        return self._settings.micro_batches
+
+    @property
+    def packs_per_step(self) -> int:
+        """Packs of a step over all ranks."""
+        return self._settings.shape.items_per_step
+
+    @property
+    def pack_length(self) -> int:
+        """Slots of a pack."""
+        return self.data.pack_length
+
+    @cached_property
+    def packs(self) -> int:
+        """Packs of one epoch of all sources."""
+        return sum(source.plan.packs for source in self._dataset.planner.sources)
+
+    @property
+    def accounting(self) -> dict[str, TokenAccounting]:
+        """What became of the tokens of each source: kept, cut, dropped."""
+        names = self.data.source_names
+        return {name: source.view.accounting for name, source in zip(names, self._dataset.planner.sources, strict=True)}
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """A hash of everything that decides which packs form which step; ranks and micro-batches are not part of it."""
+        content = f"{self.data.fingerprint(self._settings.seed)} {self.packs_per_step} packs a step"
+        return xxhash.xxh3_128_hexdigest(content.encode())
+
+    def __iter__(self) -> "Iterator[PackedBatch[Any]]":
+        """Yields this rank's micro-batches from `step` on, one after another."""
+        for step in self._read():
+            last = len(step.micro_batches) - 1
+            for index, batch in enumerate(step.micro_batches):
+                if index == last:
+                    self.step = step.step + 1
+                yield batch
+
+    def steps(self) -> "Iterator[StepBatches]":
+        """Yields this rank's share of each step from `step` on: its `step`, `micro_batches` and global `counts`."""
+        for step in self._read():
+            self.step = step.step + 1
+            yield step
+
+    def batches_of(self, step: int) -> "tuple[PackedBatch[Any], ...]":
+        """Returns this rank's micro-batches of any step, counted from 0, at the same cost for each."""
+        _check_numbers(step=(step, 0, MOST_STEPS))
+        first = step * self.micro_batches
+        return tuple(self[first + index] for index in range(self.micro_batches))
+
+    def __getitem__(self, index: int) -> "PackedBatch[Any]":
+        """Returns micro-batch `index` of this rank: number `index % micro_batches` of step `index // micro_batches`."""
+        batch = self._dataset.arrays(index)
+        return batch.tensors() if self._arrays == "torch" else batch
+
+    def plan(self, step: int) -> StepPlan:
+        """Returns all packs of a step, counted from 0, with their assignment to ranks. Reads lengths, no tokens."""
+        return self._dataset.planner.plan(step)
+
+    def state_dict(self) -> LoaderState:
+        """Returns the state: equal on all ranks, and for a loader at any number of ranks and micro-batches."""
+        return {
+            "version": STATE_VERSION,
+            "fingerprint": self.fingerprint,
+            "seed": self._settings.seed,
+            "step": self.step,
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Continues at the state's step.
+
+        Raises: CheckpointError if it is not the state of these documents, packs and seed.
+        """
+        missing = [key for key in LoaderState.__annotations__ if key not in state]
+        if missing:
+            raise CheckpointError(
+                f"the loader's state has no {', '.join(missing)}: give what `state_dict()` of a loader returned"
+            )
+        if state["version"] != STATE_VERSION:
+            raise CheckpointError(
+                f"the loader's state has version {state['version']}, this evenpack reads {STATE_VERSION}: load it with "
+                "the version that wrote it"
+            )
+        if state["seed"] != self._settings.seed:
+            raise CheckpointError(
+                f"the state is of seed {state['seed']}, this loader has seed {self._settings.seed}: make it with the "
+                "same seed, or its steps would hold other packs"
+            )
+        if state["fingerprint"] != self.fingerprint:
+            raise CheckpointError(
+                f"the state is of other data (fingerprint {state['fingerprint']}, this loader's is "
+                f"{self.fingerprint}): documents, pack_length, packing, weights and packs_per_step must be the same; "
+                "rank, ranks, micro_batches and workers may differ"
+            )
+        _check_numbers(step=(state["step"], 0, MOST_STEPS))
+        self.step = state["step"]
+
+    @cached_property
+    def _dataset(self) -> MicroBatchDataset:
+        return MicroBatchDataset(self.data, self._settings, capacity=BatchCapacity.of_each_batch())
+
+    def _read(self) -> Iterator[StepBatches]:
+        if self._settings.loader_workers == 0:
+            for step in range(self.step, self._stop):
+                yield StepBatches(step=step, micro_batches=self.batches_of(step))
+            return
+        steps = training_batches(
+            self.data,
+            self._settings,
+            start_step=self.step,
+            stop_step=self._stop,
+            capacity=BatchCapacity.of_each_batch(),
+        )
+        for found in steps:
+            assert isinstance(found, StepBatches), "no step is skipped"
+            yield found
+
+
+@dataclass(frozen=True, kw_only=True)
+class OwnDocuments:
+    """Documents of sources that are not prepared, and how they form packs; a `TrainingData`."""
+
+    token_files: Mapping[str, TokenFile]
+    """The documents of each source."""
+    weights: tuple[int, ...]
+    recipe: DocumentsRecipe
+    packing: PackingConfig
+    pack_length: int
+    end_of_text_id: int
+    vocabulary_size: int
+    cache: Path | None
+
+    weight_changes: tuple[WeightChange, ...] = ()
+
+    @property
+    def source_names(self) -> tuple[str, ...]:
+        return tuple(self.token_files)
+
+    def fingerprint(self, seed: int) -> str:
+        """Returns a hash of everything that decides which packs form which step, but for the packs of a step."""
+        content = {name: self._hash(documents) for name, documents in self.token_files.items()}
+        return _hexdigest({"content": content, "weights": self.weights, "seed": seed})
+
+    def training_sources(self, *, seed: int, batching: Batching) -> tuple[PackedSource, ...]:
+        assert batching == "packs", "a loader counts packs"
+        return tuple(self._source(name, documents, seed) for name, documents in self.token_files.items())
+
+    def _source(self, name: str, documents: TokenFile, seed: int) -> PackedSource:
+        key = int(derive_key(seed, xxhash.xxh3_64_intdigest(name.encode())))
+        folder = None if self.cache is None else self._stored(name, documents, self.cache)
+        if folder is None:
+            view = self._view(name, documents)
+            histogram = LengthHistogram.from_chunks(length_chunks(view), longest=view.max_sequence_length)
+            packing = packed(histogram, self.packing, pack_length=self.pack_length)
+            ids = np.empty(view.count, dtype=sequence_id_type(view.count))
+            sort_chunks_by_length(length_chunks(view), histogram, ids)
+            plan: Any = PackPlan(packing, ids, key=key)
+        else:
+            view = cast(ViewOfDocuments, open_view(folder, documents))
+            plan = open_plan(folder, key=key)
+        return PackedSource(view=view, plan=plan, key=xxhash.xxh3_64_intdigest(name.encode()))
+
+    def _view(self, name: str, documents: TokenFile) -> ViewOfDocuments:
+        view = build_view(self.recipe, documents, np.arange(documents.documents))
+        if view.count == 0:
+            raise DataError(
+                f"source '{name}' has {documents.documents} documents and no sequence to train on: a sequence has at "
+                f"least {self.recipe.minimum_document_length} tokens"
+            )
+        return view
+
+    def _hash(self, documents: TokenFile) -> str:
+        made = {
+            "content": hash_content(documents),
+            "recipe": self.recipe.model_dump(),
+            "packing": self.packing.model_dump(),
+            "pack_length": self.pack_length,
+        }
+        return _hexdigest(made)
+
+    def _stored(self, name: str, documents: TokenFile, cache: Path) -> Path:
+        """Returns the folder of the source's view and plan, which this process or another one has written whole."""
+        folder = cache / self._hash(documents)
+        if not folder.exists():
+            unfinished = cache / f".{folder.name}.{os.getpid()}"
+            try:
+                view = self._view(name, documents)
+                view.save(unfinished)
+                store_plan(unfinished, view, self.packing, pack_length=self.pack_length)
+                if not folder.exists():  # another rank may have been faster
+                    unfinished.rename(folder)
+            except OSError:
+                if not folder.exists():
+                    raise
+            finally:
+                shutil.rmtree(unfinished, ignore_errors=True)
+        return folder
+
+
+def _training_data(
+    documents: Any,
+    *,
+    pack_length: int | None,
+    weights: Mapping[str, int] | None,
+    recipe: dict[str, Any],
+    packing: PackingConfig,
+    padding_token: int,
+    vocabulary_size: int | None,
+    cache: Path | None,
+) -> "OwnDocuments | PreparedData":
+    if isinstance(documents, PreparedData):
+        if pack_length not in (None, documents.pack_length):
+            raise ConfigError(f"the data was prepared with packs of {documents.pack_length}, found {pack_length}")
+        return documents
+    if pack_length is None:
+        raise ConfigError("give pack_length, the slots of a pack")
+    _check_numbers(
+        pack_length=(pack_length, 2, MOST_SLOTS),
+        padding_token=(padding_token, 0, MOST_VOCABULARY),
+        **({} if vocabulary_size is None else {"vocabulary_size": (vocabulary_size, 1, MOST_VOCABULARY)}),
+    )
+    named = documents if isinstance(documents, Mapping) else {_ONLY_SOURCE: documents}
+    token_files = {name: _opened(str(name), one) for name, one in named.items()}
+    return OwnDocuments(
+        token_files=token_files,
+        weights=_checked_weights(list(token_files), weights),
+        recipe=DocumentsRecipe(kind="documents", max_sequence_length=pack_length, **recipe),
+        packing=packing,
+        pack_length=pack_length,
+        end_of_text_id=padding_token,
+        vocabulary_size=MOST_VOCABULARY if vocabulary_size is None else vocabulary_size,
+        cache=cache,
+    )
+
+
+def _opened(name: str, documents: Any) -> TokenFile:
+    if isinstance(documents, TokenFile):
+        return documents
+    if isinstance(documents, str | Path):
+        return TokenFile(Path(documents))
+    if hasattr(documents, "column_names") and hasattr(documents, "select_columns"):
+        return TokenRows(documents, name=name)
+    if isinstance(documents, Sequence) or (isinstance(documents, np.ndarray) and documents.dtype == object):
+        return TokenArrays.of_lists(documents, name=name)
+    raise DataError(
+        f"{name}: expected lists of token ids, evenpack.TokenArrays, a Hugging Face dataset or the prefix of a token "
+        f"file, found {type(documents).__name__}"
+    )
+
+
+def _checked_weights(names: list[str], weights: Mapping[str, int] | None) -> tuple[int, ...]:
+    if weights is None:
+        if len(names) != 1:
+            raise ConfigError(f"{len(names)} sources ({', '.join(names)}) need weights, one for each")
+        return (1,)
+    if set(weights) != set(names):
+        raise ConfigError(f"weights must name the sources {', '.join(names)}, found {', '.join(weights) or 'none'}")
+    _check_numbers(**{f"weights['{name}']": (weights[name], 1, HIGHEST_WEIGHT) for name in names})
+    return tuple(weights[name] for name in names)
+
+
+def _packs_per_micro_batch(packs: int, ranks: int, micro_batches: int) -> int:
+    """Returns how many packs a micro-batch has. Raises: ConfigError with what would divide the step."""
+    size, rest = divmod(packs, ranks * micro_batches)
+    if rest == 0:
+        return size
+    if packs % ranks:
+        raise ConfigError(
+            f"{packs} packs_per_step cannot be divided equally over {ranks} ranks: these numbers of ranks can, "
+            f"{', '.join(map(str, divisors(packs)))}; another packs_per_step is another order"
+        )
+    raise ConfigError(
+        f"{packs // ranks} packs a step and rank cannot be divided into {micro_batches} micro_batches: take one of "
+        f"{', '.join(map(str, divisors(packs // ranks)))}"
+    )
+
+
+def _check_numbers(**numbers: tuple[Any, int, int]) -> None:
+    """Checks (value, least, greatest) by name. Raises: ConfigError for the first that is no such whole number."""
+    for name, (value, least, greatest) in numbers.items():
+        is_whole = isinstance(value, int | np.integer) and not isinstance(value, bool)
+        if not is_whole or not least <= value <= greatest:
+            raise ConfigError(f"{name} must be a whole number from {least:,} to {greatest:,}, found {value!r}")
+
+
+def _hexdigest(content: Any) -> str:
+    return hashlib.blake2b(json.dumps(content, sort_keys=True).encode(), digest_size=16).hexdigest()

@@ -1,0 +1,220 @@
+"""Documents that somebody else tokenised, with the interface of a token file: lists, arrays, rows of a table.
+
+lists of token ids            TokenArrays.of_lists
+flat tokens and offsets       TokenArrays: in memory, or mapped (`np.load(..., mmap_mode="r")`, `np.memmap`)
+a Hugging Face dataset        TokenRows: one column of lists, read where it is
+"""
+
+import mmap
+from collections.abc import Sequence
+from functools import cached_property
+from itertools import chain
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import xxhash
+from jaxtyping import Int64, Integer
+
+from evenpack.data.permutation import derive_key, permute
+from evenpack.data.tokens.array_file import release_mapped_pages
+from evenpack.data.tokens.file import TokenFile
+from evenpack.errors import DataError
+
+MOST_HASHED = 1 << 26
+"""Tokens up to which a fingerprint reads all of them; of more it reads a sample."""
+_SAMPLED_DOCUMENTS = 1 << 14
+_SAMPLED_TOKENS = 256
+"""Tokens of each sampled document that are read, from its start."""
+_HASH_CHUNK = 1 << 22
+_ROWS_AT_ONCE = 1 << 14
+
+
+class TokenArrays(TokenFile):
+    """Documents as flat tokens and the offset of each document among them."""
+
+    def __init__(
+        self,
+        tokens: Any,
+        offsets: Any,
+        *,
+        name: str = "own documents",
+    ) -> None:
+        """Takes arrays without copying them; mapped ones are mapped again by each worker process.
+
+        Args:
+            tokens: integers [tokens], those of all documents concatenated.
+            offsets: integers [documents + 1], the first token of each document, and the number of all tokens.
+            name: stands in messages for the path of a file.
+
+        Raises: DataError for arrays of other shapes or types, or offsets that do not begin at 0 and end at the end.
+        """
+        for what, values in (("tokens", tokens), ("offsets", offsets)):
+            if not isinstance(values, np.ndarray) or values.ndim != 1 or values.dtype.kind not in "iu":
+                found = f"{type(values).__name__} {getattr(values, 'dtype', '')} {getattr(values, 'shape', '')}"
+                raise DataError(f"{name}: {what} must be a numpy array of integers with one axis, found {found}")
+        if len(offsets) == 0 or offsets[0] != 0 or offsets[-1] != len(tokens):
+            found = f"{offsets[0]} and {offsets[-1]}" if len(offsets) else "none"
+            raise DataError(
+                f"{name}: the first offset must be 0 and the last the number of tokens, {len(tokens)}; found {found}. "
+                "Offsets are where documents begin, and one more where the last one ends"
+            )
+        self.prefix = Path(name)
+        self.documents = len(offsets) - 1
+        self.tokens = len(tokens)
+        self.dtype = tokens.dtype
+        self._given = tokens, offsets
+        self._tokens = tokens.view(np.ndarray)
+        self._offsets = offsets.view(np.ndarray)
+
+    @classmethod
+    def of_lists(cls, documents: "Sequence[Any] | np.ndarray", *, name: str = "own documents") -> "TokenArrays":
+        """Copies lists of token ids, or arrays of them, into two arrays.
+
+        Raises: DataError naming the first document that holds anything but whole numbers of at least 0.
+        """
+        for index, document in enumerate(documents):
+            kind = getattr(getattr(document, "dtype", None), "kind", None)
+            plain = kind is None and not isinstance(document, str | bytes) and hasattr(document, "__len__")
+            if not (kind in ("i", "u") or (plain and all(type(token) is int for token in document))):
+                raise DataError(
+                    f"{name}: document {index} must be a list of token ids (whole numbers), found {document!r:.60}; "
+                    "tokenise texts first"
+                )
+        lengths = np.fromiter((len(document) for document in documents), dtype=np.int64, count=len(documents))
+        offsets = np.concatenate([[0], np.cumsum(lengths)])
+        flat = np.fromiter(chain.from_iterable(documents), dtype=np.int64, count=int(offsets[-1]))
+        if len(flat) and not 0 <= flat.min() <= flat.max() < 1 << 31:
+            place = int(np.argmax((flat < 0) | (flat >= 1 << 31)))
+            index = int(np.searchsorted(offsets, place, side="right")) - 1
+            raise DataError(f"{name}: document {index} holds token id {flat[place]}, expected 0 to 2**31 - 1")
+        return cls(flat.astype(np.int32), offsets, name=name)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _reopen, (*(_Mapped.of(array) for array in self._given), str(self.prefix))
+
+    def document_starts(self, boundaries: Integer[np.ndarray, " K"]) -> Int64[np.ndarray, " K"]:
+        starts: Int64[np.ndarray, " K"] = self._offsets[boundaries].astype(np.int64)
+        return starts
+
+    def release_pages(self) -> None:
+        for array in (self._tokens, self._offsets):
+            release_mapped_pages(array)
+
+
+class TokenRows(TokenFile):
+    """The documents of a Hugging Face dataset, a list of token ids in each row; rows are read when they are needed."""
+
+    def __init__(self, dataset: Any, *, column: str = "input_ids", name: str = "own documents") -> None:
+        """Reads the lengths of all rows.
+
+        Raises: DataError if there is no such column, or if it holds anything but lists of integers.
+        """
+        if column not in dataset.column_names:
+            raise DataError(
+                f"{name}: the dataset has no column '{column}' but {', '.join(dataset.column_names)}: tokenise it "
+                f"first (dataset.map), or name the column that holds token ids"
+            )
+        self.prefix = Path(name)
+        self.documents = len(dataset)
+        self._column = column
+        self._rows = dataset.select_columns([column]).with_format("arrow")
+        first = self._flat(range(min(1, self.documents)))
+        self.dtype = first.dtype
+        if self.dtype.kind not in "iu":
+            raise DataError(f"{name}: column '{column}' must hold lists of integers, found {self.dtype}")
+        self.tokens = int(self._offsets[-1])
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _reopen_rows, (self._rows, self._column, str(self.prefix))
+
+    @cached_property
+    def _offsets(self) -> Int64[np.ndarray, " documents_plus_1"]:
+        import pyarrow.compute as pc
+
+        offsets = np.zeros(self.documents + 1, dtype=np.int64)
+        for start in range(0, self.documents, _ROWS_AT_ONCE):
+            rows = self._rows[start : start + _ROWS_AT_ONCE][self._column]
+            lengths = pc.fill_null(pc.list_value_length(rows), 0).to_numpy(zero_copy_only=False)
+            offsets[1 + start : 1 + start + len(lengths)] = lengths
+        return np.cumsum(offsets, out=offsets)
+
+    def document_starts(self, boundaries: Integer[np.ndarray, " K"]) -> Int64[np.ndarray, " K"]:
+        starts: Int64[np.ndarray, " K"] = self._offsets[boundaries]
+        return starts
+
+    def read(self, start: int, stop: int) -> Integer[np.ndarray, " tokens"]:
+        return self.gather(np.array([start]), np.array([stop - start]))
+
+    def gather(
+        self, token_offsets: Integer[np.ndarray, " K"], lengths: Integer[np.ndarray, " K"]
+    ) -> Integer[np.ndarray, " tokens"]:
+        if len(token_offsets) == 0:
+            return np.empty(0, dtype=self.dtype)
+        firsts = np.searchsorted(self._offsets, token_offsets, side="right") - 1
+        lasts = np.maximum(np.searchsorted(self._offsets, token_offsets + lengths, side="left") - 1, firsts)
+        rows = np.unique(np.concatenate([np.arange(a, b + 1) for a, b in zip(firsts, lasts, strict=True)]))
+        content = self._flat(rows.tolist())
+        begins = np.concatenate([[0], np.cumsum(np.diff(self._offsets)[rows])])
+        starts = begins[np.searchsorted(rows, firsts)] + token_offsets - self._offsets[firsts]
+        return np.concatenate(
+            [content[start : start + length] for start, length in zip(starts.tolist(), lengths.tolist(), strict=True)]
+        )
+
+    def release_pages(self) -> None:
+        """Does nothing: the dataset decides what it keeps in memory."""
+
+    def _flat(self, rows: Sequence[int]) -> np.ndarray:
+        if not len(rows):
+            return np.empty(0, dtype=np.int64)
+        values = self._rows[rows][self._column].combine_chunks()
+        flat = values.flatten() if hasattr(values, "flatten") else values
+        array: np.ndarray = flat.to_numpy(zero_copy_only=False)
+        return array
+
+
+def hash_content(documents: TokenFile) -> str:
+    """Returns a hash of the tokens and their division into documents, whatever the types of the arrays.
+
+    Up to 2**26 tokens all are read; of more, a fixed sample of 16,384 documents, and how many there are of each.
+    """
+    digest = xxhash.xxh3_128(f"{documents.documents} documents, {documents.tokens} tokens".encode())
+    if documents.tokens <= MOST_HASHED:
+        digest.update(np.ascontiguousarray(documents.document_lengths(), dtype="<i8").data)
+        for start in range(0, documents.tokens, _HASH_CHUNK):
+            tokens = documents.read(start, min(start + _HASH_CHUNK, documents.tokens))
+            digest.update(np.ascontiguousarray(tokens, dtype="<u4").data)
+        return digest.hexdigest()
+    sample = np.arange(min(_SAMPLED_DOCUMENTS, documents.documents))
+    key = derive_key(0, documents.documents)
+    chosen = permute(sample, np.full(len(sample), documents.documents), np.full(len(sample), key, dtype=np.uint64))
+    starts, lengths = documents.spans(chosen)
+    digest.update(lengths.astype("<i8").data)
+    digest.update(documents.gather(starts, np.minimum(lengths, _SAMPLED_TOKENS)).astype("<u4").data)
+    return digest.hexdigest()
+
+
+class _Mapped:
+    """A mapped array as its place in a file, so that a pickle does not hold its content."""
+
+    def __init__(self, array: np.memmap) -> None:
+        self.path, self.offset = str(array.filename), array.offset
+        self.dtype, self.shape = array.dtype, array.shape
+
+    @classmethod
+    def of(cls, array: np.ndarray) -> "np.ndarray | _Mapped":
+        """Returns the place of an array that is mapped as a whole, or the array; a part of one has no place to tell."""
+        file: Any = array.base
+        return cls(array) if isinstance(array, np.memmap) and isinstance(file, mmap.mmap) else array
+
+    def open(self) -> np.ndarray:
+        return np.memmap(self.path, dtype=self.dtype, mode="r", offset=self.offset, shape=self.shape)
+
+
+def _reopen(tokens: "np.ndarray | _Mapped", offsets: "np.ndarray | _Mapped", name: str) -> TokenArrays:
+    arrays = (one.open() if isinstance(one, _Mapped) else one for one in (tokens, offsets))
+    return TokenArrays(*arrays, name=name)
+
+
+def _reopen_rows(rows: Any, column: str, name: str) -> TokenRows:
+    return TokenRows(rows, column=column, name=name)

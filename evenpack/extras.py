@@ -1,0 +1,47 @@
+"""What an installation without all of evenpack's extras lacks, and which extra brings it."""
+
+import importlib.metadata
+import importlib.util
+import re
+
+from evenpack.errors import MissingExtraError
+
+_OTHER_NAMES = {"sklearn": "scikit-learn", "yaml": "pyyaml"}
+"""Distributions that are not named as their modules."""
+
+_MODULES_OF = {
+    "torch": ("torch",),
+    "train": ("torch", "transformers", "tokenizers", "datasets", "pyarrow", "deepspeed", "typer", "rich", "psutil"),
+}
+
+
+def require(extra: str, needed_by: str) -> None:
+    """Raises: MissingExtraError with the command that installs the extra, if one of its modules is missing."""
+    missing = [name for name in _MODULES_OF[extra] if importlib.util.find_spec(name) is None]
+    if missing:
+        raise MissingExtraError(_message(needed_by, ", ".join(missing), extra))
+
+
+def explained(error: ModuleNotFoundError, needed_by: str) -> MissingExtraError | None:
+    """Returns the error that names the extra of a missing module; None if no extra of evenpack brings it."""
+    module = (error.name or "").partition(".")[0]
+    extra = _extra_of(module)
+    return None if extra is None else MissingExtraError(_message(needed_by, module, extra))
+
+
+def _extra_of(module: str) -> str | None:
+    distribution = _OTHER_NAMES.get(module, module.replace("_", "-"))
+    for requirement in importlib.metadata.requires("evenpack") or ():
+        name, _, marker = requirement.partition(";")
+        extra = re.search(r"extra == ['\"](\w+)['\"]", marker)
+        if (
+            extra
+            and extra[1] != "dev"
+            and re.split(r"[^\w-]", name.strip())[0].lower().replace("_", "-") == distribution
+        ):
+            return extra[1]
+    return None
+
+
+def _message(needed_by: str, modules: str, extra: str) -> str:
+    return f"{needed_by} needs {modules}, which this installation lacks: pip install 'evenpack[{extra}]'"

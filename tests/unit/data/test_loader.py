@@ -1,0 +1,355 @@
+"""`evenpack.Loader`: one order at any division, resumed exactly, from documents of every kind."""
+
+import pickle
+import re
+from collections.abc import Callable
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import datasets
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from repository import ROOT
+from tiny_run import tiny_gpt2_run
+from token_files import write
+
+import evenpack
+from evenpack.data import loader as loader_module
+from evenpack.data.batches.pipeline import MicroBatchDataset
+from evenpack.data.order.selection import order_hash
+from evenpack.data.tokens import own
+from evenpack.engine.resolving.resolve import open_run
+from evenpack.engine.world.distributed import World
+from evenpack.errors import CheckpointError, ConfigError, DataError, EvenpackError
+
+PACK_LENGTH = 64
+DOCUMENTS = [
+    np.random.default_rng(index).integers(1, 1000, size).tolist()
+    for index, size in enumerate(np.random.default_rng(0).integers(2, 150, 200).tolist())
+]
+
+
+def made(documents: Any = DOCUMENTS, **settings: Any) -> evenpack.Loader:
+    return evenpack.Loader(documents, **{"pack_length": PACK_LENGTH, "packs_per_step": 8, "arrays": "numpy"} | settings)
+
+
+def pieces(documents: list[list[int]] = DOCUMENTS) -> list[list[int]]:
+    """Returns the documents, the long ones cut, as the loader's sequences should be."""
+    return [one[start : start + PACK_LENGTH] for one in documents for start in range(0, len(one), PACK_LENGTH)]
+
+
+def segments(batch: Any) -> list[list[int]]:
+    """Returns the tokens between boundaries, except for those of padding, which has no target and no sequence."""
+    found = []
+    bounds = np.asarray(batch.cu_seqlens).tolist()
+    for start, stop in pairwise(bounds):
+        tokens = np.asarray(batch.tokens)[start:stop].tolist()
+        if any(tokens):
+            found.append(tokens)
+    return found
+
+
+def ids(loader: evenpack.Loader, step: int) -> list[int]:
+    found = np.concatenate([np.asarray(batch.sequence_ids) for batch in loader.batches_of(step)])
+    return sorted(found[found >= 0].tolist())
+
+
+def test_each_segment_is_a_document_or_its_piece_and_each_comes_once_in_an_epoch() -> None:
+    loader = made(packs_per_step=1)
+    found = [tokens for step in range(loader.packs) for batch in loader.batches_of(step) for tokens in segments(batch)]
+    assert sorted(found) == sorted(pieces())
+
+
+def test_positions_restart_and_targets_stay_in_their_segment() -> None:
+    (batch,) = made().batches_of(0)
+    bounds = batch.cu_seqlens.tolist()
+    targets = batch.targets["next_token"]
+    for start, stop in pairwise(bounds):
+        assert batch.position_ids[start:stop].tolist() == list(range(stop - start))
+        if stop > start and any(batch.tokens[start:stop]):
+            assert targets.labels[start : stop - 1].tolist() == batch.tokens[start + 1 : stop].tolist()
+            assert targets.weights[start:stop].tolist() == [1.0] * (stop - start - 1) + [0.0]
+        else:
+            assert not targets.weights[start:stop].any()
+
+
+@pytest.mark.parametrize(("ranks", "micro_batches"), [(1, 1), (1, 4), (2, 1), (2, 2), (4, 2), (8, 1)])
+def test_ranks_and_micro_batches_only_divide_a_step(ranks: int, micro_batches: int) -> None:
+    alone = made()
+    parts = [made(rank=rank, ranks=ranks, micro_batches=micro_batches) for rank in range(ranks)]
+    for step in (0, 3, 40):
+        assert sorted(found for one in parts for found in ids(one, step)) == ids(alone, step)
+        batches = [batch for one in parts for batch in one.batches_of(step)]
+        assert len(batches) == ranks * micro_batches
+        assert {batch.local_counts.packs for batch in batches} == {8 // ranks // micro_batches}
+        hashes = sum(batch.order_hash for batch in batches) % (1 << 64)
+        assert hashes == order_hash(alone.plan(step).packs)
+
+
+def test_a_run_that_stops_on_two_ranks_continues_on_one_and_on_four() -> None:
+    unbroken = made()
+    expected = [ids(unbroken, step) for step in range(9)]
+    seen: list[list[int]] = []
+    state: Any = None
+    for ranks, steps in ((2, 3), (1, 2), (4, 4)):
+        parts = [made(rank=rank, ranks=ranks, micro_batches=2) for rank in range(ranks)]
+        iterators = [iter(one) for one in parts]
+        if state is not None:
+            for one in parts:
+                one.load_state_dict(state)
+        for _ in range(steps):
+            batches = [next(iterator) for iterator in iterators for _ in range(2)]
+            found = np.concatenate([batch.sequence_ids for batch in batches])
+            seen.append(sorted(found[found >= 0].tolist()))
+        states = [one.state_dict() for one in parts]
+        assert states == states[:1] * ranks
+        state = pickle.loads(pickle.dumps(states[0]))
+    assert seen == expected
+    assert state["step"] == 9
+
+
+def test_a_step_counts_once_its_last_micro_batch_is_given_out() -> None:
+    loader = made(micro_batches=2)
+    iterator = iter(loader)
+    steps = []
+    for _ in range(5):
+        next(iterator)
+        steps.append(loader.state_dict()["step"])
+    assert steps == [0, 1, 1, 2, 2]
+    again = made(micro_batches=2)
+    again.load_state_dict(loader.state_dict())
+    assert ids(again, again.step) == ids(loader, 2)
+    assert next(iter(again)).order_hash == loader.batches_of(2)[0].order_hash
+
+
+def test_iteration_ends_after_the_last_step() -> None:
+    loader = made(steps=3, micro_batches=2)
+    assert len(list(loader)) == 6
+    assert [step.step for step in made(steps=3).steps()] == [0, 1, 2]
+    assert list(loader) == []
+
+
+def arrays_of(documents: list[list[int]]) -> evenpack.TokenArrays:
+    offsets = np.concatenate([[0], np.cumsum([len(one) for one in documents])])
+    return evenpack.TokenArrays(np.concatenate(documents).astype(np.uint16), offsets)
+
+
+def mapped(folder: Path, documents: list[list[int]]) -> evenpack.TokenArrays:
+    one = arrays_of(documents)
+    np.save(folder / "offsets.npy", one.document_offsets)
+    one.read(0, one.tokens).tofile(folder / "tokens.bin")
+    tokens = np.memmap(folder / "tokens.bin", dtype=np.uint16, mode="r")
+    return evenpack.TokenArrays(tokens, np.load(folder / "offsets.npy", mmap_mode="r"))
+
+
+KINDS: dict[str, Callable[[Path], Any]] = {
+    "lists": lambda _: DOCUMENTS,
+    "lists of arrays": lambda _: [np.array(one) for one in DOCUMENTS],
+    "arrays": lambda _: arrays_of(DOCUMENTS),
+    "mapped arrays": lambda folder: mapped(folder, DOCUMENTS),
+    "token file": lambda folder: write(folder / "tokens", [np.array(one) for one in DOCUMENTS]).prefix,
+    "dataset": lambda _: datasets.Dataset.from_dict({"input_ids": DOCUMENTS, "text": ["x"] * len(DOCUMENTS)}),
+    "chosen rows of a dataset": lambda _: datasets.Dataset.from_dict({"input_ids": [[7], *reversed(DOCUMENTS)]}).select(
+        range(len(DOCUMENTS), 0, -1)
+    ),
+}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_kind_of_the_documents_changes_nothing(kind: str, tmp_path: Path) -> None:
+    loader, plain = made(KINDS[kind](tmp_path)), made()
+    assert loader.fingerprint == plain.fingerprint
+    for step in (0, 5, 30):
+        (batch,), (expected,) = loader.batches_of(step), plain.batches_of(step)
+        assert batch.tokens.tolist() == expected.tokens.tolist()
+        assert batch.cu_seqlens.tolist() == expected.cu_seqlens.tolist()
+    (batch,) = pickle.loads(pickle.dumps(loader._dataset)).arrays(5), *()
+    assert batch.tokens.tolist() == plain.batches_of(5)[0].tokens.tolist()
+
+
+def test_mapped_arrays_are_pickled_as_their_place(tmp_path: Path) -> None:
+    many = mapped(tmp_path, DOCUMENTS * 50)
+    assert len(pickle.dumps(many)) < 2000
+    part = evenpack.TokenArrays(many._given[0][: len(DOCUMENTS[0])], np.array([0, len(DOCUMENTS[0])]))
+    assert pickle.loads(pickle.dumps(part)).read(0, 5).tolist() == DOCUMENTS[0][:5]
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_workers_read_the_same_batches(workers: int) -> None:
+    loader = made(workers=workers, micro_batches=2, arrays="torch", steps=4)
+    plain = made(micro_batches=2, steps=4)
+    for batch, expected in zip(loader, plain, strict=True):
+        assert batch.tokens.tolist() == expected.tokens.tolist()
+        assert batch.targets["next_token"].labels.tolist() == expected.targets["next_token"].labels.tolist()
+        assert batch.order_hash == expected.order_hash
+        assert loader.state_dict() == plain.state_dict()
+
+
+def test_a_cache_opens_the_packs_without_packing_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    first = made(cache=tmp_path)
+    expected = ids(first, 3)
+    assert first.state_dict() == made().state_dict()
+    monkeypatch.setattr(loader_module, "store_plan", None)
+    monkeypatch.setattr(loader_module, "packed", None)
+    assert ids(made(cache=tmp_path), 3) == expected
+    with pytest.raises(TypeError):  # other packs are packed
+        ids(made(cache=tmp_path, max_sequences_per_pack=2), 3)
+    assert len([path for path in tmp_path.iterdir() if not path.name.startswith(".")]) == 1
+
+
+def test_sources_are_drawn_by_their_weights() -> None:
+    loader = made({"a": DOCUMENTS[:100], "b": DOCUMENTS[100:]}, weights={"a": 3, "b": 1})
+    for step in range(5):
+        assert np.bincount(loader.plan(step).packs.sources).tolist() == [6, 2]
+    assert set(loader.accounting) == {"a", "b"}
+
+
+def test_balancing_lowers_the_cost_of_the_most_expensive_rank() -> None:
+    balanced = made(packs_per_step=32, ranks=4)
+    arrival = made(packs_per_step=32, ranks=4, cost_weights=None)
+
+    def most_over_mean(loader: evenpack.Loader) -> float:
+        plans = [loader.plan(step) for step in range(20)]
+        costs = np.array([[plan.cost(rank) for rank in range(4)] for plan in plans])
+        return float((costs.max(axis=1) / costs.mean(axis=1)).mean())
+
+    assert most_over_mean(balanced) - 1 < 0.5 * (most_over_mean(arrival) - 1)
+    assert [order_hash(one.plan(7).packs) for one in (balanced, arrival)] == [order_hash(balanced.plan(7).packs)] * 2
+
+
+def test_prepared_data_gives_the_packs_of_its_run(tmp_path: Path) -> None:
+    config = tiny_gpt2_run(tmp_path)
+    resolved = open_run(config)
+    alone = World(rank=0, size=1, local_rank=0, device=torch.device("cpu"))
+    trained = MicroBatchDataset(resolved.prepared, resolved.pipeline_settings(alone))
+    loader = evenpack.Loader(
+        resolved.prepared, packs_per_step=config.training.packs_per_step, micro_batches=2, seed=config.run.seed
+    )
+    for index in (0, 1, 7):
+        assert loader[index].order_hash == trained[index].order_hash
+        assert torch.equal(loader[index].tokens, trained[index].tokens)
+
+
+WITH_ANOTHER: dict[str, dict[str, Any]] = {
+    "documents": {"documents": DOCUMENTS[1:]},
+    "token": {"documents": [[1, *DOCUMENTS[0][1:]], *DOCUMENTS[1:]]},
+    "border": {"documents": [DOCUMENTS[0] + DOCUMENTS[1][:1], DOCUMENTS[1][1:], *DOCUMENTS[2:]]},
+    "pack length": {"pack_length": 32},
+    "packs of a step": {"packs_per_step": 16},
+    "packing": {"packing": "longest_pack_first", "max_sequences_per_pack": 2},
+    "long documents": {"long_documents": "truncate"},
+    "source": {"documents": {"other": DOCUMENTS}},
+}
+
+
+@pytest.mark.parametrize("changed", WITH_ANOTHER.values(), ids=WITH_ANOTHER)
+def test_a_state_of_other_packs_is_refused(changed: dict[str, Any]) -> None:
+    with pytest.raises(CheckpointError, match="the state is of other data"):
+        made(**changed).load_state_dict(made().state_dict())
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"seed": 3}, "the state is of seed 3, this loader has seed 0"),
+        ({"version": 2}, "version 2, this evenpack reads 1"),
+        ({"step": -1}, "step must be a whole number from 0 to"),
+    ],
+)
+def test_a_state_that_is_wrong_is_refused(change: dict[str, Any], message: str) -> None:
+    with pytest.raises(EvenpackError, match=message):
+        made().load_state_dict({**made().state_dict(), **change})
+    with pytest.raises(CheckpointError, match="has no fingerprint, seed, step"):
+        made().load_state_dict({"version": 1})
+
+
+def test_only_what_changes_the_order_changes_the_fingerprint() -> None:
+    others = made(ranks=4, rank=2, micro_batches=2, cost_weights=None, workers=0, steps=5, vocabulary_size=1000)
+    assert others.fingerprint == made().fingerprint
+
+
+@pytest.mark.parametrize(
+    ("changes", "error", "message"),
+    [
+        ({"ranks": 3}, ConfigError, "cannot be divided equally over 3 ranks: these numbers of ranks can, 1, 2, 4, 8"),
+        ({"ranks": 2, "micro_batches": 3}, ConfigError, "into 3 micro_batches: take one of 1, 2, 4"),
+        ({"rank": 1}, ConfigError, "rank must be a whole number from 0 to 0, found 1"),
+        ({"pack_length": None}, ConfigError, "give pack_length"),
+        ({"pack_length": 1}, ConfigError, "pack_length must be a whole number from 2"),
+        ({"packs_per_step": 0}, ConfigError, "packs_per_step must be a whole number from 1"),
+        ({"workers": 1}, ConfigError, "worker processes hand over torch tensors"),
+        ({"documents": {"a": [[1, 2]], "b": [[3, 4]]}}, ConfigError, r"2 sources \(a, b\) need weights"),
+        ({"weights": {"a": 1}}, ConfigError, "weights must name the sources data, found a"),
+        ({"documents": [[1, 2], "text"]}, DataError, "document 1 must be a list of token ids"),
+        ({"documents": [[1, 2], [3, -1]]}, DataError, "document 1 holds token id -1"),
+        ({"documents": 5}, DataError, "expected lists of token ids.*found int"),
+        ({"documents": "no/such/file"}, DataError, "does not exist"),
+        ({"documents": datasets.Dataset.from_dict({"text": ["a"]})}, DataError, "has no column 'input_ids' but text"),
+        ({"documents": datasets.Dataset.from_dict({"input_ids": ["a"]})}, DataError, "must hold lists of integers"),
+    ],
+)
+def test_settings_that_do_not_fit_are_named(changes: dict[str, Any], error: type[Exception], message: str) -> None:
+    with pytest.raises(error, match=message):
+        made(**changes)
+
+
+def test_documents_without_a_sequence_are_named_at_the_first_batch() -> None:
+    with pytest.raises(DataError, match="source 'data' has 2 documents and no sequence"):
+        made([[1], [2]]).batches_of(0)
+
+
+def test_token_ids_beyond_the_vocabulary_are_named() -> None:
+    with pytest.raises(DataError, match="the vocabulary has 500 entries"):
+        made(vocabulary_size=500).batches_of(0)
+
+
+@pytest.mark.parametrize(
+    ("tokens", "offsets", "message"),
+    [
+        (np.zeros((2, 2), dtype=np.int32), np.array([0, 2]), "tokens must be a numpy array of integers with one axis"),
+        (np.zeros(2), np.array([0, 2]), "tokens must be a numpy array of integers"),
+        (np.zeros(2, dtype=np.int32), np.array([0, 1]), "the last the number of tokens, 2; found 0 and 1"),
+        (np.zeros(2, dtype=np.int32), np.array([], dtype=np.int64), "found none"),
+    ],
+)
+def test_arrays_that_do_not_belong_together_are_named(tokens: Any, offsets: Any, message: str) -> None:
+    with pytest.raises(DataError, match=message):
+        evenpack.TokenArrays(tokens, offsets)
+
+
+def test_of_many_tokens_a_sample_is_hashed(monkeypatch: pytest.MonkeyPatch) -> None:
+    whole = own.hash_content(arrays_of(DOCUMENTS))
+    monkeypatch.setattr(own, "MOST_HASHED", 100)
+    sampled = own.hash_content(arrays_of(DOCUMENTS))
+    assert sampled != whole
+    assert sampled == own.hash_content(own.TokenRows(KINDS["dataset"](Path())))
+    assert sampled != own.hash_content(arrays_of([[1, *DOCUMENTS[0][1:]], *DOCUMENTS[1:]]))
+    assert sampled != own.hash_content(arrays_of(DOCUMENTS[1:]))
+
+
+@settings(deadline=None)
+@given(
+    st.lists(st.lists(st.integers(1, 99), min_size=2, max_size=40), min_size=1, max_size=30), st.integers(0, 1 << 20)
+)
+def test_any_step_can_be_read_at_once(documents: list[list[int]], step: int) -> None:
+    loader = made(documents, pack_length=16, packs_per_step=4, ranks=2)
+    for batch in loader.batches_of(step):
+        assert batch.cu_seqlens[-1] == batch.slots == 32
+        assert batch.local_counts.tokens == sum(map(len, segments(batch)))
+
+
+def test_a_loader_says_what_it_is_in_a_line() -> None:
+    loader = made(rank=1, ranks=2, micro_batches=2)
+    assert repr(loader) == (f"Loader({loader.packs} packs of 64; rank 1 of 2: 2 x 2 of 8 packs a step; seed 0, step 0)")
+
+
+def test_the_documented_lines_run(capsys: pytest.CaptureFixture[str]) -> None:
+    (first, *_) = re.findall(r"```python\n(.*?)```", (ROOT / "docs/loader.md").read_text("utf-8"), re.DOTALL)
+    names: dict[str, Any] = {}
+    exec(first, names)
+    assert names["state"]["step"] == names["resumed"].step == 3
+    assert capsys.readouterr().out.count("tensor(") == 4 * 6
