@@ -1,0 +1,87 @@
+"""Measures how long `evenpack.Loader` takes to its first batch on documents of one's own, by their number.
+
+    python benchmarks/own_documents.py [--documents 1000000 ...] [--pack-length 2048] [--json FILE]
+
+Documents are mapped arrays: offsets on disk, and tokens in a file without blocks, which reads as zeros. Their lengths
+are log-normal, 2 to 2,000 tokens. Each loader has a process of its own: one fills the cache, three then open it. CPU
+seconds of the process, from the call to the first batch; `import` is that of the modules before it. The pages of the
+cache are in memory, as after the previous loader.
+"""
+
+import statistics
+import tempfile
+import time
+from pathlib import Path
+
+import measuring
+import numpy as np
+
+_LONGEST = 2_000
+_CHUNK = 1 << 22
+_OPENINGS = 3
+
+
+def main() -> None:
+    parser = measuring.parser_of(__doc__, json_file=True)
+    parser.add_argument("--documents", type=int, nargs="+", default=[100_000, 1_000_000, 10_000_000])
+    parser.add_argument("--pack-length", type=int, default=2048)
+    arguments = parser.parse_args()
+    rows = [measure(count, arguments.pack_length) for count in arguments.documents]
+    print(f"{'documents':>12}  {'tokens':>15}  {'import':>8}  {'no cache':>9}  {'cache':>8}")
+    for row in rows:
+        print(
+            f"{row['documents']:12,}  {row['tokens']:15,}  {row['import']:6.2f} s  {row['first']:7.2f} s  "
+            f"{row['again']:6.3f} s"
+        )
+    measuring.write_report({"rows": rows}, arguments.json)
+
+
+def measure(documents: int, pack_length: int) -> dict[str, float]:
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        tokens = write_documents(folder, documents)
+        first = measuring.in_own_process(first_batch, folder, tokens, pack_length)
+        again = [measuring.in_own_process(first_batch, folder, tokens, pack_length) for _ in range(_OPENINGS)]
+    return {
+        "documents": documents,
+        "tokens": tokens,
+        "import": statistics.median(one["import"] for one in again),
+        "first": first["batch"],
+        "again": statistics.median(one["batch"] for one in again),
+    }
+
+
+def write_documents(folder: Path, documents: int) -> int:
+    """Writes the offsets and a file of zeros, and returns the number of tokens."""
+    rng = np.random.default_rng(0)
+    offsets = np.lib.format.open_memmap(folder / "offsets.npy", mode="w+", dtype=np.int64, shape=(documents + 1,))
+    total = 0
+    for start in range(0, documents, _CHUNK):
+        size = min(_CHUNK, documents - start)
+        lengths = np.clip(rng.lognormal(5.0, 1.2, size), 2, _LONGEST).astype(np.int64)
+        offsets[start + 1 : start + 1 + size] = total + np.cumsum(lengths)
+        total += int(lengths.sum())
+    offsets.flush()
+    with (folder / "tokens.bin").open("wb") as file:
+        file.truncate(2 * total)
+    return total
+
+
+def first_batch(folder: Path, tokens: int, pack_length: int) -> dict[str, float]:
+    started = time.process_time()
+    import evenpack
+
+    loader_class = evenpack.Loader
+    imported = time.process_time()
+    mapped = np.memmap(folder / "tokens.bin", dtype=np.uint16, mode="r", shape=(tokens,))
+    documents = evenpack.TokenArrays(mapped, np.load(folder / "offsets.npy", mmap_mode="r"))
+    loader = loader_class(
+        documents, pack_length=pack_length, packs_per_step=512, ranks=64, cache=folder / "cache", arrays="numpy"
+    )
+    batch = next(iter(loader))
+    assert batch.local_counts.packs == 512 // 64
+    return {"import": imported - started, "batch": time.process_time() - imported}
+
+
+if __name__ == "__main__":
+    main()
