@@ -414,6 +414,21 @@ def _training_data(
     if isinstance(documents, PreparedData):
         if pack_length not in (None, documents.pack_length):
             raise ConfigError(f"the data was prepared with packs of {documents.pack_length}, found {pack_length}")
+        settings = {
+            "weights": (weights, None),
+            "long_documents": (recipe["long_documents"], "split"),
+            "packing": (packing.algorithm, "auto"),
+            "max_sequences_per_pack": (packing.max_sequences_per_pack, None),
+            "padding_token": (padding_token, 0),
+            "vocabulary_size": (vocabulary_size, None),
+            "cache": (cache, None),
+        }
+        given = [name for name, (value, default) in settings.items() if value != default]
+        if given:
+            raise ConfigError(
+                f"prepared data has its own {', '.join(given)}, as its run file says: leave them out, or change the "
+                "run file"
+            )
         return documents
     if pack_length is None:
         raise ConfigError("give pack_length, the slots of a pack")

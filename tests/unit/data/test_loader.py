@@ -232,6 +232,10 @@ def test_prepared_data_gives_the_packs_of_its_run(tmp_path: Path) -> None:
     for index in (0, 1, 7):
         assert loader[index].order_hash == trained[index].order_hash
         assert torch.equal(loader[index].tokens, trained[index].tokens)
+    with pytest.raises(ConfigError, match="prepared data has its own weights, cache, as its run file says"):
+        evenpack.Loader(resolved.prepared, packs_per_step=8, weights={"one": 1}, cache=tmp_path)
+    with pytest.raises(ConfigError, match="the data was prepared with packs of 64, found 32"):
+        evenpack.Loader(resolved.prepared, packs_per_step=8, pack_length=32)
 
 
 WITH_ANOTHER: dict[str, dict[str, Any]] = {
