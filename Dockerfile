@@ -17,7 +17,7 @@ RUN pip install --no-cache-dir --constraint constraints.txt torch
 COPY pyproject.toml README.md LICENSE ./
 COPY configs configs
 COPY evenpack evenpack
-RUN pip install --no-cache-dir --constraint constraints.txt '.[mpi,plots]' \
+RUN pip install --no-cache-dir --constraint constraints.txt '.[mpi,plots,train]' \
     && useradd --create-home --uid 1000 evenpack
 
 USER 1000

@@ -23,7 +23,10 @@ def require(extra: str, needed_by: str) -> None:
 
 
 def explained(error: ModuleNotFoundError, needed_by: str) -> MissingExtraError | None:
-    """Returns the error that names the extra of a missing module; None if no extra of evenpack brings it."""
+    """Returns the error that names the extra of a missing module; None if no extra of evenpack brings it.
+
+    None, too, where evenpack is imported from a checkout that is not installed: there pip knows none of its extras.
+    """
     module = (error.name or "").partition(".")[0]
     extra = _extra_of(module)
     return None if extra is None else MissingExtraError(_message(needed_by, module, extra))
@@ -31,7 +34,11 @@ def explained(error: ModuleNotFoundError, needed_by: str) -> MissingExtraError |
 
 def _extra_of(module: str) -> str | None:
     distribution = _OTHER_NAMES.get(module, module.replace("_", "-"))
-    for requirement in importlib.metadata.requires("evenpack") or ():
+    try:
+        requirements = importlib.metadata.requires("evenpack") or ()
+    except importlib.metadata.PackageNotFoundError:
+        return None
+    for requirement in requirements:
         name, _, marker = requirement.partition(";")
         extra = re.search(r"extra == ['\"](\w+)['\"]", marker)
         if (

@@ -25,9 +25,11 @@ _NEVER = "torch"
 
 
 def required() -> list[str]:
-    """Returns the requirements of evenpack, of HDF5 corpora and of the tests."""
+    """Returns the requirements of evenpack, of what trains with it, of HDF5 corpora and of the tests."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
-    return [*project["dependencies"], "h5py", "pytest"]
+    extras = project["optional-dependencies"]
+    trains = [one for one in (*extras["torch"], *extras["train"]) if name_of(one) != project["name"]]
+    return [*project["dependencies"], *trains, "beartype", "h5py", "pytest"]
 
 
 def name_of(requirement: str) -> str:

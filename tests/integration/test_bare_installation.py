@@ -111,3 +111,10 @@ def test_the_command_line_names_its_extra(bare: Path) -> None:
     done = run_in(bare, "from evenpack.launcher.cli.__main__ import main; main()")
     assert done.returncode == 2
     assert done.stderr == "the command line needs typer, which this installation lacks: pip install 'evenpack[train]'\n"
+
+
+def test_a_checkout_that_is_not_installed_names_the_missing_module() -> None:
+    """As on the GPU day, whose packages are installed one by one."""
+    done = run_in(ROOT, "from evenpack.launcher.cli.__main__ import main; main()")
+    assert done.returncode == 1
+    assert done.stderr.splitlines()[-1].startswith("ModuleNotFoundError: No module named ")
