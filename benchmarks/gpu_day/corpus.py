@@ -31,7 +31,7 @@ MASK_SHARE = 0.15
 MOST_MASKS = 76
 SHORTEST_PAIR = 7
 
-RUNS = {"bert_large_phase2": "pairs", "gpt2_small": "documents", "gpt2_xl": "documents"}
+RUNS = {"bert_large_phase2_sprint": "pairs", "gpt2_small": "documents", "gpt2_xl": "documents"}
 """The shipped run files of the day, and the corpus of each."""
 
 GPUS = 8

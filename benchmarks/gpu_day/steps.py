@@ -16,7 +16,7 @@ EVENPACK = (sys.executable, "-c", "from evenpack.launcher.cli.app import main; m
 PART_SECONDS = 530.0
 """Of a part: machines are lent for commands of ten minutes."""
 
-BERT, SMALL, XL = "bert_large_phase2", "gpt2_small", "gpt2_xl"
+BERT, SMALL, XL = "bert_large_phase2_sprint", "gpt2_small", "gpt2_xl"
 _LAW_BATCH = 32
 """Sequences of a micro-batch of the published law."""
 

@@ -22,7 +22,7 @@ from gpu_day_values import (
 )
 from repository import ROOT
 
-BERT, SMALL, XL = "bert_large_phase2", "gpt2_small", "gpt2_xl"
+BERT, SMALL, XL = "bert_large_phase2_sprint", "gpt2_small", "gpt2_xl"
 
 
 def results_of(part: str, folder: Path, *, others: tuple[str, ...] = ()) -> dict[str, Any]:

@@ -11,7 +11,7 @@ import pytest
 from gpu_day_values import PART, STEP, check_throughput
 from repository import ROOT
 
-BERT, XL = "bert_large_phase2", "gpt2_xl"
+BERT, XL = "bert_large_phase2_sprint", "gpt2_xl"
 COLLECTIVES = ["all-reduce", "reduce-scatter", "all-gather"]
 SCHEMES = {"packed cost_balanced", "unpadded cost_balanced", "unpadded arrival", "padded arrival"}
 

@@ -34,8 +34,9 @@ from evenpack.models.cost import parameter_count
 _NEAR_TOKENS = Fraction(1, 50)
 """A step within this fraction of the requested tokens is near enough, if more numbers of ranks divide it."""
 
-_NEAR_BATCH = 0.05
-"""A batch within this fraction of the one without packing is near enough, if ranks and micro-batches divide it better.
+_NEAR_BATCHES = ((0.01, 8), (0.05, 1))
+"""How far a batch may be from the one without packing, so that ranks and micro-batches divide it better, and the least
+divisor that it must have for that: 1 % if the GPUs of a node can divide it, else 5 %.
 """
 
 _FAR = Fraction(1, 4)
@@ -216,8 +217,8 @@ def _packs_for(sequences: int, factor: float) -> int:
     is within a quarter.
     """
     aim = sequences / factor
-    for tolerance in (_NEAR_BATCH, float(_FAR)):
-        for divisor in reversed(divisors(sequences)):
+    for tolerance, least in (*_NEAR_BATCHES, (float(_FAR), 1)):
+        for divisor in reversed([divisor for divisor in divisors(sequences) if divisor >= least]):
             packs = divisor * max(1, _rounded(aim / divisor))
             if abs(packs / aim - 1.0) <= tolerance:
                 return packs

@@ -130,6 +130,10 @@ SCHEMES: tuple[Scheme, ...] = (
 )
 
 
+MOST_NOISE = 1.0
+"""With more noise a micro-batch's time says nothing of its work."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class ClusterOptions:
     """The work of every device in a step, and the number of steps.
@@ -150,8 +154,8 @@ class ClusterOptions:
     """Bytes of the gradients."""
     bandwidth: float | None = None
     """Bytes per second of a device's link, for the all-reduce, which does not overlap with computing here."""
-    noise: bool = False
-    """Whether micro-batch seconds scatter as in the cost model's measurements."""
+    noise: float = 0.0
+    """Deviation of a micro-batch's seconds from those of the cost model, as a share of them."""
     seed: int = 0
 
     def __post_init__(self) -> None:
@@ -161,6 +165,8 @@ class ClusterOptions:
                 raise ConfigError(f"--{name} must be {least} or more, not {value}")
         if self.zero_stage not in (0, 1, 2, 3):
             raise ConfigError(f"--zero-stage is 0, 1, 2 or 3, not {self.zero_stage}")
+        if not 0 <= self.noise <= MOST_NOISE:
+            raise ConfigError(f"--noise is a share of a micro-batch's seconds from 0 to {MOST_NOISE}, not {self.noise}")
         if not 0 <= self.all_reduce_bytes < float("inf"):
             raise ConfigError(f"--all-reduce-bytes must be 0 or more, not {self.all_reduce_bytes}")
         if self.bandwidth is not None and not 0 < self.bandwidth < float("inf"):
@@ -235,7 +241,7 @@ class Cluster:
         shape = (devices, self.options.accumulation)
         if not self.options.noise:
             return np.ones(shape)
-        spread = np.sqrt(np.log1p(self.cost.noise**2))
+        spread = np.sqrt(np.log1p(self.options.noise**2))
         factors: Float64[np.ndarray, "ranks micro_batches"] = np.exp(
             spread * generator.standard_normal(shape) - spread**2 / 2
         )

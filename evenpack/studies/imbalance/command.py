@@ -32,6 +32,7 @@ class ImbalanceCommand:
     Examples:
       evenpack study imbalance wikipedia_512 --devices 1..2048 --plot imbalance.png --save imbalance.json
       evenpack study imbalance wikipedia_512 --devices 8 --plot-steps steps.png
+      evenpack study imbalance wikipedia_512 --noise published
       evenpack study imbalance wikipedia_1024 --cost-model gpt2_xl_estimate --devices 8,64,512
       evenpack study imbalance RUN.yaml --baseline-run PADDED.yaml --plot imbalance.png
       evenpack study imbalance RUN.yaml --replay 1,8,64 --plot imbalance.png
@@ -96,7 +97,14 @@ class ImbalanceCommand:
             show_default=False,
         ),
     ] = None
-    noise: Annotated[bool, _of_clusters("--noise", help="Add the cost model's residual noise.")] = False
+    noise: Annotated[
+        str,
+        _of_clusters(
+            metavar="SHARE|cost_model|published",
+            help="Noise of a micro-batch's seconds: a share of them, the residual of the cost model, or what makes "
+            "single un-padded steps vary as the published law of a cluster does.",
+        ),
+    ] = "0"
     all_reduce_bytes: Annotated[
         float, _of_clusters(help="Gradient bytes in a ring all-reduce after computing; 0: none.")
     ] = 0.0
@@ -192,6 +200,7 @@ class ImbalanceCommand:
             "log": study.forecast,
             "replay": study.replay,
             "simulation": study.simulation,
+            "fitted_noise": study.fitted_noise,
             "notes": study.notes,
             "warnings": study.warnings,
         }

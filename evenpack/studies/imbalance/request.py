@@ -1,6 +1,7 @@
 """The options of `evenpack study imbalance`, checked before any lengths are read and completed by a run and its log."""
 
 from dataclasses import dataclass
+from typing import Literal
 
 from evenpack.engine.reporting.metrics import METRICS
 from evenpack.engine.reporting.run_record import RunRecord, read_run_record
@@ -38,6 +39,7 @@ class ImbalanceRequest:
         self.replayed: tuple[int, ...] = () if given.replay is None else parse_devices(given.replay, option="--replay")
         self.cost: StepCost | None = None if given.cost_model is None else find_cost(given.cost_model)
         """None: by the subject's model."""
+        self.noise: float | Literal["cost_model", "published"] = _parse_noise(given.noise)
         self.reference_law = Gumbel(location=given.reference_location, scale=given.reference_scale)
         self.log: LoggedRun | None = None
         """The log that is named; None: the run's own, if there is one."""
@@ -83,6 +85,19 @@ class ImbalanceRequest:
                     f"--{name.replace('_', '-')} is an option for a log: give it with --log FILE, or a run (.yaml) "
                     "that has trained"
                 )
+
+
+def _parse_noise(given: str) -> float | Literal["cost_model", "published"]:
+    """Returns a share, or where it is to come from. Raises: ConfigError."""
+    if given == "cost_model":
+        return "cost_model"
+    if given == "published":
+        return "published"
+    try:
+        share = float(given)
+    except ValueError:
+        raise ConfigError(f"--noise is a share such as 0.05, cost_model or published, not {given}") from None
+    return ClusterOptions(noise=share).noise
 
 
 def _check(given: ImbalanceCommand) -> None:
@@ -166,7 +181,6 @@ def cluster_options(
         steps=given.steps,
         all_reduce_bytes=given.all_reduce_bytes,
         bandwidth=None if given.bandwidth is None else 1e9 * given.bandwidth,
-        noise=given.noise,
         seed=given.seed,
     )
 

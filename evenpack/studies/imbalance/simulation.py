@@ -4,16 +4,18 @@ import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import BrokenExecutor, as_completed
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import MappingProxyType
 
 import numpy as np
 from jaxtyping import Float64
+from scipy.optimize import brentq
 
 from evenpack.data.packing import LengthHistogram, Packing
 from evenpack.errors import ConfigError, RunError
 from evenpack.studies.imbalance.cluster import (
     BASELINE,
+    MOST_NOISE,
     SCHEMES,
     UNPADDED_ARRIVAL,
     Cluster,
@@ -43,6 +45,7 @@ MOST_DEVICES = 1 << 17
 MOST_SEQUENCES = 32 * MOST_DEVICES
 """Sequences of a step."""
 
+_NOISE_TOLERANCE = 1e-4
 _ITEMS_OF_A_TASK = 1 << 20
 _OVERHEAD_ITEMS = 4000
 """Overhead of a step in items: a step costs that much in addition to its items."""
@@ -69,6 +72,19 @@ class Simulation:
     def of(self, scheme: Scheme) -> tuple[SchemeRow, ...]:
         """Summarises steps, with a row for each number of devices, ascending."""
         return tuple(row for row in self.rows if row.is_of(scheme))
+
+
+@dataclass(frozen=True, kw_only=True)
+class FittedNoise:
+    """The noise with which single un-padded steps vary as much as a law says."""
+
+    share: float
+    """Deviation of a micro-batch's seconds, as a share of them; 0 if lengths alone make steps vary as much."""
+    devices: int
+    deviation_of_law: float
+    """Standard deviation of the speed-up of a step on `devices` devices by the law."""
+    deviation_of_lengths: float
+    """The same of the simulated steps without noise."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -177,6 +193,42 @@ def simulate(
             for one in sorted(laws)
         ),
     )
+
+
+def fit_noise(cluster: Cluster, law: Gumbel, *, devices: int) -> FittedNoise:
+    """Fits the noise of micro-batches to the standard deviation of the speed-up of an un-padded step, by arrival.
+
+    Args:
+        cluster: its own noise does not matter.
+        law: of that speed-up on `devices` devices.
+
+    Raises: ConfigError if no noise makes steps vary so much.
+    """
+    wanted = float(law.frozen.std())
+
+    def deviation(share: float) -> float:
+        noisy = replace(cluster, options=replace(cluster.options, noise=share))
+        schemes = (UNPADDED_ARRIVAL, BASELINE)
+        found = noisy.steps(devices, 0, noisy.options.steps, schemes)
+        items = noisy.items_per_step("sequences", devices)
+        times = {
+            (scheme, devices): StepTimes.of_columns(found[index], noisy.sequences, items=items)
+            for index, scheme in enumerate(schemes)
+        }
+        return float(step_speed_ups(UNPADDED_ARRIVAL, times, devices).std(ddof=1))
+
+    alone = deviation(0.0)
+    share = 0.0
+    if alone < wanted:
+        most = deviation(MOST_NOISE)
+        if most < wanted:
+            raise ConfigError(
+                f"--noise published: with a noise of {MOST_NOISE} single steps on {devices} devices have a deviation "
+                f"of {most:.3g}, below the law's {wanted:.3g}: give a share as --noise, or another law by "
+                "--reference-scale"
+            )
+        share = float(brentq(lambda one: deviation(one) - wanted, 0.0, MOST_NOISE, xtol=_NOISE_TOLERANCE))
+    return FittedNoise(share=share, devices=devices, deviation_of_law=wanted, deviation_of_lengths=alone)
 
 
 def _device_count(word: str, option: str) -> int:

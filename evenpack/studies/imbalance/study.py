@@ -1,6 +1,6 @@
 """The study of waiting: clusters simulated and replayed, a run that was measured, and the published curve."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from evenpack import console
@@ -24,7 +24,7 @@ from evenpack.studies.imbalance.request import (
     resolved_subject,
     step_of,
 )
-from evenpack.studies.imbalance.simulation import Simulation, simulate
+from evenpack.studies.imbalance.simulation import FittedNoise, Simulation, fit_noise, make_cluster, simulate
 from evenpack.studies.imbalance.step_cost import DEFAULT_COST, StepCost, estimate_for, find_cost
 from evenpack.studies.lengths.subject import Subject
 from evenpack.studies.origins import origin_of_runs
@@ -56,6 +56,8 @@ class ImbalanceStudy:
     """What follows from those steps for other numbers of devices, if anything does."""
     reference: ReferenceCurve | None
     """The published curve, if it is to be shown."""
+    fitted_noise: FittedNoise | None
+    """The noise of the simulated clusters, if it was fitted to the published law."""
     notes: tuple[str, ...]
     """What was left out, and why."""
     warnings: tuple[str, ...]
@@ -75,6 +77,13 @@ def run_study(subject: Subject, request: ImbalanceRequest) -> ImbalanceStudy:
     packing = pack(subject.histogram, pack_length=subject.pack_length)
     factor = packing.packing_factor
     options = cluster_options(request.given, step, baseline=request.baseline, packing_factor=factor)
+    fitted = None
+    if request.noise == "published":
+        cluster = make_cluster(subject.histogram, packing, cost=cost, options=options, causal=request.given.causal)
+        fitted = fit_noise(cluster, request.reference_law, devices=request.given.reference_devices)
+        options = replace(options, noise=fitted.share)
+    else:
+        options = replace(options, noise=cost.noise if request.noise == "cost_model" else request.noise)
     devices = request.simulated_devices(found.ranks)
     measured = None if found.log is None else _measured(found.log, request, cost)
     forecast, why_not = (None, ()) if found.log is None or measured is None else _forecast(found.log, measured, devices)
@@ -95,6 +104,7 @@ def run_study(subject: Subject, request: ImbalanceRequest) -> ImbalanceStudy:
         measured=measured,
         forecast=forecast,
         reference=reference,
+        fitted_noise=fitted,
         notes=(*found.notes, *why_not),
         warnings=tuple(warnings),
     )

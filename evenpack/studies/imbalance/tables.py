@@ -119,10 +119,21 @@ def _setting_table(study: ImbalanceStudy) -> RenderableType:
             if simulation.causal
             else "bidirectional: a padded row costs length² + padding²",
             "all-reduce": reduced,
-            "noise": f"{percent(simulation.cost.noise)} of a micro-batch's seconds" if options.noise else "none",
+            "noise": _noise(study),
             "steps": f"{options.steps:,} of each cluster, seed {options.seed}",
         },
         title=f"Clusters on {study.origin}",
+    )
+
+
+def _noise(study: ImbalanceStudy) -> str:
+    noise, fitted = study.simulation.options.noise, study.fitted_noise
+    line = f"{percent(noise)} of a micro-batch's seconds" if noise else "none"
+    if fitted is None:
+        return line
+    return (
+        f"{line}, so that single steps on {fitted.devices} devices have the deviation of the published law, "
+        f"{fitted.deviation_of_law:.3f}; by their lengths alone it is {fitted.deviation_of_lengths:.3f}"
     )
 
 

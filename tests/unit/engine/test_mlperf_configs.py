@@ -5,13 +5,21 @@ from repository import CONFIGS
 
 from evenpack.config import load_run_file
 from evenpack.data.packing import pack
+from evenpack.differences import differences
 from evenpack.engine.config import RunConfig
 from evenpack.engine.memory.estimate import MicroBatchSize, training_memory
 from evenpack.studies.lengths.published import published_histogram
 
-GPUS = {"bert_large_packed": 8, "bert_large_unpadded": 8, "bert_large_padded": 8, "bert_large_packed_64": 64}
-SAMPLES = {"bert_large_packed": 768, "bert_large_unpadded": 448, "bert_large_padded": 448, "bert_large_packed_64": 3072}
+SAMPLES = {
+    "bert_large_packed": 768,
+    "bert_large_unpadded_768": 768,
+    "bert_large_padded_768": 768,
+    "bert_large_unpadded": 448,
+    "bert_large_padded": 448,
+    "bert_large_packed_64": 3072,
+}
 """The batch for which learning rate, betas and steps were chosen."""
+GPUS = {name: 64 if name.endswith("_64") else 8 for name in SAMPLES}
 VOCABULARY = 30_522
 
 
@@ -42,6 +50,17 @@ def test_the_gpus_divide_a_step_of_the_samples_that_its_settings_are_for(name: s
     assert config.mlperf is not None
     assert (config.mlperf.submission_benchmark, config.mlperf.submission_division) == ("bert", "closed")
     assert config.run.name == f"mlperf_{name}"
+
+
+@pytest.mark.parametrize("layout", ["padded", "unpadded"])
+def test_a_twin_of_the_packed_run_differs_in_its_layout_alone(layout: str) -> None:
+    packed, twin = load("bert_large_packed"), load(f"bert_large_{layout}_768")
+    changed = differences(packed.model_dump(mode="json"), twin.model_dump(mode="json"))
+    assert changed.pop("training.layout") == ("packed", layout)
+    assert changed.keys() == {
+        *("run.name", "run.output_dir", "training.batching"),
+        *(f"training.{kind}_per_{of}" for kind in ("packs", "sequences") for of in ("step", "micro_batch")),
+    }
 
 
 @pytest.mark.parametrize("name", GPUS)

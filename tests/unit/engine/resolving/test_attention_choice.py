@@ -36,7 +36,7 @@ def run(name: str, *overrides: str) -> RunConfig:
 
 
 def test_the_request_is_that_of_the_run_file() -> None:
-    bert = attention_request(run("bert_large_phase2"), "cuda")
+    bert = attention_request(run("bert_large_phase2_sprint"), "cuda")
     assert (bert.head_dim, bert.causal, bert.alibi, bert.dropout, bert.dtype) == (
         64,
         False,
@@ -44,18 +44,18 @@ def test_the_request_is_that_of_the_run_file() -> None:
         True,
         torch.bfloat16,
     )
-    assert not attention_request(run("bert_large_phase2", "model.attention_dropout=0"), "cuda").dropout
+    assert not attention_request(run("bert_large_phase2_sprint", "model.attention_dropout=0"), "cuda").dropout
     plain = attention_request(run("gpt2_small", "model.positions=alibi", "training.precision=fp32"), "cuda")
     assert (plain.causal, plain.alibi, plain.dropout, plain.dtype) == (True, True, False, torch.float32)
 
 
 def test_a_window_that_a_named_backend_lacks_is_refused_before_the_first_step(monkeypatch: pytest.MonkeyPatch) -> None:
-    config = run("bert_large_phase2", "attention.backend=varlen")
+    config = run("bert_large_phase2_sprint", "attention.backend=varlen")
     check_attention(config, "cuda")
     monkeypatch.setattr(TransformerConfig, "attention_windows", property(lambda model: (None, 64)))
     with pytest.raises(BackendError, match=r"'varlen' cannot serve .*window\): .*has no dropout"):
         check_attention(config, "cuda")
-    check_attention(run("bert_large_phase2", "attention.backend=varlen", "model.attention_dropout=0"), "cuda")
+    check_attention(run("bert_large_phase2_sprint", "attention.backend=varlen", "model.attention_dropout=0"), "cuda")
 
 
 def test_a_slow_kernel_is_a_warning_or_refused(caplog: pytest.LogCaptureFixture) -> None:

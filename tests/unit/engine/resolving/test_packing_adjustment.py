@@ -152,7 +152,9 @@ def test_the_step_stays_near_the_batch_or_is_refused(packs: int, factor: float):
 @pytest.mark.parametrize(
     ("packs", "factor", "expected"),
     [
-        (512, 2.31, 224),  # 221.6; 7 x 32 rather than 222
+        (65_536, 1.1966, 55_296),  # 54,769; 27 x 2,048 is 1 % more, 7 x 8,192 nearly 5
+        (32_768, 1.7416, 18_944),  # 18,815; 37 x 512
+        (512, 2.31, 224),  # 221.6; 7 x 32 rather than 222; nothing within 1 % is a multiple of 8
         (64, 2.3, 28),
         (8, 2.3, 4),  # 3.48; 4 is 15 % off, 3 is 14 %, and 4 divides better
         (2, 2.3, 1),

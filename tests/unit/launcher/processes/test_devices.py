@@ -83,15 +83,15 @@ def test_a_run_for_gpus_is_refused_where_torch_does_not_see_the_gpus(
     with pytest.raises(
         ConfigError, match=r"NVIDIA devices \(nvidia0\).*: torch 2\.13\.0\+cu130 needs a newer driver for"
     ):
-        require_seen_gpus(run("bert_large_phase2"), {})
+        require_seen_gpus(run("bert_large_phase2_sprint"), {})
     monkeypatch.setattr(devices, "_build_of_torch", lambda: CPU_BUILD)
     with pytest.raises(ConfigError, match=r"2\.13\.0\+cpu is built for the CPU alone.*set DS_ACCELERATOR=cpu"):
-        require_seen_gpus(run("bert_large_phase2"), {})
+        require_seen_gpus(run("bert_large_phase2_sprint"), {})
     monkeypatch.setattr(devices, "_build_of_torch", dict)
     with pytest.raises(
         ConfigError, match=r"CUDA_VISIBLE_DEVICES=7 names none that is here, or torch here needs a newer"
     ):
-        require_seen_gpus(run("bert_large_phase2"), {"CUDA_VISIBLE_DEVICES": "7"})
+        require_seen_gpus(run("bert_large_phase2_sprint"), {"CUDA_VISIBLE_DEVICES": "7"})
 
 
 def test_another_run_trains_on_the_cpu_there_and_says_so(unseen_gpu: None, caplog: pytest.LogCaptureFixture) -> None:
@@ -111,7 +111,7 @@ def test_another_run_trains_on_the_cpu_there_and_says_so(unseen_gpu: None, caplo
 def test_who_asks_for_the_cpu_gets_it(
     unseen_gpu: None, caplog: pytest.LogCaptureFixture, environment: dict[str, str]
 ) -> None:
-    require_seen_gpus(run("bert_large_phase2"), environment)
+    require_seen_gpus(run("bert_large_phase2_sprint"), environment)
     assert not caplog.text
 
 
@@ -119,10 +119,10 @@ def test_nothing_is_said_of_gpus_that_are_seen_or_not_there(
     unseen_gpu: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(devices, "cuda_devices", lambda: 1)
-    require_seen_gpus(run("bert_large_phase2"), {})
+    require_seen_gpus(run("bert_large_phase2_sprint"), {})
     monkeypatch.setattr(devices, "cuda_devices", lambda: 0)
     (tmp_path / "nvidia0").unlink()
-    require_seen_gpus(run("bert_large_phase2"), {})
+    require_seen_gpus(run("bert_large_phase2_sprint"), {})
     assert not caplog.text
 
 
@@ -131,7 +131,7 @@ def test_ranks_are_not_planned_on_that_machines_cpu_unless_requested(
 ) -> None:
     for name in ("CUDA_VISIBLE_DEVICES", "DS_ACCELERATOR"):
         monkeypatch.delenv(name, raising=False)
-    given: dict[str, Any] = {"config": run("bert_large_phase2"), "num_gpus": None, "hostfile": None}
+    given: dict[str, Any] = {"config": run("bert_large_phase2_sprint"), "num_gpus": None, "hostfile": None}
     with pytest.raises(ConfigError, match="PyTorch sees none of them"):
         plan_launch(Path("run.yaml"), [], **given)
     assert plan_launch(Path("run.yaml"), [], cpu_ranks=2, **given).devices.ranks == 2
@@ -145,7 +145,7 @@ from evenpack.launcher.processes import devices
 devices._DEVICE_FILES = Path(sys.argv[1])
 devices._build_of_torch = lambda: {"__version__": "2.13.0+cu130", "cuda": "13.0"}
 devices.cuda_devices = lambda: 0
-code = worker.main(["bert_large_phase2", "training.layout=unpadded"])
+code = worker.main(["bert_large_phase2_sprint", "training.layout=unpadded"])
 print(code, os.environ.get("PYTORCH_ALLOC_CONF"), "torch" in sys.modules)
 """
 
@@ -168,5 +168,5 @@ def test_a_rank_checks_the_devices_before_it_imports_torch(unseen_gpu: None, tmp
 def test_gpu_memory_grows_in_place_for_unequal_micro_batches_unless_set(
     layout: str, given: dict[str, str], expected: dict[str, str]
 ) -> None:
-    settle_allocator(load_run_file(Path("bert_large_phase2"), RunConfig, [f"training.layout={layout}"]), given)
+    settle_allocator(load_run_file(Path("bert_large_phase2_sprint"), RunConfig, [f"training.layout={layout}"]), given)
     assert given == expected

@@ -284,7 +284,7 @@ COUNTS = {"corpus_tokens": 1000, "corpus_documents": 10}
         ("gpt2_small", {}, {"corpus_tokens": 9}, "--corpus-tokens and --corpus-documents go together"),
         ("gpt2_small", {}, {"compute": -1.0}, "--compute must be a number above 0"),
         ("gpt2_small", {}, {"served_tokens": float("inf")}, "--served-tokens must be a number above 0"),
-        ("bert_large_phase2", {}, {"served_tokens": 1e9}, "uses losses of causal models, and bert large is none"),
+        ("bert_large_phase2_sprint", {}, {"served_tokens": 1e9}, "uses losses of causal models, and bert large is"),
         ("llama_1.1b", {}, {}, "give --vocabulary-size"),
         (None, {}, {"served_tokens": 1e9}, "give a RUN.yaml, or --compute FLOPS"),
     ],

@@ -63,7 +63,7 @@ def test_parts_have_the_runs_operations_and_lie_between_floor_and_estimate(name:
 
 
 def test_an_encoder_is_estimated_with_its_masked_tokens_and_its_dropout() -> None:
-    found, without = roofline("bert_large_phase2"), roofline("bert_large_phase2", "model.dropout=0")
+    found, without = roofline("bert_large_phase2_sprint"), roofline("bert_large_phase2_sprint", "model.dropout=0")
     head = next(row for row in found.parts if row.part == "head and loss")
     assert 0.01 < head.flops / sum(row.flops for row in found.parts) < 0.03
     assert found.expected_tokens_per_second < without.expected_tokens_per_second
