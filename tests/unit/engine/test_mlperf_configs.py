@@ -7,7 +7,7 @@ from evenpack.config import load_run_file
 from evenpack.data.packing import pack
 from evenpack.engine.config import RunConfig
 from evenpack.engine.memory.estimate import MicroBatchSize, training_memory
-from evenpack.studies.lengths.published import published_histogram
+from evenpack.studies.lengths.reading import published_histogram
 
 GPUS = {"bert_large_packed": 8, "bert_large_unpadded": 8, "bert_large_padded": 8, "bert_large_packed_64": 64}
 SAMPLES = {"bert_large_packed": 768, "bert_large_unpadded": 448, "bert_large_padded": 448, "bert_large_packed_64": 3072}
