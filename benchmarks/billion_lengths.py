@@ -30,7 +30,7 @@ from evenpack.data.order.plan import PackPlan, sort_by_length
 from evenpack.data.packing import LengthHistogram, pack
 from evenpack.data.permutation import sequence_id_type
 from evenpack.data.tokens.array_file import mapped_array
-from evenpack.studies.lengths.published import published_histogram, published_names
+from evenpack.studies.lengths.reading import published_histogram, published_names
 
 Figures = dict[str, Any]
 ResultT = TypeVar("ResultT")

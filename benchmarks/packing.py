@@ -13,7 +13,7 @@ import statistics
 import measuring
 
 from evenpack.data.packing import LengthHistogram, pack
-from evenpack.studies.lengths.published import published_histogram
+from evenpack.studies.lengths.reading import published_histogram
 
 ALGORITHMS = ("longest_pack_first", "cutting_stock")
 CASES = (

@@ -32,7 +32,7 @@ from evenpack.data.sources.kinds import open_corpus
 from evenpack.data.tokenizers.config import BertTokenizer
 from evenpack.data.tokenizers.loading import load_tokenizer
 from evenpack.data.tokens.file import TokenFile
-from evenpack.studies.lengths.published import published_histogram
+from evenpack.studies.lengths.reading import published_histogram
 from evenpack.studies.lengths.statistics import largest_cdf_gap, total_variation
 
 PASSES = 10

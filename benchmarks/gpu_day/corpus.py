@@ -24,7 +24,7 @@ from evenpack.engine.config import RunConfig
 from evenpack.files import atomic_directory, write_text
 from evenpack.launcher.preparing import prepare_run
 from evenpack.shipped import shipped_run_files
-from evenpack.studies.lengths.published import published_histogram
+from evenpack.studies.lengths.reading import published_histogram
 
 BERT_VOCABULARY, GPT2_VOCABULARY, TINY_VOCABULARY = 30_522, 50_257, 600
 MASK_SHARE = 0.15

@@ -23,7 +23,7 @@ from contenders import CONTENDERS, Contender
 from own_process import Measured, OverTimeError, PackerFailedError, measure
 from task import TaskName
 
-from evenpack.studies.lengths.published import published_names
+from evenpack.studies.lengths.reading import published_names
 
 Row = dict[str, str | int | float | bool | None]
 

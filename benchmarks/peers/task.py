@@ -8,7 +8,7 @@ import numpy as np
 
 from evenpack.data.packing import LengthHistogram
 from evenpack.data.packing.baselines import sample_histogram
-from evenpack.studies.lengths.published import published_histogram
+from evenpack.studies.lengths.reading import published_histogram
 
 
 class WrongPackingError(Exception):

@@ -21,16 +21,15 @@ from evenpack.engine.build import Run, build_at, find_start
 from evenpack.engine.compilation import compiling_as_own_work
 from evenpack.engine.config import RunConfig
 from evenpack.engine.evaluate import evaluate_model
-from evenpack.engine.memory.exhausted import explained_memory
+from evenpack.engine.memory.text import explained_memory
 from evenpack.engine.parts.bad_steps import BadSteps
 from evenpack.engine.parts.journal import Journal
 from evenpack.engine.parts.mlperf_log import MlperfLog
 from evenpack.engine.parts.part import Parts, Step, Update
 from evenpack.engine.parts.profile import StepProfile
-from evenpack.engine.parts.progress_line import ProgressLine
+from evenpack.engine.parts.progress import ProgressLine, StepActivities
 from evenpack.engine.parts.rank_times import RankTimes
 from evenpack.engine.parts.saves import Saves
-from evenpack.engine.parts.step_activities import StepActivities
 from evenpack.engine.parts.trackers import Trackers
 from evenpack.engine.parts.verification import DataVerification
 from evenpack.engine.reporting.run_record import write_start

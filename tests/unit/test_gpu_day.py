@@ -16,7 +16,7 @@ import torch
 from gpu_day_values import PART, check_design
 from repository import ROOT
 
-from evenpack.studies.lengths.published import published_histogram
+from evenpack.studies.lengths.reading import published_histogram
 
 sys.path.insert(0, str(ROOT / "benchmarks"))
 

@@ -24,9 +24,10 @@ from evenpack.engine.checkpoints.files import (
     step_of,
 )
 from evenpack.engine.checkpoints.pickles import find_classes, forbidding_code
-from evenpack.engine.checkpoints.universal import existing_universal, make_universal
-from evenpack.engine.checkpoints.universal_loading import (
+from evenpack.engine.checkpoints.universal import (
+    existing_universal,
     load_universal,
+    make_universal,
     parameter_shapes,
     require_only_parameters,
 )

@@ -1,10 +1,15 @@
 """The estimated memory of a run as text: the same before a run, in its budget, and when a GPU runs out of memory."""
 
 from collections.abc import Iterator
+from contextlib import contextmanager
 
 from evenpack.data.order.step_shape import Batching
-from evenpack.engine.memory.estimate import FREE_SHARE, FittingSettings, RunMemory
+from evenpack.engine.memory.estimate import FREE_SHARE, FittingSettings, RunMemory, run_memory
 from evenpack.engine.memory.phases import PhaseMemory
+from evenpack.engine.resolving.resolve import ResolvedRun
+from evenpack.engine.world.distributed import World
+from evenpack.errors import RunError
+from evenpack.models.common.device_peaks import known_device
 from evenpack.units import counted
 
 _GIGABYTE = 1e9
@@ -87,3 +92,27 @@ def _override(settings: FittingSettings, batching: Batching) -> str:
 
 def _peak(settings: FittingSettings) -> str:
     return f"{settings.total / _GIGABYTE:,.2f} GB"
+
+
+@contextmanager
+def explained_memory(run: ResolvedRun, world: World) -> Iterator[None]:
+    """Explains a lack of memory within the block. Raises: RunError with the table of `evenpack train --dry-run`."""
+    import torch
+
+    try:
+        yield
+    except torch.OutOfMemoryError as error:
+        found = run_memory(
+            run.config,
+            run.item,
+            vocabulary_size=run.prepared.vocabulary_size,
+            ranks=world.size,
+            device=known_device(world.device_name),
+        )
+        first_line = str(error).partition("\n")[0]
+        raise RunError(
+            f"{world.device_name} has too little memory for this step: {first_line}\n"
+            f"{memory_text(found, batching=run.config.training.batching)}\n"
+            f"Take a smaller training.{run.config.training.batching}_per_micro_batch, or "
+            "model.activation_checkpointing=true; checkpoints stay valid with either"
+        ) from error

@@ -17,7 +17,7 @@ from evenpack.engine.memory.phases import PhaseMemory
 from evenpack.engine.resolving.data_facts import AverageItem, DataFacts
 from evenpack.engine.resolving.settle import settle
 from evenpack.models.cost import parameter_count
-from evenpack.studies.lengths.published import published_histogram
+from evenpack.studies.lengths.reading import published_histogram
 
 ROOT = Path(__file__).parents[3]
 GPUS = 8

@@ -8,7 +8,7 @@ from evenpack.data.packing import pack
 from evenpack.differences import differences
 from evenpack.engine.config import RunConfig
 from evenpack.engine.memory.estimate import MicroBatchSize, training_memory
-from evenpack.studies.lengths.published import published_histogram
+from evenpack.studies.lengths.reading import published_histogram
 
 SAMPLES = {
     "bert_large_packed": 768,

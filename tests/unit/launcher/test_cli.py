@@ -20,8 +20,7 @@ from evenpack.errors import CheckpointError
 from evenpack.launcher.cli import app as cli
 from evenpack.launcher.processes import start
 from evenpack.studies.lengths.options import SubjectOptions
-from evenpack.studies.lengths.published import published_histogram
-from evenpack.studies.lengths.reading import read_histogram
+from evenpack.studies.lengths.reading import published_histogram, read_histogram
 from evenpack.studies.lengths.statistics import largest_cdf_gap, total_variation
 from evenpack.version import VERSION
 

@@ -27,8 +27,7 @@ from evenpack.engine.checkpoints.files import (
     write_manifest,
 )
 from evenpack.engine.checkpoints.shards import WHOLE_WEIGHTS, saved_tensors
-from evenpack.engine.checkpoints.universal import existing_universal, make_universal
-from evenpack.engine.checkpoints.universal_loading import load_universal, parameter_shapes
+from evenpack.engine.checkpoints.universal import existing_universal, load_universal, make_universal, parameter_shapes
 from evenpack.engine.checkpoints.weights import load_model_weights
 from evenpack.engine.optimizers.build import parameter_groups
 from evenpack.engine.world.distributed import World

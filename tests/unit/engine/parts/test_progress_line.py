@@ -10,9 +10,9 @@ from loop_steps import run_of, step_of
 from rich.console import Console
 
 from evenpack import console
-from evenpack.engine.parts import progress_line
+from evenpack.engine.parts import progress
 from evenpack.engine.parts.part import Step
-from evenpack.engine.parts.progress_line import ProgressLine
+from evenpack.engine.parts.progress import ProgressLine
 from evenpack.progress import Progress
 from evenpack.testing import run_config, run_values
 
@@ -33,7 +33,7 @@ class Shown:
         self.clock = Clock()
         self.stream = io.StringIO()
         patch.setattr(console, "messages", lambda: Console(file=self.stream))
-        patch.setattr(progress_line, "Progress", lambda shown_on: Progress(shown_on, clock=self.clock))
+        patch.setattr(progress, "Progress", lambda shown_on: Progress(shown_on, clock=self.clock))
         config = run_config(run_values("gpt2", Path("nowhere"), training={"steps": 100}))
         checkpoint = SimpleNamespace(step=done) if done else None
         self.line = ProgressLine(run_of(resolved=SimpleNamespace(config=config), checkpoint=checkpoint))

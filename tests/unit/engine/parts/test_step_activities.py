@@ -4,7 +4,7 @@ from loop_steps import step_of
 
 from evenpack.engine.activity import ACTIVITIES, Activity
 from evenpack.engine.engine import TrainingEngine
-from evenpack.engine.parts.step_activities import StepActivities
+from evenpack.engine.parts.progress import StepActivities
 
 
 def test_a_step_reports_its_activities_in_order_and_each_micro_batch() -> None:

@@ -8,7 +8,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from evenpack.engine.world.affinity import bind_to_cores_of, listed_cores
+from evenpack.engine.world.distributed import bind_to_cores_of, listed_cores
 
 GPU = SimpleNamespace(pci_domain_id=0, pci_bus_id=0x1B, pci_device_id=0)
 

@@ -22,7 +22,7 @@ from evenpack.studies.imbalance.cluster import (
 )
 from evenpack.studies.imbalance.simulation import make_cluster
 from evenpack.studies.imbalance.step_times import StepTimes
-from evenpack.studies.lengths.published import published_histogram
+from evenpack.studies.lengths.reading import published_histogram
 
 
 def test_expected_work_is_drawn_on_average() -> None:

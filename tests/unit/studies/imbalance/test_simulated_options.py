@@ -11,7 +11,7 @@ from evenpack.studies.imbalance.cluster import (
 )
 from evenpack.studies.imbalance.simulation import parse_devices, simulate
 from evenpack.studies.imbalance.step_cost import find_cost
-from evenpack.studies.lengths.published import published_histogram
+from evenpack.studies.lengths.reading import published_histogram
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ from evenpack.studies.imbalance.plots import _draw_histogram
 from evenpack.studies.imbalance.simulation import simulate
 from evenpack.studies.imbalance.step_cost import DEFAULT_COST, find_cost
 from evenpack.studies.imbalance.step_times import StepHistogram, step_histogram
-from evenpack.studies.lengths.published import published_histogram
+from evenpack.studies.lengths.reading import published_histogram
 from evenpack.studies.statistics.laws import Gumbel
 
 

@@ -5,8 +5,7 @@ import pytest
 
 from evenpack.data.packing import LengthHistogram
 from evenpack.errors import ConfigError, DataError, PackingError
-from evenpack.studies.lengths.published import published_histogram, published_names
-from evenpack.studies.lengths.reading import read_histogram
+from evenpack.studies.lengths.reading import published_histogram, published_names, read_histogram
 from evenpack.studies.packing.packing import (
     OVERVIEW_DEPTHS,
     PackerChoice,

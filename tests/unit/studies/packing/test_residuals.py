@@ -10,7 +10,7 @@ from seen_figures import DrawnFigure
 
 from evenpack.data.packing import LengthHistogram, pack
 from evenpack.errors import ConfigError, PackingError
-from evenpack.studies.lengths.published import published_histogram
+from evenpack.studies.lengths.reading import published_histogram
 from evenpack.studies.lengths.subject import Subject
 from evenpack.studies.packing.command import PackingCommand
 from evenpack.studies.packing.plots import title_of_search
