@@ -23,7 +23,7 @@ def new_model(
     attention_backend: str = "auto",
     seed: int = 0,
 ) -> Model:
-    """Returns the model on torch's default device; the arguments are those of `PackedTransformer`.
+    """Returns the model on torch's default device; the arguments are as in `PackedTransformer`.
 
     Raises: ConfigError if the family's model is not one.
     """

@@ -50,7 +50,7 @@ class Work:
         return Work(**{field.name: getattr(self, field.name) + getattr(other, field.name) for field in fields(self)})
 
     def attended_pairs(self, *, causal: bool, window: int | None = None) -> int:
-        """Returns the pairs of positions of which one sees the other: sum of l (l + 1) / 2, or of l².
+        """Returns the pairs of positions that attend to each other: sum of l (l + 1) / 2, or of l².
 
         Raises: ValueError for a window, whose pairs follow from lengths alone: see `kernels/visible_pairs.py`.
         """

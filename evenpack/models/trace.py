@@ -6,7 +6,7 @@
 
 Sizes of the batch are three primes that no size of a model reaches, so a number of bytes or operations that one of
 them divides grows with it: a pass gives not numbers for one batch but factors for every batch (`AXES`). Layers repeat,
-so passes of two depths give those of any.
+so passes of two depths give the counts of any.
 
 The model runs on the CPU of a fake mode, and does there what it does on CUDA: where the two differ, `_Substitutes` puts
 CUDA's operator. Attention and the loss are one operator each, whose cost `kernels/costs.py` states.
@@ -100,7 +100,7 @@ class Passes:
     """A forward and a backward pass of a model with few layers."""
 
     kernels: tuple[TracedKernel, ...]
-    """In order, attention as one of them, without those of the loss."""
+    """In order, attention as one of them, without the loss's operators."""
     moments: Mapping[Phase, Factors]
     """[moments, LIVE, AXES]: bytes alive after each operator of a phase."""
     loss_moment: int
@@ -447,7 +447,7 @@ class _Recorder:
 
 
 class _Substitutes(TorchFunctionMode):
-    """Puts operators of CUDA in the place of the CPU's, and single operators in that of attention and the loss."""
+    """Replaces operators of the CPU by CUDA's, and attention and the loss by single operators."""
 
     def __init__(self, recorder: _Recorder) -> None:
         super().__init__()

@@ -1,6 +1,6 @@
 """The operations, bytes and kernels of forward and backward over a micro-batch, as traces of the model give them.
 
-They are those of the code as it is, without `torch.compile`: FP32 parameters, bfloat16 autocast, no activation
+They describe the code without `torch.compile`: FP32 parameters, bfloat16 autocast, no activation
 checkpointing, an attention kernel that keeps no scores. Every operator is one kernel that reads its inputs from
 memory and writes its results there; caches are left out. Each kind of kernel has a second count: what would remain of
 it if it were fused with its neighbours.
@@ -47,7 +47,7 @@ class Operation:
     bytes: int
     """Bytes read and written."""
     flops: int = 0
-    """Operations of matrix products, by the conventions of `cost.py`; those of attention are useful ones."""
+    """Operations of matrix products, by the conventions of `cost.py`; in attention, useful ones."""
     fusion: Fusion | None = None
     """What would make them cheaper; None: nothing here."""
     fused_kernels: int = 0
@@ -95,7 +95,7 @@ def gradient_operations(config: TransformerConfig, *, vocabulary_size: int, work
 
 
 def accumulation_operations(config: TransformerConfig, *, vocabulary_size: int, max_positions: int) -> list[Operation]:
-    """Returns what adds the gradients of a micro-batch to those of the ones before it."""
+    """Returns what adds the gradients of a micro-batch to the sum of the earlier ones."""
     sizes = model_sizes(config, vocabulary_size=vocabulary_size, max_positions=max_positions)
     moved = 3 * FP32_BYTES * sizes.parameters
     return [Operation(part="weights", kernels=sizes.tensors, bytes=moved, fusion="BF16 weights")]
@@ -184,7 +184,7 @@ def _fusion(kernel: TracedKernel) -> Fusion | None:
 
 
 def _fused(kernels: Sequence[TracedKernel]) -> list[tuple[int, Factors]]:
-    """Returns what remains of each kernel, and its bytes, if those of each chain are one.
+    """Returns what remains of each kernel, and its bytes, if the kernels of each chain are fused.
 
     That kernel reads once what others have written, and writes what others read; the gradients of a norm's gains are
     summed by a second one.

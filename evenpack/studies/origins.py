@@ -1,4 +1,4 @@
-"""The line below a figure: what it shows, of which data, by which commit, and where it was measured."""
+"""The line below a figure: what it shows, the data, the commit, and where it was measured."""
 
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
@@ -36,7 +36,7 @@ def origin_line(
 
 
 def made_by(evenpack: str = VERSION, commits: Sequence[str | None] = ()) -> str:
-    """Returns version and commits; without a commit that of the code that runs."""
+    """Returns version and commits; without a commit, the commit of the code that runs."""
     return f"evenpack {evenpack}, {_commits(commits or [commit_of_source()])}"
 
 

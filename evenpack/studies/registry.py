@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 @runtime_checkable
 class LengthsStudy(Protocol):
-    """A study of lengths: those of a prepared run, or any list of them."""
+    """A study of lengths: of a prepared run, or any list of lengths."""
 
     def uses_device(self) -> bool:
         """Returns whether it computes steps on this machine's device, as its options ask for."""

@@ -1,6 +1,6 @@
 """The names that Google's code for TensorFlow and NVIDIA's for PyTorch give to the parts of a BERT.
 
-The MLPerf reference has Google's names. NVIDIA's are those of transformers, except for layers with an activation
+The MLPerf reference has Google's names. NVIDIA's are transformers' names, except for layers with an activation
 (`dense_act`).
 
 Source: mlcommons/training, language_model/tensorflow/bert/modeling.py; NVIDIA/DeepLearningExamples,

@@ -107,7 +107,7 @@ figures are those that vendors of servers print. Peaks of TF32 are not listed, b
 """
 
 _OTHER_CARDS = frozenset(("mig", "ti", "super", "laptop", "d", "max", "3e"))
-"""Words that turn the name of a card into that of another, or of a slice of it (MIG)."""
+"""Words that turn the name of a card into another card's, or into a slice of it (MIG)."""
 
 
 def device_peak_flops(device_name: str, dtype: torch.dtype) -> float | None:

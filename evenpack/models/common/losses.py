@@ -90,7 +90,7 @@ def expected_denominators(
 def scaled_loss(
     outputs: LossOutputs, denominators: Denominators, *, world_size: int, accumulation: int
 ) -> Float[Tensor, ""]:
-    """Returns the loss that a rank hands to the backward pass, so that the gradient is that of the step's mean loss.
+    """Returns the loss for a rank's backward pass, scaled so that gradients are those of the step's mean loss.
 
     Data parallelism averages gradients over `world_size` ranks and the engine divides each of `accumulation`
     micro-batches by their number, so both are multiplied back; the result is the sum over all micro-batches of all

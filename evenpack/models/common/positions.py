@@ -39,7 +39,7 @@ class LearnedPositions(nn.Module):
 def alibi_slopes(heads: int, device: torch.device) -> Float[Tensor, " heads"]:
     """Returns the FP32 slope of each head, which adds -slope * distance to its attention scores.
 
-    For n heads, a power of two, the slopes are 2^(-8/n), 2^(-16/n), ..., 2^-8. For other n they are those of the
+    For n heads, a power of two, the slopes are 2^(-8/n), 2^(-16/n), ..., 2^-8. For other n they are the slopes of the
     power of two below n, followed by the odd-numbered ones of twice that power until there are n.
 
     They are computed where they are used and never stored in the model: a stored tensor would lose bits when the

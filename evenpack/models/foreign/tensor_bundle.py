@@ -75,7 +75,7 @@ class Message:
         return self._numbers.get(field, 0)
 
     def messages(self, field: int) -> Iterable["Message"]:
-        """Yields a field of messages, none of which need be there."""
+        """Yields a repeated field of messages, which may be absent."""
         return map(Message, self._messages[field])
 
 
@@ -109,7 +109,7 @@ def masked_crc32c(data: bytes | np.ndarray) -> int:
 def _entries(content: bytes) -> Iterator[tuple[bytes, bytes]]:
     footer = BytesIO(content[-_FOOTER_BYTES:])
     if not content.endswith(_MAGIC) or len(content) < _FOOTER_BYTES:
-        raise ValueError("its last bytes are not those of a table")
+        raise ValueError("its last bytes are not the footer of a table")
     _block(content, footer)
     for _, handle in _block_entries(_block(content, footer)):
         yield from _block_entries(_block(content, BytesIO(handle)))
@@ -266,10 +266,10 @@ Words = npt.NDArray[np.uint32]
 def crc32c(data: npt.NDArray[np.uint8]) -> int:
     """Returns the checksum CRC-32C (Castagnoli) of a vector of bytes, in a few passes of numpy; Python has none.
 
-    A CRC is linear over GF(2), apart from its start and end value: that of two parts is the first one's, moved past as
-    many zero bytes as the second has, XOR the second one's. So a long message is folded in rows of 256 KiB, each onto
-    the next one, and the last row in halves, until 4 bytes are left. Moving is a look-up of each half of a 32-bit word
-    in a table.
+    A CRC is linear over GF(2), apart from its start and end value: the CRC of two parts is the first one's, moved past
+    as many zero bytes as the second has, XOR the second one's. So a long message is folded in rows of 256 KiB, each
+    onto the next one, and the last row in halves, until 4 bytes are left. Moving is a look-up of each half of a 32-bit
+    word in a table.
     """
     size = min(_ROW, max(_WORD, (len(data) - 1).bit_length()))
     first = len(data) % (1 << size)

@@ -1,7 +1,7 @@
 """The budget of a run: its batch, its epochs, its operations, the hours on a device, and the cost of padding.
 
-Tokens are real ones. Operations are those of the model over real tokens (`models/cost.py`), the same that MFU
-counts. Steps are those of training: they come from the same function.
+Tokens are real ones. Operations are counted on the model over real tokens (`models/cost.py`), as for MFU.
+Steps are computed by training's own function.
 """
 
 from dataclasses import dataclass, replace
@@ -210,8 +210,8 @@ def _prepared(config: RunConfig) -> PreparedData | None:
 def _refuse_vocabulary_size(options: BudgetOptions, known: int) -> None:
     if options.vocabulary_size is not None:
         raise ConfigError(
-            f"--vocabulary-size is for data that is not prepared; that of this run has {known:,} entries: leave the "
-            "option out"
+            f"--vocabulary-size is for data that is not prepared; this run's vocabulary has {known:,} entries: leave "
+            "the option out"
         )
 
 

@@ -48,7 +48,7 @@ class ScalingLaw:
     """beta"""
 
     def loss(self, parameters: float, tokens: float) -> float:
-        """Returns the loss in nats/token, on text like that of the law's models."""
+        """Returns the loss in nats/token, on text like the text of the law's models."""
         return float(self._of_parameters(parameters) + self.token_factor / tokens**self.token_exponent)
 
     def tokens_for(self, loss: float, parameters: float) -> float | None:

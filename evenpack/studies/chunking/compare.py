@@ -55,7 +55,7 @@ ArmsByName = Mapping[str, Arm]
 
 
 def describe_arms(study: ChunkingConfig, runs: Sequence[StudyRun]) -> dict[str, Arm]:
-    """Returns the arms, by name. `runs`: those of the last phase.
+    """Returns the arms, by name. `runs`: the runs of the last phase.
 
     Raises: ConfigError if runs could not be compared: lengths that are not in epochs, parameters that depend on the
     MSL, or a length without its reference.
@@ -100,7 +100,7 @@ FinishedRuns = Mapping[str, Mapping[int, Finished]]
 
 @dataclass(frozen=True, kw_only=True)
 class ArmRow:
-    """The results of an arm. Perplexities are those of training unless stated otherwise."""
+    """The results of an arm. Perplexities are training perplexities unless stated otherwise."""
 
     arm: Arm
     seeds: tuple[int, ...]

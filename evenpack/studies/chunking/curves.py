@@ -206,7 +206,7 @@ def _from_log(output_dir: Path) -> dict[str, Any]:
 
 
 def _losses(records: Sequence[dict[str, Any]], *, first: dict[str, Any]) -> list[float | None]:
-    """Returns the loss of each step; a skipped step has that of the trained one before it, or of the first one."""
+    """Returns the loss of each step; a skipped step has the loss of the trained one before it, or of the first one."""
     losses, source = [], first
     for record in records:
         source = source if "skipped" in record else record

@@ -151,7 +151,7 @@ def _draw_held_out(axes: Any, rows: Sequence[ArmRow]) -> None:
 
 
 def title_of_held_out(spreads: Sequence[tuple[str, Spread]]) -> str:
-    """Names the arm of lowest perplexity, if its mean ± deviation is below that of all others; one seed has none."""
+    """Names the arm of lowest perplexity, if its mean ± deviation is below all others'; with one seed there is none."""
     known = [(spread.mean, spread.deviation) for _, spread in spreads if spread.deviation is not None]
     lowest = clearly_lowest([(mean - deviation, mean + deviation) for mean, deviation in known])
     if lowest is None or len(known) < len(spreads):

@@ -113,7 +113,7 @@ class PlannedRun:
 
 
 def planned_runs(runs: Sequence[StudyRun], options: BudgetOptions) -> tuple[PlannedRun, ...]:
-    """Returns the planned runs; those of one arm with different seeds have the same budget.
+    """Returns the planned runs; runs of one arm with different seeds have the same budget.
 
     Raises: ConfigError if the ranks cannot divide the steps of a run, one has finished with other settings, or a budget
     cannot be computed.

@@ -92,11 +92,11 @@ class Speed:
     """Mean over seeds; None where one of them has not reached it, as are the next three."""
     seconds_to_target: float | None
     samples_ratio: float | None
-    """Samples that the reference needs, divided by those of the arm."""
+    """Samples that the reference needs, divided by the arm's."""
     seconds_ratio: float | None
     """Speed-up in seconds, which is the one that counts."""
     slots_ratio: float
-    """Slots that the reference computes per sequence, divided by those of the arm: compared with padding to the
+    """Slots that the reference computes per sequence, divided by the arm's: compared with padding to the
     pack's length this is the packing factor p."""
     rate_ratio: float
     """Sequences/s, divided by the reference's: p / (1 + overhead)."""

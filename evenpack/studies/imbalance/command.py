@@ -25,7 +25,7 @@ class ImbalanceCommand:
     """Compare packs with un-padding and padding on one device to thousands, where each step waits for the slowest.
 
     Clusters are simulated on the lengths. For a run, micro-batch, accumulation, ZeRO stage, ranks and model are its own
-    unless an option says otherwise, and the steps that it logged are compared with those of --baseline-run. With
+    unless an option says otherwise, and the steps that it logged are compared with the steps of --baseline-run. With
     --replay, this device computes what every device of a cluster would, one after another.
 
     \b
@@ -93,7 +93,7 @@ class ImbalanceCommand:
         _of_clusters(
             "--causal/--bidirectional",
             help="Attention of padded rows: the whole row, or the sequence and its padding separately. "
-            "Default: that of the cost model's model.",
+            "Default: as the cost model's model is.",
             show_default=False,
         ),
     ] = None

@@ -104,7 +104,7 @@ class ReferenceCurve:
 
 
 def single_device_gumbel(cluster: Gumbel, devices: int) -> Gumbel:
-    """Returns one device's Gumbel from that of `devices` (equations 12 to 14), in closed form.
+    """Returns one device's Gumbel from the Gumbel of `devices` (equations 12 to 14), in closed form.
 
     1 - F_n(s) = (1 - F_1(s))^n holds at the cluster's median and mode. There F_1 is known, and -ln(-ln F_1) =
     (s - location) / scale is linear in s, so both equations together are a straight line through two points.
@@ -271,7 +271,7 @@ class LogForecast:
 
 @dataclass(frozen=True, kw_only=True)
 class SlowestForecast:
-    """The expected slowest of several devices, from the times of one, of which theirs are independent draws."""
+    """The expected slowest of several devices, whose times are taken as independent draws from the times of one."""
 
     order_statistics: float
     """Expected maximum of as many draws from the times as they were measured."""
@@ -461,7 +461,7 @@ def _forecast_warnings(rows: tuple[ForecastRow, ...], log_devices: int) -> list[
 
 
 def _agree(row: ForecastRow) -> bool:
-    """Returns whether the best law's interval and that of the steps themselves, if there is one, overlap."""
+    """Returns whether the best law's interval and the interval of the steps, if there is one, overlap."""
     steps = [estimate for estimate in row.estimates if estimate.method == "empirical"]
     return all(_low(row.best) <= _high(estimate) and _low(estimate) <= _high(row.best) for estimate in steps)
 

@@ -271,7 +271,7 @@ class Measured:
     padded_baseline: float | None
     """Sequences/s of the baseline, or those that were given for it; None if there is no baseline of padding."""
     speed_up: float | None
-    """Sequences/s over those of the baseline; None without one."""
+    """Speed-up in sequences/s over the baseline; None without one."""
     speed_up_interval: Interval | None
     """95 % interval of that: of both runs' steps, or of the run's alone where a number was given for the baseline."""
     step_histogram: StepHistogram | None
@@ -287,7 +287,7 @@ class Measured:
 def measure(
     run: LoggedRun, *, ranks: int, baseline: LoggedRun | None, padded_baseline: float | None, cost: StepCost
 ) -> Measured:
-    """Compares the steps of a run with those of a baseline, or with a number of sequences/s for padding.
+    """Compares the steps of a run with a baseline's, or with a number of sequences/s for padding.
 
     Raises: ConfigError, as `require_comparable`.
     """

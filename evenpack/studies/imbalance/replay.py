@@ -198,7 +198,7 @@ def _require_memory(run: ResolvedRun, scheme: Scheme, world: World) -> None:
 
 @contextmanager
 def _one_core_per_device(world: World) -> Iterator[None]:
-    """A CPU plays a device by one core, of which the process's own seconds count: other load is then no wait."""
+    """A device is simulated by one CPU core; only the process's own seconds count, so that other load is no wait."""
     threads = torch.get_num_threads()
     if world.device.type == "cpu":
         torch.set_num_threads(1)

@@ -119,8 +119,8 @@ def _check(given: ImbalanceCommand) -> None:
         raise ConfigError("--padded-baseline and --baseline-run both say what the speed-up is over: give one of them")
     if given.log is not None and given.padded_baseline is None and given.baseline_run is None:
         raise ConfigError(
-            f"--log {given.log} gives rates; a speed-up needs those of padded training on the same devices too: give "
-            "them as --padded-baseline SEQ/S, above 0, or name a padded run by --baseline-run"
+            f"--log {given.log} gives rates; a speed-up also needs the rates of padded training on the same devices: "
+            "give them as --padded-baseline SEQ/S, above 0, or name a padded run by --baseline-run"
         )
 
 

@@ -123,7 +123,7 @@ def make_cluster(
     options: ClusterOptions,
     causal: bool | None = None,
 ) -> Cluster:
-    """Makes a cluster of any number of devices; the arguments are those of `simulate`."""
+    """Makes a cluster of any number of devices; the arguments are as in `simulate`."""
     packs = pack_kinds(packing, max_sequence_length=histogram.longest)
     return Cluster(
         sequences=sequence_kinds(histogram),

@@ -114,7 +114,7 @@ class SchemeRow:
     devices: int
     steps: int
     speed_up: float
-    """Sequences/s divided by those of padding by arrival on as many devices, in the long run (a ratio of means)."""
+    """Speed-up in sequences/s over padding by arrival on as many devices, in the long run (a ratio of means)."""
     speed_up_low: float
     """Start of its 95 % interval over steps: by the delta method, paired by step."""
     speed_up_high: float
@@ -124,13 +124,13 @@ class SchemeRow:
     """5 % of single steps are faster."""
     sequences_per_second: float
     slowest_over_mean: float
-    """Seconds of the slowest device over those of the mean one, mean over steps."""
+    """Seconds of the slowest device over the mean device's, mean over steps."""
     worst_slowest_over_mean: float
     """The same in the most uneven step."""
     wait_share: float
     """Fraction of all devices' time spent waiting for the slowest."""
     efficiency: float
-    """Sequences/s per device, divided by those of a single device."""
+    """Sequences/s per device, divided by the sequences/s of a single device."""
 
     def is_of(self, scheme: Scheme) -> bool:
         """Whether these are steps of a scheme."""
@@ -147,7 +147,7 @@ def summarise(scheme: Scheme, times: Mapping[tuple[Scheme, int], StepTimes]) -> 
 def step_speed_ups(
     scheme: Scheme, times: Mapping[tuple[Scheme, int], StepTimes], devices: int
 ) -> Float64[np.ndarray, " steps"]:
-    """Returns the speed-up of each step: its rate over that of padding by arrival in the long run."""
+    """Returns the speed-up of each step: its rate over the rate of padding by arrival in the long run."""
     own = times[scheme, devices]
     speed_ups: Float64[np.ndarray, " steps"] = own.sequences / own.step / times[BASELINE, devices].rate
     return speed_ups
@@ -246,7 +246,7 @@ class StepHistogram:
     fitted: Gumbel | None
     """Gumbel fitted to these steps by maximum likelihood; None if they are all equally fast."""
     fitted_distance: float | None
-    """Largest difference between its distribution function and that of the steps (Kolmogorov and Smirnov's)."""
+    """Largest difference between its distribution function and the steps' (Kolmogorov and Smirnov's)."""
     beside: Gumbel | None
     """The law with which the steps are compared, if there is one."""
     beside_distance: float | None
@@ -257,7 +257,7 @@ def step_histogram(
 ) -> StepHistogram:
     """Makes a histogram of finite speed-ups, one for each step; `beside` is the law to compare them with.
 
-    `speed_up` is that of a long run of such steps.
+    `speed_up` is the speed-up of a long run of such steps.
     """
     counts, edges = np.histogram(speed_ups, bins=min(_MOST_BARS, math.ceil(len(speed_ups) ** 0.5)))
     fitted = Gumbel.fit(speed_ups) if np.ptp(speed_ups) > 0 else None

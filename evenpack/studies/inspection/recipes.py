@@ -19,7 +19,7 @@ class RecipeCost:
     padding_share: float
     """Fraction of slots that hold no token of a document or its end."""
     steps_over_concat: float
-    """Rows, and so steps of equal batches, divided by those of `concat`."""
+    """Rows, and so steps of equal batches, relative to `concat`."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -15,7 +15,7 @@ class InputOptions:
     name: str | None = None
     """Name of a histogram in a .json file of several."""
     histogram: bool = False
-    """The numbers count sequences by length: index i holds those of length i + 1."""
+    """The numbers count sequences by length: index i holds the number of sequences of length i + 1."""
     column: str | None = None
     """The column of a table; `a,b` are the two texts of a pair."""
     tokenizer: str | None = None

@@ -2,7 +2,7 @@
 
 wikipedia_512             a published histogram, of `published_names`
 histogram.json            [n1, n2, ...] counts the sequences of length 1, 2, ...; {"17": n, ...} by length;
-                          {"name": either, ...} several, of which one is chosen
+                          {"name": either, ...} several; one is chosen
 lengths.npy               one integer for each sequence, memory-mapped; or a histogram, if the options say so
 lengths.txt, or -         integers separated by spaces or lines (standard input for -); or a histogram
 *.parquet, .csv, .tsv,    a column of integers, of lists (each has its length), or of text, which a tokenizer measures;
@@ -148,8 +148,8 @@ def _read_dataset(source: str, options: InputOptions, progress: Progress) -> Len
 def _no_tokenizer(source: str, texts: Sequence[str]) -> ConfigError:
     shipped = ", ".join(name for name in published_names() if name.startswith(GLUE))
     return ConfigError(
-        f"the lengths of {source} are those of its texts ({', '.join(texts)}): they need --tokenizer NAME or FOLDER. "
-        f"Those of the training sets of {shipped} are shipped: give no option"
+        f"the lengths of {source} are the lengths of its texts ({', '.join(texts)}): they need --tokenizer "
+        f"NAME or FOLDER. The lengths of the training sets of {shipped} are shipped: give no option"
     )
 
 

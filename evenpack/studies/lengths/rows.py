@@ -1,6 +1,6 @@
 """Tables of rows whose columns have lengths: integers are lengths, lists have one, texts get one by a tokenizer.
 
-The rows of files come from `evenpack.data.sources.tables`; those of saved folders, of datasets and of GLUE's own files
+The rows of files come from `evenpack.data.sources.tables`; rows of saved folders, of datasets and of GLUE's own files
 are made into the same `Table` here.
 """
 

@@ -59,7 +59,7 @@ def plot_packing(
     against: DrawnLengths | None = None,
     sweep: Sweep | None = None,
 ) -> None:
-    """Draws the lengths, with those of `against` over them, and the efficiency by depth and algorithm.
+    """Draws the lengths, with the lengths of `against` over them, and the efficiency by depth and algorithm.
 
     With a `sweep` also by depth and pack length. `footer`: what the figure is of.
 
@@ -78,7 +78,7 @@ def plot_packing(
 
 
 def plot_depth_curves(curves: Mapping[str, Sequence[PackingRow]], path: Path, *, footer: Sequence[str]) -> None:
-    """Draws the slots of padding over those of packs by depth, a curve for each list of lengths.
+    """Draws the slots of padded training over the slots of packs, by depth: a curve for each list of lengths.
 
     Raises: ConfigError without matplotlib.
     """

@@ -80,7 +80,7 @@ class Comparison:
     notes: tuple[str, ...]
     """Sentences for people."""
     settings: Mapping[str, tuple[str, ...]]
-    """Keys of the run file whose values differ, with those of each run."""
+    """Keys of the run file whose values differ, with each run's value."""
     shares_steps: bool
     """Whether all have steps over the same data, so that they may be drawn against them."""
 
@@ -200,7 +200,7 @@ def _read_run(output_dir: Path, label: str, record: RunRecord | None, *, is_runn
 
 
 def _summary(output_dir: Path, records: Sequence[Mapping[str, Any]]) -> dict[str, Any] | None:
-    """Returns the summary of the run's last step; None if there is none, or only that of an earlier start."""
+    """Returns the summary of the run's last step; None if there is none, or only one of an earlier start."""
     summary = read_json_object(output_dir / SUMMARY) if records else None
     return summary if summary is not None and summary.get("step") == records[-1]["step"] else None
 
@@ -254,7 +254,7 @@ def _notes_of_logs(runs: Sequence[ReportedRun]) -> list[str]:
 
 
 def _notes_of_data(runs: Sequence[ReportedRun]) -> list[str]:
-    """Says why a step, or a loss, of one run is not a measure for those of another."""
+    """Says why steps, or losses, of one run are not comparable with another's."""
     unknown = [run.label for run in runs if run.record is None]
     if len(runs) > 1 and unknown:
         return [f"Whether {', '.join(unknown)} had the same data is not recorded (there is no run.json)."]

@@ -8,8 +8,8 @@ from evenpack.models.common.device_peaks import DevicePeak, find_device_peak
 FLASH_ATTENTION_2_TFLOPS = {False: {512: 215.0, 1024: 254.0}, True: {512: 141.0, 1024: 192.0}}
 """Forward and backward of FlashAttention-2 on an H100 SXM, 16-bit, head size 64, by causality and sequence length.
 
-Source: Dao 2023 (FlashAttention-2, arXiv:2307.08691), figure on H100. Operations there are 3.5 times those of the
-forward pass, since the backward pass computes the scores again, and half of the square if causal.
+Source: Dao 2023 (FlashAttention-2, arXiv:2307.08691), figure on H100. Operations there are 3.5 times the operations of
+the forward pass, since the backward pass computes the scores again, and half of the square if causal.
 """
 _COUNTED_PASSES = 3.5
 

@@ -64,7 +64,7 @@ def difference_from(
     *,
     significance: float,
 ) -> PairedDifference | None:
-    """Returns the difference of an arm's results from those of the reference with the same seeds.
+    """Returns the difference of an arm's results from the reference's results with the same seeds.
 
     None without a pair of values, and if any of them is not finite.
     """

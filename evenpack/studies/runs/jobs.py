@@ -99,7 +99,7 @@ class StudyRun(Job):
 class FinetuneRun(Job):
     """The fine-tuning of one run's weights for one task with each of its seeds.
 
-    Its folder is within that of the run: removing that folder to train again removes its fine-tunings too.
+    Its folder is within the run's folder: removing that folder to train again removes its fine-tunings too.
     """
 
     command: ClassVar[str] = "finetune"
@@ -118,7 +118,7 @@ class FinetuneRun(Job):
 
 @dataclass(frozen=True, kw_only=True)
 class Evaluation(Job):
-    """The evaluation of one run's last checkpoint by `evenpack evaluate`, in a folder within that of the run."""
+    """The evaluation of one run's last checkpoint by `evenpack evaluate`, in a folder within the run's folder."""
 
     command: ClassVar[str] = "evaluate"
     unit: ClassVar[str] = "step"
@@ -290,7 +290,7 @@ def _finetuning(run: StudyRun, task: str, section: FinetuneSection) -> FinetuneR
 
 
 def _following(run: StudyRun, folder: str) -> dict[str, Any]:
-    """Returns the fields of a job in a folder within that of a training, with whose weights it begins."""
+    """Returns the fields of a job that begins with a training's weights, in a folder within the training's folder."""
     return {
         "phase": run.phase,
         "arm": run.arm,

@@ -41,7 +41,7 @@ class Findings:
     """The comparison of the finished runs."""
 
     value: Mapping[str, Any]
-    """Keys of the JSON in addition to those of all studies."""
+    """Keys of the JSON in addition to the keys of all studies."""
     shown: Sequence[RenderableType]
     draw: Callable[[Path, str], Sequence[Path]]
     """Draws the figures: takes the path of --plot and the line of origin, returns the paths of the figures."""

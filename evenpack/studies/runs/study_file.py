@@ -115,7 +115,7 @@ class RunsStudyConfig(Section):
     def located(self, folder: Path) -> dict[str, Any]:
         """Returns the fields that name run files, with paths relative to the current directory.
 
-        `folder` is that of the study file.
+        `folder` is the study file's folder.
         """
         return {"phases": beside(folder, self.phases)}
 

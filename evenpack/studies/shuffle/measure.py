@@ -52,7 +52,7 @@ class ArmOrder:
 
 
 def check_run(config: RunConfig) -> None:
-    """Checks a run. Raises: ConfigError if its order is not that of one source in steps of packs."""
+    """Checks a run. Raises: ConfigError unless it has one source and steps of packs."""
     if len(config.data.sources) != 1:
         raise ConfigError(
             f"a shuffle study measures the order of one source, found {', '.join(config.data.sources)}: give one "
@@ -136,7 +136,7 @@ def borders(plan: PackStream, *, packs_per_step: int, steps: int) -> list[int]:
 
 
 def jump(losses: Float64[np.ndarray, " steps"], at: Sequence[int], *, around: int) -> float | None:
-    """Returns the mean, over borders, of the mean loss of the steps after one minus that of the steps before it.
+    """Returns the mean loss of the steps after a border minus the mean of those before it, averaged over borders.
 
     Steps without a loss (NaN) count in no mean. Borders with fewer than `around` steps on a side, or none with a loss
     there, are left out; None: all of them are.

@@ -48,7 +48,7 @@ class Quality:
     step_mates: float | None
     """The same for pairs in a step and not in a pack."""
     window_distance: float
-    """The greatest total variation distance between the sources of a window of the epoch and those of the whole."""
+    """The greatest total variation distance between the sources of a window of the epoch and of the whole epoch."""
 
 
 def drawn_order(plan: PackStream, source_ids: Integer[np.ndarray, " N"] | None) -> Order:

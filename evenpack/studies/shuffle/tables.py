@@ -69,7 +69,7 @@ def jump_table(
     if not rows:
         return []
     title = (
-        f"Mean loss of the {section.steps_around_border} steps after a border of blocks minus that of as many before "
-        f"it, at steps {', '.join(map(str, borders))}"
+        f"Mean loss of the {section.steps_around_border} steps after a border of blocks minus the mean of as many "
+        f"before it, at steps {', '.join(map(str, borders))}"
     )
     return [table_of(rows, _JUMPS, title=title)]

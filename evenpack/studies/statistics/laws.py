@@ -4,7 +4,7 @@ Densities, distribution functions and fits are SciPy's (`frozen`, `fit`), but fo
 likelihood: a bootstrap fits it hundreds of times, and SciPy's way through its checks takes eight times as long.
 Minima and maxima are not:
 
-they are computed from the cumulative hazard H(s) = -ln(1 - F(s)), of which SciPy has no inverse. The minimum of n draws
+they are computed from the cumulative hazard H(s) = -ln(1 - F(s)), whose inverse SciPy lacks. The minimum of n draws
 has n * H(s), for any n > 0, so no power of a survival function is ever taken and nothing underflows at a million
 devices.
 """
@@ -156,7 +156,7 @@ def expected_minima(law: Law, devices: Sequence[float | int]) -> Float64[np.ndar
     """Returns the expected minimum of each number of independent draws from `law`.
 
     E[min] = integral of s(t / devices) exp(-t) dt over t > 0, where s is `law.at_hazard`. Fractions are allowed: if
-    `law` is that of a cluster of n, then m / n draws represent m devices. Infinite where the mean does not exist.
+    `law` describes a cluster of n, then m / n draws represent m devices. Infinite where the mean does not exist.
     """
     counts = np.asarray(devices, dtype=np.float64)
     if not (np.isfinite(counts).all() and (counts > 0).all()):

@@ -66,7 +66,7 @@ class PhaseClock:
     """Observes an engine: on CUDA by events, which are recorded asynchronously; otherwise by the host's clock."""
 
     def __init__(self, device: torch.device, name: ClockName = "wall", *, ranks: int = 1) -> None:
-        """Checks the clock. Raises: ConfigError if the seconds of the CPU are not those of a step."""
+        """Checks the clock. Raises: ConfigError if CPU seconds do not measure a step."""
         if name == "cpu" and device.type != "cpu":
             raise ConfigError(f"the cpu clock sees no work of a {device.type} device: leave --clock out")
         if name == "cpu" and torch.get_num_threads() > 1:
@@ -119,7 +119,7 @@ class PeakMemory:
         try:
             Path("/proc/self/clear_refs").write_text("5")
         except OSError:
-            return  # no Linux, or a sandbox: the peak is then that of the whole process
+            return  # no Linux, or a sandbox: the peak is then the peak of the process so far
 
     def bytes(self) -> int:
         """Returns the peak since the last reset."""

@@ -49,7 +49,7 @@ class ThroughputOptions:
     warmup: int
     """Warm-up rounds."""
     samples: int
-    """Micro-batches for the cost model in addition to those of the layouts; 0: no cost model."""
+    """Micro-batches for the cost model in addition to the layouts' own; 0: no cost model."""
     clock: ClockName
 
     def __post_init__(self) -> None:
@@ -105,7 +105,7 @@ class DepthRow:
     predicted_speed_up: float
     """Predicted over padding: packing factor / (1 + overhead), times the width of a padded row / slots of a pack."""
     realised_speed_up: Quartiles
-    """Sequences/s divided by those of padding, at as many rows per step."""
+    """Speed-up in sequences/s over padding, at as many rows per step."""
 
 
 @dataclass(frozen=True, kw_only=True)

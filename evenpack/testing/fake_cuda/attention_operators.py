@@ -150,7 +150,7 @@ def broken_contract(
     """Returns what FlashAttention 2 would refuse in a call of one of its operators; None for a sound call or another.
 
     Args:
-        dtype: that of queries, keys and values under the run's precision.
+        dtype: dtype of queries, keys and values under the run's precision.
     """
     name = operator.name().partition(".")[0]
     if name not in OPERATORS:

@@ -4,7 +4,7 @@ Products: tensor cores are used best if every line of each matrix, rows or colum
 Others compute the same by a slower kernel, and nothing says so. Source: NVIDIA, cuBLAS library, section "Tensor Core
 Usage" (conditions on pointers and leading dimensions).
 
-Lists of tensors take a few kernels for all of them, or a kernel for each. The rules are those of PyTorch 2.11 to 2.13
+Lists of tensors take a few kernels for all of them, or a kernel for each. The rules are taken from PyTorch 2.11 to 2.13
 for CUDA: `can_use_fast_route` of `ATen/native/ForeachUtils.h`, and one more of
 `ATen/native/cuda/ForeachPointwiseOp.cu`: the first factors of `addcmul`, or the dividends of `addcdiv`, may be tensors
 without dimensions, which `PointwiseOpScalar0dTensorFunctor` reads on the device

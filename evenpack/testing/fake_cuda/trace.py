@@ -88,10 +88,10 @@ def trace_steps(
     spoil: Callable[[Model], None] | None = None,
     beside: Callable[[TrainingEngine], AbstractContextManager[Any]] | None = None,
 ) -> StepTrace:
-    """Returns what the second of two steps does; faults are those of both, operations those of the first.
+    """Returns what the second of two steps does; faults are found in both, operations counted in the first.
 
     Args:
-        micro_batches: those of one rank, on the CPU; as many as the run's step has.
+        micro_batches: micro-batches of one rank, on the CPU; as many as the run's step has.
         world_size: ranks that are pretended; collectives take no time and change nothing.
         expected_waits: functions (`module.function`) that may wait for the device, with the number that they read there
             where the trace does not know it.

@@ -225,7 +225,7 @@ class KnownValues:
         return known if known is not None else getattr(fake, "constant", None)
 
     def follow(self, operator: Any, arguments: Sequence[Any], named: Mapping[str, Any], result: Any) -> None:
-        """Computes the numbers of an operator's results, where those of its arguments are known and few."""
+        """Computes the numbers of an operator's results, where the arguments' numbers are known and few."""
         fakes = [leaf for leaf in tree_iter((arguments, dict(named))) if isinstance(leaf, Tensor)]
         if operator._schema.is_mutable:
             self._forget_written(operator, arguments)
@@ -241,7 +241,7 @@ class KnownValues:
             self.learn(fake, value)
 
     def compute(self, operator: Any, arguments: Sequence[Any], named: Mapping[str, Any]) -> Any:
-        """Returns what an operator makes of the numbers of its arguments, all of which are known, on the CPU."""
+        """Returns the operator's result on the CPU for the numbers of its arguments, which are all known."""
         with torch._C._DisableTorchDispatch():
             real_arguments, real_named = tree_map(self._real, (tuple(arguments), dict(named)))
             return operator(*real_arguments, **real_named)

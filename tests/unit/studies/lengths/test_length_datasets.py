@@ -115,7 +115,7 @@ def test_a_task_of_glue_asks_for_a_tokenizer_before_it_is_loaded(
     monkeypatch.chdir(tmp_path)
     monkeypatch.delattr("datasets.load_dataset")
     with pytest.raises(
-        ConfigError, match=r"glue:mrpc are those of its texts \(sentence1, sentence2\): they need --tokenizer"
+        ConfigError, match=r"glue:mrpc are the lengths of its texts \(sentence1, sentence2\): they need --tokenizer"
     ):
         counts("glue:mrpc")
 
