@@ -22,7 +22,7 @@ from evenpack.studies.imbalance.cluster import ClusterOptions
 from evenpack.studies.imbalance.extrapolation import PUBLISHED_CLUSTER, PUBLISHED_DEVICES, PUBLISHED_LENGTHS
 from evenpack.studies.imbalance.simulation import fit_noise, make_cluster
 from evenpack.studies.imbalance.step_cost import DEFAULT_COST, find_cost
-from evenpack.studies.lengths.published import published_histogram
+from evenpack.studies.lengths.reading import published_histogram
 
 
 def main() -> None:
