@@ -78,7 +78,7 @@ _MOST_LINES = 20
 """Lines of errors in a message."""
 
 _MOST_NAME_BYTES, _MOST_PATH_BYTES = 255, 4095
-"""What Linux and its file systems take for a name in a path, and for a path."""
+"""Limits of Linux and its file systems for a name in a path, and for a path."""
 
 _LINE_CHARACTERS = 118
 """Characters of a line of known words."""

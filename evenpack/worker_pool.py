@@ -108,7 +108,7 @@ def make_sockets_without_files() -> None:
 def is_resource_tracker(command: Sequence[str]) -> bool:
     """Returns whether a command line starts a resource tracker.
 
-    Whoever kills the other processes of a program leaves it out: it ends by itself, and removes what they had.
+    Code that kills the other processes of a program leaves it out: it ends by itself, and removes their resources.
     """
     return any("multiprocessing.resource_tracker" in argument for argument in command)
 

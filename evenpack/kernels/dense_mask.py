@@ -34,7 +34,7 @@ class _Known:
 
 
 _MASKS: MutableMapping[Tensor, dict[int | None, _Known]] = WeakIdKeyDictionary()
-"""By the tensor of boundaries, which all layers of a micro-batch share, and by window."""
+"""Masks by the tensor of boundaries, which all layers of a micro-batch share, and by window."""
 
 
 @never_compiled  # the layers share a mask that is found by identity

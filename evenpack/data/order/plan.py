@@ -105,7 +105,7 @@ class PackPlan:
                 f"{packing.sequences} sequences: they are of different preparations; prepare the data again"
             )
         self.packs = packing.packs
-        """Of one epoch."""
+        """Packs of one epoch."""
         self.sequences = packing.sequences
         self.max_sequences_per_pack = packing.depth
         self.pack_length = packing.pack_length

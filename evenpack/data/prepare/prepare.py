@@ -242,7 +242,7 @@ class _Preparation:
 
 
 def _require_files(directory: Path, files: Mapping[str, FileRecord]) -> None:
-    """Checks that what was written is there. Raises: DataError if somebody has removed it meanwhile."""
+    """Checks that what was written exists. Raises: DataError if it was removed meanwhile."""
     missing = [record.locate(directory) for record in files.values() if not record.locate(directory).is_file()]
     if missing:
         raise DataError(

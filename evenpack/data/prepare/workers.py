@@ -184,10 +184,10 @@ _Pending = deque[tuple[PartTask, Future[PartFile]]]
 
 @runtime_checkable
 class Observer(Protocol):
-    """Whoever waits for the files."""
+    """The caller that waits for the files of parts."""
 
     def note(self, message: str) -> None:
-        """Something to be reported once."""
+        """Reports a message once."""
 
     def waiting(self, tasks: Sequence[PartTask]) -> None:
         """Called every few seconds while nothing is ready, with the tasks that are at work or ready."""
@@ -207,7 +207,7 @@ class Workers(Protocol):
 
 
 class LocalWorkers:
-    """Processes of this machine. A worker that dies costs the parts at work, which new workers resume.
+    """Processes of this machine. If a worker dies, new workers resume the parts in progress.
 
     They import the main script again, so a script that uses them must begin its work below
     `if __name__ == "__main__":`.

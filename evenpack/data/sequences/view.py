@@ -158,7 +158,7 @@ class PaddingCounts(NamedTuple):
     targets: Int64[np.ndarray, " K"]
     """Number of these that would be targets if they were treated as other tokens."""
     squared_lengths: Int64[np.ndarray, " K"]
-    """Their part of the sum of squared lengths over the sequence's segments."""
+    """Part of the sum of squared lengths over the sequence's segments that falls on these tokens."""
 
 
 def length_chunks(view: SequenceView) -> Iterator[Int32[np.ndarray, " chunk"]]:

@@ -100,7 +100,7 @@ def _begin(partial: Path) -> None:
 
 
 def _write_common(saved: SavedTensors, shapes: Shapes, partial: Path) -> list[str]:
-    """Checks the checkpoint as a whole, and writes what DeepSpeed reads beside the parameters."""
+    """Checks the complete checkpoint, and writes what DeepSpeed reads in addition to the parameters."""
     _require_model(saved, shapes)
     _require_steps(saved)
     step = torch.tensor(float(next(iter(saved.steps), 0)))

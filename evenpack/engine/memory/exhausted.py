@@ -1,4 +1,4 @@
-"""What a rank says when its GPU has run out of memory: the estimate of the run's memory, and what would fit."""
+"""The message of a rank whose GPU has run out of memory: the estimate of the run's memory, and what would fit."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager

@@ -50,7 +50,7 @@ class Journal(Part):
     def __init__(self, run: Run) -> None:
         self._run = run
         self._metrics: MetricsLog | None = None
-        """None on other ranks."""
+        """The log of metrics; None on other ranks."""
         self._saves: deque[SaveCost] = deque()
         """Saves that are in no record yet."""
         self._evaluation_started = 0.0

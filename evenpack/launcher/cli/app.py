@@ -84,7 +84,7 @@ app.add_typer(mlperf_app, name="mlperf")
 def main() -> None:
     """Runs the command line. An error that the user can correct becomes a message and exit code 2.
 
-    One that nobody has explained makes it read the prepared data that the command has opened: damage is named instead.
+    An unexplained one makes it verify the prepared data that the command has opened: damage is named instead.
     """
     end_with_starter()
     with noted_directories() as opened:

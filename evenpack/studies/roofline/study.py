@@ -28,7 +28,7 @@ _LAYOUTS: tuple[Layout, ...] = ("packed", "unpadded")
 
 @dataclass(frozen=True, kw_only=True)
 class RooflineOptions:
-    """What the run file does not say."""
+    """Options that the run file does not contain."""
 
     device: str
     """Name of a device with a known peak."""
@@ -67,11 +67,11 @@ class PartRow:
 
 @dataclass(frozen=True, kw_only=True)
 class FusionRow:
-    """What a fusion brings."""
+    """The seconds that a fusion saves."""
 
     fusion: str
     saved_seconds: float
-    """Of a step without other fusions."""
+    """Seconds saved in a step without other fusions."""
     tokens_per_second: float
     """ESTIMATE with this fusion and those above."""
 
