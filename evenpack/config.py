@@ -148,7 +148,7 @@ def _expand_user(value: Any) -> Any:
     try:
         return Path(value).expanduser()
     except RuntimeError as error:
-        raise ValueError(f"{value}: there is no such user, whose home '~' could stand for") from error
+        raise ValueError(f"{value}: expected '~' or the name of a user after it, found no such user") from error
 
 
 def _file_name_bytes(name: str) -> int:

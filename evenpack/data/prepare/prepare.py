@@ -187,7 +187,7 @@ class _Preparation:
         recipe = self.config.recipe
         if isinstance(recipe, SentencePairsRecipe) and recipe.language not in LANGUAGES_WITH_RULES:
             self.meter.note(
-                f"data.recipe.language {recipe.language}: sentencex has no rules of its own for it, and uses those of "
+                f"data.recipe.language {recipe.language}: sentencex has no rules for it, and uses the rules of "
                 f"a related language, or of English; it has them for {', '.join(sorted(LANGUAGES_WITH_RULES))}"
             )
 

@@ -342,7 +342,7 @@ def mpi_workers() -> Iterator[MpiWorkers | None]:
     if ranks != started_ranks():
         raise ConfigError(
             f"mpirun has started {started_ranks()} ranks, but mpi4py sees {ranks}: it was built for another MPI than "
-            "that of this mpirun; install mpi4py for it, or use the mpirun of evenpack[mpi]"
+            "this mpirun; install mpi4py for it, or use the mpirun of evenpack[mpi]"
         )
     with MPICommExecutor(MPI.COMM_WORLD, root=0) as entered:
         executor = cast("Executor | None", entered)  # its stub names another class

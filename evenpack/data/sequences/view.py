@@ -73,11 +73,14 @@ class TokenAccounting:
         if negative:
             raise ValueError(f"accounting entries below zero: {', '.join(negative)} in {self}")
         if self.documents_read != self.documents_kept + self.documents_dropped:
-            raise ValueError(f"documents read are not those kept and dropped: {self}")
+            raise ValueError(f"the documents read are not the sum of those kept and dropped: {self}")
         added = self.tokens_borrowed + self.tokens_special + self.tokens_added_ends
         gathered = self.passes * (self.tokens_read - self.tokens_document_ends) + added
         if gathered != self.tokens_kept + self.tokens_cut + self.tokens_dropped:
-            raise ValueError(f"tokens read are not (with those borrowed and added) those kept, cut and dropped: {self}")
+            raise ValueError(
+                "the tokens read, with those borrowed and added, are not the sum of those kept, cut and dropped: "
+                f"{self}"
+            )
 
     @property
     def documents_dropped(self) -> int:

@@ -44,8 +44,8 @@ COMMANDS: tuple[Callable[..., None], ...] = (
 _CANNOT_WRITE = (errno.ENOSPC, errno.EDQUOT, errno.EACCES, errno.EROFS)
 
 app = typer.Typer(
-    help="Distributed pretraining on DeepSpeed: equal packs for every GPU, nearly no padding, no sequence sees "
-    "another.\n\n\b\nA first run:\n  evenpack prepare demo\n  evenpack train demo",
+    help="Distributed pretraining on DeepSpeed: equal packs for every GPU, nearly no padding, no attention "
+    "between sequences.\n\n\b\nA first run:\n  evenpack prepare demo\n  evenpack train demo",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
