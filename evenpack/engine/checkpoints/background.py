@@ -67,7 +67,7 @@ class EndedSave:
 
     result: Checkpoint | SaveError
     seconds: float
-    """Since it began, until the checkpoint was whole and obsolete ones were removed."""
+    """Since it began, until the checkpoint was complete and obsolete ones were removed."""
 
 
 class BackgroundWriter:

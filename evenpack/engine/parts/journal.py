@@ -32,7 +32,7 @@ class SaveCost:
     pause_seconds: float
     """Time for which training stood still."""
     seconds: float | None
-    """Time until it was whole on disk, and obsolete ones were removed; None if it could not be written."""
+    """Time until it was complete on disk, and obsolete ones were removed; None if it could not be written."""
     bytes: int
     """Size of all its files; 0 if it could not be written."""
 
