@@ -5,7 +5,7 @@
     DIR/sources/NAME/tokens.{bin,idx}          whole documents (a Megatron source is used in its original location)
     DIR/sources/NAME/document_hashes.npy       equal documents have equal hashes, and the split depends on them
                                                (neither for shards, whose sequences are finished; both are elsewhere
-                                               with data.tokens_dir: shared_tokens.py)
+                                               with data.tokens_dir: tokens_dir.py)
     DIR/sources/NAME/shuffled.{bin,idx}        the training sequences in random order, where `data.shuffle` is `grid`
     DIR/sources/NAME/{train,validation}/       the recipe's view, the strategies, the sorted sequences
 

@@ -226,7 +226,7 @@ def _rows(expected: StepSeconds, floor: StepSeconds, fused: StepSeconds) -> tupl
 def _assumptions(config: RunConfig, device: str, devices: int) -> tuple[str, ...]:
     found = ["an attention kernel that keeps no scores; padding at the end of packs is left out of its squares"]
     if config.training.compile:
-        found.append("the step as it is has no code by torch.compile: training.compile=true is its row compiled blocks")
+        found.append("the step is shown without torch.compile; for training.compile=true see the row compiled blocks")
     if device != MEASURED_ON:
         found.append(f"attention reaches the share of {device}'s peak that was measured on an {MEASURED_ON}")
     shape = config.model.shape
