@@ -1,4 +1,4 @@
-"""Worker processes that end with the process that started them, however it ends, and what they have under a name.
+"""Worker processes that end with the process that started them, however it ends, and their named resources.
 
 multiprocessing gives its semaphores names in shared memory, which stay until somebody removes them: exit handlers, or
 a process of its own, the resource tracker, when all others are gone. Its sockets are files in a temporary folder.

@@ -1,4 +1,4 @@
-"""The sizes of a batch's index arrays: the same for every micro-batch of every rank, and rarely another.
+"""The sizes of a batch's index arrays, which are the same for every micro-batch of every rank and rarely change.
 
 They are the largest that any micro-batch of many steps needs, counted from the plan without reading tokens: first for
 the steps with which the run begins, and again before these are over. So they only grow, a few times in a long run. A

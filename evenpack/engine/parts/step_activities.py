@@ -1,4 +1,4 @@
-"""Tells what a rank begins to do within a step, from the phases that its engine has ended."""
+"""Reports what a rank begins to do within a step, from the phases that its engine has ended."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager

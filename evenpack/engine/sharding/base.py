@@ -1,4 +1,4 @@
-"""What a ZeRO stage decides."""
+"""The interface of a ZeRO stage: everything that a stage decides."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence

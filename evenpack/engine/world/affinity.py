@@ -1,4 +1,4 @@
-"""The cores beside a rank's GPU, by Linux's files under /sys.
+"""The cores of the NUMA node of a rank's GPU, by Linux's files under /sys.
 
 A node of eight GPUs has two processors or more, each with its own memory and its own GPUs. A rank whose threads, loader
 and page-locked memory lie at the other processor copies through the link between them.

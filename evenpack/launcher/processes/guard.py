@@ -1,4 +1,4 @@
-"""The thread in every rank that ends an unneeded rank, even if the main thread waits for something.
+"""The thread in every rank that ends the rank when the run has ended, even if the main thread waits for something.
 
 A rank that waits in a collective for one that has died, or whose launcher has ended, would wait for ever: NCCL
 notices after minutes, and no signal handler runs while the main thread is in C.
