@@ -117,7 +117,7 @@ def written(path: Path, count: int) -> np.ndarray:
 
 
 def write_token_index(prefix: Path, starts: np.ndarray) -> None:
-    """Writes a pair of files in the layout of `tokens/index.py`, with a sparse file of tokens."""
+    """Writes a pair of files in the layout of `tokens/file.py`, with a sparse file of tokens."""
     documents = len(starts) - 1
     with prefix.with_suffix(".idx").open("wb") as file:
         file.write(b"MMIDIDX\x00\x00" + np.array([1], "<u8").tobytes() + np.array([8], "u1").tobytes())

@@ -72,7 +72,7 @@ _MOST_LINES = 20
 """Lines of errors in a message."""
 
 _MOST_NAME_BYTES, _MOST_PATH_BYTES = 255, 4095
-"""What Linux and its file systems take for a name in a path, and for a path."""
+"""Limits of Linux and its file systems for a name in a path, and for a path."""
 
 _LINE_CHARACTERS = 118
 """Characters of a line of known words."""
@@ -142,7 +142,7 @@ def _expand_user(value: Any) -> Any:
     try:
         return Path(value).expanduser()
     except RuntimeError as error:
-        raise ValueError(f"{value}: there is no such user, whose home '~' could stand for") from error
+        raise ValueError(f"{value}: expected '~' or the name of a user after it, found no such user") from error
 
 
 def _file_name_bytes(name: str) -> int:

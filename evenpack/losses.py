@@ -17,11 +17,11 @@ class Loss:
     """Declares a loss. A model's section lists its losses, the main one first (`TransformerConfig.losses`)."""
 
     name: str
-    """Its key in a batch's targets and in a model's outputs."""
+    """Key of the loss in a batch's targets and in a model's outputs."""
     title: str
-    """Its name for people, within a sentence."""
+    """Name of the loss within a sentence."""
     metric: str
-    """Its key in metrics.jsonl and summary.json, where a model has several losses; the sum of all is `loss`."""
+    """Key of the loss in metrics.jsonl and summary.json, where a model has several losses; the sum of all is `loss`."""
     accuracy: str | None
     """The key of the share of its targets that were predicted correctly; None: it is not counted."""
     counted_by: Divisor

@@ -17,7 +17,7 @@ def shipped_run_files() -> dict[str, Path]:
 
 
 def first_comment(path: Path) -> str:
-    """Returns what a run file says of itself: the first sentence of the comment at its beginning, without a command."""
+    """Returns the description of a run file: the first sentence of the comment at its beginning, without a command."""
     lines = takewhile(re.compile(r"# ?\S").match, path.read_text(encoding="utf-8").splitlines())
     words = " ".join(line.removeprefix("#").strip() for line in lines)
     sentence = re.match(r".*?\.(?= [A-Z]|$)", words)

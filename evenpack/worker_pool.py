@@ -1,4 +1,4 @@
-"""Worker processes that end with the process that started them, however it ends, and what they have under a name.
+"""Worker processes that end with the process that started them, however it ends, and their named resources.
 
 multiprocessing gives its semaphores names in shared memory, which stay until somebody removes them: exit handlers, or
 a process of its own, the resource tracker, when all others are gone. Its sockets are files in a temporary folder.
@@ -108,7 +108,7 @@ def make_sockets_without_files() -> None:
 def is_resource_tracker(command: Sequence[str]) -> bool:
     """Returns whether a command line starts a resource tracker.
 
-    Whoever kills the other processes of a program leaves it out: it ends by itself, and removes what they had.
+    Code that kills the other processes of a program leaves it out: it ends by itself, and removes their resources.
     """
     return any("multiprocessing.resource_tracker" in argument for argument in command)
 

@@ -1,4 +1,4 @@
-"""Notes which prepared directories a command opens, so that an error nobody has explained can be compared with them."""
+"""Notes which prepared directories a command opens, so that an unexplained error can be checked for damage in them."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager

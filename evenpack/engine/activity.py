@@ -1,4 +1,4 @@
-"""What a rank is doing, for those who watch whether it goes on.
+"""What a rank is doing, so that other processes can see whether it makes progress.
 
 on_activity   the main thread begins something: a step, a micro-batch, a batch of an evaluation
 own_work      the main thread does, or waits for, something that no other rank takes part in: a file, a compilation
@@ -30,8 +30,8 @@ Activity = Literal[
     "waiting for a save",
     "writing the summary",
 ]
-"""In the order in which a step goes through them; a rank waits for a save when its own part of it is on disk. On a GPU
-the host is ahead of the device: it issues work and waits for it when it sums over the ranks."""
+"""What a rank can be doing, in the order of a step; a rank waits for a save when its own part of it is on disk. On a
+GPU the host is ahead of the device: it issues work and waits for it when it sums over the ranks."""
 
 ACTIVITIES: tuple[Activity, ...] = get_args(Activity)
 
@@ -112,4 +112,4 @@ def is_saving() -> bool:
 
 
 def ignore_activity(activity: Activity, step: int) -> None:
-    """Does nothing: nobody watches."""
+    """Does nothing, for runs that are not watched."""

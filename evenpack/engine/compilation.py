@@ -85,7 +85,7 @@ def compile_if_asked(model: nn.Module, config: RunConfig, device_type: str) -> C
     if training.has_varying_slots:
         log.warning(
             "training.compile: with layout %s and batching %s micro-batches differ in their number of slots, so the "
-            "code is made for any number; that of layout packed is for exactly one",
+            "code is made for any number; with layout packed it is made for exactly one",
             training.layout,
             training.batching,
         )
@@ -93,8 +93,8 @@ def compile_if_asked(model: nn.Module, config: RunConfig, device_type: str) -> C
     is_cut = backend in capabilities.LEFT_TO_PYTHON
     if is_cut and device_type == "cuda":
         log.warning(
-            "training.compile: attention by %s is left to Python, which cuts each block into several graphs; those by "
-            "varlen and flash are in the graph. Choose one by attention.backend, or set training.compile=false",
+            "training.compile: attention by %s is left to Python, which cuts each block into several graphs; attention "
+            "by varlen and flash is in the graph. Choose one by attention.backend, or set training.compile=false",
             backend,
         )
     assert isinstance(model, PackedTransformer), "the model of a family"

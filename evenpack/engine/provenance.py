@@ -1,4 +1,4 @@
-"""What a number comes from: the commit of the source."""
+"""The origin of a number: the commit of the source."""
 
 import subprocess
 from pathlib import Path

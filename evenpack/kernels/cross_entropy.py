@@ -28,7 +28,7 @@ cost less, as long as their memory is there.
 """
 
 _CHUNK_BYTES_ELSEWHERE = 1 << 28
-"""The same on a CPU, where sums over chunks are kept bit for bit, and on other devices.
+"""Bytes of one chunk's FP32 logits on a CPU, where sums over chunks stay equal bit for bit, and on other devices.
 
 Enough rows for the matrix products to run at full speed: at V = 50,257 it makes chunks of up to 1335 tokens. On one
 core of an AMD EPYC (2048 tokens, C = 768, forward and backward) chunks of 256, 512 and 1024 tokens take 4.9, 4.8 and

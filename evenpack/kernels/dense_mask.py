@@ -1,4 +1,4 @@
-"""Attention over whole rows with a mask, as PackedBERT computes it: the scores of all pairs of a row's slots, L x L.
+"""Attention over complete rows with a mask, as PackedBERT computes it: the scores of all pairs of a row's slots, L x L.
 
 It costs as much for a pack as for one long sequence. That is its purpose: it is the baseline of kernels that skip what
 a mask would discard, and the way of frameworks without such kernels.
@@ -34,7 +34,7 @@ class _Known:
 
 
 _MASKS: MutableMapping[Tensor, dict[int | None, _Known]] = WeakIdKeyDictionary()
-"""By the tensor of boundaries, which all layers of a micro-batch share, and by window."""
+"""Masks by the tensor of boundaries, which all layers of a micro-batch share, and by window."""
 
 
 @never_compiled  # the layers share a mask that is found by identity

@@ -56,7 +56,7 @@ def _takes(name: str) -> bool:
 
 
 def _span_arguments(causal: bool, window: int | None) -> dict[str, Any]:
-    """Returns the argument of what a token sees: `is_causal` in the first releases, a window in later ones."""
+    """Returns the argument for the tokens attended to: `is_causal` in the first releases, a window later."""
     if window is None and _takes("is_causal"):
         return {"is_causal": causal}
     before = -1 if window is None else window

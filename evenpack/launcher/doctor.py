@@ -68,7 +68,7 @@ class ProbeReport:
     max_deviation: float | None
     """Relative deviation with isolation. None if the backend raised an error."""
     control_deviation: float | None
-    """The same without isolation, which must leak."""
+    """Relative deviation without isolation, which must be large."""
     tolerance: float | None
     passed: bool
     error: str | None

@@ -1,4 +1,4 @@
-"""OUTPUT_DIR/loss.png."""
+"""Draws OUTPUT_DIR/loss.png, the losses of a run."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass

@@ -1,4 +1,4 @@
-"""A shipped run file, changed for somebody's data, model and devices, and written with what each key means."""
+"""A shipped run file, changed for a user's data, model and devices, and written with the meaning of each key."""
 
 import math
 import re
@@ -37,21 +37,21 @@ MODELS = {
 """Each with the shipped run file that it begins with; the first three are for CPU cores, the others for GPUs."""
 
 _CPU_RANKS = 2
-"""As `train` starts them where there is no GPU."""
+"""CPU ranks that `train` starts on a machine without a GPU."""
 _GPUS_OF_A_NODE = 8
-"""More than so many are on several machines."""
+"""GPUs of one machine; a larger number is taken to be on several machines."""
 _COLUMNS = 100
 
 
 @dataclass(frozen=True, kw_only=True)
 class NewRun:
-    """What a run file is written for."""
+    """The data, model and devices for which a run file is written."""
 
     name: str
     sources: Mapping[str, Mapping[str, Any]]
     """The sections of its sources by name."""
     model: str
-    """One of `MODELS`."""
+    """Name of a model in `MODELS`."""
     tokenizer: Path | None
     """The folder with the vocabulary, or for the kind `hub` a name there; None: one is trained on the data."""
     devices: int

@@ -12,7 +12,7 @@ from evenpack.errors import EXIT_STOPPED, ConfigError
 from evenpack.launcher.processes.start import WORKER_MODULE
 
 _TIME = re.compile(r"(\d+-)?\d+(:\d\d){0,2}", re.ASCII)
-"""As Slurm takes it: M, M:SS, H:MM:SS, D-H, D-H:MM or D-H:MM:SS."""
+"""A time in Slurm's forms: M, M:SS, H:MM:SS, D-H, D-H:MM or D-H:MM:SS."""
 _DIRECTIVE = re.compile(r"[^\s\"'\\]+")
 
 _TEMPLATE = """\
@@ -75,7 +75,7 @@ exit "$code"
 
 @dataclass(frozen=True, kw_only=True)
 class SlurmJob:
-    """What is asked of Slurm."""
+    """The job's requests to Slurm."""
 
     nodes: int
     gpus_per_node: int
@@ -83,7 +83,7 @@ class SlurmJob:
     partition: str | None
     account: str | None
     seconds_to_save: int
-    """From Slurm's signal to the end of the time: a step, an evaluation and a save must fit."""
+    """Seconds from Slurm's signal to the end of the time: a step, an evaluation and a save must fit."""
 
     def __post_init__(self) -> None:
         if self.time is not None and not _TIME.fullmatch(self.time):

@@ -60,7 +60,7 @@ class TrainingPlan:
     slots_per_step: int | None
     """Slots; None if they depend on the sequences of a step."""
     slots_per_micro_batch: int | None
-    """Slots that a rank computes at once; None likewise."""
+    """Slots that a rank computes at once; None if they depend on the sequences of a step."""
     capacity: "BatchCapacity"
     """Sizes of the index arrays of each micro-batch."""
     tokens_per_step: float
@@ -187,17 +187,17 @@ class TrainingReport:
 
     step: int
     packing_efficiency: float | None
-    """Of an epoch of packs, whatever part of it the run has trained on; None where the layout computes no packs."""
+    """Efficiency over an epoch of packs, also for a run of less than one; None where the layout computes no packs."""
     packing_factor: float | None
     """Sequences per pack, in the same way."""
     padding_share: float
     """Fraction of the slots that the run has computed."""
     ranks: int
-    """Ranks of the last step, and of the steps that the rate is of."""
+    """Ranks of the last step, and of the steps over which the rate is measured."""
     tokens_per_second: float
     """Real tokens/s over all ranks; the median step, without evaluation and saving."""
     first_loss: float | None
-    """In nats/token, next-sentence loss included where there is one; None if it was not finite."""
+    """Loss in nats/token, next-sentence loss included where there is one; None if it was not finite."""
     last_loss: float | None
     losses_apart: dict[str, float | None]
     """The parts of these two, as in summary.json, of a model that has two losses."""
@@ -268,9 +268,9 @@ class TrainingResult(LaunchResult):
 
     output_dir: Path
     report: TrainingReport | None
-    """None if it failed, or has written no summary."""
+    """The run's report; None if it failed, or has written no summary."""
     loss_plot: Path | None
-    """None without a report, or if it could not be drawn."""
+    """The plot of losses; None without a report, or if it could not be drawn."""
 
 
 def run_training(launch: LaunchPlan, checked: ResolvedRun) -> TrainingResult:
@@ -461,7 +461,7 @@ def report_table(report: TrainingReport, *, title: str) -> Table:
 
 
 def _training_losses(report: TrainingReport) -> dict[str, str]:
-    """Of a model with several losses each by itself: its validation loss is the main one alone."""
+    """Returns the losses as text, each separately if there are several, since validation has only the main one."""
     if not report.losses_apart:
         return {"first loss": _loss(report.first_loss), "last loss": _loss(report.last_loss)}
     ends = [name.removeprefix("first_") for name in report.losses_apart]

@@ -1,4 +1,4 @@
-"""What a model does and holds in a forward and a backward pass, found by running it on tensors without numbers.
+"""What a model does and holds in a forward and a backward pass, found by running it on fake tensors.
 
     count_products    meta device, forward               ->  `Products`: matrix products and attention
     trace_passes      fake tensors, forward and backward ->  `Passes`: each operator, and what is alive after it
@@ -100,7 +100,7 @@ class Passes:
     """A forward and a backward pass of a model with few layers."""
 
     kernels: tuple[TracedKernel, ...]
-    """In order, attention as one of them, without the loss's operators."""
+    """The kernels in order, attention as one of them, without the loss's operators."""
     moments: Mapping[Phase, Factors]
     """[moments, LIVE, AXES]: bytes alive after each operator of a phase."""
     loss_moment: int
@@ -109,10 +109,10 @@ class Passes:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Moments:
-    """What a whole model holds at each moment of each phase."""
+    """What a complete model holds at each moment of each phase."""
 
     alive: Mapping[Phase, Factors]
-    """As in `Passes.moments`; without phases that a model of no blocks lacks."""
+    """Bytes as in `Passes.moments`; without the phases of blocks if the model has none."""
     loss_moment: int
 
 
@@ -270,7 +270,7 @@ class _Recorder:
     model: Model
     vocabulary_size: int
     counts_kernels: bool = True
-    """Whether operators are noted beside what is alive, which takes as long again."""
+    """Whether operators are recorded in addition to what is alive, which takes as long again."""
     kernels: list[TracedKernel] = field(default_factory=list)
     attention: dict[tuple[bool, int | None], int] = field(default_factory=dict)
     moments: dict[Phase, list[Factors]] = field(default_factory=dict)
@@ -396,7 +396,7 @@ class _Recorder:
     # What is alive
 
     def number_of(self, tensor: Tensor) -> int:
-        """Returns the number of a tensor's storage, which is counted from now on until nobody holds it."""
+        """Returns the number of a tensor's storage, which is counted from now on until it is freed."""
         storage = tensor.untyped_storage()
         if storage not in self._numbers:
             self._next_number += 1
@@ -432,7 +432,7 @@ class _Recorder:
         self.note()
 
     def note(self, buffers: int = 0) -> None:
-        """Notes what is alive now, beside buffers that a kernel takes for itself."""
+        """Records what is alive now, in addition to buffers that a kernel takes for itself."""
         found = self.live.copy()
         found[_ACTIVATIONS] += factors_of(buffers)
         self.moments.setdefault(self.phase, []).append(found)
@@ -579,7 +579,7 @@ NOTHING_MOVED = {
     aten.detach,
     aten.promote_types,
 }
-"""Operators that start no kernel, beside views."""
+"""Operators other than views that start no kernel."""
 _LOOK_UPS = {aten.embedding, aten.index_select, aten.gather}
 _SCATTERS = {aten.scatter_add_}
 _FILLS = {aten.zeros_like, aten.ones_like, aten.full_like, aten.new_zeros, aten.new_ones, aten.new_full}
@@ -667,7 +667,7 @@ def read_and_written(
 
 
 def bytes_of(tensor: Tensor) -> int:
-    """Returns the bytes of a tensor's numbers, where one stands for many those that are in memory."""
+    """Returns the bytes of a tensor's numbers in memory, where one number may be expanded to many."""
     return min(tensor.numel() * tensor.element_size(), tensor.untyped_storage().nbytes())
 
 

@@ -49,9 +49,9 @@ class Operation:
     flops: int = 0
     """Operations of matrix products, by the conventions of `cost.py`; in attention, useful ones."""
     fusion: Fusion | None = None
-    """What would make them cheaper; None: nothing here."""
+    """The fusion that would reduce them; None: no fusion of this module."""
     fused_kernels: int = 0
-    """What remains under the fusion; the bytes likewise."""
+    """Kernels that remain with the fusion."""
     fused_bytes: int = 0
 
     def times(self, count: int) -> "Operation":

@@ -19,7 +19,7 @@ from evenpack.console import WideTable, table
 
 @dataclass(frozen=True)
 class Column:
-    """One figure of each row of results: where it is found, what it is called and how it is written."""
+    """A column of results: the place of its value in a row, its heading and its format."""
 
     heading: str
     """Heading in a table."""
@@ -29,7 +29,8 @@ class Column:
     Empty: the heading is the path. Where a part of a path is None, so is the value.
     """
     form: str = ""
-    """As in `format`: `.3f`, `,.4g`, `+.4f`; `.2%` writes 12.34 %. Empty: as the console writes any value."""
+    """Specification for `format`: `.3f`, `,.4g`, `+.4f`; `.2%` writes 12.34 %. Empty: as the console writes any
+    value."""
     scale: float = 1.0
     """Factor from the row's unit to the column's and the axis' one. A form in % needs none."""
     missing: str | None = None
@@ -65,7 +66,7 @@ class Column:
 
     @property
     def label(self) -> str:
-        """What an axis of these values is called."""
+        """The label of an axis of these values."""
         return self.axis or self.heading
 
 

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from evenpack.engine.reporting.run_record import RunRecord
 
 COMPUTED = "computed, not measured"
-"""What a line says instead of a device where nothing was timed or trained."""
+"""Text in place of a device if nothing was timed or trained."""
 NOT_RECORDED = "data, commit and device are not recorded"
 
 _SHORT_NAME = 12

@@ -47,7 +47,7 @@ _FOOTER_COLUMNS_PER_INCH = 16
 """Characters of a footer, of 8 points, that surely fit an inch."""
 _FOOTER_GAP_INCHES = 0.12
 THIN_AND_BOLD = "Thin: single steps; bold: means over about a fiftieth of the steps (5 at least)."
-"""What a footer says where a figure has both."""
+"""Footer of a figure that has thin and bold lines."""
 
 
 def require_plot(path: Path) -> None:

@@ -1,4 +1,4 @@
-"""The sizes of a batch's index arrays: the same for every micro-batch of every rank, and rarely another.
+"""The sizes of a batch's index arrays, which are the same for every micro-batch of every rank and rarely change.
 
 They are the largest that any micro-batch of many steps needs, counted from the plan without reading tokens: first for
 the steps with which the run begins, and again before these are over. So they only grow, a few times in a long run. A
@@ -34,7 +34,7 @@ _LARGE_SOURCE = 1 << 24
 _ITEMS_AT_ONCE_OF_LARGE = 1 << 16
 """Packs or sequences that are then counted together, because each may take a read from the disk."""
 _FARTHEST = 64
-"""How many times over that may be skipped and still be counted, so that sizes do not depend on who skips it."""
+"""Up to this many counts may be skipped and are counted all the same, so that sizes do not depend on who skips them."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -108,7 +108,7 @@ class CapacityAhead:
         self._at_once = max(1, items // planner.shape.items_per_step)
         self._next: tuple[range, Future[BatchCapacity]] | None = None
         self.now = known or self._count(self._around(start_step))
-        """That of the step which was asked for last."""
+        """The capacity of the last step that was passed to `at`."""
 
     def at(self, step: int) -> BatchCapacity:
         """Returns the capacity of a step, numbered from 0."""

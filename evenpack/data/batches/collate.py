@@ -172,7 +172,7 @@ class _Sizes(NamedTuple):
 
     sequences: int
     targets: int | None
-    """None: as many as there are."""
+    """None: the arrays have as many entries as the batch has targets."""
     segments: int
 
 

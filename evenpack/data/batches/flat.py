@@ -33,7 +33,7 @@ class _Form:
 
     kind: type[Any]
     values: dict[str, Any]
-    """Its fields or items: a `_Place` for each tensor, a `_Form` for what holds some, or the value itself."""
+    """Fields or items: a `_Place` for each tensor, a `_Form` for a value that holds tensors, or the value itself."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

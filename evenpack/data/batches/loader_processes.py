@@ -1,4 +1,4 @@
-"""Processes that load batches: their signals, and what is said when one of them, or the rank that it serves, ends."""
+"""Processes that load batches: their signals, and the messages when one of them, or its rank, ends."""
 
 import signal
 import sys

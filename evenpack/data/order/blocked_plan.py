@@ -206,7 +206,7 @@ class BlockedPlan:
         self.blocks = blocks
         self._block_packs = blocks.packs
         self.packs = int(self._block_packs.sum())
-        """Of one epoch."""
+        """Packs of one epoch."""
         self.max_sequences_per_pack = blocks.depth
         self.pack_length = blocks.pack_length
         self._sorted_sequence_ids = sorted_sequence_ids

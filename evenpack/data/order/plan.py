@@ -27,7 +27,7 @@ _PACK_ORDER = 0
 _CLASS_ORDER = 1
 """Purposes of a key, so that the two kinds of permutation are independent."""
 
-_OTHER_LENGTHS = "the lengths are not those that the histogram counted; count them again"
+_OTHER_LENGTHS = "the lengths differ from the ones that the histogram counted; count them again"
 
 _SORT_CHUNK = 1 << 20
 """Sequences sorted together; bounds the temporaries of `sort_by_length` to about 30 MB."""
@@ -105,7 +105,7 @@ class PackPlan:
                 f"{packing.sequences} sequences: they are of different preparations; prepare the data again"
             )
         self.packs = packing.packs
-        """Of one epoch."""
+        """Packs of one epoch."""
         self.sequences = packing.sequences
         self.max_sequences_per_pack = packing.depth
         self.pack_length = packing.pack_length

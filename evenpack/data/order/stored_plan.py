@@ -169,7 +169,7 @@ class SequentialPlan:
         """Takes a `packing` of rows by themselves."""
         lengths = np.flatnonzero(packing.histogram.counts) + 1
         self.packs = packing.packs
-        """Of one epoch."""
+        """Packs of one epoch."""
         self.sequences = packing.sequences
         self.max_sequences_per_pack = 1
         self.pack_length = packing.pack_length

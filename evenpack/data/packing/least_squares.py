@@ -51,7 +51,7 @@ class Mixture:
 
     @cached_property
     def whole_residual(self) -> Int64[np.ndarray, " pack_length"]:
-        """The same after rounding: above 0 sequences without a slot, below 0 slots to pad (F.4.4)."""
+        """The residual after rounding: above 0 sequences without a slot, below 0 slots to pad (F.4.4)."""
         return _less_slots(self.wanted, self.packs)
 
 

@@ -5,7 +5,7 @@
     DIR/sources/NAME/tokens.{bin,idx}          whole documents (a Megatron source is used in its original location)
     DIR/sources/NAME/document_hashes.npy       equal documents have equal hashes, and the split depends on them
                                                (neither for shards, whose sequences are finished; both are elsewhere
-                                               with data.tokens_dir: shared_tokens.py)
+                                               with data.tokens_dir: tokens_dir.py)
     DIR/sources/NAME/shuffled.{bin,idx}        the training sequences in random order, where `data.shuffle` is `grid`
     DIR/sources/NAME/{train,validation}/       the recipe's view, the strategies, the sorted sequences
 
@@ -187,7 +187,7 @@ class _Preparation:
         recipe = self.config.recipe
         if isinstance(recipe, SentencePairsRecipe) and recipe.language not in LANGUAGES_WITH_RULES:
             self.meter.note(
-                f"data.recipe.language {recipe.language}: sentencex has no rules of its own for it, and uses those of "
+                f"data.recipe.language {recipe.language}: sentencex has no rules for it, and uses the rules of "
                 f"a related language, or of English; it has them for {', '.join(sorted(LANGUAGES_WITH_RULES))}"
             )
 
@@ -242,7 +242,7 @@ class _Preparation:
 
 
 def _require_files(directory: Path, files: Mapping[str, FileRecord]) -> None:
-    """Checks that what was written is there. Raises: DataError if somebody has removed it meanwhile."""
+    """Checks that what was written exists. Raises: DataError if it was removed meanwhile."""
     missing = [record.locate(directory) for record in files.values() if not record.locate(directory).is_file()]
     if missing:
         raise DataError(

@@ -221,7 +221,8 @@ def explained_damage(directory: Path) -> Iterator[None]:
 def damage_behind(error: Exception, directory: Path) -> DataError | None:
     """Returns the damage of a prepared directory, which is read if the error is one that damaged files can lead to.
 
-    Those are all that nobody has explained, but for RuntimeError, which torch raises for lost connections and devices.
+    These are all errors without an explanation except RuntimeError, which torch raises for lost connections and
+    devices.
     """
     if isinstance(error, EvenpackError | RuntimeError):
         return None

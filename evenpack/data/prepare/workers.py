@@ -184,10 +184,10 @@ _Pending = deque[tuple[PartTask, Future[PartFile]]]
 
 @runtime_checkable
 class Observer(Protocol):
-    """Whoever waits for the files."""
+    """The caller that waits for the files of parts."""
 
     def note(self, message: str) -> None:
-        """Something to be reported once."""
+        """Reports a message once."""
 
     def waiting(self, tasks: Sequence[PartTask]) -> None:
         """Called every few seconds while nothing is ready, with the tasks that are at work or ready."""
@@ -207,7 +207,7 @@ class Workers(Protocol):
 
 
 class LocalWorkers:
-    """Processes of this machine. A worker that dies costs the parts at work, which new workers resume.
+    """Processes of this machine. If a worker dies, new workers resume the parts in progress.
 
     They import the main script again, so a script that uses them must begin its work below
     `if __name__ == "__main__":`.
@@ -342,7 +342,7 @@ def mpi_workers() -> Iterator[MpiWorkers | None]:
     if ranks != started_ranks():
         raise ConfigError(
             f"mpirun has started {started_ranks()} ranks, but mpi4py sees {ranks}: it was built for another MPI than "
-            "that of this mpirun; install mpi4py for it, or use the mpirun of evenpack[mpi]"
+            "this mpirun; install mpi4py for it, or use the mpirun of evenpack[mpi]"
         )
     with MPICommExecutor(MPI.COMM_WORLD, root=0) as entered:
         executor = cast("Executor | None", entered)  # its stub names another class

@@ -9,7 +9,7 @@ and two that are not views of documents: their sequences are written by prepare/
 sentence_pairs   [CLS] A [SEP] B [SEP]
 masked_pairs     the same, finished and masked elsewhere
 
-The sequences of a task's file (labelled.py) are of no recipe: they stay in memory, with their labels.
+The sequences of a task's file (labelled.py) belong to no recipe: they stay in memory, with their labels.
 """
 
 from pathlib import Path

@@ -258,7 +258,7 @@ class DrawnMasks:
     labels: Int32[np.ndarray, " M"]
 
     def columns(self, masks_before: int) -> dict[str, Integer[np.ndarray, " _"]]:
-        """Returns the rows to append to the columns of stored masks (`static_masks.py`) that hold so many masks."""
+        """Returns the rows to append to the columns of stored masks (`pairs.py`) that hold so many masks."""
         return {
             "mask_offsets": masks_before + np.cumsum(self.counts),
             "mask_positions": self.places,

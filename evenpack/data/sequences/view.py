@@ -73,11 +73,14 @@ class TokenAccounting:
         if negative:
             raise ValueError(f"accounting entries below zero: {', '.join(negative)} in {self}")
         if self.documents_read != self.documents_kept + self.documents_dropped:
-            raise ValueError(f"documents read are not those kept and dropped: {self}")
+            raise ValueError(f"the documents read are not the sum of those kept and dropped: {self}")
         added = self.tokens_borrowed + self.tokens_special + self.tokens_added_ends
         gathered = self.passes * (self.tokens_read - self.tokens_document_ends) + added
         if gathered != self.tokens_kept + self.tokens_cut + self.tokens_dropped:
-            raise ValueError(f"tokens read are not (with those borrowed and added) those kept, cut and dropped: {self}")
+            raise ValueError(
+                "the tokens read, with those borrowed and added, are not the sum of those kept, cut and dropped: "
+                f"{self}"
+            )
 
     @property
     def documents_dropped(self) -> int:
@@ -158,7 +161,7 @@ class PaddingCounts(NamedTuple):
     targets: Int64[np.ndarray, " K"]
     """Number of these that would be targets if they were treated as other tokens."""
     squared_lengths: Int64[np.ndarray, " K"]
-    """Their part of the sum of squared lengths over the sequence's segments."""
+    """Part of the sum of squared lengths over the sequence's segments that falls on these tokens."""
 
 
 def length_chunks(view: SequenceView) -> Iterator[Int32[np.ndarray, " chunk"]]:

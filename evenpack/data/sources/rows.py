@@ -33,9 +33,9 @@ class RowAccounting:
         if negative:
             raise ValueError(f"accounting entries below zero: {', '.join(negative)} in {self}")
         if self.rows_read != self.rows_kept + self.rows_dropped:
-            raise ValueError(f"rows read are not those kept and dropped: {self}")
+            raise ValueError(f"the rows read are not the sum of rows kept and dropped: {self}")
         if self.words_read != self.words_kept + self.words_dropped:
-            raise ValueError(f"words read are not those kept and dropped: {self}")
+            raise ValueError(f"the words read are not the sum of words kept and dropped: {self}")
 
     def __add__(self, other: "RowAccounting") -> "RowAccounting":
         """Returns the accounting of two parts of a source together."""

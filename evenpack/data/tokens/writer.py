@@ -32,7 +32,7 @@ DOCUMENT_HASHES = "document_hashes"
 HASH_COLUMN: Mapping[str, str] = {DOCUMENT_HASHES: "<u8"}
 """XXH3 (64 bits) of each document's text."""
 COMMIT_SECONDS = 5.0
-"""Seconds between the commits of whoever writes for long, which is the most work that a kill can lose."""
+"""Seconds between the commits of a long write, which is the most work that a kill can lose."""
 _LONGEST_DOCUMENT = (1 << 31) - 1
 
 

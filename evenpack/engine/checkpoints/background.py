@@ -1,4 +1,4 @@
-"""Saves checkpoints in the background: training goes on while every rank writes a copy of its part.
+"""Saves checkpoints in the background: training continues while every rank writes a copy of its part.
 
     main threads     begin: copy to host memory | training goes on             | finish, before the next save
     a thread each    write, flush and checksum own files; leave a report beside them
@@ -34,7 +34,7 @@ from evenpack.errors import SaveError
 from evenpack.files import read_json_object, write_json
 
 _NICENESS = 10
-"""What the thread's priority is lowered by, so that training has the processor where there are no free ones."""
+"""Amount by which the thread's priority is lowered, so that training has the processor if no other is free."""
 
 _POLL_SECONDS = 0.1
 """Seconds between two looks for the reports of other ranks."""
@@ -67,7 +67,7 @@ class EndedSave:
 
     result: Checkpoint | SaveError
     seconds: float
-    """Since it began, until the checkpoint was whole and obsolete ones were removed."""
+    """Since it began, until the checkpoint was complete and obsolete ones were removed."""
 
 
 class BackgroundWriter:
@@ -98,7 +98,7 @@ class BackgroundWriter:
         self._flight.start()
 
     def finish(self, on_own_end: Callable[[], None] = lambda: None) -> None:
-        """Waits until no save is in flight. `ended` tells rank 0 whether the checkpoint is whole.
+        """Waits until no save is in progress. `ended` tells rank 0 whether the checkpoint is complete.
 
         `on_own_end` is called when this rank has written its part, before it waits for the others.
         """
@@ -234,7 +234,7 @@ class _Flight:
     ) -> None:
         """`others`: the ranks beside rank 0 that write; `started`: when the save began, by `time.perf_counter`."""
         self.report: Future[RankReport] = Future()
-        """What this rank has written; its report file is there then, if the disk takes it."""
+        """What this rank has written; its report file exists then, unless the disk is full."""
         self.published: Future[EndedSave] = Future()
         """Set on rank 0 alone."""
         self._writer = writer

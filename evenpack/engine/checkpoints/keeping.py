@@ -78,7 +78,7 @@ def whole_by_size(directory: Path) -> list[Checkpoint]:
 def checkpoint_by_size(path: Path) -> Checkpoint | None:
     """Returns the checkpoint at `path`; None if its manifest is damaged, or a file is missing or of another size.
 
-    Raises: OSError if the disk does not answer: the checkpoint may be whole all the same.
+    Raises: OSError if the disk does not answer: the checkpoint may be complete all the same.
     """
     try:
         checkpoint = read_manifest(path)

@@ -1,4 +1,4 @@
-"""Finds the checkpoints that all ranks see whole, and loads one of them into an engine."""
+"""Finds the checkpoints that are complete for all ranks, and loads one of them into an engine."""
 
 import logging
 import pickle
@@ -104,7 +104,7 @@ def load_checkpoint(
     *,
     on_conversion: Callable[[], None] = lambda: None,
 ) -> None:
-    """Loads a whole checkpoint into `engine`: weights, optimizer and DeepSpeed's own counters.
+    """Loads a complete checkpoint into `engine`: weights, optimizer and DeepSpeed's own counters.
 
     One of another ZeRO stage, or from ZeRO 1 on of another number of ranks, is converted first (`universal.py`).
     There are no random states to restore: data order and dropout are functions of the seed and the step. The

@@ -117,7 +117,7 @@ class CheckpointWriter:
             partial.rename(final)
             fsync_directory(self._directory)
         self._saved_steps.add(state.step)
-        # From here on the checkpoint is whole, and older ones must go, or a full disk would stay full.
+        # From here on the checkpoint is complete, and older ones must go, or a full disk would stay full.
         with _only_warning(final):
             write_text(self._directory / LATEST, f"{final.name}\n")
         with _only_warning(final):
@@ -199,15 +199,17 @@ class CheckpointWriter:
 
 @contextmanager
 def _only_warning(checkpoint: Path) -> Iterator[None]:
-    """Makes a failure after a checkpoint is whole a warning."""
+    """Makes a failure after a checkpoint is complete a warning."""
     try:
         yield
     except OSError as error:
-        log.warning("checkpoint %s is whole, but not all of %s is up to date: %s", checkpoint, checkpoint.parent, error)
+        log.warning(
+            "checkpoint %s is complete, but not all of %s is up to date: %s", checkpoint, checkpoint.parent, error
+        )
 
 
 def _require_files(partial: Path, files: Sequence[FileRecord]) -> None:
-    """Checks that no file has gone since its rank wrote it: whole checkpoints are removed for the new one.
+    """Checks that no file has gone since its rank wrote it: complete checkpoints are removed for the new one.
 
     Raises: OSError naming the first.
     """

@@ -1,4 +1,4 @@
-"""Reads whole tensors out of a checkpoint's files, whatever its ZeRO stage and number of ranks, without DeepSpeed.
+"""Reads complete tensors from a checkpoint's files, for any ZeRO stage and number of ranks, without DeepSpeed.
 
     stage   file of the weights           masters and moments
     0       mp_rank_00_model_states.pt    in the same file, by the number of the parameter
@@ -79,7 +79,7 @@ class SavedTensors(ABC):
             return {name: self.module[name] for name in self.model_states["buffer_names"]}
 
     def read(self, name: str, state: State) -> Tensor:
-        """Returns a whole tensor, FP32 on the CPU; moments of an optimizer that has made no update are zero.
+        """Returns a complete tensor, FP32 on the CPU; moments of an optimizer that has made no update are zero.
 
         Raises: CheckpointError if the ranks' parts are not as many numbers as the parameter has.
         """
@@ -187,7 +187,7 @@ class _FlatGroups(_Partitioned):
             return len(self._ranks[0]["base_optimizer_state"]["param_groups"])
 
     def read(self, name: str, state: State) -> Tensor:
-        """Returns a whole tensor; masters are compared with the model's weights, because a table can be wrong.
+        """Returns a complete tensor; masters are compared with the model's weights, because a table can be wrong.
 
         Raises: CheckpointError as above, or if the two differ: they are equal at every precision of evenpack.
         """

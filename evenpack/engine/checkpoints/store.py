@@ -29,7 +29,7 @@ class CheckpointStore:
         policy = KeepPolicy(newest=keep, every_hours=every_hours, best=best)
         self._writer = CheckpointWriter(directory, world, policy)
         self.background = BackgroundWriter(self._writer, world)
-        """Writes checkpoints while training goes on."""
+        """Writes checkpoints while training continues."""
 
     def save(self, engine: CheckpointableEngine, state: TrainState) -> Checkpoint:
         """Writes a checkpoint, as `CheckpointWriter.save` does."""

@@ -4,7 +4,7 @@
       step_000200/
         manifest.json            as of a checkpoint; written last, before the directory gets its name
         source.json              the checkpoint that it was made of
-        zero/NAME/               of each parameter, whole: fp32.pt, exp_avg.pt, exp_avg_sq.pt, step.pt
+        zero/NAME/               of each complete parameter: fp32.pt, exp_avg.pt, exp_avg_sq.pt, step.pt
         zero/optimizer_state.pt, *_model_states.pt         what DeepSpeed reads beside them
       .step_000200.partial/      in progress, or interrupted by a kill
 
@@ -71,7 +71,7 @@ def existing_universal(checkpoint: Checkpoint) -> Checkpoint | None:
 def make_universal(
     checkpoint: Checkpoint, shapes: Shapes, world: World, *, on_progress: Callable[[], None]
 ) -> Checkpoint:
-    """Writes the universal form of a whole checkpoint; all ranks call it, and have it when it returns.
+    """Writes the universal form of a complete checkpoint; all ranks call it, and have it when it returns.
 
     Each parameter is checked against the model's `shapes`, and its numbers and the optimizer's count of updates for
     being possible. `on_progress` is called for each parameter that this rank has written.
@@ -110,7 +110,7 @@ def _begin(partial: Path) -> None:
 
 
 def _write_common(saved: SavedTensors, shapes: Shapes, partial: Path) -> list[str]:
-    """Checks the checkpoint as a whole, and writes what DeepSpeed reads beside the parameters."""
+    """Checks the complete checkpoint, and writes what DeepSpeed reads in addition to the parameters."""
     _require_model(saved, shapes)
     _require_steps(saved)
     step = torch.tensor(float(next(iter(saved.steps), 0)))

@@ -19,7 +19,7 @@ _MOST_LINES = 24
 
 
 def load_model_weights(checkpoint: Checkpoint) -> dict[str, Tensor]:
-    """Returns the module's state dict on the CPU, by parameter name; whole on every rank.
+    """Returns the module's state dict on the CPU, by parameter name; complete on every rank.
 
     Up to ZeRO 2 one file holds all weights. At ZeRO 0 it holds the optimizer's state as well, twice the size of the
     weights: the file is memory-mapped, so that it is never read. At ZeRO 3 they are put together from the files of all
@@ -37,7 +37,7 @@ def load_model_weights(checkpoint: Checkpoint) -> dict[str, Tensor]:
         return {name: tensor.clone() for name, tensor in states["module"].items()}
     except FileNotFoundError as error:
         raise CheckpointError(
-            f"{path} does not exist, and only it holds whole weights at ZeRO stage {checkpoint.state.zero_stage}: "
+            f"{path} does not exist, and only it holds complete weights at ZeRO stage {checkpoint.state.zero_stage}: "
             "restore the file from a copy, or name another checkpoint"
         ) from error
     except (pickle.UnpicklingError, RuntimeError, KeyError, TypeError, AttributeError, EOFError) as error:

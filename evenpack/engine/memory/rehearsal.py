@@ -51,7 +51,7 @@ class RankRehearsal:
     cost_over_mean: float
     """Cost of the rank over the mean of all ranks, by the weights with which the run balances; 1 where all are 0."""
     largest_cost_over_mean: float
-    """The same for the most expensive rank, for which all others wait."""
+    """Cost of the most expensive rank, for which all others wait, over the mean of all ranks."""
     memory: TrainingMemory
     """Memory of the largest micro-batch on a GPU, estimated."""
     faked_gradients: int

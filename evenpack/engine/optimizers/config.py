@@ -14,7 +14,7 @@ class OptimizerBase(Section):
     reason_for_whole_tensors: ClassVar[str | None]
     """Why an update needs the model's whole tensors, which some shardings divide; None: it does not."""
     fp32_states: ClassVar[int]
-    """FP32 numbers that are kept for each parameter beside it; for estimates of memory."""
+    """FP32 numbers that are kept for each parameter in addition to it; for estimates of memory."""
     fp32_temporaries: ClassVar[int]
     """FP32 numbers that an update on a GPU needs for each parameter while it lasts."""
     update_bytes: ClassVar[int]

@@ -1,4 +1,4 @@
-"""Steps whose loss or gradient is not finite, and spikes: what was in them is written, and the run ends or goes on.
+"""Steps whose loss or gradient is not finite, and spikes: their contents are written, and the run ends or continues.
 
 `OUTPUT_DIR/bad_steps/step_N.json` has the packs and documents of the step, and for each rank the norm of its own
 gradient (up to ZeRO 1) and the loss of each micro-batch: a batch that is bad shows in its documents, a device that is

@@ -32,7 +32,7 @@ class SaveCost:
     pause_seconds: float
     """Time for which training stood still."""
     seconds: float | None
-    """Time until it was whole on disk, and obsolete ones were removed; None if it could not be written."""
+    """Time until it was complete on disk, and obsolete ones were removed; None if it could not be written."""
     bytes: int
     """Size of all its files; 0 if it could not be written."""
 
@@ -50,7 +50,7 @@ class Journal(Part):
     def __init__(self, run: Run) -> None:
         self._run = run
         self._metrics: MetricsLog | None = None
-        """None on other ranks."""
+        """The log of metrics; None on other ranks."""
         self._saves: deque[SaveCost] = deque()
         """Saves that are in no record yet."""
         self._evaluation_started = 0.0

@@ -1,4 +1,4 @@
-"""What hangs on the training loop: parts with a few hooks, and the step that they see.
+"""The parts of the training loop: classes with a few hooks, and the step that is passed to them.
 
 A part is open while the loop runs, and does something at the hooks that it defines. Every rank calls
 each hook for all parts in the order of their list, so that a part may wait for the other ranks in it.
@@ -32,15 +32,15 @@ class Update:
 
     batches: StepBatches
     local: LocalStep
-    """Those of this rank."""
+    """This rank's results."""
     totals: StepTotals
-    """Those of all ranks together, the same on each."""
+    """The results summed over all ranks, the same on each."""
     seconds: float
     """Time of the step on this rank, the wait for its batches included."""
 
 
 class Step:
-    """A step on its way through the loop: the loop, and parts for each other, fill in what they learn of it."""
+    """A step on its way through the loop; the loop and its parts fill in its attributes."""
 
     def __init__(self, run: Run, batches: StepBatches | SkippedStep, *, samples_before: int) -> None:
         self.batches = batches
@@ -49,15 +49,15 @@ class Step:
         self.learning_rate: float = run.engine.learning_rate(batches.step)
         """The rate of its update, whether that is made or not."""
         self.update: Update | None = None
-        """None before it is computed, and for a step that the run file skips."""
+        """Results of the update; None before it is computed, and for a step that the run file skips."""
         self.is_left_out = False
         """Whether its update was computed and not made (`bad_steps.py`)."""
         self.stop = False
         """Whether a stop is requested on any rank."""
         self.evaluations: Evaluations | None = None
-        """None if none is due."""
+        """The step's evaluations; None if none is due."""
         self.rank_times: dict[str, Any] | None = None
-        """None if they are not due (`rank_times.py`)."""
+        """Times of each rank; None if they are not due (`rank_times.py`)."""
         self.record: dict[str, Any] | None = None
         """Its record in metrics.jsonl, on rank 0 (`journal.py`)."""
         self._training = run.config.training
@@ -113,7 +113,7 @@ class Part:
 
     @property
     def wants_stop(self) -> bool:
-        """Whether the run should stop at the end of this step; looked at once per step, on each rank alone."""
+        """Whether the run should stop at the end of this step; checked once per step, on each rank alone."""
         return False
 
     def before_step(self, step: Step) -> None: ...

@@ -47,7 +47,7 @@ class StepProfile(Part):
         self._before = _STEPS_BEFORE
         self._done: list[int] = []
         self._profiler: Any = None
-        """That of the step that is being computed."""
+        """The profiler of the step that is being computed."""
         self._started = 0.0
         self._seconds = 0.0
         self._kernels: Counter[str] = Counter()

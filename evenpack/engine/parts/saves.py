@@ -1,4 +1,4 @@
-"""Saves the checkpoints of a run: in the background while it goes on, and waiting for the disk when it ends."""
+"""Saves the checkpoints of a run: in the background during the run, and waiting for the disk at its end."""
 
 import logging
 import time
@@ -46,9 +46,9 @@ class Saves(Part):
         self._collect()
 
     def saving(self, step: Step) -> None:
-        """Saves a checkpoint after `step`. It is on disk on return, unless the run goes on.
+        """Saves a checkpoint after `step`. It is on disk on return, unless the run continues.
 
-        A failure is a warning if the run goes on: the next save may succeed. Raises: SaveError otherwise.
+        A failure is a warning if the run continues: the next save may succeed. Raises: SaveError otherwise.
         """
         started = time.perf_counter()
         goes_on = not step.ends_loop

@@ -64,7 +64,7 @@ _EVALUATED = "steps with an evaluation"
 _EVALUATED_SEVERAL = "evaluations of models with several losses"
 _WEIGHTED = "evaluations with training.validation_weights"
 _SAVED = "the first step that ends after a save has ended"
-_WRITTEN = "the same, if the checkpoint is whole"
+_WRITTEN = "the same, if the checkpoint is complete"
 _GATHERED = "every training.log_rank_times_every_steps steps"
 
 _APART = {loss.metric: loss for loss in LOSSES}
@@ -178,7 +178,7 @@ _DEFINED: dict[Group, tuple[dict[str, Any], ...]] = {
         _metric("checkpoint/pause_seconds", "s", None, "Time for which training stood still on rank 0: a wait for the "
                 "save before, the copy to host memory; without `checkpoint_in_background` all of the save.",
                 when=_SAVED),
-        _metric("checkpoint/seconds", "s", None, "Time until the checkpoint was whole on disk, and obsolete ones "
+        _metric("checkpoint/seconds", "s", None, "Time until the checkpoint was complete on disk, and obsolete ones "
                 "were removed.", when=_WRITTEN),
         _metric("checkpoint/bytes", "bytes", None, "Size of its files, of all ranks.", when=_WRITTEN),
         _metric("checkpoint/failed", "checkpoints", None, "1: it could not be written, and the run went on without it.",

@@ -90,7 +90,7 @@ class MetricsLog:
 
 
 def read_metrics(path: Path) -> list[dict[str, Any]]:
-    """Returns all whole records. A torn last line is left out; a warning names any other unreadable line."""
+    """Returns all complete records. A torn last line is left out; a warning names any other unreadable line."""
     return [record for _, record in _whole_records(path)]
 
 
@@ -100,7 +100,7 @@ def trained_steps(records: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def find_record(path: Path, *, step: int) -> dict[str, Any] | None:
-    """Returns the last whole record of a step; None if there is none. Other lines are not parsed, to save time."""
+    """Returns the last complete record of a step; None if there is none. Other lines are not parsed, to save time."""
     found = None
     if path.exists():
         with path.open("rb") as file:
@@ -132,7 +132,7 @@ def save_totals(records: Sequence[dict[str, Any]], unrecorded: Sequence[dict[str
 
 
 def truncate_log(path: Path, *, step: int) -> int:
-    """Truncates the log to the whole records of steps up to `step`; returns the number of lines removed.
+    """Truncates the log to the complete records of steps up to `step`; returns the number of lines removed.
 
     The file is replaced atomically; if there is nothing to remove, it is not touched.
     """
@@ -193,7 +193,7 @@ def _lines_up_to(path: Path, step: int) -> Iterator[bytes]:
 
 
 def _whole_records(path: Path) -> Iterator[tuple[bytes, dict[str, Any]]]:
-    """Yields each whole line with its record."""
+    """Yields each complete line with its record."""
     with path.open("rb") as file:
         for number, line in enumerate(file, start=1):
             if not line.endswith(b"\n"):

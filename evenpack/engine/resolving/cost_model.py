@@ -59,11 +59,11 @@ class CostModel(Section):
     noise: float = Field(ge=0.0)
     """Standard deviation of the held-out seconds / predicted seconds: the unexplained part."""
     repeat_noise: float | None = Field(ge=0.0)
-    """The same for repeats of one micro-batch, about their mean; null if there were none."""
+    """Standard deviation of repeats of one micro-batch about their mean, relative to it; null if there were none."""
     held_out_median_error: float = Field(ge=0.0)
     """Median of |seconds / predicted - 1| over held-out micro-batches."""
     held_out_95_percent_error: float = Field(ge=0.0)
-    """Its 95th percentile."""
+    """The 95th percentile of |seconds / predicted - 1| over held-out micro-batches."""
     samples: int = Field(ge=1)
     """Measured micro-batches, including repeats and held-out ones."""
     measured_on: MeasuredOn

@@ -69,7 +69,7 @@ def average_item(
 def average_of(
     packings: Mapping[str, PackingSummary], shares: Mapping[str, Fraction], *, batching: Batching, data: DataConfig
 ) -> AverageItem:
-    """Returns the average over sources by name, which draw these fractions of a step and were packed as `data` says."""
+    """Returns the average over sources by name, which provide these fractions of a step, packed as in `data`."""
     sequences = tokens = Fraction(0)
     for name, packing in packings.items():
         share = shares[name] / packing.items(batching)
@@ -126,7 +126,7 @@ def epochs_of_steps(config: RunConfig, prepared: PreparedData) -> dict[str, floa
 def implausible_epochs(config: RunConfig, epochs: Mapping[str, float]) -> str | None:
     """Returns a warning of sources that a run reads more than a hundred times; None if there are none.
 
-    A source with `maximum_epochs` is left out: somebody has thought of its repetitions.
+    A source with `maximum_epochs` is left out, because its repetition is intended.
     """
     sources = config.data.sources
     found = [

@@ -42,7 +42,7 @@ class ResolvedRun:
     config: RunConfig
     """The run file in packs (or sequences) and steps."""
     settled: SettledRun
-    """How they were computed."""
+    """How the run file's packs and steps were computed."""
     prepared: PreparedData
     shape: StepShape
     cost_model: CostModel | None

@@ -1,4 +1,4 @@
-"""What a ZeRO stage decides."""
+"""The interface of a ZeRO stage: everything that a stage decides."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
@@ -24,7 +24,7 @@ class StateSizes:
     states: int
     """FP32 numbers that the optimizer holds for each parameter."""
     temporaries: int
-    """Those that it holds for the duration of an update of the largest group."""
+    """FP32 numbers for each parameter that it holds during an update of the largest group."""
     largest_group: int
     """Elements of the parameters that are updated together, at the most."""
     ranks: int
@@ -43,9 +43,9 @@ class StateBytes:
     bucket: int
     """Buffers from a step's first gradient until the gradients are reduced."""
     copies: int
-    """Copies of gradients that are reduced while the backward pass goes on through the blocks."""
+    """Copies of gradients that are reduced during the rest of the backward pass through the blocks."""
     reduction: int
-    """Buffers of the reduction beside these."""
+    """Further buffers of the reduction."""
     update_gradients: int
     """Gradients at the update."""
     update: int
@@ -86,7 +86,7 @@ class Sharding(ABC):
     gathers_parameters: ClassVar[bool]
     """Whether a forward pass gathers parameters, so that it must be called on every rank equally often."""
     updates_whole_tensors: ClassVar[bool]
-    """Whether the optimizer sees the model's whole tensors: LAMB's trust ratios are norms of whole tensors."""
+    """Whether the optimizer has the model's complete tensors: LAMB's trust ratios are norms of complete tensors."""
     clips: ClassVar[Literal["evenpack", "DeepSpeed"]]
     """The program that clips the gradients."""
 
@@ -94,7 +94,7 @@ class Sharding(ABC):
     def reduction_traffic(
         self, *, tensors: int, ranks: int, parameters: int, tables: Sequence[int]
     ) -> tuple[int, float]:
-        """Returns kernels, and bytes per parameter that they move, of what stands between gradients and update.
+        """Returns kernels, and bytes per parameter that they move, of the work between gradients and update.
 
         That is the rank's own norm, the copies into and out of the buffer of the all-reduce, the norm and the
         clipping, without the communication itself, in a step of one micro-batch. Counted in traced steps at ZeRO 0 and

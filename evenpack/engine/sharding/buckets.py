@@ -4,7 +4,7 @@ DeepSpeed reduces at ZeRO 0 when the backward pass is over, and the device waits
 into buckets in the reverse order of the model, which is about the order in which their gradients come. On CUDA a bucket
 is reduced on a stream of its own as soon as its last gradient is there; `finish` reduces what is left, and lets the
 stream that computes wait for that one. Buckets are reduced in their order on every rank, as collectives must be. On a
-CPU, where a collective holds up the pass, all are reduced by `finish`.
+CPU, where a collective would delay the pass, all are reduced by `finish`.
 
 What is done with a bucket (sum, scaling, types of communication) is DeepSpeed's.
 """
@@ -34,9 +34,9 @@ class BucketedReduction(GradientReduction):
         self._deepspeed = deepspeed
         self._device = device
         self.buckets = buckets_of(model.parameters(), bucket_size)
-        """In the order in which they are reduced."""
+        """The buckets, in the order in which they are reduced."""
         self._own_norms: list[Tensor] = []
-        """One for each bucket that has been reduced in this step: the norm of each of its gradients."""
+        """For each bucket that has been reduced in this step, the norm of each of its gradients."""
         self._missing: list[int] = []
         """Gradients that each bucket still lacks; none are counted outside the last backward pass."""
         self.stream: Any = None

@@ -132,7 +132,7 @@ class PartitionedGradients(PartitionedOptimizer):
         return _WithinBackward()
 
     def state_bytes(self, sizes: StateSizes, settings: Mapping[str, Any]) -> StateBytes:
-        """As at ZeRO 1, but a rank keeps its part of the gradients, and the bucket holds those on their way."""
+        """Estimates as at ZeRO 1, but a rank keeps its part of the gradients; the bucket holds those being reduced."""
         part = FP32_BYTES * _part(sizes)
         return replace(super().state_bytes(sizes, settings), gradients=part, reduction=0)
 
@@ -155,7 +155,7 @@ class PartitionedParameters(PartitionedGradients):
         return kernels + 2 * tensors, moved - 8 + 2 * 8
 
     def state_bytes(self, sizes: StateSizes, settings: Mapping[str, Any]) -> StateBytes:
-        """As at ZeRO 2, and of the parameters a rank keeps its part beside those that are gathered.
+        """Estimates as at ZeRO 2; of the parameters a rank keeps its part, and the ones that are gathered.
 
         DeepSpeed releases a layer's parameters only if more than `stage3_max_live_parameters` would be gathered.
         """

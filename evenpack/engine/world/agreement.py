@@ -30,17 +30,17 @@ _CLOCK_SECONDS = 5.0
 _SHOWN_DIFFERENCES = 10
 _SHOWN_PLACES = 4
 _PACKAGES = ("torch", "deepspeed", "numpy")
-"""Those that compute order, batches and updates; tokenizers have done their work in `evenpack prepare`."""
+"""The packages that compute order, batches and updates; tokenizers are not used after `evenpack prepare`."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class RankFacts:
-    """What a rank has."""
+    """What a rank reports about its software, run file and data."""
 
     rank: int
     host: str
     facts: Mapping[str, str]
-    """By name, as text that is compared."""
+    """Facts by name, as text that is compared."""
     problem: str | None = None
     """Why it cannot start; it has no facts then."""
 

@@ -44,8 +44,8 @@ COMMANDS: tuple[Callable[..., None], ...] = (
 _CANNOT_WRITE = (errno.ENOSPC, errno.EDQUOT, errno.EACCES, errno.EROFS)
 
 app = typer.Typer(
-    help="Distributed pretraining on DeepSpeed: equal packs for every GPU, nearly no padding, no sequence sees "
-    "another.\n\n\b\nA first run:\n  evenpack prepare demo\n  evenpack train demo",
+    help="Distributed pretraining on DeepSpeed: equal packs for every GPU, nearly no padding, no attention "
+    "between sequences.\n\n\b\nA first run:\n  evenpack prepare demo\n  evenpack train demo",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
@@ -84,7 +84,7 @@ app.add_typer(mlperf_app, name="mlperf")
 def main() -> None:
     """Runs the command line. An error that the user can correct becomes a message and exit code 2.
 
-    One that nobody has explained makes it read the prepared data that the command has opened: damage is named instead.
+    An unexplained one makes it verify the prepared data that the command has opened: damage is named instead.
     """
     end_with_starter()
     with noted_directories() as opened:

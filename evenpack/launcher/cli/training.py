@@ -39,7 +39,7 @@ def train(
     ] = None,
     rank: Annotated[
         int | None,
-        typer.Option(min=0, help="For --dry-run: this rank's first step is collated and faked.", show_default=False),
+        typer.Option(min=0, help="For --dry-run: rehearse the first step of this rank.", show_default=False),
     ] = None,
     device: Annotated[
         str | None,

@@ -1,4 +1,4 @@
-"""The thread in every rank that ends an unneeded rank, even if the main thread waits for something.
+"""The thread in every rank that ends the rank when the run has ended, even if the main thread waits for something.
 
 A rank that waits in a collective for one that has died, or whose launcher has ended, would wait for ever: NCCL
 notices after minutes, and no signal handler runs while the main thread is in C.
@@ -37,11 +37,13 @@ EXIT_ENDED_BY_GUARD = 128 + 9
 LOOK_SECONDS = 0.5
 """Seconds between two checks."""
 _OWNER_SECONDS = 5.0
-"""The same for a look at whose run it is: nothing waits for the answer, and all ranks read one file."""
+"""Seconds between two checks of which run owns the folder: nothing waits for the answer, and all ranks read one
+file."""
 _GRACE_SECONDS = 8.0
 """Seconds for the main thread to notice the failure of another rank itself."""
 _SAVING_SECONDS = 20.0
-"""The same while a thread writes a checkpoint, or the main one waits for it after an error."""
+"""Seconds in place of `_GRACE_SECONDS` while a thread writes a checkpoint, or the main one waits for it after an
+error."""
 _STARTING_SECONDS = 5.0
 """Seconds for a launcher to start all ranks of a machine."""
 _LEAVING_SECONDS = 30.0
@@ -277,7 +279,7 @@ class Neighbours:
         return None
 
     def kill_hanging(self, rank: int) -> None:
-        """Kills a neighbour that holds up the run: it does not end itself, and launchers wait half a minute for it."""
+        """Kills a neighbour that blocks the run: it does not end itself, and launchers wait half a minute for it."""
         process = self._identify(rank)
         last = self._folder.read_status(rank)
         if rank == self._place.rank or process is None or last is None or last.state != "running":

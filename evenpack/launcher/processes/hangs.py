@@ -1,6 +1,6 @@
-"""Heartbeats of ranks, and the rank that holds up a run in which nothing goes on.
+"""Heartbeats of ranks, and the rank that blocks a run without progress.
 
-The training loop says what it begins to do; the guard's thread writes it into `OUTPUT_DIR/ranks/heartbeat_N`. So a
+The training loop reports what it begins to do; the guard's thread writes it into `OUTPUT_DIR/ranks/heartbeat_N`. So a
 rank that does not run at all (it is stopped, or its machine has gone) shows by a heartbeat that stays the same, and a
 rank whose training waits for something shows by a heartbeat that goes on and says the same. Where a rank works without
 the others (`own_work`), the processor time and the bytes of its processes show whether it moves.
@@ -33,14 +33,14 @@ from evenpack.launcher.processes.ranks import Failure, RankFolder, RankPlace, de
 _BEATS_PER_TIMEOUT = 20
 _SHORTEST_SECONDS, _LONGEST_SECONDS = 0.2, 30.0
 _STACK_AT = 0.4
-"""Part of the time-out without progress after which a rank writes its stack: before anybody warns."""
+"""Part of the time-out without progress after which a rank writes its stack: before any warning."""
 _FILE_BYTES = 512
 """Size of the file, padded with spaces: it is written in place, which a full disk does not prevent."""
 
 _LEAST_PROCESSOR_SHARE = 0.02
-"""Part of a processor that own work takes at least if it moves: threads that only look for something take less."""
+"""Part of a processor that own work takes at least if it makes progress: threads that only poll take less."""
 _LEAST_BYTES_PER_SECOND = 1 << 16
-"""The same of bytes read and written: a disk or network that gives less stands still."""
+"""Bytes per second that own work reads and writes at least; a disk or network that gives less is taken as stuck."""
 
 
 def beat_seconds(timeout_seconds: float) -> float:
@@ -137,7 +137,7 @@ class Heartbeat:
         clock: Callable[[], float] = time.monotonic,
         effort: Callable[[], Effort] = Effort.of_this_process,
     ) -> None:
-        """Begins without writing anything. `timeout_seconds`: None means that nobody watches, so nothing is written."""
+        """Begins without writing anything. `timeout_seconds`: None if the run is not watched: nothing is written."""
         self._folder = folder
         self._run_id = run_id
         self._rank = rank
@@ -269,7 +269,7 @@ class Hang:
     message: str
     """What is known of the rank, as a clause for messages."""
     answers: bool = True
-    """Whether its heartbeat goes on, so that it has written where it waits."""
+    """Whether its heartbeat continues, so that it has written where it waits."""
 
 
 @dataclass(kw_only=True)
@@ -332,7 +332,7 @@ class HangFinder:
         return Hang(rank=rank, host=beat.host, seconds=seconds, message=message, answers=not silent)
 
     def answers(self, rank: int, *, now: float) -> bool:
-        """Returns whether the heartbeat of a rank goes on."""
+        """Returns whether the heartbeat of a rank continues."""
         seen = self._seen.get(rank)
         return seen is not None and now - seen.beat_at <= _SILENT_BEATS * self._beat_every
 

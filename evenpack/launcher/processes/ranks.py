@@ -1,4 +1,4 @@
-"""What the ranks of a run tell each other: files in `OUTPUT_DIR/ranks`, the lock of the directory, and the roll call.
+"""How the ranks of a run report to each other: files in `OUTPUT_DIR/ranks`, the directory's lock, the roll call.
 
 Through these files `evenpack train`, on one machine, learns how the processes ended that `deepspeed` started on any
 machine that shares the folder. A run id in each file distinguishes it from files of an earlier run.
@@ -167,7 +167,7 @@ class RankPlace:
         return self.launched and self.local_world_size < self.world_size
 
     def local_ranks(self) -> range:
-        """Returns the ranks on this machine, which launchers number consecutively unless they are told otherwise."""
+        """Returns the ranks on this machine, which launchers number consecutively by default."""
         return range(self.first_of_machine, min(self.first_of_machine + self.local_world_size, self.world_size))
 
 
@@ -284,7 +284,7 @@ class Failure:
 
     @classmethod
     def seen(cls, run_id: str, rank: int, host: str, error: str | None) -> "Failure":
-        """Returns the failure of a rank that cannot report it, as another process sees it."""
+        """Returns the failure of a rank that cannot report it itself, as another process observes it."""
         return cls(run_id=run_id, rank=rank, host=host, error=error, exit_code=None, at=time.time())
 
     def describe(self) -> str:
@@ -407,9 +407,9 @@ def output_dir_of_first(run_id: str) -> Path | None:
 
 
 def running_run(output_dir: Path) -> str:
-    """Returns the id of the run that goes on in a directory, on any machine.
+    """Returns the id of the run that is active in a directory, on any machine.
 
-    A run that was killed could not say so: nobody holds its lock then, and on this machine its process is gone too.
+    A killed run leaves its id behind, but then no process holds its lock, and on this machine its process is gone too.
     The process is looked for as well, because a file system without locks shows none.
 
     Raises: RunError if its rank 0 has ended, or there is none.

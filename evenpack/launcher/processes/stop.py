@@ -136,7 +136,7 @@ def end_with_starter() -> None:
 
 
 def take_end_of_starter() -> bool:
-    """Returns, in the handler of a SIGTERM, whether the end of the starter has caused it, and nobody's impatience."""
+    """Returns, in the handler of a SIGTERM, whether the end of the starting process has caused it, not a user."""
     was_set = _has_ended.is_set()
     _has_ended.clear()
     return was_set

@@ -41,7 +41,7 @@ def from_nvidia(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
     for name, tensor in weights.items():
         plain = name.replace(".dense_act.", ".dense.")
         if plain in renamed:
-            raise CheckpointError(f"{plain} is there twice, with `dense` and with `dense_act` in its name: remove one")
+            raise CheckpointError(f"{plain} occurs twice, with `dense` and with `dense_act` in its name: remove one")
         renamed[plain] = tensor
     return without_duplicates(renamed)
 

@@ -117,7 +117,7 @@ class ArmRow:
     """Mean over the hundredths of the last epoch of the rank among the atoms of the recipe, where 1 is the lowest
     perplexity, over seeds that all of them have finished. None without another arm."""
     rank_at_length: Spread | None
-    """The same among all arms of the length."""
+    """The same mean of ranks, among all arms of the length."""
     at_steps: Mapping[int, Spread | None]
     """Mean over the hundredth of an epoch that ends at each step; None where the run is shorter."""
     difference: PairedDifference | None
@@ -127,10 +127,11 @@ class ArmRow:
     """Perplexity of held-out documents in rows of the arm's own recipe, as its training counts them; None without
     evaluation, and for an arm with `attention.isolate: false`, whose evaluation differs from its training."""
     own_rows_real_tokens: Spread | None
-    """The same with padding left out of the loss, and end-of-text that closes a text in it; None where the arm's own
-    loss is that one."""
+    """The perplexity of `own_rows` with padding left out of the loss, and end-of-text that closes a text in it; None
+    where the arm's own loss is that one."""
     own_rows_text: Spread | None
-    """The same with all end-of-text left out of the loss; None where the arm's own loss has none."""
+    """The perplexity of `own_rows` with all end-of-text left out of the loss; None where the arm's own loss has
+    none."""
     documents: Spread | None
     """Perplexity of single held-out documents, the same for all arms of the length."""
     documents_difference: PairedDifference | None

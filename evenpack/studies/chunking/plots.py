@@ -23,7 +23,7 @@ _RATIO_COLOURS = {0.25: COLOURS[3], 0.5: COLOURS[4], 1.0: COLOURS[2], 2.0: COLOU
 _HEAD = 0.1
 """Fraction of a run that is not drawn, in which perplexity falls from the size of the vocabulary."""
 _HEAD_OF_RECIPES = 0.25
-"""The same for the comparison of recipes, which differ by less than atoms do."""
+"""Fraction that is not drawn in the comparison of recipes, which differ by less than atoms do."""
 _ROW_INCHES = 4.0
 
 

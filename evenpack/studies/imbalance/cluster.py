@@ -40,7 +40,7 @@ class ItemKinds:
     squared_lengths: Int64[np.ndarray, " kinds"]
     """Sum of length² over its sequences."""
     padding_squared_lengths: Int64[np.ndarray, " kinds"]
-    """The same over the segments of padding in a pack."""
+    """Sum of length² over the segments of padding in a pack."""
     sequences: Int64[np.ndarray, " kinds"]
 
     @property
@@ -105,7 +105,8 @@ class Scheme:
     layout: Layout
     policy: AssignmentPolicy
     dense: bool = False
-    """For packs: the whole square is computed and then masked, as PackedBERT does, not each sequence's own square."""
+    """For packs: the square of the whole row is computed and then masked, as PackedBERT does, not each sequence's own
+    square."""
 
     @property
     def label(self) -> str:

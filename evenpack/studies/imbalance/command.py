@@ -131,7 +131,7 @@ class ImbalanceCommand:
         bool | None,
         _of_reference(
             "--published/--no-published",
-            help="Show the published curve of BERT-large. Default: beside the lengths that it is of (wikipedia_512).",
+            help="Show the published curve of BERT-large. Default: with the lengths of its figure (wikipedia_512).",
             show_default=False,
         ),
     ] = None
@@ -155,7 +155,7 @@ class ImbalanceCommand:
         Path | None,
         _of_log(
             metavar="RUN",
-            help="Run over which the speed-up of the measured steps is: a run file or an output directory.",
+            help="Run with which the measured steps are compared: a run file or an output directory.",
         ),
     ] = None
     padded_baseline: Annotated[

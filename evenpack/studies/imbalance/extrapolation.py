@@ -62,11 +62,11 @@ class ReferenceRow:
     expected: float
     """Expected speed-up by the published inference, by quadrature."""
     monte_carlo: float
-    """The same by drawing minima from their own distribution."""
+    """Expected speed-up by drawing minima from their own distribution."""
     monte_carlo_error: float
-    """Standard error of that."""
+    """Standard error of `monte_carlo`."""
     real_minima: float | None
-    """The same as the mean minimum of actually drawn devices, by another generator; None above 4,096 devices."""
+    """Expected speed-up as the mean minimum of drawn devices, by another generator; None above 4,096 devices."""
     real_minima_error: float | None
     by_moments: float
     """Expected speed-up if one device's Gumbel is to match the cluster's mean and deviation instead of its median

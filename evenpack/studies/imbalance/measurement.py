@@ -42,9 +42,9 @@ _FORM = (
     "training.sequences_per_step",
     "training.sequences_per_micro_batch",
 )
-"""How steps are formed: what a baseline is there to differ in."""
+"""Keys that form the step, in which a baseline is expected to differ."""
 _SPEED = ("attention.", "deepspeed.", "masking.", "optimizer.kind", "training.precision", "training.loader_workers")
-"""What else decides how long a step takes, on the same model and data."""
+"""Other keys that decide how long a step takes, on the same model and data."""
 _ALIKE = 0.1
 """Relative difference of sequences per step up to which steps are alike."""
 
@@ -57,11 +57,11 @@ class LoggedRun:
     """Name of the run, or of the file where no run.json lies beside it."""
     log: StepLog
     record: RunRecord | None
-    """What run.json says; None for a log of something else."""
+    """The contents of run.json; None for another kind of log."""
 
     @property
     def ranks(self) -> int | None:
-        """Returns the ranks of the logged steps; None if nothing says."""
+        """Returns the ranks of the logged steps; None if they are not recorded."""
         return self.log.devices or (None if self.record is None else self.record.starts[-1].ranks)
 
     @property

@@ -90,7 +90,7 @@ _BANDS = (BALANCED_PACKS, UNPADDED_ARRIVAL)
 _BEYOND = 1e6
 """A value that stands for infinity where an area has to end."""
 _LEAST_SHARE = 0.01
-"""Least percentage on a logarithmic axis; one device waits for nobody."""
+"""Least percentage on a logarithmic axis; one device never waits."""
 _CURVE_POINTS = 400
 _TAIL = 0.0005
 """Probability outside of either end of a curve."""

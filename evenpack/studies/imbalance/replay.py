@@ -91,10 +91,11 @@ class Replay:
     update_seconds: float
     """Median of the update, with norm and clipping, on this device alone: of all parameters, as at ZeRO 0."""
     timed_parts: int
-    """Parts of steps that were timed; those that several clusters have in common count once."""
+    """Parts of steps that were timed; parts that several clusters share count once."""
     rows: tuple[SchemeRow, ...]
     forecasts: tuple[SlowestRow, ...]
-    """For each number of devices with 2 steps or more in the first half, and 20 of one device in the second."""
+    """Forecasts for each number of devices with 2 steps or more in the first half, and 20 of one device in the
+    second."""
 
     def described(self) -> str:
         """Returns device, model and commit, for figures and tables."""

@@ -38,7 +38,7 @@ class ImbalanceRequest:
         self.devices = parse_devices(_DEVICES if given.devices is None else given.devices)
         self.replayed: tuple[int, ...] = () if given.replay is None else parse_devices(given.replay, option="--replay")
         self.cost: StepCost | None = None if given.cost_model is None else find_cost(given.cost_model)
-        """None: by the subject's model."""
+        """The cost of a step; None: taken from the subject's model."""
         self.noise: float | Literal["cost_model", "published"] = _parse_noise(given.noise)
         self.reference_law = Gumbel(location=given.reference_location, scale=given.reference_scale)
         self.log: LoggedRun | None = None

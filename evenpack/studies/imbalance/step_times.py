@@ -126,7 +126,7 @@ class SchemeRow:
     slowest_over_mean: float
     """Seconds of the slowest device over the mean device's, mean over steps."""
     worst_slowest_over_mean: float
-    """The same in the most uneven step."""
+    """Seconds of the slowest device over the mean device's, in the most uneven step."""
     wait_share: float
     """Fraction of all devices' time spent waiting for the slowest."""
     efficiency: float

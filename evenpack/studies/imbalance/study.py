@@ -39,7 +39,7 @@ _SHORT_NAME = 12
 
 @dataclass(frozen=True, kw_only=True)
 class ImbalanceStudy:
-    """What was simulated, measured and published, apart from each other."""
+    """Simulated, replayed, measured and published results, kept separate."""
 
     origin: str
     """Origin of the lengths."""
@@ -49,11 +49,11 @@ class ImbalanceStudy:
     """Step of the run from which the simulated clusters are taken; None for a plain list of lengths."""
     simulation: Simulation
     replay: Replay | None
-    """Clusters replayed on this device, if that was asked for."""
+    """Clusters replayed on this device, if requested."""
     measured: Measured | None
     """Steps of a real run, if there are any."""
     forecast: LogForecast | None
-    """What follows from those steps for other numbers of devices, if anything does."""
+    """The forecast from the measured steps for other numbers of devices, if there is one."""
     reference: ReferenceCurve | None
     """The published curve, if it is to be shown."""
     fitted_noise: FittedNoise | None

@@ -26,7 +26,7 @@ _WAIT_SHARE = Column("Fraction of the devices' time spent waiting for the slowes
 _OF_EACH_SCHEME = (
     _WAIT_SHARE,
     Column("Slowest device over the mean one, mean over steps", "slowest_over_mean", ".4f"),
-    Column("Efficiency: sequences/s per device, divided by that of one device", "efficiency", ".4f"),
+    Column("Efficiency: sequences/s per device, relative to one device", "efficiency", ".4f"),
 )
 """Results that have a table of their own each, whose title is the heading."""
 _CROSSINGS = (

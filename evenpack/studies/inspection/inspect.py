@@ -47,7 +47,7 @@ class Against:
 
     @property
     def footer(self) -> str:
-        """What a figure says of them."""
+        """The line below a figure that describes the other lengths."""
         distance = self.distance.total_variation
         return f"Against {self.name}: data {name_of_lengths(self.histogram)}; total variation {distance:.4f}"
 

@@ -41,11 +41,11 @@ class Sweep:
     """Packs of several lengths, and the one of them that is recommended."""
 
     rows: Sequence[PackingRow]
-    """By depth, of one algorithm."""
+    """Packings of one algorithm by depth."""
     algorithm: str
-    """That algorithm."""
+    """The algorithm of `rows`."""
     fullest: Sequence[PackingRow]
-    """Without a limit of depth, by `auto`: what the recommendation compares."""
+    """Packings by `auto` without a limit of depth, which the recommendation compares."""
     recommended: Recommendation
 
 

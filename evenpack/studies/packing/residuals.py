@@ -64,7 +64,7 @@ class ResidualRow:
     residual: tuple[float, ...]
     """Sequences minus slots of each length from 1 on, before rounding."""
     whole_residual: tuple[int, ...]
-    """The same after rounding."""
+    """Sequences minus slots of each length from 1 on, after rounding."""
 
 
 def settings_of(weights: Sequence[float], lengths: Sequence[int]) -> tuple[Setting, ...]:

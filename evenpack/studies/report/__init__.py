@@ -1,1 +1,1 @@
-"""One or more runs beside each other: curves, rates, waits, and in what they differ."""
+"""One or more runs side by side: curves, rates, waits, and the settings in which they differ."""

@@ -57,7 +57,7 @@ class ReportedRun:
     """What run.json holds; None if there is none."""
     state: str
     has_two_losses: bool
-    """Whether it learns next sentences beside tokens."""
+    """Whether it learns next sentences in addition to tokens."""
     unread_lines: int
     """Number of lines in its log that are broken or not written to their end."""
     missing_steps: int

@@ -1,4 +1,4 @@
-"""`evenpack report`: reads runs, compares them, draws them, and writes an HTML page that needs nothing beside it."""
+"""`evenpack report`: reads runs, compares them, draws them, and writes a self-contained HTML page."""
 
 import base64
 import math

@@ -1,4 +1,4 @@
-"""Seconds of a step on paper: each kernel at the rate of its products or of its bytes, whichever takes longer."""
+"""Estimated seconds of a step: each kernel at the rate of its products or of its bytes, whichever takes longer."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace

@@ -28,7 +28,7 @@ _LAYOUTS: tuple[Layout, ...] = ("packed", "unpadded")
 
 @dataclass(frozen=True, kw_only=True)
 class RooflineOptions:
-    """What the run file does not say."""
+    """Options that the run file does not contain."""
 
     device: str
     """Name of a device with a known peak."""
@@ -67,11 +67,11 @@ class PartRow:
 
 @dataclass(frozen=True, kw_only=True)
 class FusionRow:
-    """What a fusion brings."""
+    """The seconds that a fusion saves."""
 
     fusion: str
     saved_seconds: float
-    """Of a step without other fusions."""
+    """Seconds saved in a step without other fusions."""
     tokens_per_second: float
     """ESTIMATE with this fusion and those above."""
 
@@ -226,7 +226,7 @@ def _rows(expected: StepSeconds, floor: StepSeconds, fused: StepSeconds) -> tupl
 def _assumptions(config: RunConfig, device: str, devices: int) -> tuple[str, ...]:
     found = ["an attention kernel that keeps no scores; padding at the end of packs is left out of its squares"]
     if config.training.compile:
-        found.append("the step as it is has no code by torch.compile: training.compile=true is its row compiled blocks")
+        found.append("the step is shown without torch.compile; for training.compile=true see the row compiled blocks")
     if device != MEASURED_ON:
         found.append(f"attention reaches the share of {device}'s peak that was measured on an {MEASURED_ON}")
     shape = config.model.shape

@@ -1,4 +1,4 @@
-"""What every study of trained runs says of its arms: steps of a log, spreads over seeds, paired differences, curves."""
+"""What studies of trained runs report about their arms: steps of a log, spreads over seeds, paired differences."""
 
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence

@@ -46,7 +46,7 @@ class Quality:
     pack_mates: float | None
     """Fraction of the pairs of sequences in a pack from one stretch of the corpus; None: no pack has two."""
     step_mates: float | None
-    """The same for pairs in a step and not in a pack."""
+    """Fraction of the pairs in a step, but not in a pack, from one stretch of the corpus."""
     window_distance: float
     """The greatest total variation distance between the sources of a window of the epoch and of the whole epoch."""
 

@@ -16,7 +16,7 @@ from scipy import stats
 Verdict = Literal["equivalent", "worse", "better", "undecided"]
 
 _MOST_PAIRS = 10_000
-"""Largest number of pairs considered; nobody repeats a run more often."""
+"""Largest number of pairs considered; more repetitions of a run are impractical."""
 
 
 @dataclass(frozen=True, kw_only=True)

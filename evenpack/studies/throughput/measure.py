@@ -68,7 +68,7 @@ class PhaseClock:
     def __init__(self, device: torch.device, name: ClockName = "wall", *, ranks: int = 1) -> None:
         """Checks the clock. Raises: ConfigError if CPU seconds do not measure a step."""
         if name == "cpu" and device.type != "cpu":
-            raise ConfigError(f"the cpu clock sees no work of a {device.type} device: leave --clock out")
+            raise ConfigError(f"the cpu clock does not measure the work of a {device.type} device: leave --clock out")
         if name == "cpu" and torch.get_num_threads() > 1:
             raise ConfigError(
                 f"the cpu clock adds up the seconds of {torch.get_num_threads()} threads, which is not the "

@@ -174,7 +174,7 @@ def broken_contract(
         f"heads must be multiples of {_HEAD_MULTIPLE} wide, at most {_WIDEST_HEAD}": (
             q.shape[2] % _HEAD_MULTIPLE == 0 and q.shape[2] <= _WIDEST_HEAD
         ),
-        "heads of k and v must be as many and divide those of q": k.shape == v.shape and q.shape[1] % k.shape[1] == 0,
+        "k and v must have equal heads, which divide those of q": k.shape == v.shape and q.shape[1] % k.shape[1] == 0,
         "alibi_slopes must be float32, one for each head": _are_slopes(given.get("alibi_slopes"), heads=q.shape[1]),
     }
     broken = [rule for rule, is_kept in checks.items() if not is_kept]

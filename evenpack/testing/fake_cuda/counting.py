@@ -145,7 +145,7 @@ class Operator:
     """One kind of operator of a step."""
 
     phase: Phase | None
-    """None: after the update, where results are collected."""
+    """Phase of the step; None: after the update, where results are collected."""
     caller: Caller
     """The innermost of the packages on the stack; the model is evenpack's."""
     name: str

@@ -1,4 +1,4 @@
-"""How much memory of the device fake tensors would take, and when it is most.
+"""How much memory fake tensors would take on the device, and when it peaks.
 
 A kernel may take memory for itself while it runs, which no operator returns and a trace of tensors would miss.
 FlashAttention 2 adds up the gradient of the queries in FP32, in rows that lie 128 further apart for each segment, empty
@@ -24,7 +24,7 @@ _RETURNED = "flash_attn::_flash_attn_varlen_backward"
 _BACKWARD = {"torch_attn::_varlen_attn_backward", "aten::_flash_attention_backward", _RETURNED}
 _ROWS_OF_A_SEGMENT = 128
 _PROCESSORS = 132
-"""Of an H100 and an H200: deterministic kernels add up as many parts as keep them busy."""
+"""Multiprocessors of an H100 or H200: deterministic kernels add up as many parts as keep them busy."""
 _FP32_BYTES = 4
 
 

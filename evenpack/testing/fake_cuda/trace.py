@@ -47,7 +47,7 @@ class StepTrace:
 
     faults: tuple[Fault, ...]
     expected_waits: Mapping[str, int]
-    """How often each function that may wait did, in the step."""
+    """Number of waits in the step by each function that may wait."""
     product_flops: int
     """Operations of matrix products, forward and backward, by the formulas of `FlopCounterMode`."""
     attention_flops: int

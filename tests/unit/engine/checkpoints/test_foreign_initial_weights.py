@@ -285,7 +285,7 @@ def test_a_file_that_is_no_state_dict_says_what_was_found(tmp_path: Path, conten
 def test_tensors_that_are_there_twice_must_be_one(tmp_path: Path) -> None:
     weights = nvidia_weights() | {"bert.pooler.dense.bias": torch.zeros(8)}
     message = refusal(make_model(), save(weights, tmp_path / "ckpt.pt"), tmp_path)
-    assert "bert.pooler.dense.bias is there twice, with `dense` and with `dense_act` in its name" in message
+    assert "bert.pooler.dense.bias occurs twice, with `dense` and with `dense_act` in its name" in message
     weights = nvidia_weights() | {"cls.predictions.decoder.weight": torch.zeros(VOCABULARY, 8)}
     message = refusal(make_model(), save(weights, tmp_path / "ckpt.pt"), tmp_path)
     assert "decoder.weight differs from bert.embeddings.word_embeddings.weight" in message

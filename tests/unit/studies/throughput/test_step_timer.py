@@ -106,7 +106,7 @@ def test_the_cpu_clock_counts_what_this_process_computes_and_the_wall_clock_all(
 
 
 def test_the_cpu_clock_is_refused_where_it_would_mislead(monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(ConfigError, match="sees no work of a cuda device"):
+    with pytest.raises(ConfigError, match="does not measure the work of a cuda device"):
         PhaseClock(torch.device("cuda"), "cpu")
     with pytest.raises(ConfigError, match="waits for others, and there are 2"):
         PhaseClock(torch.device("cpu"), "cpu", ranks=2)
