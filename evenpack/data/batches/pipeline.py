@@ -156,7 +156,7 @@ def training_batches(
         dataset,
         sampler=chain.from_iterable(range((first - 1) * per_step, last * per_step) for first, last in kept),
         batch_size=None,
-        collate_fn=_flat,
+        collate_fn=FlatBatch.of,  # type: ignore[arg-type]  # without a batch_size it is given single items
         worker_init_fn=begin_loader_process,
         num_workers=settings.loader_workers,
         # Forking a process that holds a process group or a CUDA context is undefined behaviour.
@@ -241,7 +241,3 @@ def _collator(
         vocabulary_size=prepared.vocabulary_size,
         capacity=capacity,
     )
-
-
-def _flat(batch: Any) -> FlatBatch:
-    return FlatBatch.of(batch)
