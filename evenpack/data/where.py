@@ -2,7 +2,7 @@
 
 A step determines its draws, a draw its source and pack, a pack its sequences, a sequence the parts of documents in it.
 Each of these maps has an inverse by arithmetic or by bisection of a mapped array, so both directions take the same time
-for a thousand sequences and for a billion; only stored pairs are searched (`sequences/pair_origins.py`).
+for a thousand sequences and for a billion; only stored pairs are searched (`sequences/pairs.py`).
 
     from evenpack.engine.where import open_where
 
