@@ -12,8 +12,9 @@ from typing import Any, cast
 import measuring
 import numpy as np
 
-from evenpack.data.batches.capacity import BatchCapacity, capacity_of_any_batch, count_capacity, placer_of
+from evenpack.data.batches.capacity import BatchCapacity, capacity_of_any_batch, count_capacity
 from evenpack.data.batches.objectives import DynamicMasks
+from evenpack.data.batches.placement import Placer
 from evenpack.data.order.plan import PackPlan
 from evenpack.data.order.selection import PackedSource
 from evenpack.data.order.step_plan import StepPlanner
@@ -59,7 +60,7 @@ def main() -> None:
     started = time.process_time()
     counted = count_capacity(planner, range(PACKS // shape.items_per_step), objective=objective, pack_length=length)
     seconds = time.process_time() - started
-    placer = placer_of([source], shape=shape, objective=objective, pack_length=length)
+    placer = Placer.of([source], shape=shape, pack_length=length, is_bidirectional=objective.is_bidirectional)
     together = capacity_of_any_batch([source], placer=placer, objective=objective)
     report: dict[str, Any] = {"histogram": name, "depth": source.plan.max_sequences_per_pack, "ranks": arguments.ranks}
     report |= {"packs_per_micro_batch": rows, "accumulation": arguments.accumulation}

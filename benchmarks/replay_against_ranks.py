@@ -28,7 +28,7 @@ from evenpack.engine.config import RunConfig
 from evenpack.engine.resolving.resolve import resolve
 from evenpack.engine.world.distributed import World, joined_world
 from evenpack.files import read_json, write_json
-from evenpack.launcher.processes.devices import cuda_devices, settle_accelerator
+from evenpack.launcher.processes.devices import choose_accelerator, cuda_devices
 from evenpack.studies.imbalance.cluster import ClusterOptions, Scheme
 from evenpack.studies.imbalance.replay import REPLAYED, Replay, replay
 from evenpack.studies.throughput.contenders import run_to_measure, with_steps
@@ -81,7 +81,7 @@ def main() -> None:
     parser.add_argument("--save", type=Path)
     parser.add_argument("--of-a-rank", type=Path, help=argparse.SUPPRESS)
     given = parser.parse_intermixed_args()
-    settle_accelerator()
+    choose_accelerator()
     config = load_run_file(given.run_file, RunConfig, given.overrides)
     if given.of_a_rank is not None:
         with joined_world() as world:

@@ -26,7 +26,7 @@ from pydantic_core import CoreSchema, core_schema
 
 from evenpack.errors import ConfigError
 from evenpack.shipped import shipped_run_files
-from evenpack.yaml_text import cut, read_yaml, shown
+from evenpack.yaml_text import cut, quoted, read_yaml
 
 log = logging.getLogger(__name__)
 
@@ -130,12 +130,12 @@ def _expand_user(value: Any) -> Any:
     if not isinstance(value, str | Path):
         return value
     if not str(value).strip() or "\0" in str(value):
-        raise ValueError(f"expected a path, found {shown(str(value))}; the current directory is '.'")
+        raise ValueError(f"expected a path, found {quoted(str(value))}; the current directory is '.'")
     longest = max(Path(value).parts, key=_file_name_bytes, default="")
     if _file_name_bytes(longest) > _MOST_NAME_BYTES or _file_name_bytes(str(value)) > _MOST_PATH_BYTES:
         raise ValueError(
             f"expected a path of at most {_MOST_PATH_BYTES:,} bytes, and of names of at most {_MOST_NAME_BYTES}, found "
-            f"one of {_file_name_bytes(str(value)):,} with the name {shown(longest)} of {_file_name_bytes(longest):,}"
+            f"one of {_file_name_bytes(str(value)):,} with the name {quoted(longest)} of {_file_name_bytes(longest):,}"
         )
     if not str(value).startswith("~"):
         return value
@@ -160,7 +160,7 @@ def _expand_users(value: Any) -> Any:
         raise ValueError("expected a path or a list of paths, found an empty list")
     for path in value:
         if not isinstance(path, str | Path):
-            raise ValueError(f"expected a path or a list of paths, found {shown(path)}")
+            raise ValueError(f"expected a path or a list of paths, found {quoted(path)}")
     paths = [str(_expand_user(path)) for path in value]
     return paths[0] if len(paths) == 1 else paths
 
@@ -214,7 +214,7 @@ def load_run_file(path: Path, schema: type[SectionT], overrides: Sequence[str] =
     except UnicodeDecodeError as error:
         raise ConfigError(f"{path} is not readable YAML: {error}") from error
     except OSError as error:
-        raise ConfigError(f"run file {shown(str(path))} cannot be read: {error.strerror}") from error
+        raise ConfigError(f"run file {quoted(str(path))} cannot be read: {error.strerror}") from error
     values = read_yaml(text, f"{path} is not readable YAML")
     if not isinstance(values, dict):
         raise ConfigError(f"{path} must hold sections such as 'run:' and 'data:', found {type(values).__name__}")
@@ -235,7 +235,7 @@ def find_run_file(path: Path) -> Path:
     try:
         is_file, exists = path.is_file(), path.exists()
     except OSError as error:
-        raise ConfigError(f"run file {shown(str(path))} cannot be read: {error.strerror}") from error
+        raise ConfigError(f"run file {quoted(str(path))} cannot be read: {error.strerror}") from error
     if is_file:
         return path
     if name in shipped:
@@ -315,8 +315,8 @@ def _apply_override(values: dict[str, Any], override: str, schema: type[Section]
     override = str(override)  # which a library's user may have given as anything
     name, separator, text = override.partition("=")
     if not separator or not name:
-        raise ConfigError(f"override {shown(override)} is not of the form section.key=value")
-    origin = f"override {shown(override)}"
+        raise ConfigError(f"override {quoted(override)} is not of the form section.key=value")
+    origin = f"override {quoted(override)}"
     value = read_yaml(text, f"{origin}: the value is not readable YAML") if text else None
     *parents, last = name.split(".")
     place: Any = values
@@ -325,7 +325,7 @@ def _apply_override(values: dict[str, Any], override: str, schema: type[Section]
         known = _known_keys(kinds, place)
         if known is not None and key not in known:
             where = ".".join(name.split(".")[:depth]) or "the run file"
-            raise ConfigError(f"{origin}: '{cut(where)}' has no key {shown(key)}; {_nearest_key(key, known, schema)}")
+            raise ConfigError(f"{origin}: '{cut(where)}' has no key {quoted(key)}; {_nearest_key(key, known, schema)}")
         if depth == len(parents):
             place[key] = value
             return name
@@ -362,7 +362,7 @@ def _drop_keys_of_old_kind(
     ]
     if not new or not dropped:
         return ""
-    shown_keys = ", ".join(f"{key}: {shown(section.pop(key))}" for key in dropped)
+    shown_keys = ", ".join(f"{key}: {quoted(section.pop(key))}" for key in dropped)
     return f"{place}.kind is {section['kind']} by an override; left out what that kind does not have: {shown_keys}"
 
 
@@ -467,7 +467,7 @@ def _explain(detail: Any, schema: type[Section], values: dict[str, Any]) -> str:
     if isinstance(detail["input"], bool | int | float) and detail["type"] in ("string_type", "literal_error"):
         read = "yes, no, on and off as true or false" if isinstance(detail["input"], bool) else "this as a number"
         quotes = f"; YAML reads {read}: write text in quotes"
-    return f"{name}: {message}, found {shown(detail['input'])}{quotes}"
+    return f"{name}: {message}, found {quoted(detail['input'])}{quotes}"
 
 
 def _tag(kind: Any) -> str | None:

@@ -108,6 +108,6 @@ def ssh_arguments(environment: Mapping[str, str]) -> list[str]:
         ) from error
 
 
-def settle_on_cpu() -> None:
+def choose_cpu() -> None:
     """Tells DeepSpeed that there is only the CPU, unless the user names another device."""
     os.environ.setdefault("DS_ACCELERATOR", _ACCELERATORS[0])

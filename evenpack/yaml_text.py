@@ -17,7 +17,7 @@ _MOST_COLUMNS = 160
 """Columns of a value in a message."""
 
 
-def shown(value: Any) -> str:
+def quoted(value: Any) -> str:
     """Returns the value for a message: one line at most, however large it is."""
     brief = reprlib.Repr()
     brief.maxlevel, brief.maxstring, brief.maxother = 3, _MOST_COLUMNS, _MOST_COLUMNS
@@ -44,7 +44,7 @@ class _RunFileLoader(yaml.SafeLoader):
             return super().construct_object(node, deep)
         except (ValueError, TypeError, LookupError, AttributeError, OverflowError) as error:
             kind = node.tag.rpartition(":")[2]
-            raise _refusal(f"{shown(node.value)} cannot be read as {kind}", node) from error
+            raise _refusal(f"{quoted(node.value)} cannot be read as {kind}", node) from error
 
     def construct_yaml_int(self, node: yaml.ScalarNode) -> int:
         text = str(self.construct_scalar(node))
@@ -65,9 +65,9 @@ class _RunFileLoader(yaml.SafeLoader):
         for key_node, _ in node.value:
             key = self.construct_object(key_node, deep=True)
             if not isinstance(key, str):
-                raise _refusal(f"a key must be text, found {shown(key)}", key_node)
+                raise _refusal(f"a key must be text, found {quoted(key)}", key_node)
             if key in seen:
-                raise _refusal(f"key {shown(key)} is given twice", key_node)
+                raise _refusal(f"key {quoted(key)} is given twice", key_node)
             seen.add(key)
         return super().construct_mapping(node, deep)
 

@@ -17,9 +17,9 @@ from pydantic import TypeAdapter
 from evenpack.studies.equivalence.compare import Curve, TaskComparison, compare
 from evenpack.studies.equivalence.config import EquivalenceConfig
 from evenpack.studies.equivalence.plots import plot_equivalence
-from evenpack.studies.origins import COMPUTED, origin_line
 from evenpack.studies.packing.plots import plot_residuals
 from evenpack.studies.packing.residuals import ResidualRow
+from evenpack.studies.provenance import COMPUTED, provenance_line
 from evenpack.studies.shuffle.config import ShuffleStudyConfig
 from evenpack.studies.shuffle.plots import plot_shuffle
 
@@ -57,7 +57,7 @@ def _draw_shuffle(values: dict[str, Any], arguments: argparse.Namespace) -> None
 
 def _origin(name: str, measured_on: dict[str, Any], arguments: argparse.Namespace) -> str:
     """Returns the line of a file that has none."""
-    return origin_line(
+    return provenance_line(
         name,
         data=arguments.data or "not recorded",
         commits=arguments.commits.split(",") if arguments.commits else [measured_on.get("commit")],

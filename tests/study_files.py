@@ -87,7 +87,7 @@ class FakeMachine:
     def is_stop_requested(self) -> bool:
         return self.stops_after is not None and len(self.calls) >= self.stops_after
 
-    def places(self, devices_per_run: int | None) -> Sequence["FakeMachine"]:
+    def device_groups(self, devices_per_run: int | None) -> Sequence["FakeMachine"]:
         return [self] * self.place_count
 
     @contextmanager

@@ -22,7 +22,7 @@ from torch import Tensor
 
 from evenpack.engine.world.distributed import World, joined_world
 from evenpack.files import write_json
-from evenpack.launcher.processes.devices import settle_accelerator
+from evenpack.launcher.processes.devices import choose_accelerator
 from gpu_day.stepping import device_name, synchronise
 
 MEGABYTES = (1, 16, 256, 1024)
@@ -110,7 +110,7 @@ def main() -> int:
     given = parser.parse_args()
     sizes, repeats = (_TINY_MEGABYTES, 2) if given.tiny else (MEGABYTES, 20)
     rows: list[dict[str, Any]] = []
-    settle_accelerator()
+    choose_accelerator()
     with joined_world() as world:
         about = {"device": device_name(world), "ranks": world.size, "backend": dist.get_backend(), "repeats": repeats}
         for megabytes in sizes:

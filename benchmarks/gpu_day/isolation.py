@@ -14,7 +14,7 @@ from evenpack.engine.world.distributed import World, joined_world
 from evenpack.files import write_json
 from evenpack.kernels.capabilities import AttentionRequest
 from evenpack.launcher.doctor import ProbeReport, attention_requests, probe_all
-from evenpack.launcher.processes.devices import settle_accelerator
+from evenpack.launcher.processes.devices import choose_accelerator
 from gpu_day.stepping import device_name
 
 
@@ -48,7 +48,7 @@ def main() -> int:
     parser.add_argument("--out", type=Path, required=True)
     given = parser.parse_args()
     rows: list[dict[str, Any]] = []
-    settle_accelerator()
+    choose_accelerator()
     with joined_world() as world:
         for request in attention_requests(world.device.type):
             rows += over_ranks(world, request)

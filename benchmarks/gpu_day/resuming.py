@@ -25,7 +25,7 @@ from evenpack.engine.reporting.metrics import read_metrics
 from evenpack.engine.resolving.resolve import open_run
 from evenpack.engine.world.distributed import World
 from evenpack.files import write_json
-from evenpack.launcher.processes.devices import settle_accelerator
+from evenpack.launcher.processes.devices import choose_accelerator
 from gpu_day.ranks import deepspeed_command
 
 STEPS_OF_A_START = 4
@@ -95,7 +95,7 @@ def main() -> int:
     parser.add_argument("--ranks", type=int, required=True)
     parser.add_argument("--out", type=Path, required=True)
     given = parser.parse_intermixed_args()
-    settle_accelerator()
+    choose_accelerator()
     ranks, overrides = given.ranks, [*overrides_for(given.ranks), *given.overrides]
     config = load_run_file(given.run_file, RunConfig, overrides)
     order = planned_order(config)

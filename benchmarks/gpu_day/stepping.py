@@ -12,7 +12,7 @@ import torch
 from evenpack.config import load_run_file
 from evenpack.engine.config import RunConfig
 from evenpack.engine.world.distributed import World, configure_logging, joined_world
-from evenpack.launcher.processes.devices import settle_accelerator
+from evenpack.launcher.processes.devices import choose_accelerator
 from evenpack.studies.throughput.contenders import Contender, contender, run_to_measure
 from evenpack.studies.throughput.measure import StepTimer
 
@@ -40,7 +40,7 @@ def read_arguments(description: str | None, *, steps: int) -> Arguments:
 @contextmanager
 def stepping(config: RunConfig, *forms: str) -> Iterator[tuple[StepTimer, list[Contender]]]:
     """Yields an engine and the run in these forms, on one device."""
-    settle_accelerator()
+    choose_accelerator()
     with joined_world() as world:
         configure_logging(world)
         run = run_to_measure(config)

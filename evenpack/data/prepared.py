@@ -10,7 +10,7 @@ import xxhash
 
 from evenpack.data.config import DataConfig
 from evenpack.data.manifest import TOKENIZER_FOLDER, Manifest, data_section, refuse_differences, remedy
-from evenpack.data.opened import note_opened
+from evenpack.data.opened_directories import record_opened
 from evenpack.data.order.config import PackingConfig
 from evenpack.data.order.mixture import MixtureSchedule
 from evenpack.data.order.pack_stream import PackStream
@@ -57,7 +57,7 @@ class PreparedData:
         manifest = Manifest.read(directory)
         refuse_differences(manifest.data, data_section(config), directory)
         check_sizes(directory, manifest)
-        note_opened(directory)
+        record_opened(directory)
         return cls(directory, config, manifest)
 
     def __reduce__(self) -> tuple[Any, ...]:

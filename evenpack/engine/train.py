@@ -23,7 +23,7 @@ from evenpack.engine.config import RunConfig
 from evenpack.engine.evaluate import evaluate_model
 from evenpack.engine.memory.text import explained_memory
 from evenpack.engine.parts.bad_steps import BadSteps
-from evenpack.engine.parts.journal import Journal
+from evenpack.engine.parts.metrics_writer import MetricsWriter
 from evenpack.engine.parts.mlperf_log import MlperfLog
 from evenpack.engine.parts.part import Parts, Step, Update
 from evenpack.engine.parts.profile import StepProfile
@@ -154,7 +154,7 @@ def _train_on(
 
 def _parts(run: Run, on_activity: OnActivity, *, started: float) -> Parts:
     """Returns what hangs on the loop, in the order in which it is called at each hook."""
-    config, journal = run.config, Journal(run)
+    config, writer = run.config, MetricsWriter(run)
     return Parts(
         [
             ProgressLine(run),
@@ -164,9 +164,9 @@ def _parts(run: Run, on_activity: OnActivity, *, started: float) -> Parts:
             RankTimes(run.world, every_steps=config.training.log_rank_times_every_steps),
             DataVerification(run.prepared, run.world, on_activity),  # first of all that the next ones write at a save
             MlperfLog(run, started=started),
-            journal,
+            writer,
             Trackers.of(run),
-            Saves(run, journal, on_activity),
+            Saves(run, writer, on_activity),
         ]
     )
 
@@ -229,9 +229,9 @@ def _nothing_to_do(run: Run) -> TrainOutcome:
         log.info("nothing to do: step %d has reached an accuracy of %.4f", run.first_step, reached)
     else:
         log.info("nothing to do: step %d of %d is done", run.first_step, run.config.training.last_step)
-    journal = Journal(run)
-    with own_work(), journal.opened():  # a kill may have come before the summary
-        journal.summarise("finished", run.first_step, reached_accuracy=reached)
+    writer = MetricsWriter(run)
+    with own_work(), writer.opened():  # a kill may have come before the summary
+        writer.summarise("finished", run.first_step, reached_accuracy=reached)
     return TrainOutcome(state="finished", step=run.first_step, reached_accuracy=reached)
 
 

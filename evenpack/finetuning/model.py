@@ -19,7 +19,7 @@ from evenpack.batch import ChosenTargets, PackedBatch
 from evenpack.data.tokenizers.loading import first_difference, load_tokenizer, read_vocabulary, tokenizer_of_weights
 from evenpack.data.tokenizers.tokenizer import Tokenizer
 from evenpack.engine.checkpoints.initial_weights import KEY, naming_key_in_errors
-from evenpack.engine.checkpoints.weight_origins import DescribedWeights, find_weights
+from evenpack.engine.checkpoints.weight_sources import DescribedWeights, find_weights
 from evenpack.engine.checkpoints.weights import require_fitting
 from evenpack.errors import CheckpointError, ConfigError
 from evenpack.finetuning.config import FinetuneConfig

@@ -15,7 +15,7 @@ from evenpack.config import Section, nearest, usual_keys
 from evenpack.console import pairs, table, text
 from evenpack.errors import ConfigError
 from evenpack.units import UNIT_IN_SCHEMA
-from evenpack.yaml_text import shown
+from evenpack.yaml_text import quoted
 
 FILES = {
     "run": "evenpack.engine.config:RunConfig",
@@ -330,7 +330,7 @@ def find_keys(keys: Sequence[Key], place: str) -> tuple[Key, ...]:
     asked = _parts(place)
     found = tuple(key for key in keys if _matches(asked, key.place) or _matches(asked, key.inside))
     if not found:
-        raise ConfigError(f"there is no key {shown(place)}; {_hint(keys, asked)}")
+        raise ConfigError(f"there is no key {quoted(place)}; {_hint(keys, asked)}")
     return found
 
 

@@ -11,7 +11,6 @@ from evenpack.engine.reporting.metrics import METRICS, read_metrics
 from evenpack.engine.reporting.run_record import read_run_record
 from evenpack.errors import ConfigError
 from evenpack.losses import losses_logged_apart
-from evenpack.studies.origins import origin_of_runs
 from evenpack.studies.plotting import (
     COLOURS,
     THIN_AND_BOLD,
@@ -21,6 +20,7 @@ from evenpack.studies.plotting import (
     write_footer,
     write_title,
 )
+from evenpack.studies.provenance import provenance_of_runs
 
 LOSS_PLOT = "loss.png"
 
@@ -76,7 +76,7 @@ def _curve(
 def draw_loss(output_dir: Path, *, name: str) -> Path:
     """Writes OUTPUT_DIR/loss.png. Raises: ConfigError without matplotlib, or before the first step; DataError."""
     path = output_dir / LOSS_PLOT
-    origin = origin_of_runs(name, [read_run_record(output_dir)])
+    origin = provenance_of_runs(name, [read_run_record(output_dir)])
     plot_losses(loss_curves(read_metrics(output_dir / METRICS)), path, name=name, origin=origin)
     return path
 

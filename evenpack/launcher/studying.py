@@ -19,7 +19,7 @@ from evenpack.console import Report
 from evenpack.engine.config import RunConfig
 from evenpack.errors import ConfigError
 from evenpack.launch_environment import requested_accelerator
-from evenpack.launcher.processes.devices import cpu_cores, cuda_devices, keep_freed_memory, settle_accelerator
+from evenpack.launcher.processes.devices import choose_accelerator, cpu_cores, cuda_devices, keep_freed_memory
 from evenpack.launcher.processes.ranks import RankPlace, held_output_dir
 from evenpack.launcher.processes.start import local_devices
 from evenpack.launcher.processes.stop import Lifeline, on_stop_signals, say
@@ -45,15 +45,15 @@ def study_run(study: RunStudy, config: RunConfig) -> Report:
 
 
 def _settle_device() -> None:
-    """Lets steps of a study run on this machine's device as steps of training do."""
-    settle_accelerator()
+    """Lets steps of a study run on this machine's device as those of training do."""
+    choose_accelerator()
     if os.environ.get("DS_ACCELERATOR") == "cpu":
         keep_freed_memory()
 
 
 def study_runs(study: StudyOfRuns, study_file: Path, overrides: Sequence[str]) -> Report:
     """Runs a study that trains runs in processes of their own."""
-    settle_accelerator()
+    choose_accelerator()
     return study.run(study_file, overrides, ThisMachine())
 
 
@@ -62,7 +62,7 @@ _COMMAND = (sys.executable, "-m", "evenpack.launcher.cli")
 
 @dataclass(frozen=True, kw_only=True)
 class DeviceGroup:
-    """Devices of this machine that one run gets; a `Place` of the studies."""
+    """Devices of this machine that one run gets; a `RunDevices` of the studies."""
 
     ranks: int
     train_options: tuple[str, ...]
@@ -102,7 +102,7 @@ class ThisMachine:
     def is_stop_requested(self) -> bool:
         return self._asked_to_stop
 
-    def places(self, devices_per_run: int | None) -> list[DeviceGroup]:
+    def device_groups(self, devices_per_run: int | None) -> list[DeviceGroup]:
         """Returns GPUs if there are any, else CPU cores, a rank on each; surplus devices stay idle."""
         if devices_per_run is not None and devices_per_run < 1:
             raise ConfigError(f"--devices-per-run must be at least 1, found {devices_per_run}")

@@ -40,7 +40,7 @@ from evenpack.engine.resolving.resolve import ResolvedRun, open_run
 from evenpack.engine.world.distributed import World
 from evenpack.errors import CheckpointError, ConfigError, DataError
 from evenpack.launcher.preparing import FoundText, find_text, prepare_run
-from evenpack.launcher.processes.devices import settle_accelerator
+from evenpack.launcher.processes.devices import choose_accelerator
 from evenpack.losses import losses_logged_apart
 from evenpack.models.build import Model
 from evenpack.models.huggingface import mapping_of, to_huggingface
@@ -170,7 +170,7 @@ def evaluate_run(config: RunConfig, *, step: StepOrBest = None, data: Path | Non
     Raises: as `load_trained_model`; DataError for validation weights of a source that holds nothing out; and see
     `run_over_text`.
     """
-    settle_accelerator()
+    choose_accelerator()
     if data is None:
         return _evaluate(config, step=step, split="validation", data=None)
     with run_over_text(config, data) as over_file:
@@ -322,7 +322,7 @@ def export_run(config: RunConfig, directory: Path, *, step: StepOrBest = None) -
 
     Raises: as `load_trained_model`; ConfigError if transformers has no such model, or if `directory` is not empty.
     """
-    settle_accelerator()
+    choose_accelerator()
     trained = load_trained_model(config, torch.device("cpu"), step=step)
     tokenizer = trained.run.prepared.tokenizer_dir if trained.run.prepared.tokenizer_dir.is_dir() else None
     to_huggingface(trained.model, directory, tokenizer_dir=tokenizer, special_token_id=trained.special_token_id)

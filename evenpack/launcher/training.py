@@ -449,7 +449,7 @@ def report_table(report: TrainingReport, *, title: str) -> Table:
         )
     values |= {
         "padding share, these steps": percent(report.padding_share),
-        f"tokens/s on {report.ranks} {'rank' if report.ranks == 1 else 'ranks'}": format_rate(report.tokens_per_second),
+        f"tokens/s on {counted(report.ranks, 'rank')}": format_rate(report.tokens_per_second),
         **_training_losses(report),
     }
     if report.target is not None:

@@ -27,11 +27,11 @@ from evenpack.engine.activity import OnActivity, own_work
 from evenpack.errors import EXIT_BAD_INPUT, EXIT_STOPPED, EvenpackError, RunError, StoppedEarlyError
 from evenpack.launch_environment import MAX_RESTARTS
 from evenpack.launcher.processes.devices import (
+    choose_accelerator,
+    configure_allocator,
     cpu_cores,
     keep_freed_memory,
     require_seen_gpus,
-    settle_accelerator,
-    settle_allocator,
 )
 from evenpack.launcher.processes.guard import Ancestors, EarlyWatch, Guard, end_process
 from evenpack.launcher.processes.hangs import Heartbeat
@@ -121,7 +121,7 @@ def main(arguments: Sequence[str] | None = None, *, train: TrainFunction | None 
     share_cores(place)
     try:
         config = _load_config(options.run_file, options.overrides)
-        settle_allocator(config, os.environ)
+        configure_allocator(config, os.environ)
         require_seen_gpus(config, os.environ)
     except EvenpackError as error:
         _refuse(error, place, options.evenpack_run)
@@ -177,7 +177,7 @@ def _is_reached(ours: socket.socket, address: str, deadline: float) -> bool:
 
 def _tell_others(error: EvenpackError, place: RankPlace, token: LaunchToken | None) -> None:
     """Meets the others as a rank that starts does, so that they end with this error instead of waiting."""
-    settle_accelerator()
+    choose_accelerator()
     from evenpack.engine.world.distributed import tell_that_rank_cannot_start
 
     with suppress(EvenpackError):
@@ -193,7 +193,7 @@ def _meeting(place: RankPlace, token: LaunchToken | None) -> "Meeting | None":
     """
     if token is not None or not place.spans_machines:
         return None
-    settle_accelerator()
+    choose_accelerator()
     from evenpack.engine.world.distributed import meet
 
     return meet("run id")
@@ -430,7 +430,7 @@ def _load_config(path: Path, overrides: Sequence[str]) -> "RunConfig":
 
 
 def _train(config: "RunConfig", *, stop_requested: Callable[[], bool], on_activity: OnActivity) -> Outcome:
-    settle_accelerator()
+    choose_accelerator()
     if os.environ.get("DS_ACCELERATOR") == "cpu":
         keep_freed_memory()
     with own_work("importing torch and DeepSpeed"):

@@ -46,7 +46,7 @@ OWN = (
     "evenpack.engine.reporting.metrics.MetricsLog.resume",
     "evenpack.engine.reporting.metrics.MetricsLog.append",
     "evenpack.engine.reporting.metrics.MetricsLog.commit",
-    "evenpack.engine.parts.journal.Journal.summarise",
+    "evenpack.engine.parts.metrics_writer.MetricsWriter.summarise",
     "evenpack.engine.checkpoints.saving.commit_files",
     "evenpack.engine.checkpoints.saving.CheckpointWriter.publish",
     "evenpack.engine.checkpoints.background._Flight.join",

@@ -16,7 +16,7 @@ from tiny_training import MAX_SEQUENCE_LENGTH, changed, never, prepare_run
 
 from evenpack.data.prepare.prepare import prepare
 from evenpack.engine.config import RunConfig
-from evenpack.engine.parts import journal, trackers
+from evenpack.engine.parts import metrics_writer, trackers
 from evenpack.engine.provenance import commit_of_source
 from evenpack.engine.reporting.definitions import DEFINITIONS, find_metric, scalars, values_of
 from evenpack.engine.reporting.metrics import read_metrics
@@ -83,7 +83,7 @@ def runs_of_all_kinds(folder: Path) -> dict[str, RunConfig]:
 
 def train_all(world: World, runs: dict[str, RunConfig]) -> list[str]:
     """Trains the runs with a known device peak, as on GPUs; returns the warnings."""
-    journal.peak_flops = lambda run: 1e9
+    metrics_writer.peak_flops = lambda run: 1e9
     trackers._OPENERS["wandb"] = lambda section, run: Breaks()
     warnings = Warnings()
     logging.getLogger("evenpack").addHandler(warnings)

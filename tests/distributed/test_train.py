@@ -18,7 +18,7 @@ from evenpack.data.prepare.prepare import prepare
 from evenpack.data.prepared import PreparedData
 from evenpack.engine.build import build
 from evenpack.engine.config import RunConfig
-from evenpack.engine.parts.journal import step_record
+from evenpack.engine.parts.metrics_writer import step_record
 from evenpack.engine.reporting.metrics import read_metrics
 from evenpack.engine.reporting.step_totals import sum_over_ranks
 from evenpack.engine.resolving.resolve import open_run

@@ -11,7 +11,7 @@ from prepared_files import sentence_documents
 from tiny_training import changed, never
 
 from evenpack.engine.checkpoints.files import read_manifest
-from evenpack.engine.checkpoints.weight_origins import OwnCheckpoint, find_weights
+from evenpack.engine.checkpoints.weight_sources import OwnCheckpoint, find_weights
 from evenpack.engine.checkpoints.weights import load_model_weights
 from evenpack.engine.config import RunConfig
 from evenpack.engine.reporting.metrics import read_metrics

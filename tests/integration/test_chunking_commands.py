@@ -50,7 +50,7 @@ class ThisProcess:
     is_stop_requested: bool = False
     commands: list[str] = field(default_factory=list)
 
-    def places(self, devices_per_run: int | None) -> list["ThisProcess"]:
+    def device_groups(self, devices_per_run: int | None) -> list["ThisProcess"]:
         return [self]
 
     @contextmanager

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from evenpack.data.batches.pipeline import SkippedStep
-from evenpack.engine.parts.journal import skipped_record
+from evenpack.engine.parts.metrics_writer import skipped_record
 from evenpack.engine.parts.trackers import CSV_TABLE, CsvTable, RunLog
 from evenpack.engine.reporting.metrics import METRICS, find_record, read_metrics, save_totals
 from evenpack.engine.reporting.summary import computed_alike, whole_steps

@@ -12,12 +12,11 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Literal
 
 import numpy as np
 from jaxtyping import Int64
 
-from evenpack.data.batches.objectives import Objective, beyond_capacity
+from evenpack.data.batches.objectives import BatchSizes, Objective, beyond_capacity, rounded_size
 from evenpack.data.batches.placement import Placer
 from evenpack.data.order.selection import PackedSource
 from evenpack.data.order.step_plan import StepPlanner
@@ -63,20 +62,14 @@ class BatchCapacity:
         sizes = {name: max(getattr(self, name), getattr(other, name)) for name in ("segments", "sequences", "targets")}
         return replace(other, **sizes)
 
-    def require(self, name: Literal["segments", "sequences"], found: int) -> None:
-        """Checks a number of one micro-batch. Raises: DataError if it is beyond the capacity."""
-        if found > getattr(self, name):
-            raise DataError(beyond_capacity(name, found, getattr(self, name)))
-
-
-def placer_of(sources: Sequence[PackedSource], *, shape: StepShape, objective: Objective, pack_length: int) -> Placer:
-    """Returns the placer of batches that mix these sources."""
-    return Placer(
-        shape=shape,
-        pack_length=pack_length,
-        max_sequence_length=max(source.view.max_sequence_length for source in sources),
-        is_bidirectional=objective.is_bidirectional,
-    )
+    def sizes(self, *, sequences: int, segments: int) -> BatchSizes:
+        """Returns the sizes for one micro-batch. Raises: DataError if it is beyond the capacity."""
+        if self.follows:
+            return BatchSizes(sequences=rounded_size(sequences), segments=rounded_size(segments), targets=None)
+        for name, found, most in (("sequences", sequences, self.sequences), ("segments", segments, self.segments)):
+            if found > most:
+                raise DataError(beyond_capacity(name, found, most))
+        return BatchSizes(sequences=self.sequences, segments=self.segments, targets=self.targets)
 
 
 class CapacityAhead:
@@ -152,7 +145,7 @@ def _in_background(function: Callable[[], BatchCapacity]) -> "Future[BatchCapaci
 def count_capacity(planner: StepPlanner, steps: range, *, objective: Objective, pack_length: int) -> BatchCapacity:
     """Returns what the largest micro-batch of these steps needs; where sizes follow the batch, a bound for any."""
     shape, sources = planner.shape, planner.sources
-    placer = placer_of(sources, shape=shape, objective=objective, pack_length=pack_length)
+    placer = Placer.of(sources, shape=shape, pack_length=pack_length, is_bidirectional=objective.is_bidirectional)
     if shape.policy == "max_tokens":
         return capacity_of_any_batch(sources, placer=placer, objective=objective)
     lists_targets = any(objective.most_targets(source.view) is not None for source in sources)

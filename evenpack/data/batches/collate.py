@@ -1,15 +1,14 @@
 """Collation: packs -> PackedBatch. Model and loss are the same for all layouts; only this step differs."""
 
 from collections.abc import Sequence
-from typing import NamedTuple
 
 import numpy as np
 from jaxtyping import Bool, Int64, Integer
 
 from evenpack.batch import PackedBatch
-from evenpack.data.batches.capacity import BatchCapacity, capacity_of_any_batch, placer_of
-from evenpack.data.batches.objectives import Objective, SequenceContent, rounded_size
-from evenpack.data.batches.placement import Placement
+from evenpack.data.batches.capacity import BatchCapacity, capacity_of_any_batch
+from evenpack.data.batches.objectives import Objective, SequenceContent
+from evenpack.data.batches.placement import Placer
 from evenpack.data.order.selection import PackedSource, PackSelection, order_hash
 from evenpack.data.order.step_shape import StepShape
 from evenpack.data.sequences.view import PaddingCounts
@@ -45,7 +44,9 @@ class Collator:
         self.objective = objective
         self.padding_token = padding_token
         self.vocabulary_size = vocabulary_size
-        self.placer = placer_of(sources, shape=shape, objective=objective, pack_length=pack_length)
+        self.placer = Placer.of(
+            sources, shape=shape, pack_length=pack_length, is_bidirectional=objective.is_bidirectional
+        )
         self.capacity = capacity or capacity_of_any_batch(sources, placer=self.placer, objective=objective)
 
     def collate(self, packs: PackSelection, step_counts: StepCounts) -> PackedBatch:
@@ -56,14 +57,14 @@ class Collator:
         """Reads the packs' tokens and lays them out.
 
         At most `items_per_micro_batch` packs, unless they were assigned by `max_tokens`; fewer leave padding.
+
+        Raises: DataError for a micro-batch beyond the capacity, or a token beyond the vocabulary.
         """
         content, segment_lengths, segments_per_sequence = self._read(packs)
         rows = packs.packs if self.capacity.follows else self.placer.rows
         placement = self.placer.place(packs, segment_lengths, segments_per_sequence, rows=rows)
-        sizes = self._sizes(packs, placement)
-        task = self.objective.make(
-            content, placement, self.sources, max_sequences=sizes.sequences, max_targets=sizes.targets
-        )
+        sizes = self.capacity.sizes(sequences=len(packs.sequence_ids), segments=len(placement.segment_starts))
+        task = self.objective.make(content, placement, self.sources, sizes)
         tokens = np.full(placement.slots, self.padding_token, dtype=np.int64)
         tokens[placement.slot_of_token] = task.tokens
         token_types = np.zeros(placement.slots, dtype=np.int64)
@@ -92,15 +93,6 @@ class Collator:
             padding_targets=int(content.padding.targets.sum()) if self.objective.end_of_text_in_loss == "all" else 0,
             order_hash=order_hash(packs),
         )
-
-    def _sizes(self, packs: PackSelection, placement: Placement) -> "_Sizes":
-        """Returns the sizes of the index arrays. Raises: DataError for a micro-batch beyond the capacity."""
-        sequences, segments = len(packs.sequence_ids), len(placement.segment_starts)
-        if self.capacity.follows:
-            return _Sizes(rounded_size(sequences), None, rounded_size(segments))
-        self.capacity.require("sequences", sequences)
-        self.capacity.require("segments", segments)
-        return _Sizes(self.capacity.sequences, self.capacity.targets, self.capacity.segments)
 
     def _count_tokens(self, content: SequenceContent) -> tuple[int, ...]:
         """Returns the real tokens of each source."""
@@ -165,15 +157,6 @@ class Collator:
                 f"{self.vocabulary_size} entries: the file is damaged or was replaced; prepare it again"
             )
         return tokens
-
-
-class _Sizes(NamedTuple):
-    """Sizes of index arrays."""
-
-    sequences: int
-    targets: int | None
-    """None: the arrays have as many entries as the batch has targets."""
-    segments: int
 
 
 def _filled(values: Int64[np.ndarray, " K"], size: int, filler: int) -> Int64[np.ndarray, " size"]:

@@ -10,7 +10,7 @@ Shapes: M = sequences of the batch, T = its slots, K = values given.
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Protocol, TypeVar, runtime_checkable
+from typing import NamedTuple, Protocol, TypeVar, runtime_checkable
 
 import numpy as np
 from jaxtyping import Bool, Int64, Integer, Shaped
@@ -91,6 +91,15 @@ def rounded_size(count: int) -> int:
     return -(-count // _SIZE_MULTIPLE) * _SIZE_MULTIPLE
 
 
+class BatchSizes(NamedTuple):
+    """The sizes of the index arrays of one batch."""
+
+    sequences: int
+    segments: int
+    targets: int | None
+    """None: a `rounded_size` of the batch's own number."""
+
+
 def beyond_capacity(name: str, found: int, expected: int) -> str:
     """Returns the message about a micro-batch that does not fit into the fixed sizes of a run's batches."""
     return (
@@ -124,18 +133,11 @@ class Objective(TargetCounter, Protocol):
         """Returns the objective for evaluation, which is independent of the run's seed."""
 
     def make(
-        self,
-        content: SequenceContent,
-        placement: Placement,
-        sources: Sequence[PackedSource],
-        *,
-        max_sequences: int,
-        max_targets: int | None,
+        self, content: SequenceContent, placement: Placement, sources: Sequence[PackedSource], sizes: BatchSizes
     ) -> Task:
         """Returns the task of one batch.
 
-        The two limits are the same for all batches of the run, so that sizes never change. `max_targets` None: the
-        number of targets of this batch, padded to a `rounded_size`.
+        Its index arrays have the given sizes, which are the same for many batches of the run.
         """
 
 
@@ -178,13 +180,7 @@ class NextTokens:
         return self
 
     def make(
-        self,
-        content: SequenceContent,
-        placement: Placement,
-        sources: Sequence[PackedSource],
-        *,
-        max_sequences: int,
-        max_targets: int | None,
+        self, content: SequenceContent, placement: Placement, sources: Sequence[PackedSource], sizes: BatchSizes
     ) -> Task:
         is_target = np.zeros(placement.slots, dtype=bool)
         is_target[placement.slot_of_token] = True
@@ -232,16 +228,10 @@ class _MaskedObjective(ABC):
         """Returns the masked form of the content's tokens."""
 
     def make(
-        self,
-        content: SequenceContent,
-        placement: Placement,
-        sources: Sequence[PackedSource],
-        *,
-        max_sequences: int,
-        max_targets: int | None,
+        self, content: SequenceContent, placement: Placement, sources: Sequence[PackedSource], sizes: BatchSizes
     ) -> Task:
         masked = self._masked(content, sources)
-        max_targets = rounded_size(len(masked.positions)) if max_targets is None else max_targets
+        max_targets = rounded_size(len(masked.positions)) if sizes.targets is None else sizes.targets
         if len(masked.positions) > max_targets:
             raise DataError(beyond_capacity("targets", len(masked.positions), max_targets))
         weights = np.ones(len(masked.positions), dtype=np.float32)
@@ -262,9 +252,9 @@ class _MaskedObjective(ABC):
             if self.next_sentence.divided_by == "packs":
                 sequence_weights /= content.pack_sizes
             targets[NEXT_SENTENCE.name] = ChosenTargets(
-                positions=_filled(placement.slot_of_token[content.starts], max_sequences),
-                labels=_filled(labels, max_sequences),
-                weights=_filled(sequence_weights, max_sequences),
+                positions=_filled(placement.slot_of_token[content.starts], sizes.sequences),
+                labels=_filled(labels, sizes.sequences),
+                weights=_filled(sequence_weights, sizes.sequences),
             )
         return Task(tokens=masked.tokens, token_types=token_types, targets=targets, target_count=len(masked.positions))
 
@@ -417,20 +407,14 @@ class SequenceLabels:
         return self
 
     def make(
-        self,
-        content: SequenceContent,
-        placement: Placement,
-        sources: Sequence[PackedSource],
-        *,
-        max_sequences: int,
-        max_targets: int | None,
+        self, content: SequenceContent, placement: Placement, sources: Sequence[PackedSource], sizes: BatchSizes
     ) -> Task:
         (view,) = (source.view for source in sources)
         assert isinstance(view, LabelledSequences), "checked when the collator was made"
         labels = view.labels[content.sequence_ids]
-        tokens, weight, size = content.starts, 1.0, max_sequences
+        tokens, weight, size = content.starts, 1.0, sizes.sequences
         if labels.ndim == 2:  # the tokens at which an answer begins and ends
-            tokens, weight, size = (content.starts[:, None] + labels).reshape(-1), 0.5, 2 * max_sequences
+            tokens, weight, size = (content.starts[:, None] + labels).reshape(-1), 0.5, 2 * sizes.sequences
             labels = np.tile([0, 1], len(content.lengths))
         targets = ChosenTargets(
             positions=_filled(placement.slot_of_token[tokens], size),

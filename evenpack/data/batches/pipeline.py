@@ -22,7 +22,6 @@ from evenpack.data.prepared import PreparedData, Split, packed_sources
 from evenpack.step_counts import StepCounts
 
 if TYPE_CHECKING:
-    from evenpack.data.batches.flat import FlatBatch
     from evenpack.data.batches.loader_processes import LoaderNames
 
 
@@ -180,6 +179,7 @@ def training_batches(
     """
     from torch.utils.data import DataLoader
 
+    from evenpack.data.batches.flat import FlatBatch
     from evenpack.data.batches.loader_processes import (
         LoaderNames,
         begin_loader_process,
@@ -194,7 +194,7 @@ def training_batches(
         dataset,  # type: ignore[arg-type]  # no subclass of torch's Dataset, which would load torch to plan a step
         sampler=chain.from_iterable(range((first - 1) * per_step, last * per_step) for first, last in kept),
         batch_size=None,
-        collate_fn=_flat,
+        collate_fn=FlatBatch.of,  # type: ignore[arg-type]  # without a batch_size it is given single items
         worker_init_fn=begin_loader_process,
         num_workers=settings.loader_workers,
         # Forking a process that holds a process group or a CUDA context is undefined behaviour.
@@ -281,9 +281,3 @@ def _collator(
         vocabulary_size=data.vocabulary_size,
         capacity=capacity,
     )
-
-
-def _flat(batch: Any) -> "FlatBatch":
-    from evenpack.data.batches.flat import FlatBatch
-
-    return FlatBatch.of(batch)

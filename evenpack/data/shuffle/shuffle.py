@@ -51,7 +51,7 @@ class Sequences:
     ids: Integer[np.ndarray, " N"]
     """Ids in the view from which they were read."""
 
-    def in_order(self, order: Int64[np.ndarray, " N"]) -> Iterator["Sequences"]:
+    def reordered(self, order: Int64[np.ndarray, " N"]) -> Iterator["Sequences"]:
         """Yields copies of the sequences that `order` names, a part at a time."""
         ends = np.cumsum(self.lengths, dtype=np.int64)
         for first, stop in chunks(self.lengths[order]):
@@ -225,7 +225,7 @@ def _write_shard(sequences: Sequences, order: np.ndarray, files: tuple[IO[Any], 
     """Appends the sequences that `order` names to the files of tokens, lengths and ids."""
     tokens = 0
     digest = xxhash.xxh3_128()
-    for chunk in sequences.in_order(order):
+    for chunk in sequences.reordered(order):
         files[0].write(chunk.tokens.data)
         digest.update(chunk.tokens.data)
         tokens += len(chunk.tokens)
@@ -258,7 +258,7 @@ def append_row(writer: TokenFileWriter, folder: ColumnFolder, columns: tuple[Col
     """
     sequences = _load_row(folder, columns, row)
     content = 0
-    for chunk in sequences.in_order(grid.row_order(row, len(sequences.lengths))):
+    for chunk in sequences.reordered(grid.row_order(row, len(sequences.lengths))):
         content = add_contents(content, chunk.content())
         writer.append(chunk.tokens, chunk.lengths, {SOURCE_IDS: chunk.ids})
     return content

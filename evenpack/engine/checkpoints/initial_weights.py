@@ -17,7 +17,7 @@ from pathlib import Path
 from torch import Tensor
 
 from evenpack.data.tokenizers.loading import first_difference, read_vocabulary
-from evenpack.engine.checkpoints.weight_origins import WeightOrigin, find_weights
+from evenpack.engine.checkpoints.weight_sources import WeightSource, find_weights
 from evenpack.engine.checkpoints.weights import require_fitting, require_same_network
 from evenpack.engine.world.distributed import World
 from evenpack.errors import CheckpointError
@@ -77,7 +77,7 @@ def _parts_by_their_names(model: Model, weights: NamedWeights) -> dict[str, Tens
     }
 
 
-def _require_same_vocabulary(found: WeightOrigin, tokenizer_dir: Path) -> None:
+def _require_same_vocabulary(found: WeightSource, tokenizer_dir: Path) -> None:
     """Compares the vocabularies, because equal sizes may still have other tokens."""
     trained_with, here = read_vocabulary(found.tokenizer_dir), read_vocabulary(tokenizer_dir)
     if trained_with is None or here is None:

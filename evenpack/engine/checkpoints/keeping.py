@@ -32,14 +32,14 @@ class KeepPolicy:
 
         What `every_hours` keeps it still keeps when others have been removed and newer ones added.
         """
-        in_order = sorted(whole, key=lambda checkpoint: checkpoint.step)
-        steps = {checkpoint.step for checkpoint in in_order[-self.newest :]}
+        ascending = sorted(whole, key=lambda checkpoint: checkpoint.step)
+        steps = {checkpoint.step for checkpoint in ascending[-self.newest :]}
         if self.every_hours is not None:
-            steps.update(_spaced(in_order, seconds=self.every_hours * _SECONDS_PER_HOUR))
-        best = best_of(in_order) if self.best else None
+            steps.update(_spaced(ascending, seconds=self.every_hours * _SECONDS_PER_HOUR))
+        best = best_of(ascending) if self.best else None
         if best is not None:
             steps.add(best.step)
-        return [checkpoint for checkpoint in in_order if checkpoint.step in steps]
+        return [checkpoint for checkpoint in ascending if checkpoint.step in steps]
 
 
 def best_of(checkpoints: Sequence[Checkpoint]) -> Checkpoint | None:
@@ -92,11 +92,11 @@ def checkpoint_by_size(path: Path) -> Checkpoint | None:
     return checkpoint if sizes == [record.size for record in checkpoint.files] else None
 
 
-def _spaced(in_order: Sequence[Checkpoint], *, seconds: float) -> list[int]:
+def _spaced(ascending: Sequence[Checkpoint], *, seconds: float) -> list[int]:
     """Returns the steps of the oldest checkpoint and of those so far apart."""
     steps: list[int] = []
     last = -math.inf
-    for checkpoint in in_order:
+    for checkpoint in ascending:
         # A time before the last one is of a clock that was wrong: it may keep one too many, never too few.
         if not 0 <= checkpoint.saved_at - last < seconds:
             steps.append(checkpoint.step)

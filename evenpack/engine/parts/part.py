@@ -59,7 +59,7 @@ class Step:
         self.rank_times: dict[str, Any] | None = None
         """Times of each rank; None if they are not due (`rank_times.py`)."""
         self.record: dict[str, Any] | None = None
-        """Its record in metrics.jsonl, on rank 0 (`journal.py`)."""
+        """Its record in metrics.jsonl, on rank 0 (`metrics_writer.py`)."""
         self._training = run.config.training
         self._samples_before = samples_before
 

@@ -9,7 +9,7 @@ from evenpack.engine.activity import OnActivity, own_work
 from evenpack.engine.build import Run
 from evenpack.engine.checkpoints.files import Checkpoint, TrainState
 from evenpack.engine.evaluate import overall_loss
-from evenpack.engine.parts.journal import Journal, SaveCost
+from evenpack.engine.parts.metrics_writer import MetricsWriter, SaveCost
 from evenpack.engine.parts.part import Part, Step
 from evenpack.errors import SaveError
 
@@ -22,9 +22,9 @@ _SAVE_TIMEOUT_SECONDS = 18.0
 class Saves(Part):
     """Saves checkpoints at the end of steps, for all ranks; a save may be in flight while it is open."""
 
-    def __init__(self, run: Run, journal: Journal, on_activity: OnActivity) -> None:
+    def __init__(self, run: Run, writer: MetricsWriter, on_activity: OnActivity) -> None:
         self._run = run
-        self._journal = journal
+        self._writer = writer
         self._on_activity = on_activity
         self._background = run.checkpoints.background
         self._step = run.first_step
@@ -59,7 +59,7 @@ class Saves(Part):
         self._on_activity("saving a checkpoint", step.number)
         self._collect()
         with own_work("flushing the metrics"):
-            self._journal.commit()
+            self._writer.commit()
         training = self._run.config.training
         state = self._run.state(
             step.number,
@@ -101,7 +101,7 @@ class Saves(Part):
         else:
             size = sum(file.size for file in result.files)
         cost = SaveCost(step=self._step, pause_seconds=self._pause_seconds, seconds=written, bytes=size)
-        self._journal.note_save(cost)
+        self._writer.note_save(cost)
 
     def _warn_of_waiting(self, step: int) -> None:
         if self._background.is_writing and self._run.world.is_main and not self._has_warned:

@@ -1,8 +1,8 @@
 """The trackers of a run: copies of the numbers of metrics.jsonl, on rank 0, in other forms.
 
-metrics.jsonl itself (`journal.py`) is always written, and is the authoritative record. One more tracker is a `Tracker`
-here, a key of the section `metrics:`, a line of `_OPENERS` and, where it needs a package, one of `missing_trackers`
-(`resolving/requirements.py`).
+metrics.jsonl itself (`metrics_writer.py`) is always written, and is the authoritative record. One more tracker is a
+`Tracker` here, a key of the section `metrics:`, a line of `_OPENERS` and, where it needs a package, one of
+`missing_trackers` (`resolving/requirements.py`).
 """
 
 import csv
@@ -93,7 +93,7 @@ class Trackers(Part):
         return cls(section, run_log)
 
     def opened(self) -> AbstractContextManager[None]:
-        """Opens those that the section names; the journal has truncated metrics.jsonl before.
+        """Opens those that the section names; `MetricsWriter` has truncated metrics.jsonl before.
 
         Raises: ConfigError for one that cannot be opened, unless the run may continue without it.
         """

@@ -35,9 +35,10 @@ from evenpack.launch_environment import (
     SLURM_TASKS,
     WORLD_SIZE,
     check_ranks,
+    choose_cpu,
     requested_accelerator,
-    settle_on_cpu,
 )
+from evenpack.units import counted
 
 ResultT = TypeVar("ResultT")
 
@@ -72,7 +73,7 @@ class World:
         if self.device.type == "cuda":
             return torch.cuda.get_device_name(self.device)
         threads = torch.get_num_threads()
-        return f"CPU ({_processor()}), {threads} {'thread' if threads == 1 else 'threads'} a rank"
+        return f"CPU ({_processor()}), {counted(threads, 'thread')} a rank"
 
     def all_sum(self, vector: Float64[Tensor, " n"], *, maxima: int = 0) -> Float64[Tensor, " n"]:
         """Returns the sum over the ranks, element by element, on the CPU; synchronises with the device once.
@@ -305,7 +306,7 @@ def quiet_deepspeed() -> ModuleType:
     """Imports DeepSpeed (seconds) so that it logs only warnings, to standard error. Raises: ConfigError."""
     requested_accelerator(os.environ)
     if not torch.cuda.is_available():
-        settle_on_cpu()  # otherwise each rank warns that it found no other
+        choose_cpu()  # otherwise each rank warns that it found no other
     import deepspeed
 
     # DeepSpeed 0.19 still calls the old names under torch 2.13.

@@ -11,7 +11,7 @@ from typing import Annotated
 
 import typer
 
-from evenpack.data.opened import noted_directories
+from evenpack.data.opened_directories import recorded_directories
 from evenpack.errors import EvenpackError
 from evenpack.launcher.cli.arguments import SETTINGS, fail
 from evenpack.launcher.cli.data import inspect, prepare, shards_app, verify, where
@@ -21,7 +21,7 @@ from evenpack.launcher.cli.studies import STUDIES, budget
 from evenpack.launcher.cli.training import doctor, slurm, stop, train
 from evenpack.launcher.processes.stop import end_with_starter
 from evenpack.version import VERSION
-from evenpack.yaml_text import shown
+from evenpack.yaml_text import quoted
 
 COMMANDS: tuple[Callable[..., None], ...] = (
     new,
@@ -87,14 +87,16 @@ def main() -> None:
     An unexplained one makes it verify the prepared data that the command has opened: damage is named instead.
     """
     end_with_starter()
-    with noted_directories() as opened:
+    with recorded_directories() as opened:
         try:
             app()
         except EvenpackError as error:
             fail(str(error))
         except Exception as error:
             if isinstance(error, OSError) and error.errno == errno.ENAMETOOLONG:
-                fail(f"{shown(error.filename)}: {error.strerror}; a name in a path has at most 255 bytes: give another")
+                fail(
+                    f"{quoted(error.filename)}: {error.strerror}; a name in a path has at most 255 bytes: give another"
+                )
             if isinstance(error, OSError) and error.errno in _CANNOT_WRITE:
                 fail(_cannot_write(error))
             _fail_if_damaged(opened, error)

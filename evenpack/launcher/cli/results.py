@@ -144,9 +144,9 @@ def finetune(run_file: FinetuneFile, overrides: Overrides = None, *, as_json: As
 
     config = load_run_file(run_file, FinetuneConfig, overrides or [])
     with reporting(as_json) as report:
-        from evenpack.launcher.processes.devices import settle_accelerator
+        from evenpack.launcher.processes.devices import choose_accelerator
 
-        settle_accelerator()
+        choose_accelerator()
 
         from evenpack import progress
         from evenpack.finetuning.results import result_tables

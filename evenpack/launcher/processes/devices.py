@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from evenpack.errors import ConfigError
-from evenpack.launch_environment import LOCAL_RANK, requested_accelerator, settle_on_cpu
+from evenpack.launch_environment import LOCAL_RANK, choose_cpu, requested_accelerator
 
 if TYPE_CHECKING:
     from evenpack.engine.config import RunConfig
@@ -97,7 +97,7 @@ _ALLOCATOR = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
 """Variables of PyTorch's allocator for GPUs; the second is an older name."""
 
 
-def settle_allocator(config: "RunConfig", environment: MutableMapping[str, str]) -> None:
+def configure_allocator(config: "RunConfig", environment: MutableMapping[str, str]) -> None:
     """Lets the memory of a GPU grow in place where micro-batches differ in size; to be called before torch is imported.
 
     Otherwise each new size may leave a gap that no other one fills. Nothing is changed that the user has set, nor for a
@@ -126,7 +126,7 @@ def keep_freed_memory() -> bool:
     return all(mallopt(option, value) == 1 for option, value in _KEPT_MEMORY.values())
 
 
-def settle_accelerator() -> None:
+def choose_accelerator() -> None:
     """Tells DeepSpeed that there is only the CPU, if this is so; to be called before it is imported.
 
     Otherwise it would detect that itself, and report it on standard output, which is reserved for results.
@@ -135,4 +135,4 @@ def settle_accelerator() -> None:
     """
     requested_accelerator(os.environ)
     if cuda_devices() == 0:
-        settle_on_cpu()
+        choose_cpu()

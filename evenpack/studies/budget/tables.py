@@ -10,6 +10,7 @@ from evenpack.engine.config import CHINCHILLA_RATIO
 from evenpack.engine.memory.text import memory_text
 from evenpack.studies.budget.budget import Budget, EffectiveBatch, SourceBudget
 from evenpack.studies.budget.scaling import SERVING_FLOPS, TRAINING_FLOPS, Allocation, Serving
+from evenpack.units import counted
 
 
 def budget_tables(budget: Budget) -> Iterator[RenderableType]:
@@ -68,7 +69,7 @@ def _batch(batch: EffectiveBatch) -> dict[str, str]:
     kind = batch.batching
     return {
         "step": f"{batch.per_step:,} {kind} = micro-batch of {batch.per_micro_batch:,} {kind} x "
-        f"{batch.micro_batches:,} (accumulation) x {batch.devices:,} device{'s' * (batch.devices > 1)}",
+        f"{batch.micro_batches:,} (accumulation) x {counted(batch.devices, 'device')}",
         "sequences": f"{batch.sequences:,.1f} on average",
         "slots": f"{batch.slots:,}",
         "tokens": f"{batch.tokens:,.0f} on average",

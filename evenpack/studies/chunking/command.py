@@ -12,7 +12,7 @@ from evenpack.studies.runs.command import TrainedStudyCommand
 
 if TYPE_CHECKING:
     from evenpack.studies.chunking.study import ChunkingStudy
-    from evenpack.studies.runs.runner import Place
+    from evenpack.studies.runs.runner import RunDevices
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,15 +52,15 @@ class ChunkingCommand(TrainedStudyCommand["ChunkingStudy"]):
 
         return ChunkingStudy(study_file, overrides)
 
-    def describe(self, study: "ChunkingStudy", places: "Sequence[Place]") -> Report:
+    def describe(self, study: "ChunkingStudy", groups: "Sequence[RunDevices]") -> Report:
         from evenpack.studies.budget.options import BudgetOptions
 
         options = BudgetOptions(
-            devices=places[0].ranks,
+            devices=groups[0].ranks,
             device=self.device,
             mfu=self.mfu,
             corpus_tokens=self.corpus_tokens,
             corpus_documents=self.corpus_documents,
         )
         options.require_valid(has_run=True)
-        return study.describe_with_budgets(places, options)
+        return study.describe_with_budgets(groups, options)

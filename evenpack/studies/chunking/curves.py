@@ -22,7 +22,7 @@ from jaxtyping import Float64
 from scipy.signal import lfilter
 
 from evenpack.data.recipes import ConcatRecipe, DocumentsRecipe, PaddingRecipe
-from evenpack.engine.parts.journal import SUMMARY
+from evenpack.engine.parts.metrics_writer import SUMMARY
 from evenpack.engine.reporting.metrics import METRICS
 from evenpack.errors import DataError
 from evenpack.files import read_json_object, write_json

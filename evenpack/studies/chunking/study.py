@@ -22,7 +22,7 @@ from evenpack.studies.chunking.tables import comparison_tables
 from evenpack.studies.columns import Column, table_of
 from evenpack.studies.runs.arms import of_each_run
 from evenpack.studies.runs.jobs import Job, StudyRun, interleaved
-from evenpack.studies.runs.runner import EndedRun, Place
+from evenpack.studies.runs.runner import EndedRun, RunDevices
 from evenpack.studies.runs.study import Findings, RunsByArm, TrainedStudy, run_rows
 
 
@@ -60,14 +60,14 @@ class ChunkingStudy(TrainedStudy[ChunkingConfig]):
         evaluations = [evaluation for evaluation in self.evaluations if evaluation.starts_from == run.key]
         return Finished(curve=curve, held_out=read_held_out(curve, evaluations))
 
-    def describe_with_budgets(self, places: Sequence[Place], options: BudgetOptions) -> Report:
+    def describe_with_budgets(self, groups: Sequence[RunDevices], options: BudgetOptions) -> Report:
         """Lists the runs for `--dry-run`, with the budget of each. Raises: ConfigError."""
         planned = planned_runs(self.runs, options)
         reference = console.text(f"Compared with {self.study.chunking.reference}, at the same length")
         command = prepare_command(planned, self.runs)
         return Report(
             value={"study": self.study, "runs": planned, "prepare_first": command},
-            shown=[planned_table(planned, title=self.title(places)), reference, *unknown_text(planned, command)],
+            shown=[planned_table(planned, title=self.title(groups)), reference, *unknown_text(planned, command)],
         )
 
 

@@ -18,7 +18,7 @@ from evenpack.studies.equivalence.plots import plot_equivalence
 from evenpack.studies.equivalence.tables import comparison_tables, tuned_tables
 from evenpack.studies.runs.arms import of_each_run
 from evenpack.studies.runs.jobs import FinetuneRun, expand_finetunings
-from evenpack.studies.runs.runner import EndedRun, Place
+from evenpack.studies.runs.runner import EndedRun, RunDevices
 from evenpack.studies.runs.study import Findings, RunsByArm, TrainedStudy, finetune_rows, finetunings_table
 
 
@@ -34,8 +34,8 @@ class EquivalenceStudy(TrainedStudy[EquivalenceConfig]):
     def finetunings(self) -> Sequence[FinetuneRun]:
         return self._finetunings
 
-    def describe(self, places: Sequence[Place]) -> Report:
-        report, section = super().describe(places), self.study.equivalence
+    def describe(self, groups: Sequence[RunDevices]) -> Report:
+        report, section = super().describe(groups), self.study.equivalence
         rule = console.text(
             f"Compared with {section.reference} by held-out {section.measure}; differences within "
             f"± {section.margin:g} count as none"

@@ -263,8 +263,8 @@ class MeasuredSteps:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Measured:
-    """A run, and the baseline that it is compared with."""
+class MeasuredComparison:
+    """A measured run, and the baseline that it is compared with."""
 
     run: MeasuredSteps
     baseline: MeasuredSteps | None
@@ -286,8 +286,8 @@ class Measured:
 
 def measure(
     run: LoggedRun, *, ranks: int, baseline: LoggedRun | None, padded_baseline: float | None, cost: StepCost
-) -> Measured:
-    """Compares the steps of a run with a baseline's, or with a number of sequences/s for padding.
+) -> MeasuredComparison:
+    """Compares the steps of a run with those of a baseline, or with a number of sequences/s for padding.
 
     Raises: ConfigError, as `require_comparable`.
     """
@@ -297,7 +297,7 @@ def measure(
         warnings += [*require_comparable(run, baseline), *(f"{baseline.label}: {one}" for one in baseline.log.warnings)]
         over = baseline.log.sequences_per_second if _is_padding(baseline, warnings) else None
     speed_up, speed_ups = _speed_up(run, baseline, padded_baseline)
-    return Measured(
+    return MeasuredComparison(
         run=_measured_steps(run, ranks),
         baseline=None if baseline is None else _measured_steps(baseline, ranks),
         padded_baseline=over,

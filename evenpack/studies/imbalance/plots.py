@@ -22,7 +22,7 @@ from evenpack.studies.imbalance.cluster import (
     Scheme,
 )
 from evenpack.studies.imbalance.extrapolation import LogForecast, ReferenceCurve
-from evenpack.studies.imbalance.measurement import Measured
+from evenpack.studies.imbalance.measurement import MeasuredComparison
 from evenpack.studies.imbalance.replay import REPLAYED, Replay
 from evenpack.studies.imbalance.simulation import Simulation
 from evenpack.studies.imbalance.step_cost import StepCost
@@ -40,6 +40,7 @@ from evenpack.studies.plotting import (
     write_title,
 )
 from evenpack.studies.statistics.laws import Gumbel
+from evenpack.units import counted
 
 _SHADES = {
     "packed": ("#8aa2d3", "#5b8def", "#1d4ed8"),
@@ -150,7 +151,7 @@ def replayed_label(replay: Replay) -> str:
     )
 
 
-def measured_label(measured: Measured) -> str:
+def measured_label(measured: MeasuredComparison) -> str:
     """Returns what the measured point is of."""
     run = measured.run
     device = f"{run.ranks} x {run.device or 'device not recorded'}"
@@ -243,7 +244,7 @@ def _draw_waiting(axes: Any, study: ImbalanceStudy) -> None:
     arrival, packs = (first.of(scheme)[-1] for scheme in (UNPADDED_ARRIVAL, BALANCED_PACKS))
     write_title(
         axes,
-        f"{_kind(study)}: {_counted(arrival.devices)} wait {100 * arrival.wait_share:.2g} % of their time\n"
+        f"{_kind(study)}: {counted(arrival.devices, 'device')} wait {100 * arrival.wait_share:.2g} % of their time\n"
         f"un-padded by arrival, {100 * packs.wait_share:.2g} % on packs assigned by cost",
     )
 
@@ -298,7 +299,7 @@ def _draw_forecast(axes: Any, forecast: LogForecast) -> tuple[str, float, str]:
     return f"from measured steps {last:.2f}", top if expected[-1] >= top else last, LOG
 
 
-def _draw_measured_speed_up(axes: Any, measured: Measured | None) -> None:
+def _draw_measured_speed_up(axes: Any, measured: MeasuredComparison | None) -> None:
     if measured is None or not measured.is_over_padding:
         return
     speed_up, reach = measured.speed_up, measured.speed_up_interval
@@ -338,16 +339,12 @@ def _finding(found: Simulation | Replay, kind: str) -> str:
     first, last = arrival[0], arrival[-1]
     begin = f"{kind}: un-padding by arrival has {first.speed_up:.2f} times padding's speed on"
     if first is last:
-        return f"{begin} {_counted(last.devices)},\npacks assigned by cost {packs.speed_up:.2f} times"
+        return f"{begin} {counted(last.devices, 'device')},\npacks assigned by cost {packs.speed_up:.2f} times"
     return (
-        f"{begin} {_counted(first.devices)}\n"
-        f"and {last.speed_up:.2f} times on {_counted(last.devices)}, packs assigned by cost {packs.speed_up:.2f} times "
-        "there"
+        f"{begin} {counted(first.devices, 'device')}\n"
+        f"and {last.speed_up:.2f} times on {counted(last.devices, 'device')}, packs assigned by cost "
+        f"{packs.speed_up:.2f} times there"
     )
-
-
-def _counted(devices: int) -> str:
-    return f"{devices:,} device{'s' if devices > 1 else ''}"
 
 
 def plot_step_speed_ups(study: ImbalanceStudy, path: Path) -> None:
@@ -414,10 +411,7 @@ def _draw_histogram(axes: Any, histogram: StepHistogram, *, of: str, is_measured
 
 
 def _histogram_finding(histogram: StepHistogram, *, of: str) -> str:
-    begin = (
-        f"{of}, {histogram.devices:,} device{'s' if histogram.devices > 1 else ''}\n"
-        f"{histogram.speed_up:.3f} times padding's speed; "
-    )
+    begin = f"{of}, {counted(histogram.devices, 'device')}\n{histogram.speed_up:.3f} times padding's speed; "
     if histogram.fitted_distance is None:
         return f"{begin}all steps are equally fast"
     return f"{begin}Gumbel off by up to {100 * histogram.fitted_distance:.1f} %"

@@ -36,6 +36,7 @@ from evenpack.studies.imbalance.step_times import (
     step_speed_ups,
     summarise,
 )
+from evenpack.studies.shared_options import parse_list, whole_number
 from evenpack.studies.statistics.laws import Gumbel
 from evenpack.worker_pool import worker_pool
 
@@ -102,17 +103,22 @@ def parse_devices(given: str, *, option: str = "--devices") -> tuple[int, ...]:
 
     Raises: ConfigError for anything but positive integers.
     """
-    counts: set[int] = set()
-    for word in given.split(","):
-        first, dots, last = (part.strip() for part in word.partition(".."))
-        numbers = [_device_count(number, f"{option} {given}") for number in ([first, last] if dots else [first])]
-        low, high = numbers[0], numbers[-1]
-        if low > high:
-            raise ConfigError(f"{option} {given}: {word.strip()} is descending; give the smaller number first")
-        counts |= (
-            {low, high, *(1 << bit for bit in range(high.bit_length()) if low <= 1 << bit <= high)} if dots else {low}
-        )
-    return tuple(sorted(counts))
+    return tuple(sorted(set().union(*parse_list(given, option, _counts_of))))
+
+
+def _counts_of(word: str) -> set[int]:
+    """Returns the numbers that a word of a list stands for. Raises: ValueError, as `parse_list` expects."""
+    first, dots, last = (part.strip() for part in word.partition(".."))
+    numbers = [
+        whole_number(number, problem="is not a positive integer", example="1..2048 (powers of two) or a list: 1,8,24")
+        for number in ([first, last] if dots else [first])
+    ]
+    low, high = numbers[0], numbers[-1]
+    if high > MOST_DEVICES:
+        raise ValueError(f"clusters of up to {MOST_DEVICES:,} devices are simulated, not {high}")
+    if low > high:
+        raise ValueError(f"{word} is descending; give the smaller number first")
+    return {low, high, *(1 << bit for bit in range(high.bit_length()) if low <= 1 << bit <= high)} if dots else {low}
 
 
 def make_cluster(
@@ -229,16 +235,6 @@ def fit_noise(cluster: Cluster, law: Gumbel, *, devices: int) -> FittedNoise:
             )
         share = float(brentq(lambda one: deviation(one) - wanted, 0.0, MOST_NOISE, xtol=_NOISE_TOLERANCE))
     return FittedNoise(share=share, devices=devices, deviation_of_law=wanted, deviation_of_lengths=alone)
-
-
-def _device_count(word: str, option: str) -> int:
-    if not (word.isascii() and word.isdecimal() and int(word) > 0):
-        raise ConfigError(
-            f"{option}: '{word}' is not a positive integer; give 1..2048 (powers of two) or a list: 1,8,24"
-        )
-    if int(word) > MOST_DEVICES:
-        raise ConfigError(f"{option}: clusters of up to {MOST_DEVICES:,} devices are simulated, not {word}")
-    return int(word)
 
 
 @dataclass(frozen=True, kw_only=True)

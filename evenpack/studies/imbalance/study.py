@@ -12,7 +12,7 @@ from evenpack.engine.world.distributed import configure_logging, joined_world
 from evenpack.progress import Progress
 from evenpack.studies.imbalance.cluster import ClusterOptions
 from evenpack.studies.imbalance.extrapolation import LogForecast, ReferenceCurve, forecast_from_log, reference_curve
-from evenpack.studies.imbalance.measurement import LoggedRun, Measured, measure
+from evenpack.studies.imbalance.measurement import LoggedRun, MeasuredComparison, measure
 from evenpack.studies.imbalance.replay import Replay, replay
 from evenpack.studies.imbalance.request import (
     ImbalanceRequest,
@@ -27,7 +27,7 @@ from evenpack.studies.imbalance.request import (
 from evenpack.studies.imbalance.simulation import FittedNoise, Simulation, fit_noise, make_cluster, simulate
 from evenpack.studies.imbalance.step_cost import DEFAULT_COST, StepCost, estimate_for, find_cost
 from evenpack.studies.lengths.subject import Subject
-from evenpack.studies.origins import origin_of_runs
+from evenpack.studies.provenance import provenance_of_runs
 from evenpack.studies.statistics.laws import Gumbel
 from evenpack.studies.throughput.measure import StepProgress
 from evenpack.version import VERSION
@@ -50,7 +50,7 @@ class ImbalanceStudy:
     simulation: Simulation
     replay: Replay | None
     """Clusters replayed on this device, if requested."""
-    measured: Measured | None
+    measured: MeasuredComparison | None
     """Steps of a real run, if there are any."""
     forecast: LogForecast | None
     """The forecast from the measured steps for other numbers of devices, if there is one."""
@@ -110,7 +110,7 @@ def run_study(subject: Subject, request: ImbalanceRequest) -> ImbalanceStudy:
     )
 
 
-def _measured(log: LoggedRun, request: ImbalanceRequest, cost: StepCost) -> Measured:
+def _measured(log: LoggedRun, request: ImbalanceRequest, cost: StepCost) -> MeasuredComparison:
     return measure(
         log,
         ranks=require_ranks(request.given.log_devices, log),
@@ -156,7 +156,7 @@ def _cost_of(run: ResolvedRun | None) -> StepCost:
 
 
 def _forecast(
-    log: LoggedRun, measured: Measured, devices: tuple[int, ...]
+    log: LoggedRun, measured: MeasuredComparison, devices: tuple[int, ...]
 ) -> tuple[LogForecast | None, tuple[str, ...]]:
     """Returns the forecast for other numbers of devices, or why there is none."""
     if measured.padded_baseline is None:
@@ -172,7 +172,7 @@ def _forecast(
 
 
 def _laws_beside(
-    reference: ReferenceCurve | None, devices: tuple[int, ...], measured: Measured | None
+    reference: ReferenceCurve | None, devices: tuple[int, ...], measured: MeasuredComparison | None
 ) -> dict[int, Gumbel | None]:
     """Returns the clusters whose single steps are kept, with the law that each is compared with.
 
@@ -191,5 +191,5 @@ def _footer(subject: Subject, logs: list[LoggedRun], replayed: Replay | None) ->
     return (
         f"Simulated: lengths of {subject.origin}{data}; {made}; no device",
         *([] if replayed is None else [f"Replayed: {replayed.described()}"]),
-        *(f"Measured: {origin_of_runs(log.label, [log.record])}" for log in logs),
+        *(f"Measured: {provenance_of_runs(log.label, [log.record])}" for log in logs),
     )

@@ -11,11 +11,12 @@ from evenpack.studies.columns import Cells, Column, cells, cells_across, cells_b
 from evenpack.studies.imbalance.cluster import BASELINE, SCHEMES, Scheme
 from evenpack.studies.imbalance.extrapolation import LogForecast, ReferenceCurve
 from evenpack.studies.imbalance.logs import Cut
-from evenpack.studies.imbalance.measurement import Measured, MeasuredSteps
+from evenpack.studies.imbalance.measurement import MeasuredComparison, MeasuredSteps
 from evenpack.studies.imbalance.replay import REPLAYED, Replay, SlowestRow
 from evenpack.studies.imbalance.request import StepOfRun
 from evenpack.studies.imbalance.simulation import Simulation
 from evenpack.studies.imbalance.study import ImbalanceStudy
+from evenpack.units import counted
 
 _DEVICES = Column("devices", form=",")
 _SPEED_UP = Column("speed-up", "speed_up", ".3f")
@@ -221,7 +222,7 @@ def _reference_tables(reference: ReferenceCurve) -> list[RenderableType]:
     return [facts, WideTable(rows=rows, title="One device's law by")]
 
 
-def _measured_tables(measured: Measured, simulation: Simulation) -> list[RenderableType]:
+def _measured_tables(measured: MeasuredComparison, simulation: Simulation) -> list[RenderableType]:
     """Returns the measured rates, the speed-up beside the simulated one, and what was left out of the logs."""
     sides = [measured.run] if measured.baseline is None else [measured.run, measured.baseline]
     ranks = measured.run.ranks
@@ -261,7 +262,7 @@ def cut_lines(cuts: Sequence[Cut]) -> list[str]:
         places = f" in {len(same):,} places" if len(same) > 1 else ""
         first, last = same[0].first_line, same[-1].last_line
         where = f"line {first:,}" if first == last else f"lines {first:,} to {last:,}"
-        lines.append(f"cut {steps:,} {'step' if steps == 1 else 'steps'}{places}, {where}: {reason}")
+        lines.append(f"cut {counted(steps, 'step')}{places}, {where}: {reason}")
     return lines
 
 
@@ -274,13 +275,13 @@ def _forecast_tables(forecast: LogForecast) -> list[RenderableType]:
     return [table_of(forecast.fits.fits, _FITS, title=title), _forecast_table(forecast)]
 
 
-def _over(measured: Measured) -> str:
+def _over(measured: MeasuredComparison) -> str:
     if measured.baseline is None:
         return f"{measured.padded_baseline:,.4g} sequences/s (--padded-baseline)"
     return f"{measured.baseline.label}: {measured.baseline.layout or 'layout not recorded'}"
 
 
-def _simulated(measured: Measured, simulation: Simulation) -> str:
+def _simulated(measured: MeasuredComparison, simulation: Simulation) -> str:
     """Returns the same ratio of the simulated rates, or why there is none."""
     schemes = [measured.run.scheme, BASELINE if measured.baseline is None else measured.baseline.scheme]
     rows = [

@@ -15,7 +15,6 @@ from evenpack.studies.inspection.tables import advice_tables, histogram_table, l
 from evenpack.studies.lengths.reading import read_histogram
 from evenpack.studies.lengths.statistics import HistogramDistance, histogram_distance, length_ranges, length_statistics
 from evenpack.studies.lengths.subject import Subject, long_lines
-from evenpack.studies.origins import COMPUTED, made_by, name_of_lengths
 from evenpack.studies.packing.packing import (
     CURVE_DEPTHS,
     OVERVIEW_DEPTHS,
@@ -31,6 +30,7 @@ from evenpack.studies.packing.packing import (
 from evenpack.studies.packing.plots import DrawnLengths, Sweep, plot_depth_curves, plot_packing
 from evenpack.studies.packing.tables import depth_curves_table, packing_table, recommendation_text
 from evenpack.studies.plotting import require_plot
+from evenpack.studies.provenance import COMPUTED, made_by, name_of_lengths
 
 _SWEPT_BY = "longest_pack_first"
 """Algorithm of the comparison of pack lengths; every length and depth takes milliseconds."""
@@ -188,7 +188,7 @@ def _draw(subject: Subject, packed: _Packed, against: Against | None, plot: Path
         plot,
         pack_length=subject.pack_length,
         footer=[
-            subject.origin_line(),
+            subject.provenance_line(),
             *subject.long_sentences(),
             *subject.verification_sentences(),
             *([] if against is None else [against.footer]),

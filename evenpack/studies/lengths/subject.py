@@ -18,7 +18,7 @@ from evenpack.engine.config import RunConfig
 from evenpack.errors import ConfigError, DataError, PackingError
 from evenpack.studies.lengths.options import SubjectOptions
 from evenpack.studies.lengths.reading import GLUE, merge_histograms, read_histogram
-from evenpack.studies.origins import COMPUTED, name_of_lengths, name_of_prepared, origin_line
+from evenpack.studies.provenance import COMPUTED, name_of_lengths, name_of_prepared, provenance_line
 
 _GLUE_SLOTS = 128
 """The length at which GLUE's tasks are fine-tuned, with longer texts cut, unless --pack-length is given."""
@@ -57,9 +57,9 @@ class Subject:
         """No sequence in it is longer than `pack_length`."""
         return self.fitted.histogram
 
-    def origin_line(self, *, device: str = COMPUTED) -> str:
+    def provenance_line(self, *, device: str = COMPUTED) -> str:
         """Returns the line below a figure of these lengths."""
-        return origin_line(self.origin, data=self.data, device=device)
+        return provenance_line(self.origin, data=self.data, device=device)
 
     def long_sentences(self) -> list[str]:
         """Reports the sequences that were longer than a pack, if there are any."""

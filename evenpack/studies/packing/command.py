@@ -106,7 +106,7 @@ class PackingCommand:
         if batches:
             shown.append(sorted_batches_table(batches))
         if self.plot is not None:
-            footer = [subject.origin_line(), *subject.long_sentences()]
+            footer = [subject.provenance_line(), *subject.long_sentences()]
             if self.sample is not None:
                 footer.append(f"A random sample of {self.sample:,} of {subject.histogram.sequences:,} sequences.")
             drawn = DrawnLengths(name=subject.origin, histogram=histogram)
@@ -150,7 +150,7 @@ class PackingCommand:
         )
         shown: list[Any] = [*long_lines(subject), *residual_tables(rows, size, depth=depth)]
         if self.plot is not None:
-            plot_residuals(rows, self.plot, footer=[subject.origin_line(), *subject.long_sentences()])
+            plot_residuals(rows, self.plot, footer=[subject.provenance_line(), *subject.long_sentences()])
             shown.append(console.text(f"Drew {self.plot}"))
         value = {
             "origin": subject.origin,

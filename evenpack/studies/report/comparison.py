@@ -10,7 +10,7 @@ import numpy as np
 from jaxtyping import Float64, Int64
 
 from evenpack.differences import as_text, flatten
-from evenpack.engine.parts.journal import SUMMARY
+from evenpack.engine.parts.metrics_writer import SUMMARY
 from evenpack.engine.reporting.metrics import METRICS, read_metrics, save_totals
 from evenpack.engine.reporting.run_record import DataIdentity, RunRecord, read_run_record
 from evenpack.errors import ConfigError, DataError

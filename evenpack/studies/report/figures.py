@@ -9,7 +9,6 @@ from typing import Any
 import numpy as np
 from jaxtyping import Float64
 
-from evenpack.studies.origins import origin_of_runs
 from evenpack.studies.plotting import (
     COLOURS,
     THIN_AND_BOLD,
@@ -19,6 +18,7 @@ from evenpack.studies.plotting import (
     write_footer,
     write_title,
 )
+from evenpack.studies.provenance import provenance_of_runs
 from evenpack.studies.report.comparison import Comparison, Course, ReportedRun
 
 _FIRST_WIDTH, _NEXT_WIDTH, _LEAST_WIDTH = 3.8, 1.2, 1.4
@@ -218,7 +218,7 @@ def _legend(figure: Any, runs: Sequence[ReportedRun], *, has_single_steps: bool 
 
     handles = [Line2D([], [], label=run.label, **_style(index)) for index, run in enumerate(runs)]
     figure.legend(handles=handles, loc="lower left", bbox_to_anchor=(0.02, 0.98), ncols=4, frameon=False)
-    origins = [origin_of_runs(run.label, [run.record]) for run in runs]
+    origins = [provenance_of_runs(run.label, [run.record]) for run in runs]
     write_footer(figure, [*origins, THIN_AND_BOLD] if has_single_steps and _draws_single_steps(runs) else origins)
 
 

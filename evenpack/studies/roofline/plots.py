@@ -4,8 +4,8 @@ from pathlib import Path
 
 import numpy as np
 
-from evenpack.studies.origins import COMPUTED, origin_line
 from evenpack.studies.plotting import COLOURS, INK, figure_as_png, write_footer, write_title
+from evenpack.studies.provenance import COMPUTED, provenance_line
 from evenpack.studies.roofline.study import Roofline
 from evenpack.studies.roofline.tables import verdict
 
@@ -54,4 +54,4 @@ def plot_roofline(found: Roofline, path: Path) -> None:
         write_title(axes, f"{found.model} on {found.device}: ESTIMATE, nothing is measured\n")
         axes.legend(ncols=1, loc="center left", bbox_to_anchor=(1.0, 0.5), frameon=False, fontsize=9)
         data = "as assumed" if found.assumptions else "prepared"
-        write_footer(figure, [verdict(found), origin_line(found.run, data=data, device=COMPUTED)])
+        write_footer(figure, [verdict(found), provenance_line(found.run, data=data, device=COMPUTED)])

@@ -10,7 +10,7 @@ from evenpack.console import Report
 from evenpack.studies.shared_options import DevicesPerRun, DryRun, OnlyReport, Plot
 
 if TYPE_CHECKING:
-    from evenpack.studies.runs.runner import Machine, Place
+    from evenpack.studies.runs.runner import Machine, RunDevices
     from evenpack.studies.runs.study import TrainedStudy
 
 
@@ -34,9 +34,9 @@ class TrainedStudyCommand(ABC, Generic[StudyT]):
         """Runs the study. Raises: ConfigError for an invalid study or option, before anything is started."""
         study = self.load(study_file, overrides)
         if self.dry_run:
-            return self.describe(study, machine.places(self.devices_per_run))
+            return self.describe(study, machine.device_groups(self.devices_per_run))
         return study.run(machine, devices_per_run=self.devices_per_run, only_report=self.only_report, plot=self.plot)
 
-    def describe(self, study: StudyT, places: "Sequence[Place]") -> Report:
+    def describe(self, study: StudyT, groups: "Sequence[RunDevices]") -> Report:
         """Lists the runs for `--dry-run`. Raises: ConfigError."""
-        return study.describe(places)
+        return study.describe(groups)

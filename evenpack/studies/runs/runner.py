@@ -1,4 +1,4 @@
-"""Runs the jobs of a study, as many at a time as there are places, and resumes an earlier call.
+"""Runs the jobs of a study, as many at a time as there are groups of devices, and resumes an earlier call.
 
 A finished job is not started again; one that failed, or was stopped, is, and resumes: a training from its newest
 checkpoint. A job that fails stops no others, except those that would begin with its weights.
@@ -52,7 +52,7 @@ class Process(Protocol):
 
 
 @runtime_checkable
-class Place(Protocol):
+class RunDevices(Protocol):
     """Devices that one run at a time gets."""
 
     @property
@@ -61,7 +61,7 @@ class Place(Protocol):
     def start(
         self, command: str, run_file: Path, overrides: Sequence[str], *, log: Path, options: Sequence[str] = ()
     ) -> Process:
-        """Starts `evenpack COMMAND RUN.yaml OVERRIDES OPTIONS` with the place's devices; its output goes to `log`."""
+        """Starts `evenpack COMMAND RUN.yaml OVERRIDES OPTIONS` on these devices; its output goes to `log`."""
 
 
 @runtime_checkable
@@ -72,7 +72,7 @@ class Machine(Protocol):
     def is_stop_requested(self) -> bool:
         """Whether the user has requested a stop, which running jobs have received too."""
 
-    def places(self, devices_per_run: int | None) -> Sequence[Place]:
+    def device_groups(self, devices_per_run: int | None) -> Sequence[RunDevices]:
         """Returns all devices, in groups of so many; None: one group of all. Raises: ConfigError if there are fewer."""
 
     def held(self, output_dir: Path) -> AbstractContextManager[None]:
@@ -147,7 +147,7 @@ class EndedRun:
 class _Started:
     run: Job
     process: Process
-    place: Place
+    devices: RunDevices
     log: Path
     log_start: int
     """Size of the log before the start."""
@@ -160,7 +160,7 @@ class _Study:
     say: Callable[[str], None]
     ended: dict[str, EndedRun] = field(default_factory=dict)
     active: list[_Started] = field(default_factory=list)
-    free: list[Place] = field(default_factory=list)
+    free: list[RunDevices] = field(default_factory=list)
 
     def resume_earlier_runs(self) -> None:
         for run in self.runs:
@@ -168,14 +168,14 @@ class _Study:
             if result is not None and result.state == "finished":
                 self._end(run, "finished", "")
 
-    def prepare_data(self, place: Place) -> None:
+    def prepare_data(self, devices: RunDevices) -> None:
         """Prepares missing data, once for all runs that share it."""
         to_do = {run.prepared_dir: run for run in reversed(self.runs) if run.key not in self.ended}
         for directory, run in reversed(to_do.items()):
             if directory is None or (directory / MANIFEST).is_file() or self.machine.is_stop_requested:
                 continue
             self.say(f"preparing {directory}")
-            started = self._start("prepare", run, place)
+            started = self._start("prepare", run, devices)
             while (code := started.process.poll()) is None:
                 time.sleep(_POLL_SECONDS)
             if code == 0 or self.machine.is_stop_requested:
@@ -191,7 +191,7 @@ class _Study:
             code = started.process.poll()
             if code is not None:
                 self.active.remove(started)
-                self.free.append(started.place)
+                self.free.append(started.devices)
                 self._conclude(started, code)
         while self.free and not self.machine.is_stop_requested and (run := self._next()) is not None:
             self.say(f"starting {run.key}")
@@ -216,13 +216,13 @@ class _Study:
                 self._fail(run, f"run {run.starts_from}, with whose weights it begins, has failed")
         return None
 
-    def _start(self, command: str, run: Job, place: Place) -> _Started:
+    def _start(self, command: str, run: Job, devices: RunDevices) -> _Started:
         run.output_dir.mkdir(parents=True, exist_ok=True)
         log = run.output_dir / LOG
         size = log.stat().st_size if log.exists() else 0
         options = run.options if command == run.command else ()
-        process = place.start(command, run.run_file, run.overrides, log=log, options=options)
-        return _Started(run=run, process=process, place=place, log=log, log_start=size)
+        process = devices.start(command, run.run_file, run.overrides, log=log, options=options)
+        return _Started(run=run, process=process, devices=devices, log=log, log_start=size)
 
     def _conclude(self, started: _Started, code: int) -> None:
         run = started.run
@@ -250,12 +250,12 @@ class _Study:
 def train_runs(
     runs: Sequence[Job],
     machine: Machine,
-    places: Sequence[Place],
+    groups: Sequence[RunDevices],
     progress: Progress,
     *,
     earlier: Sequence[EndedRun] = (),
 ) -> tuple[EndedRun, ...]:
-    """Runs unfinished jobs, one at a time at each place; returns every job's outcome, in the order of `runs`.
+    """Runs unfinished jobs, one at a time on each group of devices; returns all outcomes, in the order of `runs`.
 
     It returns early, with unfinished jobs, if the machine is asked to stop, or if jobs that they need do not finish.
 
@@ -265,10 +265,10 @@ def train_runs(
 
     Raises: ConfigError if a job has been finished with other settings.
     """
-    study = _Study(runs=runs, machine=machine, say=progress.note, free=list(reversed(places)))
+    study = _Study(runs=runs, machine=machine, say=progress.note, free=list(reversed(groups)))
     study.ended |= {one.run.key: one for one in earlier}
     study.resume_earlier_runs()
-    study.prepare_data(places[0])
+    study.prepare_data(groups[0])
     planned = {run.key: run.planned() for run in runs}
     piece = progress.begin("study", done=_amount(study, planned), unit=f"{runs[0].unit}s")
     while study.advance():

@@ -15,7 +15,7 @@ from evenpack import console
 from evenpack.console import Report
 from evenpack.data.manifest import MANIFEST
 from evenpack.engine.config import TrainingSection
-from evenpack.engine.parts.journal import SUMMARY
+from evenpack.engine.parts.metrics_writer import SUMMARY
 from evenpack.engine.provenance import commit_of_source
 from evenpack.engine.reporting.run_record import read_run_record
 from evenpack.engine.resolving.resolve import ResolvedRun, open_run
@@ -23,10 +23,10 @@ from evenpack.errors import EXIT_STOPPED, ConfigError
 from evenpack.files import read_json_object
 from evenpack.progress import Progress
 from evenpack.studies.columns import Column, table_of
-from evenpack.studies.origins import origin_of_runs
 from evenpack.studies.plotting import require_plot
+from evenpack.studies.provenance import provenance_of_runs
 from evenpack.studies.runs.jobs import FinetuneRun, Job, StudyRun, expand, require_tasks
-from evenpack.studies.runs.runner import EndedRun, Machine, Place, describe_state, recorded, train_runs
+from evenpack.studies.runs.runner import EndedRun, Machine, RunDevices, describe_state, recorded, train_runs
 from evenpack.studies.runs.study_file import RunsStudyConfig, load_study
 from evenpack.version import VERSION
 
@@ -74,16 +74,16 @@ class TrainedStudy(ABC, Generic[StudyT]):
         """Checks the path of --plot. Raises: ConfigError if nothing can be drawn there."""
         require_plot(path)
 
-    def describe(self, places: Sequence[Place]) -> Report:
+    def describe(self, groups: Sequence[RunDevices]) -> Report:
         """Lists the runs for `--dry-run`. Raises: ConfigError if the ranks cannot divide a step."""
-        rows = run_rows(self.runs, ranks=places[0].ranks)
-        shown = [arms_text(self.study), runs_table(rows, title=self.title(places))]
+        rows = run_rows(self.runs, ranks=groups[0].ranks)
+        shown = [arms_text(self.study), runs_table(rows, title=self.title(groups))]
         return Report(value={"study": self.study, "runs": rows}, shown=shown)
 
-    def title(self, places: Sequence[Place]) -> str:
+    def title(self, groups: Sequence[RunDevices]) -> str:
         """Returns the title of a list of the runs."""
         name, count = self.study.study.name, len(self.runs)
-        return f"{name}: {count} runs, {len(places)} at a time, {places[0].ranks} ranks each"
+        return f"{name}: {count} runs, {len(groups)} at a time, {groups[0].ranks} ranks each"
 
     def run(self, machine: Machine, *, devices_per_run: int | None, only_report: bool, plot: Path | None) -> Report:
         """Runs unfinished jobs, and compares finished runs. Raises: ConfigError, RunError, DataError."""
@@ -100,18 +100,18 @@ class TrainedStudy(ABC, Generic[StudyT]):
 
     def _train(self, machine: Machine, devices_per_run: int | None) -> tuple[EndedRun, ...]:
         require_tasks(self.finetunings)
-        places = machine.places(devices_per_run)
+        groups = machine.device_groups(devices_per_run)
         with machine.held(self.study.study.output_dir), Progress(console.messages()) as progress:
-            ended = train_runs(self.jobs, machine, places, progress)
+            ended = train_runs(self.jobs, machine, groups, progress)
             if self.finetunings:  # a device each, because a fine-tuning is one process
-                ended += train_runs(self.finetunings, machine, machine.places(1), progress, earlier=ended)
+                ended += train_runs(self.finetunings, machine, machine.device_groups(1), progress, earlier=ended)
         return ended
 
     def _report(self, ended: Sequence[EndedRun], plot: Path | None) -> Report:
         compared = finished_runs(ended, self.study.last_phase)
         by_arm = {arm: {run.seed: run for run in compared if run.arm == arm} for arm in self.study.arms}
         found = self.compare(by_arm, ended)
-        origin = origin_of_runs(self.study.study.name, [read_run_record(run.output_dir) for run in compared])
+        origin = provenance_of_runs(self.study.study.name, [read_run_record(run.output_dir) for run in compared])
         report = Report(
             value={
                 "study": self.study,

@@ -5,8 +5,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from evenpack.studies.origins import origin_line
 from evenpack.studies.plotting import COLOURS, figure_as_png, write_footer, write_title
+from evenpack.studies.provenance import provenance_line
 from evenpack.studies.throughput.measure import Quartiles, clear_winner
 from evenpack.studies.throughput.study import DepthRow, LayoutRow, ThroughputStudy
 
@@ -45,7 +45,7 @@ def plot_throughput(study: ThroughputStudy, path: Path) -> None:
 def _footer(study: ThroughputStudy) -> list[str]:
     origin = study.measured_on
     return [
-        origin_line(
+        provenance_line(
             study.run,
             data=study.data,
             evenpack=origin.evenpack,

@@ -18,7 +18,7 @@ from evenpack.errors import ConfigError, DataError
 from evenpack.kernels.config import WHOLE_ROWS
 from evenpack.models.common.device_peaks import device_peak_flops
 from evenpack.studies.cost_model import MicroBatchTimes, fit_cost_model
-from evenpack.studies.origins import name_of_prepared
+from evenpack.studies.provenance import name_of_prepared
 from evenpack.studies.throughput.contenders import (
     Contender,
     contender,

@@ -11,7 +11,7 @@ import pytest
 from evenpack.errors import ConfigError
 from evenpack.launcher import studying
 from evenpack.launcher.studying import ThisMachine
-from evenpack.studies.runs.runner import Machine, Place
+from evenpack.studies.runs.runner import Machine, RunDevices
 
 
 @pytest.fixture
@@ -26,12 +26,12 @@ def machine(monkeypatch: pytest.MonkeyPatch) -> ThisMachine:
 
 def test_it_is_what_studies_ask_for(machine: ThisMachine) -> None:
     assert isinstance(machine, Machine)
-    assert all(isinstance(place, Place) for place in machine.places(2))
+    assert all(isinstance(place, RunDevices) for place in machine.device_groups(2))
 
 
 @pytest.mark.parametrize(("asked", "ranks"), [(None, [4]), (1, [1] * 4), (2, [2, 2]), (3, [3])])
 def test_cores_are_divided_among_runs(machine: ThisMachine, asked: int | None, ranks: list[int]) -> None:
-    found = machine.places(asked)
+    found = machine.device_groups(asked)
     assert [place.ranks for place in found] == ranks
     assert {place.train_options for place in found} == {("--cpu-ranks", str(ranks[0]))}
     assert {place.environment["OMP_NUM_THREADS"] for place in found} == {"1"}
@@ -39,12 +39,12 @@ def test_cores_are_divided_among_runs(machine: ThisMachine, asked: int | None, r
 
 def test_gpus_are_divided_among_runs(machine: ThisMachine, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(studying, "cuda_devices", lambda: 4)
-    assert [place.environment for place in machine.places(2)] == [
+    assert [place.environment for place in machine.device_groups(2)] == [
         {"CUDA_VISIBLE_DEVICES": "0,1"},
         {"CUDA_VISIBLE_DEVICES": "2,3"},
     ]
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "7,5,3,1")
-    (place,) = machine.places(None)
+    (place,) = machine.device_groups(None)
     assert place.environment == {"CUDA_VISIBLE_DEVICES": "7,5,3,1"}
     assert place.train_options == ("--num-gpus", "4")
 
@@ -52,7 +52,7 @@ def test_gpus_are_divided_among_runs(machine: ThisMachine, monkeypatch: pytest.M
 @pytest.mark.parametrize(("asked", "message"), [(0, "at least 1, found 0"), (5, "this machine shows 4 cores")])
 def test_devices_that_are_not_there_are_refused(machine: ThisMachine, asked: int, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
-        machine.places(asked)
+        machine.device_groups(asked)
 
 
 def test_a_command_gets_its_arguments_its_devices_and_a_log(
@@ -61,7 +61,7 @@ def test_a_command_gets_its_arguments_its_devices_and_a_log(
     shows = "import os, sys; print(sys.argv[1:], os.environ['OMP_NUM_THREADS'], file=sys.stderr); sys.exit(3)"
     monkeypatch.setattr(studying, "_COMMAND", (sys.executable, "-c", shows))
     log = tmp_path / "study.log"
-    place = machine.places(2)[0]
+    place = machine.device_groups(2)[0]
     for command in ("prepare", "train"):
         assert place.start(command, Path("run.yaml"), ["a=1"], log=log).wait() == 3
     place.start("evaluate", Path("run.yaml"), ["a=1"], log=log, options=["--save", "b.json"]).wait()
@@ -86,7 +86,7 @@ def test_a_request_to_stop_reaches_each_run_once(
     before = signal.getsignal(signal.SIGTERM)
     log = tmp_path / "study.log"
     with machine.held(tmp_path):
-        process = machine.places(4)[0].start("train", Path("run.yaml"), [], log=log)
+        process = machine.device_groups(4)[0].start("train", Path("run.yaml"), [], log=log)
         while "ready" not in log.read_text():
             time.sleep(0.01)
         assert not machine.is_stop_requested
@@ -102,6 +102,6 @@ def test_an_error_of_the_study_leaves_no_run_behind(
 ) -> None:
     monkeypatch.setattr(studying, "_COMMAND", (sys.executable, "-c", "import time; time.sleep(600)"))
     with pytest.raises(RuntimeError, match="disk"), machine.held(tmp_path):  # noqa: PT012
-        process = machine.places(4)[0].start("train", Path("run.yaml"), [], log=tmp_path / "log")
+        process = machine.device_groups(4)[0].start("train", Path("run.yaml"), [], log=tmp_path / "log")
         raise RuntimeError("the disk is full")
     assert process.returncode == -signal.SIGTERM

@@ -12,7 +12,7 @@ from evenpack.data.order.step_shape import CostWeights
 from evenpack.engine.checkpoints.continuation import compare_run_files
 from evenpack.engine.checkpoints.files import CHECKPOINTS, TrainState, checkpoint_name, commit_files, write_manifest
 from evenpack.engine.checkpoints.initial_weights import initialize
-from evenpack.engine.checkpoints.weight_origins import find_weights
+from evenpack.engine.checkpoints.weight_sources import find_weights
 from evenpack.engine.world.distributed import World
 from evenpack.errors import CheckpointError
 from evenpack.models.build import Model, new_model

@@ -12,7 +12,7 @@ from evenpack.config import load_run_file
 from evenpack.engine.config import RunConfig
 from evenpack.errors import ConfigError
 from evenpack.launcher.processes import devices
-from evenpack.launcher.processes.devices import require_seen_gpus, settle_allocator
+from evenpack.launcher.processes.devices import configure_allocator, require_seen_gpus
 from evenpack.launcher.processes.start import plan_launch
 
 REUSE = """
@@ -168,5 +168,6 @@ def test_a_rank_checks_the_devices_before_it_imports_torch(unseen_gpu: None, tmp
 def test_gpu_memory_grows_in_place_for_unequal_micro_batches_unless_set(
     layout: str, given: dict[str, str], expected: dict[str, str]
 ) -> None:
-    settle_allocator(load_run_file(Path("bert_large_phase2_sprint"), RunConfig, [f"training.layout={layout}"]), given)
+    config = load_run_file(Path("bert_large_phase2_sprint"), RunConfig, [f"training.layout={layout}"])
+    configure_allocator(config, given)
     assert given == expected

@@ -121,7 +121,7 @@ from evenpack.launcher import studying
 
 command, told, log = sys.argv[1], Path(sys.argv[2]), Path(sys.argv[3])
 studying._COMMAND = (sys.executable, "-c", command)
-(place,) = studying.ThisMachine().places(None)
+(place,) = studying.ThisMachine().device_groups(None)
 place.start("prepare", told, [], log=log)
 while not told.exists():
     time.sleep(0.05)

@@ -33,7 +33,7 @@ def jobs_of(path: Path) -> tuple[Job, ...]:
 
 def run_all(path: Path, machine: FakeMachine) -> list[EndedRun]:
     with Progress(Console(file=io.StringIO()), silent=True) as progress:
-        return list(train_runs(jobs_of(path), machine, machine.places(None), progress))
+        return list(train_runs(jobs_of(path), machine, machine.device_groups(None), progress))
 
 
 def test_a_run_is_evaluated_as_soon_as_it_has_finished(tmp_path: Path) -> None:

@@ -59,8 +59,8 @@ def train(path: Path, machine: FakeMachine) -> dict[str, EndedRun]:
     runs = expand(study, run_overrides)
     finetunings = expand_finetunings(study.finetune, last_phase(runs))
     with Progress(Console(file=io.StringIO()), silent=True) as progress:
-        ended = train_runs(runs, machine, machine.places(None), progress)
-        tuned = train_runs(finetunings, machine, machine.places(1), progress, earlier=ended)
+        ended = train_runs(runs, machine, machine.device_groups(None), progress)
+        tuned = train_runs(finetunings, machine, machine.device_groups(1), progress, earlier=ended)
     return {one.run.key: one for one in (*ended, *tuned)}
 
 

@@ -28,7 +28,7 @@ def no_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
 def train(path: Path, machine: FakeMachine, *overrides: str) -> dict[str, EndedRun]:
     study, run_overrides = load_study(path, EquivalenceConfig, overrides)
     with Progress(Console(file=io.StringIO()), silent=True) as progress:
-        ended = train_runs(expand(study, run_overrides), machine, machine.places(None), progress)
+        ended = train_runs(expand(study, run_overrides), machine, machine.device_groups(None), progress)
     return {one.run.key: one for one in ended}
 
 

@@ -35,7 +35,7 @@ _ALONE = World(rank=0, size=1, local_rank=0, device=torch.device("cpu"))
 _READERS = {"TensorFlow": read_tensorflow, "PyTorch": read_nvidia}
 
 
-class WeightOrigin(ABC):
+class WeightSource(ABC):
     """Weights that have been found, and not yet read. As text it names them."""
 
     path: Path
@@ -53,7 +53,7 @@ class WeightOrigin(ABC):
         """
 
 
-class DescribedWeights(WeightOrigin):
+class DescribedWeights(WeightSource):
     """Weights with a description of the model that computes with them."""
 
     @abstractmethod
@@ -109,7 +109,7 @@ class TransformersFolder(DescribedWeights):
 
 
 @dataclass(frozen=True, kw_only=True)
-class ForeignCheckpoint(WeightOrigin):
+class ForeignCheckpoint(WeightSource):
     """A checkpoint with weights alone, of TensorFlow, or saved by NVIDIA's code with PyTorch."""
 
     path: Path
@@ -127,7 +127,7 @@ class ForeignCheckpoint(WeightOrigin):
         return _READERS[self.written_by](self.path, model)
 
 
-def find_weights(path: Path) -> WeightOrigin:
+def find_weights(path: Path) -> WeightSource:
     """Detects the kind of weights from the files at the path.
 
     Raises: CheckpointError if it holds no weights, or an incomplete checkpoint.

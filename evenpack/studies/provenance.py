@@ -21,7 +21,7 @@ _MOST_FINGERPRINTS = 3
 """Fingerprints that a line names; of more, as of a study of recipes, it gives the number."""
 
 
-def origin_line(
+def provenance_line(
     name: str, *, data: str, device: str, evenpack: str = VERSION, commits: Sequence[str | None] = ()
 ) -> str:
     """Returns the line of the run, study or lengths called `name`.
@@ -40,7 +40,7 @@ def made_by(evenpack: str = VERSION, commits: Sequence[str | None] = ()) -> str:
     return f"evenpack {evenpack}, {_commits(commits or [commit_of_source()])}"
 
 
-def origin_of_runs(name: str, records: Iterable["RunRecord | None"]) -> str:
+def provenance_of_runs(name: str, records: Iterable["RunRecord | None"]) -> str:
     """Returns the line of one or more trained runs, from what each start of them recorded (None: a run has no record).
 
     Everything that differs between runs or starts is listed.
@@ -50,7 +50,7 @@ def origin_of_runs(name: str, records: Iterable["RunRecord | None"]) -> str:
     if not known:
         return f"{name}: {NOT_RECORDED}"
     starts = [start for record in known for start in record.starts]
-    line = origin_line(
+    line = provenance_line(
         name,
         data=_data([(record.data.sources, record.data.fingerprint) for record in known]),
         device=_listed(f"{start.ranks} x {start.device}" for start in starts),

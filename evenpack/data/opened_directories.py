@@ -5,22 +5,22 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from pathlib import Path
 
-_noted: ContextVar[list[Path] | None] = ContextVar("noted", default=None)
+_recorded: ContextVar[list[Path] | None] = ContextVar("recorded", default=None)
 
 
 @contextmanager
-def noted_directories() -> Iterator[list[Path]]:
+def recorded_directories() -> Iterator[list[Path]]:
     """Yields a list that holds each prepared directory once it has been opened within the block."""
     directories: list[Path] = []
-    token = _noted.set(directories)
+    token = _recorded.set(directories)
     try:
         yield directories
     finally:
-        _noted.reset(token)
+        _recorded.reset(token)
 
 
-def note_opened(directory: Path) -> None:
+def record_opened(directory: Path) -> None:
     """Adds a directory to the list of the block in which this is called, if there is one."""
-    directories = _noted.get()
+    directories = _recorded.get()
     if directories is not None and directory not in directories:
         directories.append(directory)

@@ -44,7 +44,7 @@ class SaveCost:
         return values | {"seconds": self.seconds, "bytes": self.bytes}
 
 
-class Journal(Part):
+class MetricsWriter(Part):
     """Records each step of a run on rank 0; on the other ranks it writes nothing."""
 
     def __init__(self, run: Run) -> None:
