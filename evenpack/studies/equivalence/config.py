@@ -27,7 +27,7 @@ class EquivalenceSection(Section):
     target: MeasureValue | None = None
     """Value of the measure for the comparison of time and samples needed; null: the worst of the reference's last
     values."""
-    controls: list[str] = Field(default_factory=list)
+    controls: tuple[str, ...] = ()
     """Arms that must not count as equivalent, such as the reference trained with its whole schedule on 80 % of the
     samples. No arm is called equivalent where the interval of a control is not beyond the margin, or where there is no
     control."""
