@@ -6,6 +6,7 @@ comparable.
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 from scipy.stats import rankdata
@@ -177,7 +178,8 @@ def _judge(rows: list[ArmRow], places: Sequence[int], name: str, study: Chunking
         significance=study.chunking.significance,
     )
     for place, verdict in zip(compared, verdicts, strict=True):
-        rows[place] = replace(rows[place], **{f"{name}_verdict": verdict})
+        changed: dict[str, Any] = {f"{name}_verdict": verdict}
+        rows[place] = replace(rows[place], **changed)
 
 
 def _row(
