@@ -1,6 +1,7 @@
 """Draws a study's figure again from the JSON that its --save wrote, without its runs.
 
-python scripts/draw_study.py FILE.json OUT.png [--data WORDS] [--commits A,B] [--device WORDS]
+python scripts/draw_study.py FILE.json OUT.png [--data WORDS] [--commits A,B] [--device WORDS] [--controls A,B]
+    [--without-times]
 
 For `evenpack study equivalence`, `shuffle` and `packing --residuals`. The options say what a file of an earlier
 version does not.
@@ -38,6 +39,10 @@ def main() -> None:
 
 def _draw_equivalence(values: dict[str, Any], arguments: argparse.Namespace) -> None:
     study = EquivalenceConfig.model_validate(values["study"])
+    added: dict[str, Any] = {"compares_times": False} if arguments.without_times else {}
+    if arguments.controls is not None:  # of the study file today: one that had no run then has told nothing
+        added["controls"] = arguments.controls.split(",")
+    study = study.model_copy(update={"equivalence": study.equivalence.model_copy(update=added)})
     curves = TypeAdapter(dict[str, dict[int, Curve]]).validate_python(values["curves"])
     tasks = TypeAdapter(list[TaskComparison]).validate_python(values["finetuned"])
     origin = values.get("origin") or _origin(study.study.name, values["measured_on"], arguments)
@@ -69,8 +74,9 @@ def _parse_arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("file", type=Path)
     parser.add_argument("out", type=Path)
-    for name in ("--data", "--commits", "--device"):
+    for name in ("--data", "--commits", "--device", "--controls"):
         parser.add_argument(name)
+    parser.add_argument("--without-times", action="store_true", help="the runs shared a machine with other programs")
     return parser.parse_args()
 
 

@@ -178,3 +178,8 @@ Recipe = Annotated[
     DocumentsRecipe | ConcatRecipe | PaddingRecipe | SentencePairsRecipe | MaskedPairsRecipe,
     Field(discriminator="kind"),
 ]
+
+
+def atom_of(recipe: Recipe) -> int | None:
+    """Returns the tokens that stay together in the shuffle; None where only rows or packs are shuffled."""
+    return recipe.atom if isinstance(recipe, ConcatRecipe | PaddingRecipe) else None

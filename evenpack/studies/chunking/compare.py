@@ -5,18 +5,19 @@ comparable.
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 from scipy.stats import rankdata
 
-from evenpack.data.recipes import ConcatRecipe, PaddingRecipe, Recipe
+from evenpack.data.recipes import atom_of
 from evenpack.errors import ConfigError
 from evenpack.studies.chunking.config import ChunkingConfig
 from evenpack.studies.chunking.curves import Curve, HeldOut
 from evenpack.studies.runs.arms import difference_from, over_seeds
 from evenpack.studies.runs.jobs import StudyRun
-from evenpack.studies.statistics.paired import PairedDifference, Spread
+from evenpack.studies.statistics.paired import FamilyVerdict, PairedDifference, Spread, verdicts_of_family
 
 _DECIMALS = 6
 """Decimals of perplexities that are ranked: differences by rounding alone count as equal."""
@@ -76,11 +77,6 @@ def describe_arms(study: ChunkingConfig, runs: Sequence[StudyRun]) -> dict[str, 
     return arms
 
 
-def atom_of(recipe: Recipe) -> int | None:
-    """Returns the tokens that stay together in the shuffle; None where only rows or packs are shuffled."""
-    return recipe.atom if isinstance(recipe, ConcatRecipe | PaddingRecipe) else None
-
-
 def reference_of(study: ChunkingConfig, arm: Arm) -> str:
     """Returns the name of the arm with which this one is compared."""
     return study.chunking.reference.replace("{msl}", str(arm.max_sequence_length))
@@ -111,7 +107,9 @@ class ArmRow:
     """Real tokens on average."""
     padding_share: float
     final: Spread
-    """Mean perplexity over the last hundredth of the last epoch."""
+    """Mean perplexity over the last hundredth of the last epoch, as in the paper. It is of a few rows."""
+    last_tenth: Spread
+    """The same over its last tenth."""
     final_step: Spread
     rank_in_recipe: Spread | None
     """Mean over the hundredths of the last epoch of the rank among the atoms of the recipe, where 1 is the lowest
@@ -123,6 +121,9 @@ class ArmRow:
     difference: PairedDifference | None
     """Difference of `final` from the reference; None for the reference, without a common seed, and if either run
     diverged."""
+    last_tenth_difference: PairedDifference | None
+    last_tenth_verdict: FamilyVerdict | None
+    """Among the comparisons of the length; None without a difference."""
     own_rows: Spread | None
     """Perplexity of held-out documents in rows of the arm's own recipe, as its training counts them; None without
     evaluation, and for an arm with `attention.isolate: false`, whose evaluation differs from its training."""
@@ -135,6 +136,7 @@ class ArmRow:
     documents: Spread | None
     """Perplexity of single held-out documents, the same for all arms of the length."""
     documents_difference: PairedDifference | None
+    documents_verdict: FamilyVerdict | None
 
 
 def compare(finished: FinishedRuns, arms: ArmsByName, study: ChunkingConfig) -> tuple[ArmRow, ...]:
@@ -157,7 +159,28 @@ def compare(finished: FinishedRuns, arms: ArmsByName, study: ChunkingConfig) -> 
                 significance=study.chunking.significance,
             )
         )
+    for length in {row.arm.max_sequence_length for row in rows}:
+        places = [index for index, row in enumerate(rows) if row.arm.max_sequence_length == length]
+        for name in ("last_tenth", "documents"):
+            _judge(rows, places, name, study)
     return tuple(rows)
+
+
+def _judge(rows: list[ArmRow], places: Sequence[int], name: str, study: ChunkingConfig) -> None:
+    """Sets the verdicts on one measure of the arms of one length, corrected for their number."""
+    references = {reference_of(study, rows[place].arm) for place in places}
+    measured = [getattr(rows[place], name) for place in places if rows[place].arm.name in references]
+    compared = [place for place in places if getattr(rows[place], f"{name}_difference") is not None]
+    if not compared or not measured:
+        return
+    verdicts = verdicts_of_family(
+        [getattr(rows[place], f"{name}_difference") for place in compared],
+        effect=study.chunking.effect * measured[0].mean,
+        significance=study.chunking.significance,
+    )
+    for place, verdict in zip(compared, verdicts, strict=True):
+        changed: dict[str, Any] = {f"{name}_verdict": verdict}
+        rows[place] = replace(rows[place], **changed)
 
 
 def _row(
@@ -184,16 +207,20 @@ def _row(
         tokens_per_step=float(np.mean([curve.tokens_per_step for curve in curves])),
         padding_share=1.0 - sum(one.tokens_per_step for one in curves) / sum(one.slots_per_step for one in curves),
         final=Spread.of([curve.final(epochs) for curve in curves]),
+        last_tenth=Spread.of([curve.last_tenth(epochs) for curve in curves]),
         final_step=Spread.of([float(curve.perplexity[-1]) for curve in curves]),
         rank_in_recipe=rank_in_recipe,
         rank_at_length=rank_at_length,
         at_steps={step: over_seeds([curve.at_step(step, epochs) for curve in curves]) for step in steps},
         difference=difference(lambda one: one.curve.final(epochs)),
+        last_tenth_difference=difference(lambda one: one.curve.last_tenth(epochs)),
+        last_tenth_verdict=None,
         own_rows=over_seeds([one.held_out.own_rows for one in of_seed.values()]) if arm.isolates else None,
         own_rows_real_tokens=over_seeds([one.held_out.own_rows_real_tokens for one in of_seed.values()]),
         own_rows_text=over_seeds([one.held_out.own_rows_text for one in of_seed.values()]),
         documents=over_seeds([one.held_out.documents for one in of_seed.values()]),
         documents_difference=difference(lambda one: one.held_out.documents),
+        documents_verdict=None,
     )
 
 

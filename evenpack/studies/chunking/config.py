@@ -97,6 +97,9 @@ class ChunkingSection(Section):
     """The arm with which arms of the same length are compared; {msl} stands for the length."""
     significance: Share = Field(default=0.05, gt=0.0, lt=0.5)
     """Significance level: intervals of differences have confidence 1 - 2 x significance."""
+    effect: Share = Field(default=0.02, gt=0.0, lt=1.0)
+    """The smallest difference that matters, as a share of the reference's perplexity: where an interval is wider, the
+    table says that it cannot tell, and never that there is no difference."""
     perplexity_at_steps: list[StepNumber] | None = None
     """Steps at which perplexities are compared. Null: at a quarter, a half, three quarters and the end of the shortest
     run of each length."""

@@ -93,6 +93,10 @@ class Curve:
         """Returns the mean perplexity over the last hundredth of the last epoch."""
         return float(self.segments(epochs)[-1])
 
+    def last_tenth(self, epochs: float) -> float:
+        """Returns the mean perplexity over the last ten hundredths of the last epoch."""
+        return float(self.segments(epochs)[-SEGMENTS // 10 :].mean())
+
     def at_step(self, step: int, epochs: float) -> float | None:
         """Returns the mean perplexity over the hundredth of an epoch that ends with `step`; None for a shorter run."""
         if step > self.steps:

@@ -18,6 +18,8 @@ from evenpack.studies.statistics.paired import Spread, clearly_lowest
 
 _POINTS = 400
 """Points of a curve as it is drawn."""
+_RECIPE_COLOURS = ("#0b7285", "#f59f00", "#364fc7", "#74b816", "#f783ac", "#868e96")
+"""None of them is an atom's colour, because a recipe is not the arm of one atom."""
 _RATIO_COLOURS = {0.25: COLOURS[3], 0.5: COLOURS[4], 1.0: COLOURS[2], 2.0: COLOURS[1], 4.0: COLOURS[0]}
 """Colours as in the paper, for comparison with its figures: purple, red, green, orange, blue."""
 _HEAD = 0.1
@@ -94,12 +96,18 @@ def _captions(rows: Sequence[ArmRow], study: ChunkingConfig) -> list[str]:
         "Bars: mean over seeds ± standard deviation. Final perplexity: mean over the last 1 % of the last epoch; rank: "
         "mean over its 100 segments.",
     ]
-    if any(row.own_rows_real_tokens and row.own_rows_text for row in rows):  # both differ from its own loss
+    if any(map(_counts_padding, rows)):
         lines.append(
             "Training perplexity of a recipe with padding counts its padding, which is easy to predict: compare "
             "recipes by held-out documents."
         )
     return lines
+
+
+def _counts_padding(row: ArmRow) -> bool:
+    """Whether an arm's own loss is lower than that of its real tokens, because padding is in it."""
+    own, real = row.own_rows, row.own_rows_real_tokens
+    return own is not None and real is not None and own.mean < real.mean
 
 
 def _draw_curves(
@@ -121,7 +129,7 @@ def _draw_recipes(axes: Any, finished: FinishedRuns, rows: Sequence[ArmRow], sec
     """Draws curves against steps, as figure 3: a recipe with padding takes more of them."""
     for index, row in enumerate(rows):
         grid = np.linspace(_HEAD_OF_RECIPES * row.arm.epochs, row.arm.epochs, _POINTS)
-        colour = COLOURS[index % len(COLOURS)]
+        colour = _RECIPE_COLOURS[index % len(_RECIPE_COLOURS)]
         style = {"label": f"{arm_label(row.arm.recipe)} ({row.steps:,} steps)", "color": colour, "linewidth": 1.5}
         draw_runs(axes, grid * row.steps_per_epoch, _lines(finished, row, section, grid), **style)
         axes.plot([row.steps], [row.final.mean], "o", color=colour, markersize=5)
@@ -143,7 +151,7 @@ def _draw_held_out(axes: Any, rows: Sequence[ArmRow]) -> None:
     means = [spread.mean for _, spread in shown]
     reach = [spread.deviation or 0.0 for _, spread in shown]
     axes.errorbar(means, places, xerr=reach, fmt="none", ecolor=INK, elinewidth=1.2, capsize=3)
-    axes.scatter(means, places, c=[_colour(arm) for arm, _ in shown], s=42, zorder=3)
+    axes.scatter(means, places, c=INK, s=42, zorder=3)
     axes.set_yticks(places, [arm_label(arm.name) for arm, _ in shown], fontsize=8.5)
     axes.invert_yaxis()
     axes.grid(axis="x")

@@ -12,9 +12,10 @@ from evenpack import console
 from evenpack.console import Report
 from evenpack.data.manifest import MANIFEST
 from evenpack.data.prepare.tokens_dir import find_tokens
+from evenpack.data.recipes import atom_of
 from evenpack.studies.budget.budget import Budget, budget_of
 from evenpack.studies.budget.options import BudgetOptions
-from evenpack.studies.chunking.compare import Finished, atom_of, compare, describe_arms
+from evenpack.studies.chunking.compare import Finished, compare, describe_arms
 from evenpack.studies.chunking.config import ChunkingConfig
 from evenpack.studies.chunking.curves import held_out_evaluations, read_curve, read_held_out
 from evenpack.studies.chunking.plots import plot_lengths, require_plots

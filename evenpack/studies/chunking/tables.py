@@ -22,6 +22,7 @@ _TRAINED = (
     Column("seeds", lambda row: len(row.seeds)),
     Column("steps/epoch", lambda row: round(row.steps_per_epoch, 1)),
     _FINAL,
+    Column("last 10 %", "last_tenth", ".2f"),
     Column("rank in recipe", "rank_in_recipe", ".2f"),
     Column("rank of all", "rank_at_length", ".2f"),
     _FINAL_STEP,
@@ -68,10 +69,10 @@ def by_length(rows: Sequence[ArmRow]) -> Iterator[tuple[int, list[ArmRow]]]:
 def _trained(length: int, arms: Sequence[ArmRow], reference: str, confidence: str) -> RenderableType:
     return wide_table_of(
         arms,
-        [*_TRAINED, *_difference("difference", confidence)],
+        [*_TRAINED, *_difference("last_tenth_difference", confidence), *_verdict("last_tenth", arms)],
         title=(
             f"MSL {length}: training perplexity (as table 2). final, rank: over the last 1 %, and each 1 %, of the "
-            f"last epoch; difference: of final from {reference}, seed by seed"
+            f"last epoch; difference: of the last 10 % from {reference}, seed by seed"
         ),
     )
 
@@ -94,7 +95,13 @@ def _held_out(length: int, arms: Sequence[ArmRow], reference: str, confidence: s
         own_rows.append(_OWN_TEXT)
     return wide_table_of(
         arms,
-        [_ARM, _DOCUMENTS, *_difference("documents_difference", confidence), *own_rows],
+        [
+            _ARM,
+            _DOCUMENTS,
+            *_difference("documents_difference", confidence),
+            *_verdict("documents", arms),
+            *own_rows,
+        ],
         title=(
             f"MSL {length}: perplexity on held-out documents. documents alone: the same targets for all arms; own "
             f"rows: in rows of the arm's own recipe; difference: of documents alone from {reference}"
@@ -104,3 +111,9 @@ def _held_out(length: int, arms: Sequence[ArmRow], reference: str, confidence: s
 
 def _difference(path: str, confidence: str) -> list[Column]:
     return [Column("difference", f"{path}.mean", "+.2f"), Column(confidence, f"{path}.interval", "+.2f")]
+
+
+def _verdict(name: str, arms: Sequence[ArmRow]) -> list[Column]:
+    """Returns the column of verdicts, which says for how many comparisons they are corrected; none without any."""
+    compared = sum(getattr(row, f"{name}_verdict") is not None for row in arms)
+    return [Column(f"of {compared} (Holm)", f"{name}_verdict", missing="")] if compared else []

@@ -7,7 +7,7 @@ results of a run's fine-tuning for one task -> Tuned -> TunedArm
 import math
 import statistics
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 
@@ -139,6 +139,8 @@ class Comparison:
     target: float | None
     """Value of the measure up to which times are taken; None before the reference has finished a run."""
     rows: tuple[ArmRow, ...]
+    passed_controls: tuple[str, ...] = ()
+    """Controls that the margin does not tell from the reference, or that have not finished."""
 
 
 PairedBy = Literal["pretraining seed", "fine-tuning seed"]
@@ -249,7 +251,11 @@ def compare(curves: CurvesOfArms, section: EquivalenceSection) -> Comparison:
         last = [curve.values(section.measure)[-1] for curve in reference.values()]
         target = max(last) if section.measure == "loss" else min(last)
     rows = [_row(arm, of_seed, reference, section, target) for arm, of_seed in curves.items() if of_seed]
-    return Comparison(target=target, rows=tuple(rows))
+    told_apart = {row.arm for row in rows if row.verdict in {"worse", "better"}}
+    passed = tuple(control for control in section.controls if control not in told_apart)
+    if passed or not section.controls:
+        rows = [replace(row, verdict="no verdict") if row.verdict == "equivalent" else row for row in rows]
+    return Comparison(target=target, rows=tuple(rows), passed_controls=passed)
 
 
 def read_tuned(output_dir: Path) -> Tuned:

@@ -27,6 +27,12 @@ class EquivalenceSection(Section):
     target: MeasureValue | None = None
     """Value of the measure for the comparison of time and samples needed; null: the worst of the reference's last
     values."""
+    controls: tuple[str, ...] = ()
+    """Arms that must not count as equivalent, such as the reference trained with its whole schedule on 80 % of the
+    samples. No arm is called equivalent where the interval of a control is not beyond the margin, or where there is no
+    control."""
+    compares_times: bool = True
+    """Whether seconds are shown and drawn; false where runs shared a machine with other programs."""
 
 
 class EquivalenceConfig(RunsStudyConfig):
@@ -39,6 +45,12 @@ class EquivalenceConfig(RunsStudyConfig):
     @model_validator(mode="after")
     def _check_reference(self) -> "EquivalenceConfig":
         self.require_arm("equivalence.reference", self.equivalence.reference)
+        for control in self.equivalence.controls:
+            self.require_arm("equivalence.controls", control)
+            if control == self.equivalence.reference:
+                raise ValueError(
+                    f"equivalence.controls: {control} is the reference; name arms that must differ from it"
+                )
         return self
 
     def located(self, folder: Path) -> dict[str, Any]:

@@ -17,12 +17,10 @@ from evenpack.studies.statistics.paired import PairedDifference
 
 _POINTS = 200
 """Points of a curve, between the first evaluation that all seeds have and the last."""
-_WORDS = {"equivalent": "within"}
-"""What a figure calls a verdict; whether the margin is small enough to mean equivalence is not for it to say."""
-_VERDICT_COLOURS = {"equivalent": COLOURS[2], "worse": COLOURS[4], "better": COLOURS[0], "undecided": "#9aa5b1"}
 _NAME_COLUMNS = 18
 """Columns of an arm's name in the panel of differences."""
 _HOUR = 3600.0
+_CURVES_INCHES = 5.6
 _TASK_INCHES = 5.6
 """Inches of a fine-tuning's panel."""
 
@@ -36,30 +34,35 @@ def plot_equivalence(
     *,
     origin: str,
 ) -> None:
-    """Draws the measure against samples and against time, and the differences with the margin.
+    """Draws the measure against samples and, if times are compared, against time, and the differences with the margin.
 
-    Curves have a band over seeds. Panels for each fine-tuned task follow, with its differences. `origin`: data, commits
-    and devices of the runs.
+    An arm has the same colour in all panels, and controls are dashed and named as such. Curves have a band over seeds.
+    Panels for each fine-tuned task follow, with its differences. `origin`: data, commits and devices of the runs.
 
     Raises: ConfigError without matplotlib.
     """
     compared = [row for row in comparison.rows if row.difference is not None]
     height = max(4.6, 1.6 + 0.34 * len(comparison.rows))
-    with figure_as_png(path, width=17.0 + _TASK_INCHES * len(tasks), height=height) as figure:
-        ratios = [1.0, 1.0, 1.1, *[1.1] * len(tasks)]
+    section = study.equivalence
+    panels = 2 if section.compares_times else 1
+    styles = {arm: _style(arm, index, section) for index, arm in enumerate(curves)}
+    width = _CURVES_INCHES * (panels + 1) + _TASK_INCHES * len(tasks)
+    with figure_as_png(path, width=width, height=height) as figure:
+        ratios = [*[1.0] * panels, 1.1, *[1.1] * len(tasks)]
         axes = list(figure.subplots(1, len(ratios), gridspec_kw={"wspace": 0.38, "width_ratios": ratios}))
-        _draw_curves(axes[:2], curves, comparison, study.equivalence)
-        _draw_verdicts(axes[2], compared, study.equivalence)
-        for task, below in zip(tasks, axes[3:], strict=True):
-            _draw_task(below, task, study.equivalence)
+        _draw_curves(axes[:panels], curves, comparison, section, styles)
+        _draw_verdicts(axes[panels], compared, section, styles)
+        for task, below in zip(tasks, axes[panels + 1 :], strict=True):
+            _draw_task(below, task, section)
         handles, arms = axes[0].get_legend_handles_labels()
-        figure.legend(handles, arms, loc="lower left", bbox_to_anchor=(0.11, 0.98), ncols=6, frameon=False)
+        figure.legend(handles, arms, loc="lower left", bbox_to_anchor=(0.11, 0.98), ncols=3 * panels, frameon=False)
         write_footer(figure, [origin, _caption(curves, comparison, study)])
 
 
 def _caption(curves: CurvesOfArms, comparison: Comparison, study: EquivalenceConfig) -> str:
     section = study.equivalence
-    target = f" Dotted: {section.measure} to which times are taken." if comparison.target is not None else ""
+    taken = "samples and times are" if section.compares_times else "samples are"
+    target = f" Dotted: {section.measure} to which {taken} counted." if comparison.target is not None else ""
     return (
         f"Phase: {study.last_phase}; {seeds_text(curves.values())}. Lines: mean over seeds, where all of them "
         f"were evaluated; bands: least to greatest.{target} Differences: mean over pairs of one seed, with "
@@ -68,30 +71,35 @@ def _caption(curves: CurvesOfArms, comparison: Comparison, study: EquivalenceCon
 
 
 def _draw_curves(
-    panels: Sequence[Any], curves: CurvesOfArms, comparison: Comparison, section: EquivalenceSection
+    panels: Sequence[Any],
+    curves: CurvesOfArms,
+    comparison: Comparison,
+    section: EquivalenceSection,
+    styles: Mapping[str, Mapping[str, Any]],
 ) -> None:
-    """Draws the measure against samples in the first panel and against time in the second."""
+    """Draws the measure against samples in the first panel and against time in the second, if there is one."""
     from matplotlib.ticker import EngFormatter
 
     longest = max(curve.seconds[-1] for of_seed in curves.values() for curve in of_seed.values())
     unit, seconds = ("hours", _HOUR) if longest >= _HOUR else ("minutes", 60.0)
-    for index, (arm, of_seed) in enumerate(curves.items()):
+    for arm, of_seed in curves.items():
         runs = list(of_seed.values())
         if runs:
-            style = line_style(index)
             values = [np.array(curve.values(section.measure)) for curve in runs]
-            name = arm_label(arm)
-            _draw(panels[0], name, [np.array(curve.samples, dtype=np.float64) for curve in runs], values, style)
-            _draw(panels[1], name, [np.array(curve.seconds) / seconds for curve in runs], values, style)
+            name = _name(arm, section)
+            samples = [np.array(curve.samples, dtype=np.float64) for curve in runs]
+            times = [np.array(curve.seconds) / seconds for curve in runs]
+            for axes, places in zip(panels, (samples, times), strict=False):
+                _draw(axes, name, places, values, styles[arm])
     panels[0].xaxis.set_major_formatter(EngFormatter(sep=""))  # 20k
     label = "held-out loss (nats/token)" if section.measure == "loss" else "held-out accuracy"
-    for axes, name in ((panels[0], "samples seen (sequences)"), (panels[1], f"time in training steps ({unit})")):
+    names = ("samples seen (sequences)", f"time in training steps ({unit})")
+    for axes, name, title in zip(panels, names, ("Against samples", "Against time"), strict=False):
+        write_title(axes, title)
         axes.set_xlabel(name)
         axes.set_ylabel(label)
         if comparison.target is not None:
             axes.axhline(comparison.target, color=INK, linewidth=0.7, linestyle=":")
-    write_title(panels[0], "Against samples")
-    write_title(panels[1], "Against time")
 
 
 def _draw(
@@ -108,11 +116,26 @@ def _draw(
     draw_runs(axes, grid, lines, label=arm, linewidth=1.8, marker="o" if len(grid) == 1 else None, **style)
 
 
-def _draw_verdicts(axes: Any, rows: Sequence[ArmRow], section: EquivalenceSection) -> None:
+def _name(arm: str, section: EquivalenceSection) -> str:
+    return f"{arm_label(arm)} (control)" if arm in section.controls else arm_label(arm)
+
+
+def _style(arm: str, index: int, section: EquivalenceSection) -> dict[str, Any]:
+    """Returns the arm's colour and dashes; no two arms have the same, and controls are dashed."""
+    style = line_style(index)
+    return style | {"linestyle": (0, (5, 2))} if arm in section.controls and index < len(COLOURS) else style
+
+
+def _draw_verdicts(
+    axes: Any, rows: Sequence[ArmRow], section: EquivalenceSection, styles: Mapping[str, Mapping[str, Any]]
+) -> None:
     axes.axvspan(-section.margin, section.margin, color="#e4e7eb", zorder=0)
     marks = [
         _Mark(
-            arm=row.arm, difference=row.difference, colour=_VERDICT_COLOURS[verdict], word=_WORDS.get(verdict, verdict)
+            arm=_name(row.arm, section),
+            difference=row.difference,
+            colour=styles[row.arm]["color"],
+            word=verdict,
         )
         for row in rows
         if row.difference is not None and (verdict := row.verdict or "undecided")
@@ -120,13 +143,13 @@ def _draw_verdicts(axes: Any, rows: Sequence[ArmRow], section: EquivalenceSectio
     _draw_differences(axes, marks)
     unit = " (nats/token)" if section.measure == "loss" else ""
     axes.set_xlabel(f"{section.measure} minus {section.reference}'s{unit}; grey: margin ± {section.margin:g}")
-    held = [row.arm for row in rows if row.verdict == "equivalent"]
+    held = [row.arm for row in rows if row.verdict in {"equivalent", "no verdict"}]
     write_title(axes, f"{len(held)} of {len(rows)} arms within the margin of {section.reference}")
 
 
 def _draw_task(axes: Any, task: TaskComparison, section: EquivalenceSection) -> None:
     marks = [
-        _Mark(arm=arm.arm, difference=arm.difference, colour=COLOURS[0], word=f"{arm.median:.3f}")
+        _Mark(arm=_name(arm.arm, section), difference=arm.difference, colour=COLOURS[0], word=f"{arm.median:.3f}")
         for arm in task.arms
         if arm.difference is not None
     ]
@@ -140,6 +163,7 @@ class _Mark:
     """The difference of one arm in a panel."""
 
     arm: str
+    """Its name as it is written."""
     difference: PairedDifference
     colour: str
     word: str
@@ -155,7 +179,7 @@ def _draw_differences(axes: Any, marks: Sequence[_Mark]) -> None:
         axes.annotate(
             mark.word, (difference.mean, place), xytext=(0, 8), textcoords="offset points", ha="center", color=colour
         )
-    names = [textwrap.fill(arm_label(mark.arm), _NAME_COLUMNS) for mark in reversed(marks)]
+    names = [textwrap.fill(mark.arm, _NAME_COLUMNS) for mark in reversed(marks)]
     axes.set_yticks(range(len(marks)), names)
     axes.locator_params(axis="x", nbins=5)
     axes.set_ylim(-0.6, len(marks) - 0.2)

@@ -36,6 +36,8 @@ _SPEED = (
     Column("p / (1 + overhead)", "speed.rate_ratio"),
     Column("bytes/sequence to device", "host_to_device_bytes_per_sequence", ",.0f"),
 )
+_TIMES = {"seconds", "time, x", "overhead", "p / (1 + overhead)"}
+"""Headings of the columns that seconds decide."""
 _TUNED_RUNS = (
     Column("task", "task.task"),
     Column("metric", "task.metric"),
@@ -79,8 +81,10 @@ def comparison_tables(comparison: Comparison, section: EquivalenceSection) -> li
             f"To {section.measure} {comparison.target:.4g}, and sequences/s, relative to {section.reference}: "
             "p is the ratio of slots per sequence"
         )
-        shown.append(table_of([row for row in comparison.rows if row.speed is not None], _SPEED, title=title))
-    return shown + [console.text(line) for line in _undecided(comparison.rows)]
+        columns = [column for column in _SPEED if section.compares_times or column.heading not in _TIMES]
+        shown.append(table_of([row for row in comparison.rows if row.speed is not None], columns, title=title))
+    lines = [*_undecided(comparison.rows), *_without_verdict(comparison, section)]
+    return shown + [console.text(line) for line in lines]
 
 
 def tuned_tables(comparisons: Sequence[TaskComparison], section: EquivalenceSection) -> list[RenderableType]:
@@ -112,3 +116,17 @@ def _undecided(rows: Sequence[ArmRow]) -> list[str]:
             needed = f"{row.seeds_to_decide} seeds, if they come out like these {len(row.seeds)}"
         lines.append(f"{row.arm} is undecided: it would take {needed}")
     return lines
+
+
+def _without_verdict(comparison: Comparison, section: EquivalenceSection) -> list[str]:
+    """Returns why no arm is called equivalent, if one is within the margin."""
+    within = [row.arm for row in comparison.rows if row.verdict == "no verdict"]
+    if not within:
+        return []
+    why = "the study has no control: name arms that must differ as equivalence.controls"
+    if comparison.passed_controls:
+        names = ", ".join(comparison.passed_controls)
+        why = (
+            f"it does not tell {names} from {section.reference}, which it must: choose a smaller margin before new runs"
+        )
+    return [f"No verdict on {', '.join(within)}: within the margin of {section.margin:g}, but {why}"]

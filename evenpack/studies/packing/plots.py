@@ -11,8 +11,8 @@ from jaxtyping import Float64
 from evenpack.data.packing import LengthHistogram
 from evenpack.studies.lengths.statistics import length_statistics
 from evenpack.studies.packing.packing import PackingRow, Recommendation
-from evenpack.studies.packing.residuals import ResidualRow
-from evenpack.studies.plotting import COLOURS, INK, figure_as_png, label_ends, write_footer, write_title
+from evenpack.studies.packing.residuals import PUBLISHED_SETTING, ResidualRow
+from evenpack.studies.plotting import COLOURS, INK, figure_as_png, label_ends, line_style, write_footer, write_title
 
 _MAX_BARS = 64
 _HEIGHT_INCHES = 4.2
@@ -194,12 +194,13 @@ def _draw_curves(
     places = {limit: index for index, limit in enumerate(ordered)}
     ends = []
     for index, (name, points) in enumerate(curves.items()):
-        colour = COLOURS[index % len(COLOURS)]
+        style = line_style(index)
+        colour = style["color"]
         steps, values = [places[limit] for limit, _ in points], [value for _, value in points]
         width = (
             max(1.4, 2.9 - 0.5 * index) if bold is None else 3.2 if name == bold else 1.4
         )  # lines below stay visible
-        axes.plot(steps, values, color=colour, linewidth=width, marker="o", markersize=2 * width, clip_on=False)
+        axes.plot(steps, values, **style, linewidth=width, marker="o", markersize=2 * width, clip_on=False)
         where = "" if steps[-1] == len(ordered) - 1 else f" at depth {ordered[steps[-1]]}"
         ends.append((f"{name} {values[-1]:.2f}{unit}{where}", values[-1], colour))
     axes.set_xticks(range(len(ordered)), ["no limit" if limit is None else str(limit) for limit in ordered])
@@ -218,14 +219,15 @@ def _in_words(algorithm: str) -> str:
 
 
 def plot_residuals(rows: Sequence[ResidualRow], path: Path, *, footer: Sequence[str]) -> None:
-    """Draws the residual of the first setting and of the fullest packs, by length; then padding over all settings.
+    """Draws the residual of the first setting and of the published weights, by length; then padding over all settings.
 
-    `footer`: what the figure is of.
+    Where the published weights are not among the settings, the fullest packs take their place. `footer`: what the
+    figure is of.
 
     Raises: ConfigError without matplotlib.
     """
-    best = max(rows, key=lambda row: row.efficiency)
-    shown = [rows[0]] if best is rows[0] else [rows[0], best]
+    second = next((row for row in rows if row.setting == PUBLISHED_SETTING), max(rows, key=lambda row: row.efficiency))
+    shown = [rows[0]] if second is rows[0] else [rows[0], second]
     panels = len(shown) + (len(rows) > 1)
     with figure_as_png(path, width=6.6 * panels, height=4.6) as figure:
         axes = figure.subplots(1, panels, squeeze=False, gridspec_kw={"wspace": 0.32})[0]

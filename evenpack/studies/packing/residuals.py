@@ -28,6 +28,10 @@ class Setting:
         return "weight 1" if self.weight == 1 else f"weight {self.weight:g} up to {self.weight_up_to:,}"
 
 
+PUBLISHED_SETTING = Setting(weight=0.09, weight_up_to=8)
+"""PackedBERT's choice, whose residual is its figure 8."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class MatrixSize:
     """The size of the packing matrix: the slots of each length in a pack of each strategy."""

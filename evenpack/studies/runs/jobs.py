@@ -18,6 +18,7 @@ import xxhash
 
 from evenpack.config import Section, load_run_file
 from evenpack.data.manifest import data_section
+from evenpack.data.recipes import atom_of
 from evenpack.engine.config import RunConfig
 from evenpack.engine.reporting.metrics import METRICS
 from evenpack.engine.resolving.resolve import open_run
@@ -35,6 +36,8 @@ _OWNED = ("run", "run.name", "run.output_dir", "run.seed")
 _OWNED_OF_FINETUNING = ("run", "run.name", "run.output_dir", "run.seeds", "data.folder", "training.initialize_from")
 """Keys that a study sets for each fine-tuning itself, or for which it has keys of its own."""
 
+_ROWS_SEED = "data.recipe.seed"
+"""Key of the order of rows whose recipe has an atom."""
 _TAIL_BYTES = 1 << 14
 """Bytes read at the end of the log; more than a record of metrics.jsonl has."""
 
@@ -249,6 +252,9 @@ def _training(study: RunsStudyConfig, phase_name: str, arm: str, seed: int, over
         start = _start(study.phases[phase.starts_from], phase.starts_from, arm, seed)
         own += _as_overrides({"training.initialize_from": str(study.study.output_dir / start)})
     config = _load(RunConfig, phase.base, key, own)
+    if phase.draws_rows_by_seed and not _states_seed(phase.arms[arm]) and atom_of(config.data.recipe) is not None:
+        own += _as_overrides({_ROWS_SEED: seed})
+        config = _load(RunConfig, phase.base, key, own)
     if config.data.prepared_dir is None:
         own += _shared_data(study.study.output_dir, config)
         config = _load(RunConfig, phase.base, key, own)
@@ -264,6 +270,12 @@ def _training(study: RunsStudyConfig, phase_name: str, arm: str, seed: int, over
         prepared_dir=config.prepared_dir,
         starts_from=start,
     )
+
+
+def _states_seed(settings: Settings) -> bool:
+    """Returns whether an arm fixes the order of its rows itself, by a key or in a whole recipe."""
+    recipe = settings.get("data.recipe")
+    return _ROWS_SEED in settings or (isinstance(recipe, dict) and "seed" in recipe)
 
 
 def _finetuning(run: StudyRun, task: str, section: FinetuneSection) -> FinetuneRun:

@@ -53,6 +53,10 @@ class PhaseSection(RunFileSection):
     """An earlier phase from whose last checkpoints these runs start: from the same arm, or its first arm if there is no
     such arm; from the same seed, or its first seed. Null: initial weights, or training.initialize_from of the run
     file."""
+    draws_rows_by_seed: bool = False
+    """Whether runs whose rows are shuffled in atoms take `data.recipe.seed` from their own seed, so that the spread
+    over seeds holds that of the order of rows. An arm that states the key keeps it. Each seed then prepares its own
+    data."""
     arms: dict[Name, Settings] = Field(default_factory=dict)
     """Arms by name, each with the settings in which it differs: dotted keys with their values."""
 

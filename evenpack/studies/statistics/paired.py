@@ -13,7 +13,11 @@ from typing import Literal
 import numpy as np
 from scipy import stats
 
-Verdict = Literal["equivalent", "worse", "better", "undecided"]
+Verdict = Literal["equivalent", "worse", "better", "undecided", "no verdict"]
+"""No verdict: within a margin of which no control has shown that it can be exceeded."""
+
+FamilyVerdict = Literal["higher", "lower", "no effect", "cannot tell"]
+"""What one of several comparisons says, corrected for their number."""
 
 _MOST_PAIRS = 10_000
 """Largest number of pairs considered; more repetitions of a run are impractical."""
@@ -59,6 +63,16 @@ class PairedDifference:
     pairs: int
 
     @property
+    def p_value(self) -> float | None:
+        """Of Student's two-sided test that the mean is 0; None for a single pair."""
+        if self.standard_deviation is None:
+            return None
+        if self.standard_deviation == 0.0:
+            return float(self.mean == 0.0)
+        statistic = self.mean / self.standard_deviation * math.sqrt(self.pairs)
+        return float(2.0 * stats.t.sf(abs(statistic), self.pairs - 1))
+
+    @property
     def interval(self) -> Interval | None:
         """Both ends; None for a single pair."""
         return None if self.low is None or self.high is None else Interval(low=self.low, high=self.high)
@@ -89,6 +103,29 @@ def verdict_of(difference: PairedDifference, *, margin: float, larger_is_worse: 
     if high <= -margin:
         return "better" if larger_is_worse else "worse"
     return "undecided"
+
+
+def verdicts_of_family(
+    differences: Sequence[PairedDifference], *, effect: float, significance: float
+) -> list[FamilyVerdict]:
+    """Returns a verdict for each comparison of one table, corrected for their number by Holm's procedure.
+
+    higher, lower: the difference is significant among all of them, by two-sided tests of which one at most errs with
+    probability `significance`. no effect: the interval is within `effect`, the smallest difference that matters.
+    cannot tell: neither.
+    """
+    known = [(one.p_value, index) for index, one in enumerate(differences) if one.p_value is not None]
+    verdicts: list[FamilyVerdict] = ["cannot tell"] * len(differences)
+    is_open = True  # Holm: after the first that is not rejected none is
+    for rank, (p_value, index) in enumerate(sorted(known)):
+        difference = differences[index]
+        is_open = is_open and p_value <= significance / (len(differences) - rank)
+        if is_open:
+            verdicts[index] = "higher" if difference.mean > 0 else "lower"
+        elif difference.low is not None and difference.high is not None:
+            is_within = -effect < difference.low and difference.high < effect
+            verdicts[index] = "no effect" if is_within else "cannot tell"
+    return verdicts
 
 
 def pairs_to_decide(difference: PairedDifference, *, margin: float, significance: float) -> int | None:

@@ -13,6 +13,7 @@ from evenpack.studies.statistics.paired import (
     paired_difference,
     pairs_to_decide,
     verdict_of,
+    verdicts_of_family,
 )
 
 
@@ -22,6 +23,35 @@ def test_a_known_difference() -> None:
     reach = 2.919986 / math.sqrt(3)  # Student's t at 0.95 with two degrees of freedom, as tables have it
     assert found.low == pytest.approx(2.0 - reach, rel=1e-6)
     assert found.high == pytest.approx(2.0 + reach, rel=1e-6)
+
+
+def test_comparisons_of_one_table_are_corrected_for_their_number() -> None:
+    """Holm: the least of four p-values is compared with 0.05 / 4, the next with 0.05 / 3; after a failure, none."""
+    values = {
+        "clear": [1.0, 1.1, 0.9],
+        "lost by the number": [1.0, 1.3, 0.75],
+        "narrow": [0.01, -0.02, 0.0],
+        "wide": [2.0, -2.0, 0.5],
+    }
+    differences = [paired_difference(one, [0.0] * 3, significance=0.05) for one in values.values()]
+    p_values = [one.p_value for one in differences]
+    assert p_values == [pytest.approx(stats.ttest_1samp(one, 0).pvalue) for one in values.values()]
+    assert p_values[0] is not None
+    assert p_values[1] is not None
+    assert p_values[0] < 0.05 / 4 < 0.05 / 3 < p_values[1] < 0.05
+    found = verdicts_of_family(differences, effect=0.1, significance=0.05)
+    assert found == ["higher", "cannot tell", "no effect", "cannot tell"]
+    assert verdicts_of_family(differences[1:2], effect=0.1, significance=0.05) == ["higher"], "alone it would be"
+    opposite = [paired_difference([0.0] * 3, one, significance=0.05) for one in values.values()]
+    assert verdicts_of_family(opposite, effect=0.1, significance=0.05)[0] == "lower"
+
+
+def test_a_single_pair_and_no_scatter_have_their_own_p_values() -> None:
+    assert paired_difference([1.0], [0.0], significance=0.05).p_value is None
+    assert paired_difference([1.0, 1.0], [0.0, 0.0], significance=0.05).p_value == 0.0
+    assert paired_difference([1.0, 1.0], [1.0, 1.0], significance=0.05).p_value == 1.0
+    single = [paired_difference([1.0], [0.0], significance=0.05)]
+    assert verdicts_of_family(single, effect=9.0, significance=0.05) == ["cannot tell"]
 
 
 def test_the_interval_decides_as_two_one_sided_tests_do() -> None:

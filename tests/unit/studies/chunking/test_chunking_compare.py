@@ -86,6 +86,37 @@ def test_final_values_have_a_spread_and_differences_are_of_pairs() -> None:
     assert (padding.steps, padding.steps_per_epoch, padding.padding_share) == (400, 200.0, 0.25)
 
 
+def test_verdicts_are_those_of_the_comparisons_of_a_length_and_of_the_last_tenth() -> None:
+    """A wide interval is never called no difference; the last hundredth alone decides nothing."""
+    flat = [20.0] * 9
+    changes = {
+        "concat_64_atom_64": runs([*flat, 20.0], [*flat, 20.0], [*flat, 20.0], documents=[10.0, 10.0, 10.0]),
+        "concat_64_atom_32": runs([*flat, 30.0], [*flat, 30.1], [*flat, 29.9], documents=[10.01, 10.0, 9.99]),
+        "padding_64_atom_64": runs([*flat, 20.0], [*flat, 20.0], [*flat, 20.0], documents=[8.0, 13.0, 10.0]),
+        "documents_64": runs([*flat, 20.0], [*flat, 20.0], [*flat, 20.0], documents=[10.0, 10.1, 10.2]),
+    }
+    rows = rows_of(**changes)
+    assert rows["concat_64_atom_32"].last_tenth.mean == pytest.approx(30.0)
+    assert {name: row.last_tenth_verdict for name, row in rows.items()} == {
+        "concat_64_atom_32": "higher",
+        "concat_64_atom_64": None,
+        "padding_64_atom_64": "no effect",
+        "documents_64": "no effect",
+        "concat_32_atom_32": None,
+    }
+    assert {name: row.documents_verdict for name, row in rows.items() if row.documents is not None} == {
+        "concat_64_atom_32": "no effect",
+        "concat_64_atom_64": None,
+        "padding_64_atom_64": "cannot tell",
+        "documents_64": "cannot tell",
+    }, "2 % of 10 matter"
+    file = io.StringIO()
+    for shown in comparison_tables(list(rows.values()), study().chunking):
+        Console(file=file, width=250).print(shown)
+    assert "of 3 (Holm)" in file.getvalue()
+    assert "cannot tell" in file.getvalue()
+
+
 def test_perplexity_at_steps_is_taken_where_the_shortest_run_of_the_length_has_been() -> None:
     short = {1: finished(last_epoch(15.0, 15.0, steps=200))}
     rows = rows_of(documents_64=short)

@@ -10,14 +10,14 @@ from rich.console import Console
 from seen_figures import DrawnFigure
 from study_files import write_log, write_study
 
-from evenpack.errors import DataError
+from evenpack.errors import ConfigError, DataError
 from evenpack.studies.equivalence.compare import Curve, compare, read_curve
 from evenpack.studies.equivalence.config import EquivalenceConfig, EquivalenceSection
 from evenpack.studies.equivalence.plots import plot_equivalence
 from evenpack.studies.equivalence.tables import comparison_tables
 from evenpack.studies.runs.study_file import load_study
 
-SECTION = EquivalenceSection(reference="unpacked", margin=0.1)
+SECTION = EquivalenceSection(reference="unpacked", margin=0.1, controls=["broken"])
 
 
 def curve(*losses: float, seconds: float = 1.0, slots: float = 100.0) -> Curve:
@@ -111,6 +111,49 @@ def test_arms_are_compared_seed_by_seed() -> None:
     assert rows["begun"].seeds_to_decide is None
 
 
+@pytest.mark.parametrize(
+    ("controls", "passed"),
+    [
+        (["broken"], ()),
+        ([], ()),
+        (["broken", "stopped"], ("stopped",)),
+        (["broken", "noisy"], ("noisy",)),
+        (["broken", "not begun"], ("not begun",)),
+    ],
+)
+def test_equivalence_needs_controls_that_the_margin_tells_apart(controls: list[str], passed: tuple[str, ...]) -> None:
+    curves = {
+        "unpacked": {1: curve(2.0), 2: curve(3.0), 3: curve(4.0)},
+        "packed": {1: curve(2.01), 2: curve(3.02), 3: curve(4.03)},
+        "broken": {1: curve(2.5), 2: curve(3.6), 3: curve(4.55)},
+        "stopped": {1: curve(2.03), 2: curve(3.04), 3: curve(4.05)},
+        "noisy": {1: curve(2.3), 2: curve(2.8), 3: curve(4.0)},
+        "not begun": {},
+    }
+    section = EquivalenceSection(reference="unpacked", margin=0.1, controls=controls)
+    comparison = compare(curves, section)
+    verdicts = {row.arm: row.verdict for row in comparison.rows}
+    assert comparison.passed_controls == passed
+    assert verdicts["packed"] == ("equivalent" if controls == ["broken"] else "no verdict")
+    assert (verdicts["broken"], verdicts["noisy"]) == ("worse", "undecided"), "what is beyond the margin stays so"
+    console = Console(record=True, width=200)
+    for table in comparison_tables(comparison, section):
+        console.print(table)
+    text = " ".join(console.export_text().split())
+    if controls == ["broken"]:
+        assert "No verdict" not in text
+    elif controls:
+        assert f"within the margin of 0.1, but it does not tell {passed[0]} from unpacked" in text
+    else:
+        assert "but the study has no control" in text
+
+
+def test_controls_are_arms_other_than_the_reference(tmp_path: Path) -> None:
+    for control, message in (("none", "expected an arm of the last phase"), ("unpacked", "is the reference")):
+        with pytest.raises(ConfigError, match=message):
+            load_study(write_study(tmp_path), EquivalenceConfig, [f"equivalence.controls=[{control}]"])
+
+
 def test_accuracy_is_worse_where_it_is_lower() -> None:
     section = EquivalenceSection(reference="unpacked", margin=0.01, measure="accuracy")
     curves = {
@@ -146,6 +189,7 @@ def test_the_tables_say_what_was_found_and_what_is_missing() -> None:
         "unpacked": {1: curve(2.0), 2: curve(3.0)},
         "packed": {1: curve(2.001), 2: curve(3.003)},
         "noisy": {1: curve(2.2), 2: curve(2.9)},
+        "broken": {1: curve(2.5), 2: curve(3.5)},
     }
     console = Console(record=True, width=200)
     for table in comparison_tables(compare(curves, SECTION), SECTION):
@@ -173,5 +217,10 @@ def test_a_figure_is_drawn_of_any_number_of_arms_and_seeds(tmp_path: Path, drawn
     assert "with 90 % intervals" in drawn[0].footer
     assert drawn[0].titles[2] == "0 of 8 arms within the margin of unpacked", "a single seed has no interval"
     assert drawn[0].collisions == ()
+    section = study.equivalence.model_copy(update={"controls": ["arm_0"], "compares_times": False})
+    plot_equivalence(
+        curves, compare(curves, section), [], study.model_copy(update={"equivalence": section}), path, origin="ORIGIN"
+    )
+    assert drawn[1].titles == ("Against samples", "0 of 8 arms within the margin of unpacked"), "no panel of times"
     once = {arm: {1: dataclasses.replace(curve(2.0), samples=(10,))} for arm in ("unpacked", "packed")}
     plot_equivalence(once, compare(once, study.equivalence), [], study, path, origin="ORIGIN")

@@ -163,6 +163,7 @@ def test_tables_name_the_estimate_every_scheme_and_what_crosses(study: Command, 
         "so that single steps on 8 devices have the deviation of the published law, 0.165",
         "published (BERT, 512): unpadded arrival",
         "predicts 1.6541 at 8 devices: -0.0240",
+        "what falls behind is un-padding in the order of arrival",
         f"Drew {plot}",
     ):
         assert words in out, words

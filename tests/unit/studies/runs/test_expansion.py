@@ -139,3 +139,39 @@ def test_the_reference_must_be_an_arm(tmp_path: Path) -> None:
     path = write_study(tmp_path, equivalence={"reference": "padded", "margin": 0.1})
     with pytest.raises(ConfigError, match=r"expected an arm of the last phase, second \(unpacked, packed\)"):
         runs_of(path)
+
+
+def test_the_order_of_rows_varies_with_the_seed_where_the_phase_says_so(tmp_path: Path) -> None:
+    """An arm that states its order keeps it, and recipes without atoms have no order of rows."""
+    values = phases(tmp_path)
+    atoms = {"data.recipe": {"kind": "concat", "max_sequence_length": 64, "atom": 32}, "data.pack_length": 64}
+    values["second"] |= {
+        "draws_rows_by_seed": True,
+        "arms": {
+            "atoms": atoms,
+            "fixed": atoms | {"data.recipe.seed": 42},
+            "whole": {**atoms, "data.recipe": {**atoms["data.recipe"], "seed": 42}},
+            "rows": {"data.recipe": {"kind": "concat", "max_sequence_length": 64}, "data.pack_length": 64},
+        },
+    }
+    equivalence = {"reference": "atoms", "margin": 0.1}
+    runs = runs_of(write_study(tmp_path, phases=values, equivalence=equivalence))
+    seeds = {
+        key.removeprefix("second/"): run.config.data.recipe.seed for key, run in runs.items() if run.phase == "second"
+    }
+    assert seeds == {
+        "atoms/seed_1": 1,
+        "fixed/seed_1": 42,
+        "whole/seed_1": 42,
+        "rows/seed_1": None,
+        "atoms/seed_2": 2,
+        "fixed/seed_2": 42,
+        "whole/seed_2": 42,
+        "rows/seed_2": None,
+    }
+    folders = {key: run.prepared_dir for key, run in runs.items()}
+    assert folders["second/atoms/seed_1"] != folders["second/atoms/seed_2"]
+    assert folders["second/fixed/seed_1"] == folders["second/fixed/seed_2"] == folders["second/whole/seed_1"]
+    values["second"]["draws_rows_by_seed"] = False
+    runs = runs_of(write_study(tmp_path, phases=values, equivalence=equivalence))
+    assert runs["second/atoms/seed_2"].config.data.recipe.seed == 42
