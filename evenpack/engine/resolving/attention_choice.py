@@ -1,4 +1,4 @@
-"""Checks, before the first step, that a GPU has a fast attention kernel for the run."""
+"""Checks, before the first step, that the attention kernel can serve the run, and is a fast one on a GPU."""
 
 import logging
 
@@ -29,13 +29,12 @@ def attention_request(config: RunConfig, device_type: str) -> AttentionRequest:
 def check_attention(config: RunConfig, device_type: str) -> None:
     """Warns if `auto` is left with a slow backend on a GPU.
 
-    Raises: ConfigError instead, if `attention.on_slow_backend` is `error`; BackendError if the model has windows that
-    the named backend cannot serve.
+    Raises: ConfigError instead, if `attention.on_slow_backend` is `error`; BackendError if the backend that is named
+    cannot serve the run here, which the first step would find otherwise.
     """
     request = attention_request(config, device_type)
     if config.attention.backend != "auto":
-        if request.window:
-            resolve_backend(config.attention.backend, request)
+        resolve_backend(config.attention.backend, request)
         return
     message = slow_choice(request)
     if message is None:

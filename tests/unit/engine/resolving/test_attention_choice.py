@@ -49,6 +49,19 @@ def test_the_request_is_that_of_the_run_file() -> None:
     assert (plain.causal, plain.alibi, plain.dropout, plain.dtype) == (True, True, False, torch.float32)
 
 
+def test_a_named_backend_that_cannot_serve_here_is_refused_before_the_first_step(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    config = run("bert_large_phase2", "attention.backend=varlen")
+    check_attention(config, "cuda")
+    with pytest.raises(BackendError, match=r"'flash' cannot serve .*not installed; take attention.backend=auto or"):
+        check_attention(run("bert_large_phase2", "attention.backend=flash"), "cuda")
+    resolve_backend.cache_clear()
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: (7, 5))
+    with pytest.raises(BackendError, match=r"'varlen' cannot serve .*this device has 7\.5; take .*: reference, sdpa"):
+        check_attention(config, "cuda")
+
+
 def test_a_window_that_a_named_backend_lacks_is_refused_before_the_first_step(monkeypatch: pytest.MonkeyPatch) -> None:
     config = run("bert_large_phase2_sprint", "attention.backend=varlen")
     check_attention(config, "cuda")
