@@ -4,7 +4,7 @@ from collections.abc import Callable, Generator, Iterator
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import chain
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 import numpy as np
 
@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from evenpack.data.batches.loader_processes import LoaderNames
 
 
+@runtime_checkable
 class TrainingData(Protocol):
     """Sequences that form packs: prepared data, or documents of somebody else. Pickled for each worker process."""
 
