@@ -1,0 +1,98 @@
+"""Checks, once over all ranks, that a host hands the model what the loaders made: no pack lost, repeated or reshaped.
+
+A host that shards batches which are shares already loses most packs without an error. What arrived is compared with
+what this rank's loader makes; the sum of order hashes over ranks is compared with the plan of the step.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from evenpack.batch import PackedBatch
+from evenpack.data.loader import Loader
+from evenpack.data.order.selection import order_hash
+from evenpack.errors import ConfigError
+
+_HASHES = 1 << 64
+
+
+def require_whole_step(loader: Loader, step: int, found: Sequence[Any], form: Callable[[PackedBatch], Any]) -> None:
+    """Checks what the host gives the model as this rank's micro-batches of a step; all ranks call it.
+
+    It uses torch.distributed if that has been initialised. One step is enough: the first one that is trained on.
+
+    Args:
+        step: the step, counted from 0.
+        found: the micro-batches that the host gives the model, before or after they are moved to a device.
+        form: makes of a batch what was given to the host.
+
+    Raises: ConfigError on every rank, if it is not the loaders' step on any of them.
+    """
+    expected = loader.batches_of(step)
+    problem = _difference(found, [form(batch) for batch in expected])
+    here = (loader.rank, loader.ranks, loader.fingerprint, problem, sum(batch.order_hash for batch in expected))
+    reports = _all_gathered(here)
+    problems = [f"rank {rank}: {report[3]}" for rank, report in enumerate(reports) if report[3]]
+    places = [report[:2] for report in reports]
+    if places != [(rank, len(reports)) for rank in range(len(reports))]:
+        problems = [
+            f"{len(reports)} processes train, and their loaders were made with (rank, ranks) = "
+            f"{', '.join(map(str, places))}: make each with the rank of its process, and ranks={len(reports)}"
+        ]
+    elif len({report[2] for report in reports}) > 1:
+        problems = ["the ranks' loaders have different documents, seeds or packs: " + _counted(r[2] for r in reports)]
+    whole = order_hash(loader.plan(step).packs)
+    if not problems and sum(report[4] for report in reports) % _HASHES != whole:
+        problems = ["the ranks together do not hold each pack of the plan once"]
+    if problems:
+        raise ConfigError(
+            f"step {step} is not what evenpack's loader made: {'; '.join(problems)}. The host must take the loader's "
+            "batches as they are: it may not shard, dispatch, concatenate, drop or reshape them (docs/adapters.md)"
+        )
+
+
+def _counted(values: Any) -> str:
+    return ", ".join(f"rank {rank} {value}" for rank, value in enumerate(values))
+
+
+def _all_gathered(value: Any) -> list[Any]:
+    import torch.distributed as dist
+
+    if not (dist.is_available() and dist.is_initialized()):
+        return [value]
+    values: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(values, value)
+    return values
+
+
+def _difference(found: Sequence[Any], expected: Sequence[Any]) -> str | None:
+    """Returns the first difference of two lists of micro-batches, in words; None if there is none."""
+    if len(found) != len(expected):
+        return f"{len(found)} micro-batches arrived, the loader makes {len(expected)} a step"
+    differences = (_unlike(here, made) for here, made in zip(found, expected, strict=True))
+    return next((f"micro-batch {index}: {text}" for index, text in enumerate(differences) if text), None)
+
+
+def _unlike(found: Any, expected: Any) -> str | None:
+    if isinstance(expected, Mapping):
+        if not isinstance(found, Mapping) or set(found) != set(expected):
+            keys = ", ".join(map(str, found)) if isinstance(found, Mapping) else type(found).__name__
+            return f"expected {', '.join(map(str, expected))}, found {keys}"
+        texts = ((key, _unlike(found[key], value)) for key, value in expected.items())
+        return next((f"{key} {text}" for key, text in texts if text), None)
+    if isinstance(expected, tuple):
+        if not isinstance(found, tuple) or len(found) != len(expected):
+            return f"expected a tuple of {len(expected)} values, found {type(found).__name__}"
+        return next((text for text in map(_unlike, found, expected) if text), None)
+    return _unlike_leaf(found, expected)
+
+
+def _unlike_leaf(found: Any, expected: Any) -> str | None:
+    import torch
+
+    if not isinstance(expected, torch.Tensor):
+        return None if found == expected else f"is {found!r:.80}, expected {expected!r:.80}"
+    if not isinstance(found, torch.Tensor):
+        return f"is a {type(found).__name__}, expected a tensor"
+    if found.shape != expected.shape or found.dtype != expected.dtype:
+        return f"is {found.dtype} {list(found.shape)}, expected {expected.dtype} {list(expected.shape)}"
+    return None if torch.equal(found.cpu(), expected.cpu()) else "has other values"

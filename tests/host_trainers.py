@@ -1,0 +1,66 @@
+"""Documents, tiny models and the gradients of documents alone, for tests of adapters on ranks."""
+
+from typing import Any
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+
+import evenpack
+
+VOCABULARY = 61
+PACK_LENGTH = 32
+PACKS_PER_STEP = 16
+
+
+def own_documents(count: int = 320) -> list[list[int]]:
+    """Returns documents of many lengths; the longest fills a pack, the shortest predicts one token."""
+    random = np.random.default_rng(7)
+    lengths = random.integers(2, PACK_LENGTH + 1, size=count)
+    return [random.integers(1, VOCABULARY, size=length).tolist() for length in lengths]
+
+
+def own_loader(rank: int = 0, ranks: int = 1, **settings: Any) -> evenpack.Loader:
+    """Returns a rank's loader of these documents."""
+    settings = {"pack_length": PACK_LENGTH, "packs_per_step": PACKS_PER_STEP, "seed": 3, **settings}
+    return evenpack.Loader(own_documents(), rank=rank, ranks=ranks, **settings)
+
+
+def tiny_llama(attention: str = "sdpa") -> Any:
+    """Returns a decoder of transformers with the same random weights at each call."""
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    torch.manual_seed(0)
+    sizes = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4}
+    config = LlamaConfig(vocab_size=VOCABULARY, num_key_value_heads=2, max_position_embeddings=PACK_LENGTH, **sizes)
+    config._attn_implementation = attention
+    return LlamaForCausalLM(config)
+
+
+def flat_gradients(model: torch.nn.Module) -> torch.Tensor:
+    """Returns the gradients of all parameters as one vector."""
+    return torch.cat([parameter.grad.flatten() for parameter in model.parameters() if parameter.grad is not None])
+
+
+def alone(model: Any, loader: evenpack.Loader, step: int) -> tuple[float, torch.Tensor]:
+    """Returns the loss of a step and its gradients, from each of its documents by itself."""
+    documents = own_documents()
+    plan = loader.plan(step)
+    model.zero_grad()
+    total = 0.0
+    for index in plan.packs.sequence_ids.tolist():
+        tokens = torch.tensor([documents[index]])
+        logits = model(input_ids=tokens, use_cache=False).logits
+        loss = F.cross_entropy(logits[0, :-1], tokens[0, 1:], reduction="sum") / plan.counts.targets
+        loss.backward()
+        total += loss.item()
+    return total, flat_gradients(model)
+
+
+def ids_of(batch: evenpack.PackedBatch) -> list[int]:
+    """Returns the sequences that a batch holds."""
+    return [index for index in batch.sequence_ids.tolist() if index >= 0]
+
+
+def relative_error(found: torch.Tensor, expected: torch.Tensor) -> float:
+    return float((found.double() - expected.double()).norm() / expected.double().norm())
