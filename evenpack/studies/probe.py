@@ -54,6 +54,9 @@ _SEED = 0
 _ALONE_EPSILONS = 100.0
 """Tolerance between a sequence in a pack and alone, in epsilons of the dtype: other shapes round otherwise."""
 
+_ATTENTION = ("full_attention", "sliding_attention", "chunked_attention")
+"""Kinds of layers that attend, as `layer_types` of a configuration names them."""
+
 _TINY = {
     "vocab_size": 128,
     "hidden_size": 64,
@@ -71,6 +74,7 @@ _TINY = {
     **dict.fromkeys(("local_attention", "window_size", "chunk_size", "attention_window_size"), 8),
     "state_size": 16,
     "num_kv_heads": 2,
+    "rotary_dim": 8,
 }
 """Sizes of a tiny copy, by the names of configurations; what a configuration has smaller stays."""
 
@@ -549,7 +553,7 @@ class _Transformer(Subject):
             given |= dict.fromkeys(("max_length_q", "max_length_k"), pack.max_seqlen)
         return given
 
-    def _block_masks(self, pack: Pack, dtype: torch.dtype) -> Tensor | dict[str, Tensor]:
+    def _block_masks(self, pack: Pack, dtype: torch.dtype) -> Tensor | dict[str, Any]:
         """Returns a mask [1, 1, T, T] that is added to the scores, or one for each kind of layer by its name."""
         config = self.model.config
         window = getattr(config, "sliding_window", None)
@@ -560,7 +564,10 @@ class _Transformer(Subject):
             slots = len(pack.tokens)
             return additive_mask(pack.cu_seqlens, slots, slots, causal=self.causal, dtype=dtype, window=seen)
 
-        return mask(kinds[0]) if len(kinds) == 1 else {kind: mask(kind) for kind in kinds}
+        masks = {kind: mask(kind) for kind in kinds if kind in _ATTENTION}
+        if len(masks) < 2:  # layers without attention make their own of it: none
+            return next(iter(masks.values()), mask("full_attention"))
+        return dict.fromkeys(kinds) | masks
 
 
 def _layers(model: Any) -> Sequence[nn.Module]:

@@ -293,7 +293,7 @@ def with_broken_weights(folder: Path) -> Path:
         (write_config({"model_type": "lama"}), "type lama is unknown.*did you mean llama"),
         (write_config({"model_type": "gpt2", "auto_map": {}}), "names code of its own.*never run.*module:function"),
         (write_config({"model_type": "t5"}), "no decoder or encoder of text alone"),
-        (write_config({"model_type": "gpt2", "n_head": 7}), "cannot be loaded.*expected a Hugging Face directory"),
+        (write_config({"model_type": "gpt2", "n_embd": "wide"}), "cannot be loaded.*expected a Hugging Face directory"),
         (with_broken_weights, "cannot be loaded.*expected a Hugging Face directory"),
     ],
 )
