@@ -22,7 +22,7 @@ FAMILIES = (
     *("gemma", "gemma2", "gemma3_text", "phi", "phi3", "gpt_neox", "gptj", "opt", "bloom", "falcon", "mixtral"),
     *("deepseek_v3", "mamba2", "qwen3_next", "electra", "distilbert", "albert", "deberta-v2", "eurobert"),
 )
-WAYS = {
+WAYS: dict[str, dict[str, Any]] = {
     "no mask": {"mask": "none", "cache": (False, None)},
     "no mask, cache": {"mask": "none", "cache": (True,)},
     "mask of ones": {"mask": "ones", "cache": (False, None)},

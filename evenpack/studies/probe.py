@@ -25,6 +25,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 import torch
+from jaxtyping import Int32, Int64
 from torch import Tensor, nn
 
 from evenpack import console
@@ -135,11 +136,10 @@ class ProbedCombination:
         """Where a token first reaches another sequence."""
         if self.isolation is None or self.verdict != "leaks":
             return None
-        names = ["embeddings", *(f"layer {number}" for number in range(1, len(self.states) - 1))][
-            : len(self.states) - 1
-        ]
-        leaks = [change > self.isolation.tolerance for change in self.states]
-        return next((name for name, leaking in zip([*names, "outputs"], leaks, strict=True) if leaking), "gradients")
+        layers = [f"layer {number}" for number in range(1, len(self.states) - 1)]
+        names = ["embeddings", *layers, "outputs"] if len(self.states) > 1 else ["outputs"]
+        changes = zip(names, self.states, strict=True)
+        return next((name for name, change in changes if change > self.isolation.tolerance), "gradients")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -162,7 +162,7 @@ class ProbeReport:
 class Pack:
     """Concatenated sequences and their boundaries."""
 
-    tokens: Tensor  # [T]
+    tokens: Int64[Tensor, " T"]
     borders: tuple[int, ...]
 
     @property
@@ -170,12 +170,12 @@ class Pack:
         return [slice(*border) for border in pairwise(self.borders)]
 
     @property
-    def position_ids(self) -> Tensor:
-        """Positions from 0 in each sequence, [1, T]."""
+    def position_ids(self) -> Int64[Tensor, "1 T"]:
+        """Positions from 0 in each sequence."""
         return torch.cat([torch.arange(stop - start) for start, stop in pairwise(self.borders)])[None]
 
     @property
-    def cu_seqlens(self) -> Tensor:
+    def cu_seqlens(self) -> Int32[Tensor, " S_plus_1"]:
         return torch.tensor(self.borders, dtype=torch.int32)
 
     @property
@@ -280,13 +280,14 @@ def probe_combination(subject: Subject, combination: Combination) -> ProbedCombi
         targets_cross = _targets_cross(subject, combination, pack)
     except subject.refusals as error:
         return ProbedCombination(combination=combination, verdict="not served", reason=_in_a_line(error))
-    reason = None
-    if verdict == "cannot tell":
-        reason = (
-            "the control does not leak: where all sequences are one, none reaches another either"
-            if is_repeatable
-            else "two calls with the same tokens and seed differ"
-        )
+    if verdict != "cannot tell":
+        reason = None
+    elif not is_repeatable:
+        reason = "two calls with the same tokens and seed differ"
+    elif isolation.control_leaks:
+        reason = "a state or a gradient is not a number"
+    else:
+        reason = "the control does not leak: where all sequences are one, none reaches another either"
     return ProbedCombination(
         combination=combination,
         verdict=verdict,
@@ -320,9 +321,11 @@ def _changes(
         after = _see(subject, combination, pack.replaced(span))
         pairs = zip(before.states, after.states, strict=True)
         changes.append(torch.stack([relative_change(_plain(old), _plain(new), others) for old, new in pairs]))
-        if before.embeddings is not None and before.states[-1].requires_grad:
+        if before.embeddings is not None and before.embeddings.requires_grad and before.states[-1].requires_grad:
             weighted = (before.states[-1] * weights)[0, others.to(weights.device)].sum()
-            (gradient,) = torch.autograd.grad(weighted, before.embeddings, retain_graph=True)
+            (gradient,) = torch.autograd.grad(weighted, before.embeddings, retain_graph=True, allow_unused=True)
+            if gradient is None:
+                continue
             gradients.append(_plain(gradient)[span].abs().max() / _plain(gradient).abs().max())
     return list(torch.stack(changes).amax(0)), gradients
 
@@ -482,7 +485,7 @@ class _Transformer(Subject):
         forwards = (model.forward, model.base_model.forward)
         self._takes = {name for forward in forwards for name in inspect.signature(forward).parameters}
         self._embedded: list[Tensor] = []
-        self._states: list[Tensor] = []
+        self._states: list[Any] = []
         with contextlib.suppress(NotImplementedError):
             model.get_input_embeddings().register_forward_hook(lambda _, __, output: self._embedded.append(output))
         for number, layer in enumerate(_layers(model)):
@@ -581,7 +584,7 @@ def _first_position(model: nn.Module) -> int:
     """Returns the first position of a sequence: RoBERTa's families count from behind their padding."""
     for name, module in model.named_modules():
         if name.endswith("position_embeddings") and getattr(module, "padding_idx", None) is not None:
-            return int(module.padding_idx) + 1  # type: ignore[arg-type]
+            return int(module.padding_idx) + 1
     return 0
 
 

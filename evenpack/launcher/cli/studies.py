@@ -1,4 +1,4 @@
-"""Commands that measure and predict: `evenpack study NAME`, for each study of `studies.registry`, `budget` and `probe`."""
+"""Commands that measure and predict: `evenpack study NAME`, for each of `studies.registry`, `budget` and `probe`."""
 
 from collections.abc import Callable
 from pathlib import Path
