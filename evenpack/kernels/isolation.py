@@ -6,8 +6,10 @@ segment's own gradients must be zero. The same probe with isolation off (one seg
 where it finds no leak, the probe has proved nothing.
 """
 
+import math
 from dataclasses import dataclass
 from itertools import pairwise
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -21,6 +23,8 @@ _HEADS = 2
 _REPLACED_SCALE = 8.0
 _TOLERATED_EPSILONS = 4.0
 """Tolerance in epsilons of the dtype: isolated kernels agree bit for bit, unless they sum gradients in any order."""
+
+Verdict = Literal["isolated", "leaks", "cannot tell"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,8 +44,17 @@ class IsolationResult:
         return self.control_deviation > 10 * self.tolerance
 
     @property
+    def verdict(self) -> Verdict:
+        """What is proved: nothing if a deviation is not a number, or if neither the control nor the probe leaks."""
+        if math.isnan(self.max_deviation) or math.isnan(self.control_deviation):
+            return "cannot tell"
+        if self.max_deviation > self.tolerance:
+            return "leaks"
+        return "isolated" if self.control_leaks else "cannot tell"
+
+    @property
     def passed(self) -> bool:
-        return self.max_deviation <= self.tolerance and self.control_leaks
+        return self.verdict == "isolated"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -99,8 +112,18 @@ def probe_isolation(
     return IsolationResult(
         max_deviation=deviations[0],
         control_deviation=deviations[1],
-        tolerance=_TOLERATED_EPSILONS * torch.finfo(dtype).eps,
+        tolerance=tolerance_of(dtype),
     )
+
+
+def tolerance_of(dtype: torch.dtype) -> float:
+    """Returns the largest relative deviation that rounding explains."""
+    return _TOLERATED_EPSILONS * torch.finfo(dtype).eps
+
+
+def relative_change(old: Tensor, new: Tensor, rows: Tensor | slice) -> Tensor:
+    """Returns the largest change of any value in these rows, relative to the largest old value in all rows."""
+    return (new[rows] - old[rows]).abs().max() / old.abs().max()
 
 
 def _deviation(call: _Call, original: Tensor, replacement: Tensor, replaced: slice) -> Tensor:
@@ -114,10 +137,7 @@ def _deviation(call: _Call, original: Tensor, replacement: Tensor, replaced: sli
 
     others = torch.ones(original.shape[1], dtype=torch.bool)
     others[replaced] = False
-    found = []
-    for old, new in zip(before, after, strict=True):
-        scale = old.abs().max()
-        found.append((new[others] - old[others]).abs().max() / scale)
+    found = [relative_change(old, new, others) for old, new in zip(before, after, strict=True)]
     for gradients in (before[1:], after[1:]):
         found += [gradient[replaced].abs().max() / gradient.abs().max() for gradient in gradients]
     return torch.stack(found).max()

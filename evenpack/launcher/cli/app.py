@@ -17,7 +17,7 @@ from evenpack.launcher.cli.arguments import SETTINGS, fail
 from evenpack.launcher.cli.data import inspect, prepare, shards_app, verify, where
 from evenpack.launcher.cli.results import evaluate, export, finetune, mlperf_app, report
 from evenpack.launcher.cli.run_files import config_app, new
-from evenpack.launcher.cli.studies import STUDIES, budget
+from evenpack.launcher.cli.studies import STUDIES, budget, probe
 from evenpack.launcher.cli.training import doctor, slurm, stop, train
 from evenpack.launcher.processes.stop import end_with_starter
 from evenpack.version import VERSION
@@ -37,6 +37,7 @@ COMMANDS: tuple[Callable[..., None], ...] = (
     where,
     export,
     finetune,
+    probe,
     doctor,
 )
 """The commands in the order in which `--help` lists them; each has the name of its function."""

@@ -1,8 +1,8 @@
-"""Commands that measure and predict: `evenpack study NAME`, for each study of `studies.registry`, and `budget`."""
+"""Commands that measure and predict: `evenpack study NAME`, for each of `studies.registry`, `budget` and `probe`."""
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import typer
 
@@ -129,3 +129,45 @@ def budget(
         from evenpack.studies.budget.command import compute_budget
 
         report.take(compute_budget(config, options))
+
+
+def probe(
+    model: Annotated[
+        str,
+        typer.Argument(
+            metavar="MODEL",
+            help="A Hugging Face directory, a config.json, a model type of transformers, or module:function.",
+            show_default=False,
+        ),
+    ],
+    *,
+    backend: Annotated[
+        Literal["eager", "sdpa", "flex", "flash"] | None, typer.Option(help="Only this attention.", show_default=False)
+    ] = None,
+    cache: Annotated[bool | None, typer.Option(help="Only with, or without, a cache.", show_default=False)] = None,
+    mask: Annotated[
+        Literal["none", "ones", "block"] | None,
+        typer.Option(help="Only without a mask, with a 2-D mask of ones, or a 4-D block mask.", show_default=False),
+    ] = None,
+    mode: Annotated[
+        Literal["eval", "train"] | None, typer.Option(help="Only evaluation, or training.", show_default=False)
+    ] = None,
+    save: Save = None,
+    as_json: AsJson = False,
+) -> None:
+    """Probe whether a model keeps the sequences of a pack apart, in each way to run it.
+
+    A directory with weights is loaded as it is; of a config, and of a model type, a tiny copy with random weights is
+    made. A function of your own takes a batch with explicit boundaries (docs/probe.md). Exit code 0 if at least one of
+    the combinations asked for is isolated and none leaks or cannot be told, otherwise 1.
+
+    \b
+    Examples:
+      evenpack probe llama
+      evenpack probe modernbert --backend sdpa --mask block
+      evenpack probe my_stack:forward --mode train --json
+    """
+    with reporting(as_json, save=save) as report:
+        from evenpack.studies.probe import probe as probe_model
+
+        report.take(probe_model(model, backend=backend, cache=cache, mask=mask, mode=mode))
