@@ -323,7 +323,10 @@ def _changes(
         changes.append(torch.stack([relative_change(_plain(old), _plain(new), others) for old, new in pairs]))
         if before.embeddings is not None and before.embeddings.requires_grad and before.states[-1].requires_grad:
             weighted = (before.states[-1] * weights)[0, others.to(weights.device)].sum()
-            (gradient,) = torch.autograd.grad(weighted, before.embeddings, retain_graph=True, allow_unused=True)
+            found: tuple[Tensor | None, ...] = torch.autograd.grad(
+                weighted, before.embeddings, retain_graph=True, allow_unused=True
+            )
+            gradient = found[0]
             if gradient is None:
                 continue
             gradients.append(_plain(gradient)[span].abs().max() / _plain(gradient).abs().max())
