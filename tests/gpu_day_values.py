@@ -161,6 +161,20 @@ def check_overhead(value):
     assert all(list(one) == ["raw", "by_flops", "passes", "collation"] for one in value["costs"].values())
 
 
+STUDY = {
+    "origin",
+    "long_sequences",
+    "devices",
+    "run",
+    "reference",
+    "measured",
+    "log",
+    "replay",
+    "simulation",
+    "notes",
+    "warnings",
+}
+"""Of `study imbalance --save`."""
 REPLAY = {
     "measured_on",
     "batch",

@@ -12,6 +12,7 @@ from gpu_day_values import (
     COST_MODEL,
     PART,
     STEP,
+    STUDY,
     check_checks,
     check_design,
     check_law,
@@ -65,6 +66,7 @@ def test_the_headlines_and_the_gpu_tests(tmp_path: Path) -> None:
 def test_the_replay(tmp_path: Path) -> None:
     results = results_of("R", tmp_path)
     assert list(results) == ["replay"]
+    assert set(results["replay"]) == STUDY
     check_replay(results["replay"]["replay"], ranks=[1, 2])
     (page,) = (tmp_path / "results").glob("*.md")
     assert "| packed cost_balanced | 2 |" in page.read_text()
