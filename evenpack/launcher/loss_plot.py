@@ -16,6 +16,7 @@ from evenpack.studies.plotting import (
     THIN_AND_BOLD,
     figure_as_png,
     label_ends,
+    line_style,
     smooth,
     write_footer,
     write_title,
@@ -104,9 +105,9 @@ def _draw(axes: Any, curve: LossCurve, name: str) -> None:
     axes.plot(curve.steps, smoothed, color=COLOURS[0], linewidth=2.0)
     ends = [(f"training {smoothed[-1]:.2f}", float(smoothed[-1]), COLOURS[0])]
     for index, (source, points) in enumerate(curve.validation.items(), start=1):
-        colour = COLOURS[index % len(COLOURS)]
-        axes.plot(*zip(*points, strict=True), color=colour, linewidth=1.0, marker="o", markersize=4.5, clip_on=False)
-        ends.append((f"validation {source} {points[-1][1]:.2f}", points[-1][1], colour))
+        style = line_style(index)
+        axes.plot(*zip(*points, strict=True), **style, linewidth=1.0, marker="o", markersize=4.5, clip_on=False)
+        ends.append((f"validation {source} {points[-1][1]:.2f}", points[-1][1], style["color"]))
     axes.set_xlabel("step (optimizer updates)")
     axes.set_ylabel(f"{curve.name} ({curve.unit})")
     axes.set_xlim(0, max([curve.steps[-1], *(points[-1][0] for points in curve.validation.values())]))

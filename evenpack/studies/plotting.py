@@ -17,7 +17,11 @@ INK = "#1f2933"
 _FAINT = "#9aa5b1"
 _GRID = "#e4e7eb"
 _DASHES = ("-", "--", ":")
-COLOURS = ("#2563eb", "#e8590c", "#0f9d76", "#9333ea", "#c2255c", "#8d6e00")
+COLOURS = (
+    *("#2563eb", "#e8590c", "#0f9d76", "#9333ea", "#c2255c", "#8d6e00"),
+    *("#0b7285", "#f59f00", "#364fc7", "#74b816", "#f783ac", "#868e96"),
+)
+"""So many that the series of a figure have one each; the second half is for figures whose panels show two kinds."""
 
 _STYLE: dict[str, Any] = {
     "figure.dpi": 100,

@@ -18,7 +18,7 @@ from evenpack.studies.statistics.paired import Spread, clearly_lowest
 
 _POINTS = 400
 """Points of a curve as it is drawn."""
-_RECIPE_COLOURS = ("#0b7285", "#f59f00", "#364fc7", "#74b816", "#f783ac", "#868e96")
+_RECIPE_COLOURS = COLOURS[6:]
 """None of them is an atom's colour, because a recipe is not the arm of one atom."""
 _RATIO_COLOURS = {0.25: COLOURS[3], 0.5: COLOURS[4], 1.0: COLOURS[2], 2.0: COLOURS[1], 4.0: COLOURS[0]}
 """Colours as in the paper, for comparison with its figures: purple, red, green, orange, blue."""

@@ -14,6 +14,8 @@ from evenpack.studies.shuffle.config import ShuffleSection, ShuffleStudyConfig
 
 _SMOOTHED = 5
 """Steps of a running mean, in the figure only."""
+_MOST_UPRIGHT = 7
+"""Bars whose names have room side by side."""
 _NAME_COLUMNS = 12
 """Columns of an arm's name below its bar."""
 
@@ -81,6 +83,6 @@ def _draw_jumps(
         axes.plot([index] * len(values), values, "o", color=INK, markersize=3.5)
     axes.axhline(0, color=INK, linewidth=0.7)
     names = [textwrap.fill(arm_label(arm), _NAME_COLUMNS) for arm in measured]
-    axes.set_xticks(range(len(measured)), names)
+    axes.set_xticks(range(len(measured)), names, rotation=90 if len(names) > _MOST_UPRIGHT else 0)
     axes.set_ylabel(f"mean of {section.steps_around_border} steps after - before (nats/token)")
     write_title(axes, "Change at borders of blocks")

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from evenpack.errors import ConfigError
-from evenpack.studies.plotting import figure_as_png, require_plot, smooth, spread, write_footer
+from evenpack.studies.plotting import COLOURS, figure_as_png, line_style, require_plot, smooth, spread, write_footer
 
 
 @pytest.mark.parametrize(
@@ -23,6 +23,12 @@ def test_labels_keep_their_distance_and_stay_above_the_bottom() -> None:
     assert spread([9.0, 5.0, 1.0], gap=1.0, low=0.0) == [9.0, 5.0, 1.0]
     assert spread([5.0, 4.9, 4.8], gap=1.0, low=0.0) == [5.0, 4.0, 3.0]
     assert spread([0.3, 0.2, 0.1], gap=1.0, low=0.0) == [2.0, 1.0, 0.0]
+
+
+def test_no_two_lines_look_alike() -> None:
+    assert len(set(COLOURS)) == len(COLOURS) == 12
+    assert len({tuple(line_style(index).items()) for index in range(36)}) == 36
+    assert len({line_style(index)["color"] for index in range(12)}) == 12
 
 
 def test_smoothing_keeps_a_constant_and_means_over_a_fiftieth_of_the_values() -> None:
