@@ -7,7 +7,7 @@ import numpy as np
 import xxhash
 
 from evenpack.data.tokens.file import TokenFile
-from evenpack.data.tokens.writer import TokenFileWriter
+from evenpack.data.tokens.writer import DOCUMENT_HASHES, TokenFileWriter
 
 END = 7
 """The end-of-text of `numbered_tokens`."""
@@ -32,9 +32,16 @@ def hashes_of(documents: list[np.ndarray]) -> np.ndarray:
     return np.array([xxhash.xxh3_64_intdigest(document.tobytes()) for document in documents], dtype=np.uint64)
 
 
+def append_documents(writer: TokenFileWriter, documents: list[np.ndarray], hashes: np.ndarray) -> None:
+    """Appends documents, with their hashes as the only column."""
+    if documents:
+        lengths = np.array([len(document) for document in documents])
+        writer.append(np.concatenate(documents), lengths, {DOCUMENT_HASHES: hashes})
+
+
 def write(prefix: Path, documents: list[np.ndarray], *, vocabulary_size: int = 50_257) -> TokenFile:
     with TokenFileWriter(prefix, vocabulary_size=vocabulary_size) as writer:
-        writer.append_documents(documents, hashes_of(documents))
+        append_documents(writer, documents, hashes_of(documents))
         writer.finish()
     return TokenFile(prefix)
 

@@ -12,7 +12,7 @@ import json
 import os
 import shutil
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -20,7 +20,7 @@ from types import TracebackType
 from typing import Any
 
 import numpy as np
-from jaxtyping import Integer, UInt64
+from jaxtyping import Integer
 
 from evenpack.data.checksums import Checksums, Digest, checksum_of_json, digest_of, find_first_damage
 from evenpack.data.tokens.file import bin_path, index_path, token_type, write_index
@@ -264,14 +264,6 @@ class TokenFileWriter:
                 self._column_values[name] += len(values)
         self.documents += len(lengths)
         self.tokens += len(tokens)
-
-    def append_documents(
-        self, documents: Sequence[Integer[np.ndarray, " _"]], hashes: UInt64[np.ndarray, " documents"]
-    ) -> None:
-        """Calls `append` for a list of arrays, where the hashes are the only column."""
-        if documents:
-            lengths = np.array([len(document) for document in documents])
-            self.append(np.concatenate(documents), lengths, {DOCUMENT_HASHES: hashes})
 
     @property
     def is_commit_due(self) -> bool:

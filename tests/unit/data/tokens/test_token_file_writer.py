@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 import pytest
 import xxhash
-from token_files import all_documents, hashes_of, make_documents, write
+from token_files import all_documents, append_documents, hashes_of, make_documents, write
 
 from evenpack.data.tokens.file import TokenFile
 from evenpack.data.tokens.writer import TokenFileWriter, hashes_path, read_journal
@@ -44,9 +44,9 @@ def test_an_id_outside_the_vocabulary_is_not_written(tmp_path: Path, token: int,
     bad = [document.copy() for document in good[:3]]
     bad[place][-1] = token
     with TokenFileWriter(tmp_path / "tokens", vocabulary_size=50_257) as writer:
-        writer.append_documents(good, hashes_of(good))
+        append_documents(writer, good, hashes_of(good))
         with pytest.raises(DataError, match=rf"document {4 + place} .* token id {token}, .* 50257 entries"):
-            writer.append_documents(bad, hashes_of(bad))
+            append_documents(writer, bad, hashes_of(bad))
         writer.finish()
 
     assert all_documents(TokenFile(tmp_path / "tokens")) == [document.tolist() for document in good]
@@ -64,7 +64,7 @@ def test_lengths_that_do_not_cover_the_tokens_are_refused(tmp_path: Path, length
 def test_the_record_of_a_finished_file_has_documents_checksums_and_state(tmp_path: Path) -> None:
     documents = make_documents(30, vocabulary_size=50_257)
     with TokenFileWriter(tmp_path / "tokens", vocabulary_size=50_257) as writer:
-        writer.append_documents(documents, hashes_of(documents))
+        append_documents(writer, documents, hashes_of(documents))
         record = writer.finish({"skipped": [1, 2]})
 
     assert record == read_journal(tmp_path / "tokens")
@@ -86,7 +86,7 @@ def write_in_batches(writer: TokenFileWriter) -> None:
     with writer:
         for start in range(writer.state.get("next", 0), len(DOCUMENTS), 10):
             batch = DOCUMENTS[start : start + 10]
-            writer.append_documents(batch, hashes_of(batch))
+            append_documents(writer, batch, hashes_of(batch))
             writer.commit({"next": start + 10})
         writer.finish()
 
@@ -297,7 +297,7 @@ def test_a_new_writer_begins_again_and_an_abandoned_one_leaves_nothing(tmp_path:
     for _ in range(2):
         writer = TokenFileWriter(tmp_path / "tokens", vocabulary_size=50_257)
         assert (writer.documents, writer.state) == (0, {})
-        writer.append_documents(DOCUMENTS, hashes_of(DOCUMENTS))
+        append_documents(writer, DOCUMENTS, hashes_of(DOCUMENTS))
         writer.commit({"next": 30})
         writer.close()
     (tmp_path / ".tokens.journal.json.123.partial").touch()  # of a process killed while it noted something
@@ -311,7 +311,7 @@ def test_a_new_writer_begins_again_and_an_abandoned_one_leaves_nothing(tmp_path:
 
 def test_a_write_continues_only_with_the_same_vocabulary_and_whole_partial_files(tmp_path: Path) -> None:
     with TokenFileWriter(tmp_path / "tokens", vocabulary_size=50_257) as writer:
-        writer.append_documents(DOCUMENTS, hashes_of(DOCUMENTS))
+        append_documents(writer, DOCUMENTS, hashes_of(DOCUMENTS))
         writer.commit({})
 
     with pytest.raises(DataError, match="vocabulary of 50257, now it is 70000"):
@@ -339,7 +339,7 @@ def test_a_write_continues_only_with_the_same_vocabulary_and_whole_partial_files
 def test_a_journal_of_which_one_bit_changed_or_without_its_checksum_is_refused(tmp_path: Path) -> None:
     prefix, path = tmp_path / "tokens", tmp_path / "tokens.journal.json"
     with TokenFileWriter(prefix, vocabulary_size=50_257) as writer:
-        writer.append_documents([np.arange(1, 30)], np.array([7], dtype=np.uint64))
+        append_documents(writer, [np.arange(1, 30)], np.array([7], dtype=np.uint64))
         writer.commit({"bytes_read": 128})
     sound = path.read_bytes()
     written = read_journal(prefix)
@@ -383,4 +383,4 @@ def test_nothing_can_be_appended_to_a_closed_or_finished_writer(tmp_path: Path) 
     with TokenFileWriter(tmp_path / "tokens", vocabulary_size=50_257) as writer:
         writer.finish()
         with pytest.raises(ValueError, match="closed"):
-            writer.append_documents(DOCUMENTS, hashes_of(DOCUMENTS))
+            append_documents(writer, DOCUMENTS, hashes_of(DOCUMENTS))
