@@ -188,7 +188,7 @@ class Manifest(Section):
             ) from error
         if checksum != checksum_of_json(content):
             raise DataError(
-                f"{path} is damaged: it states checksum {checksum}, its content has "
+                f"{path} is damaged: its checksum is {checksum}, its content has "
                 f"{checksum_of_json(content)}; copy it again from an intact copy, or remove {directory} and "
                 "prepare again"
             )

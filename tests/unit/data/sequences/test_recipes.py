@@ -378,7 +378,7 @@ def test_a_ledger_that_does_not_balance_cannot_be_made() -> None:
     assert (accounting.documents_dropped, accounting.tokens_dropped) == (3, 20)
 
     for name in ("tokens_read", "tokens_kept", "tokens_cut", "tokens_too_short", "tokens_too_long"):
-        with pytest.raises(ValueError, match="tokens read are not"):
+        with pytest.raises(ValueError, match="the tokens read, with those borrowed and added, are not"):
             replace(accounting, **{name: getattr(accounting, name) + 1})
     for name in ("documents_read", "documents_kept", "documents_too_short", "documents_too_long"):
         with pytest.raises(ValueError, match="documents read are not"):
