@@ -4,6 +4,7 @@ torchtitan pins an older datasets, so it is installed in an environment of its o
 """
 
 import importlib.util
+import itertools
 import sys
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,6 +17,7 @@ import torch.distributed.checkpoint as dcp
 from host_trainers import PACK_LENGTH, PACKS_PER_STEP, own_documents, own_loader
 
 import evenpack
+from evenpack.adapters.first_step import require_whole_step
 from evenpack.adapters.huggingface import segment_starts
 
 HAS_TORCHTITAN = importlib.util.find_spec("torchtitan") is not None
@@ -107,6 +109,25 @@ def test_a_run_goes_on_at_another_degree_in_one_order(kind: Any, tmp_path: Path)
         assert all(one == states[0] for one in states)
         dcp.save({"dataloader": states[0]}, checkpoint_id=tmp_path / f"step_{len(read)}", no_dist=True)
     assert read == whole
+
+
+def test_the_first_step_is_checked_in_torchtitans_form_too(kind: Any) -> None:
+    from evenpack.adapters.torchtitan import torchtitan_inputs
+
+    loader = built(kind, 0, 1, local_batch_size=8)
+    first, second = itertools.islice(loader, 2)
+    require_whole_step(loader.loader, 0, [first, second], torchtitan_inputs)
+    for spoilt, message in (
+        ([second, first], "rank 0: micro-batch 0: input has other values"),
+        ([first], "1 micro-batches arrived, the loader makes 2"),
+        (
+            [first, (second[0], second[1][:4])],
+            r"micro-batch 1: is torch.int64 \[4, 32\], expected torch.int64 \[8, 32\]",
+        ),
+        ([first, second[0]], "expected a tuple of 2 values, found dict"),
+    ):
+        with pytest.raises(evenpack.ConfigError, match=message):
+            require_whole_step(loader.loader, 0, spoilt, torchtitan_inputs)
 
 
 def test_counts_of_packs_that_are_not_torchtitans_are_refused(kind: Any) -> None:
