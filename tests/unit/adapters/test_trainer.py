@@ -197,3 +197,14 @@ def test_masked_tokens_that_do_not_weigh_the_same_are_refused() -> None:
     loader = own_loader(objective=masks(replace(MASKED_TOKEN, divided_by="sequences")))
     with pytest.raises(evenpack.ConfigError, match="divided_by='targets'"):
         model_inputs(loader[0])
+
+
+def test_a_loader_that_reads_ahead_gives_the_trainer_the_same_steps(tmp_path: Path) -> None:
+    found = []
+    for workers in (0, 1):
+        trainer = trainer_of(tmp_path, own_loader(workers=workers, micro_batches=2), gradient_accumulation_steps=2)
+        trainer.add_callback(observer := Gradients())
+        trainer.train()
+        found.append(observer.found)
+    assert len(found[0]) == 2
+    assert all(torch.equal(here, ahead) for here, ahead in zip(*found, strict=True))
