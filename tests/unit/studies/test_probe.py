@@ -10,7 +10,7 @@ import torch
 from transformers import CONFIG_MAPPING, AutoConfig, GPT2LMHeadModel
 
 from evenpack.errors import BackendError, ConfigError
-from evenpack.studies.probe import ProbedCombination, probe, tiny
+from evenpack.studies.probe import Combination, Pack, ProbedCombination, _transformer, probe, tiny
 
 DEFINITIONS = '''
 import torch
@@ -321,6 +321,19 @@ def test_combinations_that_do_not_exist_are_refused(functions: str) -> None:
         probe("bert", cache=True)
     with pytest.raises(ConfigError, match="has no choice of backend"):
         probe(f"{functions}:isolating", backend="sdpa")
+
+
+def test_flash_gets_the_borders_that_it_reads() -> None:
+    """All four, the lengths as Python numbers; with a mask it gets none of them."""
+    pack = Pack(tokens=torch.arange(10, 15), borders=(0, 2, 5))
+    subject = _transformer("llama")
+    given = subject._boundaries(pack, Combination(backend="flash", mask="none", mode="train"))
+    assert given["position_ids"].tolist() == [[0, 1, 0, 1, 2]]
+    for name in ("cu_seq_lens_q", "cu_seq_lens_k"):
+        assert (given[name].tolist(), given[name].dtype) == ([0, 2, 5], torch.int32)
+    assert (given["max_length_q"], given["max_length_k"]) == (3, 3)
+    masked = subject._boundaries(pack, Combination(backend="flash", mask="ones", mode="train"))
+    assert set(masked) == {"position_ids", "attention_mask"}
 
 
 def test_settings_of_the_process_are_as_before() -> None:
