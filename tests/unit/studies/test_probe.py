@@ -134,6 +134,13 @@ def test_targets_of_transformers_cross_borders_where_labels_are_the_tokens() -> 
     assert only("bert", backend="sdpa", mask="block", mode="eval").targets_cross is False
 
 
+@pytest.mark.parametrize("backend", ["eager", "sdpa"])
+def test_the_rounding_of_experts_is_no_leak(backend: str) -> None:
+    row = only("mixtral", backend=backend, cache=False, mask="none", mode="eval")
+    assert row.verdict == "isolated"
+    assert row.gradients == 0
+
+
 def test_modernbert_leaks_by_positions_and_not_with_masks_of_its_two_kinds_of_layers() -> None:
     leaking, isolated = (only("modernbert", backend="sdpa", mask=mask, mode="eval") for mask in ("none", "block"))
     assert (leaking.verdict, leaking.first_leak) == ("leaks", "layer 1")
