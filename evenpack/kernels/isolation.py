@@ -112,13 +112,8 @@ def probe_isolation(
     return IsolationResult(
         max_deviation=deviations[0],
         control_deviation=deviations[1],
-        tolerance=tolerance_of(dtype),
+        tolerance=_TOLERATED_EPSILONS * torch.finfo(dtype).eps,
     )
-
-
-def tolerance_of(dtype: torch.dtype) -> float:
-    """Returns the largest relative deviation that rounding explains."""
-    return _TOLERATED_EPSILONS * torch.finfo(dtype).eps
 
 
 def relative_change(old: Tensor, new: Tensor, rows: Tensor | slice) -> Tensor:

@@ -10,7 +10,7 @@ import torch
 from transformers import CONFIG_MAPPING, AutoConfig, GPT2LMHeadModel
 
 from evenpack.errors import BackendError, ConfigError
-from evenpack.studies.probe import ProbedCombination, probe, tiny
+from evenpack.studies.probe import Combination, Pack, ProbedCombination, _transformer, probe, tiny
 
 DEFINITIONS = '''
 import torch
@@ -132,6 +132,13 @@ def test_llama_leaks_with_a_cache_and_with_a_mask_of_ones(cache: bool, mask: str
 def test_targets_of_transformers_cross_borders_where_labels_are_the_tokens() -> None:
     assert only("llama", backend="sdpa", cache=False, mask="none", mode="eval").targets_cross is True
     assert only("bert", backend="sdpa", mask="block", mode="eval").targets_cross is False
+
+
+@pytest.mark.parametrize("backend", ["eager", "sdpa"])
+def test_the_rounding_of_experts_is_no_leak(backend: str) -> None:
+    row = only("mixtral", backend=backend, cache=False, mask="none", mode="eval")
+    assert row.verdict == "isolated"
+    assert row.gradients == 0
 
 
 def test_modernbert_leaks_by_positions_and_not_with_masks_of_its_two_kinds_of_layers() -> None:
@@ -321,6 +328,19 @@ def test_combinations_that_do_not_exist_are_refused(functions: str) -> None:
         probe("bert", cache=True)
     with pytest.raises(ConfigError, match="has no choice of backend"):
         probe(f"{functions}:isolating", backend="sdpa")
+
+
+def test_flash_gets_the_borders_that_it_reads() -> None:
+    """All four, the lengths as Python numbers; with a mask it gets none of them."""
+    pack = Pack(tokens=torch.arange(10, 15), borders=(0, 2, 5))
+    subject = _transformer("llama")
+    given = subject._boundaries(pack, Combination(backend="flash", mask="none", mode="train"))
+    assert given["position_ids"].tolist() == [[0, 1, 0, 1, 2]]
+    for name in ("cu_seq_lens_q", "cu_seq_lens_k"):
+        assert (given[name].tolist(), given[name].dtype) == ([0, 2, 5], torch.int32)
+    assert (given["max_length_q"], given["max_length_k"]) == (3, 3)
+    masked = subject._boundaries(pack, Combination(backend="flash", mask="ones", mode="train"))
+    assert set(masked) == {"position_ids", "attention_mask"}
 
 
 def test_settings_of_the_process_are_as_before() -> None:
