@@ -1,4 +1,4 @@
-"""Strategies and sorted sequences are stored as files, from lengths that are never all in memory; rows keep their order."""
+"""Strategies and sorted sequences are stored as files, from lengths that are never all in memory; rows keep theirs."""
 
 import tracemalloc
 from pathlib import Path
