@@ -1,8 +1,9 @@
 """Switches on checks of the shapes and types in the package's signatures, in any process that imports it.
 
 A module with a name of its own: ranks import it by that, and several folders of tests have a `conftest`. jaxtyping's
-hook puts its decorator on each function; the one that it finds here checks parameters once, not twice for the sake of
-messages, and asks jaxtyping alone about signatures with shapes. The tests would take half as long again with the other.
+hook puts its decorator on each function. The one that it finds here checks parameters once, not twice for the sake of
+messages, asks jaxtyping alone about signatures with shapes, prepares a check when it is first needed, and checks the
+first calls of a function in each test and few of those that follow.
 """
 
 import dataclasses
@@ -15,8 +16,31 @@ from typing import Any
 import jaxtyping
 from beartype import beartype
 
+FIRST_CALLS = 8
+"""Calls of a function that are checked in each test, or in each rank."""
+
+ONE_IN = 16
+"""Of the calls after these, one in so many is checked."""
+
+_calls: dict[tuple[str, str], int] = {}
+"""Calls since the last `start_again`, by the module and name of a function."""
+
+_lasting: list[Callable[[], object]] = []
+"""What prepares the check of each function that is not made anew by each call of another."""
+
 _scope = functools.partial(jaxtyping.jaxtyped, "context")
 """Of one call, within which axes of one name have one size."""
+
+
+def start_again() -> None:
+    """Counts the calls of each function from zero again, as each test does."""
+    _calls.clear()
+
+
+def prepare() -> None:
+    """Prepares the checks of all functions that have been imported, for processes that are forked from this one."""
+    for prepared in _lasting:
+        prepared()
 
 
 def checked(target: Any = None, **_: Any) -> Any:
@@ -35,17 +59,32 @@ def checked(target: Any = None, **_: Any) -> Any:
 
 
 def _checked_function(function: Callable[..., Any]) -> Callable[..., Any]:
-    written = getattr(function, "__annotations__", {})
-    if not written or hasattr(function, "__wrapped__"):
+    if not getattr(function, "__annotations__", {}) or hasattr(function, "__wrapped__"):
         return function
+    name = (function.__module__, function.__qualname__)
+    with_check = functools.cache(functools.partial(_with_check, function))
+    if "<locals>" not in function.__qualname__:
+        _lasting.append(with_check)
+
+    @functools.wraps(function)
+    def sometimes_checked(*arguments: Any, **named: Any) -> Any:
+        call = _calls[name] = _calls.get(name, 0) + 1
+        if call > FIRST_CALLS and call % ONE_IN:
+            return function(*arguments, **named)
+        return with_check()(*arguments, **named)
+
+    return sometimes_checked
+
+
+def _with_check(function: Callable[..., Any]) -> Callable[..., Any]:
+    written = function.__annotations__
     hints = {name: _resolved(hint, function) for name, hint in written.items()}
     function.__annotations__ = hints
     by_type: Callable[..., Any] = beartype(function)
-    function.__annotations__ = by_type.__annotations__ = written
+    function.__annotations__ = written
     if not any(map(_has_shape, hints.values())):
         return by_type
 
-    @functools.wraps(function)
     def by_type_and_shape(*arguments: Any, **named: Any) -> Any:
         with _scope():
             return by_type(*arguments, **named)

@@ -11,18 +11,24 @@ import pytest
 # Small tensors gain nothing from threads, and several test processes share the cores. Before torch is imported.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
-import checked_types  # noqa: F401 - before anything of evenpack
+import checked_types  # before anything of evenpack
 
 from evenpack.testing import preload
 
-# Ranks that tests start check shapes and types, too; the others are what nearly all of them import.
-preload("checked_types", "pytest", "evenpack.launcher.cli.app")
+# Ranks that tests start check shapes and types, too; many import pytest.
+preload("checked_types", "pytest", "checked_ranks")
 
 
 def pytest_configure(config: pytest.Config) -> None:
     """Hides a machine's GPUs from all tests but those of `-m gpu`, so that they compute the same on every machine."""
     if config.option.markexpr != "gpu":
         os.environ["CUDA_VISIBLE_DEVICES"] = ""
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup() -> None:
+    """Has the first calls of each function checked in each test, whatever the tests before it have called."""
+    checked_types.start_again()
 
 
 @pytest.fixture(autouse=True, scope="session")

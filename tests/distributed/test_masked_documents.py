@@ -37,21 +37,17 @@ ALONE = World(rank=0, size=1, local_rank=0, device=torch.device("cpu"))
 
 
 def documents(count: int) -> list[str]:
-    """Returns counting in words, whose next and previous word follow from any; some are longer than a sequence."""
+    """Returns one word again and again, so that what is masked follows from any other; some exceed a sequence."""
     words = ["one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten", "eleven", "twelve"]
     draw = random.Random(1)
-    texts = []
-    for _ in range(count):
-        first, length = draw.randrange(len(words)), draw.choice((3, 5, 9, 14, 40))
-        texts.append(" ".join(words[(first + index) % len(words)] for index in range(length)))
-    return texts
+    return [" ".join([draw.choice(words)] * draw.choice((3, 5, 9, 14, 40))) for _ in range(count)]
 
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, RunConfig]:
     """Prepares a run of each recipe."""
     folder = tmp_path_factory.mktemp("documents")
-    sources = text_sources(folder, {"counting": documents(200)})
+    sources = text_sources(folder, {"repeating": documents(200)})
     found = {}
     for name, recipe in RECIPES.items():
         values = pair_run_values(
@@ -65,8 +61,9 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, RunConfig]:
                 "validation_fraction": 0.1,
             },
             model={"dropout": 0.0, "next_sentence": False},
-            training={"steps": 300, "evaluate_every_steps": 300, "checkpoint_every_steps": 300},
-            optimizer={"kind": "adamw", "learning_rate": 5e-3},
+            training={"steps": 60, "evaluate_every_steps": 60, "checkpoint_every_steps": 60},
+            optimizer={"kind": "adamw", "learning_rate": 1e-2},
+            schedule={"warmup_steps": 5},
         )
         found[name] = prepared(run_config({**values, "masking": {"share": 0.3, "max_predictions": 12}}))
     return found
@@ -118,7 +115,7 @@ def measured(runs: dict[str, RunConfig]) -> dict[tuple[str, str], tuple[float, t
 def test_special_tokens_surround_documents_and_are_never_masked(runs: dict[str, RunConfig], recipe: str) -> None:
     config = runs[recipe]
     run = open_run(config)
-    view = run.prepared.view("counting", "train")
+    view = run.prepared.view("repeating", "train")
     tokens, firsts = view.gather(np.arange(view.count)), np.cumsum(view.lengths()) - view.lengths()
     assert tokens[0] == SPECIAL["[CLS]"]
     assert np.count_nonzero(tokens == SPECIAL["[CLS]"]) == np.count_nonzero(tokens == SPECIAL["[SEP]"])
@@ -127,7 +124,7 @@ def test_special_tokens_surround_documents_and_are_never_masked(runs: dict[str, 
         targets, count = masked(batch), batch.local_counts.targets
         assert not set(targets.labels[:count].tolist()) & set(SPECIAL.values())
         assert targets.weights.tolist() == [1.0] * count + [0.0] * (len(targets.weights) - count)
-        assert 0.2 < count / batch.local_counts.tokens < 0.35
+        assert 0.2 < count / batch.local_counts.tokens < 0.4
         assert not batch.token_type_ids.any()
 
 
@@ -166,14 +163,14 @@ def test_a_run_learns_and_its_export_has_the_same_loss(runs: dict[str, RunConfig
     first, last = records[0], records[-1]
     vocabulary = open_run(config).prepared.vocabulary_size
     assert first["loss"] == pytest.approx(np.log(vocabulary), rel=0.2)
-    assert last["validation"]["counting"]["loss"] < np.log(12), "what the frequencies of the words give"
-    assert last["validation"]["counting"]["accuracy"] > 2 / 12
+    assert last["validation"]["repeating"]["loss"] < np.log(12), "what the frequencies of the words give"
+    assert last["validation"]["repeating"]["accuracy"] > 2 / 12
     assert not {"token_loss", "next_sentence_loss"} & first.keys()
     exported = export_run(config, tmp_path / "exported").directory
     ours = from_huggingface(exported)
     assert isinstance(ours, Bert)
-    found = evaluate_model(ours, open_run(config), ALONE)["counting"]
-    assert found.to_json() == pytest.approx(last["validation"]["counting"], rel=1e-5)
+    found = evaluate_model(ours, open_run(config), ALONE)["repeating"]
+    assert found.to_json() == pytest.approx(last["validation"]["repeating"], rel=1e-5)
     theirs = BertForMaskedLM.from_pretrained(exported).eval()
     encoded = AutoTokenizer.from_pretrained(exported)("two three four", return_tensors="pt")
     ids = encoded["input_ids"][0].tolist()

@@ -234,21 +234,16 @@ def whole(engine: TrainingEngine) -> torch.Tensor:
 
 
 def settings() -> list[Setting]:
-    """Returns all ZeRO stages, precisions and accumulations, and clipping and overlap where they matter."""
-    every = [
-        Setting(stage=stage, precision=precision, accumulation=accumulation, clipping=None, overlap=False)
-        for stage in SHARDINGS
-        for precision in ("fp32", "bf16_autocast")
-        for accumulation in ACCUMULATIONS
-    ]
-    every = [setting for setting in every if setting.stage < 2 or setting.accumulation == 2]
-    clipped = [replace(setting, clipping=CLIPPING) for setting in every if setting.accumulation == 2]
-    every = [setting for setting in every if setting.stage < 2 or setting.precision == "bf16_autocast"]
-    clipped = [setting for setting in clipped if setting.stage < 2 or setting.precision == "fp32"]
-    overlapped = [
-        replace(setting, overlap=True) for setting in every if setting.stage == 1 and setting.accumulation > 1
-    ]
-    return every + clipped + overlapped
+    """Returns all ZeRO stages and accumulations, and bfloat16, clipping and overlap where they matter."""
+    found = []
+    for stage in SHARDINGS:
+        usual = Setting(stage=stage, accumulation=2)
+        found += [replace(usual, precision="bf16_autocast"), replace(usual, clipping=CLIPPING)]
+        if stage < 2:
+            found += [replace(usual, accumulation=accumulation) for accumulation in ACCUMULATIONS]
+        if stage == 1:
+            found += [replace(usual, overlap=True, accumulation=accumulation) for accumulation in (2, 4)]
+    return found
 
 
 def naive_mean(world: World) -> float:

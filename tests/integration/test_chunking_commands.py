@@ -4,22 +4,19 @@ import json
 import math
 import re
 import shlex
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
 from repository import CONFIGS
-from small_run import evenpack, metrics, small_run_values, train_on
+from small_run import evenpack, metrics, small_run_values
+from this_process import ThisProcess
 
-from evenpack.config import load_run_file
 from evenpack.console import save_json
-from evenpack.engine.config import RunConfig
 from evenpack.studies.chunking.command import ChunkingCommand
-from evenpack.testing import run_ranks, write_run_file
+from evenpack.testing import write_run_file
 
 GRID = {
     "lengths": [{"max_sequence_length": 32, "rows_per_step": 64, "atoms": [32]}],
@@ -30,46 +27,6 @@ GRID = {
     },
 }
 LOST = {"data.recipe.max_sequence_length": 32, "data.pack_length": 32, "training.initialize_from": "/nowhere/weights"}
-
-
-@dataclass(frozen=True, kw_only=True)
-class Ended:
-    """A command that has ended."""
-
-    code: int
-
-    def poll(self) -> int:
-        return self.code
-
-
-@dataclass(kw_only=True)
-class ThisProcess:
-    """A machine whose commands run in this process, or in ranks forked for them, one after another."""
-
-    ranks: int = 1
-    is_stop_requested: bool = False
-    commands: list[str] = field(default_factory=list)
-
-    def device_groups(self, devices_per_run: int | None) -> list["ThisProcess"]:
-        return [self]
-
-    @contextmanager
-    def held(self, output_dir: Path) -> Iterator[None]:
-        yield
-
-    def start(
-        self, command: str, run_file: Path, overrides: Sequence[str], *, log: Path, options: Sequence[str] = ()
-    ) -> Ended:
-        self.commands.append(command)
-        try:
-            if command == "train":
-                run_ranks(train_on, 1, load_run_file(run_file, RunConfig, overrides))
-            else:
-                evenpack(command, run_file, *overrides, options=options)
-        except AssertionError as error:
-            log.write_text(f"error: {error}")
-            return Ended(code=2)
-        return Ended(code=0)
 
 
 @pytest.fixture(scope="module")

@@ -1,4 +1,4 @@
-"""`study shuffle` as a user types it: two arms are prepared, trained, measured and plotted."""
+"""`study shuffle`: its arms are prepared, trained, measured and drawn."""
 
 import json
 from pathlib import Path
@@ -7,7 +7,10 @@ import pytest
 import yaml
 from prepared_files import sentences, write_jsonl
 from small_run import evenpack
+from this_process import ThisProcess
 
+from evenpack.console import save_json
+from evenpack.studies.shuffle.command import ShuffleCommand
 from evenpack.testing import run_values, write_run_file
 
 GRID = {"kind": "grid", "rows": 2, "columns": 3, "block_tokens": 600}
@@ -51,10 +54,10 @@ def study_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_arms_are_trained_measured_and_drawn(study_file: Path, tmp_path: Path) -> None:
-    plot, saved = tmp_path / "figure.png", tmp_path / "found.json"
-    options = ["--devices-per-run", "1", "--plot", str(plot), "--save", str(saved)]
-    done = evenpack("study shuffle", study_file, options=options, DS_ACCELERATOR="cpu")
-    assert "starting training/grid/seed_1" in done.stderr
+    plot, saved, machine = tmp_path / "figure.png", tmp_path / "found.json", ThisProcess()
+    report = ShuffleCommand(plot=plot).run(study_file, (), machine)
+    assert (report.unmet, machine.commands.count("train")) == (None, 3)
+    save_json(report.value, saved)
     assert plot.read_bytes().startswith(b"\x89PNG")
     found = json.loads(saved.read_text())
     orders = {one["arm"]: one for one in found["orders"]}

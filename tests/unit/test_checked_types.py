@@ -1,4 +1,4 @@
-"""Signatures are checked while tests run: shapes and types of parameters and results."""
+"""Signatures are checked while tests run, in ranks too: shapes and types of parameters and results."""
 
 from fractions import Fraction
 from pathlib import Path
@@ -7,7 +7,10 @@ from typing import Any
 import pytest
 import torch
 from beartype.roar import BeartypeCallHintViolation
+from checked_types import FIRST_CALLS, ONE_IN, checked
+from jaxtyping import Float
 
+from evenpack.engine.world.distributed import World
 from evenpack.kernels.attention import packed_attention
 from evenpack.step_counts import StepCounts
 from evenpack.testing import run_ranks, write_run_file
@@ -20,6 +23,29 @@ def attend(keys: int) -> torch.Tensor:
     return packed_attention(q, k, k, lengths, 4, causal=True, backend="sdpa")
 
 
+@checked
+def paired(one: Float[torch.Tensor, " n"], other: Float[torch.Tensor, " n"]) -> Float[torch.Tensor, " n"]:
+    """Accepts what a signature alone refuses."""
+    return one
+
+
+def pair(size: int) -> torch.Tensor:
+    return paired(torch.ones(4), torch.ones(size))
+
+
+def counts(tokens: Any) -> StepCounts:
+    return StepCounts(packs=1, sequences=1, tokens=tokens, targets=1)
+
+
+def refusals(world: World) -> tuple[str, str]:
+    """Returns the messages of a wrong type and a wrong shape on a rank."""
+    with pytest.raises(BeartypeCallHintViolation) as wrong_type:
+        counts("1")
+    with pytest.raises(BeartypeCallHintViolation) as wrong_shape:
+        attend(5)
+    return str(wrong_type.value), str(wrong_shape.value)
+
+
 def test_axes_of_one_name_have_one_size_in_a_call() -> None:
     assert attend(4).shape == (4, 1, 8)
     with pytest.raises(BeartypeCallHintViolation, match="parameter k="):
@@ -29,7 +55,7 @@ def test_axes_of_one_name_have_one_size_in_a_call() -> None:
 @pytest.mark.parametrize("value", [1.5, "1", Fraction(1)])
 def test_fields_of_dataclasses_have_their_types(value: Any) -> None:
     with pytest.raises(BeartypeCallHintViolation, match="parameter tokens="):
-        StepCounts(packs=1, sequences=1, tokens=value, targets=1)
+        counts(value)
 
 
 def test_parameters_of_functions_have_their_types(tmp_path: Path) -> None:
@@ -37,3 +63,27 @@ def test_parameters_of_functions_have_their_types(tmp_path: Path) -> None:
         write_run_file(str(tmp_path / "run.yaml"), {})  # type: ignore[arg-type]
     with pytest.raises(BeartypeCallHintViolation, match="parameter ranks="):
         run_ranks(attend, "2")  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("earlier", [0, FIRST_CALLS - 1, FIRST_CALLS, 100])
+def test_each_of_the_first_calls_is_checked_and_a_later_one_in_sixteen(earlier: int) -> None:
+    for right, wrong in ((lambda: counts(1), lambda: counts(1.5)), (lambda: pair(4), lambda: pair(5))):
+        for _ in range(earlier):
+            right()
+        with pytest.raises(BeartypeCallHintViolation):  # noqa: PT012 - which of them is what is told apart
+            for _ in range(1 if earlier < FIRST_CALLS else ONE_IN):
+                wrong()
+
+
+@pytest.mark.parametrize("turn", ["first", "second"])
+def test_each_test_has_first_calls_of_its_own(turn: str) -> None:
+    with pytest.raises(BeartypeCallHintViolation):
+        counts(turn)
+    for _ in range(FIRST_CALLS):
+        counts(1)
+
+
+def test_ranks_check_as_well() -> None:
+    for wrong_type, wrong_shape in run_ranks(refusals, 2):
+        assert "parameter tokens=" in wrong_type
+        assert "parameter k=" in wrong_shape

@@ -12,37 +12,27 @@ DOCKERFILE = (ROOT / "Dockerfile").read_text()
 def test_every_file_that_it_copies_exists_and_is_sent_to_the_build() -> None:
     sent = [line[1:] for line in (ROOT / ".dockerignore").read_text().splitlines() if line.startswith("!")]
     copied = [name for line in re.findall(r"^COPY (.+) \S+$", DOCKERFILE, re.MULTILINE) for name in line.split()]
-    assert {"constraints.txt", "pyproject.toml", "configs", "evenpack"} <= set(copied)
+    assert {"README.md", "LICENSE", "constraints.txt", "pyproject.toml", "configs", "evenpack"} <= set(copied)
     assert sorted(copied) == sorted(sent)
     assert [name for name in copied if not (ROOT / name).exists()] == []
 
 
-def test_what_the_package_is_built_from_is_copied() -> None:
-    """The build reads these names from pyproject.toml."""
-    project = (ROOT / "pyproject.toml").read_text()
-    for name in ("README.md", "LICENSE", "configs", "evenpack"):
-        assert name in project
-        assert re.search(rf"^COPY .*\b{re.escape(name)}\b", DOCKERFILE, re.MULTILINE)
-
-
-def test_versions_come_from_constraints_alone_and_torch_is_first() -> None:
+def test_torch_comes_first_and_versions_from_constraints_alone() -> None:
     installs = re.findall(r"pip install (.+)", DOCKERFILE)
-    installed = [re.sub(r"--\S+|constraints\.txt|[\\ ]", "", install) for install in installs]
-    assert installed == ["torch", "'.[mpi,plots,train]'"]
-    assert all("--constraint constraints.txt" in install for install in installs)
-    assert "==" not in DOCKERFILE
-    assert re.search(r"^torch==", (ROOT / "constraints.txt").read_text(), re.MULTILINE)
+    assert re.search(r"\btorch\b", installs[0])
+    assert all("--constraint constraints.txt" in install and "==" not in install for install in installs)
+    assert any("train" in install for install in installs)  # the bare package cannot
 
 
 def test_the_base_image_has_a_supported_version_and_the_user_is_not_root() -> None:
-    base = re.search(r"^FROM python:(\d+)\.(\d+)\.\d+-slim-\w+$", DOCKERFILE, re.MULTILINE)
-    assert base is not None
+    base = re.search(r"^FROM python:(\d+)\.(\d+)\.", DOCKERFILE, re.MULTILINE)
     supported = re.search(r'requires-python = ">=(\d+)\.(\d+),<(\d+)\.(\d+)"', (ROOT / "pyproject.toml").read_text())
+    assert base is not None
     assert supported is not None
     low, high = (tuple(map(int, supported.groups()[i : i + 2])) for i in (0, 2))
-    assert low <= (int(base[1]), int(base[2])) < high
-    assert re.findall(r"^USER (\S+)$", DOCKERFILE, re.MULTILINE) == ["1000"]
-    assert 'ENTRYPOINT ["evenpack"]' in DOCKERFILE
+    assert low <= tuple(map(int, base.groups())) < high
+    (user,) = re.findall(r"^USER (\S+)$", DOCKERFILE, re.MULTILINE)
+    assert user not in ("0", "root")
 
 
 def test_hadolint_has_no_objection() -> None:

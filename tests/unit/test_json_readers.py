@@ -56,15 +56,18 @@ READERS: dict[str, tuple[str, Callable[[Path], Any]]] = {
 
 
 @pytest.mark.parametrize("reader", READERS)
-@pytest.mark.parametrize("content", CONTENTS)
-def test_a_file_that_holds_something_else_is_refused(tmp_path: Path, content: str, reader: str) -> None:
+def test_a_file_that_holds_something_else_is_refused(tmp_path: Path, reader: str) -> None:
     name, read = READERS[reader]
-    (tmp_path / name).write_bytes(CONTENTS[content])
     (tmp_path / "merges.txt").write_text("#version: 0.2\n")
-    if (reader, content) in {("a histogram", "a list"), ("a view", "another object")}:
-        return  # that is one; and a view's reader leaves the keys to its caller
-    with pytest.raises(EvenpackError):
-        read(tmp_path / name)
+    for content, written in CONTENTS.items():
+        if (reader, content) in {("a histogram", "a list"), ("a view", "another object")}:
+            continue  # that is one; and a view's reader leaves the keys to its caller
+        (tmp_path / name).write_bytes(written)
+        try:
+            found = read(tmp_path / name)
+        except EvenpackError:
+            continue
+        pytest.fail(f"{content} was read as {found}")
 
 
 @pytest.mark.parametrize("reader", ["a prepared set", "a journal", "a checkpoint", "a cost model", "a view"])

@@ -10,13 +10,13 @@ from evenpack.launcher.cli import app as cli
 from evenpack.launcher.processes.hangs import Heartbeat, heartbeat_file
 from evenpack.launcher.processes.ranks import RankFolder, RankPlace, RankStatus
 from evenpack.launcher.processes.stop import read_stop_request
-from evenpack.testing import prepared, run_config, run_values, write_run_file
+from evenpack.testing import prepared, run_config, run_values, text_sources, write_run_file
 
 
 @pytest.fixture(scope="module")
 def run_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("run")
-    values = run_values("gpt2", folder)
+    values = run_values("gpt2", folder, data={"sources": text_sources(folder, {"lines": ["some text"] * 60})})
     prepared(run_config(values))
     return write_run_file(folder / "run.yaml", values)
 
