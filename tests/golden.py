@@ -5,7 +5,7 @@
 The record holds, for each case, the prepared files, every step of `metrics.jsonl`, and `--json` of the commands that
 read a run; and an archive holds one run that was stopped half way. Values that differ between two recordings (times,
 paths) are kept by their type alone. Floating-point numbers depend on the processor: they are compared bit for bit
-where it is the one of the record, and to `TOLERANCE` elsewhere.
+where it is the one of the record, and to the `tolerance_of` their case elsewhere.
 """
 
 import json
@@ -33,6 +33,8 @@ from evenpack.testing import prepared, run_config, run_ranks
 FIXTURES = Path(__file__).parent / "fixtures" / "golden"
 RECORD, STOPPED = FIXTURES / "record.json", FIXTURES / "stopped_run.tar.gz"
 TOLERANCE = 2e-5
+BF16_TOLERANCE = 2.0**-8
+"""The rounding of BF16: a processor with instructions for its products (avx512_bf16, amx) rounds in other places."""
 VARIES = "<varies>"
 STOP_AFTER = 3
 
@@ -184,8 +186,16 @@ def processor() -> str:
     return f"{platform.machine()} {model} {torch.backends.cpu.get_cpu_capability()} torch {torch.__version__}"
 
 
-def differences(expected: Any, found: Any, *, exact: bool, place: str = "") -> Iterator[str]:
-    """Yields a line for each leaf that differs."""
+def tolerance_of(name: str, processor_of_record: str) -> float:
+    """Returns the relative difference that the numbers of a case may have on this processor."""
+    if processor_of_record == processor():
+        return 0.0
+    is_bf16 = any(str(part.get("training", {}).get("precision", "")).startswith("bf16") for part in CASES[name])
+    return BF16_TOLERANCE if is_bf16 else TOLERANCE
+
+
+def differences(expected: Any, found: Any, *, tolerance: float, place: str = "") -> Iterator[str]:
+    """Yields a line for each leaf that differs; the share of tokens that are right may differ by `tolerance` itself."""
     if expected == VARIES:
         return
     if isinstance(expected, dict) and isinstance(found, dict):
@@ -193,12 +203,13 @@ def differences(expected: Any, found: Any, *, exact: bool, place: str = "") -> I
             if key not in expected or key not in found:
                 yield f"{place}.{key} is {'new' if key in found else 'gone'}"
             else:
-                yield from differences(expected[key], found[key], exact=exact, place=f"{place}.{key}")
+                yield from differences(expected[key], found[key], tolerance=tolerance, place=f"{place}.{key}")
     elif isinstance(expected, list) and isinstance(found, list) and len(expected) == len(found):
         for index, (one, other) in enumerate(zip(expected, found, strict=True)):
-            yield from differences(one, other, exact=exact, place=f"{place}[{index}]")
-    elif isinstance(expected, float) and isinstance(found, float) and not exact:
-        if not math.isclose(expected, found, rel_tol=TOLERANCE, abs_tol=1e-9):
+            yield from differences(one, other, tolerance=tolerance, place=f"{place}[{index}]")
+    elif isinstance(expected, float) and isinstance(found, float) and tolerance:
+        absolute = tolerance if place.endswith("accuracy") else 1e-9
+        if not math.isclose(expected, found, rel_tol=tolerance, abs_tol=absolute):
             yield f"{place}: {expected!r} -> {found!r}"
     elif expected != found or type(expected) is not type(found):
         yield f"{place}: {expected!r} -> {found!r}"

@@ -9,11 +9,12 @@ from golden import (
     CASES,
     COMMANDS_OF,
     RECORD,
+    TOLERANCE,
     differences,
-    processor,
     record_case,
     steps_of,
     stopped_run,
+    tolerance_of,
     write_sources,
 )
 from integration.small_run import train_on
@@ -33,7 +34,7 @@ def record() -> dict[str, Any]:
 def test_a_run_leaves_what_it_left(name: str, record: dict[str, Any], tmp_path: Path) -> None:
     write_sources(tmp_path)
     found = json.loads(json.dumps(record_case(name, tmp_path)))
-    lines = list(differences(record["cases"][name], found, exact=record["processor"] == processor()))
+    lines = list(differences(record["cases"][name], found, tolerance=tolerance_of(name, record["processor"])))
     assert not lines, "\n".join(lines[:40])
 
 
@@ -42,9 +43,9 @@ def test_a_run_that_was_stopped_at_the_commit_of_the_record_goes_on(record: dict
     config = stopped_run(tmp_path)
     run_ranks(train_on, 2, config)
     steps = steps_of(tmp_path / name)
-    exact = record["processor"] == processor()
+    tolerance = tolerance_of(name, record["processor"])
     assert len(steps) == config.training.steps
-    assert not list(differences(record["cases"][name]["steps"], steps, exact=exact))
+    assert not list(differences(record["cases"][name]["steps"], steps, tolerance=tolerance))
 
 
 def test_a_changed_value_is_found(record: dict[str, Any]) -> None:
@@ -52,4 +53,4 @@ def test_a_changed_value_is_found(record: dict[str, Any]) -> None:
     changed = json.loads(json.dumps(steps))
     changed[2]["order_hash"] = "0" + changed[2]["order_hash"]
     changed[3]["loss"] *= 1.001
-    assert len(list(differences(steps, changed, exact=False))) == 2
+    assert len(list(differences(steps, changed, tolerance=TOLERANCE))) == 2
