@@ -1,5 +1,6 @@
 """`evenpack.Loader`: one order at any division, resumed exactly, from documents of every kind."""
 
+import json
 import pickle
 import re
 from collections.abc import Callable
@@ -349,6 +350,27 @@ def test_any_step_can_be_read_at_once(documents: list[list[int]], step: int) -> 
 def test_a_loader_says_what_it_is_in_a_line() -> None:
     loader = made(rank=1, ranks=2, micro_batches=2)
     assert repr(loader) == (f"Loader({loader.packs} packs of 64; rank 1 of 2: 2 x 2 of 8 packs a step; seed 0, step 0)")
+
+
+def test_the_lines_of_the_readme_run() -> None:
+    section = (ROOT / "README.md").read_text("utf-8").partition("## In your own training loop")[2]
+    (lines, *_) = re.findall(r"```python\n(.*?)```", section, re.DOTALL)
+    state = evenpack.Loader(DOCUMENTS, pack_length=2048, packs_per_step=64, ranks=2).state_dict() | {"step": 998}
+    names: dict[str, Any] = {"documents": DOCUMENTS, "rank": 1, "ranks": 4, "state": state}
+    exec(lines, names)
+    assert names["loader"].step == 1000
+    assert names["batch"].tokens.shape == (2048 * 64 // 4,)
+
+
+def test_the_notebook_runs(capsys: pytest.CaptureFixture[str]) -> None:
+    notebook = json.loads((ROOT / "examples/loader.ipynb").read_text("utf-8"))
+    names: dict[str, Any] = {}
+    for cell in notebook["cells"]:
+        if cell["cell_type"] == "code":
+            exec("".join(cell["source"]), names)
+    by_cost, by_arrival = re.findall(r"by \w+: ([\d.]+)", capsys.readouterr().out)
+    assert 1 <= float(by_cost) < float(by_arrival)
+    assert names["resumed"].step == names["state"]["step"] == 3
 
 
 def test_the_documented_lines_run(capsys: pytest.CaptureFixture[str]) -> None:
