@@ -93,15 +93,16 @@ def _with_check(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _resolved(hint: Any, function: Callable[..., Any]) -> Any:
-    """Returns the type of a quoted hint; any type if it is imported for type checkers alone."""
+    """Returns the type of a quoted hint; any type if it, or its bound, is imported for type checkers alone."""
 
     def holder(value: Any) -> None: ...
 
     holder.__annotations__ = {"value": hint}
     try:
-        return typing.get_type_hints(holder, function.__globals__, include_extras=True)["value"]
+        resolved = typing.get_type_hints(holder, function.__globals__, include_extras=True)["value"]
     except Exception:  # whatever the name's evaluation raises
         return Any
+    return Any if isinstance(getattr(resolved, "__bound__", None), typing.ForwardRef) else resolved
 
 
 def _has_shape(hint: Any) -> bool:

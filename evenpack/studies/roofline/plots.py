@@ -10,7 +10,6 @@ from evenpack.studies.roofline.study import Roofline
 from evenpack.studies.roofline.tables import verdict
 
 _LAUNCHES = "#9aa5b1"
-_MORE = ("#0ea5e9", "#f59e0b")
 _LEAST_LABELLED = 0.045
 """Smallest part of the longest bar that has room for its milliseconds."""
 
@@ -23,7 +22,7 @@ def plot_roofline(found: Roofline, path: Path) -> None:
         ("estimate, as it is", [row.expected_seconds for row in found.parts] + [found.launches_seconds]),
     )
     names = [*(row.part for row in found.parts), "launches"]
-    colours = [*COLOURS, *_MORE, _LAUNCHES]
+    colours = [*COLOURS[: len(found.parts)], _LAUNCHES]
     heights = 1e3 * np.array([seconds for _, seconds in bars])
     longest = heights.sum(axis=1).max()
     places = np.arange(len(bars))

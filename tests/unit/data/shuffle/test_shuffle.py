@@ -165,14 +165,14 @@ def reports_of_columns(view: DocumentsView) -> int:
 def test_sequences_that_changed_between_reading_and_writing_are_detected(
     view: DocumentsView, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    original = shuffle_module.Sequences.in_order
+    original = shuffle_module.Sequences.reordered
 
     def faulty(self: shuffle_module.Sequences, order: np.ndarray) -> object:
         for chunk in original(self, order):
             chunk.tokens[0] ^= 1
             yield chunk
 
-    monkeypatch.setattr(shuffle_module.Sequences, "in_order", faulty)
+    monkeypatch.setattr(shuffle_module.Sequences, "reordered", faulty)
     with pytest.raises(RunError, match=r"hashes sum to [0-9a-f]{16} and written others"):
         shuffler(view, tmp_path).run()
     assert not (tmp_path / "shuffled.idx").exists()
