@@ -34,7 +34,7 @@ def main() -> None:
     }
     loader = own_loader(arguments.pack_length)
     rounds = [{name: rate(loader, form) for name, form in forms.items()} for _ in range(arguments.rounds)]
-    rows = [
+    rows: list[dict[str, Any]] = [
         {
             "form": name,
             "tokens_per_cpu_second": statistics.median(one[name] for one in rounds),
