@@ -6,6 +6,7 @@ the state of a loader is the number of its step, the same on every rank, and it 
 
 import hashlib
 import json
+import math
 import os
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
@@ -31,9 +32,9 @@ from evenpack.data.order.plan import PackPlan, sort_chunks_by_length
 from evenpack.data.order.selection import PackedSource
 from evenpack.data.order.step_plan import StepPlan
 from evenpack.data.order.step_shape import Batching, CostWeights, StepShape, divisors
-from evenpack.data.order.stored_plan import open_plan, packed, store_plan
+from evenpack.data.order.stored_plan import open_packing, open_plan, pack_view, store_plan
 from evenpack.data.order.weight_change import WeightChange
-from evenpack.data.packing import LengthHistogram
+from evenpack.data.packing import Packing
 from evenpack.data.permutation import derive_key, sequence_id_type
 from evenpack.data.prepared import PreparedData
 from evenpack.data.recipes import DocumentsRecipe
@@ -341,8 +342,23 @@ class OwnDocuments:
 
     def fingerprint(self, seed: int) -> str:
         """Returns a hash of everything that decides which packs form which step, but for the packs of a step."""
-        content = {name: self._hash(documents) for name, documents in self.token_files.items()}
-        return _hexdigest({"content": content, "weights": self.weights, "seed": seed})
+        common = math.gcd(*self.weights)
+        content = [
+            # The packs themselves, and not the algorithm alone: another version of it or of its solver finds others.
+            [name, self._hash(documents), _hash_of_packs(self._packings[name]), weight // common]
+            for (name, documents), weight in zip(self.token_files.items(), self.weights, strict=True)
+        ]
+        return _hexdigest({"sources": content, "seed": seed})
+
+    @cached_property
+    def _packings(self) -> dict[str, Packing]:
+        """How the sequences of each source form packs; found once, and pickled for each worker process."""
+        return {name: self._packing(name, documents) for name, documents in self.token_files.items()}
+
+    def _packing(self, name: str, documents: TokenFile) -> Packing:
+        if self.cache is not None:
+            return open_packing(self._stored(name, documents, self.cache))
+        return pack_view(self._view(name, documents), self.packing, pack_length=self.pack_length)
 
     def training_sources(self, *, seed: int, batching: Batching) -> tuple[PackedSource, ...]:
         assert batching == "packs", "a loader counts packs"
@@ -352,11 +368,9 @@ class OwnDocuments:
         key = int(derive_key(seed, xxhash.xxh3_64_intdigest(name.encode())))
         folder = None if self.cache is None else self._stored(name, documents, self.cache)
         if folder is None:
-            view = self._view(name, documents)
-            histogram = LengthHistogram.from_chunks(length_chunks(view), longest=view.max_sequence_length)
-            packing = packed(histogram, self.packing, pack_length=self.pack_length)
+            view, packing = self._view(name, documents), self._packings[name]
             ids = np.empty(view.count, dtype=sequence_id_type(view.count))
-            sort_chunks_by_length(length_chunks(view), histogram, ids)
+            sort_chunks_by_length(length_chunks(view), packing.histogram, ids)
             plan: Any = PackPlan(packing, ids, key=key)
         else:
             view = cast(ViewOfDocuments, open_view(folder, documents))
@@ -499,6 +513,13 @@ def _check_numbers(**numbers: tuple[Any, int, int]) -> None:
         is_whole = isinstance(value, int | np.integer) and not isinstance(value, bool)
         if not is_whole or not least <= value <= greatest:
             raise ConfigError(f"{name} must be a whole number from {least:,} to {greatest:,}, found {value!r}")
+
+
+def _hash_of_packs(packing: Packing) -> str:
+    digest = xxhash.xxh3_128()
+    for values in (packing.depths, packing.slot_lengths, packing.counts):
+        digest.update(np.ascontiguousarray(values, dtype="<i8").data)
+    return digest.hexdigest()
 
 
 def _hexdigest(content: Any) -> str:

@@ -84,18 +84,7 @@ def open_plan(
 
     Raises: DataError if a file is missing or broken; PackingError if the sequences cannot be packed so.
     """
-    with _damage_named(directory / _HISTOGRAM):
-        histogram = LengthHistogram(counts=np.load(directory / _HISTOGRAM))
-    with _damage_named(directory / _PACKING):
-        content = read_json(directory / _PACKING)
-        packing = Packing(
-            algorithm=content["algorithm"],
-            pack_length=content["pack_length"],
-            histogram=histogram,
-            strategies=tuple(map(tuple, content["strategies"])),
-            counts=np.array(content["counts"], dtype=np.int64),
-            cpu_seconds=0.0,
-        )
+    packing = open_packing(directory)
     if keeps_order:
         return SequentialPlan(packing)
     if batching == "sequences":
@@ -105,6 +94,22 @@ def open_plan(
     if repacking is not None and batching == "packs":
         packing = packed(packing.histogram, repacking, pack_length=packing.pack_length)
     return PackPlan(_by_length(packing) if by_length else packing, ids, key=key, shuffles_packs=not by_length)
+
+
+def open_packing(directory: Path) -> Packing:
+    """Opens the stored strategies. Raises: DataError if a file is missing or broken."""
+    with _damage_named(directory / _HISTOGRAM):
+        histogram = LengthHistogram(counts=np.load(directory / _HISTOGRAM))
+    with _damage_named(directory / _PACKING):
+        content = read_json(directory / _PACKING)
+        return Packing(
+            algorithm=content["algorithm"],
+            pack_length=content["pack_length"],
+            histogram=histogram,
+            strategies=tuple(map(tuple, content["strategies"])),
+            counts=np.array(content["counts"], dtype=np.int64),
+            cpu_seconds=0.0,
+        )
 
 
 @contextmanager

@@ -4,6 +4,7 @@ import json
 import pickle
 import re
 from collections.abc import Callable
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -195,7 +196,7 @@ def test_a_cache_opens_the_packs_without_packing_again(tmp_path: Path, monkeypat
     expected = ids(first, 3)
     assert first.state_dict() == made().state_dict()
     monkeypatch.setattr(loader_module, "store_plan", None)
-    monkeypatch.setattr(loader_module, "packed", None)
+    monkeypatch.setattr(loader_module, "pack_view", None)
     assert ids(made(cache=tmp_path), 3) == expected
     with pytest.raises(TypeError):  # other packs are packed
         ids(made(cache=tmp_path, max_sequences_per_pack=2), 3)
@@ -275,6 +276,37 @@ def test_a_state_that_is_wrong_is_refused(change: dict[str, Any], message: str) 
 def test_only_what_changes_the_order_changes_the_fingerprint() -> None:
     others = made(ranks=4, rank=2, micro_batches=2, cost_weights=None, workers=0, steps=5, vocabulary_size=1000)
     assert others.fingerprint == made().fingerprint
+    doubled, once = (made({"a": DOCUMENTS}, weights={"a": weight}) for weight in (2, 1))
+    assert doubled.fingerprint == once.fingerprint
+
+
+def test_sources_in_another_order_are_other_steps_and_have_another_fingerprint() -> None:
+    parts = {"a": DOCUMENTS[:100], "b": DOCUMENTS[100:]}
+    one, other = (made(dict(order), weights={"b": 1, "a": 1}) for order in (parts.items(), reversed(parts.items())))
+    assert order_hash(one.plan(0).packs) != order_hash(other.plan(0).packs)
+    with pytest.raises(CheckpointError, match="the state is of other data"):
+        other.load_state_dict(one.state_dict())
+
+
+def test_other_packs_of_the_same_algorithm_have_another_fingerprint(monkeypatch: pytest.MonkeyPatch) -> None:
+    first = made(packing="cutting_stock")
+    state = first.state_dict()
+    found = first.data._packings["data"]
+    reordered = replace(found, strategies=found.strategies[::-1], counts=found.counts[::-1])
+    monkeypatch.setattr(loader_module, "pack_view", lambda *_, **__: reordered)
+    another_solver = made(packing="cutting_stock")
+    assert ids(another_solver, 0) != ids(first, 0)
+    with pytest.raises(CheckpointError, match="the state is of other data"):
+        another_solver.load_state_dict(state)
+
+
+def test_a_worker_process_does_not_pack_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    loader = made()
+    expected = ids(loader, 3)
+    pickled = pickle.dumps(loader._dataset)
+    monkeypatch.setattr(loader_module, "pack_view", None)
+    found = pickle.loads(pickled).arrays(3).sequence_ids
+    assert sorted(found[found >= 0].tolist()) == expected
 
 
 @pytest.mark.parametrize(
