@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypedDict, cast
 import numpy as np
 import xxhash
 
+from evenpack.config import validate
 from evenpack.data.batches.capacity import BatchCapacity
 from evenpack.data.batches.objectives import NextTokens, Objective
 from evenpack.data.batches.pipeline import (
@@ -130,15 +131,15 @@ class Loader:
         Raises: ConfigError for numbers that do not fit together, with those that would; DataError for documents that
             cannot be read; PackingError if they cannot be packed.
         """
-        _check_numbers(
-            packs_per_step=(packs_per_step, 1, MOST_PACKS_A_STEP),
-            ranks=(ranks, 1, MOST_PACKS_A_STEP),
-            micro_batches=(micro_batches, 1, MOST_PACKS_A_STEP),
-            rank=(rank, 0, ranks - 1 if isinstance(ranks, int) else 0),
-            seed=(seed, 0, (1 << 63) - 1),
-            workers=(workers, 0, 1 << 10),
-            **({} if steps is None else {"steps": (steps, 0, MOST_STEPS)}),
-        )
+        packs_per_step = _whole("packs_per_step", packs_per_step, 1, MOST_PACKS_A_STEP)
+        ranks = _whole("ranks", ranks, 1, MOST_PACKS_A_STEP)
+        micro_batches = _whole("micro_batches", micro_batches, 1, MOST_PACKS_A_STEP)
+        rank = _whole("rank", rank, 0, ranks - 1)
+        seed = _whole("seed", seed, 0, (1 << 63) - 1)
+        workers = _whole("workers", workers, 0, 1 << 10)
+        steps = MOST_STEPS if steps is None else _whole("steps", steps, 0, MOST_STEPS)
+        if cost_weights is not None and not isinstance(cost_weights, CostWeights):
+            raise ConfigError(f"cost_weights must be evenpack.CostWeights or None, found {cost_weights!r}")
         if arrays not in ("torch", "numpy"):
             raise ConfigError(f"arrays must be 'torch' or 'numpy', found {arrays!r}")
         if arrays == "torch":
@@ -150,7 +151,11 @@ class Loader:
             pack_length=pack_length,
             weights=weights,
             recipe={"long_documents": long_documents},
-            packing=PackingConfig(algorithm=packing, max_sequences_per_pack=max_sequences_per_pack),
+            packing=validate(
+                {"algorithm": packing, "max_sequences_per_pack": max_sequences_per_pack},
+                PackingConfig,
+                origin="arguments of evenpack.Loader",
+            ),
             padding_token=padding_token,
             vocabulary_size=vocabulary_size,
             cache=None if cache is None else Path(cache),
@@ -177,7 +182,7 @@ class Loader:
             pin_memory=False,
         )
         self._arrays = arrays
-        self._stop = MOST_STEPS if steps is None else steps
+        self._stop = steps
         self.step = 0
         """The next step, counted from 0. Within a step it is that step, which a resumed loader reads as a whole."""
 
@@ -248,8 +253,7 @@ class Loader:
 
     def batches_of(self, step: int) -> "tuple[PackedBatch[Any], ...]":
         """Returns this rank's micro-batches of any step, counted from 0, at the same cost for each."""
-        _check_numbers(step=(step, 0, MOST_STEPS))
-        first = step * self.micro_batches
+        first = _whole("step", step, 0, MOST_STEPS) * self.micro_batches
         return tuple(self[first + index] for index in range(self.micro_batches))
 
     def __getitem__(self, index: int) -> "PackedBatch[Any]":
@@ -296,8 +300,7 @@ class Loader:
                 f"{self.fingerprint}): documents, pack_length, packing, weights and packs_per_step must be the same; "
                 "rank, ranks, micro_batches and workers may differ"
             )
-        _check_numbers(step=(state["step"], 0, MOST_STEPS))
-        self.step = state["step"]
+        self.step = _whole("step", state["step"], 0, MOST_STEPS)
 
     @cached_property
     def _dataset(self) -> MicroBatchDataset:
@@ -446,21 +449,26 @@ def _training_data(
         return documents
     if pack_length is None:
         raise ConfigError("give pack_length, the slots of a pack")
-    _check_numbers(
-        pack_length=(pack_length, 2, MOST_SLOTS),
-        padding_token=(padding_token, 0, MOST_VOCABULARY),
-        **({} if vocabulary_size is None else {"vocabulary_size": (vocabulary_size, 1, MOST_VOCABULARY)}),
-    )
+    pack_length = _whole("pack_length", pack_length, 2, MOST_SLOTS)
+    size = MOST_VOCABULARY if vocabulary_size is None else vocabulary_size
+    size = _whole("vocabulary_size", size, 1, MOST_VOCABULARY)
     named = documents if isinstance(documents, Mapping) else {_ONLY_SOURCE: documents}
-    token_files = {name: _opened(str(name), one) for name, one in named.items()}
+    wrong = [name for name in named if not isinstance(name, str)]
+    if wrong:
+        raise ConfigError(f"the sources of a mapping must have strings as names, found {wrong[0]!r}")
+    token_files = {name: _opened(name, one) for name, one in named.items()}
     return OwnDocuments(
         token_files=token_files,
         weights=_checked_weights(list(token_files), weights),
-        recipe=DocumentsRecipe(kind="documents", max_sequence_length=pack_length, **recipe),
+        recipe=validate(
+            {"kind": "documents", "max_sequence_length": pack_length, **recipe},
+            DocumentsRecipe,
+            origin="arguments of evenpack.Loader",
+        ),
         packing=packing,
         pack_length=pack_length,
-        end_of_text_id=padding_token,
-        vocabulary_size=MOST_VOCABULARY if vocabulary_size is None else vocabulary_size,
+        end_of_text_id=_whole("padding_token", padding_token, 0, size - 1),
+        vocabulary_size=size,
         cache=cache,
     )
 
@@ -487,8 +495,7 @@ def _checked_weights(names: list[str], weights: Mapping[str, int] | None) -> tup
         return (1,)
     if set(weights) != set(names):
         raise ConfigError(f"weights must name the sources {', '.join(names)}, found {', '.join(weights) or 'none'}")
-    _check_numbers(**{f"weights['{name}']": (weights[name], 1, HIGHEST_WEIGHT) for name in names})
-    return tuple(weights[name] for name in names)
+    return tuple(_whole(f"weights['{name}']", weights[name], 1, HIGHEST_WEIGHT) for name in names)
 
 
 def _packs_per_micro_batch(packs: int, ranks: int, micro_batches: int) -> int:
@@ -507,12 +514,12 @@ def _packs_per_micro_batch(packs: int, ranks: int, micro_batches: int) -> int:
     )
 
 
-def _check_numbers(**numbers: tuple[Any, int, int]) -> None:
-    """Checks (value, least, greatest) by name. Raises: ConfigError for the first that is no such whole number."""
-    for name, (value, least, greatest) in numbers.items():
-        is_whole = isinstance(value, int | np.integer) and not isinstance(value, bool)
-        if not is_whole or not least <= value <= greatest:
-            raise ConfigError(f"{name} must be a whole number from {least:,} to {greatest:,}, found {value!r}")
+def _whole(name: str, value: Any, least: int, greatest: int) -> int:
+    """Returns a number, numpy's among them, as an int. Raises: ConfigError if it is no such whole number."""
+    is_whole = isinstance(value, int | np.integer) and not isinstance(value, bool)
+    if not is_whole or not least <= value <= greatest:
+        raise ConfigError(f"{name} must be a whole number from {least:,} to {greatest:,}, found {value!r}")
+    return int(value)
 
 
 def _hash_of_packs(packing: Packing) -> str:

@@ -3,6 +3,8 @@
 import json
 import pickle
 import re
+import subprocess
+import sys
 from collections.abc import Callable
 from dataclasses import replace
 from itertools import pairwise
@@ -320,6 +322,9 @@ def test_a_worker_process_does_not_pack_again(monkeypatch: pytest.MonkeyPatch) -
         ({"packs_per_step": 0}, ConfigError, "packs_per_step must be a whole number from 1"),
         ({"workers": 1}, ConfigError, "worker processes hand over torch tensors"),
         ({"documents": {"a": [[1, 2]], "b": [[3, 4]]}}, ConfigError, r"2 sources \(a, b\) need weights"),
+        ({"padding_token": 9, "vocabulary_size": 9}, ConfigError, "padding_token must be a whole number from 0 to 8"),
+        ({"max_sequences_per_pack": 0}, ConfigError, "arguments of evenpack.Loader:\n  max_sequences_per_pack"),
+        ({"documents": {1: [[1, 2]]}}, ConfigError, "must have strings as names, found 1"),
         ({"weights": {"a": 1}}, ConfigError, "weights must name the sources data, found a"),
         ({"documents": [[1, 2], "text"]}, DataError, "document 1 must be a list of token ids"),
         ({"documents": [[1, 2], [3, -1]]}, DataError, "document 1 holds token id -1"),
@@ -377,6 +382,34 @@ def test_any_step_can_be_read_at_once(documents: list[list[int]], step: int) -> 
     for batch in loader.batches_of(step):
         assert batch.cu_seqlens[-1] == batch.slots == 32
         assert batch.local_counts.tokens == sum(map(len, segments(batch)))
+
+
+WITHOUT_CHECKED_TYPES = """
+import json
+import numpy as np
+import evenpack
+
+documents = [list(range(1, 2 + length)) for length in range(1, 40)]
+numbers = {"packs_per_step": 8, "ranks": 2, "rank": 1, "micro_batches": 2, "seed": 3, "pack_length": 64}
+plain = evenpack.Loader({"a": documents}, weights={"a": 2}, arrays="numpy", **numbers)
+given = {name: np.int64(value) for name, value in numbers.items()}
+loader = evenpack.Loader({"a": documents}, weights={"a": np.int64(2)}, arrays="numpy", **given)
+loader.load_state_dict({**plain.state_dict(), "step": np.int64(4)})
+assert json.loads(json.dumps(loader.state_dict())) == {**plain.state_dict(), "step": 4}
+assert loader[9].tokens.tolist() == plain[9].tokens.tolist()
+for wrong in ({"long_documents": "cut"}, {"cost_weights": (0, 1, 0)}):
+    try:
+        evenpack.Loader(documents, arrays="numpy", **numbers | wrong)
+    except evenpack.ConfigError as error:
+        print(error)
+"""
+
+
+def test_numbers_of_numpy_count_as_numbers_and_other_types_are_named() -> None:
+    found = subprocess.run([sys.executable, "-c", WITHOUT_CHECKED_TYPES], capture_output=True, text=True, check=False)
+    assert found.returncode == 0, found.stderr
+    assert "arguments of evenpack.Loader:\n  long_documents" in found.stdout
+    assert "cost_weights must be evenpack.CostWeights or None, found (0, 1, 0)" in found.stdout
 
 
 def test_a_loader_says_what_it_is_in_a_line() -> None:
