@@ -150,13 +150,24 @@ def mapped(folder: Path, documents: list[list[int]]) -> evenpack.TokenArrays:
     return evenpack.TokenArrays(tokens, np.load(folder / "offsets.npy", mmap_mode="r"))
 
 
+AS_ROWS = datasets.Dataset.from_dict({"input_ids": DOCUMENTS, "text": ["x"] * len(DOCUMENTS)})
+ORDER = np.random.default_rng(4).permutation(len(DOCUMENTS))
 KINDS: dict[str, Callable[[Path], Any]] = {
     "lists": lambda _: DOCUMENTS,
     "lists of arrays": lambda _: [np.array(one) for one in DOCUMENTS],
     "arrays": lambda _: arrays_of(DOCUMENTS),
     "mapped arrays": lambda folder: mapped(folder, DOCUMENTS),
     "token file": lambda folder: write(folder / "tokens", [np.array(one) for one in DOCUMENTS]).prefix,
-    "dataset": lambda _: datasets.Dataset.from_dict({"input_ids": DOCUMENTS, "text": ["x"] * len(DOCUMENTS)}),
+    "lists of numpy's numbers": lambda _: [list(np.array(one)) for one in DOCUMENTS],
+    "tuple of tensors": lambda _: tuple(map(torch.tensor, DOCUMENTS)),
+    "dataset": lambda _: AS_ROWS,
+    "formatted dataset": lambda _: AS_ROWS.with_format("torch", columns=["text"]),
+    "column of a formatted dataset": lambda _: AS_ROWS.with_format("torch")["input_ids"],
+    "shuffled and concatenated dataset of large lists": lambda _: (
+        datasets.concatenate_datasets([AS_ROWS.select(ORDER[:50]), AS_ROWS.select(ORDER[50:])])
+        .cast_column("input_ids", datasets.LargeList(datasets.Value("uint16")))
+        .select(np.argsort(ORDER))
+    ),
     "chosen rows of a dataset": lambda _: datasets.Dataset.from_dict({"input_ids": [[7], *reversed(DOCUMENTS)]}).select(
         range(len(DOCUMENTS), 0, -1)
     ),
@@ -328,15 +339,53 @@ def test_a_worker_process_does_not_pack_again(monkeypatch: pytest.MonkeyPatch) -
         ({"weights": {"a": 1}}, ConfigError, "weights must name the sources data, found a"),
         ({"documents": [[1, 2], "text"]}, DataError, "document 1 must be a list of token ids"),
         ({"documents": [[1, 2], [3, -1]]}, DataError, "document 1 holds token id -1"),
+        ({"documents": [[1, 2], [1 << 70]]}, DataError, f"document 1 holds token id {1 << 70}, expected 0"),
+        ({"documents": [np.array([1 << 63], dtype=np.uint64)]}, DataError, f"document 0 holds token id {1 << 63}"),
+        ({"documents": [[1, 2], np.ones((2, 2), dtype=int)]}, DataError, "document 1 must be .* with one axis"),
+        ({"documents": [{1: 2, 3: 4}]}, DataError, "document 0 must be a list of token ids"),
+        ({"documents": [{1, 2}]}, DataError, "document 0 must be a list of token ids"),
+        ({"documents": [[True, False]]}, DataError, "document 0 must be a list of token ids"),
+        ({"documents": [b"ab"]}, DataError, "document 0 must be a list of token ids"),
         ({"documents": 5}, DataError, "expected lists of token ids.*found int"),
         ({"documents": "no/such/file"}, DataError, "does not exist"),
         ({"documents": datasets.Dataset.from_dict({"text": ["a"]})}, DataError, "has no column 'input_ids' but text"),
         ({"documents": datasets.Dataset.from_dict({"input_ids": ["a"]})}, DataError, "must hold lists of integers"),
+        ({"documents": datasets.Dataset.from_dict({"input_ids": [1]})}, DataError, "lists of integers, found int"),
+        ({"documents": datasets.Dataset.from_dict({"input_ids": [[1.5]]})}, DataError, "must hold lists of integers"),
+        (
+            {"documents": AS_ROWS.to_iterable_dataset()},
+            DataError,
+            "the IterableDataset is read from front to back only",
+        ),
+        ({"documents": AS_ROWS.with_transform(lambda rows: rows)}, DataError, "the dataset has a transform"),
     ],
 )
 def test_settings_that_do_not_fit_are_named(changes: dict[str, Any], error: type[Exception], message: str) -> None:
     with pytest.raises(error, match=message):
         made(**changes)
+
+
+def test_rows_of_null_are_empty_and_tokens_of_null_are_named() -> None:
+    features = datasets.Features({"input_ids": datasets.List(datasets.Value("int64"))})
+
+    def rows(documents: list[Any]) -> datasets.Dataset:
+        return datasets.Dataset.from_dict({"input_ids": documents}, features=features)
+
+    found = made(rows([None, *DOCUMENTS, None]).select(range(1, len(DOCUMENTS) + 2)))
+    assert ids(found, 3) == ids(made([*DOCUMENTS, []]), 3)
+    holed = [*DOCUMENTS[:7], None, [5, None, 6], *DOCUMENTS[8:]]
+    with pytest.raises(DataError, match="row 8 has a null among its token ids"):
+        _ = made(rows(holed)).fingerprint
+    with pytest.raises(DataError, match="row 2 has a null among its token ids"):
+        own.TokenRows(rows(holed).select(range(6, 20))).gather(np.array([len(DOCUMENTS[6])]), np.array([3]))
+
+
+def test_offsets_that_decrease_are_named_where_they_are_read() -> None:
+    arrays = evenpack.TokenArrays(np.arange(20), np.array([0, 10, 9, 10, 20]))  # one token less, and one more
+    with pytest.raises(DataError, match="document 1 begins at token 10 and ends at 9 of 20"):
+        made(arrays).batches_of(0)
+    with pytest.raises(DataError, match="document 0 begins at token 0 and ends at 30 of 20"):
+        made(evenpack.TokenArrays(np.arange(20), np.array([0, 30, 20]))).batches_of(0)
 
 
 def test_documents_without_a_sequence_are_named_at_the_first_batch() -> None:
@@ -371,6 +420,9 @@ def test_of_many_tokens_a_sample_is_hashed(monkeypatch: pytest.MonkeyPatch) -> N
     assert sampled == own.hash_content(own.TokenRows(KINDS["dataset"](Path())))
     assert sampled != own.hash_content(arrays_of([[1, *DOCUMENTS[0][1:]], *DOCUMENTS[1:]]))
     assert sampled != own.hash_content(arrays_of(DOCUMENTS[1:]))
+    ending = [*DOCUMENTS, [], []]
+    rows = own.TokenRows(datasets.Dataset.from_dict({"input_ids": ending}))
+    assert own.hash_content(rows) == own.hash_content(arrays_of(ending))
 
 
 @settings(deadline=None)
