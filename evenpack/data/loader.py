@@ -7,8 +7,8 @@ the state of a loader is the number of its step, the same on every rank, and it 
 import hashlib
 import json
 import math
-import os
 import shutil
+import uuid
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -402,7 +402,8 @@ class OwnDocuments:
         """Returns the folder of the source's view and plan, which this process or another one has written whole."""
         folder = cache / self._hash(documents)
         if not folder.exists():
-            unfinished = cache / f".{folder.name}.{os.getpid()}"
+            # No process id: ranks in containers, or on machines that share the folder, may have the same.
+            unfinished = cache / f".{folder.name}.{uuid.uuid4().hex}"
             try:
                 view = self._view(name, documents)
                 view.save(unfinished)

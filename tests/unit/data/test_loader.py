@@ -216,6 +216,23 @@ def test_a_cache_opens_the_packs_without_packing_again(tmp_path: Path, monkeypat
     assert len([path for path in tmp_path.iterdir() if not path.name.startswith(".")]) == 1
 
 
+def test_another_rank_may_store_the_packs_at_the_same_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    store, folders = loader_module.store_plan, list[Path]()
+
+    def interrupted(folder: Path, *arguments: Any, **settings: Any) -> Any:
+        folders.append(folder)
+        if len(folders) == 1:  # the other has the same process id, as in two containers
+            other.append(ids(made(cache=tmp_path), 3))
+        assert folder.exists()
+        return store(folder, *arguments, **settings)
+
+    other: list[list[int]] = []
+    monkeypatch.setattr(loader_module, "store_plan", interrupted)
+    assert [ids(made(cache=tmp_path), 3)] == other
+    assert len(set(folders)) == 2
+    assert len(list(tmp_path.iterdir())) == 1
+
+
 def test_sources_are_drawn_by_their_weights() -> None:
     loader = made({"a": DOCUMENTS[:100], "b": DOCUMENTS[100:]}, weights={"a": 3, "b": 1})
     for step in range(5):
