@@ -237,17 +237,25 @@ class Loader:
         return xxhash.xxh3_128_hexdigest(content.encode())
 
     def __iter__(self) -> "Iterator[PackedBatch[Any]]":
-        """Yields this rank's micro-batches from `step` on, one after another."""
+        """Yields this rank's micro-batches from `step` on, one after another.
+
+        Raises: ConfigError if the loader was moved to another step in between.
+        """
         for step in self._read():
             last = len(step.micro_batches) - 1
             for index, batch in enumerate(step.micro_batches):
+                self._require_at(step.step)
                 if index == last:
                     self.step = step.step + 1
                 yield batch
 
     def steps(self) -> "Iterator[StepBatches]":
-        """Yields this rank's share of each step from `step` on: its `step`, `micro_batches` and global `counts`."""
+        """Yields this rank's share of each step from `step` on: its `step`, `micro_batches` and global `counts`.
+
+        Raises: ConfigError if the loader was moved to another step in between.
+        """
         for step in self._read():
+            self._require_at(step.step)
             self.step = step.step + 1
             yield step
 
@@ -301,6 +309,14 @@ class Loader:
                 "rank, ranks, micro_batches and workers may differ"
             )
         self.step = _whole("step", state["step"], 0, MOST_STEPS)
+
+    def _require_at(self, step: int) -> None:
+        """Refuses to go on elsewhere: batches may be read ahead, so an iteration cannot follow a moved loader."""
+        if self.step != step:
+            raise ConfigError(
+                f"this iteration continues at step {step}, and the loader is at step {self.step}: it was moved by "
+                "load_state_dict or by another iteration; begin a new iteration after that, and use one at a time"
+            )
 
     @cached_property
     def _dataset(self) -> MicroBatchDataset:

@@ -130,6 +130,20 @@ def test_a_step_counts_once_its_last_micro_batch_is_given_out() -> None:
     assert next(iter(again)).order_hash == loader.batches_of(2)[0].order_hash
 
 
+@pytest.mark.parametrize("by_step", [False, True])
+def test_an_iteration_does_not_go_on_where_a_state_has_moved_the_loader(by_step: bool) -> None:
+    loader = made(micro_batches=2)
+    state = {**loader.state_dict(), "step": 50}
+    iteration: Any = loader.steps() if by_step else iter(loader)
+    next(iteration)
+    loader.load_state_dict(state)
+    with pytest.raises(ConfigError, match="and the loader is at step 50: it was moved by load_state_dict"):
+        next(iteration)
+    assert loader.state_dict()["step"] == 50
+    first = next(iter(loader))
+    assert first.order_hash == loader.batches_of(50)[0].order_hash
+
+
 def test_iteration_ends_after_the_last_step() -> None:
     loader = made(steps=3, micro_batches=2)
     assert len(list(loader)) == 6
