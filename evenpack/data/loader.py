@@ -305,8 +305,9 @@ class Loader:
         if state["fingerprint"] != self.fingerprint:
             raise CheckpointError(
                 f"the state is of other data (fingerprint {state['fingerprint']}, this loader's is "
-                f"{self.fingerprint}): documents, pack_length, packing, weights and packs_per_step must be the same; "
-                "rank, ranks, micro_batches and workers may differ"
+                f"{self.fingerprint}): documents, the order of sources, pack_length, packing, weights and "
+                "packs_per_step must be the same, and evenpack's version if it packs otherwise; rank, ranks, "
+                "micro_batches and workers may differ"
             )
         self.step = _whole("step", state["step"], 0, MOST_STEPS)
 

@@ -119,8 +119,8 @@ def _damage_named(path: Path) -> Iterator[None]:
         yield
     except (OSError, EOFError, ValueError, KeyError, TypeError) as error:
         raise DataError(
-            f"{path} is missing or damaged ({type(error).__name__}: {error}): `evenpack verify` lists all such files; "
-            "remove the prepared directory and prepare again"
+            f"{path} is missing or damaged ({type(error).__name__}: {error}): `evenpack verify` lists all such files "
+            "of prepared data; remove the directory, and prepare again or let the loader fill its cache again"
         ) from error
 
 

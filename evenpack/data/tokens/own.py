@@ -246,9 +246,14 @@ class _Mapped:
 
     @classmethod
     def of(cls, array: np.ndarray) -> "np.ndarray | _Mapped":
-        """Returns the place of an array that is mapped as a whole, or the array; a part of one has no place to tell."""
+        """Returns the place of an array that is mapped as a whole, or the array.
+
+        A part of one has no place to tell, and a copy-on-write one may hold what its file does not.
+        """
         file: Any = array.base
-        return cls(array) if isinstance(array, np.memmap) and isinstance(file, mmap.mmap) else array
+        if not isinstance(array, np.memmap) or not isinstance(file, mmap.mmap) or array.filename is None:
+            return array
+        return array if array.mode == "c" else cls(array)
 
     def open(self) -> np.ndarray:
         return np.memmap(self.path, dtype=self.dtype, mode="r", offset=self.offset, shape=self.shape)

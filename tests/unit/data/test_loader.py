@@ -205,6 +205,10 @@ def test_mapped_arrays_are_pickled_as_their_place(tmp_path: Path) -> None:
     assert len(pickle.dumps(many)) < 2000
     part = evenpack.TokenArrays(many._given[0][: len(DOCUMENTS[0])], np.array([0, len(DOCUMENTS[0])]))
     assert pickle.loads(pickle.dumps(part)).read(0, 5).tolist() == DOCUMENTS[0][:5]
+    changed = np.memmap(tmp_path / "tokens.bin", dtype=np.uint16, mode="c")
+    changed[:3] = 7
+    own_pages = evenpack.TokenArrays(changed, np.array([0, len(changed)]))
+    assert pickle.loads(pickle.dumps(own_pages)).read(0, 4).tolist() == [7, 7, 7, DOCUMENTS[0][3]]
 
 
 @pytest.mark.parametrize("workers", [1, 2])
