@@ -6,8 +6,9 @@ the state of a loader is the number of its step, the same on every rank, and it 
 
 import hashlib
 import json
-import os
+import math
 import shutil
+import uuid
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -17,6 +18,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypedDict, cast
 import numpy as np
 import xxhash
 
+from evenpack.config import validate
 from evenpack.data.batches.capacity import BatchCapacity
 from evenpack.data.batches.objectives import NextTokens, Objective
 from evenpack.data.batches.pipeline import (
@@ -31,9 +33,9 @@ from evenpack.data.order.plan import PackPlan, sort_chunks_by_length
 from evenpack.data.order.selection import PackedSource
 from evenpack.data.order.step_plan import StepPlan
 from evenpack.data.order.step_shape import Batching, CostWeights, StepShape, divisors
-from evenpack.data.order.stored_plan import open_plan, packed, store_plan
+from evenpack.data.order.stored_plan import open_packing, open_plan, pack_view, store_plan
 from evenpack.data.order.weight_change import WeightChange
-from evenpack.data.packing import LengthHistogram
+from evenpack.data.packing import Packing
 from evenpack.data.permutation import derive_key, sequence_id_type
 from evenpack.data.prepared import PreparedData
 from evenpack.data.recipes import DocumentsRecipe
@@ -129,15 +131,15 @@ class Loader:
         Raises: ConfigError for numbers that do not fit together, with those that would; DataError for documents that
             cannot be read; PackingError if they cannot be packed.
         """
-        _check_numbers(
-            packs_per_step=(packs_per_step, 1, MOST_PACKS_A_STEP),
-            ranks=(ranks, 1, MOST_PACKS_A_STEP),
-            micro_batches=(micro_batches, 1, MOST_PACKS_A_STEP),
-            rank=(rank, 0, ranks - 1 if isinstance(ranks, int) else 0),
-            seed=(seed, 0, (1 << 63) - 1),
-            workers=(workers, 0, 1 << 10),
-            **({} if steps is None else {"steps": (steps, 0, MOST_STEPS)}),
-        )
+        packs_per_step = _whole("packs_per_step", packs_per_step, 1, MOST_PACKS_A_STEP)
+        ranks = _whole("ranks", ranks, 1, MOST_PACKS_A_STEP)
+        micro_batches = _whole("micro_batches", micro_batches, 1, MOST_PACKS_A_STEP)
+        rank = _whole("rank", rank, 0, ranks - 1)
+        seed = _whole("seed", seed, 0, (1 << 63) - 1)
+        workers = _whole("workers", workers, 0, 1 << 10)
+        steps = MOST_STEPS if steps is None else _whole("steps", steps, 0, MOST_STEPS)
+        if cost_weights is not None and not isinstance(cost_weights, CostWeights):
+            raise ConfigError(f"cost_weights must be evenpack.CostWeights or None, found {cost_weights!r}")
         if arrays not in ("torch", "numpy"):
             raise ConfigError(f"arrays must be 'torch' or 'numpy', found {arrays!r}")
         if arrays == "torch":
@@ -149,7 +151,11 @@ class Loader:
             pack_length=pack_length,
             weights=weights,
             recipe={"long_documents": long_documents},
-            packing=PackingConfig(algorithm=packing, max_sequences_per_pack=max_sequences_per_pack),
+            packing=validate(
+                {"algorithm": packing, "max_sequences_per_pack": max_sequences_per_pack},
+                PackingConfig,
+                origin="arguments of evenpack.Loader",
+            ),
             padding_token=padding_token,
             vocabulary_size=vocabulary_size,
             cache=None if cache is None else Path(cache),
@@ -176,7 +182,7 @@ class Loader:
             pin_memory=False,
         )
         self._arrays = arrays
-        self._stop = MOST_STEPS if steps is None else steps
+        self._stop = steps
         self.step = 0
         """The next step, counted from 0. Within a step it is that step, which a resumed loader reads as a whole."""
 
@@ -231,24 +237,31 @@ class Loader:
         return xxhash.xxh3_128_hexdigest(content.encode())
 
     def __iter__(self) -> "Iterator[PackedBatch[Any]]":
-        """Yields this rank's micro-batches from `step` on, one after another."""
+        """Yields this rank's micro-batches from `step` on, one after another.
+
+        Raises: ConfigError if the loader was moved to another step in between.
+        """
         for step in self._read():
             last = len(step.micro_batches) - 1
             for index, batch in enumerate(step.micro_batches):
+                self._require_at(step.step)
                 if index == last:
                     self.step = step.step + 1
                 yield batch
 
     def steps(self) -> "Iterator[StepBatches]":
-        """Yields this rank's share of each step from `step` on: its `step`, `micro_batches` and global `counts`."""
+        """Yields this rank's share of each step from `step` on: its `step`, `micro_batches` and global `counts`.
+
+        Raises: ConfigError if the loader was moved to another step in between.
+        """
         for step in self._read():
+            self._require_at(step.step)
             self.step = step.step + 1
             yield step
 
     def batches_of(self, step: int) -> "tuple[PackedBatch[Any], ...]":
         """Returns this rank's micro-batches of any step, counted from 0, at the same cost for each."""
-        _check_numbers(step=(step, 0, MOST_STEPS))
-        first = step * self.micro_batches
+        first = _whole("step", step, 0, MOST_STEPS) * self.micro_batches
         return tuple(self[first + index] for index in range(self.micro_batches))
 
     def __getitem__(self, index: int) -> "PackedBatch[Any]":
@@ -292,11 +305,19 @@ class Loader:
         if state["fingerprint"] != self.fingerprint:
             raise CheckpointError(
                 f"the state is of other data (fingerprint {state['fingerprint']}, this loader's is "
-                f"{self.fingerprint}): documents, pack_length, packing, weights and packs_per_step must be the same; "
-                "rank, ranks, micro_batches and workers may differ"
+                f"{self.fingerprint}): documents, the order of sources, pack_length, packing, weights and "
+                "packs_per_step must be the same, and evenpack's version if it packs otherwise; rank, ranks, "
+                "micro_batches and workers may differ"
             )
-        _check_numbers(step=(state["step"], 0, MOST_STEPS))
-        self.step = state["step"]
+        self.step = _whole("step", state["step"], 0, MOST_STEPS)
+
+    def _require_at(self, step: int) -> None:
+        """Refuses to go on elsewhere: batches may be read ahead, so an iteration cannot follow a moved loader."""
+        if self.step != step:
+            raise ConfigError(
+                f"this iteration continues at step {step}, and the loader is at step {self.step}: it was moved by "
+                "load_state_dict or by another iteration; begin a new iteration after that, and use one at a time"
+            )
 
     @cached_property
     def _dataset(self) -> MicroBatchDataset:
@@ -341,8 +362,23 @@ class OwnDocuments:
 
     def fingerprint(self, seed: int) -> str:
         """Returns a hash of everything that decides which packs form which step, but for the packs of a step."""
-        content = {name: self._hash(documents) for name, documents in self.token_files.items()}
-        return _hexdigest({"content": content, "weights": self.weights, "seed": seed})
+        common = math.gcd(*self.weights)
+        content = [
+            # The packs themselves, and not the algorithm alone: another version of it or of its solver finds others.
+            [name, self._hash(documents), _hash_of_packs(self._packings[name]), weight // common]
+            for (name, documents), weight in zip(self.token_files.items(), self.weights, strict=True)
+        ]
+        return _hexdigest({"sources": content, "seed": seed})
+
+    @cached_property
+    def _packings(self) -> dict[str, Packing]:
+        """How the sequences of each source form packs; found once, and pickled for each worker process."""
+        return {name: self._packing(name, documents) for name, documents in self.token_files.items()}
+
+    def _packing(self, name: str, documents: TokenFile) -> Packing:
+        if self.cache is not None:
+            return open_packing(self._stored(name, documents, self.cache))
+        return pack_view(self._view(name, documents), self.packing, pack_length=self.pack_length)
 
     def training_sources(self, *, seed: int, batching: Batching) -> tuple[PackedSource, ...]:
         assert batching == "packs", "a loader counts packs"
@@ -352,11 +388,9 @@ class OwnDocuments:
         key = int(derive_key(seed, xxhash.xxh3_64_intdigest(name.encode())))
         folder = None if self.cache is None else self._stored(name, documents, self.cache)
         if folder is None:
-            view = self._view(name, documents)
-            histogram = LengthHistogram.from_chunks(length_chunks(view), longest=view.max_sequence_length)
-            packing = packed(histogram, self.packing, pack_length=self.pack_length)
+            view, packing = self._view(name, documents), self._packings[name]
             ids = np.empty(view.count, dtype=sequence_id_type(view.count))
-            sort_chunks_by_length(length_chunks(view), histogram, ids)
+            sort_chunks_by_length(length_chunks(view), packing.histogram, ids)
             plan: Any = PackPlan(packing, ids, key=key)
         else:
             view = cast(ViewOfDocuments, open_view(folder, documents))
@@ -385,7 +419,8 @@ class OwnDocuments:
         """Returns the folder of the source's view and plan, which this process or another one has written whole."""
         folder = cache / self._hash(documents)
         if not folder.exists():
-            unfinished = cache / f".{folder.name}.{os.getpid()}"
+            # No process id: ranks in containers, or on machines that share the folder, may have the same.
+            unfinished = cache / f".{folder.name}.{uuid.uuid4().hex}"
             try:
                 view = self._view(name, documents)
                 view.save(unfinished)
@@ -432,21 +467,26 @@ def _training_data(
         return documents
     if pack_length is None:
         raise ConfigError("give pack_length, the slots of a pack")
-    _check_numbers(
-        pack_length=(pack_length, 2, MOST_SLOTS),
-        padding_token=(padding_token, 0, MOST_VOCABULARY),
-        **({} if vocabulary_size is None else {"vocabulary_size": (vocabulary_size, 1, MOST_VOCABULARY)}),
-    )
+    pack_length = _whole("pack_length", pack_length, 2, MOST_SLOTS)
+    size = MOST_VOCABULARY if vocabulary_size is None else vocabulary_size
+    size = _whole("vocabulary_size", size, 1, MOST_VOCABULARY)
     named = documents if isinstance(documents, Mapping) else {_ONLY_SOURCE: documents}
-    token_files = {name: _opened(str(name), one) for name, one in named.items()}
+    wrong = [name for name in named if not isinstance(name, str)]
+    if wrong:
+        raise ConfigError(f"the sources of a mapping must have strings as names, found {wrong[0]!r}")
+    token_files = {name: _opened(name, one) for name, one in named.items()}
     return OwnDocuments(
         token_files=token_files,
         weights=_checked_weights(list(token_files), weights),
-        recipe=DocumentsRecipe(kind="documents", max_sequence_length=pack_length, **recipe),
+        recipe=validate(
+            {"kind": "documents", "max_sequence_length": pack_length, **recipe},
+            DocumentsRecipe,
+            origin="arguments of evenpack.Loader",
+        ),
         packing=packing,
         pack_length=pack_length,
-        end_of_text_id=padding_token,
-        vocabulary_size=MOST_VOCABULARY if vocabulary_size is None else vocabulary_size,
+        end_of_text_id=_whole("padding_token", padding_token, 0, size - 1),
+        vocabulary_size=size,
         cache=cache,
     )
 
@@ -473,8 +513,7 @@ def _checked_weights(names: list[str], weights: Mapping[str, int] | None) -> tup
         return (1,)
     if set(weights) != set(names):
         raise ConfigError(f"weights must name the sources {', '.join(names)}, found {', '.join(weights) or 'none'}")
-    _check_numbers(**{f"weights['{name}']": (weights[name], 1, HIGHEST_WEIGHT) for name in names})
-    return tuple(weights[name] for name in names)
+    return tuple(_whole(f"weights['{name}']", weights[name], 1, HIGHEST_WEIGHT) for name in names)
 
 
 def _packs_per_micro_batch(packs: int, ranks: int, micro_batches: int) -> int:
@@ -493,12 +532,19 @@ def _packs_per_micro_batch(packs: int, ranks: int, micro_batches: int) -> int:
     )
 
 
-def _check_numbers(**numbers: tuple[Any, int, int]) -> None:
-    """Checks (value, least, greatest) by name. Raises: ConfigError for the first that is no such whole number."""
-    for name, (value, least, greatest) in numbers.items():
-        is_whole = isinstance(value, int | np.integer) and not isinstance(value, bool)
-        if not is_whole or not least <= value <= greatest:
-            raise ConfigError(f"{name} must be a whole number from {least:,} to {greatest:,}, found {value!r}")
+def _whole(name: str, value: Any, least: int, greatest: int) -> int:
+    """Returns a number, numpy's among them, as an int. Raises: ConfigError if it is no such whole number."""
+    is_whole = isinstance(value, int | np.integer) and not isinstance(value, bool)
+    if not is_whole or not least <= value <= greatest:
+        raise ConfigError(f"{name} must be a whole number from {least:,} to {greatest:,}, found {value!r}")
+    return int(value)
+
+
+def _hash_of_packs(packing: Packing) -> str:
+    digest = xxhash.xxh3_128()
+    for values in (packing.depths, packing.slot_lengths, packing.counts):
+        digest.update(np.ascontiguousarray(values, dtype="<i8").data)
+    return digest.hexdigest()
 
 
 def _hexdigest(content: Any) -> str:

@@ -439,7 +439,7 @@ class _Function(Subject):
 
     def see(self, pack: Pack, combination: Combination, *, alone: bool, labels: Tensor | None) -> Seen:
         batch = {
-            "input_ids": pack.tokens[None],
+            "input_ids": pack.tokens[None].clone(),  # the function may write into it
             "position_ids": pack.position_ids,
             "cu_seqlens": pack.cu_seqlens,
             "max_seqlen": pack.max_seqlen,

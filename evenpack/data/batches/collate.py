@@ -153,8 +153,9 @@ class Collator:
         if len(tokens) and (tokens.max() >= self.vocabulary_size or tokens.min() < 0):
             wrong = tokens.max() if tokens.max() >= self.vocabulary_size else tokens.min()
             raise DataError(
-                f"the token file of source number {source} holds token id {wrong}, the vocabulary has "
-                f"{self.vocabulary_size} entries: the file is damaged or was replaced; prepare it again"
+                f"source number {source} holds token id {wrong}, the vocabulary has {self.vocabulary_size} entries: if "
+                "it was prepared, its token file is damaged or was replaced, so prepare it again; else use the "
+                "tokenizer of this vocabulary"
             )
         return tokens
 

@@ -84,18 +84,7 @@ def open_plan(
 
     Raises: DataError if a file is missing or broken; PackingError if the sequences cannot be packed so.
     """
-    with _damage_named(directory / _HISTOGRAM):
-        histogram = LengthHistogram(counts=np.load(directory / _HISTOGRAM))
-    with _damage_named(directory / _PACKING):
-        content = read_json(directory / _PACKING)
-        packing = Packing(
-            algorithm=content["algorithm"],
-            pack_length=content["pack_length"],
-            histogram=histogram,
-            strategies=tuple(map(tuple, content["strategies"])),
-            counts=np.array(content["counts"], dtype=np.int64),
-            cpu_seconds=0.0,
-        )
+    packing = open_packing(directory)
     if keeps_order:
         return SequentialPlan(packing)
     if batching == "sequences":
@@ -107,6 +96,22 @@ def open_plan(
     return PackPlan(_by_length(packing) if by_length else packing, ids, key=key, shuffles_packs=not by_length)
 
 
+def open_packing(directory: Path) -> Packing:
+    """Opens the stored strategies. Raises: DataError if a file is missing or broken."""
+    with _damage_named(directory / _HISTOGRAM):
+        histogram = LengthHistogram(counts=np.load(directory / _HISTOGRAM))
+    with _damage_named(directory / _PACKING):
+        content = read_json(directory / _PACKING)
+        return Packing(
+            algorithm=content["algorithm"],
+            pack_length=content["pack_length"],
+            histogram=histogram,
+            strategies=tuple(map(tuple, content["strategies"])),
+            counts=np.array(content["counts"], dtype=np.int64),
+            cpu_seconds=0.0,
+        )
+
+
 @contextmanager
 def _damage_named(path: Path) -> Iterator[None]:
     """Turns what a missing or damaged file raises into a DataError with its name."""
@@ -114,8 +119,8 @@ def _damage_named(path: Path) -> Iterator[None]:
         yield
     except (OSError, EOFError, ValueError, KeyError, TypeError) as error:
         raise DataError(
-            f"{path} is missing or damaged ({type(error).__name__}: {error}): `evenpack verify` lists all such files; "
-            "remove the prepared directory and prepare again"
+            f"{path} is missing or damaged ({type(error).__name__}: {error}): `evenpack verify` lists all such files "
+            "of prepared data; remove the directory, and prepare again or let the loader fill its cache again"
         ) from error
 
 

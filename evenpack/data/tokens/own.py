@@ -8,13 +8,12 @@ a Hugging Face dataset        TokenRows: one column of lists, read where it is
 import mmap
 from collections.abc import Sequence
 from functools import cached_property
-from itertools import chain
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import xxhash
-from jaxtyping import Int64, Integer
+from jaxtyping import Int32, Int64, Integer
 
 from evenpack.data.permutation import derive_key, permute
 from evenpack.data.tokens.array_file import release_mapped_pages
@@ -27,6 +26,7 @@ _SAMPLED_DOCUMENTS = 1 << 14
 _SAMPLED_TOKENS = 256
 """Tokens of each sampled document that are read, from its start."""
 _HASH_CHUNK = 1 << 22
+_MOST_ID = (1 << 31) - 1
 _ROWS_AT_ONCE = 1 << 14
 
 
@@ -69,26 +69,14 @@ class TokenArrays(TokenFile):
 
     @classmethod
     def of_lists(cls, documents: "Sequence[Any] | np.ndarray", *, name: str = "own documents") -> "TokenArrays":
-        """Copies lists of token ids, or arrays of them, into two arrays.
+        """Copies lists of token ids, or arrays or tensors of them, into two arrays.
 
-        Raises: DataError naming the first document that holds anything but whole numbers of at least 0.
+        Raises: DataError naming the first document that holds anything but whole numbers from 0 to 2**31 - 1.
         """
-        for index, document in enumerate(documents):
-            kind = getattr(getattr(document, "dtype", None), "kind", None)
-            plain = kind is None and not isinstance(document, str | bytes) and hasattr(document, "__len__")
-            if not (kind in ("i", "u") or (plain and all(type(token) is int for token in document))):
-                raise DataError(
-                    f"{name}: document {index} must be a list of token ids (whole numbers), found {document!r:.60}; "
-                    "tokenise texts first"
-                )
-        lengths = np.fromiter((len(document) for document in documents), dtype=np.int64, count=len(documents))
-        offsets = np.concatenate([[0], np.cumsum(lengths)])
-        flat = np.fromiter(chain.from_iterable(documents), dtype=np.int64, count=int(offsets[-1]))
-        if len(flat) and not 0 <= flat.min() <= flat.max() < 1 << 31:
-            place = int(np.argmax((flat < 0) | (flat >= 1 << 31)))
-            index = int(np.searchsorted(offsets, place, side="right")) - 1
-            raise DataError(f"{name}: document {index} holds token id {flat[place]}, expected 0 to 2**31 - 1")
-        return cls(flat.astype(np.int32), offsets, name=name)
+        parts = [_token_ids(document, f"{name}: document {index}") for index, document in enumerate(documents)]
+        offsets = np.zeros(len(parts) + 1, dtype=np.int64)
+        np.cumsum([len(part) for part in parts], out=offsets[1:])
+        return cls(np.concatenate([np.empty(0, dtype=np.int32), *parts]), offsets, name=name)
 
     def __reduce__(self) -> tuple[Any, ...]:
         return _reopen, (*(_Mapped.of(array) for array in self._given), str(self.prefix))
@@ -96,6 +84,21 @@ class TokenArrays(TokenFile):
     def document_starts(self, boundaries: Integer[np.ndarray, " K"]) -> Int64[np.ndarray, " K"]:
         starts: Int64[np.ndarray, " K"] = self._offsets[boundaries].astype(np.int64)
         return starts
+
+    def spans(self, documents: Integer[np.ndarray, " K"]) -> tuple[Int64[np.ndarray, " K"], Int64[np.ndarray, " K"]]:
+        """Returns first token and length of each. Raises: DataError if one ends before it begins, or leaves the tokens.
+
+        Checked here and not in all offsets at once, so that opening does not read them.
+        """
+        starts, lengths = super().spans(documents)
+        wrong = (lengths < 0) | (starts < 0) | (starts + lengths > self.tokens)
+        if wrong.any():
+            place = int(np.argmax(wrong))
+            raise DataError(
+                f"{self.prefix}: document {documents[place]} begins at token {starts[place]} and ends at "
+                f"{starts[place] + lengths[place]} of {self.tokens}: offsets must never decrease"
+            )
+        return starts, lengths
 
     def release_pages(self) -> None:
         for array in (self._tokens, self._offsets):
@@ -106,23 +109,36 @@ class TokenRows(TokenFile):
     """The documents of a Hugging Face dataset, a list of token ids in each row; rows are read when they are needed."""
 
     def __init__(self, dataset: Any, *, column: str = "input_ids", name: str = "own documents") -> None:
-        """Reads the lengths of all rows.
+        """Reads the lengths of all rows. A row that is null is an empty document.
 
         Raises: DataError if there is no such column, or if it holds anything but lists of integers.
         """
+        import pyarrow as pa
+
+        if not hasattr(dataset, "__len__"):
+            raise DataError(
+                f"{name}: the {type(dataset).__name__} is read from front to back only, and packs need all lengths "
+                "before: load it without streaming, or write its rows to a datasets.Dataset (from_generator)"
+            )
         if column not in dataset.column_names:
             raise DataError(
                 f"{name}: the dataset has no column '{column}' but {', '.join(dataset.column_names)}: tokenise it "
                 f"first (dataset.map), or name the column that holds token ids"
             )
+        if dataset.format["type"] == "custom":
+            raise DataError(
+                f"{name}: the dataset has a transform (set_transform, with_transform), which makes rows as they are "
+                "read: write them with dataset.map, or drop it by dataset.with_format(None)"
+            )
         self.prefix = Path(name)
         self.documents = len(dataset)
         self._column = column
         self._rows = dataset.select_columns([column]).with_format("arrow")
-        first = self._flat(range(min(1, self.documents)))
-        self.dtype = first.dtype
-        if self.dtype.kind not in "iu":
-            raise DataError(f"{name}: column '{column}' must hold lists of integers, found {self.dtype}")
+        kind = self._rows.data.schema.field(column).type
+        lists = pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind)
+        if not (lists and pa.types.is_integer(kind.value_type)):
+            raise DataError(f"{name}: column '{column}' must hold lists of integers, found {kind}")
+        self.dtype = np.dtype(kind.value_type.to_pandas_dtype())
         self.tokens = int(self._offsets[-1])
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -151,7 +167,8 @@ class TokenRows(TokenFile):
     ) -> Integer[np.ndarray, " tokens"]:
         if len(token_offsets) == 0:
             return np.empty(0, dtype=self.dtype)
-        firsts = np.searchsorted(self._offsets, token_offsets, side="right") - 1
+        # An empty slice at the end of the last row begins in no row.
+        firsts = np.minimum(np.searchsorted(self._offsets, token_offsets, side="right"), self.documents) - 1
         lasts = np.maximum(np.searchsorted(self._offsets, token_offsets + lengths, side="left") - 1, firsts)
         rows = np.unique(np.concatenate([np.arange(a, b + 1) for a, b in zip(firsts, lasts, strict=True)]))
         content = self._flat(rows.tolist())
@@ -165,12 +182,38 @@ class TokenRows(TokenFile):
         """Does nothing: the dataset decides what it keeps in memory."""
 
     def _flat(self, rows: Sequence[int]) -> np.ndarray:
-        if not len(rows):
-            return np.empty(0, dtype=np.int64)
-        values = self._rows[rows][self._column].combine_chunks()
-        flat = values.flatten() if hasattr(values, "flatten") else values
+        flat = self._rows[rows][self._column].combine_chunks().flatten()
+        if flat.null_count:
+            (missing, *_) = np.flatnonzero(flat.is_null().to_numpy(zero_copy_only=False))
+            ends = np.cumsum(np.diff(self._offsets)[rows])
+            row = rows[int(np.searchsorted(ends, missing, side="right"))]
+            raise DataError(f"{self.prefix}: row {row} has a null among its token ids: drop or mend such rows first")
         array: np.ndarray = flat.to_numpy(zero_copy_only=False)
         return array
+
+
+def _token_ids(document: Any, where: str) -> Int32[np.ndarray, " tokens"]:
+    """Returns a copy of one document. Raises: DataError, which `where` opens."""
+    is_array = hasattr(document, "__array__")
+    if is_array:
+        values = np.asarray(document)
+        right = values.ndim == 1 and values.dtype.kind in "iu"
+    else:
+        right = isinstance(document, Sequence) and not isinstance(document, str | bytes | bytearray)
+        right = right and all(type(token) is int or isinstance(token, np.integer) for token in document)
+    if not right:
+        raise DataError(
+            f"{where} must be a list of token ids (whole numbers), or an array of them with one axis, found "
+            f"{document!r:.60}; tokenise texts first"
+        )
+    least, greatest = (
+        (values.min(initial=0), values.max(initial=0))
+        if is_array
+        else (min(document, default=0), max(document, default=0))
+    )
+    if least < 0 or greatest > _MOST_ID:
+        raise DataError(f"{where} holds token id {least if least < 0 else greatest}, expected 0 to 2**31 - 1")
+    return np.array(document, dtype=np.int32)
 
 
 def hash_content(documents: TokenFile) -> str:
@@ -203,9 +246,14 @@ class _Mapped:
 
     @classmethod
     def of(cls, array: np.ndarray) -> "np.ndarray | _Mapped":
-        """Returns the place of an array that is mapped as a whole, or the array; a part of one has no place to tell."""
+        """Returns the place of an array that is mapped as a whole, or the array.
+
+        A part of one has no place to tell, and a copy-on-write one may hold what its file does not.
+        """
         file: Any = array.base
-        return cls(array) if isinstance(array, np.memmap) and isinstance(file, mmap.mmap) else array
+        if not isinstance(array, np.memmap) or not isinstance(file, mmap.mmap) or array.filename is None:
+            return array
+        return array if array.mode == "c" else cls(array)
 
     def open(self) -> np.ndarray:
         return np.memmap(self.path, dtype=self.dtype, mode="r", offset=self.offset, shape=self.shape)

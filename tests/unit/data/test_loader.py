@@ -3,7 +3,10 @@
 import json
 import pickle
 import re
+import subprocess
+import sys
 from collections.abc import Callable
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -127,6 +130,20 @@ def test_a_step_counts_once_its_last_micro_batch_is_given_out() -> None:
     assert next(iter(again)).order_hash == loader.batches_of(2)[0].order_hash
 
 
+@pytest.mark.parametrize("by_step", [False, True])
+def test_an_iteration_does_not_go_on_where_a_state_has_moved_the_loader(by_step: bool) -> None:
+    loader = made(micro_batches=2)
+    state = {**loader.state_dict(), "step": 50}
+    iteration: Any = loader.steps() if by_step else iter(loader)
+    next(iteration)
+    loader.load_state_dict(state)
+    with pytest.raises(ConfigError, match="and the loader is at step 50: it was moved by load_state_dict"):
+        next(iteration)
+    assert loader.state_dict()["step"] == 50
+    first = next(iter(loader))
+    assert first.order_hash == loader.batches_of(50)[0].order_hash
+
+
 def test_iteration_ends_after_the_last_step() -> None:
     loader = made(steps=3, micro_batches=2)
     assert len(list(loader)) == 6
@@ -147,13 +164,24 @@ def mapped(folder: Path, documents: list[list[int]]) -> evenpack.TokenArrays:
     return evenpack.TokenArrays(tokens, np.load(folder / "offsets.npy", mmap_mode="r"))
 
 
+AS_ROWS = datasets.Dataset.from_dict({"input_ids": DOCUMENTS, "text": ["x"] * len(DOCUMENTS)})
+ORDER = np.random.default_rng(4).permutation(len(DOCUMENTS))
 KINDS: dict[str, Callable[[Path], Any]] = {
     "lists": lambda _: DOCUMENTS,
     "lists of arrays": lambda _: [np.array(one) for one in DOCUMENTS],
     "arrays": lambda _: arrays_of(DOCUMENTS),
     "mapped arrays": lambda folder: mapped(folder, DOCUMENTS),
     "token file": lambda folder: write(folder / "tokens", [np.array(one) for one in DOCUMENTS]).prefix,
-    "dataset": lambda _: datasets.Dataset.from_dict({"input_ids": DOCUMENTS, "text": ["x"] * len(DOCUMENTS)}),
+    "lists of numpy's numbers": lambda _: [list(np.array(one)) for one in DOCUMENTS],
+    "tuple of tensors": lambda _: tuple(map(torch.tensor, DOCUMENTS)),
+    "dataset": lambda _: AS_ROWS,
+    "formatted dataset": lambda _: AS_ROWS.with_format("torch", columns=["text"]),
+    "column of a formatted dataset": lambda _: AS_ROWS.with_format("torch")["input_ids"],
+    "shuffled and concatenated dataset of large lists": lambda _: (
+        datasets.concatenate_datasets([AS_ROWS.select(ORDER[:50]), AS_ROWS.select(ORDER[50:])])
+        .cast_column("input_ids", datasets.LargeList(datasets.Value("uint16")))
+        .select(np.argsort(ORDER))
+    ),
     "chosen rows of a dataset": lambda _: datasets.Dataset.from_dict({"input_ids": [[7], *reversed(DOCUMENTS)]}).select(
         range(len(DOCUMENTS), 0, -1)
     ),
@@ -177,6 +205,10 @@ def test_mapped_arrays_are_pickled_as_their_place(tmp_path: Path) -> None:
     assert len(pickle.dumps(many)) < 2000
     part = evenpack.TokenArrays(many._given[0][: len(DOCUMENTS[0])], np.array([0, len(DOCUMENTS[0])]))
     assert pickle.loads(pickle.dumps(part)).read(0, 5).tolist() == DOCUMENTS[0][:5]
+    changed = np.memmap(tmp_path / "tokens.bin", dtype=np.uint16, mode="c")
+    changed[:3] = 7
+    own_pages = evenpack.TokenArrays(changed, np.array([0, len(changed)]))
+    assert pickle.loads(pickle.dumps(own_pages)).read(0, 4).tolist() == [7, 7, 7, DOCUMENTS[0][3]]
 
 
 @pytest.mark.parametrize("workers", [1, 2])
@@ -195,11 +227,28 @@ def test_a_cache_opens_the_packs_without_packing_again(tmp_path: Path, monkeypat
     expected = ids(first, 3)
     assert first.state_dict() == made().state_dict()
     monkeypatch.setattr(loader_module, "store_plan", None)
-    monkeypatch.setattr(loader_module, "packed", None)
+    monkeypatch.setattr(loader_module, "pack_view", None)
     assert ids(made(cache=tmp_path), 3) == expected
     with pytest.raises(TypeError):  # other packs are packed
         ids(made(cache=tmp_path, max_sequences_per_pack=2), 3)
     assert len([path for path in tmp_path.iterdir() if not path.name.startswith(".")]) == 1
+
+
+def test_another_rank_may_store_the_packs_at_the_same_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    store, folders = loader_module.store_plan, list[Path]()
+
+    def interrupted(folder: Path, *arguments: Any, **settings: Any) -> Any:
+        folders.append(folder)
+        if len(folders) == 1:  # the other has the same process id, as in two containers
+            other.append(ids(made(cache=tmp_path), 3))
+        assert folder.exists()
+        return store(folder, *arguments, **settings)
+
+    other: list[list[int]] = []
+    monkeypatch.setattr(loader_module, "store_plan", interrupted)
+    assert [ids(made(cache=tmp_path), 3)] == other
+    assert len(set(folders)) == 2
+    assert len(list(tmp_path.iterdir())) == 1
 
 
 def test_sources_are_drawn_by_their_weights() -> None:
@@ -275,6 +324,37 @@ def test_a_state_that_is_wrong_is_refused(change: dict[str, Any], message: str) 
 def test_only_what_changes_the_order_changes_the_fingerprint() -> None:
     others = made(ranks=4, rank=2, micro_batches=2, cost_weights=None, workers=0, steps=5, vocabulary_size=1000)
     assert others.fingerprint == made().fingerprint
+    doubled, once = (made({"a": DOCUMENTS}, weights={"a": weight}) for weight in (2, 1))
+    assert doubled.fingerprint == once.fingerprint
+
+
+def test_sources_in_another_order_are_other_steps_and_have_another_fingerprint() -> None:
+    parts = {"a": DOCUMENTS[:100], "b": DOCUMENTS[100:]}
+    one, other = (made(dict(order), weights={"b": 1, "a": 1}) for order in (parts.items(), reversed(parts.items())))
+    assert order_hash(one.plan(0).packs) != order_hash(other.plan(0).packs)
+    with pytest.raises(CheckpointError, match="the state is of other data"):
+        other.load_state_dict(one.state_dict())
+
+
+def test_other_packs_of_the_same_algorithm_have_another_fingerprint(monkeypatch: pytest.MonkeyPatch) -> None:
+    first = made(packing="cutting_stock")
+    state = first.state_dict()
+    found = first.data._packings["data"]
+    reordered = replace(found, strategies=found.strategies[::-1], counts=found.counts[::-1])
+    monkeypatch.setattr(loader_module, "pack_view", lambda *_, **__: reordered)
+    another_solver = made(packing="cutting_stock")
+    assert ids(another_solver, 0) != ids(first, 0)
+    with pytest.raises(CheckpointError, match="the state is of other data"):
+        another_solver.load_state_dict(state)
+
+
+def test_a_worker_process_does_not_pack_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    loader = made()
+    expected = ids(loader, 3)
+    pickled = pickle.dumps(loader._dataset)
+    monkeypatch.setattr(loader_module, "pack_view", None)
+    found = pickle.loads(pickled).arrays(3).sequence_ids
+    assert sorted(found[found >= 0].tolist()) == expected
 
 
 @pytest.mark.parametrize(
@@ -288,18 +368,59 @@ def test_only_what_changes_the_order_changes_the_fingerprint() -> None:
         ({"packs_per_step": 0}, ConfigError, "packs_per_step must be a whole number from 1"),
         ({"workers": 1}, ConfigError, "worker processes hand over torch tensors"),
         ({"documents": {"a": [[1, 2]], "b": [[3, 4]]}}, ConfigError, r"2 sources \(a, b\) need weights"),
+        ({"padding_token": 9, "vocabulary_size": 9}, ConfigError, "padding_token must be a whole number from 0 to 8"),
+        ({"max_sequences_per_pack": 0}, ConfigError, "arguments of evenpack.Loader:\n  max_sequences_per_pack"),
+        ({"documents": {1: [[1, 2]]}}, ConfigError, "must have strings as names, found 1"),
         ({"weights": {"a": 1}}, ConfigError, "weights must name the sources data, found a"),
         ({"documents": [[1, 2], "text"]}, DataError, "document 1 must be a list of token ids"),
         ({"documents": [[1, 2], [3, -1]]}, DataError, "document 1 holds token id -1"),
+        ({"documents": [[1, 2], [1 << 70]]}, DataError, f"document 1 holds token id {1 << 70}, expected 0"),
+        ({"documents": [np.array([1 << 63], dtype=np.uint64)]}, DataError, f"document 0 holds token id {1 << 63}"),
+        ({"documents": [[1, 2], np.ones((2, 2), dtype=int)]}, DataError, "document 1 must be .* with one axis"),
+        ({"documents": [{1: 2, 3: 4}]}, DataError, "document 0 must be a list of token ids"),
+        ({"documents": [{1, 2}]}, DataError, "document 0 must be a list of token ids"),
+        ({"documents": [[True, False]]}, DataError, "document 0 must be a list of token ids"),
+        ({"documents": [b"ab"]}, DataError, "document 0 must be a list of token ids"),
         ({"documents": 5}, DataError, "expected lists of token ids.*found int"),
         ({"documents": "no/such/file"}, DataError, "does not exist"),
         ({"documents": datasets.Dataset.from_dict({"text": ["a"]})}, DataError, "has no column 'input_ids' but text"),
         ({"documents": datasets.Dataset.from_dict({"input_ids": ["a"]})}, DataError, "must hold lists of integers"),
+        ({"documents": datasets.Dataset.from_dict({"input_ids": [1]})}, DataError, "lists of integers, found int"),
+        ({"documents": datasets.Dataset.from_dict({"input_ids": [[1.5]]})}, DataError, "must hold lists of integers"),
+        (
+            {"documents": AS_ROWS.to_iterable_dataset()},
+            DataError,
+            "the IterableDataset is read from front to back only",
+        ),
+        ({"documents": AS_ROWS.with_transform(lambda rows: rows)}, DataError, "the dataset has a transform"),
     ],
 )
 def test_settings_that_do_not_fit_are_named(changes: dict[str, Any], error: type[Exception], message: str) -> None:
     with pytest.raises(error, match=message):
         made(**changes)
+
+
+def test_rows_of_null_are_empty_and_tokens_of_null_are_named() -> None:
+    features = datasets.Features({"input_ids": datasets.List(datasets.Value("int64"))})
+
+    def rows(documents: list[Any]) -> datasets.Dataset:
+        return datasets.Dataset.from_dict({"input_ids": documents}, features=features)
+
+    found = made(rows([None, *DOCUMENTS, None]).select(range(1, len(DOCUMENTS) + 2)))
+    assert ids(found, 3) == ids(made([*DOCUMENTS, []]), 3)
+    holed = [*DOCUMENTS[:7], None, [5, None, 6], *DOCUMENTS[8:]]
+    with pytest.raises(DataError, match="row 8 has a null among its token ids"):
+        _ = made(rows(holed)).fingerprint
+    with pytest.raises(DataError, match="row 2 has a null among its token ids"):
+        own.TokenRows(rows(holed).select(range(6, 20))).gather(np.array([len(DOCUMENTS[6])]), np.array([3]))
+
+
+def test_offsets_that_decrease_are_named_where_they_are_read() -> None:
+    arrays = evenpack.TokenArrays(np.arange(20), np.array([0, 10, 9, 10, 20]))  # one token less, and one more
+    with pytest.raises(DataError, match="document 1 begins at token 10 and ends at 9 of 20"):
+        made(arrays).batches_of(0)
+    with pytest.raises(DataError, match="document 0 begins at token 0 and ends at 30 of 20"):
+        made(evenpack.TokenArrays(np.arange(20), np.array([0, 30, 20]))).batches_of(0)
 
 
 def test_documents_without_a_sequence_are_named_at_the_first_batch() -> None:
@@ -334,6 +455,9 @@ def test_of_many_tokens_a_sample_is_hashed(monkeypatch: pytest.MonkeyPatch) -> N
     assert sampled == own.hash_content(own.TokenRows(KINDS["dataset"](Path())))
     assert sampled != own.hash_content(arrays_of([[1, *DOCUMENTS[0][1:]], *DOCUMENTS[1:]]))
     assert sampled != own.hash_content(arrays_of(DOCUMENTS[1:]))
+    ending = [*DOCUMENTS, [], []]
+    rows = own.TokenRows(datasets.Dataset.from_dict({"input_ids": ending}))
+    assert own.hash_content(rows) == own.hash_content(arrays_of(ending))
 
 
 @settings(deadline=None)
@@ -345,6 +469,34 @@ def test_any_step_can_be_read_at_once(documents: list[list[int]], step: int) -> 
     for batch in loader.batches_of(step):
         assert batch.cu_seqlens[-1] == batch.slots == 32
         assert batch.local_counts.tokens == sum(map(len, segments(batch)))
+
+
+WITHOUT_CHECKED_TYPES = """
+import json
+import numpy as np
+import evenpack
+
+documents = [list(range(1, 2 + length)) for length in range(1, 40)]
+numbers = {"packs_per_step": 8, "ranks": 2, "rank": 1, "micro_batches": 2, "seed": 3, "pack_length": 64}
+plain = evenpack.Loader({"a": documents}, weights={"a": 2}, arrays="numpy", **numbers)
+given = {name: np.int64(value) for name, value in numbers.items()}
+loader = evenpack.Loader({"a": documents}, weights={"a": np.int64(2)}, arrays="numpy", **given)
+loader.load_state_dict({**plain.state_dict(), "step": np.int64(4)})
+assert json.loads(json.dumps(loader.state_dict())) == {**plain.state_dict(), "step": 4}
+assert loader[9].tokens.tolist() == plain[9].tokens.tolist()
+for wrong in ({"long_documents": "cut"}, {"cost_weights": (0, 1, 0)}):
+    try:
+        evenpack.Loader(documents, arrays="numpy", **numbers | wrong)
+    except evenpack.ConfigError as error:
+        print(error)
+"""
+
+
+def test_numbers_of_numpy_count_as_numbers_and_other_types_are_named() -> None:
+    found = subprocess.run([sys.executable, "-c", WITHOUT_CHECKED_TYPES], capture_output=True, text=True, check=False)
+    assert found.returncode == 0, found.stderr
+    assert "arguments of evenpack.Loader:\n  long_documents" in found.stdout
+    assert "cost_weights must be evenpack.CostWeights or None, found (0, 1, 0)" in found.stdout
 
 
 def test_a_loader_says_what_it_is_in_a_line() -> None:

@@ -57,6 +57,11 @@ def counting_calls(batch, calls=[]):
     calls.append(batch)
     return isolating(batch) * len(calls)
 
+def writing_into_its_tokens(batch):
+    outputs = isolating(batch)
+    batch["input_ids"].fill_(11)
+    return outputs
+
 def running_positions(batch):
     return isolating(batch) + torch.arange(batch["input_ids"].shape[1])[:, None]
 
@@ -243,6 +248,12 @@ def test_a_control_that_does_not_leak_proves_nothing(functions: str) -> None:
     assert "the control does not leak" in (row.reason or "")
     assert row.positions_restart is None
     assert report.exit_code == 1
+
+
+def test_a_function_may_write_into_its_tokens(functions: str) -> None:
+    found = only(f"{functions}:writing_into_its_tokens", mode="eval")
+    assert found == only(f"{functions}:isolating", mode="eval")
+    assert found.verdict == "isolated"
 
 
 def test_a_function_that_answers_differently_each_time_proves_nothing(functions: str) -> None:
