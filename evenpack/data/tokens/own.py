@@ -22,7 +22,7 @@ from evenpack.errors import DataError
 
 MOST_HASHED = 1 << 26
 """Tokens up to which a fingerprint reads all of them; of more it reads a sample."""
-_SAMPLED_DOCUMENTS = 1 << 14
+_SAMPLED_DOCUMENTS = 1 << 10
 _SAMPLED_TOKENS = 256
 """Tokens of each sampled document that are read, from its start."""
 _HASH_CHUNK = 1 << 22
@@ -219,7 +219,7 @@ def _token_ids(document: Any, where: str) -> Int32[np.ndarray, " tokens"]:
 def hash_content(documents: TokenFile) -> str:
     """Returns a hash of the tokens and their division into documents, whatever the types of the arrays.
 
-    Up to 2**26 tokens all are read; of more, a fixed sample of 16,384 documents, and how many there are of each.
+    Up to 2**26 tokens all are read; of more, a fixed sample of 1,024 documents, and how many there are of each.
     """
     digest = xxhash.xxh3_128(f"{documents.documents} documents, {documents.tokens} tokens".encode())
     if documents.tokens <= MOST_HASHED:
