@@ -167,6 +167,7 @@ STUDY = {
     "devices",
     "run",
     "reference",
+    "fitted_noise",
     "measured",
     "log",
     "replay",
