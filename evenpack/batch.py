@@ -32,7 +32,10 @@ class Array(Protocol):
     def nbytes(self) -> int: ...
 
 
-A = TypeVar("A", bound=Array, default="Tensor")
+if TYPE_CHECKING:
+    A = TypeVar("A", bound=Array, default=Tensor)
+else:  # only type checkers need the default, and it would load torch
+    A = TypeVar("A", bound=Array)
 """The arrays of a batch: `torch.Tensor`, or `numpy.ndarray` as it is collated; only tensors need torch."""
 
 
