@@ -4,7 +4,6 @@ Which packs form step t depends on the documents, the seed and t; rank, ranks an
 the state of a loader is the number of its step, the same on every rank, and it continues at any number of ranks.
 """
 
-import hashlib
 import json
 import math
 import shutil
@@ -365,8 +364,8 @@ class OwnDocuments:
         common = math.gcd(*self.weights)
         content = [
             # The packs themselves, and not the algorithm alone: another version of it or of its solver finds others.
-            [name, self._hash(documents), _hash_of_packs(self._packings[name]), weight // common]
-            for (name, documents), weight in zip(self.token_files.items(), self.weights, strict=True)
+            [name, self._hashes[name], _hash_of_packs(self._packings[name]), weight // common]
+            for name, weight in zip(self.token_files, self.weights, strict=True)
         ]
         return _hexdigest({"sources": content, "seed": seed})
 
@@ -406,6 +405,11 @@ class OwnDocuments:
             )
         return view
 
+    @cached_property
+    def _hashes(self) -> dict[str, str]:
+        """The hash of each source's tokens and of what makes packs of them; read once."""
+        return {name: self._hash(documents) for name, documents in self.token_files.items()}
+
     def _hash(self, documents: TokenFile) -> str:
         made = {
             "content": hash_content(documents),
@@ -417,7 +421,7 @@ class OwnDocuments:
 
     def _stored(self, name: str, documents: TokenFile, cache: Path) -> Path:
         """Returns the folder of the source's view and plan, which this process or another one has written whole."""
-        folder = cache / self._hash(documents)
+        folder = cache / self._hashes[name]
         if not folder.exists():
             # No process id: ranks in containers, or on machines that share the folder, may have the same.
             unfinished = cache / f".{folder.name}.{uuid.uuid4().hex}"
@@ -548,4 +552,4 @@ def _hash_of_packs(packing: Packing) -> str:
 
 
 def _hexdigest(content: Any) -> str:
-    return hashlib.blake2b(json.dumps(content, sort_keys=True).encode(), digest_size=16).hexdigest()
+    return xxhash.xxh3_128_hexdigest(json.dumps(content, sort_keys=True).encode())

@@ -140,7 +140,7 @@ class ProbedCombination:
 
     @property
     def first_leak(self) -> str | None:
-        """Where a token first reaches another sequence."""
+        """The place at which a token first reaches another sequence; None if none does."""
         if self.isolation is None or self.verdict != "leaks":
             return None
         layers = [f"layer {number}" for number in range(1, len(self.states) - 1)]

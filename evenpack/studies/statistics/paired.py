@@ -64,7 +64,7 @@ class PairedDifference:
 
     @property
     def p_value(self) -> float | None:
-        """Of Student's two-sided test that the mean is 0; None for a single pair."""
+        """The p-value of Student's two-sided test that the mean is 0; None for a single pair."""
         if self.standard_deviation is None:
             return None
         if self.standard_deviation == 0.0:
