@@ -109,6 +109,7 @@ def shape_of(packs_per_step: int, packs_per_micro_batch: int) -> StepShape:
         reset_positions=True,
         policy="cost_balanced",
         cost_weights=CostWeights(per_token=0.0, per_squared_length=1.0, per_segment=0.0),
+        windows=(),
         balances_each_micro_batch=False,
     )
 

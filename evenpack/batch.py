@@ -105,6 +105,8 @@ class PackedBatch(Generic[A]):
     """Real tokens of each source in this micro-batch, in the mixture's order."""
     squared_lengths: int
     """Sum of length² over real segments, without those that only pad: the attention that is really needed."""
+    pairs_within: Mapping[int, int]
+    """For each window of the model's layers, the pairs of tokens of one such segment that are at most so far apart."""
     padding_targets: int
     """Targets of this micro-batch that only pad sequences, and are nevertheless predicted."""
     order_hash: int

@@ -3,9 +3,11 @@
 from collections.abc import Sequence
 from typing import Literal
 
+import numpy as np
 import torch
 
 from evenpack.batch import PackedBatch, SlotTargets
+from evenpack.kernels.visible_pairs import total_pairs_within
 from evenpack.step_counts import StepCounts
 
 Layout = Literal["packed", "unpadded", "padded"]
@@ -24,12 +26,14 @@ def build_batch(
     max_sequence_length: int,
     pack_length: int | None = None,
     padding_token: int = PADDING_TOKEN,
+    windows: Sequence[int] = (),
 ) -> tuple[PackedBatch, list[slice]]:
     """Returns the packs' sequences in one layout, and the slots of each, in order.
 
     Args:
         packs: lists of sequences, each a list of token ids.
         pack_length: slots of a row of the packed layout; None: as many as the fullest pack needs.
+        windows: windows whose pairs are counted.
     """
     sequences = [list(sequence) for pack in packs for sequence in pack]
     row_slots = pack_length or max(sum(map(len, pack)) for pack in packs)
@@ -72,6 +76,7 @@ def build_batch(
         sequence_ids=torch.arange(len(sequences)),
         source_tokens=(counts.tokens,),
         squared_lengths=sum(len(sequence) ** 2 for sequence in sequences),
+        pairs_within=total_pairs_within(np.array([len(sequence) for sequence in sequences]), windows),
         padding_targets=0,
         order_hash=0,
     )

@@ -4,11 +4,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+import numpy as np
 import torch
 from batches import PADDING_TOKEN, Layout
 from torch import nn
 
 from evenpack.batch import ChosenTargets, PackedBatch, Targets
+from evenpack.kernels.visible_pairs import total_pairs_within
 from evenpack.step_counts import StepCounts
 
 FIRST_TOKEN = 1
@@ -63,6 +65,7 @@ def build_masked_batch(
     max_targets: int | None = None,
     max_sequences: int | None = None,
     mlm_reduction: Literal["token", "sequence"] = "token",
+    windows: Sequence[int] = (),
 ) -> tuple[PackedBatch, list[slice]]:
     """Returns the packs' sequences in one layout, and the slots of each, in order.
 
@@ -71,6 +74,7 @@ def build_masked_batch(
     Args:
         pack_length: slots of a row of the packed layout; None: as many as the fullest pack needs.
         max_targets: size of the arrays over masked tokens; None: a few more than there are. `max_sequences` likewise.
+        windows: windows whose pairs are counted.
     """
     pairs = [pair for pack in packs for pair in pack]
     row_slots = pack_length or max(sum(len(pair.tokens) for pair in pack) for pack in packs)
@@ -122,6 +126,7 @@ def build_masked_batch(
         sequence_ids=torch.tensor(_filled(list(range(len(pairs))), max_sequences or counts.sequences + _UNUSED, -1)),
         source_tokens=(counts.tokens,),
         squared_lengths=sum(len(pair.tokens) ** 2 for pair in pairs),
+        pairs_within=total_pairs_within(np.array([len(pair.tokens) for pair in pairs]), windows),
         padding_targets=0,
         order_hash=0,
     )

@@ -26,6 +26,7 @@ PER_SLOT = StepCost(
     constant=0.0,
     per_slot=1.0,
     per_squared_length=0.0,
+    window_shares={},
     per_segment=0.0,
     per_step=0.0,
     noise=0.0,

@@ -63,6 +63,9 @@ class ListView:
         flat = np.array([length for segments in chosen for length in segments], dtype=np.int64)
         return flat, np.array([len(segments) for segments in chosen], dtype=np.int64)
 
+    def real_segment_lengths(self, sequence_ids: np.ndarray) -> np.ndarray:
+        return self.segments(sequence_ids)[0]
+
     def statistics(self, sequence_ids: np.ndarray, lengths: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         chosen = [self.sequences[int(i)] for i in sequence_ids]
         counts = np.array([len(segments) for segments in chosen], dtype=np.int64)

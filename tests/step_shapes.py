@@ -14,6 +14,7 @@ PACKS = StepShape(
     reset_positions=True,
     policy="cost_balanced",
     cost_weights=CostWeights(per_token=1.0, per_squared_length=0.1, per_segment=0.0),
+    windows=(),
     balances_each_micro_batch=False,
 )
 

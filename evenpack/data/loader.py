@@ -168,6 +168,7 @@ class Loader:
             reset_positions=True,
             policy="arrival" if cost_weights is None else "cost_balanced",
             cost_weights=cost_weights or ATTENTION,
+            windows=() if cost_weights is None else tuple(cost_weights.per_pair_within),
             balances_each_micro_batch=balances_each_micro_batch,
         )
         self._settings = PipelineSettings(

@@ -75,6 +75,7 @@ class Finetuning:
             reset_positions=True,
             policy="arrival",
             cost_weights=CostWeights(per_token=0.0, per_squared_length=0.0, per_segment=0.0),
+            windows=(),
             balances_each_micro_batch=False,
         )
 

@@ -7,8 +7,8 @@ Conventions, so that a reported MFU can be checked by hand:
 - The backward pass is twice the forward pass. Work done again to save memory (activation checkpointing, attention
   scores and logits recomputed by fused kernels) is not counted, because it brings no progress.
 - Causal attention counts the pairs (i, j) with j <= i of one segment: l (l + 1) / 2 for length l, not l².
-  Bidirectional attention counts all l². Windows are refused: the pairs within one (`kernels/visible_pairs.py`) follow
-  from lengths, of which `Work` has only the squares.
+  Bidirectional attention counts all l². A layer with a window counts the pairs that are at most so far apart
+  (`kernels/visible_pairs.py`).
 - An output head counts where a loss is taken: the masked-token head at the masked tokens, the pooler and the
   next-sentence head at each sequence's first token.
 - Tokens that only pad a sequence are not useful work, including their attended pairs, and the head if they are targets.
@@ -18,10 +18,11 @@ something is counted for the first time.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from functools import cache
 from typing import TYPE_CHECKING
 
+from evenpack.kernels.visible_pairs import total_pairs_within
 from evenpack.losses import NEXT_SENTENCE
 from evenpack.models.common.section import TransformerConfig
 
@@ -45,18 +46,32 @@ class Work:
     """Positions whose logits are computed."""
     sequences: int
     """First tokens that go through the pooler and the next-sentence head, where the model has them."""
+    pairs_within: Mapping[int, int] = field(default_factory=dict, hash=False)
+    """For each window of the model's layers, the pairs of positions of one segment that are at most so far apart."""
 
     def __add__(self, other: "Work") -> "Work":
-        return Work(**{field.name: getattr(self, field.name) + getattr(other, field.name) for field in fields(self)})
+        if self.pairs_within.keys() != other.pairs_within.keys():
+            raise ValueError(
+                f"work within the windows {sorted(self.pairs_within)} and within {sorted(other.pairs_within)} does not "
+                "add up: count both with the windows of one model (`config.windows`)"
+            )
+        numbers = [one.name for one in fields(self) if one.name != "pairs_within"]
+        sums = {name: getattr(self, name) + getattr(other, name) for name in numbers}
+        pairs = {window: count + other.pairs_within[window] for window, count in self.pairs_within.items()}
+        return Work(**sums, pairs_within=pairs)
 
     def attended_pairs(self, *, causal: bool, window: int | None = None) -> int:
         """Returns the pairs of positions that attend to each other: sum of l (l + 1) / 2, or of l².
 
-        Raises: ValueError for a window, whose pairs follow from lengths alone: see `kernels/visible_pairs.py`.
+        Raises: ValueError for a window whose pairs were not counted.
         """
-        if window is not None:
-            raise ValueError(f"pairs within a window of {window} follow from the lengths alone, not from their squares")
-        return (self.squared_lengths + self.slots) // 2 if causal else self.squared_lengths
+        if window is not None and window not in self.pairs_within:
+            raise ValueError(
+                f"this work has no pairs within a window of {window}, only within {sorted(self.pairs_within)}: give "
+                "what counts it the windows of the model (`config.windows`)"
+            )
+        pairs = self.squared_lengths if window is None else self.pairs_within[window]
+        return (pairs + self.slots) // 2 if causal else pairs
 
 
 def useful_work(batch: "PackedBatch") -> Work:
@@ -69,29 +84,33 @@ def useful_work(batch: "PackedBatch") -> Work:
         squared_lengths=batch.squared_lengths,
         head_slots=batch.local_counts.targets - batch.padding_targets,
         sequences=batch.local_counts.sequences,
+        pairs_within=batch.pairs_within,
     )
 
 
 def performed_work(batch: "PackedBatch") -> Work:
     """Returns the work on all slots, padding included, and on all rows of the heads; synchronises with the device."""
     lengths = batch.cu_seqlens.diff().long()
-    return _work_on_all_slots(batch, squared_lengths=int((lengths * lengths).sum()))
+    pairs = total_pairs_within(lengths.cpu().numpy(), batch.pairs_within) if batch.pairs_within else {}
+    return _work_on_all_slots(batch, squared_lengths=int((lengths * lengths).sum()), pairs_within=pairs)
 
 
 def work_on_whole_rows(batch: "PackedBatch", *, causal: bool) -> Work:
     """Returns the same where attention computes all pairs of a row's slots, and masks those that are not to be seen."""
     pairs = batch.slots * batch.row_slots
     # A causal model's operations are counted for half of a square and half of its diagonal: here nothing is skipped.
-    return _work_on_all_slots(batch, squared_lengths=2 * pairs - batch.slots if causal else pairs)
+    pairs = 2 * pairs - batch.slots if causal else pairs
+    return _work_on_all_slots(batch, squared_lengths=pairs, pairs_within=dict.fromkeys(batch.pairs_within, pairs))
 
 
-def _work_on_all_slots(batch: "PackedBatch", *, squared_lengths: int) -> Work:
+def _work_on_all_slots(batch: "PackedBatch", *, squared_lengths: int, pairs_within: Mapping[int, int]) -> Work:
     pairs = batch.targets.get(NEXT_SENTENCE.name)
     return Work(
         slots=batch.slots,
         squared_lengths=squared_lengths,
         head_slots=batch.head_rows,
         sequences=0 if pairs is None else pairs.labels.shape[0],
+        pairs_within=pairs_within,
     )
 
 

@@ -235,6 +235,7 @@ def _batch(config: TransformerConfig) -> PackedBatch:
         sequence_ids=labels(sequences),
         source_tokens=(slots,),
         squared_lengths=slots,
+        pairs_within={},
         padding_targets=0,
         order_hash=0,
     )

@@ -108,6 +108,7 @@ def batch_of(step: int, slot: int) -> PackedBatch:
         sequence_ids=torch.zeros(1, dtype=torch.int64),
         source_tokens=(SLOTS,),
         squared_lengths=SLOTS**2,
+        pairs_within={},
         padding_targets=0,
         order_hash=0,
     )

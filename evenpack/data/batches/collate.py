@@ -13,6 +13,7 @@ from evenpack.data.order.selection import PackedSource, PackSelection, order_has
 from evenpack.data.order.step_shape import StepShape
 from evenpack.data.sequences.view import PaddingCounts
 from evenpack.errors import DataError
+from evenpack.kernels.visible_pairs import total_pairs_within
 from evenpack.step_counts import StepCounts
 
 
@@ -42,6 +43,7 @@ class Collator:
             objective.check(source.view)
         self.sources = tuple(sources)
         self.objective = objective
+        self.windows = shape.windows
         self.padding_token = padding_token
         self.vocabulary_size = vocabulary_size
         self.placer = Placer.of(
@@ -60,7 +62,7 @@ class Collator:
 
         Raises: DataError for a micro-batch beyond the capacity, or a token beyond the vocabulary.
         """
-        content, segment_lengths, segments_per_sequence = self._read(packs)
+        content, segment_lengths, segments_per_sequence, pairs_within = self._read(packs)
         rows = packs.packs if self.capacity.follows else self.placer.rows
         placement = self.placer.place(packs, segment_lengths, segments_per_sequence, rows=rows)
         sizes = self.capacity.sizes(sequences=len(packs.sequence_ids), segments=len(placement.segment_starts))
@@ -90,6 +92,7 @@ class Collator:
             sequence_ids=_filled(packs.sequence_ids, sizes.sequences, -1),
             source_tokens=source_tokens,
             squared_lengths=int((segment_lengths**2).sum() - content.padding.squared_lengths.sum()),
+            pairs_within=pairs_within,
             padding_targets=int(content.padding.targets.sum()) if self.objective.end_of_text_in_loss == "all" else 0,
             order_hash=order_hash(packs),
         )
@@ -99,8 +102,13 @@ class Collator:
         real = content.lengths - content.padding.tokens
         return tuple(int(real[content.sources == index].sum()) for index in range(len(self.sources)))
 
-    def _read(self, packs: PackSelection) -> tuple[SequenceContent, Int64[np.ndarray, " K"], Int64[np.ndarray, " M"]]:
-        """Returns the sequences, the lengths of their segments, and the number of segments of each, for all sources."""
+    def _read(
+        self, packs: PackSelection
+    ) -> tuple[SequenceContent, Int64[np.ndarray, " K"], Int64[np.ndarray, " M"], dict[int, int]]:
+        """Returns the sequences of all sources.
+
+        With them the lengths of their segments, the number of segments of each, and the real pairs within each window.
+        """
         sizes = np.diff(packs.offsets)
         sequence_sources = np.repeat(packs.sources, sizes)
         epochs = packs.stream_positions // np.array([source.plan.packs for source in self.sources])[packs.sources]
@@ -110,6 +118,7 @@ class Collator:
         parts: list[Int64[np.ndarray, " part"]] = []
         padding = PaddingCounts(*(np.zeros(len(packs.sequence_ids), dtype=np.int64) for _ in PaddingCounts._fields))
         left_out: Bool[np.ndarray, " tokens"] | None = None
+        pairs_within = dict.fromkeys(self.windows, 0)
         for index, source in enumerate(self.sources):
             members = sequence_sources == index
             chosen = packs.sequence_ids[members]
@@ -128,6 +137,10 @@ class Collator:
             else:
                 lengths, counts[members] = source.view.segments(chosen)
             parts.append(lengths)
+            if self.windows:
+                real = lengths if padding_counts is None else source.view.real_segment_lengths(chosen)
+                for window, pairs in total_pairs_within(real, self.windows).items():
+                    pairs_within[window] += pairs
         segment_lengths = np.empty(int(counts.sum()), dtype=np.int64)
         segment_sources = np.repeat(sequence_sources, counts)
         for index, lengths in enumerate(parts):
@@ -143,7 +156,7 @@ class Collator:
             padding=padding,
             left_out=left_out,
         )
-        return content, segment_lengths, counts
+        return content, segment_lengths, counts, pairs_within
 
     def _checked(self, tokens: Integer[np.ndarray, " tokens"], source: int) -> Integer[np.ndarray, " tokens"]:
         """Returns the content if all token ids are in the vocabulary.

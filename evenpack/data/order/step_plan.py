@@ -6,12 +6,12 @@ The packs depend on (seed, step) and the prepared data alone. World size, accumu
 `shares`: which rank computes which packs of the step.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
-from jaxtyping import Float64, Int64
+from jaxtyping import Float64, Int64, Real
 
 from evenpack.data.order.assignment import StepAssignment, assign_step
 from evenpack.data.order.mixture import MixtureSchedule
@@ -19,6 +19,7 @@ from evenpack.data.order.selection import PackedSource, PackSelection, select_pa
 from evenpack.data.order.step_shape import CostWeights, StepShape
 from evenpack.data.order.weight_change import WeightChange
 from evenpack.data.sequences import SequenceView
+from evenpack.kernels.visible_pairs import visible_pairs
 from evenpack.step_counts import StepCounts
 
 
@@ -151,8 +152,17 @@ class StepPlanner:
 
     def _statistics(self, packs: PackSelection) -> "_SequenceStatistics":
         sequence_sources = np.repeat(packs.sources, np.diff(packs.offsets))
+        windows = self.shape.cost_weights.per_pair_within
+
+        def empty() -> Int64[np.ndarray, " M"]:
+            return np.empty(len(packs.sequence_ids), dtype=np.int64)
+
         found = _SequenceStatistics(
-            **{name: np.empty(len(packs.sequence_ids), dtype=np.int64) for name in _SequenceStatistics._fields}
+            targets=empty(),
+            squared_lengths=empty(),
+            segments=empty(),
+            padding=empty(),
+            pairs_within={window: empty() for window in windows},
         )
         for index, source in enumerate(self.sources):
             members = sequence_sources == index
@@ -163,6 +173,12 @@ class StepPlanner:
             padding = source.view.padding_counts(sequence_ids)
             found.padding[members] = 0 if padding is None else padding.tokens
             found.targets[members] = self.objective.count_targets(source.view, sequence_ids, lengths, segments)
+            if windows:
+                segment_lengths, per_sequence = source.view.segments(sequence_ids)
+                ends = np.cumsum(per_sequence)
+                for window, pairs in found.pairs_within.items():
+                    of_segments = visible_pairs(segment_lengths, window=window, causal=False)
+                    pairs[members] = _sum_by_pack(of_segments, np.append(0, ends))
         return found
 
 
@@ -175,6 +191,8 @@ class _SequenceStatistics(NamedTuple):
     segments: Int64[np.ndarray, " M"]
     padding: Int64[np.ndarray, " M"]
     """Tokens that only pad the sequence."""
+    pairs_within: Mapping[int, Int64[np.ndarray, " M"]]
+    """For each window that costs something, the pairs of tokens of one segment that are at most so far apart."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -182,9 +200,11 @@ class PackStatistics:
     """The statistics from which the cost of packs, or of any items, is computed."""
 
     tokens: Int64[np.ndarray, "*items"]
-    squared_lengths: Int64[np.ndarray, "*items"]
-    """Sum of length² over segments: the work of attention."""
+    squared_lengths: Real[np.ndarray, "*items"]
+    """Sum of length² over segments: the work of attention in layers without a window."""
     segments: Int64[np.ndarray, "*items"]
+    pairs_within: Mapping[int, Int64[np.ndarray, "*items"]]
+    """The same in layers with a window, for each of them."""
 
 
 def item_costs(weights: CostWeights, statistics: PackStatistics) -> Float64[np.ndarray, "*items"]:
@@ -192,6 +212,8 @@ def item_costs(weights: CostWeights, statistics: PackStatistics) -> Float64[np.n
     costs: Float64[np.ndarray, "*items"] = (
         weights.per_token * statistics.tokens + weights.per_squared_length * statistics.squared_lengths
     )
+    for window, per_pair in weights.per_pair_within.items():
+        costs = costs + per_pair * statistics.pairs_within[window]
     return costs + weights.per_segment * statistics.segments if weights.per_segment else costs
 
 
@@ -200,6 +222,9 @@ def _by_pack(packs: PackSelection, per_sequence: _SequenceStatistics) -> PackSta
         tokens=_sum_by_pack(packs.lengths, packs.offsets),
         squared_lengths=_sum_by_pack(per_sequence.squared_lengths, packs.offsets),
         segments=_sum_by_pack(per_sequence.segments, packs.offsets),
+        pairs_within={
+            window: _sum_by_pack(pairs, packs.offsets) for window, pairs in per_sequence.pairs_within.items()
+        },
     )
 
 

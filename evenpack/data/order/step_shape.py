@@ -3,8 +3,9 @@
 A run file is checked against these names, so nothing heavy is imported here.
 """
 
-from dataclasses import dataclass
-from typing import Literal
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, replace
+from typing import Any, Literal
 
 from evenpack.errors import ConfigError
 
@@ -32,12 +33,41 @@ POLICIES: dict[tuple[Batching, Layout], tuple[AssignmentPolicy, ...]] = {
 class CostWeights:
     """Weights of an item's cost to a rank, all in the same unit.
 
-    per_token · tokens + per_squared_length · Σ length² + per_segment · segments, over the segments of its sequences.
+    per_token · tokens + per_squared_length · Σ length² + per_segment · segments, over the segments of its sequences,
+    and for each window of the model's layers per_pair_within · the pairs of tokens that are at most so far apart.
     """
 
     per_token: float
     per_squared_length: float
     per_segment: float
+    per_pair_within: Mapping[int, float] = field(default_factory=dict, hash=False)
+    """By window, for a model with local attention; layers that see whole sequences are in `per_squared_length`."""
+
+    @property
+    def are_zero(self) -> bool:
+        """Whether all items cost the same: nothing."""
+        terms = (self.per_token, self.per_squared_length, self.per_segment, *self.per_pair_within.values())
+        return not any(terms)
+
+    def __str__(self) -> str:
+        terms = {"per_token": self.per_token, "per_squared_length": self.per_squared_length}
+        terms |= {"per_segment": self.per_segment}
+        terms |= {f"per_pair_within {window}": weight for window, weight in self.per_pair_within.items()}
+        return ", ".join(f"{name} {weight:g}" for name, weight in terms.items())
+
+    def to_json(self) -> dict[str, Any]:
+        """Returns the weights as JSON values; those of windows only if there are any."""
+        values = asdict(self)
+        windows = values.pop("per_pair_within")
+        by_name = {str(window): weight for window, weight in windows.items()}
+        return values | {"per_pair_within": by_name} if windows else values
+
+    @classmethod
+    def from_json(cls, values: Mapping[str, Any]) -> "CostWeights":
+        """Returns the weights of `to_json`. Raises: KeyError, TypeError or ValueError if it did not make them."""
+        numbers = {name: float(weight) for name, weight in values.items() if name != "per_pair_within"}
+        windows = values.get("per_pair_within", {})
+        return cls(**numbers, per_pair_within={int(window): float(weight) for window, weight in windows.items()})
 
     def in_layout(self, layout: Layout) -> "CostWeights":
         """Returns the terms that distinguish items of this layout.
@@ -45,10 +75,7 @@ class CostWeights:
         In the packed layout every pack has the same slots and so the same work outside attention, whether they hold
         tokens or padding: with a cost per token a pack with more padding would seem less expensive.
         """
-        per_token = 0.0 if layout == "packed" else self.per_token
-        return CostWeights(
-            per_token=per_token, per_squared_length=self.per_squared_length, per_segment=self.per_segment
-        )
+        return replace(self, per_token=0.0) if layout == "packed" else self
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -103,6 +130,8 @@ class StepShape(StepSize):
     policy: AssignmentPolicy
     cost_weights: CostWeights
     """Weights by which `cost_balanced` balances; the other policies read lengths."""
+    windows: tuple[int, ...]
+    """Windows of the model's layers, whose pairs each batch counts; empty if all layers see whole sequences."""
     balances_each_micro_batch: bool
     """Whether ranks synchronise in each micro-batch and not only in each step; depends on the sharding."""
 

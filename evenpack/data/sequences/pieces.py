@@ -485,14 +485,27 @@ class PaddingView(RowsView):
         if len(sequence_ids) == 0:
             return PaddingCounts(sequence_ids, sequence_ids, sequence_ids)
         pieces = self.pieces(sequence_ids)
-        firsts = np.flatnonzero(self._begins_segment(pieces))
-        lengths, paddings = (np.add.reduceat(values, firsts) for values in (pieces.slots, pieces.paddings))
+        firsts, lengths, paddings = self._padded_segments(pieces)
         squares = np.zeros_like(pieces.paddings)
         squares[firsts] = lengths**2 - (lengths - paddings) ** 2
         no_target = np.zeros_like(pieces.paddings)
         no_target[firsts] = pieces.tokens[firsts] + pieces.ends[firsts] == 0  # a segment's first token is none anyway
         tokens = pieces.sum_by_row(pieces.paddings)
         return PaddingCounts(tokens, tokens - pieces.sum_by_row(no_target), pieces.sum_by_row(squares))
+
+    def real_segment_lengths(self, sequence_ids: Int64[np.ndarray, " K"]) -> Int64[np.ndarray, " segments"]:
+        if len(sequence_ids) == 0:
+            return sequence_ids
+        _, lengths, paddings = self._padded_segments(self.pieces(sequence_ids))
+        real: Int64[np.ndarray, " segments"] = lengths - paddings
+        return real
+
+    def _padded_segments(
+        self, pieces: Pieces
+    ) -> tuple[Int64[np.ndarray, " segments"], Int64[np.ndarray, " segments"], Int64[np.ndarray, " segments"]]:
+        """Returns for each segment its first piece, its slots, and those of them that are padding."""
+        firsts = np.flatnonzero(self._begins_segment(pieces))
+        return firsts, np.add.reduceat(pieces.slots, firsts), np.add.reduceat(pieces.paddings, firsts)
 
     def find_pieces(self, sequence_ids: Int64[np.ndarray, " K"]) -> Pieces:
         parts = self._parts(sequence_ids)

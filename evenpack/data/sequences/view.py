@@ -127,6 +127,9 @@ class SequenceView(Protocol):
     ) -> tuple[Int64[np.ndarray, " segments"], Int64[np.ndarray, " K"]]:
         """Returns the lengths of all segments, sequence by sequence, and how many each sequence has."""
 
+    def real_segment_lengths(self, sequence_ids: Int64[np.ndarray, " K"]) -> Int64[np.ndarray, " segments"]:
+        """Returns the lengths of all segments without tokens that only pad them."""
+
     def gather(self, sequence_ids: Int64[np.ndarray, " K"]) -> Integer[np.ndarray, " tokens"]:
         """Returns the tokens of the sequences, concatenated, in the token file's type."""
 
@@ -177,6 +180,14 @@ class NumberedSequences:
     @abstractmethod
     def count(self) -> int:
         """Number of sequences."""
+
+    @abstractmethod
+    def segments(
+        self, sequence_ids: Int64[np.ndarray, " K"]
+    ) -> tuple[Int64[np.ndarray, " segments"], Int64[np.ndarray, " K"]]: ...
+
+    def real_segment_lengths(self, sequence_ids: Int64[np.ndarray, " K"]) -> Int64[np.ndarray, " segments"]:
+        return self.segments(sequence_ids)[0]
 
     def padding_counts(self, sequence_ids: Int64[np.ndarray, " K"]) -> "PaddingCounts | None":
         return None

@@ -2,7 +2,6 @@
 
 import logging
 from collections.abc import Mapping
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -112,7 +111,7 @@ def compare_run_files(state: TrainState, config: dict[str, Any], *, has_fewer_ac
             "Choose another run.output_dir to begin with others.",
             _COST_MODEL,
             config["training"][_COST_MODEL.partition(".")[2]],
-            ", ".join(f"{name} {weight:g}" for name, weight in asdict(state.cost_weights).items()),
+            state.cost_weights,
         )
     _require_step_size(state, config["training"], has_fewer_accumulations=has_fewer_accumulations)
     _require_skipped_steps(state, config["training"])

@@ -76,7 +76,7 @@ class TrainState:
             raise ValueError(f"step {self.step} or world size {self.world_size} is out of range")
 
     def to_json(self) -> dict[str, Any]:
-        return asdict(self)
+        return asdict(self) | {"cost_weights": self.cost_weights.to_json()}
 
     @classmethod
     def from_json(cls, values: dict[str, Any]) -> "TrainState":
@@ -84,8 +84,7 @@ class TrainState:
 
         Raises: KeyError, TypeError or ValueError if `to_json` did not make it.
         """
-        weights = {name: float(weight) for name, weight in values["cost_weights"].items()}
-        return cls(**(values | {"cost_weights": CostWeights(**weights)}))
+        return cls(**(values | {"cost_weights": CostWeights.from_json(values["cost_weights"])}))
 
 
 @dataclass(frozen=True, kw_only=True)

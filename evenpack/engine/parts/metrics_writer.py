@@ -180,6 +180,7 @@ def step_record(
             squared_lengths=totals.squared_lengths,
             head_slots=counts.targets - totals.padding_targets,
             sequences=counts.sequences,
+            pairs_within=totals.pairs_within,
         )
         flops = step_flops(run.config.model, vocabulary_size=run.prepared.vocabulary_size, work=work)
         record["mfu"] = flops / step_seconds / peak_flops

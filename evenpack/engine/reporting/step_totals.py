@@ -30,6 +30,7 @@ _SOURCE_TOKENS = "_source_tokens_{}"
 _LOSS_SUM = "_loss_sum_{}"
 _OPTIMISED = "_optimised_{}"
 _CORRECT = "_correct_{}"
+_PAIRS_WITHIN = "_pairs_within_{}"
 """Names of the parts of values that are more than one number."""
 
 RankValue = int | float | Tensor
@@ -67,6 +68,8 @@ class StepTotals:
     """The counts of what the ranks collated."""
     squared_lengths: int
     """Sum of length² over segments, padding left out."""
+    pairs_within: Mapping[int, int]
+    """The same for layers with a window: the pairs of tokens of a segment that are at most so far apart."""
     padding_targets: int
     """Number of targets that are padding within sequences."""
     order_hash: int
@@ -160,6 +163,10 @@ def _measured(batches: StepBatches, local: LocalStep, *, stop: bool, loader_seco
         "_stop": stop,
         "_packs": counts.packs,
         "_squared_lengths": sum(batch.squared_lengths for batch in micro_batches),
+        **{
+            _PAIRS_WITHIN.format(window): sum(batch.pairs_within[window] for batch in micro_batches)
+            for window in micro_batches[0].pairs_within
+        },
         "_padding_targets": sum(batch.padding_targets for batch in micro_batches),
         **{_LIMB.format(index): (order_hash >> (_LIMB_BITS * index)) % (1 << _LIMB_BITS) for index in range(_LIMBS)},
         **{_SOURCE_TOKENS.format(index): tokens for index, tokens in enumerate(source_tokens)},
@@ -168,6 +175,7 @@ def _measured(batches: StepBatches, local: LocalStep, *, stop: bool, loader_seco
 
 def _totals(reduced: Mapping[str, int | float], denominators: Denominators) -> StepTotals:
     whole = {name: int(value) for name, value in reduced.items() if isinstance(value, int)}
+    within = _PAIRS_WITHIN.format("")
     sources = sum(name.startswith(_SOURCE_TOKENS.format("")) for name in reduced)
     return StepTotals(
         losses={
@@ -187,6 +195,9 @@ def _totals(reduced: Mapping[str, int | float], denominators: Denominators) -> S
             targets=whole["targets"],
         ),
         squared_lengths=whole["_squared_lengths"],
+        pairs_within={
+            int(name.removeprefix(within)): pairs for name, pairs in whole.items() if name.startswith(within)
+        },
         padding_targets=whole["_padding_targets"],
         order_hash=sum(whole[_LIMB.format(index)] << (_LIMB_BITS * index) for index in range(_LIMBS)) % (1 << 64),
         source_tokens=tuple(whole[_SOURCE_TOKENS.format(index)] for index in range(sources)),

@@ -1,11 +1,12 @@
 """The seconds of a micro-batch by its content: the file that `study throughput` writes and a run reads."""
 
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 from jaxtyping import Float64, Int64
-from pydantic import Field
+from pydantic import Field, model_serializer
 
 from evenpack.config import Section, validate
 from evenpack.data.order.step_shape import CostWeights
@@ -45,13 +46,16 @@ class MeasuredOn(Section):
 class CostModel(Section):
     """The seconds of forward and backward over a micro-batch.
 
-    They are constant + per_token · slots + per_squared_length · Σ segment² + per_segment · segments.
+    They are constant + per_token · slots + per_squared_length · Σ segment² + per_segment · segments, and for each
+    window of the model's layers per_pair_within · the pairs of tokens of a segment that are at most so far apart.
     """
 
     constant: float = Field(ge=0.0)
     per_token: float = Field(ge=0.0)
     """Seconds per slot, real or padding: its cost outside attention."""
     per_squared_length: float = Field(ge=0.0)
+    per_pair_within: dict[Annotated[int, Field(ge=1)], Annotated[float, Field(ge=0.0)]] = Field(default_factory=dict)
+    """For a model with local attention: seconds for each pair of tokens of a segment that are at most so far apart."""
     per_segment: float = Field(default=0.0, ge=0.0)
     """Seconds per segment; 0 unless it improved the fit clearly."""
     per_step: float = Field(ge=0.0)
@@ -68,17 +72,27 @@ class CostModel(Section):
     """Measured micro-batches, including repeats and held-out ones."""
     measured_on: MeasuredOn
 
+    @model_serializer(mode="wrap")
+    def _without_empty_windows(self, handler: Callable[[Any], Any]) -> dict[str, Any]:
+        values: dict[str, Any] = handler(self)
+        return values if self.per_pair_within else {name: values[name] for name in values if name != "per_pair_within"}
+
     def seconds(
         self,
         slots: Int64[np.ndarray, "*shape"],
         squared_lengths: Int64[np.ndarray, "*shape"],
         segments: Int64[np.ndarray, "*shape"] | None = None,
+        pairs_within: Mapping[int, Int64[np.ndarray, "*shape"]] | None = None,
     ) -> Float64[np.ndarray, "*shape"]:
         """Returns the expected seconds of micro-batches, without noise.
 
-        Raises: ValueError if segments cost something and are not given.
+        Raises: ValueError if segments, or pairs within windows, cost something and are not given.
         """
         expected = self.constant + self.per_token * slots + self.per_squared_length * squared_lengths
+        for window, per_pair in self.per_pair_within.items():
+            if pairs_within is None or window not in pairs_within:
+                raise ValueError(f"this cost model has a cost per pair within a window of {window}: give their number")
+            expected = expected + per_pair * pairs_within[window]
         if self.per_segment == 0.0:
             return expected
         if segments is None:
@@ -89,7 +103,10 @@ class CostModel(Section):
     def cost_weights(self) -> CostWeights:
         """Returns the cost of packs or sequences to a rank, in seconds."""
         return CostWeights(
-            per_token=self.per_token, per_squared_length=self.per_squared_length, per_segment=self.per_segment
+            per_token=self.per_token,
+            per_squared_length=self.per_squared_length,
+            per_segment=self.per_segment,
+            per_pair_within=self.per_pair_within,
         )
 
     @classmethod

@@ -1,6 +1,7 @@
 """The cost of packs and sequences to a rank, for `cost_balanced`: measured, or by the model's operations."""
 
 import logging
+from dataclasses import replace
 from pathlib import Path
 
 from evenpack.data.order.step_shape import CostWeights, Layout
@@ -76,7 +77,9 @@ def _warn_of_other_width(cost_model: CostModel, path: Path, model: ModelConfig) 
 def operation_weights(
     model: ModelConfig, masking: MaskingConfig, prepared: PreparedData, *, layout: Layout
 ) -> CostWeights:
-    """Returns weights by the model's floating-point operations, in units of a squared length; segments cost nothing.
+    """Returns weights by the model's floating-point operations; segments cost nothing.
+
+    The unit is a pair of tokens that attend to each other in all layers: without windows, a squared length.
 
     Args:
         masking: settings of masks that each epoch draws again; ignored if the data stores masks, or needs none.
@@ -85,14 +88,25 @@ def operation_weights(
     def flops(work: Work) -> int:
         return step_flops(model, vocabulary_size=prepared.vocabulary_size, work=work)
 
-    if layout == "packed":
+    if layout == "packed" and not model.windows:
         return CostWeights(per_token=0.0, per_squared_length=1.0, per_segment=0.0)
     head_slots = round(_TOKENS * head_share(model, masking, prepared))
-    of_tokens = flops(Work(slots=_TOKENS, squared_lengths=0, head_slots=head_slots, sequences=0))
-    of_squares = flops(Work(slots=0, squared_lengths=_TOKENS, head_slots=0, sequences=0))
-    if of_squares == 0:  # a model without attention
+    nothing = Work(slots=0, squared_lengths=0, head_slots=0, sequences=0, pairs_within=dict.fromkeys(model.windows, 0))
+    of_tokens = flops(replace(nothing, slots=_TOKENS, head_slots=head_slots))
+    of_squares = flops(replace(nothing, squared_lengths=_TOKENS))
+    of_windows = {
+        window: flops(replace(nothing, pairs_within={**nothing.pairs_within, window: _TOKENS}))
+        for window in model.windows
+    }
+    of_attention = of_squares + sum(of_windows.values())
+    if of_attention == 0:  # a model without attention
         return CostWeights(per_token=1.0, per_squared_length=0.0, per_segment=0.0)
-    return CostWeights(per_token=of_tokens / of_squares, per_squared_length=1.0, per_segment=0.0)
+    return CostWeights(
+        per_token=of_tokens / of_attention,
+        per_squared_length=of_squares / of_attention,
+        per_segment=0.0,
+        per_pair_within={window: flops / of_attention for window, flops in of_windows.items()},
+    )
 
 
 def head_share(model: ModelConfig, masking: MaskingConfig, prepared: PreparedData) -> float:
@@ -118,9 +132,19 @@ def _differences(cost_model: CostModel, training: TrainingSection, model: ModelC
     on, found = cost_model.measured_on, []
     if on.family != model.kind:
         found.append(f"was measured on {on.model}, and model.kind is {model.kind}")
+    if (windows := tuple(sorted(cost_model.per_pair_within))) != model.windows:
+        found.append(
+            f"has costs within {_named(windows)}, and the layers of this {model.kind} have {_named(model.windows)}"
+        )
     layouts = {name.partition("/")[0] for name in on.layouts}
     if training.layout not in layouts:
         found.append(
             f"was measured in the layouts {', '.join(sorted(layouts))}, and training.layout is {training.layout}"
         )
     return found
+
+
+def _named(windows: tuple[int, ...]) -> str:
+    if not windows:
+        return "no window"
+    return f"windows of {', '.join(map(str, windows))}"

@@ -195,14 +195,13 @@ def resolve(config: RunConfig, prepared: PreparedData) -> ResolvedRun:
         reset_positions=config.model.reset_positions,
         policy=training.policy,
         cost_weights=weights.in_layout(training.layout),
+        windows=config.model.windows,
         balances_each_micro_batch=sharding_at(config.deepspeed.zero_stage).balances_each_micro_batch,
     )
-    if shape.policy == "cost_balanced" and shape.cost_weights == CostWeights(
-        per_token=0.0, per_squared_length=0.0, per_segment=0.0
-    ):
+    if shape.policy == "cost_balanced" and shape.cost_weights.are_zero:
         raise ConfigError(
             f"training.cost_model {training.cost_model} gives all packs the same cost in layout {shape.layout} "
-            "(per_squared_length and per_segment are 0): measure again, or set training.assignment=arrival"
+            "(its costs of attention and of segments are 0): measure again, or set training.assignment=arrival"
         )
     return ResolvedRun(
         config=config,

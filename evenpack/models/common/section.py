@@ -79,6 +79,11 @@ class TransformerConfig(Section):
         return (None,) * self.shape["layers"]
 
     @property
+    def windows(self) -> tuple[int, ...]:
+        """The different windows of the layers, ascending; empty if each layer sees whole sequences."""
+        return tuple(sorted({window for window in self.attention_windows if window is not None}))
+
+    @property
     def losses(self) -> tuple[Loss, ...]:
         """The losses that the model returns, each with what divides it, the main one first."""
         return (NEXT_TOKEN,)

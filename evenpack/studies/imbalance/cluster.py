@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from jaxtyping import Float64, Int64
+from jaxtyping import Float64, Int64, Real
 
 from evenpack.data.order.assignment import StepAssignment, assign_step, padded_width
 from evenpack.data.order.step_plan import PackStatistics, item_costs
@@ -37,10 +37,10 @@ class ItemKinds:
     probabilities: Float64[np.ndarray, " kinds"]
     tokens: Int64[np.ndarray, " kinds"]
     """Real tokens of an item."""
-    squared_lengths: Int64[np.ndarray, " kinds"]
-    """Sum of length² over its sequences."""
-    padding_squared_lengths: Int64[np.ndarray, " kinds"]
-    """Sum of length² over the segments of padding in a pack."""
+    attended: Real[np.ndarray, " kinds"]
+    """Sum over its sequences of the pairs that attention computes (`StepCost.attended`)."""
+    padding_attended: Real[np.ndarray, " kinds"]
+    """The same over the segments of padding in a pack."""
     sequences: Int64[np.ndarray, " kinds"]
 
     @property
@@ -51,7 +51,7 @@ class ItemKinds:
     @property
     def work(self) -> Float64[np.ndarray, "kinds 2"]:
         """Returns the quantities on which times of steps depend linearly, apart from waiting and rounding."""
-        return np.stack([self.tokens, self.squared_lengths + self.padding_squared_lengths], axis=1).astype(np.float64)
+        return np.stack([self.tokens, self.attended + self.padding_attended], axis=1).astype(np.float64)
 
     def draw(self, generator: np.random.Generator, items: int) -> Int64[np.ndarray, " items"]:
         """Returns the kinds of independent items in random order: a shuffled sorted sample, which is fastest."""
@@ -61,36 +61,40 @@ class ItemKinds:
         return kinds.astype(np.int64)
 
 
-def sequence_kinds(histogram: LengthHistogram) -> ItemKinds:
+def sequence_kinds(histogram: LengthHistogram, cost: StepCost) -> ItemKinds:
     """Returns a kind for each length that occurs."""
     lengths = np.flatnonzero(histogram.counts) + 1
     return ItemKinds(
         probabilities=histogram.counts[lengths - 1] / histogram.sequences,
         tokens=lengths,
-        squared_lengths=lengths**2,
-        padding_squared_lengths=np.zeros_like(lengths),
+        attended=cost.attended(lengths),
+        padding_attended=np.zeros_like(lengths),
         sequences=np.ones_like(lengths),
     )
 
 
-def pack_kinds(packing: Packing, *, max_sequence_length: int) -> ItemKinds:
+def pack_kinds(packing: Packing, cost: StepCost, *, max_sequence_length: int) -> ItemKinds:
     """Returns a kind for each strategy."""
     lengths, starts = packing.slot_lengths, np.cumsum(packing.depths) - packing.depths
     tokens = np.add.reduceat(lengths, starts)
     return ItemKinds(
         probabilities=packing.counts / packing.packs,
         tokens=tokens,
-        squared_lengths=np.add.reduceat(lengths**2, starts),
-        padding_squared_lengths=squared_padding(packing.pack_length - tokens, max_sequence_length),
+        attended=np.add.reduceat(cost.attended(lengths), starts),
+        padding_attended=attended_padding(packing.pack_length - tokens, max_sequence_length, cost),
         sequences=packing.depths,
     )
 
 
-def squared_padding(slots: Int64[np.ndarray, "*shape"], max_sequence_length: int) -> Int64[np.ndarray, "*shape"]:
-    """Returns the sum of length² over the segments of so many padding slots (`data/batches/placement.py`)."""
+def attended_padding(
+    slots: Int64[np.ndarray, "*shape"], max_sequence_length: int, cost: StepCost
+) -> Real[np.ndarray, "*shape"]:
+    """Returns the pairs of attention in the segments of so many padding slots (`data/batches/placement.py`)."""
     whole, rest = np.divmod(slots, max_sequence_length)
-    squared: Int64[np.ndarray, "*shape"] = whole * max_sequence_length**2 + rest**2
-    return squared
+    pairs: Real[np.ndarray, "*shape"] = whole * cost.attended(np.full_like(rest, max_sequence_length)) + cost.attended(
+        rest
+    )
+    return pairs
 
 
 def waits_in_each_micro_batch(zero_stage: int) -> bool:
@@ -276,6 +280,7 @@ class Cluster:
             reset_positions=True,
             policy=scheme.policy,
             cost_weights=weights.in_layout(scheme.layout),
+            windows=(),
             balances_each_micro_batch=waits_in_each_micro_batch(self.options.zero_stage),
         )
 
@@ -285,7 +290,9 @@ class Cluster:
         kinds = self.kinds(shape.batching)
         of_kind = item_costs(
             shape.cost_weights,
-            PackStatistics(tokens=kinds.tokens, squared_lengths=kinds.squared_lengths, segments=kinds.sequences),
+            PackStatistics(
+                tokens=kinds.tokens, squared_lengths=kinds.attended, segments=kinds.sequences, pairs_within={}
+            ),
         )
         costs: Float64[np.ndarray, " items"] = of_kind[draw.items]
         return costs
@@ -298,23 +305,25 @@ class Cluster:
         starts, assigned = shares.offsets[:-1], items[shares.items]
         counts = np.diff(shares.offsets)
         tokens = np.add.reduceat(kinds.tokens[assigned], starts)
-        squared = np.add.reduceat(kinds.squared_lengths[assigned], starts)
+        attended = np.add.reduceat(kinds.attended[assigned], starts)
         sequences = counts
         if scheme.layout == "packed":
             slots = counts * self.pack_length
-            squared = squared + np.add.reduceat(kinds.padding_squared_lengths[assigned], starts)
-            squared = counts * self.pack_length**2 if scheme.dense else squared
+            attended = attended + np.add.reduceat(kinds.padding_attended[assigned], starts)
+            attended = counts * self.pack_length**2 if scheme.dense else attended
             sequences = np.add.reduceat(kinds.sequences[assigned], starts)
         elif scheme.layout == "unpadded":
             slots = -(-tokens // UNPADDED_SLOT_MULTIPLE) * UNPADDED_SLOT_MULTIPLE
-            squared = squared + squared_padding(slots - tokens, longest)
+            attended = attended + attended_padding(slots - tokens, longest, self.cost)
         else:
             width = padded_width(scheme.policy, np.maximum.reduceat(kinds.tokens[assigned], starts), longest)
             slots = counts * width
-            # A sequence of length l is followed by padding of width - l: a segment of its own for a bidirectional
-            # model, with l² + (width - l)² = 2 l² - 2 width l + width² for both.
-            squared = counts * width**2 if self.causal else 2 * squared - 2 * width * tokens + counts * width**2
-        return self.cost.seconds(slots, squared, sequences)
+            if self.causal:
+                attended = counts * self.cost.attended(width)
+            else:  # the padding behind each sequence is a segment of its own
+                behind = np.repeat(width, counts) - kinds.tokens[assigned]
+                attended = attended + np.add.reduceat(self.cost.attended(behind), starts)
+        return self.cost.seconds(slots, attended, sequences)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

@@ -130,9 +130,9 @@ def make_cluster(
     causal: bool | None = None,
 ) -> Cluster:
     """Makes a cluster of any number of devices; the arguments are as in `simulate`."""
-    packs = pack_kinds(packing, max_sequence_length=histogram.longest)
+    packs = pack_kinds(packing, cost, max_sequence_length=histogram.longest)
     return Cluster(
-        sequences=sequence_kinds(histogram),
+        sequences=sequence_kinds(histogram, cost),
         packs=packs,
         pack_length=packing.pack_length,
         max_sequence_length=histogram.longest,

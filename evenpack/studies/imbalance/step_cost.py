@@ -1,10 +1,12 @@
 """The cost of a micro-batch in a simulated cluster: a measured cost model, or an explicit estimate."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
-from jaxtyping import Float64, Int64
+from jaxtyping import Float64, Int64, Real
 from pydantic import Field
 
 from evenpack.config import Section, nearest, validate
@@ -13,6 +15,7 @@ from evenpack.engine.resolving.cost_model import CostModel, read_cost_values
 from evenpack.engine.resolving.cost_weights import head_share
 from evenpack.engine.resolving.resolve import ResolvedRun
 from evenpack.errors import ConfigError
+from evenpack.kernels.visible_pairs import visible_pairs
 from evenpack.models.config import ModelConfig
 from evenpack.models.families import family_of
 from evenpack.studies.roofline.estimate import linear_seconds
@@ -53,20 +56,34 @@ class StepCost:
     """Seconds per micro-batch."""
     per_slot: float
     per_squared_length: float
+    """Seconds for each pair of tokens that attend to each other in all layers: where no layer has a window, for each
+    squared length."""
+    window_shares: Mapping[int, float]
+    """The shares of these seconds that are in layers with a window."""
     per_segment: float
     per_step: float
     """Seconds once per step, on every rank: the optimizer."""
     noise: float
     """Standard deviation of seconds / expected seconds."""
 
+    def attended(self, lengths: Int64[np.ndarray, "*shape"]) -> Real[np.ndarray, "*shape"]:
+        """Returns the pairs that attention computes in segments of these lengths, as an average of the layers.
+
+        That is length² in layers without a window.
+        """
+        pairs: Real[np.ndarray, "*shape"] = lengths**2
+        for window, share in self.window_shares.items():
+            pairs = pairs - share * (lengths**2 - visible_pairs(lengths, window=window, causal=False))
+        return pairs
+
     def seconds(
         self,
         slots: Int64[np.ndarray, "*shape"],
-        squared_lengths: Int64[np.ndarray, "*shape"],
+        attended: Real[np.ndarray, "*shape"],
         segments: Int64[np.ndarray, "*shape"],
     ) -> Float64[np.ndarray, "*shape"]:
         """Returns the seconds of micro-batches, without noise."""
-        seconds = self.constant + self.per_slot * slots + self.per_squared_length * squared_lengths
+        seconds = self.constant + self.per_slot * slots + self.per_squared_length * attended
         return seconds + self.per_segment * segments if self.per_segment else seconds
 
 
@@ -133,11 +150,17 @@ def _estimated(name: str, cost: EstimatedCost) -> StepCost:
         causal=family_of(model).causal,
         constant=seconds.constant,
         per_slot=seconds.per_slot,
-        per_squared_length=seconds.per_squared_length,
+        **_of_attention(seconds.per_squared_length, seconds.per_pair_within),
         per_segment=0.0,
         per_step=seconds.per_step,
         noise=0.0,
     )
+
+
+def _of_attention(per_squared_length: float, per_pair_within: Mapping[int, float]) -> dict[str, Any]:
+    total = per_squared_length + sum(per_pair_within.values())
+    shares = {window: seconds / total for window, seconds in per_pair_within.items() if total}
+    return {"per_squared_length": total, "window_shares": shares}
 
 
 def _measured(name: str, model: CostModel) -> StepCost:
@@ -153,7 +176,7 @@ def _measured(name: str, model: CostModel) -> StepCost:
         causal=on.causal,
         constant=model.constant,
         per_slot=model.per_token,
-        per_squared_length=model.per_squared_length,
+        **_of_attention(model.per_squared_length, model.per_pair_within),
         per_segment=model.per_segment,
         per_step=model.per_step,
         noise=model.noise,

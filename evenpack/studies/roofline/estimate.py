@@ -1,6 +1,6 @@
 """Estimated seconds of a step: each kernel at the rate of its products or of its bytes, whichever takes longer."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from evenpack.engine.optimizers.config import OptimizerBase
@@ -164,11 +164,15 @@ _SLOTS = 1 << 16
 
 @dataclass(frozen=True, kw_only=True)
 class LinearSeconds:
-    """Seconds of forward and backward: constant + per_slot · slots + per_squared_length · Σ length²."""
+    """Seconds of forward and backward: constant + per_slot · slots + per_squared_length · Σ length².
+
+    And for each window of the layers per_pair_within · the pairs of tokens that are at most so far apart.
+    """
 
     constant: float
     per_slot: float
     per_squared_length: float
+    per_pair_within: Mapping[int, float]
     per_step: float
     """Seconds of the update, once per step."""
 
@@ -195,9 +199,13 @@ def linear_seconds(
     peak = find_device_peak(device)
     rates = Rates.expected(peak, causal=family_of(model).causal)
 
-    def seconds(slots: int, squared_lengths: int) -> tuple[float, float]:
+    def seconds(slots: int, squared_lengths: int, pairs_within: Mapping[int, int]) -> tuple[float, float]:
         work = Work(
-            slots=slots, squared_lengths=squared_lengths, head_slots=round(head_share * slots), sequences=slots // 256
+            slots=slots,
+            squared_lengths=squared_lengths,
+            head_slots=round(head_share * slots),
+            sequences=slots // 256,
+            pairs_within=pairs_within,
         )
         step = paper_step(
             model,
@@ -216,16 +224,21 @@ def linear_seconds(
         return sum(part.seconds for part in found.parts) + kernels * rates.kernel_gap - per_step, per_step
 
     squares = _SLOTS * 512
+    within = dict.fromkeys(model.windows, squares)
     (less, per_step), (more, _), (squarer, _) = (
-        seconds(_SLOTS, squares),
-        seconds(2 * _SLOTS, 2 * squares),
-        seconds(_SLOTS, 2 * squares),
+        seconds(_SLOTS, squares, within),
+        seconds(2 * _SLOTS, 2 * squares, dict.fromkeys(within, 2 * squares)),
+        seconds(_SLOTS, 2 * squares, within),
     )
     per_squared_length = (squarer - less) / squares
-    per_slot = (more - less - per_squared_length * squares) / _SLOTS
+    per_pair_within = {
+        window: (seconds(_SLOTS, squares, within | {window: 2 * squares})[0] - less) / squares for window in within
+    }
+    per_slot = (more - less - (per_squared_length + sum(per_pair_within.values())) * squares) / _SLOTS
     return LinearSeconds(
         constant=max(0.0, 2 * less - more),
         per_slot=per_slot,
         per_squared_length=per_squared_length,
+        per_pair_within=per_pair_within,
         per_step=per_step,
     )

@@ -196,6 +196,7 @@ def logits_of_one(model: Gpt2, tokens: Tensor) -> Tensor:
             sequence_ids=torch.zeros(1, dtype=torch.int64),
             source_tokens=(length,),
             squared_lengths=length**2,
+            pairs_within={},
             padding_targets=0,
             order_hash=0,
         )

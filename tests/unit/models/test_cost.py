@@ -1,7 +1,9 @@
 import json
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from batches import LAYOUTS, build_batch, random_sequences
@@ -10,10 +12,13 @@ from pydantic import TypeAdapter
 from torch.utils.flop_counter import FlopCounterMode
 from transformers import BertConfig as TheirBertConfig
 from transformers import BertForMaskedLM, BertForPreTraining
+from windowed_models import layers_with_windows, windowed_bert, windowed_gpt2
 
 from evenpack.errors import ConfigError
+from evenpack.kernels.visible_pairs import total_pairs_within
 from evenpack.models.bert.config import BertConfig
 from evenpack.models.bert.model import Bert
+from evenpack.models.common import layers
 from evenpack.models.common.device_peaks import DEVICE_PEAKS, device_peak_flops, find_device_peak, known_device
 from evenpack.models.config import ModelConfig
 from evenpack.models.cost import (
@@ -57,10 +62,78 @@ def test_counts_of_a_model_are_those_of_formulas_for_its_layers(values):
     assert found == {name: values[name] for name in counts}
 
 
-def test_pairs_within_a_window_do_not_follow_from_squared_lengths():
-    work = Work(slots=4, squared_lengths=16, head_slots=0, sequences=0)
-    with pytest.raises(ValueError, match="a window of 2 follow from the lengths alone"):
+def test_pairs_within_a_window_that_were_not_counted_are_refused():
+    work = Work(slots=4, squared_lengths=16, head_slots=0, sequences=0, pairs_within={3: 16})
+    with pytest.raises(ValueError, match=r"no pairs within a window of 2, only within \[3\]"):
         work.attended_pairs(causal=True, window=2)
+    with pytest.raises(ValueError, match=r"windows \[3\] and within \[\] does not add up"):
+        work + replace(work, pairs_within={})
+    assert (work + work).pairs_within == {3: 32}
+
+
+def attend_token_by_token(q, k, v, cu_seqlens, *_, causal, window, **__):
+    """Computes a product for each token with the keys that it sees, and nothing else."""
+    found = []
+    for start, stop in pairwise(cu_seqlens.tolist()):
+        reach = stop if window is None else window
+        for token in range(start, stop):
+            seen = slice(max(start, token - reach), token + 1 if causal else min(stop, token + reach + 1))
+            scores = torch.bmm(q[token].unsqueeze(1), k[seen].permute(1, 2, 0)) / q.shape[2] ** 0.5
+            found.append(torch.bmm(scores.softmax(-1), v[seen].transpose(0, 1)).squeeze(1))
+    return torch.stack(found)
+
+
+@pytest.mark.parametrize("windows", [(None, 2), (1, 4, 4), (3,)])
+@pytest.mark.parametrize("causal", [True, False])
+def test_operations_within_windows_are_those_that_torch_counts_of_what_is_seen(windows, causal):
+    shape = {"layers": 4, "hidden_size": 32, "heads": 4}
+    with layers_with_windows(), pytest.MonkeyPatch.context() as patch:
+        config = (windowed_gpt2 if causal else windowed_bert)(windows, preset="tiny", dropout=0.0, **shape)
+        if causal:
+            sequences = random_sequences([9, 3, 1, 7], vocabulary_size=VOCABULARY)
+            batch, _ = build_batch([sequences], "packed", max_sequence_length=9, windows=config.windows)
+        else:
+            pairs = random_pairs([9, 4, 7], vocabulary_size=VOCABULARY)
+            batch, _ = build_masked_batch([pairs], "packed", max_sequence_length=9, windows=config.windows)
+        nothing = Work(
+            slots=0, squared_lengths=0, head_slots=0, sequences=0, pairs_within=dict.fromkeys(config.windows, 0)
+        )
+        work = performed_work(batch)
+        blocks = replace(
+            nothing, slots=work.slots, squared_lengths=work.squared_lengths, pairs_within=work.pairs_within
+        )
+        expected = step_flops(config, vocabulary_size=VOCABULARY, work=blocks)
+        patch.setattr(layers, "packed_attention", attend_token_by_token)
+        model = (Gpt2 if causal else Bert)(config, vocabulary_size=VOCABULARY, max_positions=16)
+        with FlopCounterMode(display=False) as counter:
+            model.hidden_states(batch).sum().backward()
+    assert counter.get_total_flops() == expected
+    assert useful_work(batch).pairs_within == work.pairs_within  # no slot pads
+
+
+@pytest.mark.parametrize("causal", [True, False])
+def test_a_window_as_long_as_the_longest_sequence_costs_what_whole_sequences_cost(causal):
+    shape = {"layers": 3, "hidden_size": 32, "heads": 4}
+    windowed = windowed_gpt2 if causal else windowed_bert
+    work = Work(slots=60, squared_lengths=9**2 + 12**2, head_slots=7, sequences=3)
+    flops = []
+    with layers_with_windows():
+        for window in (None, 11, 10):
+            config = windowed((None, window), preset="tiny", **shape)
+            pairs = total_pairs_within(np.array([9, 12]), config.windows)
+            flops.append(step_flops(config, vocabulary_size=VOCABULARY, work=replace(work, pairs_within=pairs)))
+    assert flops[0] == flops[1] > flops[2]  # 10 leaves out one pair at each end of the longer sequence
+    assert flops[1] - flops[2] == 3 * 4 * 32 * (1 if causal else 2)
+
+
+def test_whole_rows_are_computed_within_windows_too():
+    """A backend that masks whole rows leaves out no pair of any layer."""
+    batch, _ = build_batch(
+        [random_sequences([5, 3], vocabulary_size=VOCABULARY)], "packed", max_sequence_length=8, windows=(2,)
+    )
+    for causal in (True, False):
+        work = work_on_whole_rows(batch, causal=causal)
+        assert work.attended_pairs(causal=causal, window=2) == work.attended_pairs(causal=causal) == 8 * 8
 
 
 @pytest.mark.parametrize(

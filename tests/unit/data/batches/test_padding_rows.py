@@ -16,7 +16,8 @@ from evenpack.data.sequences import build_view
 from evenpack.data.sequences.pieces import PaddingView
 from evenpack.data.tokens.file import TokenFile
 from evenpack.data.tokens.writer import TokenFileWriter
-from evenpack.models.cost import useful_work
+from evenpack.kernels.visible_pairs import total_pairs_within
+from evenpack.models.cost import performed_work, useful_work
 from evenpack.step_counts import StepCounts
 
 END, ROW, ROWS_PER_STEP = 1, 8, 4
@@ -44,6 +45,7 @@ def shape_of(*, isolate: bool = True) -> StepShape:
         reset_positions=True,
         policy="cost_balanced",
         cost_weights=CostWeights(per_token=0.0, per_squared_length=1.0, per_segment=0.0),
+        windows=(3,),
         balances_each_micro_batch=False,
     )
 
@@ -87,7 +89,11 @@ def test_the_plan_counts_what_the_batches_hold(
             assert batch.local_counts.targets == expected_targets(source, ids, in_loss=predicted == "all")
             of_real_tokens = expected_targets(source, ids, in_loss=False)
             assert useful_work(batch).head_slots == batch.local_counts.targets - batch.padding_targets == of_real_tokens
-            assert useful_work(batch).squared_lengths == sum(real**2 for real in real_lengths(source, ids))
+            real = np.array(real_lengths(source, ids))
+            assert useful_work(batch).squared_lengths == (real**2).sum()
+            assert useful_work(batch).pairs_within == total_pairs_within(real, (3,))
+            all_lengths = batch.cu_seqlens.diff().numpy()
+            assert performed_work(batch).pairs_within == total_pairs_within(all_lengths, (3,))
         assert held == plan.counts
 
 

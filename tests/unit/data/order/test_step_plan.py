@@ -1,5 +1,7 @@
 """Step t is a pure function of (seed, t); ranks and accumulation only divide it."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -113,3 +115,54 @@ def test_the_cost_of_a_rank_is_that_of_its_packs_by_tokens_attention_and_segment
     for rank in range(2):
         mine = [plan.micro_batch(rank, index).lengths for index in range(2)]
         assert plan.cost(rank) == pytest.approx(cost(np.concatenate(mine)))
+
+
+SQUARES = CostWeights(per_token=0.0, per_squared_length=1.0, per_segment=0.0)
+WINDOWED = replace(SQUARES, per_squared_length=0.25, per_pair_within={2: 0.5, 6: 0.25})
+"""A model of one layer that sees whole sequences, two that see two tokens on each side, and one that sees six."""
+
+
+def segmented_source() -> PackedSource:
+    """Returns sequences of up to three segments each."""
+    generator = np.random.default_rng(5)
+    sequences = [generator.integers(1, 10, size=int(generator.integers(1, 4))).tolist() for _ in range(160)]
+    return packed_source(sequences, pack_length=32, longest=32)
+
+
+def plan_by(weights: CostWeights, source: PackedSource, step: int) -> StepPlan:
+    shape = step_shape(items_per_step=PACKS_PER_STEP, items_per_micro_batch=4, cost_weights=weights)
+    return StepPlanner([source], [1], shape=shape, ranks=4, objective=NextTokens()).plan(step)
+
+
+def test_the_cost_of_a_pack_counts_the_pairs_within_each_window_in_its_segments() -> None:
+    source = segmented_source()
+    plan = plan_by(WINDOWED, source, 3)
+    for pack, cost in enumerate(plan.costs):
+        ids = plan.packs.sequence_ids[slice(*plan.packs.offsets[[pack, pack + 1]])]
+        lengths, _ = source.view.segments(ids)
+        near = [sum(abs(i - j) <= reach for n in lengths for i in range(n) for j in range(n)) for reach in (2, 6)]
+        assert cost == 0.25 * (lengths**2).sum() + 0.5 * near[0] + 0.25 * near[1]
+
+
+def test_windows_that_reach_over_every_segment_cost_what_squares_cost() -> None:
+    source = segmented_source()
+    wide = replace(WINDOWED, per_pair_within={8: 0.5, 31: 0.25})
+    for step in range(5):
+        found, expected = plan_by(wide, source, step), plan_by(SQUARES, source, step)
+        assert found.costs.tolist() == expected.costs.tolist()
+        assert found.shares.items.tolist() == expected.shares.items.tolist()
+
+
+def test_packs_balanced_by_windows_wait_less_than_those_balanced_by_squares() -> None:
+    """The cost of both is that of the windows; squares take a long segment for many times what it costs."""
+    source = segmented_source()
+    excess = []
+    for weights in (WINDOWED, SQUARES):
+        loads = []
+        for step in range(20):
+            shares = plan_by(weights, source, step).shares
+            costs = plan_by(WINDOWED, source, step).costs
+            loads.append([costs[shares.share(rank)].sum() for rank in range(4)])
+        slowest, mean = np.max(loads, axis=1), np.mean(loads, axis=1)
+        excess.append(float((slowest / mean - 1.0).mean()))
+    assert excess[0] < 0.5 * excess[1]

@@ -22,6 +22,7 @@ def totals(norm: float) -> StepTotals:
         stop=False,
         counts=StepCounts(packs=1, sequences=1, tokens=2, targets=1),
         squared_lengths=4,
+        pairs_within={},
         padding_targets=0,
         order_hash=0,
         source_tokens=(2,),

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 from tiny_run import lone_world, tiny_gpt2_run
+from windowed_models import layers_with_windows, with_windows
 
 import evenpack
 from evenpack.data.order.step_plan import PackStatistics, StepPlanner, item_costs
@@ -131,9 +132,43 @@ def test_a_missing_cost_model_is_named_with_the_way_to_continue_without_it(confi
         open_run(changed(config, training={"cost_model": tmp_path / "none.json"}))
 
 
+def test_the_weights_of_a_model_with_windows_are_its_operations_in_each_kind_of_layer(config: RunConfig) -> None:
+    here = config.model.shape["layers"]
+    assert here % 2 == 0, "half of the layers see a window"
+    prepared = open_run(config).prepared
+    with layers_with_windows():
+        model = with_windows(config.model, (None, 5))
+        weights = {
+            layout: operation_weights(model, config.masking, prepared, layout=layout)
+            for layout in ("packed", "unpadded")
+        }
+        full = operation_weights(config.model, config.masking, prepared, layout="unpadded")
+    for found in weights.values():
+        assert (found.per_squared_length, found.per_pair_within, found.per_segment) == (0.5, {5: 0.5}, 0.0)
+    assert weights["unpadded"].per_token == pytest.approx(full.per_token, rel=1e-12)
+    assert not weights["packed"].in_layout("packed").are_zero
+    assert replace(weights["packed"].in_layout("packed"), per_squared_length=0.0, per_pair_within={5: 0.0}).are_zero
+
+
+@pytest.mark.parametrize("weights", [SQUARES, replace(SQUARES, per_pair_within={64: 0.1 + 0.2, 128: 1e-300})])
+def test_weights_are_the_same_after_json_and_have_windows_there_only_with_some(weights: CostWeights) -> None:
+    values = weights.to_json()
+    assert ("per_pair_within" in values) == bool(weights.per_pair_within)
+    assert CostWeights.from_json(json.loads(json.dumps(values))) == weights
+
+
+def test_a_cost_model_of_other_windows_is_refused(config: RunConfig, tmp_path: Path) -> None:
+    path = write_cost_model(tmp_path)
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"per_pair_within": {"7": 1e-9}}))
+    with pytest.raises(ConfigError, match=r"has costs within windows of 7, and the layers of this gpt2 have no window"):
+        open_run(changed(config, training={"cost_model": path}))
+    CostModel.read(path).write(path)
+    assert CostModel.read(path).cost_weights.per_pair_within == {7: 1e-9}
+
+
 def test_the_cost_per_segment_counts_and_changes_who_computes_what() -> None:
     statistics = PackStatistics(
-        tokens=np.array([10, 20]), squared_lengths=np.array([100, 50]), segments=np.array([1, 7])
+        tokens=np.array([10, 20]), squared_lengths=np.array([100, 50]), segments=np.array([1, 7]), pairs_within={}
     )
     weights = CostWeights(per_token=2.0, per_squared_length=0.5, per_segment=3.0)
     assert item_costs(weights, statistics).tolist() == [20 + 50 + 3, 40 + 25 + 21]

@@ -11,14 +11,15 @@ from evenpack.data.batches.placement import Placer
 from evenpack.data.order.assignment import assign_step
 from evenpack.data.order.selection import PackSelection
 from evenpack.data.packing import pack
+from evenpack.kernels.visible_pairs import visible_pairs
 from evenpack.studies.imbalance.cluster import (
     BALANCED_PACKS,
     SCHEMES,
     ClusterOptions,
     Scheme,
+    attended_padding,
     pack_kinds,
     sequence_kinds,
-    squared_padding,
 )
 from evenpack.studies.imbalance.simulation import make_cluster
 from evenpack.studies.imbalance.step_times import StepTimes
@@ -29,10 +30,10 @@ def test_expected_work_is_drawn_on_average() -> None:
     """The correction by control variates assumes that the means of draws are those of the kinds."""
     histogram = published_histogram("squad_1_1_384")
     packing = pack(histogram, "longest_pack_first", pack_length=384)
-    for kinds in (sequence_kinds(histogram), pack_kinds(packing, max_sequence_length=384)):
+    for kinds in (sequence_kinds(histogram, PER_SLOT), pack_kinds(packing, PER_SLOT, max_sequence_length=384)):
         drawn = kinds.draw(np.random.default_rng(0), 400_000)
         assert kinds.probabilities.sum() == pytest.approx(1.0)
-        for values in (kinds.tokens, kinds.squared_lengths, kinds.sequences):
+        for values in (kinds.tokens, kinds.attended, kinds.sequences):
             expected = kinds.probabilities @ values
             assert values[drawn].mean() == pytest.approx(
                 expected, abs=5 * values[drawn].std() / math.sqrt(400_000) + 1e-9
@@ -40,7 +41,7 @@ def test_expected_work_is_drawn_on_average() -> None:
         assert abs(np.corrcoef(kinds.tokens[drawn[:-1]], kinds.tokens[drawn[1:]])[0, 1]) < 0.01
     assert kinds.probabilities @ kinds.tokens == pytest.approx(packing.tokens / packing.packs)
     assert kinds.mean_sequences == pytest.approx(packing.packing_factor)
-    assert kinds.probabilities @ kinds.squared_lengths * packing.packs == pytest.approx(
+    assert kinds.probabilities @ kinds.attended * packing.packs == pytest.approx(
         histogram.counts @ np.arange(1, 385) ** 2
     )
 
@@ -64,7 +65,7 @@ def test_the_corrected_rate_is_that_of_the_steps_themselves() -> None:
 
 
 def test_padding_of_a_pack_is_cut_into_segments_no_longer_than_a_sequence() -> None:
-    assert squared_padding(np.array([0, 3, 10, 25]), 10).tolist() == [0, 9, 100, 225]
+    assert attended_padding(np.array([0, 3, 10, 25]), 10, PER_SLOT).tolist() == [0, 9, 100, 225]
 
 
 def selection(packs: list[list[int]]) -> PackSelection:
@@ -94,7 +95,9 @@ def test_micro_batches_hold_the_slots_and_segments_that_training_would_lay_out(s
     shape = make_cluster(histogram, packing, cost=PER_SLOT, options=options).shape(scheme, 3)
     shares = assign_step(shape, kinds.tokens[items], kinds.tokens[items].astype(np.float64), ranks=3)
     found = []
-    for weights in ({}, {"per_slot": 0.0, "per_squared_length": 1.0}, {"per_slot": 0.0, "per_segment": 1.0}):
+    attention = {"per_slot": 0.0, "per_squared_length": 1.0}
+    windowed = attention | {"window_shares": {6: 0.5}}
+    for weights in ({}, attention, windowed, {"per_slot": 0.0, "per_segment": 1.0}):
         cluster = make_cluster(histogram, packing, cost=cost(**weights), options=options, causal=causal)
         found.append(cluster.micro_batch_seconds(scheme, items, shares))
     for share in range(6):
@@ -107,4 +110,6 @@ def test_micro_batches_hold_the_slots_and_segments_that_training_would_lay_out(s
         )
         placed = placer.place(packs, packs.lengths, np.ones_like(packs.lengths), rows=placer.rows)
         segments = np.diff([*placed.segment_starts, placed.slots])
-        assert [values[share] for values in found] == [placed.slots, (segments**2).sum(), len(packs.lengths)]
+        squares, near = (segments**2).sum(), visible_pairs(segments, window=6, causal=False).sum()
+        expected = [placed.slots, squares, (squares + near) / 2, len(packs.lengths)]
+        assert [values[share] for values in found] == expected
