@@ -26,7 +26,7 @@ from evenpack.finetuning.config import FinetuneConfig
 from evenpack.finetuning.tasks import Prediction
 from evenpack.losses import ANSWER_SPAN, SEQUENCE_CLASS, SEQUENCE_SCORE, Loss
 from evenpack.models.build import Encoder, new_model
-from evenpack.models.common.encoder import PackedEncoder
+from evenpack.models.common.encoder import PackedEncoder, Pooler
 from evenpack.models.common.losses import LossOutput, LossOutputs
 from evenpack.models.common.section import TransformerConfig
 from evenpack.models.common.transformer import INITIAL_DEVIATION
@@ -49,15 +49,17 @@ class Pretrained:
     weights: Mapping[str, Tensor]
     tokenizer: Tokenizer
     attention_backend: str
+    max_positions: int
+    """Rows of the learned position table; of a model without one, the positions that its section names, or those of
+    the task."""
 
     def new_encoder(self) -> Encoder:
         """Returns a new copy on the CPU."""
-        rows = {name: len(self.weights[name]) for name in (_TOKENS, _POSITIONS)}
         with torch.device("meta"):
             model = new_model(
                 self.section,
-                vocabulary_size=rows[_TOKENS],
-                max_positions=rows[_POSITIONS],
+                vocabulary_size=len(self.weights[_TOKENS]),
+                max_positions=self.max_positions,
                 attention_backend=self.attention_backend,
             )
         assert isinstance(model, PackedEncoder), "checked when the weights were read"
@@ -94,7 +96,15 @@ def read_pretrained(config: FinetuneConfig) -> Pretrained:
             "is for encoders"
         )
     tokenizer = _tokenizer(config, found)
-    _require_sizes(config, found, weights, tokenizer)
+    table = weights.get(_POSITIONS)
+    longest = config.data.max_sequence_length
+    positions = len(table) if table is not None else max(section.max_positions or 0, longest)
+    if positions < longest:
+        raise CheckpointError(
+            f"{KEY}: {found} has {positions} positions, and data.max_sequence_length is {longest}: lower that, or name "
+            "weights that were trained with more"
+        )
+    _require_equal_size(found, weights, tokenizer)
     _require_same_words(found, tokenizer)
     return Pretrained(
         origin=str(found),
@@ -102,6 +112,7 @@ def read_pretrained(config: FinetuneConfig) -> Pretrained:
         weights=weights,
         tokenizer=tokenizer,
         attention_backend=config.attention.backend,
+        max_positions=positions,
     )
 
 
@@ -112,15 +123,8 @@ def _tokenizer(config: FinetuneConfig, found: DescribedWeights) -> Tokenizer:
     return tokenizer_of_weights(found.tokenizer_dir)
 
 
-def _require_sizes(
-    config: FinetuneConfig, found: DescribedWeights, weights: Mapping[str, Tensor], tokenizer: Tokenizer
-) -> None:
-    positions, vocabulary = len(weights[_POSITIONS]), len(weights[_TOKENS])
-    if positions < config.data.max_sequence_length:
-        raise CheckpointError(
-            f"{KEY}: {found} has {positions} positions, and data.max_sequence_length is "
-            f"{config.data.max_sequence_length}: lower that, or name weights that were trained with more"
-        )
+def _require_equal_size(found: DescribedWeights, weights: Mapping[str, Tensor], tokenizer: Tokenizer) -> None:
+    vocabulary = len(weights[_TOKENS])
     if tokenizer.vocabulary_size != vocabulary:
         raise CheckpointError(
             f"{KEY}: {found} has a vocabulary of {vocabulary} entries, the tokenizer one of "
@@ -170,22 +174,22 @@ class SequenceHead(Head):
     """One set of outputs for each sequence, from its first token through the pooler.
 
     Args:
-        pooler: the encoder's own; None: a new one.
-        hidden_size: C.
+        encoder: its pooler, if it has one, becomes part of the head.
         outputs: K.
         dropout: before the new layer.
     """
 
     reads = "sequence"
 
-    def __init__(self, pooler: nn.Linear | None, *, hidden_size: int, outputs: int, dropout: float) -> None:
+    def __init__(self, encoder: Encoder, *, outputs: int, dropout: float) -> None:
         super().__init__()
-        self.pooler = nn.Linear(hidden_size, hidden_size) if pooler is None else pooler
+        hidden_size = encoder.config.shape["hidden_size"]
+        self.pooler = Pooler(hidden_size) if encoder.pooler is None else encoder.pooler
         self.dropout = nn.Dropout(dropout)
         self.classifier = nn.Linear(hidden_size, outputs)
 
     def forward(self, hidden: Float[Tensor, " T C"], batch: PackedBatch) -> Float[Tensor, " rows K"]:
-        pooled = self.pooler(hidden.index_select(0, self.targets(batch).positions)).tanh()
+        pooled = self.pooler(hidden.index_select(0, self.targets(batch).positions))
         outputs: Tensor = self.classifier(self.dropout(pooled))
         return outputs
 
@@ -219,18 +223,21 @@ class SpanHead(Head):
     One is for the answer's first token, the other for its last.
 
     Args:
-        hidden_size: C.
+        encoder: its layers for tokens, if it has some, become part of the head.
+        dropout: before the new layer, if the encoder has layers for tokens.
     """
 
     reads = "span"
     loss = ANSWER_SPAN
 
-    def __init__(self, *, hidden_size: int) -> None:
+    def __init__(self, encoder: Encoder, *, dropout: float) -> None:
         super().__init__()
-        self.classifier = nn.Linear(hidden_size, 2)
+        layers = encoder.token_layers
+        self.token_layers = nn.Identity() if layers is None else nn.Sequential(layers, nn.Dropout(dropout))
+        self.classifier = nn.Linear(encoder.config.shape["hidden_size"], 2)
 
     def forward(self, hidden: Float[Tensor, " T C"], batch: PackedBatch) -> Float[Tensor, " rows K"]:
-        outputs: Tensor = self.classifier(hidden)
+        outputs: Tensor = self.classifier(self.token_layers(hidden))
         return outputs
 
     def sequence_losses(self, outputs: Float[Tensor, " rows K"], batch: PackedBatch) -> Float[Tensor, " N"]:
@@ -292,18 +299,18 @@ def new_head(encoder: Encoder, predicts: Prediction, *, outputs: int, dropout: f
     """Returns the head for a kind of prediction; the weights of its new layers depend on `seed` alone.
 
     Args:
-        encoder: its pooler becomes part of the head.
+        encoder: its pooler, or its layers for tokens, become part of the head.
         outputs: number for each sequence; a span has two for each token.
         dropout: before the new layer.
     """
-    kind, size = HEADS[predicts], encoder.config.shape["hidden_size"]
+    kind = HEADS[predicts]
     if issubclass(kind, SequenceHead):
-        head: Head = kind(encoder.pooler, hidden_size=size, outputs=outputs, dropout=dropout)
+        head: Head = kind(encoder, outputs=outputs, dropout=dropout)
     else:
-        head = kind(hidden_size=size)
-    generator = torch.Generator().manual_seed(seed)
+        head = kind(encoder, dropout=dropout)
+    generator, pretrained = torch.Generator().manual_seed(seed), set(encoder.modules())
     for layer in head.modules():
-        if isinstance(layer, nn.Linear) and layer is not encoder.pooler:
+        if isinstance(layer, nn.Linear) and layer not in pretrained:
             nn.init.normal_(layer.weight, std=INITIAL_DEVIATION, generator=generator)
             nn.init.zeros_(layer.bias)
     return head

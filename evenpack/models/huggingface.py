@@ -93,8 +93,9 @@ def task_model_to_huggingface(
     task, mapping = task_model_of(encoder.config, reads), mapping_of(encoder.config)
     names = [name for name in mapping.tensor_names(encoder) if all(one.startswith(task.encoder) for one in name.theirs)]
     weights = export_tensors(encoder, names)
+    trained = dict(head.named_parameters())
     for ours, theirs in task.head.items():
-        weights |= export_tensors(head, renamed(ours, theirs))
+        weights |= export_tensors(head, [name for name in renamed(ours, theirs) if name.ours in trained])
     values = mapping.config_values(encoder, special_token_id) | {"architectures": [task.architecture], **about_task}
     with _new_directory(directory) as unfinished:
         save_tokenizer(unfinished)

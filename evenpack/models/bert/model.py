@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from evenpack.batch import ChosenTargets, PackedBatch
 from evenpack.losses import MASKED_TOKEN, NEXT_SENTENCE
 from evenpack.models.bert.config import BertConfig
-from evenpack.models.common.encoder import MaskedTokenHead, PackedEncoder
+from evenpack.models.common.encoder import MaskedTokenHead, PackedEncoder, Pooler
 from evenpack.models.common.layers import BERT_NORM_EPSILON, PostNormBlock, Segments
 from evenpack.models.common.losses import LossOutput, LossOutputs
 from evenpack.models.common.positions import LearnedPositions
@@ -27,11 +27,11 @@ class NextSentenceHead(nn.Module):
 
     def __init__(self, hidden_size: int) -> None:
         super().__init__()
-        self.pooler = nn.Linear(hidden_size, hidden_size)
+        self.pooler = Pooler(hidden_size)
         self.classifier = nn.Linear(hidden_size, _NEXT_OR_RANDOM)
 
     def forward(self, first_tokens: Float[Tensor, " N C"]) -> Float[Tensor, " N 2"]:
-        result: Tensor = self.classifier(self.pooler(first_tokens).tanh())
+        result: Tensor = self.classifier(self.pooler(first_tokens))
         return result
 
 
@@ -98,10 +98,10 @@ class Bert(PackedEncoder[BertConfig]):
             alibi_slopes=None,
             rotation=None,
         )
-        return self._through_blocks(hidden, segments)
+        return self._through_blocks(hidden, [segments] * len(self.blocks))
 
     @property
-    def pooler(self) -> nn.Linear | None:
+    def pooler(self) -> Pooler | None:
         return None if self.next_sentence_head is None else self.next_sentence_head.pooler
 
 

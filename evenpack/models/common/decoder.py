@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from evenpack.batch import PackedBatch, SlotTargets
 from evenpack.kernels.cross_entropy import linear_cross_entropy
 from evenpack.losses import NEXT_TOKEN
-from evenpack.models.common.layers import PreNormBlock, Segments
+from evenpack.models.common.layers import Segments
 from evenpack.models.common.losses import LossOutput, LossOutputs
 from evenpack.models.common.positions import LearnedPositions, Rotation, alibi_slopes
 from evenpack.models.common.section import DecoderConfig
@@ -37,13 +37,8 @@ class PackedDecoder(PackedTransformer[DecoderConfigT]):
 
         Source: Radford et al. 2019 (GPT-2), section 2.3.
         """
-        adds_to_stream = any(
-            layer is output
-            for block in self.blocks
-            if isinstance(block, PreNormBlock)
-            for output in block.residual_outputs
-        )
-        return INITIAL_DEVIATION / math.sqrt(2 * len(self.blocks)) if adds_to_stream else INITIAL_DEVIATION
+        shrink = math.sqrt(2 * len(self.blocks)) if self._adds_to_stream(layer) else 1.0
+        return INITIAL_DEVIATION / shrink
 
     def forward(self, batch: PackedBatch) -> LossOutputs:
         """Returns the sum of next-token losses over the batch's targets; the logits never exist as a whole.
@@ -80,7 +75,7 @@ class PackedDecoder(PackedTransformer[DecoderConfigT]):
         hidden: Tensor = self.token_embedding(batch.tokens)
         if self.positions is not None:
             hidden = hidden + self.positions(batch.position_ids, batch.position_rows)
-        hidden = self._through_blocks(self.embedding_dropout(hidden), self._segments(batch))
+        hidden = self._through_blocks(self.embedding_dropout(hidden), [self._segments(batch)] * len(self.blocks))
         normalised: Tensor = self.final_norm(hidden)
         return normalised
 

@@ -22,17 +22,38 @@ EncoderConfigT = TypeVar("EncoderConfigT", bound=TransformerConfig)
 
 
 class MaskedTokenHead(nn.Module):
-    """The layers between the encoder and the decoder, which is the token embedding with a bias of its own."""
+    """The layers between the encoder and the decoder, which is the token embedding with a bias of its own.
 
-    def __init__(self, hidden_size: int, vocabulary_size: int, *, norm: nn.Module) -> None:
+    Args:
+        hidden_size: C.
+        vocabulary_size: V.
+        norm: after the activation.
+        bias: whether the linear layer has one.
+    """
+
+    def __init__(self, hidden_size: int, vocabulary_size: int, *, norm: nn.Module, bias: bool = True) -> None:
         super().__init__()
-        self.dense = nn.Linear(hidden_size, hidden_size)
+        self.dense = nn.Linear(hidden_size, hidden_size, bias=bias)
         self.norm = norm
         self.decoder_bias = nn.Parameter(torch.zeros(vocabulary_size))
 
     def forward(self, hidden: Float[Tensor, " M C"]) -> Float[Tensor, " M C"]:
         result: Tensor = self.norm(F.gelu(self.dense(hidden)))
         return result
+
+
+class Pooler(nn.Linear):
+    """BERT's layer from a sequence's first token to the representation of the sequence.
+
+    Args:
+        hidden_size: C.
+    """
+
+    def __init__(self, hidden_size: int) -> None:
+        super().__init__(hidden_size, hidden_size)
+
+    def forward(self, first_tokens: Float[Tensor, " N C"]) -> Float[Tensor, " N C"]:
+        return super().forward(first_tokens).tanh()
 
 
 class PackedEncoder(PackedTransformer[EncoderConfigT]):
@@ -53,11 +74,16 @@ class PackedEncoder(PackedTransformer[EncoderConfigT]):
 
     @property
     @abstractmethod
-    def pooler(self) -> nn.Linear | None:
-        """The layer from a sequence's first token to the representation of the sequence, to be followed by tanh.
+    def pooler(self) -> nn.Module | None:
+        """The layers from a sequence's first token to the representation of the sequence, which a task's head reads.
 
-        None if pretraining did not train one.
+        None if pretraining did not train any: the head has a new `Pooler`.
         """
+
+    @property
+    def token_layers(self) -> nn.Module | None:
+        """The layers between the activations of each token and a task's classifier of tokens; None: there are none."""
+        return None
 
     def masked_token_loss(self, hidden: Float[Tensor, " T C"], targets: ChosenTargets) -> LossOutput:
         """Returns the sum of the masked-token losses at the targets' slots; the logits never exist as a whole."""

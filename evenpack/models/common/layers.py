@@ -22,7 +22,7 @@ BERT_NORM_EPSILON = 1e-12
 
 @dataclass(frozen=True, kw_only=True)
 class Segments:
-    """The segments of a batch and how attention works within them; the same for each layer of one forward pass."""
+    """The segments of a batch and how attention works within them."""
 
     cu_seqlens: Int[Tensor, " S_plus_1"]
     max_sequence_length: int
@@ -125,19 +125,22 @@ class FeedForward(nn.Module):
 
 
 class GatedFeedForward(nn.Module):
-    """SwiGLU: a linear layer times SiLU of another, and a third one back to the hidden size; no biases.
+    """A linear layer times the activation of another, and a third one back to the hidden size; no biases.
+
+    The activation is SiLU (SwiGLU) or the exact GELU (GeGLU).
 
     Source: Shazeer 2020, GLU Variants Improve Transformer (arXiv:2002.05202), equation 6.
     """
 
-    def __init__(self, hidden_size: int, inner_size: int) -> None:
+    def __init__(self, hidden_size: int, inner_size: int, *, activation: Literal["silu", "gelu"]) -> None:
         super().__init__()
+        self.activation = F.silu if activation == "silu" else F.gelu
         self.expand = MergedLinear(hidden_size, (inner_size, inner_size), bias=False)
         self.contract = nn.Linear(inner_size, hidden_size, bias=False)
 
     def forward(self, hidden: Float[Tensor, " T C"]) -> Float[Tensor, " T C"]:
         gate, values = self.expand.separately(hidden)
-        result: Tensor = self.contract(F.silu(gate) * values)
+        result: Tensor = self.contract(self.activation(gate) * values)
         return result
 
 

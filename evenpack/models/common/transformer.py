@@ -5,7 +5,8 @@ ends, and nothing else in a model mixes slots.
 """
 
 from abc import ABC, abstractmethod
-from typing import Any, Generic, TypeVar
+from collections.abc import Sequence
+from typing import Any, ClassVar, Generic, TypeVar
 
 import torch
 from jaxtyping import Float
@@ -14,7 +15,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils.checkpoint import checkpoint
 
 from evenpack.batch import PackedBatch
-from evenpack.models.common.layers import Segments
+from evenpack.models.common.layers import PreNormBlock, Segments
 from evenpack.models.common.losses import LossOutputs
 from evenpack.models.common.section import TransformerConfig
 
@@ -42,6 +43,9 @@ class PackedTransformer(nn.Module, ABC, Generic[ConfigT]):
 
     token_embedding: nn.Embedding
     blocks: nn.ModuleList
+
+    initial_cutoff: ClassVar[float | None] = None
+    """Standard deviations beyond which an initial weight is drawn again; None: weights of any size are kept."""
 
     def __init__(
         self,
@@ -76,6 +80,11 @@ class PackedTransformer(nn.Module, ABC, Generic[ConfigT]):
         """Returns the standard deviation of the initial weights of a linear layer or an embedding."""
         return INITIAL_DEVIATION
 
+    def _adds_to_stream(self, layer: nn.Module) -> bool:
+        """Returns whether a layer's results are added to the residual stream of pre-norm blocks."""
+        blocks = (block for block in self.blocks if isinstance(block, PreNormBlock))
+        return any(layer is output for block in blocks for output in block.residual_outputs)
+
     @torch.no_grad()
     def initialize(self, seed: int) -> None:
         """Draws all weights again from `seed`: weights from a normal distribution, biases zero, norms one.
@@ -91,7 +100,13 @@ class PackedTransformer(nn.Module, ABC, Generic[ConfigT]):
         for module in self.modules():
             if isinstance(module, nn.Linear | nn.Embedding):
                 drawn = torch.empty(module.weight.shape, device="cpu", dtype=torch.float32)
-                module.weight.copy_(drawn.normal_(0.0, self._initial_deviation(module), generator=generator))
+                deviation, cutoff = self._initial_deviation(module), self.initial_cutoff
+                if cutoff is None:
+                    drawn.normal_(0.0, deviation, generator=generator)
+                else:
+                    most = cutoff * deviation
+                    nn.init.trunc_normal_(drawn, std=deviation, a=-most, b=most, generator=generator)
+                module.weight.copy_(drawn)
             if isinstance(module, nn.LayerNorm | nn.RMSNorm):
                 module.weight.fill_(1.0)
         known = {id(module.weight) for module in self.modules() if isinstance(module, _INITIALISED)}
@@ -111,16 +126,22 @@ class PackedTransformer(nn.Module, ABC, Generic[ConfigT]):
         for block in self.blocks:
             block.compile(dynamic=True if varying_slots else None)
 
-    def _through_blocks(self, hidden: Float[Tensor, " T C"], segments: Segments) -> Float[Tensor, " T C"]:
-        """Returns the output of all blocks; activation checkpointing keeps only their inputs for the backward pass."""
+    def _through_blocks(self, hidden: Float[Tensor, " T C"], segments: Sequence[Segments]) -> Float[Tensor, " T C"]:
+        """Returns the output of all blocks; activation checkpointing keeps only their inputs for the backward pass.
+
+        Args:
+            segments: of each block, which may differ in the rotation of positions.
+        """
         recompute = self.config.activation_checkpointing and self.training and torch.is_grad_enabled()
-        for block in self.blocks:
+        for block, its_segments in zip(self.blocks, segments, strict=True):
             if recompute:
                 # Saving the random state makes the device wait; only dropout needs it.
                 keeps_random_state = max(self.config.dropout, self.config.dropout_of_attention) > 0.0
-                hidden = checkpoint(block, hidden, segments, use_reentrant=False, preserve_rng_state=keeps_random_state)
+                hidden = checkpoint(
+                    block, hidden, its_segments, use_reentrant=False, preserve_rng_state=keeps_random_state
+                )
             else:
-                hidden = block(hidden, segments)
+                hidden = block(hidden, its_segments)
         return hidden
 
 

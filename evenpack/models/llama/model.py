@@ -36,7 +36,7 @@ class Llama(PackedDecoder[LlamaConfig]):
                 backend=attention_backend,
             ),
             feed_forward_norm=self._norm(),
-            feed_forward=GatedFeedForward(shape["hidden_size"], shape["feed_forward_size"]),
+            feed_forward=GatedFeedForward(shape["hidden_size"], shape["feed_forward_size"], activation="silu"),
             dropout=dropout,
         )
 
