@@ -10,8 +10,8 @@ import yaml
 
 from evenpack.config import validate
 from evenpack.finetuning.config import FinetuneConfig
-from evenpack.models.bert.config import BertConfig
-from evenpack.models.bert.model import Bert
+from evenpack.models.build import new_model
+from evenpack.models.families import config_of
 from evenpack.models.huggingface import to_huggingface
 
 SPECIAL = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
@@ -20,11 +20,19 @@ WORDS = ["good", "bad", *_OTHERS.split()]
 POSITIONS = 48
 
 
-def write_encoder(folder: Path, *, seed: int = 0, next_sentence: bool = True) -> Path:
-    """Writes a folder of transformers with a BERT of random weights, large enough to distinguish sequences."""
+ENCODERS: dict[str, dict[str, Any]] = {
+    "bert": {"kind": "bert"},
+    "bert without a pooler": {"kind": "bert", "next_sentence": False},
+    "modernbert": {"kind": "modernbert", "feed_forward_size": 48, "window": 4, "global_every_layers": 2},
+}
+
+
+def write_encoder(folder: Path, encoder: str = "bert", *, seed: int = 0) -> Path:
+    """Writes a folder of transformers with an encoder of random weights, large enough to distinguish sequences."""
     torch.manual_seed(seed)
-    config = BertConfig(kind="bert", layers=2, hidden_size=32, heads=2, dropout=0.0, next_sentence=next_sentence)
-    model = Bert(config, vocabulary_size=len(SPECIAL + WORDS), max_positions=POSITIONS, seed=seed)
+    section = {"layers": 2, "hidden_size": 32, "heads": 2, "dropout": 0.0, **ENCODERS[encoder]}
+    config = config_of(section["kind"]).model_validate(section)
+    model = new_model(config, vocabulary_size=len(SPECIAL + WORDS), max_positions=POSITIONS, seed=seed)
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.add_(0.1 * torch.randn_like(parameter))

@@ -22,6 +22,7 @@ _SHIPPED = {
     "bert": "evenpack.models.bert.config:BERT",
     "gpt2": "evenpack.models.gpt2.config:GPT2",
     "llama": "evenpack.models.llama.config:LLAMA",
+    "modernbert": "evenpack.models.modernbert.config:MODERNBERT",
 }
 
 ObjectiveKind = Literal["next_tokens", "masked_tokens"]

@@ -68,11 +68,18 @@ def one_step(config: FinetuneConfig) -> tuple[float, dict[str, Tensor], PackSele
     return loss, gradients, plan.packs
 
 
-@pytest.mark.parametrize("task", list(WRITERS))
-@pytest.mark.parametrize("step", [{"packs_per_step": 3}, {"sequences_per_step": 9}], ids=["packs", "sequences"])
+@pytest.mark.parametrize(
+    ("task", "step", "kind"),
+    [
+        *((task, step, "bert") for task in WRITERS for step in ({"packs_per_step": 3}, {"sequences_per_step": 9})),
+        ("rte", {"packs_per_step": 3}, "modernbert"),
+        ("squad", {"sequences_per_step": 9}, "modernbert"),
+    ],
+)
 def test_all_layouts_give_the_same_loss_and_gradients(
-    task: str, step: dict[str, int], encoder: Path, folders: dict[str, Path], tmp_path: Path
+    task: str, step: dict[str, int], kind: str, folders: dict[str, Path], tmp_path: Path
 ) -> None:
+    encoder = write_encoder(tmp_path / "encoder", kind)
     config = finetune_config(task, folders[task], encoder, tmp_path, layout="padded", **step)
     if "sequences_per_step" not in step:
         config = with_training(config, sequences_per_step=None)
@@ -168,7 +175,7 @@ def one_sequence(sequences: LabelledSequences, sequence: int) -> tuple[Tensor, T
 def test_a_model_without_a_pooler_gets_a_new_one_that_depends_on_the_seed_alone(
     folders: dict[str, Path], tmp_path: Path
 ) -> None:
-    folder = write_encoder(tmp_path / "bert", next_sentence=False)
+    folder = write_encoder(tmp_path / "bert", "bert without a pooler")
     config = finetune_config("sst2", folders["sst2"], folder, tmp_path / "out")
     pretrained = read_pretrained(config)
     first, again, other = (new_finetuned(config, pretrained, seed).head.pooler.weight for seed in (1, 1, 2))
