@@ -19,6 +19,7 @@ from evenpack.engine.config import RunConfig
 from evenpack.errors import ConfigError
 from evenpack.files import write_text
 from evenpack.launcher.key_reference import Key, find_keys, keys_of
+from evenpack.models.families import find_family
 from evenpack.shipped import first_comment, shipped_run_files
 from evenpack.units import counted
 from evenpack.yaml_text import read_yaml
@@ -27,14 +28,16 @@ MODELS = {
     "gpt2_mini": "gpt2_mini_wiki",
     "llama_mini": "llama_mini_wiki",
     "bert_mini": "bert_mini_wiki",
+    "modernbert_mini": "modernbert_mini_wiki",
     "gpt2_small": "gpt2_small",
     "gpt2_xl": "gpt2_xl",
     "llama_160m": "llama_160m",
     "llama_1.1b": "llama_1.1b",
     "bert_base": "bert_base_phase1",
     "bert_large": "bert_large_phase1",
+    "modernbert_base": "modernbert_base",
 }
-"""Each with the shipped run file that it begins with; the first three are for CPU cores, the others for GPUs."""
+"""Each with the shipped run file that it begins with; those called mini are for CPU cores, the others for GPUs."""
 
 _CPU_RANKS = 2
 """CPU ranks that `train` starts on a machine without a GPU."""
@@ -103,18 +106,18 @@ def run_values(new: NewRun) -> dict[str, Any]:
     values["run"] |= {"name": new.name, "output_dir": f"runs/{new.name}"}
     several = len(new.sources) > 1
     sources = {name: {**section, **({"weight": 1} if several else {})} for name, section in new.sources.items()}
-    values["data"] |= {"sources": sources, "tokenizer": _tokenizer(values["data"], new)}
+    values["data"] |= {"sources": sources, "tokenizer": _tokenizer(values, new)}
     values["training"] |= _training(values["training"], new.devices)
     return values
 
 
 def _tokenizer(shipped: Mapping[str, Any], new: NewRun) -> dict[str, Any]:
-    """The vocabulary of the kind that the shipped file takes, or one trained for its recipe."""
+    """The vocabulary of the kind that the shipped file takes, or one trained for its model."""
     if new.tokenizer is not None:
-        kind = shipped["tokenizer"]["kind"]
+        kind = shipped["data"]["tokenizer"]["kind"]
         return {"kind": kind, "name" if kind == "hub" else "path": str(new.tokenizer)}
     is_mini = new.model.endswith("_mini")
-    if shipped["recipe"]["kind"] == "sentence_pairs":
+    if find_family(shipped["model"]["kind"]).objective == "masked_tokens":
         return {"kind": "train_word_pieces", "vocabulary_size": 8192 if is_mini else 30_522}
     return {"kind": "train", "vocabulary_size": 8192 if is_mini else 32_768}
 

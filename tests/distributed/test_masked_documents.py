@@ -9,7 +9,7 @@ import pytest
 import torch
 from masked_batches import roughen
 from tiny_training import never
-from transformers import AutoTokenizer, BertForMaskedLM
+from transformers import AutoModelForMaskedLM, AutoTokenizer
 
 from evenpack.batch import ChosenTargets, PackedBatch
 from evenpack.data.batches.pipeline import StepBatches, training_batches
@@ -20,8 +20,9 @@ from evenpack.engine.reporting.metrics import read_metrics
 from evenpack.engine.resolving.resolve import open_run
 from evenpack.engine.train import train_in
 from evenpack.engine.world.distributed import World
+from evenpack.errors import ConfigError
 from evenpack.launcher.trained import export_run
-from evenpack.models.bert.model import Bert
+from evenpack.models.common.encoder import PackedEncoder
 from evenpack.models.huggingface import from_huggingface
 from evenpack.testing import changed, pair_run_values, prepared, run_config, run_ranks, text_sources
 
@@ -31,6 +32,12 @@ RECIPES: dict[str, dict[str, Any]] = {
     "concat": {"kind": "concat", "max_sequence_length": LONGEST},
     "joined": {"kind": "concat", "max_sequence_length": LONGEST, "isolate_documents": False},
 }
+MODELS: dict[str, dict[str, Any]] = {
+    "modernbert": {"kind": "modernbert", "layers": 4, "feed_forward_size": 48, "window": 3},
+}
+"""Models other than BERT, by the run, whose recipe is `documents`."""
+RUNS = (*RECIPES, *MODELS)
+TRAINED = ("documents", "modernbert")
 LAYOUTS = ("packed", "unpadded", "padded")
 SPECIAL = {"[PAD]": 0, "[CLS]": 2, "[SEP]": 3, "[MASK]": 4}
 ALONE = World(rank=0, size=1, local_rank=0, device=torch.device("cpu"))
@@ -45,22 +52,22 @@ def documents(count: int) -> list[str]:
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, RunConfig]:
-    """Prepares a run of each recipe."""
+    """Prepares a run of each recipe, and of each model."""
     folder = tmp_path_factory.mktemp("documents")
     sources = text_sources(folder, {"repeating": documents(200)})
     found = {}
-    for name, recipe in RECIPES.items():
+    for name in RUNS:
         values = pair_run_values(
             "bert",
             folder / name,
             data={
                 "sources": sources,
                 "tokenizer": {"kind": "train_word_pieces", "vocabulary_size": 64},
-                "recipe": recipe,
+                "recipe": RECIPES.get(name, RECIPES["documents"]),
                 "pack_length": 2 * LONGEST,
                 "validation_fraction": 0.1,
             },
-            model={"dropout": 0.0, "next_sentence": False},
+            model={"dropout": 0.0, **MODELS.get(name, {"next_sentence": False})},
             training={"steps": 60, "evaluate_every_steps": 60, "checkpoint_every_steps": 60},
             optimizer={"kind": "adamw", "learning_rate": 1e-2},
             schedule={"warmup_steps": 5},
@@ -85,7 +92,7 @@ def masked(batch: PackedBatch) -> ChosenTargets:
 
 
 def measure(world: World, configs: dict[str, RunConfig]) -> dict[tuple[str, str], tuple[float, torch.Tensor]]:
-    """Returns loss and gradient of a step by recipe and layout, and trains the run of documents."""
+    """Returns loss and gradient of a step by run and layout, and trains the runs of documents."""
     found = {}
     for name, config in configs.items():
         for layout in LAYOUTS:
@@ -99,7 +106,8 @@ def measure(world: World, configs: dict[str, RunConfig]) -> dict[tuple[str, str]
             gradients = [parameter.grad for parameter in run.engine.model.parameters()]
             found[name, layout] = (loss, torch.cat([one.flatten() for one in gradients if one is not None]))
             run.engine.deepspeed.destroy()
-    train_in(world, configs["documents"], stop_requested=never)
+    for name in TRAINED:
+        train_in(world, configs[name], stop_requested=never)
     return found
 
 
@@ -129,22 +137,22 @@ def test_special_tokens_surround_documents_and_are_never_masked(runs: dict[str, 
         assert not batch.token_type_ids.any()
 
 
-@pytest.mark.parametrize("recipe", RECIPES)
-def test_every_layout_has_the_same_loss_and_gradient(measured: dict[Any, Any], recipe: str) -> None:
-    loss, gradient = measured[recipe, "packed"]
+@pytest.mark.parametrize("name", RUNS)
+def test_every_layout_has_the_same_loss_and_gradient(measured: dict[Any, Any], name: str) -> None:
+    loss, gradient = measured[name, "packed"]
     assert gradient.norm() > 0
     for layout in LAYOUTS:
-        other_loss, other_gradient = measured[recipe, layout]
+        other_loss, other_gradient = measured[name, layout]
         assert other_loss == pytest.approx(loss, rel=1e-5)
         assert (other_gradient - gradient).norm() <= 1e-5 * gradient.norm()
 
 
-@pytest.mark.parametrize("recipe", ["documents", "concat"])
-def test_changing_one_document_changes_no_other_logits(runs: dict[str, RunConfig], recipe: str) -> None:
-    run = open_run(runs[recipe])
+@pytest.mark.parametrize("name", ["documents", "concat", "modernbert"])
+def test_changing_one_document_changes_no_other_logits(runs: dict[str, RunConfig], name: str) -> None:
+    run = open_run(runs[name])
     model = build_model(run, torch.device("cpu")).eval()
     roughen(model)
-    batch = batches(runs[recipe])[0]
+    batch = batches(runs[name])[0]
     first, stop = batch.cu_seqlens[1:3].tolist()
     tokens = batch.tokens.clone()
     tokens[first:stop] = (tokens[first:stop] + 7) % run.prepared.vocabulary_size
@@ -158,8 +166,9 @@ def test_changing_one_document_changes_no_other_logits(runs: dict[str, RunConfig
 
 
 @pytest.mark.usefixtures("measured")
-def test_a_run_learns_and_its_export_has_the_same_loss(runs: dict[str, RunConfig], tmp_path: Path) -> None:
-    config = runs["documents"]
+@pytest.mark.parametrize("name", TRAINED)
+def test_a_run_learns_and_its_export_has_the_same_loss(runs: dict[str, RunConfig], name: str, tmp_path: Path) -> None:
+    config = runs[name]
     records = read_metrics(config.run.output_dir / "metrics.jsonl")
     first, last = records[0], records[-1]
     vocabulary = open_run(config).prepared.vocabulary_size
@@ -169,15 +178,21 @@ def test_a_run_learns_and_its_export_has_the_same_loss(runs: dict[str, RunConfig
     assert not {"token_loss", "next_sentence_loss"} & first.keys()
     exported = export_run(config, tmp_path / "exported").directory
     ours = from_huggingface(exported)
-    assert isinstance(ours, Bert)
+    assert isinstance(ours, PackedEncoder)
     found = evaluate_model(ours, open_run(config), ALONE)["repeating"]
     assert found.to_json() == pytest.approx(last["validation"]["repeating"], rel=1e-5)
-    theirs = BertForMaskedLM.from_pretrained(exported).eval()
+    theirs = AutoModelForMaskedLM.from_pretrained(exported).eval()
     encoded = AutoTokenizer.from_pretrained(exported)("two three four", return_tensors="pt")
     ids = encoded["input_ids"][0].tolist()
     assert (ids[0], ids[-1]) == (SPECIAL["[CLS]"], SPECIAL["[SEP]"])
     with torch.no_grad():
         assert theirs(**encoded).logits.shape == (1, len(ids), vocabulary)
+
+
+def test_a_model_of_documents_alone_refuses_pairs(runs: dict[str, RunConfig]) -> None:
+    pairs = {"recipe": {"kind": "sentence_pairs", "max_sequence_length": LONGEST}}
+    with pytest.raises(ConfigError, match=r"modernbert learns from documents or concat"):
+        changed(runs["modernbert"], data=pairs)
 
 
 def test_next_sentences_without_pairs_are_refused_with_what_to_do(runs: dict[str, RunConfig]) -> None:

@@ -21,6 +21,7 @@ from evenpack.engine.train import train_in
 from evenpack.engine.world.distributed import World
 from evenpack.files import read_json_object
 from evenpack.launcher.trained import load_trained_model
+from evenpack.models.families import find_family
 from evenpack.testing import pair_run_values, prepared, run_config, run_ranks, run_values
 
 STEPS = 3
@@ -28,6 +29,7 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "gpt2": {"activation_checkpointing": True},
     "bert": {},
     "llama": {"activation_checkpointing": True},
+    "modernbert": {"activation_checkpointing": True, "window": 4, "feed_forward_size": 48},
 }
 """Families, and keys of their models."""
 
@@ -43,7 +45,9 @@ RELEASING = {
 
 def prepare_family(folder: Path, kind: str) -> RunConfig:
     """Prepares a run whose validation packs are too few for all ranks to have equally many."""
-    values_of, recipe = (run_values, "documents") if kind != "bert" else (pair_run_values, "sentence_pairs")
+    family = find_family(kind)
+    values_of = run_values if family.objective == "next_tokens" else pair_run_values
+    recipe = "documents" if "sentence_pairs" not in family.recipes else "sentence_pairs"
     values = values_of(
         kind,
         folder / kind / "prepared",

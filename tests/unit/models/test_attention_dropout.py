@@ -17,7 +17,12 @@ from evenpack.models.families import config_of, find_family, known_families
 from evenpack.models.huggingface import to_huggingface
 
 VOCABULARY, LONGEST = 64, 24
-EXPORTED = {"gpt2": "attn_pdrop", "llama": "attention_dropout", "modernbert": "attention_dropout", "bert": "attention_probs_dropout_prob"}
+EXPORTED = {
+    "gpt2": "attn_pdrop",
+    "llama": "attention_dropout",
+    "modernbert": "attention_dropout",
+    "bert": "attention_probs_dropout_prob",
+}
 """Transformers' names of the rate, for each family that is exported."""
 
 
