@@ -65,21 +65,27 @@ def describe_arms(study: ChunkingConfig, runs: Sequence[StudyRun]) -> dict[str, 
     recipes = {} if grid is None else {arm.name: arm.recipe for arm in grid.arms}
     _require_equal_parameters(runs)
     arms = {run.arm: _describe(run, recipes.get(run.arm, run.arm)) for run in runs}
+    unknown = [name for name in study.chunking.references if name not in arms]
+    if unknown:
+        raise ConfigError(f"chunking.references: expected arms ({', '.join(arms)}), found {', '.join(unknown)}")
     for arm in arms.values():
         name = reference_of(study, arm)
         _require_equal_epochs(arm, arms)
         if name not in arms or arms[name].max_sequence_length != arm.max_sequence_length:
             same = [one.name for one in arms.values() if one.max_sequence_length == arm.max_sequence_length]
+            own = arm.name in study.chunking.references
+            key, of = ("references", arm.name) if own else ("reference", study.chunking.reference)
             raise ConfigError(
-                f"chunking.reference: expected an arm of MSL {arm.max_sequence_length} ({', '.join(same)}), found "
-                f"{name} (of '{study.chunking.reference}')"
+                f"chunking.{key}: expected an arm of MSL {arm.max_sequence_length} ({', '.join(same)}), found "
+                f"{name} (of '{of}')"
             )
     return arms
 
 
 def reference_of(study: ChunkingConfig, arm: Arm) -> str:
     """Returns the name of the arm with which this one is compared."""
-    return study.chunking.reference.replace("{msl}", str(arm.max_sequence_length))
+    section = study.chunking
+    return section.references.get(arm.name) or section.reference.replace("{msl}", str(arm.max_sequence_length))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -168,14 +174,12 @@ def compare(finished: FinishedRuns, arms: ArmsByName, study: ChunkingConfig) -> 
 
 def _judge(rows: list[ArmRow], places: Sequence[int], name: str, study: ChunkingConfig) -> None:
     """Sets the verdicts on one measure of the arms of one length, corrected for their number."""
-    references = {reference_of(study, rows[place].arm) for place in places}
-    measured = [getattr(rows[place], name) for place in places if rows[place].arm.name in references]
+    measured = {rows[place].arm.name: getattr(rows[place], name) for place in places}
     compared = [place for place in places if getattr(rows[place], f"{name}_difference") is not None]
-    if not compared or not measured:
-        return
+    references = [measured[reference_of(study, rows[place].arm)] for place in compared]
     verdicts = verdicts_of_family(
         [getattr(rows[place], f"{name}_difference") for place in compared],
-        effect=study.chunking.effect * measured[0].mean,
+        effects=[study.chunking.effect * one.mean for one in references],
         significance=study.chunking.significance,
     )
     for place, verdict in zip(compared, verdicts, strict=True):

@@ -95,6 +95,9 @@ class ChunkingSection(Section):
     """Arms of the last phase in addition to those listed there."""
     reference: str = "concat_{msl}_atom_{msl}"
     """The arm with which arms of the same length are compared; {msl} stands for the length."""
+    references: dict[Name, Name] = Field(default_factory=dict)
+    """Arms that are compared with another arm than `reference`, each with the name of that arm, of the same length; an
+    arm with its own name is compared with none, because others are compared with it."""
     significance: Share = Field(default=0.05, gt=0.0, lt=0.5)
     """Significance level: intervals of differences have confidence 1 - 2 x significance."""
     effect: Share = Field(default=0.02, gt=0.0, lt=1.0)
@@ -105,6 +108,9 @@ class ChunkingSection(Section):
     run of each length."""
     documents_alone: bool = True
     """Whether each finished run is evaluated on isolated held-out documents, the same for all arms of a length."""
+    own_rows_by_end_of_text: bool = True
+    """Whether each finished run is also evaluated on rows of its own recipe with the choices of
+    `data.recipe.end_of_text_in_loss` with which it was not trained."""
     documents_packs: Packs | None = Field(default=None, ge=1)
     """Most packs of held-out documents from each source; null: all."""
     smoothing: float = Field(default=0.9, ge=0.0, lt=1.0)

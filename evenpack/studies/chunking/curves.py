@@ -8,7 +8,8 @@ Held-out documents are the same for all arms, because a hash of the text splits 
 own rows                chunked by the arm's own recipe: its last evaluation in training
 own rows, real tokens   the same without padding in the loss, closing end-of-text included; of arms whose loss differs
 own rows, text          the same without any end-of-text in the loss; of arms whose loss has some
-documents               one by one, at the arm's MSL: the same targets for all arms of a length, so the fair one
+documents               one by one, at the arm's MSL: the same targets for all arms of a length, so the fair one; a
+                        run on such documents has evaluated them in training
 """
 
 import math
@@ -151,9 +152,16 @@ def held_out_evaluations(study: ChunkingConfig, runs: Sequence[StudyRun]) -> tup
     )
 
 
-def read_held_out(curve: Curve, evaluations: Sequence[Evaluation]) -> HeldOut:
-    """Reads the evaluations of one run. Raises: DataError for an incomplete result."""
+def read_held_out(curve: Curve, evaluations: Sequence[Evaluation], *, documents_alone: bool) -> HeldOut:
+    """Reads the evaluations of one run. Raises: DataError for an incomplete result.
+
+    Args:
+        documents_alone: whether the study compares documents alone; without an evaluation of them they are what the
+            run evaluated itself.
+    """
     losses = {evaluation.name: _loss(evaluation) for evaluation in evaluations}
+    if documents_alone:
+        losses.setdefault(DOCUMENTS, curve.own_loss)
     return HeldOut(
         own_rows=_perplexity(curve.own_loss),
         own_rows_real_tokens=_perplexity(losses.get(REAL_TOKENS)),
@@ -231,25 +239,34 @@ def _rounded(loss: float) -> float | None:
 def _asked(study: ChunkingConfig, run: StudyRun, *, documents_ends: Settings) -> dict[str, Settings]:
     recipe = run.config.data.recipe
     asked: dict[str, Settings] = {}
-    if study.chunking.documents_alone:
-        length = recipe.max_sequence_length
+    alone: Settings = {
+        "kind": "documents",
+        "max_sequence_length": recipe.max_sequence_length,
+        "long_documents": "split",
+        **documents_ends,
+    }
+    if study.chunking.documents_alone and not _evaluates_documents(study, run, alone):
         asked[DOCUMENTS] = {
-            "data.recipe": {
-                "kind": "documents",
-                "max_sequence_length": length,
-                "long_documents": "split",
-                **documents_ends,
-            },
-            "data.pack_length": length,
+            "data.recipe": alone,
+            "data.pack_length": recipe.max_sequence_length,
             "data.packing": {"algorithm": "auto"},
             "training.evaluation_packs": study.chunking.documents_packs,
         }
     if isinstance(recipe, DocumentsRecipe | ConcatRecipe | PaddingRecipe):
         with_closing = "closing" if isinstance(recipe, PaddingRecipe) else "all"
         for name, ends in ((REAL_TOKENS, with_closing), (TEXT, "none")):
-            if recipe.end_of_text_in_loss != ends:
+            if study.chunking.own_rows_by_end_of_text and recipe.end_of_text_in_loss != ends:
                 asked[name] = {"data.recipe.end_of_text_in_loss": ends}
     return asked
+
+
+def _evaluates_documents(study: ChunkingConfig, run: StudyRun, alone: Settings) -> bool:
+    """Returns whether a run's own evaluation is that of documents alone: evaluations always isolate.
+
+    Both must be of all that was held out, since packs of another length hold other documents.
+    """
+    is_of_all = run.config.training.evaluation_packs is None and study.chunking.documents_packs is None
+    return is_of_all and run.config.data.recipe == DocumentsRecipe.model_validate(alone)
 
 
 def _loss(evaluation: Evaluation) -> float | None:

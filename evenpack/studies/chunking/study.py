@@ -59,7 +59,8 @@ class ChunkingStudy(TrainedStudy[ChunkingConfig]):
     def _finished(self, run: StudyRun) -> Finished:
         curve = read_curve(run.output_dir)
         evaluations = [evaluation for evaluation in self.evaluations if evaluation.starts_from == run.key]
-        return Finished(curve=curve, held_out=read_held_out(curve, evaluations))
+        alone = self.study.chunking.documents_alone
+        return Finished(curve=curve, held_out=read_held_out(curve, evaluations, documents_alone=alone))
 
     def describe_with_budgets(self, groups: Sequence[RunDevices], options: BudgetOptions) -> Report:
         """Lists the runs for `--dry-run`, with the budget of each. Raises: ConfigError."""

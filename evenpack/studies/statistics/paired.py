@@ -106,13 +106,13 @@ def verdict_of(difference: PairedDifference, *, margin: float, larger_is_worse: 
 
 
 def verdicts_of_family(
-    differences: Sequence[PairedDifference], *, effect: float, significance: float
+    differences: Sequence[PairedDifference], *, effects: Sequence[float], significance: float
 ) -> list[FamilyVerdict]:
     """Returns a verdict for each comparison of one table, corrected for their number by Holm's procedure.
 
     higher, lower: the difference is significant among all of them, by two-sided tests of which one at most errs with
-    probability `significance`. no effect: the interval is within `effect`, the smallest difference that matters.
-    cannot tell: neither.
+    probability `significance`. no effect: the interval is within the one of `effects`, the smallest differences that
+    matter, one for each comparison. cannot tell: neither.
     """
     known = [(one.p_value, index) for index, one in enumerate(differences) if one.p_value is not None]
     verdicts: list[FamilyVerdict] = ["cannot tell"] * len(differences)
@@ -123,7 +123,7 @@ def verdicts_of_family(
         if is_open:
             verdicts[index] = "higher" if difference.mean > 0 else "lower"
         elif difference.low is not None and difference.high is not None:
-            is_within = -effect < difference.low and difference.high < effect
+            is_within = -effects[index] < difference.low and difference.high < effects[index]
             verdicts[index] = "no effect" if is_within else "cannot tell"
     return verdicts
 

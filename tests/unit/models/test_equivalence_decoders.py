@@ -133,7 +133,7 @@ def packs_with(*, isolate, reset_positions):
 @pytest.mark.parametrize("isolate", [True, False])
 @pytest.mark.parametrize("decoder", ["learned", "rotary", "alibi"])
 def test_where_positions_restart_distinguishes_relative_ones_only_between_sequences(decoder, isolate):
-    """ALiBi depends on the slots of a segment, so it cannot distinguish them either."""
+    """ALiBi depends on the slots of a segment, so it cannot distinguish them either, not by a bit."""
     model = build_model(decoder)
     expected_loss, expected = loss_and_gradients(model, packs_with(isolate=isolate, reset_positions=True))
     loss, gradients = loss_and_gradients(model, packs_with(isolate=isolate, reset_positions=False))
@@ -141,6 +141,9 @@ def test_where_positions_restart_distinguishes_relative_ones_only_between_sequen
     assert (loss == pytest.approx(expected_loss, rel=RELATIVE_TOLERANCE)) == is_equal
     if is_equal:
         assert_same_gradients(gradients, expected)
+    if decoder == "alibi":
+        assert loss == expected_loss
+        assert all(torch.equal(gradients[name], gradient) for name, gradient in expected.items())
 
 
 @pytest.mark.parametrize("decoder", ["learned", "rotary", "alibi"])

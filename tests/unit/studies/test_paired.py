@@ -39,11 +39,15 @@ def test_comparisons_of_one_table_are_corrected_for_their_number() -> None:
     assert p_values[0] is not None
     assert p_values[1] is not None
     assert p_values[0] < 0.05 / 4 < 0.05 / 3 < p_values[1] < 0.05
-    found = verdicts_of_family(differences, effect=0.1, significance=0.05)
+    found = verdicts_of_family(differences, effects=[0.1] * 4, significance=0.05)
     assert found == ["higher", "cannot tell", "no effect", "cannot tell"]
-    assert verdicts_of_family(differences[1:2], effect=0.1, significance=0.05) == ["higher"], "alone it would be"
+    assert verdicts_of_family(differences[1:2], effects=[0.1], significance=0.05) == ["higher"], "alone it would be"
     opposite = [paired_difference([0.0] * 3, one, significance=0.05) for one in values.values()]
-    assert verdicts_of_family(opposite, effect=0.1, significance=0.05)[0] == "lower"
+    assert verdicts_of_family(differences, effects=[0.1, 0.1, 0.01, 9.0], significance=0.05)[2:] == [
+        "cannot tell",
+        "no effect",
+    ], "each has an effect of its own that matters"
+    assert verdicts_of_family(opposite, effects=[0.1] * 4, significance=0.05)[0] == "lower"
 
 
 def test_a_single_pair_and_no_scatter_have_their_own_p_values() -> None:
@@ -51,7 +55,7 @@ def test_a_single_pair_and_no_scatter_have_their_own_p_values() -> None:
     assert paired_difference([1.0, 1.0], [0.0, 0.0], significance=0.05).p_value == 0.0
     assert paired_difference([1.0, 1.0], [1.0, 1.0], significance=0.05).p_value == 1.0
     single = [paired_difference([1.0], [0.0], significance=0.05)]
-    assert verdicts_of_family(single, effect=9.0, significance=0.05) == ["cannot tell"]
+    assert verdicts_of_family(single, effects=[9.0], significance=0.05) == ["cannot tell"]
 
 
 def test_the_interval_decides_as_two_one_sided_tests_do() -> None:

@@ -117,6 +117,26 @@ def test_verdicts_are_those_of_the_comparisons_of_a_length_and_of_the_last_tenth
     assert "cannot tell" in file.getvalue()
 
 
+def test_arms_with_a_reference_of_their_own_are_judged_by_it_in_one_family() -> None:
+    ends = {"low": [10.0, 10.0, 10.0], "low_other": [10.1, 10.1, 10.1], "high": [40.0] * 3, "high_other": [40.3] * 3}
+    found = {name: runs(*[[9.0]] * 3, documents=of_seed) for name, of_seed in ends.items()}
+    section = study(reference="low", references={"high": "high", "high_other": "high"})
+    rows = {row.arm.name: row for row in compare(found, {name: arm(name) for name in ends}, section)}
+    assert [row.documents_difference is None for row in rows.values()] == [True, False, True, False]
+    difference = rows["high_other"].documents_difference
+    assert difference is not None
+    assert difference.mean == pytest.approx(0.3)
+    noisy = {1: 0.2, 2: 0.4, 3: 0.3}
+    for seed, more in noisy.items():
+        held_out = replace(found["high_other"][seed].held_out, documents=40.0 + more)
+        found["high_other"][seed] = replace(found["high_other"][seed], held_out=held_out)
+        held_out = replace(found["low_other"][seed].held_out, documents=10.0 + more)
+        found["low_other"][seed] = replace(found["low_other"][seed], held_out=held_out)
+    rows = {row.arm.name: row for row in compare(found, {name: arm(name) for name in ends}, section)}
+    verdicts = [row.documents_verdict for row in rows.values()]
+    assert verdicts == [None, "cannot tell", None, "no effect"], "2 % of 10 and of 40 matter; 0.05 / 2 is not reached"
+
+
 def test_perplexity_at_steps_is_taken_where_the_shortest_run_of_the_length_has_been() -> None:
     short = {1: finished(last_epoch(15.0, 15.0, steps=200))}
     rows = rows_of(documents_64=short)

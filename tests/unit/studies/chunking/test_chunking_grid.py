@@ -9,7 +9,7 @@ import yaml
 
 from evenpack.errors import ConfigError
 from evenpack.models.build import Model, new_model
-from evenpack.studies.chunking.compare import describe_arms
+from evenpack.studies.chunking.compare import describe_arms, reference_of
 from evenpack.studies.chunking.config import ChunkingConfig, GridSection
 from evenpack.studies.chunking.curves import held_out_evaluations
 from evenpack.studies.chunking.study import PlannedRun, unknown_text
@@ -122,6 +122,20 @@ def test_every_length_needs_its_reference(tmp_path: Path) -> None:
     describe_arms(*load(write(tmp_path, grid=grid, reference="documents_{msl}")))
 
 
+def test_an_arm_may_have_another_reference_which_must_be_an_arm_of_its_length(tmp_path: Path) -> None:
+    def compared(**references: str) -> dict[str, str]:
+        path = write(tmp_path, grid=documents_alone(), reference="documents_{msl}", references=references)
+        study, runs = load(path)
+        return {name: reference_of(study, arm) for name, arm in describe_arms(study, runs).items()}
+
+    same = {"documents_16": "documents_16", "documents_32": "documents_32"}
+    assert compared() == compared(**same) == same
+    with pytest.raises(ConfigError, match=r"references: expected .* MSL 16 \(documents_16\), found documents_32"):
+        compared(documents_16="documents_32")
+    with pytest.raises(ConfigError, match=r"references: expected arms \(documents_16, documents_32\), found typo"):
+        compared(typo="documents_16")
+
+
 @pytest.mark.parametrize("training", [{"epochs": None, "steps": 9}, {"epochs": 0.5}])
 def test_runs_without_a_whole_epoch_are_refused(tmp_path: Path, training: Any) -> None:
     with pytest.raises(ConfigError, match=r"run training/documents_16/seed_1 .* training\.epochs to 1 or more"):
@@ -174,13 +188,16 @@ def test_every_run_of_a_length_is_evaluated_on_the_same_documents(tmp_path: Path
     study, runs = load(write(tmp_path, grid=GRID | {"recipes": {}, "recipes_without_atoms": both}))
     found = held_out_evaluations(study, runs)
     asked = [(one.starts_from, one.name) for one in found]
-    assert asked == [(run.key, name) for run in runs for name in ("documents", "text")]
+    assert asked == [
+        (run.key, name)
+        for run in runs
+        for name in (("documents", "text") if run.config.data.recipe.kind == "concat" else ("text",))
+    ], "runs on documents alone evaluate them in training"
     found = [one for one in found if one.name == "documents"]
     places = {(one.arm, one.prepared_dir) for one in found}
-    assert len({place for _, place in places}) == 2, "one for each length"
-    assert len(places) == 4
-    of_documents = next(run for run in runs if run.arm == "documents_16")
-    assert (of_documents.arm, of_documents.config.prepared_dir) in places, "an arm that is prepared so has it already"
+    assert len(places) == 2, "one for each length"
+    of_documents = {run.config.prepared_dir for run in runs if run.config.data.recipe.kind == "documents"}
+    assert {place for _, place in places} == of_documents, "the data of those runs"
     padding = {"padding": {"data.recipe": {"kind": "padding"}}}
     with_padding = held_out_evaluations(
         *load(write(tmp_path, grid=GRID | {"recipes": padding}, reference="documents_{msl}"))
@@ -199,6 +216,13 @@ def test_every_run_of_a_length_is_evaluated_on_the_same_documents(tmp_path: Path
     assert len({one.prepared_dir for one in without_ends if one.name == "documents"}) == 2, "one for each length"
     silent = study.model_copy(update={"chunking": study.chunking.model_copy(update={"documents_alone": False})})
     assert {one.name for one in held_out_evaluations(silent, runs)} == {"text"}
+    short = study.model_copy(update={"chunking": study.chunking.model_copy(update={"own_rows_by_end_of_text": False})})
+    assert {(one.name, one.arm) for one in held_out_evaluations(short, runs)} == {
+        ("documents", "concat_16"),
+        ("documents", "concat_32"),
+    }
+    some = study.model_copy(update={"chunking": study.chunking.model_copy(update={"documents_packs": 1})})
+    assert sum(one.name == "documents" for one in held_out_evaluations(some, runs)) == len(runs), "not the same ones"
 
 
 def test_what_the_dashes_of_a_dry_run_stand_for_is_said_in_words() -> None:
