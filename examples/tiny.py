@@ -25,4 +25,4 @@ def build_model() -> LlamaForCausalLM:
 
 def newest(folder: Path, name: str = "step_*") -> Path | None:
     """Returns the newest whole checkpoint; None if there is none."""
-    return max(folder.glob(name), key=lambda path: int(re.split("[-_]", path.name)[-1]), default=None)
+    return max(folder.glob(name), key=lambda path: int(re.split("[-_]", path.stem)[-1]), default=None)
