@@ -136,7 +136,7 @@ def test_a_dry_run_lists_the_runs_with_their_steps(study_file: Path, found: Foun
     }
 
 
-SHIPPED = {"atom_size_gpt2_124m": 28, "atom_size_gpt2_xl": 30, "atom_size_mini": 81}
+SHIPPED = {"atom_size_gpt2_124m": 28, "atom_size_gpt2_xl": 30, "atom_size_mini": 87}
 """Runs of each; table 4 of the paper has the first two numbers."""
 
 

@@ -15,7 +15,7 @@ from evenpack.data.prepare.tokens_dir import find_tokens
 from evenpack.data.recipes import atom_of
 from evenpack.studies.budget.budget import Budget, budget_of
 from evenpack.studies.budget.options import BudgetOptions
-from evenpack.studies.chunking.compare import Finished, compare, describe_arms
+from evenpack.studies.chunking.compare import Finished, compare, describe_arms, reference_of
 from evenpack.studies.chunking.config import ChunkingConfig
 from evenpack.studies.chunking.curves import held_out_evaluations, read_curve, read_held_out
 from evenpack.studies.chunking.plots import plot_lengths, require_plots
@@ -39,6 +39,17 @@ class ChunkingStudy(TrainedStudy[ChunkingConfig]):
     @property
     def jobs(self) -> Sequence[Job]:
         return interleaved(self.runs, self.evaluations)
+
+    def reference_of(self, arm: str) -> str:
+        return reference_of(self.study, self.arms[arm])
+
+    def unnamed_differences(self, run: StudyRun, reference: StudyRun) -> dict[str, tuple[Any, Any]]:
+        """Adds the order of rows, which recipes without an atom draw again in each epoch and others keep."""
+        found = super().unnamed_differences(run, reference)
+        orders = ["drawn again" if atom_of(one.config.data.recipe) is None else "kept" for one in (reference, run)]
+        if orders[0] != orders[1] and self.arms[run.arm].epochs > 1:
+            found["order of rows in later epochs"] = (orders[0], orders[1])
+        return found
 
     def require_plot(self, path: Path) -> None:
         require_plots(path)
@@ -68,8 +79,18 @@ class ChunkingStudy(TrainedStudy[ChunkingConfig]):
         reference = console.text(f"Compared with {self.study.chunking.reference}, at the same length")
         command = prepare_command(planned, self.runs)
         return Report(
-            value={"study": self.study, "runs": planned, "prepare_first": command},
-            shown=[planned_table(planned, title=self.title(groups)), reference, *unknown_text(planned, command)],
+            value={
+                "study": self.study,
+                "runs": planned,
+                "prepare_first": command,
+                "unnamed_differences": self.unnamed,
+            },
+            shown=[
+                planned_table(planned, title=self.title(groups)),
+                reference,
+                *self.warnings(),
+                *unknown_text(planned, command),
+            ],
         )
 
 

@@ -48,6 +48,9 @@ class EquivalenceStudy(TrainedStudy[EquivalenceConfig]):
             report.shown.append(finetunings_table(rows, title=f"Then {len(rows)} fine-tunings, a device each"))
         return report
 
+    def reference_of(self, arm: str) -> str:
+        return self.study.equivalence.reference
+
     def compare(self, runs: RunsByArm, ended: Sequence[EndedRun]) -> Findings:
         section = self.study.equivalence
         curves = of_each_run(runs, lambda run: read_curve(run.output_dir))

@@ -36,7 +36,7 @@ _OWNED = ("run", "run.name", "run.output_dir", "run.seed")
 _OWNED_OF_FINETUNING = ("run", "run.name", "run.output_dir", "run.seeds", "data.folder", "training.initialize_from")
 """Keys that a study sets for each fine-tuning itself, or for which it has keys of its own."""
 
-_ROWS_SEED = "data.recipe.seed"
+ROWS_SEED = "data.recipe.seed"
 """Key of the order of rows whose recipe has an atom."""
 _TAIL_BYTES = 1 << 14
 """Bytes read at the end of the log; more than a record of metrics.jsonl has."""
@@ -253,7 +253,7 @@ def _training(study: RunsStudyConfig, phase_name: str, arm: str, seed: int, over
         own += _as_overrides({"training.initialize_from": str(study.study.output_dir / start)})
     config = _load(RunConfig, phase.base, key, own)
     if phase.draws_rows_by_seed and not _states_seed(phase.arms[arm]) and atom_of(config.data.recipe) is not None:
-        own += _as_overrides({_ROWS_SEED: seed})
+        own += _as_overrides({ROWS_SEED: seed})
         config = _load(RunConfig, phase.base, key, own)
     if config.data.prepared_dir is None:
         own += _shared_data(study.study.output_dir, config)
@@ -275,7 +275,7 @@ def _training(study: RunsStudyConfig, phase_name: str, arm: str, seed: int, over
 def _states_seed(settings: Settings) -> bool:
     """Returns whether an arm fixes the order of its rows itself, by a key or in a whole recipe."""
     recipe = settings.get("data.recipe")
-    return _ROWS_SEED in settings or (isinstance(recipe, dict) and "seed" in recipe)
+    return ROWS_SEED in settings or (isinstance(recipe, dict) and "seed" in recipe)
 
 
 def _finetuning(run: StudyRun, task: str, section: FinetuneSection) -> FinetuneRun:

@@ -27,7 +27,7 @@ from evenpack.studies.runs.jobs import Job
 RESULT = "result.json"
 LOG = "study.log"
 
-_PLACES = (
+PLACES = (
     "run.name",
     "run.output_dir",
     "data.prepared_dir",
@@ -115,7 +115,7 @@ def read_result(run: Job) -> RunResult | None:
         return None  # damaged: the command is given again, and finds what it has done
     result = RunResult(**content)
     changed = differences(with_defaults(result.config, type(run.config)), run.config.model_dump(mode="json"))
-    changed = {key: pair for key, pair in changed.items() if key not in _PLACES}
+    changed = {key: pair for key, pair in changed.items() if key not in PLACES}
     if result.state == "finished" and changed:
         key, (before, now) = next(iter(changed.items()))
         raise ConfigError(

@@ -14,6 +14,7 @@ from rich.console import RenderableType
 from evenpack import console
 from evenpack.console import Report
 from evenpack.data.manifest import MANIFEST
+from evenpack.differences import as_text, differences, flatten
 from evenpack.engine.config import TrainingSection
 from evenpack.engine.parts.metrics_writer import SUMMARY
 from evenpack.engine.provenance import commit_of_source
@@ -25,12 +26,14 @@ from evenpack.progress import Progress
 from evenpack.studies.columns import Column, table_of
 from evenpack.studies.plotting import require_plot
 from evenpack.studies.provenance import provenance_of_runs
-from evenpack.studies.runs.jobs import FinetuneRun, Job, StudyRun, expand, require_tasks
-from evenpack.studies.runs.runner import EndedRun, Machine, RunDevices, describe_state, recorded, train_runs
+from evenpack.studies.runs.jobs import ROWS_SEED, FinetuneRun, Job, StudyRun, expand, require_tasks
+from evenpack.studies.runs.runner import PLACES, EndedRun, Machine, RunDevices, describe_state, recorded, train_runs
 from evenpack.studies.runs.study_file import RunsStudyConfig, load_study
 from evenpack.version import VERSION
 
 StudyT = TypeVar("StudyT", bound=RunsStudyConfig)
+
+_ABSENT = object()
 
 RunsByArm = Mapping[str, Mapping[int, StudyRun]]
 """Finished runs of the last phase by arm and seed; an arm without one is there, and empty."""
@@ -67,6 +70,31 @@ class TrainedStudy(ABC, Generic[StudyT]):
         return ()
 
     @abstractmethod
+    def reference_of(self, arm: str) -> str:
+        """Returns the name of the arm with which this one is compared; its own where it is compared with none."""
+
+    def unnamed_differences(self, run: StudyRun, reference: StudyRun) -> dict[str, tuple[Any, Any]]:
+        """Returns what differs between two arms although the settings of neither name it; the reference's value first.
+
+        Such as keys of a section that an arm replaces as a whole. Keys that only one of two kinds has are no
+        difference, nor is the seed of rows, which the study sets.
+        """
+        named = {key for arm in (run.arm, reference.arm) for key in flatten(self.study.arms[arm])}
+        dumps = [one.config.model_dump(mode="json") for one in (reference, run)]
+        return {
+            key: pair
+            for key, pair in differences(dumps[0], dumps[1], absent=_ABSENT).items()
+            if key not in named and key not in (*PLACES, ROWS_SEED) and _ABSENT not in pair
+        }
+
+    @property
+    def unnamed(self) -> dict[str, dict[str, tuple[Any, Any]]]:
+        """The `unnamed_differences` of each arm that has any from its reference."""
+        first = {run.arm: run for run in reversed(self.compared)}  # arms of a phase have the same seeds
+        found = {arm: self.unnamed_differences(first[arm], first[self.reference_of(arm)]) for arm in self.study.arms}
+        return {arm: keys for arm, keys in found.items() if keys}
+
+    @abstractmethod
     def compare(self, runs: RunsByArm, ended: Sequence[EndedRun]) -> Findings:
         """Compares the finished runs of the last phase. Raises: DataError for a damaged log."""
 
@@ -77,8 +105,18 @@ class TrainedStudy(ABC, Generic[StudyT]):
     def describe(self, groups: Sequence[RunDevices]) -> Report:
         """Lists the runs for `--dry-run`. Raises: ConfigError if the ranks cannot divide a step."""
         rows = run_rows(self.runs, ranks=groups[0].ranks)
-        shown = [arms_text(self.study), runs_table(rows, title=self.title(groups))]
-        return Report(value={"study": self.study, "runs": rows}, shown=shown)
+        shown = [arms_text(self.study), runs_table(rows, title=self.title(groups)), *self.warnings()]
+        return Report(value={"study": self.study, "runs": rows, "unnamed_differences": self.unnamed}, shown=shown)
+
+    def warnings(self) -> list[RenderableType]:
+        """Returns a line for each arm whose settings do not name all that differs from its reference."""
+        return [
+            console.text(
+                f"Warning: arm {arm} differs from {self.reference_of(arm)} in what neither names: "
+                + "; ".join(f"{key} ({as_text(now)}, there {as_text(before)})" for key, (before, now) in keys.items())
+            )
+            for arm, keys in self.unnamed.items()
+        ]
 
     def title(self, groups: Sequence[RunDevices]) -> str:
         """Returns the title of a list of the runs."""
@@ -102,6 +140,8 @@ class TrainedStudy(ABC, Generic[StudyT]):
         require_tasks(self.finetunings)
         groups = machine.device_groups(devices_per_run)
         with machine.held(self.study.study.output_dir), Progress(console.messages()) as progress:
+            for warning in self.warnings():
+                progress.note(str(warning))
             ended = train_runs(self.jobs, machine, groups, progress)
             if self.finetunings:  # a device each, because a fine-tuning is one process
                 ended += train_runs(self.finetunings, machine, machine.device_groups(1), progress, earlier=ended)
@@ -118,9 +158,10 @@ class TrainedStudy(ABC, Generic[StudyT]):
                 "origin": origin,
                 "measured_on": measured_on(devices_of(finished_runs(ended))),
                 "runs": [{"run": one.run.key, "state": one.state, "message": one.message} for one in ended],
+                "unnamed_differences": self.unnamed,
                 **found.value,
             },
-            shown=[*found.shown, *unfinished_text(ended)],
+            shown=[*found.shown, *self.warnings(), *unfinished_text(ended)],
         )
         if plot is not None and compared:
             report.shown.append(console.text("\n".join(f"Drew {path}" for path in found.draw(plot, origin))))

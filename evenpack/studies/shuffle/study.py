@@ -28,6 +28,9 @@ class ShuffleStudy(TrainedStudy[ShuffleStudyConfig]):
         for run in self.runs:
             check_run(run.config)
 
+    def reference_of(self, arm: str) -> str:
+        return self.study.shuffle.reference
+
     def compare(self, runs: RunsByArm, ended: Sequence[EndedRun]) -> Findings:
         section = self.study.shuffle
         orders = self._orders(runs)

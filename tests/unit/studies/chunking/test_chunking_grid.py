@@ -6,13 +6,14 @@ from typing import Any
 import pytest
 import torch
 import yaml
+from repository import CONFIGS
 
 from evenpack.errors import ConfigError
 from evenpack.models.build import Model, new_model
 from evenpack.studies.chunking.compare import describe_arms, reference_of
 from evenpack.studies.chunking.config import ChunkingConfig, GridSection
 from evenpack.studies.chunking.curves import held_out_evaluations
-from evenpack.studies.chunking.study import PlannedRun, unknown_text
+from evenpack.studies.chunking.study import ChunkingStudy, PlannedRun, unknown_text
 from evenpack.studies.runs.jobs import StudyRun, expand
 from evenpack.studies.runs.study_file import load_study
 from evenpack.testing import run_values, write_run_file
@@ -134,6 +135,25 @@ def test_an_arm_may_have_another_reference_which_must_be_an_arm_of_its_length(tm
         compared(documents_16="documents_32")
     with pytest.raises(ConfigError, match=r"references: expected arms \(documents_16, documents_32\), found typo"):
         compared(typo="documents_16")
+
+
+@pytest.mark.parametrize("epochs", [1, 2])
+def test_rows_that_are_drawn_again_are_told_from_those_that_keep_their_order(tmp_path: Path, epochs: int) -> None:
+    redrawn = {"documents": DOCUMENTS, "cuts": CONCAT}
+    grid = {"lengths": [SHORT], "recipes": {"concat": CONCAT}, "recipes_without_atoms": redrawn}
+    path = write(tmp_path, grid=grid, training={"epochs": epochs}, references={"documents_16": "cuts_16"})
+    found = ChunkingStudy(path, ()).unnamed
+    changed = {"order of rows in later epochs": ("kept", "drawn again")}
+    assert found == ({"cuts_16": changed} if epochs > 1 else {}), "documents have a reference that is drawn again too"
+
+
+def test_the_shipped_ablation_changes_one_thing_at_a_time() -> None:
+    study = ChunkingStudy(CONFIGS / "studies/isolation_mini.yaml", ())
+    assert len(study.runs) == 24
+    assert study.evaluations == (), "each run evaluates the documents itself"
+    assert study.unnamed == {}
+    references = {arm: study.reference_of(arm) for arm in study.arms}
+    assert references == {arm: arm.partition("_")[0] for arm in study.arms}
 
 
 @pytest.mark.parametrize("training", [{"epochs": None, "steps": 9}, {"epochs": 0.5}])

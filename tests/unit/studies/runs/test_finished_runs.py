@@ -2,13 +2,14 @@
 
 import json
 from pathlib import Path
+from typing import Any
 
 from study_files import write_study
 
 from evenpack.studies.equivalence.config import EquivalenceConfig
 from evenpack.studies.runs.jobs import StudyRun, expand
 from evenpack.studies.runs.runner import EndedRun
-from evenpack.studies.runs.study import finished_runs
+from evenpack.studies.runs.study import Findings, TrainedStudy, finished_runs
 from evenpack.studies.runs.study_file import load_study
 
 
@@ -27,3 +28,35 @@ def test_finished_runs_are_those_of_the_phase(tmp_path: Path) -> None:
     ended = [EndedRun(run=run, state=state, message="") for run, state in zip(runs, states, strict=True)]  # type: ignore[arg-type]
     assert finished_runs(ended, "second") == [runs[1], runs[4]]
     assert finished_runs(ended) == [runs[0], runs[1], runs[4]]
+
+
+class Study(TrainedStudy[EquivalenceConfig]):
+    """Compares nothing."""
+
+    def reference_of(self, arm: str) -> str:
+        return self.study.equivalence.reference
+
+    def compare(self, runs: Any, ended: Any) -> Findings:
+        raise NotImplementedError
+
+
+def test_what_arms_differ_in_beyond_their_settings_is_listed(tmp_path: Path) -> None:
+    """An arm that replaces a section also gives up what the run file says there."""
+    arms = {
+        "unpacked": {"training.layout": "padded"},
+        "packed": {},
+        "slower": {"optimizer": {"kind": "adamw", "learning_rate": 1e-5}},
+        "other_kind": {"data.recipe": {"kind": "concat", "max_sequence_length": 16}, "data.pack_length": 16},
+    }
+    phase = {"base": "base.yaml", "seeds": [1, 2], "arms": arms}
+    phase["settings"] = {"optimizer.weight_decay": 0.7, "data.recipe.minimum_document_length": 5}
+    study = Study(EquivalenceConfig, write_study(tmp_path, phases={"only": phase}), ())
+    assert study.unnamed == {
+        "slower": {"optimizer.weight_decay": (0.7, 0.1)},
+        "other_kind": {"data.recipe.minimum_document_length": (5, 2)},
+    }
+    assert [str(line) for line in study.warnings()] == [
+        "Warning: arm slower differs from unpacked in what neither names: optimizer.weight_decay (0.1, there 0.7)",
+        "Warning: arm other_kind differs from unpacked in what neither names: "
+        "data.recipe.minimum_document_length (2, there 5)",
+    ]
