@@ -128,6 +128,6 @@ def test_a_shipped_study_lists_its_runs(path: Path, tmp_path: Path) -> None:
     done = evenpack("study equivalence", path, *overrides, options=["--dry-run", "--json", "--devices-per-run", "1"])
     value = json.loads(done.stdout)
     expected = sum(len(phase["seeds"]) * len(phase["arms"]) for phase in value["study"]["phases"].values())
-    assert len(value["runs"]) == expected > 4
+    assert len(value["runs"]) == expected >= 4
     assert {run["state"] for run in value["runs"]} == {"to do"}
     assert not (tmp_path / "out").exists()
