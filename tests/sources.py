@@ -55,6 +55,9 @@ class ListView:
     def closing_targets(self, sequence_ids: np.ndarray) -> np.ndarray:
         return np.zeros_like(sequence_ids)
 
+    def unpredicted(self, sequence_ids: np.ndarray) -> None:
+        return None
+
     def gather(self, sequence_ids: np.ndarray) -> np.ndarray:
         return np.concatenate([np.zeros(0, dtype=np.int64), *(self.tokens(int(i)) for i in sequence_ids)])
 

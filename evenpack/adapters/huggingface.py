@@ -10,14 +10,12 @@ from typing import TYPE_CHECKING, Any
 from jaxtyping import Bool, Int
 
 from evenpack.batch import ChosenTargets, PackedBatch, SlotTargets
+from evenpack.data.tokens.own import IGNORED
 from evenpack.errors import ConfigError
 from evenpack.losses import MASKED_TOKEN, NEXT_TOKEN
 
 if TYPE_CHECKING:
     from torch import Tensor
-
-IGNORED = -100
-"""The label of a slot that predicts nothing, in the losses of transformers and torch."""
 
 
 def model_inputs(batch: PackedBatch, *, for_flash: bool = False) -> dict[str, Any]:

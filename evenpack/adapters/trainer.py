@@ -22,8 +22,7 @@ class PackTrainer(Trainer):  # type: ignore[misc]  # transformers is not typed
     """A `Trainer` that trains on packs: `PackTrainer(model=model, args=arguments, loader=loader).train()`.
 
     Accelerate never sees a DataLoader, so it can neither shard nor dispatch. Optimizer step t takes the loader's
-    step t; `resume_from_checkpoint` continues there at once, also with another number of processes. Trainer's own
-    subclasses join it in this order: `class PackSFTTrainer(PackTrainer, SFTTrainer)`.
+    step t; `resume_from_checkpoint` continues there at once, also with another number of processes.
     """
 
     compute_loss_func: Any
@@ -34,9 +33,12 @@ class PackTrainer(Trainer):  # type: ignore[misc]  # transformers is not typed
         Raises: ConfigError if the arguments count processes, micro-batches or targets in another way than the loader.
         """
         super().__init__(*arguments, **keywords)
-        self.loader = loader
         if self.train_dataset is not None:
             raise ConfigError("give loader or train_dataset, not both: PackTrainer trains on the loader")
+        self._take(loader)
+
+    def _take(self, loader: Loader) -> None:
+        self.loader = loader
         if loader.step:
             raise ConfigError(
                 f"the loader is at step {loader.step}, and a Trainer begins at 0: give a new loader, and resume by "

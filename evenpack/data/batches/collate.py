@@ -128,7 +128,11 @@ class Collator:
                 for values, found in zip(padding, padding_counts, strict=True):
                     values[members] = found
             ends = self.objective.end_of_text_in_loss
-            left_out_here = None if ends == "all" else source.view.ends_of_text(chosen, closing=ends == "none")
+            left_out_here = (
+                source.view.unpredicted(chosen)
+                if ends == "all"
+                else source.view.ends_of_text(chosen, closing=ends == "none")
+            )
             if left_out_here is not None:
                 left_out = np.zeros(len(tokens), dtype=bool) if left_out is None else left_out
                 left_out[token_sources == index] = left_out_here

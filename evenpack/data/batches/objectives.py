@@ -21,6 +21,7 @@ from evenpack.data.order.selection import PackedSource
 from evenpack.data.order.step_plan import TargetCounter
 from evenpack.data.recipes import ConcatRecipe, EndOfText, MaskingConfig, Recipe, SentencePairsRecipe
 from evenpack.data.sequences import (
+    LabelledDocumentsView,
     LabelledSequences,
     MaskedPairsView,
     PaddingView,
@@ -61,7 +62,7 @@ class SequenceContent:
     padding: PaddingCounts
     """Padding inside each sequence."""
     left_out: Bool[np.ndarray, " tokens"] | None
-    """End-of-text tokens that are not predicted, by `end_of_text_in_loss`; None: none."""
+    """Tokens that are not predicted, by labels or as an end-of-text by `end_of_text_in_loss`; None: none."""
 
     @property
     def starts(self) -> Int64[np.ndarray, " M"]:
@@ -157,6 +158,11 @@ class NextTokens:
                 f"data.recipe.kind {view.recipe.kind} is for models of masked tokens: choose another model.kind or "
                 "another recipe"
             )
+        if isinstance(view, LabelledDocumentsView) and self.end_of_text_in_loss != "all":
+            raise ConfigError(
+                f"end_of_text_in_loss is '{self.end_of_text_in_loss}', and these documents have labels, which say what "
+                "is predicted: leave it out, and give an end-of-text that is not to be predicted the label -100"
+            )
 
     def count_targets(
         self,
@@ -165,7 +171,11 @@ class NextTokens:
         lengths: Int64[np.ndarray, " K"],
         segments: Int64[np.ndarray, " K"],
     ) -> Int64[np.ndarray, " K"]:
-        targets: Int64[np.ndarray, " K"] = lengths - segments
+        targets: Int64[np.ndarray, " K"]
+        if isinstance(view, LabelledDocumentsView):
+            targets = view.targets[sequence_ids].astype(np.int64)
+            return targets
+        targets = lengths - segments
         padding = None if self.end_of_text_in_loss == "all" else view.padding_counts(sequence_ids)
         if padding is not None:
             targets -= padding.targets
@@ -270,6 +280,8 @@ class DynamicMasks(_MaskedObjective):
     seed: int
 
     def check(self, view: SequenceView) -> None:
+        if isinstance(view, LabelledDocumentsView):
+            raise ConfigError("labels say which next tokens count, and masks are drawn: give the documents without")
         if isinstance(view, PaddingView):
             raise ConfigError(
                 "data.recipe.kind padding pads sequences with end-of-text, and masked tokens have no loss that leaves "

@@ -18,7 +18,7 @@ import numpy as np
 from jaxtyping import Int64
 
 from evenpack.data.recipes import ConcatRecipe, DocumentsRecipe, PaddingRecipe
-from evenpack.data.sequences.documents import DocumentsView, build_documents
+from evenpack.data.sequences.documents import DocumentsView, LabelledDocumentsView, build_documents
 from evenpack.data.sequences.labelled import LabelledSequences
 from evenpack.data.sequences.pairs import PAIRS, MaskedPairsView, SentencePairsView
 from evenpack.data.sequences.pieces import ConcatView, PaddingView, ShuffledConcatView, build_concat, build_padding
@@ -27,6 +27,7 @@ from evenpack.data.tokens.file import TokenFile
 
 __all__ = [
     "PAIRS",
+    "LabelledDocumentsView",
     "LabelledSequences",
     "MaskedPairsView",
     "PaddingView",
@@ -79,4 +80,4 @@ def open_view(directory: Path, token_file: TokenFile) -> ViewOfDocuments | Sente
         case "padding":
             return open_stored(PaddingView, directory, token_file)
         case _:
-            return open_stored(DocumentsView, directory, token_file)
+            return open_stored(LabelledDocumentsView if token_file.labelled else DocumentsView, directory, token_file)

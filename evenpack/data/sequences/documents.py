@@ -1,6 +1,6 @@
 """The recipe `documents`: each document is a sequence; one that is too long is split, truncated, dropped or refused."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
 import numpy as np
 from jaxtyping import Bool, Int32, Int64
@@ -11,6 +11,7 @@ from evenpack.data.tokens.file import TokenFile
 from evenpack.errors import DataError
 
 _CHUNK_DOCUMENTS = 1 << 20
+_CHUNK_TOKENS = 1 << 22
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -86,6 +87,37 @@ class DocumentsView(WholeSequencesView):
         return self.documents[index], (sequence_ids - self.first_sequences[index]) * self.max_sequence_length
 
 
+@dataclass(frozen=True, kw_only=True, eq=False)
+class LabelledDocumentsView(DocumentsView):
+    """Documents of which labels leave some tokens out of the loss; a plan counts targets without reading labels."""
+
+    targets: Int32[np.ndarray, " sequences"]
+    """Tokens of each sequence that are predicted: neither left out nor its first."""
+
+    def unpredicted(self, sequence_ids: Int64[np.ndarray, " K"]) -> Bool[np.ndarray, " tokens"]:
+        return self.token_file.unpredicted(*self.locate(sequence_ids))
+
+
+def _with_labels(view: DocumentsView) -> LabelledDocumentsView:
+    """Counts the targets of each sequence, which reads all labels. Raises: DataError if there are none at all."""
+    targets = np.zeros(view.count, dtype=np.int32)
+    at_once = max(1, _CHUNK_TOKENS // view.max_sequence_length)
+    for start in range(0, view.count, at_once):
+        ids = np.arange(start, min(start + at_once, view.count))
+        offsets, lengths = view.locate(ids)
+        predicted = ~view.token_file.unpredicted(offsets, lengths)
+        firsts = np.cumsum(lengths) - lengths
+        predicted[firsts] = False
+        targets[ids] = np.add.reduceat(predicted, firsts, dtype=np.int32)
+    if view.count and not targets.any():
+        raise DataError(
+            f"{view.token_file.prefix}: the labels leave every token out of the loss (-100), so there is nothing to "
+            "learn: give the tokens that are to be predicted as their labels"
+        )
+    common = {field.name: getattr(view, field.name) for field in fields(DocumentsView)}
+    return LabelledDocumentsView(**common, targets=targets)
+
+
 def build_documents(
     recipe: DocumentsRecipe, token_file: TokenFile, documents: Int64[np.ndarray, " documents"]
 ) -> DocumentsView:
@@ -115,7 +147,7 @@ def build_documents(
         tokens_too_long=int(lengths[dropped_long].sum()),
         sequences=int(first_sequences[-1]),
     )
-    return DocumentsView(
+    view = DocumentsView(
         recipe=recipe,
         token_file=token_file,
         accounting=accounting,
@@ -124,6 +156,7 @@ def build_documents(
         documents=documents[kept],
         first_sequences=first_sequences,
     )
+    return _with_labels(view) if token_file.labelled else view
 
 
 def _too_long(

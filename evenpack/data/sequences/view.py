@@ -156,6 +156,9 @@ class SequenceView(Protocol):
     def closing_targets(self, sequence_ids: Int64[np.ndarray, " K"]) -> Int64[np.ndarray, " K"]:
         """Returns the end-of-text tokens of each sequence that close a text and are not the first of their segment."""
 
+    def unpredicted(self, sequence_ids: Int64[np.ndarray, " K"]) -> Bool[np.ndarray, " tokens"] | None:
+        """Returns which tokens of the sequences labels leave out of the loss, or None if there are no labels."""
+
 
 class PaddingCounts(NamedTuple):
     """The padding inside each of K sequences."""
@@ -199,6 +202,9 @@ class NumberedSequences:
 
     def closing_targets(self, sequence_ids: Int64[np.ndarray, " K"]) -> Int64[np.ndarray, " K"]:
         return np.zeros_like(sequence_ids)
+
+    def unpredicted(self, sequence_ids: Int64[np.ndarray, " K"]) -> Bool[np.ndarray, " tokens"] | None:
+        return None
 
     def _check_ids(self, sequence_ids: Int64[np.ndarray, " K"]) -> None:
         if len(sequence_ids) and not 0 <= sequence_ids.min() <= sequence_ids.max() < self.count:

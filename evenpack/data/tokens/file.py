@@ -248,6 +248,9 @@ class TokenFile:
     pages belong to the page cache and the system reclaims them when it needs them.
     """
 
+    labelled = False
+    """Whether labels of one's own leave some tokens out of the loss; never in a file."""
+
     def __init__(self, prefix: Path, *, verify: bool = True) -> None:
         """Opens the pair; `verify` reads the whole index (20 bytes per document), false checks only file sizes.
 
@@ -327,6 +330,12 @@ class TokenFile:
         tokens = self._tokens
         slices = [tokens[start:stop] for start, stop in zip(token_offsets.tolist(), stops.tolist(), strict=True)]
         return np.concatenate(slices)
+
+    def unpredicted(
+        self, token_offsets: Integer[np.ndarray, " K"], lengths: Integer[np.ndarray, " K"]
+    ) -> Bool[np.ndarray, " tokens"]:
+        """Returns which tokens of K slices labels leave out of the loss, concatenated; only if `labelled`."""
+        raise NotImplementedError(f"{type(self).__name__} has no labels")
 
     def release_pages(self) -> None:
         """Removes the pages that were read from this process's memory; they stay in the page cache.

@@ -3,6 +3,8 @@
 lists of token ids            TokenArrays.of_lists
 flat tokens and offsets       TokenArrays: in memory, or mapped (`np.load(..., mmap_mode="r")`, `np.memmap`)
 a Hugging Face dataset        TokenRows: one column of lists, read where it is
+
+Each may have labels: for each token the token itself, or -100 where it is not predicted, as in a prompt.
 """
 
 import mmap
@@ -13,7 +15,7 @@ from typing import Any
 
 import numpy as np
 import xxhash
-from jaxtyping import Int32, Int64, Integer
+from jaxtyping import Bool, Int32, Int64, Integer
 
 from evenpack.data.permutation import derive_key, permute
 from evenpack.data.tokens.array_file import release_mapped_pages
@@ -28,9 +30,46 @@ _SAMPLED_TOKENS = 256
 _HASH_CHUNK = 1 << 22
 _MOST_ID = (1 << 31) - 1
 _ROWS_AT_ONCE = 1 << 14
+IGNORED = -100
+"""The label of a token that is not predicted, as in the losses of transformers and torch."""
+_LABELS = "labels"
 
 
-class TokenArrays(TokenFile):
+class OwnTokens(TokenFile):
+    """Documents with labels or without, in one line of text."""
+
+    def __repr__(self) -> str:
+        """Returns the size of the documents; `labels` if some tokens may be left out of the loss."""
+        labels = ", labels" if self.labelled else ""
+        return f"{type(self).__name__}({self.documents:,} documents, {self.tokens:,} tokens, {self.dtype}{labels})"
+
+    def unpredicted(
+        self, token_offsets: Integer[np.ndarray, " K"], lengths: Integer[np.ndarray, " K"]
+    ) -> Bool[np.ndarray, " tokens"]:
+        """Returns where labels are -100. Raises: DataError at any other label that is not the token itself."""
+        labels = self._gather_labels(token_offsets, lengths)
+        left_out: Bool[np.ndarray, " tokens"] = labels == IGNORED
+        wrong = ~left_out & (labels != self.gather(token_offsets, lengths))
+        if wrong.any():
+            first = int(np.argmax(wrong))
+            piece = int(np.searchsorted(np.cumsum(lengths), first, side="right"))
+            place = token_offsets[piece] + first - np.sum(lengths[:piece])
+            document = int(np.searchsorted(self.document_offsets, place, side="right")) - 1
+            (token,) = self.gather(place[None], np.ones(1, dtype=np.int64))
+            raise DataError(
+                f"{self.prefix}: document {document} has label {labels[first]} at token "
+                f"{place - self.document_offsets[document]}, which is {token}: a label is the token at the same place, "
+                "not shifted, or -100 if it is not to be predicted"
+            )
+        return left_out
+
+    def _gather_labels(
+        self, token_offsets: Integer[np.ndarray, " K"], lengths: Integer[np.ndarray, " K"]
+    ) -> Integer[np.ndarray, " tokens"]:
+        raise NotImplementedError
+
+
+class TokenArrays(OwnTokens):
     """Documents as flat tokens and the offset of each document among them."""
 
     def __init__(
@@ -38,6 +77,7 @@ class TokenArrays(TokenFile):
         tokens: Any,
         offsets: Any,
         *,
+        labels: Any = None,
         name: str = "own documents",
     ) -> None:
         """Takes arrays without copying them; mapped ones are mapped again by each worker process.
@@ -45,11 +85,13 @@ class TokenArrays(TokenFile):
         Args:
             tokens: integers [tokens], those of all documents concatenated.
             offsets: integers [documents + 1], the first token of each document, and the number of all tokens.
+            labels: signed integers [tokens]: each token itself, or -100 where it is not to be predicted; None: all are.
             name: stands in messages for the path of a file.
 
         Raises: DataError for arrays of other shapes or types, or offsets that do not begin at 0 and end at the end.
         """
-        for what, values in (("tokens", tokens), ("offsets", offsets)):
+        given = {"tokens": tokens, "offsets": offsets} | ({} if labels is None else {"labels": labels})
+        for what, values in given.items():
             if not isinstance(values, np.ndarray) or values.ndim != 1 or values.dtype.kind not in "iu":
                 found = f"{type(values).__name__} {getattr(values, 'dtype', '')} {getattr(values, 'shape', '')}"
                 raise DataError(f"{name}: {what} must be a numpy array of integers with one axis, found {found}")
@@ -59,27 +101,52 @@ class TokenArrays(TokenFile):
                 f"{name}: the first offset must be 0 and the last the number of tokens, {len(tokens)}; found {found}. "
                 "Offsets are where documents begin, and one more where the last one ends"
             )
+        if labels is not None and (len(labels) != len(tokens) or labels.dtype.kind != "i"):
+            raise DataError(
+                f"{name}: labels must be signed integers, one for each of {len(tokens)} tokens, found {labels.dtype} "
+                f"[{len(labels)}]"
+            )
         self.prefix = Path(name)
         self.documents = len(offsets) - 1
         self.tokens = len(tokens)
         self.dtype = tokens.dtype
-        self._given = tokens, offsets
+        self.labelled = labels is not None
+        self._given = tuple(given.values())
         self._tokens = tokens.view(np.ndarray)
         self._offsets = offsets.view(np.ndarray)
+        self._labels = None if labels is None else labels.view(np.ndarray)
 
     @classmethod
-    def of_lists(cls, documents: "Sequence[Any] | np.ndarray", *, name: str = "own documents") -> "TokenArrays":
-        """Copies lists of token ids, or arrays or tensors of them, into two arrays.
+    def of_lists(
+        cls,
+        documents: "Sequence[Any] | np.ndarray",
+        *,
+        labels: "Sequence[Any] | np.ndarray | None" = None,
+        name: str = "own documents",
+    ) -> "TokenArrays":
+        """Copies lists of token ids, or arrays or tensors of them, into two arrays; and lists of labels into a third.
 
-        Raises: DataError naming the first document that holds anything but whole numbers from 0 to 2**31 - 1.
+        Raises: DataError naming the first document that holds anything but whole numbers from 0 to 2**31 - 1, or whose
+            labels are not as many.
         """
         parts = [_token_ids(document, f"{name}: document {index}") for index, document in enumerate(documents)]
         offsets = np.zeros(len(parts) + 1, dtype=np.int64)
         np.cumsum([len(part) for part in parts], out=offsets[1:])
-        return cls(np.concatenate([np.empty(0, dtype=np.int32), *parts]), offsets, name=name)
+        if labels is None:
+            return cls(_flat_of(parts), offsets, name=name)
+        if len(labels) != len(parts):
+            raise DataError(f"{name}: labels for {len(labels)} documents, there are {len(parts)}")
+        kept = [np.asarray(one) for one in labels]
+        for index, (one, part) in enumerate(zip(kept, parts, strict=True)):
+            if one.shape != part.shape or (len(one) and one.dtype.kind not in "iu"):
+                raise DataError(
+                    f"{name}: document {index} has labels of type {one.dtype} and shape {list(one.shape)}, expected a "
+                    f"whole number for each of its {len(part)} tokens"
+                )
+        return cls(_flat_of(parts), offsets, labels=_flat_of(kept), name=name)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _reopen, (*(_Mapped.of(array) for array in self._given), str(self.prefix))
+        return _reopen, (str(self.prefix), *(_Mapped.of(array) for array in self._given))
 
     def document_starts(self, boundaries: Integer[np.ndarray, " K"]) -> Int64[np.ndarray, " K"]:
         starts: Int64[np.ndarray, " K"] = self._offsets[boundaries].astype(np.int64)
@@ -100,18 +167,27 @@ class TokenArrays(TokenFile):
             )
         return starts, lengths
 
+    def _gather_labels(
+        self, token_offsets: Integer[np.ndarray, " K"], lengths: Integer[np.ndarray, " K"]
+    ) -> Integer[np.ndarray, " tokens"]:
+        assert self._labels is not None, "asked of labelled documents alone"
+        spans = zip(token_offsets.tolist(), lengths.tolist(), strict=True)
+        slices = [self._labels[start : start + length] for start, length in spans]
+        return np.concatenate([self._labels[:0], *slices])
+
     def release_pages(self) -> None:
-        for array in (self._tokens, self._offsets):
-            release_mapped_pages(array)
+        for array in self._given:
+            release_mapped_pages(array.view(np.ndarray))
 
 
-class TokenRows(TokenFile):
+class TokenRows(OwnTokens):
     """The documents of a Hugging Face dataset, a list of token ids in each row; rows are read when they are needed."""
 
     def __init__(self, dataset: Any, *, column: str = "input_ids", name: str = "own documents") -> None:
-        """Reads the lengths of all rows. A row that is null is an empty document.
+        """Reads the lengths of all rows. A row that is null is an empty document. A column `labels` is used.
 
-        Raises: DataError if there is no such column, or if it holds anything but lists of integers.
+        Raises: DataError if there is no such column, or if it or `labels` holds anything but lists of integers, or if
+            these have other lengths.
         """
         import pyarrow as pa
 
@@ -132,25 +208,41 @@ class TokenRows(TokenFile):
             )
         self.prefix = Path(name)
         self.documents = len(dataset)
+        self.labelled = _LABELS in dataset.column_names
         self._column = column
-        self._rows = dataset.select_columns([column]).with_format("arrow")
-        kind = self._rows.data.schema.field(column).type
-        lists = pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind)
-        if not (lists and pa.types.is_integer(kind.value_type)):
-            raise DataError(f"{name}: column '{column}' must hold lists of integers, found {kind}")
+        self._dataset = dataset = dataset.with_format("arrow")
+        self._rows: dict[str, Any] = {}
+        for one in (column, _LABELS) if self.labelled else (column,):
+            self._rows[one] = rows = dataset.select_columns([one])
+            kind = rows.data.schema.field(one).type
+            lists = pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind)
+            if not (lists and pa.types.is_integer(kind.value_type)):
+                advice = "; remove it if it does not say which tokens are predicted" if one == _LABELS else ""
+                raise DataError(f"{name}: column '{one}' must hold lists of integers, found {kind}{advice}")
+        kind = self._rows[column].data.schema.field(column).type
         self.dtype = np.dtype(kind.value_type.to_pandas_dtype())
         self.tokens = int(self._offsets[-1])
+        if self.labelled:
+            wrong = np.flatnonzero(np.diff(self._offsets_of(_LABELS)) != np.diff(self._offsets))
+            if len(wrong):
+                raise DataError(
+                    f"{name}: {len(wrong)} rows, the first of them row {wrong[0]}, have not as many '{_LABELS}' as "
+                    f"'{column}': give a label for each token, -100 where it is not to be predicted"
+                )
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _reopen_rows, (self._rows, self._column, str(self.prefix))
+        return _reopen_rows, (self._dataset.select_columns(list(self._rows)), self._column, str(self.prefix))
 
     @cached_property
     def _offsets(self) -> Int64[np.ndarray, " documents_plus_1"]:
+        return self._offsets_of(self._column)
+
+    def _offsets_of(self, column: str) -> Int64[np.ndarray, " documents_plus_1"]:
         import pyarrow.compute as pc
 
         offsets = np.zeros(self.documents + 1, dtype=np.int64)
         for start in range(0, self.documents, _ROWS_AT_ONCE):
-            rows = self._rows[start : start + _ROWS_AT_ONCE][self._column]
+            rows = self._rows[column][start : start + _ROWS_AT_ONCE][column]
             lengths = pc.fill_null(pc.list_value_length(rows), 0).to_numpy(zero_copy_only=False)
             offsets[1 + start : 1 + start + len(lengths)] = lengths
         return np.cumsum(offsets, out=offsets)
@@ -165,13 +257,23 @@ class TokenRows(TokenFile):
     def gather(
         self, token_offsets: Integer[np.ndarray, " K"], lengths: Integer[np.ndarray, " K"]
     ) -> Integer[np.ndarray, " tokens"]:
+        return self._gather(self._column, token_offsets, lengths)
+
+    def _gather_labels(
+        self, token_offsets: Integer[np.ndarray, " K"], lengths: Integer[np.ndarray, " K"]
+    ) -> Integer[np.ndarray, " tokens"]:
+        return self._gather(_LABELS, token_offsets, lengths)
+
+    def _gather(
+        self, column: str, token_offsets: Integer[np.ndarray, " K"], lengths: Integer[np.ndarray, " K"]
+    ) -> Integer[np.ndarray, " tokens"]:
         if len(token_offsets) == 0:
             return np.empty(0, dtype=self.dtype)
         # An empty slice at the end of the last row begins in no row.
         firsts = np.minimum(np.searchsorted(self._offsets, token_offsets, side="right"), self.documents) - 1
         lasts = np.maximum(np.searchsorted(self._offsets, token_offsets + lengths, side="left") - 1, firsts)
         rows = np.unique(np.concatenate([np.arange(a, b + 1) for a, b in zip(firsts, lasts, strict=True)]))
-        content = self._flat(rows.tolist())
+        content = self._flat(column, rows.tolist())
         begins = np.concatenate([[0], np.cumsum(np.diff(self._offsets)[rows])])
         starts = begins[np.searchsorted(rows, firsts)] + token_offsets - self._offsets[firsts]
         return np.concatenate(
@@ -181,15 +283,19 @@ class TokenRows(TokenFile):
     def release_pages(self) -> None:
         """Does nothing: the dataset decides what it keeps in memory."""
 
-    def _flat(self, rows: Sequence[int]) -> np.ndarray:
-        flat = self._rows[rows][self._column].combine_chunks().flatten()
+    def _flat(self, column: str, rows: Sequence[int]) -> np.ndarray:
+        flat = self._rows[column][rows][column].combine_chunks().flatten()
         if flat.null_count:
             (missing, *_) = np.flatnonzero(flat.is_null().to_numpy(zero_copy_only=False))
             ends = np.cumsum(np.diff(self._offsets)[rows])
             row = rows[int(np.searchsorted(ends, missing, side="right"))]
-            raise DataError(f"{self.prefix}: row {row} has a null among its token ids: drop or mend such rows first")
+            raise DataError(f"{self.prefix}: row {row} has a null in '{column}': drop or mend such rows first")
         array: np.ndarray = flat.to_numpy(zero_copy_only=False)
         return array
+
+
+def _flat_of(parts: Sequence[np.ndarray]) -> Int32[np.ndarray, " values"]:
+    return np.concatenate([np.empty(0, dtype=np.int32), *parts], dtype=np.int32)
 
 
 def _token_ids(document: Any, where: str) -> Int32[np.ndarray, " tokens"]:
@@ -217,7 +323,7 @@ def _token_ids(document: Any, where: str) -> Int32[np.ndarray, " tokens"]:
 
 
 def hash_content(documents: TokenFile) -> str:
-    """Returns a hash of the tokens and their division into documents, whatever the types of the arrays.
+    """Returns a hash of the tokens, their division into documents and which are predicted, whatever the arrays' types.
 
     Up to 2**26 tokens all are read; of more, a fixed sample of 1,024 documents, and how many there are of each.
     """
@@ -227,13 +333,18 @@ def hash_content(documents: TokenFile) -> str:
         for start in range(0, documents.tokens, _HASH_CHUNK):
             tokens = documents.read(start, min(start + _HASH_CHUNK, documents.tokens))
             digest.update(np.ascontiguousarray(tokens, dtype="<u4").data)
+            if documents.labelled:
+                digest.update(documents.unpredicted(np.array([start]), np.array([len(tokens)])).view(np.uint8).data)
         return digest.hexdigest()
     sample = np.arange(min(_SAMPLED_DOCUMENTS, documents.documents))
     key = derive_key(0, documents.documents)
     chosen = permute(sample, np.full(len(sample), documents.documents), np.full(len(sample), key, dtype=np.uint64))
     starts, lengths = documents.spans(chosen)
     digest.update(lengths.astype("<i8").data)
-    digest.update(documents.gather(starts, np.minimum(lengths, _SAMPLED_TOKENS)).astype("<u4").data)
+    lengths = np.minimum(lengths, _SAMPLED_TOKENS)
+    digest.update(documents.gather(starts, lengths).astype("<u4").data)
+    if documents.labelled:
+        digest.update(documents.unpredicted(starts, lengths).view(np.uint8).data)
     return digest.hexdigest()
 
 
@@ -259,9 +370,9 @@ class _Mapped:
         return np.memmap(self.path, dtype=self.dtype, mode="r", offset=self.offset, shape=self.shape)
 
 
-def _reopen(tokens: "np.ndarray | _Mapped", offsets: "np.ndarray | _Mapped", name: str) -> TokenArrays:
-    arrays = (one.open() if isinstance(one, _Mapped) else one for one in (tokens, offsets))
-    return TokenArrays(*arrays, name=name)
+def _reopen(name: str, *given: "np.ndarray | _Mapped") -> TokenArrays:
+    tokens, offsets, *labels = (one.open() if isinstance(one, _Mapped) else one for one in given)
+    return TokenArrays(tokens, offsets, labels=labels[0] if labels else None, name=name)
 
 
 def _reopen_rows(rows: Any, column: str, name: str) -> TokenRows:

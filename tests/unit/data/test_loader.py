@@ -1,5 +1,6 @@
 """`evenpack.Loader`: one order at any division, resumed exactly, from documents of every kind."""
 
+import copy
 import json
 import pickle
 import re
@@ -23,6 +24,7 @@ from token_files import write
 
 import evenpack
 from evenpack.data import loader as loader_module
+from evenpack.data.batches.objectives import NextTokens
 from evenpack.data.batches.pipeline import MicroBatchDataset
 from evenpack.data.order.selection import order_hash
 from evenpack.data.tokens import own
@@ -198,6 +200,136 @@ def test_the_kind_of_the_documents_changes_nothing(kind: str, tmp_path: Path) ->
         assert batch.cu_seqlens.tolist() == expected.cu_seqlens.tolist()
     (batch,) = pickle.loads(pickle.dumps(loader._dataset)).arrays(5), *()
     assert batch.tokens.tolist() == plain.batches_of(5)[0].tokens.tolist()
+
+
+LABELS = [  # the first third of each document is a prompt, and of some all but the last token
+    [
+        -100 if place < len(one) / 3 or (index % 5 == 0 and place < len(one) - 1) else token
+        for place, token in enumerate(one)
+    ]
+    for index, one in enumerate(DOCUMENTS)
+]
+
+
+def mapped_with_labels(folder: Path) -> evenpack.TokenArrays:
+    without = mapped(folder, DOCUMENTS)
+    np.concatenate(LABELS).astype(np.int16).tofile(folder / "labels.bin")
+    return evenpack.TokenArrays(*without._given, labels=np.memmap(folder / "labels.bin", dtype=np.int16, mode="r"))
+
+
+LABELLED_KINDS: dict[str, Callable[[Path], Any]] = {
+    "lists": lambda _: evenpack.TokenArrays.of_lists(DOCUMENTS, labels=LABELS),
+    "arrays": lambda _: evenpack.TokenArrays(
+        arrays_of(DOCUMENTS)._tokens, arrays_of(DOCUMENTS)._offsets, labels=np.concatenate(LABELS)
+    ),
+    "mapped arrays": mapped_with_labels,
+    "dataset": lambda _: AS_ROWS.add_column("labels", LABELS),
+    "formatted dataset": lambda _: AS_ROWS.add_column("labels", LABELS).with_format("torch", columns=["text"]),
+}
+
+
+def predicted(batch: Any) -> list[tuple[list[int], list[int]]]:
+    """Returns the tokens of each sequence, and its labels, from the targets of the slots before."""
+    targets, found = batch.targets["next_token"], []
+    for start, stop in pairwise(np.asarray(batch.cu_seqlens).tolist()):
+        tokens = batch.tokens[start:stop].tolist()
+        if any(tokens):
+            labels = np.where(targets.weights[start:stop] > 0, targets.labels[start:stop], -100)
+            assert labels[-1] == -100
+            found.append((tokens, [-100, *labels[:-1].tolist()]))
+    return found
+
+
+@pytest.mark.parametrize(("kind", "cached"), [*((kind, False) for kind in LABELLED_KINDS), ("dataset", True)])
+def test_labels_say_what_is_predicted_and_targets_are_counted_exactly(kind: str, cached: bool, tmp_path: Path) -> None:
+    cache = tmp_path / "cache" if cached else None
+    plain = made()
+    for _ in range(1 + cached):  # at the second time from the cache
+        loader = made(LABELLED_KINDS[kind](tmp_path), packs_per_step=4, ranks=2, micro_batches=2, cache=cache)
+        found = []
+        for step in range(-(-loader.packs // 4)):
+            batches = [b for rank in (0, 1) for b in replaced(loader, rank).batches_of(step)]
+            weights = sum(int(batch.targets["next_token"].weights.sum()) for batch in batches)
+            assert weights == sum(batch.local_counts.targets for batch in batches) == loader.plan(step).counts.targets
+            assert {batch.step_counts.targets for batch in batches} == {weights}
+            found += [one for batch in batches for one in predicted(batch)]
+        pairs = zip(pieces(), pieces(LABELS), strict=True)
+        expected = sorted((tokens, [-100, *labels[1:]]) for tokens, labels in pairs)
+        assert [one for one in sorted(found) if one in expected] == sorted(found)
+        assert {tuple(tokens) for tokens, _ in found} == {tuple(tokens) for tokens, _ in expected}
+    assert loader.fingerprint == made(LABELLED_KINDS["lists"](tmp_path), packs_per_step=4).fingerprint
+    assert loader.fingerprint != made(packs_per_step=4).fingerprint
+    assert sorted(loader.accounting) == sorted(plain.accounting)
+    (batch,) = pickle.loads(pickle.dumps(replaced(loader, 0)._dataset)).arrays(0), *()
+    assert predicted(batch) == predicted(replaced(loader, 0)[0])
+
+
+def replaced(loader: evenpack.Loader, rank: int) -> evenpack.Loader:
+    """Returns the loader of another rank."""
+    other = copy.copy(loader)
+    other._settings = replace(loader._settings, rank=rank)
+    other.__dict__.pop("_dataset", None)
+    return other
+
+
+def test_other_labels_are_another_fingerprint_and_another_cache(tmp_path: Path) -> None:
+    others = [[-100, *one[1:]] for one in DOCUMENTS]
+    first = made(evenpack.TokenArrays.of_lists(DOCUMENTS, labels=LABELS), cache=tmp_path)
+    second = made(evenpack.TokenArrays.of_lists(DOCUMENTS, labels=others), cache=tmp_path)
+    assert first.plan(0).counts.targets < second.plan(0).counts.targets == made().plan(0).counts.targets
+    with pytest.raises(CheckpointError, match="the state is of other data"):
+        second.load_state_dict(first.state_dict())
+
+
+def test_labels_are_hashed_in_a_sample_of_many_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(own, "MOST_HASHED", 100)
+    first = own.hash_content(evenpack.TokenArrays.of_lists(DOCUMENTS, labels=LABELS))
+    assert first == own.hash_content(evenpack.TokenArrays.of_lists(DOCUMENTS, labels=LABELS))
+    assert first != own.hash_content(evenpack.TokenArrays.of_lists(DOCUMENTS, labels=DOCUMENTS))
+
+
+@pytest.mark.parametrize(
+    ("documents", "message"),
+    [
+        (
+            lambda: evenpack.TokenArrays.of_lists([[1, 2], [3, 4, 5]], labels=[[-100, 2], [4, 5, -100]]),
+            "document 1 has label 4 at token 0, which is 3: a label is the token at the same place, not shifted",
+        ),
+        (
+            lambda: evenpack.TokenArrays.of_lists([[1, 2], [3, 4]], labels=[[1, 2]]),
+            "labels for 1 documents, there are 2",
+        ),
+        (
+            lambda: evenpack.TokenArrays.of_lists([[1, 2], [3, 4]], labels=[[1, 2], [3]]),
+            r"document 1 has labels of type int64 and shape \[1\], expected a whole number for each of its 2",
+        ),
+        (
+            lambda: evenpack.TokenArrays(np.ones(3, int), np.array([0, 3]), labels=np.ones(3, np.uint16)),
+            r"labels must be signed integers, one for each of 3 tokens, found uint16 \[3\]",
+        ),
+        (
+            lambda: evenpack.TokenArrays.of_lists([[1, 2], [3, 4]], labels=[[-100] * 2] * 2),
+            "the labels leave every token out of the loss",
+        ),
+        (
+            lambda: datasets.Dataset.from_dict({"input_ids": [[1, 2], [3, 4]], "labels": [[1, 2], [3]]}),
+            "1 rows, the first of them row 1, have not as many 'labels' as 'input_ids'",
+        ),
+        (
+            lambda: datasets.Dataset.from_dict({"input_ids": [[1, 2], [3, 4]], "labels": [0, 1]}),
+            "column 'labels' must hold lists of integers, found int64; remove it if",
+        ),
+    ],
+)
+def test_labels_that_do_not_fit_are_named(documents: Any, message: str) -> None:
+    with pytest.raises(DataError, match=message):
+        made(documents(), packs_per_step=1).plan(0)
+
+
+def test_labels_with_an_objective_that_has_others_are_refused() -> None:
+    labelled = evenpack.TokenArrays.of_lists(DOCUMENTS, labels=LABELS)
+    with pytest.raises(ConfigError, match="end_of_text_in_loss is 'none', and these documents have labels"):
+        made(labelled, objective=NextTokens(end_of_text_in_loss="none")).batches_of(0)
 
 
 def test_mapped_arrays_are_pickled_as_their_place(tmp_path: Path) -> None:
@@ -409,9 +541,9 @@ def test_rows_of_null_are_empty_and_tokens_of_null_are_named() -> None:
     found = made(rows([None, *DOCUMENTS, None]).select(range(1, len(DOCUMENTS) + 2)))
     assert ids(found, 3) == ids(made([*DOCUMENTS, []]), 3)
     holed = [*DOCUMENTS[:7], None, [5, None, 6], *DOCUMENTS[8:]]
-    with pytest.raises(DataError, match="row 8 has a null among its token ids"):
+    with pytest.raises(DataError, match="row 8 has a null in 'input_ids'"):
         _ = made(rows(holed)).fingerprint
-    with pytest.raises(DataError, match="row 2 has a null among its token ids"):
+    with pytest.raises(DataError, match="row 2 has a null in 'input_ids'"):
         own.TokenRows(rows(holed).select(range(6, 20))).gather(np.array([len(DOCUMENTS[6])]), np.array([3]))
 
 

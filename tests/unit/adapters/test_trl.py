@@ -1,0 +1,125 @@
+"""PackSFTTrainer: what TRL prepares is trained on in packs, with the gradients of its examples alone."""
+
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import datasets
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from host_trainers import VOCABULARY, flat_gradients, relative_error, tiny_llama
+from tokenizers import Tokenizer, models, pre_tokenizers
+from transformers import PreTrainedTokenizerFast, TrainerCallback
+from trl import SFTConfig
+
+import evenpack
+from evenpack.adapters.trl import PackSFTTrainer
+
+pytestmark = pytest.mark.filterwarnings("ignore::FutureWarning")  # TRL uses names that transformers will drop
+PACK_LENGTH = 32
+EOS = 1
+
+
+def tokenizer() -> PreTrainedTokenizerFast:
+    words = {"<pad>": 0, "<eos>": EOS, **{f"w{index}": index for index in range(2, VOCABULARY)}}
+    plain = Tokenizer(models.WordLevel(words, unk_token="<pad>"))
+    plain.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    return PreTrainedTokenizerFast(tokenizer_object=plain, pad_token="<pad>", eos_token="<eos>")
+
+
+def examples(count: int = 160) -> list[tuple[list[int], list[int]]]:
+    """Returns the token ids of prompts and completions, some beyond a pack."""
+    random = np.random.default_rng(2)
+    sizes = random.integers(1, 18, size=(count, 2))
+    return [tuple(random.integers(2, VOCABULARY, size).tolist() for size in pair) for pair in sizes]
+
+
+def dataset(pairs: list[tuple[list[int], list[int]]]) -> datasets.Dataset:
+    def text(ids: list[int]) -> str:
+        return " ".join(f"w{index}" for index in ids)
+
+    rows = [{"prompt": text(prompt), "completion": " " + text(completion)} for prompt, completion in pairs]
+    return datasets.Dataset.from_list(rows)
+
+
+class Gradients(TrainerCallback):
+    def __init__(self) -> None:
+        self.found: list[torch.Tensor] = []
+
+    def on_pre_optimizer_step(self, args: Any, state: Any, control: Any, *, model: Any, **_: Any) -> None:
+        self.found.append(flat_gradients(model))
+
+
+def trainer_of(folder: Path, data: Any = None, **settings: Any) -> PackSFTTrainer:
+    quiet = {"report_to": "none", "disable_tqdm": True, "use_cpu": True, "bf16": False, "save_strategy": "no"}
+    plain = {"max_grad_norm": 0.0, "optim": "sgd", "learning_rate": 0.1, "lr_scheduler_type": "constant"}
+    loader_settings = settings.pop("loader_settings", None)
+    arguments = {"max_steps": 2, "max_length": PACK_LENGTH, "gradient_accumulation_steps": 2, **quiet, **plain}
+    return PackSFTTrainer(
+        model=tiny_llama(),
+        args=SFTConfig(output_dir=str(folder), **arguments | settings),
+        processing_class=tokenizer(),
+        train_dataset=dataset(examples()) if data is None else data,
+        packs_per_step=8,
+        loader_settings=loader_settings,
+    )
+
+
+def alone(loader: evenpack.Loader, step: int) -> torch.Tensor:
+    """Returns the gradients of a step from each of its examples by itself, of which the completion is learned."""
+    of_tokens = {}
+    for prompt, completion in examples():
+        tokens = (*prompt, *completion, EOS)[:PACK_LENGTH]
+        of_tokens[tokens] = len(prompt)
+    model = tiny_llama()
+    total = torch.zeros(())
+    targets = 0
+    for batch in loader.batches_of(step):
+        bounds = batch.cu_seqlens.tolist()
+        for start, stop in pairwise(bounds):
+            tokens = tuple(batch.tokens[start:stop].tolist())
+            if not any(tokens):
+                continue
+            given = torch.tensor([tokens])
+            labels = given[0, 1:].clone()
+            labels[: of_tokens[tokens] - 1] = -100
+            targets += int((labels != -100).sum())
+            logits = model(input_ids=given, use_cache=False).logits[0, :-1]
+            total = total + F.cross_entropy(logits, labels, reduction="sum")
+    assert targets == loader.plan(step).counts.targets
+    (total / targets).backward()
+    return flat_gradients(model)
+
+
+def test_completions_are_learned_as_from_examples_alone(tmp_path: Path) -> None:
+    trainer = trainer_of(tmp_path, loader_settings={"seed": 5})
+    trainer.add_callback(observer := Gradients())
+    expected = alone(trainer.loader, 0)
+    trainer.train()
+    assert relative_error(observer.found[0], expected) < 1e-6
+    assert trainer.loader.step == 2
+    assert "seed 5" in repr(trainer.loader)
+
+
+def test_each_example_is_in_a_pack_once(tmp_path: Path) -> None:
+    loader = trainer_of(tmp_path).loader
+    (kept,) = loader.accounting.values()
+    cut = [[*prompt, *completion, EOS][:PACK_LENGTH] for prompt, completion in examples()]
+    learned = [one for one, (prompt, _) in zip(cut, examples(), strict=True) if len(prompt) < PACK_LENGTH]
+    assert kept.documents_kept == len(learned)
+    assert kept.tokens_kept == sum(map(len, learned))
+
+
+@pytest.mark.parametrize("settings", [{"packing": True}, {"padding_free": True, "max_length": None}])
+def test_packing_by_trl_beside_the_loader_is_refused(
+    settings: dict[str, Any], tmp_path: Path, recwarn: pytest.WarningsRecorder
+) -> None:
+    with pytest.raises(evenpack.ConfigError, match="without packing and padding_free"):
+        trainer_of(tmp_path, **settings)
+
+
+def test_a_dataset_that_is_streamed_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(evenpack.DataError, match="packs need all lengths"):
+        trainer_of(tmp_path, dataset(examples()).to_iterable_dataset())
