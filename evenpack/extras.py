@@ -32,6 +32,14 @@ def explained(error: ModuleNotFoundError, needed_by: str) -> MissingExtraError |
     return None if extra is None else MissingExtraError(_message(needed_by, module, extra))
 
 
+def missing_host(error: ModuleNotFoundError, adapter: str) -> MissingExtraError:
+    """Returns the error that says how to install the trainer for which an adapter is; no extra brings trainers."""
+    module = (error.name or "").partition(".")[0]
+    return MissingExtraError(
+        f"{adapter} needs {module}, which this installation lacks: pip install 'evenpack[adapters]' {module}"
+    )
+
+
 def _extra_of(module: str) -> str | None:
     distribution = _OTHER_NAMES.get(module, module.replace("_", "-"))
     try:

@@ -11,6 +11,7 @@ from evenpack.batch import PackedBatch
 from evenpack.data.loader import Loader
 from evenpack.data.order.selection import order_hash
 from evenpack.errors import ConfigError
+from evenpack.extras import require
 
 _HASHES = 1 << 64
 
@@ -27,6 +28,7 @@ def require_whole_step(loader: Loader, step: int, found: Sequence[Any], form: Ca
 
     Raises: ConfigError on every rank, if it is not the loaders' step on any of them.
     """
+    require("torch", "require_whole_step")
     expected = loader.batches_of(step)
     problem = _difference(found, [form(batch) for batch in expected])
     here = (loader.rank, loader.ranks, loader.fingerprint, problem, sum(batch.order_hash for batch in expected))

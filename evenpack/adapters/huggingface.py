@@ -12,6 +12,7 @@ from jaxtyping import Bool, Int
 from evenpack.batch import ChosenTargets, PackedBatch, SlotTargets
 from evenpack.data.tokens.own import IGNORED
 from evenpack.errors import ConfigError
+from evenpack.extras import require
 from evenpack.losses import MASKED_TOKEN, NEXT_TOKEN
 
 if TYPE_CHECKING:
@@ -33,6 +34,7 @@ def model_inputs(batch: PackedBatch, *, for_flash: bool = False) -> dict[str, An
 
     Raises: ConfigError for a batch of numpy arrays, or with other targets than those of language models.
     """
+    require("torch", "model_inputs")
     import torch
 
     if not isinstance(batch.tokens, torch.Tensor):
@@ -66,6 +68,7 @@ def attention_masks(batch: PackedBatch, config: Any) -> "Tensor | dict[str, Tens
 
     Raises: ConfigError for other attention; on FlashAttention `model_inputs(batch, for_flash=True)` isolates.
     """
+    require("torch", "attention_masks")
     import torch
 
     kind = config._attn_implementation

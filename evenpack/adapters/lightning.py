@@ -4,13 +4,17 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from lightning.pytorch import LightningDataModule
-
 from evenpack.adapters.first_step import require_whole_step
 from evenpack.adapters.huggingface import model_inputs
 from evenpack.batch import PackedBatch
 from evenpack.data.loader import Loader
 from evenpack.errors import CheckpointError, ConfigError
+from evenpack.extras import missing_host
+
+try:
+    from lightning.pytorch import LightningDataModule
+except ModuleNotFoundError as error:
+    raise missing_host(error, "evenpack.adapters.lightning") from error
 
 
 def counted_inputs(batch: PackedBatch) -> dict[str, Any]:

@@ -8,12 +8,16 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from torchtitan.components.dataloader import BaseDataLoader
-
 from evenpack.adapters.huggingface import model_inputs
 from evenpack.batch import PackedBatch
 from evenpack.data.loader import Loader
 from evenpack.errors import CheckpointError, ConfigError
+from evenpack.extras import missing_host
+
+try:
+    from torchtitan.components.dataloader import BaseDataLoader
+except ModuleNotFoundError as error:
+    raise missing_host(error, "evenpack.adapters.torchtitan") from error
 
 if TYPE_CHECKING:
     from torch import Tensor

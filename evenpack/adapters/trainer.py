@@ -5,14 +5,18 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from transformers import Trainer, TrainerCallback
-
 from evenpack.adapters.first_step import require_whole_step
 from evenpack.adapters.huggingface import attention_masks, model_inputs
 from evenpack.batch import PackedBatch
 from evenpack.data.loader import Loader
 from evenpack.errors import CheckpointError, ConfigError, RunError
+from evenpack.extras import missing_host
 from evenpack.losses import MASKED_TOKEN
+
+try:
+    from transformers import Trainer, TrainerCallback
+except ModuleNotFoundError as error:
+    raise missing_host(error, "evenpack.adapters.trainer") from error
 
 _STATE = "evenpack.Loader"
 """The key of the loader's state in the `stateful_callbacks` of trainer_state.json."""

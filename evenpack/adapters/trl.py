@@ -2,11 +2,15 @@
 
 from typing import Any
 
-from trl import SFTConfig, SFTTrainer
-
 from evenpack.adapters.trainer import PackTrainer
 from evenpack.data.loader import Loader
 from evenpack.errors import ConfigError
+from evenpack.extras import missing_host
+
+try:
+    from trl import SFTConfig, SFTTrainer
+except ModuleNotFoundError as error:
+    raise missing_host(error, "evenpack.adapters.trl") from error
 
 
 class PackSFTTrainer(PackTrainer, SFTTrainer):  # type: ignore[misc]  # trl is not typed

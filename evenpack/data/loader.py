@@ -6,8 +6,6 @@ the state of a loader is the number of its step, the same on every rank, and it 
 
 import json
 import math
-import shutil
-import uuid
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -43,6 +41,7 @@ from evenpack.data.tokens.file import TokenFile
 from evenpack.data.tokens.own import TokenArrays, TokenRows, hash_content
 from evenpack.errors import CheckpointError, ConfigError, DataError
 from evenpack.extras import require
+from evenpack.files import remove_abandoned, unfinished_directory
 
 if TYPE_CHECKING:
     from evenpack.batch import PackedBatch
@@ -340,7 +339,7 @@ class Loader:
             yield found
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, repr=False)
 class OwnDocuments:
     """Documents of sources that are not prepared, and how they form packs; a `TrainingData`."""
 
@@ -355,6 +354,13 @@ class OwnDocuments:
     cache: Path | None
 
     weight_changes: tuple[WeightChange, ...] = ()
+
+    def __repr__(self) -> str:
+        """Returns a line with the size of each source."""
+        sizes = (
+            f"{name}: {one.documents:,} documents, {one.tokens:,} tokens" for name, one in self.token_files.items()
+        )
+        return f"OwnDocuments({'; '.join(sizes)}; packs of {self.pack_length:,})"
 
     @property
     def source_names(self) -> tuple[str, ...]:
@@ -423,20 +429,18 @@ class OwnDocuments:
     def _stored(self, name: str, documents: TokenFile, cache: Path) -> Path:
         """Returns the folder of the source's view and plan, which this process or another one has written whole."""
         folder = cache / self._hashes[name]
+        remove_abandoned(folder)
         if not folder.exists():
-            # No process id: ranks in containers, or on machines that share the folder, may have the same.
-            unfinished = cache / f".{folder.name}.{uuid.uuid4().hex}"
-            try:
-                view = self._view(name, documents)
-                view.save(unfinished)
-                store_plan(unfinished, view, self.packing, pack_length=self.pack_length)
-                if not folder.exists():  # another rank may have been faster
-                    unfinished.rename(folder)
-            except OSError:
-                if not folder.exists():
-                    raise
-            finally:
-                shutil.rmtree(unfinished, ignore_errors=True)
+            with unfinished_directory(folder) as unfinished:
+                try:
+                    view = self._view(name, documents)
+                    view.save(unfinished)
+                    store_plan(unfinished, view, self.packing, pack_length=self.pack_length)
+                    if not folder.exists():  # another rank may have been faster
+                        unfinished.rename(folder)
+                except OSError:
+                    if not folder.exists():
+                        raise
         return folder
 
 

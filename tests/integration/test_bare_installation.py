@@ -91,11 +91,32 @@ def test_the_wheel_alone_packs_plans_and_reads(bare: Path) -> None:
 
 
 @pytest.mark.parametrize(
+    ("module", "trainer"),
+    [
+        ("trainer", "transformers"),
+        ("trl", "transformers"),  # which TRL needs, too
+        ("lightning", "lightning"),
+        ("torchtitan", "torchtitan"),
+    ],
+)
+def test_an_adapter_without_its_trainer_says_how_to_install_it(bare: Path, module: str, trainer: str) -> None:
+    done = run_in(bare, f"import evenpack.adapters.{module}")
+    assert done.returncode == 1
+    message = done.stderr.splitlines()[-1]
+    assert message.startswith("evenpack.errors.MissingExtraError: evenpack.adapters.")
+    assert message.endswith(
+        f"needs {trainer}, which this installation lacks: pip install 'evenpack[adapters]' {trainer}"
+    )
+
+
+@pytest.mark.parametrize(
     ("call", "lacking", "extra"),
     [
         ("evenpack.open('demo')", "deepspeed", "train"),
         ("evenpack.study('packing', 'glue:rte')", "rich", "train"),
         ("evenpack.Loader([[1, 2]], pack_length=4, packs_per_step=1)", "torch", "torch"),
+        ("from evenpack.adapters.huggingface import model_inputs; model_inputs(None)", "torch", "torch"),
+        ("from evenpack.adapters.first_step import require_whole_step as r; r(None, 0, [], None)", "torch", "torch"),
     ],
 )
 def test_what_is_missing_names_its_extra(bare: Path, call: str, lacking: str, extra: str) -> None:

@@ -2,6 +2,7 @@
 
 import copy
 import json
+import os
 import pickle
 import re
 import subprocess
@@ -383,6 +384,38 @@ def test_another_rank_may_store_the_packs_at_the_same_time(tmp_path: Path, monke
     assert len(list(tmp_path.iterdir())) == 1
 
 
+KILLED = """
+import os, signal, sys
+from pathlib import Path
+from evenpack.files import unfinished_directory
+with unfinished_directory(Path(sys.argv[1])) as folder:
+    (folder / "half.npy").touch()
+    if sys.argv[2] == "lives":
+        print(folder.name, flush=True)
+        sys.stdin.read()
+    os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+def test_the_unfinished_packs_of_a_killed_process_are_removed_and_those_of_a_living_one_are_not(tmp_path: Path) -> None:
+    folder = tmp_path / next(iter(made(cache=tmp_path).data._hashes.values()))
+    subprocess.run([sys.executable, "-c", KILLED, str(folder), "dies"], check=False, timeout=600)
+    (left,) = tmp_path.iterdir()
+    elsewhere = left.with_name(left.name.replace(left.name.split(".")[-3], "elsewhere"))
+    old = elsewhere.with_name(elsewhere.name.replace("elsewhere", "old"))
+    for other in (elsewhere, old):
+        other.mkdir()
+    os.utime(old, (0, 0))
+    command = [sys.executable, "-c", KILLED, str(folder), "lives"]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as living:
+        living_name = living.stdout.readline().strip()
+        ids(made(cache=tmp_path), 3)
+        assert {path.name for path in tmp_path.iterdir()} == {folder.name, living_name, elsewhere.name}
+        living.communicate("")
+    ids(made(cache=tmp_path), 3)
+    assert {path.name for path in tmp_path.iterdir()} == {folder.name, elsewhere.name}
+
+
 def test_sources_are_drawn_by_their_weights() -> None:
     loader = made({"a": DOCUMENTS[:100], "b": DOCUMENTS[100:]}, weights={"a": 3, "b": 1})
     for step in range(5):
@@ -633,6 +666,9 @@ def test_numbers_of_numpy_count_as_numbers_and_other_types_are_named() -> None:
 
 def test_a_loader_says_what_it_is_in_a_line() -> None:
     loader = made(rank=1, ranks=2, micro_batches=2)
+    assert repr(loader.data) == f"OwnDocuments(data: 200 documents, {sum(map(len, DOCUMENTS)):,} tokens; packs of 64)"
+    assert repr(arrays_of([[1, 2], [3]])) == "TokenArrays(2 documents, 3 tokens, uint16)"
+    assert repr(own.TokenRows(AS_ROWS.add_column("labels", DOCUMENTS))).endswith(" tokens, int32, labels)")
     assert repr(loader) == (f"Loader({loader.packs} packs of 64; rank 1 of 2: 2 x 2 of 8 packs a step; seed 0, step 0)")
 
 
