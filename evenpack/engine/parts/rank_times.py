@@ -41,12 +41,16 @@ class RankTimes(Part):
         self._tokens += sum(batch.local_counts.tokens for batch in micro_batches)
         self._slots += sum(batch.slots for batch in micro_batches)
         self._squared_lengths += sum(batch.squared_lengths for batch in micro_batches)
+        for batch in micro_batches:
+            for window, pairs in batch.pairs_within.items():
+                self._pairs_within[window] = self._pairs_within.get(window, 0) + pairs
 
     def gather(self) -> dict[str, Any]:
         """Returns the values of all ranks since the last call, and resets them; all ranks call it after a step or more.
 
-        Each value but `steps` is a list in the order of ranks. The values are sums over these steps; for
-        `compute_seconds` there are also the longest step and the population standard deviation over steps.
+        Each value but `steps` is a list in the order of ranks, or one for each window of the model. The values are sums
+        over these steps; for `compute_seconds` there are also the longest step and the population standard deviation
+        over steps.
         """
         steps, total = len(self._seconds), math.fsum(self._seconds)
         deviation = math.sqrt(math.fsum((one - total / steps) ** 2 for one in self._seconds) / steps)
@@ -59,10 +63,15 @@ class RankTimes(Part):
             "slots": self._slots,
             "squared_lengths": self._squared_lengths,
         }
+        within = self._pairs_within
         self._begin()
-        ranks = self._world.all_gather(mine)
-        return {"steps": steps, **{name: [rank[name] for rank in ranks] for name in mine}}
+        ranks, pairs = zip(*self._world.all_gather((mine, within)), strict=True)
+        values: dict[str, Any] = {name: [rank[name] for rank in ranks] for name in mine}
+        if within:
+            values["pairs_within"] = {str(window): [rank[window] for rank in pairs] for window in within}
+        return {"steps": steps, **values}
 
     def _begin(self) -> None:
         self._seconds: list[float] = []
         self._sequences = self._tokens = self._slots = self._squared_lengths = 0
+        self._pairs_within: dict[int, int] = {}

@@ -24,6 +24,11 @@ _MOST = 1 << 63
 SOURCE = "SOURCE"
 """Stands in a metric's name for the name of each source."""
 
+_WINDOW = "WINDOW"
+"""Stands for each window of the model's layers."""
+
+_PLACEHOLDERS = (SOURCE, _WINDOW)
+
 
 @dataclass(frozen=True, kw_only=True)
 class Metric:
@@ -47,7 +52,7 @@ class Metric:
     def is_named(self, path: Path) -> bool:
         """Returns whether the value at `path` of a record is this metric."""
         pairs = zip(self.path, path, strict=False)
-        return len(path) == len(self.path) and all(mine in (SOURCE, key) for mine, key in pairs)
+        return len(path) == len(self.path) and all(mine in (*_PLACEHOLDERS, key) for mine, key in pairs)
 
 
 def _metric(
@@ -196,6 +201,8 @@ _DEFINED: dict[Group, tuple[dict[str, Any], ...]] = {
         _metric("ranks/tokens", "tokens", None, "Real tokens that the rank computed.", when=_GATHERED),
         _metric("ranks/slots", "slots", None, "Slots that the rank computed, padding included.", when=_GATHERED),
         _metric("ranks/squared_lengths", "tokens²", None, "Σ length² over real segments.", when=_GATHERED),
+        _metric("ranks/pairs_within/WINDOW", "tokens²", None, "Pairs of tokens of a real segment that are at most so "
+                "far apart, for each window of the model's layers.", when=f"{_GATHERED}, models with windows"),
     ),
     "validation": (
         _metric("validation/SOURCE/loss", "nats/token", None, "Mean over held-out targets: next tokens, or masked ones "
@@ -246,7 +253,7 @@ def _type_of(path: Path) -> Literal["number", "numbers", "text", "object"] | Non
             is_list = metric.group == "ranks" and metric.path != ("ranks", "steps")
             return "text" if metric.unit == "hexadecimal" else "numbers" if is_list else "number"
         if len(path) < len(metric.path) and all(
-            mine in (SOURCE, key) for mine, key in zip(metric.path, path, strict=False)
+            mine in (*_PLACEHOLDERS, key) for mine, key in zip(metric.path, path, strict=False)
         ):
             return "object"
     return None

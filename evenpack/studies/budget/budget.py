@@ -6,6 +6,7 @@ Steps are computed by training's own function.
 
 from dataclasses import dataclass, replace
 
+import numpy as np
 import torch
 
 from evenpack.data.order.step_shape import Batching
@@ -17,6 +18,7 @@ from evenpack.engine.resolving.data_facts import implausible_epochs
 from evenpack.engine.resolving.resolve import resolve
 from evenpack.engine.resolving.settle import SettledRun, parameters_of, settle
 from evenpack.errors import ConfigError, NotPreparedError
+from evenpack.kernels.visible_pairs import total_pairs_within
 from evenpack.models.common.device_peaks import DevicePeak, find_device_peak
 from evenpack.models.cost import Work, step_flops
 from evenpack.models.families import family_of
@@ -248,6 +250,7 @@ def _work(data: RunData, items: int) -> Work:
         squared_lengths=round(items * data.useful.squared_lengths),
         head_slots=round(items * data.useful.targets),
         sequences=round(items * data.item.sequences),
+        pairs_within={window: round(items * pairs) for window, pairs in data.useful.pairs_within.items()},
     )
 
 
@@ -283,11 +286,15 @@ def _padding(config: RunConfig, data: RunData, items: int, *, useful: int, time:
             squared_lengths=round(items * data.of_padding.squared_lengths),
             head_slots=round(items * data.of_padding.targets),
             sequences=0,
+            pairs_within={window: round(items * pairs) for window, pairs in data.of_padding.pairs_within.items()},
         )
         found.append((f"packs of {data.item.row_slots:,}", slots, flops(on_padding)))
     if data.padded_rows is not None:
-        slots = round(items * data.padded_rows) * recipe.max_sequence_length
-        dense = replace(work, slots=slots, squared_lengths=slots * recipe.max_sequence_length)
+        rows, row = round(items * data.padded_rows), recipe.max_sequence_length
+        slots = rows * row
+        of_row = total_pairs_within(np.array([row]), config.model.windows)
+        pairs_within = {window: rows * pairs for window, pairs in of_row.items()}
+        dense = replace(work, slots=slots, squared_lengths=slots * row, pairs_within=pairs_within)
         kind = "document" if recipe.kind == "concat" else "sequence"
         found.append((f"one {kind} in each, of {recipe.max_sequence_length:,}", slots, flops(dense) - useful))
     return tuple(

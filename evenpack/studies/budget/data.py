@@ -1,10 +1,9 @@
 """The data of a run for its budget: read from prepared or tokenised data, or estimated from counts or assumptions."""
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
-from typing import NamedTuple
 
 import numpy as np
 
@@ -23,6 +22,7 @@ from evenpack.engine.resolving.data_facts import AverageItem, DataFacts, average
 from evenpack.engine.resolving.objective import next_tokens
 from evenpack.engine.resolving.resolve import ResolvedRun
 from evenpack.errors import ConfigError, DataError
+from evenpack.kernels.visible_pairs import pairs_of_average_length, total_pairs_within
 from evenpack.models.families import family_of
 
 
@@ -44,7 +44,19 @@ class ItemWork:
 
     squared_lengths: Fraction
     """Sum over its segments."""
+    pairs_within: Mapping[int, Fraction]
+    """For each window of the model's layers, the pairs of tokens of a segment that are at most so far apart."""
     targets: Fraction
+
+    def plus(self, other: "ItemWork", *, times: Fraction = Fraction(1)) -> "ItemWork":
+        """Returns this work and that of the other so many times."""
+        return ItemWork(
+            squared_lengths=self.squared_lengths + times * other.squared_lengths,
+            pairs_within={
+                window: pairs + times * other.pairs_within[window] for window, pairs in self.pairs_within.items()
+            },
+            targets=self.targets + times * other.targets,
+        )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -183,8 +195,15 @@ def _estimated(
             tokens=tokens,
             row_slots=config.data.pack_length if of_packs else config.data.recipe.max_sequence_length,
         ),
-        useful=ItemWork(squared_lengths=tokens**2 / segments, targets=targets),
-        of_padding=ItemWork(squared_lengths=Fraction(0), targets=Fraction(0)),
+        useful=ItemWork(
+            squared_lengths=tokens**2 / segments,
+            pairs_within={
+                window: segments * pairs_of_average_length(tokens / segments, window=window)
+                for window in config.model.windows
+            },
+            targets=targets,
+        ),
+        of_padding=_no_work(config.model.windows),
         padded_rows=padded_rows,
         items_per_epoch=None if source is None else source.items,
         sources=() if source is None else (source,),
@@ -259,19 +278,18 @@ def _counted(config: RunConfig, epochs: Mapping[str, _Epoch], *, objective: Obje
     shares = drawn_shares(config)
     packings = {name: epoch.packing for name, epoch in epochs.items()}
     counts = {name: packing.items(batching) for name, packing in packings.items()}
-    squared_lengths = targets = padding_squared_lengths = padding_targets = padded_rows = Fraction(0)
+    useful = of_padding = _no_work(config.model.windows)
+    padded_rows = Fraction(0)
     for name, epoch in epochs.items():
         share = shares[name] / counts[name]
-        sums = _sums(epoch.view, objective)
-        squared_lengths += share * sums.squared_lengths
-        targets += share * sums.targets
-        padding_squared_lengths += share * sums.padding_squared_lengths
-        padding_targets += share * sums.padding_targets
+        of_epoch, of_its_padding = _sums(epoch.view, objective, config.model.windows)
+        useful = useful.plus(of_epoch, times=share)
+        of_padding = of_padding.plus(of_its_padding, times=share)
         padded_rows += share * _count_padded_rows(epoch.view)
     return RunData(
         item=average_of(packings, shares, batching=batching, data=data),
-        useful=ItemWork(squared_lengths=squared_lengths, targets=targets),
-        of_padding=ItemWork(squared_lengths=padding_squared_lengths, targets=padding_targets),
+        useful=useful,
+        of_padding=of_padding,
         padded_rows=None if data.recipe.kind == "padding" else padded_rows,
         items_per_epoch=sum(counts.values()),
         sources=tuple(
@@ -283,31 +301,38 @@ def _counted(config: RunConfig, epochs: Mapping[str, _Epoch], *, objective: Obje
     )
 
 
-class _Sums(NamedTuple):
-    """Sums over a split."""
-
-    squared_lengths: int
-    """Sum of length² over segments, without padding."""
-    targets: int
-    """Targets without padding."""
-    padding_squared_lengths: int
-    """Padding's part of the squared lengths."""
-    padding_targets: int
-    """Padding's part of the targets."""
+def _no_work(windows: Iterable[int]) -> ItemWork:
+    return ItemWork(squared_lengths=Fraction(0), pairs_within=dict.fromkeys(windows, Fraction(0)), targets=Fraction(0))
 
 
-def _sums(view: SequenceView, objective: Objective) -> _Sums:
-    squares = targets = padding_squares = padding_targets = 0
+def _sums(view: SequenceView, objective: Objective, windows: Sequence[int]) -> tuple[ItemWork, ItemWork]:
+    """Returns the work of a split without its padding, and that on its padding."""
+    useful = of_padding = _no_work(windows)
     for sequence_ids in _id_chunks(view.count):
         lengths = view.lengths(int(sequence_ids[0]), int(sequence_ids[-1]) + 1).astype(np.int64)
         segments, squared = view.statistics(sequence_ids, lengths)
-        squares += int(squared.sum())
-        targets += int(objective.count_targets(view, sequence_ids, lengths, segments).sum())
+        targets = int(objective.count_targets(view, sequence_ids, lengths, segments).sum())
         padding = view.padding_counts(sequence_ids)
+        padding_squares = padding_targets = 0
         if padding is not None:
-            padding_squares += int(padding.squared_lengths.sum())
-            padding_targets += int(padding.targets.sum()) if objective.end_of_text_in_loss == "all" else 0
-    return _Sums(squares - padding_squares, targets - padding_targets, padding_squares, padding_targets)
+            padding_squares = int(padding.squared_lengths.sum())
+            padding_targets = int(padding.targets.sum()) if objective.end_of_text_in_loss == "all" else 0
+        pairs = total_pairs_within(view.segments(sequence_ids)[0], windows) if windows else {}
+        real = pairs
+        if windows and padding is not None:
+            real = total_pairs_within(view.real_segment_lengths(sequence_ids), windows)
+        found = ItemWork(
+            squared_lengths=Fraction(int(squared.sum()) - padding_squares),
+            pairs_within={window: Fraction(count) for window, count in real.items()},
+            targets=Fraction(targets - padding_targets),
+        )
+        filling = ItemWork(
+            squared_lengths=Fraction(padding_squares),
+            pairs_within={window: Fraction(count - real[window]) for window, count in pairs.items()},
+            targets=Fraction(padding_targets),
+        )
+        useful, of_padding = useful.plus(found), of_padding.plus(filling)
+    return useful, of_padding
 
 
 def _count_padded_rows(view: SequenceView) -> int:

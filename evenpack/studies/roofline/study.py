@@ -205,6 +205,10 @@ def _work(config: RunConfig, data: RunData, items: int) -> Work:
         squared_lengths=round(items * (data.useful.squared_lengths + data.of_padding.squared_lengths)),
         head_slots=round(items * data.useful.targets) if masked else slots,
         sequences=round(items * data.item.sequences) if config.model.predicts_next_sentence else 0,
+        pairs_within={
+            window: round(items * (pairs + data.of_padding.pairs_within[window]))
+            for window, pairs in data.useful.pairs_within.items()
+        },
     )
 
 
@@ -232,6 +236,8 @@ def _assumptions(config: RunConfig, device: str, devices: int) -> tuple[str, ...
     shape = config.model.shape
     if shape["hidden_size"] // shape["heads"] != 64:
         found.append("attention at the rates of head size 64, which is not this model's")
+    if config.model.windows:
+        found.append("a pair within a window takes as long as another one, whatever tiles a kernel computes")
     if config.model.dropout_of_attention > 0.0:
         found.append("dropout of attention costs nothing")
     if devices > 1:

@@ -23,6 +23,7 @@ from evenpack.engine.resolving.resolve import ResolvedRun
 from evenpack.engine.world.distributed import World
 from evenpack.errors import ConfigError
 from evenpack.kernels.config import WHOLE_ROWS
+from evenpack.models.config import ModelConfig
 from evenpack.models.cost import Work, performed_work, step_flops, useful_work, work_on_whole_rows
 from evenpack.models.families import family_of
 from evenpack.progress import Piece
@@ -222,7 +223,7 @@ class StepTimer:
             packs=counts.packs,
             sequences=counts.sequences,
             tokens=counts.tokens,
-            micro_batches=_micro_batch_times(batches, [each for _, each in phases]),
+            micro_batches=_micro_batch_times(self.run.config.model, batches, [each for _, each in phases]),
             waiting_seconds=self._waiting(seconds["forward"] + seconds["backward"]),
             **self._over_ranks(batches),
         )
@@ -319,12 +320,15 @@ def segment_count(batch: PackedBatch) -> int:
     return int((batch.cu_seqlens.diff() > 0).sum())
 
 
-def _micro_batch_times(batches: Sequence[PackedBatch], phases: Sequence[float]) -> MicroBatchTimes:
+def _micro_batch_times(model: ModelConfig, batches: Sequence[PackedBatch], phases: Sequence[float]) -> MicroBatchTimes:
     """Returns forward and backward of each; `phases` begin with the forward of the first."""
+    layers = model.attention_windows
     works = [performed_work(batch) for batch in batches]
     return MicroBatchTimes(
         slots=np.array([work.slots for work in works]),
         squared_lengths=np.array([work.squared_lengths for work in works]),
+        pairs_within={window: np.array([work.pairs_within[window] for work in works]) for window in model.windows},
+        layer_shares={window: layers.count(window) / len(layers) for window in model.windows},
         segments=np.array([segment_count(batch) for batch in batches]),
         seconds=np.array([phases[2 * index] + phases[2 * index + 1] for index in range(len(batches))]),
     )

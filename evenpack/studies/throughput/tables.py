@@ -91,6 +91,10 @@ def cost_model_table(model: CostModel) -> RenderableType:
         "per micro-batch": f"{model.constant * 1e3:.4g} ms",
         "a: per slot": f"{model.per_token * 1e6:.4g} µs",
         "b: per squared length": f"{model.per_squared_length * 1e9:.4g} ns",
+        **{
+            f"b: per pair within a window of {window}": f"{seconds * 1e9:.4g} ns"
+            for window, seconds in model.per_pair_within.items()
+        },
         **({"per segment": f"{model.per_segment * 1e6:.4g} µs"} if model.per_segment else {}),
         **({"per step (optimizer)": f"{model.per_step * 1e3:.4g} ms"} if model.per_step else {}),
         "length at which attention costs as much as everything else": _crossing(model),
@@ -107,4 +111,5 @@ def cost_model_table(model: CostModel) -> RenderableType:
 def _crossing(model: CostModel) -> str:
     if model.per_squared_length == 0.0:
         return "none"
-    return f"{model.per_token / model.per_squared_length:,.0f}"
+    near = sum(seconds * (2 * window + 1) for window, seconds in model.per_pair_within.items())
+    return f"{max(0.0, model.per_token - near) / model.per_squared_length:,.0f}"

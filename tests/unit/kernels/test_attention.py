@@ -8,6 +8,7 @@ import sys
 import types
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from fractions import Fraction
 from itertools import pairwise
 from typing import Any
 
@@ -22,7 +23,7 @@ from evenpack.errors import BackendError
 from evenpack.kernels import attention, flash, reference, sdpa, varlen
 from evenpack.kernels.attention import packed_attention
 from evenpack.kernels.capabilities import AttentionRequest, capabilities, resolve_backend, unavailable_reason
-from evenpack.kernels.visible_pairs import visible_pairs
+from evenpack.kernels.visible_pairs import pairs_of_average_length, total_pairs_within, visible_pairs
 
 HEADS, HEAD_DIM = 3, 16
 MIXES = {
@@ -232,6 +233,10 @@ def test_visible_pairs_are_those_that_a_mask_shows(causal: bool, window: int | N
         visible = visible if window is None else visible.triu(-window).tril(window)
         expected.append(int(visible.sum()))
     assert visible_pairs(lengths, window=window, causal=causal).tolist() == expected
+    if window is not None and not causal:
+        of_averages = [pairs_of_average_length(Fraction(length), window=window) for length in lengths.tolist()]
+        assert of_averages[1:] == expected[1:]
+        assert total_pairs_within(lengths, (window,)) == {window: sum(expected)}
 
 
 # Precision

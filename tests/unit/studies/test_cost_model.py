@@ -1,6 +1,7 @@
 """The cost model fits times with known parameters, and is read from files."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -10,6 +11,7 @@ import evenpack
 from evenpack.data.order.step_shape import CostWeights
 from evenpack.engine.resolving.cost_model import CostModel, MeasuredOn
 from evenpack.errors import ConfigError, DataError
+from evenpack.kernels.visible_pairs import visible_pairs
 from evenpack.studies import cost_model
 from evenpack.studies.cost_model import MicroBatchTimes, fit_cost_model, shuffled_places
 
@@ -47,7 +49,9 @@ def times(*, rows: int = 400, noise: float = 0.0, per_segment: float = 0.0, repe
     squares = packs * pieces * (512 // pieces) ** 2
     exact = TRUTH[0] + TRUTH[1] * slots + TRUTH[2] * squares + per_segment * segments
     seconds = exact * (1.0 + noise * random.standard_normal(len(exact)))
-    return MicroBatchTimes(slots=slots, squared_lengths=squares, segments=segments, seconds=seconds)
+    return MicroBatchTimes(
+        slots=slots, squared_lengths=squares, pairs_within={}, layer_shares={}, segments=segments, seconds=seconds
+    )
 
 
 def fit(given: MicroBatchTimes) -> CostModel:
@@ -60,6 +64,26 @@ def test_a_noiseless_truth_is_found_exactly() -> None:
     assert model.per_segment == 0.0
     assert model.held_out_95_percent_error < 1e-9
     assert model.repeat_noise is None or model.repeat_noise < 1e-12
+
+
+@pytest.mark.parametrize("shares", [{64: 0.5, 200: 0.25}, {64: 1.0}])
+def test_a_pair_costs_the_same_within_a_window_and_without_one(shares: dict[int, float]) -> None:
+    given = times()
+    lengths = given.slots // given.segments
+    within = {window: given.segments * visible_pairs(lengths, window=window, causal=False) for window in shares}
+    rest = 1.0 - sum(shares.values())
+    attended = rest * given.squared_lengths + sum(share * within[window] for window, share in shares.items())
+    seconds = TRUTH[0] + TRUTH[1] * given.slots + TRUTH[2] * attended
+    windowed = replace(given, pairs_within=within, layer_shares=shares, seconds=seconds)
+    model = fit(windowed)
+    found = [model.constant, model.per_token, model.per_squared_length, *model.per_pair_within.values()]
+    shared = [TRUTH[2] * share for share in (rest, *shares.values())]
+    np.testing.assert_allclose(found, [*TRUTH[:2], *shared], rtol=1e-6)
+    assert list(model.per_pair_within) == list(shares)
+    predicted = model.seconds(given.slots, given.squared_lengths, pairs_within=within)
+    np.testing.assert_allclose(predicted, seconds, rtol=1e-9)
+    with pytest.raises(ValueError, match="a cost per pair within a window of 64"):
+        model.seconds(given.slots, given.squared_lengths)
 
 
 def test_noise_is_measured_and_the_truth_is_near() -> None:
@@ -75,6 +99,8 @@ def test_repeats_tell_noise_from_what_the_model_misses() -> None:
     wrong = MicroBatchTimes(
         slots=given.slots,
         squared_lengths=given.squared_lengths,
+        pairs_within={},
+        layer_shares={},
         segments=given.segments,
         seconds=given.seconds * (1.0 + 0.2 * np.sin(given.squared_lengths)),  # which no term can follow
     )
@@ -99,6 +125,8 @@ def test_a_cost_is_never_negative() -> None:
     falling = MicroBatchTimes(
         slots=given.slots,
         squared_lengths=given.squared_lengths,
+        pairs_within={},
+        layer_shares={},
         segments=given.segments,
         seconds=1.0 - 1e-8 * given.squared_lengths,
     )
@@ -128,6 +156,8 @@ def test_held_out_error_is_not_that_of_the_rows_that_were_fitted() -> None:
     slow = MicroBatchTimes(
         slots=given.slots,
         squared_lengths=given.squared_lengths,
+        pairs_within={},
+        layer_shares={},
         segments=given.segments,
         seconds=given.seconds * np.where(is_held_out, 2.0, 1.0),
     )
@@ -141,7 +171,14 @@ def test_micro_batches_that_are_too_few_or_too_much_alike_are_refused() -> None:
     with pytest.raises(DataError, match="12 different micro-batches or more, got 5"):
         fit(few)
     slots = np.arange(1, 101) * 64
-    alike = MicroBatchTimes(slots=slots, squared_lengths=slots * 64, segments=slots // 64, seconds=slots * 1e-5)
+    alike = MicroBatchTimes(
+        slots=slots,
+        squared_lengths=slots * 64,
+        pairs_within={},
+        layer_shares={},
+        segments=slots // 64,
+        seconds=slots * 1e-5,
+    )
     with pytest.raises(DataError, match="too similar"):
         fit(alike)
 
@@ -150,7 +187,9 @@ def test_micro_batches_that_are_too_few_or_too_much_alike_are_refused() -> None:
 def test_seconds_must_be_positive_numbers(wrong: float) -> None:
     one = np.array([1])
     with pytest.raises(DataError, match="positive numbers"):
-        MicroBatchTimes(slots=one, squared_lengths=one, segments=one, seconds=np.array([wrong]))
+        MicroBatchTimes(
+            slots=one, squared_lengths=one, pairs_within={}, layer_shares={}, segments=one, seconds=np.array([wrong])
+        )
 
 
 def test_a_model_survives_its_file(tmp_path: Path) -> None:

@@ -8,6 +8,7 @@ from loop_steps import ALONE
 
 from evenpack.batch import PackedBatch
 from evenpack.engine.parts.rank_times import RankTimes
+from evenpack.engine.reporting.definitions import wrong_value
 
 
 def batch(*lengths: int) -> PackedBatch:
@@ -29,7 +30,9 @@ def test_sums_are_over_all_micro_batches_of_all_steps_since_the_last_telling() -
         "slots": [56],
         "squared_lengths": [9 + 25 + 64 + 4 + 3],
     }
-    times.add([replace(batch(4), squared_lengths=16)], 0.25)
+    times.add([replace(batch(4), squared_lengths=16, pairs_within={1: 10, 3: 16})] * 2, 0.25)
     again = times.gather()
-    assert (again["steps"], again["compute_seconds"], again["tokens"]) == (1, [0.25], [4])
+    assert (again["steps"], again["compute_seconds"], again["tokens"]) == (1, [0.25], [8])
+    assert again["pairs_within"] == {"1": [20], "3": [32]}
+    assert wrong_value({"ranks": again}) is None
     assert again["compute_seconds_deviation"] == pytest.approx([0.0])

@@ -10,11 +10,13 @@ import numpy as np
 import pytest
 from repository import ROOT
 from tiny_run import tiny_gpt2_run
+from windowed_models import layers_with_windows, with_windows
 
 from evenpack.config import load_run_file
 from evenpack.data.prepared import PreparedData
 from evenpack.engine.config import RunConfig
 from evenpack.errors import ConfigError
+from evenpack.kernels.visible_pairs import total_pairs_within
 from evenpack.launcher.training import plan_training
 from evenpack.models.cost import Work, step_flops
 from evenpack.studies.budget.budget import Budget, budget_of
@@ -92,19 +94,23 @@ def test_a_budget_does_the_steps_of_the_plan_and_shows_its_rounding(config: RunC
         assert budget.assumptions == ()
 
 
-def test_the_operations_of_an_epoch_are_those_of_its_lengths(config: RunConfig) -> None:
+@pytest.mark.parametrize("windows", [(), (3,)])
+def test_the_operations_of_an_epoch_are_those_of_its_lengths(config: RunConfig, windows: tuple[int, ...]) -> None:
     data = PreparedData.open(config.prepared_dir, config.data)
     lengths = data.view("one", "train").lengths().astype(np.int64)
     packs = data.manifest.sources["one"].train.packing.packs
     epoch = changed(config, training={"packs_per_step": packs, "packs_per_micro_batch": packs, "steps": 1})
-    budget = budget_of(epoch, BudgetOptions())
+    model = with_windows(config.model, (None, *windows))
     work = Work(
         slots=int(lengths.sum()),
         squared_lengths=int((lengths**2).sum()),
         head_slots=int((lengths - 1).sum()),
         sequences=len(lengths),
+        pairs_within=total_pairs_within(lengths, windows),
     )
-    useful = step_flops(config.model, vocabulary_size=data.vocabulary_size, work=work)
+    with layers_with_windows():
+        budget = budget_of(epoch.model_copy(update={"model": model}), BudgetOptions())
+        useful = step_flops(model, vocabulary_size=data.vocabulary_size, work=work)
     assert (budget.tokens, budget.samples, budget.flops) == (work.slots, work.sequences, useful)
     of_packs, of_rows = budget.padding
     assert of_packs.padding == packs * 64 - work.slots
@@ -115,8 +121,9 @@ def test_the_operations_of_an_epoch_are_those_of_its_lengths(config: RunConfig) 
         squared_lengths=64 * 64 * len(lengths),
         head_slots=work.head_slots,
         sequences=len(lengths),
+        pairs_within=total_pairs_within(np.full(len(lengths), 64), windows),
     )
-    performed = step_flops(config.model, vocabulary_size=data.vocabulary_size, work=rows)
+    performed = step_flops(model, vocabulary_size=data.vocabulary_size, work=rows)
     assert of_rows.wasted_flops == performed - useful > of_packs.wasted_flops > 0
 
 
@@ -158,28 +165,35 @@ def test_what_only_fills_rows_up_is_no_token(tmp_path: Path) -> None:
     assert budget.tokens == pytest.approx(budget.steps * 8 * packing.tokens / packing.packs)
 
 
+@pytest.mark.parametrize("windows", [(), (2, 5)])
 @pytest.mark.parametrize("predicted", ["all", "closing"])
-def test_what_padding_of_rows_costs_is_waste_and_the_rest_useful(tmp_path: Path, predicted: str) -> None:
+def test_what_padding_of_rows_costs_is_waste_and_the_rest_useful(
+    tmp_path: Path, predicted: str, windows: tuple[int, ...]
+) -> None:
     run = of_rows(tmp_path, kind="padding", atom=8, end_of_text_in_loss=predicted)
     view = PreparedData.open(run.prepared_dir, run.data).view("one", "train")
     rows, lengths = np.arange(view.count), view.lengths().astype(np.int64)
     real = lengths - np.add.reduceat(view.ends_of_text(rows, closing=False), 16 * rows, dtype=np.int64)
     epoch = changed(run, training={"packs_per_step": len(rows), "packs_per_micro_batch": len(rows), "steps": 1})
-    budget = budget_of(epoch, BudgetOptions())
+    model = with_windows(run.model, windows or (None,))  # two layers
+    with layers_with_windows():
+        budget = budget_of(epoch.model_copy(update={"model": model}), BudgetOptions())
     useful = Work(
         slots=int(real.sum()),
         squared_lengths=int((real**2).sum()),
         head_slots=int((real - 1).sum()),
         sequences=len(rows),
+        pairs_within=total_pairs_within(real, windows),
     )
     performed = Work(
         slots=16 * len(rows),
         squared_lengths=int((lengths**2).sum()),
         head_slots=int((lengths - 1).sum()) if predicted == "all" else useful.head_slots,
         sequences=len(rows),
+        pairs_within=total_pairs_within(lengths, windows),
     )
     assert performed.slots > useful.slots
-    flops = [step_flops(run.model, vocabulary_size=260, work=work) for work in (useful, performed)]
+    flops = [step_flops(model, vocabulary_size=260, work=work) for work in (useful, performed)]
     assert budget.flops == flops[0]
     assert budget.padding[0].wasted_flops == flops[1] - flops[0]
 

@@ -215,6 +215,8 @@ def known_step(seconds: float, *, sequences: int = 8) -> MeasuredStep:
             [
                 study.MicroBatchTimes(
                     **{name: np.array([1]) for name in ("slots", "squared_lengths", "segments")},
+                    pairs_within={},
+                    layer_shares={},
                     seconds=np.array([1.0]),
                 )
             ]
