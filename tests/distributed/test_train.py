@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 from tiny_training import MAX_SEQUENCE_LENGTH, changed, never, prepare_run
+from windowed_models import layers_with_windows, with_windows
 
 from evenpack.data.prepare.prepare import prepare
 from evenpack.data.prepared import PreparedData
@@ -26,6 +27,7 @@ from evenpack.engine.train import TrainOutcome, train_in
 from evenpack.engine.world.distributed import World, require_shared_directory
 from evenpack.errors import CheckpointError, RunError
 from evenpack.files import read_json_object
+from evenpack.kernels.visible_pairs import total_pairs_within
 from evenpack.models.common.losses import exact_denominators
 from evenpack.models.cost import Work, step_flops
 from evenpack.testing import run_ranks
@@ -226,6 +228,23 @@ def test_a_record_says_what_the_step_was_over_all_ranks(config: RunConfig, tmp_p
     assert not {"padding_targets", "loss_per_real_target"} & record.keys()
 
 
+def windowed_utilisation(world: World, config: RunConfig) -> tuple[float, float]:
+    """Returns the record's utilisation of a step of two layers, one with a window, and the one by its real lengths."""
+    with layers_with_windows():
+        model = with_windows(config.model, (None, 3))
+        ((record, _),) = (records_of_a_step(world, config.model_copy(update={"model": model})),)
+        view = PreparedData.open(config.prepared_dir, config.data).view("lines", "train")
+        lengths = view.real_segment_lengths(np.arange(8))
+        work = Work(
+            slots=record["tokens"],
+            squared_lengths=int((lengths**2).sum()),
+            head_slots=record["targets"] - record["padding_targets"],
+            sequences=8,
+            pairs_within=total_pairs_within(lengths, (3,)),
+        )
+        return record["mfu"], step_flops(model, vocabulary_size=260, work=work) / 2e9
+
+
 def test_a_record_distinguishes_predicted_padding(config: RunConfig, tmp_path: Path):
     length = MAX_SEQUENCE_LENGTH
     recipe = {"kind": "padding", "max_sequence_length": length, "atom": length, "isolate_documents": False}
@@ -244,3 +263,6 @@ def test_a_record_distinguishes_predicted_padding(config: RunConfig, tmp_path: P
     lengths = length - view.ends_of_text(np.arange(8), closing=False).reshape(8, length).sum(axis=1)
     work = Work(slots=record["tokens"], squared_lengths=int((lengths**2).sum()), head_slots=real, sequences=8)
     assert record["mfu"] == pytest.approx(step_flops(rows.model, vocabulary_size=260, work=work) / 2e9)
+    for found, expected in run_ranks(windowed_utilisation, 2, rows):
+        assert found == pytest.approx(expected)
+        assert found < record["mfu"]

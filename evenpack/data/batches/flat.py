@@ -32,7 +32,7 @@ class _Form:
     """A dataclass or a dictionary without its tensors."""
 
     kind: type[Any]
-    values: dict[str, Any]
+    values: dict[Any, Any]
     """Fields or items: a `_Place` for each tensor, a `_Form` for a value that holds tensors, or the value itself."""
 
 
@@ -74,11 +74,12 @@ class FlatBatch:
         if isinstance(part, _Place):
             return self.block[part.begin : part.end].view(part.dtype).view(part.shape)
         if isinstance(part, _Form):
-            return part.kind(**{name: self._restored(value) for name, value in part.values.items()})
+            values = {name: self._restored(value) for name, value in part.values.items()}
+            return values if part.kind is dict else part.kind(**values)
         return part
 
 
-def _items(value: Any) -> dict[str, Any] | None:
+def _items(value: Any) -> dict[Any, Any] | None:
     """Returns the fields of a dataclass or the items of a mapping; None for what holds no tensors."""
     if isinstance(value, Mapping):
         return dict(value)

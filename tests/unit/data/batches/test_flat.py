@@ -19,7 +19,7 @@ def batches() -> list[PackedBatch]:
     of_nothing = build_masked_batch(pairs, "packed", max_sequence_length=12, pack_length=17)[0]
     none = {name: of_nothing_in(targets) for name, targets in of_nothing.targets.items()}
     return [
-        build_batch(sequences, "packed", max_sequence_length=10, pack_length=15)[0],
+        build_batch(sequences, "packed", max_sequence_length=10, pack_length=15, windows=(2, 5))[0],
         build_masked_batch(pairs, "packed", max_sequence_length=12, pack_length=17)[0],
         replace(of_nothing, targets=none, sequence_ids=of_nothing.sequence_ids[:0]),
     ]
