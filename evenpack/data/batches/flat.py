@@ -75,7 +75,7 @@ class FlatBatch:
             return self.block[part.begin : part.end].view(part.dtype).view(part.shape)
         if isinstance(part, _Form):
             values = {name: self._restored(value) for name, value in part.values.items()}
-            return values if part.kind is dict else part.kind(**values)
+            return values if part.kind is dict else part.kind(**values)  # keys of a mapping may be numbers
         return part
 
 

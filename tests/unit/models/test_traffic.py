@@ -8,7 +8,11 @@ from evenpack.models.families import find_family, known_families
 from evenpack.models.traffic import FUSIONS, PARTS, Operation, gradient_operations
 
 VOCABULARY = 1000
-WORK = Work(slots=3000, squared_lengths=1_400_000, head_slots=400, sequences=11)
+
+
+def work_of(config: TransformerConfig) -> Work:
+    pairs = {window: 900_000 + window for window in config.windows}
+    return Work(slots=3000, squared_lengths=1_400_000, head_slots=400, sequences=11, pairs_within=pairs)
 
 
 def models() -> list[TransformerConfig]:
@@ -22,8 +26,9 @@ def models() -> list[TransformerConfig]:
 
 @pytest.mark.parametrize("config", models(), ids=lambda config: f"{config.kind} {config.preset}")
 def test_traced_operations_are_those_of_the_model(config: TransformerConfig) -> None:
-    operations = gradient_operations(config, vocabulary_size=VOCABULARY, work=WORK)
-    assert sum(one.flops for one in operations) == step_flops(config, vocabulary_size=VOCABULARY, work=WORK)
+    work = work_of(config)
+    operations = gradient_operations(config, vocabulary_size=VOCABULARY, work=work)
+    assert sum(one.flops for one in operations) == step_flops(config, vocabulary_size=VOCABULARY, work=work)
 
 
 def test_a_block_moves_what_its_operators_read_and_write() -> None:
@@ -45,7 +50,7 @@ def test_a_block_moves_what_its_operators_read_and_write() -> None:
 
 @pytest.mark.parametrize("config", models()[:1] + models()[-1:], ids=lambda config: config.kind)
 def test_a_fusion_removes_bytes_and_kernels_and_no_operation(config: TransformerConfig) -> None:
-    operations = gradient_operations(config, vocabulary_size=VOCABULARY, work=WORK)
+    operations = gradient_operations(config, vocabulary_size=VOCABULARY, work=work_of(config))
     assert {one.part for one in operations} == set(PARTS) - {"optimizer"}
     assert {one.fusion for one in operations} == {None, *FUSIONS} - {"fused update"}
     for one in operations:

@@ -21,7 +21,7 @@ def batches() -> list[PackedBatch]:
     return [
         build_batch(sequences, "packed", max_sequence_length=10, pack_length=15, windows=(2, 5))[0],
         build_masked_batch(pairs, "packed", max_sequence_length=12, pack_length=17)[0],
-        replace(of_nothing, targets=none, sequence_ids=of_nothing.sequence_ids[:0]),
+        replace(of_nothing, targets=none, sequence_ids=of_nothing.sequence_ids[:0], pairs_within={4: 61, 9: 83}),
     ]
 
 
