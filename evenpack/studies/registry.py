@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Protocol, runtime_checkable
 from evenpack.console import Report
 from evenpack.studies.chunking.command import ChunkingCommand
 from evenpack.studies.equivalence.command import EquivalenceCommand
+from evenpack.studies.evenness.command import EvennessCommand
 from evenpack.studies.imbalance.command import ImbalanceCommand
 from evenpack.studies.packing.command import PackingCommand
 from evenpack.studies.roofline.command import RooflineCommand
@@ -60,6 +61,7 @@ class StudyOfRuns(Protocol):
 LENGTHS_STUDIES: dict[str, type[LengthsStudy]] = {
     "packing": PackingCommand,
     "imbalance": ImbalanceCommand,
+    "evenness": EvennessCommand,
 }
 
 RUN_STUDIES: dict[str, type[RunStudy]] = {

@@ -84,15 +84,20 @@ def operation_weights(
     Args:
         masking: settings of masks that each epoch draws again; ignored if the data stores masks, or needs none.
     """
-
-    def flops(work: Work) -> int:
-        return step_flops(model, vocabulary_size=prepared.vocabulary_size, work=work)
-
     if layout == "packed" and not model.windows:
         return CostWeights(per_token=0.0, per_squared_length=1.0, per_segment=0.0)
-    head_slots = round(_TOKENS * head_share(model, masking, prepared))
+    share = head_share(model, masking, prepared)
+    return counted_weights(model, vocabulary_size=prepared.vocabulary_size, head_share=share)
+
+
+def counted_weights(model: ModelConfig, *, vocabulary_size: int, head_share: float) -> CostWeights:
+    """Returns the same from `head_share`, the rows of the output head per token, with the cost of all tokens."""
+
+    def flops(work: Work) -> int:
+        return step_flops(model, vocabulary_size=vocabulary_size, work=work)
+
     nothing = Work(slots=0, squared_lengths=0, head_slots=0, sequences=0, pairs_within=dict.fromkeys(model.windows, 0))
-    of_tokens = flops(replace(nothing, slots=_TOKENS, head_slots=head_slots))
+    of_tokens = flops(replace(nothing, slots=_TOKENS, head_slots=round(_TOKENS * head_share)))
     of_squares = flops(replace(nothing, squared_lengths=_TOKENS))
     of_windows = {
         window: flops(replace(nothing, pairs_within={**nothing.pairs_within, window: _TOKENS}))
