@@ -459,6 +459,19 @@ def forecast(files: Files) -> Rows:
     return rows
 
 
+def evenness(files: Files) -> Rows:
+    """Attention's part of all operations, the most expensive pack over the mean, and waiting of each packing."""
+    rows = []
+    for case in files[0].values():
+        found = {(row["devices"], row["packs_are"]): row for row in case["rows"]}
+        packings = [(devices, name) for devices in (8, 64) for name in ("full", "even", "least", "planned")]
+        full = found[8, "full"]
+        rows.append(
+            [100 * full["attention_share"], full["most"], *(100 * found[packing]["waiting"] for packing in packings)]
+        )
+    return rows
+
+
 def replayed_and_trained(files: Files) -> Rows:
     """The slowest rank over the mean one, trained with its standard error, and replayed."""
     keys = ("trained_slowest_over_mean", "standard_error", "replayed_slowest_over_mean")
@@ -510,6 +523,7 @@ READINGS: dict[str, Callable[[Files], Rows]] = {
     "evidence": evidence,
     "step_spread": step_spread,
     "forecast": forecast,
+    "evenness": evenness,
     "replayed_and_trained": replayed_and_trained,
     "roofline": roofline,
     "roofline_beside_others": roofline_beside_others,
