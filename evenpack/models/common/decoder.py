@@ -89,7 +89,12 @@ class PackedDecoder(PackedTransformer[DecoderConfigT]):
             causal=True,
             alibi_slopes=alibi_slopes(heads, batch.tokens.device) if kind == "alibi" else None,
             rotation=(
-                Rotation.at(batch.position_ids, head_dim=head_dim, base=self.config.rotary_base)
+                Rotation.at(
+                    batch.position_ids,
+                    head_dim=head_dim,
+                    base=self.config.rotary_base,
+                    scaling=self.config.scaled_rotations,
+                )
                 if kind == "rotary"
                 else None
             ),

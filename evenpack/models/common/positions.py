@@ -6,11 +6,14 @@ between positions of one segment. ALiBi and rotation have no parameters that dep
 Shapes: T = slots, C = hidden size, D = head_dim.
 """
 
+import math
 from dataclasses import dataclass
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
+
+from evenpack.models.common.section import RotaryScaling
 
 
 class LearnedPositions(nn.Module):
@@ -69,13 +72,19 @@ class Rotation:
     """Sines in FP32; the first half is negated, for channels that are combined with those after them."""
 
     @staticmethod
-    def at(position_ids: Int[Tensor, " T"], *, head_dim: int, base: float) -> "Rotation":
+    def at(
+        position_ids: Int[Tensor, " T"], *, head_dim: int, base: float, scaling: RotaryScaling | None = None
+    ) -> "Rotation":
         """Returns the rotation by p * base^(-2i / D) of pair i at position p, computed in FP32 as transformers does.
 
-        It is computed where it is used and never stored in the model: see `alibi_slopes`.
+        With `scaling` the frequencies base^(-2i / D) are scaled before. It is computed where it is used and never
+        stored in the model: see `alibi_slopes`.
         """
         exponents = torch.arange(0, head_dim, 2, dtype=torch.float32, device=position_ids.device) / head_dim
-        angles = position_ids[:, None].float() * (1.0 / base**exponents)
+        frequencies = 1.0 / base**exponents
+        if scaling is not None:
+            frequencies = _scaled(frequencies, scaling)
+        angles = position_ids[:, None].float() * frequencies
         cos, sin = angles.cos(), angles.sin()
         return Rotation(cos=torch.cat([cos, cos], dim=1)[:, None], sin=torch.cat([-sin, sin], dim=1)[:, None])
 
@@ -83,3 +92,11 @@ class Rotation:
         """Returns rotated queries or keys, computed in FP32, in their own dtype."""
         swapped = heads.roll(heads.shape[2] // 2, dims=2)
         return (heads * self.cos + swapped * self.sin).to(heads.dtype)
+
+
+def _scaled(frequencies: Float[Tensor, " pairs"], scaling: RotaryScaling) -> Float[Tensor, " pairs"]:
+    """Returns the frequencies of pairs of channels after the scaling, in the order of operations of transformers."""
+    turns = scaling.original_positions / (2 * math.pi / frequencies)
+    low, high = scaling.low_frequency_factor, scaling.high_frequency_factor
+    kept = ((turns - low) / (high - low)).clamp(0.0, 1.0)
+    return (1 - kept) * frequencies / scaling.factor + kept * frequencies

@@ -114,6 +114,34 @@ class TransformerConfig(Section):
         return {"model.reset_positions is false": "positions continue from one sequence of a pack to the next"}
 
 
+class RotaryScaling(Section):
+    """Rotations that turn more slowly, so that a model reaches over longer sequences than it was first trained on.
+
+    Pairs of channels with wavelengths that are long against `original_positions` turn `factor` times more slowly, those
+    with short ones as before, and those between by a mean of both.
+
+    Source: Llama 3.1 (Grattafiori et al. 2024, arXiv:2407.21783), as released: transformers' rope_type `llama3`.
+    """
+
+    factor: float = Field(default=8.0, ge=1.0)
+    """How many times more slowly the pairs with long wavelengths turn."""
+    low_frequency_factor: float = Field(default=1.0, gt=0.0)
+    """Pairs that turn less often than this within `original_positions` turn by `factor` more slowly."""
+    high_frequency_factor: float = Field(default=4.0, gt=0.0)
+    """Pairs that turn more often than this within `original_positions` stay as they are."""
+    original_positions: Positions = Field(default=8192, ge=1)
+    """Positions of the training before."""
+
+    @model_validator(mode="after")
+    def _check_order(self) -> "RotaryScaling":
+        if self.low_frequency_factor >= self.high_frequency_factor:
+            raise ValueError(
+                f"low_frequency_factor ({self.low_frequency_factor:g}) must be below high_frequency_factor "
+                f"({self.high_frequency_factor:g})"
+            )
+        return self
+
+
 class DecoderConfig(TransformerConfig):
     """The `model:` section of decoders."""
 
@@ -132,6 +160,11 @@ class DecoderConfig(TransformerConfig):
         elif self.rotary_base != ROTARY_BASE:
             raise ValueError(f"rotary_base is for positions rotary, and positions is {self.positions}: leave it out")
         return self
+
+    @property
+    def scaled_rotations(self) -> RotaryScaling | None:
+        """The scaling of rotary positions; None: they are as `rotary_base` says."""
+        return None
 
     @property
     def unseen_in_weights(self) -> dict[str, Any]:

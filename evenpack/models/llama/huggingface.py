@@ -11,7 +11,7 @@ from torch import Tensor
 
 from evenpack.config import validate
 from evenpack.errors import CheckpointError
-from evenpack.models.common.section import ROTARY_BASE
+from evenpack.models.common.section import ROTARY_BASE, RotaryScaling
 from evenpack.models.common.tensors import HuggingFaceMapping, TensorName, check_config, untied
 from evenpack.models.common.transformer import INITIAL_DEVIATION
 from evenpack.models.llama.config import LlamaConfig
@@ -37,7 +37,6 @@ _FIXED_ARCHITECTURE = {
     "hidden_act": "silu",
     "attention_bias": False,
     "mlp_bias": False,
-    "rope_scaling": None,
 }
 """Keys of config.json for which our model has only one value, which is also transformers' default."""
 
@@ -80,6 +79,7 @@ def plain_weights(model: Llama, weights: Mapping[str, Tensor]) -> dict[str, Tens
 def config_values(model: Llama, end_of_text_id: int) -> dict[str, Any]:
     """Returns the content of config.json; releases before the fifth read `rope_theta`, later ones `rope_parameters`."""
     config, shape = model.config, model.config.shape
+    scaling = _scaling_values(config.rotary_scaling)
     return _FIXED_ARCHITECTURE | {
         "architectures": ["LlamaForCausalLM"],
         "vocab_size": model.vocabulary_size,
@@ -92,7 +92,8 @@ def config_values(model: Llama, end_of_text_id: int) -> dict[str, Any]:
         "head_dim": config.head_dim,
         "rms_norm_eps": config.norm_epsilon,
         "rope_theta": config.rotary_base,
-        "rope_parameters": {"rope_type": "default", "rope_theta": config.rotary_base},
+        "rope_scaling": scaling,
+        "rope_parameters": {"rope_theta": config.rotary_base} | (scaling or {"rope_type": "default"}),
         "tie_word_embeddings": config.tied_head,
         "attention_dropout": config.dropout_of_attention,
         "initializer_range": INITIAL_DEVIATION,
@@ -122,7 +123,7 @@ def read_config(values: Mapping[str, Any], origin: str) -> tuple[LlamaConfig, di
         "key_value_heads": values.get("num_key_value_heads") or values["num_attention_heads"],
         "feed_forward_size": values["intermediate_size"],
         "norm_epsilon": values["rms_norm_eps"],
-        "rotary_base": _rotary_base(values, origin),
+        **_rotations(values, origin),
         "tied_head": values.get("tie_word_embeddings", False),
     }
     sizes = {"vocabulary_size": values["vocab_size"], "max_positions": values["max_position_embeddings"]}
@@ -134,17 +135,39 @@ def config_for_weights(config: LlamaConfig, names: Collection[str], origin: str)
     return config
 
 
-def _rotary_base(values: Mapping[str, Any], origin: str) -> float:
-    """Returns the base of the rotary angles. Raises: CheckpointError for angles that are scaled."""
-    rotation = dict(values.get("rope_parameters") or {})
-    kind = rotation.pop("rope_type", "default")
-    base = rotation.pop("rope_theta", values.get("rope_theta", ROTARY_BASE))
-    if kind != "default" or rotation:
+_SCALING_NAMES = {
+    "factor": "factor",
+    "low_frequency_factor": "low_freq_factor",
+    "high_frequency_factor": "high_freq_factor",
+    "original_positions": "original_max_position_embeddings",
+}
+"""The keys of `rotary_scaling`, and of rope_type `llama3` in transformers."""
+
+
+def _scaling_values(scaling: RotaryScaling | None) -> dict[str, Any] | None:
+    if scaling is None:
+        return None
+    return {"rope_type": "llama3"} | {theirs: getattr(scaling, ours) for ours, theirs in _SCALING_NAMES.items()}
+
+
+def _rotations(values: Mapping[str, Any], origin: str) -> dict[str, Any]:
+    """Returns the keys of the section for rotations; releases before the fifth scale them by `rope_scaling`.
+
+    Raises: CheckpointError for angles that are scaled in another way.
+    """
+    key = "rope_parameters" if values.get("rope_parameters") else "rope_scaling"
+    rotation = dict(values.get(key) or {})
+    base = float(rotation.pop("rope_theta", values.get("rope_theta", ROTARY_BASE)))
+    kind = rotation.pop("rope_type", rotation.pop("type", "default"))
+    expected = {"default": set(), "llama3": set(_SCALING_NAMES.values())}.get(kind)
+    if expected is None or rotation.keys() != expected:
         raise CheckpointError(
-            f"{origin}: rope_parameters must be of rope_type 'default' with a rope_theta alone, found "
-            f"{values['rope_parameters']!r}"
+            f"{origin}: {key} must be of rope_type 'default' with a rope_theta alone, or of rope_type 'llama3' with "
+            f"{', '.join(_SCALING_NAMES.values())} as well, found {values[key]!r}"
         )
-    return float(base)
+    if kind == "default":
+        return {"rotary_base": base}
+    return {"rotary_base": base, "rotary_scaling": {ours: rotation[theirs] for ours, theirs in _SCALING_NAMES.items()}}
 
 
 def _named(ours: str, theirs: tuple[str, ...], rows: tuple[int, ...] | None = None) -> TensorName:

@@ -15,12 +15,28 @@ from evenpack.errors import CheckpointError
 from evenpack.models.build import Model, new_model
 from evenpack.models.huggingface import from_huggingface, to_huggingface
 from evenpack.models.llama.config import LlamaConfig
+from evenpack.models.llama.huggingface import LLAMA_MAPPING
 
 VOCABULARY, POSITIONS = 71, 48
 SHAPE = {"preset": "tiny", "layers": 3, "hidden_size": 64, "heads": 4, "feed_forward_size": 96}
+SCALING = {
+    "factor": 8.0,
+    "low_frequency_factor": 1.0,
+    "high_frequency_factor": 4.0,
+    "original_positions": 32,
+}
+THEIR_SCALING = {
+    "rope_type": "llama3",
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 32,
+}
+"""With the eight pairs of channels here some are kept, some scaled, and some between."""
 KINDS = {
     "grouped": {"key_value_heads": 2},
     "one key head, tied": {"key_value_heads": 1, "tied_head": True},
+    "scaled rotations": {"key_value_heads": 2, "rotary_base": 500.0, "rotary_scaling": SCALING},
     "each head its own, other numbers": {"key_value_heads": 4, "norm_epsilon": 1e-3, "rotary_base": 500.0},
 }
 
@@ -69,7 +85,10 @@ def test_what_transformers_saves_is_loaded_and_gives_the_same_logits(changes: di
         num_key_value_heads=changes["key_value_heads"],
         max_position_embeddings=POSITIONS,
         rms_norm_eps=changes.get("norm_epsilon", 1e-6),
-        rope_parameters={"rope_type": "default", "rope_theta": changes.get("rotary_base", 10_000.0)},
+        rope_parameters={
+            "rope_theta": changes.get("rotary_base", 10_000.0),
+            **(THEIR_SCALING if "rotary_scaling" in changes else {"rope_type": "default"}),
+        },
         tie_word_embeddings=changes.get("tied_head", False),
         initializer_range=0.1,
         pad_token_id=None,
@@ -94,8 +113,15 @@ def test_weights_come_back_as_they_went(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"rope_parameters": {"rope_type": "llama3", "rope_theta": 1e4, "factor": 8.0}}, "rope_type 'default'"),
-        ({"rope_scaling": {"type": "linear", "factor": 2.0}}, "rope_scaling must be None"),
+        (
+            {"rope_parameters": {"rope_type": "llama3", "rope_theta": 1e4, "factor": 8.0}},
+            "rope_type 'llama3' with factor, low_freq_factor",
+        ),
+        (
+            {"rope_parameters": None, "rope_scaling": {"type": "linear", "factor": 2.0}},
+            "rope_scaling must be of rope_type 'default'",
+        ),
+        ({"rope_parameters": {**THEIR_SCALING, "low_freq_factor": 4.0}}, r"low_frequency_factor \(4\) must be below"),
         ({"hidden_act": "gelu"}, "hidden_act must be 'silu', found 'gelu'"),
         ({"attention_bias": True}, "attention_bias must be False"),
         ({"head_dim": 32}, "head_dim must be null or 16, found 32"),
@@ -127,3 +153,36 @@ def test_a_checkpoint_of_an_older_release_is_read(tmp_path: Path) -> None:
     save_file(tensors | {"model.layers.0.self_attn.rotary_emb.inv_freq": torch.ones(8)}, weights)
     back = from_huggingface(tmp_path / "out")
     assert (back.config.rotary_base, back.config.shape["key_value_heads"]) == (123.0, 4)
+
+
+def test_scaled_rotations_give_the_losses_and_gradients_of_transformers(tmp_path: Path) -> None:
+    model = our_model(**KINDS["scaled rotations"])
+    to_huggingface(model, tmp_path / "out", tokenizer_dir=None, special_token_id=5)
+    theirs = LlamaForCausalLM.from_pretrained(tmp_path / "out")
+    (tokens,) = random_sequences([POSITIONS], vocabulary_size=VOCABULARY, seed=9)
+    batch, _ = build_batch([[tokens]], "packed", max_sequence_length=POSITIONS)
+    ours = model(batch)["next_token"].loss_sum / (POSITIONS - 1)
+    loss = theirs(torch.tensor([tokens]), labels=torch.tensor([tokens])).loss
+    torch.testing.assert_close(ours, loss, rtol=1e-6, atol=1e-6)
+    ours.backward()
+    loss.backward()
+    names = {name.ours: name for name in LLAMA_MAPPING.tensor_names(model)}
+    expected = dict(theirs.named_parameters())
+    for name, parameter in model.named_parameters():
+        gradients = torch.cat([expected[one].grad for one in names[name].theirs])
+        torch.testing.assert_close(parameter.grad, gradients, rtol=1e-5, atol=1e-6)
+    unscaled = our_model(key_value_heads=2, rotary_base=500.0)
+    unscaled.load_state_dict(model.state_dict())
+    assert abs(unscaled(batch)["next_token"].loss_sum.item() / (POSITIONS - 1) - loss.item()) > 1e-3
+
+
+def test_a_scaling_of_an_older_release_is_read(tmp_path: Path) -> None:
+    """Llama 3.1's own config.json names it `rope_scaling`, and the base beside it."""
+    model = our_model(key_value_heads=2, rotary_base=500.0, rotary_scaling=SCALING)
+    to_huggingface(model, tmp_path / "out", tokenizer_dir=None, special_token_id=0)
+    path = tmp_path / "out" / "config.json"
+    values = json.loads(path.read_text())
+    assert values.pop("rope_parameters") == {"rope_theta": 500.0, **THEIR_SCALING}
+    assert values["rope_scaling"] == THEIR_SCALING
+    path.write_text(json.dumps(values))
+    assert from_huggingface(tmp_path / "out").config.unseen_in_weights == model.config.unseen_in_weights

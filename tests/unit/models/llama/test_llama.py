@@ -41,7 +41,7 @@ def small_llama(**changes: Any) -> Model:
         ({"heads": 32, "key_value_heads": 1}, r"hidden_size / heads must be even, found 1"),
         ({"hidden_size": 34}, "must be a multiple of heads"),
         ({"positions": "learned"}, "'rotary'"),
-        ({"preset": "7b"}, "'tiny', '160m' or '1.1b'"),
+        ({"preset": "7b"}, "'tiny', '160m', '1.1b' or '8b'"),
         ({"norm_epsilon": 0}, "greater than 0"),
         ({"rotary_base": 0}, "greater than 0"),
     ],
@@ -54,6 +54,7 @@ def test_a_section_that_describes_no_model_is_refused(changes: dict[str, Any], m
 @pytest.mark.parametrize(
     ("preset", "vocabulary_size", "parameters"),
     [
+        ("8b", 128_256, 8_030_261_248),  # as the index of its safetensors has it
         ("1.1b", 32_000, 1_100_048_384),  # as TinyLlama's model card and its safetensors header have it
         ("160m", 32_000, 162_417_408),  # 49,152,000 of embedding and head, 113,265,408 of blocks and norms
     ],
