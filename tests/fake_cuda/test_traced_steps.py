@@ -177,9 +177,11 @@ def test_forward_and_backward_move_the_bytes_of_the_formula(results, job):
 @pytest.mark.parametrize("job", [name for name, case in CASES.items() if has_estimated_blocks(case)])
 def test_the_update_moves_the_bytes_of_the_formula(results, job):
     found, expected = results[job]["traffic"]["update"], results[job]["expected_update"]
+    # The formula leaves out trust ratios: twelve operators on few numbers for each group that has them.
+    of_ratios = 12 * (results[job]["groups"] - 1) if CASES[job].update == "lamb" else 0
     beyond = 0.06 if adds_up_in_deepspeed(CASES[job]) else 0.005
     assert found["bytes"] == pytest.approx(expected["bytes"], rel=beyond)
-    assert found["kernels"] == pytest.approx(expected["kernels"], abs=35)
+    assert found["kernels"] - of_ratios == pytest.approx(expected["kernels"], abs=35)
 
 
 @pytest.mark.parametrize("job", [f"float32_kept:{SPOILED}"])

@@ -34,10 +34,16 @@ def jobs_of(request):
     return list(dict.fromkeys(item.callspec.params["job"] for item in items if "job" in item.callspec.params))
 
 
+def work_of(result):
+    """The work of a micro-batch, whose windows were keys of JSON."""
+    pairs = {int(window): count for window, count in result["work"]["pairs_within"].items()}
+    return Work(**{**result["work"], "pairs_within": pairs})
+
+
 def expected_flops(result):
     """Operations of a micro-batch as the model is counted: matrix products, and attention as an operator."""
     family = find_family(result["model"]["kind"])
-    config, work = validate(result["model"], family.config, origin="a trace"), Work(**result["work"])
+    config, work = validate(result["model"], family.config, origin="a trace"), work_of(result)
     counted = model_products(config, vocabulary_size=result["vocabulary_size"])
     attention = PASSES * attention_flops(counted, work)
     products = step_flops(config, vocabulary_size=result["vocabulary_size"], work=work) - attention
@@ -58,7 +64,7 @@ def forward_of_blocks(result):
 def expected_traffic(result, micro_batches):
     """Kernels and bytes of forward and backward as they are estimated."""
     family = find_family(result["model"]["kind"])
-    config, work = validate(result["model"], family.config, origin="a trace"), Work(**result["work"])
+    config, work = validate(result["model"], family.config, origin="a trace"), work_of(result)
     size = {"vocabulary_size": result["vocabulary_size"]}
     operations = [one.times(micro_batches) for one in gradient_operations(config, **size, work=work)]
     added = accumulation_operations(config, **size, max_positions=result["max_positions"])

@@ -41,12 +41,12 @@ RANKS = 2
 PACKS = ([512], [300, 150], [200, 40, 20])
 
 
-def batch_of(case):
-    """Packs in the case's layout."""
+def batch_of(case, windows):
+    """Packs in the case's layout, with the pairs within the windows of its model."""
     make = random_sequences if find_family(case.family).objective == "next_tokens" else random_pairs
     packs = [make(lengths, vocabulary_size=VOCABULARY) for lengths in case.times * PACKS]
     build = build_batch if make is random_sequences else build_masked_batch
-    return build(packs, case.layout, max_sequence_length=LONGEST, pack_length=LONGEST)[0]
+    return build(packs, case.layout, max_sequence_length=LONGEST, pack_length=LONGEST, windows=windows)[0]
 
 
 def config_of(case):
@@ -158,7 +158,8 @@ def traced(job):
         )
         return counting[0]
 
-    batch, config = batch_of(case), config_of(case)
+    config = config_of(case)
+    batch = batch_of(case, config.model.windows)
     sizes = {"vocabulary_size": VOCABULARY, "max_positions": LONGEST}
     trace = trace_steps(
         config,

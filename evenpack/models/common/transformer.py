@@ -4,6 +4,7 @@ Shapes: T = slots of the micro-batch, C = hidden size. There is no batch dimensi
 ends, and nothing else in a model mixes slots.
 """
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import Any, ClassVar, Generic, TypeVar
@@ -45,7 +46,7 @@ class PackedTransformer(nn.Module, ABC, Generic[ConfigT]):
     blocks: nn.ModuleList
 
     initial_cutoff: ClassVar[float | None] = None
-    """Standard deviations beyond which an initial weight is drawn again; None: weights of any size are kept."""
+    """Standard deviations at which the distribution of initial weights is cut; None: they have any size."""
 
     def __init__(
         self,
@@ -100,12 +101,7 @@ class PackedTransformer(nn.Module, ABC, Generic[ConfigT]):
         for module in self.modules():
             if isinstance(module, nn.Linear | nn.Embedding):
                 drawn = torch.empty(module.weight.shape, device="cpu", dtype=torch.float32)
-                deviation, cutoff = self._initial_deviation(module), self.initial_cutoff
-                if cutoff is None:
-                    drawn.normal_(0.0, deviation, generator=generator)
-                else:
-                    most = cutoff * deviation
-                    nn.init.trunc_normal_(drawn, std=deviation, a=-most, b=most, generator=generator)
+                self._draw(drawn, self._initial_deviation(module), generator)
                 module.weight.copy_(drawn)
             if isinstance(module, nn.LayerNorm | nn.RMSNorm):
                 module.weight.fill_(1.0)
@@ -113,6 +109,15 @@ class PackedTransformer(nn.Module, ABC, Generic[ConfigT]):
         for name, parameter in self.named_parameters():
             if not name.endswith("bias") and id(parameter) not in known:
                 raise TypeError(f"{type(self).__name__} defines no initial values for {name}: override initialize")
+
+    def _draw(self, weights: Tensor, deviation: float, generator: torch.Generator) -> None:
+        """Fills `weights` from a normal distribution, cut at `initial_cutoff`."""
+        if self.initial_cutoff is None:
+            weights.normal_(0.0, deviation, generator=generator)
+            return
+        share = math.erf(self.initial_cutoff / math.sqrt(2))  # of a normal distribution that is within the cutoff
+        weights.uniform_(-share, share, generator=generator).erfinv_().mul_(math.sqrt(2))
+        weights.clamp_(-self.initial_cutoff, self.initial_cutoff).mul_(deviation)
 
     def compile_parts(self, *, varying_slots: bool) -> None:
         """Lets torch.compile make one graph for all blocks, and one for the loss of a chunk of tokens.

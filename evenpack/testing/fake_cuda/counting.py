@@ -6,11 +6,12 @@ in `models/trace.py`; views and uninitialised tensors are none.
 
 import sys
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from types import FrameType
 from typing import Any, Literal, get_args
 
+import numpy as np
 import torch
 import torch.nn.attention.varlen  # declares operators that are asked for here
 from torch import Tensor
@@ -19,6 +20,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_iter
 
 from evenpack.engine.engine import Phase, TrainingEngine
+from evenpack.kernels.visible_pairs import visible_pairs
 from evenpack.models.trace import NOTHING_MOVED, bytes_of, read_and_written
 from evenpack.testing.fake_cuda.attention_operators import OPERATORS, by_name
 
@@ -59,13 +61,19 @@ def _attention(operator: Any, passes: int, lengths_of: Callable[[Tensor], Sequen
         queries, _, _, boundaries, _ = OPERATORS[operator.name()]
         is_causal = given.get("is_causal", given.get("causal", False))
         lengths = lengths_of(given[boundaries])
-        pairs = sum(length * (length + 1) // 2 if is_causal else length**2 for length in lengths)
+        pairs = int(visible_pairs(np.array(lengths), window=_window(given), causal=is_causal).sum())
         channels = given[queries].numel() // sum(lengths)
         scores: int = 2 * channels * pairs
         return passes * 2 * scores  # and as many for the weighted sums of values
 
     operations._get_raw = True  # type: ignore[attr-defined]  # FlopCounterMode then gives tensors, not shapes
     return operations
+
+
+def _window(given: Mapping[str, Any]) -> int | None:
+    """Returns the tokens on each side that an operator sees, by its arguments; None: all of its segment."""
+    before = (given.get("window_size") or [given.get("window_size_left", given.get("window"))])[0]
+    return None if before is None or before < 0 else int(before)
 
 
 def _added_product(_: Any, left: Sequence[int], right: Sequence[int], *__: Any, **___: Any) -> int:

@@ -18,10 +18,12 @@ FORWARD = "evenpack_fake::flex_forward"
 BACKWARD = "evenpack_fake::flex_backward"
 
 _SCHEMAS = {
-    FORWARD: "(Tensor q, Tensor k, Tensor v, Tensor[] blocks, Tensor segments, bool causal) -> (Tensor, Tensor)",
+    FORWARD: (
+        "(Tensor q, Tensor k, Tensor v, Tensor[] blocks, Tensor segments, bool causal, int? window) -> (Tensor, Tensor)"
+    ),
     BACKWARD: (
         "(Tensor gradient, Tensor q, Tensor k, Tensor v, Tensor output, Tensor logarithms, Tensor[] blocks, "
-        "Tensor segments, bool causal) -> (Tensor, Tensor, Tensor)"
+        "Tensor segments, bool causal, int? window) -> (Tensor, Tensor, Tensor)"
     ),
 }
 
@@ -54,25 +56,33 @@ def _attention(q: Tensor, k: Tensor, v: Tensor, *, score_mod: Any, block_mask: A
     names = ("kv_num_blocks", "kv_indices", "full_kv_num_blocks", "full_kv_indices")
     blocks = [getattr(block_mask, name) for name in names]
     seen = inspect.getclosurevars(block_mask.mask_mod).nonlocals
-    output: Tensor = _Flex.apply(q, k, v, blocks, seen["segments"], seen["causal"])  # type: ignore[no-untyped-call]
+    mask = seen["segments"], seen["causal"], seen["window"]
+    output: Tensor = _Flex.apply(q, k, v, blocks, *mask)  # type: ignore[no-untyped-call]
     return output
 
 
 class _Flex(torch.autograd.Function):
     @staticmethod
     def forward(  # noqa: PLR0917 - autograd's functions take no names
-        ctx: Any, q: Tensor, k: Tensor, v: Tensor, blocks: list[Tensor], segments: Tensor, causal: bool
+        ctx: Any,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        blocks: list[Tensor],
+        segments: Tensor,
+        causal: bool,
+        window: int | None,
     ) -> Tensor:
         output: Tensor
-        output, logarithms = torch.ops.evenpack_fake.flex_forward(q, k, v, blocks, segments, causal)
+        output, logarithms = torch.ops.evenpack_fake.flex_forward(q, k, v, blocks, segments, causal, window)
         ctx.save_for_backward(q, k, v, output, logarithms)
-        ctx.mask = blocks, segments, causal
+        ctx.mask = blocks, segments, causal, window
         return output
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
         gradients = torch.ops.evenpack_fake.flex_backward(gradient, *ctx.saved_tensors, *ctx.mask)
-        return (*gradients, None, None, None)
+        return (*gradients, None, None, None, None)
 
 
 def _forward_shapes(q: Tensor, *_: Any) -> tuple[Tensor, Tensor]:
