@@ -82,7 +82,7 @@ def _plot_length(
             _draw_bars(axes[2], arms, [row.final for row in arms], "final perplexity")
             _draw_bars(axes[3], arms, [row.rank_in_recipe for row in arms], "mean rank (1: lowest perplexity)")
         left, right = grid[lines - 1, :].subgridspec(1, 2, wspace=0.3, width_ratios=[1.5, 1.0])
-        _draw_recipes(figure.add_subplot(left), finished, natural, section)
+        _draw_recipes(figure.add_subplot(left), finished, natural, section, beside_atoms=bool(by_atom))
         _draw_held_out(figure.add_subplot(right), rows)
         write_footer(figure, [origin, *_captions(rows, study)])
 
@@ -125,18 +125,22 @@ def _draw_curves(
     axes.legend(frameon=False, fontsize=8.5, title="atom", title_fontsize=8.5)
 
 
-def _draw_recipes(axes: Any, finished: FinishedRuns, rows: Sequence[ArmRow], section: ChunkingSection) -> None:
+def _draw_recipes(
+    axes: Any, finished: FinishedRuns, rows: Sequence[ArmRow], section: ChunkingSection, *, beside_atoms: bool
+) -> None:
     """Draws curves against steps, as figure 3: a recipe with padding takes more of them."""
+    colours = _RECIPE_COLOURS if beside_atoms else COLOURS
     for index, row in enumerate(rows):
         grid = np.linspace(_HEAD_OF_RECIPES * row.arm.epochs, row.arm.epochs, _POINTS)
-        colour = _RECIPE_COLOURS[index % len(_RECIPE_COLOURS)]
+        colour = colours[index % len(colours)]
         style = {"label": f"{arm_label(row.arm.recipe)} ({row.steps:,} steps)", "color": colour, "linewidth": 1.5}
         draw_runs(axes, grid * row.steps_per_epoch, _lines(finished, row, section, grid), **style)
         axes.plot([row.steps], [row.final.mean], "o", color=colour, markersize=5)
     axes.set_xlabel("step (optimizer updates)")
     axes.set_ylabel("training perplexity")
     axes.legend(frameon=False, fontsize=8.5)
-    write_title(axes, "Recipes side by side, atoms of one row; dots: final perplexity")
+    what = "Recipes side by side, atoms of one row" if beside_atoms else "Arms side by side"
+    write_title(axes, f"{what}; dots: final perplexity")
 
 
 def _draw_held_out(axes: Any, rows: Sequence[ArmRow]) -> None:

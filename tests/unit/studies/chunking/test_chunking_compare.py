@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from chunked_runs import arm, finished, study
+from matplotlib.figure import Figure
 from rich.console import Console
 from seen_figures import DrawnFigure
 
@@ -197,6 +198,18 @@ def test_each_length_has_a_figure(tmp_path: Path, drawn: list[DrawnFigure]) -> N
     for figure, length, seeds in zip(drawn, (32, 64), ("1", "1, 2"), strict=True):
         assert figure.footer.startswith(f"ORIGIN MSL {length} (maximum sequence length), seeds {seeds}. Curves: ")
         assert figure.collisions == ()
+
+
+def test_arms_without_atoms_have_a_colour_each(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    figures: list[Figure] = []
+    monkeypatch.setattr(Figure, "savefig", lambda figure, *_, **__: figures.append(figure))
+    arms = {name: arm(name, recipe=name) for name in "abcdefgh"}
+    found = {name: runs([9.0]) for name in arms}
+    plot_lengths(found, compare(found, arms, study(reference="a")), study(reference="a"), tmp_path, origin="ORIGIN")
+    axes = figures[0].axes[0]
+    assert axes.get_title(loc="left") == "Arms side by side; dots: final perplexity"
+    curves = {line.get_color() for line in axes.get_lines() if not str(line.get_label()).startswith("_")}
+    assert len(curves) == 8
 
 
 def test_a_title_names_the_lowest_arm_only_where_deviations_of_seeds_do_not_overlap() -> None:
