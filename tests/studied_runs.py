@@ -4,7 +4,6 @@ from typing import Any
 
 from evenpack.engine.config import RunConfig
 from evenpack.studies.imbalance.command import ImbalanceCommand
-from evenpack.studies.imbalance.request import ImbalanceRequest
 from evenpack.studies.imbalance.study import ImbalanceStudy, run_study
 from evenpack.studies.lengths.options import SubjectOptions
 from evenpack.studies.lengths.subject import find_subject
@@ -17,5 +16,4 @@ def studied(config: RunConfig, *overrides: str, **given: Any) -> ImbalanceStudy:
     """The study of a run's file."""
     path = config.run.output_dir.with_suffix(".yaml")
     write_run_file(path, config.model_dump(mode="json"))
-    subject = find_subject(str(path), overrides, SubjectOptions())
-    return run_study(subject, ImbalanceRequest(ImbalanceCommand(**QUICK | given)))
+    return run_study(ImbalanceCommand(**QUICK | given), lambda: find_subject(str(path), overrides, SubjectOptions()))

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 _of_clusters = partial(typer.Option, rich_help_panel="Simulated clusters")
 _of_replay = partial(typer.Option, rich_help_panel="Clusters replayed on this device")
 _of_reference = partial(typer.Option, rich_help_panel="Published reference")
-_of_log = partial(typer.Option, rich_help_panel="Measured steps", show_default=False)
+_of_log = partial(typer.Option, rich_help_panel="Measured steps")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,37 +45,28 @@ class ImbalanceCommand:
         _of_clusters(
             metavar="LIST",
             help="1..2048: powers of two; or a list: 1,8,24. Default: 1..2048, and the ranks of the run.",
-            show_default=False,
         ),
     ] = None
     batch: Annotated[
         int | None,
         _of_clusters(
             help="Sequences per micro-batch. Default: the run's, or as many as its packs hold on average; 32 where "
-            "INPUT is not a run.",
-            show_default=False,
+            "INPUT is not a run."
         ),
     ] = None
     packs: Annotated[
         int | None,
         _of_clusters(
-            help="Packs per micro-batch. Default: the run's, or as many as hold --batch sequences on average.",
-            show_default=False,
+            help="Packs per micro-batch. Default: the run's, or as many as hold --batch sequences on average."
         ),
     ] = None
     accumulation: Annotated[
         int | None,
-        _of_clusters(
-            help="Micro-batches per step and device. Default: the run's on the ranks that it had, else 1.",
-            show_default=False,
-        ),
+        _of_clusters(help="Micro-batches per step and device. Default: the run's on the ranks that it had, else 1."),
     ] = None
     zero_stage: Annotated[
         int | None,
-        _of_clusters(
-            help="ZeRO stage; at 2 and 3 devices wait in every micro-batch. Default: the run's, else 0.",
-            show_default=False,
-        ),
+        _of_clusters(help="ZeRO stage; at 2 and 3 devices wait in every micro-batch. Default: the run's, else 0."),
     ] = None
     steps: Annotated[int, _of_clusters(help="Simulated steps per cluster.")] = 1000
     cost_model: Annotated[
@@ -85,7 +76,6 @@ class ImbalanceCommand:
             help="Cost of a micro-batch: a file of `study throughput --cost-model`, or a shipped one. "
             "Default: the run's training.cost_model, else an estimate of its model; where INPUT is not a run, "
             "bert_large_estimate.",
-            show_default=False,
         ),
     ] = None
     causal: Annotated[
@@ -94,7 +84,6 @@ class ImbalanceCommand:
             "--causal/--bidirectional",
             help="Attention of padded rows: the whole row, or the sequence and its padding separately. "
             "Default: as the cost model's model is.",
-            show_default=False,
         ),
     ] = None
     noise: Annotated[
@@ -108,9 +97,7 @@ class ImbalanceCommand:
     all_reduce_bytes: Annotated[
         float, _of_clusters(help="Gradient bytes in a ring all-reduce after computing; 0: none.")
     ] = 0.0
-    bandwidth: Annotated[
-        float | None, _of_clusters(metavar="GB/S", help="Bandwidth of a link.", show_default=False)
-    ] = None
+    bandwidth: Annotated[float | None, _of_clusters(metavar="GB/S", help="Bandwidth of a link.")] = None
     seed: Annotated[int, _of_clusters(help="Seed of the draws.")] = 0
     replay: Annotated[
         str | None,
@@ -118,7 +105,6 @@ class ImbalanceCommand:
             metavar="LIST",
             help="Numbers of devices, as in 1,8,64: compute every micro-batch that each of them would get, one after "
             "another, and take the slowest of each step. INPUT is a prepared run.",
-            show_default=False,
         ),
     ] = None
     replay_steps: Annotated[
@@ -132,7 +118,6 @@ class ImbalanceCommand:
         _of_reference(
             "--published/--no-published",
             help="Show the published curve of BERT-large. Default: with the lengths of its figure (wikipedia_512).",
-            show_default=False,
         ),
     ] = None
     reference_location: Annotated[float, _of_reference(help="Location of the Gumbel law of a cluster's speed-up.")] = (
@@ -165,8 +150,7 @@ class ImbalanceCommand:
     log_warmup: Annotated[int | None, _of_log(help="Warm-up steps to cut. Default: detected.")] = None
     plot: Plot = None
     plot_steps: Annotated[
-        Path | None,
-        typer.Option(metavar="FILE.png", help="Draw the speed-ups of single steps and their law.", show_default=False),
+        Path | None, typer.Option(metavar="FILE.png", help="Draw the speed-ups of single steps and their law.")
     ] = None
 
     def uses_device(self) -> bool:
@@ -174,25 +158,22 @@ class ImbalanceCommand:
         return self.replay is not None
 
     def run(self, find_subject: "Callable[[], Subject]") -> Report:
-        """Checks the options and the log before reading the lengths. Raises: as `ImbalanceRequest` and `run_study`."""
+        """Checks the options and the log before reading the lengths. Raises: as `run_study`."""
         from evenpack import console
         from evenpack.studies.imbalance.plots import plot_imbalance, plot_step_speed_ups
-        from evenpack.studies.imbalance.request import ImbalanceRequest
         from evenpack.studies.imbalance.study import run_study
         from evenpack.studies.imbalance.tables import imbalance_tables
         from evenpack.studies.lengths.subject import long_lines
 
-        request = ImbalanceRequest(self)
-        subject = find_subject()
-        study = run_study(subject, request)
-        shown = [*long_lines(subject), *imbalance_tables(study)]
+        study = run_study(self, find_subject)
+        shown = [*long_lines(study.subject), *imbalance_tables(study)]
         for path, plot in ((self.plot, plot_imbalance), (self.plot_steps, plot_step_speed_ups)):
             if path is not None:
                 plot(study, path)
                 shown.append(console.text(f"Drew {path}"))
         value = {
-            "origin": study.origin,
-            "long_sequences": subject.long_sequences(),
+            "origin": study.subject.origin,
+            "long_sequences": study.subject.long_sequences(),
             "devices": sorted({row.devices for row in study.simulation.rows}),
             "run": study.step,
             "reference": study.reference,

@@ -1,21 +1,16 @@
 """Speed-up on other numbers of devices, from one cluster's Gumbel (PackedBERT, sections 4.4, E) or a run's own log."""
 
 import math
-import operator
 from collections.abc import Sequence
-from contextlib import suppress
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Literal
 
 import numpy as np
 from jaxtyping import Float64
 from scipy import special
 
-from evenpack.errors import ConfigError, FitError
-from evenpack.studies.imbalance.logs import Cut, StepLog
+from evenpack.studies.imbalance.logs import StepLog
 from evenpack.studies.statistics.fits import (
-    FITTERS,
     ROUNDS,
     FitReport,
     FittedLaws,
@@ -23,7 +18,6 @@ from evenpack.studies.statistics.fits import (
     best_law,
     fit_laws,
     interval,
-    resampled,
 )
 from evenpack.studies.statistics.laws import (
     Gumbel,
@@ -40,15 +34,7 @@ PUBLISHED_CLUSTER = Gumbel(location=1.6038, scale=0.1288)
 PUBLISHED_DEVICES = 8
 PUBLISHED_LENGTHS = "wikipedia_512"
 """Name of the lengths on which it was measured."""
-PUBLISHED_PACKING = 1.913
-"""Speed-up of packing over padding, at every device count (section 4.4)."""
 
-_DRAWS = 200_000
-"""Draws of each minimum by its own inverse distribution function."""
-_REAL_DRAWS = 1 << 21
-"""Single-device draws for each count whose minima are actually taken."""
-_REAL_MINIMA_UP_TO = 4096
-"""Largest number of devices for that: beyond, fewer than 512 minima would result."""
 Method = Literal["gumbel", "normal", "generalised_extreme_value", "reference", "empirical"]
 _STEPS_IN_TAIL = 20
 """The minimum of k steps is taken from the steps themselves if this many times k were logged."""
@@ -61,13 +47,6 @@ class ReferenceRow:
     devices: int
     expected: float
     """Expected speed-up by the published inference, by quadrature."""
-    monte_carlo: float
-    """Expected speed-up by drawing minima from their own distribution."""
-    monte_carlo_error: float
-    """Standard error of `monte_carlo`."""
-    real_minima: float | None
-    """Expected speed-up as the mean minimum of drawn devices, by another generator; None above 4,096 devices."""
-    real_minima_error: float | None
     by_moments: float
     """Expected speed-up if one device's Gumbel is to match the cluster's mean and deviation instead of its median
     and mode."""
@@ -87,7 +66,6 @@ class ReferenceCurve:
     """Devices of the cluster."""
     single: Gumbel
     """Gumbel of one device, by median and mode."""
-    single_by_moments: Gumbel
     rows: tuple[ReferenceRow, ...]
     expected_at_fitted: float
     """Mean that `single` predicts for the cluster."""
@@ -108,9 +86,7 @@ def single_device_gumbel(cluster: Gumbel, devices: int) -> Gumbel:
 
     1 - F_n(s) = (1 - F_1(s))^n holds at the cluster's median and mode. There F_1 is known, and -ln(-ln F_1) =
     (s - location) / scale is linear in s, so both equations together are a straight line through two points.
-    Raises: ConfigError if `devices` is not a positive integer.
     """
-    (devices,) = device_counts([devices])
     median = cluster.location - cluster.scale * math.log(math.log(2.0))
     at_median = _variate(math.log(0.5), devices)
     at_mode = _variate(math.log1p(-math.exp(-1.0)), devices)
@@ -119,11 +95,7 @@ def single_device_gumbel(cluster: Gumbel, devices: int) -> Gumbel:
 
 
 def single_device_gumbel_by_moments(cluster: Gumbel, devices: int) -> Gumbel:
-    """Returns one device's Gumbel whose minimum of `devices` draws has the cluster's mean and deviation.
-
-    Raises: ConfigError if `devices` is not a positive integer.
-    """
-    (devices,) = device_counts([devices])
+    """Returns one device's Gumbel whose minimum of `devices` draws has the cluster's mean and deviation."""
     standard = Gumbel(location=0.0, scale=1.0)
     mean = float(expected_minima(standard, [devices])[0])
     square = float(expected_minima(_Squared(law=standard), [devices])[0])
@@ -131,47 +103,37 @@ def single_device_gumbel_by_moments(cluster: Gumbel, devices: int) -> Gumbel:
     return Gumbel(location=cluster.mean - scale * mean, scale=scale)
 
 
-def reference_curve(cluster: Gumbel, devices: int, counts: Sequence[int], *, seed: int = 0) -> ReferenceCurve:
-    """Returns the expected speed-up of each of `counts` devices, given the Gumbel of a cluster of `devices`.
-
-    Raises: ConfigError for counts that are not positive integers.
-    """
-    checked = device_counts(counts)
-    (devices,) = device_counts([devices])
+def reference_curve(cluster: Gumbel, devices: int, counts: Sequence[int]) -> ReferenceCurve:
+    """Returns the expected speed-up of each of `counts` devices, given the Gumbel of a cluster of `devices`."""
     single = single_device_gumbel(cluster, devices)
-    by_moments = single_device_gumbel_by_moments(cluster, devices)
-    columns = zip(
-        checked,
-        expected_minima(single, checked).tolist(),
-        expected_minima(by_moments, checked).tolist(),
-        expected_minima(cluster, [count / devices for count in checked]).tolist(),
+    rows = []
+    for count, expected, by_moments, direct in zip(
+        counts,
+        expected_minima(single, counts).tolist(),
+        expected_minima(single_device_gumbel_by_moments(cluster, devices), counts).tolist(),
+        expected_minima(cluster, [count / devices for count in counts]).tolist(),
         strict=True,
-    )
+    ):
+        inferred = (expected, by_moments, direct)
+        rows.append(
+            ReferenceRow(
+                devices=count,
+                expected=expected,
+                by_moments=by_moments,
+                direct=direct,
+                spread=max(inferred) - min(inferred),
+            )
+        )
     expected_at_fitted = float(expected_minima(single, [devices])[0])
     return ReferenceCurve(
         fitted=cluster,
         devices=devices,
         single=single,
-        single_by_moments=by_moments,
-        rows=tuple(_reference_row(single, *column, seed=seed) for column in columns),
+        rows=tuple(rows),
         expected_at_fitted=expected_at_fitted,
         fitted_mean=cluster.mean,
         model_error_at_fitted=expected_at_fitted - cluster.mean,
     )
-
-
-def device_counts(counts: Sequence[int]) -> tuple[int, ...]:
-    """Returns the same counts as plain integers.
-
-    Raises: ConfigError unless all are positive integers and there is one.
-    """
-    try:
-        checked = tuple(operator.index(count) for count in counts)
-    except TypeError:
-        checked = ()
-    if not checked or min(checked) < 1:
-        raise ConfigError(f"device counts must be positive integers, got {list(counts)}")
-    return checked
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -190,32 +152,6 @@ class _Squared:
 def _variate(log_survival: float, devices: int) -> float:
     """Returns -ln(-ln F_1) where the cluster's survival function is known."""
     return -math.log(-math.log(-special.expm1(log_survival / devices)))
-
-
-def _reference_row(
-    single: Gumbel, devices: int, expected: float, by_moments: float, direct: float, *, seed: int
-) -> ReferenceRow:
-    random = np.random.default_rng([seed, devices])
-    drawn = _mean_and_error(single.at_hazard(random.standard_exponential(_DRAWS) / devices))
-    real: tuple[float | None, float | None] = (None, None)
-    if devices <= _REAL_MINIMA_UP_TO:
-        steps = min(_DRAWS, _REAL_DRAWS // devices)
-        real = _mean_and_error(random.gumbel(single.location, single.scale, (steps, devices)).min(axis=1))
-    return ReferenceRow(
-        devices=devices,
-        expected=expected,
-        monte_carlo=drawn[0],
-        monte_carlo_error=drawn[1],
-        real_minima=real[0],
-        real_minima_error=real[1],
-        by_moments=by_moments,
-        direct=direct,
-        spread=max(expected, by_moments, direct) - min(expected, by_moments, direct),
-    )
-
-
-def _mean_and_error(draws: Float64[np.ndarray, " draws"]) -> tuple[float, float]:
-    return float(draws.mean()), float(draws.std(ddof=1) / math.sqrt(len(draws)))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -252,18 +188,11 @@ class ForecastRow:
 class LogForecast:
     """The forecasts of a log for other numbers of devices."""
 
-    path: Path
-    format: str
-    steps_read: int
-    steps_used: int
-    cuts: tuple[Cut, ...]
     log_devices: int
     padded_baseline: float
     """Sequences/s with padding, on `log_devices` devices of the same system."""
     fits: FitReport
     """Fits to the speed-up of each step used."""
-    reference_single: Gumbel | None
-    """Gumbel of one device, by the published inference; None if no Gumbel could be fitted."""
     rows: tuple[ForecastRow, ...]
     warnings: tuple[str, ...]
     """Warnings of reading, fitting and extrapolating."""
@@ -275,110 +204,63 @@ class SlowestForecast:
 
     order_statistics: float
     """Expected maximum of as many draws from the times as they were measured."""
-    order_statistics_interval: Interval
-    """95 % interval of that, of a bootstrap in blocks of steps, as is the next one."""
     law: LawName
     """The law that fits the times best (AIC)."""
     by_law: float
     """Expected maximum of as many draws from that law."""
-    by_law_interval: Interval | None
-    """None if no fit of the bootstrap converged."""
 
 
 def forecast_slowest(
-    seconds: Float64[np.ndarray, " draws"],
-    counts: Sequence[int],
-    *,
-    times: int = 1,
-    rounds: int = ROUNDS,
-    seed: int = 0,
+    seconds: Float64[np.ndarray, " draws"], counts: Sequence[int], *, times: int
 ) -> tuple[SlowestForecast, ...]:
     """Returns a forecast for each number of devices; `times`: how often they wait in a step.
 
     Raises: FitError if no law can be fitted.
     """
     name, law = best_law(seconds)
-    samples = resampled(seconds, rounds=rounds, seed=seed)
-    laws = []
-    for sample in samples:
-        with suppress(FitError):
-            laws.append(FITTERS[name](sample))
     return tuple(
         SlowestForecast(
             order_statistics=times * expected_maximum_of_draws(seconds, devices),
-            order_statistics_interval=interval(
-                times * np.array([expected_maximum_of_draws(sample, devices) for sample in samples])
-            ),
             law=name,
             by_law=times * expected_maximum(law, devices),
-            by_law_interval=interval(times * np.array([expected_maximum(one, devices) for one in laws]))
-            if laws
-            else None,
         )
         for devices in counts
     )
 
 
 def forecast_from_log(
-    log: StepLog,
-    *,
-    log_devices: int,
-    padded_baseline: float | None,
-    counts: Sequence[int],
-    rounds: int = ROUNDS,
-    seed: int = 0,
+    log: StepLog, *, log_devices: int, padded_baseline: float, counts: Sequence[int], rounds: int = ROUNDS
 ) -> LogForecast:
     """Forecasts the speed-up over padding for each of `counts`, if steps wait for the slowest of independent devices.
 
-    Raises: ConfigError without a padded baseline above 0, for counts that are not positive integers, or if the log is
-    of another number of devices; FitError if no law can be fitted.
+    Raises: FitError if no law can be fitted.
     """
-    if padded_baseline is None or not (math.isfinite(padded_baseline) and padded_baseline > 0):
-        raise ConfigError(
-            "a speed-up needs the padded rate of the same system: give sequences/s above 0 over all "
-            f"{log_devices} devices as the padded baseline, got {padded_baseline}"
-        )
-    (log_devices,), checked = device_counts([log_devices]), device_counts(counts)
-    if log.devices not in (None, log_devices):
-        raise ConfigError(
-            f"{log.path} is of a run with {log.devices} ranks, and --log-devices is {log_devices}: set "
-            f"--log-devices {log.devices}"
-        )
     speed_ups = log.rates / padded_baseline
-    fitted = fit_laws(speed_ups, rounds=rounds, seed=seed)
-    powers = np.array(checked) / log_devices
-    columns = _by_laws(fitted, powers) | _by_reference(fitted, checked, log_devices)
-    empirical = _by_steps(speed_ups, fitted.samples, powers)
-    best = fitted.report.best.name
-    rows = tuple(
-        _forecast_row(devices, columns[best][index], [column[index] for column in columns.values()], empirical[index])
-        for index, devices in enumerate(checked)
-    )
-    gumbel = _gumbel(fitted)
+    fitted = fit_laws(speed_ups, rounds=rounds)
+    powers = np.array(counts) / log_devices
+    columns = _by_laws(fitted, powers) | _by_reference(fitted, counts, log_devices)
+    best = columns[fitted.report.best.name]
+    rows = []
+    for index, (devices, empirical) in enumerate(
+        zip(counts, _by_steps(speed_ups, fitted.samples, powers), strict=True)
+    ):
+        estimates = (*(column[index] for column in columns.values()), *empirical)
+        rows.append(
+            ForecastRow(
+                devices=devices,
+                best=best[index],
+                estimates=estimates,
+                extrapolated=not empirical,
+                lowest=min(map(_low, estimates)),
+                highest=max(map(_high, estimates)),
+            )
+        )
     return LogForecast(
-        path=log.path,
-        format=log.format,
-        steps_read=log.steps_read,
-        steps_used=len(speed_ups),
-        cuts=log.cuts,
         log_devices=log_devices,
         padded_baseline=padded_baseline,
         fits=fitted.report,
-        reference_single=None if gumbel is None else single_device_gumbel(gumbel, log_devices),
-        rows=rows,
+        rows=tuple(rows),
         warnings=(*log.warnings, *fitted.report.warnings, *_forecast_warnings(rows, log_devices)),
-    )
-
-
-def _forecast_row(devices: int, best: Estimate, by_laws: list[Estimate], by_steps: tuple[Estimate, ...]) -> ForecastRow:
-    estimates = (*by_laws, *by_steps)
-    return ForecastRow(
-        devices=devices,
-        best=best,
-        estimates=estimates,
-        extrapolated=not by_steps,
-        lowest=min(_low(estimate) for estimate in estimates),
-        highest=max(_high(estimate) for estimate in estimates),
     )
 
 
@@ -391,16 +273,12 @@ def _by_laws(fitted: FittedLaws, powers: Float64[np.ndarray, " counts"]) -> dict
 
 
 def _by_reference(fitted: FittedLaws, counts: Sequence[int], log_devices: int) -> dict[Method, list[Estimate]]:
-    gumbel = _gumbel(fitted)
+    gumbel = next((fit.law for fit in fitted.report.fits if isinstance(fit.law, Gumbel)), None)
     if gumbel is None:
         return {}
     singles = [single_device_gumbel(law, log_devices) for law in fitted.resampled["gumbel"] if isinstance(law, Gumbel)]
     single = single_device_gumbel(gumbel, log_devices)
     return {"reference": _estimates("reference", single, singles, np.array(counts, dtype=np.float64))}
-
-
-def _gumbel(fitted: FittedLaws) -> Gumbel | None:
-    return next((fit.law for fit in fitted.report.fits if isinstance(fit.law, Gumbel)), None)
 
 
 def _estimates(
@@ -435,7 +313,7 @@ def _by_steps(
     return estimates
 
 
-def _forecast_warnings(rows: tuple[ForecastRow, ...], log_devices: int) -> list[str]:
+def _forecast_warnings(rows: Sequence[ForecastRow], log_devices: int) -> list[str]:
     warnings = []
     if any(row.devices < log_devices for row in rows):
         warnings.append(

@@ -24,7 +24,6 @@ from evenpack.studies.imbalance.cluster import (
     pack_kinds,
     sequence_kinds,
 )
-from evenpack.studies.imbalance.extrapolation import device_counts
 from evenpack.studies.imbalance.step_cost import StepCost
 from evenpack.studies.imbalance.step_times import (
     Crossing,
@@ -88,16 +87,6 @@ class FittedNoise:
     """The same of the simulated steps without noise."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class SimulationProgress:
-    """The progress of a simulation."""
-
-    share: float
-    """Fraction of the work; small clusters are more of it than their sequences."""
-    sequences: int
-    """Sequences drawn."""
-
-
 def parse_devices(given: str, *, option: str = "--devices") -> tuple[int, ...]:
     """Parses `1..2048` as both ends and the powers of two between, and `1,8,24` as these; ascending, without repeats.
 
@@ -153,7 +142,7 @@ def simulate(
     causal: bool | None = None,
     laws: Mapping[int, Gumbel | None] = MappingProxyType({}),
     processes: int | None = None,
-    progress: Callable[[SimulationProgress], None] = lambda state: None,
+    progress: Callable[[float, int], None] = lambda share, sequences: None,
 ) -> Simulation:
     """Simulates every scheme at every number of devices, and one device too, which is the baseline of efficiency.
 
@@ -163,21 +152,21 @@ def simulate(
         laws: by device count, laws of the speed-up of an un-padded step: the steps of these counts are kept in
             `step_histograms`, whether or not `devices` has them, and compared with the law unless it is None.
         processes: None: one for each core, where there is enough work. The result does not depend on it.
+        progress: called with the share of the work that is done, of which small clusters are more than of the
+            sequences, and the sequences drawn.
 
-    Raises: ConfigError for device counts that are not positive integers, and for steps of too many sequences; RunError
-        if a process dies.
+    Raises: ConfigError for steps of too many sequences; RunError if a process dies.
     """
-    counts = device_counts(devices)
     cluster = make_cluster(histogram, packing, cost=cost, options=options, causal=causal)
-    most_devices = max((*counts, *laws))
+    most_devices = max((*devices, *laws))
     largest = max(cluster.items_per_step(batching, most_devices) for batching in ("sequences", "packs"))
     if largest > MOST_SEQUENCES:
         raise ConfigError(
             f"a step of {most_devices:,} devices would assign {largest:,} sequences or packs, and up to "
             f"{MOST_SEQUENCES:,} are simulated: lower --devices, --batch, --packs or --accumulation"
         )
-    times = _run(cluster, sorted({1, *counts, *laws}), processes, progress)
-    rows = [row for scheme in SCHEMES for row in summarise(scheme, times) if row.devices in counts]
+    times = _run(cluster, sorted({1, *devices, *laws}), processes, progress)
+    rows = [row for scheme in SCHEMES for row in summarise(scheme, times) if row.devices in devices]
     return Simulation(
         options=options,
         cost=cost,
@@ -188,7 +177,7 @@ def simulate(
         packing_factor=packing.packing_factor,
         packs_per_micro_batch=cluster.packs_per_micro_batch,
         rows=tuple(rows),
-        crossings=find_crossings({key: value for key, value in times.items() if key[1] in counts}),
+        crossings=find_crossings({key: value for key, value in times.items() if key[1] in devices}),
         step_histograms=tuple(
             step_histogram(
                 step_speed_ups(UNPADDED_ARRIVAL, times, one),
@@ -237,43 +226,30 @@ def fit_noise(cluster: Cluster, law: Gumbel, *, devices: int) -> FittedNoise:
     return FittedNoise(share=share, devices=devices, deviation_of_law=wanted, deviation_of_lengths=alone)
 
 
-@dataclass(frozen=True, kw_only=True)
-class _Task:
-    devices: int
-    first: int
-    count: int
-    work: int
-
-
-def _tasks(cluster: Cluster, counts: Sequence[int]) -> list[_Task]:
-    """Returns all steps in pieces of nearly equal work, the largest clusters first, so the last pieces are small."""
-    tasks = []
-    for devices in sorted(counts, reverse=True):
-        of_step = cluster.items_per_step("sequences", devices) + _OVERHEAD_ITEMS
-        size = max(1, _ITEMS_OF_A_TASK // of_step)
-        for first in range(0, cluster.options.steps, size):
-            count = min(size, cluster.options.steps - first)
-            tasks.append(_Task(devices=devices, first=first, count=count, work=count * of_step))
-    return tasks
+_Task = tuple[int, int, int]
+"""Devices, the first step, and the number of steps."""
 
 
 def _run(
-    cluster: Cluster,
-    counts: Sequence[int],
-    processes: int | None,
-    progress: Callable[[SimulationProgress], None],
+    cluster: Cluster, counts: Sequence[int], processes: int | None, progress: Callable[[float, int], None]
 ) -> dict[tuple[Scheme, int], StepTimes]:
-    tasks = _tasks(cluster, counts)
-    total = sum(task.work for task in tasks)
-    steps = {devices: np.empty((len(SCHEMES), cluster.options.steps, 5)) for devices in counts}
+    """Simulates all steps in pieces of nearly equal work, the largest clusters first, so the last pieces are small."""
+    every = cluster.options.steps
+    of_step = {devices: cluster.items_per_step("sequences", devices) for devices in sorted(counts, reverse=True)}
+    sizes = {devices: max(1, _ITEMS_OF_A_TASK // (items + _OVERHEAD_ITEMS)) for devices, items in of_step.items()}
+    tasks = [
+        (devices, first, min(size, every - first)) for devices, size in sizes.items() for first in range(0, every, size)
+    ]
+    total = every * sum(items + _OVERHEAD_ITEMS for items in of_step.values())
+    steps = {devices: np.empty((len(SCHEMES), every, 5)) for devices in counts}
     done = sequences = 0
     wanted = processes or (len(os.sched_getaffinity(0)) if total > _ITEMS_FOR_PROCESSES else 1)
     with _results(cluster, tasks, wanted) as results:
-        for task, found in results:
-            steps[task.devices][:, task.first : task.first + task.count] = found
-            done += task.work
-            sequences += task.count * cluster.items_per_step("sequences", task.devices)
-            progress(SimulationProgress(share=done / total, sequences=sequences))
+        for (devices, first, count), found in results:
+            steps[devices][:, first : first + count] = found
+            done += count * (of_step[devices] + _OVERHEAD_ITEMS)
+            sequences += count * of_step[devices]
+            progress(done / total, sequences)
     return {
         (scheme, devices): StepTimes.of_columns(
             steps[devices][index],
@@ -290,10 +266,10 @@ def _results(
     cluster: Cluster, tasks: Sequence[_Task], processes: int
 ) -> Iterator[Iterator[tuple[_Task, Float64[np.ndarray, "schemes count 5"]]]]:
     if processes == 1:
-        yield ((task, cluster.steps(task.devices, task.first, task.count)) for task in tasks)
+        yield ((task, cluster.steps(*task)) for task in tasks)
         return
     with worker_pool(processes, preloaded=[__name__]) as pool:
-        futures = {pool.submit(cluster.steps, task.devices, task.first, task.count): task for task in tasks}
+        futures = {pool.submit(cluster.steps, *task): task for task in tasks}
         try:
             yield ((futures[future], future.result()) for future in as_completed(futures))
         except BrokenExecutor as error:

@@ -1,48 +1,87 @@
-"""The study of waiting: clusters simulated and replayed, a run that was measured, and the published curve."""
+"""The study of waiting: clusters simulated and replayed, a run that was measured, and the published curve.
 
+Options are checked, and logs read, before any lengths are; a run and its log complete what no option says.
+"""
+
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 from evenpack import console
-from evenpack.data.packing import Packing, pack
-from evenpack.engine.config import RunConfig
+from evenpack.data.packing import pack
 from evenpack.engine.provenance import commit_of_source
-from evenpack.engine.resolving.resolve import ResolvedRun
+from evenpack.engine.reporting.metrics import METRICS
+from evenpack.engine.reporting.run_record import RunRecord, read_run_record
+from evenpack.engine.resolving.resolve import ResolvedRun, resolve
 from evenpack.engine.world.distributed import configure_logging, joined_world
+from evenpack.errors import ConfigError, DataError
 from evenpack.progress import Progress
 from evenpack.studies.imbalance.cluster import ClusterOptions
-from evenpack.studies.imbalance.extrapolation import LogForecast, ReferenceCurve, forecast_from_log, reference_curve
-from evenpack.studies.imbalance.measurement import LoggedRun, MeasuredComparison, measure
-from evenpack.studies.imbalance.replay import Replay, replay
-from evenpack.studies.imbalance.request import (
-    ImbalanceRequest,
-    StepOfRun,
-    baseline_warnings,
-    cluster_options,
-    find_log,
-    require_ranks,
-    resolved_subject,
-    step_of,
+from evenpack.studies.imbalance.command import ImbalanceCommand
+from evenpack.studies.imbalance.extrapolation import (
+    PUBLISHED_CLUSTER,
+    PUBLISHED_DEVICES,
+    PUBLISHED_LENGTHS,
+    LogForecast,
+    ReferenceCurve,
+    forecast_from_log,
+    reference_curve,
 )
-from evenpack.studies.imbalance.simulation import FittedNoise, Simulation, fit_noise, make_cluster, simulate
+from evenpack.studies.imbalance.measurement import (
+    LoggedRun,
+    MeasuredComparison,
+    different_settings,
+    log_of_run,
+    measure,
+    read_logged_run,
+)
+from evenpack.studies.imbalance.replay import Replay, replay
+from evenpack.studies.imbalance.simulation import (
+    FittedNoise,
+    Simulation,
+    fit_noise,
+    make_cluster,
+    parse_devices,
+    simulate,
+)
 from evenpack.studies.imbalance.step_cost import DEFAULT_COST, StepCost, estimate_for, find_cost
 from evenpack.studies.lengths.subject import Subject
+from evenpack.studies.plotting import require_plot
 from evenpack.studies.provenance import provenance_of_runs
 from evenpack.studies.statistics.laws import Gumbel
 from evenpack.studies.throughput.measure import StepProgress
 from evenpack.version import VERSION
 
+_DEVICES = "1..2048"
+_FEWEST_REPLAYED_STEPS = 2
+"""Least number of steps of a replay: an interval needs two."""
+_DEFAULT_BATCH = 32
+"""Sequences per micro-batch where INPUT is not a run, as in PackedBERT."""
+_DEFAULT_LOG_DEVICES = 8
+"""Devices of a log that does not say how many, as in PackedBERT."""
 _LINE_SECONDS = 5.0
 _SHORT_NAME = 12
 """Characters of a fingerprint that tell data apart for people."""
 
 
 @dataclass(frozen=True, kw_only=True)
+class StepOfRun:
+    """One step of a run on one rank."""
+
+    packs: int | None
+    """Packs per micro-batch; None if the run counts sequences."""
+    batch: int | None
+    """Sequences per micro-batch; None if the run counts packs."""
+    accumulation: int | None
+    """Micro-batches per step and rank; None if the number of ranks is not known."""
+    ranks: int | None
+    zero_stage: int
+
+
+@dataclass(frozen=True, kw_only=True)
 class ImbalanceStudy:
     """Simulated, replayed, measured and published results, kept separate."""
 
-    origin: str
-    """Origin of the lengths."""
+    subject: Subject
     footer: tuple[str, ...]
     """Run, data, commit and device, for figures."""
     step: StepOfRun | None
@@ -63,88 +102,199 @@ class ImbalanceStudy:
     warnings: tuple[str, ...]
 
 
-def run_study(subject: Subject, request: ImbalanceRequest) -> ImbalanceStudy:
-    """Reads what was measured, checks that it compares, and simulates.
+def run_study(given: ImbalanceCommand, find_subject: Callable[[], Subject]) -> ImbalanceStudy:
+    """Checks the options, reads what was measured, checks that it compares, and simulates.
 
-    Raises: ConfigError if a baseline is none for the run; DataError for a log that cannot be used.
+    Raises: ConfigError for an invalid option, or a baseline that is none for the run; DataError for a log that cannot
+    be used.
     """
-    run = resolved_subject(subject)
-    if run is None:
-        request.refuse_replay(subject.origin)
-    found = find_log(request, run)
-    step = None if run is None else step_of(run, found.ranks, given=request.given)
-    cost = request.cost or _cost_of(run)
+    check_options(given)
+    named_devices = parse_devices(given.devices or _DEVICES)
+    replayed = () if given.replay is None else parse_devices(given.replay, option="--replay")
+    cost = None if given.cost_model is None else find_cost(given.cost_model)
+    law = Gumbel(location=given.reference_location, scale=given.reference_scale)
+    baseline = named_log = None
+    if given.baseline_run is not None:
+        baseline = read_logged_run(log_of_run(given.baseline_run), warm_up_steps=given.log_warmup)
+    if given.log is not None:
+        named_log = read_logged_run(given.log, column=given.log_column, warm_up_steps=given.log_warmup)
+
+    subject = find_subject()
+    run = None
+    if subject.config is not None and subject.prepared is not None:
+        run = resolve(subject.config, subject.prepared)
+    elif replayed:
+        raise ConfigError(
+            f"--replay computes the batches of a run, and {subject.origin} is a list of lengths: give a run file "
+            "(.yaml) whose data is prepared"
+        )
+    log, ranks, notes = _find_log(given, named_log, run)
+    step = None if run is None else _step_of(run, ranks, given)
+    cost = cost or _cost_of(run)
     packing = pack(subject.histogram, pack_length=subject.pack_length)
-    factor = packing.packing_factor
-    options = cluster_options(request.given, step, baseline=request.baseline, packing_factor=factor)
+    options = cluster_options(given, step, baseline=baseline, packing_factor=packing.packing_factor)
     fitted = None
-    if request.noise == "published":
-        cluster = make_cluster(subject.histogram, packing, cost=cost, options=options, causal=request.given.causal)
-        fitted = fit_noise(cluster, request.reference_law, devices=request.given.reference_devices)
+    if given.noise == "published":
+        cluster = make_cluster(subject.histogram, packing, cost=cost, options=options, causal=given.causal)
+        fitted = fit_noise(cluster, law, devices=given.reference_devices)
         options = replace(options, noise=fitted.share)
     else:
-        options = replace(options, noise=cost.noise if request.noise == "cost_model" else request.noise)
-    devices = request.simulated_devices(found.ranks)
-    measured = None if found.log is None else _measured(found.log, request, cost)
-    forecast, why_not = (None, ()) if found.log is None or measured is None else _forecast(found.log, measured, devices)
-    replayed = None if run is None else _replay(run.config, request, options, packs=options.packs_with(factor))
+        options = replace(options, noise=cost.noise if given.noise == "cost_model" else float(given.noise))
+    own_devices = () if given.devices is not None or ranks is None else (ranks,)
+    devices = tuple(sorted({*named_devices, *replayed, *own_devices}))
+
+    measured = forecast = None
+    warnings: list[str] = []
+    if log is not None:
+        measured = measure(
+            log,
+            ranks=_require_ranks(given.log_devices, log),
+            baseline=baseline,
+            padded_baseline=given.padded_baseline,
+            cost=cost,
+        )
+        warnings = [*measured.warnings, *_baseline_warnings(options, baseline)]
+        why_not = _why_no_forecast(log, measured)
+        if why_not is not None:
+            notes.append(f"No forecast from the measured steps for other numbers of devices: {why_not}.")
+        elif measured.padded_baseline is not None:
+            forecast = forecast_from_log(
+                log.log, log_devices=measured.run.ranks, padded_baseline=measured.padded_baseline, counts=devices
+            )
+    packs = options.packs_with(packing.packing_factor)
+    replay_found = None if run is None else _replay(run, given, replayed, options, packs=packs)
     reference = None
-    if request.shows_reference(subject.origin):
-        reference = reference_curve(request.reference_law, request.given.reference_devices, devices)
-    laws = _laws_beside(reference, devices, measured)
-    warnings = [] if measured is None else [*measured.warnings, *baseline_warnings(options, request.baseline)]
+    if shows_reference(given, subject.origin):
+        reference = reference_curve(law, given.reference_devices, devices)
+    with Progress(console.messages(), interval_seconds=_LINE_SECONDS) as progress:
+        steps = progress.begin("simulating", unit="sequences", starts_processes=True)
+        simulation = simulate(
+            subject.histogram,
+            packing,
+            devices=devices,
+            cost=cost,
+            options=options,
+            causal=given.causal,
+            laws=_laws_beside(reference, devices, measured),
+            progress=lambda share, sequences: steps.update(share, 1.0, amount=sequences),
+        )
     return ImbalanceStudy(
-        origin=subject.origin,
-        footer=_footer(subject, [one for one in (found.log, request.baseline) if one is not None], replayed),
+        subject=subject,
+        footer=_footer(subject, [one for one in (log, baseline) if one is not None], replay_found),
         step=step,
-        simulation=_simulate(
-            subject, packing, devices=devices, cost=cost, options=options, causal=request.given.causal, laws=laws
-        ),
-        replay=replayed,
+        simulation=simulation,
+        replay=replay_found,
         measured=measured,
         forecast=forecast,
         reference=reference,
         fitted_noise=fitted,
-        notes=(*found.notes, *why_not),
+        notes=tuple(notes),
         warnings=tuple(warnings),
     )
 
 
-def _measured(log: LoggedRun, request: ImbalanceRequest, cost: StepCost) -> MeasuredComparison:
-    return measure(
-        log,
-        ranks=require_ranks(request.given.log_devices, log),
-        baseline=request.baseline,
-        padded_baseline=request.given.padded_baseline,
-        cost=cost,
-    )
-
-
-def _replay(config: RunConfig, request: ImbalanceRequest, options: ClusterOptions, *, packs: int) -> Replay | None:
-    if not request.replayed:
+def _replay(
+    run: ResolvedRun, given: ImbalanceCommand, devices: Sequence[int], options: ClusterOptions, *, packs: int
+) -> Replay | None:
+    if not devices:
         return None
     with joined_world() as world, Progress(console.messages()) as progress:
         configure_logging(world)
         return replay(
-            config,
+            run.config,
             world,
-            devices=request.replayed,
-            steps=request.given.replay_steps,
+            devices=devices,
+            steps=given.replay_steps,
             options=options,
             packs=packs,
             progress=StepProgress(progress),
         )
 
 
-def _simulate(subject: Subject, packing: Packing, **settings: Any) -> Simulation:
-    with Progress(console.messages(), interval_seconds=_LINE_SECONDS) as progress:
-        steps = progress.begin("simulating", unit="sequences", starts_processes=True)
-        return simulate(
-            subject.histogram,
-            packing,
-            progress=lambda state: steps.update(state.share, 1.0, amount=state.sequences),
-            **settings,
+def check_options(given: ImbalanceCommand) -> None:
+    """Checks what can be checked before any file is read. Raises: ConfigError."""
+    for path in (given.plot, given.plot_steps):
+        if path is not None:
+            require_plot(path)
+    for name in ("reference_devices", "log_devices"):
+        count = getattr(given, name)
+        if count is not None and count < 1:
+            raise ConfigError(f"--{name.replace('_', '-')} must be 1 or more, not {count}")
+    cluster_options(given, None, baseline=None, packing_factor=1.0)
+    if given.noise not in ("cost_model", "published"):
+        try:
+            ClusterOptions(noise=float(given.noise))
+        except ValueError:
+            message = f"--noise is a share such as 0.05, cost_model or published, not {given.noise}"
+            raise ConfigError(message) from None
+    if given.replay_steps < _FEWEST_REPLAYED_STEPS:
+        raise ConfigError(f"--replay-steps must be {_FEWEST_REPLAYED_STEPS} or more, not {given.replay_steps}")
+    if given.log_warmup is not None and given.log_warmup < 0:
+        raise ConfigError(f"--log-warmup must be 0 steps or more, not {given.log_warmup}")
+    if given.padded_baseline is not None and not 0 < given.padded_baseline < float("inf"):
+        raise ConfigError(f"--padded-baseline is a number of sequences/s above 0, not {given.padded_baseline}")
+    if given.padded_baseline is not None and given.baseline_run is not None:
+        raise ConfigError("--padded-baseline and --baseline-run both say what the speed-up is over: give one of them")
+    if given.log is not None and given.padded_baseline is None and given.baseline_run is None:
+        raise ConfigError(
+            f"--log {given.log} gives rates; a speed-up also needs the rates of padded training on the same devices: "
+            "give them as --padded-baseline SEQ/S, above 0, or name a padded run by --baseline-run"
         )
+
+
+def shows_reference(given: ImbalanceCommand, origin: str) -> bool:
+    """Whether the published curve is drawn: by default beside the lengths that it was published for."""
+    if given.published is not None:
+        return given.published
+    asked = (given.reference_location, given.reference_scale, given.reference_devices)
+    published = (PUBLISHED_CLUSTER.location, PUBLISHED_CLUSTER.scale, PUBLISHED_DEVICES)
+    return asked != published or origin == PUBLISHED_LENGTHS
+
+
+def cluster_options(
+    given: ImbalanceCommand, step: StepOfRun | None, *, baseline: LoggedRun | None, packing_factor: float
+) -> ClusterOptions:
+    """Returns what is given, else the run's, else the baseline's, else what fits to the rest.
+
+    Micro-batches of packs and of sequences hold as many sequences on average unless both are known.
+    Raises: ConfigError for a number that is out of range.
+    """
+    batch, packs = given.batch, given.packs
+    if step is not None and batch is None:
+        batch = step.batch or _baseline_items(baseline, "sequences")
+        packs = packs or step.packs or _baseline_items(baseline, "packs")
+    if batch is None:
+        batch = _DEFAULT_BATCH if packs is None or step is None else max(1, round(packs * packing_factor))
+    accumulation, zero_stage = (1, 0) if step is None else (step.accumulation or 1, step.zero_stage)
+    return ClusterOptions(
+        batch=batch,
+        packs=packs,
+        accumulation=accumulation if given.accumulation is None else given.accumulation,
+        zero_stage=zero_stage if given.zero_stage is None else given.zero_stage,
+        steps=given.steps,
+        all_reduce_bytes=given.all_reduce_bytes,
+        bandwidth=None if given.bandwidth is None else 1e9 * given.bandwidth,
+        seed=given.seed,
+    )
+
+
+def _baseline_items(baseline: LoggedRun | None, batching: str) -> int | None:
+    if baseline is None or baseline.config is None or baseline.config.training.batching != batching:
+        return None
+    return baseline.config.training.items_per_micro_batch
+
+
+def _step_of(run: ResolvedRun, ranks: int | None, given: ImbalanceCommand) -> StepOfRun:
+    """Returns the step of a run. Raises: ConfigError if the ranks cannot divide it and no accumulation is given."""
+    training = run.config.training
+    items = training.items_per_micro_batch
+    return StepOfRun(
+        packs=items if training.batching == "packs" else None,
+        batch=items if training.batching == "sequences" else None,
+        accumulation=run.micro_batches(ranks) if ranks is not None and given.accumulation is None else None,
+        ranks=ranks,
+        zero_stage=run.config.deepspeed.zero_stage,
+    )
 
 
 def _cost_of(run: ResolvedRun | None) -> StepCost:
@@ -155,24 +305,85 @@ def _cost_of(run: ResolvedRun | None) -> StepCost:
     return estimate_for(run) if path is None else find_cost(str(path))
 
 
-def _forecast(
-    log: LoggedRun, measured: MeasuredComparison, devices: tuple[int, ...]
-) -> tuple[LogForecast | None, tuple[str, ...]]:
-    """Returns the forecast for other numbers of devices, or why there is none."""
-    if measured.padded_baseline is None:
-        why = "a speed-up over padding needs a padded run: name it by --baseline-run, or give --padded-baseline SEQ/S"
-    elif log.config is not None and log.config.training.policy != "arrival":
-        why = f"{log.label} is {log.layout}, so its ranks are not independent draws, which a forecast assumes"
-    else:
-        forecast = forecast_from_log(
-            log.log, log_devices=measured.run.ranks, padded_baseline=measured.padded_baseline, counts=devices
+def _find_log(
+    given: ImbalanceCommand, named: LoggedRun | None, run: ResolvedRun | None
+) -> tuple[LoggedRun | None, int | None, list[str]]:
+    """Returns the log that is named, else the run's own; its ranks, as far as they are known; and notes.
+
+    The notes say why the run's own log is left out, or what could not be checked of it.
+
+    Raises: ConfigError or DataError if a baseline is given and there is no log to compare it with; ConfigError for an
+    option for a log that there is not.
+    """
+    if named is not None:
+        return named, named.ranks, []
+    if run is None:
+        for name in ("baseline_run", "padded_baseline", "log_column", "log_warmup", "log_devices"):
+            if getattr(given, name) is not None:
+                raise ConfigError(
+                    f"--{name.replace('_', '-')} is an option for a log: give it with --log FILE, or a run (.yaml) "
+                    "that has trained"
+                )
+        return None, None, []
+    record = read_run_record(run.config.run.output_dir)
+    try:
+        log = _own_log(run, record, warm_up_steps=given.log_warmup)
+    except (ConfigError, DataError) as error:
+        if given.baseline_run is not None or given.padded_baseline is not None:
+            raise
+        ranks = None if record is None else record.starts[-1].ranks
+        return None, ranks, [f"No measured steps of the run itself: {error}"]
+    unchecked = f"There is no run.json beside {log.log.path}: whether it is of this step, model and data is unknown."
+    return log, log.ranks, [unchecked] if record is None else []
+
+
+def _own_log(run: ResolvedRun, record: RunRecord | None, *, warm_up_steps: int | None) -> LoggedRun:
+    path = run.config.run.output_dir / METRICS
+    if not path.is_file():
+        raise ConfigError(f"there is no {path}; train it first, or name another log as --log FILE")
+    if record is not None:
+        settings = different_settings(record.config, run.config.model_dump(mode="json"))
+        if settings:
+            raise ConfigError(f"{path} is of a run with other settings (there and here: {settings})")
+        if record.data.fingerprint != run.prepared.fingerprint(seed=0):
+            raise ConfigError(f"{path} is of a run over other data than {run.prepared.directory} holds now")
+    return read_logged_run(path, warm_up_steps=warm_up_steps)
+
+
+def _require_ranks(given: int | None, log: LoggedRun) -> int:
+    """Returns the ranks of a log. Raises: ConfigError if the option says another number than the log does."""
+    if log.ranks is not None and given not in (None, log.ranks):
+        raise ConfigError(
+            f"{log.log.path} is of a run with {log.ranks} ranks, and --log-devices is {given}: leave the option out"
         )
-        return forecast, ()
-    return None, (f"No forecast from the measured steps for other numbers of devices: {why}.",)
+    return log.ranks or given or _DEFAULT_LOG_DEVICES
+
+
+def _baseline_warnings(options: ClusterOptions, baseline: LoggedRun | None) -> list[str]:
+    """Returns a warning if the baseline divides its step otherwise than the clusters that are simulated."""
+    if baseline is None or baseline.config is None or baseline.ranks is None:
+        return []
+    training = baseline.config.training
+    accumulation = training.items_per_step / (training.items_per_micro_batch * baseline.ranks)
+    if accumulation == options.accumulation:
+        return []
+    return [
+        f"{baseline.label} has {accumulation:g} micro-batches per step and rank; its steps are simulated with "
+        f"{options.accumulation}"
+    ]
+
+
+def _why_no_forecast(log: LoggedRun, measured: MeasuredComparison) -> str | None:
+    """Returns why there is no forecast for other numbers of devices; None if there is one."""
+    if measured.padded_baseline is None:
+        return "a speed-up over padding needs a padded run: name it by --baseline-run, or give --padded-baseline SEQ/S"
+    if log.config is not None and log.config.training.policy != "arrival":
+        return f"{log.label} is {log.layout}, so its ranks are not independent draws, which a forecast assumes"
+    return None
 
 
 def _laws_beside(
-    reference: ReferenceCurve | None, devices: tuple[int, ...], measured: MeasuredComparison | None
+    reference: ReferenceCurve | None, devices: Sequence[int], measured: MeasuredComparison | None
 ) -> dict[int, Gumbel | None]:
     """Returns the clusters whose single steps are kept, with the law that each is compared with.
 
@@ -184,7 +395,7 @@ def _laws_beside(
     return laws | ({reference.devices: reference.fitted} if reference.devices <= max(devices) else {})
 
 
-def _footer(subject: Subject, logs: list[LoggedRun], replayed: Replay | None) -> tuple[str, ...]:
+def _footer(subject: Subject, logs: Sequence[LoggedRun], replayed: Replay | None) -> tuple[str, ...]:
     commit = commit_of_source()
     data = "" if subject.prepared is None else f", data {subject.prepared.fingerprint(seed=0)[:_SHORT_NAME]}"
     made = f"evenpack {VERSION}, {'no checkout' if commit is None else f'commit {commit}'}"

@@ -13,9 +13,8 @@ from evenpack.studies.imbalance.extrapolation import LogForecast, ReferenceCurve
 from evenpack.studies.imbalance.logs import Cut
 from evenpack.studies.imbalance.measurement import MeasuredComparison, MeasuredSteps
 from evenpack.studies.imbalance.replay import REPLAYED, Replay, SlowestRow
-from evenpack.studies.imbalance.request import StepOfRun
 from evenpack.studies.imbalance.simulation import Simulation
-from evenpack.studies.imbalance.study import ImbalanceStudy
+from evenpack.studies.imbalance.study import ImbalanceStudy, StepOfRun
 from evenpack.units import counted
 
 _DEVICES = Column("devices", form=",")
@@ -41,7 +40,6 @@ _CROSSINGS = (
 )
 _INFERENCES = (
     Column("median and mode (published)", "expected", ".3f"),
-    Column("checked by Monte Carlo", "monte_carlo", ".3f"),
     Column("mean and deviation", "by_moments", ".3f"),
     Column("the cluster's own law", "direct", ".3f"),
 )
@@ -123,7 +121,7 @@ def _setting_table(study: ImbalanceStudy) -> RenderableType:
             "noise": _noise(study),
             "steps": f"{options.steps:,} of each cluster, seed {options.seed}",
         },
-        title=f"Clusters on {study.origin}",
+        title=f"Clusters on {study.subject.origin}",
     )
 
 

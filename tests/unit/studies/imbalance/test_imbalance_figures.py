@@ -15,7 +15,7 @@ from evenpack.engine.config import RunConfig
 from evenpack.studies.imbalance import plots
 from evenpack.studies.imbalance.command import ImbalanceCommand
 from evenpack.studies.imbalance.measurement import is_same_device
-from evenpack.studies.imbalance.request import ImbalanceRequest
+from evenpack.studies.imbalance.study import shows_reference
 
 pytestmark = pytest.mark.usefixtures("simulated_once")
 
@@ -55,7 +55,7 @@ def test_a_log_of_another_device_than_the_cost_models_is_warned_of(packed: RunCo
 def test_the_published_curve_stands_beside_its_own_lengths_or_where_it_is_wanted(
     given: dict[str, Any], origin: str, shown: bool
 ) -> None:
-    assert ImbalanceRequest(ImbalanceCommand(**given)).shows_reference(origin) == shown
+    assert shows_reference(ImbalanceCommand(**given), origin) == shown
 
 
 @pytest.fixture

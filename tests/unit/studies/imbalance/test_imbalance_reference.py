@@ -121,17 +121,10 @@ def test_one_device_is_what_scipy_solves_for() -> None:
     assert [single.location, single.scale] == pytest.approx([1.94, 0.318], abs=0.001)
 
 
-def test_the_curve_is_the_published_one_and_draws_agree() -> None:
+def test_the_curve_is_the_published_one() -> None:
     curve = reference_curve(PUBLISHED_CLUSTER, PUBLISHED_DEVICES, POWERS)
     assert [row.devices for row in curve.rows] == POWERS
     assert [row.expected for row in curve.rows] == pytest.approx(PUBLISHED_ROW, abs=0.01)
-    for row in curve.rows:
-        assert 0 < row.monte_carlo_error < 0.002
-        assert abs(row.monte_carlo - row.expected) < 4 * row.monte_carlo_error
-        assert row.real_minima is not None
-        assert row.real_minima_error is not None
-        assert 0 < row.real_minima_error < 0.005
-        assert abs(row.real_minima - row.expected) < 4 * row.real_minima_error
 
 
 def test_the_error_at_the_fitted_count_is_reported() -> None:
@@ -161,18 +154,6 @@ def test_of_one_device_everything_is_the_cluster_itself() -> None:
     for infer in (single_device_gumbel, single_device_gumbel_by_moments):
         single = infer(PUBLISHED_CLUSTER, 1)
         assert [single.location, single.scale] == pytest.approx([1.6038, 0.1288])
-
-
-def test_a_million_devices_have_no_real_minima_but_draws() -> None:
-    (row,) = reference_curve(PUBLISHED_CLUSTER, PUBLISHED_DEVICES, [2**20]).rows
-    assert row.real_minima is None
-    assert abs(row.monte_carlo - row.expected) < 4 * row.monte_carlo_error
-
-
-@pytest.mark.parametrize("counts", [[], [0], [8, -1]])
-def test_counts_that_are_no_positive_integers_are_refused(counts: list[int]) -> None:
-    with pytest.raises(ConfigError, match="positive integers"):
-        reference_curve(PUBLISHED_CLUSTER, PUBLISHED_DEVICES, counts)
 
 
 @pytest.mark.parametrize(("location", "scale"), [(math.nan, 1.0), (1.0, 0.0), (1.0, -0.1), (1.0, math.inf)])

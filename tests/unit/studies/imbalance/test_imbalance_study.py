@@ -123,7 +123,7 @@ def test_json_has_all_sources_and_every_row(study: Command, tmp_path: Path) -> N
     one, cluster = simulation["step_histograms"]
     assert (one["devices"], cluster["devices"], sum(cluster["counts"])) == (1, 8, 30)
     assert cluster["beside"] == {"location": 1.6038, "scale": 0.1288}
-    assert values["log"]["steps_used"] == sum(values["measured"]["step_histogram"]["counts"]) == 190
+    assert values["measured"]["run"]["steps_used"] == sum(values["measured"]["step_histogram"]["counts"]) == 190
     assert values["log"]["rows"][1]["best"]["expected"] == pytest.approx(1.6 + 0.12 * np.euler_gamma, abs=0.04)
 
 

@@ -17,9 +17,11 @@ from evenpack.studies.imbalance.cluster import Scheme
 from evenpack.studies.imbalance.command import ImbalanceCommand
 from evenpack.studies.imbalance.logs import Cut, read_step_log
 from evenpack.studies.imbalance.measurement import read_logged_run, require_comparable, scheme_of
-from evenpack.studies.imbalance.request import ImbalanceRequest
 from evenpack.studies.imbalance.step_cost import SHIPPED
+from evenpack.studies.imbalance.study import run_study
 from evenpack.studies.imbalance.tables import cut_lines
+from evenpack.studies.lengths.options import SubjectOptions
+from evenpack.studies.lengths.subject import find_subject
 from evenpack.testing import changed, write_run_file
 
 pytestmark = pytest.mark.usefixtures("simulated_once")
@@ -50,10 +52,12 @@ def test_an_option_takes_the_place_of_what_the_run_says(packed: RunConfig) -> No
 
 
 def test_the_ranks_of_a_run_are_simulated_unless_devices_are_named(packed: RunConfig) -> None:
-    log_run(packed, ranks=8)
-    request = ImbalanceRequest(ImbalanceCommand())
-    assert request.simulated_devices(24) == (1, 2, 4, 8, 16, 24, 32, 64, 128, 256, 512, 1024, 2048)
-    assert ImbalanceRequest(ImbalanceCommand(devices="1,4")).simulated_devices(24) == (1, 4)
+    log_run(packed, ranks=3)
+    simulated = {
+        given: {row.devices for row in studied(packed, devices=given, accumulation=1).simulation.rows}
+        for given in (None, "1,4")
+    }
+    assert simulated == {None: {3, *(1 << power for power in range(12))}, "1,4": {1, 4}}
 
 
 def test_the_cost_model_of_the_run_is_used(packed: RunConfig) -> None:
@@ -281,11 +285,11 @@ def test_the_command_line_takes_a_run_and_its_baseline(
 )
 def test_options_that_cannot_be_are_refused(given: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
-        ImbalanceRequest(ImbalanceCommand(**given))
+        run_study(ImbalanceCommand(**given), pytest.fail)
 
 
 def test_log_options_without_a_log_are_refused() -> None:
     for name, value in (("padded_baseline", 3.0), ("log_column", "a"), ("log_warmup", 1), ("log_devices", 2)):
-        request = ImbalanceRequest(dataclasses.replace(ImbalanceCommand(), **{name: value}))
+        given = dataclasses.replace(ImbalanceCommand(), **{name: value})
         with pytest.raises(ConfigError, match=f"--{name.replace('_', '-')} is an option for a log"):
-            request.refuse_log_options()
+            run_study(given, lambda: find_subject("squad_1_1_384", [], SubjectOptions()))
