@@ -25,23 +25,16 @@ SETTINGS = {"help_option_names": ["-h", "--help"]}
 RunFile = Annotated[
     Path,
     typer.Argument(
-        metavar="RUN.yaml",
-        help="The run file, or the name of one that comes with evenpack (evenpack config list).",
-        show_default=False,
+        metavar="RUN.yaml", help="The run file, or the name of one that comes with evenpack (evenpack config list)."
     ),
 ]
 Overrides = Annotated[
-    list[str] | None,
-    typer.Argument(metavar="section.key=value", help="Replace values of the run file.", show_default=False),
+    list[str] | None, typer.Argument(metavar="section.key=value", help="Replace values of the run file.")
 ]
-StudyFile = Annotated[
-    Path, typer.Argument(metavar="STUDY.yaml", help="The study file, or the name of a shipped one.", show_default=False)
-]
+StudyFile = Annotated[Path, typer.Argument(metavar="STUDY.yaml", help="The study file, or the name of a shipped one.")]
 StudyOverrides = Annotated[
     list[str] | None,
-    typer.Argument(
-        metavar="section.key=value", help="Replace values of the study file, or of all its runs.", show_default=False
-    ),
+    typer.Argument(metavar="section.key=value", help="Replace values of the study file, or of all its runs."),
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON document; all other output goes to stderr.")]
 
@@ -62,14 +55,13 @@ AtStep = Annotated[
         metavar="STEP|best",
         parser=parse_step,
         help="The checkpoint of this step, or the one of the lowest validation loss. Default: the newest.",
-        show_default=False,
     ),
 ]
 _INPUT_HELP = (
     "A run (.yaml); a published name (wikipedia_512); a .json histogram; lengths in .npy, in text, or - for stdin; "
     "columns in .parquet, .csv, .tsv, .jsonl; a dataset: a folder, NAME[:SUBSET] of the hub; or a task, glue:cola."
 )
-LengthsInput = Annotated[str, typer.Argument(metavar="INPUT", help=_INPUT_HELP, show_default=False)]
+LengthsInput = Annotated[str, typer.Argument(metavar="INPUT", help=_INPUT_HELP)]
 Save = Annotated[Path | None, typer.Option("--save", metavar="FILE.json", help="Also write the JSON document.")]
 
 

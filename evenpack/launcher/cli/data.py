@@ -38,7 +38,7 @@ def prepare(
     run_file: RunFile,
     overrides: Overrides = None,
     *,
-    workers: Annotated[int | None, typer.Option(min=1, help=_WORKERS_HELP, show_default=False)] = None,
+    workers: Annotated[int | None, typer.Option(min=1, help=_WORKERS_HELP)] = None,
     part_bytes: Annotated[
         int | None,
         typer.Option(min=1, help="Bytes of the source that a worker takes at a time; by default 16 MiB to 1 GiB."),
@@ -159,15 +159,12 @@ def where(
     run_file: RunFile,
     overrides: Overrides = None,
     *,
-    step: Annotated[
-        int | None, typer.Option(metavar="N", help="Show this step's content; steps count from 1.", show_default=False)
-    ] = None,
+    step: Annotated[int | None, typer.Option(metavar="N", help="Show this step's content; steps count from 1.")] = None,
     document: Annotated[
-        int | None,
-        typer.Option(metavar="ID", help="Show the steps of this document; documents count from 0.", show_default=False),
+        int | None, typer.Option(metavar="ID", help="Show the steps of this document; documents count from 0.")
     ] = None,
     source: Annotated[
-        str | None, typer.Option(metavar="NAME", help="Source of the document, if several exist.", show_default=False)
+        str | None, typer.Option(metavar="NAME", help="Source of the document, if several exist.")
     ] = None,
     text: Annotated[bool, typer.Option("--text", help="Also show the text.")] = False,
     save: Save = None,
@@ -272,12 +269,10 @@ def inspect(
     *,
     options: SubjectOptions,
     pack_lengths: Annotated[
-        str | None,
-        typer.Option(help="Compare these pack lengths: 512,640. Default: up to twice as long.", show_default=False),
+        str | None, typer.Option(help="Compare these pack lengths: 512,640. Default: up to twice as long.")
     ] = None,
     against: Annotated[
-        str | None,
-        typer.Option(metavar="NAME|FILE", help="Compare with these lengths: wikipedia_512.", show_default=False),
+        str | None, typer.Option(metavar="NAME|FILE", help="Compare with these lengths: wikipedia_512.")
     ] = None,
     plot: Plot = None,
     as_json: AsJson = False,
@@ -335,7 +330,7 @@ ROWS_PER_SHARD = 100_000
 @shards_app.command("export")
 def export_shards(
     run_file: RunFile,
-    directory: Annotated[Path, typer.Argument(metavar="DIRECTORY", help="Folder to create.", show_default=False)],
+    directory: Annotated[Path, typer.Argument(metavar="DIRECTORY", help="Folder to create.")],
     overrides: Overrides = None,
     *,
     layout: Annotated[
@@ -375,15 +370,11 @@ def export_shards(
 
 @shards_app.command("pick")
 def pick_evaluation_set(
-    shards: Annotated[
-        Path, typer.Argument(metavar="SHARDS", help="A file, a folder or a glob pattern.", show_default=False)
-    ],
-    output: Annotated[Path, typer.Argument(metavar="OUTPUT.hdf5", help="File to create.", show_default=False)],
+    shards: Annotated[Path, typer.Argument(metavar="SHARDS", help="A file, a folder or a glob pattern.")],
+    output: Annotated[Path, typer.Argument(metavar="OUTPUT.hdf5", help="File to create.")],
     *,
     samples: Annotated[int, typer.Option(min=1, help="Number of samples.")] = 10_000,
-    layout: Annotated[
-        Literal["fixed", "variable"] | None, typer.Option(help="Default: the shards' layout.", show_default=False)
-    ] = None,
+    layout: Annotated[Literal["fixed", "variable"] | None, typer.Option(help="Default: the shards' layout.")] = None,
     as_json: AsJson = False,
 ) -> None:
     """Pick the fixed evaluation set from the shards of the evaluation text, by MLPerf's rule.

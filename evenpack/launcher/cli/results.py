@@ -19,8 +19,7 @@ def evaluate(
     *,
     checkpoint: AtStep = None,
     data: Annotated[
-        Path | None,
-        typer.Option(metavar="PATH", help="Evaluate on all text of a file, folder or pattern.", show_default=False),
+        Path | None, typer.Option(metavar="PATH", help="Evaluate on all text of a file, folder or pattern.")
     ] = None,
     save: Save = None,
     as_json: AsJson = False,
@@ -49,7 +48,6 @@ Runs = Annotated[
     typer.Argument(
         metavar="RUN... [section.key=value ...]",
         help="Output directories of runs, or run files, with values to replace in these.",
-        show_default=False,
     ),
 ]
 
@@ -96,7 +94,7 @@ def _output_dir(run: Path, overrides: list[str]) -> Path:
 
 def export(
     run_file: RunFile,
-    directory: Annotated[Path, typer.Argument(metavar="DIRECTORY", help="Folder to create.", show_default=False)],
+    directory: Annotated[Path, typer.Argument(metavar="DIRECTORY", help="Folder to create.")],
     overrides: Overrides = None,
     *,
     checkpoint: AtStep = None,
@@ -122,10 +120,7 @@ def export(
 
 
 FinetuneFile = Annotated[
-    Path,
-    typer.Argument(
-        metavar="FINETUNE.yaml", help="The run file of a fine-tuning, or the name of a shipped one.", show_default=False
-    ),
+    Path, typer.Argument(metavar="FINETUNE.yaml", help="The run file of a fine-tuning, or the name of a shipped one.")
 ]
 
 
@@ -167,7 +162,7 @@ mlperf_app = typer.Typer(help="Check MLPerf logs, score sets of ten.", no_args_i
 
 @mlperf_app.command("check")
 def check_mlperf(
-    log: Annotated[Path, typer.Argument(metavar="LOG", help="OUTPUT_DIR/mlperf.log.", show_default=False)],
+    log: Annotated[Path, typer.Argument(metavar="LOG", help="OUTPUT_DIR/mlperf.log.")],
     *,
     as_json: AsJson = False,
 ) -> None:
@@ -202,7 +197,7 @@ def check_mlperf(
 
 @mlperf_app.command("report")
 def report_mlperf(
-    logs: Annotated[list[Path], typer.Argument(metavar="LOG...", help="mlperf.log of each run.", show_default=False)],
+    logs: Annotated[list[Path], typer.Argument(metavar="LOG...", help="mlperf.log of each run.")],
     *,
     as_json: AsJson = False,
 ) -> None:

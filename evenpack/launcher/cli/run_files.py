@@ -13,21 +13,14 @@ from evenpack.launcher.cli.arguments import SETTINGS, AsJson, Overrides, RunFile
 
 
 def new(
-    run_file: Annotated[Path, typer.Argument(metavar="RUN.yaml", help="The run file to write.", show_default=False)],
+    run_file: Annotated[Path, typer.Argument(metavar="RUN.yaml", help="The run file to write.")],
     *,
     data: Annotated[
-        list[str] | None,
-        typer.Option(
-            metavar="PATH", help="A file, a folder or a pattern of text; may be repeated.", show_default=False
-        ),
+        list[str] | None, typer.Option(metavar="PATH", help="A file, a folder or a pattern of text; may be repeated.")
     ] = None,
-    text_key: Annotated[
-        str | None, typer.Option(help="The key or column of the text. Default: 'text'.", show_default=False)
-    ] = None,
-    model: Annotated[str | None, typer.Option(help="gpt2_mini, bert_large, ...", show_default=False)] = None,
-    devices: Annotated[
-        int | None, typer.Option(min=0, help="GPUs of all machines together; 0: CPU cores.", show_default=False)
-    ] = None,
+    text_key: Annotated[str | None, typer.Option(help="The key or column of the text. Default: 'text'.")] = None,
+    model: Annotated[str | None, typer.Option(help="gpt2_mini, bert_large, ...")] = None,
+    devices: Annotated[int | None, typer.Option(min=0, help="GPUs of all machines together; 0: CPU cores.")] = None,
     tokenizer: Annotated[
         Path | None,
         typer.Option(help="A folder with the model's vocabulary. Default: one is trained on the data."),
@@ -133,8 +126,7 @@ def list_configs(*, as_json: AsJson = False) -> None:
 @config_app.command("explain")
 def explain(
     key: Annotated[
-        str | None,
-        typer.Argument(metavar="[section.key]", help="A key or a section. Default: all keys.", show_default=False),
+        str | None, typer.Argument(metavar="[section.key]", help="A key or a section. Default: all keys.")
     ] = None,
     *,
     file: FileKind = "run",

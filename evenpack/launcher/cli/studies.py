@@ -105,7 +105,7 @@ STUDIES: dict[str, Callable[..., None]] = {
 @takes("options", BudgetOptions)
 def budget(
     run_file: Annotated[
-        Path | None, typer.Argument(metavar="RUN.yaml", help="The run file; --compute needs none.", show_default=False)
+        Path | None, typer.Argument(metavar="RUN.yaml", help="The run file; --compute needs none.")
     ] = None,
     overrides: Overrides = None,
     *,
@@ -137,21 +137,18 @@ def probe(
         typer.Argument(
             metavar="MODEL",
             help="A Hugging Face directory, a config.json, a model type of transformers, or module:function.",
-            show_default=False,
         ),
     ],
     *,
     backend: Annotated[
-        Literal["eager", "sdpa", "flex", "flash"] | None, typer.Option(help="Only this attention.", show_default=False)
+        Literal["eager", "sdpa", "flex", "flash"] | None, typer.Option(help="Only this attention.")
     ] = None,
-    cache: Annotated[bool | None, typer.Option(help="Only with, or without, a cache.", show_default=False)] = None,
+    cache: Annotated[bool | None, typer.Option(help="Only with, or without, a cache.")] = None,
     mask: Annotated[
         Literal["none", "ones", "block"] | None,
-        typer.Option(help="Only without a mask, with a 2-D mask of ones, or a 4-D block mask.", show_default=False),
+        typer.Option(help="Only without a mask, with a 2-D mask of ones, or a 4-D block mask."),
     ] = None,
-    mode: Annotated[
-        Literal["eval", "train"] | None, typer.Option(help="Only evaluation, or training.", show_default=False)
-    ] = None,
+    mode: Annotated[Literal["eval", "train"] | None, typer.Option(help="Only evaluation, or training.")] = None,
     save: Save = None,
     as_json: AsJson = False,
 ) -> None:

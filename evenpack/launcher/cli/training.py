@@ -21,11 +21,9 @@ def train(
     cpu_ranks: Annotated[
         int | None, typer.Option("--cpu-ranks", help="Ranks on this machine's CPU. Default: 2 if it has no GPU.")
     ] = None,
-    hostfile: Annotated[
-        Path | None, typer.Option(help="Machines to run on, in lines 'NAME slots=N'.", show_default=False)
-    ] = None,
+    hostfile: Annotated[Path | None, typer.Option(help="Machines to run on, in lines 'NAME slots=N'.")] = None,
     deepspeed_options: Annotated[
-        str, typer.Option(help="Options of `deepspeed`, in one string; it starts the ranks then.", show_default=False)
+        str, typer.Option(help="Options of `deepspeed`, in one string; it starts the ranks then.")
     ] = "",
     profile: Annotated[
         int | None,
@@ -34,18 +32,13 @@ def train(
     prepare: Annotated[bool, typer.Option("--prepare", help="Prepare missing data first; also for --dry-run.")] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Show what would be started, and stop.")] = False,
     ranks: Annotated[
-        int | None,
-        typer.Option(min=1, help="For --dry-run: so many ranks, without their machines.", show_default=False),
+        int | None, typer.Option(min=1, help="For --dry-run: so many ranks, without their machines.")
     ] = None,
     rank: Annotated[
-        int | None,
-        typer.Option(min=0, help="For --dry-run: rehearse the first step of this rank.", show_default=False),
+        int | None, typer.Option(min=0, help="For --dry-run: rehearse the first step of this rank.")
     ] = None,
     device: Annotated[
-        str | None,
-        typer.Option(
-            metavar="NAME", help="For --dry-run: the GPU, as h100. Default: this machine's.", show_default=False
-        ),
+        str | None, typer.Option(metavar="NAME", help="For --dry-run: the GPU, as h100. Default: this machine's.")
     ] = None,
     as_json: AsJson = False,
 ) -> None:
@@ -149,13 +142,11 @@ def slurm(
     *,
     nodes: Annotated[int, typer.Option(min=1, help="Number of nodes.")],
     gpus_per_node: Annotated[int, typer.Option(min=1, help="GPUs of each node.")] = 8,
-    time: Annotated[
-        str | None, typer.Option(help="Time limit, as 1-12:00:00. Default: the partition's.", show_default=False)
-    ] = None,
-    partition: Annotated[str | None, typer.Option(help="Partition.", show_default=False)] = None,
-    account: Annotated[str | None, typer.Option(help="Account.", show_default=False)] = None,
+    time: Annotated[str | None, typer.Option(help="Time limit, as 1-12:00:00. Default: the partition's.")] = None,
+    partition: Annotated[str | None, typer.Option(help="Partition.")] = None,
+    account: Annotated[str | None, typer.Option(help="Account.")] = None,
     seconds_to_save: Annotated[int, typer.Option(min=1, help="Seconds for a save before the time is up.")] = 300,
-    output: Annotated[Path | None, typer.Option(help="The script. Default: RUN.sbatch.", show_default=False)] = None,
+    output: Annotated[Path | None, typer.Option(help="The script. Default: RUN.sbatch.")] = None,
     as_json: AsJson = False,
 ) -> None:
     """Write the batch script that trains on several nodes of a Slurm cluster.

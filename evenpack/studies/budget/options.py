@@ -16,37 +16,25 @@ class BudgetOptions:
     devices: Annotated[int, typer.Option(min=1, help="Devices, which are the ranks of the run.")] = 1
     device: Annotated[
         str | None,
-        typer.Option(
-            metavar="NAME",
-            help="Hours and fitting memory on: h100, b200, a100-80gb, rtx-4090, ...",
-            show_default=False,
-        ),
+        typer.Option(metavar="NAME", help="Hours and fitting memory on: h100, b200, a100-80gb, rtx-4090, ..."),
     ] = None
     mfu: Annotated[
         float, typer.Option(help="Fraction of the device's dense peak that useful operations reach; for the hours.")
     ] = 0.4
     corpus_tokens: Annotated[
         int | None,
-        typer.Option(
-            min=1,
-            help="In place of prepared data: an epoch's tokens for training, without end-of-text.",
-            show_default=False,
-        ),
+        typer.Option(min=1, help="In place of prepared data: an epoch's tokens for training, without end-of-text."),
     ] = None
     corpus_documents: Annotated[
-        int | None,
-        typer.Option(min=1, help="Documents of --corpus-tokens, each with an end-of-text token.", show_default=False),
+        int | None, typer.Option(min=1, help="Documents of --corpus-tokens, each with an end-of-text token.")
     ] = None
     vocabulary_size: Annotated[
-        int | None,
-        typer.Option(min=2, help="Vocabulary size of unprepared data. Default: the tokenizer's.", show_default=False),
+        int | None, typer.Option(min=2, help="Vocabulary size of unprepared data. Default: the tokenizer's.")
     ] = None
     compute: Annotated[
         float | None,
         typer.Option(
-            metavar="FLOPS",
-            help="Show parameters and tokens for so many operations, at 20 tokens per parameter.",
-            show_default=False,
+            metavar="FLOPS", help="Show parameters and tokens for so many operations, at 20 tokens per parameter."
         ),
     ] = None
     served_tokens: Annotated[
@@ -54,7 +42,6 @@ class BudgetOptions:
         typer.Option(
             metavar="TOKENS",
             help="Tokens read and written in use: show smaller models, trained longer to the same loss.",
-            show_default=False,
         ),
     ] = None
     scaling_law: Annotated[str, typer.Option(metavar="besiroglu|hoffmann", help="Law that predicts the loss.")] = (

@@ -31,16 +31,13 @@ class ChunkingCommand(TrainedStudyCommand["ChunkingStudy"]):
     """
 
     corpus_tokens: Annotated[
-        int | None,
-        typer.Option(min=1, help="With --dry-run and unprepared data: an epoch's tokens.", show_default=False),
+        int | None, typer.Option(min=1, help="With --dry-run and unprepared data: an epoch's tokens.")
     ] = None
     corpus_documents: Annotated[
-        int | None,
-        typer.Option(min=1, help="Documents of --corpus-tokens, each with an end-of-text token.", show_default=False),
+        int | None, typer.Option(min=1, help="Documents of --corpus-tokens, each with an end-of-text token.")
     ] = None
     device: Annotated[
-        str | None,
-        typer.Option(metavar="NAME", help="With --dry-run: hours on this device, h100, a100, ...", show_default=False),
+        str | None, typer.Option(metavar="NAME", help="With --dry-run: hours on this device, h100, a100, ...")
     ] = None
     mfu: Annotated[float, typer.Option(help="With --device: fraction of its peak that useful operations reach.")] = 0.4
     plot: Annotated[

@@ -49,35 +49,27 @@ def _flag(name: str) -> str:
 class SubjectOptions(InputOptions):
     """The input to inspect, and the packs to inspect it in."""
 
-    source: Annotated[
-        str | None, typer.Option(help="One source of a run. Default: all together.", show_default=False)
-    ] = None
-    name: Annotated[
-        str | None, typer.Option(help="Name of a histogram in a .json file of several.", show_default=False)
-    ] = None
+    source: Annotated[str | None, typer.Option(help="One source of a run. Default: all together.")] = None
+    name: Annotated[str | None, typer.Option(help="Name of a histogram in a .json file of several.")] = None
     histogram: Annotated[
         bool,
         typer.Option("--histogram", help="INPUT (.npy, text) counts sequences by length; index i: length i + 1."),
     ] = False
     column: Annotated[
-        str | None,
-        typer.Option(help="Integers, lists (their lengths) or text; A,B: a pair of texts.", show_default=False),
+        str | None, typer.Option(help="Integers, lists (their lengths) or text; A,B: a pair of texts.")
     ] = None
     tokenizer: Annotated[
-        str | None,
-        typer.Option(metavar="NAME|FOLDER", help="Measures text, including special tokens.", show_default=False),
+        str | None, typer.Option(metavar="NAME|FOLDER", help="Measures text, including special tokens.")
     ] = None
-    split: Annotated[str | None, typer.Option(help="Split of a dataset. Default: train.", show_default=False)] = None
+    split: Annotated[str | None, typer.Option(help="Split of a dataset. Default: train.")] = None
     glue_dir: Annotated[
         str | None,
         typer.Option(
-            metavar="FOLDER",
-            help="For glue:TASK: folder with CoLA/train.tsv and the like. Needs --tokenizer.",
-            show_default=False,
+            metavar="FOLDER", help="For glue:TASK: folder with CoLA/train.tsv and the like. Needs --tokenizer."
         ),
     ] = None
     pack_length: Annotated[
-        int | None, typer.Option(help="Slots of a pack. Default: the run's, or the longest length.", show_default=False)
+        int | None, typer.Option(help="Slots of a pack. Default: the run's, or the longest length.")
     ] = None
     long: Annotated[
         str,

@@ -29,24 +29,17 @@ class PackingCommand:
     """
 
     depths: Annotated[
-        str | None,
-        typer.Option(
-            help="Most sequences a pack may hold: 2,3,none. Default: seven; with --residuals 3.", show_default=False
-        ),
+        str | None, typer.Option(help="Most sequences a pack may hold: 2,3,none. Default: seven; with --residuals 3.")
     ] = None
     algorithms: Annotated[
-        str | None,
-        typer.Option(help="cutting_stock,least_squares:weight=0. Default: all that apply.", show_default=False),
+        str | None, typer.Option(help="cutting_stock,least_squares:weight=0. Default: all that apply.")
     ] = None
-    sample: Annotated[
-        int | None, typer.Option(help="Pack so many random sequences instead of all.", show_default=False)
-    ] = None
+    sample: Annotated[int | None, typer.Option(help="Pack so many random sequences instead of all.")] = None
     residuals: Annotated[
         str | None,
         typer.Option(
             metavar="WEIGHTS",
             help="1,0.09,0: search these weights of the residual of short lengths; other lengths weigh 1.",
-            show_default=False,
         ),
     ] = None
     residuals_up_to: Annotated[

@@ -30,13 +30,9 @@ class RooflineCommand:
         str, typer.Option(metavar="NAME", help="A GPU with known peaks: h100, b200, a100-80gb, rtx-4090, ...")
     ] = "h100"
     devices: Annotated[int, typer.Option(help="Devices that divide a step; the step of one of them is shown.")] = 1
-    goal: Annotated[
-        float | None,
-        typer.Option(metavar="TOKENS/S", help="Rate of one device that is wanted.", show_default=False),
-    ] = None
+    goal: Annotated[float | None, typer.Option(metavar="TOKENS/S", help="Rate of one device that is wanted.")] = None
     vocabulary_size: Annotated[
-        int | None,
-        typer.Option(min=2, help="Vocabulary size of unprepared data. Default: the tokenizer's.", show_default=False),
+        int | None, typer.Option(min=2, help="Vocabulary size of unprepared data. Default: the tokenizer's.")
     ] = None
     plot: Plot = None
 

@@ -28,20 +28,15 @@ class ThroughputCommand:
       evenpack study throughput RUN.yaml --cost-model h100.json training.packs_per_step=32
     """
 
-    layouts: Annotated[str | None, typer.Option(help="Default: padded,unpadded,packed.", show_default=False)] = None
+    layouts: Annotated[str | None, typer.Option(help="Default: padded,unpadded,packed.")] = None
     depths: Annotated[
-        str | None,
-        typer.Option(
-            help="Most sequences a pack may hold. Default: 1,2,3,4,8,none; '': leave out.", show_default=False
-        ),
+        str | None, typer.Option(help="Most sequences a pack may hold. Default: 1,2,3,4,8,none; '': leave out.")
     ] = None
     rounds: Annotated[int, typer.Option(help="Timed steps of each layout and depth.")] = 10
     warmup: Annotated[int, typer.Option(help="Warm-up steps.")] = 2
     samples: Annotated[int, typer.Option(help="Further micro-batches, for the cost model; 0: fit none.")] = 40
     clock: Clock = "wall"
-    cost_model: Annotated[
-        Path | None, typer.Option(metavar="FILE.json", help="Write the cost model.", show_default=False)
-    ] = None
+    cost_model: Annotated[Path | None, typer.Option(metavar="FILE.json", help="Write the cost model.")] = None
     plot: Plot = None
 
     def run(self, config: "RunConfig") -> Report:
