@@ -5,14 +5,9 @@ import dataclasses
 import numpy as np
 
 from evenpack.data.packing import LengthHistogram, pack
-from evenpack.studies.imbalance.cluster import (
-    BASELINE,
-    ClusterOptions,
-    Scheme,
-)
-from evenpack.studies.imbalance.simulation import Simulation, make_cluster, simulate
+from evenpack.studies.imbalance.cluster import BASELINE, ClusterOptions, Scheme
+from evenpack.studies.imbalance.simulation import SchemeRow, Simulation, StepTimes, make_cluster, simulate, summarise
 from evenpack.studies.imbalance.step_cost import StepCost
-from evenpack.studies.imbalance.step_times import SchemeRow, StepTimes, summarise
 
 ARRIVAL = Scheme(layout="unpadded", policy="arrival")
 

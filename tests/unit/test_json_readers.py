@@ -20,7 +20,7 @@ from evenpack.engine.resolving.cost_model import CostModel
 from evenpack.errors import DataError, EvenpackError
 from evenpack.files import parse_json_object
 from evenpack.finetuning.squad import read_questions
-from evenpack.studies.lengths.numbers import from_json
+from evenpack.studies.lengths.reading import from_json
 
 CONTENTS: dict[str, bytes] = {
     "nothing": b"",

@@ -21,7 +21,7 @@ from evenpack.studies.equivalence.compare import read_curve as read_equivalence_
 from evenpack.studies.imbalance.measurement import read_logged_run
 from evenpack.studies.report.comparison import read_runs
 from evenpack.studies.runs.jobs import steps_done
-from evenpack.studies.shuffle.measure import jump, read_losses
+from evenpack.studies.shuffle.study import jump, read_losses
 
 STEPS = 100
 LEFT_OUT = {

@@ -72,7 +72,7 @@ def _prepare(
     config = load(run_file, overrides)
     with reporting(as_json) as report:
         from evenpack.launcher.preparing import prepare_run, warn_of_epochs
-        from evenpack.studies.inspection.tables import rows_table, splits_table
+        from evenpack.studies.inspection.inspect import rows_table, splits_table
 
         manifest = prepare_run(config, workers=workers, part_bytes=part_bytes)
         warn_of_epochs(config)
@@ -291,12 +291,12 @@ def inspect(
     """
     with reporting(as_json) as report:
         from evenpack.studies.inspection.inspect import (
+            distance_table,
             inspect_lengths,
             inspect_side_by_side,
             read_against,
             require_one_on_each_side,
         )
-        from evenpack.studies.inspection.tables import distance_table
         from evenpack.studies.lengths.subject import find_subject
 
         more = [word for word in overrides or [] if "=" not in word]

@@ -160,9 +160,8 @@ class ImbalanceCommand:
     def run(self, find_subject: "Callable[[], Subject]") -> Report:
         """Checks the options and the log before reading the lengths. Raises: as `run_study`."""
         from evenpack import console
-        from evenpack.studies.imbalance.plots import plot_imbalance, plot_step_speed_ups
+        from evenpack.studies.imbalance.presentation import imbalance_tables, plot_imbalance, plot_step_speed_ups
         from evenpack.studies.imbalance.study import run_study
-        from evenpack.studies.imbalance.tables import imbalance_tables
         from evenpack.studies.lengths.subject import long_lines
 
         study = run_study(self, find_subject)

@@ -9,7 +9,7 @@ import numpy as np
 from jaxtyping import Float64
 from scipy import special
 
-from evenpack.studies.imbalance.logs import StepLog
+from evenpack.studies.imbalance.measurement import StepLog
 from evenpack.studies.statistics.fits import (
     ROUNDS,
     FitReport,

@@ -35,7 +35,7 @@ from evenpack.studies.imbalance.cluster import (
     waits_in_each_micro_batch,
 )
 from evenpack.studies.imbalance.extrapolation import SlowestForecast, forecast_slowest
-from evenpack.studies.imbalance.step_times import SchemeRow, StepTimes, seconds_by_work, summarise
+from evenpack.studies.imbalance.simulation import SchemeRow, StepTimes, seconds_by_work, summarise
 from evenpack.studies.throughput.contenders import (
     VirtualRanks,
     changed,

@@ -1,19 +1,28 @@
-"""What padding a list of lengths would cost and how it packs, for `evenpack inspect`."""
+"""What padding a list of lengths would cost, how it packs, and which recipe it needs, for `evenpack inspect`."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from rich.console import RenderableType
+from rich.table import Table
 
 from evenpack import console
-from evenpack.data.packing import LengthHistogram
+from evenpack.console import pairs, percent, text
+from evenpack.data.packing import LengthHistogram, pack
 from evenpack.errors import ConfigError, EvenpackError
-from evenpack.studies.inspection.recipes import RecipeAdvice, advise_recipe
-from evenpack.studies.inspection.tables import advice_tables, histogram_table, lengths_table, rows_table, splits_table
+from evenpack.studies.columns import Column, table_of
 from evenpack.studies.lengths.reading import read_histogram
-from evenpack.studies.lengths.statistics import HistogramDistance, histogram_distance, length_ranges, length_statistics
+from evenpack.studies.lengths.statistics import (
+    HistogramDistance,
+    LengthRange,
+    LengthStatistics,
+    histogram_distance,
+    length_ranges,
+    length_statistics,
+)
 from evenpack.studies.lengths.subject import Subject, long_lines
 from evenpack.studies.packing.packing import (
     CURVE_DEPTHS,
@@ -27,10 +36,216 @@ from evenpack.studies.packing.packing import (
     study_packing,
     sweep_pack_lengths,
 )
-from evenpack.studies.packing.plots import DrawnLengths, Sweep, plot_depth_curves, plot_packing
-from evenpack.studies.packing.tables import depth_curves_table, packing_table, recommendation_text
+from evenpack.studies.packing.presentation import (
+    DrawnLengths,
+    Sweep,
+    depth_curves_table,
+    packing_table,
+    plot_depth_curves,
+    plot_packing,
+    recommendation_text,
+)
 from evenpack.studies.plotting import require_plot
 from evenpack.studies.provenance import COMPUTED, made_by, name_of_lengths
+
+_NEGLIGIBLE_SHARE = 0.02
+"""Fraction of slots that does not justify rows in which documents are cut anywhere."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class RecipeCost:
+    """The cost of one pass over all documents as rows of one length."""
+
+    recipe: str
+    rows: int
+    padding_share: float
+    """Fraction of slots that hold no token of a document or its end."""
+    steps_over_concat: float
+    """Rows, and so steps of equal batches, relative to `concat`."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class RecipeAdvice:
+    """The recommended recipes, by the scarce resource."""
+
+    max_sequence_length: int
+    mean_document_length: float
+    """Mean tokens of a document, including end-of-text."""
+    documents_cut: float
+    """Fraction of documents that are longer than a row."""
+    costs: tuple[RecipeCost, ...]
+    scarce_data: str
+    scarce_data_reason: str
+    scarce_time: str
+    scarce_time_reason: str
+
+
+def advise_recipe(documents: LengthHistogram, *, max_sequence_length: int) -> RecipeAdvice:
+    """Compares `documents`, `concat` and `padding` at rows of `max_sequence_length`, where an atom is a row.
+
+    The advice is by what the recipes cost and cut. What they train is not part of it: the study `atom_size_mini`
+    (docs/chunking.md) shows no recipe to be better than another on held-out documents, by three seeds of one order of
+    rows.
+
+    Args:
+        documents: lengths in tokens of whole documents, including end-of-text.
+    """
+    costs = {cost.recipe: cost for cost in _costs(documents, max_sequence_length)}
+    mean = documents.tokens / documents.sequences
+    lengths = np.arange(1, documents.longest + 1)
+    cut = float(documents.counts[: documents.longest][lengths > max_sequence_length].sum() / documents.sequences)
+    padding, packed = costs["padding"], costs["documents"]
+    position = "longer" if mean > max_sequence_length else "shorter"
+    data = (
+        "documents",
+        f"documents are {position} than rows on average; this recipe cuts only those longer than a row and isolates "
+        f"all, for {100 * packed.padding_share:.1f} % of padding; the recipe padding takes "
+        f"{100 * (padding.steps_over_concat - 1):.0f} % more steps than concat. Which of them trains the better model "
+        "is not shown (docs/chunking.md)",
+    )
+    extra = packed.steps_over_concat - 1
+    if extra <= _NEGLIGIBLE_SHARE:
+        time = ("documents", f"only {100 * extra:.1f} % more steps than concat, and documents stay isolated")
+    else:
+        time = ("concat", f"no padding; packs of whole pieces would take {100 * extra:.1f} % more steps")
+    return RecipeAdvice(
+        max_sequence_length=max_sequence_length,
+        mean_document_length=mean,
+        documents_cut=cut,
+        costs=tuple(costs.values()),
+        scarce_data=data[0],
+        scarce_data_reason=data[1],
+        scarce_time=time[0],
+        scarce_time_reason=time[1],
+    )
+
+
+def _costs(documents: LengthHistogram, length: int) -> list[RecipeCost]:
+    lengths = np.arange(1, documents.longest + 1)
+    counts = documents.counts[: documents.longest]
+    pieces = documents.fitted(length, "split").histogram
+    packed = pack(pieces, "longest_pack_first", pack_length=length).packs
+    concatenated = -(-documents.tokens // length)
+    padded = int(counts @ -(-(lengths - 1) // (length - 1)))
+    ends = int(counts @ ((lengths - 1) // (length - 1) + ((lengths - 1) % (length - 1) > 0)))
+    text = documents.tokens - documents.sequences
+    held = {"documents": documents.tokens, "concat": documents.tokens, "padding": text + ends}
+    rows = {"documents": packed, "concat": concatenated, "padding": padded}
+    return [
+        RecipeCost(
+            recipe=name,
+            rows=rows[name],
+            padding_share=1 - held[name] / (rows[name] * length),
+            steps_over_concat=rows[name] / concatenated,
+        )
+        for name in rows
+    ]
+
+
+_BAR_CELLS = 40
+
+
+_READ = (
+    Column("source"),
+    Column("split"),
+    Column("documents"),
+    Column("sequences"),
+    Column("tokens"),
+    Column("cut", "tokens_cut"),
+    Column("dropped", "tokens_dropped"),
+)
+_FILLED_UP = (Column("ends put", "subsequence_ends"), Column("tails padded", "tail_padding"))
+_PACKED = (
+    Column("packs"),
+    Column("efficiency", lambda row: row["packing_efficiency"] if row["packs"] else None, ".2%"),
+    Column("factor", lambda row: row["packing_factor"] if row["packs"] else None, ".3f"),
+    Column("packed by", "packing_algorithm"),
+)
+_ROWS = (
+    Column("source"),
+    *(
+        Column(heading.format(unit), f"{unit}_{key}", form)
+        for unit in ("rows", "words")
+        for heading, key, form in (
+            ("{} read", "read", ""),
+            ("{} dropped", "dropped", ""),
+            ("% of {}", "dropped_share", ".2%"),
+            ("{} kept", "kept", ""),
+        )
+    ),
+)
+_RECIPES = (
+    Column("recipe"),
+    Column("rows per epoch", "rows"),
+    Column("steps, x concat", "steps_over_concat", ".3f"),
+    Column("padding", "padding_share", ".2%"),
+)
+
+
+def splits_table(rows: Sequence[Mapping[str, Any]], *, title: str) -> Table:
+    """Returns `Manifest.summary` as a table."""
+    fills_up = any(row["subsequence_ends"] or row["tail_padding"] for row in rows)
+    return table_of(rows, [*_READ, *(_FILLED_UP if fills_up else ()), *_PACKED], title=title)
+
+
+def rows_table(rows: Sequence[Mapping[str, Any]]) -> Table:
+    """Returns `Manifest.row_summary` as a table."""
+    return table_of(rows, _ROWS, title="Rows and words before tokenising")
+
+
+def lengths_table(statistics: LengthStatistics, *, origin: str, pack_length: int) -> Table:
+    """Returns lengths and the cost of padding as a table."""
+    return pairs(
+        {
+            "sequences": statistics.sequences,
+            "tokens": statistics.tokens,
+            "length": f"shortest {statistics.shortest:,}, mean {statistics.mean:,.1f}, median {statistics.median:,}, "
+            f"90 % up to {statistics.percentile_90:,}, 99 % up to {statistics.percentile_99:,}, "
+            f"longest {statistics.longest:,}",
+            f"padded to {pack_length:,}": f"{percent(statistics.padding_share)} of all slots would be padding; "
+            f"packing can be up to {statistics.speed_up_limit:.2f} times as fast",
+        },
+        title=f"Lengths of {origin}",
+    )
+
+
+def histogram_table(ranges: Sequence[LengthRange], *, sequences: int) -> Table:
+    """Returns a histogram with one bar for each range of lengths."""
+    most = max(bar.sequences for bar in ranges)
+    columns = (
+        Column("tokens", lambda bar: f"{bar.shortest:,} to {bar.longest:,}"),
+        Column("sequences"),
+        Column("share", lambda bar: bar.sequences / sequences, ".2%"),
+        Column("", lambda bar: "█" * round(_BAR_CELLS * bar.sequences / most)),
+    )
+    return table_of(ranges, columns)
+
+
+def distance_table(found: HistogramDistance) -> Table:
+    """Returns the distances of lengths to another histogram as a table."""
+    return pairs(
+        {
+            "other": f"{found.sequences:,} sequences, mean {found.mean_length:,.1f}, longest {found.longest:,}",
+            "total variation": f"{found.total_variation:.4f}: fraction of sequences that would have to change length",
+            "largest CDF gap": f"{found.largest_cdf_gap:.4f}: between the fractions of sequences up to a length",
+        },
+        title=f"Lengths compared with those of {found.origin}",
+    )
+
+
+def advice_tables(advice: RecipeAdvice) -> list[RenderableType]:
+    """Returns a table of the recipes' costs, and the recommendation."""
+    title = (
+        f"Recipes at max_sequence_length {advice.max_sequence_length:,}; documents have "
+        f"{advice.mean_document_length:,.1f} tokens on average, {percent(advice.documents_cut)} are longer "
+        "than a row"
+    )
+    lines = (
+        f"Where data is scarce: data.recipe.kind={advice.scarce_data}: {advice.scarce_data_reason}\n"
+        f"Where time is scarce: data.recipe.kind={advice.scarce_time}: {advice.scarce_time_reason}"
+    )
+    return [table_of(advice.costs, _RECIPES, title=title), text(lines)]
+
 
 _SWEPT_BY = "longest_pack_first"
 """Algorithm of the comparison of pack lengths; every length and depth takes milliseconds."""

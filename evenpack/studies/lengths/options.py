@@ -7,49 +7,14 @@ import typer
 
 from evenpack.errors import ConfigError
 
-
-@dataclass(frozen=True, kw_only=True)
-class InputOptions:
-    """The options for reading an input, named as on the command line."""
-
-    name: str | None = None
-    """Name of a histogram in a .json file of several."""
-    histogram: bool = False
-    """The numbers count sequences by length: index i holds the number of sequences of length i + 1."""
-    column: str | None = None
-    """The column of a table; `a,b` are the two texts of a pair."""
-    tokenizer: str | None = None
-    """Folder or name on the hub of a tokenizer that measures texts."""
-    split: str | None = None
-    """Split of a dataset; `train` if None."""
-    glue_dir: str | None = None
-    """Folder that holds the task folders of GLUE (`CoLA/train.tsv`, ...), for `glue:TASK`."""
-
-    @property
-    def of_texts(self) -> bool:
-        """Whether an option requires texts to be measured."""
-        return any(option is not None for option in (self.column, self.tokenizer, self.split, self.glue_dir))
-
-    def refuse_all_but(self, *accepted: str, source: str, what: str) -> None:
-        """Checks the options. Raises: ConfigError for an option that does not apply to `source`, which is `what`."""
-        for option in fields(InputOptions):
-            if getattr(self, option.name) != option.default and option.name not in accepted:
-                takes = " and ".join(_flag(name) for name in accepted)
-                raise ConfigError(
-                    f"{_flag(option.name)} does not apply to {source}, which is {what}: that "
-                    f"takes {takes or 'no such option'}"
-                )
-
-
-def _flag(name: str) -> str:
-    return f"--{name.replace('_', '-')}"
+_OF_READING = {"name", "histogram", "column", "tokenizer", "split", "glue_dir"}
+"""Options by which an input is read, each of which suits some kinds of input."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class SubjectOptions(InputOptions):
+class SubjectOptions:
     """The input to inspect, and the packs to inspect it in."""
 
-    source: Annotated[str | None, typer.Option(help="One source of a run. Default: all together.")] = None
     name: Annotated[str | None, typer.Option(help="Name of a histogram in a .json file of several.")] = None
     histogram: Annotated[
         bool,
@@ -68,6 +33,7 @@ class SubjectOptions(InputOptions):
             metavar="FOLDER", help="For glue:TASK: folder with CoLA/train.tsv and the like. Needs --tokenizer."
         ),
     ] = None
+    source: Annotated[str | None, typer.Option(help="One source of a run. Default: all together.")] = None
     pack_length: Annotated[
         int | None, typer.Option(help="Slots of a pack. Default: the run's, or the longest length.")
     ] = None
@@ -75,3 +41,23 @@ class SubjectOptions(InputOptions):
         str,
         typer.Option(metavar="error|truncate|drop|split", help="What to do with sequences longer than --pack-length."),
     ] = "error"
+
+    @property
+    def of_texts(self) -> bool:
+        """Whether an option requires texts to be measured."""
+        return any(option is not None for option in (self.column, self.tokenizer, self.split, self.glue_dir))
+
+    def refuse_all_but(self, *accepted: str, source: str, what: str) -> None:
+        """Checks the options. Raises: ConfigError for an option that does not apply to `source`, which is `what`."""
+        for option in fields(self):
+            is_given = option.name in _OF_READING and getattr(self, option.name) != option.default
+            if is_given and option.name not in accepted:
+                takes = " and ".join(_flag(name) for name in accepted)
+                raise ConfigError(
+                    f"{_flag(option.name)} does not apply to {source}, which is {what}: that "
+                    f"takes {takes or 'no such option'}"
+                )
+
+
+def _flag(name: str) -> str:
+    return f"--{name.replace('_', '-')}"

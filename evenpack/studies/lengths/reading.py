@@ -13,29 +13,284 @@ FOLDER, NAME[:SUBSET]     the same of a dataset: a local folder, also one of sav
 glue:cola                 without options: the shipped histogram (cola, sst2, rte, wnli); with a folder
                           of GLUE's own files and a tokenizer: the lengths of any of the nine tasks
 
-    read_histogram -> numbers.py: bare numbers and histograms
-                   -> rows.py: columns of files and datasets
+Bare numbers and histograms are read here, columns of files and datasets in rows.py.
 """
 
 import json
 import sys
-from collections.abc import Sequence
-from functools import cache
+from collections.abc import Callable, Iterator, Sequence
+from functools import cache, partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from jaxtyping import Int64
 
+from evenpack.config import nearest
+from evenpack.data.limits import MOST_SLOTS
 from evenpack.data.packing import LengthHistogram
+from evenpack.data.packing.histogram import MOST_SEQUENCES, first_wrong
 from evenpack.data.prepare.progress import NoProgress, Progress
 from evenpack.data.sources.files import ARROW_SUFFIXES, saved_splits
 from evenpack.data.sources.lines import JSONL_SUFFIXES
-from evenpack.errors import ConfigError, DataError
-from evenpack.studies.lengths import numbers
-from evenpack.studies.lengths.options import InputOptions
+from evenpack.errors import ConfigError, DataError, PackingError
+from evenpack.studies.lengths.options import SubjectOptions
 
 if TYPE_CHECKING:
     from evenpack.data.sources.tables import Table
+
+
+Read = Callable[[int], bytes]
+"""The `read` of a binary file: so many bytes, fewer at its end, then none."""
+_TEXT_BYTES = 1 << 20
+"""Bytes of text parsed together; 4 MiB are no faster."""
+_ARRAY_NUMBERS = 1 << 20
+"""Numbers of a mapped array counted together."""
+_LONGEST_WORD = 64
+"""Bytes kept from one part of a text to the next. No number needs more."""
+_ALPHABET = b"0123456789- \t\n\r\v\f"
+_FORM = '[n1, n2, ...] or {"17": n, ...}'
+_MOST_DIGITS = 20
+"""Digits of a length, including leading zeros."""
+
+
+class LengthCounter:
+    """Counts by length, growing with the longest."""
+
+    def __init__(self) -> None:
+        self._counts = np.zeros(1, dtype=np.int64)
+        self.sequences = 0
+        self.tokens = 0
+
+    def add(self, lengths: np.ndarray, place: Callable[[int], str]) -> None:
+        """Counts numbers of any type; `place` describes the origin of the n-th of them.
+
+        Raises: DataError with origin and value for the first that is not an integer from 1 to `MOST_SLOTS`.
+        """
+        wrong = first_wrong(lengths, least=1, most=MOST_SLOTS)
+        if wrong is not None:
+            index, expected = wrong
+            raise DataError(f"{place(index)}: a length must be {expected}, found {lengths[index]}")
+        found = np.bincount(lengths.astype(np.intp, copy=False))
+        if len(found) > len(self._counts):
+            self._counts = np.pad(self._counts, (0, len(found) - len(self._counts)))
+        self._counts[: len(found)] += found
+        self.sequences += len(lengths)
+        self.tokens += int(lengths.sum())
+
+    def histogram(self, origin: str) -> LengthHistogram:
+        """Returns the histogram of all counted lengths. Raises: DataError if there is none."""
+        if not self.sequences:
+            raise DataError(f"{origin} holds no sequence: the histogram is empty")
+        return LengthHistogram(counts=self._counts[1:])
+
+
+def from_array(path: Path, *, are_counts: bool) -> LengthHistogram:
+    """Reads a .npy file, memory-mapped.
+
+    Raises: DataError if it holds no list of integers; names the index of a wrong one.
+    """
+    array, origin = _load_array(path), str(path)
+    if are_counts:
+        return _from_counts(array, origin)
+    counter = LengthCounter()
+    for start in range(0, len(array), _ARRAY_NUMBERS):
+        counter.add(array[start : start + _ARRAY_NUMBERS], _index_namer(origin, start))
+    return counter.histogram(origin)
+
+
+def from_text(read: Read, origin: str, *, are_counts: bool) -> LengthHistogram:
+    """Reads integers between white space. Raises: DataError with the position of one that is invalid, or no length."""
+    if are_counts:
+        return _from_counts(_gather_counts(read, origin), origin)
+    counter = LengthCounter()
+    for numbers in _parse_parts(read, origin):
+        counter.add(numbers, _index_namer(origin, counter.sequences))
+    return counter.histogram(origin)
+
+
+def _index_namer(origin: str, first: int) -> Callable[[int], str]:
+    return lambda index: f"{origin}, index {first + index}"
+
+
+def _load_array(path: Path) -> np.ndarray:
+    try:
+        array = np.load(path, mmap_mode="r", allow_pickle=False)
+    except (ValueError, EOFError) as error:
+        raise DataError(f"{path} is not an .npy file of numbers: {error}") from error
+    if not isinstance(array, np.ndarray) or array.ndim != 1 or array.dtype.kind not in "iu":
+        found = f"{array.dtype} of shape {array.shape}" if isinstance(array, np.ndarray) else "several arrays"
+        raise DataError(f"{path}: expected one integer for each sequence (or length, of a histogram), found {found}")
+    return array
+
+
+def _gather_counts(read: Read, origin: str) -> Int64[np.ndarray, " counts"]:
+    parts, count = [np.zeros(0, dtype=np.int64)], 0
+    for numbers in _parse_parts(read, origin):
+        parts.append(numbers)
+        count += len(numbers)
+        _refuse_too_many(count, origin)
+    return np.concatenate(parts)
+
+
+def _from_counts(counts: np.ndarray, origin: str) -> LengthHistogram:
+    _refuse_too_many(len(counts), origin)
+    try:
+        return LengthHistogram.from_counts(counts)
+    except PackingError as error:
+        raise DataError(f"{origin}: {error}") from error
+
+
+def _refuse_too_many(count: int, origin: str) -> None:
+    if count > MOST_SLOTS:
+        raise DataError(
+            f"{origin} holds more than {MOST_SLOTS} numbers: too many for a histogram, whose last one is the longest "
+            "length; if they are lengths leave --histogram out"
+        )
+
+
+def _parse_parts(read: Read, origin: str) -> Iterator[Int64[np.ndarray, " part"]]:
+    lines_before = 0
+    for text in _whole_words(read):
+        try:
+            numbers = _parse(text)
+        except ValueError as error:
+            raise DataError(_locate(text, lines_before, origin)) from error
+        yield numbers
+        lines_before += text.count(b"\n")
+
+
+def _whole_words(read: Read) -> Iterator[bytes]:
+    """Yields a text in parts that end at a word boundary, or within a word that is too long for a number."""
+    kept = b""
+    for block in iter(lambda: read(_TEXT_BYTES), b""):
+        text = kept + block
+        kept = b"" if text[-1:].isspace() else text.rsplit(None, 1)[-1]
+        if len(kept) > _LONGEST_WORD:
+            kept = b""
+        yield text[: len(text) - len(kept)]
+    yield kept
+
+
+def _parse(text: bytes) -> Int64[np.ndarray, " words"]:
+    """Parses integers. Raises: ValueError for a word that is not an int64 in decimal digits."""
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    if text.translate(None, _ALPHABET):  # Arrow would take 0x10 for 16
+        raise ValueError("there are other characters than digits, minus and white space")
+    if not text.strip():
+        return np.zeros(0, dtype=np.int64)
+    words = pc.list_flatten(pc.ascii_split_whitespace(pa.array([text.strip()], pa.string())))
+    if pc.max(pc.binary_length(words)).as_py() > _LONGEST_WORD:
+        raise ValueError(f"a word is longer than {_LONGEST_WORD} bytes")
+    return np.asarray(pc.cast(words, pa.int64()))
+
+
+def _locate(text: bytes, lines_before: int, origin: str) -> str:
+    """Returns the message for the first word that is not an integer."""
+    for number, line in enumerate(text.split(b"\n"), lines_before + 1):
+        for word in line.split():
+            try:
+                _parse(word)
+            except ValueError:
+                shown = word[:40].decode(errors="replace")
+                return f"{origin}, line {number}: expected whole numbers, found {shown!r}"
+    raise AssertionError("each word of the text is an integer")
+
+
+def from_json(path: Path, name: str | None) -> LengthHistogram:
+    """Reads the histogram in a file, or the one of this name.
+
+    Raises: DataError with the error in the file, and its position.
+    """
+    values, origin = _load(path), str(path)
+    if isinstance(values, dict) and any(isinstance(inner, list | dict) for inner in values.values()):
+        values, origin = _chosen(values, name, path)
+    elif name is not None:
+        raise DataError(f"{path} is a single histogram and has none named '{name}'")
+    if not isinstance(values, list | dict) or not values:
+        raise DataError(f"{origin}: expected counts by length ({_FORM}), or several of them by name")
+    counts = _counts_of_list(values, origin) if isinstance(values, list) else _counts_by_length(values, origin)
+    try:
+        return LengthHistogram(counts=counts)
+    except PackingError as error:
+        raise DataError(f"{origin}: {error}") from error
+
+
+def _load(path: Path) -> Any:
+    try:
+        return json.loads(path.read_text(encoding="utf-8"), object_pairs_hook=partial(_refuse_repeats, str(path)))
+    except RecursionError as error:
+        raise DataError(f"{path}: expected {_FORM}, found brackets nested too deep to be read") from error
+    except ValueError as error:
+        raise DataError(f"{path} is not JSON: {error}") from error
+
+
+def _refuse_repeats(origin: str, pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    values: dict[str, Any] = {}
+    for key, value in pairs:
+        if key in values:
+            raise DataError(
+                f"{origin}: {_json(key)} occurs twice in one object, with {_json(values[key])} and {_json(value)}"
+            )
+        values[key] = value
+    return values
+
+
+def _chosen(values: dict[str, Any], name: str | None, path: Path) -> tuple[Any, str]:
+    """Returns one of several histograms, and its origin."""
+    wrong = [key for key, inner in values.items() if not isinstance(inner, list | dict)]
+    if wrong:
+        raise DataError(f"{path}, {wrong[0]}: expected counts by length ({_FORM}), found {_json(values[wrong[0]])}")
+    if name is None:
+        raise DataError(f"{path} holds several histograms: choose one with --name; known: {', '.join(values)}")
+    if name not in values:
+        raise DataError(f"{path} has no histogram named '{name}'; {nearest(name, list(values))}")
+    return values[name], f"{path}, {name}"
+
+
+def _counts_of_list(values: Sequence[Any], origin: str) -> Int64[np.ndarray, " longest"]:
+    if len(values) > MOST_SLOTS:
+        raise DataError(f"{origin}: {len(values)} counts, but a length must be {MOST_SLOTS} or less")
+    counts = (_count(value, length, origin) for length, value in enumerate(values, 1))
+    return np.fromiter(counts, dtype=np.int64, count=len(values))
+
+
+def _counts_by_length(values: dict[str, Any], origin: str) -> Int64[np.ndarray, " longest"]:
+    by_length: dict[int, int] = {}
+    for key, value in values.items():
+        length = _length(key, origin)
+        count = _count(value, length, origin)
+        if length in by_length:  # "7" and "07"
+            raise DataError(f"{origin}: length {length} occurs twice, with {by_length[length]} and {count}")
+        by_length[length] = count
+    counts = np.zeros(max(by_length), dtype=np.int64)
+    counts[np.array(list(by_length)) - 1] = list(by_length.values())
+    return counts
+
+
+def _length(key: str, origin: str) -> int:
+    if key.isdecimal() and len(key) <= _MOST_DIGITS and 1 <= int(key) <= MOST_SLOTS:
+        return int(key)
+    raise DataError(f"{origin}: a length must be a whole number from 1 to {MOST_SLOTS}, found {_json(key)}")
+
+
+def _count(value: Any, length: int, origin: str) -> int:
+    if isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= MOST_SEQUENCES:
+        return value
+    raise DataError(
+        f"{origin}: a count of sequences must be a whole number from 0 to {MOST_SEQUENCES}; length {length} has "
+        f"{_json(value)}"
+    )
+
+
+def _json(value: Any) -> str:
+    """Returns a value in its JSON form, if it is short."""
+    if isinstance(value, list | dict):
+        return "a list" if isinstance(value, list) else "an object"
+    return f"{json.dumps(value):.40}"
+
 
 GLUE = "glue:"
 """Prefix of the name of a task of GLUE."""
@@ -45,14 +300,14 @@ _FILE_SUFFIXES = (".npy", ".npz", ".json", ".txt", *_TABLE_SUFFIXES)
 
 
 def read_histogram(
-    source: str, options: InputOptions | None = None, *, progress: Progress | None = None
+    source: str, options: SubjectOptions | None = None, *, progress: Progress | None = None
 ) -> LengthHistogram:
     """Counts the lengths of `source`; `progress` reports the tokenisation of text.
 
     Raises: ConfigError for options that do not apply to such a source, or are missing; DataError with the position of
     an error.
     """
-    options = options or InputOptions()
+    options = options or SubjectOptions()
     path = Path(source).expanduser()
     if source in published_names() and not (source.startswith(GLUE) and options.of_texts):
         options.refuse_all_but(source=source, what="a published histogram")
@@ -80,7 +335,7 @@ def merge_histograms(histograms: list[LengthHistogram]) -> LengthHistogram:
     return LengthHistogram(counts=counts)
 
 
-def _names_dataset(source: str, path: Path, options: InputOptions) -> bool:
+def _names_dataset(source: str, path: Path, options: SubjectOptions) -> bool:
     """Returns whether a source is a dataset: a folder, or no file with options that only datasets need."""
     if path.exists() or source == "-":
         return path.is_dir()
@@ -88,22 +343,22 @@ def _names_dataset(source: str, path: Path, options: InputOptions) -> bool:
     return bool(needs_dataset) and not source.endswith(_FILE_SUFFIXES)
 
 
-def _read_numbers(source: str, path: Path, options: InputOptions) -> LengthHistogram:
+def _read_numbers(source: str, path: Path, options: SubjectOptions) -> LengthHistogram:
     if path.suffix == ".json":
         options.refuse_all_but("name", source=source, what="a file of histograms")
-        return numbers.from_json(path, options.name)
+        return from_json(path, options.name)
     if path.suffix == ".npz":
         raise DataError(f"{source} may hold several arrays (.npz): save the lengths alone with numpy.save, as .npy")
     options.refuse_all_but("histogram", source=source, what="a list of bare numbers")
     if path.suffix == ".npy":
-        return numbers.from_array(path, are_counts=options.histogram)
+        return from_array(path, are_counts=options.histogram)
     if source == "-":
-        return numbers.from_text(sys.stdin.buffer.read, "standard input", are_counts=options.histogram)
+        return from_text(sys.stdin.buffer.read, "standard input", are_counts=options.histogram)
     with path.open("rb") as file:
-        return numbers.from_text(file.read, source, are_counts=options.histogram)
+        return from_text(file.read, source, are_counts=options.histogram)
 
 
-def _read_table(path: Path, options: InputOptions, progress: Progress) -> LengthHistogram:
+def _read_table(path: Path, options: SubjectOptions, progress: Progress) -> LengthHistogram:
     options.refuse_all_but("column", "tokenizer", source=str(path), what="a file of columns")
     from evenpack.studies.lengths.rows import count_table
 
@@ -120,7 +375,7 @@ def _open_table(path: Path) -> "Table":
     return ParquetTable(path) if path.suffix == ".parquet" else CsvTable(path)
 
 
-def _read_glue(source: str, options: InputOptions, progress: Progress) -> LengthHistogram:
+def _read_glue(source: str, options: SubjectOptions, progress: Progress) -> LengthHistogram:
     if not source.startswith(GLUE):
         raise ConfigError(f"--glue-dir does not apply to {source}: it holds the files of a task, glue:TASK")
     options.refuse_all_but("glue_dir", "tokenizer", "split", source=source, what="a task of GLUE in files of its own")
@@ -132,7 +387,7 @@ def _read_glue(source: str, options: InputOptions, progress: Progress) -> Length
     return count_table(table, options, progress, known_columns=table.texts)
 
 
-def _read_dataset(source: str, options: InputOptions, progress: Progress) -> LengthHistogram:
+def _read_dataset(source: str, options: SubjectOptions, progress: Progress) -> LengthHistogram:
     options.refuse_all_but("column", "tokenizer", "split", source=source, what="a dataset")
     from evenpack.studies.lengths.rows import DatasetTable, SavedTable, count_table, known_columns
 

@@ -26,8 +26,8 @@ from evenpack.data.sources.tables import LONG_ROWS_AT_ONCE, ArrowTable, Rows, Ta
 from evenpack.data.tasks.glue import TaskRow, find_glue_task, glue_file, read_task_rows
 from evenpack.data.tokenizers.loading import Encoder, load_encoder
 from evenpack.errors import ConfigError, DataError
-from evenpack.studies.lengths.numbers import LengthCounter
-from evenpack.studies.lengths.options import InputOptions
+from evenpack.studies.lengths.options import SubjectOptions
+from evenpack.studies.lengths.reading import LengthCounter
 
 _GLUE = "nyu-mll/glue"
 Kind = Literal["number", "list", "text", "other"]
@@ -144,7 +144,7 @@ def _place_namer(rows: Sequence[TaskRow]) -> Callable[[int], str]:
 
 
 def count_table(
-    table: Table, options: InputOptions, progress: Progress, *, known_columns: Sequence[str] = ()
+    table: Table, options: SubjectOptions, progress: Progress, *, known_columns: Sequence[str] = ()
 ) -> LengthHistogram:
     """Counts the lengths of a table's rows; `known_columns` are used where the options name none.
 
@@ -163,7 +163,7 @@ def count_table(
     return counter.histogram(table.origin)
 
 
-def _choose(table: Table, options: InputOptions, known_columns: Sequence[str]) -> tuple[str, ...]:
+def _choose(table: Table, options: SubjectOptions, known_columns: Sequence[str]) -> tuple[str, ...]:
     with_text = options.tokenizer is not None
     if options.column is not None:
         columns = _named(table, options.column)

@@ -76,8 +76,12 @@ class PackingCommand:
             study_packing,
             study_sorted_batches,
         )
-        from evenpack.studies.packing.plots import DrawnLengths, plot_packing
-        from evenpack.studies.packing.tables import packing_table, sorted_batches_table
+        from evenpack.studies.packing.presentation import (
+            DrawnLengths,
+            packing_table,
+            plot_packing,
+            sorted_batches_table,
+        )
 
         depths, choices = parse_depths(self.depths), parse_choices(self.algorithms)
         subject = find_subject()
@@ -120,9 +124,8 @@ class PackingCommand:
         from evenpack.errors import ConfigError
         from evenpack.studies.lengths.subject import long_lines
         from evenpack.studies.packing.packing import parse_depths
-        from evenpack.studies.packing.plots import plot_residuals
+        from evenpack.studies.packing.presentation import plot_residuals, residual_tables
         from evenpack.studies.packing.residuals import matrix_size, parse_settings, search_residuals
-        from evenpack.studies.packing.tables import residual_tables
 
         settings = parse_settings(weights, self.residuals_up_to)
         (depth, *others) = parse_depths("3" if self.depths is None else self.depths)

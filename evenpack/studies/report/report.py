@@ -1,8 +1,13 @@
-"""`evenpack report`: reads runs, compares them, draws them, and writes a self-contained HTML page."""
+"""`evenpack report`: reads runs, compares them, draws them, and writes a self-contained HTML page.
+
+In the figures a colour is a run, in all of them; thin lines are single steps, bold ones running means.
+"""
 
 import base64
 import math
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from html import escape
 from pathlib import Path
@@ -16,11 +21,226 @@ from evenpack.console import Report, pairs, percent, table, text
 from evenpack.errors import ConfigError
 from evenpack.files import write_text
 from evenpack.progress import format_rate
-from evenpack.studies.plotting import require_matplotlib
+from evenpack.studies.plotting import (
+    COLOURS,
+    THIN_AND_BOLD,
+    figure_as_png,
+    line_style,
+    require_matplotlib,
+    smooth,
+    write_footer,
+    write_title,
+)
+from evenpack.studies.provenance import provenance_of_runs
 from evenpack.studies.report.comparison import Comparison, Course, ReportedRun, compare, read_runs
-from evenpack.studies.report.figures import draw_figures, quartiles
 from evenpack.units import counted
 from evenpack.version import VERSION
+
+_FIRST_WIDTH, _NEXT_WIDTH, _LEAST_WIDTH = 3.8, 1.2, 1.4
+"""Points of the first run's line, by how much the next is narrower, and the least."""
+_LEAST_SPAN = 1.0
+"""Percent that an axis of shares shows at least."""
+_TIME_UNITS = (("hours", 3600.0), ("minutes", 60.0), ("seconds", 1.0))
+_PANEL_INCHES = 5.2
+_GAP_INCHES = 0.9
+"""Left of each panel, for its axis."""
+_HEIGHT_INCHES = 4.2
+_MANY = 10_000
+"""Largest value from which on an axis counts in k, M or G."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Axis:
+    """Describes what curves are drawn against."""
+
+    label: str
+    title: str
+    """How the axis is called in a sentence."""
+    values: Callable[[Course], Float64[np.ndarray, " n"]]
+
+
+STEPS = Axis(label="step (optimizer updates)", title="steps", values=lambda course: course.steps.astype(np.float64))
+TOKENS = Axis(label="tokens trained on", title="tokens", values=lambda course: course.tokens)
+
+
+def time_axis(runs: Sequence[ReportedRun]) -> Axis:
+    """Returns the axis of time, in the unit that suits the longest run."""
+    longest = max((float(run.course.seconds[-1]) for run in runs if len(run.course.steps)), default=0.0)
+    unit, seconds = next((unit, least) for unit, least in _TIME_UNITS if longest >= 2 * least or least == 1.0)
+    return Axis(label=f"time in training steps ({unit})", title="time", values=lambda course: course.seconds / seconds)
+
+
+def draw_figures(runs: Sequence[ReportedRun], comparison: Comparison, folder: Path) -> dict[str, Path]:
+    """Writes a PNG for each figure that the runs have something for; by their names.
+
+    Raises: ConfigError without matplotlib.
+    """
+    drawn = [run for run in runs if len(run.course.steps)]
+    figures: dict[str, Callable[[Sequence[ReportedRun], Comparison, Path], None]] = {
+        "loss": draw_losses,
+        "validation": draw_validation,
+        "throughput": draw_throughput,
+        "padding": draw_padding,
+        "waits": draw_waits,
+    }
+    if not any(run.course.validation for run in drawn):
+        del figures["validation"]
+    paths = {name: folder / f"{name}.png" for name in figures}
+    for name, draw in figures.items():
+        draw(drawn, comparison, paths[name])
+    return paths
+
+
+def draw_losses(runs: Sequence[ReportedRun], comparison: Comparison, path: Path) -> None:
+    """Draws the training loss against steps (over the same data alone), tokens and time."""
+    axes_of_x = [*([STEPS] if comparison.shares_steps else []), TOKENS, time_axis(runs)]
+    label = f"training {_loss_of(runs)} (nats/token)"
+    with _figure(path, panels=len(axes_of_x)) as figure:
+        for panel, axis in zip(_panels(figure, len(axes_of_x)), axes_of_x, strict=True):
+            _draw_steps(panel, runs, axis, lambda course: course.loss)
+            _finish(panel, axis.label, label, f"Training loss against {axis.title}")
+        _legend(figure, runs)
+
+
+def draw_validation(runs: Sequence[ReportedRun], comparison: Comparison, path: Path) -> None:
+    """Draws the held-out loss, with a panel for each source."""
+    sources = list(dict.fromkeys(source for run in runs for source in run.course.validation))
+    with _figure(path, panels=len(sources)) as figure:
+        for panel, source in zip(_panels(figure, len(sources)), sources, strict=True):
+            for index, run in enumerate(runs):
+                if source in run.course.validation:
+                    places, losses = run.course.validation[source]
+                    panel.plot(run.course.tokens[places], losses, marker="o", markersize=4, **_style(index))
+            label = f"held-out {_loss_of(runs)} (nats/token)"
+            _finish(panel, TOKENS.label, label, f"Validation on {source}")
+        _legend(figure, runs, has_single_steps=False)
+
+
+def draw_throughput(runs: Sequence[ReportedRun], comparison: Comparison, path: Path) -> None:
+    """Draws tokens/s of the steps, and the median of each run with the middle half of its steps."""
+    axis = _first_axis(comparison)
+    with _figure(path, panels=2) as figure:
+        courses, medians = _panels(figure, 2)
+        _draw_steps(courses, runs, axis, lambda course: course.tokens_per_second)
+        _finish(courses, axis.label, "tokens/s (real tokens, all ranks)", "Throughput of single steps")
+        courses.set_ylim(bottom=0.0)
+        for index, run in enumerate(runs):
+            low, median, high = quartiles(run.course.tokens_per_second)
+            reach = [[median - low], [high - median]]
+            medians.errorbar([index], [median], yerr=reach, fmt="o", capsize=5, color=_style(index)["color"])
+            medians.annotate(f"{median:,.4g}", (index, median), xytext=(9, 0), textcoords="offset points", va="center")
+        medians.set_xticks(range(len(runs)), [run.label for run in runs], rotation=15 if len(runs) > 2 else 0)
+        medians.set_xlim(-0.6, len(runs) - 0.2)
+        _finish(medians, "", "tokens/s", "Median step and middle half of the steps")
+        medians.set_ylim(bottom=0.0)
+        _legend(figure, runs)
+
+
+def draw_padding(runs: Sequence[ReportedRun], comparison: Comparison, path: Path) -> None:
+    """Draws the share of the slots of each step that hold no real token."""
+    axis = _first_axis(comparison)
+    with _figure(path, panels=1) as figure:
+        (panel,) = _panels(figure, 1)
+        _draw_steps(panel, runs, axis, lambda course: 100 * course.padding_share)
+        _finish(panel, axis.label, "padding (% of the slots computed)", "Padding")
+        _show_from_zero(panel)
+        _legend(figure, runs)
+
+
+def draw_waits(runs: Sequence[ReportedRun], comparison: Comparison, path: Path) -> None:
+    """Draws the shares of time that ranks wait for batches and for the slowest rank."""
+    axis = _first_axis(comparison)
+    with _figure(path, panels=2) as figure:
+        loaders, stragglers = _panels(figure, 2)
+        _draw_steps(loaders, runs, axis, lambda course: 100 * course.loader_share)
+        _finish(loaders, axis.label, "% of the step's time", "Waiting for batches")
+        _draw_steps(stragglers, runs, axis, lambda course: 100 * course.straggler_share)
+        label = "% of the slowest rank's compute time"
+        _finish(stragglers, axis.label, label, "Waiting for the slowest rank")
+        for panel in (loaders, stragglers):
+            _show_from_zero(panel)
+        _legend(figure, runs)
+
+
+def quartiles(values: Float64[np.ndarray, " n"]) -> tuple[float, float, float]:
+    """Returns the first quartile, the median and the third quartile of what is a number; NaN without any."""
+    known = values[np.isfinite(values)]
+    if not len(known):
+        return (float("nan"),) * 3
+    low, median, high = np.quantile(known, (0.25, 0.5, 0.75)).tolist()
+    return low, median, high
+
+
+def _figure(path: Path, *, panels: int) -> AbstractContextManager[Any]:
+    return figure_as_png(path, width=(_GAP_INCHES + _PANEL_INCHES) * panels, height=_HEIGHT_INCHES)
+
+
+def _panels(figure: Any, count: int) -> list[Any]:
+    left = _GAP_INCHES / figure.get_figwidth()
+    grid = {"wspace": _GAP_INCHES / _PANEL_INCHES, "left": left, "right": 1.0}
+    return list(figure.subplots(1, count, squeeze=False, gridspec_kw=grid)[0])
+
+
+def _loss_of(runs: Sequence[ReportedRun]) -> str:
+    """Names the runs' losses for an axis."""
+    kinds = {run.has_two_losses for run in runs}
+    return "next-token or masked-token loss" if len(kinds) > 1 else "masked-token loss" if kinds == {True} else "loss"
+
+
+def _first_axis(comparison: Comparison) -> Axis:
+    return STEPS if comparison.shares_steps else TOKENS
+
+
+def _draw_steps(
+    axes: Any, runs: Sequence[ReportedRun], axis: Axis, of: Callable[[Course], Float64[np.ndarray, " n"]]
+) -> None:
+    """Draws the running mean of each run, and of few runs the single steps too."""
+    for index, run in enumerate(runs):
+        x, y = axis.values(run.course), of(run.course)
+        style = _style(index)
+        if _draws_single_steps(runs):
+            axes.plot(x, y, color=style["color"], linewidth=0.6, alpha=0.25)
+        axes.plot(x, smooth(y), marker="o" if len(x) == 1 else None, **style)
+
+
+def _style(index: int) -> dict[str, Any]:
+    """Returns colour and line of a run; the first ones are wider, so that equal curves on top do not hide them."""
+    return {
+        **line_style(index),
+        "linewidth": max(_LEAST_WIDTH, _FIRST_WIDTH - _NEXT_WIDTH * index),
+    }
+
+
+def _finish(axes: Any, x_label: str, y_label: str, title: str) -> None:
+    from matplotlib.ticker import EngFormatter
+
+    for axis in (axes.xaxis, axes.yaxis) if x_label else (axes.yaxis,):
+        if max(map(abs, axis.get_view_interval())) >= _MANY:
+            axis.set_major_formatter(EngFormatter(sep=""))  # 20k
+    axes.set_xlabel(x_label)
+    axes.set_ylabel(y_label)
+    write_title(axes, title)
+
+
+def _show_from_zero(axes: Any) -> None:
+    """Sets the range of an axis of percent, so that shares of nearly nothing look like that."""
+    axes.set_ylim(0.0, max(axes.get_ylim()[1], _LEAST_SPAN))
+
+
+def _legend(figure: Any, runs: Sequence[ReportedRun], *, has_single_steps: bool = True) -> None:
+    """Draws a legend for all panels, and writes below them where the runs come from."""
+    from matplotlib.lines import Line2D
+
+    handles = [Line2D([], [], label=run.label, **_style(index)) for index, run in enumerate(runs)]
+    figure.legend(handles=handles, loc="lower left", bbox_to_anchor=(0.02, 0.98), ncols=4, frameon=False)
+    origins = [provenance_of_runs(run.label, [run.record]) for run in runs]
+    write_footer(figure, [*origins, THIN_AND_BOLD] if has_single_steps and _draws_single_steps(runs) else origins)
+
+
+def _draws_single_steps(runs: Sequence[ReportedRun]) -> bool:
+    """Whether there are few enough runs for it."""
+    return len(runs) <= len(COLOURS)
+
 
 PAGE = "report.html"
 

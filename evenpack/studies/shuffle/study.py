@@ -1,22 +1,338 @@
-"""The study `evenpack study shuffle`: the order of each arm, the loss of its runs, and its jumps at borders."""
+"""The study `evenpack study shuffle`: orders and how they are read, the loss of runs, and its jumps at borders.
 
-from collections.abc import Sequence
+The order in which one epoch trains the sequences of a corpus comes from a plan, or is simulated.
+"""
+
+import os
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
+from jaxtyping import Float64, Int64, Integer
+
+from evenpack.data.batches.read_ahead import ReadAhead
+from evenpack.data.config import DataConfig
+from evenpack.data.order.blocked_plan import BlockedPlan
+from evenpack.data.order.pack_stream import PackStream
+from evenpack.data.order.selection import PackedSource, select_packs
+from evenpack.data.prepared import PreparedData, packed_sources
+from evenpack.data.sequences.documents import DocumentsView
+from evenpack.data.sequences.shuffled import ShuffledView
+from evenpack.data.sequences.view import StoredView
+from evenpack.data.sources.kinds import open_corpus, source_inputs
+from evenpack.data.tokens.file import bin_path
+from evenpack.engine.config import RunConfig
+from evenpack.engine.reporting.metrics import METRICS, read_metrics
+from evenpack.errors import ConfigError
 from evenpack.studies.runs.arms import of_each_run
 from evenpack.studies.runs.runner import EndedRun
 from evenpack.studies.runs.study import Findings, RunsByArm, TrainedStudy
-from evenpack.studies.shuffle.config import ShuffleStudyConfig
-from evenpack.studies.shuffle.measure import (
-    ArmOrder,
-    check_run,
-    jumps_at,
-    measure_order,
-    measure_simulated,
-    read_losses,
-)
-from evenpack.studies.shuffle.plots import plot_shuffle
-from evenpack.studies.shuffle.tables import jump_table, order_tables
+from evenpack.studies.shuffle.config import ShuffleSection, ShuffleStudyConfig
+from evenpack.studies.shuffle.presentation import jump_table, order_tables, plot_shuffle
+
+_DRAWN_TOGETHER = 1 << 14
+_TENTHS = 10
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Order:
+    """One epoch of N sequences."""
+
+    ranks: Int64[np.ndarray, " N"]
+    """Position of each sequence in the corpus, in the order of training."""
+    packs: Int64[np.ndarray, " N"]
+    """Pack of each sequence, counted from 0; ascending."""
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Labels:
+    """Labels of the N training sequences of a source, in the order of the corpus."""
+
+    names: tuple[str, ...]
+    of_sequence: Int64[np.ndarray, " N"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Quality:
+    """Measures of one order."""
+
+    displacement: float
+    """Mean distance between a sequence's positions in the corpus and in training, as a fraction of the corpus; 1/3
+    under a uniform permutation."""
+    pack_mates: float | None
+    """Fraction of the pairs of sequences in a pack from one stretch of the corpus; None: no pack has two."""
+    step_mates: float | None
+    """Fraction of the pairs in a step, but not in a pack, from one stretch of the corpus."""
+    window_distance: float
+    """The greatest total variation distance between the sources of a window of the epoch and of the whole epoch."""
+
+
+def drawn_order(plan: PackStream, source_ids: Integer[np.ndarray, " N"] | None) -> Order:
+    """Returns the first epoch of a plan. `source_ids`: positions of the sequences in the corpus; None: in order."""
+    ids, sizes = [], []
+    for first in range(0, plan.packs, _DRAWN_TOGETHER):
+        drawn = plan.draw(np.arange(first, min(first + _DRAWN_TOGETHER, plan.packs)))
+        ids.append(drawn.sequence_ids)
+        sizes.append(np.diff(drawn.offsets))
+    sequence_ids = np.concatenate(ids)
+    ranks = sequence_ids if source_ids is None else np.asarray(source_ids)[sequence_ids].astype(np.int64)
+    return Order(ranks=ranks, packs=np.repeat(np.arange(plan.packs), np.concatenate(sizes)))
+
+
+def corpus_order(lengths: Integer[np.ndarray, " N"], *, pack_length: int) -> Order:
+    """Returns the order without shuffle: sequences in order, added to a pack until the next one does not fit."""
+    ranks = np.arange(len(lengths))
+    return Order(ranks=ranks, packs=next_fit(lengths, pack_length=pack_length))
+
+
+def buffer_order(lengths: Integer[np.ndarray, " N"], *, pack_length: int, buffer: int, seed: int) -> Order:
+    """Returns the order of a rolling buffer: random sequences leave it and are replaced by the next of the corpus."""
+    rng = np.random.default_rng(seed)
+    count = len(lengths)
+    held = list(range(min(buffer, count)))
+    ranks = np.empty(count, dtype=np.int64)
+    for place in range(count):
+        chosen = int(rng.integers(len(held)))
+        ranks[place] = held[chosen]
+        coming = buffer + place
+        if coming < count:
+            held[chosen] = coming
+        else:
+            held[chosen] = held[-1]
+            held.pop()
+    return Order(ranks=ranks, packs=next_fit(lengths[ranks], pack_length=pack_length))
+
+
+def next_fit(lengths: Integer[np.ndarray, " N"], *, pack_length: int) -> Int64[np.ndarray, " N"]:
+    """Returns the pack of each sequence where a pack is closed as soon as the next sequence does not fit."""
+    packs = np.empty(len(lengths), dtype=np.int64)
+    pack = filled = 0
+    for place, length in enumerate(lengths.tolist()):
+        if filled + length > pack_length:
+            pack, filled = pack + 1, 0
+        filled += length
+        packs[place] = pack
+    return packs
+
+
+def file_labels(config: DataConfig, source: str, prepared: PreparedData) -> Labels:
+    """Returns the file of each sequence; tenths of the corpus if it is one file, or no view of documents."""
+    view = prepared.view(source, "train")
+    view = view.source_view if isinstance(view, ShuffledView) else view
+    files = [Path(file.path) for file in source_inputs(source, config.sources[source])]
+    if len(files) < 2 or not isinstance(view, DocumentsView):
+        tenths = np.arange(view.count) * _TENTHS // view.count
+        return Labels(names=tuple(f"tenth {tenth + 1}" for tenth in range(_TENTHS)), of_sequence=tenths)
+    section = config.sources[source]
+    of_files = [section.model_copy(update={"path": file, "validation_path": None}) for file in files]
+    counts = [sum(1 for _ in open_corpus(source, of_file).documents()) for of_file in of_files]
+    documents = np.repeat(view.documents, np.diff(view.first_sequences))
+    of_sequence = np.searchsorted(np.cumsum(counts), documents, side="right")
+    return Labels(names=tuple(file.name for file in files), of_sequence=of_sequence)
+
+
+def quality(order: Order, labels: Int64[np.ndarray, " N"], section: ShuffleSection, *, packs_per_step: int) -> Quality:
+    """Measures an order; `labels` are the part of the corpus, such as the file, of each sequence by rank."""
+    count = len(order.ranks)
+    stretches = order.ranks * section.stretches // count
+    pack_equal, pack_pairs = _equal_pairs(order.packs, stretches)
+    step_equal, step_pairs = _equal_pairs(order.packs // packs_per_step, stretches)
+    step_equal, step_pairs = step_equal - pack_equal, step_pairs - pack_pairs
+    return Quality(
+        displacement=float(np.abs(order.ranks - np.arange(count)).mean() / count),
+        pack_mates=pack_equal / pack_pairs if pack_pairs else None,
+        step_mates=step_equal / step_pairs if step_pairs else None,
+        window_distance=window_distance(labels[order.ranks], windows=section.windows),
+    )
+
+
+def window_distance(labels: Int64[np.ndarray, " N"], *, windows: int) -> float:
+    """Returns the greatest total variation distance between the labels of a window and all, in training order."""
+    kinds = int(labels.max()) + 1
+    overall = np.bincount(labels, minlength=kinds) / len(labels)
+    return max(
+        float(np.abs(np.bincount(window, minlength=kinds) / len(window) - overall).sum() / 2)
+        for window in np.array_split(labels, windows)
+        if len(window)
+    )
+
+
+def _equal_pairs(groups: Int64[np.ndarray, " N"], values: Int64[np.ndarray, " N"]) -> tuple[int, int]:
+    """Returns the pairs within a group that have the same value, and all pairs within a group."""
+    together = groups * (int(values.max()) + 1) + values
+    _, equal = np.unique(together, return_counts=True)
+    _, sizes = np.unique(groups, return_counts=True)
+    return _pairs(equal), _pairs(sizes)
+
+
+def _pairs(sizes: Int64[np.ndarray, " groups"]) -> int:
+    return int((sizes * (sizes - 1) // 2).sum())
+
+
+NO_SHUFFLE = "no shuffle"
+BUFFER = "rolling buffer"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Reading:
+    """The first steps of an epoch, read once."""
+
+    bytes_used: int
+    """Bytes of the sequences."""
+    bytes_from_disk: int
+    """Bytes that the process read from disk."""
+    bytes_per_second: float
+    """Rate of the bytes used."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ArmOrder:
+    """The order of an arm."""
+
+    arm: str
+    quality: Quality
+    reading: Reading | None
+    """Reading rate; None: the order is simulated, and no file is in this order."""
+    borders: tuple[int, ...]
+    """Steps that begin a block of the first epoch, except for the first one."""
+
+
+def check_run(config: RunConfig) -> None:
+    """Checks a run. Raises: ConfigError unless it has one source and steps of packs."""
+    if len(config.data.sources) != 1:
+        raise ConfigError(
+            f"a shuffle study measures the order of one source, found {', '.join(config.data.sources)}: give one "
+            "source with several files"
+        )
+    if config.training.skip_steps:
+        raise ConfigError("a shuffle study compares the loss of every step: leave training.skip_steps out")
+    if config.training.packs_per_step is None:
+        raise ConfigError("a shuffle study needs training.packs_per_step: it measures steps of packs")
+
+
+def measure_order(arm: str, config: RunConfig, section: ShuffleSection) -> ArmOrder:
+    """Measures the first epoch of a prepared run."""
+    prepared, source = _opened(config)
+    (packed,) = packed_sources(prepared, "train", seed=config.run.seed)
+    labels = file_labels(config.data, source, prepared)
+    source_ids = packed.view.source_ids if isinstance(packed.view, ShuffledView) else None
+    order = drawn_order(packed.plan, source_ids)
+    per_step = _packs_per_step(config)
+    return ArmOrder(
+        arm=arm,
+        quality=quality(order, labels.of_sequence, section, packs_per_step=per_step),
+        reading=read_steps(packed, packs_per_step=per_step, steps=section.steps_read),
+        borders=tuple(borders(packed.plan, packs_per_step=per_step, steps=packed.plan.packs // per_step)),
+    )
+
+
+def measure_simulated(config: RunConfig, section: ShuffleSection) -> tuple[ArmOrder, ...]:
+    """Measures a rolling buffer and no shuffle, for the sequences of a run that is not shuffled on disk."""
+    prepared, source = _opened(config)
+    view = prepared.view(source, "train")
+    labels, lengths = file_labels(config.data, source, prepared), view.lengths()
+    orders = {
+        BUFFER: buffer_order(lengths, pack_length=prepared.pack_length, buffer=section.buffer, seed=config.run.seed),
+        NO_SHUFFLE: corpus_order(lengths, pack_length=prepared.pack_length),
+    }
+    per_step = _packs_per_step(config)
+    return tuple(
+        ArmOrder(
+            arm=name,
+            quality=quality(order, labels.of_sequence, section, packs_per_step=per_step),
+            reading=None,
+            borders=(),
+        )
+        for name, order in orders.items()
+    )
+
+
+def read_steps(source: PackedSource, *, packs_per_step: int, steps: int) -> Reading:
+    """Reads the sequences of the first `steps` steps in their order, with the read-ahead of training."""
+    view = source.view
+    assert isinstance(view, StoredView | ShuffledView), "views of token files are the only ones there are"
+    view.token_file.release_pages()  # mapped pages stay cached
+    _forget(bin_path(view.token_file.prefix))
+    ahead = ReadAhead([source])
+    used = 0
+    before, began = _read_from_disk(), time.perf_counter()
+    for step in range(min(steps, source.plan.packs // packs_per_step)):
+        positions = np.arange(step * packs_per_step, (step + 1) * packs_per_step)
+        packs = select_packs([source], np.zeros(len(positions), dtype=np.int64), positions)
+        ahead.follow(packs)
+        used += view.gather(packs.sequence_ids).nbytes
+    seconds = time.perf_counter() - began
+    return Reading(
+        bytes_used=used, bytes_from_disk=_read_from_disk() - before, bytes_per_second=used / max(seconds, 1e-9)
+    )
+
+
+def borders(plan: PackStream, *, packs_per_step: int, steps: int) -> list[int]:
+    """Returns the steps of the first epoch, counted from 0, that are the first to hold packs of a further block."""
+    if not isinstance(plan, BlockedPlan):
+        return []
+    ends: list[int] = []
+    position = 0
+    while position < plan.packs:
+        first, _ = plan.sequences_ahead(position, 1)[0]
+        block = int(np.searchsorted(plan.blocks.first_sequences, first, side="right")) - 1
+        position += int(plan.blocks.packs[block])
+        ends.append(-(-position // packs_per_step))
+    return [step for step in ends[:-1] if step < steps]
+
+
+def jump(losses: Float64[np.ndarray, " steps"], at: Sequence[int], *, around: int) -> float | None:
+    """Returns the mean loss of the steps after a border minus the mean of those before it, averaged over borders.
+
+    Steps without a loss (NaN) count in no mean. Borders with fewer than `around` steps on a side, or none with a loss
+    there, are left out; None: all of them are.
+    """
+    sides = [(losses[step - around : step], losses[step : step + around]) for step in at if step >= around]
+    found = [
+        float(np.nanmean(after) - np.nanmean(before))
+        for before, after in sides
+        if len(after) == around and np.isfinite(before).any() and np.isfinite(after).any()
+    ]
+    return float(np.mean(found)) if found else None
+
+
+def read_losses(output_dir: Path) -> Float64[np.ndarray, " steps"]:
+    """Returns the training loss of each step of a finished run; NaN for a step left out by `on_nan: skip`."""
+    return np.array([record["loss"] for record in read_metrics(output_dir / METRICS)], dtype=np.float64)
+
+
+def jumps_at(
+    losses: Mapping[int, Float64[np.ndarray, " steps"]], at: tuple[int, ...], *, around: int
+) -> dict[int, float]:
+    """Returns, by seed, the mean jump of the loss at the given steps; seeds without one are left out."""
+    found = {seed: jump(values, at, around=around) for seed, values in losses.items()}
+    return {seed: value for seed, value in found.items() if value is not None}
+
+
+def _opened(config: RunConfig) -> tuple[PreparedData, str]:
+    return PreparedData.open(config.prepared_dir, config.data), next(iter(config.data.sources))
+
+
+def _packs_per_step(config: RunConfig) -> int:
+    assert config.training.packs_per_step is not None, "the study has checked its runs"
+    return config.training.packs_per_step
+
+
+def _forget(path: Path) -> None:
+    """Asks the system to remove the file from its cache."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+        os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
+    finally:
+        os.close(descriptor)
+
+
+def _read_from_disk() -> int:
+    lines = dict(line.split(": ") for line in Path("/proc/self/io").read_text(encoding="ascii").splitlines())
+    return int(lines["read_bytes"])
 
 
 class ShuffleStudy(TrainedStudy[ShuffleStudyConfig]):

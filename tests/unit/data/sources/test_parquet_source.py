@@ -14,7 +14,7 @@ from evenpack.data.sources.corpus import Document
 from evenpack.data.sources.kinds import KINDS, open_corpus, source_inputs
 from evenpack.data.sources.tables import ParquetTable
 from evenpack.errors import DataError
-from evenpack.studies.lengths.options import InputOptions
+from evenpack.studies.lengths.options import SubjectOptions
 from evenpack.studies.lengths.reading import read_histogram
 
 
@@ -116,7 +116,7 @@ def test_prepare_reads_parquet_as_jsonl_and_resumes_where_it_was(
 
 def test_inspect_counts_the_same_rows_by_the_same_reader(tmp_path: Path) -> None:
     pa.parquet.write_table(pa.table({"n": [1, 2, 2, 5]}), tmp_path / "lengths.parquet", row_group_size=3)
-    assert read_histogram(str(tmp_path / "lengths.parquet"), InputOptions(column="n")).counts.tolist() == [
+    assert read_histogram(str(tmp_path / "lengths.parquet"), SubjectOptions(column="n")).counts.tolist() == [
         1,
         2,
         0,

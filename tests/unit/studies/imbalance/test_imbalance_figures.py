@@ -12,7 +12,7 @@ from matplotlib.figure import Figure
 from studied_runs import studied
 
 from evenpack.engine.config import RunConfig
-from evenpack.studies.imbalance import plots
+from evenpack.studies.imbalance import presentation
 from evenpack.studies.imbalance.command import ImbalanceCommand
 from evenpack.studies.imbalance.measurement import is_same_device
 from evenpack.studies.imbalance.study import shows_reference
@@ -61,7 +61,7 @@ def test_the_published_curve_stands_beside_its_own_lengths_or_where_it_is_wanted
 @pytest.fixture
 def figures(monkeypatch: pytest.MonkeyPatch) -> list[Figure]:
     """The figures that are drawn while a test runs."""
-    return keep_figures(monkeypatch, plots)
+    return keep_figures(monkeypatch, presentation)
 
 
 def test_figures_tell_what_was_measured_from_what_was_estimated(
@@ -69,8 +69,8 @@ def test_figures_tell_what_was_measured_from_what_was_estimated(
 ) -> None:
     log_run(packed)
     study = studied(packed, baseline_run=log_run(padded, seconds=1.0))
-    plots.plot_imbalance(study, tmp_path / "figure.png")
-    plots.plot_step_speed_ups(study, tmp_path / "steps.png")
+    presentation.plot_imbalance(study, tmp_path / "figure.png")
+    presentation.plot_step_speed_ups(study, tmp_path / "steps.png")
     speed_ups, of_steps = figures
     width, height = struct.unpack(">II", (tmp_path / "figure.png").read_bytes()[16:24])
     assert width < 1_800, "as wide as a page shows it"
@@ -98,7 +98,7 @@ def test_marks_are_filled_where_the_cost_model_was_measured(
     packed: RunConfig, tmp_path: Path, figures: list[Figure]
 ) -> None:
     study = studied(packed, cost_model="gpt2_xl_width_cpu")
-    plots.plot_imbalance(study, tmp_path / "figure.png")
+    presentation.plot_imbalance(study, tmp_path / "figure.png")
     (figure,) = figures
     assert "SIMULATED with a cost model measured on CPU" in texts_of(figure)
     assert "white" not in {line.get_markerfacecolor() for line in figure.axes[0].lines}

@@ -17,7 +17,7 @@ from evenpack.studies.imbalance.extrapolation import (
     forecast_slowest,
     single_device_gumbel,
 )
-from evenpack.studies.imbalance.logs import StepLog
+from evenpack.studies.imbalance.measurement import StepLog
 from evenpack.studies.statistics import fits
 from evenpack.studies.statistics.laws import Gumbel, expected_minima
 

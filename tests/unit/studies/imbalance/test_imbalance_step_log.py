@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from evenpack.errors import DataError
-from evenpack.studies.imbalance.logs import StepLog, read_step_log, steady_start
+from evenpack.studies.imbalance.measurement import StepLog, read_step_log, steady_start
 
 
 def _steady(steps: int) -> list[float]:

@@ -18,9 +18,9 @@ from evenpack.engine.resolving.resolve import resolve
 from evenpack.launcher.cli import app as cli
 from evenpack.studies.imbalance.cluster import BALANCED_PACKS, BASELINE, DENSE_PACKS, SCHEMES, Scheme
 from evenpack.studies.imbalance.extrapolation import forecast_from_log
-from evenpack.studies.imbalance.logs import read_step_log
-from evenpack.studies.imbalance.plots import _draw_forecast
-from evenpack.studies.imbalance.step_times import Crossing, StepTimes, find_crossings
+from evenpack.studies.imbalance.measurement import read_step_log
+from evenpack.studies.imbalance.presentation import _draw_forecast
+from evenpack.studies.imbalance.simulation import Crossing, StepTimes, find_crossings
 from evenpack.studies.roofline.estimate import linear_seconds
 
 ARRIVAL = Scheme(layout="unpadded", policy="arrival")

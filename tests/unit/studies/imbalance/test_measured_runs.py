@@ -15,11 +15,10 @@ from evenpack.errors import ConfigError
 from evenpack.launcher.cli import app as cli
 from evenpack.studies.imbalance.cluster import Scheme
 from evenpack.studies.imbalance.command import ImbalanceCommand
-from evenpack.studies.imbalance.logs import Cut, read_step_log
-from evenpack.studies.imbalance.measurement import read_logged_run, require_comparable, scheme_of
+from evenpack.studies.imbalance.measurement import Cut, read_logged_run, read_step_log, require_comparable, scheme_of
+from evenpack.studies.imbalance.presentation import cut_lines
 from evenpack.studies.imbalance.step_cost import SHIPPED
 from evenpack.studies.imbalance.study import run_study
-from evenpack.studies.imbalance.tables import cut_lines
 from evenpack.studies.lengths.options import SubjectOptions
 from evenpack.studies.lengths.subject import find_subject
 from evenpack.testing import changed, write_run_file

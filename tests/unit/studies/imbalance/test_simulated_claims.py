@@ -5,12 +5,7 @@ from simulated_clusters import ARRIVAL
 
 from evenpack.data.order.step_shape import POLICIES
 from evenpack.data.packing import pack
-from evenpack.studies.imbalance.cluster import (
-    BALANCED_PACKS,
-    DENSE_PACKS,
-    ClusterOptions,
-    Scheme,
-)
+from evenpack.studies.imbalance.cluster import BALANCED_PACKS, DENSE_PACKS, ClusterOptions, Scheme
 from evenpack.studies.imbalance.simulation import Simulation, simulate
 from evenpack.studies.imbalance.step_cost import find_cost
 from evenpack.studies.lengths.reading import published_histogram

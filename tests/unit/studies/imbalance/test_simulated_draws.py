@@ -21,8 +21,7 @@ from evenpack.studies.imbalance.cluster import (
     pack_kinds,
     sequence_kinds,
 )
-from evenpack.studies.imbalance.simulation import make_cluster
-from evenpack.studies.imbalance.step_times import StepTimes
+from evenpack.studies.imbalance.simulation import StepTimes, make_cluster
 from evenpack.studies.lengths.reading import published_histogram
 
 

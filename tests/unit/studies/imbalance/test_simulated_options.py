@@ -6,9 +6,7 @@ import pytest
 
 from evenpack.data.packing import pack
 from evenpack.errors import ConfigError
-from evenpack.studies.imbalance.cluster import (
-    ClusterOptions,
-)
+from evenpack.studies.imbalance.cluster import ClusterOptions
 from evenpack.studies.imbalance.simulation import parse_devices, simulate
 from evenpack.studies.imbalance.step_cost import find_cost
 from evenpack.studies.lengths.reading import published_histogram

@@ -11,13 +11,7 @@ from simulated_clusters import cost, histogram_of, run, some_steps
 from evenpack.data.packing import pack
 from evenpack.errors import ConfigError, RunError
 from evenpack.studies.imbalance import simulation
-from evenpack.studies.imbalance.cluster import (
-    BALANCED_PACKS,
-    BASELINE,
-    SCHEMES,
-    Cluster,
-    ClusterOptions,
-)
+from evenpack.studies.imbalance.cluster import BALANCED_PACKS, BASELINE, SCHEMES, Cluster, ClusterOptions
 from evenpack.studies.imbalance.simulation import fit_noise, make_cluster, simulate
 from evenpack.studies.statistics.laws import Gumbel
 

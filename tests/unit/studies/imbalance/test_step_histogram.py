@@ -7,10 +7,9 @@ from matplotlib.axes import Axes
 from evenpack.data.packing import LengthHistogram, pack
 from evenpack.studies.imbalance.cluster import UNPADDED_ARRIVAL, ClusterOptions
 from evenpack.studies.imbalance.extrapolation import PUBLISHED_CLUSTER, single_device_gumbel
-from evenpack.studies.imbalance.plots import _draw_histogram
-from evenpack.studies.imbalance.simulation import simulate
+from evenpack.studies.imbalance.presentation import _draw_histogram
+from evenpack.studies.imbalance.simulation import StepHistogram, simulate, step_histogram
 from evenpack.studies.imbalance.step_cost import DEFAULT_COST, find_cost
-from evenpack.studies.imbalance.step_times import StepHistogram, step_histogram
 from evenpack.studies.lengths.reading import published_histogram
 from evenpack.studies.statistics.laws import Gumbel
 

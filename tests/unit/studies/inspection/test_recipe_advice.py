@@ -10,7 +10,7 @@ from evenpack.data.recipes import ConcatRecipe, DocumentsRecipe, PaddingRecipe
 from evenpack.data.sequences import build_view
 from evenpack.data.tokens.file import TokenFile
 from evenpack.data.tokens.writer import TokenFileWriter
-from evenpack.studies.inspection.recipes import advise_recipe
+from evenpack.studies.inspection.inspect import advise_recipe
 
 LENGTHS = [2, 9, 17, 33, 34, 64, 100, 31, 32, 5, 5, 48, 200]
 ROW = 32

@@ -7,7 +7,7 @@ import pytest
 from wordpiece import write_vocabulary
 
 from evenpack.errors import ConfigError, DataError
-from evenpack.studies.lengths.options import InputOptions, SubjectOptions
+from evenpack.studies.lengths.options import SubjectOptions
 from evenpack.studies.lengths.reading import read_histogram
 from evenpack.studies.lengths.subject import find_subject
 from evenpack.studies.packing.packing import PackerChoice, study_packing
@@ -68,7 +68,7 @@ def test_a_task_is_packed_at_128_and_cut_there_by_default() -> None:
 
 
 def test_local_files_are_measured_with_their_special_tokens(glue_dir: str, tokenizer: str) -> None:
-    options = InputOptions(glue_dir=glue_dir, tokenizer=tokenizer)
+    options = SubjectOptions(glue_dir=glue_dir, tokenizer=tokenizer)
     assert read_histogram("glue:cola", options).counts.tolist() == [0, 0, 1, 0, 1, 0, 1]
     assert read_histogram("glue:rte", options).counts.tolist() == [0] * 7 + [1]  # [CLS] 2 [SEP] 3 [SEP]
     subject = find_subject("glue:cola", [], SubjectOptions(**dataclasses.asdict(options)))
@@ -76,7 +76,7 @@ def test_local_files_are_measured_with_their_special_tokens(glue_dir: str, token
 
 
 def test_a_broken_row_and_a_missing_file_are_named(glue_dir: str, tokenizer: str) -> None:
-    options = InputOptions(glue_dir=glue_dir, tokenizer=tokenizer)
+    options = SubjectOptions(glue_dir=glue_dir, tokenizer=tokenizer)
     write_file(Path(glue_dir) / "CoLA", ["gj04\t1\t\tit", "gj04\t1"])
     with pytest.raises(DataError, match=r"CoLA/train.tsv, line 2: expected 4 columns"):
         read_histogram("glue:cola", options)
@@ -99,11 +99,11 @@ def test_an_option_that_does_not_go_with_a_task_is_refused(
     source: str, options: dict[str, str], message: str, glue_dir: str
 ) -> None:
     with pytest.raises(ConfigError, match=message):
-        read_histogram(source, InputOptions(glue_dir=glue_dir, **options))  # type: ignore[arg-type]
+        read_histogram(source, SubjectOptions(glue_dir=glue_dir, **options))  # type: ignore[arg-type]
 
 
 def test_lengths_that_come_along_take_no_option_of_other_inputs() -> None:
     with pytest.raises(ConfigError, match="--name does not apply to glue:cola, which is a published histogram"):
-        read_histogram("glue:cola", InputOptions(name="short"))
+        read_histogram("glue:cola", SubjectOptions(name="short"))
     with pytest.raises(ConfigError, match=r"glue:mrpc are the lengths of its texts \(sentence1, sentence2\)"):
         read_histogram("glue:mrpc")

@@ -17,7 +17,7 @@ from wordpiece import write_vocabulary
 from evenpack.data.prepare.progress import PrepareState
 from evenpack.data.sources import tables
 from evenpack.errors import ConfigError, DataError, EvenpackError
-from evenpack.studies.lengths.options import InputOptions
+from evenpack.studies.lengths.options import SubjectOptions
 from evenpack.studies.lengths.reading import read_histogram
 
 ROWS: dict[str, list[Any]] = {
@@ -94,7 +94,7 @@ def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 
 def counts(source: str, **options: str) -> list[int]:
-    return read_histogram(source, InputOptions(**options)).counts.tolist()  # type: ignore[arg-type]
+    return read_histogram(source, SubjectOptions(**options)).counts.tolist()  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("write", WRITERS)
@@ -297,7 +297,7 @@ def test_long_tables_are_read_in_parts_and_every_row_is_counted(
         source = write(tmp_path, {"n": values.tolist(), "text": texts})
         heard: list[PrepareState] = []
         assert counts(source, column="n") == expected, source
-        with_text = InputOptions(column="text", tokenizer=tokenizer)
+        with_text = SubjectOptions(column="text", tokenizer=tokenizer)
         found = read_histogram(source, with_text, progress=_Listener(heard))
         assert found.counts.tolist() == [0, *expected], source
         assert len(heard) > 3, source

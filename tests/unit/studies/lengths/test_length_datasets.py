@@ -10,7 +10,7 @@ from wordpiece import write_vocabulary
 
 from evenpack.data.tasks.glue import GLUE_TASKS
 from evenpack.errors import ConfigError, DataError
-from evenpack.studies.lengths.options import InputOptions
+from evenpack.studies.lengths.options import SubjectOptions
 from evenpack.studies.lengths.reading import read_histogram
 
 COLA = {"sentence": ["the cat sat.", "it", "cats"], "label": [1, 0, 1], "idx": [0, 1, 2]}
@@ -58,7 +58,7 @@ def tokenizer(tmp_path: Path) -> str:
 
 
 def counts(source: str, **options: str) -> list[int]:
-    return read_histogram(source, InputOptions(**options)).counts.tolist()  # type: ignore[arg-type]
+    return read_histogram(source, SubjectOptions(**options)).counts.tolist()  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("with_readme", [False, True])

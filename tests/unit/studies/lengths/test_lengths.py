@@ -11,8 +11,8 @@ import pyarrow as pa
 import pytest
 
 from evenpack.errors import ConfigError, DataError, EvenpackError
-from evenpack.studies.lengths import numbers
-from evenpack.studies.lengths.options import InputOptions
+from evenpack.studies.lengths import reading
+from evenpack.studies.lengths.options import SubjectOptions
 from evenpack.studies.lengths.reading import merge_histograms, read_histogram
 
 LENGTHS = [3, 1, 3, 7, 2, 3]
@@ -39,7 +39,7 @@ def test_every_format_gives_the_same_histogram(tmp_path: Path, monkeypatch: pyte
 
 
 def test_a_long_text_is_read_in_parts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(numbers, "_TEXT_BYTES", 64)
+    monkeypatch.setattr(reading, "_TEXT_BYTES", 64)
     values = np.random.default_rng(0).integers(1, 500, 400)
     source = write(tmp_path / "lengths.txt", "\n".join(map(str, values)))
     assert read_histogram(source).counts.tolist() == np.bincount(values)[1:].tolist()
@@ -50,7 +50,7 @@ def test_a_long_text_is_read_in_parts(tmp_path: Path, monkeypatch: pytest.Monkey
 def test_words_are_whole_wherever_the_parts_of_a_text_end(
     separator: str, size: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(numbers, "_TEXT_BYTES", size)
+    monkeypatch.setattr(reading, "_TEXT_BYTES", size)
     (tmp_path / "lengths.txt").write_bytes(separator.join(["", "13", "2", "007", "2", "1"]).encode())
     assert np.flatnonzero(read_histogram(str(tmp_path / "lengths.txt")).counts).tolist() == [0, 1, 6, 12]
     (tmp_path / "wrong.txt").write_bytes(separator.join(["13", "2", "4", "0", "1"]).encode())
@@ -66,7 +66,7 @@ def test_words_are_whole_wherever_the_parts_of_a_text_end(
 def test_a_word_too_long_for_a_number_is_refused_before_it_is_read_whole(
     digit: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(numbers, "_TEXT_BYTES", 16)
+    monkeypatch.setattr(reading, "_TEXT_BYTES", 16)
     (tmp_path / "long.txt").write_text("1\n2\n" + digit * 100_000 + " 5")
     asked = []
     with (tmp_path / "long.txt").open("rb") as file:
@@ -76,7 +76,7 @@ def test_a_word_too_long_for_a_number_is_refused_before_it_is_read_whole(
             return file.read(size)
 
         with pytest.raises(DataError, match=f"long.txt, line 3: expected whole numbers, found '{digit * 40}'"):
-            numbers.from_text(read, "long.txt", are_counts=False)
+            reading.from_text(read, "long.txt", are_counts=False)
     assert 64 < sum(asked) <= 96
 
 
@@ -102,24 +102,24 @@ def test_numbers_on_one_line_need_no_more_memory_the_more_they_are(tmp_path: Pat
 def test_a_wrong_length_is_named_by_its_index_in_the_whole_text(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(numbers, "_TEXT_BYTES", 64)
+    monkeypatch.setattr(reading, "_TEXT_BYTES", 64)
     source = write(tmp_path / "lengths.txt", "\n".join(["12"] * 300 + ["0"] + ["12"] * 300))
     with pytest.raises(DataError, match=r"lengths.txt, index 300: a length must be .* found 0"):
         read_histogram(source)
 
 
 def test_numbers_may_be_the_counts_of_a_histogram(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(numbers, "_TEXT_BYTES", 4)
+    monkeypatch.setattr(reading, "_TEXT_BYTES", 4)
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"1 1 3\n0 0\n0 1")))
     np.save(tmp_path / "counts.npy", np.array(COUNTS, dtype=np.uint32))
-    options = InputOptions(histogram=True)
+    options = SubjectOptions(histogram=True)
     for source in (str(tmp_path / "counts.npy"), write(tmp_path / "counts.txt", "1 1 3\n0 0\n0 1\n"), "-"):
         assert read_histogram(source, options).counts.tolist() == COUNTS, source
     with pytest.raises(EvenpackError, match="length 2 has -4"):
         read_histogram(write(tmp_path / "negative.txt", "1 -4"), options)
     with pytest.raises(EvenpackError, match="histogram is empty"):
         read_histogram(write(tmp_path / "empty.txt", ""), options)
-    monkeypatch.setattr(numbers, "MOST_SLOTS", 6)
+    monkeypatch.setattr(reading, "MOST_SLOTS", 6)
     for source in (str(tmp_path / "counts.npy"), str(tmp_path / "counts.txt")):
         with pytest.raises(DataError, match="holds more than 6 numbers: too many for a histogram"):
             read_histogram(source, options)
@@ -128,35 +128,35 @@ def test_numbers_may_be_the_counts_of_a_histogram(tmp_path: Path, monkeypatch: p
 @pytest.mark.parametrize("source", ["wikipedia_512", "some.json", "some.parquet", "some.csv", "some.jsonl", "a:b"])
 def test_only_numbers_can_be_called_a_histogram(source: str) -> None:
     with pytest.raises(ConfigError, match=f"--histogram does not apply to {source}"):
-        read_histogram(source, InputOptions(histogram=True))
+        read_histogram(source, SubjectOptions(histogram=True))
 
 
 @pytest.mark.parametrize(
     ("source", "options"),
     [
-        ("lengths.npy", InputOptions(column="n")),
-        ("lengths.txt", InputOptions(tokenizer="bert")),
-        ("-", InputOptions(split="train")),
-        ("some.json", InputOptions(column="n")),
-        ("some.parquet", InputOptions(split="test")),
-        ("some.parquet", InputOptions(name="short")),
-        ("glue:cola", InputOptions(name="short")),
-        ("wikipedia_512", InputOptions(tokenizer="bert")),
+        ("lengths.npy", SubjectOptions(column="n")),
+        ("lengths.txt", SubjectOptions(tokenizer="bert")),
+        ("-", SubjectOptions(split="train")),
+        ("some.json", SubjectOptions(column="n")),
+        ("some.parquet", SubjectOptions(split="test")),
+        ("some.parquet", SubjectOptions(name="short")),
+        ("glue:cola", SubjectOptions(name="short")),
+        ("wikipedia_512", SubjectOptions(tokenizer="bert")),
     ],
 )
-def test_an_option_that_does_not_concern_the_input_is_refused(source: str, options: InputOptions) -> None:
+def test_an_option_that_does_not_concern_the_input_is_refused(source: str, options: SubjectOptions) -> None:
     with pytest.raises(ConfigError, match=f"does not apply to {source}, which is"):
         read_histogram(source, options)
 
 
 def test_one_of_several_histograms_is_chosen_by_name(tmp_path: Path) -> None:
     source = write(tmp_path / "both.json", json.dumps({"short": [4, 0], "long": {"9": 2}}))
-    assert read_histogram(source, InputOptions(name="short")).tokens == 4
-    assert read_histogram(source, InputOptions(name="long")).tokens == 18
+    assert read_histogram(source, SubjectOptions(name="short")).tokens == 4
+    assert read_histogram(source, SubjectOptions(name="long")).tokens == 18
     with pytest.raises(DataError, match="choose one with --name; known: short, long"):
         read_histogram(source)
     with pytest.raises(DataError, match="did you mean 'short'"):
-        read_histogram(source, InputOptions(name="shirt"))
+        read_histogram(source, SubjectOptions(name="shirt"))
 
 
 @pytest.mark.parametrize(
@@ -195,9 +195,9 @@ def test_a_missing_file_a_matrix_and_a_needless_name_are_errors(tmp_path: Path) 
     with pytest.raises(DataError, match="found float64"):
         read_histogram(str(tmp_path / "floats.npy"))
     with pytest.raises(ConfigError, match=r"--name does not apply to lengths\.txt"):
-        read_histogram("lengths.txt", InputOptions(name="short"))
+        read_histogram("lengths.txt", SubjectOptions(name="short"))
     with pytest.raises(DataError, match="is a single histogram"):
-        read_histogram(write(tmp_path / "one.json", "[1]"), InputOptions(name="short"))
+        read_histogram(write(tmp_path / "one.json", "[1]"), SubjectOptions(name="short"))
 
 
 MOST = 9223372036854775807
@@ -244,11 +244,11 @@ def test_what_is_no_histogram_in_json_is_named_with_its_place(case: str, tmp_pat
 
 def test_the_chosen_of_several_histograms_is_named_where_it_is_wrong(tmp_path: Path) -> None:
     source = write(tmp_path / "both.json", '{"right": [4, 1], "wrong": {"3": 1, "5": 0.5}, "empty": []}')
-    assert read_histogram(source, InputOptions(name="right")).tokens == 6
+    assert read_histogram(source, SubjectOptions(name="right")).tokens == 6
     with pytest.raises(DataError, match=r"both.json, wrong: .*; length 5 has 0.5"):
-        read_histogram(source, InputOptions(name="wrong"))
+        read_histogram(source, SubjectOptions(name="wrong"))
     with pytest.raises(DataError, match=r"both\.json, empty: expected counts by length"):
-        read_histogram(source, InputOptions(name="empty"))
+        read_histogram(source, SubjectOptions(name="empty"))
 
 
 WRONG_ARRAYS = {
@@ -272,11 +272,11 @@ def test_a_wrong_number_of_an_array_is_named_with_file_and_place(case: str, tmp_
     array, are_counts, message = WRONG_ARRAYS[case]
     np.save(tmp_path / "a.npy", array)
     with pytest.raises(DataError, match=f"a.npy.*{message}"):
-        read_histogram(str(tmp_path / "a.npy"), InputOptions(histogram=are_counts))
+        read_histogram(str(tmp_path / "a.npy"), SubjectOptions(histogram=are_counts))
 
 
 def test_a_long_array_is_read_in_parts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(numbers, "_ARRAY_NUMBERS", 7)
+    monkeypatch.setattr(reading, "_ARRAY_NUMBERS", 7)
     lengths = np.arange(1, 101)
     np.save(tmp_path / "a.npy", lengths)
     assert read_histogram(str(tmp_path / "a.npy")).counts.tolist() == [1] * 100
@@ -288,7 +288,7 @@ def test_a_long_array_is_read_in_parts(tmp_path: Path, monkeypatch: pytest.Monke
 
 def test_an_archive_of_arrays_is_refused_by_name(tmp_path: Path) -> None:
     np.savez(tmp_path / "a.npz", lengths=np.array(LENGTHS))
-    for options in (InputOptions(), InputOptions(histogram=True)):
+    for options in (SubjectOptions(), SubjectOptions(histogram=True)):
         with pytest.raises(DataError, match=r"a\.npz may hold several arrays .*: save the lengths alone"):
             read_histogram(str(tmp_path / "a.npz"), options)
 

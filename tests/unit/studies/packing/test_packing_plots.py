@@ -7,7 +7,7 @@ from seen_figures import DrawnFigure
 
 from evenpack.data.packing import LengthHistogram
 from evenpack.studies.packing.packing import PackingRow, recommend, study_packing, sweep_pack_lengths
-from evenpack.studies.packing.plots import (
+from evenpack.studies.packing.presentation import (
     DrawnLengths,
     Sweep,
     percent_between,

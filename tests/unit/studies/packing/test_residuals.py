@@ -13,7 +13,7 @@ from evenpack.errors import ConfigError, PackingError
 from evenpack.studies.lengths.reading import published_histogram
 from evenpack.studies.lengths.subject import Subject
 from evenpack.studies.packing.command import PackingCommand
-from evenpack.studies.packing.plots import title_of_search
+from evenpack.studies.packing.presentation import title_of_search
 from evenpack.studies.packing.residuals import (
     ResidualRow,
     Setting,

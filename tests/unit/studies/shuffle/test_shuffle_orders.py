@@ -9,12 +9,13 @@ from evenpack.data.order.blocked_plan import BlockedPlan, Blocks
 from evenpack.data.order.plan import PackPlan, sort_by_length
 from evenpack.data.packing import LengthHistogram, pack
 from evenpack.studies.shuffle.config import ShuffleSection
-from evenpack.studies.shuffle.measure import borders, jump
-from evenpack.studies.shuffle.orders import (
+from evenpack.studies.shuffle.study import (
     Order,
+    borders,
     buffer_order,
     corpus_order,
     drawn_order,
+    jump,
     next_fit,
     quality,
     window_distance,
