@@ -17,12 +17,12 @@ from pydantic import TypeAdapter
 
 from evenpack.studies.equivalence.compare import Curve, TaskComparison, compare
 from evenpack.studies.equivalence.config import EquivalenceConfig
-from evenpack.studies.equivalence.plots import plot_equivalence
+from evenpack.studies.equivalence.presentation import plot_equivalence
 from evenpack.studies.packing.presentation import plot_residuals
 from evenpack.studies.packing.residuals import ResidualRow
 from evenpack.studies.provenance import COMPUTED, provenance_line
 from evenpack.studies.shuffle.config import ShuffleStudyConfig
-from evenpack.studies.shuffle.presentation import plot_shuffle
+from evenpack.studies.shuffle.study import plot_shuffle
 
 
 def main() -> None:

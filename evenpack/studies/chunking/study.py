@@ -18,8 +18,7 @@ from evenpack.studies.budget.options import BudgetOptions
 from evenpack.studies.chunking.compare import Finished, compare, describe_arms, reference_of
 from evenpack.studies.chunking.config import ChunkingConfig
 from evenpack.studies.chunking.curves import held_out_evaluations, read_curve, read_held_out
-from evenpack.studies.chunking.plots import plot_lengths, require_plots
-from evenpack.studies.chunking.tables import comparison_tables
+from evenpack.studies.chunking.presentation import comparison_tables, plot_lengths, require_plots
 from evenpack.studies.columns import Column, table_of
 from evenpack.studies.runs.arms import of_each_run
 from evenpack.studies.runs.jobs import Job, StudyRun, interleaved

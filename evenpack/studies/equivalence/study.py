@@ -14,8 +14,7 @@ from evenpack.studies.equivalence.compare import (
     read_tuned,
 )
 from evenpack.studies.equivalence.config import EquivalenceConfig
-from evenpack.studies.equivalence.plots import plot_equivalence
-from evenpack.studies.equivalence.tables import comparison_tables, tuned_tables
+from evenpack.studies.equivalence.presentation import comparison_tables, plot_equivalence, tuned_tables
 from evenpack.studies.runs.arms import of_each_run
 from evenpack.studies.runs.jobs import FinetuneRun, expand_finetunings
 from evenpack.studies.runs.runner import EndedRun, RunDevices

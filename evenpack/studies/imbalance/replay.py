@@ -36,6 +36,7 @@ from evenpack.studies.imbalance.cluster import (
 )
 from evenpack.studies.imbalance.extrapolation import SlowestForecast, forecast_slowest
 from evenpack.studies.imbalance.simulation import SchemeRow, StepTimes, seconds_by_work, summarise
+from evenpack.studies.provenance import made_by
 from evenpack.studies.throughput.contenders import (
     VirtualRanks,
     changed,
@@ -100,10 +101,9 @@ class Replay:
     def described(self) -> str:
         """Returns device, model and commit, for figures and tables."""
         on = self.measured_on
-        commit = "no checkout" if on.commit is None else f"commit {on.commit}"
         return (
-            f"{on.model} of {on.layers} layers, {on.precision}, one {on.device}; torch {on.torch}, evenpack "
-            f"{on.evenpack}, {commit}"
+            f"{on.model} of {on.layers} layers, {on.precision}, one {on.device}; torch {on.torch}, "
+            f"{made_by(on.evenpack, [on.commit])}"
         )
 
     def of(self, scheme: Scheme) -> tuple[SchemeRow, ...]:

@@ -8,7 +8,6 @@ from dataclasses import dataclass, replace
 
 from evenpack import console
 from evenpack.data.packing import pack
-from evenpack.engine.provenance import commit_of_source
 from evenpack.engine.reporting.metrics import METRICS
 from evenpack.engine.reporting.run_record import RunRecord, read_run_record
 from evenpack.engine.resolving.resolve import ResolvedRun, resolve
@@ -46,10 +45,9 @@ from evenpack.studies.imbalance.simulation import (
 from evenpack.studies.imbalance.step_cost import DEFAULT_COST, StepCost, estimate_for, find_cost
 from evenpack.studies.lengths.subject import Subject
 from evenpack.studies.plotting import require_plot
-from evenpack.studies.provenance import provenance_of_runs
+from evenpack.studies.provenance import made_by, provenance_of_runs
 from evenpack.studies.statistics.laws import Gumbel
 from evenpack.studies.throughput.measure import StepProgress
-from evenpack.version import VERSION
 
 _DEVICES = "1..2048"
 _FEWEST_REPLAYED_STEPS = 2
@@ -396,11 +394,9 @@ def _laws_beside(
 
 
 def _footer(subject: Subject, logs: Sequence[LoggedRun], replayed: Replay | None) -> tuple[str, ...]:
-    commit = commit_of_source()
     data = "" if subject.prepared is None else f", data {subject.prepared.fingerprint(seed=0)[:_SHORT_NAME]}"
-    made = f"evenpack {VERSION}, {'no checkout' if commit is None else f'commit {commit}'}"
     return (
-        f"Simulated: lengths of {subject.origin}{data}; {made}; no device",
+        f"Simulated: lengths of {subject.origin}{data}; {made_by()}; no device",
         *([] if replayed is None else [f"Replayed: {replayed.described()}"]),
         *(f"Measured: {provenance_of_runs(log.label, [log.record])}" for log in logs),
     )

@@ -85,16 +85,11 @@ class FittedLaws:
     """For each law in the report, the fits of `samples` that converged; empty if too few did."""
 
 
-def fit_distributions(values: Float64[np.ndarray, " values"], *, rounds: int = ROUNDS, seed: int = 0) -> FitReport:
+def fit_laws(values: Float64[np.ndarray, " values"], *, rounds: int = ROUNDS, seed: int = 0) -> FittedLaws:
     """Fits a Gumbel, a normal law and a generalised extreme value law, by maximum likelihood.
 
     Raises: FitError for values that are not finite, all equal or fewer than 3, or if no fit converges.
     """
-    return fit_laws(values, rounds=rounds, seed=seed).report
-
-
-def fit_laws(values: Float64[np.ndarray, " values"], *, rounds: int = ROUNDS, seed: int = 0) -> FittedLaws:
-    """Does the same as `fit_distributions`, and returns the bootstrap's fits too."""
     if len(values) < 3 or not np.isfinite(values).all() or np.ptp(values) == 0:
         got = f"{len(values)}, all {values[0]:.6g}" if len(values) and np.ptp(values) == 0 else f"{len(values)}"
         raise FitError(f"a law needs 3 or more finite values that differ, got {got}: check the log's rates")

@@ -159,8 +159,6 @@ def expected_minima(law: Law, devices: Sequence[float | int]) -> Float64[np.ndar
     `law` describes a cluster of n, then m / n draws represent m devices. Infinite where the mean does not exist.
     """
     counts = np.asarray(devices, dtype=np.float64)
-    if not (np.isfinite(counts).all() and (counts > 0).all()):
-        raise ConfigError(f"expected numbers of devices above 0, got {list(devices)}")
     finite = np.array([law.has_mean(count) for count in counts.tolist()], dtype=bool)
     expected = np.full(counts.shape, np.inf)
     expected[finite] = law.at_hazard(_NODES / counts[finite, None]) @ _WEIGHTS

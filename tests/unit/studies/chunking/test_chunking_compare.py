@@ -14,8 +14,7 @@ from seen_figures import DrawnFigure
 
 from evenpack.errors import ConfigError
 from evenpack.studies.chunking.compare import ArmRow, Finished, compare
-from evenpack.studies.chunking.plots import plot_lengths, require_plots, title_of_held_out
-from evenpack.studies.chunking.tables import comparison_tables
+from evenpack.studies.chunking.presentation import comparison_tables, plot_lengths, require_plots, title_of_held_out
 from evenpack.studies.statistics.paired import Spread
 
 ARMS = {

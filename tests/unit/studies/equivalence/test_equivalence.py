@@ -13,8 +13,7 @@ from study_files import write_log, write_study
 from evenpack.errors import ConfigError, DataError
 from evenpack.studies.equivalence.compare import Curve, compare, read_curve
 from evenpack.studies.equivalence.config import EquivalenceConfig, EquivalenceSection
-from evenpack.studies.equivalence.plots import plot_equivalence
-from evenpack.studies.equivalence.tables import comparison_tables
+from evenpack.studies.equivalence.presentation import comparison_tables, plot_equivalence
 from evenpack.studies.runs.study_file import load_study
 
 SECTION = EquivalenceSection(reference="unpacked", margin=0.1, controls=["broken"])

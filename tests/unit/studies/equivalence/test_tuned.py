@@ -10,8 +10,7 @@ from study_files import write_log, write_study, write_tuned
 from evenpack.errors import DataError
 from evenpack.studies.equivalence.compare import TaskComparison, Tuned, compare, compare_tuned, read_curve, read_tuned
 from evenpack.studies.equivalence.config import EquivalenceConfig, EquivalenceSection
-from evenpack.studies.equivalence.plots import plot_equivalence
-from evenpack.studies.equivalence.tables import tuned_tables
+from evenpack.studies.equivalence.presentation import plot_equivalence, tuned_tables
 from evenpack.studies.runs.study_file import load_study
 
 SECTION = EquivalenceSection(reference="unpacked", margin=0.1)

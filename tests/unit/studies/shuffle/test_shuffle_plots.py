@@ -7,7 +7,7 @@ from seen_figures import DrawnFigure
 
 from evenpack.studies.plotting import COLOURS
 from evenpack.studies.shuffle.config import ShuffleStudyConfig
-from evenpack.studies.shuffle.presentation import plot_shuffle
+from evenpack.studies.shuffle.study import plot_shuffle
 
 MORE_ARMS_THAN_COLOURS = [f"arm_{index}" for index in range(len(COLOURS) + 1)]
 LOSSES = {arm: {1: np.linspace(5.0, 4.0, 30), 2: np.linspace(5.1, 4.1, 30)} for arm in MORE_ARMS_THAN_COLOURS}

@@ -13,7 +13,7 @@ from evenpack.studies.statistics.fits import (
     FitReport,
     autocorrelation,
     block_length,
-    fit_distributions,
+    fit_laws,
     ks_distance,
     resampled,
 )
@@ -55,7 +55,7 @@ def test_the_generalised_extreme_value_law_is_as_likely_as_scipys(shape: float) 
 
 
 def test_a_gumbel_is_recognised() -> None:
-    report = fit_distributions(_gumbel(800), rounds=60)
+    report = fit_laws(_gumbel(800), rounds=60).report
     gumbel, normal = _fit(report, "gumbel"), _fit(report, "normal")
     assert report.values == 800
     assert [fit.aic for fit in report.fits] == sorted(fit.aic for fit in report.fits)
@@ -69,7 +69,7 @@ def test_a_gumbel_is_recognised() -> None:
 
 
 def test_a_normal_law_is_recognised() -> None:
-    report = fit_distributions(np.random.default_rng(3).normal(1.6, 0.1, 800), rounds=60)
+    report = fit_laws(np.random.default_rng(3).normal(1.6, 0.1, 800), rounds=60).report
     assert report.best.name == "normal"
     assert _fit(report, "normal").is_acceptable
     assert not _fit(report, "gumbel").is_acceptable
@@ -77,7 +77,7 @@ def test_a_normal_law_is_recognised() -> None:
 
 def test_likelihood_and_distance_are_scipys() -> None:
     values = _gumbel(300)
-    fit = _fit(fit_distributions(values, rounds=20), "gumbel")
+    fit = _fit(fit_laws(values, rounds=20).report, "gumbel")
     frozen = stats.gumbel_r(fit.law.location, fit.law.scale)
     assert fit.log_likelihood == pytest.approx(frozen.logpdf(values).sum())
     assert fit.aic == pytest.approx(4 - 2 * frozen.logpdf(values).sum())
@@ -87,7 +87,7 @@ def test_likelihood_and_distance_are_scipys() -> None:
 def test_the_p_value_allows_for_fitted_parameters(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(fits, "FITTERS", {"normal": Normal.fit})
     values = np.random.default_rng(6).normal(size=200)
-    fit = _fit(fit_distributions(values, rounds=400), "normal")
+    fit = _fit(fit_laws(values, rounds=400).report, "normal")
     # Lilliefors' test has its own null distribution of the same distance.
     known = stats.goodness_of_fit(stats.norm, values, statistic="ks", n_mc_samples=400, rng=np.random.default_rng(1))
     assert fit.ks_p_value == pytest.approx(known.pvalue, abs=0.1)
@@ -96,18 +96,18 @@ def test_the_p_value_allows_for_fitted_parameters(monkeypatch: pytest.MonkeyPatc
 
 def test_intervals_are_as_wide_as_theory_says(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(fits, "FITTERS", {"normal": Normal.fit})
-    fit = _fit(fit_distributions(np.random.default_rng(8).normal(1.6, 0.1, 1000), rounds=200), "normal")
+    fit = _fit(fit_laws(np.random.default_rng(8).normal(1.6, 0.1, 1000), rounds=200).report, "normal")
     width = fit.intervals["location"].high - fit.intervals["location"].low
     assert width == pytest.approx(2 * 1.96 * 0.1 / math.sqrt(1000), rel=0.2)
 
 
 def test_the_report_is_the_same_each_time() -> None:
-    assert fit_distributions(_gumbel(200), rounds=20) == fit_distributions(_gumbel(200), rounds=20)
+    assert fit_laws(_gumbel(200), rounds=20).report == fit_laws(_gumbel(200), rounds=20).report
 
 
 def test_no_acceptable_law_is_a_warning() -> None:
     two_humps = np.concatenate([_gumbel(400), _gumbel(400, seed=1) + 2.0])
-    report = fit_distributions(np.random.default_rng(0).permutation(two_humps), rounds=40)
+    report = fit_laws(np.random.default_rng(0).permutation(two_humps), rounds=40).report
     assert not any(fit.is_acceptable for fit in report.fits)
     assert any("no law fits" in warning for warning in report.warnings)
 
@@ -125,7 +125,7 @@ def test_correlated_steps_are_drawn_in_blocks_and_said() -> None:
     breaks = (np.diff(order, axis=1) % 1000 != 1).sum(axis=1)
     assert (breaks <= math.ceil(1000 / length) - 1).all()
     assert breaks.min() > 0
-    report = fit_distributions(values, rounds=20)
+    report = fit_laws(values, rounds=20).report
     assert any(f"blocks of {length} steps" in warning for warning in report.warnings)
 
 
@@ -138,7 +138,7 @@ def test_correlated_steps_have_wider_intervals(monkeypatch: pytest.MonkeyPatch) 
         location = _fit(report, "normal").intervals["location"]
         return location.high - location.low
 
-    assert width(fit_distributions(values, rounds=100)) > 1.8 * width(fit_distributions(shuffled, rounds=100))
+    assert width(fit_laws(values, rounds=100).report) > 1.8 * width(fit_laws(shuffled, rounds=100).report)
 
 
 def test_slow_drift_makes_long_blocks() -> None:
@@ -151,13 +151,13 @@ def test_a_law_that_does_not_converge_is_named_and_left_out(monkeypatch: pytest.
         raise FitError("did not converge in 3 iterations")
 
     monkeypatch.setitem(FITTERS, "generalised_extreme_value", refuse)
-    report = fit_distributions(_gumbel(200), rounds=20)
+    report = fit_laws(_gumbel(200), rounds=20).report
     assert {fit.name for fit in report.fits} == {"gumbel", "normal"}
     assert any("generalised_extreme_value: did not converge" in warning for warning in report.warnings)
     for name in FITTERS:
         monkeypatch.setitem(FITTERS, name, refuse)
     with pytest.raises(FitError, match="no law could be fitted: gumbel: did not converge"):
-        fit_distributions(_gumbel(200), rounds=20)
+        fit_laws(_gumbel(200), rounds=20)
 
 
 @pytest.mark.parametrize(("failing", "is_given"), [(0.5, False), (0.02, True)])
@@ -173,7 +173,7 @@ def test_a_bootstrap_that_often_fails_gives_no_figures_and_says_so(
         return Gumbel.fit(sample)
 
     monkeypatch.setitem(FITTERS, "gumbel", moody)
-    report = fit_distributions(values, rounds=60)
+    report = fit_laws(values, rounds=60).report
     fit = _fit(report, "gumbel")
     assert bool(fit.intervals) == is_given
     assert (fit.ks_p_value is not None) == is_given
@@ -190,12 +190,12 @@ def test_a_likelihood_without_a_maximum_is_an_error() -> None:
 @pytest.mark.parametrize("values", [[1.0] * 100, [1.0, 2.0], [1.0, math.nan, 2.0, 3.0], [1.0, math.inf, 2.0, 3.0]])
 def test_values_without_a_law_are_refused(values: list[float]) -> None:
     with pytest.raises(FitError, match="3 or more finite values that differ"):
-        fit_distributions(np.array(values))
+        fit_laws(np.array(values))
 
 
 def test_a_rate_that_never_changes_is_named() -> None:
     with pytest.raises(FitError, match=r"got 100, all 1\.5"):
-        fit_distributions(np.full(100, 1.5))
+        fit_laws(np.full(100, 1.5))
 
 
 def test_the_distance_is_small_for_the_right_law_and_large_for_another() -> None:
