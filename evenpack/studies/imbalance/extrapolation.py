@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Literal
 
@@ -9,8 +10,10 @@ import numpy as np
 from jaxtyping import Float64
 from scipy import special
 
+from evenpack.errors import FitError
 from evenpack.studies.imbalance.measurement import StepLog
 from evenpack.studies.statistics.fits import (
+    FITTERS,
     ROUNDS,
     FitReport,
     FittedLaws,
@@ -18,6 +21,7 @@ from evenpack.studies.statistics.fits import (
     best_law,
     fit_laws,
     interval,
+    resampled,
 )
 from evenpack.studies.statistics.laws import (
     Gumbel,
@@ -204,25 +208,40 @@ class SlowestForecast:
 
     order_statistics: float
     """Expected maximum of as many draws from the times as they were measured."""
+    order_statistics_interval: Interval
+    """95 % interval of that, of a bootstrap in blocks of steps, as is the next one."""
     law: LawName
     """The law that fits the times best (AIC)."""
     by_law: float
     """Expected maximum of as many draws from that law."""
+    by_law_interval: Interval | None
+    """None if no fit of the bootstrap converged."""
 
 
 def forecast_slowest(
-    seconds: Float64[np.ndarray, " draws"], counts: Sequence[int], *, times: int
+    seconds: Float64[np.ndarray, " draws"], counts: Sequence[int], *, times: int = 1
 ) -> tuple[SlowestForecast, ...]:
     """Returns a forecast for each number of devices; `times`: how often they wait in a step.
 
     Raises: FitError if no law can be fitted.
     """
     name, law = best_law(seconds)
+    samples = resampled(seconds, rounds=ROUNDS, seed=0)
+    laws = []
+    for sample in samples:
+        with suppress(FitError):
+            laws.append(FITTERS[name](sample))
     return tuple(
         SlowestForecast(
             order_statistics=times * expected_maximum_of_draws(seconds, devices),
+            order_statistics_interval=interval(
+                times * np.array([expected_maximum_of_draws(sample, devices) for sample in samples])
+            ),
             law=name,
             by_law=times * expected_maximum(law, devices),
+            by_law_interval=interval(times * np.array([expected_maximum(one, devices) for one in laws]))
+            if laws
+            else None,
         )
         for devices in counts
     )

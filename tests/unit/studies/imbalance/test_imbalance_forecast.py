@@ -3,11 +3,13 @@
 import json
 import math
 from pathlib import Path
+from typing import NoReturn
 
 import numpy as np
 import pytest
 
 from evenpack.console import _plain
+from evenpack.errors import FitError
 from evenpack.studies.imbalance import extrapolation
 from evenpack.studies.imbalance.extrapolation import (
     Estimate,
@@ -163,9 +165,19 @@ def test_the_forecast_is_the_same_each_time() -> None:
 def test_both_methods_contain_the_slowest_of_normal_devices() -> None:
     """The expected maximum of two standard normal values is 1/sqrt(pi), of four 1.0294."""
     seconds = np.random.default_rng(3).normal(10.0, 1.0, 800)
-    found = forecast_slowest(seconds, (2, 4), times=1)
-    for one, deviations in zip(found, (1 / np.sqrt(np.pi), 1.029375), strict=True):
-        assert one.law == "normal"
-        assert (one.order_statistics, one.by_law) == pytest.approx((10.0 + deviations,) * 2, abs=0.1)
-    (twice,) = forecast_slowest(seconds, (2,), times=2)
-    assert twice.by_law == 2 * found[0].by_law
+    for found, deviations in zip(forecast_slowest(seconds, (2, 4)), (1 / np.sqrt(np.pi), 1.029375), strict=True):
+        assert found.law == "normal"
+        assert found.by_law_interval is not None
+        for reach in (found.order_statistics_interval, found.by_law_interval):
+            assert reach.low < 10.0 + deviations < reach.high
+            assert 0.05 < reach.high - reach.low < 0.4  # an error of the mean of 800 steps, and not of one
+
+
+def test_a_law_that_fits_no_sample_has_no_interval(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails(_sample: np.ndarray) -> NoReturn:
+        raise FitError("does not converge")
+
+    monkeypatch.setattr(extrapolation, "FITTERS", dict.fromkeys(fits.FITTERS, fails))
+    (found,) = forecast_slowest(np.random.default_rng(3).normal(10.0, 1.0, 60), (4,))
+    assert found.by_law_interval is None
+    assert found.order_statistics_interval.low < found.order_statistics < found.order_statistics_interval.high

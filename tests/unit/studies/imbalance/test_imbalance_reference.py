@@ -121,10 +121,17 @@ def test_one_device_is_what_scipy_solves_for() -> None:
     assert [single.location, single.scale] == pytest.approx([1.94, 0.318], abs=0.001)
 
 
-def test_the_curve_is_the_published_one() -> None:
+def test_the_curve_is_the_published_one_and_draws_agree() -> None:
     curve = reference_curve(PUBLISHED_CLUSTER, PUBLISHED_DEVICES, POWERS)
     assert [row.devices for row in curve.rows] == POWERS
     assert [row.expected for row in curve.rows] == pytest.approx(PUBLISHED_ROW, abs=0.01)
+    random = np.random.default_rng(0)
+    for row in curve.rows:
+        drawn = random.gumbel(
+            curve.single.location, curve.single.scale, (min(100_000, 2**21 // row.devices), row.devices)
+        )
+        minima = drawn.min(axis=1)
+        assert abs(minima.mean() - row.expected) < 4 * minima.std() / math.sqrt(len(minima))
 
 
 def test_the_error_at_the_fitted_count_is_reported() -> None:

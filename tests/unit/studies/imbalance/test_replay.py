@@ -207,8 +207,11 @@ def test_one_devices_times_predict_the_slowest_of_several(config: RunConfig, wor
     for row in found.forecasts:
         seconds = trained(config, world, UNPADDED_ARRIVAL, row.devices, steps=row.steps)
         assert row.seconds == pytest.approx(seconds.sum(axis=2).max(axis=1).mean(), rel=1e-9)
-        for predicted in (row.forecast.order_statistics, row.forecast.by_law):
+        of_steps, of_law = row.forecast.order_statistics_interval, row.forecast.by_law_interval
+        assert of_law is not None
+        for predicted, reach in ((row.forecast.order_statistics, of_steps), (row.forecast.by_law, of_law)):
             assert abs(predicted / row.seconds - 1) < 0.15
+            assert reach.low < predicted < reach.high
     assert found.forecasts[0].forecast.by_law < found.forecasts[1].forecast.by_law
 
 
