@@ -102,19 +102,19 @@ class Key:
 
     place: str
     """Dotted path, as in an override: `data.sources.NAME.path`."""
-    kinds: tuple[str, ...]
+    kinds: tuple[str, ...] = ()
     """Kinds of the enclosing section that have the key; empty: all kinds, or the section has no kinds."""
     type: str
-    limits: str | None
+    limits: str | None = None
     """Limits of the value; None: there are none."""
-    unit: str | None
+    unit: str | None = None
     """Unit of the value; None: it has no unit, or is not a number."""
     default: str | None
     """Default in YAML's notation; None: the key is required."""
     meaning: str
-    variants: tuple[Kind, ...]
+    variants: tuple[Kind, ...] = ()
     """The kinds of section that the key may hold; empty for a single value and for a section without a `kind`."""
-    is_section: bool
+    is_section: bool = False
     """Whether the key is a section, with keys of its own."""
 
     @property
@@ -281,14 +281,9 @@ def _choice_of_kinds(sections: Sequence[_Node], place: str) -> Key:
     kinds = [section["properties"]["kind"] for section in sections]
     return Key(
         place=f"{place}.kind",
-        kinds=(),
         type=f"one of {', '.join(map(_kind_of, sections))}",
-        limits=None,
-        unit=None,
         default=next((kind["default"] for kind in kinds if "default" in kind), None),
         meaning="The kind of the section, on which its other keys depend.",
-        variants=(),
-        is_section=False,
     )
 
 

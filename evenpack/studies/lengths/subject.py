@@ -26,7 +26,7 @@ _GLUE_SLOTS = 128
 
 @dataclass(frozen=True, kw_only=True)
 class Subject:
-    """Lengths and their origin."""
+    """Lengths and their origin; the defaults are those of a plain list of lengths."""
 
     origin: str
     data: str
@@ -34,21 +34,21 @@ class Subject:
     pack_length: int
     fitted: FittedHistogram
     """Lengths fitted to `pack_length` by `--long`."""
-    splits: tuple[dict[str, Any], ...]
+    splits: tuple[dict[str, Any], ...] = ()
     """`Manifest.summary` of a run; empty for a plain list of lengths."""
-    source_rows: tuple[dict[str, Any], ...]
+    source_rows: tuple[dict[str, Any], ...] = ()
     """`Manifest.row_summary` of a run; empty for a plain list of lengths."""
-    config: RunConfig | None
+    config: RunConfig | None = None
     """The run; None for a plain list of lengths."""
-    prepared: PreparedData | None
+    prepared: PreparedData | None = None
     """The run's data; None for a plain list of lengths."""
-    documents: LengthHistogram | None
+    documents: LengthHistogram | None = None
     """Whole training documents of a run that could have another recipe."""
-    max_sequence_length: int | None
+    max_sequence_length: int | None = None
     """Maximum sequence length of the run's recipe."""
-    keeps_order: bool
+    keeps_order: bool = False
     """Whether its rows are packs already, whose tokens may include padding."""
-    verified_by: str | None
+    verified_by: str | None = None
     """The command that compares the run's files with their checksums, which nothing here does; None for a plain list
     of lengths."""
 
@@ -159,33 +159,14 @@ def _document_lengths(prepared: PreparedData, source: str | None) -> LengthHisto
     return merge_histograms(histograms) if histograms else None
 
 
-def _fit(
-    histogram: LengthHistogram,
-    options: SubjectOptions,
-    *,
-    origin: str,
-    pack_length: int,
-) -> Subject:
+def _fit(histogram: LengthHistogram, options: SubjectOptions, *, origin: str, pack_length: int) -> Subject:
     """Fits lengths to `pack_length` unless the options have another."""
     pack_length = options.pack_length or pack_length
     try:
         fitted = histogram.fitted(pack_length, options.long)
     except PackingError as error:
         raise PackingError(f"{error} (--pack-length, --long)") from error
-    return Subject(
-        origin=origin,
-        data=name_of_lengths(histogram),
-        pack_length=pack_length,
-        fitted=fitted,
-        splits=(),
-        source_rows=(),
-        config=None,
-        prepared=None,
-        documents=None,
-        max_sequence_length=None,
-        keeps_order=False,
-        verified_by=None,
-    )
+    return Subject(origin=origin, data=name_of_lengths(histogram), pack_length=pack_length, fitted=fitted)
 
 
 def _read(lengths: str, options: SubjectOptions) -> LengthHistogram:
