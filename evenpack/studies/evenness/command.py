@@ -64,8 +64,7 @@ class EvennessCommand:
         from evenpack.data.packing.baselines import sample_histogram
         from evenpack.errors import ConfigError
         from evenpack.studies.evenness.evenness import cost_packs, evenness_rows
-        from evenpack.studies.evenness.plots import plot_evenness
-        from evenpack.studies.evenness.tables import evenness_table
+        from evenpack.studies.evenness.presentation import evenness_table, plot_evenness
         from evenpack.studies.lengths.subject import long_lines
         from evenpack.studies.plotting import require_plot
         from evenpack.studies.shared_options import parse_list, whole_number

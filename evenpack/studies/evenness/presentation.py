@@ -1,12 +1,13 @@
-"""The figure of `evenpack study evenness`: costs of packs, and how long devices wait."""
+"""`evenpack study evenness` as a table and a figure: costs of packs, and how long devices wait."""
 
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from rich.table import Table
 
-from evenpack.studies.columns import Column
+from evenpack.studies.columns import Column, table_of
 from evenpack.studies.evenness.evenness import EvennessRow, PackCosts
 from evenpack.studies.plotting import (
     COLOURS,
@@ -19,6 +20,17 @@ from evenpack.studies.plotting import (
     write_title,
 )
 
+_COLUMNS = (
+    Column("model"),
+    Column("devices", form=","),
+    Column("packs are", "packs_are"),
+    Column("packs", form=","),
+    Column("attention", "attention_share", ".1%"),
+    Column("deviation", form=".2%"),
+    Column("most / mean", "most", ".3f"),
+    Column("waiting", form=".2%"),
+    Column("time", form=".3f"),
+)
 _LINES = {
     "full": ("full packs", "-"),
     "even": ("even packs", "-"),
@@ -27,6 +39,11 @@ _LINES = {
 }
 _DEVICES = Column("devices")
 _WAITING = Column("waiting", axis="waiting for the slowest\n(% of the devices' time)", scale=100.0)
+
+
+def evenness_table(rows: Sequence[EvennessRow], *, pack_length: int) -> Table:
+    """Returns a line for each model, number of devices, and packing."""
+    return table_of(rows, _COLUMNS, title=f"Packs of {pack_length:,} slots, one to each device as they come")
 
 
 def plot_evenness(
