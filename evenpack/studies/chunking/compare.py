@@ -84,8 +84,7 @@ def describe_arms(study: ChunkingConfig, runs: Sequence[StudyRun]) -> dict[str, 
 
 def reference_of(study: ChunkingConfig, arm: Arm) -> str:
     """Returns the name of the arm with which this one is compared."""
-    section = study.chunking
-    return section.references.get(arm.name) or section.reference.replace("{msl}", str(arm.max_sequence_length))
+    return study.chunking.reference_of(arm.name, arm.max_sequence_length)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -119,6 +119,10 @@ class ChunkingSection(Section):
     """Which value the factor of appendix A.7 weights: the average so far, which smooths, or the new value, as printed
     there."""
 
+    def reference_of(self, arm: str, max_sequence_length: int) -> str:
+        """Returns the name of the arm with which one of this length is compared; its own where it is with none."""
+        return self.references.get(arm) or self.reference.replace("{msl}", str(max_sequence_length))
+
 
 class ChunkingConfig(RunsStudyConfig):
     """A study whose arms chunk the same corpus in different ways."""

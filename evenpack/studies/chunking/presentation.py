@@ -57,7 +57,8 @@ def comparison_tables(rows: Sequence[ArmRow], section: ChunkingSection) -> list[
         return [console.text("No run of the compared phase has finished.")]
     shown: list[RenderableType] = []
     for length, arms in by_length(rows):
-        reference = section.reference.replace("{msl}", str(length))
+        names = dict.fromkeys(section.reference_of(row.arm.name, length) for row in arms)
+        reference = " or ".join(names) + ("" if len(names) == 1 else " (as the study file says)")
         confidence = confidence_text(section.significance)
         shown += [_trained(length, arms, reference, confidence), _at_steps(length, arms)]
         if any(row.own_rows or row.documents for row in arms):

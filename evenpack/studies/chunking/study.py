@@ -75,7 +75,9 @@ class ChunkingStudy(TrainedStudy[ChunkingConfig]):
     def describe_with_budgets(self, groups: Sequence[RunDevices], options: BudgetOptions) -> Report:
         """Lists the runs for `--dry-run`, with the budget of each. Raises: ConfigError."""
         planned = planned_runs(self.runs, options)
-        reference = console.text(f"Compared with {self.study.chunking.reference}, at the same length")
+        others = [f"{arm} with {name}" for arm, name in self.study.chunking.references.items() if arm != name]
+        compared = f"Compared with {self.study.chunking.reference}, at the same length"
+        reference = console.text("; ".join([compared, *others]))
         command = prepare_command(planned, self.runs)
         return Report(
             value={

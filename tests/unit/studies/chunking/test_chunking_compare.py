@@ -135,6 +135,10 @@ def test_arms_with_a_reference_of_their_own_are_judged_by_it_in_one_family() -> 
     rows = {row.arm.name: row for row in compare(found, {name: arm(name) for name in ends}, section)}
     verdicts = [row.documents_verdict for row in rows.values()]
     assert verdicts == [None, "cannot tell", None, "no effect"], "2 % of 10 and of 40 matter; 0.05 / 2 is not reached"
+    file = io.StringIO()
+    for shown in comparison_tables(list(rows.values()), section.chunking):
+        Console(file=file, width=300).print(shown)
+    assert "from low or high (as the study file says), seed by seed" in " ".join(file.getvalue().split())
 
 
 def test_perplexity_at_steps_is_taken_where_the_shortest_run_of_the_length_has_been() -> None:
