@@ -102,18 +102,14 @@ _KEYS = {field.name for field in fields(RunResult)}
 
 
 def read_result(run: Job) -> RunResult | None:
-    """Reads a result; None if the run has not ended.
+    """Reads a result; None if the run has not ended, or the file is damaged (`unreadable`).
 
     Raises: ConfigError if the run has finished with other settings than the study has now.
     """
-    path = run.output_dir / RESULT
-    values = read_json_object(path)
-    if values is None:
-        return None
-    content = {key: value for key, value in values.items() if key != "checksum"}
-    if content.keys() != _KEYS or values.get("checksum") != checksum_of_json(content):
-        return None  # damaged: the command is given again, and finds what it has done
-    result = RunResult(**content)
+    content = _content(run)
+    if content is None or unreadable(run):
+        return None  # the command is given again, and finds what it has done
+    result = RunResult(**{key: content[key] for key in _KEYS})
     changed = differences(with_defaults(result.config, type(run.config)), run.config.model_dump(mode="json"))
     changed = {key: pair for key, pair in changed.items() if key not in PLACES}
     if result.state == "finished" and changed:
@@ -123,6 +119,22 @@ def read_result(run: Job) -> RunResult | None:
             f"another study.output_dir, or remove {run.output_dir} to train it again"
         )
     return result
+
+
+def unreadable(run: Job) -> str:
+    """Returns why a result that exists cannot be read; empty where it can, and where there is none."""
+    path, content = run.output_dir / RESULT, _content(run)
+    if content is None:
+        return f"{path} is not a JSON object" if path.exists() else ""
+    if content.keys() != {*_KEYS, "checksum"}:
+        expected, found = (", ".join(sorted(keys)) for keys in ({*_KEYS, "checksum"}, content))
+        return f"{path} is of another version: expected the keys {expected}, found {found}"
+    checksum = content.pop("checksum")
+    return "" if checksum == checksum_of_json(content) else f"{path} is damaged: its checksum is not of what it holds"
+
+
+def _content(run: Job) -> dict[str, Any] | None:
+    return read_json_object(run.output_dir / RESULT)
 
 
 def describe_state(run: Job) -> str:
@@ -167,6 +179,8 @@ class _Study:
             result = read_result(run)
             if result is not None and result.state == "finished":
                 self._end(run, "finished", "")
+            elif message := unreadable(run):
+                self.say(f"{message}: running {run.key} again, from what it has done")
 
     def prepare_data(self, devices: RunDevices) -> None:
         """Prepares missing data, once for all runs that share it."""
@@ -283,7 +297,7 @@ def recorded(runs: Sequence[Job]) -> tuple[EndedRun, ...]:
     for run in runs:
         result = read_result(run)
         state: State = "unfinished" if result is None else result.state
-        found.append(EndedRun(run=run, state=state, message="" if result is None else result.message))
+        found.append(EndedRun(run=run, state=state, message=unreadable(run) if result is None else result.message))
     return tuple(found)
 
 

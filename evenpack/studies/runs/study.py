@@ -348,7 +348,8 @@ def arms_text(study: RunsStudyConfig) -> RenderableType:
 def unfinished_text(ended: Sequence[EndedRun]) -> list[RenderableType]:
     """Lists failed runs with their errors, and unfinished ones."""
     failed = [f"  {one.run.key}: {one.message}" for one in ended if one.state == "failed"]
-    to_do = [one.run.key for one in ended if one.state == "unfinished"]
+    unfinished = [one for one in ended if one.state == "unfinished"]
+    to_do = [f"{one.run.key} ({one.message})" if one.message else one.run.key for one in unfinished]
     shown: list[RenderableType] = []
     if failed:
         shown.append(console.text("\n".join(["Failed:", *failed])))

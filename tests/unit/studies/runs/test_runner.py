@@ -14,6 +14,7 @@ from evenpack.studies.equivalence.config import EquivalenceConfig
 from evenpack.studies.runs import runner
 from evenpack.studies.runs.jobs import expand, steps_done
 from evenpack.studies.runs.runner import EndedRun, describe_state, recorded, train_runs
+from evenpack.studies.runs.study import unfinished_text
 from evenpack.studies.runs.study_file import load_study
 
 FIRST = "first/unpacked/seed_7"
@@ -130,3 +131,30 @@ def test_the_state_of_a_run_is_read_from_its_folder(tmp_path: Path) -> None:
     log.write_text("\n".join([*lines, '{"step": 4']))
     assert steps_done(run.output_dir) == 3, "a torn line tells of no step"
     assert describe_state(run) == "step 3"
+
+
+def test_a_result_that_cannot_be_read_is_named_and_the_run_resumed(tmp_path: Path) -> None:
+    path = write_study(tmp_path)
+    train(path, FakeMachine())
+    results = [tmp_path / "study" / key / "result.json" for key in ALL[:3]]
+    older = json.loads(results[0].read_text())
+    del older["checksum"]
+    results[0].write_text(json.dumps(older))
+    results[1].write_text(results[1].read_text().replace('"seed": 1', '"seed": 9'))
+    results[2].write_text("{")
+    study, _ = load_study(path, EquivalenceConfig, ())
+    found = recorded(expand(study))
+    assert [one.state for one in found] == ["unfinished"] * 3 + ["finished"] * 2
+    assert [one.message for one in found[:3]] == [
+        f"{results[0]} is of another version: expected the keys checksum, config, message, state, found config, "
+        "message, state",
+        f"{results[1]} is damaged: its checksum is not of what it holds",
+        f"{results[2]} is not a JSON object",
+    ]
+    file = io.StringIO()
+    for shown in unfinished_text(found):
+        Console(file=file, width=1000).print(shown)
+    assert f"{ALL[2]} ({results[2]} is not a JSON object). Run" in file.getvalue()
+    machine = FakeMachine()
+    assert states(train(path, machine)) == ["finished"] * 5
+    assert [call.run for call in machine.calls] == ALL[:3]
