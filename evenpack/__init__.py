@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from evenpack.api.run import open_run_file as open  # noqa: A004 - it is called as evenpack.open
     from evenpack.api.study import study
     from evenpack.batch import ChosenTargets, PackedBatch, SlotTargets
+    from evenpack.data.batches.objectives import RandomMasks
     from evenpack.data.batches.pipeline import StepBatches
     from evenpack.data.loader import Loader
     from evenpack.data.order.step_plan import StepPlan
@@ -52,6 +53,7 @@ __version__ = VERSION
 __all__ = [
     "Loader",
     "TokenArrays",
+    "RandomMasks",
     "CostWeights",
     "StepPlan",
     "open",
@@ -86,6 +88,7 @@ _MODULES = {
     "evenpack.api.run": ("open", "Run"),
     "evenpack.api.study": ("study",),
     "evenpack.batch": ("PackedBatch", "SlotTargets", "ChosenTargets"),
+    "evenpack.data.batches.objectives": ("RandomMasks",),
     "evenpack.data.batches.pipeline": ("StepBatches",),
     "evenpack.data.packing.histogram": ("LengthHistogram",),
     "evenpack.data.packing.lengths": ("pack",),

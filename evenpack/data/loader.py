@@ -17,7 +17,7 @@ import xxhash
 
 from evenpack.config import validate
 from evenpack.data.batches.capacity import BatchCapacity
-from evenpack.data.batches.objectives import NextTokens, Objective
+from evenpack.data.batches.objectives import NextTokens, Objective, RandomMasks
 from evenpack.data.batches.pipeline import (
     MicroBatchDataset,
     PipelineSettings,
@@ -93,7 +93,7 @@ class Loader:
         packing: str = "auto",
         cost_weights: CostWeights | None = ATTENTION,
         balances_each_micro_batch: bool = False,
-        objective: Objective | None = None,
+        objective: Objective | RandomMasks | None = None,
         padding_token: int = 0,
         vocabulary_size: int | None = None,
         cache: str | Path | None = None,
@@ -118,7 +118,7 @@ class Loader:
                 nearly equal costs; None: packs are assigned in the order of their arrival.
             balances_each_micro_batch: whether ranks wait for each other in each micro-batch (FSDP, ZeRO 2 and 3) and
                 not only in each step (DDP with `no_sync`, ZeRO 0 and 1).
-            objective: None: the next token of each token.
+            objective: None: the next token of each token; `evenpack.RandomMasks` for models like BERT.
             padding_token: the token in slots that hold none.
             vocabulary_size: checked in each batch; None: not checked.
             cache: folder in which packs are stored, so that the next loader of the same documents opens them at once.
@@ -144,6 +144,11 @@ class Loader:
             require("torch", "arrays='torch' (the other choice is arrays='numpy')")
         if workers and arrays == "numpy":
             raise ConfigError("worker processes hand over torch tensors: take arrays='torch', or workers=0")
+        if isinstance(objective, RandomMasks):
+            if pack_length is None:
+                raise ConfigError("RandomMasks are for documents of your own: give pack_length, the slots of a pack")
+            vocabulary_size = objective.vocabulary_size if vocabulary_size is None else vocabulary_size
+            objective = objective.drawn(pack_length, seed)
         self.data = _training_data(
             documents,
             pack_length=pack_length,

@@ -16,10 +16,11 @@ import numpy as np
 from jaxtyping import Bool, Int64, Integer, Shaped
 
 from evenpack.batch import ChosenTargets, SlotTargets, Targets
+from evenpack.config import validate
 from evenpack.data.batches.placement import Placement
 from evenpack.data.order.selection import PackedSource
 from evenpack.data.order.step_plan import TargetCounter
-from evenpack.data.recipes import ConcatRecipe, EndOfText, MaskingConfig, Recipe, SentencePairsRecipe
+from evenpack.data.recipes import ConcatRecipe, DocumentsRecipe, EndOfText, MaskingConfig, Recipe, SentencePairsRecipe
 from evenpack.data.sequences import (
     LabelledDocumentsView,
     LabelledSequences,
@@ -335,6 +336,44 @@ class DynamicMasks(_MaskedObjective):
             assert isinstance(view, SequenceOrigins), "as every view of documents"
             documents = view.origins(sequence_ids).per_sequence
         return SPECIAL_TOKENS_OF_A_DOCUMENT * documents
+
+
+@dataclass(frozen=True, kw_only=True)
+class RandomMasks:
+    """Masked tokens for documents of one's own: the `objective` of a Loader, which draws masks again in each epoch."""
+
+    mask_token: int
+    special_tokens: Sequence[int]
+    """Tokens that are never masked and never drawn, such as [CLS], [SEP] and [PAD]; at most two in a document."""
+    vocabulary_size: int
+    share: float = 0.15
+    """Share of a document's tokens, special ones counted, that is masked: at least one, and at most 65,536."""
+    mask_share: float = 0.8
+    """Share of the masked tokens that is replaced by `mask_token`."""
+    random_share: float = 0.1
+    """Share of the masked tokens that is replaced by a random token; the remaining ones are kept."""
+
+    def drawn(self, pack_length: int, seed: int) -> DynamicMasks:
+        """Returns the objective of these documents. Raises: ConfigError for ids beyond the vocabulary, or shares."""
+        special = np.zeros(self.vocabulary_size, dtype=bool)
+        ids = [self.mask_token, *self.special_tokens]
+        wrong = [one for one in ids if not 0 <= one < self.vocabulary_size]
+        if wrong or len(set(ids)) == self.vocabulary_size:
+            raise ConfigError(
+                f"mask_token and special_tokens must be ids below vocabulary_size ({self.vocabulary_size}), and leave "
+                f"others to draw, found {', '.join(map(str, wrong or ids))}"
+            )
+        special[ids] = True
+        shares = {"share": self.share, "mask_share": self.mask_share, "random_share": self.random_share}
+        origin = "arguments of evenpack.RandomMasks"
+        return DynamicMasks(
+            masked_token=MASKED_TOKEN,
+            next_sentence=NEXT_SENTENCE,
+            recipe=DocumentsRecipe(kind="documents", max_sequence_length=pack_length),
+            masking=validate({**shares, "max_predictions": 1 << 16}, MaskingConfig, origin=origin),
+            vocabulary=MaskingVocabulary(mask_id=self.mask_token, special=special, continues=np.zeros_like(special)),
+            seed=seed,
+        )
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -22,6 +22,7 @@ from transformers import (
 )
 from transformers.modeling_flash_attention_utils import prepare_fa_kwargs_from_position_ids
 
+from evenpack.adapters.first_step import require_whole_step
 from evenpack.adapters.huggingface import attention_masks, model_inputs, segment_starts
 from evenpack.errors import ConfigError
 
@@ -173,3 +174,24 @@ def test_adapters_load_no_deepspeed() -> None:
     code += "sys.exit(', '.join(name for name in sys.modules if name.split('.')[0] == 'deepspeed') or None)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_a_host_that_drops_a_batch_or_reshapes_boundaries_is_refused() -> None:
+    def form(batch: Any) -> dict[str, Any]:
+        return model_inputs(batch, for_flash=True)
+
+    loader = own_loader(micro_batches=2)
+    first, second = (form(batch) for batch in loader.batches_of(0))
+    require_whole_step(loader, 0, [first, second], form)
+    starts = first["cu_seq_lens_q"]
+    for found, message in [
+        ([first], "1 micro-batches arrived, the loader makes 2 a step"),
+        ([first, second, second], "3 micro-batches arrived"),
+        ([second, first], "micro-batch 0: input_ids has other values"),
+        ([{**first, "cu_seq_lens_q": starts[None]}, second], "micro-batch 0: cu_seq_lens_q is torch.int32 .1, "),
+        ([{**first, "cu_seq_lens_k": starts.long()}, second], "micro-batch 0: cu_seq_lens_k is torch.int64"),
+        ([first, {**second, "max_length_q": torch.tensor(7)}], "micro-batch 1: max_length_q is tensor"),
+        ([{**first, "attention_mask": torch.ones(1)}, second], "micro-batch 0: expected input_ids"),
+    ]:
+        with pytest.raises(ConfigError, match=message):
+            require_whole_step(loader, 0, found, form)

@@ -156,6 +156,36 @@ class Gradients(TrainerCallback):
         self.found.append(flat_gradients(model))
 
 
+def test_random_masks_are_those_of_training_and_count_the_targets_of_a_step() -> None:
+    given = evenpack.RandomMasks(mask_token=0, special_tokens=[0], vocabulary_size=VOCABULARY)
+    loader, expected = own_loader(objective=given), own_loader(objective=masks())
+    loader._settings = replace(loader._settings, objective=replace(loader._settings.objective, seed=1))
+    (batch,), (other,) = loader.batches_of(2), expected.batches_of(2)
+    assert torch.equal(batch.tokens, other.tokens)
+    (plain,) = own_loader().batches_of(2)
+    targets = batch.targets["masked_token"]
+    used = targets.weights > 0
+    assert int(used.sum()) == loader.plan(2).counts.targets > 16
+    assert torch.equal(plain.tokens[targets.positions[used]], targets.labels[used])
+    changed = (plain.tokens != batch.tokens).nonzero().flatten()
+    assert set(changed.tolist()) < set(targets.positions[used].tolist())
+    assert (batch.tokens[changed] == 0).float().mean() > 0.7
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"special_tokens": [61]}, r"ids below vocabulary_size \(61\), and leave others to draw, found 61"),
+        ({"special_tokens": range(61)}, "leave others to draw"),
+        ({"share": 2.0}, "arguments of evenpack.RandomMasks"),
+    ],
+)
+def test_random_masks_that_cannot_be_drawn_are_named(settings: dict[str, Any], message: str) -> None:
+    settings = {"mask_token": 0, "special_tokens": [1], "vocabulary_size": VOCABULARY, **settings}
+    with pytest.raises(evenpack.ConfigError, match=message):
+        own_loader(objective=evenpack.RandomMasks(**settings))
+
+
 @pytest.mark.parametrize("attention", ["sdpa", "eager"])
 @pytest.mark.parametrize("name", ENCODERS)
 def test_an_encoder_learns_from_packs_what_it_learns_from_sequences_alone(
