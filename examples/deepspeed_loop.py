@@ -46,7 +46,8 @@ def main(folder: Path, steps: int) -> None:
     for step in loader.steps():
         inputs = [model_inputs(batch.to(engine.device)) for batch in step.micro_batches]
         if step.step == first:
-            require_whole_step(loader, first, inputs, model_inputs)
+            accumulation = engine.gradient_accumulation_steps()
+            require_whole_step(loader, first, inputs, model_inputs, accumulation=accumulation)
         total = torch.zeros((), device=engine.device)
         for given in inputs:
             loss = engine(**given, num_items_in_batch=step.counts.targets).loss  # a share of the step's mean

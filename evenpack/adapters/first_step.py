@@ -16,7 +16,14 @@ from evenpack.extras import require
 _HASHES = 1 << 64
 
 
-def require_whole_step(loader: Loader, step: int, found: Sequence[Any], form: Callable[[PackedBatch], Any]) -> None:
+def require_whole_step(
+    loader: Loader,
+    step: int,
+    found: Sequence[Any],
+    form: Callable[[PackedBatch], Any],
+    *,
+    accumulation: int | None = None,
+) -> None:
     """Checks what the host gives the model as this rank's micro-batches of a step; all ranks call it.
 
     It uses torch.distributed if that has been initialised. One step is enough: the first one that is trained on.
@@ -25,12 +32,15 @@ def require_whole_step(loader: Loader, step: int, found: Sequence[Any], form: Ca
         step: the step, counted from 0.
         found: the micro-batches that the host gives the model, before or after they are moved to a device.
         form: makes of a batch what was given to the host.
+        accumulation: micro-batches after which the host takes an update; None: the loop decides that.
 
     Raises: ConfigError on every rank, if it is not the loaders' step on any of them.
     """
     require("torch", "require_whole_step")
     expected = loader.batches_of(step)
     problem = _difference(found, [form(batch) for batch in expected])
+    if accumulation is not None and accumulation != loader.micro_batches:
+        problem = f"the host accumulates {accumulation} micro-batches, the loader makes {loader.micro_batches} a step"
     here = (loader.rank, loader.ranks, loader.fingerprint, problem, sum(batch.order_hash for batch in expected))
     reports = _all_gathered(here)
     problems = [f"rank {rank}: {report[3]}" for rank, report in enumerate(reports) if report[3]]

@@ -94,9 +94,9 @@ class PackDataModule(LightningDataModule):  # type: ignore[misc]  # lightning is
         # Lightning takes an update after each multiple of accumulate_grad_batches, counted by batches of all steps. A
         # start with another number, or a checkpoint within a step, would make the first step a part of one.
         counted = self.trainer.fit_loop.epoch_loop.batch_progress.current
-        ahead = step * self.loader.micro_batches - counted.ready
+        ahead = counted.ready % self.loader.micro_batches
         for name in ("ready", "started", "processed", "completed"):
-            setattr(counted, name, getattr(counted, name) + ahead)
+            setattr(counted, name, getattr(counted, name) - ahead)
         self._checked = False
         return _Feed(self)
 

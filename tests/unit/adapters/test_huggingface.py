@@ -195,3 +195,6 @@ def test_a_host_that_drops_a_batch_or_reshapes_boundaries_is_refused() -> None:
     ]:
         with pytest.raises(ConfigError, match=message):
             require_whole_step(loader, 0, found, form)
+    with pytest.raises(ConfigError, match="rank 0: the host accumulates 4 micro-batches, the loader makes 2 a step"):
+        require_whole_step(loader, 0, [first, second], form, accumulation=4)
+    require_whole_step(loader, 0, [first, second], form, accumulation=2)

@@ -91,6 +91,33 @@ def test_a_batch_that_was_read_ahead_is_not_lost(tmp_path: Path) -> None:
     assert torch.equal(*firsts)
 
 
+def test_it_resumes_within_an_epoch_of_batches_and_within_a_step(tmp_path: Path) -> None:
+    settings = {"limit_train_batches": 4, "accumulate_grad_batches": 2}
+    trainer_of(tmp_path, max_steps=3, **settings).fit(LanguageModel(), datamodule=module_of())
+    resumed = LanguageModel()
+    trainer = trainer_of(tmp_path, max_steps=6, **settings)
+    trainer.fit(resumed, datamodule=module_of(), ckpt_path=tmp_path / "3.ckpt")
+    require_read(resumed, range(3, 6))
+    assert trainer.current_epoch == 3
+    saved = Saving(tmp_path / "within.ckpt")
+    trainer_of(tmp_path, saved, max_steps=2, accumulate_grad_batches=2).fit(LanguageModel(), datamodule=module_of())
+    again = LanguageModel()
+    trainer = trainer_of(tmp_path, max_steps=3, accumulate_grad_batches=2)
+    trainer.fit(again, datamodule=module_of(), ckpt_path=saved.path)
+    require_read(again, range(1, 3))
+
+
+class Saving(Callback):
+    """Saves a checkpoint after the first of two micro-batches of the second step."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def on_train_batch_end(self, trainer: pl.Trainer, *_: Any) -> None:
+        if trainer.fit_loop.epoch_loop.batch_progress.current.ready == 3:
+            trainer.save_checkpoint(self.path)
+
+
 def test_a_second_fit_goes_on(tmp_path: Path) -> None:
     model, module = LanguageModel(), module_of()
     trainer = trainer_of(tmp_path, max_steps=2)
