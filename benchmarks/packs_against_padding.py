@@ -10,6 +10,7 @@ segments, whose order alternates. Medians. The model is wide for its packs, so t
 computes scores between all packs of a micro-batch, most of which a mask then removes.
 """
 
+import os
 import statistics
 import tempfile
 import time
@@ -39,10 +40,15 @@ def main() -> None:
     parser.add_argument("--hosts", nargs="+", default=list(HOSTS), choices=list(HOSTS))
     parser.add_argument("--rounds", type=int, default=5)
     arguments = parser.parse_args()
-    rows = [measuring.in_own_process(measure, host, arguments.rounds) for host in arguments.hosts]
-    for row in rows:
+    rows = []
+    for host in arguments.hosts:
+        row = measuring.in_own_process(measure, host, arguments.rounds)
+        rows.append(row)
         rates = f"{row['padding']:7.1f} -> {row['packs']:7.1f} sequences/CPU s"
-        print(f"{row['host']:22}  {rates}  x{row['speed_up']:.2f} of x{row['packing_factor']:.2f}: {row['share']:.3f}")
+        print(
+            f"{row['host']:22}  {rates}  x{row['speed_up']:.2f} of x{row['packing_factor']:.2f}: {row['share']:.3f}",
+            flush=True,
+        )
     settings = {"pack_length": LENGTH, "packs_per_micro_batch": PACKS, "micro_batches": MICRO_BATCHES, "steps": STEPS}
     measuring.write_report({**settings, "rows": rows}, arguments.json)
 
@@ -210,6 +216,7 @@ def deepspeed_initialize(folder: str) -> dict[str, Segment]:
     import torch
 
     deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False  # it would be compiled first
+    os.environ["LOCAL_RANK"] = "0"  # DeepSpeed asks for it
     one_rank(folder)
     model = build_model()
     settings = {

@@ -495,11 +495,18 @@ def roofline_beside_others(files: Files) -> Rows:
     return [[significant(file["fusions"][-1]["tokens_per_second"], 3)] for file in files]
 
 
+def packs_against_padding(files: Files) -> Rows:
+    (report,) = files
+    keys = ("padding", "packs", "speed_up", "packing_factor", "share")
+    return [[row[key] for key in keys] for row in report["rows"]]
+
+
 READINGS: dict[str, Callable[[Files], Rows]] = {
     "figures": figures,
     "start_and_end": start_and_end,
     "bert_mini": bert_mini,
     "packing_overhead": packing_overhead,
+    "packs_against_padding": packs_against_padding,
     "sentence_pairs": sentence_pairs,
     "hdf5": hdf5,
     "finetuned": finetuned,

@@ -209,6 +209,14 @@ class TokenRows(OwnTokens):
         self.prefix = Path(name)
         self.documents = len(dataset)
         self.labelled = _LABELS in dataset.column_names
+        masks = [one for one in ("completion_mask", "assistant_masks") if one in dataset.column_names]
+        if masks and not self.labelled:
+            raise DataError(
+                f"{name}: the dataset says in {', '.join(masks)} what counts in the loss, and has no column "
+                f"'{_LABELS}': make it, with -100 where the mask is 0 (PackSFTTrainer does), or remove the masks"
+            )
+        if "attention_mask" in dataset.column_names:
+            _refuse_padding(dataset, name)
         self._column = column
         self._dataset = dataset = dataset.with_format("arrow")
         self._rows: dict[str, Any] = {}
@@ -292,6 +300,18 @@ class TokenRows(OwnTokens):
             raise DataError(f"{self.prefix}: row {row} has a null in '{column}': drop or mend such rows first")
         array: np.ndarray = flat.to_numpy(zero_copy_only=False)
         return array
+
+
+def _refuse_padding(dataset: Any, name: str) -> None:
+    """Looks at the first rows. Raises: DataError if their attention masks leave tokens out, as padding does."""
+    import pyarrow.compute as pc
+
+    rows = dataset.select_columns(["attention_mask"]).with_format("arrow")[:_ROWS_AT_ONCE]["attention_mask"]
+    if pc.min(pc.list_flatten(rows)).as_py() == 0:
+        raise DataError(
+            f"{name}: rows of the dataset are padded (their attention_mask has zeros), and the padding would be "
+            "trained on: tokenise without padding, or remove attention_mask if it says something else"
+        )
 
 
 def _flat_of(parts: Sequence[np.ndarray]) -> Int32[np.ndarray, " values"]:

@@ -327,6 +327,22 @@ def test_labels_that_do_not_fit_are_named(documents: Any, message: str) -> None:
         made(documents(), packs_per_step=1).plan(0)
 
 
+@pytest.mark.parametrize(
+    ("column", "values", "message"),
+    [
+        ("completion_mask", [[0, 1], [0, 0, 1]], "says in completion_mask what counts in the loss, and has no column"),
+        ("attention_mask", [[1, 1], [1, 1, 0]], "rows of the dataset are padded"),
+    ],
+)
+def test_a_dataset_whose_masks_would_go_unnoticed_is_refused(column: str, values: Any, message: str) -> None:
+    rows = datasets.Dataset.from_dict({"input_ids": [[1, 2], [3, 4, 0]], column: values})
+    with pytest.raises(DataError, match=message):
+        made(rows)
+    assert made(rows.remove_columns([column]), packs_per_step=1).packs == 1
+    whole = datasets.Dataset.from_dict({"input_ids": [[1, 2], [3, 4, 0]], "attention_mask": [[1, 1], [1, 1, 1]]})
+    assert made(whole, packs_per_step=1).packs == 1
+
+
 def test_labels_with_an_objective_that_has_others_are_refused() -> None:
     labelled = evenpack.TokenArrays.of_lists(DOCUMENTS, labels=LABELS)
     with pytest.raises(ConfigError, match="end_of_text_in_loss is 'none', and these documents have labels"):
