@@ -23,10 +23,12 @@ from evenpack.engine.checkpoints.files import CHECKPOINTS, Checkpoint, TrainStat
 from evenpack.engine.checkpoints.initial_weights import initialize
 from evenpack.engine.checkpoints.store import CheckpointStore
 from evenpack.engine.config import RunConfig
+from evenpack.engine.deepspeed_config import deepspeed_config
 from evenpack.engine.engine import TrainingEngine
 from evenpack.engine.resolving.attention_choice import check_attention
 from evenpack.engine.resolving.cost_weights import warn_of_other_device
 from evenpack.engine.resolving.resolve import ResolvedRun, announce
+from evenpack.engine.sharding import sharding_at
 from evenpack.engine.world.distributed import World
 from evenpack.errors import RunError
 from evenpack.models.build import Model, new_model
@@ -150,11 +152,16 @@ def build_at(start: Start, *, on_activity: OnActivity = ignore_activity) -> Run:
     loaded, or weights of another model.
     """
     resolved, world, checkpoint = start.resolved, start.world, start.checkpoint
-    with own_work():
-        model = build_model(resolved, world.device)
+    model = build_placed_model(resolved, world)
     path = resolved.config.training.initialize_from
     if checkpoint is None and path is not None:
-        initialize(model, path, tokenizer_dir=resolved.prepared.tokenizer_dir, world=world)
+        initialize(
+            model,
+            path,
+            tokenizer_dir=resolved.prepared.tokenizer_dir,
+            world=world,
+            sharding=sharding_at(resolved.config.deepspeed.zero_stage),
+        )
     if resolved.cost_model is not None:
         warn_of_other_device(resolved.cost_model, world.device_name)
     engine = TrainingEngine(model, resolved.config, world, denominators=resolved.denominators)
@@ -184,6 +191,18 @@ def build_model(run: ResolvedRun, device: torch.device) -> Model:
             attention_backend=run.config.attention.backend,
             seed=run.config.run.seed,
         )
+
+
+def build_placed_model(run: ResolvedRun, world: World) -> Model:
+    """Returns the same model for the engine: divided among the ranks if the ZeRO stage divides parameters.
+
+    Raises: ConfigError if this number of ranks cannot divide a step.
+    """
+    settings = deepspeed_config(run.config.training, run.config.deepspeed, world.size)
+    with own_work():
+        model = build_model(run, torch.device("meta"))
+    sharding_at(run.config.deepspeed.zero_stage).place(model, run.config.run.seed, world, settings)
+    return model
 
 
 def _continued(run: ResolvedRun, state: TrainState) -> ResolvedRun:

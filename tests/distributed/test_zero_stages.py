@@ -10,17 +10,21 @@ import torch
 from prepared_files import sentence_documents
 from tiny_training import changed, never
 
+import evenpack.engine.build as engine_build
+from evenpack.engine.build import build_model, build_placed_model
 from evenpack.engine.checkpoints.files import read_manifest
 from evenpack.engine.checkpoints.weight_sources import OwnCheckpoint, find_weights
 from evenpack.engine.checkpoints.weights import load_model_weights
 from evenpack.engine.config import RunConfig
 from evenpack.engine.reporting.metrics import read_metrics
+from evenpack.engine.resolving.resolve import open_run
 from evenpack.engine.sharding import SHARDINGS, sharding_at
 from evenpack.engine.sharding.base import StateSizes
 from evenpack.engine.train import train_in
-from evenpack.engine.world.distributed import World
+from evenpack.engine.world.distributed import World, quiet_deepspeed
 from evenpack.files import read_json_object
 from evenpack.launcher.trained import load_trained_model
+from evenpack.models.common.tensors import NamedWeights, TensorName
 from evenpack.models.families import find_family
 from evenpack.testing import pair_run_values, prepared, run_config, run_ranks, run_values
 
@@ -173,3 +177,45 @@ def require_estimated_files(config: RunConfig, *, ranks: int) -> None:
 
 def newest(config: RunConfig) -> Path:
     return config.run.output_dir / "checkpoints" / f"step_{STEPS:06d}"
+
+
+def build_divided(world: World, config: RunConfig) -> int:
+    """Builds a model at ZeRO 3 and fills it; checks both against whole models. Returns the numbers that it has."""
+    zero: Any = quiet_deepspeed().zero
+    run = open_run(config)
+    whole = build_model(run, world.device)
+    held: list[int] = []
+    with pytest.MonkeyPatch.context() as patch:
+        make_room = torch.nn.Module.to_empty
+
+        def seen(layer: torch.nn.Module, **places: Any) -> torch.nn.Module:
+            held.append(sum(one.numel() for one in models[-1].parameters() if one.device.type != "meta"))
+            return make_room(layer, **places)
+
+        models: list[Any] = []
+        new_model = engine_build.build_model
+        patch.setattr(engine_build, "build_model", lambda *given: models.append(new_model(*given)) or models[-1])
+        patch.setattr(torch.nn.Module, "to_empty", seen)
+        model = build_placed_model(run, world)
+    assert len(held) > 10
+    assert set(held) == {0}, "a layer was whole when the next one was made"
+    expected = dict(whole.named_parameters())
+    for name, parameter in model.named_parameters():
+        assert parameter.ds_tensor.numel() == -(-expected[name].numel() // world.size)
+        with zero.GatheredParameters([parameter]):
+            assert torch.equal(parameter, expected[name]), name
+    tensors = {name: 2.0 * one.detach() + world.rank for name, one in expected.items()}
+    names = [TensorName(ours=name, theirs=(name,), is_transposed=False) for name in tensors]
+    weights = NamedWeights(config=config.model, tensors=tensors, names=names, notes=())
+    sharding_at(3).fill(model, weights if world.is_main else None, world)
+    for name, parameter in model.named_parameters():
+        with zero.GatheredParameters([parameter]):
+            assert torch.equal(parameter, 2.0 * expected[name]), name
+    return sum(one.ds_numel for one in model.parameters())
+
+
+def test_a_model_of_zero_3_is_never_whole_and_has_the_same_weights(families: tuple[Path, dict[str, RunConfig]]) -> None:
+    _, runs = families
+    config = changed(runs["llama"], deepspeed={"zero_stage": 3})
+    counts = run_ranks(build_divided, 2, config)
+    assert counts[0] == counts[1] > 1000

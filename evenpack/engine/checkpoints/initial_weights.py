@@ -14,15 +14,18 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
+import torch
 from torch import Tensor
 
 from evenpack.data.tokenizers.loading import first_difference, read_vocabulary
 from evenpack.engine.checkpoints.weight_sources import WeightSource, find_weights
 from evenpack.engine.checkpoints.weights import require_fitting, require_same_network
+from evenpack.engine.optimizers.build import whole_shape
+from evenpack.engine.sharding import Sharding
 from evenpack.engine.world.distributed import World
 from evenpack.errors import CheckpointError
 from evenpack.models.build import Model
-from evenpack.models.common.tensors import NamedWeights, load_tensors
+from evenpack.models.common.tensors import NamedWeights
 
 log = logging.getLogger(__name__)
 
@@ -33,18 +36,21 @@ _TOKENS = "token_embedding.weight"
 _POSITIONS = "positions.table.weight"
 
 
-def initialize(model: Model, path: Path, *, tokenizer_dir: Path, world: World) -> None:
-    """Fills the model of rank 0, from which all others get their weights when the engine is made; logs it once.
+def initialize(model: Model, path: Path, *, tokenizer_dir: Path, world: World, sharding: Sharding) -> None:
+    """Fills the model with weights that rank 0 reads; all have them when the engine is made. Logs it once.
 
     Args:
         tokenizer_dir: tokenizer of the training data.
 
     Raises: CheckpointError on all ranks if there are no weights, or weights of another model or vocabulary.
     """
-    world.on_main(lambda: _initialize(model, path, tokenizer_dir))
+    read: list[NamedWeights] = []
+    world.on_main(lambda: read.append(_read(model, path, tokenizer_dir)))
+    sharding.fill(model, read[0] if read else None, world)
 
 
-def _initialize(model: Model, path: Path, tokenizer_dir: Path) -> None:
+def _read(model: Model, path: Path, tokenizer_dir: Path) -> NamedWeights:
+    """Returns weights that fit the model."""
     with naming_key_in_errors():
         found = find_weights(path)
         weights = found.read(model)
@@ -54,8 +60,8 @@ def _initialize(model: Model, path: Path, tokenizer_dir: Path) -> None:
     expected = _parts_by_their_names(model, weights)
     require_fitting(expected, weights.tensors, origin=f"{KEY}: {found}", remedy=_remedy(expected, weights))
     _require_same_vocabulary(found, tokenizer_dir)
-    load_tensors(model, weights.names, weights.tensors)
     log.info("%s", "; ".join([f"initialised from {found}", *weights.notes]))
+    return weights
 
 
 @contextmanager
@@ -69,7 +75,7 @@ def naming_key_in_errors() -> Iterator[None]:
 
 def _parts_by_their_names(model: Model, weights: NamedWeights) -> dict[str, Tensor]:
     """Returns the model's parameters under the names of the checkpoint."""
-    parameters = dict(model.named_parameters())
+    parameters = {name: torch.empty(whole_shape(one), device="meta") for name, one in model.named_parameters()}
     return {
         theirs: part
         for name in weights.names

@@ -4,7 +4,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from evenpack.engine.optimizers.config import AdamWSection, LambSection, OptimizerBase
 from evenpack.engine.optimizers.lamb import Lamb
@@ -74,9 +74,15 @@ def parameter_groups(model: nn.Module, *, weight_decay: float) -> list[dict[str,
     """
     parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
     return [
-        {"params": [one for one in parameters if decays(one.shape)], "weight_decay": weight_decay},
-        {"params": [one for one in parameters if not decays(one.shape)], "weight_decay": 0.0},
+        {"params": [one for one in parameters if decays(whole_shape(one))], "weight_decay": weight_decay},
+        {"params": [one for one in parameters if not decays(whole_shape(one))], "weight_decay": 0.0},
     ]
+
+
+def whole_shape(parameter: Tensor) -> torch.Size:
+    """Returns the shape of a parameter, of which this rank may hold a part alone (ZeRO 3)."""
+    shape: torch.Size = getattr(parameter, "ds_shape", parameter.shape)
+    return shape
 
 
 def decays(shape: torch.Size) -> bool:

@@ -5,10 +5,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
+from evenpack.engine.activity import own_work
+
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
     from evenpack.engine.world.distributed import World
+    from evenpack.models.build import Model
+    from evenpack.models.common.tensors import NamedWeights
 
 REDUCE_BUCKET_SIZE = 500_000_000
 """Gradients that DeepSpeed reduces at once, as a number: the default of `zero_optimization.reduce_bucket_size`."""
@@ -107,6 +111,30 @@ class Sharding(ABC):
     @abstractmethod
     def deepspeed_settings(self, gradient_clipping: float | None) -> dict[str, Any]:
         """Returns the keys of DeepSpeed's configuration that this stage decides."""
+
+    def place(self, model: "Model", seed: int, world: "World", settings: dict[str, Any]) -> None:
+        """Gives a model that has only shapes its place on this rank, with the initial weights of `seed`.
+
+        Args:
+            settings: DeepSpeed's configuration.
+        """
+        with own_work():
+            model.to_empty(device=world.device)
+            model.initialize(seed)
+
+    def fill(self, model: "Model", weights: "NamedWeights | None", world: "World") -> None:
+        """Fills a model that was placed, before the engine is made; every rank calls it.
+
+        Here the engine then gives all ranks what rank 0 has.
+
+        Args:
+            weights: those of the model; None on ranks other than 0.
+        """
+        from evenpack.models.common.tensors import load_tensors
+
+        if weights is not None:
+            with own_work():
+                load_tensors(model, weights.names, weights.tensors)
 
     @abstractmethod
     def reduction(self, deepspeed: Any, model: "nn.Module", world: "World") -> GradientReduction:

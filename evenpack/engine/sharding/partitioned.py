@@ -18,6 +18,8 @@ if TYPE_CHECKING:
     from torch import Tensor, nn
 
     from evenpack.engine.world.distributed import World
+    from evenpack.models.build import Model
+    from evenpack.models.common.tensors import NamedWeights
 
 _FP64_BYTES = 8
 
@@ -144,6 +146,37 @@ class PartitionedParameters(PartitionedGradients):
     splits = "the optimizer's state, the gradients and the parameters"
     gathers_parameters = True
 
+    def place(self, model: "Model", seed: int, world: "World", settings: dict[str, Any]) -> None:
+        """Divides each layer as soon as it has its weights, so that no rank ever holds more than one as a whole."""
+        import torch
+
+        from evenpack.engine.world.distributed import quiet_deepspeed
+
+        zero: Any = quiet_deepspeed().zero
+        divided: list[Any] = []
+
+        def divide(layer: "nn.Module") -> None:
+            parameters = list(layer.parameters(recurse=False))
+            if divided:  # as DeepSpeed converts further parameters: reading its configuration again takes longer
+                divided[0].convert_to_zero_parameters(param_list=parameters)
+            else:
+                zero.Init(module=layer, config_dict_or_path=settings, dtype=torch.float32)
+            divided.extend(parameters)
+
+        model.initialize(seed, before=lambda layer: _make_room(layer, world), after=divide)
+
+    def fill(self, model: "Model", weights: "NamedWeights | None", world: "World") -> None:
+        """Gathers one parameter after the other; rank 0 fills it, and each rank keeps its part."""
+        from evenpack.engine.world.distributed import quiet_deepspeed
+        from evenpack.models.common.tensors import fill_parameter
+
+        zero: Any = quiet_deepspeed().zero
+        names = {} if weights is None else {name.ours: name for name in weights.names}
+        for name, parameter in model.named_parameters():
+            with zero.GatheredParameters([parameter], modifier_rank=0):
+                if weights is not None:
+                    fill_parameter(parameter, names[name], weights.tensors)
+
     def reduction_traffic(
         self, *, tensors: int, ranks: int, parameters: int, tables: Sequence[int]
     ) -> tuple[int, float]:
@@ -167,6 +200,10 @@ class PartitionedParameters(PartitionedGradients):
         """Every rank writes its part of the masters and states, and DeepSpeed no other parameters."""
         part = FP32_BYTES * (1 + sizes.states) * _part(sizes)
         return SavedBytes(first_rank=part, other_rank=part)
+
+
+def _make_room(layer: "nn.Module", world: "World") -> None:
+    layer.to_empty(device=world.device, recurse=False)
 
 
 def _part(sizes: StateSizes) -> int:

@@ -4,7 +4,7 @@ A family describes its counterpart in transformers by a `HuggingFaceMapping`, an
 nothing else by `ForeignNames`.
 """
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -58,11 +58,13 @@ def renamed(ours: str, *theirs: str) -> list[TensorName]:
 def export_tensors(model: nn.Module, names: Sequence[TensorName]) -> dict[str, Tensor]:
     """Returns the parameters of `model` under the other code's names: FP32 copies on the CPU."""
     parameters = dict(model.named_parameters())
-    weights = {}
-    for name in names:
-        for theirs, part in zip(name.theirs, name.parts_of(parameters[name.ours].detach()), strict=True):
-            weights[theirs] = part.to("cpu", torch.float32, copy=True).contiguous()
-    return weights
+    return {theirs: part for name in names for theirs, part in exported(parameters[name.ours].detach(), name)}
+
+
+def exported(parameter: Tensor, name: TensorName) -> Iterator[tuple[str, Tensor]]:
+    """Yields a parameter's tensors in the other code, as FP32 copies on the CPU."""
+    for theirs, part in zip(name.theirs, name.parts_of(parameter), strict=True):
+        yield theirs, part.to("cpu", torch.float32, copy=True).contiguous()
 
 
 @torch.no_grad()
@@ -92,7 +94,14 @@ def load_tensors(model: nn.Module, names: Sequence[TensorName], weights: Mapping
                 f"{theirs} must have shape {expected}, found {tuple(weights[theirs].shape)}: the checkpoint belongs to "
                 "another model section, vocabulary or number of positions"
             )
-    for part, theirs in parts:
+    for name in names:
+        fill_parameter(parameters[name.ours], name, weights)
+
+
+@torch.no_grad()
+def fill_parameter(parameter: Tensor, name: TensorName, weights: Mapping[str, Tensor]) -> None:
+    """Fills one parameter, which has the shape of its tensors."""
+    for part, theirs in zip(name.parts_of(parameter), name.theirs, strict=True):
         part.copy_(weights[theirs])
 
 

@@ -6,7 +6,7 @@ ends, and nothing else in a model mixes slots.
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, ClassVar, Generic, TypeVar
 
 import torch
@@ -26,6 +26,8 @@ INITIAL_DEVIATION = 0.02
 _INITIALISED = (nn.Linear, nn.Embedding, nn.LayerNorm, nn.RMSNorm)
 
 ConfigT = TypeVar("ConfigT", bound=TransformerConfig)
+
+OnLayer = Callable[[nn.Module], None]
 
 
 class PackedTransformer(nn.Module, ABC, Generic[ConfigT]):
@@ -87,24 +89,37 @@ class PackedTransformer(nn.Module, ABC, Generic[ConfigT]):
         return any(layer is output for block in blocks for output in block.residual_outputs)
 
     @torch.no_grad()
-    def initialize(self, seed: int) -> None:
+    def initialize(self, seed: int, *, before: OnLayer | None = None, after: OnLayer | None = None) -> None:
         """Draws all weights again from `seed`: weights from a normal distribution, biases zero, norms one.
 
         Numbers are drawn on the CPU and copied, because devices draw differently from one seed.
 
+        Args:
+            before: is called with each layer that has parameters of its own; it may give them a place.
+            after: is called with it once they have their values; it may divide them among ranks.
+
         Raises: TypeError for a weight of another kind of layer: a model that has some must override this.
         """
+        self._require_known_layers()
         generator = torch.Generator(device="cpu").manual_seed(seed)
-        for name, parameter in self.named_parameters():
-            if name.endswith("bias"):
-                parameter.zero_()
-        for module in self.modules():
-            if isinstance(module, nn.Linear | nn.Embedding):
-                drawn = torch.empty(module.weight.shape, device="cpu", dtype=torch.float32)
-                self._draw(drawn, self._initial_deviation(module), generator)
-                module.weight.copy_(drawn)
-            if isinstance(module, nn.LayerNorm | nn.RMSNorm):
-                module.weight.fill_(1.0)
+        for layer in self.modules():
+            if next(layer.parameters(recurse=False), None) is None:
+                continue
+            if before is not None:
+                before(layer)
+            for name, parameter in layer.named_parameters(recurse=False):
+                if name.endswith("bias"):
+                    parameter.zero_()
+            if isinstance(layer, nn.Linear | nn.Embedding):
+                drawn = torch.empty(layer.weight.shape, device="cpu", dtype=torch.float32)
+                self._draw(drawn, self._initial_deviation(layer), generator)
+                layer.weight.copy_(drawn)
+            if isinstance(layer, nn.LayerNorm | nn.RMSNorm):
+                layer.weight.fill_(1.0)
+            if after is not None:
+                after(layer)
+
+    def _require_known_layers(self) -> None:
         known = {id(module.weight) for module in self.modules() if isinstance(module, _INITIALISED)}
         for name, parameter in self.named_parameters():
             if not name.endswith("bias") and id(parameter) not in known:

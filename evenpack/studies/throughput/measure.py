@@ -15,7 +15,7 @@ import torch
 from evenpack.batch import PackedBatch
 from evenpack.config import nearest
 from evenpack.data.batches.pipeline import MicroBatchDataset
-from evenpack.engine.build import build_model
+from evenpack.engine.build import build_placed_model
 from evenpack.engine.engine import Phase, TrainingEngine
 from evenpack.engine.provenance import commit_of_source
 from evenpack.engine.resolving.cost_model import MeasuredOn
@@ -191,7 +191,7 @@ class StepTimer:
         self.world = world
         self._clock = PhaseClock(world.device, clock, ranks=world.size)
         self._memory = PeakMemory(world.device)
-        self.engine = TrainingEngine(build_model(run, world.device), run.config, world, denominators=run.denominators)
+        self.engine = TrainingEngine(build_placed_model(run, world), run.config, world, denominators=run.denominators)
         self.engine.observer = self._clock
         self._steps = 0
 

@@ -15,6 +15,7 @@ from torch import Tensor
 from transformers import BertConfig, BertForPreTraining
 
 from evenpack.engine.checkpoints.initial_weights import initialize
+from evenpack.engine.sharding import sharding_at
 from evenpack.engine.world.distributed import World
 from evenpack.errors import CheckpointError
 from evenpack.models.build import Model, new_model
@@ -44,7 +45,7 @@ def make_model(*, vocabulary_size: int = VOCABULARY, rows: int = POSITIONS, **se
 
 
 def begin(model: Model, path: Path, folder: Path) -> None:
-    initialize(model, path, tokenizer_dir=folder / "here", world=SOLO)
+    initialize(model, path, tokenizer_dir=folder / "here", world=SOLO, sharding=sharding_at(0))
 
 
 def told_of(caplog: pytest.LogCaptureFixture) -> str:
