@@ -90,12 +90,13 @@ def load_trained_model(config: RunConfig, device: torch.device, *, step: StepOrB
         raise CheckpointError(f"there is no checkpoint in {directory}: run `evenpack train` with this run file first")
     if checkpoint.state.fingerprint != run.fingerprint(checkpoint.step):
         _compare_data(checkpoint, run)
-    model = build_model(run, device)
+    model = build_model(run, torch.device("meta"))
     weights = load_model_weights(checkpoint)
     remedy = "The run file with which it was trained is in its manifest.json"
     require_fitting(model.state_dict(), weights, origin=str(checkpoint.path), remedy=remedy)
     require_same_network(config.model, saved_model_section(checkpoint), origin=str(checkpoint.path), remedy=remedy)
-    model.load_state_dict(weights)
+    model.load_state_dict(weights, assign=True)  # they are the model's, not copied into it
+    model.requires_grad_().to(device)
     log.info("loaded %s", checkpoint.path)
     return TrainedModel(model=model.eval(), checkpoint=checkpoint, run=run, world=world)
 

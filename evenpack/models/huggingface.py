@@ -5,7 +5,7 @@
 The numbers are the same in both; names and layout differ.
 """
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -19,8 +19,23 @@ from evenpack.errors import CheckpointError, ConfigError, RunError
 from evenpack.files import atomic_directory, read_json, write_json
 from evenpack.models.build import Model, new_model
 from evenpack.models.common.section import TransformerConfig
-from evenpack.models.common.tensors import HuggingFaceMapping, TaskModel, export_tensors, load_tensors, renamed
+from evenpack.models.common.tensors import (
+    HuggingFaceMapping,
+    NamedWeights,
+    TaskModel,
+    TensorName,
+    export_tensors,
+    exported,
+    load_tensors,
+    renamed,
+)
 from evenpack.models.families import ModelFamily, family_of, find_family, known_families
+from evenpack.units import FP32_BYTES
+
+SHARD_BYTES = 5_000_000_000
+"""Weights of a larger model are written in several files of at most so many bytes each."""
+
+_ONE_FILE, _INDEX = "model.safetensors", "model.safetensors.index.json"
 
 _TOKENIZER_CONFIG = "tokenizer_config.json"
 _TOKENIZER_FILES = (
@@ -42,7 +57,7 @@ def to_huggingface(model: Model, directory: Path, *, tokenizer_dir: Path | None,
     complete and on disk.
 
     Args:
-        model: on any device. Weights are written in FP32.
+        model: on any device. Weights are written in FP32, above `SHARD_BYTES` in several files.
         directory: must not exist yet, or be empty.
         tokenizer_dir: its tokenizer files are copied, and list the inputs that the model takes; None leaves them out.
         special_token_id: the id of the mapping's `special_token`, written to config.json.
@@ -50,7 +65,7 @@ def to_huggingface(model: Model, directory: Path, *, tokenizer_dir: Path | None,
     Raises: ConfigError if transformers has no such model, the id is outside the vocabulary, the directory has content,
     or there is no tokenizer in `tokenizer_dir`; RunError if the disk does not take it.
     """
-    weights = huggingface_weights(model)
+    names = mapping_of(model.config).tensor_names(model)
     if not 0 <= special_token_id < model.vocabulary_size:
         raise ConfigError(
             f"special_token_id must be an entry of the model's vocabulary (0 to {model.vocabulary_size - 1}), "
@@ -63,7 +78,8 @@ def to_huggingface(model: Model, directory: Path, *, tokenizer_dir: Path | None,
         for name, content in tokenizer.items():
             (unfinished / name).write_bytes(content)
         _write_model_inputs(unfinished / _TOKENIZER_CONFIG, model)
-        _write_model(unfinished, weights, mapping_of(model.config).config_values(model, special_token_id))
+        values = mapping_of(model.config).config_values(model, special_token_id)
+        _write_model(unfinished, named_parameters(model, names), values)
 
 
 def task_model_to_huggingface(
@@ -92,15 +108,14 @@ def task_model_to_huggingface(
     """
     task, mapping = task_model_of(encoder.config, reads), mapping_of(encoder.config)
     names = [name for name in mapping.tensor_names(encoder) if all(one.startswith(task.encoder) for one in name.theirs)]
-    weights = export_tensors(encoder, names)
-    trained = dict(head.named_parameters())
+    parameters, trained = named_parameters(encoder, names), dict(head.named_parameters())
     for ours, theirs in task.head.items():
-        weights |= export_tensors(head, [name for name in renamed(ours, theirs) if name.ours in trained])
+        parameters += named_parameters(head, [name for name in renamed(ours, theirs) if name.ours in trained])
     values = mapping.config_values(encoder, special_token_id) | {"architectures": [task.architecture], **about_task}
     with _new_directory(directory) as unfinished:
         save_tokenizer(unfinished)
         _write_model_inputs(unfinished / _TOKENIZER_CONFIG, encoder)
-        _write_model(unfinished, weights, values)
+        _write_model(unfinished, parameters, values)
 
 
 def from_huggingface(directory: Path, *, attention_backend: str = "auto") -> Model:
@@ -109,17 +124,29 @@ def from_huggingface(directory: Path, *, attention_backend: str = "auto") -> Mod
     Raises: CheckpointError if files are missing or broken, or no family computes this model (each differing key is
     named). ConfigError if several do.
     """
+    model, weights = read_huggingface(directory, attention_backend=attention_backend)
+    model.to_empty(device="cpu")
+    load_tensors(model, weights.names, weights.tensors)
+    return model
+
+
+def read_huggingface(directory: Path, *, attention_backend: str = "auto") -> tuple[Model, NamedWeights]:
+    """Returns the model that such a directory describes, with shapes alone, and its weights.
+
+    The weights are mapped from the files, so that they take no memory of the process before they are copied.
+
+    Raises: as `from_huggingface`, but for tensors that are missing, surplus or of another shape.
+    """
     path = directory / "config.json"
     values = _read_json(path)
     mapping = _mapping_for(values, path)
     config, sizes = mapping.read_config(values, str(path))
-    weights = _read_weights(directory)
-    config = mapping.config_for_weights(config, weights.keys(), str(directory))
+    tensors = _read_weights(directory)
+    config = mapping.config_for_weights(config, tensors.keys(), str(directory))
     with torch.device("meta"):
         model = new_model(config, attention_backend=attention_backend, **sizes)
-    model.to_empty(device="cpu")
-    load_huggingface_weights(model, weights)
-    return model
+    tensors = mapping.plain_weights(model, tensors)
+    return model, NamedWeights(config=config, tensors=tensors, names=mapping.tensor_names(model), notes=())
 
 
 def huggingface_weights(model: Model) -> dict[str, Tensor]:
@@ -180,11 +207,44 @@ def _mapping_for(values: Mapping[str, Any], path: Path) -> HuggingFaceMapping:
     return mappings[found[0]]
 
 
-def _write_model(directory: Path, weights: dict[str, Tensor], values: Mapping[str, Any]) -> None:
-    config, model = directory / "config.json", directory / "model.safetensors"
+NamedParameters = list[tuple[Tensor, TensorName]]
+
+
+def named_parameters(module: nn.Module, names: Sequence[TensorName]) -> NamedParameters:
+    """Returns parameters with their names in transformers."""
+    parameters = dict(module.named_parameters())
+    return [(parameters[name.ours].detach(), name) for name in names]
+
+
+def shards_of(parameters: NamedParameters, shard_bytes: int) -> list[NamedParameters]:
+    """Returns the parameters in order, in as many groups as hold `shard_bytes` in FP32; a larger one is alone."""
+    shards: list[NamedParameters] = [[]]
+    room = shard_bytes
+    for parameter, name in parameters:
+        size = FP32_BYTES * parameter.numel()
+        if shards[-1] and size > room:
+            shards.append([])
+            room = shard_bytes
+        shards[-1].append((parameter, name))
+        room -= size
+    return shards
+
+
+def _write_model(directory: Path, parameters: NamedParameters, values: Mapping[str, Any]) -> None:
+    """Writes config.json and the weights: one file, or shards and an index, of which one at a time is copied."""
+    config = directory / "config.json"
     write_json(config, values)
-    save_file(weights, model, metadata={"format": "pt"})
-    model.chmod(config.stat().st_mode)  # safetensors lets nobody but its writer read the file
+    shards = shards_of(parameters, SHARD_BYTES)
+    files: dict[str, str] = {}
+    for number, shard in enumerate(shards, start=1):
+        name = _ONE_FILE if len(shards) == 1 else f"model-{number:05d}-of-{len(shards):05d}.safetensors"
+        weights = {theirs: part for one in shard for theirs, part in exported(*one)}
+        save_file(weights, directory / name, metadata={"format": "pt"})
+        (directory / name).chmod(config.stat().st_mode)  # safetensors lets nobody but its writer read the file
+        files |= dict.fromkeys(weights, name)
+    if len(shards) > 1:
+        total = sum(FP32_BYTES * parameter.numel() for parameter, _ in parameters)
+        write_json(directory / _INDEX, {"metadata": {"total_size": total}, "weight_map": files})
 
 
 @contextmanager
@@ -238,6 +298,6 @@ def _read_weights(directory: Path) -> dict[str, Tensor]:
 
 def _weight_files(directory: Path) -> Iterator[Path]:
     """Yields one file, or the shards that an index lists."""
-    index = directory / "model.safetensors.index.json"
-    names = sorted(set(_read_json(index)["weight_map"].values())) if index.is_file() else ["model.safetensors"]
+    index = directory / _INDEX
+    names = sorted(set(_read_json(index)["weight_map"].values())) if index.is_file() else [_ONE_FILE]
     return (directory / name for name in names)

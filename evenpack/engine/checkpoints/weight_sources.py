@@ -1,7 +1,7 @@
 """The possible origins of a run's initial weights, and how each kind is read."""
 
 from abc import ABC, abstractmethod
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 
@@ -27,7 +27,7 @@ from evenpack.models.common.tensors import NamedWeights, TensorName
 from evenpack.models.foreign.tensor_bundle import INDEX
 from evenpack.models.foreign.torch_file import SUFFIXES
 from evenpack.models.foreign.weights import read_nvidia, read_tensorflow
-from evenpack.models.huggingface import from_huggingface
+from evenpack.models.huggingface import from_huggingface, mapping_of, read_huggingface
 
 _CONFIG_FILE = "config.json"
 _ALONE = World(rank=0, size=1, local_rank=0, device=torch.device("cpu"))
@@ -106,6 +106,13 @@ class TransformersFolder(DescribedWeights):
     def read_described(self) -> tuple[TransformerConfig, dict[str, Tensor]]:
         model = from_huggingface(self.path)
         return model.config, model.state_dict()
+
+    def read(self, model: Model) -> NamedWeights:
+        """Returns the tensors of the files, which are copied into the model without another model between."""
+        found, weights = read_huggingface(self.path)
+        if found.config.kind != model.config.kind:
+            return weights
+        return replace(weights, names=mapping_of(model.config).tensor_names(model))
 
 
 @dataclass(frozen=True, kw_only=True)

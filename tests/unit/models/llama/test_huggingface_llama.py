@@ -12,6 +12,7 @@ from transformers import LlamaConfig as TheirConfig
 from transformers import LlamaForCausalLM
 
 from evenpack.errors import CheckpointError
+from evenpack.models import huggingface
 from evenpack.models.build import Model, new_model
 from evenpack.models.huggingface import from_huggingface, to_huggingface
 from evenpack.models.llama.config import LlamaConfig
@@ -186,3 +187,39 @@ def test_a_scaling_of_an_older_release_is_read(tmp_path: Path) -> None:
     assert values["rope_scaling"] == THEIR_SCALING
     path.write_text(json.dumps(values))
     assert from_huggingface(tmp_path / "out").config.unseen_in_weights == model.config.unseen_in_weights
+
+
+def test_a_model_larger_than_a_file_is_written_in_shards(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    model = our_model(key_value_heads=2)
+    to_huggingface(model, tmp_path / "whole", tokenizer_dir=None, special_token_id=0)
+    monkeypatch.setattr(huggingface, "SHARD_BYTES", 60_000)
+    to_huggingface(model, tmp_path / "out", tokenizer_dir=None, special_token_id=0)
+    names = sorted(path.name for path in (tmp_path / "out").glob("*.safetensors"))
+    assert names[0] == f"model-00001-of-{len(names):05d}.safetensors"
+    assert len(names) > 3
+    shards = [load_file(tmp_path / "out" / name) for name in names]
+    assert all(sum(tensor.nbytes for tensor in shard.values()) <= 60_000 for shard in shards)
+    whole = load_file(tmp_path / "whole" / "model.safetensors")
+    index = json.loads((tmp_path / "out" / "model.safetensors.index.json").read_text())
+    assert index["metadata"]["total_size"] == sum(tensor.nbytes for tensor in whole.values())
+    assert index["weight_map"] == {key: name for name, shard in zip(names, shards, strict=True) for key in shard}
+    assert_equal_logits(model, LlamaForCausalLM.from_pretrained(tmp_path / "out").eval())
+    back = from_huggingface(tmp_path / "out").state_dict()
+    assert all(torch.equal(tensor, back[name]) for name, tensor in model.state_dict().items())
+
+
+def test_llama_8b_has_the_tensors_of_transformers_at_full_depth() -> None:
+    """Without memory: names and shapes of all, and the files that it would be written to."""
+    sizes = {"vocabulary_size": 128_256, "max_positions": 131_072}
+    with torch.device("meta"):
+        model = new_model(LlamaConfig(kind="llama", preset="8b"), **sizes)
+        theirs = LlamaForCausalLM(TheirConfig(**LLAMA_MAPPING.config_values(model, 128_001)))
+    parameters = huggingface.named_parameters(model, LLAMA_MAPPING.tensor_names(model))
+    shapes = {
+        key: part.shape for one, name in parameters for key, part in zip(name.theirs, name.parts_of(one), strict=True)
+    }
+    assert shapes == {name: tensor.shape for name, tensor in theirs.state_dict().items()}
+    shards = huggingface.shards_of(parameters, huggingface.SHARD_BYTES)
+    held = [sum(4 * one.numel() for one, _ in shard) for shard in shards]
+    assert (len(held), sum(held)) == (7, 4 * 8_030_261_248)
+    assert max(held) <= huggingface.SHARD_BYTES
