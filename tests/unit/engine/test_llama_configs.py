@@ -1,5 +1,6 @@
 """Llama's shipped run files for 8 GPUs divide, and fit by the estimate."""
 
+import json
 from pathlib import Path
 
 import pytest
@@ -7,22 +8,47 @@ import pytest
 from evenpack.config import load_run_file
 from evenpack.engine.config import RunConfig
 from evenpack.engine.memory.estimate import MicroBatchSize, training_memory
+from evenpack.launcher.training import plan_training
 from evenpack.models.cost import parameter_count
+from evenpack.testing import prepared
 
 CONFIGS = Path(__file__).parents[3] / "configs"
 GPUS = 8
 GPU_BYTES = 80e9
-VOCABULARY = 32_000
 
 
-@pytest.mark.parametrize(("name", "parameters"), [("llama_160m", 162_417_408), ("llama_1.1b", 1_100_048_384)])
-def test_a_run_file_for_eight_gpus_divides_and_fits(name: str, parameters: int) -> None:
+@pytest.mark.parametrize(
+    ("name", "vocabulary", "parameters", "share"),
+    [
+        ("llama_160m", 32_000, 162_417_408, 2 / 3),
+        ("llama_1.1b", 32_000, 1_100_048_384, 2 / 3),
+        ("llama_8b", 128_256, 8_030_261_248, 3 / 4),
+    ],
+)
+def test_a_run_file_for_eight_gpus_divides_and_fits(name: str, vocabulary: int, parameters: int, share: float) -> None:
     config = load_run_file(CONFIGS / f"{name}.yaml", RunConfig)
-    sizes = {"vocabulary_size": VOCABULARY, "max_positions": config.positions_needed}
+    sizes = {"vocabulary_size": vocabulary, "max_positions": config.positions_needed}
     assert parameter_count(config.model, **sizes) == parameters
     assert f"{parameters:,} parameters" in (CONFIGS / f"{name}.yaml").read_text()
     assert config.training.step_size.micro_batches(GPUS) > 1
     slots = config.training.packs_per_micro_batch * config.data.pack_length
     size = MicroBatchSize(slots=slots, head_rows=slots)
-    peak = training_memory(config, size, vocabulary_size=VOCABULARY, ranks=GPUS).peak
-    assert GPU_BYTES / 8 < peak.total < 2 / 3 * GPU_BYTES
+    peak = training_memory(config, size, vocabulary_size=vocabulary, ranks=GPUS).peak
+    assert GPU_BYTES / 8 < peak.total < share * GPU_BYTES
+
+
+def test_a_dry_run_plans_llama_8b_on_eight_gpus(tmp_path: Path) -> None:
+    text = tmp_path / "web.jsonl"
+    text.write_text("".join(json.dumps({"text": "abcdefgh" * 1100}) + "\n" for _ in range(40)))
+    overrides = {
+        "data.sources.web.path": text,
+        "data.tokenizer": "{kind: train, vocabulary_size: 260}",
+        "data.validation_fraction": "0.1",
+        "data.prepared_dir": tmp_path / "data",
+    }
+    file = load_run_file(CONFIGS / "llama_8b.yaml", RunConfig, [f"{key}={value}" for key, value in overrides.items()])
+    plan = plan_training(prepared(file), ranks=GPUS)
+    assert (plan.micro_batches_per_rank, plan.slots_per_micro_batch) == (16, 2 * 8192)
+    assert plan.parameters == 8_030_261_248 - 2 * 4096 * (128_256 - 260)
+    assert plan.deepspeed["zero_optimization"]["stage"] == 3
+    assert plan.memory.total < 0.75 * GPU_BYTES
