@@ -27,7 +27,7 @@ from pathlib import Path
 from typing import Any, Self
 
 import numpy as np
-from environments import FOLDER, python_of
+from environments import python_of
 from peer_loaders import MODULES, PEERS, Task
 from records import Record, balance, coverage, fill, shared_steps, steps_of_ranks
 
@@ -54,17 +54,22 @@ class RankFailedError(Exception):
 class Environment:
     """A process of an environment that runs its loaders (`reading.py`); a context manager."""
 
-    def __init__(self, name: str) -> None:
+    def __init__(self, name: str, folder: Path) -> None:
+        """Starts it; its messages go to a file in `folder`."""
         self.python = Path(sys.executable) if name == "evenpack" else python_of(name)
+        if not self.python.exists():
+            raise SystemExit(
+                f"{self.python} is missing: run python benchmarks/peers/environments.py {name}, or leave its loaders "
+                "out by --only"
+            )
         own = {"TOKENIZERS_PARALLELISM": "false", "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
-        self.log = FOLDER / f"{name}.log"
-        self.log.parent.mkdir(parents=True, exist_ok=True)
+        self._log = folder / f"{name}.log"
         self._process = subprocess.Popen(
             [self.python, Path(__file__).with_name("reading.py"), *MODULES[name]],
             env=os.environ | own | {"CUDA_VISIBLE_DEVICES": ""},
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
-            stderr=self.log.open("wb"),
+            stderr=self._log.open("wb"),
             text=True,
         )
         code = f"from importlib.metadata import version; print(version({name!r}))"
@@ -86,7 +91,11 @@ class Environment:
             request = {"peer": peer, "task": fields, "action": action, "ranks": ranks, "meeting": meeting, **options}
             print(json.dumps(request), file=self._process.stdin, flush=True)
             line = self._process.stdout.readline()
-        answer = json.loads(line) if line else {"error": f"{self.python} ended: see {self.log}"}
+        answer = (
+            json.loads(line)
+            if line
+            else {"error": f"{self.python} ended: {self._log.read_text('utf-8', 'replace')[-300:]}"}
+        )
         if "error" in answer:
             raise RankFailedError(answer["error"])
         return list(answer["ranks"])
@@ -298,7 +307,7 @@ def main() -> None:
         task = write_text(Path(name), arguments.text, arguments)
         names = dict.fromkeys(PEERS[peer].environment for peer in arguments.only)
         with ExitStack() as stack:
-            environments = {name: stack.enter_context(Environment(name)) for name in names}
+            environments = {name: stack.enter_context(Environment(name, task.work)) for name in names}
             reports = {}
             for peer in arguments.only:
                 print(f"{PEERS[peer].name} ...", file=sys.stderr, flush=True)
