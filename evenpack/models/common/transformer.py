@@ -111,9 +111,11 @@ class PackedTransformer(nn.Module, ABC, Generic[ConfigT]):
                 if name.endswith("bias"):
                     parameter.zero_()
             if isinstance(layer, nn.Linear | nn.Embedding):
-                drawn = torch.empty(layer.weight.shape, device="cpu", dtype=torch.float32)
+                is_here = layer.weight.device.type == "cpu" and layer.weight.dtype == torch.float32
+                drawn = layer.weight if is_here else torch.empty(layer.weight.shape, device="cpu", dtype=torch.float32)
                 self._draw(drawn, self._initial_deviation(layer), generator)
-                layer.weight.copy_(drawn)
+                if not is_here:
+                    layer.weight.copy_(drawn)
             if isinstance(layer, nn.LayerNorm | nn.RMSNorm):
                 layer.weight.fill_(1.0)
             if after is not None:
