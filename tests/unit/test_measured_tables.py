@@ -501,6 +501,45 @@ def packs_against_padding(files: Files) -> Rows:
     return [[row[key] for key in keys] for row in report["rows"]]
 
 
+def peer_rates(files: Files) -> Rows:
+    """CPU seconds of preparing, the text that an epoch gives, rates, and milliseconds to the first batch."""
+    rows = []
+    for loader in files[0]["loaders"].values():
+        rates = [loader["tokens_per_cpu_second"]]
+        if "tokenising" in loader["rounds"][0]:
+            rates.append(loader["tokens_per_cpu_second_without_tokenising"])
+        first = [1000 * loader[of] for of in ("first", "first_after_resume")]
+        read = per_cent(loader["epoch_1"]["read"])
+        rows.append([loader["prepare"], read, *(rate / 1e6 for rate in rates), *first])
+    return rows
+
+
+def peer_batches(files: Files) -> Rows:
+    """Fill and balance of batches, the borders that they show, and how much a model leaks that gets them."""
+    return [
+        [
+            per_cent(loader["fill"]["real_over_slots"]),
+            loader["fill"]["largest_over_mean_micro_batch"],
+            loader["balance"]["tokens"],
+            loader["balance"]["squared_lengths"],
+            per_cent(loader["borders_shown"]),
+            loader["leak"],
+        ]
+        for loader in files[0]["loaders"].values()
+    ]
+
+
+def peer_orders(files: Files) -> Rows:
+    """Steps of each of two ranks, text that they read again, and steps that other ranks and resumed ones share."""
+    rows = []
+    for loader in files[0]["loaders"].values():
+        resumed = [loader[f"resume_{ranks}"] for ranks in ("1_1", "2_2", "2_1", "1_2")]
+        same = [per_cent(one["steps_of_uninterrupted"]) for one in resumed if "refused" not in one]
+        epoch = loader["epoch_2"]
+        rows.append([*epoch["steps"], per_cent(epoch["repeated"]), per_cent(loader["steps_shared_by_ranks"]), *same])
+    return rows
+
+
 READINGS: dict[str, Callable[[Files], Rows]] = {
     "figures": figures,
     "start_and_end": start_and_end,
@@ -534,6 +573,9 @@ READINGS: dict[str, Callable[[Files], Rows]] = {
     "replayed_and_trained": replayed_and_trained,
     "roofline": roofline,
     "roofline_beside_others": roofline_beside_others,
+    "peer_rates": peer_rates,
+    "peer_batches": peer_batches,
+    "peer_orders": peer_orders,
 }
 
 
