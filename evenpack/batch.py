@@ -107,6 +107,8 @@ class PackedBatch(Generic[A]):
     """Sum of length² over real segments, without those that only pad: the attention that is really needed."""
     pairs_within: Mapping[int, int]
     """For each window of the model's layers, the pairs of tokens of one such segment that are at most so far apart."""
+    cost: float
+    """Planned cost of this micro-batch to its rank, as its assignment counts it (`data/order/step_plan.py`)."""
     padding_targets: int
     """Targets of this micro-batch that only pad sequences, and are nevertheless predicted."""
     order_hash: int

@@ -77,6 +77,7 @@ def build_batch(
         source_tokens=(counts.tokens,),
         squared_lengths=sum(len(sequence) ** 2 for sequence in sequences),
         pairs_within=total_pairs_within(np.array([len(sequence) for sequence in sequences]), windows),
+        cost=0.0,
         padding_targets=0,
         order_hash=0,
     )

@@ -127,6 +127,7 @@ def build_masked_batch(
         source_tokens=(counts.tokens,),
         squared_lengths=sum(len(pair.tokens) ** 2 for pair in pairs),
         pairs_within=total_pairs_within(np.array([len(pair.tokens) for pair in pairs]), windows),
+        cost=0.0,
         padding_targets=0,
         order_hash=0,
     )

@@ -236,6 +236,7 @@ def _batch(config: TransformerConfig) -> PackedBatch:
         source_tokens=(slots,),
         squared_lengths=slots,
         pairs_within={},
+        cost=0.0,
         padding_targets=0,
         order_hash=0,
     )

@@ -109,6 +109,7 @@ def batch_of(step: int, slot: int) -> PackedBatch:
         source_tokens=(SLOTS,),
         squared_lengths=SLOTS**2,
         pairs_within={},
+        cost=0.0,
         padding_targets=0,
         order_hash=0,
     )

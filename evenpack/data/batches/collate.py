@@ -10,6 +10,7 @@ from evenpack.data.batches.capacity import BatchCapacity, capacity_of_any_batch
 from evenpack.data.batches.objectives import Objective, SequenceContent
 from evenpack.data.batches.placement import Placer
 from evenpack.data.order.selection import PackedSource, PackSelection, order_hash
+from evenpack.data.order.step_plan import PackStatistics, item_costs
 from evenpack.data.order.step_shape import StepShape
 from evenpack.data.sequences.view import PaddingCounts
 from evenpack.errors import DataError
@@ -44,6 +45,7 @@ class Collator:
         self.sources = tuple(sources)
         self.objective = objective
         self.windows = shape.windows
+        self.cost_weights = shape.cost_weights
         self.padding_token = padding_token
         self.vocabulary_size = vocabulary_size
         self.placer = Placer.of(
@@ -72,6 +74,15 @@ class Collator:
         token_types = np.zeros(placement.slots, dtype=np.int64)
         token_types[placement.slot_of_token] = task.token_types
         source_tokens = self._count_tokens(content)
+        squared_lengths = int((segment_lengths**2).sum())
+        held = PackStatistics(
+            tokens=np.array([packs.lengths.sum()]),
+            squared_lengths=np.array([squared_lengths]),
+            segments=np.array([len(segment_lengths)]),
+            pairs_within={
+                window: np.array([pairs]) for window, pairs in total_pairs_within(segment_lengths, self.windows).items()
+            },
+        )
         cu_seqlens = _filled(placement.segment_starts, sizes.segments + 1, placement.slots)
         return PackedBatch(
             tokens=tokens,
@@ -91,8 +102,9 @@ class Collator:
             ),
             sequence_ids=_filled(packs.sequence_ids, sizes.sequences, -1),
             source_tokens=source_tokens,
-            squared_lengths=int((segment_lengths**2).sum() - content.padding.squared_lengths.sum()),
+            squared_lengths=squared_lengths - int(content.padding.squared_lengths.sum()),
             pairs_within=pairs_within,
+            cost=item_costs(self.cost_weights, held).item(),
             padding_targets=int(content.padding.targets.sum()) if self.objective.end_of_text_in_loss == "all" else 0,
             order_hash=order_hash(packs),
         )

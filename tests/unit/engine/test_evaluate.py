@@ -197,6 +197,7 @@ def logits_of_one(model: Gpt2, tokens: Tensor) -> Tensor:
             source_tokens=(length,),
             squared_lengths=length**2,
             pairs_within={},
+            cost=0.0,
             padding_targets=0,
             order_hash=0,
         )

@@ -77,10 +77,11 @@ def test_the_plan_counts_what_the_batches_hold(
     )
     for step in range(5):
         plan = planner.plan(step)
-        held = StepCounts(packs=0, sequences=0, tokens=0, targets=0)
+        held, cost = StepCounts(packs=0, sequences=0, tokens=0, targets=0), 0.0
         for index in range(plan.micro_batches):
             batch = collator.collate(plan.micro_batch(0, index), plan.counts)
             held += batch.local_counts
+            cost += batch.cost
             ids = batch.sequence_ids[batch.sequence_ids >= 0].numpy()
             padding = padding_of(source, ids)
             assert batch.local_counts.tokens == int((~padding).sum()) == batch.source_tokens[0]
@@ -95,6 +96,7 @@ def test_the_plan_counts_what_the_batches_hold(
             all_lengths = batch.cu_seqlens.diff().numpy()
             assert performed_work(batch).pairs_within == total_pairs_within(all_lengths, (3,))
         assert held == plan.counts
+        assert cost == pytest.approx(plan.cost(0))
 
 
 def padding_of(source: PackedSource, rows: np.ndarray) -> np.ndarray:
