@@ -239,8 +239,8 @@ class Stopwatch:
 
     def __init__(self, device: torch.device) -> None:
         self._events: tuple[Any, Any] | None = None
-        self._started = time.perf_counter()
-        self._stopped = self._started
+        self._started = self._stopped = time.perf_counter()
+        self._cpu_started = self._cpu_stopped = time.process_time()
         if device.type == "cuda":
             new_event: Any = torch.cuda.Event  # has no annotations
             self._events = (new_event(enable_timing=True), new_event(enable_timing=True))
@@ -248,7 +248,7 @@ class Stopwatch:
 
     def stop(self) -> None:
         """Marks the end."""
-        self._stopped = time.perf_counter()
+        self._stopped, self._cpu_stopped = time.perf_counter(), time.process_time()
         if self._events is not None:
             self._events[1].record()
 
@@ -259,6 +259,13 @@ class Stopwatch:
         started, stopped = self._events
         stopped.synchronize()
         return float(started.elapsed_time(stopped)) / 1000.0
+
+    def busy_seconds(self) -> float:
+        """Returns the seconds for which the device itself was at work: of the CPU, those that this process had of it.
+
+        A CPU may have others to serve in between, which are not the rank's work; a GPU has not.
+        """
+        return self._cpu_stopped - self._cpu_started if self._events is None else self.seconds()
 
 
 def _nobody(_phase: Phase) -> None:

@@ -3,7 +3,7 @@
 import json
 import logging
 import time
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import AbstractContextManager, closing, nullcontext
 from dataclasses import dataclass
 from datetime import timedelta
@@ -32,7 +32,7 @@ from evenpack.engine.parts.rank_times import RankTimes
 from evenpack.engine.parts.saves import Saves
 from evenpack.engine.parts.trackers import Trackers
 from evenpack.engine.parts.verification import DataVerification
-from evenpack.engine.reporting.run_record import write_start
+from evenpack.engine.reporting.run_record import Place, place_of, write_start
 from evenpack.engine.reporting.step_totals import sum_over_ranks
 from evenpack.engine.resolving.requirements import require_trackers, require_trainable
 from evenpack.engine.resolving.resolve import ResolvedRun, open_run
@@ -132,27 +132,29 @@ def _train(
         log.info("%s", describe(run, last_step=last_step))
         if batches is None:
             return _nothing_to_do(run)
-        world.on_main(lambda: write_start(run))
-        return _train_on(batches, run, stop_requested=stop_requested, on_activity=on_activity, started=started)
+        places = world.all_gather(place_of(world))
+        world.on_main(lambda: write_start(run, places))
+        return _train_on(batches, run, places, stop_requested=stop_requested, on_activity=on_activity, started=started)
 
 
 def _train_on(
     batches: Iterator[StepBatches | SkippedStep],
     run: Run,
+    places: Sequence[Place],
     *,
     stop_requested: Callable[[], bool],
     on_activity: OnActivity,
     started: float,
 ) -> TrainOutcome:
     on_activity("starting the loader", run.first_step)
-    parts = _parts(run, on_activity, started=started)
+    parts = _parts(run, places, on_activity, started=started)
     with parts.opened():
         with own_work():
             first = next(batches)  # waits for the loader's processes, which is not part of a step's time
         return _loop(run, chain([first], batches), parts, lambda: stop_requested() or parts.wants_stop, on_activity)
 
 
-def _parts(run: Run, on_activity: OnActivity, *, started: float) -> Parts:
+def _parts(run: Run, places: Sequence[Place], on_activity: OnActivity, *, started: float) -> Parts:
     """Returns what hangs on the loop, in the order in which it is called at each hook."""
     config, writer = run.config, MetricsWriter(run)
     return Parts(
@@ -161,7 +163,7 @@ def _parts(run: Run, on_activity: OnActivity, *, started: float) -> Parts:
             StepActivities(run.engine, on_activity),
             StepProfile(config.run.output_dir, run.world, config.run.profile_steps),
             BadSteps(run),
-            RankTimes(run.world, every_steps=config.training.log_rank_times_every_steps),
+            RankTimes.of(run, places),
             DataVerification(run.prepared, run.world, on_activity),  # first of all that the next ones write at a save
             MlperfLog(run, started=started),
             writer,
@@ -185,7 +187,7 @@ def _loop(
         if isinstance(batches, SkippedStep):
             step.stop = run.world.any(stop_requested())
         else:
-            step.update = _update(run, batches, stop_requested, loader_seconds=loader_seconds)
+            step.update = _update(run, batches, parts, stop_requested, loader_seconds=loader_seconds)
             step.stop = step.update.totals.stop
         parts.call("after_step", step)
         samples = step.samples
@@ -208,7 +210,9 @@ def _loop(
     raise AssertionError("the batches end with the last step")
 
 
-def _update(run: Run, batches: StepBatches, stop_requested: Callable[[], bool], *, loader_seconds: float) -> Update:
+def _update(
+    run: Run, batches: StepBatches, parts: Parts, stop_requested: Callable[[], bool], *, loader_seconds: float
+) -> Update:
     started = time.perf_counter()
     local = run.engine.train_step(batches.step, batches.micro_batches)
     totals = sum_over_ranks(
@@ -218,6 +222,7 @@ def _update(run: Run, batches: StepBatches, stop_requested: Callable[[], bool], 
         exact_denominators(run.config.model, batches.counts),
         stop=stop_requested(),
         loader_seconds=loader_seconds,
+        others=parts.shares(batches, local, loader_seconds=loader_seconds),
     )
     seconds = loader_seconds + time.perf_counter() - started
     return Update(batches=batches, local=local, totals=totals, seconds=seconds)

@@ -14,6 +14,7 @@ from evenpack.engine.activity import entered_as_own_work, own_work
 from evenpack.engine.build import Run
 from evenpack.engine.evaluate import aggregate_loss, evaluations_to_json
 from evenpack.engine.parts.part import Part, Step
+from evenpack.engine.reporting.definitions import WAIT_CAUSES
 from evenpack.engine.reporting.metrics import METRICS, MetricsLog, read_metrics, save_totals, write_summary
 from evenpack.engine.reporting.step_totals import StepTotals
 from evenpack.engine.reporting.summary import run_summary, whole_steps
@@ -128,6 +129,9 @@ class MetricsWriter(Part):
                 step_seconds=step.update.seconds,
                 peak_flops=self._peak_flops,
             )
+        if step.waits is not None:
+            record |= {f"wait_{cause}_seconds": getattr(step.waits.mean, cause) for cause in WAIT_CAUSES}
+            record["slow_ranks"] = step.waits.slow_ranks
         record["samples"] = step.samples
         record["source_epochs"] = self._run.resolved.epochs(step.number)
         if step.evaluations is not None:

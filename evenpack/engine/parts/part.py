@@ -11,7 +11,7 @@ each hook for all parts in the order of their list, so that a part may wait for 
     ending        the last step is recorded and saved
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -20,7 +20,8 @@ from evenpack.data.batches.pipeline import SkippedStep, StepBatches
 from evenpack.engine.build import Run
 from evenpack.engine.engine import LocalStep
 from evenpack.engine.evaluate import Evaluations, overall_accuracy
-from evenpack.engine.reporting.step_totals import StepTotals
+from evenpack.engine.reporting.rank_waits import ExplainedStep
+from evenpack.engine.reporting.step_totals import RankValue, StepTotals
 
 Hook = Literal["before_step", "after_step", "evaluating", "evaluated", "recording", "saving", "saved", "ending"]
 """Names of the hooks, in the order in which a step goes through them."""
@@ -56,6 +57,8 @@ class Step:
         """Whether a stop is requested on any rank."""
         self.evaluations: Evaluations | None = None
         """The step's evaluations; None if none is due."""
+        self.waits: ExplainedStep | None = None
+        """The waits of its ranks; None if they are not split (`rank_times.py`)."""
         self.rank_times: dict[str, Any] | None = None
         """Times of each rank; None if they are not due (`rank_times.py`)."""
         self.record: dict[str, Any] | None = None
@@ -116,6 +119,10 @@ class Part:
         """Whether the run should stop at the end of this step; checked once per step, on each rank alone."""
         return False
 
+    def shares(self, batches: StepBatches, local: LocalStep, *, loader_seconds: float) -> Mapping[str, RankValue]:
+        """Returns values of this rank that are reduced with the step's own; their names begin with an underscore."""
+        return {}
+
     def before_step(self, step: Step) -> None: ...
 
     def after_step(self, step: Step) -> None: ...
@@ -151,6 +158,11 @@ class Parts:
     def wants_stop(self) -> bool:
         """Whether one of them wants the run to stop."""
         return any(part.wants_stop for part in self._parts)
+
+    def shares(self, batches: StepBatches, local: LocalStep, *, loader_seconds: float) -> dict[str, RankValue]:
+        """Returns the values that the parts reduce with the step's own, when its update is made."""
+        each = (part.shares(batches, local, loader_seconds=loader_seconds) for part in self._parts)
+        return {name: value for shares in each for name, value in shares.items()}
 
     def call(self, hook: Hook, step: Step) -> None:
         """Calls a hook of each part."""

@@ -1,37 +1,99 @@
-"""Measures each rank's compute time and work, for studies of how long ranks wait for each other (`study imbalance`).
+"""Measures each rank's compute time and work, splits its waits by cause, and names ranks that have become slow.
 
-The record of a step has only the mean and maximum over ranks. Each rank keeps sums of its own, which are gathered once
-in many steps.
+The record of a step has means and maxima over ranks. Each rank keeps sums of its own, which are gathered once in many
+steps, and whenever another number of ranks is slow.
 """
 
+import logging
 import math
-from collections.abc import Sequence
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from evenpack.batch import PackedBatch
+from evenpack.data.batches.pipeline import StepBatches
+from evenpack.engine.build import Run
+from evenpack.engine.engine import LocalStep
 from evenpack.engine.parts.part import Part, Step
+from evenpack.engine.reporting.definitions import WAIT_CAUSES
+from evenpack.engine.reporting.rank_waits import ExplainedStep, Kind, WaitModel
+from evenpack.engine.reporting.run_record import Place
+from evenpack.engine.reporting.step_totals import RankValue
 from evenpack.engine.world.distributed import World
+
+log = logging.getLogger(__name__)
 
 _DIGITS = 6
 """Decimal places of seconds; the clock is no more precise."""
 
+_NEEDS: dict[Kind, str] = {
+    "compute": "its forward and backward passes take {by:.1%} longer than those of the other ranks for the same work",
+    "loader": "it waits for its batches for {by:.1%} of the passes' time longer than the other ranks",
+}
+
 
 class RankTimes(Part):
-    """Accumulates this rank's compute time and work since they were last gathered."""
+    """Accumulates this rank's compute time, work and waits since they were last gathered."""
 
-    def __init__(self, world: World, *, every_steps: int | None) -> None:
-        """They are gathered every so many steps, and at the end; None: never."""
+    def __init__(
+        self,
+        world: World,
+        *,
+        every_steps: int | None,
+        model: WaitModel | None = None,
+        place: Place | None = None,
+    ) -> None:
+        """They are gathered every so many steps, and at the end; None: never. Without a `model` no wait is split."""
         self._world = world
         self._every_steps = every_steps
+        self._model = model
+        self._place = place
+        self._slow_ranks = 0
         self._begin()
 
+    @classmethod
+    def of(cls, run: Run, places: Sequence[Place]) -> "RankTimes":
+        """Makes the part of a run whose ranks are at these places.
+
+        At ZeRO 2 and 3 a backward pass waits for the other ranks within, so that nothing says which of them was slow.
+        """
+        model, training = None, run.config.training
+        if run.world.size > 1 and not run.engine.sharding.balances_each_micro_batch:
+            is_alike = len({place.model for place in places}) == 1
+            model = WaitModel(rank_count=run.world.size, planned_steps=training.planned_steps, is_alike=is_alike)
+        every_steps = training.log_rank_times_every_steps
+        return cls(run.world, every_steps=every_steps, model=model, place=places[run.world.rank])
+
+    def shares(self, batches: StepBatches, local: LocalStep, *, loader_seconds: float) -> Mapping[str, RankValue]:
+        if self._model is None:
+            return {}
+        return self._model.shares(
+            cost=sum(batch.cost for batch in batches.micro_batches),
+            work=local.stopwatch.busy_seconds(),
+            compute=local.stopwatch.seconds(),
+            loader=loader_seconds,
+        )
+
     def after_step(self, step: Step) -> None:
-        if step.update is not None:
-            self.add(step.update.batches.micro_batches, step.update.local.stopwatch.seconds())
+        if step.update is None:
+            return
+        update = step.update
+        self.add(update.batches.micro_batches, update.local.stopwatch.seconds())
+        if self._model is not None:
+            step.waits = self._model.explain(step.number, update.totals.reduced)
+            if step.waits is not None:
+                self._add_waits(
+                    step.waits, update.batches.micro_batches, work_seconds=update.local.stopwatch.busy_seconds()
+                )
+                for kind in step.waits.changed:
+                    log.warning("%s", self._described(kind, step.number))
 
     def recording(self, step: Step) -> None:
-        is_due = self._every_steps is not None and (step.ends_loop or step.number % self._every_steps == 0)
-        if is_due and self._seconds:
+        has_changed = step.waits is not None and step.waits.slow_ranks != self._slow_ranks
+        if step.waits is not None:
+            self._slow_ranks = step.waits.slow_ranks
+        is_due = step.ends_loop or step.is_due(self._every_steps) or has_changed
+        if self._every_steps is not None and is_due and self._seconds:
             step.rank_times = self.gather()
 
     def add(self, micro_batches: Sequence[PackedBatch], compute_seconds: float) -> None:
@@ -48,9 +110,9 @@ class RankTimes(Part):
     def gather(self) -> dict[str, Any]:
         """Returns the values of all ranks since the last call, and resets them; all ranks call it after a step or more.
 
-        Each value but `steps` is a list in the order of ranks, or one for each window of the model. The values are sums
-        over these steps; for `compute_seconds` there are also the longest step and the population standard deviation
-        over steps.
+        Each value but `steps` and `split_steps` is a list in the order of ranks, or one for each window of the model.
+        The values are sums over these steps; for `compute_seconds` there are also the longest step and the population
+        standard deviation over steps.
         """
         steps, total = len(self._seconds), math.fsum(self._seconds)
         deviation = math.sqrt(math.fsum((one - total / steps) ** 2 for one in self._seconds) / steps)
@@ -63,15 +125,53 @@ class RankTimes(Part):
             "slots": self._slots,
             "squared_lengths": self._squared_lengths,
         }
-        within = self._pairs_within
+        counts, within = {"steps": steps}, self._pairs_within
+        if self._model is not None and self._split_steps:
+            counts["split_steps"] = self._split_steps
+            mine |= self._split_values(self._model)
         self._begin()
         ranks, pairs = zip(*self._world.all_gather((mine, within)), strict=True)
         values: dict[str, Any] = {name: [rank[name] for rank in ranks] for name in mine}
         if within:
             values["pairs_within"] = {str(window): [rank[window] for rank in pairs] for window in within}
-        return {"steps": steps, **values}
+        return {**counts, **values}
+
+    def _add_waits(
+        self, explained: ExplainedStep, micro_batches: Sequence[PackedBatch], *, work_seconds: float
+    ) -> None:
+        self._split_steps += 1
+        sums = self._sums
+        sums["cost"] += sum(batch.cost for batch in micro_batches)
+        sums["work_seconds"] += work_seconds
+        for cause in WAIT_CAUSES:
+            sums[f"wait_{cause}_seconds"] += getattr(explained.own, cause)
+        sums["waited_for_seconds"] += explained.waited_for
+
+    def _split_values(self, model: WaitModel) -> dict[str, Any]:
+        found: dict[str, Any] = {name: round(value, _DIGITS) for name, value in self._sums.items()}
+        found["slowness"] = round(model.slowness, _DIGITS)
+        for kind, test in model.tests.items():
+            found[f"{kind}_slow_since"] = test.since
+            found[f"{kind}_slow_by"] = None if test.slow_by is None else round(test.slow_by, _DIGITS)
+            found[f"{kind}_least_slowdown"] = None if test.rule is None else round(test.rule.slowdown, _DIGITS)
+        return found
+
+    def _described(self, kind: Kind, step: int) -> str:
+        """Says that this rank has become slow in a step, or well again."""
+        assert self._model is not None, "it has judged this rank"
+        where = "" if self._place is None else f" on {self._place.host}, {self._place.device} ({self._place.model}),"
+        test = self._model.tests[kind]
+        if test.since is None or test.slow_by is None:
+            return f"rank {self._world.rank}{where} is no longer slow (step {step})"
+        needs = _NEEDS[kind].format(by=test.slow_by)
+        return (
+            f"rank {self._world.rank}{where} is slow since about step {test.since}: {needs}. The others wait for it; "
+            f"`evenpack waits` shows for how long (step {step})"
+        )
 
     def _begin(self) -> None:
         self._seconds: list[float] = []
         self._sequences = self._tokens = self._slots = self._squared_lengths = 0
         self._pairs_within: dict[int, int] = {}
+        self._split_steps = 0
+        self._sums: defaultdict[str, float] = defaultdict(float)

@@ -71,6 +71,16 @@ _WEIGHTED = "evaluations with training.validation_weights"
 _SAVED = "the first step that ends after a save has ended"
 _WRITTEN = "the same, if the checkpoint is complete"
 _GATHERED = "every training.log_rank_times_every_steps steps"
+_SPLIT = "several ranks at ZeRO 0 or 1, from the 31st step of a start on"
+_GATHERED_SPLIT = "the same records, with waits that are split"
+
+WAIT_CAUSES = {
+    "plan": "because the plan gave the last rank more work",
+    "machine": "because the last rank is slower than its work, by the steps before",
+    "noise": "by whatever else the step had",
+    "loader": "because a rank waited for its batches",
+}
+"""The causes of a wait, in the order in which they are charged (`rank_waits.py`), with a reason for people."""
 
 _APART = {loss.metric: loss for loss in LOSSES}
 """The losses that are logged by themselves, by metric: where there are several, the token loss is of masked tokens."""
@@ -177,6 +187,9 @@ _DEFINED: dict[Group, tuple[dict[str, Any], ...]] = {
         _metric("compute_seconds_max", "s", "max",
                 "Forward and backward passes of the slowest rank, for which the others wait.",
                 when=_TRAINED),
+        *(_metric(f"wait_{cause}_seconds", "s", None, f"Time for which the mean rank waited {reason}.", when=_SPLIT)
+          for cause, reason in WAIT_CAUSES.items()),
+        _metric("slow_ranks", "ranks", None, "Ranks that are named as slow, by the steps before.", when=_SPLIT),
     ),
     "checkpoint": (
         _metric("checkpoint/step", "updates", None, "The step after which the checkpoint was saved.", when=_SAVED),
@@ -203,6 +216,26 @@ _DEFINED: dict[Group, tuple[dict[str, Any], ...]] = {
         _metric("ranks/squared_lengths", "tokens²", None, "Σ length² over real segments.", when=_GATHERED),
         _metric("ranks/pairs_within/WINDOW", "tokens²", None, "Pairs of tokens of a real segment that are at most so "
                 "far apart, for each window of the model's layers.", when=f"{_GATHERED}, models with windows"),
+        _metric("ranks/split_steps", "steps", None, "Steps of these whose waits are split; the values below are over "
+                "them.", when=_GATHERED_SPLIT),
+        _metric("ranks/cost", "1", None, "Planned cost of the rank's work, in the unit of its assignment.",
+                when=_GATHERED_SPLIT),
+        _metric("ranks/work_seconds", "s", None, "Time for which the rank's device computed: on a GPU compute_seconds, "
+                "on a CPU the time that the process had of it.", when=_GATHERED_SPLIT),
+        *(_metric(f"ranks/wait_{cause}_seconds", "s", None, f"Time for which the rank waited {reason}.",
+                  when=_GATHERED_SPLIT) for cause, reason in WAIT_CAUSES.items()),
+        _metric("ranks/waited_for_seconds", "s", None, "Time for which all others together waited for this rank.",
+                when=_GATHERED_SPLIT),
+        _metric("ranks/slowness", "share", None, "By how much more than the mean rank it needs for the same work, over "
+                "its last steps.", when=_GATHERED_SPLIT),
+        *(_metric(f"ranks/{kind}_{name}", unit, None, meaning, when=_GATHERED_SPLIT)
+          for kind in ("compute", "loader")
+          for name, unit, meaning in (
+              ("slow_since", "step", f"Step since which its {kind} is slow; null if it is not."),
+              ("slow_by", "share", f"By how much more than the others its {kind} takes since then, as a share of their "
+               "compute; null if it is not slow."),
+              ("least_slowdown", "share", f"Smallest slowdown of its {kind} that is named; null before it is learned."),
+          )),
     ),
     "validation": (
         _metric("validation/SOURCE/loss", "nats/token", None, "Mean over held-out targets: next tokens, or masked ones "
@@ -250,7 +283,7 @@ def _parts_of(record: Mapping[str, Any], above: Path = ()) -> Iterator[tuple[Pat
 def _type_of(path: Path) -> Literal["number", "numbers", "text", "object"] | None:
     for metric in DEFINITIONS:
         if metric.is_named(path):
-            is_list = metric.group == "ranks" and metric.path != ("ranks", "steps")
+            is_list = metric.group == "ranks" and metric.unit != "steps"
             return "text" if metric.unit == "hexadecimal" else "numbers" if is_list else "number"
         if len(path) < len(metric.path) and all(
             mine in (*_PLACEHOLDERS, key) for mine, key in zip(metric.path, path, strict=False)

@@ -1,5 +1,7 @@
 """Writes OUTPUT_DIR/run.json: the settings, data and starts of a run, for readers of its metrics."""
 
+import socket
+from collections.abc import Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -14,6 +16,7 @@ from evenpack.version import VERSION
 
 if TYPE_CHECKING:
     from evenpack.engine.build import Run
+    from evenpack.engine.world.distributed import World
 
 RUN_RECORD = "run.json"
 
@@ -30,6 +33,16 @@ class DataIdentity(Section):
     sources: tuple[str, ...]
 
 
+class Place(Section):
+    """Says where a rank runs."""
+
+    host: str
+    device: str
+    """Its name for torch: `cuda:3`."""
+    model: str
+    """Name of the kind of device, by which ranks are alike."""
+
+
 class Start(Section):
     """Describes one start of the run, from the beginning or from a checkpoint."""
 
@@ -44,6 +57,14 @@ class Start(Section):
     torch: str
     date: str
     """ISO 8601, UTC."""
+    places: tuple[Place, ...] = ()
+    """The place of each rank, in their order; none in a record of an earlier version."""
+
+    @property
+    def unlike(self) -> tuple[str, ...]:
+        """Returns the kinds of its ranks' devices if there are several, else none."""
+        models = tuple(dict.fromkeys(place.model for place in self.places))
+        return models if len(models) > 1 else ()
 
 
 class RunRecord(Section):
@@ -64,8 +85,16 @@ class RunRecord(Section):
         return config
 
 
-def write_start(run: "Run") -> None:
-    """Adds this start to the record; called by rank 0. Raises: RunError if it cannot be written."""
+def place_of(world: "World") -> Place:
+    """Returns the place of this rank."""
+    return Place(host=socket.gethostname(), device=str(world.device), model=world.device_name)
+
+
+def write_start(run: "Run", places: Sequence[Place]) -> None:
+    """Adds this start, with the place of each rank, to the record; called by rank 0.
+
+    Raises: RunError if it cannot be written.
+    """
     import torch
 
     path = run.config.run.output_dir / RUN_RECORD
@@ -78,6 +107,7 @@ def write_start(run: "Run") -> None:
         evenpack=VERSION,
         torch=torch.__version__,
         date=datetime.now(UTC).isoformat(timespec="seconds"),
+        places=tuple(places),
     )
     record = RunRecord(
         config=run.resolved.config.model_dump(mode="json"),

@@ -1,12 +1,14 @@
 """Reduces the values of a step over all ranks: a sum of a vector and a maximum, where the host waits for the device.
 
 The size of both is independent of the number of ranks. Values of single ranks are gathered rarely (`rank_times.py`).
-A name that begins with an underscore is a sum from which other values are computed; it is not a metric of its own.
+A name that begins with an underscore is a sum from which other values are computed, or with `_max` at its end a
+maximum; it is not a metric of its own.
 """
 
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 
 import torch
 from jaxtyping import Float64
@@ -76,6 +78,8 @@ class StepTotals:
     """Sum mod 2**64 over what the ranks collated; it does not depend on the assignment to ranks."""
     source_tokens: tuple[int, ...]
     """Real tokens of each source, in the mixture's order."""
+    reduced: Mapping[str, int | float]
+    """All reduced values by name."""
     metrics: Mapping[str, int | float]
     """Measured values that go into the step's record unchanged (`definitions.py`)."""
 
@@ -123,13 +127,17 @@ def sum_over_ranks(
     *,
     stop: bool,
     loader_seconds: float,
+    others: Mapping[str, RankValue] = MappingProxyType({}),
 ) -> StepTotals:
     """Returns the totals of a step over all ranks; every rank calls it once per step.
+
+    Args:
+        others: further values of this rank to reduce, whose names begin with an underscore.
 
     Raises: RunError if the ranks together did not collate what this rank's plan of the step holds.
     """
     measured = _measured(batches, local, stop=stop, loader_seconds=loader_seconds)
-    totals = _totals(reduce_over_ranks(world, measured), denominators)
+    totals = _totals(reduce_over_ranks(world, measured | dict(others)), denominators)
     if totals.counts != batches.counts:
         raise RunError(
             f"step {batches.step + 1}: the plan of rank {world.rank} has {batches.counts}, the ranks together "
@@ -201,6 +209,7 @@ def _totals(reduced: Mapping[str, int | float], denominators: Denominators) -> S
         padding_targets=whole["_padding_targets"],
         order_hash=sum(whole[_LIMB.format(index)] << (_LIMB_BITS * index) for index in range(_LIMBS)) % (1 << 64),
         source_tokens=tuple(whole[_SOURCE_TOKENS.format(index)] for index in range(sources)),
+        reduced=reduced,
         metrics={name: value for name, value in reduced.items() if not name.startswith("_")},
     )
 
@@ -223,7 +232,7 @@ def reduce_over_ranks(world: World, values: Mapping[str, RankValue]) -> dict[str
 def reduction_of(name: str) -> Reduction:
     """Returns the reduction of a name. Raises: ValueError; see `reduce_over_ranks`."""
     if name.startswith("_"):
-        return "sum"
+        return "max" if name.endswith("_max") else "sum"
     reduction = find_metric(tuple(name.split("/"))).over_ranks
     if reduction is None:
         raise ValueError(f"'{name}' is computed from other metrics: give it a reduction to measure it on the ranks")

@@ -26,6 +26,7 @@ def totals(norm: float) -> StepTotals:
         padding_targets=0,
         order_hash=0,
         source_tokens=(2,),
+        reduced={},
         metrics={"gradient_norm": norm, "slots": 2},
     )
 

@@ -31,7 +31,8 @@ def test_names_keep_their_values_in_any_order_and_whole_numbers_stay_whole() -> 
 
 def test_a_value_that_is_measured_needs_a_definition_with_a_reduction() -> None:
     assert reduction_of("tokens") == "sum"
-    assert reduction_of("compute_seconds_max") == "max"
+    assert reduction_of("compute_seconds_max") == reduction_of("_arrival_max") == "max"
+    assert reduction_of("_arrival") == "sum"
     with pytest.raises(ValueError, match="'packs_in_flight' is not a metric"):
         reduce_over_ranks(ALONE, {"packs_in_flight": 1})
     with pytest.raises(ValueError, match="'mfu' is computed from other metrics: give it a reduction"):

@@ -6,6 +6,7 @@ import pytest
 
 from evenpack.engine.reporting.run_record import (
     DataIdentity,
+    Place,
     RunRecord,
     Start,
     earlier_starts,
@@ -45,3 +46,10 @@ def test_a_broken_record_is_named_to_readers_and_no_obstacle_to_training(tmp_pat
     with pytest.raises(DataError, match=r"run.json is not in the form that `evenpack train` writes \(the whole file\)"):
         read_run_record(tmp_path)
     assert earlier_starts(tmp_path, 5) == ()
+
+
+def test_a_start_says_whether_its_devices_are_of_several_kinds() -> None:
+    one, other = (Place(host="a", device="cuda:0", model=model) for model in ("A100", "H100"))
+    assert start(0).unlike == ()
+    assert start(0).model_copy(update={"places": (one, one)}).unlike == ()
+    assert start(0).model_copy(update={"places": (other, one, other)}).unlike == ("H100", "A100")

@@ -1,0 +1,435 @@
+"""Why ranks wait: a model of their seconds, fitted while the run goes on, and a test that names a rank that is slow.
+
+In a step, rank r has a planned cost c (known before the step), its device works for w seconds, its passes take y
+seconds, and it has waited l seconds for its batch. In seconds of work,
+
+    p = fixed + per_cost * c     what the mean rank would need, by least squares over all ranks and recent steps
+    q = p * (1 + slowness)       what this rank needs, by its own recent steps
+
+and s, the seconds of this step over what was expected of it, takes both to seconds of the clock. A rank waits until the
+last one arrives. What is known first is charged first, and the parts add up to the wait:
+
+    plan       s * (max p - p)                            by the plan alone
+    machine    s * (max q - q)  -  the part above         with the slowness of each rank, from the steps before
+    noise      max y - y        -  the parts above        whatever else this step had
+    loader     max (y + l) - max y                        by waiting for batches, the same for all ranks
+
+No rank sends what it measures to the others: sums and maxima are enough, which the step's reduction has anyway. So
+each rank judges itself, and the cost does not depend on their number.
+"""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+from jaxtyping import Float64
+
+WARM_UP_STEPS = 10
+"""First steps of a start, of which nothing is learned: kernels are chosen and memory is reserved in them."""
+FIT_STEPS = 20
+"""Steps after these, from which cost and seconds are fitted before any wait is split."""
+LEARNING_STEPS = 200
+"""Steps after these, from which a rank learns how it varies while it is healthy; then it is judged."""
+SLOWDOWN = 0.05
+"""Smallest slowdown to be named, as a share of what the others need; larger where a rank varies more."""
+FALSE_ALARM_PROBABILITY = 0.01
+"""Bound of the probability that any healthy rank is named in the whole run."""
+
+_FIT_MEMORY_STEPS = 500
+_TRACKING_STEPS = 20
+"""Steps over which a rank's slowness is a mean."""
+_RESOLVED = 8.0
+"""A slowdown that can be named is so many standard errors of the mean over the learning steps: half of it is 4."""
+_CLIP = 3.0
+_BATCH = 10
+"""Steps in a row whose mean shows what single steps do not: noise that lasts."""
+_REACHES = ((_CLIP, 3.0), (6.0, 12.0))
+"""Where values are clipped, in standard deviations and in half slowdowns: the larger of the two. The first clip finds a
+constant slowdown soonest; the second one rare steps that are very slow, which count for little in the first."""
+_FINEST = SLOWDOWN / 20
+"""Least standard deviation with which a rank is judged; times that vary less are no better known."""
+_MOST_MEMORY = 0.9
+
+Kind = Literal["compute", "loader"]
+"""In what a rank can be slow: its forward and backward passes, or the wait for its batches."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Cusum:
+    """Page's cumulative sum of values that are clipped at `clip`, compared with `threshold`."""
+
+    clip: float
+    centre: float
+    """Mean of the clipped values of healthy steps."""
+    threshold: float
+
+    @classmethod
+    def learn(
+        cls, values: Float64[np.ndarray, " steps"], *, clip: float, reference: float, probability: float
+    ) -> "Cusum":
+        """Learns from the values of healthy steps.
+
+        A clipped value X of a healthy step has the mean 0 given the steps before, a variance of at most v, and is at
+        most c. So E exp(t (X - reference)) <= 1 for the root t of (v / c²)(exp(tc) - 1 - tc) = t * reference, by
+        Bennett's inequality. The sum of exp(t * (sum of X - reference from step k on)) over all k is then at most the
+        number of steps, as an expectation, and by Doob's inequality it exceeds exp(th) in any of N steps with a
+        probability of at most N exp(-th); wherever the CUSUM exceeds h, it does (the e-detectors of Shin, Ramdas and
+        Rinaldo, 2022, of which this is one).
+
+        Args:
+            reference: what is taken off in each step.
+            probability: bound of the probability of a false alarm, for each step of the run.
+        """
+        clipped = np.clip(values, -clip, clip)
+        # As if one step more had been at the bound, which so few steps may have missed.
+        rate = _bennett(reference, clip, _lasting_variance(clipped) + clip**2 / len(values))
+        return cls(clip=clip, centre=float(clipped.mean()), threshold=-math.log(probability) / rate)
+
+    def value(self, news: float) -> float:
+        """Returns the value of a step that adds to the sum."""
+        return min(max(news, -self.clip), self.clip) - self.centre
+
+
+@dataclass(frozen=True, kw_only=True)
+class Rule:
+    """How a rank is judged, learned from its own healthy steps.
+
+    The excess of a step over what the others need is compared with `baseline`; what follows from the step before it, by
+    `memory`, is taken off, because steps in a row are alike. The rest, in units of `scale`, goes into both sums, less
+    `reference`, which is half the slowdown to be named.
+    """
+
+    baseline: float
+    memory: float
+    scale: float
+    """Standard deviation of what is left of a healthy step."""
+    reference: float
+    sums: tuple[Cusum, Cusum]
+    slowdown: float
+    """Smallest slowdown that is named, as a share."""
+
+    @classmethod
+    def learn(cls, excesses: Float64[np.ndarray, " steps"], *, per_step: float, is_alike: bool) -> "Rule":
+        """Learns from healthy steps.
+
+        Args:
+            per_step: bound of the probability that this rank is named while it is healthy, for each step of the run.
+            is_alike: whether ranks have equal devices: one that is slower from the start on is named then.
+        """
+        steps = len(excesses)
+        mean = _robust_mean(excesses)
+        reach = _CLIP * _spread(excesses)
+        centred = np.clip(excesses - mean, -reach, reach)
+        variance = float(centred @ centred)
+        memory = min(max(float(centred[1:] @ centred[:-1]) / variance, 0.0), _MOST_MEMORY) if variance else 0.0
+        news = (excesses[1:] - mean) - memory * (excesses[:-1] - mean)
+        scale = max(_spread(news), _FINEST)
+        error = scale * math.sqrt(_lasting_variance(np.clip(news / scale, -_CLIP, _CLIP)) / steps) / (1.0 - memory)
+        slowdown = max(SLOWDOWN, _RESOLVED * error)
+        reference = (1.0 - memory) * slowdown / (2.0 * scale)
+        fast, wide = (
+            Cusum.learn(
+                news / scale,
+                clip=max(deviations, halves * reference),
+                reference=reference,
+                probability=per_step / len(_REACHES),
+            )
+            for deviations, halves in _REACHES
+        )
+        return cls(
+            baseline=min(mean, slowdown / 2) if is_alike else mean,
+            memory=memory,
+            scale=scale,
+            reference=reference,
+            sums=(fast, wide),
+            slowdown=slowdown,
+        )
+
+    def delay(self, slowdown: float) -> float:
+        """Returns the steps until a constant slowdown is named, as an expectation; infinite for one below half."""
+        shift = (1.0 - self.memory) * slowdown / self.scale
+        gains = [(one.threshold, min(shift, one.clip) - self.reference) for one in self.sums]
+        return min((threshold / gain if gain > 0 else math.inf) for threshold, gain in gains)
+
+    def recovery(self) -> float:
+        """Returns the steps until a rank that is well again is no longer named, as an expectation."""
+        return self.sums[0].threshold / self.reference
+
+
+class SlowTest:
+    """Judges one rank in one kind, step by step."""
+
+    def __init__(self, *, per_step: float, is_alike: bool) -> None:
+        """Both arguments are those of `Rule.learn`."""
+        self._per_step, self._is_alike = per_step, is_alike
+        self._learning: list[float] = []
+        self._before = 0.0
+        self._sums = [0.0, 0.0]
+        self._back = 0.0
+        self._onset, self._excess, self._steps = 0, 0.0, 0
+        self._slow_by = 0.0
+        self.rule: Rule | None = None
+        """None while it is learned."""
+        self.since: int | None = None
+        """The step since which the rank is slow; None if it is not."""
+
+    @property
+    def slow_by(self) -> float | None:
+        """The mean slowdown since then, as a share of what the others need; None if it is not slow.
+
+        Steps after which nothing but healthy ones have come so far are left out: they may be its recovery.
+        """
+        return None if self.since is None else self._slow_by
+
+    def observe(self, step: int, excess: float) -> bool:
+        """Takes the excess of a step as a share; returns whether the rank has just become slow, or well again."""
+        rule = self.rule
+        if rule is None:
+            self._learning.append(excess)
+            if len(self._learning) == LEARNING_STEPS:
+                learned = np.array(self._learning)
+                self.rule = Rule.learn(learned, per_step=self._per_step, is_alike=self._is_alike)
+                self._before = excess - self.rule.baseline
+            return False
+        above = excess - rule.baseline
+        news = (above - rule.memory * self._before) / rule.scale
+        self._before = above
+        if self.since is None:
+            return self._is_now_slow(rule, step, above, news)
+        self._excess, self._steps = self._excess + above, self._steps + 1
+        self._back = max(0.0, self._back + rule.reference - rule.sums[1].value(news))
+        if self._back == 0.0:
+            self._slow_by = self._excess / self._steps
+        if self._back >= rule.sums[0].threshold:
+            self.since, self._sums = None, [0.0, 0.0]
+            return True
+        return False
+
+    def _is_now_slow(self, rule: Rule, step: int, above: float, news: float) -> bool:
+        if not any(self._sums):
+            self._onset, self._excess, self._steps = step, 0.0, 0
+        self._excess, self._steps = self._excess + above, self._steps + 1
+        for index, one in enumerate(rule.sums):
+            self._sums[index] = max(0.0, self._sums[index] + one.value(news) - rule.reference)
+        if any(total >= one.threshold for total, one in zip(self._sums, rule.sums, strict=True)):
+            self.since, self._back, self._slow_by = self._onset, 0.0, self._excess / self._steps
+            return True
+        return False
+
+
+class CostFit:
+    """Seconds of work by planned cost: a line, by least squares over all ranks and the last hundreds of steps."""
+
+    def __init__(self) -> None:
+        self.steps = 0
+        self._moments = (0.0, 0.0, 0.0, 0.0)
+
+    def add(self, cost: float, squares: float, seconds: float, products: float) -> None:
+        """Adds the means over the ranks of cost, cost², seconds and cost times seconds."""
+        self.steps += 1
+        gain = max(1.0 / self.steps, 1.0 / _FIT_MEMORY_STEPS)
+        new = (cost, squares, seconds, products)
+        self._moments = tuple(old + gain * (one - old) for old, one in zip(self._moments, new, strict=True))  # type: ignore[assignment]
+
+    def line(self) -> tuple[float, float]:
+        """Returns the fixed seconds, and the seconds for each unit of cost; neither is negative."""
+        cost, squares, seconds, products = self._moments
+        variance = squares - cost**2
+        if cost <= 0.0 or variance <= 1e-12 * cost**2:
+            return seconds, 0.0
+        slope = min(max((products - cost * seconds) / variance, 0.0), seconds / cost)
+        return seconds - slope * cost, slope
+
+
+@dataclass(frozen=True, kw_only=True)
+class Waits:
+    """Seconds that were waited in a step, by cause."""
+
+    plan: float
+    machine: float
+    noise: float
+    loader: float
+
+    @classmethod
+    def between(cls, last: "Arrival", rank: "Arrival", *, per_work_second: float) -> "Waits":
+        """Splits the wait of a rank, or of the mean one, for the last one."""
+        plan = per_work_second * (last.planned - rank.planned)
+        expected = per_work_second * (last.expected - rank.expected)
+        return cls(
+            plan=plan,
+            machine=expected - plan,
+            noise=last.compute - rank.compute - expected,
+            loader=last.arrival - last.compute,
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Arrival:
+    """What is planned, expected and measured of a rank; the largest of each, or the mean."""
+
+    planned: float
+    expected: float
+    compute: float
+    arrival: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class ExplainedStep:
+    """The waits of a step."""
+
+    mean: Waits
+    """Of the mean rank, the same on all ranks."""
+    own: Waits
+    """Of this rank."""
+    slow_ranks: int
+    """Ranks that are named as slow, by the steps before."""
+    waited_for: float
+    """Seconds that all others together waited for this rank; 0 if it was not the last to arrive."""
+    changed: tuple[Kind, ...]
+    """In what this rank has just become slow, or well again."""
+
+
+class WaitModel:
+    """The model on one rank of several. Each step calls `shares`, the step's reduction, and `explain`."""
+
+    def __init__(self, *, rank_count: int, planned_steps: int, is_alike: bool) -> None:
+        """`is_alike`: whether the ranks have equal devices."""
+        self._ranks = rank_count
+        per_step = FALSE_ALARM_PROBABILITY / (rank_count * max(planned_steps, 1) * 2)
+        self.tests: dict[Kind, SlowTest] = {
+            "compute": SlowTest(per_step=per_step, is_alike=is_alike),
+            "loader": SlowTest(per_step=per_step, is_alike=True),
+        }
+        self._fit = CostFit()
+        self._seen = 0
+        self._tracked = 0
+        self.slowness = 0.0
+        """Share by which this rank needs longer than the mean one for the same work, over its last steps."""
+        self._spread = 0.0
+        self._own = Arrival(planned=0.0, expected=0.0, compute=0.0, arrival=0.0)
+        self._work, self._loader = 0.0, 0.0
+
+    @property
+    def is_slow(self) -> bool:
+        """Whether this rank is slow in any kind, by the steps up to the last one."""
+        return any(test.since is not None for test in self.tests.values())
+
+    def shares(self, *, cost: float, work: float, compute: float, loader: float) -> dict[str, int | float]:
+        """Takes this rank's values of a step, and returns what is reduced: sums, and maxima by `_max`.
+
+        Args:
+            cost: the planned cost.
+            work: seconds for which the device was at work.
+            compute: seconds of forward and backward passes by the clock.
+            loader: seconds for which it waited for the batches before them.
+        """
+        fixed, slope = self._fit.line()
+        planned = fixed + slope * cost
+        expected = planned * (1.0 + self.slowness)
+        self._own = Arrival(planned=planned, expected=expected, compute=compute, arrival=compute + loader)
+        self._work, self._loader = work, loader
+        steady = work / (1.0 + self.slowness)
+        if self._is_fitted:  # a single step that stalls does not bend the line
+            reach = max(4.0 * self._spread, 0.2)
+            steady = min(max(steady, planned * (1.0 - reach)), planned * (1.0 + reach))
+        return {
+            "_wait_cost": cost,
+            "_wait_cost_squares": cost**2,
+            "_wait_steady": steady,
+            "_wait_cost_steady": cost * steady,
+            "_wait_work": work,
+            "_wait_expected": expected,
+            "_wait_slow": int(self.is_slow),
+            "_wait_planned_max": planned,
+            "_wait_expected_max": expected,
+            "_wait_arrival_max": compute + loader,
+        }
+
+    def explain(self, step: int, reduced: Mapping[str, int | float]) -> ExplainedStep | None:
+        """Takes the reduced values, those of `shares` and the metrics; returns the waits, None if they are not split.
+
+        They are split from step WARM_UP_STEPS + FIT_STEPS + 1 of a start on.
+        """
+        self._seen += 1
+        if self._seen <= WARM_UP_STEPS:
+            return None
+        explained = self._explained(step, reduced) if self._is_fitted else None
+        self._fit.add(
+            *(reduced[f"_wait_{name}"] / self._ranks for name in ("cost", "cost_squares", "steady", "cost_steady"))
+        )
+        return explained
+
+    @property
+    def _is_fitted(self) -> bool:
+        return self._fit.steps >= FIT_STEPS
+
+    def _explained(self, step: int, reduced: Mapping[str, int | float]) -> ExplainedStep:
+        ranks, own = self._ranks, self._own
+        fixed, slope = self._fit.line()
+        planned, work = ranks * fixed + slope * reduced["_wait_cost"], reduced["_wait_work"]
+        compute, loader = reduced["compute_seconds_mean"], reduced["loader_seconds"]
+        mean = Arrival(
+            planned=planned / ranks,
+            expected=reduced["_wait_expected"] / ranks,
+            compute=compute,
+            arrival=compute + loader,
+        )
+        last = Arrival(
+            planned=reduced["_wait_planned_max"],
+            expected=reduced["_wait_expected_max"],
+            compute=reduced["compute_seconds_max"],
+            arrival=reduced["_wait_arrival_max"],
+        )
+        per_work_second = compute / mean.expected
+        self._track(self._work / own.planned / (work / planned) - 1.0)
+        others = (work - self._work) / (planned - own.planned)
+        excesses: dict[Kind, float] = {
+            "compute": self._work / own.planned / others - 1.0,
+            "loader": (self._loader - loader) * ranks / (ranks - 1) / compute,
+        }
+        is_last = own.arrival >= last.arrival
+        return ExplainedStep(
+            mean=Waits.between(last, mean, per_work_second=per_work_second),
+            own=Waits.between(last, own, per_work_second=per_work_second),
+            slow_ranks=int(reduced["_wait_slow"]),
+            waited_for=ranks * (last.arrival - mean.arrival) if is_last else 0.0,
+            changed=tuple(kind for kind, excess in excesses.items() if self.tests[kind].observe(step, excess)),
+        )
+
+    def _track(self, excess: float) -> None:
+        self._tracked += 1
+        gain = max(1.0 / self._tracked, 1.0 / _TRACKING_STEPS)
+        error = excess - self.slowness
+        reach = math.inf if self._tracked <= _TRACKING_STEPS else 4.0 * self._spread
+        self.slowness += gain * min(max(error, -reach), reach)
+        self._spread += gain * (1.2533 * abs(error) - self._spread)  # of a normal law, its standard deviation
+
+
+def _robust_mean(values: Float64[np.ndarray, " n"]) -> float:
+    """Returns Huber's mean: values further than three spreads from it count as if they were there."""
+    spread, mean = _spread(values), float(np.median(values))
+    for _ in range(20):
+        mean = float(np.clip(values, mean - _CLIP * spread, mean + _CLIP * spread).mean())
+    return mean
+
+
+def _spread(values: Float64[np.ndarray, " n"]) -> float:
+    """Returns the standard deviation by the median absolute deviation, which outliers do not change."""
+    return 1.4826 * float(np.median(np.abs(values - np.median(values))))
+
+
+def _lasting_variance(values: Float64[np.ndarray, " n"]) -> float:
+    """Returns the variance of single steps, or ten times that of means of ten, which is larger where noise lasts."""
+    batches = values[: len(values) // _BATCH * _BATCH].reshape(-1, _BATCH).mean(axis=1)
+    return max(float(values.var()), _BATCH * float(batches.var(ddof=1)))
+
+
+def _bennett(reference: float, clip: float, variance: float) -> float:
+    """Returns the positive root t of (variance / clip²)(exp(t clip) - 1 - t clip) = t reference."""
+    factor = reference * clip / variance
+    root = 10.0 + factor
+    for _ in range(200):  # falls to the root, because the logarithm is concave
+        root = math.log1p((1.0 + factor) * root)
+    return root / clip
