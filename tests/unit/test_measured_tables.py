@@ -540,8 +540,36 @@ def peer_orders(files: Files) -> Rows:
     return rows
 
 
+def injected_faults(files: Files) -> Rows:
+    """The rank of each fault, and when it was named, by how much, and when it was well again, if the run went on."""
+    return [
+        [row["rank"], row["named_after"], per_cent(row["slow_by"]), *([row["well_after"]] if row["well_after"] else [])]
+        for row in files[0]["faults"]
+    ]
+
+
+def wait_shares(files: Files) -> Rows:
+    """The parts of the devices' time."""
+    return [[per_cent(share)] for share in files[0]["shares"].values()]
+
+
+def healthy_runs(files: Files) -> Rows:
+    """Runs without a fault, and the ranks that were named in them."""
+    return [[row["runs"], row["steps"], row["false_alarms"]] for row in files[0]["healthy"]]
+
+
+def slowed_runs(files: Files) -> Rows:
+    """How many constant slowdowns were named, and after how many steps."""
+    keys = ("named", "median_delay", "expected_delay", "longest_delay", "median_recovery")
+    return [[row[key] for key in keys] for row in files[0]["slowed"]]
+
+
 READINGS: dict[str, Callable[[Files], Rows]] = {
     "figures": figures,
+    "injected_faults": injected_faults,
+    "wait_shares": wait_shares,
+    "healthy_runs": healthy_runs,
+    "slowed_runs": slowed_runs,
     "start_and_end": start_and_end,
     "bert_mini": bert_mini,
     "packing_overhead": packing_overhead,

@@ -15,7 +15,7 @@ from evenpack.data.opened_directories import recorded_directories
 from evenpack.errors import EvenpackError
 from evenpack.launcher.cli.arguments import SETTINGS, fail
 from evenpack.launcher.cli.data import inspect, prepare, shards_app, verify, where
-from evenpack.launcher.cli.results import evaluate, export, finetune, mlperf_app, report
+from evenpack.launcher.cli.results import evaluate, export, finetune, mlperf_app, report, waits
 from evenpack.launcher.cli.run_files import config_app, new
 from evenpack.launcher.cli.studies import STUDIES, budget, probe
 from evenpack.launcher.cli.training import doctor, slurm, stop, train
@@ -33,6 +33,7 @@ COMMANDS: tuple[Callable[..., None], ...] = (
     slurm,
     evaluate,
     report,
+    waits,
     inspect,
     where,
     export,

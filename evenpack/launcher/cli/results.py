@@ -1,4 +1,4 @@
-"""Commands on what a run has left: `evenpack evaluate`, `report`, `export`, `finetune` and `mlperf ...`."""
+"""Commands on what a run has left: `evenpack evaluate`, `report`, `waits`, `export`, `finetune` and `mlperf ...`."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -8,6 +8,7 @@ import typer
 from evenpack import console
 from evenpack.errors import ConfigError
 from evenpack.launcher.cli.arguments import SETTINGS, AsJson, AtStep, Overrides, RunFile, Save, load, reporting
+from evenpack.studies.shared_options import Plot
 
 if TYPE_CHECKING:
     from evenpack.studies.mlperf import MlperfResult
@@ -81,6 +82,45 @@ def report(
         from evenpack.studies.report.report import make_report
 
         shown.take(make_report(output_dirs, output, is_held=is_held))
+
+
+def waits(
+    run: Annotated[
+        Path, typer.Argument(metavar="RUN", help="Output directory of a run, or its run file.", show_default=False)
+    ],
+    overrides: Overrides = None,
+    *,
+    replay: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE.json",
+            help="What `study imbalance --replay --save` has written of this run, to be shown beside it.",
+            show_default=False,
+        ),
+    ] = None,
+    plot: Plot = None,
+    save: Save = None,
+    as_json: AsJson = False,
+) -> None:
+    """Show why the ranks of a run waited, in device hours, and which of them were slow.
+
+    A wait is split into plan (the last rank was given more work), machine (it is slower than its work says), noise and
+    loader. A rank that has become slow is named by host and device, with the step at which it began and recovered. The
+    run may still be on. docs/waits.md says how, and how soon.
+
+    \b
+    Examples:
+      evenpack waits runs/demo
+      evenpack waits RUN.yaml --plot waits.png
+      evenpack waits RUN.yaml --replay replay.json --save waits.json
+    """
+    if overrides and not _is_run_file(run):
+        raise ConfigError(f"{overrides[0]} replaces a value of a run file, and none is given: give RUN.yaml")
+    output_dir = _output_dir(run, overrides or [])
+    with reporting(as_json, save=save) as shown:
+        from evenpack.studies.waits.command import explain_waits
+
+        shown.take(explain_waits(output_dir, replay=replay, plot=plot))
 
 
 def _is_run_file(run: Path) -> bool:

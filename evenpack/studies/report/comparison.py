@@ -15,6 +15,7 @@ from evenpack.engine.reporting.metrics import METRICS, read_metrics, save_totals
 from evenpack.engine.reporting.run_record import DataIdentity, RunRecord, read_run_record
 from evenpack.errors import ConfigError, DataError
 from evenpack.files import read_json_object
+from evenpack.studies.waits.accounting import WaitCourse, wait_course
 
 _NOT_COMPARED = ("run.name", "run.output_dir", "data.prepared_dir", "data.tokens_dir", "metrics.")
 """Settings that change nothing of what a run computes."""
@@ -42,6 +43,8 @@ class Course:
     """Share of the step's time that a rank waited for its batches, on average."""
     straggler_share: Float64[np.ndarray, " n"]
     """Share of the slowest rank's forward and backward passes that the average rank is idle."""
+    waits: WaitCourse | None
+    """Waits by cause, of the steps whose waits are split; None if there are none."""
     validation: Mapping[str, tuple[Int64[np.ndarray, " m"], Float64[np.ndarray, " m"]]]
     """Places in the arrays above and losses in nats/token, for each source."""
 
@@ -129,7 +132,9 @@ def course_of(records: Sequence[Mapping[str, Any]]) -> Course:
             "loader_share": _column(records, "loader_seconds") / step_seconds,
             "straggler_share": 1.0 - _column(records, "compute_seconds_mean") / slowest,
         }
+    split = [record for record in records if record.get("wait_plan_seconds") is not None]
     return Course(
+        waits=wait_course(split) if split else None,
         steps=np.array([record["step"] for record in records], dtype=np.int64),
         tokens=np.nancumsum(tokens),
         slots=np.nancumsum(slots),

@@ -18,6 +18,7 @@ from jaxtyping import Float64
 from rich.console import RenderableType
 
 from evenpack.console import Report, pairs, percent, table, text
+from evenpack.engine.reporting.definitions import WAIT_CAUSES
 from evenpack.errors import ConfigError
 from evenpack.files import write_text
 from evenpack.progress import format_rate
@@ -33,6 +34,7 @@ from evenpack.studies.plotting import (
 )
 from evenpack.studies.provenance import provenance_of_runs
 from evenpack.studies.report.comparison import Comparison, Course, ReportedRun, compare, read_runs
+from evenpack.studies.waits.presentation import draw_course
 from evenpack.units import counted
 from evenpack.version import VERSION
 
@@ -148,10 +150,11 @@ def draw_padding(runs: Sequence[ReportedRun], comparison: Comparison, path: Path
 
 
 def draw_waits(runs: Sequence[ReportedRun], comparison: Comparison, path: Path) -> None:
-    """Draws the shares of time that ranks wait for batches and for the slowest rank."""
+    """Draws the shares of time that ranks wait for batches and for the slowest rank; of a single run also by cause."""
     axis = _first_axis(comparison)
-    with _figure(path, panels=2) as figure:
-        loaders, stragglers = _panels(figure, 2)
+    waits = runs[0].course.waits if len(runs) == 1 else None
+    with _figure(path, panels=2 if waits is None else 3) as figure:
+        loaders, stragglers, *causes = _panels(figure, 2 if waits is None else 3)
         _draw_steps(loaders, runs, axis, lambda course: 100 * course.loader_share)
         _finish(loaders, axis.label, "% of the step's time", "Waiting for batches")
         _draw_steps(stragglers, runs, axis, lambda course: 100 * course.straggler_share)
@@ -159,6 +162,10 @@ def draw_waits(runs: Sequence[ReportedRun], comparison: Comparison, path: Path) 
         _finish(stragglers, axis.label, label, "Waiting for the slowest rank")
         for panel in (loaders, stragglers):
             _show_from_zero(panel)
+        if waits is not None:
+            draw_course(causes[0], waits)
+            write_title(causes[0], "Waiting by cause")
+            causes[0].legend(frameon=False, fontsize=8, ncols=2)
         _legend(figure, runs)
 
 
@@ -287,7 +294,8 @@ def make_report(output_dirs: Sequence[Path], folder: Path, *, is_held: Callable[
     comparison = compare(runs)
     figures = draw_figures(runs, comparison, folder)
     sources = list(dict.fromkeys(source for run in runs for source in run.course.validation))
-    rows = [row_of(run, sources) for run in runs]
+    has_causes = any(run.course.waits is not None for run in runs)
+    rows = [row_of(run, sources, has_causes=has_causes) for run in runs]
     now = datetime.now(UTC).isoformat(timespec="seconds")
     page = folder / PAGE
     _write_page(page, rows, comparison, figures, origin=f"Written by evenpack {VERSION} at {now}.")
@@ -306,8 +314,11 @@ def make_report(output_dirs: Sequence[Path], folder: Path, *, is_held: Callable[
     )
 
 
-def row_of(run: ReportedRun, sources: Sequence[str]) -> dict[str, str]:
-    """Returns a run in words, for tables, with the same keys for each run of a report."""
+def row_of(run: ReportedRun, sources: Sequence[str], *, has_causes: bool = False) -> dict[str, str]:
+    """Returns a run in words, for tables, with the same keys for each run of a report.
+
+    `has_causes`: whether the waits of any of its runs are split by cause.
+    """
     course = run.course
     start = run.record.starts[-1] if run.record is not None else None
     has_steps = len(course.steps) > 0
@@ -326,6 +337,7 @@ def row_of(run: ReportedRun, sources: Sequence[str]) -> dict[str, str]:
         "padding share of all steps": percent(1 - course.tokens[-1] / course.slots[-1]) if slots else "-",
         "waiting for batches in the median step": _share(course.loader_share),
         "waiting for the slowest rank in the median step": _share(course.straggler_share),
+        **({f"waiting by {' / '.join(WAIT_CAUSES)}": _by_cause(course)} if has_causes else {}),
         "standing still for checkpoints": _pauses(run.saves) if has_steps else "-",
         "ranks": f"{start.ranks} x {start.device}" if start else "not recorded",
         "commit": (start.commit or "no checkout") if start else "not recorded",
@@ -404,6 +416,13 @@ def _pauses(saves: Mapping[str, Any]) -> str:
     pauses = saves["pause_seconds"]
     share = f" ({percent(saves['pause_share'])} of the time)" if pauses else ""
     return f"{pauses:,.2f} s in {counted(saves['saved'] + saves['failed'], 'save')}{share}"
+
+
+def _by_cause(course: Course) -> str:
+    """Returns the share of the steps' time that the mean rank waited for each cause."""
+    if course.waits is None:
+        return "-"
+    return " / ".join(percent(float(shares.mean())) for shares in course.waits.shares.values())
 
 
 def _share(shares: Float64[np.ndarray, " n"]) -> str:

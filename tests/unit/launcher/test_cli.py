@@ -127,6 +127,18 @@ def test_what_the_command_line_does_not_know_is_refused(arguments: list[str], me
     assert done.out == ""
 
 
+def test_waits_are_of_a_directory_or_of_a_run_file_with_overrides(
+    run_file: Path, tmp_path: Path, evenpack: Command
+) -> None:
+    done = evenpack("waits", tmp_path, "run.output_dir=other")
+    assert done.code == 2
+    assert "and none is given: give RUN.yaml" in " ".join(done.err.split())
+    for arguments, directory in (([tmp_path], tmp_path), ([run_file, "run.output_dir=other"], Path("other"))):
+        done = evenpack("waits", *arguments, "--json")
+        assert done.code == 2
+        assert str(done.json()["message"]).startswith(f"{directory} holds no metrics.jsonl")
+
+
 def test_a_call_without_arguments_shows_the_commands(evenpack: Command) -> None:
     done = evenpack()
     assert "inspect" in done.out + done.err

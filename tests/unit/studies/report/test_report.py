@@ -7,10 +7,13 @@ from html.parser import HTMLParser
 from pathlib import Path
 
 import pytest
+from drawn_figures import keep_figures
 from written_runs import DATA, write_run
 
 from evenpack.console import Report
+from evenpack.engine.reporting.definitions import WAIT_CAUSES
 from evenpack.errors import ConfigError
+from evenpack.studies.report import report
 from evenpack.studies.report.report import make_report
 
 PNG = b"\x89PNG\r\n"
@@ -99,3 +102,19 @@ def test_without_matplotlib_or_a_folder_nothing_is_written(tmp_path: Path, monke
     with pytest.raises(ConfigError, match=r"evenpack\[plots\]"):
         made(tmp_path / "report", run)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["file", "one"]
+
+
+def test_waits_by_cause_are_shown_where_a_run_has_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    drawn = keep_figures(monkeypatch, report)
+    split = {f"wait_{cause}_seconds": 0.02 * number for number, cause in enumerate(WAIT_CAUSES, 1)}
+    one = write_run(tmp_path / "one", world_size=2, **split)
+    other = write_run(tmp_path / "other")
+    row, none = made(tmp_path / "both", one, other).value["runs"]
+    name = "waiting by plan / machine / noise / loader"
+    assert (row[name], none[name]) == ("1.00 % / 2.00 % / 3.00 % / 4.00 %", "-")
+    made(tmp_path / "alone", one)
+    (panels,) = [
+        figure.axes for figure in drawn if len(figure.axes) == 3 and "loss" not in str(figure.axes[0].get_ylabel())
+    ]
+    assert panels[2].get_title(loc="left") == "Waiting by cause"
+    assert name not in made(tmp_path / "without", other).value["runs"][0]

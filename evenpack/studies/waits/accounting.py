@@ -1,0 +1,354 @@
+"""A run's metrics.jsonl and run.json -> the device hours that its ranks waited, and the ranks that were slow."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+from jaxtyping import Float64, Int64
+
+from evenpack.data.order.step_shape import default_policy
+from evenpack.engine.reporting.definitions import WAIT_CAUSES
+from evenpack.engine.reporting.metrics import METRICS, read_metrics, trained_steps
+from evenpack.engine.reporting.rank_waits import FIT_STEPS, WARM_UP_STEPS, Kind
+from evenpack.engine.reporting.run_record import RunRecord, Start, read_run_record
+from evenpack.errors import ConfigError, DataError
+from evenpack.files import read_json
+
+HOUR = 3600.0
+_KINDS: tuple[Kind, ...] = ("compute", "loader")
+End = Literal["recovered", "restarted", "lasts"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class PartOfTime:
+    """One part of the time of all devices in training steps."""
+
+    name: str
+    device_hours: float
+    share: float
+    """Share of the devices' time in the steps."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class RankRow:
+    """What one rank did and waited, over the steps whose waits are split, of the last number of ranks."""
+
+    rank: int
+    host: str | None
+    device: str | None
+    cost_over_mean: float
+    """Planned cost of its work, over the mean rank's."""
+    hours: Mapping[str, float]
+    """Hours that it waited, by cause."""
+    waited_for_hours: float
+    """Device hours that all others waited for it."""
+    slowness: float
+    """By how much more than the mean rank it needed for the same work, at the end."""
+
+    @property
+    def waited_hours(self) -> float:
+        """Returns the hours that it waited."""
+        return sum(self.hours.values())
+
+
+@dataclass(frozen=True, kw_only=True)
+class Episode:
+    """A time in which a rank was slow."""
+
+    rank: int
+    host: str | None
+    device: str | None
+    kind: Kind
+    since: int
+    """The step in which it began, as estimated."""
+    named: int
+    """The step whose record names it first."""
+    slow_by: float
+    """By how much more than the others it took, as a share of their compute; by the last record of it."""
+    ended: int | None
+    """The step whose record no longer names it."""
+    end: End
+
+
+@dataclass(frozen=True, kw_only=True)
+class Prediction:
+    """What the replay on one device says of such a run."""
+
+    file: str
+    measured_on: str
+    wait_share: float
+    """Fraction of the devices' time that the mean rank waits for the slowest, all devices being alike."""
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class WaitsOfRun:
+    """The waits of a run."""
+
+    run: str
+    output_dir: Path
+    ranks: int
+    steps: int
+    split_steps: int
+    parts: tuple[PartOfTime, ...]
+    """All of the time in steps: computing, the waits by cause, and the rest."""
+    by_rank: tuple[RankRow, ...]
+    episodes: tuple[Episode, ...]
+    least_slowdown: float | None
+    """Smallest slowdown of any rank's compute that is named; None before it is learned."""
+    prediction: Prediction | None
+    notes: tuple[str, ...]
+
+    @property
+    def slowest_share(self) -> float:
+        """Returns the share of time that the mean rank waited for the slowest pass, by the plan, machines and noise."""
+        causes = {part.name: part.share for part in self.parts}
+        return sum(causes[name] for name in WAIT_CAUSES if name != "loader")
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class WaitCourse:
+    """The steps whose waits are split, for a figure."""
+
+    steps: Int64[np.ndarray, " n"]
+    shares: Mapping[str, Float64[np.ndarray, " n"]]
+    """Share of each step's time that the mean rank waited, by cause."""
+
+
+def read_waits(output_dir: Path, *, replay: Path | None = None) -> tuple[WaitsOfRun, WaitCourse]:
+    """Reads the waits of a run, also while it is on.
+
+    Args:
+        replay: what `study imbalance --replay --save` has written of the same run.
+
+    Raises: DataError for a directory without a log, a log without waits that are split (saying what would do), or a
+    file that is no replay; ConfigError for a replay without as many devices.
+    """
+    path = output_dir / METRICS
+    if not path.is_file():
+        raise DataError(
+            f"{output_dir} holds no {METRICS}: give the output_dir of a run that was started, or its run file"
+        )
+    record = read_run_record(output_dir)
+    records = trained_steps(read_metrics(path))
+    split = [one for one in records if one.get("wait_plan_seconds") is not None]
+    if not split:
+        raise DataError(f"{path}: {_why_nothing_is_split(records, record)}")
+    ranks = int(split[-1]["world_size"])
+    starts = () if record is None else record.starts
+    places = _Places(starts[-1] if starts else None, ranks)
+    gathered = [one for one in split if _lists(one, ranks) is not None]
+    by_rank = _by_rank(gathered, places, ranks)
+    found = WaitsOfRun(
+        run=output_dir.name if record is None else str(record.config["run"]["name"]),
+        output_dir=output_dir,
+        ranks=ranks,
+        steps=len(records),
+        split_steps=len(split),
+        parts=_parts(records),
+        by_rank=by_rank,
+        episodes=tuple(_episodes(gathered, places, [start.first_step for start in starts])),
+        least_slowdown=_least_slowdown(gathered),
+        prediction=None if replay is None else _prediction(replay, record, ranks),
+        notes=tuple(_notes(split, by_rank, starts, ranks)),
+    )
+    return found, wait_course(split)
+
+
+def wait_course(records: Sequence[Mapping[str, Any]]) -> WaitCourse:
+    """Returns the shares of steps whose waits are split."""
+    seconds = np.array([one["step_seconds"] for one in records], dtype=np.float64)
+    return WaitCourse(
+        steps=np.array([one["step"] for one in records], dtype=np.int64),
+        shares={
+            cause: np.array([one[f"wait_{cause}_seconds"] for one in records], dtype=np.float64) / seconds
+            for cause in WAIT_CAUSES
+        },
+    )
+
+
+class _Places:
+    """Names hosts and devices of ranks."""
+
+    def __init__(self, start: Start | None, ranks: int) -> None:
+        places = () if start is None else start.places
+        self._places = places if len(places) == ranks else ()
+
+    def host(self, rank: int) -> str | None:
+        return self._places[rank].host if self._places else None
+
+    def device(self, rank: int) -> str | None:
+        return f"{self._places[rank].device}, {self._places[rank].model}" if self._places else None
+
+
+def _why_nothing_is_split(records: Sequence[Mapping[str, Any]], record: RunRecord | None) -> str:
+    if not records:
+        return "there is no step yet"
+    sizes = {one.get("world_size") for one in records}
+    if sizes == {1}:
+        return "the run has one rank, which waits for nobody; `evenpack report` shows how long it waits for its batches"
+    stage = None if record is None else record.config.get("deepspeed", {}).get("zero_stage")
+    if stage in (2, 3):
+        return (
+            f"the run is at ZeRO {stage}, where each backward pass waits for the other ranks within, so that times of "
+            "ranks do not say who was slow. Train some hundred steps at deepspeed.zero_stage=1 on them to see it"
+        )
+    first = WARM_UP_STEPS + FIT_STEPS + 1
+    if len(records) < first:
+        return (
+            f"{len(records)} steps are logged, and waits are split from step {first} of a start on, when the cost of "
+            "work is known: let it train for longer"
+        )
+    return (
+        "its records have no times of ranks by cause: an earlier version made them, or each start had fewer "
+        f"than {first} steps. Train some hundred steps again; `study imbalance` shows the wait as a whole"
+    )
+
+
+def _lists(record: Mapping[str, Any], ranks: int) -> Mapping[str, Any] | None:
+    """Returns the values by rank of a record, if it has those of waits, for so many ranks."""
+    found = record.get("ranks") or {}
+    return found if found.get("split_steps") and len(found["waited_for_seconds"]) == ranks else None
+
+
+def _parts(records: Sequence[Mapping[str, Any]]) -> tuple[PartOfTime, ...]:
+    """Returns the device hours of each part, which add up to the time of all devices in the steps."""
+    hours = dict.fromkeys(("forward and backward", *WAIT_CAUSES, "not split", "all-reduce, update and records"), 0.0)
+    for one in records:
+        per_second = one["world_size"] / HOUR
+        compute = one["compute_seconds_mean"]
+        if one.get("wait_plan_seconds") is None:
+            waits = {"not split": one["compute_seconds_max"] - compute + one["loader_seconds"]}
+        else:
+            waits = {cause: one[f"wait_{cause}_seconds"] for cause in WAIT_CAUSES}
+        rest = one["step_seconds"] - compute - sum(waits.values())
+        for name, seconds in {"forward and backward": compute, **waits, "all-reduce, update and records": rest}.items():
+            hours[name] += per_second * seconds
+    total = sum(hours.values())
+    return tuple(PartOfTime(name=name, device_hours=each, share=each / total) for name, each in hours.items())
+
+
+def _by_rank(gathered: Sequence[Mapping[str, Any]], places: _Places, ranks: int) -> tuple[RankRow, ...]:
+    if not gathered:
+        return ()
+
+    def summed(name: str) -> Float64[np.ndarray, " ranks"]:
+        values: Float64[np.ndarray, "records ranks"] = np.array(
+            [one["ranks"][name] for one in gathered], dtype=np.float64
+        )
+        return np.asarray(values.sum(axis=0))
+
+    cost, waited_for = summed("cost"), summed("waited_for_seconds")
+    seconds = {cause: summed(f"wait_{cause}_seconds") for cause in WAIT_CAUSES}
+    slowness = gathered[-1]["ranks"]["slowness"]
+    return tuple(
+        RankRow(
+            rank=rank,
+            host=places.host(rank),
+            device=places.device(rank),
+            cost_over_mean=float(cost[rank] / cost.mean()) if cost.any() else 1.0,
+            hours={cause: float(values[rank]) / HOUR for cause, values in seconds.items()},
+            waited_for_hours=float(waited_for[rank]) / HOUR,
+            slowness=slowness[rank],
+        )
+        for rank in range(ranks)
+    )
+
+
+def _episodes(gathered: Sequence[Mapping[str, Any]], places: _Places, first_steps: Sequence[int]) -> Iterator[Episode]:
+    """Yields the times in which ranks were slow, in the order in which they were named."""
+    found: list[Episode] = []
+    open_ones: dict[tuple[int, Kind], int] = {}
+    for before, record in zip([None, *gathered], gathered, strict=False):
+        step, lists = record["step"], record["ranks"]
+        is_new_start = before is not None and any(before["step"] <= first < step for first in first_steps)
+        for kind in _KINDS:
+            for rank, since in enumerate(lists[f"{kind}_slow_since"]):
+                index = open_ones.get((rank, kind))
+                if index is not None and found[index].since != since:
+                    end: End = "restarted" if is_new_start else "recovered"
+                    found[index] = _changed(found[index], ended=step, end=end)
+                    del open_ones[rank, kind]
+                    index = None
+                if since is None:
+                    continue
+                if index is None:
+                    open_ones[rank, kind] = index = len(found)
+                    found.append(
+                        Episode(
+                            rank=rank,
+                            host=places.host(rank),
+                            device=places.device(rank),
+                            kind=kind,
+                            since=since,
+                            named=step,
+                            slow_by=0.0,
+                            ended=None,
+                            end="lasts",
+                        )
+                    )
+                found[index] = _changed(found[index], slow_by=lists[f"{kind}_slow_by"][rank])
+    yield from found
+
+
+def _changed(episode: Episode, **values: Any) -> Episode:
+    return Episode(**{**vars(episode), **values})
+
+
+def _least_slowdown(gathered: Sequence[Mapping[str, Any]]) -> float | None:
+    """Returns the largest of the ranks' smallest slowdowns: from there on each rank is judged."""
+    known = [one for one in gathered[-1]["ranks"]["compute_least_slowdown"] if one is not None] if gathered else []
+    return max(known, default=None)
+
+
+def _prediction(path: Path, record: RunRecord | None, ranks: int) -> Prediction:
+    """Reads what a replay says of the run's layout, policy and number of ranks."""
+    try:
+        found = read_json(path)
+    except (OSError, ValueError) as error:
+        raise DataError(f"cannot read the replay {path}: {error}; give a file of --save") from error
+    replayed = found.get("replay") if isinstance(found, dict) else None
+    if not isinstance(replayed, dict) or not isinstance(replayed.get("rows"), list):
+        raise DataError(
+            f"{path} holds no replay: make one by `evenpack study imbalance RUN.yaml --replay {ranks} --save FILE.json`"
+        )
+    if record is None:
+        raise ConfigError(f"--replay {path}: the run has no run.json, so its layout and assignment are not known")
+    training = record.config["training"]
+    layout = training["layout"]
+    policy = training["assignment"] or default_policy(training["batching"], layout)
+    rows = [row for row in replayed["rows"] if (row["layout"], row["policy"]) == (layout, policy)]
+    row = next((row for row in rows if row["devices"] == ranks), None)
+    if row is None:
+        known = ", ".join(str(row["devices"]) for row in rows) or "no number of"
+        raise ConfigError(
+            f"--replay {path} has {known} devices for {layout} {policy}, and the run has {ranks}: replay with "
+            f"`--replay {ranks}`"
+        )
+    on = replayed["measured_on"]
+    return Prediction(file=path.name, measured_on=f"{on['model']}, one {on['device']}", wait_share=row["wait_share"])
+
+
+def _notes(
+    split: Sequence[Mapping[str, Any]], by_rank: Sequence[RankRow], starts: Sequence[Start], ranks: int
+) -> Iterator[str]:
+    sizes = list(dict.fromkeys(one["world_size"] for one in split))
+    if len(sizes) > 1:
+        yield (
+            f"The run had {', '.join(map(str, sizes))} ranks, one number after another: the table by rank is of the "
+            f"last {ranks}."
+        )
+    if not by_rank:
+        yield (
+            "No values of single ranks are logged (training.log_rank_times_every_steps is null, or its first record is "
+            "still to come): who was waited for is not known."
+        )
+    if starts and starts[-1].unlike:
+        yield (
+            f"The devices differ ({', '.join(starts[-1].unlike)}): each rank is compared with its own first steps, so "
+            "one that is slower from the start on is not named; what the others wait for it is counted as machine. "
+            "Train on devices of one kind to have them compared with one another."
+        )
+    if starts and not starts[-1].places:
+        yield "Hosts are not recorded in run.json, so ranks have numbers alone: an earlier version started the run."

@@ -1,0 +1,246 @@
+"""Logs become device hours by cause and by rank, slow ranks by host and device, and reasons where they cannot."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from drawn_figures import keep_figures, texts_of
+
+from evenpack.engine.reporting.definitions import find_metric, values_of
+from evenpack.engine.reporting.run_record import RUN_RECORD, DataIdentity, Place, RunRecord, Start
+from evenpack.errors import ConfigError, DataError
+from evenpack.studies.waits import presentation
+from evenpack.studies.waits.accounting import WaitsOfRun, read_waits
+from evenpack.studies.waits.command import explain_waits
+
+RANKS, EVERY = 4, 50
+DATA = DataIdentity(fingerprint="f" * 32, tokenizer="t" * 32, vocabulary_size=256, pack_length=64, sources=("wiki",))
+CONFIG: dict[str, Any] = {
+    "run": {"name": "watched"},
+    "training": {"layout": "packed", "batching": "packs", "assignment": None},
+    "deepspeed": {"zero_stage": 1},
+}
+CAUSES = {"plan": 0.03, "machine": 0.12, "noise": 0.05, "loader": 0.1}
+"""Seconds of each step, of the mean rank."""
+
+
+def place(rank: int, model: str = "H100") -> Place:
+    return Place(host=f"node{rank // 2}", device=f"cuda:{rank % 2}", model=model)
+
+
+def start(first_step: int = 0, models: tuple[str, ...] = ("H100",) * RANKS) -> Start:
+    return Start(
+        first_step=first_step,
+        ranks=len(models),
+        device=models[0],
+        commit="abc123",
+        evenpack="0.1",
+        torch="2",
+        date="2026-11-22T10:00:00",
+        places=tuple(place(rank, model) for rank, model in enumerate(models)),
+    )
+
+
+def record(step: int, *, ranks: int = RANKS, is_split: bool = True) -> dict[str, Any]:
+    """Returns a step of 2 s: 1 s of passes, 0.3 s of waits, 0.7 s of the rest."""
+    waits = {f"wait_{cause}_seconds": seconds for cause, seconds in CAUSES.items()} | {"slow_ranks": 0}
+    return {
+        "step": step,
+        "loss": 2.0,
+        "tokens": 100,
+        "slots": 100,
+        "world_size": ranks,
+        "step_seconds": 2.0,
+        "loader_seconds": 0.06,
+        "compute_seconds_mean": 1.0,
+        "compute_seconds_max": 1.2,
+        **(waits if is_split else {}),
+    }
+
+
+def lists(slow: dict[int, int], by: float = 0.2, *, kind: str = "compute", split: int = EVERY) -> dict[str, Any]:
+    """Returns the values by rank of a record, with the steps since which ranks are slow."""
+    none = [None] * RANKS
+    other = "loader" if kind == "compute" else "compute"
+    return {
+        "steps": split,
+        "split_steps": split,
+        "cost": [9.0, 11.0, 10.0, 10.0],
+        **{f"wait_{cause}_seconds": [36.0 * seconds] * RANKS for cause, seconds in CAUSES.items()},
+        "waited_for_seconds": [0.0, 0.0, 0.0, 72.0],
+        "slowness": [0.0, 0.0, -0.01, 0.15],
+        f"{kind}_slow_since": [slow.get(rank) for rank in range(RANKS)],
+        f"{kind}_slow_by": [by if rank in slow else None for rank in range(RANKS)],
+        f"{other}_slow_since": none,
+        f"{other}_slow_by": none,
+        "compute_least_slowdown": [0.05, 0.06, 0.05, 0.05],
+        "loader_least_slowdown": [0.05] * RANKS,
+    }
+
+
+def write(
+    folder: Path,
+    records: list[dict[str, Any]],
+    *,
+    starts: tuple[Start, ...] | None = (start(),),
+    config: dict[str, Any] = CONFIG,
+) -> Path:
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "metrics.jsonl").write_text("".join(json.dumps(one) + "\n" for one in records))
+    if starts is not None:
+        known = RunRecord(config=config, data=DATA, starts=starts)
+        (folder / RUN_RECORD).write_text(known.model_dump_json())
+    return folder
+
+
+def watched(steps: dict[int, dict[str, Any]], *, last: int = 300) -> list[dict[str, Any]]:
+    """Returns the records of a run, those of some steps with values by rank."""
+    records = [record(step, is_split=step > 30) for step in range(1, last + 1)]
+    for step, values in steps.items():
+        records[step - 1]["ranks"] = values
+    return records
+
+
+def parts_of(found: WaitsOfRun) -> dict[str, float]:
+    return {part.name: part.device_hours * 3600.0 / RANKS for part in found.parts}
+
+
+def test_the_time_of_all_devices_is_split_without_a_rest(tmp_path: Path) -> None:
+    found, course = read_waits(write(tmp_path, watched({100: lists({})}, last=130)))
+    assert (found.run, found.ranks, found.steps, found.split_steps) == ("watched", RANKS, 130, 100)
+    assert parts_of(found) == pytest.approx(
+        {
+            "forward and backward": 130.0,
+            **{cause: 100 * seconds for cause, seconds in CAUSES.items()},
+            "not split": 30 * (0.2 + 0.06),
+            "all-reduce, update and records": 130 * 2.0 - 130 - 30 - 30 * 0.26,
+        }
+    )
+    assert sum(part.share for part in found.parts) == pytest.approx(1.0)
+    assert found.slowest_share == pytest.approx(100 * 0.2 / 260)
+    assert course.steps.tolist() == list(range(31, 131))
+    assert course.shares["machine"] == pytest.approx(CAUSES["machine"] / 2.0)
+
+
+def test_each_rank_has_its_place_its_work_and_whom_the_others_waited_for(tmp_path: Path) -> None:
+    found, _ = read_waits(write(tmp_path, watched({100: lists({}), 150: lists({})})))
+    last = found.by_rank[3]
+    assert (last.host, last.device) == ("node1", "cuda:1, H100")
+    assert last.waited_for_hours == pytest.approx(2 * 72.0 / 3600.0)
+    assert found.by_rank[1].cost_over_mean == pytest.approx(1.1)
+    assert last.hours == pytest.approx({cause: 2 * seconds / 100 for cause, seconds in CAUSES.items()})
+    assert last.waited_hours == pytest.approx(2 * sum(CAUSES.values()) / 100)
+    assert found.least_slowdown == 0.06
+
+
+def test_slow_ranks_are_named_from_when_to_when_and_by_how_much(tmp_path: Path) -> None:
+    steps = {
+        150: lists({}),
+        172: lists({3: 160}, 0.1),
+        200: lists({3: 160}, 0.2),
+        230: lists({3: 160, 0: 210}, 0.3),
+        250: lists({0: 210}, 0.4),
+        300: lists({0: 210}, 0.5),
+    }
+    found, _ = read_waits(write(tmp_path, watched(steps)))
+    one, other = found.episodes
+    assert (one.rank, one.host, one.since, one.named, one.ended, one.end) == (3, "node1", 160, 172, 250, "recovered")
+    assert (other.rank, other.since, other.named, other.ended, other.end) == (0, 210, 230, None, "lasts")
+    assert (one.slow_by, other.slow_by) == (0.3, 0.5)
+
+
+def test_a_start_again_ends_what_was_known_of_a_rank_but_is_no_recovery(tmp_path: Path) -> None:
+    steps = {150: lists({2: 140}, kind="loader"), 200: lists({}, kind="loader")}
+    found, _ = read_waits(write(tmp_path, watched(steps), starts=(start(), start(160))))
+    (one,) = found.episodes
+    assert (one.kind, one.ended, one.end) == ("loader", 200, "restarted")
+
+
+def test_devices_of_several_kinds_are_named_with_what_that_means(tmp_path: Path) -> None:
+    models = ("H100", "H100", "A100", "A100")
+    found, _ = read_waits(write(tmp_path, watched({100: lists({})}), starts=(start(models=models),)))
+    (note,) = found.notes
+    assert note.startswith("The devices differ (H100, A100): each rank is compared with its own first steps")
+
+
+def test_without_values_of_ranks_or_places_the_rest_is_shown_and_said(tmp_path: Path) -> None:
+    bare = start().model_copy(update={"places": ()})
+    found, _ = read_waits(write(tmp_path, watched({}), starts=(bare,)))
+    assert (found.by_rank, found.episodes) == ((), ())
+    assert "training.log_rank_times_every_steps is null" in found.notes[0]
+    assert "ranks have numbers alone" in found.notes[1]
+    assert parts_of(found)["plan"] == pytest.approx(270 * CAUSES["plan"])
+
+
+@pytest.mark.parametrize(
+    ("records", "config", "reason"),
+    [
+        ([], CONFIG, "there is no step yet"),
+        ([record(1, ranks=1, is_split=False)], CONFIG, "one rank, which waits for nobody"),
+        ([record(1, is_split=False)], CONFIG, "1 steps are logged, and waits are split from step 31 of a start on"),
+        (
+            [record(step, is_split=False) for step in range(1, 90)],
+            {**CONFIG, "deepspeed": {"zero_stage": 3}},
+            "at ZeRO 3, where each backward pass waits .* deepspeed.zero_stage=1",
+        ),
+        (
+            [record(step, is_split=False) for step in range(1, 90)],
+            CONFIG,
+            "no times of ranks by cause: an earlier version made them",
+        ),
+    ],
+)
+def test_a_log_without_waits_says_why_and_what_would_do(
+    records: list[dict[str, Any]], config: dict[str, Any], reason: str, tmp_path: Path
+) -> None:
+    with pytest.raises(DataError, match=reason):
+        read_waits(write(tmp_path, records, config=config))
+
+
+def test_a_directory_without_a_log_is_named(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match=r"holds no metrics\.jsonl: give the output_dir"):
+        read_waits(tmp_path)
+
+
+def replay_of(path: Path, *rows: tuple[str, str, int, float]) -> Path:
+    names = ("layout", "policy", "devices", "wait_share")
+    replay = {
+        "measured_on": {"model": "gpt2 tiny", "device": "H100"},
+        "rows": [dict(zip(names, row, strict=True)) for row in rows],
+    }
+    path.write_text(json.dumps({"replay": replay}))
+    return path
+
+
+def test_the_replay_of_the_same_ranks_and_assignment_is_shown_beside_it(tmp_path: Path) -> None:
+    run = write(tmp_path / "run", watched({100: lists({})}))
+    rows = [("packed", "cost_balanced", devices, devices / 100) for devices in (2, 4, 8)]
+    replay = replay_of(tmp_path / "replay.json", ("unpadded", "arrival", 4, 0.5), *rows)
+    found, _ = read_waits(run, replay=replay)
+    assert found.prediction is not None
+    assert (found.prediction.wait_share, found.prediction.measured_on) == (0.04, "gpt2 tiny, one H100")
+    with pytest.raises(ConfigError, match=r"has 2 devices for packed cost_balanced, and the run has 4: .*--replay 4"):
+        read_waits(run, replay=replay_of(tmp_path / "other.json", rows[0]))
+    (tmp_path / "none.json").write_text('{"replay": null}')
+    with pytest.raises(DataError, match=r"holds no replay: make one by `evenpack study imbalance RUN.yaml --replay 4"):
+        read_waits(run, replay=tmp_path / "none.json")
+
+
+def test_the_command_shows_tables_and_draws_the_figure(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    figures = keep_figures(monkeypatch, presentation)
+    run = write(tmp_path / "run", watched({150: lists({}), 200: lists({3: 180})}))
+    report = explain_waits(run, replay=None, plot=tmp_path / "waits.png")
+    assert (tmp_path / "waits.png").stat().st_size > 10_000
+    (figure,) = figures
+    assert {"plan", "machine", "noise", "loader"} <= set(texts_of(figure).split())
+    assert "4 x H100" in texts_of(figure)
+    over_time, by_rank = figure.axes
+    assert [text.get_text() for text in over_time.texts] == ["rank 3"]
+    assert [tick.get_text() for tick in by_rank.get_xticklabels()] == ["0", "1", "2", "3"]
+    assert report.value.episodes[0].rank == 3
+
+
+def test_every_value_that_is_read_is_a_metric() -> None:
+    whole = record(1) | {"ranks": lists({})}
+    assert {find_metric(path).name for path, _ in values_of(whole)}
