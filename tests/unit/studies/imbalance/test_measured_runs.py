@@ -13,10 +13,12 @@ from studied_runs import studied
 from evenpack.engine.config import RunConfig
 from evenpack.errors import ConfigError
 from evenpack.launcher.cli import app as cli
+from evenpack.studies.imbalance import study as study_module
 from evenpack.studies.imbalance.cluster import Scheme
 from evenpack.studies.imbalance.command import ImbalanceCommand
 from evenpack.studies.imbalance.measurement import Cut, read_logged_run, read_step_log, require_comparable, scheme_of
 from evenpack.studies.imbalance.presentation import cut_lines
+from evenpack.studies.imbalance.simulation import Simulation
 from evenpack.studies.imbalance.step_cost import SHIPPED
 from evenpack.studies.imbalance.study import run_study
 from evenpack.studies.lengths.options import SubjectOptions
@@ -50,13 +52,20 @@ def test_an_option_takes_the_place_of_what_the_run_says(packed: RunConfig) -> No
     assert with_network.simulation.options.bandwidth == 2.5e9
 
 
-def test_the_ranks_of_a_run_are_simulated_unless_devices_are_named(packed: RunConfig) -> None:
+def test_the_ranks_of_a_run_are_simulated_unless_devices_are_named(
+    packed: RunConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
     log_run(packed, ranks=3)
-    simulated = {
-        given: {row.devices for row in studied(packed, devices=given, accumulation=1).simulation.rows}
-        for given in (None, "1,4")
-    }
-    assert simulated == {None: {3, *(1 << power for power in range(12))}, "1,4": {1, 4}}
+    simulated, simulate = [], study_module.simulate
+
+    def noted(*lengths: Any, **given: Any) -> Simulation:
+        simulated.append(given["devices"])
+        return simulate(*lengths, **given)
+
+    monkeypatch.setattr(study_module, "simulate", noted)
+    studied(packed, devices=None, accumulation=1)
+    studied(packed, devices="1,4", accumulation=1)
+    assert simulated == [(1, 2, 3, *(1 << power for power in range(2, 12))), (1, 4)]
 
 
 def test_the_cost_model_of_the_run_is_used(packed: RunConfig) -> None:
