@@ -40,9 +40,8 @@ class RooflineCommand:
         """Computes and shows the roofline. Raises: as `RooflineOptions` and `study_roofline`."""
         from evenpack import console
         from evenpack.studies.plotting import require_plot
-        from evenpack.studies.roofline.plots import plot_roofline
+        from evenpack.studies.roofline.presentation import plot_roofline, roofline_tables
         from evenpack.studies.roofline.study import RooflineOptions, study_roofline
-        from evenpack.studies.roofline.tables import roofline_tables
 
         options = RooflineOptions(
             device=self.device, devices=self.devices, goal=self.goal, vocabulary_size=self.vocabulary_size

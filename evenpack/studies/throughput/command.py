@@ -45,9 +45,8 @@ class ThroughputCommand:
         from evenpack.engine.world.distributed import configure_logging, joined_world
         from evenpack.progress import Progress
         from evenpack.studies.throughput.measure import StepProgress
-        from evenpack.studies.throughput.plots import plot_throughput
+        from evenpack.studies.throughput.presentation import plot_throughput, throughput_tables
         from evenpack.studies.throughput.study import study_throughput
-        from evenpack.studies.throughput.tables import throughput_tables
 
         options = self.options()
         with joined_world() as world, Progress(console.messages(), silent=not world.is_main) as progress:

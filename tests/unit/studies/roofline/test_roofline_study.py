@@ -14,9 +14,9 @@ from evenpack.errors import ConfigError
 from evenpack.launcher.cli import app as cli
 from evenpack.models.cost import Work, step_flops
 from evenpack.models.traffic import FUSIONS, PARTS
-from evenpack.studies.roofline import plots
+from evenpack.studies.roofline import presentation
+from evenpack.studies.roofline.presentation import verdict
 from evenpack.studies.roofline.study import Roofline, RooflineOptions, study_roofline
-from evenpack.studies.roofline.tables import verdict
 
 WIKI = ("data.sources.wiki.path=wiki/", "data.tokenizer.path=bert/")
 WEB = ("data.sources.web.path=web/", "data.tokenizer.path=gpt2/")
@@ -120,7 +120,7 @@ def test_what_is_not_traced_is_refused(overrides: tuple[str, ...], options: dict
 def test_the_command_prints_and_draws_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    figures: list[Figure] = keep_figures(monkeypatch, plots)
+    figures: list[Figure] = keep_figures(monkeypatch, presentation)
     plot = tmp_path / "roofline.png"
     words = ["study", "roofline", "gpt2_xl", *WEB, "--devices", "8", "--goal", "50000", "--vocabulary-size", "50257"]
     for options in (["--plot", str(plot)], ["--json"]):

@@ -22,7 +22,7 @@ from evenpack.engine.config import RunConfig
 from evenpack.engine.world.distributed import World
 from evenpack.progress import Progress
 from evenpack.studies.plotting import figure_as_png, require_plot
-from evenpack.studies.throughput import plots, study
+from evenpack.studies.throughput import presentation, study
 from evenpack.studies.throughput.contenders import (
     FORMS,
     changed,
@@ -30,9 +30,8 @@ from evenpack.studies.throughput.contenders import (
     run_to_measure,
 )
 from evenpack.studies.throughput.measure import MeasuredStep, Quartiles, StepProgress
-from evenpack.studies.throughput.plots import plot_throughput
+from evenpack.studies.throughput.presentation import plot_throughput, throughput_tables
 from evenpack.studies.throughput.study import LayoutRow, ThroughputOptions, ThroughputStudy, study_throughput
-from evenpack.studies.throughput.tables import throughput_tables
 
 
 def options(**given: object) -> ThroughputOptions:
@@ -169,7 +168,7 @@ def test_no_text_of_a_figure_runs_into_another(
             assert note.get_window_extent().y1 < min(label.y0 for row in names for label in row)
             seen.append(len(names[0]))
 
-    monkeypatch.setattr(plots, "figure_as_png", look)
+    monkeypatch.setattr(presentation, "figure_as_png", look)
     rows = tuple(replace(found.layouts[0], layout=name) for name in FORMS)
     for layouts in (rows, rows[3:6]):
         plot_throughput(replace(found, layouts=layouts), tmp_path / "t.png")
