@@ -1,13 +1,13 @@
-"""Measures the memory of ranks that build, fill and export a large model: whole, and divided as at ZeRO 3.
+"""Measures the memory of ranks that export a large model, and that build and fill it divided, as at ZeRO 3.
 
     python benchmarks/divided_model.py FOLDER [--preset 8b] [--layers 2] [--vocabulary 128256] [--ranks 2] [--json FILE]
 
-Every stage runs in ranks of its own (gloo, FP32), which report the most memory that belonged to them alone (RssAnon of
-Linux, sampled) against the bytes of the whole model. FOLDER holds the exported weights meanwhile.
+Ranks (gloo, FP32) report the most memory that belonged to them alone (RssAnon of Linux, sampled) above what they had
+when a stage began, against the bytes of the whole model. Weights of an earlier call that are in FOLDER/exported are
+used again, and the first stage is left out.
 """
 
 import json
-import shutil
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -42,16 +42,13 @@ def main() -> None:
     arguments = parser.parse_args()
     sizes = {"preset": arguments.preset, "layers": arguments.layers, "vocabulary": arguments.vocabulary}
     weights = arguments.folder / "exported"
-    shutil.rmtree(weights, ignore_errors=True)
     with torch.device("meta"):
         whole = sum(4 * one.numel() for one in model_of(sizes).parameters())
-    stages = {
-        "export, one rank, whole": run_ranks(export, 1, sizes, weights),
-        "build whole": run_ranks(build_whole, arguments.ranks, sizes),
-        "build divided": run_ranks(build_divided, arguments.ranks, sizes, None),
-        "build divided and fill from the exported files": run_ranks(build_divided, arguments.ranks, sizes, weights),
-    }
-    shutil.rmtree(weights)
+    stages: dict[str, list[int]] = {}
+    if not weights.is_dir():
+        stages["build whole on one rank, and export"] = run_ranks(export, 1, sizes, weights)
+    built, filled = zip(*run_ranks(build_divided, arguments.ranks, sizes, weights), strict=True)
+    stages |= {"build divided": list(built), "fill from the exported files": list(filled)}
     rows = [
         {"stage": stage, "ranks": len(peaks), "most_bytes": max(peaks), "of_the_model": round(max(peaks) / whole, 2)}
         for stage, peaks in stages.items()
@@ -73,23 +70,18 @@ def export(world: World, sizes: dict[str, Any], folder: Path) -> int:
     return found[0]
 
 
-def build_whole(world: World, sizes: dict[str, Any]) -> int:
-    with most_of_its_own() as found:
-        model_of(sizes)
-    return found[0]
-
-
-def build_divided(world: World, sizes: dict[str, Any], folder: Path | None) -> int:
+def build_divided(world: World, sizes: dict[str, Any], folder: Path) -> tuple[int, int]:
     sharding = sharding_at(3)
-    with most_of_its_own() as found:
+    with most_of_its_own() as built:
         with torch.device("meta"):
             model = model_of(sizes)
         sharding.place(model, 0, world, _SETTINGS)
-        if folder is not None:
-            weights = TransformersFolder(path=folder).read(model) if world.is_main else None
-            sharding.fill(model, weights, world)
         world.barrier()
-    return found[0]
+    with most_of_its_own() as filled:
+        weights = TransformersFolder(path=folder).read(model) if world.is_main else None
+        sharding.fill(model, weights, world)
+        world.barrier()
+    return built[0], filled[0]
 
 
 @contextmanager
