@@ -106,24 +106,29 @@ def taken_by_engine(job: Job, compiled: bool, folder: Path, world: Any) -> dict[
 
 
 def run_of(job: Job, folder: Path) -> Any:
+    from evenpack.models.families import find_family
     from evenpack.testing import pair_run_values, prepared, run_config, run_values
 
-    is_pairs = job.kind == "bert"
+    family = find_family(job.kind)
+    is_masked = family.objective == "masked_tokens"
     training: dict[str, Any] = {"layout": job.layout, "batching": job.batching, "assignment": job.assignment}
     training |= {"steps": job.steps, "packs_per_step": None, "packs_per_micro_batch": None}
     training |= {f"{job.batching}_per_step": 8, f"{job.batching}_per_micro_batch": 4}
     model = {"layers": 3, "dropout": job.dropout, "activation_checkpointing": job.checkpointing}
     sections: dict[str, Any] = {
         "data": {"validation_fraction": 0.02},
-        "model": model if is_pairs else model | {"positions": job.positions},
+        "model": model | ({"positions": job.positions} if job.kind != "bert" else {}),
         "attention": {"backend": job.backend},
         "training": training,
         "optimizer": {"learning_rate": 1e-5},  # at larger ones rounding grows over 200 steps, as in any training
         "deepspeed": {"zero_stage": job.zero_stage},
     }
-    if is_pairs:
+    if is_masked:
         sections["data"]["tokenizer"] = {"kind": "train_word_pieces", "vocabulary_size": 400}
-    make = pair_run_values if is_pairs else run_values
+        if "sentence_pairs" not in family.recipes:
+            sections["data"]["recipe"] = {"kind": "documents", "max_sequence_length": 48}
+            sections["model"] |= {"layers": 4, "window": 6}
+    make = pair_run_values if is_masked else run_values
     return prepared(run_config(make(job.kind, folder / job.kind, **sections)))
 
 

@@ -182,6 +182,20 @@ def bert_mini(files: Files) -> Rows:
     ]
 
 
+def modernbert_mini(files: Files) -> Rows:
+    """What the small ModernBERT predicts, beside guessing."""
+    trained, guessed = files[0]["evaluation_of_256_held_out_packs"], files[0]["unigram"]
+    return [
+        [per_cent(trained["accuracy"]), per_cent(guessed["accuracy"])],
+        [trained["loss"], guessed["cross_entropy"]],
+    ]
+
+
+def packs_over_padding(files: Files) -> Rows:
+    """How much faster packs are than padding, the factor of their slots, and the share of it."""
+    return [[one["factor"], one["speed_up"], one["share_of_factor"]] for one in files]
+
+
 def packing_overhead(files: Files) -> Rows:
     """What packing costs BERT, of which collation."""
     rows = []
@@ -572,6 +586,8 @@ READINGS: dict[str, Callable[[Files], Rows]] = {
     "slowed_runs": slowed_runs,
     "start_and_end": start_and_end,
     "bert_mini": bert_mini,
+    "modernbert_mini": modernbert_mini,
+    "packs_over_padding": packs_over_padding,
     "packing_overhead": packing_overhead,
     "packs_against_padding": packs_against_padding,
     "sentence_pairs": sentence_pairs,

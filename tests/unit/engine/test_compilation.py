@@ -28,6 +28,8 @@ BY_ENGINE = {
     "padded sequences": {"layout": "padded", "batching": "sequences", "backend": "reference"},
     "padded, sorted": {"kind": "bert", "layout": "padded", "batching": "sequences", "assignment": "sorted"},
     "unpadded": {"kind": "llama", "positions": "rotary", "layout": "unpadded", "checkpointing": True},
+    "windows": {"kind": "modernbert", "positions": "rotary", "backend": "reference"},
+    "windows, unpadded": {"kind": "modernbert", "positions": "rotary", "layout": "unpadded", "checkpointing": True},
 }
 
 

@@ -24,6 +24,7 @@ WITHOUT_UNIT = {
     "beta1",
     "beta2",
     "epsilon",
+    "local_rotary_base",
     "norm_epsilon",
     "degree",
     "rotary_base",
