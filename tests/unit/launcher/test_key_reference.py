@@ -28,7 +28,6 @@ WITHOUT_UNIT = {
     "norm_epsilon",
     "degree",
     "rotary_base",
-    "local_rotary_base",
     "factor",
     "low_frequency_factor",
     "high_frequency_factor",
