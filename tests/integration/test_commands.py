@@ -32,7 +32,7 @@ from evenpack.testing import changed, run_ranks
 def run_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Prepares a run."""
     path = write_run(tmp_path_factory.mktemp("commands"))
-    evenpack_process("prepare", path)
+    evenpack("prepare", path)
     return path
 
 

@@ -2,13 +2,14 @@
 
 import json
 import os
+import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
-from small_run import COMMAND, Done, metrics, process
+from repository import ROOT
+from small_run import COMMAND, Done, evenpack, metrics, process
 
-import evenpack
 from evenpack.models.families import known_families
 from evenpack.testing import run_values, text_sources, write_run_file
 
@@ -96,23 +97,51 @@ def write_run(folder: Path, **model: Any) -> Path:
     return write_run_file(folder / "run.yaml", values)
 
 
-def run(command: str, run_file: Path, *arguments: str, sites: list[Path], expected: int = 0) -> Done:
-    """Runs a command with the packages in `sites` installed beside this evenpack."""
-    own = Path(evenpack.__file__).parents[1]
-    paths = os.pathsep.join(map(str, [*sites, own]))
-    return process([*COMMAND, *command.split(), str(run_file), *arguments], expected=expected, PYTHONPATH=paths)
+SCRIPT = """
+import json, sys
+from dataclasses import asdict
+from small_run import evenpack
+
+for command, run_file, options, overrides, expected in json.loads(sys.argv[1]):
+    print(json.dumps(asdict(evenpack(command, run_file, *overrides, options=options, expected=expected))))
+"""
+
+
+def run_each(*commands: tuple[str, Path, list[str], list[str], int], sites: list[Path]) -> list[Done]:
+    """Runs commands in one process that has the packages in `sites` installed beside this evenpack.
+
+    Args:
+        commands: the command, the run file, options, overrides and the exit code of each.
+    """
+    paths = [*sites, Path(__file__).parent, ROOT / "tests", ROOT]
+    words = json.dumps([[command, str(run_file), *others] for command, run_file, *others in commands])
+    done = process([sys.executable, "-c", SCRIPT, words], PYTHONPATH=os.pathsep.join(map(str, paths)))
+    return [Done(**json.loads(line)) for line in done.stdout.splitlines()]
 
 
 @pytest.fixture(scope="module")
-def run_file(site: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Returns the output of a run that was trained on two ranks."""
-    path = write_run(tmp_path_factory.mktemp("bigram"))
-    run("prepare", path, sites=[site])
-    run("train --cpu-ranks 2", path, sites=[site])
-    return path
+def run_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_run(tmp_path_factory.mktemp("bigram"))
 
 
-def test_three_steps_on_two_ranks_learn(run_file: Path) -> None:
+@pytest.fixture(scope="module")
+def answers(site: Path, run_file: Path) -> list[str]:
+    """Prepares a run and trains it on two ranks; returns what five other commands then say."""
+    show = "config show"
+    _, _, *answers = run_each(
+        ("prepare", run_file, [], [], 0),
+        ("train", run_file, ["--cpu-ranks", "2"], [], 0),
+        (show, run_file, [], ["model.scale=2.5"], 0),
+        (show, run_file, [], ["model.scle=2.5"], 2),
+        (show, run_file, [], ["model.kind=bigrm"], 2),
+        (show, run_file, [], ["data.recipe.kind=concat"], 2),
+        ("export", run_file, [], [str(run_file.parent / "exported")], 2),
+        sites=[site],
+    )
+    return [" ".join((done.stdout + done.stderr).split()) for done in answers]
+
+
+def test_three_steps_on_two_ranks_learn(run_file: Path, answers: list[str]) -> None:
     records = metrics(run_file.parent / "out")
     assert [record["step"] for record in records] == [1, 2, 3]
     assert records[-1]["loss"] < records[0]["loss"]
@@ -121,37 +150,32 @@ def test_three_steps_on_two_ranks_learn(run_file: Path) -> None:
     assert summary["step"] == STEPS
 
 
-def test_its_section_is_checked_by_its_own_schema(site: Path, run_file: Path) -> None:
-    shown = run("config show", run_file, "model.scale=2.5", sites=[site]).stdout
-    assert "scale: 2.5" in shown
-    refused = run("config show", run_file, "model.scle=2.5", sites=[site], expected=2).stderr
-    assert "model.scle: no such key; did you mean 'scale'?" in refused
-    refused = run("config show", run_file, "model.kind=bigrm", sites=[site], expected=2).stderr
+def test_its_section_is_checked_by_its_own_schema(answers: list[str]) -> None:
+    assert "scale: 2.5" in answers[0]
+    assert "model.scle: no such key; did you mean 'scale'?" in answers[1]
     known = ", ".join(sorted(("bigram", *known_families())))
-    assert f"there is no model family 'bigrm'; did you mean 'bigram'? known: {known}" in refused
+    assert f"there is no model family 'bigrm'; did you mean 'bigram'? known: {known}" in answers[2]
 
 
-def test_a_recipe_that_it_cannot_learn_from_is_refused(site: Path, run_file: Path) -> None:
-    refused = run("config show", run_file, "data.recipe.kind=concat", sites=[site], expected=2).stderr
-    words = " ".join(refused.split())
-    assert "model.kind bigram and data.recipe.kind concat do not go together: bigram learns from documents" in words
+def test_a_recipe_that_it_cannot_learn_from_is_refused(answers: list[str]) -> None:
+    refused = "model.kind bigram and data.recipe.kind concat do not go together: bigram learns from documents"
+    assert refused in answers[3]
 
 
-def test_what_has_no_counterpart_in_transformers_says_so(site: Path, run_file: Path, tmp_path: Path) -> None:
-    refused = run("export", run_file, str(tmp_path / "exported"), sites=[site], expected=2).stderr
-    assert "transformers has no model of family 'bigram'" in " ".join(refused.split())
-    assert not (tmp_path / "exported").exists()
+def test_what_has_no_counterpart_in_transformers_says_so(run_file: Path, answers: list[str]) -> None:
+    assert "transformers has no model of family 'bigram'" in answers[4]
+    assert not (run_file.parent / "exported").exists()
 
 
 def test_without_the_package_its_run_file_names_the_known_families(run_file: Path) -> None:
-    refused = run("config show", run_file, sites=[], expected=2).stderr
-    assert "there is no model family 'bigram'" in refused
-    assert f"known: {', '.join(known_families())}" in refused
+    refused = evenpack("config show", run_file, expected=2).stderr
+    assert f"there is no model family 'bigram'; known: {', '.join(known_families())}" in " ".join(refused.split())
 
 
 def test_two_packages_with_one_family_are_reported(site: Path, run_file: Path, tmp_path: Path) -> None:
     install(tmp_path, "another", "bigram = another_family:FAMILY")
-    refused = run("config show", run_file, sites=[site, tmp_path], expected=2).stderr
+    paths = os.pathsep.join(map(str, [site, tmp_path, ROOT]))
+    refused = process([*COMMAND, "config", "show", str(run_file)], expected=2, PYTHONPATH=paths).stderr
     words = " ".join(refused.split())
     assert "model family 'bigram' is registered twice" in words
     for origin in ("bigram_family:FAMILY of bigram 1.2", "another_family:FAMILY of another 1.2"):
