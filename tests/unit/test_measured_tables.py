@@ -366,6 +366,14 @@ def _chunked(length: int) -> Callable[[Files], Rows]:
     return read
 
 
+def isolated(files: Files) -> Rows:
+    """The ablation of isolation and of positions that restart."""
+    return [
+        [*arm["last_tenth"].values(), *arm["documents"].values(), *_interval(arm["documents_difference"])]
+        for arm in files[0]["arms"]
+    ]
+
+
 def published_gumbel(files: Files) -> Rows:
     """Speed-ups of un-padding by the published fit, in three ways."""
     rows = files[0]["reference"]["rows"]
@@ -604,6 +612,8 @@ READINGS: dict[str, Callable[[Files], Rows]] = {
     "equivalent": equivalent,
     "chunked_64": _chunked(64),
     "chunked_256": _chunked(256),
+    "isolated": isolated,
+    "isolated_learned": isolated,
     "published_gumbel": published_gumbel,
     "simulated_bert": simulated_bert,
     "simulated_gpt2": simulated_gpt2,
@@ -677,6 +687,26 @@ def _changed(number: str) -> str:
     digit = re.search(r"\d", number)
     assert digit
     return number[: digit.start()] + str((int(digit[0]) + 4) % 9 + 1) + number[digit.end() :]
+
+
+_VERDICTS = {"higher", "lower", "no effect", "cannot tell"}
+_JUDGED = {
+    "chunked_64": ("last_tenth_verdict", "documents_verdict"),
+    "chunked_256": ("last_tenth_verdict", "documents_verdict"),
+    "isolated": ("documents_verdict",),
+    "isolated_learned": ("documents_verdict",),
+}
+"""What the verdicts of a table are on, from left to right, by its reading."""
+
+
+@pytest.mark.parametrize("reading", _JUDGED)
+def test_verdicts_are_those_that_the_study_formed(reading: str) -> None:
+    ((table, files),) = ((table, files) for table, files, name, _ in MEASURED if name == reading)
+    length = int(reading.rpartition("_")[2]) if reading.startswith("chunked") else 0
+    arms = [arm for arm in files[0]["arms"] if length in {0, arm["arm"]["max_sequence_length"]}]
+    found = [[cell for cell in row if cell in _VERDICTS] for row in table.rows]
+    assert found == [[arm[key] for key in _JUDGED[reading] if arm[key] is not None] for arm in arms]
+    assert sum(map(len, found)) >= len(arms) - 2
 
 
 @by_table

@@ -17,12 +17,22 @@ RESULTS = ROOT / "benchmarks/results"
 SOURCE = "data.sources.wiki.path=wiki.train.jsonl.zst"
 
 
-@pytest.mark.parametrize(("name", "date"), [("atom_size_mini", "2026-11-22")])
+@pytest.mark.parametrize(
+    ("name", "date", "runs_of"),
+    [
+        ("atom_size_mini", "2026-11-22", "atom_size_mini"),
+        ("isolation_mini", "2026-11-26", "isolation_mini"),
+        ("isolation_mini_learned", "2026-11-26", "isolation_mini"),
+    ],
+)
 def test_committed_runs_give_their_results_again(
-    name: str, date: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    name: str, date: str, runs_of: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A key that came later has its default; one that is renamed must be renamed in the archive."""
-    with tarfile.open(RESULTS / f"{name}_runs_cpu_{date}.tar.gz") as files:
+    """A key that came later has its default; one that is renamed must be renamed in the archive.
+
+    An archive may hold the runs and study files of several results.
+    """
+    with tarfile.open(RESULTS / f"{runs_of}_runs_cpu_{date}.tar.gz") as files:
         files.extractall(tmp_path, filter="data")
     monkeypatch.chdir(tmp_path)
     study = ChunkingStudy(Path(f"{name}_{date}.yaml"), [SOURCE])
