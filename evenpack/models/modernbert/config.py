@@ -67,8 +67,10 @@ class ModernBertConfig(TransformerConfig):
 
     @property
     def unseen_in_weights(self) -> dict[str, Any]:
-        keys = ("window", "global_every_layers", "rotary_base", "local_rotary_base", "norm_epsilon")
-        return super().unseen_in_weights | {key: getattr(self, key) for key in keys}
+        keys = ("window", "rotary_base", "local_rotary_base", "norm_epsilon")
+        # A distance of more than the layers is no other network: the first layer alone sees all of its sequence.
+        distance = min(self.global_every_layers, self.shape["layers"])
+        return super().unseen_in_weights | {"global_every_layers": distance} | {key: getattr(self, key) for key in keys}
 
 
 MODERNBERT = ModelFamily(

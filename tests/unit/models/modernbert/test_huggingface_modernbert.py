@@ -15,6 +15,7 @@ from torch import Tensor
 from transformers import ModernBertConfig as TheirConfig
 from transformers import ModernBertForMaskedLM
 
+from evenpack.engine.checkpoints.weights import require_same_network
 from evenpack.errors import CheckpointError
 from evenpack.models.build import Model, new_model
 from evenpack.models.cost import parameter_count
@@ -155,6 +156,16 @@ def test_weights_survive_both_ways_bit_for_bit(tmp_path: Path) -> None:
     again = from_huggingface(tmp_path / "ours")
     assert again.config == ours.config
     assert all(torch.equal(again.state_dict()[name], tensor) for name, tensor in ours.state_dict().items())
+
+
+@pytest.mark.parametrize("layers", [1, 2, 4])
+def test_a_distance_beyond_the_layers_comes_back_as_the_same_network(layers: int, tmp_path: Path) -> None:
+    config = ModernBertConfig(kind="modernbert", preset="tiny", layers=layers, global_every_layers=7)
+    model = new_model(config, vocabulary_size=VOCABULARY, max_positions=LONGEST)
+    to_huggingface(model, tmp_path / "ours", tokenizer_dir=None, special_token_id=0)
+    found = from_huggingface(tmp_path / "ours").config
+    assert found.attention_windows == config.attention_windows
+    require_same_network(config, found, origin="the export", remedy="")
 
 
 @pytest.mark.parametrize("form", ["as released", "as transformers 5 writes it"])
