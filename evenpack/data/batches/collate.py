@@ -80,7 +80,8 @@ class Collator:
             squared_lengths=np.array([squared_lengths]),
             segments=np.array([len(segment_lengths)]),
             pairs_within={
-                window: np.array([pairs]) for window, pairs in total_pairs_within(segment_lengths, self.windows).items()
+                window: np.array([pairs])
+                for window, pairs in total_pairs_within(segment_lengths, self.cost_weights.per_pair_within).items()
             },
         )
         cu_seqlens = _filled(placement.segment_starts, sizes.segments + 1, placement.slots)

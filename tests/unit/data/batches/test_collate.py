@@ -15,7 +15,7 @@ from evenpack.data.batches.collate import Collator
 from evenpack.data.batches.objectives import NextTokens
 from evenpack.data.order.selection import PackedSource, PackSelection, order_hash, select_packs
 from evenpack.data.order.step_plan import StepPlanner
-from evenpack.data.order.step_shape import UNPADDED_SLOT_MULTIPLE, Layout
+from evenpack.data.order.step_shape import UNPADDED_SLOT_MULTIPLE, CostWeights, Layout
 from evenpack.data.permutation import derive_key
 from evenpack.errors import DataError
 from evenpack.step_counts import StepCounts
@@ -185,3 +185,22 @@ def test_a_token_outside_the_vocabulary_is_refused() -> None:
     )
     with pytest.raises(DataError, match="token id 1015, the vocabulary has 1015 entries"):
         one.collate(select(source, packs=1), COUNTS)
+
+
+def test_the_cost_counts_the_windows_of_its_weights_which_may_be_of_another_model() -> None:
+    source = packed_source([[5, 2], [3], [6, 1, 4], [7], [2, 2], [9]], pack_length=12, longest=12)
+    weights = CostWeights(per_token=1.0, per_squared_length=0.5, per_segment=0.0, per_pair_within={2: 0.25, 4: 2.0})
+    for windows in ((), (3,), (2, 4)):
+        shape = step_shape(items_per_step=2, cost_weights=weights, windows=windows)
+        plan = StepPlanner([source], [1], shape=shape, ranks=1, objective=NextTokens()).plan(0)
+        collator = Collator(
+            [source],
+            shape=shape,
+            objective=NextTokens(),
+            pack_length=12,
+            padding_token=PADDING_TOKEN,
+            vocabulary_size=VOCABULARY_SIZE,
+        )
+        batch = collator.collate(plan.micro_batch(0, 0), plan.counts)
+        assert batch.cost == pytest.approx(plan.cost(0))
+        assert tuple(batch.pairs_within) == windows
