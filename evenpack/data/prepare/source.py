@@ -239,9 +239,12 @@ class SourcePreparation(SourceInPreparation):
     def _mask_drawing(self, recipe: SentencePairsRecipe, tokenizer: Tokenizer) -> MaskDrawing | None:
         if recipe.static_masks is None:
             return None
+        vocabulary = tokenizer.masking_vocabulary()
+        if recipe.static_masks.whole_words:
+            vocabulary.require_words()
         return MaskDrawing(
             config=recipe.static_masks,
-            vocabulary=tokenizer.masking_vocabulary(),
+            vocabulary=vocabulary,
             seed=recipe.seed,
             source_key=xxhash.xxh3_64_intdigest(self.name.encode()),
         )

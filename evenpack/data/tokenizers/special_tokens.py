@@ -6,6 +6,8 @@ from functools import cached_property
 import numpy as np
 from jaxtyping import Bool, Int64
 
+from evenpack.errors import DataError
+
 SENTENCE_LENGTHS = "sentence_lengths"
 """The column of a token file that stores the sentences of its documents."""
 
@@ -36,6 +38,14 @@ class MaskingVocabulary:
         if self.special.all():
             raise ValueError(
                 f"all {len(self.special)} entries of the vocabulary are special tokens: none could be drawn"
+            )
+
+    def require_words(self) -> None:
+        """Raises DataError if no token continues a word, as in a byte-level vocabulary: words are not known then."""
+        if not self.continues.any():
+            raise DataError(
+                "whole_words masks the pieces of a word together, which a WordPiece vocabulary marks with ##, and none "
+                f"of these {len(self.special)} entries begins so: set whole_words=false, or take a WordPiece vocabulary"
             )
 
     @cached_property

@@ -29,7 +29,7 @@ def build_objective(model: ModelConfig, masking: MaskingConfig, prepared: Prepar
         masking: settings of masks that each epoch draws again; ignored if the data stores masks, or needs none.
         seed: the run's seed, which decides those masks.
 
-    Raises: DataError if the vocabulary lacks the special tokens that masks need.
+    Raises: DataError if the vocabulary lacks the special tokens that masks need, or the pieces of whole words.
     """
     if family_of(model).objective == "next_tokens":
         return next_tokens(prepared.config.recipe)
@@ -40,9 +40,10 @@ def build_objective(model: ModelConfig, masking: MaskingConfig, prepared: Prepar
     }
     if prepared.config.has_stored_masks:
         return StoredMasks(vocabulary_size=prepared.vocabulary_size, **losses)
-    return DynamicMasks(
-        recipe=prepared.config.recipe, masking=masking, vocabulary=prepared.masking_vocabulary, seed=seed, **losses
-    )
+    vocabulary = prepared.masking_vocabulary
+    if masking.whole_words:
+        vocabulary.require_words()
+    return DynamicMasks(recipe=prepared.config.recipe, masking=masking, vocabulary=vocabulary, seed=seed, **losses)
 
 
 def next_tokens(recipe: Recipe) -> NextTokens:

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import tokenizers
 import xxhash
 from pair_sources import pair_run
 from prepared_files import Recorder, StoppedError, contents, data_config, sentence_documents, write_jsonl
@@ -26,9 +27,11 @@ from evenpack.data.sequences.masking import masked_count
 from evenpack.data.tokens import writer as token_writer
 from evenpack.engine.config import RunConfig
 from evenpack.engine.resolving.cost_weights import operation_weights
+from evenpack.engine.resolving.objective import build_objective
 from evenpack.engine.resolving.resolve import resolve
 from evenpack.errors import ConfigError, DataError
 from evenpack.losses import MASKED_TOKEN, NEXT_SENTENCE
+from evenpack.models.bert.config import BertConfig
 from evenpack.step_counts import StepCounts
 
 LONGEST = 48
@@ -334,3 +337,26 @@ def test_expected_denominators_are_the_mean_of_the_stored_counts(run: RunConfig)
     assert denominators(counts)["next_sentence"] == pytest.approx(counts.sequences, rel=1e-12)
     both = resolve(changed(run, model={"mlm_reduction": "sequence"}), prepared).denominators(counts)
     assert both["masked_token"] == both["next_sentence"] == denominators(counts)["next_sentence"]
+
+
+def test_whole_words_of_a_vocabulary_that_marks_none_are_refused(text_file: Path, tmp_path: Path) -> None:
+    """As ModernBERT's: byte-level BPE with BERT's special tokens."""
+    vocabulary = tokenizers.Tokenizer(tokenizers.models.BPE())
+    vocabulary.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
+    bytes_of_text = tokenizers.pre_tokenizers.ByteLevel.alphabet()
+    trainer = tokenizers.trainers.BpeTrainer(vocab_size=300, initial_alphabet=bytes_of_text, show_progress=False)
+    vocabulary.train_from_iterator(["two three four"], trainer)
+    vocabulary.add_special_tokens(["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"])
+    (tmp_path / "bytes").mkdir()
+    vocabulary.save(str(tmp_path / "bytes" / "tokenizer.json"))
+    tokenizer = {"kind": "bert", "path": tmp_path / "bytes"}
+    refused = pytest.raises(DataError, match=r"a WordPiece vocabulary marks with ##, and none of these .* entries")
+    with refused:
+        prepare(config_of(text_file, {**MASKS, "whole_words": True}, tokenizer=tokenizer), tmp_path / "stored")
+    drawn = config_of(text_file, None, tokenizer=tokenizer)
+    prepare(drawn, tmp_path / "drawn")
+    prepared = PreparedData.open(tmp_path / "drawn", drawn)
+    model = BertConfig(kind="bert", preset="tiny")
+    build_objective(model, MaskingConfig(), prepared, seed=0)
+    with refused:
+        build_objective(model, MaskingConfig(whole_words=True), prepared, seed=0)
