@@ -193,4 +193,6 @@ def model_products(config: TransformerConfig, *, vocabulary_size: int) -> "Produ
     attention: Mapping[tuple[bool, int | None], int] = {
         kind: extended(first.attention.get(kind, 0), factor) for kind, factor in second.attention.items()
     }
-    return Products(linear=tuple(map(extended, first.linear, second.linear)), attention=attention)
+    # A deeper model may have windows that none of these layers has, and whose pairs are not counted.
+    own = {kind: factor for kind, factor in attention.items() if factor}
+    return Products(linear=tuple(map(extended, first.linear, second.linear)), attention=own)

@@ -12,7 +12,7 @@ from evenpack.batch import PackedBatch
 from evenpack.config import validate
 from evenpack.errors import ConfigError
 from evenpack.models.build import Model, new_model
-from evenpack.models.cost import parameter_count
+from evenpack.models.cost import Work, parameter_count, step_flops
 from evenpack.models.families import find_family
 from evenpack.models.modernbert.config import ModernBertConfig
 
@@ -90,6 +90,17 @@ def test_the_first_layer_and_then_every_nth_sees_everything(layers: int, every: 
     assert list(config.attention_windows) == windows
     model = small_model(layers=layers, global_every_layers=every, window=9)
     assert [block.attention.window for block in model.blocks] == windows
+
+
+@pytest.mark.parametrize(("layers", "every"), [(1, 3), (1, 1), (2, 3), (4, 7), (5, 3), (7, 2)])
+def test_operations_of_attention_are_those_of_its_global_and_its_local_layers(layers: int, every: int) -> None:
+    config = section(layers=layers, global_every_layers=every, window=5)
+    work = Work(
+        slots=0, squared_lengths=700, head_slots=0, sequences=0, pairs_within=dict.fromkeys(config.windows, 300)
+    )
+    of_a_pair = 3 * 4 * config.shape["hidden_size"]  # scores and weighted sums, forward and twice that backward
+    pairs = sum(700 if window is None else 300 for window in config.attention_windows)
+    assert step_flops(config, vocabulary_size=VOCABULARY, work=work) == of_a_pair * pairs
 
 
 def test_its_keys_that_weights_do_not_show_are_compared_when_weights_are_loaded() -> None:
