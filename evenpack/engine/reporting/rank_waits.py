@@ -139,7 +139,8 @@ class Rule:
             for deviations, halves in _REACHES
         )
         return cls(
-            baseline=min(mean, slowdown / 2) if is_alike else mean,
+            # Below 0 it would be another rank's slowness in these steps, and this one's when that one is well again.
+            baseline=min(max(mean, 0.0), slowdown / 2) if is_alike else mean,
             memory=memory,
             scale=scale,
             reference=reference,
