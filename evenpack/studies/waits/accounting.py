@@ -1,7 +1,9 @@
 """A run's metrics.jsonl and run.json -> the device hours that its ranks waited, and the ranks that were slow."""
 
-from collections.abc import Iterator, Mapping, Sequence
+import math
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import groupby
 from pathlib import Path
 from typing import Any, Literal
 
@@ -12,7 +14,7 @@ from evenpack.data.order.step_shape import default_policy
 from evenpack.engine.reporting.definitions import WAIT_CAUSES
 from evenpack.engine.reporting.metrics import METRICS, read_metrics, trained_steps
 from evenpack.engine.reporting.rank_waits import FIT_STEPS, WARM_UP_STEPS, Kind
-from evenpack.engine.reporting.run_record import RunRecord, Start, read_run_record
+from evenpack.engine.reporting.run_record import Place, RunRecord, Start, read_run_record
 from evenpack.errors import ConfigError, DataError
 from evenpack.files import read_json
 
@@ -137,7 +139,7 @@ def read_waits(output_dir: Path, *, replay: Path | None = None) -> tuple[WaitsOf
         raise DataError(f"{path}: {_why_nothing_is_split(records, record)}")
     ranks = int(split[-1]["world_size"])
     starts = () if record is None else record.starts
-    places = _Places(starts[-1] if starts else None, ranks)
+    places = _Places(starts, ranks)
     gathered = [one for one in split if _lists(one, ranks) is not None]
     by_rank = _by_rank(gathered, places, ranks)
     found = WaitsOfRun(
@@ -169,17 +171,27 @@ def wait_course(records: Sequence[Mapping[str, Any]]) -> WaitCourse:
 
 
 class _Places:
-    """Names hosts and devices of ranks."""
+    """Names hosts and devices of ranks, which may be others after a restart."""
 
-    def __init__(self, start: Start | None, ranks: int) -> None:
-        places = () if start is None else start.places
-        self._places = places if len(places) == ranks else ()
+    def __init__(self, starts: Sequence[Start], ranks: int) -> None:
+        self._starts = [(start.first_step, start.places if len(start.places) == ranks else ()) for start in starts]
 
-    def host(self, rank: int) -> str | None:
-        return self._places[rank].host if self._places else None
+    def host(self, rank: int, steps: Sequence[int]) -> str | None:
+        """Returns the host of a rank in these steps; all of them, if restarts changed it."""
+        return self._joined(place.host for place in self._of(rank, steps))
 
-    def device(self, rank: int) -> str | None:
-        return f"{self._places[rank].device}, {self._places[rank].model}" if self._places else None
+    def device(self, rank: int, steps: Sequence[int]) -> str | None:
+        """Returns its device, as `host` its host."""
+        return self._joined(f"{place.device}, {place.model}" for place in self._of(rank, steps))
+
+    def _of(self, rank: int, steps: Sequence[int]) -> Iterator[Place]:
+        for (first, places), (end, _) in zip(self._starts, [*self._starts[1:], (math.inf, ())], strict=True):
+            if places and any(first < step <= end for step in steps):
+                yield places[rank]
+
+    @staticmethod
+    def _joined(names: Iterable[str]) -> str | None:
+        return ", then ".join(name for name, _ in groupby(names)) or None
 
 
 def _why_nothing_is_split(records: Sequence[Mapping[str, Any]], record: RunRecord | None) -> str:
@@ -242,11 +254,12 @@ def _by_rank(gathered: Sequence[Mapping[str, Any]], places: _Places, ranks: int)
     cost, waited_for = summed("cost"), summed("waited_for_seconds")
     seconds = {cause: summed(f"wait_{cause}_seconds") for cause in WAIT_CAUSES}
     slowness = gathered[-1]["ranks"]["slowness"]
+    steps = [one["step"] for one in gathered]
     return tuple(
         RankRow(
             rank=rank,
-            host=places.host(rank),
-            device=places.device(rank),
+            host=places.host(rank, steps),
+            device=places.device(rank, steps),
             cost_over_mean=float(cost[rank] / cost.mean()) if cost.any() else 1.0,
             hours={cause: float(values[rank]) / HOUR for cause, values in seconds.items()},
             waited_for_hours=float(waited_for[rank]) / HOUR,
@@ -278,8 +291,8 @@ def _episodes(gathered: Sequence[Mapping[str, Any]], places: _Places, first_step
                     found.append(
                         Episode(
                             rank=rank,
-                            host=places.host(rank),
-                            device=places.device(rank),
+                            host=places.host(rank, [step]),
+                            device=places.device(rank, [step]),
                             kind=kind,
                             since=since,
                             named=step,

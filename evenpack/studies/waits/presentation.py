@@ -10,6 +10,7 @@ from rich.console import RenderableType
 
 from evenpack.console import pairs, percent, text
 from evenpack.engine.reporting.definitions import WAIT_CAUSES
+from evenpack.engine.reporting.rank_waits import LEARNING_STEPS
 from evenpack.engine.reporting.run_record import read_run_record
 from evenpack.studies.columns import Column, table_of
 from evenpack.studies.plotting import COLOURS, INK, figure_as_png, write_footer, write_title
@@ -87,7 +88,9 @@ def _title_of_ranks(rows: Sequence[RankRow]) -> str:
 
 def _slow_ranks(episodes: Sequence[Episode], least_slowdown: float | None) -> RenderableType:
     if least_slowdown is None:
-        return text("No rank has been judged yet: each first learns how it varies, from 100 steps that are split.")
+        return text(
+            f"No rank has been judged yet: each first learns how it varies, from {LEARNING_STEPS} steps that are split."
+        )
     if not episodes:
         return text(f"No rank was slow: slowdowns from {percent(least_slowdown)} on would be named.")
     return table_of(episodes, _OF_EPISODE, title="Ranks that were slow")

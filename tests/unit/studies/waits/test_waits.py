@@ -8,6 +8,7 @@ import pytest
 from drawn_figures import keep_figures, texts_of
 
 from evenpack.engine.reporting.definitions import find_metric, values_of
+from evenpack.engine.reporting.rank_waits import LEARNING_STEPS
 from evenpack.engine.reporting.run_record import RUN_RECORD, DataIdentity, Place, RunRecord, Start
 from evenpack.errors import ConfigError, DataError
 from evenpack.studies.waits import presentation
@@ -157,6 +158,16 @@ def test_a_start_again_ends_what_was_known_of_a_rank_but_is_no_recovery(tmp_path
     assert (one.kind, one.ended, one.end) == ("loader", 200, "restarted")
 
 
+def test_a_rank_that_was_slow_before_a_restart_is_named_with_the_host_it_had_then(tmp_path: Path) -> None:
+    steps = {150: lists({2: 140}), 260: lists({2: 240})}
+    moved = tuple(place(rank).model_copy(update={"host": "node9"}) for rank in range(RANKS))
+    starts = (start(), start(150).model_copy(update={"places": moved}))
+    found, _ = read_waits(write(tmp_path, watched(steps), starts=starts))
+    assert [(one.host, one.named) for one in found.episodes] == [("node1", 150), ("node9", 260)]
+    assert found.by_rank[2].host == "node1, then node9"
+    assert found.by_rank[2].device == "cuda:0, H100"
+
+
 def test_devices_of_several_kinds_are_named_with_what_that_means(tmp_path: Path) -> None:
     models = ("H100", "H100", "A100", "A100")
     found, _ = read_waits(write(tmp_path, watched({100: lists({})}), starts=(start(models=models),)))
@@ -196,6 +207,13 @@ def test_a_log_without_waits_says_why_and_what_would_do(
 ) -> None:
     with pytest.raises(DataError, match=reason):
         read_waits(write(tmp_path, records, config=config))
+
+
+def test_a_run_too_short_to_judge_ranks_says_from_when_they_are(tmp_path: Path) -> None:
+    values = {**lists({}), "compute_least_slowdown": [None] * RANKS}
+    found, _ = read_waits(write(tmp_path, watched({100: values}, last=130)))
+    (said,) = [str(one) for one in presentation.waits_tables(found) if "judged" in str(one)]
+    assert f"from {LEARNING_STEPS} steps" in said
 
 
 def test_a_directory_without_a_log_is_named(tmp_path: Path) -> None:
