@@ -42,6 +42,7 @@ from evenpack.data.tokens.own import TokenArrays, TokenRows, hash_content
 from evenpack.errors import CheckpointError, ConfigError, DataError
 from evenpack.extras import require
 from evenpack.files import remove_abandoned, unfinished_directory
+from evenpack.step_counts import StepCounts
 
 if TYPE_CHECKING:
     from evenpack.batch import PackedBatch
@@ -271,6 +272,7 @@ class Loader:
     def __getitem__(self, index: int) -> "PackedBatch[Any]":
         """Returns micro-batch `index` of this rank: number `index % micro_batches` of step `index // micro_batches`."""
         batch = self._dataset.arrays(index)
+        self._require_targets(index // self.micro_batches, batch.step_counts)
         return batch.tensors() if self._arrays == "torch" else batch
 
     def plan(self, step: int) -> StepPlan:
@@ -341,7 +343,18 @@ class Loader:
         )
         for found in steps:
             assert isinstance(found, StepBatches), "no step is skipped"
+            self._require_targets(found.step, found.counts)
             yield found
+
+    @staticmethod
+    def _require_targets(step: int, counts: StepCounts) -> None:
+        """Refuses a step without targets, whose loss would be 0 / 0, on all ranks alike."""
+        if counts.targets == 0:
+            raise DataError(
+                f"step {step} has no target: nothing is predicted in any of its {counts.packs} packs, so its loss "
+                "would not be a number. Leave out documents that are one token long or have the label -100 "
+                "everywhere, or take more packs_per_step"
+            )
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)

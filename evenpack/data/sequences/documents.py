@@ -95,7 +95,25 @@ class LabelledDocumentsView(DocumentsView):
     """Tokens of each sequence that are predicted: neither left out nor its first."""
 
     def unpredicted(self, sequence_ids: Int64[np.ndarray, " K"]) -> Bool[np.ndarray, " tokens"]:
-        return self.token_file.unpredicted(*self.locate(sequence_ids))
+        """Returns what labels leave out. Raises: DataError if a sequence has not the targets that were counted."""
+        offsets, lengths = self.locate(sequence_ids)
+        left_out = self.token_file.unpredicted(offsets, lengths)
+        wrong = np.flatnonzero(_count_targets(left_out, lengths) != self.targets[sequence_ids])
+        if len(wrong):
+            documents, _ = self._pieces(sequence_ids[wrong[:1]])
+            raise DataError(
+                f"{self.token_file.prefix}: the labels of document {documents[0]} have changed since its packs were "
+                "made, so the targets of a step would be miscounted: give the cache another folder, or remove it"
+            )
+        return left_out
+
+
+def _count_targets(left_out: Bool[np.ndarray, " tokens"], lengths: Int64[np.ndarray, " K"]) -> Int32[np.ndarray, " K"]:
+    """Returns the tokens of each sequence that are predicted, of which its first is none."""
+    firsts = np.cumsum(lengths) - lengths
+    predicted = ~left_out
+    predicted[firsts] = False
+    return np.add.reduceat(predicted, firsts, dtype=np.int32)
 
 
 def _with_labels(view: DocumentsView) -> LabelledDocumentsView:
@@ -105,10 +123,7 @@ def _with_labels(view: DocumentsView) -> LabelledDocumentsView:
     for start in range(0, view.count, at_once):
         ids = np.arange(start, min(start + at_once, view.count))
         offsets, lengths = view.locate(ids)
-        predicted = ~view.token_file.unpredicted(offsets, lengths)
-        firsts = np.cumsum(lengths) - lengths
-        predicted[firsts] = False
-        targets[ids] = np.add.reduceat(predicted, firsts, dtype=np.int32)
+        targets[ids] = _count_targets(view.token_file.unpredicted(offsets, lengths), lengths)
     if view.count and not targets.any():
         raise DataError(
             f"{view.token_file.prefix}: the labels leave every token out of the loss (-100), so there is nothing to "

@@ -1,6 +1,7 @@
 """`evenpack.Loader`: one order at any division, resumed exactly, from documents of every kind."""
 
 import copy
+import itertools
 import json
 import os
 import pickle
@@ -287,6 +288,32 @@ def test_labels_are_hashed_in_a_sample_of_many_tokens(monkeypatch: pytest.Monkey
     first = own.hash_content(evenpack.TokenArrays.of_lists(DOCUMENTS, labels=LABELS))
     assert first == own.hash_content(evenpack.TokenArrays.of_lists(DOCUMENTS, labels=LABELS))
     assert first != own.hash_content(evenpack.TokenArrays.of_lists(DOCUMENTS, labels=DOCUMENTS))
+
+
+def test_labels_that_the_sample_misses_are_not_read_with_the_targets_of_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(own, "MOST_HASHED", 10)
+    document = list(range(1, 601))
+    given = [[-100] * prompt + document[prompt:] for prompt in (300, 500)]
+    settings: dict[str, Any] = {"pack_length": 600, "packs_per_step": 1, "cache": tmp_path}
+    first, other = (
+        evenpack.Loader(evenpack.TokenArrays.of_lists([document], labels=[one]), **settings) for one in given
+    )
+    assert first.batches_of(0)[0].step_counts.targets == 300
+    assert other.fingerprint == first.fingerprint
+    with pytest.raises(DataError, match="labels of document 0 have changed since its packs were made"):
+        other.batches_of(0)
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_a_step_in_which_nothing_is_predicted_is_refused(workers: int) -> None:
+    labels = [[-100] * 4] * 7 + [[1, 2, 3, 4]]
+    documents = evenpack.TokenArrays.of_lists([[1, 2, 3, 4]] * 8, labels=labels)
+    loader = evenpack.Loader(documents, pack_length=4, packs_per_step=4, workers=workers)
+    assert sorted(loader.plan(step).counts.targets for step in range(2)) == [0, 3]
+    with pytest.raises(DataError, match="has no target: nothing is predicted in any of its 4 packs"):
+        list(itertools.islice(loader, 2))
 
 
 @pytest.mark.parametrize(
