@@ -10,6 +10,7 @@ from evenpack.batch import PackedBatch
 from evenpack.data.loader import Loader
 from evenpack.errors import CheckpointError, ConfigError
 from evenpack.extras import missing_host
+from evenpack.losses import MASKED_TOKEN
 
 try:
     from lightning.pytorch import LightningDataModule
@@ -18,7 +19,16 @@ except ModuleNotFoundError as error:
 
 
 def counted_inputs(batch: PackedBatch) -> dict[str, Any]:
-    """Returns `model_inputs`, and the targets of the whole step as `num_items_in_batch`, which divides the loss."""
+    """Returns `model_inputs`, and the targets of the whole step as `num_items_in_batch`, which divides the loss.
+
+    Raises: ConfigError for masked tokens: encoders need masks of their attention, and BERT's loss divides otherwise.
+    """
+    if MASKED_TOKEN.name in batch.targets:
+        raise ConfigError(
+            "encoders mix sequences without an attention_mask, and BERT's own loss is a mean over the micro-batch: give "
+            "PackDataModule a form that adds attention_masks(batch, config) to the inputs, and take the loss by "
+            "masked_token_loss of evenpack.adapters.trainer (docs/adapters.md)"
+        )
     return {**model_inputs(batch), "num_items_in_batch": batch.step_counts.targets}
 
 

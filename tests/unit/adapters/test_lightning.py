@@ -191,6 +191,15 @@ def test_what_the_trainer_knows_is_not_given() -> None:
         module_of(rank=0, ranks=2)
 
 
+def test_masked_tokens_need_a_form_of_their_own(tmp_path: Path) -> None:
+    """An encoder would get no masks, and mix sequences without a word."""
+    masks = evenpack.RandomMasks(mask_token=3, special_tokens=[0, 1, 2], vocabulary_size=256)
+    model = LanguageModel()
+    with pytest.raises(evenpack.ConfigError, match="encoders mix sequences without an attention_mask"):
+        trainer_of(tmp_path).fit(model, datamodule=module_of(objective=masks))
+    assert not model.read
+
+
 def test_a_checkpoint_of_other_data_or_without_a_state_is_refused(tmp_path: Path) -> None:
     trainer_of(tmp_path, max_steps=1).fit(LanguageModel(), datamodule=module_of())
     checkpoint = tmp_path / "1.ckpt"
