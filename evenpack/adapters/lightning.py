@@ -25,8 +25,8 @@ def counted_inputs(batch: PackedBatch) -> dict[str, Any]:
     """
     if MASKED_TOKEN.name in batch.targets:
         raise ConfigError(
-            "encoders mix sequences without an attention_mask, and BERT's own loss is a mean over the micro-batch: give "
-            "PackDataModule a form that adds attention_masks(batch, config) to the inputs, and take the loss by "
+            "encoders mix sequences without an attention_mask, and BERT's own loss is a mean over the micro-batch: "
+            "give PackDataModule a form that adds attention_masks(batch, config), and take the loss by "
             "masked_token_loss of evenpack.adapters.trainer (docs/adapters.md)"
         )
     return {**model_inputs(batch), "num_items_in_batch": batch.step_counts.targets}
