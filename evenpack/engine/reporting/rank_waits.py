@@ -180,6 +180,8 @@ class SlowTest:
     def slow_by(self) -> float | None:
         """The mean slowdown since then, as a share of what the others need; None if it is not slow.
 
+        Among unlike devices it is how much larger that share is than it was in the learning steps.
+
         Steps after which nothing but healthy ones have come so far are left out: they may be its recovery.
         """
         return None if self.since is None else self._slow_by
@@ -197,9 +199,10 @@ class SlowTest:
         above = excess - rule.baseline
         news = (above - rule.memory * self._before) / rule.scale
         self._before = above
+        slowdown = excess if self._is_alike else above
         if self.since is None:
-            return self._is_now_slow(rule, step, above, news)
-        self._excess, self._steps = self._excess + above, self._steps + 1
+            return self._is_now_slow(rule, step, slowdown, news)
+        self._excess, self._steps = self._excess + slowdown, self._steps + 1
         self._back = max(0.0, self._back + rule.reference - rule.sums[1].value(news))
         if self._back == 0.0:
             self._slow_by = self._excess / self._steps
@@ -208,10 +211,10 @@ class SlowTest:
             return True
         return False
 
-    def _is_now_slow(self, rule: Rule, step: int, above: float, news: float) -> bool:
+    def _is_now_slow(self, rule: Rule, step: int, slowdown: float, news: float) -> bool:
         if not any(self._sums):
             self._onset, self._excess, self._steps = step, 0.0, 0
-        self._excess, self._steps = self._excess + above, self._steps + 1
+        self._excess, self._steps = self._excess + slowdown, self._steps + 1
         for index, one in enumerate(rule.sums):
             self._sums[index] = max(0.0, self._sums[index] + one.value(news) - rule.reference)
         if any(total >= one.threshold for total, one in zip(self._sums, rule.sums, strict=True)):

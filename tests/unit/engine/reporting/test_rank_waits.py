@@ -108,6 +108,7 @@ def test_a_loader_that_becomes_slow_is_named_as_such() -> None:
 def test_a_rank_that_is_slower_from_the_start_is_named_among_equal_devices_alone(is_alike: bool) -> None:
     found = watch(noise(0.01), slowness=np.array([0.0, 0.0, 0.0, 0.1]), is_alike=is_alike)
     assert [event.rank for event in found.events] == ([3] if is_alike else [])
+    assert [event.slow_by for event in found.events] == ([pytest.approx(0.1, abs=0.01)] if is_alike else [])
     assert found.models[3].slowness == pytest.approx(0.1 * 3 / 4, abs=0.01)
     one = found.explained[-1][0]
     assert one is not None
