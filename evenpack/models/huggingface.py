@@ -297,7 +297,13 @@ def _read_weights(directory: Path) -> dict[str, Tensor]:
 
 
 def _weight_files(directory: Path) -> Iterator[Path]:
-    """Yields one file, or the shards that an index lists."""
+    """Yields one file, or the shards that an index lists. Raises: CheckpointError for an index without such a list."""
     index = directory / _INDEX
-    names = sorted(set(_read_json(index)["weight_map"].values())) if index.is_file() else [_ONE_FILE]
-    return (directory / name for name in names)
+    if not index.is_file():
+        return iter([directory / _ONE_FILE])
+    names = _read_json(index).get("weight_map")
+    if not isinstance(names, dict) or not all(isinstance(name, str) for name in names.values()):
+        raise CheckpointError(
+            f"{index} must name the file of each tensor in its weight_map: copy it again from the source of the weights"
+        )
+    return (directory / name for name in sorted(set(names.values())))

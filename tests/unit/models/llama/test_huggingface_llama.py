@@ -208,6 +208,14 @@ def test_a_model_larger_than_a_file_is_written_in_shards(tmp_path: Path, monkeyp
     assert all(torch.equal(tensor, back[name]) for name, tensor in model.state_dict().items())
 
 
+@pytest.mark.parametrize("files", [None, ["model.safetensors"], {"model.norm.weight": 5}])
+def test_an_index_that_names_no_files_is_refused(files: Any, tmp_path: Path) -> None:
+    to_huggingface(our_model(key_value_heads=2), tmp_path / "out", tokenizer_dir=None, special_token_id=0)
+    (tmp_path / "out" / "model.safetensors.index.json").write_text(json.dumps({"weight_map": files}))
+    with pytest.raises(CheckpointError, match=r"index\.json must name the file of each tensor in its weight_map"):
+        from_huggingface(tmp_path / "out")
+
+
 def test_llama_8b_has_the_tensors_of_transformers_at_full_depth() -> None:
     """Without memory: names and shapes of all, and the files that it would be written to."""
     sizes = {"vocabulary_size": 128_256, "max_positions": 131_072}
