@@ -88,12 +88,15 @@ class EvennessCommand:
             for of_model in costs
             for row in evenness_rows(of_model, devices, packs_per_device=self.packs_per_device)
         ]
+        packed = f"{histogram.sequences:,} of {subject.histogram.sequences:,} sequences"
         shown: list[Any] = [*long_lines(subject), evenness_table(rows, pack_length=subject.pack_length)]
+        if histogram is not subject.histogram:
+            shown.append(console.text(f"Packed a random sample, {packed}; --sample N takes more."))
         if self.plot is not None:
             footer = [
                 subject.provenance_line(),
-                f"{histogram.sequences:,} of {subject.histogram.sequences:,} sequences; a pack to each device as they "
-                f"come, planned: {self.packs_per_device} to each, by cost; operations counted, nothing timed.",
+                f"{packed}; a pack to each device as they come, planned: {self.packs_per_device} to each, by cost; "
+                "operations counted, nothing timed.",
             ]
             plot_evenness(costs, rows, self.plot, footer=footer)
             shown.append(console.text(f"Drew {self.plot}"))

@@ -130,3 +130,11 @@ def test_the_command_reports_models_devices_and_packings(tmp_path):
         assert least.time <= even.time <= full.time == 1.0
         assert least.deviation <= full.deviation
     assert (tmp_path / "evenness.png").stat().st_size > 10_000
+    assert not any("random sample" in str(part) for part in report.shown)
+
+
+def test_a_table_of_a_sample_says_so(tmp_path):
+    np.save(tmp_path / "lengths.npy", np.full(40, 5))
+    command = EvennessCommand(models="gpt2_xl", devices="2", sample=10)
+    report = command.run(lambda: find_subject(str(tmp_path / "lengths.npy"), [], SubjectOptions(pack_length=64)))
+    assert any("Packed a random sample, 10 of 40 sequences" in str(part) for part in report.shown)
