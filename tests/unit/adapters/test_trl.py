@@ -16,6 +16,8 @@ from trl import SFTConfig
 
 import evenpack
 from evenpack.adapters.trl import PackSFTTrainer
+from evenpack.engine.world.distributed import World
+from evenpack.testing import run_ranks
 
 pytestmark = pytest.mark.filterwarnings("ignore::FutureWarning")  # TRL uses names that transformers will drop
 PACK_LENGTH = 32
@@ -101,6 +103,21 @@ def test_completions_are_learned_as_from_examples_alone(tmp_path: Path) -> None:
     assert relative_error(observer.found[0], expected) < 1e-6
     assert trainer.loader.step == 2
     assert "seed 5" in repr(trainer.loader)
+
+
+def train_on(world: World, folder: str) -> torch.Tensor:
+    """Returns the gradients of the first step on one of several ranks."""
+    trainer = trainer_of(Path(folder), max_steps=1, gradient_accumulation_steps=4 // world.size)
+    trainer.add_callback(observer := Gradients())
+    trainer.train()
+    return observer.found[0]
+
+
+@pytest.mark.parametrize("ranks", [2, 4])
+def test_ranks_together_learn_the_same(ranks: int, tmp_path: Path) -> None:
+    expected = alone(trainer_of(tmp_path).loader, 0)
+    for gradients in run_ranks(train_on, ranks, str(tmp_path)):
+        assert relative_error(gradients, expected) < 1e-6
 
 
 def test_each_example_is_in_a_pack_once(tmp_path: Path) -> None:
