@@ -27,8 +27,8 @@ _DIGITS = 6
 """Decimal places of seconds; the clock is no more precise."""
 
 _NEEDS: dict[Kind, str] = {
-    "compute": "its forward and backward passes take {by:.1%} longer than those of the other ranks for the same work",
-    "loader": "it waits for its batches for {by:.1%} of the passes' time longer than the other ranks",
+    "compute": "it takes {by:.1%} longer for its forward and backward passes, for the same work,",
+    "loader": "it waits for its batches for {by:.1%} of the passes' time longer",
 }
 
 
@@ -163,7 +163,8 @@ class RankTimes(Part):
         test = self._model.tests[kind]
         if test.since is None or test.slow_by is None:
             return f"rank {self._world.rank}{where} is no longer slow (step {step})"
-        needs = _NEEDS[kind].format(by=test.slow_by)
+        beside = "than the other ranks do" if test.is_alike else "than in its first steps, beside the other ranks"
+        needs = f"{_NEEDS[kind].format(by=test.slow_by)} {beside}"
         return (
             f"rank {self._world.rank}{where} is slow since about step {test.since}: {needs}. The others wait for it; "
             f"`evenpack waits` shows for how long (step {step})"

@@ -164,7 +164,7 @@ class SlowTest:
 
     def __init__(self, *, per_step: float, is_alike: bool) -> None:
         """Both arguments are those of `Rule.learn`."""
-        self._per_step, self._is_alike = per_step, is_alike
+        self._per_step, self.is_alike = per_step, is_alike
         self._learning: list[float] = []
         self._before = 0.0
         self._sums = [0.0, 0.0]
@@ -193,13 +193,13 @@ class SlowTest:
             self._learning.append(excess)
             if len(self._learning) == LEARNING_STEPS:
                 learned = np.array(self._learning)
-                self.rule = Rule.learn(learned, per_step=self._per_step, is_alike=self._is_alike)
+                self.rule = Rule.learn(learned, per_step=self._per_step, is_alike=self.is_alike)
                 self._before = excess - self.rule.baseline
             return False
         above = excess - rule.baseline
         news = (above - rule.memory * self._before) / rule.scale
         self._before = above
-        slowdown = excess if self._is_alike else above
+        slowdown = excess if self.is_alike else above
         if self.since is None:
             return self._is_now_slow(rule, step, slowdown, news)
         self._excess, self._steps = self._excess + slowdown, self._steps + 1
