@@ -25,9 +25,11 @@ import numpy as np
 from jaxtyping import Float64, Int64
 
 from evenpack.data.order.balance import assign_by_cost
+from evenpack.data.order.step_plan import PackStatistics, item_costs
 from evenpack.data.order.step_shape import CostWeights
 from evenpack.data.packing import LengthHistogram, Packing, pack
 from evenpack.kernels.visible_pairs import visible_pairs
+from evenpack.studies.statistics.laws import expected_maximum_of_draws
 
 SPREAD_ABOVE = (1 / 8, 1 / 16, 1 / 32, 1 / 64)
 """Fractions of a pack above which even packs spread sequences by cost; the best one counts, or none."""
@@ -48,10 +50,14 @@ class WeighedModel:
 
     def attention_costs(self, lengths: Int64[np.ndarray, " n"]) -> Float64[np.ndarray, " n"]:
         """Returns the weight of attention in sequences of these lengths."""
-        costs = self.weights.per_squared_length * lengths.astype(np.float64) ** 2
-        for window, per_pair in self.weights.per_pair_within.items():
-            costs = costs + per_pair * visible_pairs(lengths, window=window, causal=False)
-        return costs
+        windows = self.weights.per_pair_within
+        of_each = PackStatistics(
+            tokens=lengths,
+            squared_lengths=lengths**2,
+            segments=np.ones_like(lengths),
+            pairs_within={window: visible_pairs(lengths, window=window, causal=False) for window in windows},
+        )
+        return item_costs(self.weights.in_layout("packed"), of_each)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -72,7 +78,7 @@ class PackCosts:
 
     def by_name(self, devices: int) -> dict[str, Float64[np.ndarray, " packs"]]:
         """Returns the costs by what the packs are; even ones are those that take the least time on these devices."""
-        even = min((self.full, *self.even), key=lambda costs: len(costs) * expected_maximum(costs, devices))
+        even = min((self.full, *self.even), key=lambda costs: len(costs) * expected_maximum_of_draws(costs, devices))
         return {"full": self.full, "even": even, "least": self.least}
 
 
@@ -168,12 +174,6 @@ def even_packs(
     return np.array([total for total in sums if total], dtype=np.float64)
 
 
-def expected_maximum(costs: Float64[np.ndarray, " packs"], devices: int) -> float:
-    """Returns the expected cost of the most expensive of `devices` packs, each drawn from all of them."""
-    below = np.arange(len(costs) + 1) / len(costs)
-    return float(np.sort(costs) @ np.diff(below**devices))
-
-
 def planned_maximum(
     costs: Float64[np.ndarray, " packs"], devices: int, *, packs_per_device: int, steps: int = PLANNED_STEPS
 ) -> float:
@@ -216,7 +216,7 @@ def evenness_rows(costs: PackCosts, devices: Sequence[int], *, packs_per_device:
     rows = []
     for count in devices:
         packings = costs.by_name(count)
-        slowest = {name: expected_maximum(values, count) for name, values in packings.items()}
+        slowest = {name: expected_maximum_of_draws(values, count) for name, values in packings.items()}
         planned = planned_maximum(costs.full, count, packs_per_device=packs_per_device)
         packings["planned"], slowest["planned"] = costs.full, planned / packs_per_device
         for name, values in packings.items():

@@ -16,12 +16,12 @@ from evenpack.studies.evenness.evenness import (
     cost_packs,
     even_packs,
     evenness_rows,
-    expected_maximum,
     least_spread,
     planned_maximum,
 )
 from evenpack.studies.lengths.options import SubjectOptions
 from evenpack.studies.lengths.subject import find_subject
+from evenpack.studies.statistics.laws import expected_maximum_of_draws
 
 SQUARES = WeighedModel(name="squares", weights=CostWeights(per_token=2.0, per_squared_length=1.0, per_segment=0.0))
 
@@ -42,7 +42,7 @@ def test_no_packing_has_a_smaller_spread_than_the_bound(lengths, packs):
     for sums in _partitions(costs, packs):
         assert sums.std() >= bound.std() - 1e-9
         for devices in (1, 2, 5):
-            assert expected_maximum(sums, devices) >= expected_maximum(bound, devices) - 1e-9
+            assert expected_maximum_of_draws(sums, devices) >= expected_maximum_of_draws(bound, devices) - 1e-9
 
 
 def test_the_bound_is_reached_where_costs_divide_equally():
@@ -84,14 +84,8 @@ def test_a_plan_leaves_a_wait_only_where_packs_cannot_be_divided_equally():
     costs = np.array([1.0, 3.0])
     assert planned_maximum(costs, 1, packs_per_device=4) == pytest.approx(8.0)
     assert planned_maximum(np.array([2.0]), 4, packs_per_device=3) == 6.0
-    drawn_apart = expected_maximum(costs, 4)
+    drawn_apart = expected_maximum_of_draws(costs, 4)
     assert 2.0 <= planned_maximum(costs, 4, packs_per_device=8) / 8 < 2.3 < drawn_apart
-
-
-@given(st.lists(st.integers(1, 9), min_size=1, max_size=5), st.integers(1, 4))
-def test_the_expected_maximum_is_the_mean_over_all_draws(costs, devices):
-    drawn = [max(draw) for draw in itertools.product(costs, repeat=devices)]
-    assert expected_maximum(np.array(costs, dtype=np.float64), devices) == pytest.approx(np.mean(drawn))
 
 
 def test_a_window_makes_long_sequences_cheaper():
