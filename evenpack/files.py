@@ -122,7 +122,7 @@ def remove_abandoned(path: Path) -> None:
                 fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 is_ours = folder.name.split(".")[-3] == _kernel()
                 unchanged = time.time() - max(part.stat().st_mtime for part in (folder, *folder.iterdir()))
-                if _is_at(folder, descriptor) and (is_ours or unchanged > _ABANDONED_SECONDS):
+                if is_at(folder, descriptor) and (is_ours or unchanged > _ABANDONED_SECONDS):
                     shutil.rmtree(folder, ignore_errors=True)
             finally:
                 os.close(descriptor)
@@ -141,13 +141,13 @@ def _locked_folder(path: Path) -> tuple[Path, int]:
             continue
         with suppress(OSError):  # without locks nobody takes it for abandoned
             fcntl.flock(descriptor, fcntl.LOCK_EX)
-        if _is_at(folder, descriptor):
+        if is_at(folder, descriptor):
             return folder, descriptor
         os.close(descriptor)
 
 
-def _is_at(path: Path, descriptor: int) -> bool:
-    """Returns whether the path still names what was opened."""
+def is_at(path: Path, descriptor: int) -> bool:
+    """Returns whether a path still names the file or folder that was opened."""
     try:
         return os.path.samestat(path.stat(), os.fstat(descriptor))
     except FileNotFoundError:

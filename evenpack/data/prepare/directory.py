@@ -10,6 +10,7 @@ from pathlib import Path
 
 from evenpack.data.manifest import MANIFEST, TOKENIZER_FOLDER, TRAINED_ON
 from evenpack.errors import DataError, RunError
+from evenpack.files import is_at
 
 _LOCK = ".prepare.lock"
 _FULL = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
@@ -34,13 +35,13 @@ def hold_lock(directory: Path, *, setting: str = "data.prepared_dir") -> Iterato
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as error:
             raise _is_busy(directory) from error
-        if not _is_at(path, descriptor):  # removed by the previous holder, between our opening and our locking
+        if not is_at(path, descriptor):  # removed by the previous holder, between our opening and our locking
             raise _is_busy(directory)
         try:
             yield
         finally:
             with suppress(OSError):  # a name that stays locks nothing, and must not hide the error of the block
-                if _is_at(path, descriptor):  # somebody may have removed it, and another process have made its own
+                if is_at(path, descriptor):  # somebody may have removed it, and another process have made its own
                     path.unlink()
                 directory.rmdir()
     finally:
@@ -95,13 +96,6 @@ def explain_write_failures(directory: Path, needed_bytes: Callable[[], int | Non
             f"bytes; needed: {estimate}. The written part is kept: free disk space and run the same command again "
             "to continue"
         ) from error
-
-
-def _is_at(path: Path, descriptor: int) -> bool:
-    """Returns whether an open file still has this name."""
-    with suppress(FileNotFoundError):
-        return os.path.samestat(os.fstat(descriptor), path.stat())
-    return False
 
 
 def _is_ours(name: str) -> bool:
