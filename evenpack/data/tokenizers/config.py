@@ -56,7 +56,8 @@ class TrainedWordPieces(Section):
 
     kind: Literal["train_word_pieces"]
     vocabulary_size: Entries = Field(default=8192, ge=64, le=1_000_000)
-    """Entries of the vocabulary; [PAD], [UNK], [CLS], [SEP], [MASK] and every letter of the text included."""
+    """Entries of the vocabulary; [PAD], [UNK], [CLS], [SEP], [MASK] and the letters of the text included: all of up to
+    256 different ones; of more, the most frequent, at least 256, that cover 99.95 % of the text."""
     lower_case: bool = True
     """Whether text is lower-cased and accents are stripped."""
 

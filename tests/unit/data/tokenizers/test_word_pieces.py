@@ -180,6 +180,20 @@ def test_a_vocabulary_is_trained_the_same_each_time(caplog: pytest.LogCaptureFix
     assert "entries, fewer than 200" in caplog.text
 
 
+def test_rare_letters_of_other_scripts_do_not_take_the_vocabulary(caplog: pytest.LogCaptureFixture) -> None:
+    rare = [chr(0x4E00 + n) for n in range(900)]
+    texts = [*sentences(8000, seed=9), *rare]
+    with caplog.at_level(logging.INFO):
+        trained = train_tokenizer(TrainedWordPieces(kind="train_word_pieces", vocabulary_size=1200), texts)
+    assert "different letters are entries of the vocabulary" in caplog.text
+    pieces = trained.encode_batch(texts[:8000])
+    assert pieces.unknown_tokens == 0
+    assert trained.encode_batch(rare).unknown_tokens == 900 - (256 - len(set("".join(texts[:8000])) - {" "}))
+    often = [*texts, *rare * 99]
+    common = train_tokenizer(TrainedWordPieces(kind="train_word_pieces", vocabulary_size=2200), often)
+    assert 99 * common.encode_batch(rare).unknown_tokens <= 0.0005 * sum(map(len, often)), "frequent ones are kept"
+
+
 def test_what_no_vocabulary_can_be_trained_on_is_refused() -> None:
     config = TrainedWordPieces(kind="train_word_pieces", vocabulary_size=64)
     with pytest.raises(DataError, match="have 0 different letters"):
