@@ -70,8 +70,8 @@ def read_word_pieces(directory: Path, *, lower_case: bool | None) -> tokenizers.
 def train_word_pieces(config: TrainedWordPieces, texts: Iterable[str]) -> tokenizers.Tokenizer:
     """Trains a WordPiece vocabulary on `texts`, the same for the same texts; the special tokens have ids 0 to 4.
 
-    Of more than 256 different letters the most frequent are entries, at least 256 and so many that they cover 99.95 % of
-    the text; the rare ones of other scripts are unknown, and logged. Little text yields fewer entries than requested, with
+    Of more than 256 different letters the most frequent are entries, at least 256 and as many as cover 99.95 % of the
+    text; the rare ones of other scripts are unknown, and logged. Little text yields fewer entries than requested, with
     a warning. Raises: DataError without any text, and if the vocabulary size is too small for the letters.
     """
     kept = list(texts)
@@ -128,7 +128,7 @@ def _letters(texts: list[str], *, lower_case: bool) -> list[str]:
     needed = max(_ALWAYS_KEPT_LETTERS, int(np.searchsorted(covered, _LETTER_COVERAGE * total)) + 1)
     if needed < len(by_frequency):
         _logger.info(
-            "%d of %d different letters are entries of the vocabulary; the others, %.3f %% of the text, are unknown to it",
+            "%d of %d different letters are entries of the vocabulary; the others, %.3f %% of the text, are unknown",
             needed,
             len(by_frequency),
             100 * (1 - covered[needed - 1] / total),
