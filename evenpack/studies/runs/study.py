@@ -346,10 +346,13 @@ def arms_text(study: RunsStudyConfig) -> RenderableType:
 
 
 def unfinished_text(ended: Sequence[EndedRun]) -> list[RenderableType]:
-    """Lists failed runs with their errors, and unfinished ones."""
+    """Lists failed runs with their errors and stopped ones, and counts those that did not begin."""
     failed = [f"  {one.run.key}: {one.message}" for one in ended if one.state == "failed"]
     unfinished = [one for one in ended if one.state == "unfinished"]
-    to_do = [f"{one.run.key} ({one.message})" if one.message else one.run.key for one in unfinished]
+    to_do = [f"{one.run.key} ({one.message})" for one in unfinished if one.message]
+    waiting = [one.run.key for one in unfinished if not one.message]
+    if waiting:
+        to_do.append(waiting[0] if len(waiting) == 1 else f"{len(waiting)} that did not begin, {waiting[0]} first")
     shown: list[RenderableType] = []
     if failed:
         shown.append(console.text("\n".join(["Failed:", *failed])))
