@@ -165,6 +165,7 @@ STUDY = {
     "origin",
     "long_sequences",
     "devices",
+    "needs",
     "run",
     "reference",
     "fitted_noise",

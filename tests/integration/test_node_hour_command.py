@@ -13,7 +13,7 @@ from repository import ROOT
 
 BERT, XL = "bert_large_phase2_sprint", "gpt2_xl"
 COLLECTIVES = ["all-reduce", "reduce-scatter", "all-gather"]
-SCHEMES = {"packed cost_balanced", "unpadded cost_balanced", "unpadded arrival", "padded arrival"}
+SCHEMES = {"packed cost_balanced", "packed arrival", "unpadded cost_balanced", "unpadded arrival", "padded arrival"}
 
 
 def check_collectives(value: dict[str, Any]) -> None:

@@ -160,6 +160,7 @@ class ImbalanceCommand:
     def run(self, find_subject: "Callable[[], Subject]") -> Report:
         """Checks the options and the log before reading the lengths. Raises: as `run_study`."""
         from evenpack import console
+        from evenpack.studies.imbalance.cluster import SCHEMES
         from evenpack.studies.imbalance.presentation import imbalance_tables, plot_imbalance, plot_step_speed_ups
         from evenpack.studies.imbalance.study import run_study
         from evenpack.studies.lengths.subject import long_lines
@@ -174,6 +175,7 @@ class ImbalanceCommand:
             "origin": study.subject.origin,
             "long_sequences": study.subject.long_sequences(),
             "devices": sorted({row.devices for row in study.simulation.rows}),
+            "needs": {scheme.label: scheme.needs for scheme in SCHEMES},
             "run": study.step,
             "reference": study.reference,
             "measured": study.measured,

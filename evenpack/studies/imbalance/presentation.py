@@ -66,6 +66,13 @@ _CROSSINGS = (
         lambda one: None if one.last_before is None else f"{one.last_before:,} and {one.first_after:,}",
     ),
 )
+_NEEDS = (
+    Column("", "label"),
+    Column("packs made before training", lambda scheme: _needed(scheme.needs.packing)),
+    Column("plan of the whole step", lambda scheme: _needed(scheme.needs.plan)),
+    Column("sort of the step", lambda scheme: scheme.needs.sort or "no"),
+    Column("shapes", lambda scheme: scheme.needs.shapes),
+)
 _INFERENCES = (
     Column("median and mode (published)", "expected", ".3f"),
     Column("mean and deviation", "by_moments", ".3f"),
@@ -107,6 +114,7 @@ def imbalance_tables(study: ImbalanceStudy) -> list[RenderableType]:
     """Returns all tables."""
     shown: list[RenderableType] = [] if study.replay is None else _replay_tables(study.replay)
     shown += [_setting_table(study), _speed_up_table(study), console.text(_headline(study.simulation))]
+    shown.append(table_of(SCHEMES, _NEEDS, title="What each needs"))
     shown += [
         WideTable(rows=_scheme_rows(study.simulation, SCHEMES, column), title=column.heading)
         for column in _OF_EACH_SCHEME
@@ -151,6 +159,10 @@ def _setting_table(study: ImbalanceStudy) -> RenderableType:
         },
         title=f"Clusters on {study.subject.origin}",
     )
+
+
+def _needed(is_needed: bool) -> str:
+    return "yes" if is_needed else "no"
 
 
 def _noise(study: ImbalanceStudy) -> str:
@@ -349,9 +361,9 @@ def _forecast_table(forecast: LogForecast) -> RenderableType:
 
 
 _SHADES = {
-    "packed": ("#8aa2d3", "#5b8def", "#1d4ed8"),
-    "unpadded": ("#c2410c", "#d98a04", "#a16207", "#fb923c"),
-    "padded": ("#7b8794", "#0f9d76", "#4aa98a"),
+    "packed": ("#38bdf8", "#6b8af7", "#1e40af"),
+    "unpadded": ("#c2410c", "#eab308", "#78350f", "#fb923c"),
+    "padded": ("#7b8794", "#047857", "#84cc16"),
 }
 
 PUBLISHED = INK
@@ -401,6 +413,8 @@ _LEAST_SHARE = 0.01
 _CURVE_POINTS = 400
 _TAIL = 0.0005
 """Probability outside of either end of a curve."""
+_NEEDS_AT = (0.42, 0.76, 1.05, 1.28)
+"""Where the columns of the table in the figure begin, as fractions of the axes' width."""
 _PANEL_INCHES = 6.4
 _CHARACTERS_PER_INCH = 14.5
 """Characters of a caption's line."""
@@ -495,15 +509,17 @@ def _widest(simulation: Simulation) -> float:
 
 
 def plot_imbalance(study: ImbalanceStudy, path: Path) -> None:
-    """Draws the speed-up over padding above, and the fraction of time spent waiting below.
+    """Draws the speed-up over padding, the fraction of time spent waiting, and what each scheme needs.
 
     Raises: ConfigError without matplotlib.
     """
-    with figure_as_png(path, width=9.5, height=11.0) as figure:
-        above, below = figure.subplots(2, 1, gridspec_kw={"hspace": 0.36, "left": 0.08, "right": 0.72})
+    with figure_as_png(path, width=9.5, height=13.5) as figure:
+        places = {"hspace": 0.36, "left": 0.08, "right": 0.72, "height_ratios": (1, 1, 0.5)}
+        above, middle, below = figure.subplots(3, 1, gridspec_kw=places)
         _draw_speed_ups(above, study)
-        _draw_waiting(below, study)
-        figure.legend(handles=legend(study), loc="lower left", bbox_to_anchor=(0.02, 0.94), frameon=False, fontsize=9.5)
+        _draw_waiting(middle, study)
+        _draw_needs(below)
+        figure.legend(handles=legend(study), loc="lower left", bbox_to_anchor=(0.02, 0.93), frameon=False, fontsize=9.5)
         write_footer(figure, [*caption(study), *study.footer])
 
 
@@ -553,6 +569,21 @@ def _draw_waiting(axes: Any, study: ImbalanceStudy) -> None:
         f"{_kind(study)}: {counted(arrival.devices, 'device')} wait {100 * arrival.wait_share:.2g} % of their time\n"
         f"un-padded by arrival, {100 * packs.wait_share:.2g} % on packs assigned by cost",
     )
+
+
+def _draw_needs(axes: Any) -> None:
+    """Writes a table of what each scheme needs, each in the colour of its line; what is not needed is faint."""
+    axes.axis("off")
+    write_title(axes, "What each needs")
+    for row, line in enumerate([{column.heading: column.heading for column in _NEEDS[1:]}, *cells(SCHEMES, _NEEDS)]):
+        height = 1 - row / len(SCHEMES)
+        style: dict[str, Any] = {"transform": axes.transAxes, "fontsize": 9.5, "va": "center"}
+        if row:
+            scheme = SCHEMES[row - 1]
+            axes.text(0.0, height, _name(scheme), color=colour(scheme), fontweight="bold", **style)
+        for place, column in zip(_NEEDS_AT, _NEEDS[1:], strict=True):
+            word = line[column.heading]
+            axes.text(place, height, word, alpha=0.4 if word in ("no", "fixed") else 1.0, **style)
 
 
 def _draw_line(axes: Any, rows: Sequence[SchemeRow], scheme: Scheme, value: Column, *, is_hollow: bool) -> float:

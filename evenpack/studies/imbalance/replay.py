@@ -28,6 +28,7 @@ from evenpack.errors import ConfigError
 from evenpack.studies.imbalance.cluster import (
     BALANCED_PACKS,
     BASELINE,
+    PACKS_BY_ARRIVAL,
     UNPADDED_ARRIVAL,
     UNPADDED_BALANCED,
     ClusterOptions,
@@ -46,7 +47,7 @@ from evenpack.studies.throughput.contenders import (
 )
 from evenpack.studies.throughput.measure import StepTimer, measured_on
 
-REPLAYED: tuple[Scheme, ...] = (BALANCED_PACKS, UNPADDED_BALANCED, UNPADDED_ARRIVAL, BASELINE)
+REPLAYED: tuple[Scheme, ...] = (BALANCED_PACKS, PACKS_BY_ARRIVAL, UNPADDED_BALANCED, UNPADDED_ARRIVAL, BASELINE)
 _SEED = 0
 _WARMUP = 2
 """Parts of each scheme that are computed before any is timed."""

@@ -1,5 +1,6 @@
 """Figures of `study imbalance`: what is measured, estimated and published is told apart, with its origin."""
 
+import itertools
 import json
 import struct
 from pathlib import Path
@@ -8,11 +9,13 @@ from typing import Any
 import pytest
 from drawn_figures import keep_figures, texts_of
 from logged_runs import CPU, log_run
+from matplotlib.colors import to_rgb
 from matplotlib.figure import Figure
 from studied_runs import studied
 
 from evenpack.engine.config import RunConfig
 from evenpack.studies.imbalance import presentation
+from evenpack.studies.imbalance.cluster import SCHEMES
 from evenpack.studies.imbalance.command import ImbalanceCommand
 from evenpack.studies.imbalance.measurement import is_same_device
 from evenpack.studies.imbalance.study import shows_reference
@@ -85,13 +88,23 @@ def test_figures_tell_what_was_measured_from_what_was_estimated(
         assert words in texts_of(speed_ups), words
         assert words in texts_of(of_steps), words
     assert "published" not in texts_of(speed_ups)
-    left, right = speed_ups.axes
+    left, right, needs = speed_ups.axes
+    words = [text.get_text() for text in needs.texts]
+    line = words.index("packed cost balanced")
+    assert words[line + 1 : line + 5] == ["yes", "yes", "by cost", "fixed"]
     simulated = [line for line in left.lines if line.get_marker() == "o"]
     assert {line.get_markerfacecolor() for line in simulated} == {"white"}
     for axes, height in ((left, 2.0), (right, 10.0)):
         (point,) = [line for line in axes.lines if line.get_marker() == "D"]
         assert point.get_xydata()[0] == pytest.approx([2.0, height])
     assert [axes.get_title(loc="left").split(",")[0] for axes in of_steps.axes] == ["Estimated"] * 2 + ["Measured"]
+
+
+def test_no_two_schemes_have_one_colour() -> None:
+    """Nor nearly one: colours differ by a tenth of the range of at least one of red, green and blue."""
+    colours = [to_rgb(presentation.colour(scheme)) for scheme in SCHEMES]
+    for one, other in itertools.combinations(colours, 2):
+        assert max(abs(a - b) for a, b in zip(one, other, strict=True)) > 0.1
 
 
 def test_marks_are_filled_where_the_cost_model_was_measured(

@@ -27,6 +27,7 @@ from evenpack.studies.imbalance import study as study_module
 from evenpack.studies.imbalance.cluster import (
     BALANCED_PACKS,
     BASELINE,
+    PACKS_BY_ARRIVAL,
     UNPADDED_ARRIVAL,
     UNPADDED_BALANCED,
     ClusterOptions,
@@ -127,6 +128,7 @@ def test_a_step_is_the_slowest_of_the_ranks_that_a_run_would_have(
         assert four.slowest_over_mean == pytest.approx(((waited + UPDATE) / (mean + UPDATE)).mean(), rel=1e-9)
     arrival, balanced = found.of(UNPADDED_ARRIVAL)[1], found.of(UNPADDED_BALANCED)[1]
     assert balanced.wait_share < 0.5 * arrival.wait_share
+    assert found.of(BALANCED_PACKS)[1].wait_share < found.of(PACKS_BY_ARRIVAL)[1].wait_share < arrival.wait_share
 
 
 def test_rates_are_those_of_a_long_run(config: RunConfig, world: World, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -160,7 +162,10 @@ def cost_of_tokens(batch: PackedBatch) -> float:
 def test_micro_batches_that_clusters_have_in_common_are_timed_once(
     config: RunConfig, world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """By arrival, steps of four ranks hold those of one; by cost, one rank has the items of arrival."""
+    """By arrival, steps of four ranks hold those of one; by cost, one rank has the items of arrival.
+
+    So packs by arrival are timed without another part than packs by cost have.
+    """
     real, taken = StepTimer.time_step, []
 
     def time_step(self: StepTimer, batches: list[PackedBatch], *, loader_seconds: float = 0.0) -> MeasuredStep:
@@ -173,7 +178,7 @@ def test_micro_batches_that_clusters_have_in_common_are_timed_once(
     padded, unpadded, packed = of_each, 2 * of_each, 2 * of_each
     assert padded + unpadded + packed - of_each <= found.timed_parts <= padded + unpadded + packed
     assert len(taken) == found.timed_parts + 2 * len(REPLAYED)  # and the parts that warm it up
-    for scheme in (UNPADDED_ARRIVAL, BASELINE):
+    for scheme in (UNPADDED_ARRIVAL, PACKS_BY_ARRIVAL, BASELINE):
         virtual = VirtualRanks(resolve(with_form(config, scheme), run_to_measure(config).prepared), world)
         for step, rank in ((0, 3), (3, 1)):
             one, four = virtual.share(1, 4 * step + rank, 0), virtual.share(4, step, rank)
