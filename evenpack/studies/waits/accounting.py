@@ -116,6 +116,8 @@ class WaitCourse:
     steps: Int64[np.ndarray, " n"]
     shares: Mapping[str, Float64[np.ndarray, " n"]]
     """Share of each step's time that the mean rank waited, by cause."""
+    hours: Mapping[str, Float64[np.ndarray, " n"]]
+    """Device hours that all ranks lost in each step, by cause."""
 
 
 def read_waits(output_dir: Path, *, replay: Path | None = None) -> tuple[WaitsOfRun, WaitCourse]:
@@ -159,14 +161,17 @@ def read_waits(output_dir: Path, *, replay: Path | None = None) -> tuple[WaitsOf
 
 
 def wait_course(records: Sequence[Mapping[str, Any]]) -> WaitCourse:
-    """Returns the shares of steps whose waits are split."""
-    seconds = np.array([one["step_seconds"] for one in records], dtype=np.float64)
+    """Returns the waits of the steps in which they are split."""
+
+    def values_of(name: str) -> Float64[np.ndarray, " n"]:
+        return np.array([one[name] for one in records], dtype=np.float64)
+
+    seconds, ranks = values_of("step_seconds"), values_of("world_size")
+    waits = {cause: values_of(f"wait_{cause}_seconds") for cause in WAIT_CAUSES}
     return WaitCourse(
         steps=np.array([one["step"] for one in records], dtype=np.int64),
-        shares={
-            cause: np.array([one[f"wait_{cause}_seconds"] for one in records], dtype=np.float64) / seconds
-            for cause in WAIT_CAUSES
-        },
+        shares={cause: values / seconds for cause, values in waits.items()},
+        hours={cause: values * ranks / HOUR for cause, values in waits.items()},
     )
 
 

@@ -97,23 +97,25 @@ def _slow_ranks(episodes: Sequence[Episode], least_slowdown: float | None) -> Re
 
 
 def draw_waits(found: WaitsOfRun, course: WaitCourse, path: Path) -> None:
-    """Draws the shares of the devices' time by cause over the steps, and the hours of each rank.
+    """Draws, by cause, the share of the devices' time in each step and the hours lost so far; and the hours of each rank.
 
     Raises: ConfigError without matplotlib.
     """
-    panels = 2 if found.by_rank else 1
-    with figure_as_png(path, width=6.2 * panels, height=4.4) as figure:
-        over_time, *by_rank = figure.subplots(1, panels, squeeze=False, gridspec_kw={"wspace": 0.25})[0]
+    panels = 3 if found.by_rank else 2
+    with figure_as_png(path, width=5.6 * panels, height=4.4) as figure:
+        over_time, so_far, *by_rank = figure.subplots(1, panels, gridspec_kw={"wspace": 0.28})
         draw_course(over_time, course)
-        _mark(over_time, found.episodes, last=int(course.steps[-1]))
-        write_title(over_time, "Waits over the run")
+        write_title(over_time, "Waits in each step")
+        _draw_hours(so_far, course)
+        for axes in (over_time, so_far):
+            _mark(axes, found.episodes, last=int(course.steps[-1]))
         if by_rank:
             _draw_ranks(by_rank[0], found)
         handles, labels = over_time.get_legend_handles_labels()
         figure.legend(handles, labels, loc="lower left", bbox_to_anchor=(0.1, 0.98), ncols=len(labels), frameon=False)
         lines = [provenance_of_runs(found.run, [read_run_record(found.output_dir)])]
         if found.episodes:
-            lines.append("Grey: a rank is named as slow, with its number. Dots: hours that all others waited for it.")
+            lines.append("Grey: a rank is named as slow, with its number.")
         write_footer(figure, lines)
 
 
@@ -128,6 +130,16 @@ def draw_course(axes: Any, course: WaitCourse) -> None:
     axes.set_xlabel("step (optimizer updates)")
     axes.set_ylabel("waiting (% of the devices' time)")
     axes.set_ylim(0.0, max(1.0, 1.15 * float(tops[-1].max())))
+
+
+def _draw_hours(axes: Any, course: WaitCourse) -> None:
+    """Draws the device hours that were lost up to each step, by cause, one on top of another."""
+    lost = [np.cumsum(course.hours[cause]) for cause in WAIT_CAUSES]
+    axes.stackplot(course.steps, lost, colors=[COLOUR_OF[cause] for cause in WAIT_CAUSES], linewidth=0)
+    axes.set_xlabel("step (optimizer updates)")
+    axes.set_ylabel("device hours lost so far")
+    axes.set_ylim(bottom=0.0)
+    write_title(axes, f"Device hours lost: {sum(float(each[-1]) for each in lost):,.3g} at the end")
 
 
 def _binned(values: Float64[np.ndarray, " n"], edges: Any) -> Float64[np.ndarray, " bins"]:
@@ -155,4 +167,4 @@ def _draw_ranks(axes: Any, found: WaitsOfRun) -> None:
     axes.set_xticks(places, [str(row.rank) for row in rows], fontsize=10 if len(rows) < 17 else 7)
     axes.set_xlabel(RANK.label)
     axes.set_ylabel("device hours")
-    write_title(axes, "Hours that each rank waited, and was waited for (dots)")
+    write_title(axes, "Hours that each rank waited (bars)\nand was waited for by the others (dots)")

@@ -122,6 +122,8 @@ def test_the_time_of_all_devices_is_split_without_a_rest(tmp_path: Path) -> None
     assert found.slowest_share == pytest.approx(100 * 0.2 / 260)
     assert course.steps.tolist() == list(range(31, 131))
     assert course.shares["machine"] == pytest.approx(CAUSES["machine"] / 2.0)
+    lost = {cause: hours.sum() for cause, hours in course.hours.items()}
+    assert lost == pytest.approx({part.name: part.device_hours for part in found.parts if part.name in CAUSES})
 
 
 def test_each_rank_has_its_place_its_work_and_whom_the_others_waited_for(tmp_path: Path) -> None:
@@ -253,8 +255,12 @@ def test_the_command_shows_tables_and_draws_the_figure(tmp_path: Path, monkeypat
     (figure,) = figures
     assert {"plan", "machine", "noise", "loader"} <= set(texts_of(figure).split())
     assert "4 x H100" in texts_of(figure)
-    over_time, by_rank = figure.axes
-    assert [text.get_text() for text in over_time.texts] == ["rank 3"]
+    over_time, so_far, by_rank = figure.axes
+    assert [text.get_text() for axes in (over_time, so_far) for text in axes.texts] == ["rank 3"] * 2
+    lost = RANKS * (300 - 30) * sum(CAUSES.values()) / 3600.0
+    (*_, highest) = so_far.collections
+    assert highest.get_datalim(so_far.transData).y1 == pytest.approx(lost)
+    assert f"{lost:.3g} at the end" in so_far.get_title(loc="left")
     assert [tick.get_text() for tick in by_rank.get_xticklabels()] == ["0", "1", "2", "3"]
     assert report.value.episodes[0].rank == 3
 
