@@ -28,7 +28,7 @@ class EvennessCommand:
     Examples:
       evenpack study evenness wikipedia_2048 --plot evenness.png
       evenpack study evenness lengths.npy --pack-length 32768 --long split --models llama_160m --vocabulary-size 32000
-      evenpack study evenness RUN.yaml --devices 8,64
+      evenpack study evenness RUN.yaml --devices 8,64 --tolerance 0.02
     """
 
     models: Annotated[
@@ -48,6 +48,15 @@ class EvennessCommand:
     packs_per_device: Annotated[
         int, typer.Option(help="Packs that a device gets in a step where a plan assigns them by cost.")
     ] = 8
+    tolerance: Annotated[
+        float | None,
+        typer.Option(
+            metavar="SHARE",
+            help="Share of the devices' time that may be spent waiting, as in 0.02: say whether any packing meets it, "
+            "and what else would.",
+            show_default=False,
+        ),
+    ] = None
     sample: Annotated[int, typer.Option(help="Pack so many random sequences where there are more.")] = 200_000
     plot: Plot = None
 
@@ -63,8 +72,8 @@ class EvennessCommand:
         from evenpack import console
         from evenpack.data.packing.baselines import sample_histogram
         from evenpack.errors import ConfigError
-        from evenpack.studies.evenness.evenness import cost_packs, evenness_rows
-        from evenpack.studies.evenness.presentation import evenness_table, plot_evenness
+        from evenpack.studies.evenness.evenness import cost_packs, evenness_rows, tolerance_rows
+        from evenpack.studies.evenness.presentation import evenness_table, plot_evenness, tolerance_table
         from evenpack.studies.lengths.subject import long_lines
         from evenpack.studies.plotting import require_plot
         from evenpack.studies.shared_options import parse_list, whole_number
@@ -74,6 +83,8 @@ class EvennessCommand:
         for option, count in (("--sample", self.sample), ("--packs-per-device", self.packs_per_device)):
             if count < 1:
                 raise ConfigError(f"{option} must be at least 1, not {count}")
+        if self.tolerance is not None and not 0 < self.tolerance < 1:
+            raise ConfigError(f"--tolerance is a share of the devices' time above 0 and below 1, not {self.tolerance}")
         devices = parse_list(self.devices, "--devices", partial(whole_number, example="8,64,512"))
         models = None if self.models is None else self._models_of(self.models)
         subject = find_subject()
@@ -90,6 +101,14 @@ class EvennessCommand:
         ]
         packed = f"{histogram.sequences:,} of {subject.histogram.sequences:,} sequences"
         shown: list[Any] = [*long_lines(subject), evenness_table(rows, pack_length=subject.pack_length)]
+        tolerated = None
+        if self.tolerance is not None:
+            tolerated = [
+                row
+                for model, of_model in zip(models, costs, strict=True)
+                for row in tolerance_rows(histogram, model, of_model, devices, tolerance=self.tolerance)
+            ]
+            shown.append(tolerance_table(tolerated, tolerance=self.tolerance))
         if histogram is not subject.histogram:
             shown.append(console.text(f"Packed a random sample, {packed}; --sample N takes more."))
         if self.plot is not None:
@@ -107,6 +126,8 @@ class EvennessCommand:
             "long_sequences": subject.long_sequences(),
             "sequences_alone": {of_model.model: of_model.alone for of_model in costs},
             "rows": rows,
+            "tolerance": self.tolerance,
+            "tolerance_rows": tolerated,
         }
         return Report(value=value, shown=shown)
 
@@ -114,18 +135,16 @@ class EvennessCommand:
         return [model_of_run_file(name.strip(), vocabulary_size=self.vocabulary_size) for name in names.split(",")]
 
     def _default_models(self, subject: "Subject") -> "list[WeighedModel]":
-        from evenpack.engine.resolving.cost_weights import counted_weights, head_share
+        from evenpack.engine.resolving.cost_weights import head_share
         from evenpack.studies.evenness.evenness import WeighedModel
 
         config, prepared = subject.config, subject.prepared
         if config is None or prepared is None:
             return self._models_of("bert_large_phase2,gpt2_xl")
-        weights = counted_weights(
-            config.model,
-            vocabulary_size=self.vocabulary_size or prepared.vocabulary_size,
-            head_share=head_share(config.model, config.masking, prepared),
-        )
-        return [WeighedModel(name=f"{config.model.kind} {config.model.preset}", weights=weights)]
+        name = f"{config.model.kind} {config.model.preset}"
+        share = head_share(config.model, config.masking, prepared)
+        size = self.vocabulary_size or prepared.vocabulary_size
+        return [WeighedModel.counted(name, config.model, vocabulary_size=size, head_share=share)]
 
 
 def model_of_run_file(name: str, *, vocabulary_size: int | None) -> "WeighedModel":
@@ -139,7 +158,6 @@ def model_of_run_file(name: str, *, vocabulary_size: int | None) -> "WeighedMode
     from evenpack.config import load_run_file
     from evenpack.data.tokenizers.loading import vocabulary_size_of
     from evenpack.engine.config import RunConfig
-    from evenpack.engine.resolving.cost_weights import counted_weights
     from evenpack.errors import ConfigError
     from evenpack.models.families import family_of
     from evenpack.studies.evenness.evenness import WeighedModel
@@ -155,5 +173,4 @@ def model_of_run_file(name: str, *, vocabulary_size: int | None) -> "WeighedMode
         vocabulary_size = known[0]
     masked = family_of(config.model).objective == "masked_tokens"
     share = config.masking.share if masked else 1.0
-    weights = counted_weights(config.model, vocabulary_size=vocabulary_size, head_share=share)
-    return WeighedModel(name=name, weights=weights)
+    return WeighedModel.counted(name, config.model, vocabulary_size=vocabulary_size, head_share=share)

@@ -18,8 +18,9 @@ theirs: the deviation, and the expected maximum of any number of packs.
 
 import heapq
 from bisect import bisect_left, insort
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 import numpy as np
 from jaxtyping import Float64, Int64
@@ -28,7 +29,10 @@ from evenpack.data.order.balance import assign_by_cost
 from evenpack.data.order.step_plan import PackStatistics, item_costs
 from evenpack.data.order.step_shape import CostWeights
 from evenpack.data.packing import LengthHistogram, Packing, pack
+from evenpack.engine.resolving.cost_weights import counted_weights
 from evenpack.kernels.visible_pairs import visible_pairs
+from evenpack.models.config import ModelConfig
+from evenpack.models.cost import Work, step_flops
 from evenpack.studies.statistics.laws import expected_maximum_of_draws
 
 SPREAD_ABOVE = (1 / 8, 1 / 16, 1 / 32, 1 / 64)
@@ -36,6 +40,12 @@ SPREAD_ABOVE = (1 / 8, 1 / 16, 1 / 32, 1 / 64)
 
 PLANNED_STEPS = 100
 """Steps that are drawn where packs are assigned by cost."""
+
+_PACKS_PER_DEVICE = (1, 2, 4, 8, 16, 32, 64)
+"""Packs per device that are tried for a tolerance."""
+_SHORTEST_CUT = 64
+_TOKENS = 2000
+"""Tokens that are enough for a fraction of them in the output head."""
 
 _CANDIDATES = 256
 """Cheapest packs that are tried for a sequence before a new one is opened: packs without room are few until the end."""
@@ -47,6 +57,22 @@ class WeighedModel:
 
     name: str
     weights: CostWeights
+    unit_flops: float
+    """Floating-point operations of a unit of the weights, forward and backward."""
+
+    @classmethod
+    def counted(cls, name: str, model: ModelConfig, *, vocabulary_size: int, head_share: float) -> "WeighedModel":
+        """Counts the operations of a model; `head_share`: rows of its output head per token."""
+        weights = counted_weights(model, vocabulary_size=vocabulary_size, head_share=head_share)
+        work = Work(
+            slots=_TOKENS,
+            squared_lengths=0,
+            head_slots=round(_TOKENS * head_share),
+            sequences=0,
+            pairs_within=dict.fromkeys(model.windows, 0),
+        )
+        flops = step_flops(model, vocabulary_size=vocabulary_size, work=work)
+        return cls(name=name, weights=weights, unit_flops=flops / (_TOKENS * weights.per_token))
 
     def attention_costs(self, lengths: Int64[np.ndarray, " n"]) -> Float64[np.ndarray, " n"]:
         """Returns the weight of attention in sequences of these lengths."""
@@ -66,6 +92,8 @@ class PackCosts:
 
     model: str
     pack_length: int
+    unit_flops: float
+    """Floating-point operations of a unit of cost."""
     of_slots: float
     """The part of a pack's cost that is the same in all."""
     full: Float64[np.ndarray, " packs"]
@@ -95,6 +123,7 @@ def cost_packs(histogram: LengthHistogram, model: WeighedModel, *, pack_length: 
     return PackCosts(
         model=model.name,
         pack_length=pack_length,
+        unit_flops=model.unit_flops,
         of_slots=of_slots,
         full=of_slots + _attention_of(packing, model),
         even=tuple(
@@ -175,18 +204,29 @@ def even_packs(
 
 
 def planned_maximum(
-    costs: Float64[np.ndarray, " packs"], devices: int, *, packs_per_device: int, steps: int = PLANNED_STEPS
+    costs: Float64[np.ndarray, " packs"],
+    devices: int,
+    *,
+    packs_per_device: int,
+    steps: int = PLANNED_STEPS,
+    by_cost: bool = True,
 ) -> float:
     """Returns the expected cost of the most expensive device where the packs of a step are assigned by cost.
 
     Each of `steps` is drawn from all packs. Costs are taken relative to the mean of what was drawn.
+
+    Args:
+        by_cost: False: each device gets as many packs as they come.
     """
     generator = np.random.default_rng(0)
     ratios = []
     for _ in range(steps):
-        drawn = generator.choice(costs, devices * packs_per_device)
-        shares = assign_by_cost(drawn, ranks=devices, micro_batches=packs_per_device, per_micro_batch=False)
-        ratios.append(drawn[shares].sum(axis=(1, 2)).max() / (drawn.mean() * packs_per_device))
+        drawn = generator.choice(costs, (devices, packs_per_device))
+        if by_cost:
+            drawn = drawn.ravel()
+            drawn = drawn[assign_by_cost(drawn, ranks=devices, micro_batches=packs_per_device, per_micro_batch=False)]
+        of_device = drawn.reshape(devices, -1).sum(axis=1)
+        ratios.append(of_device.max() / of_device.mean())
     return float(np.mean(ratios) * costs.mean() * packs_per_device)
 
 
@@ -207,6 +247,10 @@ class EvennessRow:
     """The most expensive pack over the mean one."""
     waiting: float
     """Fraction of the devices' time for which they wait for the most expensive pack of a step."""
+    pack_flops: float
+    """Floating-point operations of the mean pack, forward and backward."""
+    waiting_flops: float
+    """Those that a device could compute for each of its packs while it waits."""
     time: float
     """Time of an epoch over that of full packs."""
 
@@ -231,7 +275,93 @@ def evenness_rows(costs: PackCosts, devices: Sequence[int], *, packs_per_device:
                     deviation=float(values.std()) / mean,
                     most=float(values.max()) / mean,
                     waiting=1 - mean / slowest[name],
+                    pack_flops=mean * costs.unit_flops,
+                    waiting_flops=(slowest[name] - mean) * costs.unit_flops,
                     time=len(values) * slowest[name] / (len(costs.full) * slowest["full"]),
                 )
             )
     return rows
+
+
+@dataclass(frozen=True, kw_only=True)
+class ToleranceRow:
+    """Whether devices with a pack each can wait no more than wanted, and what would do where full packs do not."""
+
+    model: str
+    devices: int
+    met_by: Literal["full packs", "even packs", "perhaps another packing", "no packing"]
+    full: float
+    """Share of the devices' time that they wait with full packs."""
+    least: float
+    """The same of the bound for any packing into as many packs."""
+    missed_by: float
+    """By how much the bound is above the tolerance; 0 where it is not."""
+    fewer_devices: int
+    """The most devices, up to these, on which full packs meet it."""
+    packs_by_arrival: int | None
+    """Full packs per device in a step, as they come, with which these devices meet it; None: more than 64."""
+    packs_planned: int | None
+    """The same where a plan of the step assigns them by cost."""
+    cut_at: int | None
+    """Length at which longer sequences are cut so that full packs meet it; None: cutting them to 64 does not do."""
+
+
+def tolerance_rows(
+    histogram: LengthHistogram, model: WeighedModel, costs: PackCosts, devices: Sequence[int], *, tolerance: float
+) -> list[ToleranceRow]:
+    """Returns a row for each number of devices; `costs` are of the same sequences and model."""
+    rows = []
+    for count in devices:
+        waiting = {name: _waiting(values, count) for name, values in costs.by_name(count).items()}
+        met = (name for name in ("full", "even", "least") if waiting[name] <= tolerance)
+        cuts = (cut for cut, values in _full_when_cut(histogram, model, costs) if _waiting(values, count) <= tolerance)
+        rows.append(
+            ToleranceRow(
+                model=costs.model,
+                devices=count,
+                met_by=_MET_BY[next(met, None)],
+                full=waiting["full"],
+                least=waiting["least"],
+                missed_by=max(0.0, waiting["least"] - tolerance),
+                fewer_devices=bisect_left(
+                    range(2, count + 1), True, key=lambda fewer: _waiting(costs.full, fewer) > tolerance
+                )
+                + 1,
+                packs_by_arrival=_enough_packs(costs.full, count, tolerance, by_cost=False),
+                packs_planned=_enough_packs(costs.full, count, tolerance, by_cost=True),
+                cut_at=next(cuts, None),
+            )
+        )
+    return rows
+
+
+_MET_BY: dict[str | None, Literal["full packs", "even packs", "perhaps another packing", "no packing"]] = {
+    "full": "full packs",
+    "even": "even packs",
+    "least": "perhaps another packing",
+    None: "no packing",
+}
+
+
+def _waiting(costs: Float64[np.ndarray, " packs"], devices: int) -> float:
+    return 1 - float(costs.mean()) / expected_maximum_of_draws(costs, devices)
+
+
+def _enough_packs(costs: Float64[np.ndarray, " packs"], devices: int, tolerance: float, *, by_cost: bool) -> int | None:
+    """Returns the least power of two of packs per device with which devices wait no more than the tolerance."""
+    for packs in _PACKS_PER_DEVICE:
+        slowest = planned_maximum(costs, devices, packs_per_device=packs, by_cost=by_cost)
+        if 1 - packs * float(costs.mean()) / slowest <= tolerance:
+            return packs
+    return None
+
+
+def _full_when_cut(
+    histogram: LengthHistogram, model: WeighedModel, costs: PackCosts
+) -> Iterator[tuple[int, Float64[np.ndarray, " packs"]]]:
+    """Yields a whole pack, a half, a quarter and so on, with the costs of full packs whose sequences are cut there."""
+    cut = costs.pack_length
+    while cut >= _SHORTEST_CUT:
+        packing = pack(histogram.fitted(cut, "split").histogram, "longest_pack_first", pack_length=costs.pack_length)
+        yield cut, costs.of_slots + _attention_of(packing, model)
+        cut //= 2

@@ -8,7 +8,7 @@ import numpy as np
 from rich.table import Table
 
 from evenpack.studies.columns import Column, table_of
-from evenpack.studies.evenness.evenness import EvennessRow, PackCosts
+from evenpack.studies.evenness.evenness import EvennessRow, PackCosts, ToleranceRow
 from evenpack.studies.plotting import (
     COLOURS,
     INK,
@@ -29,7 +29,21 @@ _COLUMNS = (
     Column("deviation", form=".2%"),
     Column("most / mean", "most", ".3f"),
     Column("waiting", form=".2%"),
+    Column("TFLOP / pack", "pack_flops", ",.3f", scale=1e-12),
+    Column("waiting, TFLOP / pack", "waiting_flops", ",.3f", scale=1e-12),
     Column("time", form=".3f"),
+)
+_OF_TOLERANCE = (
+    Column("model"),
+    Column("devices", form=","),
+    Column("met by", "met_by"),
+    Column("full packs wait", "full", ".2%"),
+    Column("at least", "least", ".2%"),
+    Column("missed by", lambda row: row.missed_by or None, ".2%", missing="-"),
+    Column("or: devices", "fewer_devices", ","),
+    Column("packs each, by arrival", "packs_by_arrival", missing="more than 64"),
+    Column("packs each, planned", "packs_planned", missing="more than 64"),
+    Column("sequences up to", "cut_at", ",", missing="no length"),
 )
 _LINES = {
     "full": ("full packs", "-"),
@@ -44,6 +58,12 @@ _WAITING = Column("waiting", axis="waiting for the slowest\n(% of the devices' t
 def evenness_table(rows: Sequence[EvennessRow], *, pack_length: int) -> Table:
     """Returns a line for each model, number of devices, and packing."""
     return table_of(rows, _COLUMNS, title=f"Packs of {pack_length:,} slots, one to each device as they come")
+
+
+def tolerance_table(rows: Sequence[ToleranceRow], *, tolerance: float) -> Table:
+    """Returns what meets the tolerance: a packing, or each of the other means alone, with full packs."""
+    title = f"Waiting of at most {100 * tolerance:g} %: which packing meets it, and what alone would do with full packs"
+    return table_of(rows, _OF_TOLERANCE, title=title)
 
 
 def plot_evenness(

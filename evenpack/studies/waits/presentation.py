@@ -97,7 +97,7 @@ def _slow_ranks(episodes: Sequence[Episode], least_slowdown: float | None) -> Re
 
 
 def draw_waits(found: WaitsOfRun, course: WaitCourse, path: Path) -> None:
-    """Draws, by cause, the share of the devices' time in each step and the hours lost so far; and the hours of each rank.
+    """Draws, by cause, the share of the time that devices wait in each step, the hours lost so far, and those by rank.
 
     Raises: ConfigError without matplotlib.
     """

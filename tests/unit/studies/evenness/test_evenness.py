@@ -1,16 +1,21 @@
 """`study evenness`: the bound holds for every packing, even packs are valid packings, waits are expected maxima."""
 
 import itertools
+from pathlib import Path
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from rich.table import Table
 
+from evenpack.config import load_run_file
 from evenpack.data.order.step_shape import CostWeights
 from evenpack.data.packing import LengthHistogram
+from evenpack.engine.config import RunConfig
 from evenpack.errors import ConfigError
-from evenpack.studies.evenness.command import EvennessCommand
+from evenpack.models.cost import Work, step_flops
+from evenpack.studies.evenness.command import EvennessCommand, model_of_run_file
 from evenpack.studies.evenness.evenness import (
     WeighedModel,
     cost_packs,
@@ -18,12 +23,15 @@ from evenpack.studies.evenness.evenness import (
     evenness_rows,
     least_spread,
     planned_maximum,
+    tolerance_rows,
 )
 from evenpack.studies.lengths.options import SubjectOptions
 from evenpack.studies.lengths.subject import find_subject
 from evenpack.studies.statistics.laws import expected_maximum_of_draws
 
-SQUARES = WeighedModel(name="squares", weights=CostWeights(per_token=2.0, per_squared_length=1.0, per_segment=0.0))
+SQUARES = WeighedModel(
+    name="squares", weights=CostWeights(per_token=2.0, per_squared_length=1.0, per_segment=0.0), unit_flops=3.0
+)
 
 
 def _partitions(items, packs):
@@ -74,6 +82,8 @@ def test_long_sequences_are_spread_over_packs_that_would_fill_without_it():
     mean, slowest = 32 + 72, (48 + 3 * 160) / 4  # the cheaper one is the slowest of two in one draw of four
     assert full.waiting == pytest.approx(1 - mean / slowest)
     assert full.most == pytest.approx(160 / mean)
+    assert full.pack_flops == pytest.approx(3.0 * mean)
+    assert full.waiting_flops == pytest.approx(3.0 * (slowest - mean))
     assert full.attention_share == pytest.approx(72 / mean)
     assert (even.waiting, even.deviation) == (pytest.approx(0.0), pytest.approx(0.0))
     assert even.time == least.time == pytest.approx(mean / slowest)
@@ -92,6 +102,7 @@ def test_a_window_makes_long_sequences_cheaper():
     local = WeighedModel(
         name="local",
         weights=CostWeights(per_token=2.0, per_squared_length=0.0, per_segment=0.0, per_pair_within={2: 1.0}),
+        unit_flops=1.0,
     )
     assert local.attention_costs(np.array([1, 3, 10])).tolist() == [1.0, 9.0, 44.0]  # 10 + 2 * (9 + 8)
     assert SQUARES.attention_costs(np.array([1, 3, 10])).tolist() == [1.0, 9.0, 100.0]
@@ -103,6 +114,8 @@ def test_a_window_makes_long_sequences_cheaper():
         ({"devices": "8,none"}, r"--devices 8,none: 'none' .*give 8,64,512"),
         ({"sample": 0}, "--sample must be at least 1, not 0"),
         ({"packs_per_device": 0}, "--packs-per-device must be at least 1, not 0"),
+        ({"tolerance": 0.0}, "--tolerance is a share .* above 0 and below 1, not 0.0"),
+        ({"tolerance": 5.0}, "--tolerance is a share .* above 0 and below 1, not 5.0"),
         ({"models": "llama_160m"}, r"--models llama_160m: .*give --vocabulary-size"),
         ({"models": "nowhere"}, "nowhere does not exist"),
     ],
@@ -125,6 +138,65 @@ def test_the_command_reports_models_devices_and_packings(tmp_path):
         assert least.deviation <= full.deviation
     assert (tmp_path / "evenness.png").stat().st_size > 10_000
     assert not any("random sample" in str(part) for part in report.shown)
+
+
+def test_operations_are_those_of_the_model():
+    """A pack that is one sequence has the operations that the model counts for it."""
+    config = load_run_file(Path("gpt2_xl"), RunConfig)
+    weighed = model_of_run_file("gpt2_xl", vocabulary_size=None)
+    work = Work(slots=1024, squared_lengths=1024**2, head_slots=1024, sequences=0, pairs_within={})
+    flops = step_flops(config.model, vocabulary_size=50_257, work=work)
+    (full, *_) = evenness_rows(
+        cost_packs(LengthHistogram.from_lengths(np.full(4, 1024), longest=1024), weighed, pack_length=1024),
+        [2],
+        packs_per_device=1,
+    )
+    assert full.pack_flops == pytest.approx(flops, rel=1e-6)
+
+
+def test_a_tolerance_is_met_or_missed_by_so_much_and_what_would_do_meets_it():
+    histogram = LengthHistogram(counts=np.bincount([16] * 4 + [8] * 8 + [1] * 96)[1:])
+    costs = cost_packs(histogram, SQUARES, pack_length=16)
+    (full, _, least, _) = evenness_rows(costs, [8], packs_per_device=1)
+    assert full.waiting > least.waiting > 0.2
+
+    def row_of(tolerance):
+        (row,) = tolerance_rows(histogram, SQUARES, costs, [8], tolerance=tolerance)
+        return row
+
+    assert row_of(full.waiting).met_by == "full packs"
+    assert row_of(full.waiting).fewer_devices == 8
+    assert (row_of(least.waiting).met_by, row_of(least.waiting).missed_by) == ("perhaps another packing", 0.0)
+    missed = row_of(0.2)
+    assert (missed.met_by, missed.missed_by) == ("no packing", pytest.approx(least.waiting - 0.2))
+    on_fewer, on_one_more = (
+        evenness_rows(costs, [missed.fewer_devices + more], packs_per_device=1)[0].waiting for more in (0, 1)
+    )
+    assert on_fewer <= 0.2 < on_one_more
+    mean = costs.full.mean()
+    for packs, by_cost in ((missed.packs_by_arrival, False), (missed.packs_planned, True)):
+        assert 1 - packs * mean / planned_maximum(costs.full, 8, packs_per_device=packs, by_cost=by_cost) <= 0.2
+    assert 1 < missed.packs_planned < missed.packs_by_arrival
+    assert missed.cut_at is None, "sequences of 16 are not cut at 64"
+
+
+def test_what_cutting_would_do_is_the_longest_cut_that_does(tmp_path):
+    lengths = np.array([512] * 40 + [30] * 2000)
+    np.save(tmp_path / "lengths.npy", lengths)
+    histogram, model = (
+        LengthHistogram.from_lengths(lengths, longest=512),
+        model_of_run_file("gpt2_xl", vocabulary_size=None),
+    )
+    waits = {}
+    for cut in (512, 256, 128):
+        costs = cost_packs(histogram.fitted(cut, "split").histogram, model, pack_length=512)
+        waits[cut] = evenness_rows(costs, [8], packs_per_device=1)[0].waiting
+    assert waits[512] > waits[256] > waits[128]
+    command = EvennessCommand(models="gpt2_xl", devices="8", tolerance=waits[256])
+    report = command.run(lambda: find_subject(str(tmp_path / "lengths.npy"), [], SubjectOptions(pack_length=512)))
+    (row,) = report.value["tolerance_rows"]
+    assert (row.met_by, row.cut_at) == ("no packing", 256)
+    assert any("Waiting of at most" in str(part.title) for part in report.shown if isinstance(part, Table))
 
 
 def test_a_table_of_a_sample_says_so(tmp_path):
