@@ -8,6 +8,7 @@ seconds of the process, from the call to the first batch; `import` is that of th
 cache are in memory, as after the previous loader.
 """
 
+import resource
 import statistics
 import tempfile
 import time
@@ -48,6 +49,8 @@ def measure(documents: int, pack_length: int) -> dict[str, float]:
         "import": statistics.median(one["import"] for one in again),
         "first": first["batch"],
         "again": statistics.median(one["batch"] for one in again),
+        "first_peak_bytes": first["peak"],
+        "again_peak_bytes": max(one["peak"] for one in again),
     }
 
 
@@ -80,7 +83,11 @@ def first_batch(folder: Path, tokens: int, pack_length: int) -> dict[str, float]
     )
     batch = next(iter(loader))
     assert batch.local_counts.packs == 512 // 64
-    return {"import": imported - started, "batch": time.process_time() - imported}
+    return {
+        "import": imported - started,
+        "batch": time.process_time() - imported,
+        "peak": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
+    }
 
 
 if __name__ == "__main__":

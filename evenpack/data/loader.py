@@ -421,8 +421,8 @@ class OwnDocuments:
             plan = open_plan(folder, key=key)
         return PackedSource(view=view, plan=plan, key=xxhash.xxh3_64_intdigest(name.encode()))
 
-    def _view(self, name: str, documents: TokenFile) -> ViewOfDocuments:
-        view = build_view(self.recipe, documents, np.arange(documents.documents))
+    def _view(self, name: str, documents: TokenFile, directory: Path | None = None) -> ViewOfDocuments:
+        view = build_view(self.recipe, documents, None, directory=directory)
         if view.count == 0:
             raise DataError(
                 f"source '{name}' has {documents.documents} documents and no sequence to train on: a sequence has at "
@@ -451,8 +451,7 @@ class OwnDocuments:
         if not folder.exists():
             with unfinished_directory(folder) as unfinished:
                 try:
-                    view = self._view(name, documents)
-                    view.save(unfinished)
+                    view = self._view(name, documents, unfinished)
                     store_plan(unfinished, view, self.packing, pack_length=self.pack_length)
                     if not folder.exists():  # another rank may have been faster
                         unfinished.rename(folder)

@@ -39,7 +39,7 @@ from evenpack.data.prepare.tokens_dir import (
 )
 from evenpack.data.prepare.verification import refuse_changes_meanwhile
 from evenpack.data.recipes import ConcatRecipe, DocumentsRecipe, PaddingRecipe, SentencePairsRecipe
-from evenpack.data.sequences import PAIRS, SequenceView, build_view, open_view
+from evenpack.data.sequences import PAIRS, SequenceView, build_view
 from evenpack.data.sequences.pair_drawing import MaskDrawing, SentenceIndex
 from evenpack.data.sources.config import HubSource, MegatronSource, SourceOfFiles
 from evenpack.data.sources.corpus import Corpus
@@ -195,8 +195,7 @@ class SourcePreparation(SourceInPreparation):
         assert isinstance(recipe, DocumentsRecipe | ConcatRecipe | PaddingRecipe), "pairs have a maker of their own"
         if folder.exists():
             shutil.rmtree(folder)  # an interrupted call may have had another recipe
-        build_view(recipe, token_file, documents).save(folder)
-        return open_view(folder, token_file)  # mapped, so that documents take no memory from here on
+        return build_view(recipe, token_file, documents, directory=folder)
 
     def _pairs_view(
         self,

@@ -47,17 +47,28 @@ ViewOfDocuments = DocumentsView | ConcatView | ShuffledConcatView | PaddingView
 def build_view(
     recipe: DocumentsRecipe | ConcatRecipe | PaddingRecipe,
     token_file: TokenFile,
-    documents: Int64[np.ndarray, " documents"],
+    documents: Int64[np.ndarray, " documents"] | None,
+    *,
+    directory: Path | None = None,
 ) -> ViewOfDocuments:
-    """Builds the sequences that `recipe` makes of `documents`, the ids of one split in ascending order.
+    """Builds the sequences that `recipe` makes of `documents`, the ids of one split in ascending order; None: of all.
+
+    With a directory the view is stored there and mapped.
 
     Raises: DataError if a document is too long and the recipe's policy is `error`.
     """
+    if isinstance(recipe, DocumentsRecipe):
+        return build_documents(recipe, token_file, documents, directory=directory)
+    documents = np.arange(token_file.documents) if documents is None else documents
+    view: ViewOfDocuments
     if isinstance(recipe, ConcatRecipe):
-        return build_concat(recipe, token_file, documents)
-    if isinstance(recipe, PaddingRecipe):
-        return build_padding(recipe, token_file, documents)
-    return build_documents(recipe, token_file, documents)
+        view = build_concat(recipe, token_file, documents)
+    else:
+        view = build_padding(recipe, token_file, documents)
+    if directory is None:
+        return view
+    view.save(directory)
+    return open_stored(type(view), directory.absolute(), token_file)
 
 
 def open_view(directory: Path, token_file: TokenFile) -> ViewOfDocuments | SentencePairsView:

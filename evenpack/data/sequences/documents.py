@@ -1,12 +1,25 @@
 """The recipe `documents`: each document is a sequence; one that is too long is split, truncated, dropped or refused."""
 
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import ExitStack
 from dataclasses import dataclass, fields
+from pathlib import Path
 
 import numpy as np
 from jaxtyping import Bool, Int32, Int64
 
 from evenpack.data.recipes import DocumentsRecipe
-from evenpack.data.sequences.view import NO_SEQUENCES, Origins, TokenAccounting, WholeSequencesView, place_of
+from evenpack.data.sequences.view import (
+    NO_SEQUENCES,
+    Origins,
+    TokenAccounting,
+    WholeSequencesView,
+    open_stored,
+    place_of,
+    remove_description,
+)
+from evenpack.data.tokens.array_file import mapped_array
 from evenpack.data.tokens.file import TokenFile
 from evenpack.errors import DataError
 
@@ -116,74 +129,141 @@ def _count_targets(left_out: Bool[np.ndarray, " tokens"], lengths: Int64[np.ndar
     return np.add.reduceat(predicted, firsts, dtype=np.int32)
 
 
-def _with_labels(view: DocumentsView) -> LabelledDocumentsView:
+def build_documents(
+    recipe: DocumentsRecipe,
+    token_file: TokenFile,
+    documents: Int64[np.ndarray, " documents"] | None,
+    *,
+    directory: Path | None = None,
+) -> DocumentsView:
+    """Builds the view of `documents`, of all if None; with a directory, stores it there and maps it.
+
+    Documents are read in chunks, so that only the arrays of the view grow with them, and stored ones are on disk.
+
+    Raises: DataError naming the first document that is too long where the policy is `error`, or if labels leave out
+    every token.
+    """
+    accounting = _account(recipe, token_file, documents)
+    kept = accounting.documents_kept
+    if directory is not None:
+        remove_description(directory)
+    with ExitStack() as files:
+
+        def new_array(name: str, count: int, kind: type[np.integer]) -> np.ndarray:
+            if directory is None:
+                return np.empty(count, dtype=kind)
+            return files.enter_context(mapped_array(directory / f"{name}.npy", count, np.dtype(kind))).view(np.ndarray)
+
+        view = DocumentsView(
+            recipe=recipe,
+            token_file=token_file,
+            accounting=accounting,
+            max_segments_per_sequence=1,
+            directory=None,
+            documents=new_array("documents", kept, np.int64),
+            first_sequences=new_array("first_sequences", kept + 1, np.int64),
+        )
+        _divide(view, documents)
+        if token_file.labelled:
+            common = {field.name: getattr(view, field.name) for field in fields(DocumentsView)}
+            view = LabelledDocumentsView(**common, targets=new_array("targets", view.count, np.int32))
+            _count_all_targets(view)
+    if directory is None:
+        return view
+    view.describe(directory)
+    return open_stored(type(view), directory.absolute(), token_file)
+
+
+def _account(
+    recipe: DocumentsRecipe, token_file: TokenFile, documents: Int64[np.ndarray, " documents"] | None
+) -> TokenAccounting:
+    """Reads all lengths. Raises: DataError naming the first document that is too long where the policy is `error`."""
+    totals: Counter[str] = Counter()
+    first_too_long, too_long_documents = (0, 0), 0
+    for ids, lengths in _chunks(token_file, documents):
+        too_short, too_long, pieces = _divided(recipe, lengths)
+        if too_long.any() and not too_long_documents:
+            place = int(np.argmax(too_long))
+            first_too_long = (int(ids[place]), int(lengths[place]))
+        too_long_documents += int(too_long.sum())
+        dropped_long = too_long & (pieces == 0)
+        kept_lengths, room = lengths[pieces > 0], pieces[pieces > 0] * recipe.max_sequence_length
+        totals.update(
+            documents_read=len(ids),
+            documents_kept=len(kept_lengths),
+            documents_too_short=int(too_short.sum()),
+            documents_too_long=int(dropped_long.sum()),
+            tokens_read=int(lengths.sum()),
+            tokens_kept=int(np.minimum(kept_lengths, room).sum()),
+            tokens_cut=int(np.maximum(kept_lengths - room, 0).sum()),
+            tokens_too_short=int(lengths[too_short].sum()),
+            tokens_too_long=int(lengths[dropped_long].sum()),
+            sequences=int(pieces.sum()),
+        )
+    if recipe.long_documents == "error" and too_long_documents:
+        raise DataError(
+            f"document {first_too_long[0]} of {token_file.prefix} has {first_too_long[1]} tokens, the first of "
+            f"{too_long_documents} above recipe.max_sequence_length ({recipe.max_sequence_length}), and "
+            "recipe.long_documents is 'error'; take 'split', 'truncate' or 'drop', or a greater length"
+        )
+    names = ("documents_read", "documents_kept", "tokens_read", "tokens_kept", "sequences")
+    return TokenAccounting(**{**dict.fromkeys(names, 0), **totals})
+
+
+def _divide(view: DocumentsView, documents: Int64[np.ndarray, " documents"] | None) -> None:
+    """Fills the arrays of a view."""
+    kept = sequences = 0
+    view.first_sequences[0] = 0
+    for ids, lengths in _chunks(view.token_file, documents):
+        _, _, pieces = _divided(view.recipe, lengths)
+        (is_kept,) = np.nonzero(pieces)
+        stop = kept + len(is_kept)
+        view.documents[kept:stop] = ids[is_kept]
+        view.first_sequences[kept + 1 : stop + 1] = sequences + np.cumsum(pieces[is_kept])
+        kept, sequences = stop, sequences + int(pieces.sum())
+        view.release_pages()
+
+
+def _chunks(
+    token_file: TokenFile, documents: Int64[np.ndarray, " documents"] | None
+) -> Iterator[tuple[Int64[np.ndarray, " chunk"], Int64[np.ndarray, " chunk"]]]:
+    """Yields ids and lengths of all of `documents`, some at a time."""
+    count = token_file.documents if documents is None else len(documents)
+    for start in range(0, count, _CHUNK_DOCUMENTS):
+        stop = min(start + _CHUNK_DOCUMENTS, count)
+        ids = np.arange(start, stop) if documents is None else documents[start:stop]
+        yield ids, token_file.spans(ids)[1]
+        token_file.release_pages()
+
+
+def _divided(
+    recipe: DocumentsRecipe, lengths: Int64[np.ndarray, " chunk"]
+) -> tuple[Bool[np.ndarray, " chunk"], Bool[np.ndarray, " chunk"], Int64[np.ndarray, " chunk"]]:
+    """Returns which documents are too short, which are too long, and the sequences of each, 0 if it is dropped."""
+    too_short = lengths < recipe.minimum_document_length
+    too_long = (lengths > recipe.max_sequence_length) & ~too_short
+    pieces = np.ones_like(lengths)
+    if recipe.long_documents == "split":
+        pieces = np.maximum(-(-lengths // recipe.max_sequence_length), 1)
+    if recipe.long_documents == "drop":
+        pieces[too_long] = 0
+    pieces[too_short] = 0
+    return too_short, too_long, pieces
+
+
+def _count_all_targets(view: LabelledDocumentsView) -> None:
     """Counts the targets of each sequence, which reads all labels. Raises: DataError if there are none at all."""
-    targets = np.zeros(view.count, dtype=np.int32)
+    are_any = False
     at_once = max(1, _CHUNK_TOKENS // view.max_sequence_length)
     for start in range(0, view.count, at_once):
-        ids = np.arange(start, min(start + at_once, view.count))
-        offsets, lengths = view.locate(ids)
-        targets[ids] = _count_targets(view.token_file.unpredicted(offsets, lengths), lengths)
-    if view.count and not targets.any():
+        stop = min(start + at_once, view.count)
+        offsets, lengths = view.locate(np.arange(start, stop))
+        targets = _count_targets(view.token_file.unpredicted(offsets, lengths), lengths)
+        view.targets[start:stop] = targets
+        are_any |= bool(targets.any())
+        view.release_pages()
+    if view.count and not are_any:
         raise DataError(
             f"{view.token_file.prefix}: the labels leave every token out of the loss (-100), so there is nothing to "
             "learn: give the tokens that are to be predicted as their labels"
         )
-    common = {field.name: getattr(view, field.name) for field in fields(DocumentsView)}
-    return LabelledDocumentsView(**common, targets=targets)
-
-
-def build_documents(
-    recipe: DocumentsRecipe, token_file: TokenFile, documents: Int64[np.ndarray, " documents"]
-) -> DocumentsView:
-    """Builds the view. Raises: DataError naming the first document that is too long where the policy is `error`."""
-    _, lengths = token_file.spans(documents)
-    too_short = lengths < recipe.minimum_document_length
-    too_long = (lengths > recipe.max_sequence_length) & ~too_short
-    if recipe.long_documents == "error" and too_long.any():
-        raise _too_long(recipe, token_file, documents, lengths, too_long)
-    dropped_long = too_long if recipe.long_documents == "drop" else np.zeros_like(too_long)
-    kept = ~(too_short | dropped_long)
-    kept_lengths = lengths[kept]
-    pieces = np.ones_like(kept_lengths)
-    if recipe.long_documents == "split":
-        pieces = -(-kept_lengths // recipe.max_sequence_length)
-    room = pieces * recipe.max_sequence_length
-    first_sequences = np.append(0, np.cumsum(pieces))
-    accounting = TokenAccounting(
-        documents_read=len(documents),
-        documents_kept=int(kept.sum()),
-        documents_too_short=int(too_short.sum()),
-        documents_too_long=int(dropped_long.sum()),
-        tokens_read=int(lengths.sum()),
-        tokens_kept=int(np.minimum(kept_lengths, room).sum()),
-        tokens_cut=int(np.maximum(kept_lengths - room, 0).sum()),
-        tokens_too_short=int(lengths[too_short].sum()),
-        tokens_too_long=int(lengths[dropped_long].sum()),
-        sequences=int(first_sequences[-1]),
-    )
-    view = DocumentsView(
-        recipe=recipe,
-        token_file=token_file,
-        accounting=accounting,
-        max_segments_per_sequence=1,
-        directory=None,
-        documents=documents[kept],
-        first_sequences=first_sequences,
-    )
-    return _with_labels(view) if token_file.labelled else view
-
-
-def _too_long(
-    recipe: DocumentsRecipe,
-    token_file: TokenFile,
-    documents: Int64[np.ndarray, " documents"],
-    lengths: Int64[np.ndarray, " documents"],
-    too_long: Bool[np.ndarray, " documents"],
-) -> DataError:
-    first = int(np.argmax(too_long))
-    return DataError(
-        f"document {documents[first]} of {token_file.prefix} has {lengths[first]} tokens, the first of "
-        f"{int(too_long.sum())} above recipe.max_sequence_length ({recipe.max_sequence_length}), and "
-        "recipe.long_documents is 'error'; take 'split', 'truncate' or 'drop', or a greater length"
-    )

@@ -174,6 +174,8 @@ def length_chunks(view: SequenceView) -> Iterator[Int32[np.ndarray, " chunk"]]:
     """Yields the lengths of all sequences in order, some at a time: 4 MB for a billion sequences too."""
     for start in range(0, view.count, _CHUNK_SEQUENCES):
         yield view.lengths(start, min(start + _CHUNK_SEQUENCES, view.count))
+        if isinstance(view, StoredView):
+            view.release_pages()
 
 
 class NumberedSequences:
@@ -269,10 +271,12 @@ class StoredView(NumberedSequences):
 
     def save(self, directory: Path) -> None:
         """Stores the view. The description is removed first and written last, so that a folder with one is complete."""
-        directory.mkdir(parents=True, exist_ok=True)
-        (directory / _DESCRIPTION).unlink(missing_ok=True)
-        fsync_directory(directory)
+        remove_description(directory)
         self._save_arrays(directory)
+        self.describe(directory)
+
+    def describe(self, directory: Path) -> None:
+        """Writes the description, once the arrays are stored."""
         description = {
             "recipe": self.recipe.model_dump(mode="json", exclude_none=True, exclude=OF_THE_LOSS),
             "token_file_tokens": self.token_file.tokens,
@@ -295,6 +299,13 @@ class StoredView(NumberedSequences):
 @dataclass(frozen=True, kw_only=True, eq=False)
 class WholeSequencesView(LocatedSequences, StoredView):
     """A stored view whose sequences each are contiguous in the token file."""
+
+
+def remove_description(directory: Path) -> None:
+    """Makes the folder one that holds no view, before arrays are stored in it."""
+    directory.mkdir(parents=True, exist_ok=True)
+    (directory / _DESCRIPTION).unlink(missing_ok=True)
+    fsync_directory(directory)
 
 
 def read_description(directory: Path) -> dict[str, Any]:

@@ -25,7 +25,7 @@ def write_array(path: Path, array: np.ndarray) -> None:
 
 @contextmanager
 def mapped_array(path: Path, count: int, dtype: np.dtype) -> Iterator[np.ndarray]:
-    """Yields a new array of `count` zeros, at least one, mapped from the future file `path`, to be filled in any order.
+    """Yields a new array of `count` zeros, mapped from the future file `path`, to be filled in any order.
 
     The file is flushed and renamed when the block ends without an error; later assignments may be lost.
 
@@ -60,5 +60,5 @@ def _allocate(file: IO[Any], begin: int, size: int) -> None:
         for _ in range(0, size, len(_ZEROS)):
             file.write(_ZEROS)
         file.truncate(begin + size)
-    else:
+    elif size:
         os.posix_fallocate(file.fileno(), begin, size)

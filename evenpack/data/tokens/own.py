@@ -176,8 +176,10 @@ class TokenArrays(OwnTokens):
         return np.concatenate([self._labels[:0], *slices])
 
     def release_pages(self) -> None:
+        """Removes the pages of arrays that are mapped as a whole; a copy-on-write one would lose what was written."""
         for array in self._given:
-            release_mapped_pages(array.view(np.ndarray))
+            if isinstance(_Mapped.of(array), _Mapped):
+                release_mapped_pages(array)
 
 
 class TokenRows(OwnTokens):

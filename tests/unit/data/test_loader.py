@@ -18,6 +18,7 @@ import datasets
 import numpy as np
 import pytest
 import torch
+import xxhash
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from repository import ROOT
@@ -384,6 +385,7 @@ def test_mapped_arrays_are_pickled_as_their_place(tmp_path: Path) -> None:
     changed = np.memmap(tmp_path / "tokens.bin", dtype=np.uint16, mode="c")
     changed[:3] = 7
     own_pages = evenpack.TokenArrays(changed, np.array([0, len(changed)]))
+    own_pages.release_pages()
     assert pickle.loads(pickle.dumps(own_pages)).read(0, 4).tolist() == [7, 7, 7, DOCUMENTS[0][3]]
 
 
@@ -408,6 +410,86 @@ def test_a_cache_opens_the_packs_without_packing_again(tmp_path: Path, monkeypat
     with pytest.raises(TypeError):  # other packs are packed
         ids(made(cache=tmp_path, max_sequences_per_pack=2), 3)
     assert len([path for path in tmp_path.iterdir() if not path.name.startswith(".")]) == 1
+
+
+def test_packs_and_order_of_a_set_are_the_recorded_ones(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("evenpack.data.sequences.documents._CHUNK_DOCUMENTS", 100)
+    offsets = np.append(0, np.cumsum(np.arange(1000) * 7919 % 150))
+    documents = evenpack.TokenArrays(np.arange(offsets[-1], dtype=np.int32) % 997, offsets)
+    for cache in (tmp_path, None):
+        loader = made(documents, packing="longest_pack_first", cache=cache)
+        assert loader.fingerprint == "9d62836cea0490173c4ad4efd41b7fdd"
+        assert (
+            sum(batch.order_hash for step in (0, 1, 500) for batch in loader.batches_of(step)) % (1 << 64)
+            == 1196582563259479208
+        )
+    (folder,) = tmp_path.iterdir()
+    found = {path.name: xxhash.xxh3_64_hexdigest(path.read_bytes()) for path in folder.iterdir()}
+    assert found == {
+        "documents.npy": "2e10f3c573484646",
+        "first_sequences.npy": "e249a2a9683c459c",
+        "histogram.npy": "7e35305203a46987",
+        "packing.json": "9cc7ddb54f3e49e5",
+        "sorted_sequences.npy": "ead5d95a4a952004",
+        "view.json": "f0f2083fce794a92",
+    }
+
+
+MEASURED = """
+import re, sys, tracemalloc
+from pathlib import Path
+import numpy as np
+import evenpack
+from evenpack.data.order import plan
+from evenpack.data.sequences import documents, view
+from evenpack.data.tokens import own
+
+documents._CHUNK_DOCUMENTS = view._CHUNK_SEQUENCES = plan._RELEASE_EVERY = 1 << 14
+documents._CHUNK_TOKENS = own.MOST_HASHED = 1 << 14
+folder, labelled = Path(sys.argv[1]), sys.argv[2] == "labelled"
+offsets = np.load(folder / "offsets.npy", mmap_mode="r")
+
+def resident():
+    return 1024 * int(re.search(r"VmHWM:\\s+(\\d+) kB", Path("/proc/self/status").read_text()).group(1))
+
+def peaks(offsets, cache):
+    zeros = np.memmap(folder / "zeros", dtype=np.int32, mode="r", shape=(int(offsets[-1]),))
+    given = evenpack.TokenArrays(zeros, offsets, labels=zeros if labelled else None)
+    loader = evenpack.Loader(given, pack_length=32, packs_per_step=4, cache=folder / cache, arrays="numpy")
+    loader.data._hashes  # of a sample of fixed size, whose pages count too
+    given.release_pages()
+    tracemalloc.start()
+    Path("/proc/self/clear_refs").write_text("5")  # the peak counts from here on
+    before = resident()
+    loader.fingerprint  # packs, and fills the cache
+    grown = resident() - before
+    loader.batches_of(0)
+    allocated = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    return np.array([allocated, grown])
+
+few = 1 << 15
+peaks(offsets[: few + 1], "imports")
+growth = (peaks(offsets, "all") - peaks(offsets[: few + 1], "few")) / (len(offsets) - 1 - few)
+print(*growth)
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads resident memory as Linux counts it")
+@pytest.mark.parametrize(("labels", "count"), [("plain", 1 << 22), ("labelled", 1 << 17)])
+def test_packing_into_a_cache_takes_memory_that_does_not_grow_with_the_documents(
+    tmp_path: Path, labels: str, count: int
+) -> None:
+    lengths = np.random.default_rng(0).integers(1, 40, count)
+    np.save(tmp_path / "offsets.npy", np.append(0, np.cumsum(lengths)))
+    with (tmp_path / "zeros").open("wb") as file:
+        file.truncate(4 * int(lengths.sum()))
+    command = [sys.executable, "-c", MEASURED, str(tmp_path), labels]
+    found = subprocess.run(command, capture_output=True, text=True, check=True, timeout=600)
+    allocated, resident = map(float, found.stdout.split())
+    assert allocated < 0.5  # bytes a document
+    if labels == "plain":  # others are too few to count pages by
+        assert resident < 2.5  # the index of ids alone has 4, the other arrays and the offsets 24
 
 
 def test_another_rank_may_store_the_packs_at_the_same_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

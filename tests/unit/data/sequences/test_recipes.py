@@ -4,6 +4,7 @@ import pickle
 from collections import Counter
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -203,6 +204,38 @@ def test_the_lengths_do_not_depend_on_how_many_documents_are_read_at_once(
     assert view.lengths().tolist() == expected
 
 
+@pytest.mark.parametrize("policy", ["split", "truncate", "drop"])
+@pytest.mark.parametrize("chunk", [1, 5, 1 << 20])
+def test_documents_that_are_read_in_chunks_are_stored_as_the_same_bytes(
+    token_file: TokenFile, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, chunk: int, policy: Any
+) -> None:
+    recipe = DocumentsRecipe(kind="documents", max_sequence_length=8, long_documents=policy)
+    expected = build_view(recipe, token_file, np.arange(len(LENGTHS)))
+    expected.save(tmp_path / "expected")
+    monkeypatch.setattr("evenpack.data.sequences.documents._CHUNK_DOCUMENTS", chunk)
+
+    for name, documents in [("all", None), ("named", np.arange(len(LENGTHS)))]:
+        stored = build_view(recipe, token_file, documents, directory=tmp_path / name)
+        assert (stored.directory, stored.accounting) == (tmp_path / name, expected.accounting)
+        files = sorted(path.name for path in (tmp_path / name).iterdir())
+        assert files == ["documents.npy", "first_sequences.npy", "view.json"]
+        for file in files:
+            assert (tmp_path / name / file).read_bytes() == (tmp_path / "expected" / file).read_bytes(), file
+
+
+@pytest.mark.parametrize("chunk", [1, 5, 1 << 20])
+def test_what_is_too_long_is_counted_over_all_chunks(
+    token_file: TokenFile, monkeypatch: pytest.MonkeyPatch, chunk: int
+) -> None:
+    monkeypatch.setattr("evenpack.data.sequences.documents._CHUNK_DOCUMENTS", chunk)
+    recipe = DocumentsRecipe(kind="documents", max_sequence_length=8, long_documents="error")
+    too_long = [length for length in LENGTHS if length > 8]
+    with pytest.raises(
+        DataError, match=f"document {LENGTHS.index(too_long[0])} of .* has {too_long[0]} .* {len(too_long)} above"
+    ):
+        build_view(recipe, token_file, None)
+
+
 def test_the_stream_is_cut_exactly_and_joins_documents_that_are_no_neighbours(tmp_path: Path) -> None:
     tokens = write(tmp_path / "tokens", [3, 100, 4, 1, 5])
     view = build_view(
@@ -243,6 +276,11 @@ def test_neighbouring_documents_are_one_slice(token_file: TokenFile, monkeypatch
     assert slices == [2]
 
 
+class Unreadable(np.ndarray):
+    def __getitem__(self, index: object) -> Any:
+        raise TypeError("tokens are read")
+
+
 @pytest.mark.parametrize(
     "recipe",
     [
@@ -252,14 +290,14 @@ def test_neighbouring_documents_are_one_slice(token_file: TokenFile, monkeypatch
     ],
 )
 def test_only_gather_reads_tokens(token_file: TokenFile, monkeypatch: pytest.MonkeyPatch, recipe: Recipe) -> None:
-    monkeypatch.setattr(token_file, "_tokens", None)
+    monkeypatch.setattr(token_file, "_tokens", np.empty(0).view(Unreadable))
     view = build_view(recipe, token_file, np.arange(len(LENGTHS)))
     ids = np.arange(view.count)
 
     lengths = view.lengths()
     view.segments(ids)
     view.statistics(ids, lengths)
-    with pytest.raises(TypeError):
+    with pytest.raises(TypeError, match="tokens are read"):
         view.gather(ids)
 
 
