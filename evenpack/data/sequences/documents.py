@@ -187,15 +187,15 @@ def _account(
             first_too_long = (int(ids[place]), int(lengths[place]))
         too_long_documents += int(too_long.sum())
         dropped_long = too_long & (pieces == 0)
-        kept_lengths, room = lengths[pieces > 0], pieces[pieces > 0] * recipe.max_sequence_length
+        is_kept, room = pieces > 0, pieces * recipe.max_sequence_length
         totals.update(
             documents_read=len(ids),
-            documents_kept=len(kept_lengths),
+            documents_kept=int(is_kept.sum()),
             documents_too_short=int(too_short.sum()),
             documents_too_long=int(dropped_long.sum()),
             tokens_read=int(lengths.sum()),
-            tokens_kept=int(np.minimum(kept_lengths, room).sum()),
-            tokens_cut=int(np.maximum(kept_lengths - room, 0).sum()),
+            tokens_kept=int(np.minimum(lengths, room).sum()),
+            tokens_cut=int(np.maximum(lengths - room, 0).sum(where=is_kept)),
             tokens_too_short=int(lengths[too_short].sum()),
             tokens_too_long=int(lengths[dropped_long].sum()),
             sequences=int(pieces.sum()),
@@ -216,10 +216,11 @@ def _divide(view: DocumentsView, documents: Int64[np.ndarray, " documents"] | No
     view.first_sequences[0] = 0
     for ids, lengths in _chunks(view.token_file, documents):
         _, _, pieces = _divided(view.recipe, lengths)
-        (is_kept,) = np.nonzero(pieces)
-        stop = kept + len(is_kept)
-        view.documents[kept:stop] = ids[is_kept]
-        view.first_sequences[kept + 1 : stop + 1] = sequences + np.cumsum(pieces[is_kept])
+        is_kept = pieces > 0
+        chosen = slice(None) if is_kept.all() else is_kept
+        stop = kept + int(is_kept.sum())
+        view.documents[kept:stop] = ids[chosen]
+        view.first_sequences[kept + 1 : stop + 1] = sequences + np.cumsum(pieces[chosen])
         kept, sequences = stop, sequences + int(pieces.sum())
         view.release_pages()
 
@@ -244,7 +245,7 @@ def _divided(
     too_long = (lengths > recipe.max_sequence_length) & ~too_short
     pieces = np.ones_like(lengths)
     if recipe.long_documents == "split":
-        pieces = np.maximum(-(-lengths // recipe.max_sequence_length), 1)
+        pieces[too_long] = -(-lengths[too_long] // recipe.max_sequence_length)
     if recipe.long_documents == "drop":
         pieces[too_long] = 0
     pieces[too_short] = 0

@@ -52,6 +52,8 @@ _TYPES_OF_CODE = {
 _CODE_OF_TYPE = {np.dtype(np.uint16): 8, np.dtype(np.int32): 4}
 _CHUNK_TOKENS = 1 << 22
 _CHUNK_DOCUMENTS = 1 << 20
+_FEW_DOCUMENTS = 1 << 10
+"""Documents from which on neighbours are looked up as a slice, five times as fast as by their ids."""
 
 
 def bin_path(prefix: Path) -> Path:
@@ -88,7 +90,7 @@ class TokenIndex:
     def tokens(self) -> int:
         return self.bin_bytes // self.dtype.itemsize
 
-    def token_offsets(self, boundaries: Integer[np.ndarray, " K"]) -> Int64[np.ndarray, " K"]:
+    def token_offsets(self, boundaries: Integer[np.ndarray, " K"] | slice) -> Int64[np.ndarray, " K"]:
         """Returns the first token of each document; the number of documents maps to the end of the file."""
         sequences = self.document_indices[boundaries]
         count = len(self.pointers)
@@ -297,14 +299,21 @@ class TokenFile:
             _, lengths[begin - first : end - first] = self.spans(np.arange(begin, end))
         return lengths
 
-    def document_starts(self, boundaries: Integer[np.ndarray, " K"]) -> Int64[np.ndarray, " K"]:
+    def document_starts(self, boundaries: Integer[np.ndarray, " K"] | slice) -> Int64[np.ndarray, " K"]:
         """Returns the first token of each document; the number of documents maps to the end of the file."""
         return self._index.token_offsets(boundaries)
 
     def spans(self, documents: Integer[np.ndarray, " K"]) -> tuple[Int64[np.ndarray, " K"], Int64[np.ndarray, " K"]]:
         """Returns first token and length of each of `documents`, looked up in the mapped index."""
+        if len(documents) >= _FEW_DOCUMENTS and self._are_neighbours(documents):
+            bounds = self.document_starts(slice(int(documents[0]), int(documents[-1]) + 2))
+            return bounds[:-1], np.diff(bounds)
         starts = self.document_starts(documents)
         return starts, self.document_starts(documents + 1) - starts
+
+    def _are_neighbours(self, documents: Integer[np.ndarray, " K"]) -> bool:
+        inside = 0 <= documents[0] <= documents[-1] < self.documents
+        return bool(inside and (np.diff(documents) == 1).all())
 
     def read(self, start: int, stop: int) -> Integer[np.ndarray, " tokens"]:
         """Returns the tokens `start` to `stop` as a read-only view of the file."""

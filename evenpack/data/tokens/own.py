@@ -33,6 +33,8 @@ _ROWS_AT_ONCE = 1 << 14
 IGNORED = -100
 """The label of a token that is not predicted, as in the losses of transformers and torch."""
 _LABELS = "labels"
+_WEIGHTS = ("loss_weights", "token_weights", "weights")
+"""Columns of weights in the loss, which no batch would have."""
 
 
 class OwnTokens(TokenFile):
@@ -148,7 +150,7 @@ class TokenArrays(OwnTokens):
     def __reduce__(self) -> tuple[Any, ...]:
         return _reopen, (str(self.prefix), *(_Mapped.of(array) for array in self._given))
 
-    def document_starts(self, boundaries: Integer[np.ndarray, " K"]) -> Int64[np.ndarray, " K"]:
+    def document_starts(self, boundaries: Integer[np.ndarray, " K"] | slice) -> Int64[np.ndarray, " K"]:
         starts: Int64[np.ndarray, " K"] = self._offsets[boundaries].astype(np.int64)
         return starts
 
@@ -158,9 +160,9 @@ class TokenArrays(OwnTokens):
         Checked here and not in all offsets at once, so that opening does not read them.
         """
         starts, lengths = super().spans(documents)
-        wrong = (lengths < 0) | (starts < 0) | (starts + lengths > self.tokens)
-        if wrong.any():
-            place = int(np.argmax(wrong))
+        ends = starts + lengths
+        if min(lengths.min(initial=0), starts.min(initial=0)) < 0 or ends.max(initial=0) > self.tokens:
+            place = int(np.argmax((lengths < 0) | (starts < 0) | (ends > self.tokens)))
             raise DataError(
                 f"{self.prefix}: document {documents[place]} begins at token {starts[place]} and ends at "
                 f"{starts[place] + lengths[place]} of {self.tokens}: offsets must never decrease"
@@ -189,7 +191,7 @@ class TokenRows(OwnTokens):
         """Reads the lengths of all rows. A row that is null is an empty document. A column `labels` is used.
 
         Raises: DataError if there is no such column, or if it or `labels` holds anything but lists of integers, or if
-            these have other lengths.
+            these have other lengths, or for a column that says otherwise what counts in the loss.
         """
         import pyarrow as pa
 
@@ -216,6 +218,12 @@ class TokenRows(OwnTokens):
             raise DataError(
                 f"{name}: the dataset says in {', '.join(masks)} what counts in the loss, and has no column "
                 f"'{_LABELS}': make it, with -100 where the mask is 0 (PackSFTTrainer does), or remove the masks"
+            )
+        weights = [one for one in _WEIGHTS if one in dataset.column_names]
+        if weights:
+            raise DataError(
+                f"{name}: the dataset has weights in {', '.join(weights)}, and the loader none: a token counts in the "
+                f"loss, or has the label -100 in '{_LABELS}'; remove them, and weight the losses in a loop of your own"
             )
         if "attention_mask" in dataset.column_names:
             _refuse_padding(dataset, name)
@@ -257,7 +265,7 @@ class TokenRows(OwnTokens):
             offsets[1 + start : 1 + start + len(lengths)] = lengths
         return np.cumsum(offsets, out=offsets)
 
-    def document_starts(self, boundaries: Integer[np.ndarray, " K"]) -> Int64[np.ndarray, " K"]:
+    def document_starts(self, boundaries: Integer[np.ndarray, " K"] | slice) -> Int64[np.ndarray, " K"]:
         starts: Int64[np.ndarray, " K"] = self._offsets[boundaries]
         return starts
 

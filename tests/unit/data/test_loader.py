@@ -360,9 +360,11 @@ def test_labels_that_do_not_fit_are_named(documents: Any, message: str) -> None:
     [
         ("completion_mask", [[0, 1], [0, 0, 1]], "says in completion_mask what counts in the loss, and has no column"),
         ("attention_mask", [[1, 1], [1, 1, 0]], "rows of the dataset are padded"),
+        ("loss_weights", [[0.5, 1.0], [1.0, 0.1, 1.0]], "has weights in loss_weights, and the loader none"),
+        ("weights", [0.5, 1.0], "has weights in weights, and the loader none"),
     ],
 )
-def test_a_dataset_whose_masks_would_go_unnoticed_is_refused(column: str, values: Any, message: str) -> None:
+def test_a_dataset_whose_masks_or_weights_would_go_unnoticed_is_refused(column: str, values: Any, message: str) -> None:
     rows = datasets.Dataset.from_dict({"input_ids": [[1, 2], [3, 4, 0]], column: values})
     with pytest.raises(DataError, match=message):
         made(rows)
@@ -414,6 +416,7 @@ def test_a_cache_opens_the_packs_without_packing_again(tmp_path: Path, monkeypat
 
 def test_packs_and_order_of_a_set_are_the_recorded_ones(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("evenpack.data.sequences.documents._CHUNK_DOCUMENTS", 100)
+    monkeypatch.setattr("evenpack.data.tokens.file._FEW_DOCUMENTS", 50)
     offsets = np.append(0, np.cumsum(np.arange(1000) * 7919 % 150))
     documents = evenpack.TokenArrays(np.arange(offsets[-1], dtype=np.int32) % 997, offsets)
     for cache in (tmp_path, None):

@@ -212,6 +212,7 @@ def test_documents_that_are_read_in_chunks_are_stored_as_the_same_bytes(
     recipe = DocumentsRecipe(kind="documents", max_sequence_length=8, long_documents=policy)
     expected = build_view(recipe, token_file, np.arange(len(LENGTHS)))
     expected.save(tmp_path / "expected")
+    monkeypatch.setattr("evenpack.data.tokens.file._FEW_DOCUMENTS", 2)
     monkeypatch.setattr("evenpack.data.sequences.documents._CHUNK_DOCUMENTS", chunk)
 
     for name, documents in [("all", None), ("named", np.arange(len(LENGTHS)))]:
