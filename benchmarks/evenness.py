@@ -4,8 +4,8 @@
 
 Each case is `evenpack study evenness` on a sample of lengths. Long-tailed lengths are made up: log-normal with a median
 of 400 and a sigma of 1.2 (short documents), or 1,000 and 1.5 (with books), cut into pieces of a pack. Nothing is timed.
-`--lengths` also writes the lengths of the documents. `--shipped` counts the operations of each shipped model instead, in
-its own packs, on 20,000 sequences.
+`--lengths` also writes the lengths of the documents. `--shipped` counts the operations of the shipped models instead,
+each in its own packs, on 20,000 sequences.
 """
 
 import json

@@ -494,6 +494,22 @@ def evenness(files: Files) -> Rows:
     return rows
 
 
+def evenness_shipped(files: Files) -> Rows:
+    """Attention's part, the operations of a pack, and those that a device waits: full, least and planned."""
+    cases: dict[tuple[str, str], dict[tuple[int, str], Any]] = {}
+    for row in files[0]["rows"]:
+        cases.setdefault((row["model"], row["lengths"]), {})[row["devices"], row["packs_are"]] = row
+    rows = []
+    for found in cases.values():
+        values = [per_cent(found[8, "full"]["attention_share"]), found[8, "full"]["pack_flops"] / 1e12]
+        for devices in (8, 64):
+            full, least, planned = (found[devices, name] for name in ("full", "least", "planned"))
+            values += [full["waiting_flops"] / 1e12, per_cent(full["waiting"])]
+            values += [one["waiting_flops"] / 1e12 for one in (least, planned)]
+        rows.append(values)
+    return rows
+
+
 def replayed_and_trained(files: Files) -> Rows:
     """The slowest rank over the mean one, trained with its standard error, and replayed."""
     keys = ("trained_slowest_over_mean", "standard_error", "replayed_slowest_over_mean")
@@ -624,6 +640,7 @@ READINGS: dict[str, Callable[[Files], Rows]] = {
     "step_spread": step_spread,
     "forecast": forecast,
     "evenness": evenness,
+    "evenness_shipped": evenness_shipped,
     "replayed_and_trained": replayed_and_trained,
     "roofline": roofline,
     "roofline_beside_others": roofline_beside_others,

@@ -3,7 +3,7 @@
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import groupby
+from itertools import groupby, pairwise
 from pathlib import Path
 from typing import Any, Literal
 
@@ -20,6 +20,9 @@ from evenpack.files import read_json
 
 HOUR = 3600.0
 _KINDS: tuple[Kind, ...] = ("compute", "loader")
+_TIMES = ("world_size", "step_seconds", "compute_seconds_mean", "compute_seconds_max", "loader_seconds")
+"""Values without which it is not known where the time of a step went."""
+_MOST_GROUPS = 8
 End = Literal["recovered", "restarted", "lasts"]
 
 
@@ -144,18 +147,19 @@ def read_waits(output_dir: Path, *, replay: Path | None = None) -> tuple[WaitsOf
     places = _Places(starts, ranks)
     gathered = [one for one in split if _lists(one, ranks) is not None]
     by_rank = _by_rank(gathered, places, ranks)
+    timed = [one for one in records if all(one.get(name) is not None for name in _TIMES)]
     found = WaitsOfRun(
         run=output_dir.name if record is None else str(record.config["run"]["name"]),
         output_dir=output_dir,
         ranks=ranks,
         steps=len(records),
         split_steps=len(split),
-        parts=_parts(records),
+        parts=_parts(timed),
         by_rank=by_rank,
         episodes=tuple(_episodes(gathered, places, [start.first_step for start in starts])),
         least_slowdown=_least_slowdown(gathered),
         prediction=None if replay is None else _prediction(replay, record, ranks),
-        notes=tuple(_notes(split, by_rank, starts, ranks)),
+        notes=tuple(_notes(split, by_rank, starts, ranks, untimed=len(records) - len(timed))),
     )
     return found, wait_course(split)
 
@@ -190,7 +194,7 @@ class _Places:
         return self._joined(f"{place.device}, {place.model}" for place in self._of(rank, steps))
 
     def _of(self, rank: int, steps: Sequence[int]) -> Iterator[Place]:
-        for (first, places), (end, _) in zip(self._starts, [*self._starts[1:], (math.inf, ())], strict=True):
+        for (first, places), (end, _) in pairwise([*self._starts, (math.inf, ())]):
             if places and any(first < step <= end for step in steps):
                 yield places[rank]
 
@@ -349,8 +353,18 @@ def _prediction(path: Path, record: RunRecord | None, ranks: int) -> Prediction:
 
 
 def _notes(
-    split: Sequence[Mapping[str, Any]], by_rank: Sequence[RankRow], starts: Sequence[Start], ranks: int
+    split: Sequence[Mapping[str, Any]],
+    by_rank: Sequence[RankRow],
+    starts: Sequence[Start],
+    ranks: int,
+    *,
+    untimed: int,
 ) -> Iterator[str]:
+    if untimed:
+        yield (
+            f"{untimed:,} steps are logged without the times of ranks ({', '.join(_TIMES[1:])}), as by an earlier "
+            "version: they are left out of the device hours."
+        )
     sizes = list(dict.fromkeys(one["world_size"] for one in split))
     if len(sizes) > 1:
         yield (
@@ -362,11 +376,28 @@ def _notes(
             "No values of single ranks are logged (training.log_rank_times_every_steps is null, or its first record is "
             "still to come): who was waited for is not known."
         )
-    if starts and starts[-1].unlike:
+    unlike = [start for start in starts if start.unlike]
+    if unlike:
+        since = "" if unlike[-1] is starts[-1] else f", in the start from step {unlike[-1].first_step}"
         yield (
-            f"The devices differ ({', '.join(starts[-1].unlike)}): each rank is compared with its own first steps, so "
-            "one that is slower from the start on is not named; what the others wait for it is counted as machine. "
-            "Train on devices of one kind to have them compared with one another."
+            f"The devices differ ({_kinds_of_ranks(unlike[-1].places)}{since}): each rank is compared with its own "
+            "first steps, so one that is slower from the start on is not named; what the others wait for it is counted "
+            "as machine. Train on devices of one kind to have them compared with one another."
         )
-    if starts and not starts[-1].places:
-        yield "Hosts are not recorded in run.json, so ranks have numbers alone: an earlier version started the run."
+    if not starts or not starts[-1].places:
+        why = "an earlier version started the run" if starts else "there is no run.json beside the log"
+        yield f"Hosts and devices are not recorded, so ranks have numbers alone, and may be of unlike devices: {why}."
+
+
+def _kinds_of_ranks(places: Sequence[Place]) -> str:
+    """Returns the kinds of devices, each with its ranks; of many groups of ranks the first ones."""
+    groups = [(model, [rank for rank, _ in group]) for model, group in groupby(enumerate(places), _model)]
+    named = [
+        f"{model}: rank{'s' if len(ranks) > 1 else ''} {ranks[0]}{f' to {ranks[-1]}' if len(ranks) > 1 else ''}"
+        for model, ranks in groups
+    ]
+    return "; ".join([*named[:_MOST_GROUPS], *(["and so on"] if len(named) > _MOST_GROUPS else [])])
+
+
+def _model(ranked: tuple[int, Place]) -> str:
+    return ranked[1].model

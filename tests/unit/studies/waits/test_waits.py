@@ -174,7 +174,31 @@ def test_devices_of_several_kinds_are_named_with_what_that_means(tmp_path: Path)
     models = ("H100", "H100", "A100", "A100")
     found, _ = read_waits(write(tmp_path, watched({100: lists({})}), starts=(start(models=models),)))
     (note,) = found.notes
-    assert note.startswith("The devices differ (H100, A100): each rank is compared with its own first steps")
+    assert note.startswith(
+        "The devices differ (H100: ranks 0 to 1; A100: ranks 2 to 3): each rank is compared with its own first steps"
+    )
+    starts = (start(models=("H100", "A100", "H100", "H100")), start(150))
+    found, _ = read_waits(write(tmp_path / "replaced", watched({100: lists({})}), starts=starts))
+    assert "(H100: rank 0; A100: rank 1; H100: ranks 2 to 3, in the start from step 0)" in found.notes[0]
+
+
+def test_a_log_alone_is_explained_without_hosts(tmp_path: Path) -> None:
+    run = write(tmp_path / "run", watched({100: lists({3: 90})}), starts=None)
+    explain_waits(run, replay=None, plot=tmp_path / "waits.png")
+    found, _ = read_waits(run)
+    assert [(row.rank, row.host) for row in found.by_rank] == [(rank, None) for rank in range(RANKS)]
+    assert found.episodes[0].host is None
+    assert "there is no run.json beside the log" in found.notes[0]
+
+
+def test_steps_without_times_of_ranks_are_left_out_and_counted(tmp_path: Path) -> None:
+    records = watched({100: lists({})})
+    for one in records[:20]:
+        del one["compute_seconds_mean"], one["compute_seconds_max"]
+    found, _ = read_waits(write(tmp_path, records))
+    assert found.notes[0].startswith("20 steps are logged without the times of ranks")
+    assert (found.steps, found.split_steps) == (300, 270)
+    assert sum(parts_of(found).values()) == pytest.approx(2.0 * 280)
 
 
 def test_without_values_of_ranks_or_places_the_rest_is_shown_and_said(tmp_path: Path) -> None:
@@ -182,7 +206,7 @@ def test_without_values_of_ranks_or_places_the_rest_is_shown_and_said(tmp_path: 
     found, _ = read_waits(write(tmp_path, watched({}), starts=(bare,)))
     assert (found.by_rank, found.episodes) == ((), ())
     assert "training.log_rank_times_every_steps is null" in found.notes[0]
-    assert "ranks have numbers alone" in found.notes[1]
+    assert "ranks have numbers alone, and may be of unlike devices: an earlier version" in found.notes[1]
     assert parts_of(found)["plan"] == pytest.approx(270 * CAUSES["plan"])
 
 
