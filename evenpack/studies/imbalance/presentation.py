@@ -7,6 +7,7 @@ is an estimate), what is estimated from measured steps (squares), and what is pu
 
 import textwrap
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -413,6 +414,8 @@ _LEAST_SHARE = 0.01
 _CURVE_POINTS = 400
 _TAIL = 0.0005
 """Probability outside of either end of a curve."""
+_MARK_WIDTH = 0.018
+"""Width of a replayed mark, as a fraction of the axis."""
 _NEEDS_AT = (0.42, 0.76, 1.05, 1.28)
 """Where the columns of the table in the figure begin, as fractions of the axes' width."""
 _PANEL_INCHES = 6.4
@@ -536,7 +539,10 @@ def _draw_speed_ups(axes: Any, study: ImbalanceStudy) -> None:
     if study.forecast is not None:
         ends.append(_draw_forecast(axes, study.forecast))
     if study.replay is not None:
-        _draw_replayed_speed_ups(axes, study.replay)
+        for scheme in REPLAYED:
+            style = {"color": colour(scheme), **_REPLAYED, "capsize": 4, "elinewidth": 1.6}
+            at = _beside_others(scheme, study)
+            draw_series(axes, study.replay.of(scheme), x=at, y=_SPEED_UP, low=_LOW, high=_HIGH, **style)
     _draw_measured_speed_up(axes, study.measured)
     _device_axis(axes, study)
     label_ends(axes, ends)
@@ -561,7 +567,8 @@ def _draw_waiting(axes: Any, study: ImbalanceStudy) -> None:
     label_ends(axes, ends)
     if study.replay is not None:
         for scheme in REPLAYED:
-            draw_series(axes, study.replay.of(scheme), x=_DEVICES, y=_WAITING, color=colour(scheme), **_REPLAYED)
+            at = _beside_others(scheme, study)
+            draw_series(axes, study.replay.of(scheme), x=at, y=_WAITING, color=colour(scheme), **_REPLAYED)
     first = simulation if study.replay is None else study.replay
     arrival, packs = (first.of(scheme)[-1] for scheme in (UNPADDED_ARRIVAL, BALANCED_PACKS))
     write_title(
@@ -646,10 +653,11 @@ def _draw_measured_speed_up(axes: Any, measured: MeasuredComparison | None) -> N
     axes.errorbar([measured.run.ranks], [speed_up], yerr=bar, capsize=5, elinewidth=1.8, **MEASURED)
 
 
-def _draw_replayed_speed_ups(axes: Any, replay: Replay) -> None:
-    for scheme in REPLAYED:
-        style = {"color": colour(scheme), **_REPLAYED, "capsize": 4, "elinewidth": 1.6}
-        draw_series(axes, replay.of(scheme), x=_DEVICES, y=_SPEED_UP, low=_LOW, high=_HIGH, **style)
+def _beside_others(scheme: Scheme, study: ImbalanceStudy) -> Column:
+    """Returns the number of devices, moved so that the marks of replayed schemes stand side by side."""
+    doublings = np.log2(max(row.devices for row in study.simulation.rows))
+    moved = _MARK_WIDTH * doublings * (REPLAYED.index(scheme) - (len(REPLAYED) - 1) / 2)
+    return replace(_DEVICES, value=lambda row: row.devices * 2**moved)
 
 
 def _device_axis(axes: Any, study: ImbalanceStudy) -> None:
