@@ -426,18 +426,29 @@ def simulated_on_cpu(files: Files) -> Rows:
     return [_simulated_row(file, scheme) for file in files for scheme in schemes]
 
 
-def replayed(files: Files) -> Rows:
-    """Speed-ups of replayed clusters with their intervals, and shares of waiting."""
-    rows = []
-    for scheme in ("packed cost_balanced", "unpadded cost_balanced", "unpadded arrival", "padded arrival"):
-        found = {
-            row["devices"]: row for row in files[0]["replay"]["rows"] if f"{row['layout']} {row['policy']}" == scheme
-        }
-        is_unit = scheme == "padded arrival"
-        keys = ("speed_up",) if is_unit else ("speed_up", "speed_up_low", "speed_up_high")
-        speeds = [found[devices][key] for devices in (1, 8, 64) for key in keys]
-        rows.append([*speeds, *(per_cent(found[devices]["wait_share"]) for devices in (8, 64))])
-    return rows
+_REPLAYED = ("packed cost_balanced", "packed arrival", "unpadded cost_balanced", "unpadded arrival", "padded arrival")
+"""Packs by arrival are not in the oldest file."""
+
+
+def _replayed(*devices: int) -> Callable[[Files], Rows]:
+    """Speed-ups of replayed clusters with their intervals, and shares of waiting on all but one device."""
+
+    def replayed(files: Files) -> Rows:
+        rows = []
+        for scheme in _REPLAYED:
+            found = {
+                row["devices"]: row
+                for row in files[0]["replay"]["rows"]
+                if f"{row['layout']} {row['policy']}" == scheme
+            }
+            if found:
+                is_unit = scheme == "padded arrival"
+                keys = ("speed_up",) if is_unit else ("speed_up", "speed_up_low", "speed_up_high")
+                speeds = [found[count][key] for count in devices for key in keys]
+                rows.append([*speeds, *(per_cent(found[count]["wait_share"]) for count in devices[1:])])
+        return rows
+
+    return replayed
 
 
 def noisy(files: Files) -> Rows:
@@ -634,7 +645,9 @@ READINGS: dict[str, Callable[[Files], Rows]] = {
     "simulated_bert": simulated_bert,
     "simulated_gpt2": simulated_gpt2,
     "simulated_on_cpu": simulated_on_cpu,
-    "replayed": replayed,
+    "replayed": _replayed(1, 8, 64),
+    "replayed_mini": _replayed(1, 4, 16),
+    "replayed_demo": _replayed(1, 4, 8),
     "noisy": noisy,
     "evidence": evidence,
     "step_spread": step_spread,
