@@ -133,13 +133,13 @@ def draw_course(axes: Any, course: WaitCourse) -> None:
 
 
 def _draw_hours(axes: Any, course: WaitCourse) -> None:
-    """Draws the device hours that were lost up to each step, by cause, one on top of another."""
-    lost = [np.cumsum(course.hours[cause]) for cause in WAIT_CAUSES]
-    axes.stackplot(course.steps, lost, colors=[COLOUR_OF[cause] for cause in WAIT_CAUSES], linewidth=0)
+    """Draws the device hours that were lost up to each step: a line for each cause, because noise may sum below 0."""
+    for cause in WAIT_CAUSES:
+        axes.plot(course.steps, np.cumsum(course.hours[cause]), color=COLOUR_OF[cause], linewidth=2.0)
     axes.set_xlabel("step (optimizer updates)")
     axes.set_ylabel("device hours lost so far")
-    axes.set_ylim(bottom=0.0)
-    write_title(axes, f"Device hours lost: {sum(float(each[-1]) for each in lost):,.3g} at the end")
+    lost = sum(float(hours.sum()) for hours in course.hours.values())
+    write_title(axes, f"Device hours lost to each cause: {lost:,.3g} in all")
 
 
 def _binned(values: Float64[np.ndarray, " n"], edges: Any) -> Float64[np.ndarray, " bins"]:

@@ -282,9 +282,9 @@ def test_the_command_shows_tables_and_draws_the_figure(tmp_path: Path, monkeypat
     over_time, so_far, by_rank = figure.axes
     assert [text.get_text() for axes in (over_time, so_far) for text in axes.texts] == ["rank 3"] * 2
     lost = RANKS * (300 - 30) * sum(CAUSES.values()) / 3600.0
-    (*_, highest) = so_far.collections
-    assert highest.get_datalim(so_far.transData).y1 == pytest.approx(lost)
-    assert f"{lost:.3g} at the end" in so_far.get_title(loc="left")
+    ends = [line.get_ydata()[-1] for line in so_far.lines]
+    assert ends == pytest.approx([RANKS * (300 - 30) * seconds / 3600.0 for seconds in CAUSES.values()])
+    assert f"{lost:.3g} in all" in so_far.get_title(loc="left")
     assert [tick.get_text() for tick in by_rank.get_xticklabels()] == ["0", "1", "2", "3"]
     assert report.value.episodes[0].rank == 3
 
