@@ -9,9 +9,6 @@ from dataclasses import dataclass
 from fractions import Fraction
 from typing import Any
 
-import numpy as np
-
-from evenpack.data.sequences.masking import masked_count
 from evenpack.engine.config import RunConfig
 from evenpack.engine.deepspeed_config import deepspeed_config
 from evenpack.engine.memory.phases import TrainingMemory, estimate_training_memory
@@ -120,7 +117,10 @@ def _number_bytes(config: RunConfig) -> int:
 
 
 def micro_batch_size(config: RunConfig, item: AverageItem) -> MicroBatchSize:
-    """Returns the size of a micro-batch: exact in the packed layout, else the size with average items."""
+    """Returns the size of a micro-batch: exact in the packed layout, else the size with average items.
+
+    Masked tokens are the most that an average item can have: `max_predictions` holds for each of its sequences.
+    """
     training = config.training
     if training.layout == "packed":
         each = Fraction(item.row_slots)
@@ -131,8 +131,9 @@ def micro_batch_size(config: RunConfig, item: AverageItem) -> MicroBatchSize:
     slots = math.ceil(training.items_per_micro_batch * each)
     if family_of(config.model).objective == "next_tokens":
         return MicroBatchSize(slots=slots, head_rows=slots)
-    masked = int(masked_count(np.array([item.row_slots]), config.masking)[0])
-    return MicroBatchSize(slots=slots, head_rows=training.items_per_micro_batch * masked)
+    masking = config.data.static_masks or config.masking
+    masked = min(Fraction(masking.share) * item.row_slots, masking.max_predictions * item.sequences)
+    return MicroBatchSize(slots=slots, head_rows=math.ceil(training.items_per_micro_batch * masked))
 
 
 def run_memory(

@@ -5,14 +5,16 @@ from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
+from evenpack.data.sequences.masking import masked_count
 from evenpack.engine.config import RunConfig
 from evenpack.engine.memory.estimate import RunMemory, micro_batch_size, run_memory, training_memory, with_micro_batch
 from evenpack.engine.memory.text import memory_text
 from evenpack.engine.resolving.data_facts import AverageItem
 from evenpack.models.common.device_peaks import DevicePeak, find_device_peak
-from evenpack.testing import changed, run_config, run_values
+from evenpack.testing import changed, pair_run_values, run_config, run_values
 
 VOCABULARY, RANKS = 50_257, 8
 ITEM = AverageItem(sequences=Fraction(2), tokens=Fraction(1000), row_slots=1024)
@@ -104,6 +106,33 @@ def test_sizes_follow_the_layout_and_the_objective() -> None:
     assert (unpadded.size.slots, unpadded.size.head_rows) == (8 * 1000, 8 * 1000)
     assert "average packs" in unpadded.notes[0]
     assert micro_batch_size(config_of(training={"layout": "padded"}), ITEM).slots == 8 * 2 * 1024
+
+
+@pytest.mark.parametrize(
+    ("masking", "lengths", "rows"),
+    [
+        ({"share": 0.25}, [256] * 4, 8 * 256),  # each below the maximum: the share decides
+        ({"share": 0.25, "max_predictions": 50}, [256] * 4, 8 * 200),  # each at the maximum
+        ({"share": 0.25, "max_predictions": 50}, [1024], 8 * 50),
+        ({"share": 0.25, "max_predictions": 50}, [300, 300, 300, 124], 8 * 200),  # 181 and less in each pack
+    ],
+)
+def test_the_most_predictions_of_a_sequence_are_not_those_of_a_pack(
+    masking: dict[str, Any], lengths: list[int], rows: int
+) -> None:
+    """What is estimated is never less than what sequences of a pack predict, and never more than their maxima."""
+    item = AverageItem(sequences=Fraction(len(lengths)), tokens=Fraction(sum(lengths)), row_slots=1024)
+    sizes = {"max_sequence_length": 1024}
+    training = {"packs_per_step": 512, "packs_per_micro_batch": 8}
+    drawn_again = {"data": {"recipe": sizes, "pack_length": 1024}, "masking": masking}
+    stored = {"data": {"recipe": {**sizes, "static_masks": masking}, "pack_length": 1024}}
+    for sections in (drawn_again, stored):
+        values = pair_run_values("bert", Path("never_written"), training=training, **sections)
+        values["data"]["recipe"] = {"kind": "sentence_pairs", **values["data"]["recipe"]}
+        config = run_config(values)
+        assert micro_batch_size(config, item).head_rows == rows
+        predicted = masked_count(np.array(lengths), config.data.static_masks or config.masking)
+        assert 8 * predicted.sum() <= rows
 
 
 @pytest.mark.parametrize(
