@@ -33,6 +33,7 @@ MODELS = {
     "gpt2_xl": "gpt2_xl",
     "llama_160m": "llama_160m",
     "llama_1.1b": "llama_1.1b",
+    "llama_8b": "llama_8b",
     "bert_base": "bert_base_phase1",
     "bert_large": "bert_large_phase1",
     "modernbert_base": "modernbert_base",
