@@ -51,7 +51,7 @@ def test_questions_of_design_are_timed_by_events_and_weighed_by_the_peak_of_memo
     assert design["ceilings"][1]["value"] == pytest.approx(2 * 4 * 2**29 / 2e-3 / 1e12)
     assert {row["compiled"] for row in design["loss"]} == {False, True}
     chunks = {row["chunk_bytes"] // (4 * row["vocabulary"]) for row in design["loss"]}
-    assert {default_chunk_tokens(device, 50_257) for device in ("cpu", "cuda")} < chunks
+    assert {default_chunk_tokens("cuda", 50_257)} < chunks
     weighed = [row for rows in design.values() for row in rows if "megabytes" in row]
     assert {(row["milliseconds"], row["megabytes"]) for row in weighed} == {(2.0, 7.0)}  # of 10 MB 3 were there before
     counters = [one for one in asked if one != "elapsed_time"]

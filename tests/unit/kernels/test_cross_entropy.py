@@ -304,8 +304,8 @@ def test_chunks_are_even_and_as_few_as_the_limit_allows() -> None:
     assert len(cross_entropy._even_chunks(1335, 1335)) == 1
 
 
-@pytest.mark.parametrize(("device_type", "tokens"), [("cpu", 1335), ("cuda", 5341), ("mps", 1335)])
-def test_a_gpu_takes_larger_chunks_than_a_cpu_whose_sums_stay_as_they_were(device_type: str, tokens: int) -> None:
+@pytest.mark.parametrize(("device_type", "tokens"), [("cpu", 125), ("cuda", 5341), ("mps", 1335)])
+def test_a_gpu_takes_larger_chunks_than_a_cpu(device_type: str, tokens: int) -> None:
     assert cross_entropy.default_chunk_tokens(device_type, 50_257) == tokens
     assert cross_entropy.default_chunk_tokens(device_type, 1 << 40) == 1
 
