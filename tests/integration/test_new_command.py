@@ -102,6 +102,26 @@ def test_every_key_is_explained(model: str, tmp_path: Path) -> None:
     assert "on 8 GPUs" in " ".join(line.removeprefix("# ") for line in lines[:6])
 
 
+@pytest.mark.parametrize(
+    ("files", "kind", "key"),
+    [
+        (["vocab.json", "merges.txt"], "gpt2", "path"),
+        (["vocab.txt"], "bert", "path"),
+        (["tokenizer.json", "vocab.json", "merges.txt"], "hub", "name"),
+        ([], "hub", "name"),
+    ],
+)
+def test_a_folder_with_a_vocabulary_alone_gets_the_kind_that_reads_it(
+    files: list[str], kind: str, key: str, tmp_path: Path
+) -> None:
+    """Where the shipped run file names a tokenizer of the hub, which must be whole."""
+    for name in files:
+        (tmp_path / name).write_text("")
+    sources = {"one": {"kind": "text", "path": "text.txt"}}
+    new = NewRun(name="mine", sources=sources, model="llama_8b", tokenizer=tmp_path, devices=8)
+    assert run_values(new)["data"]["tokenizer"] == {"kind": kind, key: str(tmp_path)}
+
+
 def test_a_run_file_that_exists_is_not_overwritten(tmp_path: Path) -> None:
     (tmp_path / "mine.yaml").write_text("mine")
     options = ["--data", str(write(tmp_path, "jsonl")), "--model", "gpt2_mini", "--devices", "0"]
