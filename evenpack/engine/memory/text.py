@@ -64,7 +64,8 @@ def _advice(found: RunMemory, batching: Batching) -> Iterator[str]:
         return
     yield (
         "Not even a micro-batch of one does, with activation checkpointing and ZeRO 1 where possible: take "
-        "shorter packs (data.pack_length), a smaller model, a device with more memory, or more ranks at ZeRO 1"
+        "shorter packs (data.pack_length), a smaller model, a device with more memory, more ranks, or "
+        "deepspeed.zero_stage=3, which divides gradients and parameters as well"
     )
 
 

@@ -157,6 +157,10 @@ def plan_launch(
     )
 
 
+def _plan_elsewhere(num_gpus: int) -> str:
+    return f"To plan for GPUs of another machine say --dry-run --ranks {num_gpus} --device NAME, as h100"
+
+
 def local_devices(
     num_gpus: int | None, cpu_ranks: int | None = None, *, cuda_count: int, environment: Mapping[str, str]
 ) -> Devices:
@@ -178,10 +182,12 @@ def local_devices(
     if num_gpus is not None and usable == 0:
         raise ConfigError(
             f"--num-gpus {num_gpus}: {reason} (`evenpack doctor` lists the devices). For ranks on the CPU say "
-            f"--cpu-ranks {num_gpus}"
+            f"--cpu-ranks {num_gpus}. {_plan_elsewhere(num_gpus)}"
         )
     if num_gpus is not None and num_gpus > usable:
-        raise ConfigError(f"--num-gpus {num_gpus}: this machine shows {counted(usable, 'CUDA device')}")
+        raise ConfigError(
+            f"--num-gpus {num_gpus}: this machine shows {counted(usable, 'CUDA device')}. {_plan_elsewhere(num_gpus)}"
+        )
     ranks = num_gpus or usable
     visible = environment.get("CUDA_VISIBLE_DEVICES", "")
     if not visible:

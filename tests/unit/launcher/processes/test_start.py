@@ -71,7 +71,9 @@ def test_ranks_on_the_cpu_do_not_wait_until_devices_are_counted(monkeypatch: pyt
 
 
 def test_gpus_that_are_requested_are_never_mistaken_for_cpu_ranks() -> None:
-    with pytest.raises(ConfigError, match=r"--num-gpus 8: PyTorch sees no CUDA device .* say --cpu-ranks 8"):
+    with pytest.raises(
+        ConfigError, match=r"--num-gpus 8: PyTorch sees no CUDA device .* say --cpu-ranks 8\. .* --ranks 8 --device"
+    ):
         local_devices(8, cuda_count=0, environment={})
     with pytest.raises(ConfigError, match="--num-gpus 2: DS_ACCELERATOR is cpu"):
         local_devices(2, cuda_count=2, environment={"DS_ACCELERATOR": "cpu"})
