@@ -22,6 +22,7 @@ from evenpack.studies.packing.presentation import plot_residuals
 from evenpack.studies.packing.residuals import ResidualRow
 from evenpack.studies.provenance import COMPUTED, provenance_line
 from evenpack.studies.shuffle.config import ShuffleStudyConfig
+from evenpack.studies.shuffle.held_out import HeldOutRow
 from evenpack.studies.shuffle.study import plot_shuffle
 
 
@@ -57,7 +58,8 @@ def _draw_shuffle(values: dict[str, Any], arguments: argparse.Namespace) -> None
         for arm, of_seed in values["losses"].items()
     }
     origin = values.get("origin") or _origin(study.study.name, values["measured_on"], arguments)
-    plot_shuffle(losses, jumps, values["borders"], study, arguments.out, origin=origin)
+    held_out = TypeAdapter(list[HeldOutRow]).validate_python(values.get("held_out", []))
+    plot_shuffle(losses, jumps, values["borders"], study, arguments.out, held_out=held_out, origin=origin)
 
 
 def _origin(name: str, measured_on: dict[str, Any], arguments: argparse.Namespace) -> str:

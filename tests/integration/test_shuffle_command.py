@@ -2,6 +2,7 @@
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
@@ -10,7 +11,9 @@ from small_run import evenpack
 from this_process import ThisProcess
 
 from evenpack.console import save_json
+from evenpack.errors import ConfigError, DataError
 from evenpack.studies.shuffle.command import ShuffleCommand
+from evenpack.studies.shuffle.study import KEPT
 from evenpack.testing import run_values, write_run_file
 
 GRID = {"kind": "grid", "rows": 2, "columns": 3, "block_tokens": 600}
@@ -44,8 +47,16 @@ def study_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
                 },
             }
         },
-        "shuffle": {"reference": "permutation", "buffer": 20, "steps_around_border": 1, "steps_read": 3},
+        "shuffle": {
+            "reference": "permutation",
+            "buffer": 20,
+            "steps_around_border": 1,
+            "steps_read": 3,
+            "held_out": {"sentences": str(folder / "held_out.jsonl"), "numbers": None},
+        },
     }
+    write_jsonl(folder / "held_out.jsonl", sentences(12, seed=9))
+    write_jsonl(folder / "numbers.jsonl", ["".join(f"{n + k} " for k in range(40)) for n in range(70, 75)])
     for key in ("rows", "columns"):
         del study["phases"]["training"]["arms"]["blocks"]["data.shuffle"][key]
     path = folder / "study.yaml"
@@ -55,8 +66,9 @@ def study_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_arms_are_trained_measured_and_drawn(study_file: Path, tmp_path: Path) -> None:
     plot, saved, machine = tmp_path / "figure.png", tmp_path / "found.json", ThisProcess()
-    report = ShuffleCommand(plot=plot).run(study_file, (), machine)
-    assert (report.unmet, machine.commands.count("train")) == (None, 3)
+    numbers = f"shuffle.held_out.numbers={study_file.parent / 'numbers.jsonl'}"
+    report = ShuffleCommand(plot=plot).run(study_file, (numbers,), machine)
+    assert (report.unmet, machine.commands.count("train"), machine.commands.count("evaluate")) == (None, 3, 6)
     save_json(report.value, saved)
     assert plot.read_bytes().startswith(b"\x89PNG")
     found = json.loads(saved.read_text())
@@ -70,6 +82,39 @@ def test_arms_are_trained_measured_and_drawn(study_file: Path, tmp_path: Path) -
     assert len(found["losses"]["grid"]["1"]) == 8
     assert found["borders"] == orders["blocks"]["borders"]
     assert set(found["jumps"]) == {"permutation", "grid", "blocks"}
+    held_out = {(row["kind"], row["arm"]): row["losses"]["1"] for row in found["held_out"]}
+    assert list(held_out) == [
+        (k, a) for k in ("sentences", "numbers", "mean") for a in ("permutation", "grid", "blocks")
+    ]
+    assert held_out["mean", "grid"] == pytest.approx((held_out["sentences", "grid"] + held_out["numbers", "grid"]) / 2)
+    evaluated = study_file.parent / "study/training/grid/seed_1/held_out/numbers/evaluation.json"
+    assert held_out["numbers", "grid"] == json.loads(evaluated.read_text())["sources"]["numbers"]["loss"]
+    assert_is_reported_again(study_file, numbers, found, tmp_path)
+
+
+def assert_is_reported_again(study_file: Path, numbers: str, found: dict[str, Any], folder: Path) -> None:
+    """Without logs and prepared data; not on other text, and not without what is kept of a run."""
+    runs = study_file.parent / "study"
+    for path in [*runs.rglob("metrics.jsonl"), *runs.glob("data/*/manifest.json")]:
+        path.unlink()
+    again = folder / "again.json"
+    save_json(ShuffleCommand(only_report=True).run(study_file, (numbers,), ThisProcess()).value, again)
+    for key in ("orders", "borders", "jumps", "held_out", "losses"):
+        assert json.loads(again.read_text())[key] == found[key], key
+    with pytest.raises(DataError, match="and the study now names other: undo that change"):
+        ShuffleCommand(only_report=True).run(study_file, ("shuffle.held_out.numbers=other",), ThisProcess())
+    (runs / "training/grid/seed_1" / KEPT).unlink()
+    with pytest.raises(DataError, match=f"neither .*{KEPT} nor .* exists"):
+        ShuffleCommand(only_report=True).run(study_file, (numbers,), ThisProcess())
+
+
+def test_held_out_text_without_a_file_is_refused_before_anything_is_trained(study_file: Path, tmp_path: Path) -> None:
+    for word, found in (("", "names no text"), (f"={tmp_path / 'absent.jsonl'}", "where there is no file")):
+        machine = ThisProcess()
+        overrides = [f"study.output_dir={tmp_path}", *([f"shuffle.held_out.numbers{word}"] if word else [])]
+        with pytest.raises(ConfigError, match=found):
+            ShuffleCommand().run(study_file, overrides, machine)
+        assert machine.commands == []
 
 
 def test_an_unknown_reference_and_a_second_source_are_refused(study_file: Path) -> None:

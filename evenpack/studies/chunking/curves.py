@@ -28,7 +28,7 @@ from evenpack.engine.reporting.metrics import METRICS
 from evenpack.errors import DataError
 from evenpack.files import read_json_object, write_json
 from evenpack.studies.chunking.config import ChunkingConfig
-from evenpack.studies.runs.arms import read_steps, weighted_mean
+from evenpack.studies.runs.arms import loss_of_evaluation, mean_loss, read_steps
 from evenpack.studies.runs.jobs import Evaluation, StudyRun, evaluation_of
 from evenpack.studies.runs.study_file import Settings
 
@@ -159,7 +159,7 @@ def read_held_out(curve: Curve, evaluations: Sequence[Evaluation], *, documents_
         documents_alone: whether the study compares documents alone; without an evaluation of them they are what the
             run evaluated itself.
     """
-    losses = {evaluation.name: _loss(evaluation) for evaluation in evaluations}
+    losses = {evaluation.name: loss_of_evaluation(evaluation) for evaluation in evaluations}
     if documents_alone:
         losses.setdefault(DOCUMENTS, curve.own_loss)
     return HeldOut(
@@ -212,7 +212,7 @@ def _from_log(output_dir: Path) -> dict[str, Any]:
         "tokens_per_step": sum(record["tokens"] for record in trained) / len(trained),
         "slots_per_step": sum(record["slots"] for record in trained) / len(trained),
         "seconds": sum(record["step_seconds"] for record in trained),
-        "own_loss": _mean_loss(evaluated[-1]) if evaluated else None,
+        "own_loss": mean_loss(evaluated[-1]) if evaluated else None,
         "measured_on": f"{summary['ranks']} x {summary['device']}" if summary else None,
     }
 
@@ -224,12 +224,6 @@ def _losses(records: Sequence[dict[str, Any]], *, first: dict[str, Any]) -> list
         source = source if "skipped" in record else record
         losses.append(None if source["loss"] is None else _rounded(source["loss"]))
     return losses
-
-
-def _mean_loss(sources: dict[str, Any]) -> float | None:
-    """Returns the mean loss over the targets of all evaluated sources; None where nothing was held out."""
-    found = [values for values in sources.values() if values is not None and values["loss"] is not None]
-    return weighted_mean(found, "loss", "targets") if any(values["targets"] for values in found) else None
 
 
 def _rounded(loss: float) -> float | None:
@@ -267,18 +261,6 @@ def _evaluates_documents(study: ChunkingConfig, run: StudyRun, alone: Settings) 
     """
     is_of_all = run.config.training.evaluation_packs is None and study.chunking.documents_packs is None
     return is_of_all and run.config.data.recipe == DocumentsRecipe.model_validate(alone)
-
-
-def _loss(evaluation: Evaluation) -> float | None:
-    values = read_json_object(evaluation.result)
-    if values is None:
-        return None
-    try:
-        return _mean_loss(values["sources"])
-    except (KeyError, TypeError, AttributeError) as error:
-        raise DataError(
-            f"{evaluation.result} is not a result of `evenpack evaluate`: remove it, and that run is evaluated again"
-        ) from error
 
 
 def _perplexity(loss: float | None) -> float | None:

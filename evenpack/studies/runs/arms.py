@@ -11,6 +11,8 @@ from jaxtyping import Float64
 
 from evenpack.engine.reporting.metrics import METRICS, read_metrics, trained_steps
 from evenpack.errors import DataError
+from evenpack.files import read_json_object
+from evenpack.studies.runs.jobs import Evaluation
 from evenpack.studies.statistics.paired import PairedDifference, Spread, paired_difference
 
 ItemT = TypeVar("ItemT")
@@ -42,6 +44,35 @@ def weighted_mean(records: Sequence[Mapping[str, Any]], name: str, weight: str) 
     total: float = sum(values[weight] for values in records)
     weighted: float = sum(values[weight] * values[name] for values in records)
     return weighted / total
+
+
+def mean_loss(sources: Mapping[str, Any]) -> float | None:
+    """Returns the mean loss over the targets of all evaluated sources; None where nothing was held out."""
+    found = [values for values in sources.values() if values is not None and values["loss"] is not None]
+    return weighted_mean(found, "loss", "targets") if any(values["targets"] for values in found) else None
+
+
+def loss_of_evaluation(evaluation: Evaluation) -> float | None:
+    """Returns the mean loss of an evaluation; None before it has ended.
+
+    Raises: DataError for an incomplete result, and for one on other text than the study names.
+    """
+    values = read_json_object(evaluation.result)
+    if values is None:
+        return None
+    try:
+        loss = mean_loss(values["sources"])
+    except (KeyError, TypeError, AttributeError) as error:
+        raise DataError(
+            f"{evaluation.result} is not a result of `evenpack evaluate`: remove it, and that run is evaluated again"
+        ) from error
+    expected = None if evaluation.text is None else str(evaluation.text)
+    if values.get("data") != expected:
+        raise DataError(
+            f"{evaluation.result} is of {values.get('data')}, and the study now names {expected}: undo that change, or "
+            f"remove {evaluation.output_dir} to evaluate that run again"
+        )
+    return loss
 
 
 def of_each_run(

@@ -127,6 +127,8 @@ class Evaluation(Job):
     unit: ClassVar[str] = "step"
     config: RunConfig
     name: str
+    text: Path | None
+    """What it is evaluated on; None: the held-out documents of its data."""
 
     @property
     def result(self) -> Path:
@@ -177,22 +179,29 @@ def expand_finetunings(sections: Mapping[str, FinetuneSection], runs: Sequence[S
     return tuple(_finetuning(run, name, section) for run in runs for name, section in sections.items())
 
 
-def evaluation_of(run: StudyRun, name: str, settings: Settings, *, study_dir: Path) -> Evaluation:
-    """Evaluates `run` on its data with `settings` applied. Raises: ConfigError if they make an invalid run."""
+def evaluation_of(
+    run: StudyRun, name: str, settings: Settings, *, study_dir: Path, text: Path | None = None
+) -> Evaluation:
+    """Evaluates `run` on its data with `settings` applied, or on `text`, a file, folder or pattern.
+
+    Raises: ConfigError if the settings make an invalid run.
+    """
     label = f"{run.key}, evaluated on {name},"
     overrides = [*run.overrides, *_as_overrides(settings)]
-    overrides += _shared_data(study_dir, _load(RunConfig, run.run_file, label, overrides))
+    if settings:
+        overrides += _shared_data(study_dir, _load(RunConfig, run.run_file, label, overrides))
     config = _load(RunConfig, run.run_file, label, overrides)
     output_dir = run.output_dir / "held_out" / name
     return Evaluation(
         **_following(run, f"held_out/{name}"),
         name=name,
+        text=text,
         run_file=run.run_file,
         overrides=tuple(overrides),
         config=config,
         output_dir=output_dir,
         prepared_dir=config.prepared_dir,
-        options=("--save", str(output_dir / "evaluation.json")),
+        options=("--save", str(output_dir / "evaluation.json"), *(() if text is None else ("--data", str(text)))),
     )
 
 

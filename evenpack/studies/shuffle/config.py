@@ -1,10 +1,15 @@
 """Defines the file of a shuffle study."""
 
-from pydantic import Field, model_validator
+from pathlib import Path
 
-from evenpack.config import Section
+from pydantic import Field, field_validator, model_validator
+
+from evenpack.config import Section, UserPath
 from evenpack.studies.runs.study_file import Name, RunsStudyConfig
-from evenpack.units import Sequences, Steps, Stretches, Windows
+from evenpack.units import NatsPerToken, Sequences, Share, Steps, Stretches, Windows
+
+MEAN_OF_KINDS = "mean"
+"""The kind of held-out text under which the mean of all kinds is reported."""
 
 
 class ShuffleSection(Section):
@@ -22,6 +27,23 @@ class ShuffleSection(Section):
     """Steps before a boundary between blocks, and as many after it, whose mean losses are compared."""
     steps_read: Steps = Field(default=50, ge=1)
     """Steps whose sequences are read from an uncached file to measure the rate of reading."""
+    held_out: dict[Name, UserPath | None] = Field(default_factory=dict)
+    """Held-out text by its kind: a file, folder or pattern for each, as `evenpack evaluate --data` takes it. Each
+    finished run is evaluated on all of them, and arms are compared with the reference kind by kind, and by the mean of
+    the kinds. Null: the path is given on the command line."""
+    effect: NatsPerToken = Field(default=0.05, gt=0.0)
+    """The smallest difference of a held-out loss that matters: where an interval is wider, the table says that it
+    cannot tell, and never that there is no difference."""
+    significance: Share = Field(default=0.05, gt=0.0, lt=0.5)
+    """Significance level of the comparisons of held-out losses, corrected for their number; intervals have confidence
+    1 - 2 x significance."""
+
+    @field_validator("held_out")
+    @classmethod
+    def _check_held_out(cls, value: dict[str, Path | None]) -> dict[str, Path | None]:
+        if MEAN_OF_KINDS in value:
+            raise ValueError(f"'{MEAN_OF_KINDS}' names the mean of the kinds: give that kind another name")
+        return value
 
 
 class ShuffleStudyConfig(RunsStudyConfig):

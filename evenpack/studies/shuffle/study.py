@@ -1,23 +1,28 @@
 """The study `evenpack study shuffle`: orders and how they are read, the loss of runs, and its jumps at borders.
 
 The order in which one epoch trains the sequences of a corpus comes from a plan, or is simulated. The figure draws the
-loss of each arm against the step, and its jumps at the borders of blocks.
+loss of each arm against the step, its jumps at the borders of blocks, and held-out losses by kind of text.
+
+What a report needs of a run is kept beside its result, in shuffle.json, so that it can be reported again without the
+run's log and its prepared data.
 """
 
 import os
 import textwrap
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from jaxtyping import Float64, Int64, Integer
+from pydantic import TypeAdapter
 from rich.console import RenderableType
 
 from evenpack.data.batches.read_ahead import ReadAhead
 from evenpack.data.config import DataConfig
+from evenpack.data.manifest import MANIFEST
 from evenpack.data.order.blocked_plan import BlockedPlan
 from evenpack.data.order.pack_stream import PackStream
 from evenpack.data.order.selection import PackedSource, select_packs
@@ -29,13 +34,25 @@ from evenpack.data.sources.kinds import open_corpus, source_inputs
 from evenpack.data.tokens.file import bin_path
 from evenpack.engine.config import RunConfig
 from evenpack.engine.reporting.metrics import METRICS, read_metrics
-from evenpack.errors import ConfigError
+from evenpack.errors import ConfigError, DataError
+from evenpack.files import read_json_object, write_json
 from evenpack.studies.columns import Column, table_of
 from evenpack.studies.plotting import COLOURS, INK, figure_as_png, write_footer, write_title
 from evenpack.studies.runs.arms import arm_label, of_each_run, seeds_text
-from evenpack.studies.runs.runner import EndedRun
+from evenpack.studies.runs.jobs import Job, StudyRun, interleaved
+from evenpack.studies.runs.runner import EndedRun, Machine
 from evenpack.studies.runs.study import Findings, RunsByArm, TrainedStudy
 from evenpack.studies.shuffle.config import ShuffleSection, ShuffleStudyConfig
+from evenpack.studies.shuffle.held_out import (
+    HeldOutRow,
+    caption_of_held_out,
+    compare_held_out,
+    draw_held_out,
+    evaluations_on_text,
+    held_out_table,
+    read_losses_by_kind,
+    require_text,
+)
 from evenpack.studies.statistics.paired import Spread
 
 _DRAWN_TOGETHER = 1 << 14
@@ -203,6 +220,10 @@ class ArmOrder:
     """Reading rate; None: the order is simulated, and no file is in this order."""
     borders: tuple[int, ...]
     """Steps that begin a block of the first epoch, except for the first one."""
+
+
+KEPT = "shuffle.json"
+_ORDERS = TypeAdapter(list[ArmOrder])
 
 
 def check_run(config: RunConfig) -> None:
@@ -424,13 +445,14 @@ def plot_shuffle(
     study: ShuffleStudyConfig,
     path: Path,
     *,
+    held_out: Sequence[HeldOutRow],
     origin: str,
 ) -> None:
     """Draws the study; `origin`: data, commits and devices of its runs. Raises: ConfigError without matplotlib."""
-    has_jumps = any(jumps.values())
-    with figure_as_png(path, width=14.0, height=5.0) as figure:
-        ratios = [2.4, 1.0] if has_jumps else [1.0]
-        curves, *bars = figure.subplots(1, len(ratios), squeeze=False, gridspec_kw={"width_ratios": ratios})[0]
+    has_jumps, is_compared = any(jumps.values()), any(row.difference is not None for row in held_out)
+    ratios = [2.4, *([1.0] if has_jumps else []), *([1.6] if is_compared else [])]
+    with figure_as_png(path, width=4.2 * sum(ratios), height=5.0) as figure:
+        curves, *others = figure.subplots(1, len(ratios), squeeze=False, gridspec_kw={"width_ratios": ratios})[0]
         for border in borders:
             curves.axvline(border, color=INK, linewidth=0.6, linestyle=":", alpha=0.6)
         colours = {arm: COLOURS[index % len(COLOURS)] for index, arm in enumerate(losses)}
@@ -440,9 +462,14 @@ def plot_shuffle(
         curves.set_ylabel("training loss (nats/token)")
         curves.legend(frameon=False)
         write_title(curves, "Loss by order of training")
-        for axes in bars:
-            _draw_jumps(axes, jumps, colours, study.shuffle)
-        write_footer(figure, [origin, _caption(losses, has_borders=bool(borders))])
+        if has_jumps:
+            _draw_jumps(others[0], jumps, colours, study.shuffle)
+        if is_compared:
+            draw_held_out(others[-1], held_out, colours, study.shuffle)
+        footer = [origin, _caption(losses, has_borders=bool(borders))]
+        if is_compared:
+            footer.append(caption_of_held_out(study.shuffle))
+        write_footer(figure, footer)
 
 
 def _caption(losses: LossesOfArms, *, has_borders: bool) -> str:
@@ -491,19 +518,29 @@ class ShuffleStudy(TrainedStudy[ShuffleStudyConfig]):
         super().__init__(ShuffleStudyConfig, study_file, overrides)
         for run in self.runs:
             check_run(run.config)
+        self.evaluations = evaluations_on_text(self.study, self.compared)
+
+    @property
+    def jobs(self) -> Sequence[Job]:
+        return interleaved(self.runs, self.evaluations)
 
     def reference_of(self, arm: str) -> str:
         return self.study.shuffle.reference
 
     def compare(self, runs: RunsByArm, ended: Sequence[EndedRun]) -> Findings:
         section = self.study.shuffle
-        orders = self._orders(runs)
+        kept = of_each_run(runs, self._kept)
+        orders = [order for of_seed in kept.values() for one in of_seed.values() for order in one.orders]
+        orders.sort(key=lambda order: order.reading is None)  # simulated ones last
         borders = _borders_of_corpus(orders, runs)
-        losses = of_each_run(runs, lambda run: read_losses(run.output_dir))
+        losses = of_each_run(kept, lambda one: one.losses)
         jumps = {arm: jumps_at(of_seed, borders, around=section.steps_around_border) for arm, of_seed in losses.items()}
+        finished = {run.key for of_seed in runs.values() for run in of_seed.values()}
+        of_text = [evaluation for evaluation in self.evaluations if evaluation.starts_from in finished]
+        held_out = compare_held_out(read_losses_by_kind(of_text), section)
 
         def draw(path: Path, origin: str) -> list[Path]:
-            plot_shuffle(losses, jumps, borders, self.study, path, origin=origin)
+            plot_shuffle(losses, jumps, borders, self.study, path, held_out=held_out, origin=origin)
             return [path]
 
         return Findings(
@@ -511,20 +548,63 @@ class ShuffleStudy(TrainedStudy[ShuffleStudyConfig]):
                 "orders": orders,
                 "borders": borders,
                 "jumps": jumps,
+                "held_out": held_out,
                 "losses": of_each_run(losses, lambda values: values.round(6).tolist()),
             },
-            shown=[*order_tables(orders, section), *jump_table(jumps, section, borders=borders)],
+            shown=[
+                *order_tables(orders, section),
+                *jump_table(jumps, section, borders=borders),
+                *held_out_table(held_out, section),
+            ],
             draw=draw,
         )
 
-    def _orders(self, runs: RunsByArm) -> list[ArmOrder]:
-        """Returns the order of each arm with a finished run, by its first seed, and the simulated orders."""
+    def _train(self, machine: Machine, devices_per_run: int | None) -> tuple[EndedRun, ...]:
+        require_text(self.study.shuffle)
+        return super()._train(machine, devices_per_run)
+
+    def _kept(self, run: StudyRun) -> "Kept":
+        """Returns what the report needs of a finished run, and keeps it; orders are measured for the first seed."""
+        is_first = run.seed == self.study.phases[run.phase].seeds[0]
+        return keep(run, measure=lambda: self._orders(run) if is_first else [])
+
+    def _orders(self, run: StudyRun) -> list[ArmOrder]:
+        """Returns the order of an arm, and the simulated orders if it is the reference."""
         section = self.study.shuffle
-        first = {arm: next(iter(of_seed.values())).config for arm, of_seed in runs.items() if of_seed}
-        orders = [measure_order(arm, config, section) for arm, config in first.items()]
-        if section.reference in first:
-            orders += measure_simulated(first[section.reference], section)
-        return orders
+        simulated = measure_simulated(run.config, section) if run.arm == section.reference else ()
+        return [measure_order(run.arm, run.config, section), *simulated]
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Kept:
+    """What a report needs of one run."""
+
+    losses: Float64[np.ndarray, " steps"]
+    """See `read_losses`."""
+    orders: list[ArmOrder]
+
+
+def keep(run: StudyRun, *, measure: Callable[[], list[ArmOrder]]) -> Kept:
+    """Returns a finished run's losses and orders, and keeps them in shuffle.json; without its data it reads that file.
+
+    Raises: DataError if neither the log with the prepared data nor shuffle.json is there.
+    """
+    log, kept, prepared = run.output_dir / METRICS, run.output_dir / KEPT, run.config.prepared_dir / MANIFEST
+    if log.is_file() and prepared.is_file():
+        losses = [None if np.isnan(loss) else round(loss, 6) for loss in read_losses(run.output_dir).tolist()]
+        values: dict[str, Any] | None = {"losses": losses, "orders": _ORDERS.dump_python(measure(), mode="json")}
+        write_json(kept, values)
+    else:
+        values = read_json_object(kept)
+    if values is None:
+        raise DataError(
+            f"neither {kept} nor {log} with {prepared} exists, and what is reported of a finished run is in one of "
+            f"them: restore it, or remove {run.output_dir} to train that run again"
+        )
+    return Kept(
+        losses=np.array(values["losses"], dtype=np.float64),  # None becomes NaN
+        orders=_ORDERS.validate_python(values["orders"]),
+    )
 
 
 def _borders_of_corpus(orders: Sequence[ArmOrder], runs: RunsByArm) -> tuple[int, ...]:

@@ -25,7 +25,7 @@ def study() -> ShuffleStudyConfig:
 
 def test_every_arm_is_drawn_and_what_the_lines_and_bars_are_is_said(drawn: list[DrawnFigure], tmp_path: Path) -> None:
     jumps = {arm: {1: 0.1, 2: 0.2} for arm in LOSSES} | {"arm_2": {}}
-    plot_shuffle(LOSSES, jumps, [10, 20], study(), tmp_path / "f.png", origin="ORIGIN")
+    plot_shuffle(LOSSES, jumps, [10, 20], study(), tmp_path / "f.png", held_out=[], origin="ORIGIN")
     figure = drawn[0]
     assert set(MORE_ARMS_THAN_COLOURS) <= set(figure.labels)
     assert figure.titles == ("Loss by order of training", "Change at borders of blocks")
@@ -35,6 +35,6 @@ def test_every_arm_is_drawn_and_what_the_lines_and_bars_are_is_said(drawn: list[
 
 
 def test_without_blocks_there_is_no_panel_of_borders(drawn: list[DrawnFigure], tmp_path: Path) -> None:
-    plot_shuffle(LOSSES, {arm: {} for arm in LOSSES}, [], study(), tmp_path / "f.png", origin="ORIGIN")
+    plot_shuffle(LOSSES, {arm: {} for arm in LOSSES}, [], study(), tmp_path / "f.png", held_out=[], origin="ORIGIN")
     assert drawn[0].titles == ("Loss by order of training",)
     assert "borders" not in drawn[0].footer
