@@ -6,7 +6,9 @@ Run `evenpack prepare` with the same arguments first, for a run in the layout `p
 backward passes over the same steps, packed and with each sequence in a row of its own, in turn, so that load on the
 machine affects both; updates, which cost the same, are left out. The speed-up is the median over rounds of the ratio in
 the same round. Seconds are CPU seconds of the process's threads on a CPU, otherwise wall-clock seconds. `factor` is the
-padded slots over the packed ones in the steps that were measured.
+padded slots over the packed ones in the steps that were measured. `operations_factor` is the ratio of their operations
+as `evenpack/models/cost.py` counts them: it is lower where a head works at masked tokens alone, which packing does not
+make fewer.
 """
 
 import json
@@ -22,6 +24,7 @@ from evenpack.engine.config import RunConfig
 from evenpack.engine.engine import TrainingEngine
 from evenpack.engine.resolving.resolve import open_run
 from evenpack.engine.world.distributed import World, configure_logging, joined_world
+from evenpack.models.cost import performed_work, step_flops
 
 LAYOUTS = ("packed", "padded")
 
@@ -45,7 +48,7 @@ def measure(config: RunConfig, world: World, *, rounds: int, warmup: int) -> dic
     run = runs["packed"]
     engine = TrainingEngine(build_model(run, world.device), run.config, world, denominators=run.denominators)
     seconds: dict[str, list[float]] = {name: [] for name in LAYOUTS}
-    slots, tokens = dict.fromkeys(LAYOUTS, 0), dict.fromkeys(LAYOUTS, 0)
+    slots, tokens, operations = dict.fromkeys(LAYOUTS, 0), dict.fromkeys(LAYOUTS, 0), dict.fromkeys(LAYOUTS, 0)
     for number in range(warmup + rounds):
         for name in LAYOUTS if number % 2 else LAYOUTS[::-1]:
             first = number * engine.micro_batches
@@ -60,9 +63,14 @@ def measure(config: RunConfig, world: World, *, rounds: int, warmup: int) -> dic
                 seconds[name].append(passed)
                 slots[name] += sum(batch.slots for batch in batches)
                 tokens[name] += sum(batch.local_counts.tokens for batch in batches)
+                operations[name] += sum(
+                    step_flops(config.model, vocabulary_size=run.prepared.vocabulary_size, work=performed_work(batch))
+                    for batch in batches
+                )
     assert tokens["packed"] == tokens["padded"], "both layouts hold the same sequences in each step"
     ratios = [padded / packed for packed, padded in zip(*(seconds[name] for name in LAYOUTS), strict=True)]
     speed_up, factor = statistics.median(ratios), slots["padded"] / slots["packed"]
+    operations_factor = operations["padded"] / operations["packed"]
     return {
         "run": run.config.run.name,
         "model": run.config.model.shape,
@@ -77,6 +85,8 @@ def measure(config: RunConfig, world: World, *, rounds: int, warmup: int) -> dic
         "speed_up_highest": max(ratios),
         "factor": factor,
         "share_of_factor": speed_up / factor,
+        "operations_factor": operations_factor,
+        "share_of_operations_factor": speed_up / operations_factor,
     }
 
 
