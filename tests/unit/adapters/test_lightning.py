@@ -186,6 +186,11 @@ def test_numbers_that_do_not_fit_are_refused_before_the_first_step(
     assert not model.read
 
 
+def test_lightning_refuses_fsdp_without_a_gpu_as_the_page_says() -> None:
+    with pytest.raises(ValueError, match="requires a GPU accelerator"):
+        pl.Trainer(strategy="fsdp", accelerator="cpu", devices=2)
+
+
 def test_what_the_trainer_knows_is_not_given() -> None:
     with pytest.raises(evenpack.ConfigError, match="leave out rank, ranks"):
         module_of(rank=0, ranks=2)
