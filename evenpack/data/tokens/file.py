@@ -17,6 +17,7 @@ A document is one sequence, or several where a corpus was split into sentences.
 
 import os
 import struct
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise
@@ -351,8 +352,12 @@ class TokenFile:
 
         For a reader of a whole file under a memory limit.
         """
-        for array in (self._tokens, self._index.pointers):
+        for array in self.mapped_arrays():
             release_mapped_pages(array)
+
+    def mapped_arrays(self) -> Sequence[np.ndarray]:
+        """Returns the arrays that are mapped from files."""
+        return (self._tokens, self._index.pointers)
 
     def check_vocabulary(self, vocabulary_size: int) -> None:
         """Reads all tokens, in chunks. Raises: DataError naming the first id outside [0, vocabulary_size)."""

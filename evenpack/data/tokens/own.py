@@ -18,7 +18,7 @@ import xxhash
 from jaxtyping import Bool, Int32, Int64, Integer
 
 from evenpack.data.permutation import derive_key, permute
-from evenpack.data.tokens.array_file import release_mapped_pages
+from evenpack.data.tokens.array_file import read_at_random
 from evenpack.data.tokens.file import TokenFile
 from evenpack.errors import DataError
 
@@ -177,11 +177,9 @@ class TokenArrays(OwnTokens):
         slices = [self._labels[start : start + length] for start, length in spans]
         return np.concatenate([self._labels[:0], *slices])
 
-    def release_pages(self) -> None:
-        """Removes the pages of arrays that are mapped as a whole; a copy-on-write one would lose what was written."""
-        for array in self._given:
-            if isinstance(_Mapped.of(array), _Mapped):
-                release_mapped_pages(array)
+    def mapped_arrays(self) -> Sequence[np.ndarray]:
+        """Returns those that are mapped as a whole; a copy-on-write one would lose what was written to it."""
+        return [array for array in self._given if isinstance(_Mapped.of(array), _Mapped)]
 
 
 class TokenRows(OwnTokens):
@@ -298,8 +296,9 @@ class TokenRows(OwnTokens):
             [content[start : start + length] for start, length in zip(starts.tolist(), lengths.tolist(), strict=True)]
         )
 
-    def release_pages(self) -> None:
-        """Does nothing: the dataset decides what it keeps in memory."""
+    def mapped_arrays(self) -> Sequence[np.ndarray]:
+        """Returns none: the dataset decides what it keeps in memory."""
+        return ()
 
     def _flat(self, column: str, rows: Sequence[int]) -> np.ndarray:
         flat = self._rows[column][rows][column].combine_chunks().flatten()
@@ -369,12 +368,13 @@ def hash_content(documents: TokenFile) -> str:
     sample = np.arange(min(_SAMPLED_DOCUMENTS, documents.documents))
     key = derive_key(0, documents.documents)
     chosen = permute(sample, np.full(len(sample), documents.documents), np.full(len(sample), key, dtype=np.uint64))
-    starts, lengths = documents.spans(chosen)
-    digest.update(lengths.astype("<i8").data)
-    lengths = np.minimum(lengths, _SAMPLED_TOKENS)
-    digest.update(documents.gather(starts, lengths).astype("<u4").data)
-    if documents.labelled:
-        digest.update(documents.unpredicted(starts, lengths).view(np.uint8).data)
+    with read_at_random(documents.mapped_arrays()):
+        starts, lengths = documents.spans(chosen)
+        digest.update(lengths.astype("<i8").data)
+        lengths = np.minimum(lengths, _SAMPLED_TOKENS)
+        digest.update(documents.gather(starts, lengths).astype("<u4").data)
+        if documents.labelled:
+            digest.update(documents.unpredicted(starts, lengths).view(np.uint8).data)
     return digest.hexdigest()
 
 
