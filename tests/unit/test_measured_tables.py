@@ -343,11 +343,24 @@ def shuffled(files: Files) -> Rows:
 
 def equivalent(files: Files) -> Rows:
     """Held-out losses and their differences from the un-packed runs."""
+    return _equivalent(files, "accuracy")
+
+
+def equivalent_again(files: Files) -> Rows:
+    """The same with the accuracy of next sentences, and the control on fewer samples."""
+    return _equivalent(files, "accuracy", "next_sentence_accuracy")
+
+
+def _equivalent(files: Files, *accuracies: str) -> Rows:
     rows = {row["arm"]: row for row in files[0]["comparison"]["rows"]}
-    arms = ("unpacked", "packed", "packed_beta_p", "packed_without_position_reset", "packed_without_mask")
+    arms = ("unpacked", "packed", "packed_beta_p", "packed_without_position_reset", "packed_without_mask", "unpacked_80")
     return [
-        [*rows[arm]["loss"].values(), per_cent(rows[arm]["accuracy"]["mean"]), *_interval(rows[arm]["difference"])]
-        for arm in arms
+        [
+            *row["loss"].values(),
+            *(per_cent(row[accuracy]["mean"]) for accuracy in accuracies),
+            *_interval(row["difference"]),
+        ]
+        for row in (rows[arm] for arm in arms if arm in rows)
     ]
 
 
@@ -647,6 +660,7 @@ READINGS: dict[str, Callable[[Files], Rows]] = {
     "loader_wait": loader_wait,
     "shuffled": shuffled,
     "equivalent": equivalent,
+    "equivalent_again": equivalent_again,
     "chunked_64": _chunked(64),
     "chunked_256": _chunked(256),
     "isolated": isolated,
