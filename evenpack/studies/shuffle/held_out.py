@@ -69,9 +69,9 @@ def read_losses_by_kind(evaluations: Sequence[Evaluation]) -> dict[str, dict[str
         loss = loss_of_evaluation(evaluation)
         if loss is not None:
             found.setdefault(evaluation.name, {}).setdefault(evaluation.arm, {})[evaluation.seed] = loss
-    runs = dict.fromkeys((evaluation.arm, evaluation.seed) for evaluation in evaluations)
+    runs = list(dict.fromkeys((evaluation.arm, evaluation.seed) for evaluation in evaluations))
     means: dict[str, dict[int, float]] = {}
-    for arm, seed in runs if len(found) > 1 else ():
+    for arm, seed in runs if len(found) > 1 else []:
         losses = [of_arm[arm][seed] for of_arm in found.values() if seed in of_arm.get(arm, {})]
         if len(losses) == len(found):
             means.setdefault(arm, {})[seed] = statistics.fmean(losses)
