@@ -12,7 +12,6 @@ this process was started, such as `systemd-run --user --scope -p MemoryMax=768M 
 """
 
 import argparse
-import mmap
 import os
 import platform
 import shutil
@@ -34,6 +33,7 @@ from pydantic import ByteSize, TypeAdapter
 
 from evenpack.config import find_run_file, load_run_file
 from evenpack.data.sequences.view import LocatedSequences
+from evenpack.data.tokens.array_file import read_at_random
 from evenpack.data.tokens.writer import TokenFileWriter
 from evenpack.engine.config import RunConfig
 from evenpack.launcher.preparing import prepare_run
@@ -140,14 +140,13 @@ def read(run: Run, limit: Limit, tokens: int, single_pages: bool) -> dict[str, A
     dataset = dataset_of(config)
     view = dataset.planner.sources[0].view
     assert isinstance(view, LocatedSequences)
-    if single_pages:
-        advise_single_pages(view.token_file.read(0, 1))
     steps = tokens // (config.training.items_per_step * config.data.pack_length)
     before, began, read_tokens, sequences = bytes_from_disk(), time.process_time(), 0, 0
-    for index in range(steps * dataset.settings.micro_batches):
-        counts = dataset.arrays(index).local_counts
-        read_tokens += counts.tokens
-        sequences += counts.sequences
+    with read_at_random(view.token_file.mapped_arrays() if single_pages else ()):
+        for index in range(steps * dataset.settings.micro_batches):
+            counts = dataset.arrays(index).local_counts
+            read_tokens += counts.tokens
+            sequences += counts.sequences
     seconds = time.process_time() - began
     from_disk = bytes_from_disk() - before
     return {
@@ -160,13 +159,6 @@ def read(run: Run, limit: Limit, tokens: int, single_pages: bool) -> dict[str, A
         "bytes_per_token_of_pages": bytes_of_pages(read_tokens / sequences),
         **memory_used(limit),
     }
-
-
-def advise_single_pages(array: Any) -> None:
-    """Asks the system to read only pages that are needed, and none around them."""
-    while not isinstance(array, mmap.mmap):
-        array = array.base
-    array.madvise(mmap.MADV_RANDOM)
 
 
 def forked(function: Callable[..., ResultT], *arguments: object) -> ResultT:
