@@ -145,7 +145,8 @@ class TokenArrays(OwnTokens):
                     f"{name}: document {index} has labels of type {one.dtype} and shape {list(one.shape)}, expected a "
                     f"whole number for each of its {len(part)} tokens"
                 )
-        return cls(_flat_of(parts), offsets, labels=_flat_of(kept), name=name)
+        filled = [one for one in kept if len(one)]  # an empty list has no type of its own, and becomes float64
+        return cls(_flat_of(parts), offsets, labels=_flat_of(filled), name=name)
 
     def __reduce__(self) -> tuple[Any, ...]:
         return _reopen, (str(self.prefix), *(_Mapped.of(array) for array in self._given))

@@ -373,6 +373,12 @@ def test_a_dataset_whose_masks_or_weights_would_go_unnoticed_is_refused(column: 
     assert made(whole, packs_per_step=1).packs == 1
 
 
+def test_an_empty_document_has_empty_labels() -> None:
+    documents = evenpack.TokenArrays.of_lists([[], [1, 2, 3], []], labels=[[], [-100, 2, 3], []])
+    assert documents.unpredicted(np.array([0, 0, 3]), np.array([0, 3, 0])).tolist() == [True, False, False]
+    assert evenpack.TokenArrays.of_lists([[]], labels=[[]]).labelled
+
+
 def test_labels_with_an_objective_that_has_others_are_refused() -> None:
     labelled = evenpack.TokenArrays.of_lists(DOCUMENTS, labels=LABELS)
     with pytest.raises(ConfigError, match="end_of_text_in_loss is 'none', and these documents have labels"):
