@@ -32,8 +32,8 @@ from loader import dataset_of
 from pydantic import ByteSize, TypeAdapter
 
 from evenpack.config import find_run_file, load_run_file
+from evenpack.data.mapped_pages import read_at_random
 from evenpack.data.sequences.view import LocatedSequences
-from evenpack.data.tokens.array_file import read_at_random
 from evenpack.data.tokens.writer import TokenFileWriter
 from evenpack.engine.config import RunConfig
 from evenpack.launcher.preparing import prepare_run

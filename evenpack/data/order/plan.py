@@ -18,10 +18,10 @@ from dataclasses import dataclass
 import numpy as np
 from jaxtyping import Int64, Integer, UInt64
 
+from evenpack.data.mapped_pages import release_mapped_pages
 from evenpack.data.order.pack_stream import DrawnPacks, largest_of
 from evenpack.data.packing import LengthHistogram, Packing
 from evenpack.data.permutation import derive_key, permute, sequence_id_type, unpermute
-from evenpack.data.tokens.array_file import release_mapped_pages
 from evenpack.errors import DataError, PackingError
 
 _PACK_ORDER = 0

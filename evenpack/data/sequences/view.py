@@ -18,8 +18,8 @@ import numpy as np
 from jaxtyping import Bool, Int32, Int64, Integer
 from pydantic import TypeAdapter
 
+from evenpack.data.mapped_pages import release_mapped_pages
 from evenpack.data.recipes import OF_THE_LOSS, Recipe
-from evenpack.data.tokens.array_file import release_mapped_pages
 from evenpack.data.tokens.file import TokenFile
 from evenpack.errors import DataError
 from evenpack.files import atomic_open, fsync_directory, read_json, write_json

@@ -1,9 +1,8 @@
 """Arrays as .npy files that exist completely or not at all, with separate errors for a full disk."""
 
-import mmap
 import os
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Any
@@ -39,36 +38,6 @@ def mapped_array(path: Path, count: int, dtype: np.dtype) -> Iterator[np.ndarray
         array = np.memmap(file, dtype=dtype, mode="r+", offset=begin, shape=(count,))
         yield array
         array.flush()
-
-
-def release_mapped_pages(array: np.ndarray) -> None:
-    """Removes the pages from which `array` is mapped from this process's memory; does nothing without a mapping.
-
-    They are read again from the page cache, or from disk, when they are needed.
-    """
-    mapping = _mapping(array)
-    if mapping is not None:
-        mapping.madvise(mmap.MADV_DONTNEED)
-
-
-@contextmanager
-def read_at_random(arrays: Iterable[np.ndarray]) -> Iterator[None]:
-    """Lets the pages of mapped arrays be read alone within the block, without the megabytes around each of them."""
-    mappings = [mapping for mapping in map(_mapping, arrays) if mapping is not None]
-    for mapping in mappings:
-        mapping.madvise(mmap.MADV_RANDOM)
-    try:
-        yield
-    finally:
-        for mapping in mappings:
-            mapping.madvise(mmap.MADV_NORMAL)
-
-
-def _mapping(array: np.ndarray) -> mmap.mmap | None:
-    owner: Any = array
-    while isinstance(owner, np.ndarray):
-        owner = owner.base
-    return owner if isinstance(owner, mmap.mmap) else None
 
 
 def _allocate(file: IO[Any], begin: int, size: int) -> None:

@@ -28,7 +28,7 @@ import numpy as np
 import xxhash
 from jaxtyping import Bool, Int32, Int64, Integer, UInt64
 
-from evenpack.data.tokens.array_file import release_mapped_pages
+from evenpack.data.mapped_pages import release_mapped_pages
 from evenpack.errors import DataError
 
 _MAGIC = b"MMIDIDX\x00\x00"

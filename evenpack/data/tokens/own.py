@@ -17,8 +17,8 @@ import numpy as np
 import xxhash
 from jaxtyping import Bool, Int32, Int64, Integer
 
+from evenpack.data.mapped_pages import read_at_random
 from evenpack.data.permutation import derive_key, permute
-from evenpack.data.tokens.array_file import read_at_random
 from evenpack.data.tokens.file import TokenFile
 from evenpack.errors import DataError
 

@@ -9,7 +9,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from evenpack.data.tokens.array_file import mapped_array, read_at_random, write_array
+from evenpack.data.mapped_pages import read_at_random
+from evenpack.data.tokens.array_file import mapped_array, write_array
 
 OLD = np.array([7, 8, 9])
 
