@@ -41,8 +41,8 @@ SPREAD_ABOVE = (1 / 8, 1 / 16, 1 / 32, 1 / 64)
 PLANNED_STEPS = 100
 """Steps that are drawn where packs are assigned by cost."""
 
-_PACKS_PER_DEVICE = (1, 2, 4, 8, 16, 32, 64)
-"""Packs per device that are tried for a tolerance."""
+_PACKS_PER_DEVICE = (2, 4, 8, 16, 32, 64)
+"""Packs per device that are tried for a tolerance where one each does not meet it."""
 _SHORTEST_CUT = 64
 _TOKENS = 2000
 """Tokens that are enough for a fraction of them in the output head."""
@@ -348,7 +348,12 @@ def _waiting(costs: Float64[np.ndarray, " packs"], devices: int) -> float:
 
 
 def _enough_packs(costs: Float64[np.ndarray, " packs"], devices: int, tolerance: float, *, by_cost: bool) -> int | None:
-    """Returns the least power of two of packs per device with which devices wait no more than the tolerance."""
+    """Returns the least power of two of packs per device with which devices wait no more than the tolerance.
+
+    One pack each is decided by its exact expectation, as in `ToleranceRow.full`; more are drawn.
+    """
+    if _waiting(costs, devices) <= tolerance:
+        return 1
     for packs in _PACKS_PER_DEVICE:
         slowest = planned_maximum(costs, devices, packs_per_device=packs, by_cost=by_cost)
         if 1 - packs * float(costs.mean()) / slowest <= tolerance:

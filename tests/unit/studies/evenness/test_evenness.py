@@ -166,6 +166,9 @@ def test_a_tolerance_is_met_or_missed_by_so_much_and_what_would_do_meets_it():
 
     assert row_of(full.waiting).met_by == "full packs"
     assert row_of(full.waiting).fewer_devices == 8
+    for tolerance, is_met in ((full.waiting, True), (0.9999 * full.waiting, False)):
+        row = row_of(tolerance)
+        assert [row.packs_by_arrival == 1, row.packs_planned == 1] == [is_met, is_met], "drawn steps are near it alone"
     assert (row_of(least.waiting).met_by, row_of(least.waiting).missed_by) == ("perhaps another packing", 0.0)
     missed = row_of(0.2)
     assert (missed.met_by, missed.missed_by) == ("no packing", pytest.approx(least.waiting - 0.2))
