@@ -11,7 +11,7 @@ from evenpack.data.config import DataConfig
 from evenpack.data.limits import MOST_PACKS_A_STEP, MOST_STEPS
 from evenpack.data.order.skipped_steps import SkippedSteps
 from evenpack.data.order.step_shape import POLICIES, AssignmentPolicy, Batching, Layout, StepSize, default_policy
-from evenpack.data.recipes import MaskingConfig
+from evenpack.data.recipes import MaskedPairsRecipe, MaskingConfig
 from evenpack.engine.optimizers.config import OptimizerSection, ScheduleSection
 from evenpack.engine.sharding import SHARDINGS
 from evenpack.kernels.config import WHOLE_ROWS, AttentionConfig
@@ -576,6 +576,14 @@ class RunConfig(Section):
                 f"out{other}"
             )
         return self
+
+    @property
+    def mask_limits(self) -> MaskingConfig:
+        """Settings by which this run's tokens are masked; of pairs that came with masks only the limit is known."""
+        recipe = self.data.recipe
+        if isinstance(recipe, MaskedPairsRecipe):
+            return self.masking.model_copy(update={"max_predictions": recipe.max_predictions})
+        return self.data.static_masks or self.masking
 
     @property
     def evaluation_packs_per_micro_batch(self) -> int:

@@ -119,7 +119,8 @@ def _number_bytes(config: RunConfig) -> int:
 def micro_batch_size(config: RunConfig, item: AverageItem) -> MicroBatchSize:
     """Returns the size of a micro-batch: exact in the packed layout, else the size with average items.
 
-    Masked tokens are the most that an average item can have: `max_predictions` holds for each of its sequences.
+    Masked tokens are those of an average item: a share of its slots, at least one and at most `max_predictions` of each
+    of its sequences.
     """
     training = config.training
     if training.layout == "packed":
@@ -131,8 +132,9 @@ def micro_batch_size(config: RunConfig, item: AverageItem) -> MicroBatchSize:
     slots = math.ceil(training.items_per_micro_batch * each)
     if family_of(config.model).objective == "next_tokens":
         return MicroBatchSize(slots=slots, head_rows=slots)
-    masking = config.data.static_masks or config.masking
-    masked = min(Fraction(masking.share) * item.row_slots, masking.max_predictions * item.sequences)
+    masking = config.mask_limits
+    share = max(Fraction(masking.share) * item.row_slots, item.sequences)
+    masked = min(share, masking.max_predictions * item.sequences)
     return MicroBatchSize(slots=slots, head_rows=math.ceil(training.items_per_micro_batch * masked))
 
 

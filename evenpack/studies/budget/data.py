@@ -186,8 +186,7 @@ def _estimated(
     of_packs = config.training.batching == "packs"
     targets = max(tokens - segments - ends_left_out, Fraction(0))
     if family_of(config.model).objective == "masked_tokens":
-        masking = config.data.static_masks or config.masking
-        targets = sequences * int(masked_count(np.array([round(tokens / sequences)]), masking)[0])
+        targets = sequences * int(masked_count(np.array([round(tokens / sequences)]), config.mask_limits)[0])
     vocabulary, origin = _vocabulary(config.data, vocabulary_size)
     return RunData(
         item=AverageItem(

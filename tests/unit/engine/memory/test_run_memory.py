@@ -131,8 +131,24 @@ def test_the_most_predictions_of_a_sequence_are_not_those_of_a_pack(
         values["data"]["recipe"] = {"kind": "sentence_pairs", **values["data"]["recipe"]}
         config = run_config(values)
         assert micro_batch_size(config, item).head_rows == rows
-        predicted = masked_count(np.array(lengths), config.data.static_masks or config.masking)
+        predicted = masked_count(np.array(lengths), config.mask_limits)
         assert 8 * predicted.sum() <= rows
+
+
+def test_pairs_that_came_with_masks_predict_as_many_as_their_recipe_allows() -> None:
+    training = {"packs_per_step": 512, "packs_per_micro_batch": 8}
+    values = pair_run_values("bert", Path("never_written"), training=training)
+    values["data"] |= {
+        "recipe": {"kind": "masked_pairs", "max_sequence_length": 512, "max_predictions": 20},
+        "sources": {"shards": {"kind": "hdf5", "path": "never_written"}},
+        "tokenizer": {"kind": "bert", "path": "never_written"},
+        "pack_length": 512,
+    }
+    config = run_config(values)
+    item = AverageItem(sequences=Fraction(1), tokens=Fraction(512), row_slots=512)
+    assert micro_batch_size(config, item).head_rows == 8 * 20
+    many = AverageItem(sequences=Fraction(100), tokens=Fraction(500), row_slots=512)
+    assert micro_batch_size(config, many).head_rows == 8 * 100, "each sequence has at least one"
 
 
 @pytest.mark.parametrize(
