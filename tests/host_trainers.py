@@ -1,5 +1,6 @@
-"""Documents, tiny models and the gradients of documents alone, for tests of adapters on ranks."""
+"""Documents, tiny models, the gradients of documents alone and what models read, for tests of adapters on ranks."""
 
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import numpy as np
@@ -55,6 +56,37 @@ def alone(model: Any, loader: evenpack.Loader, step: int) -> tuple[float, torch.
         loss.backward()
         total += loss.item()
     return total, flat_gradients(model)
+
+
+Row = tuple[int, ...]
+Read = list[tuple[int, list[list[int]]]]
+"""Steps, and the rows of tokens that a model was given in each."""
+
+
+def watched(model: torch.nn.Module, step: Callable[[], int]) -> Read:
+    """Returns a list to which every forward pass of the model adds what it reads, and in which step."""
+    read: Read = []
+    model.register_forward_pre_hook(
+        lambda _module, _arguments, inputs: read.append((step(), inputs["input_ids"].tolist())), with_kwargs=True
+    )
+    return read
+
+
+def read_by_step(read_of_ranks: Iterable[Read]) -> dict[int, list[Row]]:
+    """Returns the packs that all ranks' models read in each step, sorted: rows of tokens of one pack each."""
+    found: dict[int, list[Row]] = {}
+    for read in read_of_ranks:
+        for step, (row,) in read:
+            found.setdefault(step, []).extend(map(tuple, np.array(row).reshape(-1, PACK_LENGTH).tolist()))
+    return {step: sorted(packs) for step, packs in found.items()}
+
+
+def planned_by_step(loader: evenpack.Loader, steps: range) -> dict[int, list[Row]]:
+    """Returns the packs of each step, from a loader of one rank."""
+    return {
+        step: sorted(map(tuple, torch.cat([b.tokens for b in loader.batches_of(step)]).view(-1, PACK_LENGTH).tolist()))
+        for step in steps
+    }
 
 
 def ids_of(batch: evenpack.PackedBatch) -> list[int]:

@@ -6,10 +6,19 @@ import signal
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
-from host_trainers import PACKS_PER_STEP, alone, flat_gradients, own_loader, relative_error, tiny_llama
+from host_trainers import (
+    PACKS_PER_STEP,
+    alone,
+    flat_gradients,
+    own_loader,
+    planned_by_step,
+    read_by_step,
+    relative_error,
+    tiny_llama,
+    watched,
+)
 from torch.utils.data import DataLoader, IterableDataset
 from transformers import TrainerCallback, TrainingArguments
 
@@ -53,11 +62,7 @@ def train(
     dies_at = settings.pop("dies_at", None)
     loader = own_loader(world.rank, world.size, micro_batches=micro_batches)
     model = tiny_llama()
-    seen: list[tuple[int, list[list[int]]]] = []
-    model.register_forward_pre_hook(
-        lambda _module, _arguments, inputs: seen.append((trainer.state.global_step, inputs["input_ids"].tolist())),
-        with_kwargs=True,
-    )
+    read = watched(model, lambda: trainer.state.global_step)
     trainer = PackTrainer(
         model=model, args=arguments(folder, gradient_accumulation_steps=micro_batches, **settings), loader=loader
     )
@@ -66,26 +71,7 @@ def train(
     trainer.train(resume_from_checkpoint=resume)
     losses = [line["loss"] for line in trainer.state.log_history if "loss" in line]
     epochs = [line["epoch"] for line in trainer.state.log_history if "loss" in line]
-    return {"seen": seen, "losses": losses, "gradients": observer.gradients, "epochs": epochs}
-
-
-def read_by_step(results: list[dict[str, Any]]) -> dict[int, list[tuple[int, ...]]]:
-    """Returns the packs that all ranks' models read in each step, sorted: rows of tokens of one pack each."""
-    found: dict[int, list[tuple[int, ...]]] = {}
-    for result in results:
-        for step, (row,) in result["seen"]:
-            packs = np.array(row).reshape(-1, 32).tolist()
-            found.setdefault(step, []).extend(map(tuple, packs))
-    return {step: sorted(packs) for step, packs in found.items()}
-
-
-def expected_by_step(steps: range) -> dict[int, list[tuple[int, ...]]]:
-    """Returns the packs of each step, from a loader of one rank."""
-    loader = own_loader()
-    return {
-        step: sorted(map(tuple, torch.cat([b.tokens for b in loader.batches_of(step)]).view(-1, 32).tolist()))
-        for step in steps
-    }
+    return {"read": read, "losses": losses, "gradients": observer.gradients, "epochs": epochs}
 
 
 def train_each(world: World, folder: str) -> dict[int, dict[str, Any]]:
@@ -102,8 +88,8 @@ def test_loss_and_gradients_are_those_of_documents_alone(ranks: int, tmp_path: P
         for one in here:
             assert one["losses"][0] == pytest.approx(loss, rel=1e-6)
             assert relative_error(one["gradients"][0], gradients) < 1e-6
-        read = read_by_step(here)
-        assert read == expected_by_step(range(2))
+        read = read_by_step(one["read"] for one in here)
+        assert read == planned_by_step(own_loader(), range(2))
         assert all(len(packs) == PACKS_PER_STEP for packs in read.values())
 
 
@@ -111,8 +97,8 @@ def test_a_killed_run_goes_on_at_other_numbers_of_processes_in_one_order(tmp_pat
     """Two processes are killed in step 3, one goes on from step 2 and is killed in step 5, four go on from step 4."""
     saving = {"save_strategy": "steps", "save_steps": _SAVED}
     straight = run_ranks(train, 1, str(tmp_path / "whole"), 1, {}, None)
-    whole = read_by_step(straight)
-    assert whole == expected_by_step(range(STEPS))
+    whole = read_by_step(one["read"] for one in straight)
+    assert whole == planned_by_step(own_loader(), range(STEPS))
     assert len({pack for packs in whole.values() for pack in packs}) == STEPS * PACKS_PER_STEP
 
     folder = tmp_path / "killed"
@@ -123,7 +109,7 @@ def test_a_killed_run_goes_on_at_other_numbers_of_processes_in_one_order(tmp_pat
         run_ranks(train, 1, str(folder), 4, {**saving, "dies_at": 5}, str(folder / "checkpoint-2"))
     assert sorted(path.name for path in folder.glob("checkpoint-*")) == ["checkpoint-2", "checkpoint-4"]
     last = run_ranks(train, 4, str(folder), 1, saving, str(folder / "checkpoint-4"))
-    read = read_by_step(last)
+    read = read_by_step(one["read"] for one in last)
     assert read == {step: whole[step] for step in (4, 5)}
     assert last[0]["losses"] == pytest.approx(straight[0]["losses"], rel=1e-5)
     assert last[0]["epochs"] == pytest.approx(straight[0]["epochs"])

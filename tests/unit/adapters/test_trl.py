@@ -1,5 +1,7 @@
 """PackSFTTrainer: what TRL prepares is trained on in packs, with the gradients of its examples alone."""
 
+import os
+import signal
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -9,7 +11,17 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from host_trainers import VOCABULARY, flat_gradients, relative_error, tiny_llama
+from host_trainers import (
+    PACK_LENGTH,
+    VOCABULARY,
+    Read,
+    flat_gradients,
+    planned_by_step,
+    read_by_step,
+    relative_error,
+    tiny_llama,
+    watched,
+)
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast, TrainerCallback
 from trl import SFTConfig
@@ -17,11 +29,11 @@ from trl import SFTConfig
 import evenpack
 from evenpack.adapters.trl import PackSFTTrainer
 from evenpack.engine.world.distributed import World
-from evenpack.testing import run_ranks
+from evenpack.testing import RanksFailed, run_ranks
 
 pytestmark = pytest.mark.filterwarnings("ignore::FutureWarning")  # TRL uses names that transformers will drop
-PACK_LENGTH = 32
 EOS = 1
+STEPS = 6
 
 
 def tokenizer() -> PreTrainedTokenizerFast:
@@ -47,11 +59,16 @@ def dataset(pairs: list[tuple[list[int], list[int]]]) -> datasets.Dataset:
 
 
 class Gradients(TrainerCallback):
-    def __init__(self) -> None:
+    """Keeps each step's gradients; dies at a step if it is told to."""
+
+    def __init__(self, dies_at: int | None = None) -> None:
         self.found: list[torch.Tensor] = []
+        self.dies_at = dies_at
 
     def on_pre_optimizer_step(self, args: Any, state: Any, control: Any, *, model: Any, **_: Any) -> None:
         self.found.append(flat_gradients(model))
+        if state.global_step == self.dies_at:
+            os.kill(os.getpid(), signal.SIGKILL)
 
 
 def trainer_of(folder: Path, data: Any = None, **settings: Any) -> PackSFTTrainer:
@@ -118,6 +135,37 @@ def test_ranks_together_learn_the_same(ranks: int, tmp_path: Path) -> None:
     expected = alone(trainer_of(tmp_path).loader, 0)
     for gradients in run_ranks(train_on, ranks, str(tmp_path)):
         assert relative_error(gradients, expected) < 1e-6
+
+
+def train_on_and_die(
+    world: World, folder: str, micro_batches: int, dies_at: int | None, resume: str | None
+) -> tuple[Read, list[float]]:
+    """Returns what this rank read of six steps, with a checkpoint after each two of them, and all losses so far."""
+    saves = {"save_strategy": "steps", "save_steps": 2, "logging_steps": 1, "max_steps": STEPS}
+    trainer = trainer_of(Path(folder), gradient_accumulation_steps=micro_batches, **saves)
+    trainer.add_callback(Gradients(dies_at))
+    read = watched(trainer.model, lambda: trainer.state.global_step)
+    trainer.train(resume_from_checkpoint=resume)
+    return read, [line["loss"] for line in trainer.state.log_history if "loss" in line]
+
+
+def test_a_killed_run_goes_on_at_other_numbers_of_processes_in_one_order(tmp_path: Path) -> None:
+    """Two processes are killed in step 3, one goes on from step 2 and is killed in step 5, four go on from step 4."""
+    ((straight, losses),) = run_ranks(train_on_and_die, 1, str(tmp_path / "whole"), 1, None, None)
+    planned = planned_by_step(trainer_of(tmp_path).loader, range(STEPS))
+    assert read_by_step([straight]) == planned
+    assert len({pack for packs in planned.values() for pack in packs}) == STEPS * 8
+
+    folder = tmp_path / "killed"
+    with pytest.raises(RanksFailed):
+        run_ranks(train_on_and_die, 2, str(folder), 2, 3, None)
+    assert sorted(path.name for path in folder.glob("checkpoint-*")) == ["checkpoint-2"]
+    with pytest.raises(RanksFailed):
+        run_ranks(train_on_and_die, 1, str(folder), 4, 5, str(folder / "checkpoint-2"))
+    assert sorted(path.name for path in folder.glob("checkpoint-*")) == ["checkpoint-2", "checkpoint-4"]
+    last = run_ranks(train_on_and_die, 4, str(folder), 1, None, str(folder / "checkpoint-4"))
+    assert read_by_step(read for read, _ in last) == {step: planned[step] for step in (4, 5)}
+    assert last[0][1] == pytest.approx(losses, rel=1e-5)
 
 
 def test_each_example_is_in_a_pack_once(tmp_path: Path) -> None:
