@@ -149,6 +149,7 @@ def train_on_and_die(
     return read, [line["loss"] for line in trainer.state.log_history if "loss" in line]
 
 
+@pytest.mark.slow
 def test_a_killed_run_goes_on_at_other_numbers_of_processes_in_one_order(tmp_path: Path) -> None:
     """Two processes are killed in step 3, one goes on from step 2 and is killed in step 5, four go on from step 4."""
     ((straight, losses),) = run_ranks(train_on_and_die, 1, str(tmp_path / "whole"), 1, None, None)
