@@ -9,7 +9,6 @@ cache are in memory, as after the previous loader. Peaks are of resident memory,
 documents take 28 GB of disk, of which 8 are the offsets; `--arrays` keeps these for another run.
 """
 
-import resource
 import statistics
 import tempfile
 import time
@@ -93,8 +92,15 @@ def first_batch(folder: Path, tokens: int, pack_length: int, cache: Path) -> dic
     return {
         "import": imported - started,
         "batch": time.process_time() - imported,
-        "peak": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
+        "peak": _peak_bytes(),
     }
+
+
+def _peak_bytes() -> int:
+    """Returns the peak of this process's resident memory; `ru_maxrss` may be that of its parent."""
+    lines = Path("/proc/self/status").read_text("ascii").splitlines()
+    (peak,) = (line.split()[1] for line in lines if line.startswith("VmHWM:"))
+    return int(peak) * 1024
 
 
 if __name__ == "__main__":
