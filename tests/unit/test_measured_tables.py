@@ -364,6 +364,13 @@ def _equivalent(files: Files, *accuracies: str) -> Rows:
     ]
 
 
+def finetuning_control(files: Files) -> Rows:
+    """Scores of each seed, without pretraining and with it, by task."""
+    rows = files[0]["rows"]
+    tasks = dict.fromkeys(row["task"] for row in rows)
+    return [[seed["value"] for row in rows if row["task"] == task for seed in row["seeds"]] for task in tasks]
+
+
 def _interval(difference: Any) -> list[float]:
     return [] if difference is None else [difference[key] for key in ("mean", "low", "high")]
 
@@ -661,6 +668,8 @@ READINGS: dict[str, Callable[[Files], Rows]] = {
     "shuffled": shuffled,
     "equivalent": equivalent,
     "equivalent_again": equivalent_again,
+    "equivalent_of_ten": equivalent_again,
+    "finetuning_control": finetuning_control,
     "chunked_64": _chunked(64),
     "chunked_256": _chunked(256),
     "isolated": isolated,
