@@ -352,16 +352,20 @@ def equivalent_again(files: Files) -> Rows:
 
 
 def _equivalent(files: Files, *accuracies: str) -> Rows:
-    rows = {row["arm"]: row for row in files[0]["comparison"]["rows"]}
-    broken = ("packed_without_position_reset", "packed_without_mask")
     return [
         [
             *row["loss"].values(),
             *(per_cent(row[accuracy]["mean"]) for accuracy in accuracies),
             *_interval(row["difference"]),
         ]
-        for row in (rows[arm] for arm in ("unpacked", "packed", "packed_beta_p", *broken, "unpacked_80") if arm in rows)
+        for row in _arms_of_equivalence(files)
     ]
+
+
+def _arms_of_equivalence(files: Files) -> list[Any]:
+    rows = {row["arm"]: row for row in files[0]["comparison"]["rows"]}
+    broken = ("packed_without_position_reset", "packed_without_mask")
+    return [rows[arm] for arm in ("unpacked", "packed", "packed_beta_p", *broken, "unpacked_80") if arm in rows]
 
 
 def finetuning_control(files: Files) -> Rows:
@@ -770,6 +774,12 @@ def test_verdicts_are_those_that_the_study_formed(reading: str) -> None:
     found = [[cell for cell in row if cell in _VERDICTS] for row in table.rows]
     assert found == [[arm[key] for key in _JUDGED[reading] if arm[key] is not None] for arm in arms]
     assert sum(map(len, found)) >= len(arms) - 2
+
+
+@pytest.mark.parametrize("reading", ["equivalent_again", "equivalent_of_ten"])
+def test_verdicts_of_equivalence_are_those_that_the_study_formed(reading: str) -> None:
+    ((table, files),) = ((table, files) for table, files, name, _ in MEASURED if name == reading)
+    assert [row[-1] or None for row in table.rows] == [arm["verdict"] for arm in _arms_of_equivalence(files)]
 
 
 @by_table
