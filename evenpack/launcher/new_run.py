@@ -14,7 +14,7 @@ from pydantic import TypeAdapter
 
 from evenpack.config import validate
 from evenpack.data.tokenizers.config import TokenizerConfig
-from evenpack.data.tokenizers.loading import load_tokenizer
+from evenpack.data.tokenizers.loading import kind_of_files, load_tokenizer
 from evenpack.engine.config import RunConfig
 from evenpack.errors import ConfigError
 from evenpack.files import write_text
@@ -116,21 +116,12 @@ def _tokenizer(shipped: Mapping[str, Any], new: NewRun) -> dict[str, Any]:
     """The vocabulary of the kind that the shipped file takes, or one trained for its model."""
     if new.tokenizer is not None:
         kind = shipped["data"]["tokenizer"]["kind"]
-        kind = _kind_of_files(new.tokenizer) if kind == "hub" else kind
+        kind = kind_of_files(new.tokenizer) if kind == "hub" else kind
         return {"kind": kind, "name" if kind == "hub" else "path": str(new.tokenizer)}
     is_mini = new.model.endswith("_mini")
     if find_family(shipped["model"]["kind"]).objective == "masked_tokens":
         return {"kind": "train_word_pieces", "vocabulary_size": 8192 if is_mini else 30_522}
     return {"kind": "train", "vocabulary_size": 8192 if is_mini else 32_768}
-
-
-def _kind_of_files(folder: Path) -> str:
-    """Returns the kind that reads a folder with a vocabulary alone; `hub` for whole tokenizers and names."""
-    if not (folder / "tokenizer.json").exists():
-        for kind, file in (("gpt2", "merges.txt"), ("bert", "vocab.txt")):
-            if (folder / file).is_file():
-                return kind
-    return "hub"
 
 
 def require_tokenizer(new: NewRun) -> None:

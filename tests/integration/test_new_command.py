@@ -76,7 +76,8 @@ def test_every_model_gets_a_step_that_its_devices_divide(model: str, devices: in
     assert micro_batch is not None
     assert packs % ((devices or 2) * micro_batch) == 0
     assert config.training.precision == ("bf16_autocast" if devices else "fp32")
-    assert config.training.compile == (devices > 0 and not model.endswith("_mini"))
+    compiles = not model.endswith("_mini") and config.deepspeed.zero_stage < 3  # there it is refused
+    assert config.training.compile == (devices > 0 and compiles)
     shipped = RunConfig.model_validate(run_values(NewRun(**{**vars(new), "devices": 8})))
     assert shipped.training.packs_per_step is not None
     least = max(shipped.training.packs_per_step, devices)  # a pack for each rank

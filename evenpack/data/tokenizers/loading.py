@@ -234,3 +234,12 @@ def _batches(texts: Sequence[str] | Sequence[tuple[str, str]]) -> list[tuple[int
     characters = np.cumsum([len(text) if isinstance(text, str) else len(text[0]) + len(text[1]) for text in texts])
     borders = 1 + np.flatnonzero(np.diff(characters // _BATCH_CHARACTERS))
     return list(pairwise([0, *borders.tolist(), len(texts)]))
+
+
+def kind_of_files(folder: Path) -> str:
+    """Returns the kind that reads a folder with a vocabulary alone; `hub` for whole tokenizers and names."""
+    if not (folder / "tokenizer.json").exists():
+        for kind, file in (("gpt2", "merges.txt"), ("bert", "vocab.txt")):
+            if (folder / file).is_file():
+                return kind
+    return "hub"

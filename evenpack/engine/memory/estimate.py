@@ -119,8 +119,8 @@ def _number_bytes(config: RunConfig) -> int:
 def micro_batch_size(config: RunConfig, item: AverageItem) -> MicroBatchSize:
     """Returns the size of a micro-batch: exact in the packed layout, else the size with average items.
 
-    Masked tokens are those of an average item: a share of its slots, at least one and at most `max_predictions` of each
-    of its sequences.
+    Masked tokens are those of an average item, rounded up: a share of its slots, at least one and at most
+    `max_predictions` of each of its sequences.
     """
     training = config.training
     if training.layout == "packed":
@@ -134,8 +134,8 @@ def micro_batch_size(config: RunConfig, item: AverageItem) -> MicroBatchSize:
         return MicroBatchSize(slots=slots, head_rows=slots)
     masking = config.mask_limits
     share = max(Fraction(masking.share) * item.row_slots, item.sequences)
-    masked = min(share, masking.max_predictions * item.sequences)
-    return MicroBatchSize(slots=slots, head_rows=math.ceil(training.items_per_micro_batch * masked))
+    masked = math.ceil(min(share, masking.max_predictions * item.sequences))
+    return MicroBatchSize(slots=slots, head_rows=training.items_per_micro_batch * masked)
 
 
 def run_memory(
