@@ -38,6 +38,7 @@ At 2048 x 768 x 50,257 chunks of 25 to 256 MiB take the same within 3 %.
 """
 
 _CHUNK_BYTES_ELSEWHERE = 1 << 28
+"""The same on other devices, which were not measured."""
 
 LOGIT_ROW_MULTIPLE = 64
 """Rows of half-precision logits begin at multiples of so many numbers.

@@ -14,7 +14,7 @@ from pydantic import TypeAdapter
 
 from evenpack.config import validate
 from evenpack.data.tokenizers.config import TokenizerConfig
-from evenpack.data.tokenizers.loading import kind_of_files, load_tokenizer
+from evenpack.data.tokenizers.loading import load_tokenizer, tokenizer_kind_of
 from evenpack.engine.config import RunConfig
 from evenpack.errors import ConfigError
 from evenpack.files import write_text
@@ -116,7 +116,7 @@ def _tokenizer(shipped: Mapping[str, Any], new: NewRun) -> dict[str, Any]:
     """The vocabulary of the kind that the shipped file takes, or one trained for its model."""
     if new.tokenizer is not None:
         kind = shipped["data"]["tokenizer"]["kind"]
-        kind = kind_of_files(new.tokenizer) if kind == "hub" else kind
+        kind = tokenizer_kind_of(new.tokenizer) if kind == "hub" else kind
         return {"kind": kind, "name" if kind == "hub" else "path": str(new.tokenizer)}
     is_mini = new.model.endswith("_mini")
     if find_family(shipped["model"]["kind"]).objective == "masked_tokens":

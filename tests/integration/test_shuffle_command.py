@@ -103,13 +103,17 @@ def assert_is_reported_again(study_file: Path, numbers: str, found: dict[str, An
         assert json.loads(again.read_text())[key] == found[key], key
     with pytest.raises(DataError, match="and the study now names other: undo that change"):
         ShuffleCommand(only_report=True).run(study_file, ("shuffle.held_out.numbers=other",), ThisProcess())
+    (runs / "training/grid/seed_1" / KEPT).write_text('{"orders": []}')
+    with pytest.raises(DataError, match=f"{KEPT} is damaged or of another version"):
+        ShuffleCommand(only_report=True).run(study_file, (numbers,), ThisProcess())
     (runs / "training/grid/seed_1" / KEPT).unlink()
     with pytest.raises(DataError, match=f"neither .*{KEPT} nor .* exists"):
         ShuffleCommand(only_report=True).run(study_file, (numbers,), ThisProcess())
 
 
 def test_held_out_text_without_a_file_is_refused_before_anything_is_trained(study_file: Path, tmp_path: Path) -> None:
-    for word, found in (("", "names no text"), (f"={tmp_path / 'absent.jsonl'}", "where there is no file")):
+    absent, no_pattern = (f"={tmp_path / name}" for name in ("absent.jsonl", "a**b.jsonl"))
+    for word, found in (("", "names no text"), (absent, "there is no file"), (no_pattern, "there is no file")):
         machine = ThisProcess()
         overrides = [f"study.output_dir={tmp_path}", *([f"shuffle.held_out.numbers{word}"] if word else [])]
         with pytest.raises(ConfigError, match=found):

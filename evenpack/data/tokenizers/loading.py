@@ -236,7 +236,7 @@ def _batches(texts: Sequence[str] | Sequence[tuple[str, str]]) -> list[tuple[int
     return list(pairwise([0, *borders.tolist(), len(texts)]))
 
 
-def kind_of_files(folder: Path) -> str:
+def tokenizer_kind_of(folder: Path) -> str:
     """Returns the kind that reads a folder with a vocabulary alone; `hub` for whole tokenizers and names."""
     if not (folder / "tokenizer.json").exists():
         for kind, file in (("gpt2", "merges.txt"), ("bert", "vocab.txt")):

@@ -81,7 +81,7 @@ def train_word_pieces(config: TrainedWordPieces, texts: Iterable[str]) -> tokeni
     first = [*_SPECIAL, *letters, *(f"{CONTINUATION}{letter}" for letter in letters)]
     if not letters or len(first) >= config.vocabulary_size:
         raise DataError(
-            f"the training documents have {len(letters)} different letters: a WordPiece vocabulary of them needs more "
+            f"the training documents have {len(letters)} different letters to keep: a WordPiece vocabulary needs more "
             f"than {len(first)} entries, data.tokenizer.vocabulary_size is {config.vocabulary_size}"
         )
     backend = _assemble(dict(zip(_SPECIAL, range(len(_SPECIAL)), strict=True)), lower_case=config.lower_case)

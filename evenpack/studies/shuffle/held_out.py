@@ -8,12 +8,12 @@ are corrected for their number together.
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any
 
 from rich.console import RenderableType
 
-from evenpack.errors import ConfigError
+from evenpack.data.sources.files import find_files
+from evenpack.errors import ConfigError, DataError
 from evenpack.studies.columns import Column, table_of
 from evenpack.studies.plotting import INK, write_title
 from evenpack.studies.runs.arms import arm_label, confidence_text, difference_from, loss_of_evaluation
@@ -54,12 +54,17 @@ def evaluations_on_text(study: ShuffleStudyConfig, runs: Sequence[StudyRun]) -> 
 def require_text(section: ShuffleSection) -> None:
     """Checks that each kind of held-out text has a path that leads to a file. Raises: ConfigError."""
     for kind, path in section.held_out.items():
-        if path is None or not (path.exists() or any(Path(path.anchor).glob(str(path.relative_to(path.anchor))))):
-            found = "names no text" if path is None else f"names {path}, where there is no file"
-            raise ConfigError(
-                f"shuffle.held_out.{kind} {found}: give shuffle.held_out.{kind}=FILE on the command line, or leave all "
-                "held-out text out with shuffle.held_out={}"
-            )
+        found = "names no text"
+        if path is not None:
+            try:
+                find_files(kind, path, suffixes=None)
+                continue
+            except DataError:
+                found = f"names {path}, where there is no file"
+        raise ConfigError(
+            f"shuffle.held_out.{kind} {found}: give shuffle.held_out.{kind}=FILE on the command line, or leave all "
+            "held-out text out with shuffle.held_out={}"
+        )
 
 
 def read_losses_by_kind(evaluations: Sequence[Evaluation]) -> dict[str, dict[str, dict[int, float]]]:

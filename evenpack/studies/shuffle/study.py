@@ -587,7 +587,7 @@ class Kept:
 def keep(run: StudyRun, *, measure: Callable[[], list[ArmOrder]]) -> Kept:
     """Returns a finished run's losses and orders, and keeps them in shuffle.json; without its data it reads that file.
 
-    Raises: DataError if neither the log with the prepared data nor shuffle.json is there.
+    Raises: DataError if neither the log with the prepared data nor shuffle.json is there, or if this is damaged.
     """
     log, kept, prepared = run.output_dir / METRICS, run.output_dir / KEPT, run.config.prepared_dir / MANIFEST
     if log.is_file() and prepared.is_file():
@@ -601,10 +601,15 @@ def keep(run: StudyRun, *, measure: Callable[[], list[ArmOrder]]) -> Kept:
             f"neither {kept} nor {log} with {prepared} exists, and what is reported of a finished run is in one of "
             f"them: restore it, or remove {run.output_dir} to train that run again"
         )
-    return Kept(
-        losses=np.array(values["losses"], dtype=np.float64),  # None becomes NaN
-        orders=_ORDERS.validate_python(values["orders"]),
-    )
+    try:
+        return Kept(
+            losses=np.array(values["losses"], dtype=np.float64),  # None becomes NaN
+            orders=_ORDERS.validate_python(values["orders"]),
+        )
+    except (KeyError, TypeError, ValueError) as error:  # pydantic's error is a ValueError
+        raise DataError(
+            f"{kept} is damaged or of another version: restore it, or remove {run.output_dir} to train that run again"
+        ) from error
 
 
 def _borders_of_corpus(orders: Sequence[ArmOrder], runs: RunsByArm) -> tuple[int, ...]:

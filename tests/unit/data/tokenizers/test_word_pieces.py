@@ -196,9 +196,9 @@ def test_rare_letters_of_other_scripts_do_not_take_the_vocabulary(caplog: pytest
 
 def test_what_no_vocabulary_can_be_trained_on_is_refused() -> None:
     config = TrainedWordPieces(kind="train_word_pieces", vocabulary_size=64)
-    with pytest.raises(DataError, match="have 0 different letters"):
+    with pytest.raises(DataError, match="have 0 different letters to keep"):
         train_tokenizer(config, ["", " \n"])
     letters = "".join(chr(0x61 + n) for n in range(26)) + "0123456789"
-    with pytest.raises(DataError, match=r"have 36 different letters: .* needs more than 77 entries"):
+    with pytest.raises(DataError, match=r"have 36 different letters to keep: .* needs more than 77 entries"):
         train_tokenizer(config, [letters])
     assert word_pieces.ROLES["sep_token"] == "[SEP]"
