@@ -16,6 +16,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 from jaxtyping import Float64
+from scipy.optimize import lsq_linear
 
 from evenpack.data.packing import LengthHistogram
 from evenpack.data.sequences import length_chunks
@@ -36,7 +37,7 @@ from evenpack.studies.imbalance.cluster import (
     waits_in_each_micro_batch,
 )
 from evenpack.studies.imbalance.extrapolation import SlowestForecast, forecast_slowest
-from evenpack.studies.imbalance.simulation import SchemeRow, StepTimes, seconds_by_work, summarise
+from evenpack.studies.imbalance.simulation import SchemeRow, StepTimes, summarise
 from evenpack.studies.provenance import made_by
 from evenpack.studies.throughput.contenders import (
     VirtualRanks,
@@ -302,19 +303,20 @@ def _step_times(
 ) -> dict[tuple[Scheme, int], StepTimes]:
     """Returns the steps of one scheme for each number of devices.
 
-    The work that a step's items have by chance is corrected for by slopes over all parts: see `StepTimes.as_expected`.
+    The work that a step's items have by chance is corrected for by a ratio: of the seconds that fit the mean item's
+    work to those that fit the step's. So a few steps of a noisy device have no corrected seconds below zero.
     """
     dataset = virtual.dataset(1)
     items, sequences = dataset.settings.shape.items_per_step, sequences_per_item(dataset)
-    expected = _mean_work(virtual)
     work = {}
     for number, steps in clusters.items():
         lengths = [[virtual.lengths(number, step, rank) for rank in range(number)] for step in steps]
         work[number] = np.array([[_work(each) for each in of_step] for of_step in lengths]) / items
-    slopes = seconds_by_work(
+    fitted = _fitted_seconds(
         np.concatenate([each.reshape(-1, 2) for each in work.values()]),
         np.concatenate([each.sum(axis=2).ravel() for each in seconds.values()]),
     )
+    expected = fitted(_mean_work(virtual))
     found = {}
     for number, of_ranks in seconds.items():
         waited = _slowest(of_ranks, waits_often=waits_often)
@@ -322,11 +324,20 @@ def _step_times(
             step=waited + update,
             slowest=waited + update,
             mean=of_ranks.sum(axis=2).mean(axis=1) + update,
-            excess_work=work[number].mean(axis=1) - expected,
+            as_expected=waited * expected / fitted(work[number].mean(axis=1)) + update,
             sequences=number * items * sequences,
-            slopes=slopes,
         )
     return found
+
+
+def _fitted_seconds(
+    work: Float64[np.ndarray, "parts 2"], seconds: Float64[np.ndarray, " parts"]
+) -> Callable[[np.ndarray], np.ndarray]:
+    """Returns positive seconds by tokens and squared lengths: least squares, where more work never takes less time."""
+    terms = np.column_stack([np.ones(len(work)), work])
+    scale = terms.max(axis=0)
+    factors = lsq_linear(terms / scale, seconds, bounds=(0, np.inf), method="bvls").x / scale
+    return lambda work: factors[0] + work @ factors[1:]
 
 
 def _work(lengths: np.ndarray) -> tuple[float, float]:

@@ -10,7 +10,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import BrokenExecutor, as_completed
 from contextlib import contextmanager
 from dataclasses import astuple, dataclass, replace
-from functools import cached_property
 from types import MappingProxyType
 from typing import Literal
 
@@ -61,35 +60,27 @@ class StepTimes:
     """Computing seconds of the slowest device."""
     mean: Float64[np.ndarray, " steps"]
     """Computing seconds of the mean device."""
-    excess_work: Float64[np.ndarray, "steps 2"]
-    """Tokens and squared lengths of the mean drawn item, minus their expectation."""
+    as_expected: Float64[np.ndarray, " steps"]
+    """Seconds of each step, corrected for having drawn more or less work than expected."""
     sequences: float
     """Expected sequences of a step."""
-    slopes: Float64[np.ndarray, "2"] | None = None
-    """Seconds of a step by the excess work of its mean item, if they are known; None: by regression over the steps."""
 
     @classmethod
     def of_columns(cls, columns: Float64[np.ndarray, "steps 5"], kinds: ItemKinds, *, items: int) -> "StepTimes":
-        """Makes the times from the columns of `Cluster.steps`, of `items` per step that are drawn from `kinds`."""
+        """Makes the times from the columns of `Cluster.steps`, of `items` per step that are drawn from `kinds`.
+
+        Drawn work is corrected for by control variates: the expected work is known exactly, so the part of the seconds
+        that depends on it by linear regression needs no estimate, which reduces the variance of the mean.
+        """
         step, slowest, mean = np.ascontiguousarray(columns[:, :3].T)
+        excess_work = columns[:, 3:] - kinds.probabilities @ kinds.work
         return cls(
             step=step,
             slowest=slowest,
             mean=mean,
-            excess_work=columns[:, 3:] - kinds.probabilities @ kinds.work,
+            as_expected=step - excess_work @ _seconds_by_work(excess_work, step),
             sequences=items * kinds.mean_sequences,
         )
-
-    @cached_property
-    def as_expected(self) -> Float64[np.ndarray, " steps"]:
-        """Returns the seconds of each step, corrected for having drawn more or less work than expected.
-
-        The method is control variates: the expected work is known exactly, so the part of the seconds that depends on
-        it by linear regression needs no estimate, which reduces the variance of the mean.
-        """
-        slopes = seconds_by_work(self.excess_work, self.step) if self.slopes is None else self.slopes
-        corrected: Float64[np.ndarray, " steps"] = self.step - self.excess_work @ slopes
-        return corrected
 
     @property
     def rate(self) -> float:
@@ -97,7 +88,7 @@ class StepTimes:
         return self.sequences / float(self.as_expected.mean())
 
 
-def seconds_by_work(work: Float64[np.ndarray, "n 2"], seconds: Float64[np.ndarray, " n"]) -> Float64[np.ndarray, "2"]:
+def _seconds_by_work(work: Float64[np.ndarray, "n 2"], seconds: Float64[np.ndarray, " n"]) -> Float64[np.ndarray, "2"]:
     """Returns the slopes of the linear regression of seconds on tokens and squared lengths."""
     centred = work - work.mean(axis=0)
     slopes, *_ = np.linalg.lstsq(centred / _SCALE, seconds - seconds.mean(), rcond=1e-9)

@@ -47,7 +47,7 @@ def study(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -
 def steps(mean_seconds: float, *, spread: float = 0.0) -> StepTimes:
     """Returns 100 steps alternately one spread above and below their mean, without correction."""
     seconds = mean_seconds + spread * np.resize([1.0, -1.0], 100)
-    return StepTimes(step=seconds, slowest=seconds, mean=seconds, excess_work=np.zeros((100, 2)), sequences=1.0)
+    return StepTimes(step=seconds, slowest=seconds, mean=seconds, as_expected=seconds, sequences=1.0)
 
 
 def crossing(arrival: list[float], packs: list[float], *, spread: float = 0.0) -> Crossing:

@@ -155,6 +155,21 @@ def test_rates_are_those_of_a_long_run(config: RunConfig, world: World, monkeypa
     assert packs.speed_up_low < packs.speed_up < packs.speed_up_high
 
 
+@pytest.mark.parametrize("seed", range(4))
+def test_two_steps_of_a_noisy_device_have_a_finite_speed_up(
+    seed: int, config: RunConfig, world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A regression through so few parts gives slopes of noise, which a linear correction takes below zero seconds."""
+    noise = np.random.default_rng(seed)
+    monkeypatch.setattr(sys.modules[__name__], "known_cost", lambda batch: noise.lognormal(sigma=2.0))
+    monkeypatch.setattr(sys.modules[__name__], "UPDATE", 1e-3)
+    monkeypatch.setattr(StepTimer, "time_step", by_formula(StepTimer.time_step))
+    found = replayed(config, world, (1, 2), steps=2)
+    for row in found.rows:
+        assert row.sequences_per_second > 0
+        assert 0 < row.speed_up_low <= row.speed_up <= row.speed_up_high < np.inf
+
+
 def cost_of_tokens(batch: PackedBatch) -> float:
     return 1e-3 + 2e-6 * batch.local_counts.tokens + 3e-8 * useful_work(batch).squared_lengths
 
