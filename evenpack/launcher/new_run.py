@@ -116,7 +116,7 @@ def _tokenizer(shipped: Mapping[str, Any], new: NewRun) -> dict[str, Any]:
     """The vocabulary of the kind that the shipped file takes, or one trained for its model."""
     if new.tokenizer is not None:
         kind = shipped["data"]["tokenizer"]["kind"]
-        kind = tokenizer_kind_of(new.tokenizer) if kind == "hub" else kind
+        kind = {"hub": tokenizer_kind_of(new.tokenizer), "train_word_pieces": "bert"}.get(kind, kind)
         return {"kind": kind, "name" if kind == "hub" else "path": str(new.tokenizer)}
     is_mini = new.model.endswith("_mini")
     if find_family(shipped["model"]["kind"]).objective == "masked_tokens":
