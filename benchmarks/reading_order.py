@@ -40,8 +40,8 @@ from evenpack.launcher.preparing import prepare_run
 
 ResultT = TypeVar("ResultT")
 
-SINGLE_PAGES = "permutation_of_single_pages"
-"""A permutation whose pages are read without those around them (MADV_RANDOM)."""
+READ_AHEAD = "permutation_with_read_ahead"
+"""A permutation read as if memory held the corpus: the system reads ahead around each page."""
 VOCABULARY = 50_257
 PAGE_BYTES = 4096
 TOKEN_BYTES = 2
@@ -78,7 +78,7 @@ def main() -> None:
         for _ in range(arguments.rounds):
             for order, run in runs.items():
                 forget(folder)
-                rounds[order].append(forked(read, run, limit, arguments.tokens, order == SINGLE_PAGES))
+                rounds[order].append(forked(read, run, limit, arguments.tokens, order == READ_AHEAD))
                 print(order, rounds[order][-1], flush=True)
         report = {
             "means": limit.means,
@@ -109,7 +109,7 @@ Run = tuple[Path, tuple[str, ...]]
 
 def run_of(folder: Path, order: str, arguments: argparse.Namespace) -> Run:
     """Returns the run that reads the corpus in an order."""
-    order = "permutation" if order == SINGLE_PAGES else order
+    order = "permutation" if order == READ_AHEAD else order
     shuffle = {
         "permutation": "{kind: permutation}",
         "grid": f"{{kind: grid, memory: {GRID_MEMORY}, block_tokens: {arguments.block_tokens}}}",
@@ -132,7 +132,7 @@ def prepare(run: Run) -> None:
     prepare_run(load_run_file(run[0], RunConfig, run[1]))
 
 
-def read(run: Run, limit: Limit, tokens: int, single_pages: bool) -> dict[str, Any]:
+def read(run: Run, limit: Limit, tokens: int, read_ahead: bool) -> dict[str, Any]:
     """Makes the batches of the first steps of the epoch that hold so many tokens."""
     if limit.group is not None:
         (limit.group / "cgroup.procs").write_text(str(os.getpid()))
@@ -142,11 +142,13 @@ def read(run: Run, limit: Limit, tokens: int, single_pages: bool) -> dict[str, A
     assert isinstance(view, LocatedSequences)
     steps = tokens // (config.training.items_per_step * config.data.pack_length)
     before, began, read_tokens, sequences = bytes_from_disk(), time.process_time(), 0, 0
-    with read_at_random(view.token_file.mapped_arrays() if single_pages else ()):
-        for index in range(steps * dataset.settings.micro_batches):
-            counts = dataset.arrays(index).local_counts
-            read_tokens += counts.tokens
-            sequences += counts.sequences
+    if read_ahead:
+        with read_at_random(view.token_file.mapped_arrays()):
+            pass  # at its end, pages are read ahead again
+    for index in range(steps * dataset.settings.micro_batches):
+        counts = dataset.arrays(index).local_counts
+        read_tokens += counts.tokens
+        sequences += counts.sequences
     seconds = time.process_time() - began
     from_disk = bytes_from_disk() - before
     return {
@@ -259,7 +261,7 @@ def _parse_arguments() -> argparse.Namespace:
     parser.add_argument("--block-tokens", type=int, default=1 << 22)
     parser.add_argument("--pack-length", type=int, default=1024)
     parser.add_argument("--rounds", type=int, default=2)
-    parser.add_argument("--orders", nargs="+", default=["permutation", SINGLE_PAGES, "grid", "blocks"])
+    parser.add_argument("--orders", nargs="+", default=["permutation", READ_AHEAD, "grid", "blocks"])
     parser.add_argument("--folder", type=Path, required=True, help="on the disk to be measured")
     return parser.parse_args()
 

@@ -419,6 +419,7 @@ class OwnDocuments:
         else:
             view = cast(ViewOfDocuments, open_view(folder, documents))
             plan = open_plan(folder, key=key)
+        documents.expect_random_reads()
         return PackedSource(view=view, plan=plan, key=xxhash.xxh3_64_intdigest(name.encode()))
 
     def _view(self, name: str, documents: TokenFile, directory: Path | None = None) -> ViewOfDocuments:

@@ -23,6 +23,7 @@ from evenpack.data.recipes import OF_THE_LOSS
 from evenpack.data.sequences import SentencePairsView, ViewOfDocuments, open_view
 from evenpack.data.sequences.pairs import ORIGIN_COLUMNS
 from evenpack.data.sequences.shuffled import SHUFFLED, OrderedView, ShuffledView
+from evenpack.data.sequences.view import StoredView
 from evenpack.data.tokenizers.special_tokens import MaskingVocabulary, PairTokens
 from evenpack.data.tokens.file import TokenFile
 from evenpack.errors import DataError
@@ -126,7 +127,12 @@ class PreparedData:
 
     def training_sources(self, *, seed: int, batching: Batching) -> tuple[PackedSource, ...]:
         """Returns views and plans of the training sequences, in the mixture's order."""
-        return packed_sources(self, "train", seed=seed, batching=batching)
+        sources = packed_sources(self, "train", seed=seed, batching=batching)
+        if self.config.shuffle.kind == "permutation" and not self.config.keeps_order:
+            for source in sources:
+                assert isinstance(source.view, StoredView), "grids alone have another"
+                source.view.token_file.expect_random_reads()
+        return sources
 
     def mixture(self, items_per_step: int) -> MixtureSchedule:
         """Returns the mixture of a run whose steps draw so many packs or sequences."""

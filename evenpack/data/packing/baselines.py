@@ -1,12 +1,12 @@
 """The baselines of packing: none, next fit in arrival order, first fit decreasing, and batches sorted by length."""
 
-import os
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 import numpy as np
 from jaxtyping import Int64, Integer
 
+from evenpack.data.mapped_pages import memory_bytes
 from evenpack.data.packing.histogram import LengthHistogram
 from evenpack.data.packing.strategy import Strategy
 from evenpack.errors import PackingError
@@ -178,11 +178,11 @@ def _refuse_wrong_separators(separators: int) -> None:
 
 def _refuse_too_many(sequences: int) -> None:
     """Checks the memory: next fit processes single sequences, where the other algorithms process lengths."""
-    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    memory = memory_bytes()
     if sequences * _BYTES_PER_SEQUENCE > memory:
         raise PackingError(
             f"next_fit processes the sequences one by one: {sequences:,} of them take about "
-            f"{sequences * _BYTES_PER_SEQUENCE / 1e9:,.1f} GB of memory and this machine has {memory / 1e9:,.1f} GB, "
+            f"{sequences * _BYTES_PER_SEQUENCE / 1e9:,.1f} GB of memory and {memory / 1e9:,.1f} GB may be had here, "
             f"which {memory // _BYTES_PER_SEQUENCE:,} sequences would fit into; draw a sample (`evenpack study packing "
             "--sample`), or take first_fit_decreasing or longest_pack_first, which need the histogram alone"
         )

@@ -20,6 +20,7 @@ import numpy as np
 from evenpack.data.checksums import CHUNK_BYTES, ChunkReader, Damage, find_damage, find_wrong_size
 from evenpack.data.config import DataConfig
 from evenpack.data.manifest import FileRecord, Manifest, refuse_changed_inputs, remedy
+from evenpack.data.mapped_pages import memory_bytes
 from evenpack.data.prepare.progress import PrepareState, Progress
 from evenpack.data.sources.config import Source
 from evenpack.data.sources.files import InputFile
@@ -125,7 +126,7 @@ class Verifier:
     ) -> Verified:
         """Adds the damage of these pieces to `damages`."""
         started, done = time.monotonic(), 0
-        reader = ChunkReader(leave_cached=self.total_bytes <= _memory_bytes() // 2)
+        reader = ChunkReader(leave_cached=self.total_bytes <= memory_bytes() // 2)
         for piece in pieces:
             if is_cancelled():
                 break
@@ -234,10 +235,6 @@ def damage_behind(error: Exception, directory: Path) -> DataError | None:
     except DataError as damage:
         return damage
     return None
-
-
-def _memory_bytes() -> int:
-    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 
 
 _Inputs = tuple[InputFile, ...]

@@ -28,7 +28,7 @@ import numpy as np
 import xxhash
 from jaxtyping import Bool, Int32, Int64, Integer, UInt64
 
-from evenpack.data.mapped_pages import release_mapped_pages
+from evenpack.data.mapped_pages import read_alone_beyond_memory, release_mapped_pages
 from evenpack.errors import DataError
 
 _MAGIC = b"MMIDIDX\x00\x00"
@@ -254,6 +254,9 @@ class TokenFile:
     labelled = False
     """Whether labels of one's own leave some tokens out of the loss; never in a file."""
 
+    reads_at_random = False
+    """Whether `expect_random_reads` was called."""
+
     def __init__(self, prefix: Path, *, verify: bool = True) -> None:
         """Opens the pair; `verify` reads the whole index (20 bytes per document), false checks only file sizes.
 
@@ -274,7 +277,16 @@ class TokenFile:
         )
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _reopen, (self.prefix,)
+        return _reopen, (self.prefix,), self.reads_at_random
+
+    def __setstate__(self, reads_at_random: bool) -> None:
+        if reads_at_random:
+            self.expect_random_reads()
+
+    def expect_random_reads(self) -> None:
+        """Says that documents will be read in random order; a pickle keeps it. See `read_alone_beyond_memory`."""
+        self.reads_at_random = True
+        read_alone_beyond_memory(self.mapped_arrays())
 
     @cached_property
     def document_offsets(self) -> Int64[np.ndarray, " documents_plus_1"]:

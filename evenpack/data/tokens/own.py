@@ -149,7 +149,7 @@ class TokenArrays(OwnTokens):
         return cls(_flat_of(parts), offsets, labels=_flat_of(filled), name=name)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _reopen, (str(self.prefix), *(_Mapped.of(array) for array in self._given))
+        return _reopen, (str(self.prefix), *(_Mapped.of(array) for array in self._given)), self.reads_at_random
 
     def document_starts(self, boundaries: Integer[np.ndarray, " K"] | slice) -> Int64[np.ndarray, " K"]:
         starts: Int64[np.ndarray, " K"] = self._offsets[boundaries].astype(np.int64)

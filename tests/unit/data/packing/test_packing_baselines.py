@@ -1,6 +1,5 @@
 """The baselines of packing agree with their naive definitions, the limits and the published figures."""
 
-import os
 from collections import Counter
 from collections.abc import Mapping
 
@@ -10,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from repository import PUBLISHED_HISTOGRAMS
 
+from evenpack.data.mapped_pages import memory_bytes
 from evenpack.data.packing import LengthHistogram, Packing, baselines, pack
 from evenpack.data.packing.baselines import (
     first_fit_decreasing,
@@ -188,7 +188,7 @@ def test_what_cannot_be_packed_is_refused_with_its_value():
 
 def test_more_sequences_than_there_is_memory_for_are_refused_with_what_would_fit():
     trillion = LengthHistogram(counts=np.array([0, 3 * 10**11, 7 * 10**11]))
-    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    memory = memory_bytes()
     with pytest.raises(PackingError) as refused:
         pack(trillion, "next_fit", pack_length=8)
     for part in ("1,000,000,000,000 of them", f"{memory // 20:,} sequences would fit", "--sample", "first_fit_decr"):

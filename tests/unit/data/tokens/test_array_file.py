@@ -9,7 +9,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from evenpack.data.mapped_pages import read_at_random
 from evenpack.data.tokens.array_file import mapped_array, write_array
 
 OLD = np.array([7, 8, 9])
@@ -78,18 +77,3 @@ def test_a_kill_leaves_the_old_file(path: Path) -> None:
     run = subprocess.run([sys.executable, "-c", _KILLED, str(path)], check=False)
     assert run.returncode == -9
     assert np.load(path).tolist() == OLD.tolist()
-
-
-@pytest.mark.skipif(sys.platform != "linux", reason="reads the flags of mappings in /proc")
-def test_pages_are_read_alone_within_the_block_only(path: Path) -> None:
-    def flags() -> list[str]:
-        lines = Path("/proc/self/smaps").read_text().splitlines()
-        begin = next(place for place, line in enumerate(lines) if line.endswith(str(path)))
-        return next(line for line in lines[begin:] if line.startswith("VmFlags:")).split()
-
-    write_array(path, np.arange(1 << 14))
-    array = np.load(path, mmap_mode="r")
-    with read_at_random([array[3:], np.arange(3)]):
-        assert "rr" in flags()
-    assert "rr" not in flags()
-    assert array[-1] == (1 << 14) - 1
