@@ -341,6 +341,11 @@ def shuffled(files: Files) -> Rows:
     return rows
 
 
+def shuffled_held_out(files: Files) -> Rows:
+    """Held-out loss by kind of text and order, and its difference from the permutation's."""
+    return [[*row["loss"].values(), *_interval(row["difference"])] for row in files[0]["held_out"]]
+
+
 def equivalent(files: Files) -> Rows:
     """Held-out losses and their differences from the un-packed runs."""
     return _equivalent(files, "accuracy")
@@ -670,6 +675,7 @@ READINGS: dict[str, Callable[[Files], Rows]] = {
     "own_documents": own_documents,
     "loader_wait": loader_wait,
     "shuffled": shuffled,
+    "shuffled_held_out": shuffled_held_out,
     "equivalent": equivalent,
     "equivalent_again": equivalent_again,
     "equivalent_of_ten": equivalent_again,
@@ -774,6 +780,11 @@ def test_verdicts_are_those_that_the_study_formed(reading: str) -> None:
     found = [[cell for cell in row if cell in _VERDICTS] for row in table.rows]
     assert found == [[arm[key] for key in _JUDGED[reading] if arm[key] is not None] for arm in arms]
     assert sum(map(len, found)) >= len(arms) - 2
+
+
+def test_verdicts_of_held_out_text_are_those_that_the_study_formed() -> None:
+    ((table, files),) = ((table, files) for table, files, name, _ in MEASURED if name == "shuffled_held_out")
+    assert [row[-1] or None for row in table.rows] == [row["verdict"] for row in files[0]["held_out"]]
 
 
 @pytest.mark.parametrize("reading", ["equivalent_again", "equivalent_of_ten"])
