@@ -89,7 +89,8 @@ def compile_if_asked(model: nn.Module, config: RunConfig, device_type: str) -> C
             training.layout,
             training.batching,
         )
-    backend = capabilities.resolve_backend(config.attention.backend, attention_request(config, device_type))
+    request = attention_request(config.model, training.precision, device_type)
+    backend = capabilities.resolve_backend(config.attention.backend, request)
     is_cut = backend in capabilities.LEFT_TO_PYTHON
     if is_cut and device_type == "cuda":
         log.warning(

@@ -575,6 +575,16 @@ class RunConfig(Section):
                 f"masking is for masks drawn in each epoch, and with {origin} they are drawn once: leave masking "
                 f"out{other}"
             )
+        longest = self.data.recipe.max_sequence_length
+        promised = math.floor(self.masking.share * longest)
+        draws_masks = family.objective == "masked_tokens" and not self.data.has_stored_masks
+        if draws_masks and self.masking.max_predictions < promised:
+            raise ValueError(
+                f"masking.max_predictions={self.masking.max_predictions} is less than masking.share of the longest "
+                f"sequence ({self.masking.share} x {longest:,} tokens), of which fewer would be masked: set "
+                f"masking.max_predictions={promised} or more, or "
+                f"masking.share={self.masking.max_predictions / longest:.3g}"
+            )
         return self
 
     @property

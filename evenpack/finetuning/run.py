@@ -15,6 +15,7 @@ from typing import Any
 import torch
 
 from evenpack.data.tokenizers.tokenizer import Tokenizer
+from evenpack.engine.resolving.attention_choice import attention_request, check_request
 from evenpack.finetuning.config import FinetuneConfig
 from evenpack.finetuning.data import TaskData, read_task
 from evenpack.finetuning.model import FinetunedModel, Pretrained, new_head, read_pretrained
@@ -45,12 +46,15 @@ def finetune(
     pretrained = read_pretrained(config)
     models = SavedModels(config=config, tokenizer=pretrained.tokenizer)
     models.require(pretrained.section)
+    device = _device()
+    request = attention_request(pretrained.section, config.training.precision, device.type)
+    check_request(config.attention, request, dropout_key="training.dropout")
     data = read_task(config.data, config.folder, pretrained.tokenizer)
     settings = _settings(config, pretrained, data)
     folder = ResultFolder(config.run.output_dir)
     with hold(folder.directory):
         folder.open(settings)
-        finetuning = Finetuning(config=config, data=data, tokenizer=pretrained.tokenizer, device=_device())
+        finetuning = Finetuning(config=config, data=data, tokenizer=pretrained.tokenizer, device=device)
 
         def train(seed: int) -> SeedResult:
             model = new_finetuned(config, pretrained, seed)

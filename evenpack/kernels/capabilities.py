@@ -131,10 +131,10 @@ def resolve_backend(name: str, request: AttentionRequest) -> str:
     raise BackendError(f"no attention backend can serve ({request}): {refused}")
 
 
-def slow_choice(request: AttentionRequest) -> str | None:
+def slow_choice(request: AttentionRequest, *, dropout_key: str = "model.attention_dropout") -> str | None:
     """Returns a sentence about the cost and the remedies if `auto` finds no fused kernel for this request on a GPU.
 
-    None: it finds one, or the request is for another device.
+    `dropout_key` is the setting that would leave out dropout. None: it finds one, or the request is for another device.
     """
     if request.device_type != "cuda" or resolve_backend("auto", request) in FUSED:
         return None
@@ -142,11 +142,11 @@ def slow_choice(request: AttentionRequest) -> str | None:
     return (
         f"attention ({request}) is left to {resolve_backend('auto', request)}, which reads segment lengths on the "
         f"host and so waits for the GPU in every layer and pass, and calls a kernel for each group of segments "
-        f"({reasons}). {_remedies(request)}"
+        f"({reasons}). {_remedies(request, dropout_key)}"
     )
 
 
-def _remedies(request: AttentionRequest) -> str:
+def _remedies(request: AttentionRequest, dropout_key: str) -> str:
     """Returns the changes that would give the request a fused kernel, each by itself."""
     ways = []
     half = replace(request, dtype=torch.bfloat16)
@@ -155,7 +155,7 @@ def _remedies(request: AttentionRequest) -> str:
         package = [] if resolve_backend("auto", half) in FUSED else ["install flash-attn (docs/gpu.md)"]
         ways.append(" and ".join([*precision, *package]))
     if request.dropout and resolve_backend("auto", replace(request, dropout=False)) in FUSED:
-        ways.append("set model.attention_dropout=0")
+        ways.append(f"set {dropout_key}=0")
     if not ways:
         return "This GPU has no faster kernel for it"
     remedy = ", or ".join(ways)

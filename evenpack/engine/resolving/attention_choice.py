@@ -7,17 +7,18 @@ import torch
 from evenpack.engine.config import RunConfig
 from evenpack.errors import ConfigError
 from evenpack.kernels.capabilities import AttentionRequest, resolve_backend, slow_choice
+from evenpack.kernels.config import AttentionConfig
+from evenpack.models.common.section import TransformerConfig
 from evenpack.models.families import family_of
 
 log = logging.getLogger(__name__)
 
 
-def attention_request(config: RunConfig, device_type: str) -> AttentionRequest:
+def attention_request(model: TransformerConfig, precision: str, device_type: str) -> AttentionRequest:
     """Returns the attention that training asks for in each layer."""
-    model = config.model
     return AttentionRequest(
         device_type=device_type,
-        dtype=torch.bfloat16 if config.training.precision == "bf16_autocast" else torch.float32,
+        dtype=torch.bfloat16 if precision == "bf16_autocast" else torch.float32,
         head_dim=model.shape["hidden_size"] // model.shape["heads"],
         causal=family_of(model).causal,
         alibi=model.positions == "alibi",
@@ -27,18 +28,24 @@ def attention_request(config: RunConfig, device_type: str) -> AttentionRequest:
 
 
 def check_attention(config: RunConfig, device_type: str) -> None:
-    """Warns if `auto` is left with a slow backend on a GPU.
+    """Checks the attention of a run: see `check_request`."""
+    check_request(config.attention, attention_request(config.model, config.training.precision, device_type))
+
+
+def check_request(
+    attention: AttentionConfig, request: AttentionRequest, *, dropout_key: str = "model.attention_dropout"
+) -> None:
+    """Warns if `auto` is left with a slow backend on a GPU; `dropout_key` is what the user would set to 0.
 
     Raises: ConfigError instead, if `attention.on_slow_backend` is `error`; BackendError if the backend that is named
     cannot serve the run here, which the first step would find otherwise.
     """
-    request = attention_request(config, device_type)
-    if config.attention.backend != "auto":
-        resolve_backend(config.attention.backend, request)
+    if attention.backend != "auto":
+        resolve_backend(attention.backend, request)
         return
-    message = slow_choice(request)
+    message = slow_choice(request, dropout_key=dropout_key)
     if message is None:
         return
-    if config.attention.on_slow_backend == "error":
+    if attention.on_slow_backend == "error":
         raise ConfigError(f"{message}; or accept it with attention.on_slow_backend=warn")
     log.warning("%s", message)

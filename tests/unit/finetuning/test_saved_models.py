@@ -1,5 +1,6 @@
 """Transformers loads a tuned model with the same outputs; with several seeds, the requested ones are saved."""
 
+import io
 import json
 from collections.abc import Callable
 from contextlib import AbstractContextManager
@@ -11,6 +12,7 @@ import numpy as np
 import pytest
 import torch
 from finetuning_tasks import finetune_config, write_encoder, write_pairs, write_questions, write_scores, write_sentences
+from rich.console import Console
 from study_files import seed_result
 from transformers import (
     AutoModelForQuestionAnswering,
@@ -18,13 +20,14 @@ from transformers import (
     AutoTokenizer,
 )
 
-from evenpack.errors import ConfigError, RunError
+from evenpack.errors import BackendError, ConfigError, RunError
 from evenpack.finetuning.data import read_task
 from evenpack.finetuning.model import FinetunedModel, Pretrained, read_pretrained
 from evenpack.finetuning.results import Summary, summarise
-from evenpack.finetuning.run import SavedModels, new_finetuned
+from evenpack.finetuning.run import SavedModels, finetune, new_finetuned
 from evenpack.finetuning.train import Finetuning
 from evenpack.models import huggingface
+from evenpack.progress import Progress
 
 WRITERS = {
     "sst2": lambda folder: write_sentences(folder, training=9, evaluation=4),
@@ -158,3 +161,15 @@ def test_a_disk_that_fills_is_named(
     with files_of_at_most(20_000), pytest.raises(RunError, match=rf"^{tmp_path}/out/seed_1 cannot be written: .*large"):
         models.save(model, 1)
     assert not any((tmp_path / "out").iterdir())
+
+
+@pytest.mark.parametrize(("backend", "reason"), [("flash", "CUDA device"), ("flex", "no dropout")])
+def test_a_backend_that_cannot_serve_is_refused_before_anything_is_written(
+    backend: str, reason: str, tmp_path: Path
+) -> None:
+    encoder = write_encoder(tmp_path / "encoder", "modernbert")
+    config = finetune_config("sst2", WRITERS["sst2"](tmp_path / "task"), encoder, tmp_path / "out", dropout=0.1)
+    config = config.model_copy(update={"attention": config.attention.model_copy(update={"backend": backend})})
+    with pytest.raises(BackendError, match=reason), Progress(Console(file=io.StringIO())) as progress:
+        finetune(config, progress, hold=lambda _: pytest.fail("the folder would be made"))
+    assert not (tmp_path / "out").exists()

@@ -13,7 +13,7 @@ from evenpack.engine.config import RunConfig
 from evenpack.engine.resolving.attention_choice import attention_request, check_attention
 from evenpack.errors import BackendError, ConfigError
 from evenpack.kernels import capabilities
-from evenpack.kernels.capabilities import resolve_backend
+from evenpack.kernels.capabilities import AttentionRequest, resolve_backend
 from evenpack.models.common.section import TransformerConfig
 from evenpack.shipped import shipped_run_files
 
@@ -35,8 +35,12 @@ def run(name: str, *overrides: str) -> RunConfig:
     return load_run_file(Path(name), RunConfig, overrides)
 
 
+def request_of(config: RunConfig) -> AttentionRequest:
+    return attention_request(config.model, config.training.precision, "cuda")
+
+
 def test_the_request_is_that_of_the_run_file() -> None:
-    bert = attention_request(run("bert_large_phase2_sprint"), "cuda")
+    bert = request_of(run("bert_large_phase2_sprint"))
     assert (bert.head_dim, bert.causal, bert.alibi, bert.dropout, bert.dtype) == (
         64,
         False,
@@ -44,8 +48,8 @@ def test_the_request_is_that_of_the_run_file() -> None:
         True,
         torch.bfloat16,
     )
-    assert not attention_request(run("bert_large_phase2_sprint", "model.attention_dropout=0"), "cuda").dropout
-    plain = attention_request(run("gpt2_small", "model.positions=alibi", "training.precision=fp32"), "cuda")
+    assert not request_of(run("bert_large_phase2_sprint", "model.attention_dropout=0")).dropout
+    plain = request_of(run("gpt2_small", "model.positions=alibi", "training.precision=fp32"))
     assert (plain.causal, plain.alibi, plain.dropout, plain.dtype) == (True, True, False, torch.float32)
 
 

@@ -1,13 +1,17 @@
-"""Llama's shipped run files for 8 GPUs divide, and fit by the estimate."""
+"""Shipped run files of Llama and ModernBERT for 8 GPUs divide, fit by the estimate, and are what their header says."""
 
 import json
+import math
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from evenpack.config import load_run_file
+from evenpack.data.sequences.masking import masked_count
 from evenpack.engine.config import RunConfig
 from evenpack.engine.memory.estimate import MicroBatchSize, training_memory
+from evenpack.errors import ConfigError
 from evenpack.launcher.training import plan_training
 from evenpack.models.cost import parameter_count
 from evenpack.testing import prepared
@@ -35,6 +39,30 @@ def test_a_run_file_for_eight_gpus_divides_and_fits(name: str, vocabulary: int, 
     size = MicroBatchSize(slots=slots, head_rows=slots)
     peak = training_memory(config, size, vocabulary_size=vocabulary, ranks=GPUS).peak
     assert GPU_BYTES / 8 < peak.total < share * GPU_BYTES
+
+
+@pytest.mark.parametrize("name", ["modernbert_base", "modernbert_base_8192"])
+def test_modernbert_masks_the_share_that_it_names_and_needs_the_memory_that_its_page_says(name: str) -> None:
+    config = load_run_file(CONFIGS / f"{name}.yaml", RunConfig)
+    sizes = {"vocabulary_size": 50_368, "max_positions": config.positions_needed}
+    assert f"({parameter_count(config.model, **sizes):,} parameters" in (CONFIGS / f"{name}.yaml").read_text()
+    assert config.training.step_size.micro_batches(GPUS) >= 1
+    longest = config.data.recipe.max_sequence_length
+    assert masked_count(np.array([longest]), config.masking, 2) == round(0.3 * longest)
+    slots = config.training.packs_per_micro_batch * config.data.pack_length
+    size = MicroBatchSize(slots=slots, head_rows=math.ceil(config.masking.share * slots))
+    peak = training_memory(config, size, vocabulary_size=50_368, ranks=GPUS).peak.total
+    assert f"of {slots:,} slots is {peak / 1e9:.1f} GB per GPU" in (CONFIGS.parent / "docs/modernbert.md").read_text()
+
+
+@pytest.mark.parametrize(
+    ("name", "most"), [("modernbert_base", 306), ("modernbert_mini_wiki", 75), ("bert_mini_wiki", 18)]
+)
+def test_a_limit_that_would_mask_less_than_the_share_is_refused(name: str, most: int) -> None:
+    """76 at 512 tokens and 15 %, which are 76.8, is the published BERT's, and no cut."""
+    with pytest.raises(ConfigError, match=rf"set masking.max_predictions={most + 1} or more, or masking.share=0"):
+        load_run_file(CONFIGS / f"{name}.yaml", RunConfig, [f"masking.max_predictions={most}"])
+    load_run_file(CONFIGS / f"{name}.yaml", RunConfig, [f"masking.max_predictions={most + 1}"])
 
 
 def test_a_dry_run_plans_llama_8b_on_eight_gpus(tmp_path: Path) -> None:
