@@ -346,6 +346,11 @@ def shuffled_held_out(files: Files) -> Rows:
     return [[*row["loss"].values(), *_interval(row["difference"])] for row in files[0]["held_out"]]
 
 
+def read_by_order(files: Files) -> Rows:
+    """What each order reads of a corpus that is larger than memory, and how fast."""
+    return [[order["bytes_per_token"], order["tokens_per_cpu_second"] / 1e6] for order in files[0]["orders"].values()]
+
+
 def equivalent(files: Files) -> Rows:
     """Held-out losses and their differences from the un-packed runs."""
     return _equivalent(files, "accuracy")
@@ -676,6 +681,7 @@ READINGS: dict[str, Callable[[Files], Rows]] = {
     "loader_wait": loader_wait,
     "shuffled": shuffled,
     "shuffled_held_out": shuffled_held_out,
+    "read_by_order": read_by_order,
     "equivalent": equivalent,
     "equivalent_again": equivalent_again,
     "equivalent_of_ten": equivalent_again,
