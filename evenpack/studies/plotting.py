@@ -88,9 +88,9 @@ def figure_as_png(path: Path, *, width: float, height: float) -> Iterator[Any]:
             figure.savefig(file, format="png", bbox_inches="tight", pad_inches=0.2)
 
 
-def line_style(index: int) -> dict[str, Any]:
+def line_style(index: int, colours: Sequence[str] = COLOURS) -> dict[str, Any]:
     """Returns colour and dashes of the line with this number; colours are used again with the next dashes."""
-    return {"color": COLOURS[index % len(COLOURS)], "linestyle": _DASHES[index // len(COLOURS) % len(_DASHES)]}
+    return {"color": colours[index % len(colours)], "linestyle": _DASHES[index // len(colours) % len(_DASHES)]}
 
 
 def write_title(axes: Any, finding: str) -> None:

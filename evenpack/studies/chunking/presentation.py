@@ -14,7 +14,15 @@ from evenpack.studies.chunking.compare import Arm, ArmRow, FinishedRuns
 from evenpack.studies.chunking.config import ChunkingConfig, ChunkingSection
 from evenpack.studies.chunking.curves import smoothed
 from evenpack.studies.columns import Column, table_of, wide_table_of
-from evenpack.studies.plotting import COLOURS, INK, figure_as_png, require_matplotlib, write_footer, write_title
+from evenpack.studies.plotting import (
+    COLOURS,
+    INK,
+    figure_as_png,
+    line_style,
+    require_matplotlib,
+    write_footer,
+    write_title,
+)
 from evenpack.studies.runs.arms import arm_label, confidence_text, draw_runs, seeds_text
 from evenpack.studies.statistics.paired import Spread, clearly_lowest
 
@@ -132,8 +140,10 @@ _POINTS = 400
 """Points of a curve as it is drawn."""
 _RECIPE_COLOURS = COLOURS[6:]
 """None of them is an atom's colour, because a recipe is not the arm of one atom."""
-_RATIO_COLOURS = {0.25: COLOURS[3], 0.5: COLOURS[4], 1.0: COLOURS[2], 2.0: COLOURS[1], 4.0: COLOURS[0]}
-"""Colours as in the paper, for comparison with its figures: purple, red, green, orange, blue."""
+_RATIO_COLOURS = dict(
+    zip((4.0, 2.0, 1.0, 0.25, 0.5, 0.125, 8.0, 0.0625, 16.0), (*COLOURS[:5], *COLOURS[6:10]), strict=True)
+)
+"""Colours as in the paper, for comparison with its figures: purple, red, green, orange, blue; others beyond them."""
 _HEAD = 0.1
 """Fraction of a run that is not drawn, in which perplexity falls from the size of the vocabulary."""
 _HEAD_OF_RECIPES = 0.25
@@ -191,7 +201,7 @@ def _plot_length(
             _draw_curves(axes[1], finished, arms, section, last_epoch=True)
             write_title(axes[0], f"{name}: all of training")
             write_title(axes[1], f"{name}: last epoch")
-            _draw_bars(axes[2], arms, [row.final for row in arms], "final perplexity")
+            _draw_bars(axes[2], arms, [row.last_tenth for row in arms], "perplexity, last 10 %")
             _draw_bars(axes[3], arms, [row.rank_in_recipe for row in arms], "mean rank (1: lowest perplexity)")
         left, right = grid[lines - 1, :].subgridspec(1, 2, wspace=0.3, width_ratios=[1.5, 1.0])
         _draw_recipes(figure.add_subplot(left), finished, natural, section, beside_atoms=bool(by_atom))
@@ -204,10 +214,12 @@ def _captions(rows: Sequence[ArmRow], study: ChunkingConfig) -> list[str]:
     lines = [
         f"MSL {rows[0].arm.max_sequence_length} (maximum sequence length), {seeds}. Curves: "
         f"exponential moving average, alpha {section.smoothing:g} on the {section.smoothing_weighs} value; mean over "
-        "seeds, bands from least to greatest.",
-        "Bars: mean over seeds ± standard deviation. Final perplexity: mean over the last 1 % of the last epoch; rank: "
-        "mean over its 100 segments.",
+        "seeds, bands from least to greatest. Last 10 %: of the last epoch.",
     ]
+    if len({row.arm.recipe for row in rows}) < len(rows):
+        lines.append("Bars: mean over seeds ± standard deviation; rank: mean over 100 segments of the last epoch.")
+    if any(row.arm.atom for row in rows) and not study.phases[study.last_phase].draws_rows_by_seed:
+        lines.append("All seeds have one order of rows: the deviation over seeds leaves out what another one would do.")
     if any(map(_counts_padding, rows)):
         lines.append(
             "Training perplexity of a recipe with padding counts its padding, which is easy to predict: compare "
@@ -244,15 +256,15 @@ def _draw_recipes(
     colours = _RECIPE_COLOURS if beside_atoms else COLOURS
     for index, row in enumerate(rows):
         grid = np.linspace(_HEAD_OF_RECIPES * row.arm.epochs, row.arm.epochs, _POINTS)
-        colour = colours[index % len(colours)]
-        style = {"label": f"{arm_label(row.arm.recipe)} ({row.steps:,} steps)", "color": colour, "linewidth": 1.5}
-        draw_runs(axes, grid * row.steps_per_epoch, _lines(finished, row, section, grid), **style)
-        axes.plot([row.steps], [row.final.mean], "o", color=colour, markersize=5)
+        style = {**line_style(index, colours), "linewidth": 1.5}
+        label = f"{arm_label(row.arm.recipe)} ({row.steps:,} steps)"
+        draw_runs(axes, grid * row.steps_per_epoch, _lines(finished, row, section, grid), label=label, **style)
+        axes.plot([row.steps], [row.last_tenth.mean], "o", color=style["color"], markersize=5)
     axes.set_xlabel("step (optimizer updates)")
     axes.set_ylabel("training perplexity")
     axes.legend(frameon=False, fontsize=8.5)
     what = "Recipes side by side, atoms of one row" if beside_atoms else "Arms side by side"
-    write_title(axes, f"{what}; dots: final perplexity")
+    write_title(axes, f"{what}; dots: mean of the last 10 %")
 
 
 def _draw_held_out(axes: Any, rows: Sequence[ArmRow]) -> None:

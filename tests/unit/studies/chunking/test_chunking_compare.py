@@ -4,6 +4,7 @@ import io
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -210,9 +211,19 @@ def test_arms_without_atoms_have_a_colour_each(tmp_path: Path, monkeypatch: pyte
     found = {name: runs([9.0]) for name in arms}
     plot_lengths(found, compare(found, arms, study(reference="a")), study(reference="a"), tmp_path, origin="ORIGIN")
     axes = figures[0].axes[0]
-    assert axes.get_title(loc="left") == "Arms side by side; dots: final perplexity"
-    curves = {line.get_color() for line in axes.get_lines() if not str(line.get_label()).startswith("_")}
-    assert len(curves) == 8
+    assert axes.get_title(loc="left") == "Arms side by side; dots: mean of the last 10 %"
+    assert len(line_styles(axes)) == 8
+    arms |= {f"i_atom_{atom}": arm(f"i_atom_{atom}", recipe="i", atom=atom) for atom in (32, 64)}
+    found = {name: runs([9.0]) for name in arms}
+    plot_lengths(found, compare(found, arms, study(reference="a")), study(reference="a"), tmp_path, origin="ORIGIN")
+    recipes = next(axes for axes in figures[1].axes if axes.get_title(loc="left").startswith("Recipes side by side"))
+    assert len(line_styles(recipes)) == 9, "beside atoms there are fewer colours, and dashes distinguish the others"
+
+
+def line_styles(axes: Any) -> set[tuple[Any, Any]]:
+    """Returns colour and dashes of the lines that have a label."""
+    lines = [line for line in axes.get_lines() if not str(line.get_label()).startswith("_")]
+    return {(line.get_color(), line.get_linestyle()) for line in lines}
 
 
 def test_a_title_names_the_lowest_arm_only_where_deviations_of_seeds_do_not_overlap() -> None:
