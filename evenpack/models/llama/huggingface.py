@@ -4,6 +4,7 @@
 each.
 """
 
+import math
 from collections.abc import Collection, Mapping
 from typing import Any
 
@@ -79,11 +80,13 @@ def plain_weights(model: Llama, weights: Mapping[str, Tensor]) -> dict[str, Tens
 def config_values(model: Llama, end_of_text_id: int) -> dict[str, Any]:
     """Returns the content of config.json; releases before the fifth read `rope_theta`, later ones `rope_parameters`."""
     config, shape = model.config, model.config.shape
-    scaling = _scaling_values(config.rotary_scaling)
+    rotary = config.rotary_scaling
+    reach = 0 if rotary is None else math.ceil(rotary.factor * rotary.original_positions)
+    scaling = _scaling_values(rotary)
     return _FIXED_ARCHITECTURE | {
         "architectures": ["LlamaForCausalLM"],
         "vocab_size": model.vocabulary_size,
-        "max_position_embeddings": model.max_positions,
+        "max_position_embeddings": max(model.max_positions, reach),
         "hidden_size": shape["hidden_size"],
         "intermediate_size": shape["feed_forward_size"],
         "num_hidden_layers": shape["layers"],

@@ -1,5 +1,6 @@
 """Llama's weights are converted to transformers and back, with equal logits."""
 
+import copy
 import json
 from pathlib import Path
 from typing import Any
@@ -9,7 +10,7 @@ import torch
 from batches import build_batch, random_sequences
 from safetensors.torch import load_file, save_file
 from transformers import LlamaConfig as TheirConfig
-from transformers import LlamaForCausalLM
+from transformers import LlamaForCausalLM, modeling_rope_utils
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
 from evenpack.errors import CheckpointError
@@ -79,7 +80,8 @@ def test_transformers_loads_what_is_saved_and_gives_the_same_logits(changes: dic
     to_huggingface(model, tmp_path / "out", tokenizer_dir=None, special_token_id=5)
     theirs, report = LlamaForCausalLM.from_pretrained(tmp_path / "out", output_loading_info=True)
     assert not any(report.values()), report
-    assert (theirs.config.eos_token_id, theirs.config.max_position_embeddings) == (5, POSITIONS)
+    reach = 8 * 32 if "rotary_scaling" in changes else POSITIONS
+    assert (theirs.config.eos_token_id, theirs.config.max_position_embeddings) == (5, reach)
     assert_equal_logits(model, theirs.eval())
 
 
@@ -148,6 +150,24 @@ def test_a_llama_that_we_do_not_compute_is_refused(change: dict[str, Any], messa
     with pytest.raises((CheckpointError, Exception), match=message) as caught:
         from_huggingface(directory)
     assert type(caught.value).__module__ == "evenpack.errors"
+
+
+def test_an_export_of_scaled_rotations_reaches_over_the_positions_that_they_are_for(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Of a run with 8,192 positions, as many as before the scaling, of which transformers would warn."""
+    warnings: list[str] = []
+    monkeypatch.setattr(modeling_rope_utils.logger, "warning", warnings.append)
+    with torch.device("meta"):
+        model = new_model(LlamaConfig(kind="llama", preset="8b"), vocabulary_size=VOCABULARY, max_positions=8192)
+    values = LLAMA_MAPPING.config_values(model, 0)
+    TheirConfig.from_dict(copy.deepcopy(values))
+    assert (values["max_position_embeddings"], warnings) == (8 * 8192, [])
+    config, sizes = LLAMA_MAPPING.read_config(values, "config.json")
+    assert config.unseen_in_weights == model.config.unseen_in_weights
+    assert sizes == {"vocabulary_size": VOCABULARY, "max_positions": 8 * 8192}
+    TheirConfig.from_dict(copy.deepcopy(values) | {"max_position_embeddings": 8192})
+    assert "must be less than max_position_embeddings" in warnings[0]
 
 
 def test_a_checkpoint_of_an_older_release_is_read(tmp_path: Path) -> None:
