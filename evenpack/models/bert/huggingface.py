@@ -9,13 +9,22 @@ from typing import Any
 
 from torch import Tensor
 
-from evenpack.config import validate
 from evenpack.errors import CheckpointError
 from evenpack.models.bert.config import BertConfig
 from evenpack.models.bert.model import Bert
 from evenpack.models.common.layers import BERT_NORM_EPSILON
 from evenpack.models.common.section import FEED_FORWARD_RATIO
-from evenpack.models.common.tensors import HuggingFaceMapping, TaskModel, TensorName, check_config, renamed, untied
+from evenpack.models.common.tensors import (
+    ConfigFile,
+    HuggingFaceMapping,
+    Size,
+    TaskModel,
+    TensorName,
+    check_config,
+    checked,
+    renamed,
+    untied,
+)
 from evenpack.models.common.transformer import INITIAL_DEVIATION
 
 _EMBEDDINGS = "bert.embeddings."
@@ -76,15 +85,15 @@ _FIXED_ARCHITECTURE = {
 }
 """Keys of config.json for which our model has only one value, which is also transformers' default."""
 
-_REQUIRED = {
-    "vocab_size",
-    "hidden_size",
-    "num_hidden_layers",
-    "num_attention_heads",
-    "max_position_embeddings",
-    "type_vocab_size",
-    "intermediate_size",
-}
+
+class _ConfigFile(ConfigFile):
+    vocab_size: Size
+    hidden_size: Size
+    num_hidden_layers: Size
+    num_attention_heads: Size
+    max_position_embeddings: Size
+    type_vocab_size: Size
+    intermediate_size: Size
 
 
 def tensor_names(model: Bert) -> list[TensorName]:
@@ -151,20 +160,21 @@ def read_config(values: Mapping[str, Any], origin: str) -> tuple[BertConfig, dic
 
     Raises: CheckpointError if we do not compute such a model.
     """
-    inner = {"intermediate_size": FEED_FORWARD_RATIO * values.get("hidden_size", 0)}
-    check_config(values, _FIXED_ARCHITECTURE, _REQUIRED, origin)
-    check_config(values, inner, set(), origin)
+    found = check_config(values, _FIXED_ARCHITECTURE, _ConfigFile, origin)
+    inner = FEED_FORWARD_RATIO * found.hidden_size
+    if found.intermediate_size != inner:
+        raise CheckpointError(f"{origin}: intermediate_size must be {inner}, found {found.intermediate_size}")
     section = {
         "kind": "bert",
-        "max_positions": values["max_position_embeddings"],
-        "token_types": values["type_vocab_size"],
-        "layers": values["num_hidden_layers"],
-        "hidden_size": values["hidden_size"],
-        "heads": values["num_attention_heads"],
+        "max_positions": found.max_position_embeddings,
+        "token_types": found.type_vocab_size,
+        "layers": found.num_hidden_layers,
+        "hidden_size": found.hidden_size,
+        "heads": found.num_attention_heads,
         "dropout": 0.0,
     }
-    sizes = {"vocabulary_size": values["vocab_size"], "max_positions": values["max_position_embeddings"]}
-    return validate(section, BertConfig, origin=origin), sizes
+    sizes = {"vocabulary_size": found.vocab_size, "max_positions": found.max_position_embeddings}
+    return checked(section, BertConfig, origin), sizes
 
 
 def config_for_weights(config: BertConfig, names: Collection[str], origin: str) -> BertConfig:

@@ -6,13 +6,15 @@ nothing else by `ForeignNames`.
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import torch
+from pydantic import Field
 from torch import Tensor, nn
 
-from evenpack.errors import CheckpointError
-from evenpack.models.common.section import TransformerConfig
+from evenpack.config import Section, SectionT, validate
+from evenpack.errors import CheckpointError, ConfigError
+from evenpack.models.common.section import ROTARY_BASE, TransformerConfig
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -115,17 +117,50 @@ def untied(weights: dict[str, Tensor], name: str, tied_to: str) -> None:
         raise CheckpointError(f"{name} differs from {tied_to}, expected a tied LM head")
 
 
-def check_config(values: Mapping[str, Any], fixed: Mapping[str, Any], required: set[str], origin: str) -> None:
-    """Checks config.json: `fixed` keys have their value or are absent, `required` ones are there.
+Size = Annotated[int, Field(strict=True, ge=1, le=1 << 31)]
+"""A size in config.json; "2", null and 2.0 are refused."""
+
+Positive = Annotated[float, Field(strict=True, gt=0.0)]
+"""A number in config.json."""
+
+
+class ConfigFile(Section, extra="ignore"):
+    """Base of the keys that a family reads from config.json; others are ignored."""
+
+
+class Rotation(Section):
+    """Base of transformers' `rope_parameters`."""
+
+    rope_theta: Positive = ROTARY_BASE
+
+    def base(self, otherwise: float) -> float:
+        """Returns `rope_theta`, or `otherwise` if the file does not have it here."""
+        return self.rope_theta if "rope_theta" in self.model_fields_set else otherwise
+
+
+class PlainRotation(Rotation):
+    """Rotations that are not scaled."""
+
+    rope_type: Literal["default"] = "default"
+
+
+def check_config(values: Mapping[str, Any], fixed: Mapping[str, Any], schema: type[SectionT], origin: str) -> SectionT:
+    """Returns the keys of config.json that `schema` has, checked; `fixed` ones have their value or are absent.
 
     Raises: CheckpointError that names the key.
     """
     for key, expected in fixed.items():
         if values.get(key, expected) != expected:
             raise CheckpointError(f"{origin}: {key} must be {expected!r}, found {values[key]!r}")
-    missing = required - values.keys()
-    if missing:
-        raise CheckpointError(f"{origin}: {min(missing)} is missing")
+    return checked(values, schema, origin)
+
+
+def checked(values: Mapping[str, Any], schema: type[SectionT], origin: str) -> SectionT:
+    """Returns `values` as `schema`. Raises: CheckpointError that names each key that does not fit."""
+    try:
+        return validate(dict(values), schema, origin=origin)
+    except ConfigError as error:
+        raise CheckpointError(str(error)) from error
 
 
 def _layers(names: Sequence[TensorName]) -> int:

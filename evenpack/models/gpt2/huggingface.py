@@ -10,11 +10,19 @@ from typing import Any
 
 from torch import Tensor
 
-from evenpack.config import validate
 from evenpack.errors import CheckpointError, ConfigError
 from evenpack.models.common.layers import GPT2_NORM_EPSILON
 from evenpack.models.common.section import FEED_FORWARD_RATIO
-from evenpack.models.common.tensors import HuggingFaceMapping, TensorName, check_config, renamed, untied
+from evenpack.models.common.tensors import (
+    ConfigFile,
+    HuggingFaceMapping,
+    Size,
+    TensorName,
+    check_config,
+    checked,
+    renamed,
+    untied,
+)
 from evenpack.models.common.transformer import INITIAL_DEVIATION
 from evenpack.models.gpt2.config import Gpt2Config
 from evenpack.models.gpt2.model import Gpt2
@@ -46,6 +54,14 @@ _FIXED_ARCHITECTURE = {
     "tie_word_embeddings": True,
 }
 """Keys of config.json for which our model has only one value, which is also transformers' default."""
+
+
+class _ConfigFile(ConfigFile):
+    vocab_size: Size
+    n_positions: Size
+    n_embd: Size
+    n_layer: Size
+    n_head: Size
 
 
 def tensor_names(model: Gpt2) -> list[TensorName]:
@@ -108,20 +124,20 @@ def read_config(values: Mapping[str, Any], origin: str) -> tuple[Gpt2Config, dic
 
     Raises: CheckpointError if we do not compute such a model.
     """
-    check_config(values, _FIXED_ARCHITECTURE, {"vocab_size", "n_positions", "n_embd", "n_layer", "n_head"}, origin)
-    inner = FEED_FORWARD_RATIO * values["n_embd"]
+    found = check_config(values, _FIXED_ARCHITECTURE, _ConfigFile, origin)
+    inner = FEED_FORWARD_RATIO * found.n_embd
     if values.get("n_inner") not in (None, inner):
         raise CheckpointError(f"{origin}: n_inner must be null or {inner}, found {values['n_inner']}")
     section = {
         "kind": "gpt2",
         "positions": "learned",
-        "max_positions": values["n_positions"],
-        "layers": values["n_layer"],
-        "hidden_size": values["n_embd"],
-        "heads": values["n_head"],
+        "max_positions": found.n_positions,
+        "layers": found.n_layer,
+        "hidden_size": found.n_embd,
+        "heads": found.n_head,
     }
-    sizes = {"vocabulary_size": values["vocab_size"], "max_positions": values["n_positions"]}
-    return validate(section, Gpt2Config, origin=origin), sizes
+    sizes = {"vocabulary_size": found.vocab_size, "max_positions": found.n_positions}
+    return checked(section, Gpt2Config, origin), sizes
 
 
 def config_for_weights(config: Gpt2Config, names: Collection[str], origin: str) -> Gpt2Config:

@@ -6,14 +6,25 @@ each.
 
 import math
 from collections.abc import Collection, Mapping
-from typing import Any
+from typing import Annotated, Any, Literal
 
+from pydantic import BeforeValidator, Field, StrictBool
 from torch import Tensor
 
-from evenpack.config import validate
 from evenpack.errors import CheckpointError
 from evenpack.models.common.section import ROTARY_BASE, RotaryScaling
-from evenpack.models.common.tensors import HuggingFaceMapping, TensorName, check_config, untied
+from evenpack.models.common.tensors import (
+    ConfigFile,
+    HuggingFaceMapping,
+    PlainRotation,
+    Positive,
+    Rotation,
+    Size,
+    TensorName,
+    check_config,
+    checked,
+    untied,
+)
 from evenpack.models.common.transformer import INITIAL_DEVIATION
 from evenpack.models.llama.config import LlamaConfig
 from evenpack.models.llama.model import Llama
@@ -41,15 +52,41 @@ _FIXED_ARCHITECTURE = {
 }
 """Keys of config.json for which our model has only one value, which is also transformers' default."""
 
-_REQUIRED = {
-    "vocab_size",
-    "hidden_size",
-    "intermediate_size",
-    "num_hidden_layers",
-    "num_attention_heads",
-    "max_position_embeddings",
-    "rms_norm_eps",
-}
+
+class _ScaledRotation(Rotation):
+    rope_type: Literal["llama3"]
+    factor: Positive
+    low_freq_factor: Positive
+    high_freq_factor: Positive
+    original_max_position_embeddings: Size
+
+
+def _with_type(rotation: Any) -> Any:
+    """Adds the `rope_type` that transformers assumes; in older files it is called `type`."""
+    if not isinstance(rotation, dict):
+        return rotation
+    rest = {key: value for key, value in rotation.items() if key != "type"}
+    return {"rope_type": rotation.get("type", "default")} | rest if rotation else None
+
+
+_AnyRotation = Annotated[
+    Annotated[PlainRotation | _ScaledRotation, Field(discriminator="rope_type")] | None, BeforeValidator(_with_type)
+]
+
+
+class _ConfigFile(ConfigFile):
+    vocab_size: Size
+    hidden_size: Size
+    intermediate_size: Size
+    num_hidden_layers: Size
+    num_attention_heads: Size
+    num_key_value_heads: Size | None = None
+    max_position_embeddings: Size
+    rms_norm_eps: Positive
+    tie_word_embeddings: StrictBool = False
+    rope_theta: Positive = ROTARY_BASE
+    rope_scaling: _AnyRotation = None
+    rope_parameters: _AnyRotation = None
 
 
 def tensor_names(model: Llama) -> list[TensorName]:
@@ -113,24 +150,24 @@ def read_config(values: Mapping[str, Any], origin: str) -> tuple[LlamaConfig, di
 
     Raises: CheckpointError if we do not compute such a model.
     """
-    check_config(values, _FIXED_ARCHITECTURE, _REQUIRED, origin)
-    head_dim = values["hidden_size"] // values["num_attention_heads"]
+    found = check_config(values, _FIXED_ARCHITECTURE, _ConfigFile, origin)
+    head_dim = found.hidden_size // found.num_attention_heads
     if values.get("head_dim") not in (None, head_dim):
         raise CheckpointError(f"{origin}: head_dim must be null or {head_dim}, found {values['head_dim']}")
     section = {
         "kind": "llama",
-        "max_positions": values["max_position_embeddings"],
-        "layers": values["num_hidden_layers"],
-        "hidden_size": values["hidden_size"],
-        "heads": values["num_attention_heads"],
-        "key_value_heads": values.get("num_key_value_heads") or values["num_attention_heads"],
-        "feed_forward_size": values["intermediate_size"],
-        "norm_epsilon": values["rms_norm_eps"],
-        **_rotations(values, origin),
-        "tied_head": values.get("tie_word_embeddings", False),
+        "max_positions": found.max_position_embeddings,
+        "layers": found.num_hidden_layers,
+        "hidden_size": found.hidden_size,
+        "heads": found.num_attention_heads,
+        "key_value_heads": found.num_key_value_heads or found.num_attention_heads,
+        "feed_forward_size": found.intermediate_size,
+        "norm_epsilon": found.rms_norm_eps,
+        **_rotations(found, values, origin),
+        "tied_head": found.tie_word_embeddings,
     }
-    sizes = {"vocabulary_size": values["vocab_size"], "max_positions": values["max_position_embeddings"]}
-    return validate(section, LlamaConfig, origin=origin), sizes
+    sizes = {"vocabulary_size": found.vocab_size, "max_positions": found.max_position_embeddings}
+    return checked(section, LlamaConfig, origin), sizes
 
 
 def config_for_weights(config: LlamaConfig, names: Collection[str], origin: str) -> LlamaConfig:
@@ -153,24 +190,30 @@ def _scaling_values(scaling: RotaryScaling | None) -> dict[str, Any] | None:
     return {"rope_type": "llama3"} | {theirs: getattr(scaling, ours) for ours, theirs in _SCALING_NAMES.items()}
 
 
-def _rotations(values: Mapping[str, Any], origin: str) -> dict[str, Any]:
-    """Returns the keys of the section for rotations; releases before the fifth scale them by `rope_scaling`.
+def _rotations(found: _ConfigFile, values: Mapping[str, Any], origin: str) -> dict[str, Any]:
+    """Returns the keys of the section for rotations.
 
-    Raises: CheckpointError for angles that are scaled in another way.
+    Raises: CheckpointError if the keys of the file disagree: releases of transformers differ in which they read.
     """
-    key = "rope_parameters" if values.get("rope_parameters") else "rope_scaling"
-    rotation = dict(values.get(key) or {})
-    base = float(rotation.pop("rope_theta", values.get("rope_theta", ROTARY_BASE)))
-    kind = rotation.pop("rope_type", rotation.pop("type", "default"))
-    expected = {"default": set(), "llama3": set(_SCALING_NAMES.values())}.get(kind)
-    if expected is None or rotation.keys() != expected:
+    rotations = [one for one in (found.rope_scaling, found.rope_parameters) if one] or [PlainRotation()]
+    first, *others = [_section_keys(one, found.rope_theta) for one in rotations]
+    if "rope_theta" in found.model_fields_set:
+        others.append(first | {"rotary_base": found.rope_theta})
+    if any(other != first for other in others):
+        keys = [key for key in ("rope_theta", "rope_scaling", "rope_parameters") if values.get(key)]
         raise CheckpointError(
-            f"{origin}: {key} must be of rope_type 'default' with a rope_theta alone, or of rope_type 'llama3' with "
-            f"{', '.join(_SCALING_NAMES.values())} as well, found {values[key]!r}"
+            f"{origin}: {' and '.join(keys)} must describe the same rotations, as releases of transformers differ in "
+            f"which they read; found {', '.join(f'{key} {values[key]!r}' for key in keys)}: keep what the model was "
+            "trained with"
         )
-    if kind == "default":
-        return {"rotary_base": base}
-    return {"rotary_base": base, "rotary_scaling": {ours: rotation[theirs] for ours, theirs in _SCALING_NAMES.items()}}
+    return first
+
+
+def _section_keys(rotation: PlainRotation | _ScaledRotation, otherwise: float) -> dict[str, Any]:
+    base = {"rotary_base": rotation.base(otherwise)}
+    if isinstance(rotation, PlainRotation):
+        return base
+    return base | {"rotary_scaling": {ours: getattr(rotation, theirs) for ours, theirs in _SCALING_NAMES.items()}}
 
 
 def _named(ours: str, theirs: tuple[str, ...], rows: tuple[int, ...] | None = None) -> TensorName:

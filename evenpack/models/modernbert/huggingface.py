@@ -3,15 +3,27 @@
 Each matrix of `ModernBertForMaskedLM` is one of ours; its decoder's is the token embedding.
 """
 
-from collections.abc import Collection, Mapping, Sequence
-from typing import Any
+from collections.abc import Collection, Mapping
+from typing import Annotated, Any
 
+from pydantic import Field
 from torch import Tensor
 
-from evenpack.config import validate
+from evenpack.config import Section
 from evenpack.errors import CheckpointError
 from evenpack.models.common.section import ROTARY_BASE
-from evenpack.models.common.tensors import HuggingFaceMapping, TaskModel, TensorName, check_config, untied
+from evenpack.models.common.tensors import (
+    ConfigFile,
+    HuggingFaceMapping,
+    PlainRotation,
+    Positive,
+    Size,
+    TaskModel,
+    TensorName,
+    check_config,
+    checked,
+    untied,
+)
 from evenpack.models.common.transformer import INITIAL_DEVIATION
 from evenpack.models.modernbert.config import ModernBertConfig
 from evenpack.models.modernbert.model import ModernBert
@@ -69,19 +81,31 @@ _FIXED_ARCHITECTURE = {
 _TASK_ALONE = ("classifier_pooling",)
 """Keys of config.json that a masked-language model does not read."""
 
-_REQUIRED = {
-    "vocab_size",
-    "hidden_size",
-    "intermediate_size",
-    "num_hidden_layers",
-    "num_attention_heads",
-    "max_position_embeddings",
-}
-
 _GLOBAL, _LOCAL = "full_attention", "sliding_attention"
 _EVERY = "global_attn_every_n_layers"
 
 _DEFAULTS = ModernBertConfig(kind="modernbert")
+
+
+class _Rotations(Section):
+    full_attention: PlainRotation | None = None
+    sliding_attention: PlainRotation | None = None
+
+
+class _ConfigFile(ConfigFile):
+    vocab_size: Size
+    hidden_size: Size
+    intermediate_size: Size
+    num_hidden_layers: Size
+    num_attention_heads: Size
+    max_position_embeddings: Size
+    norm_eps: Positive = _DEFAULTS.norm_epsilon
+    local_attention: Annotated[Size, Field(ge=2)] = 2 * _DEFAULTS.window
+    global_attn_every_n_layers: Size = _DEFAULTS.global_every_layers
+    layer_types: list[Any] | None = None
+    global_rope_theta: Positive = _DEFAULTS.rotary_base
+    local_rope_theta: Positive = ROTARY_BASE
+    rope_parameters: _Rotations | None = None
 
 
 def tensor_names(model: ModernBert) -> list[TensorName]:
@@ -147,26 +171,27 @@ def read_config(values: Mapping[str, Any], origin: str) -> tuple[ModernBertConfi
     Raises: CheckpointError if we do not compute such a model.
     """
     fixed = {key: value for key, value in _FIXED_ARCHITECTURE.items() if key not in _TASK_ALONE}
-    check_config(values, fixed, _REQUIRED, origin)
+    found = check_config(values, fixed, _ConfigFile, origin)
+    rotations = found.rope_parameters or _Rotations()
     section = {
         "kind": "modernbert",
-        "max_positions": values["max_position_embeddings"],
-        "layers": values["num_hidden_layers"],
-        "hidden_size": values["hidden_size"],
-        "heads": values["num_attention_heads"],
-        "feed_forward_size": values["intermediate_size"],
-        "norm_epsilon": values.get("norm_eps", _DEFAULTS.norm_epsilon),
-        "window": values.get("local_attention", 2 * _DEFAULTS.window) // 2,
-        "global_every_layers": _global_every(values),
-        "rotary_base": _rotary_base(values, _GLOBAL, "global_rope_theta", _DEFAULTS.rotary_base, origin),
-        "local_rotary_base": _rotary_base(values, _LOCAL, "local_rope_theta", ROTARY_BASE, origin),
+        "max_positions": found.max_position_embeddings,
+        "layers": found.num_hidden_layers,
+        "hidden_size": found.hidden_size,
+        "heads": found.num_attention_heads,
+        "feed_forward_size": found.intermediate_size,
+        "norm_epsilon": found.norm_eps,
+        "window": found.local_attention // 2,
+        "global_every_layers": _global_every(found),
+        "rotary_base": (rotations.full_attention or PlainRotation()).base(found.global_rope_theta),
+        "local_rotary_base": (rotations.sliding_attention or PlainRotation()).base(found.local_rope_theta),
     }
-    sizes = {"vocabulary_size": values["vocab_size"], "max_positions": values["max_position_embeddings"]}
-    config = validate(section, ModernBertConfig, origin=origin)
-    if values.get("layer_types") not in (None, _layer_types(config)):
+    sizes = {"vocabulary_size": found.vocab_size, "max_positions": found.max_position_embeddings}
+    config = checked(section, ModernBertConfig, origin)
+    if found.layer_types not in (None, _layer_types(config)):
         raise CheckpointError(
             f"{origin}: layer_types must be {_GLOBAL} in the first layer and then in every n-th, with {_LOCAL} in all "
-            f"others; found {', '.join(values['layer_types'])}"
+            f"others; found {', '.join(map(str, found.layer_types or ()))}"
         )
     return config, sizes
 
@@ -188,25 +213,12 @@ def _layer_types(config: ModernBertConfig) -> list[str]:
     return [_GLOBAL if window is None else _LOCAL for window in config.attention_windows]
 
 
-def _global_every(values: Mapping[str, Any]) -> int:
+def _global_every(found: _ConfigFile) -> int:
     """Returns the distance of global layers: by the list of layers, which later releases prefer, or as a number."""
-    kinds: Sequence[str] | None = values.get("layer_types")
+    kinds = found.layer_types
     if kinds is None:
-        return int(values.get(_EVERY, _DEFAULTS.global_every_layers))
+        return found.global_attn_every_n_layers
     return next((layer for layer, kind in enumerate(kinds) if layer and kind == _GLOBAL), max(len(kinds), 1))
-
-
-def _rotary_base(values: Mapping[str, Any], kind: str, older_key: str, default: float, origin: str) -> float:
-    """Returns the base of one kind of layer. Raises: CheckpointError for angles that are scaled."""
-    rotation = dict((values.get("rope_parameters") or {}).get(kind) or {})
-    scaling = rotation.pop("rope_type", "default")
-    base = rotation.pop("rope_theta", values.get(older_key, default))
-    if scaling != "default" or rotation:
-        raise CheckpointError(
-            f"{origin}: rope_parameters.{kind} must be of rope_type 'default' with a rope_theta alone, found "
-            f"{values['rope_parameters'][kind]!r}"
-        )
-    return float(base)
 
 
 MODERNBERT_MAPPING = HuggingFaceMapping(

@@ -11,6 +11,7 @@ from transformers import BertConfig as TheirConfig
 
 from evenpack.errors import CheckpointError, ConfigError
 from evenpack.models.bert.config import BertConfig
+from evenpack.models.bert.huggingface import BERT_MAPPING
 from evenpack.models.bert.model import Bert
 from evenpack.models.gpt2.config import Gpt2Config
 from evenpack.models.gpt2.model import Gpt2
@@ -257,8 +258,16 @@ def test_an_architecture_that_we_do_not_compute_is_refused(tmp_path, key, value)
 def test_a_config_without_a_size_names_it(tmp_path):
     to_huggingface(our_model(), tmp_path / "exported", tokenizer_dir=None, special_token_id=0)
     (tmp_path / "exported" / "config.json").write_text('{"model_type": "bert"}')
-    with pytest.raises(CheckpointError, match=r"config\.json: hidden_size is missing"):
+    with pytest.raises(CheckpointError, match=r"config\.json:\n(.*\n)*  hidden_size: this key is required"):
         from_huggingface(tmp_path / "exported")
+
+
+@pytest.mark.parametrize("value", [None, "48", 48.0, 0, [48], True, 1 << 40])
+@pytest.mark.parametrize("key", ["hidden_size", "num_attention_heads", "vocab_size", "max_position_embeddings"])
+def test_a_size_that_is_no_size_is_refused_by_name(key, value):
+    values = BERT_MAPPING.config_values(our_model(), 0) | {key: value}
+    with pytest.raises(CheckpointError, match=rf"^config\.json:\n  {key}[: ]"):
+        BERT_MAPPING.read_config(values, "config.json")
 
 
 def test_another_vocabulary_in_config_and_weights_names_the_tensor(tmp_path):

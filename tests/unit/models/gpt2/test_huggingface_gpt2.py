@@ -13,6 +13,7 @@ from transformers import AutoTokenizer, GPT2Config, GPT2LMHeadModel, PreTrainedT
 
 from evenpack.errors import CheckpointError, ConfigError, RunError
 from evenpack.models.gpt2.config import Gpt2Config
+from evenpack.models.gpt2.huggingface import GPT2_MAPPING
 from evenpack.models.gpt2.model import Gpt2
 from evenpack.models.huggingface import (
     from_huggingface,
@@ -207,13 +208,21 @@ def test_an_architecture_that_we_do_not_compute_is_refused(tmp_path, key, value)
         from_huggingface(tmp_path / "exported")
 
 
+@pytest.mark.parametrize("value", [None, "48", 48.0, 0, [48], True, 1 << 40])
+@pytest.mark.parametrize("key", ["n_embd", "n_head", "vocab_size", "n_positions"])
+def test_a_size_that_is_no_size_is_refused_by_name(key, value):
+    values = GPT2_MAPPING.config_values(our_model(), 0) | {key: value}
+    with pytest.raises(CheckpointError, match=rf"^config\.json:\n  {key}[: ]"):
+        GPT2_MAPPING.read_config(values, "config.json")
+
+
 @pytest.mark.parametrize(
     ("damage", "message"),
     [
         (shutil.rmtree, r"config\.json does not exist"),
         (lambda directory: (directory / "config.json").write_text("{"), "not a readable JSON file"),
         (lambda directory: (directory / "config.json").write_text("[]"), "expected a JSON object, found list"),
-        (lambda directory: (directory / "config.json").write_text("{}"), "n_embd is missing"),
+        (lambda directory: (directory / "config.json").write_text("{}"), "n_embd: this key is required"),
         (lambda directory: (directory / "model.safetensors").unlink(), r"model\.safetensors does not exist"),
         (lambda directory: os.truncate(directory / "model.safetensors", 5000), "is broken or not in safetensors"),
     ],

@@ -17,6 +17,7 @@ from evenpack.errors import CheckpointError
 from evenpack.models import huggingface
 from evenpack.models.build import Model, new_model
 from evenpack.models.common.positions import Rotation
+from evenpack.models.common.section import RotaryScaling
 from evenpack.models.huggingface import from_huggingface, to_huggingface
 from evenpack.models.llama.config import LlamaConfig
 from evenpack.models.llama.huggingface import LLAMA_MAPPING
@@ -127,11 +128,11 @@ def test_weights_come_back_as_they_went(tmp_path: Path) -> None:
     [
         (
             {"rope_parameters": {"rope_type": "llama3", "rope_theta": 1e4, "factor": 8.0}},
-            "rope_type 'llama3' with factor, low_freq_factor",
+            r"rope_parameters\.low_freq_factor: this key is required",
         ),
         (
             {"rope_parameters": None, "rope_scaling": {"type": "linear", "factor": 2.0}},
-            "rope_scaling must be of rope_type 'default'",
+            "rope_scaling: Input tag 'linear' found .* expected tags: 'default', 'llama3'",
         ),
         ({"rope_parameters": {**THEIR_SCALING, "low_freq_factor": 4.0}}, r"low_frequency_factor \(4\) must be below"),
         ({"hidden_act": "gelu"}, "hidden_act must be 'silu', found 'gelu'"),
@@ -150,6 +151,103 @@ def test_a_llama_that_we_do_not_compute_is_refused(change: dict[str, Any], messa
     with pytest.raises((CheckpointError, Exception), match=message) as caught:
         from_huggingface(directory)
     assert type(caught.value).__module__ == "evenpack.errors"
+
+
+MALFORMED: list[tuple[dict[str, Any], str]] = [
+    *(
+        ({key: value}, f"{key}[: ].*found ")
+        for key in (
+            "num_attention_heads",
+            "num_key_value_heads",
+            "hidden_size",
+            "vocab_size",
+            "max_position_embeddings",
+        )
+        for value in (0, "32", [32], 32.0, True, 1 << 40)
+    ),
+    *(
+        ({key: None}, f"{key}: .*valid integer, found None")
+        for key in ("num_attention_heads", "hidden_size", "vocab_size", "max_position_embeddings")
+    ),
+    *(
+        ({key: value}, f"{key}: .*valid dictionary")
+        for key in ("rope_scaling", "rope_parameters")
+        for value in ("llama3", [1], 0)
+    ),
+    *(({"rope_theta": value}, "rope_theta: .*found ") for value in (None, "x", 0)),
+    *(({"rope_parameters": {"rope_theta": value}}, "rope_parameters.rope_theta: .*found ") for value in (None, "x")),
+    *(({"rope_scaling": {"rope_type": value}}, "rope_scaling: Input tag .*'default', 'llama3'") for value in ([1], 3)),
+    ({"rope_scaling": {**THEIR_SCALING, "factor": None}}, "rope_scaling.factor: .*valid number, found None"),
+    ({"rope_parameters": {"full_attention": {}}}, "rope_parameters.full_attention: no such key"),
+    ({"tie_word_embeddings": None}, "tie_word_embeddings: .*valid boolean, found None"),
+    ({"rms_norm_eps": "x"}, "rms_norm_eps: .*valid number, found 'x'"),
+]
+
+
+@pytest.mark.parametrize(("change", "message"), MALFORMED)
+def test_a_malformed_config_is_refused_by_file_and_key(change: dict[str, Any], message: str) -> None:
+    values = LLAMA_MAPPING.config_values(our_model(key_value_heads=2), 0)
+    with pytest.raises(CheckpointError, match=rf"^config\.json:\n  {message}"):
+        LLAMA_MAPPING.read_config(values | change, "config.json")
+
+
+PLAIN = {"rope_type": "default"}
+ABSENT: dict[str, Any] = dict.fromkeys(("rope_scaling", "rope_parameters"))
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        {},
+        {"rope_theta": 500},
+        {"rope_scaling": THEIR_SCALING},
+        {"rope_theta": 500.0, "rope_scaling": {**THEIR_SCALING, "type": "llama3"}},
+        {
+            "rope_theta": 500.0,
+            "rope_scaling": {"type" if key == "rope_type" else key: THEIR_SCALING[key] for key in THEIR_SCALING},
+        },
+        {"rope_parameters": {**PLAIN, "rope_theta": 500.0}, "rope_scaling": {}},
+        {"rope_theta": 500.0, "rope_parameters": THEIR_SCALING},
+        {"rope_theta": 500, "rope_scaling": THEIR_SCALING, "rope_parameters": {**THEIR_SCALING, "rope_theta": 500.0}},
+    ],
+)
+def test_rotations_are_read_as_transformers_reads_them(given: dict[str, Any]) -> None:
+    values = LLAMA_MAPPING.config_values(our_model(key_value_heads=2), 0) | ABSENT
+    del values["rope_theta"]
+    config, _ = LLAMA_MAPPING.read_config(values | given, "config.json")
+    theirs = TheirConfig.from_dict(copy.deepcopy(values | given)).rope_parameters
+    expected = THEIR_SCALING if theirs["rope_type"] == "llama3" else None
+    assert (config.rotary_base, config.rotary_scaling) == (theirs["rope_theta"], expected and RotaryScaling(**SCALING))
+
+
+@pytest.mark.parametrize(
+    ("given", "named"),
+    [
+        (
+            {"rope_scaling": THEIR_SCALING, "rope_parameters": {**PLAIN, "rope_theta": 1e4}},
+            "rope_scaling and rope_parameters",
+        ),
+        ({"rope_theta": 5e5, "rope_parameters": {**PLAIN, "rope_theta": 1e4}}, "rope_theta and rope_parameters"),
+        (
+            {"rope_scaling": THEIR_SCALING, "rope_parameters": {**THEIR_SCALING, "rope_theta": 5e5}},
+            "rope_scaling and rope_parameters",
+        ),
+        (
+            {"rope_scaling": {**THEIR_SCALING, "factor": 4.0}, "rope_parameters": THEIR_SCALING},
+            "rope_scaling and rope_parameters",
+        ),
+        (
+            {"rope_theta": 5e5, "rope_scaling": THEIR_SCALING, "rope_parameters": {**THEIR_SCALING, "rope_theta": 1e4}},
+            "rope_theta and rope_scaling and rope_parameters",
+        ),
+    ],
+)
+def test_rotations_that_disagree_are_refused_by_both_names(given: dict[str, Any], named: str) -> None:
+    values = LLAMA_MAPPING.config_values(our_model(key_value_heads=2), 0) | ABSENT
+    del values["rope_theta"]
+    with pytest.raises(CheckpointError, match=rf"^config\.json: {named} must describe the same rotations") as caught:
+        LLAMA_MAPPING.read_config(values | given, "config.json")
+    assert all(f"{key} {value!r}" in str(caught.value) for key, value in given.items())
 
 
 def test_an_export_of_scaled_rotations_reaches_over_the_positions_that_they_are_for(

@@ -37,6 +37,7 @@ SIZES: dict[str, Any] = {
     "max_position_embeddings": LONGEST,
     "local_attention": 12,
 }
+EVERY = "global_attn_every_n_layers"
 NO_TOKENS = dict.fromkeys(("pad_token_id", "bos_token_id", "eos_token_id", "cls_token_id", "sep_token_id"))
 KINDS: dict[str, dict[str, Any]] = {
     "as released": {},
@@ -198,7 +199,7 @@ def test_the_released_configurations_become_their_presets(size: str, form: str) 
         ({"mlp_bias": True}, "mlp_bias must be False"),
         ({"decoder_bias": False}, "decoder_bias must be True"),
         ({"tie_word_embeddings": False}, "tie_word_embeddings must be True"),
-        ({"local_attention": 1}, "window: .*greater than or equal to 1"),
+        ({"local_attention": 1}, "local_attention: .*greater than or equal to 2, found 1"),
         (
             {"layer_types": ["sliding_attention", "full_attention"] * 2 + ["sliding_attention"]},
             "layer_types must be full_attention in the first layer and then in every n-th",
@@ -206,7 +207,7 @@ def test_the_released_configurations_become_their_presets(size: str, form: str) 
         ({"layer_types": ["full_attention"] * 3}, "layer_types must be full_attention in the first layer"),
         (
             {"rope_parameters": {"full_attention": {"rope_type": "yarn", "rope_theta": 1e4, "factor": 2.0}}},
-            r"rope_parameters\.full_attention must be of rope_type 'default'",
+            r"rope_parameters\.full_attention\.rope_type: Input should be 'default', found 'yarn'",
         ),
         ({"num_hidden_layers": 4, "layer_types": None}, r"layers\.4\.\S+ has no place in a ModernBert of 4 layers"),
         ({"intermediate_size": 80}, r"mlp\.Wi\.weight must have shape \(160, 48\), found \(128, 48\)"),
@@ -220,6 +221,38 @@ def test_a_checkpoint_that_we_do_not_compute_is_refused(change: dict[str, Any], 
     with pytest.raises(Exception, match=message) as caught:
         from_huggingface(tmp_path)
     assert type(caught.value).__module__ == "evenpack.errors"
+
+
+FLAT = {"rope_type": "yarn", "factor": 4, "rope_theta": 5e5}
+MALFORMED: list[tuple[dict[str, Any], str]] = [
+    *(({"local_attention": value}, "local_attention: .*valid integer, found ") for value in (None, "128", [128], 12.0)),
+    *(({EVERY: value}, f"{EVERY}: .*valid integer, found ") for value in (None, "x", 2.7)),
+    *(({"layer_types": value}, "layer_types: .*valid list, found ") for value in (3, "full_attention")),
+    ({"layer_types": [1, 2, 3, 4]}, "layer_types must be full_attention .* found 1, 2, 3, 4"),
+    *(({"rope_parameters": value}, "rope_parameters: .*valid dictionary") for value in ("default", [1], 0)),
+    ({"rope_parameters": FLAT}, "rope_parameters.rope_type: no such key; known: full_attention, sliding_attention"),
+    ({"rope_parameters": {"other": {}}}, "rope_parameters.other: no such key"),
+    ({"rope_parameters": {"full_attention": "default"}}, "rope_parameters.full_attention: .*valid dictionary"),
+    *(
+        ({"rope_parameters": {kind: {"rope_theta": value}}}, f"rope_parameters.{kind}.rope_theta: .*found ")
+        for kind in ("full_attention", "sliding_attention")
+        for value in (None, "a", 0)
+    ),
+    *(({key: None}, f"{key}: .*valid number, found None") for key in ("global_rope_theta", "local_rope_theta")),
+    *(
+        ({key: value}, f"{key}[: ].*found ")
+        for key in ("hidden_size", "vocab_size", "max_position_embeddings", "num_attention_heads", "num_hidden_layers")
+        for value in (None, 0, "48", [48], True, 1 << 40)
+    ),
+]
+
+
+@pytest.mark.parametrize(("change", "message"), MALFORMED)
+def test_a_malformed_config_is_refused_by_file_and_key(change: dict[str, Any], message: str) -> None:
+    mapping = mapping_of(ModernBertConfig(kind="modernbert"))
+    assert mapping.read_config(TheirConfig(**SIZES).to_dict(), "config.json")
+    with pytest.raises(CheckpointError, match=rf"^config\.json:\s+{message}"):
+        mapping.read_config(TheirConfig(**SIZES).to_dict() | change, "config.json")
 
 
 @pytest.mark.parametrize(
