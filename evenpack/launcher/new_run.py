@@ -115,8 +115,7 @@ def run_values(new: NewRun) -> dict[str, Any]:
 def _tokenizer(shipped: Mapping[str, Any], new: NewRun) -> dict[str, Any]:
     """The vocabulary of the kind that the shipped file takes, or one trained for its model."""
     if new.tokenizer is not None:
-        kind = shipped["data"]["tokenizer"]["kind"]
-        kind = {"hub": tokenizer_kind_of(new.tokenizer), "train_word_pieces": "bert"}.get(kind, kind)
+        kind = tokenizer_kind_of(new.tokenizer, like=shipped["data"]["tokenizer"]["kind"])
         return {"kind": kind, "name" if kind == "hub" else "path": str(new.tokenizer)}
     is_mini = new.model.endswith("_mini")
     if find_family(shipped["model"]["kind"]).objective == "masked_tokens":

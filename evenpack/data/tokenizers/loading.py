@@ -236,8 +236,13 @@ def _batches(texts: Sequence[str] | Sequence[tuple[str, str]]) -> list[tuple[int
     return list(pairwise([0, *borders.tolist(), len(texts)]))
 
 
-def tokenizer_kind_of(folder: Path) -> str:
-    """Returns the kind that reads a folder with a vocabulary alone; `hub` for whole tokenizers and names."""
+def tokenizer_kind_of(folder: Path, like: str) -> str:
+    """Returns the kind that reads a folder, for a model whose run file has a tokenizer of the kind `like`.
+
+    Where that is `hub`: the kind that reads a vocabulary alone, and `hub` for whole tokenizers and names.
+    """
+    if like != "hub":
+        return {"train": "gpt2", "train_word_pieces": "bert"}.get(like, like)
     if not (folder / "tokenizer.json").exists():
         for kind, file in (("gpt2", "merges.txt"), ("bert", "vocab.txt")):
             if (folder / file).is_file():
