@@ -385,6 +385,11 @@ def finetuning_control(files: Files) -> Rows:
     return [[seed["value"] for row in rows if row["task"] == task for seed in row["seeds"]] for task in tasks]
 
 
+def finetuning_encoders(files: Files) -> Rows:
+    """Scores of each seed, from the weights of BERT's mini and of ModernBERT's, by task."""
+    return finetuning_control(files)
+
+
 def _interval(difference: Any) -> list[float]:
     return [] if difference is None else [difference[key] for key in ("mean", "low", "high")]
 
@@ -686,6 +691,7 @@ READINGS: dict[str, Callable[[Files], Rows]] = {
     "equivalent_again": equivalent_again,
     "equivalent_of_ten": equivalent_again,
     "finetuning_control": finetuning_control,
+    "finetuning_encoders": finetuning_encoders,
     "chunked_64": _chunked(64),
     "chunked_256": _chunked(256),
     "isolated": isolated,
