@@ -361,6 +361,11 @@ def equivalent_again(files: Files) -> Rows:
     return _equivalent(files, "accuracy", "next_sentence_accuracy")
 
 
+def isolated_modernbert(files: Files) -> Rows:
+    """The same of ModernBERT with and without isolation."""
+    return _equivalent(files, "accuracy")
+
+
 def _equivalent(files: Files, *accuracies: str) -> Rows:
     return [
         [
@@ -375,7 +380,8 @@ def _equivalent(files: Files, *accuracies: str) -> Rows:
 def _arms_of_equivalence(files: Files) -> list[Any]:
     rows = {row["arm"]: row for row in files[0]["comparison"]["rows"]}
     broken = ("packed_without_position_reset", "packed_without_mask")
-    return [rows[arm] for arm in ("unpacked", "packed", "packed_beta_p", *broken, "unpacked_80") if arm in rows]
+    arms = ("unpacked", "packed", "packed_beta_p", *broken, "unpacked_80", "isolated", "not_isolated", "isolated_80")
+    return [rows[arm] for arm in arms if arm in rows]
 
 
 def finetuning_control(files: Files) -> Rows:
@@ -690,6 +696,7 @@ READINGS: dict[str, Callable[[Files], Rows]] = {
     "equivalent": equivalent,
     "equivalent_again": equivalent_again,
     "equivalent_of_ten": equivalent_again,
+    "isolated_modernbert": isolated_modernbert,
     "finetuning_control": finetuning_control,
     "finetuning_encoders": finetuning_encoders,
     "chunked_64": _chunked(64),
@@ -799,7 +806,7 @@ def test_verdicts_of_held_out_text_are_those_that_the_study_formed() -> None:
     assert [row[-1] or None for row in table.rows] == [row["verdict"] for row in files[0]["held_out"]]
 
 
-@pytest.mark.parametrize("reading", ["equivalent_again", "equivalent_of_ten"])
+@pytest.mark.parametrize("reading", ["equivalent_again", "equivalent_of_ten", "isolated_modernbert"])
 def test_verdicts_of_equivalence_are_those_that_the_study_formed(reading: str) -> None:
     ((table, files),) = ((table, files) for table, files, name, _ in MEASURED if name == reading)
     assert [row[-1] or None for row in table.rows] == [arm["verdict"] for arm in _arms_of_equivalence(files)]
