@@ -66,7 +66,15 @@ def dropped(backend: str, inputs: list[Tensor], *, causal: bool, seed: int = 5) 
     return packed_attention(*inputs, boundaries(), 1024, causal=causal, dropout=RATE, backend=backend)
 
 
-def run(backend: str, dtype: torch.dtype, *, causal: bool, alibi: bool, key_value_heads: int = HEADS) -> list[Tensor]:
+def run(
+    backend: str,
+    dtype: torch.dtype,
+    *,
+    causal: bool,
+    alibi: bool = False,
+    key_value_heads: int = HEADS,
+    window: int | None = None,
+) -> list[Tensor]:
     """Returns the output and the gradients of q, k and v, in FP32."""
     q, k, v, upstream = random_inputs(dtype, 4)
     k, v = k[:, :key_value_heads].clone(), v[:, :key_value_heads].clone()
@@ -78,6 +86,7 @@ def run(backend: str, dtype: torch.dtype, *, causal: bool, alibi: bool, key_valu
         causal=causal,
         alibi_slopes=torch.exp2(-2 * torch.arange(1.0, HEADS + 1, device="cuda")) if alibi else None,
         backend=backend,
+        window=window,
     )
     return [tensor.detach().float() for tensor in (output, *torch.autograd.grad(output, inputs, upstream))]
 
@@ -90,6 +99,27 @@ def test_outputs_and_gradients_are_those_of_the_reference(
     expected = run("reference", dtype, causal=causal, alibi=alibi, key_value_heads=key_value_heads)
     for backend in serving(dtype, causal, alibi):
         actual = run(backend, dtype, causal=causal, alibi=alibi, key_value_heads=key_value_heads)
+        torch.testing.assert_close(
+            actual,
+            expected,
+            rtol=ROUNDING[dtype],
+            atol=ROUNDING[dtype],
+            msg=lambda text, name=backend: f"{name}: {text}",
+        )
+
+
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("dtype", ROUNDING)
+def test_windows_are_those_of_the_reference(dtype: torch.dtype, causal: bool) -> None:
+    request = AttentionRequest(
+        device_type="cuda", dtype=dtype, head_dim=HEAD_DIM, causal=causal, alibi=False, dropout=False, window=True
+    )
+    able = {answer.backend for answer in capabilities(request) if answer.available} - {"reference"}
+    assert {"sdpa", "flex"} <= able
+    expected, whole = (run("reference", dtype, causal=causal, window=window) for window in (32, None))
+    assert (expected[0] - whole[0]).abs().max() > 0.1, "the window leaves something out"
+    for backend in sorted(able):
+        actual = run(backend, dtype, causal=causal, window=32)
         torch.testing.assert_close(
             actual,
             expected,
