@@ -64,7 +64,7 @@ def test_one_bit_of_any_file_is_found_by_all_and_by_the_share_that_reads_it(own_
 
 
 def test_the_shares_of_all_ranks_are_the_whole(finished: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(verification, "_memory_bytes", lambda: 0)  # pages are given back, too
+    monkeypatch.setattr(verification, "memory_bytes", lambda: 0)  # pages are given back, too
     total = verifier(finished).total_bytes
     for ranks in (1, 2, 7, 100):
         read = [verifier(finished).verify_share(rank, ranks, is_cancelled=never).bytes for rank in range(ranks)]
