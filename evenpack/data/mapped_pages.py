@@ -33,7 +33,7 @@ def read_alone_beyond_memory(arrays: Sequence[np.ndarray]) -> None:
 
 def memory_bytes() -> int:
     """Returns the memory that this process and its page cache may have: the machine's, or its control group's."""
-    return min(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"), *_limits_of_group())
+    return min([os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"), *_limits_of_group()])
 
 
 def _limits_of_group(groups: Path = Path("/proc/self/cgroup"), root: Path = Path("/sys/fs/cgroup")) -> Iterator[int]:

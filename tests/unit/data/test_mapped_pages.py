@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import psutil
 import pytest
 from prepared_files import two_sources
 
@@ -77,7 +78,12 @@ def test_a_loader_reads_pages_of_own_arrays_alone_where_memory_does_not_hold_the
     assert set(are_read_alone(tmp_path / "tokens.npy")) == {memory == 1000}
 
 
-MACHINE = memory_bytes()
+@pytest.mark.parametrize(("limits", "expected"), [((), None), ((1 << 60,), None), ((5000, 4096), 4096)])
+def test_the_memory_is_the_machines_unless_a_control_group_has_less(
+    limits: tuple[int, ...], expected: int | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(mapped_pages, "_limits_of_group", lambda: iter(limits))
+    assert memory_bytes() == (expected or psutil.virtual_memory().total)
 
 
 @pytest.mark.parametrize(
