@@ -105,4 +105,3 @@ def test_the_limits_of_control_groups_are_found(
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text)
     assert list(_limits_of_group(tmp_path / "groups", tmp_path / "root")) == expected
-    assert MACHINE > 0
