@@ -37,7 +37,7 @@ from evenpack.data.permutation import derive_key, sequence_id_type
 from evenpack.data.prepared import PreparedData
 from evenpack.data.recipes import DocumentsRecipe
 from evenpack.data.sequences import TokenAccounting, ViewOfDocuments, build_view, length_chunks, open_view
-from evenpack.data.tokens.file import TokenFile
+from evenpack.data.tokens.file import TokenFile, expect_random_reads
 from evenpack.data.tokens.own import TokenArrays, TokenRows, hash_content
 from evenpack.errors import CheckpointError, ConfigError, DataError
 from evenpack.extras import require
@@ -406,7 +406,9 @@ class OwnDocuments:
 
     def training_sources(self, *, seed: int, batching: Batching) -> tuple[PackedSource, ...]:
         assert batching == "packs", "a loader counts packs"
-        return tuple(self._source(name, documents, seed) for name, documents in self.token_files.items())
+        sources = tuple(self._source(name, documents, seed) for name, documents in self.token_files.items())
+        expect_random_reads(list(self.token_files.values()))
+        return sources
 
     def _source(self, name: str, documents: TokenFile, seed: int) -> PackedSource:
         key = int(derive_key(seed, xxhash.xxh3_64_intdigest(name.encode())))
@@ -419,7 +421,6 @@ class OwnDocuments:
         else:
             view = cast(ViewOfDocuments, open_view(folder, documents))
             plan = open_plan(folder, key=key)
-        documents.expect_random_reads()
         return PackedSource(view=view, plan=plan, key=xxhash.xxh3_64_intdigest(name.encode()))
 
     def _view(self, name: str, documents: TokenFile, directory: Path | None = None) -> ViewOfDocuments:

@@ -2,7 +2,7 @@
 
 import mmap
 import os
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -20,15 +20,19 @@ def release_mapped_pages(array: np.ndarray) -> None:
         mapping.madvise(mmap.MADV_DONTNEED)
 
 
-def read_alone_beyond_memory(arrays: Sequence[np.ndarray]) -> None:
-    """Lets pages of mapped arrays that will be read in random order be read alone, if memory does not hold the arrays.
+def read_alone(arrays: Iterable[np.ndarray]) -> None:
+    """Lets pages of mapped arrays be read alone from now on, without the megabytes around each of them."""
+    for mapping in _mappings(arrays):
+        mapping.madvise(mmap.MADV_RANDOM)
 
-    The system otherwise reads 128 KiB or more around each page. That fills the page cache early where the arrays fit
-    into it, and is read for nothing where the neighbours are gone before they are needed.
+
+def exceeds_page_cache(arrays: Iterable[np.ndarray]) -> bool:
+    """Returns whether arrays that are read in random order are better read page by page.
+
+    The system reads 128 KiB or more around each page. That fills the page cache early where the arrays fit into it,
+    and is read for nothing where the neighbours are gone before they are needed.
     """
-    if sum(array.nbytes for array in arrays) > memory_bytes() // 2:
-        for mapping in _mappings(arrays):
-            mapping.madvise(mmap.MADV_RANDOM)
+    return sum(array.nbytes for array in arrays) > memory_bytes() // 2
 
 
 def memory_bytes() -> int:
@@ -40,7 +44,7 @@ def _limits_of_group(groups: Path = Path("/proc/self/cgroup"), root: Path = Path
     """Yields the memory limit of each control group that holds this process, by either version of them."""
     lines = groups.read_text().splitlines() if groups.exists() else []
     for controllers, path in (line.split(":", 2)[1:] for line in lines):
-        if controllers in ("", "memory"):
+        if not controllers or "memory" in controllers.split(","):
             place = root / controllers / path.lstrip("/")
             for folder in (place, *place.parents):
                 limit = folder / ("memory.limit_in_bytes" if controllers else "memory.max")
@@ -52,7 +56,7 @@ def _limits_of_group(groups: Path = Path("/proc/self/cgroup"), root: Path = Path
 
 @contextmanager
 def read_at_random(arrays: Iterable[np.ndarray]) -> Iterator[None]:
-    """Lets the pages of mapped arrays be read alone within the block, without the megabytes around each of them."""
+    """Lets the pages of mapped arrays be read alone within the block; at its end they are read ahead."""
     mappings = _mappings(arrays)
     for mapping in mappings:
         mapping.madvise(mmap.MADV_RANDOM)

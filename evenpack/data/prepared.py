@@ -25,7 +25,7 @@ from evenpack.data.sequences.pairs import ORIGIN_COLUMNS
 from evenpack.data.sequences.shuffled import SHUFFLED, OrderedView, ShuffledView
 from evenpack.data.sequences.view import StoredView
 from evenpack.data.tokenizers.special_tokens import MaskingVocabulary, PairTokens
-from evenpack.data.tokens.file import TokenFile
+from evenpack.data.tokens.file import TokenFile, expect_random_reads
 from evenpack.errors import DataError
 
 if TYPE_CHECKING:
@@ -129,9 +129,8 @@ class PreparedData:
         """Returns views and plans of the training sequences, in the mixture's order."""
         sources = packed_sources(self, "train", seed=seed, batching=batching)
         if self.config.shuffle.kind == "permutation" and not self.config.keeps_order:
-            for source in sources:
-                assert isinstance(source.view, StoredView), "grids alone have another"
-                source.view.token_file.expect_random_reads()
+            # Grids alone have another view.
+            expect_random_reads([source.view.token_file for source in sources if isinstance(source.view, StoredView)])
         return sources
 
     def mixture(self, items_per_step: int) -> MixtureSchedule:

@@ -583,7 +583,7 @@ class RunConfig(Section):
                 f"masking.max_predictions={self.masking.max_predictions} is less than masking.share of the longest "
                 f"sequence ({self.masking.share} x {longest:,} tokens), of which fewer would be masked: set "
                 f"masking.max_predictions={promised} or more, or "
-                f"masking.share={self.masking.max_predictions / longest:.3g}"
+                f"masking.share={math.floor(1e4 * self.masking.max_predictions / longest) / 1e4}"
             )
         return self
 

@@ -46,12 +46,13 @@ def finetune(
     pretrained = read_pretrained(config)
     models = SavedModels(config=config, tokenizer=pretrained.tokenizer)
     models.require(pretrained.section)
-    device = _device()
-    request = attention_request(pretrained.section, config.training.precision, device.type)
-    check_request(config.attention, request, dropout_key="training.dropout")
     data = read_task(config.data, config.folder, pretrained.tokenizer)
     settings = _settings(config, pretrained, data)
     folder = ResultFolder(config.run.output_dir)
+    device = _device()
+    if any(folder.read(seed) is None for seed in config.run.seeds):
+        request = attention_request(pretrained.section, config.training.precision, device.type)
+        check_request(config.attention, request, dropout_key="training.dropout")
     with hold(folder.directory):
         folder.open(settings)
         finetuning = Finetuning(config=config, data=data, tokenizer=pretrained.tokenizer, device=device)

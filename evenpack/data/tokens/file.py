@@ -28,7 +28,7 @@ import numpy as np
 import xxhash
 from jaxtyping import Bool, Int32, Int64, Integer, UInt64
 
-from evenpack.data.mapped_pages import read_alone_beyond_memory, release_mapped_pages
+from evenpack.data.mapped_pages import exceeds_page_cache, read_alone, release_mapped_pages
 from evenpack.errors import DataError
 
 _MAGIC = b"MMIDIDX\x00\x00"
@@ -254,8 +254,8 @@ class TokenFile:
     labelled = False
     """Whether labels of one's own leave some tokens out of the loss; never in a file."""
 
-    reads_at_random = False
-    """Whether `expect_random_reads` was called."""
+    reads_alone = False
+    """Whether `read_alone` was called."""
 
     def __init__(self, prefix: Path, *, verify: bool = True) -> None:
         """Opens the pair; `verify` reads the whole index (20 bytes per document), false checks only file sizes.
@@ -277,16 +277,16 @@ class TokenFile:
         )
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _reopen, (self.prefix,), self.reads_at_random
+        return _reopen, (self.prefix,), self.reads_alone
 
-    def __setstate__(self, reads_at_random: bool) -> None:
-        if reads_at_random:
-            self.expect_random_reads()
+    def __setstate__(self, reads_alone: bool) -> None:
+        if reads_alone:
+            self.read_alone()
 
-    def expect_random_reads(self) -> None:
-        """Says that documents will be read in random order; a pickle keeps it. See `read_alone_beyond_memory`."""
-        self.reads_at_random = True
-        read_alone_beyond_memory(self.mapped_arrays())
+    def read_alone(self) -> None:
+        """Lets single pages be read from now on; a pickle keeps it."""
+        self.reads_alone = True
+        read_alone(self.mapped_arrays())
 
     @cached_property
     def document_offsets(self) -> Int64[np.ndarray, " documents_plus_1"]:
@@ -411,6 +411,13 @@ def hash_documents(token_file: TokenFile) -> UInt64[np.ndarray, " documents"]:
             hashes[document] = xxhash.xxh3_64_intdigest(content[start:stop])
         first = last
     return hashes
+
+
+def expect_random_reads(token_files: Sequence[TokenFile]) -> None:
+    """Lets files that will be read in random order, all of them by turns, be read by single pages beyond memory."""
+    if exceeds_page_cache(array for file in token_files for array in file.mapped_arrays()):
+        for file in token_files:
+            file.read_alone()
 
 
 def _reopen(prefix: Path) -> TokenFile:

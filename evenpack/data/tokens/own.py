@@ -149,7 +149,7 @@ class TokenArrays(OwnTokens):
         return cls(_flat_of(parts), offsets, labels=_flat_of(filled), name=name)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _reopen, (str(self.prefix), *(_Mapped.of(array) for array in self._given)), self.reads_at_random
+        return _reopen, (str(self.prefix), *(_Mapped.of(array) for array in self._given)), self.reads_alone
 
     def document_starts(self, boundaries: Integer[np.ndarray, " K"] | slice) -> Int64[np.ndarray, " K"]:
         starts: Int64[np.ndarray, " K"] = self._offsets[boundaries].astype(np.int64)
@@ -376,6 +376,8 @@ def hash_content(documents: TokenFile) -> str:
         digest.update(documents.gather(starts, lengths).astype("<u4").data)
         if documents.labelled:
             digest.update(documents.unpredicted(starts, lengths).view(np.uint8).data)
+    if documents.reads_alone:  # as before the block
+        documents.read_alone()
     return digest.hexdigest()
 
 

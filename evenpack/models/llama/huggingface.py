@@ -118,12 +118,14 @@ def config_values(model: Llama, end_of_text_id: int) -> dict[str, Any]:
     """Returns the content of config.json; releases before the fifth read `rope_theta`, later ones `rope_parameters`."""
     config, shape = model.config, model.config.shape
     rotary = config.rotary_scaling
-    reach = 0 if rotary is None else math.ceil(rotary.factor * rotary.original_positions)
+    positions = model.max_positions
+    if rotary is not None and positions <= rotary.original_positions:  # transformers warns of fewer than scaling is for
+        positions = math.ceil(rotary.factor * rotary.original_positions)
     scaling = _scaling_values(rotary)
     return _FIXED_ARCHITECTURE | {
         "architectures": ["LlamaForCausalLM"],
         "vocab_size": model.vocabulary_size,
-        "max_position_embeddings": max(model.max_positions, reach),
+        "max_position_embeddings": positions,
         "hidden_size": shape["hidden_size"],
         "intermediate_size": shape["feed_forward_size"],
         "num_hidden_layers": shape["layers"],

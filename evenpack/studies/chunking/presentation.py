@@ -139,7 +139,7 @@ def _verdict(name: str, arms: Sequence[ArmRow]) -> list[Column]:
 _POINTS = 400
 """Points of a curve as it is drawn."""
 _RECIPE_COLOURS = COLOURS[6:]
-"""None of them is an atom's colour, because a recipe is not the arm of one atom."""
+"""None of them is the colour of an atom of 0.25 to 4 MSL, because a recipe is not the arm of one atom."""
 _RATIO_COLOURS = dict(
     zip((4.0, 2.0, 1.0, 0.25, 0.5, 0.125, 8.0, 0.0625, 16.0), (*COLOURS[:5], *COLOURS[6:10]), strict=True)
 )

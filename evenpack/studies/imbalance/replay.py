@@ -303,8 +303,9 @@ def _step_times(
 ) -> dict[tuple[Scheme, int], StepTimes]:
     """Returns the steps of one scheme for each number of devices.
 
-    The work that a step's items have by chance is corrected for by a ratio: of the seconds that fit the mean item's
-    work to those that fit the step's. So a few steps of a noisy device have no corrected seconds below zero.
+    The work that a step's items have by chance is corrected for by a ratio of means: of the seconds that fit the mean
+    item's work to those that fit the steps'. So a few steps of a noisy device have no mean below zero; single steps
+    are corrected to first order, which their spread needs.
     """
     dataset = virtual.dataset(1)
     items, sequences = dataset.settings.shape.items_per_step, sequences_per_item(dataset)
@@ -320,11 +321,13 @@ def _step_times(
     found = {}
     for number, of_ranks in seconds.items():
         waited = _slowest(of_ranks, waits_often=waits_often)
+        of_work = fitted(work[number].mean(axis=1))
+        from_mean = of_work - of_work.mean()
         found[scheme, number] = StepTimes(
             step=waited + update,
             slowest=waited + update,
             mean=of_ranks.sum(axis=2).mean(axis=1) + update,
-            as_expected=waited * expected / fitted(work[number].mean(axis=1)) + update,
+            as_expected=(waited - waited.mean() / of_work.mean() * from_mean) * expected / of_work.mean() + update,
             sequences=number * items * sequences,
         )
     return found

@@ -15,7 +15,9 @@ from evenpack.data import mapped_pages
 from evenpack.data.mapped_pages import _limits_of_group, memory_bytes, read_at_random
 from evenpack.data.prepare.prepare import prepare
 from evenpack.data.prepared import PreparedData
+from evenpack.data.tokens import own
 from evenpack.data.tokens.array_file import write_array
+from evenpack.data.tokens.file import TokenFile, expect_random_reads
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="reads the flags of mappings in /proc")
 
@@ -76,6 +78,21 @@ def test_a_loader_reads_pages_of_own_arrays_alone_where_memory_does_not_hold_the
     loader = evenpack.Loader(documents, pack_length=64, packs_per_step=4, arrays="numpy")
     next(iter(loader))
     assert set(are_read_alone(tmp_path / "tokens.npy")) == {memory == 1000}
+    monkeypatch.setattr(own, "MOST_HASHED", 100)  # so that a sample is hashed, which is read alone in any case
+    loader.state_dict()
+    assert set(are_read_alone(tmp_path / "tokens.npy")) == {memory == 1000}
+
+
+def test_files_are_counted_together(corpus: Path, finished: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Sources of a mixture share the page cache: each may fit into it where all do not."""
+    prepared = PreparedData.open(finished, two_sources(corpus))
+    files = [TokenFile(prepared.token_file_prefix(name)) for name in prepared.source_names]
+    sizes = [sum(array.nbytes for array in file.mapped_arrays()) for file in files]
+    monkeypatch.setattr(mapped_pages, "memory_bytes", lambda: 2 * (sum(sizes) - 1))
+    assert max(sizes) < sum(sizes) - 1
+    expect_random_reads(files)
+    assert all(file.reads_alone for file in files)
+    assert not TokenFile(files[0].prefix).reads_alone
 
 
 @pytest.mark.parametrize(("limits", "expected"), [((), None), ((1 << 60,), None), ((5000, 4096), 4096)])
@@ -92,9 +109,10 @@ def test_the_memory_is_the_machines_unless_a_control_group_has_less(
         ("0::/job/step\n", {"job/memory.max": "5000\n", "job/step/memory.max": "max\n"}, [5000]),
         ("0::/\n", {"memory.max": "4096\n"}, [4096]),
         ("1:cpu:/a\n4:memory:/a\n", {"memory/a/memory.limit_in_bytes": "77\n", "memory.max": "1\n"}, [77]),
+        ("5:cpu,memory:/a\n", {"cpu,memory/a/memory.limit_in_bytes": "77\n"}, [77]),
         ("", {}, []),
     ],
-    ids=["a job of version 2", "a container", "version 1", "none"],
+    ids=["a job of version 2", "a container", "version 1", "version 1, with others", "none"],
 )
 def test_the_limits_of_control_groups_are_found(
     lines: str, files: dict[str, str], expected: list[int], tmp_path: Path

@@ -81,8 +81,7 @@ def test_transformers_loads_what_is_saved_and_gives_the_same_logits(changes: dic
     to_huggingface(model, tmp_path / "out", tokenizer_dir=None, special_token_id=5)
     theirs, report = LlamaForCausalLM.from_pretrained(tmp_path / "out", output_loading_info=True)
     assert not any(report.values()), report
-    reach = 8 * 32 if "rotary_scaling" in changes else POSITIONS
-    assert (theirs.config.eos_token_id, theirs.config.max_position_embeddings) == (5, reach)
+    assert (theirs.config.eos_token_id, theirs.config.max_position_embeddings) == (5, POSITIONS)
     assert_equal_logits(model, theirs.eval())
 
 
@@ -266,6 +265,9 @@ def test_an_export_of_scaled_rotations_reaches_over_the_positions_that_they_are_
     assert sizes == {"vocabulary_size": VOCABULARY, "max_positions": 8 * 8192}
     TheirConfig.from_dict(copy.deepcopy(values) | {"max_position_embeddings": 8192})
     assert "must be less than max_position_embeddings" in warnings[0]
+    with torch.device("meta"):
+        longer = new_model(LlamaConfig(kind="llama", preset="8b"), vocabulary_size=VOCABULARY, max_positions=32_768)
+    assert LLAMA_MAPPING.config_values(longer, 0)["max_position_embeddings"] == 32_768
 
 
 def test_a_checkpoint_of_an_older_release_is_read(tmp_path: Path) -> None:
