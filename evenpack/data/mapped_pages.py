@@ -2,7 +2,7 @@
 
 import mmap
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -55,15 +55,13 @@ def _limits_of_group(groups: Path = Path("/proc/self/cgroup"), root: Path = Path
 
 
 @contextmanager
-def read_at_random(arrays: Iterable[np.ndarray]) -> Iterator[None]:
+def read_at_random(arrays: Sequence[np.ndarray]) -> Iterator[None]:
     """Lets the pages of mapped arrays be read alone within the block; at its end they are read ahead."""
-    mappings = _mappings(arrays)
-    for mapping in mappings:
-        mapping.madvise(mmap.MADV_RANDOM)
+    read_alone(arrays)
     try:
         yield
     finally:
-        for mapping in mappings:
+        for mapping in _mappings(arrays):
             mapping.madvise(mmap.MADV_NORMAL)
 
 

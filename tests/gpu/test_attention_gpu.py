@@ -91,6 +91,12 @@ def run(
     return [tensor.detach().float() for tensor in (output, *torch.autograd.grad(output, inputs, upstream))]
 
 
+def assert_near(actual: list[Tensor], expected: list[Tensor], dtype: torch.dtype, backend: str) -> None:
+    """Compares to the rounding of the type, and names the backend that differs."""
+    rounding = ROUNDING[dtype]
+    torch.testing.assert_close(actual, expected, rtol=rounding, atol=rounding, msg=lambda text: f"{backend}: {text}")
+
+
 @pytest.mark.parametrize("key_value_heads", [1, 2, HEADS])
 @pytest.mark.parametrize(("dtype", "causal", "alibi"), CASES)
 def test_outputs_and_gradients_are_those_of_the_reference(
@@ -99,13 +105,7 @@ def test_outputs_and_gradients_are_those_of_the_reference(
     expected = run("reference", dtype, causal=causal, alibi=alibi, key_value_heads=key_value_heads)
     for backend in serving(dtype, causal, alibi):
         actual = run(backend, dtype, causal=causal, alibi=alibi, key_value_heads=key_value_heads)
-        torch.testing.assert_close(
-            actual,
-            expected,
-            rtol=ROUNDING[dtype],
-            atol=ROUNDING[dtype],
-            msg=lambda text, name=backend: f"{name}: {text}",
-        )
+        assert_near(actual, expected, dtype, backend)
 
 
 @pytest.mark.parametrize("causal", [False, True])
@@ -120,13 +120,7 @@ def test_windows_are_those_of_the_reference(dtype: torch.dtype, causal: bool) ->
     assert (expected[0] - whole[0]).abs().max() > 0.1, "the window leaves something out"
     for backend in sorted(able):
         actual = run(backend, dtype, causal=causal, window=32)
-        torch.testing.assert_close(
-            actual,
-            expected,
-            rtol=ROUNDING[dtype],
-            atol=ROUNDING[dtype],
-            msg=lambda text, name=backend: f"{name}: {text}",
-        )
+        assert_near(actual, expected, dtype, backend)
 
 
 @pytest.mark.parametrize(("dtype", "causal", "alibi"), CASES)
