@@ -7,6 +7,7 @@ get what is left. Each part makes its corpora again.
 import sys
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
+from importlib.util import find_spec
 from pathlib import Path
 
 from gpu_day.runner import ROOT, Step
@@ -59,10 +60,14 @@ class Plan:
         return str(self.scratch / "values" / f"{slug}.json")
 
 
-def steps_of(part: str, plan: Plan) -> tuple[Step, ...]:
-    """Returns the steps of a part of `PARTS`: what the others need, then what is worth most."""
-    steps = (*preparation(plan, (BERT,) if part == "R" else (SMALL, BERT, XL)), *PARTS[part](plan))
-    return in_patience(plan, steps)
+def steps_of(part: str, plan: Plan, only: str | None = None) -> tuple[Step, ...]:
+    """Returns the steps of a part of `PARTS`: what the others need, then what is worth most.
+
+    Args:
+        only: what the names of the latter must contain; None: all of them.
+    """
+    wanted = [step for step in PARTS[part](plan) if only is None or only in step.name]
+    return in_patience(plan, (*preparation(plan, (BERT,) if part == "R" else (SMALL, BERT, XL)), *wanted))
 
 
 def in_patience(plan: Plan, steps: Iterable[Step]) -> tuple[Step, ...]:
@@ -84,7 +89,8 @@ def preparation(plan: Plan, runs: tuple[str, ...]) -> Iterator[Step]:
 def _headlines(plan: Plan) -> Iterator[Step]:
     """Yields the runs of the headline numbers at their own steps, and the tests: what a dead machine must not take."""
     yield throughput(plan, f"throughput {SMALL} compiled", SMALL, *_compiled(plan), seconds=130)
-    options = ["-q", "-m", "gpu", "-p", "no:xdist", "-p", "no:cacheprovider", "-o", "addopts=-ra"]
+    options = ["-q", "-m", "gpu", "-p", "no:cacheprovider", "-o", "addopts=-ra", "--tb=short", "--durations=20"]
+    options += ["-n", "8"] if find_spec("xdist") else []  # most of their time is that of compilers, on CPU cores
     options += ["-o", "filterwarnings="]  # those of a PyTorch that these tests have not met are no failures
     options += [] if plan.has_gpu else ["--collect-only"]
     tests = (sys.executable, "-m", "pytest", *options, str(ROOT / "tests/gpu"))
