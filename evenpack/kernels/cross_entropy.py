@@ -160,16 +160,16 @@ def _walk(
     weight_gradient = torch.zeros_like(weight, dtype=sum_dtype) if task.wants_weight else None
     bias_gradient = weight.new_zeros(weight.shape[0], dtype=sum_dtype) if task.wants_bias else None
     chunk_sums: Callable[..., Any] = _chunk_sums_compiled if task.compiled else _chunk_sums
-    wants_logits = task.wants_hidden or task.wants_weight or task.wants_bias
+    wants_gradient = task.wants_hidden or task.wants_weight or task.wants_bias
     for chunk in _even_chunks(hidden.shape[0], task.chunk_tokens):
         rows = hidden[chunk].to(task.matmul_dtype)
-        chunk_loss, chunk_correct, logit_gradient, chunk_bias_gradient = chunk_sums(
-            rows,
-            matmul_weight,
+        logits = _product(rows, matmul_weight.T)
+        chunk_loss, chunk_correct, chunk_bias_gradient = chunk_sums(
+            logits,
             bias,
             task.labels[chunk, None].long(),
             task.weights[chunk, None].to(sum_dtype),
-            wants_logits=wants_logits,
+            wants_gradient=wants_gradient,
             wants_bias=task.wants_bias,
         )
         loss_sum += chunk_loss
@@ -177,58 +177,56 @@ def _walk(
         if bias_gradient is not None:
             bias_gradient += chunk_bias_gradient
         if hidden_gradient is not None:
-            hidden_gradient[chunk] = logit_gradient @ matmul_weight
+            hidden_gradient[chunk] = logits @ matmul_weight
         if weight_gradient is not None:
-            _add_product_(weight_gradient, logit_gradient.T, rows)
+            _add_product_(weight_gradient, logits.T, rows)
     return loss_sum, correct, hidden_gradient, weight_gradient, bias_gradient
 
 
 def _chunk_sums(
-    rows: Tensor,
-    matmul_weight: Tensor,
+    logits: Tensor,
     bias: Tensor | None,
     labels: Tensor,
     weights: Tensor,
     *,
-    wants_logits: bool,
+    wants_gradient: bool,
     wants_bias: bool,
-) -> tuple[Tensor, Tensor, Tensor | None, Tensor | None]:
-    """Returns a chunk's loss sum and correct predictions, and the gradients of its logits and of the bias.
+) -> tuple[Tensor, Tensor, Tensor | None]:
+    """Returns a chunk's loss sum, its correct predictions and the gradient of the bias.
 
-    One FP32 copy of the logits becomes the gradient in place. `labels` and `weights` are [N, 1].
+    `logits` become their gradient in place, if it is wanted; else their values are lost. One FP32 copy of them exists
+    meanwhile. `labels` and `weights` are [N, 1].
     """
-    logits = _product(rows, matmul_weight.T)
     exponentials = logits.to(weights.dtype)
     if bias is not None:
         exponentials += bias
     totals, loss, correct = _loss_(exponentials, labels, weights)
-    if not wants_logits:
-        return loss, correct, None, None
+    if not wants_gradient:
+        return loss, correct, None
     gradient = _logit_gradient_(exponentials, totals, labels, weights)
-    is_cast = logits.dtype != gradient.dtype
-    return loss, correct, logits.copy_(gradient) if is_cast else gradient, gradient.sum(dim=0) if wants_bias else None
+    logits.copy_(gradient)
+    return loss, correct, gradient.sum(dim=0) if wants_bias else None
 
 
 def _product(left: Tensor, right: Tensor) -> Tensor:
-    """Returns left @ right, in half precision with rows that begin at multiples of `LOGIT_ROW_MULTIPLE` numbers.
-
-    Compiled code arranges that itself.
-    """
+    """Returns left @ right, in half precision with rows that begin at multiples of `LOGIT_ROW_MULTIPLE` numbers."""
     columns = right.shape[1]
     missing = -columns % LOGIT_ROW_MULTIPLE
-    is_half = left.dtype in (torch.float16, torch.bfloat16)
-    if missing == 0 or not is_half or torch.compiler.is_compiling():
+    if missing == 0 or left.dtype not in (torch.float16, torch.bfloat16):
         return left @ right
     buffer = left.new_empty(left.shape[0], columns + missing)
     buffer[:, columns:] = 0  # the CPU's kernel reads on beyond a row, and would multiply what it finds by 0: NaN stays
     return torch.mm(left, right, out=buffer[:, :columns])
 
 
-def _chunk_sums_compiled(rows: Tensor, weight: Tensor, bias: Tensor | None, *by_row: Tensor, **wants: bool) -> Any:
-    """Does the same in compiled code for chunks of any size, since the chunks of a batch differ by a row."""
-    for sized in (rows, *by_row):
+def _chunk_sums_compiled(logits: Tensor, bias: Tensor | None, *by_row: Tensor, **wants: bool) -> Any:
+    """Does the same in compiled code for chunks of any size, since the chunks of a batch differ by a row.
+
+    The products stay outside: what compiled code returned would have rows that do not begin where cuBLAS is fast.
+    """
+    for sized in (logits, *by_row):
         torch._dynamo.maybe_mark_dynamic(sized, 0)
-    return _compiler()(rows, weight, bias, *by_row, **wants)
+    return _compiler()(logits, bias, *by_row, **wants)
 
 
 @cache
