@@ -213,8 +213,8 @@ class Operands(TorchDispatchMode):
 def test_rows_of_half_precision_logits_are_aligned_and_compute_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
     """A vocabulary of 101 entries has rows of 202 bytes."""
     found = []
-    for multiple in (cross_entropy.LOGIT_ROW_MULTIPLE, 1):
-        monkeypatch.setattr(cross_entropy, "LOGIT_ROW_MULTIPLE", multiple)
+    for multiple in (cross_entropy.VOCABULARY_MULTIPLE, 1):
+        monkeypatch.setattr(cross_entropy, "VOCABULARY_MULTIPLE", multiple)
         hidden, weight, labels, weights = problem()
         with Operands() as operands, torch.autocast("cpu", torch.bfloat16):
             loss, correct = linear_cross_entropy(hidden, weight, labels, weights, chunk_tokens=20)
