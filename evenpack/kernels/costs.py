@@ -8,7 +8,7 @@ Shapes: T = slots, H = heads, G = key/value heads, D = head_dim, R = rows of the
 
 from dataclasses import dataclass
 
-from evenpack.kernels.cross_entropy import default_chunk_tokens
+from evenpack.kernels.cross_entropy import VOCABULARY_MULTIPLE, default_chunk_tokens
 from evenpack.units import BF16_BYTES, FP32_BYTES
 
 PRODUCTS_OF_A_PAIR = 2
@@ -70,14 +70,14 @@ def loss_bytes(*, rows: int, hidden_size: int, vocabulary_size: int, number_byte
         number_bytes: of the type of the matrix products: 2 under bf16 autocast, 4 in FP32.
     """
     is_cast = number_bytes != FP32_BYTES
-    matrix = hidden_size * vocabulary_size
     chunks = loss_chunks(rows=rows, vocabulary_size=vocabulary_size)
-    chunk_rows = -(-rows // chunks)
+    entries = vocabulary_size + (-vocabulary_size % VOCABULARY_MULTIPLE if is_cast else 0)
+    matrix, chunk_rows = hidden_size * entries, -(-rows // chunks)
     logits = FP32_BYTES * chunk_rows * vocabulary_size
-    gradient = number_bytes * chunk_rows * vocabulary_size
+    products = number_bytes * chunk_rows * entries
     cast = number_bytes * (matrix + chunk_rows * hidden_size) if is_cast else 0
-    # Computing a chunk's logits takes them in both types, beside the gradient of the chunk before.
-    computing = logits + (gradient if is_cast else 0) + (gradient if chunks > 1 else 0)
+    # A chunk's logits become their gradient in place, in both types if they differ. The next product begins beside it.
+    computing = logits + products if is_cast or chunks > 1 else logits
     return LossBytes(gradients=FP32_BYTES * (rows * hidden_size + matrix), chunk=cast + computing)
 
 

@@ -593,9 +593,84 @@ def roofline(files: Files) -> Rows:
     return [*rows, [significant(file["floor_tokens_per_second"], 3) for file in files]]
 
 
+def roofline_measured(files: Files) -> Rows:
+    """Tokens/s on one H100, as estimated with compiled blocks and as measured, and by how much the estimate is off."""
+    *estimates, before, after = files
+    results = [
+        before["results"]["throughput_bert_large_phase2_sprint_compiled"],
+        before["results"]["throughput_gpt2_xl_compiled"],
+        after["results"]["throughput_gpt2_small_compiled"],
+    ]
+    rows = []
+    for estimate, result in zip(estimates, results, strict=True):
+        computed = significant(estimate["fusions"][0]["tokens_per_second"], 3)
+        measured = result["layouts"][0]["tokens_per_second"]["median"]
+        rows.append([computed, significant(measured, 3), per_cent(computed / measured - 1)])
+    return rows
+
+
 def roofline_beside_others(files: Files) -> Rows:
     """The estimate with all fusions, in its column."""
     return [[significant(file["fusions"][-1]["tokens_per_second"], 3)] for file in files]
+
+
+def gpu_steps(files: Files) -> Rows:
+    """Milliseconds of a step on a GPU, tokens and sequences per second, MFU, and the peak of memory in GB."""
+    before, after, layouts = (file["results"] for file in files)
+    bert = "throughput_bert_large_phase2_sprint"
+    rows = [
+        before["throughput_gpt2_small_compiled"]["layouts"][0],
+        after["throughput_gpt2_small_compiled"]["layouts"][0],
+        before["throughput_gpt2_xl_compiled"]["layouts"][0],
+        before[f"{bert}_compiled"]["layouts"][0],
+        before[f"{bert}_compiled_without_attention_dropout"]["layouts"][0],
+        *reversed(layouts[f"{bert}_layouts"]["layouts"]),
+    ]
+    return [
+        [
+            1e3 * row["step_seconds"]["median"],
+            row["tokens_per_second"]["median"],
+            row["sequences_per_second"]["median"],
+            per_cent(row["mfu"]["median"]),
+            row["peak_memory_bytes"] / 1e9,
+        ]
+        for row in rows
+    ]
+
+
+def gpu_head(files: Files) -> Rows:
+    """TFLOP/s of the products of a chunk of the loss."""
+    kinds = ("logits", "hidden_gradient", "weight_gradient", "weight_gradient_added_in_fp32")
+    rows = [row for row in files[0]["head_products"] if row["rows"] == 5341]
+    shapes = [(width, *of) for width in (768, 1600) for of in ((50_257, 50_257), (50_257, 50_304), (50_304, 50_304))]
+    found = {(row["width"], row["vocabulary"], row["row_stride"]): row["tflops"] for row in rows}
+    return [[found[shape][kind] for kind in kinds] for shape in shapes]
+
+
+def gpu_loss(files: Files) -> Rows:
+    """Milliseconds of the loss by the bytes of a chunk."""
+    found: dict[tuple[bool, str], list[float]] = {}
+    for row in files[0]["loss"]:
+        if row["width"] == 768:
+            found.setdefault((row["compiled"], row["commit"][:4]), []).append(row["milliseconds"])
+    return [found[key] for key in ((True, "aef3"), (True, "03fb"), (True, "b74a"), (False, "aef3"), (False, "b74a"))]
+
+
+def gpu_segments(files: Files) -> Rows:
+    """Milliseconds, and megabytes, by the room for segments."""
+    rows = files[0]["segments"]
+    return [
+        [row[key] for key in ("milliseconds", "megabytes") for row in rows if row["heads"] == heads]
+        for heads in (12, 25)
+    ]
+
+
+def gpu_profiles(files: Files) -> Rows:
+    """Milliseconds of a step's kernels by what they do."""
+    profiles = files[0]["profiles"]
+    kinds = ("matmul", "attention", "elementwise", "optimizer")
+    seconds = [profiles[name]["seconds_per_step"] for name in ("bert_large_phase2_sprint", "gpt2_small")]
+    return [[1e3 * row[kind] for kind in kinds] for row in seconds]
 
 
 def packs_against_padding(files: Files) -> Rows:
@@ -719,6 +794,12 @@ READINGS: dict[str, Callable[[Files], Rows]] = {
     "replayed_and_trained": replayed_and_trained,
     "roofline": roofline,
     "roofline_beside_others": roofline_beside_others,
+    "roofline_measured": roofline_measured,
+    "gpu_steps": gpu_steps,
+    "gpu_head": gpu_head,
+    "gpu_loss": gpu_loss,
+    "gpu_segments": gpu_segments,
+    "gpu_profiles": gpu_profiles,
     "peer_rates": peer_rates,
     "peer_batches": peer_batches,
     "peer_orders": peer_orders,

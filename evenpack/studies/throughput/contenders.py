@@ -42,8 +42,8 @@ each, with the run file's default assignment; with a policy, single sequences.""
 _POOL = 2048
 """Sequences to choose from; 16 times a micro-batch if that is more."""
 
-_SIZES = 4
-"""Sizes: a quarter, half and three quarters of a micro-batch, and a whole one."""
+_SIZES = (1 / 2, 2 / 3, 5 / 6, 1.0)
+"""Slots of the samples, of a micro-batch of full rows. With far fewer a GPU would wait for its host."""
 
 _GOLDEN = 0.5 * (5**0.5 - 1)
 _NO_COUNTS = StepCounts(packs=0, sequences=0, tokens=0, targets=0)
@@ -193,19 +193,21 @@ def depth_contenders(
 def sample_micro_batches(singles: MicroBatchDataset, count: int) -> Iterator[PackedBatch]:
     """Yields un-padded micro-batches of single sequences of nearly one length each, the same ones each time.
 
-    They go from the shortest to the longest and have different numbers of sequences, so that slots and squared lengths
-    vary independently.
+    They go from the shortest to the longest and have different numbers of slots, so that slots and squared lengths vary
+    independently. Those of the shortest may have fewer slots, with a quarter of the pool.
 
     Args:
-        singles: over packs of one sequence.
+        singles: of single sequences, whose micro-batches may have any number of them.
     """
     rows = singles.settings.shape.items_per_micro_batch
-    sizes = sorted({max(1, round(rows * part / _SIZES)) for part in range(1, _SIZES + 1)})
+    slots = rows * singles.data.pack_length
     pool = select_packs(singles.planner.sources, *singles.planner.mixture.draws(0, max(_POOL, 16 * rows)))
     by_length = np.argsort(pool.lengths, kind="stable")
     for number in range(count):
-        size = sizes[number % len(sizes)]
         place = (number * _GOLDEN) % 1.0  # spreads evenly, whatever the count
+        length = pool.lengths[by_length[int(place * len(by_length))]]
+        size = round(_SIZES[number % len(_SIZES)] * slots / length)
+        size = max(1, min(size, len(by_length) // 4))
         first = round(place * (len(by_length) - size))
         yield singles.collator.collate(pool.take(by_length[first : first + size]), _NO_COUNTS)
 

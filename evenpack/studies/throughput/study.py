@@ -157,7 +157,7 @@ def study_throughput(
         )
     elif options.samples:
         steps = [step for one in by_layout for step in measured[one.name]]
-        singles = contender("unpadded/arrival", run, world).dataset
+        singles = contender("unpadded/max_tokens", run, world).dataset
         times = _sampled_times(timer, singles, options, progress)
         model, refusal = _fit(world, [*(step.micro_batches for step in steps), *times], steps, origin)
     return ThroughputStudy(
