@@ -4,6 +4,7 @@ A limit is what a step may take on one H100 at most; all of a part together may 
 get what is left. Each part makes its corpora again.
 """
 
+import os
 import sys
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
@@ -20,6 +21,9 @@ PART_SECONDS = 530.0
 BERT, SMALL, XL = "bert_large_phase2_sprint", "gpt2_small", "gpt2_xl"
 _LAW_BATCH = 32
 """Sequences of a micro-batch of the published law."""
+
+_MOST_TEST_PROCESSES = 14
+"""With so many the tests took more than 88 s on an H100; each holds a gigabyte of the GPU, one of them 25."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -89,8 +93,9 @@ def preparation(plan: Plan, runs: tuple[str, ...]) -> Iterator[Step]:
 def _headlines(plan: Plan) -> Iterator[Step]:
     """Yields the runs of the headline numbers at their own steps, and the tests: what a dead machine must not take."""
     yield throughput(plan, f"throughput {SMALL} compiled", SMALL, *_compiled(plan), seconds=130)
-    options = ["-q", "-m", "gpu", "-p", "no:cacheprovider", "-o", "addopts=-ra", "--tb=short", "--durations=20"]
-    options += ["-n", "8"] if find_spec("xdist") else []  # most of their time is that of compilers, on CPU cores
+    options = ["-v", "-m", "gpu", "-p", "no:cacheprovider", "-o", "addopts=-ra", "--tb=short", "--durations=20"]
+    if find_spec("xdist"):  # most of their time is that of compilers, on CPU cores
+        options += ["-n", str(min(os.cpu_count() or 1, _MOST_TEST_PROCESSES))]
     options += ["-o", "filterwarnings="]  # those of a PyTorch that these tests have not met are no failures
     options += [] if plan.has_gpu else ["--collect-only"]
     tests = (sys.executable, "-m", "pytest", *options, str(ROOT / "tests/gpu"))

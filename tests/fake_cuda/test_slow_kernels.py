@@ -33,6 +33,9 @@ SINGLE = [(), ()]
         (numbers(256, 512).T, numbers(512, 256).T, None),
         (numbers(512, 264)[:, 8:], numbers(256, 512), None),
         (numbers(512, 257), numbers(257, 512), "left factor"),
+        (numbers(512, 264)[:, :257], numbers(257, 512), "left factor"),
+        (numbers(513, 256), numbers(256, 512), None),
+        (numbers(512, 256), numbers(512, 264)[:257, :256].T, "result"),
         (numbers(512, 258)[:, :256], numbers(256, 512), "left factor"),
         (numbers(512, 264)[:, 4:260], numbers(256, 512), "left factor"),
         (numbers(512, 256), numbers(520, 264)[:, :256].T, None),
@@ -40,7 +43,9 @@ SINGLE = [(), ()]
         (numbers(512, 256), numbers(514, 256).T, "result"),
     ],
 )
-def test_lines_of_a_product_begin_at_multiples_of_16_bytes(left: Tensor, right: Tensor, found: str | None) -> None:
+def test_lines_of_a_product_begin_at_multiples_of_16_bytes_and_are_as_long(
+    left: Tensor, right: Tensor, found: str | None
+) -> None:
     problem = unaligned_matrix(aten.mm, (left, right), left @ right)
     assert problem is None if found is None else str(problem).startswith(f"the {found} ")
 

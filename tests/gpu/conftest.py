@@ -1,9 +1,13 @@
 """What every GPU test needs."""
 
+import os
 from collections.abc import Iterator
 
 import pytest
 import torch
+
+# Each of several test processes would start a pool of compilers for its few kernels.
+os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", "1")
 
 
 @pytest.fixture(autouse=True)
