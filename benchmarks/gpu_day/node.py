@@ -7,7 +7,7 @@ import sys
 from collections.abc import Iterator
 
 from gpu_day.runner import ROOT, Step
-from gpu_day.steps import BERT, SMALL, XL, Plan, in_patience, on_ranks, preparation, throughput
+from gpu_day.steps import BERT, SMALL, XL, Plan, in_patience, on_ranks, preparation, resuming, throughput
 
 MINUTES = 60.0
 
@@ -45,9 +45,7 @@ def _measurements(plan: Plan, gpus: int) -> Iterator[Step]:
     for name, options, minutes in (("collectives", tiny, 3.0), ("isolation", (), 4.0)):
         command = on_ranks(gpus, str(_GPU_DAY / f"{name}.py"), "--out", plan.value(name), *options)
         yield Step(name=name, command=command, limit_seconds=60 * minutes)
-    program = (sys.executable, str(_GPU_DAY / "resuming.py"), plan.run_file(SMALL))
-    command = (*program, "--ranks", str(gpus), "--out", plan.value("resuming"))
-    yield Step(name="resuming", command=command, limit_seconds=60 * 11.0)
+    yield resuming(plan, ranks=gpus, seconds=60 * 11.0)
     all_ranks, *fewer = counts_of(gpus)
     yield from _layouts(plan, all_ranks)
     for ranks in fewer:

@@ -1,5 +1,7 @@
 """Whether a run that goes on with half of its ranks and with all again, or has one rank, has the same steps and losses.
 
+With `--ranks 1` it goes on with the one.
+
     python benchmarks/gpu_day/resuming.py RUN.yaml --ranks N --out FILE.json [section.key=value ...]
 
 Each start is a `deepspeed` of its own, in FP32 without dropout, at ZeRO 1, whose checkpoints are converted for other
@@ -39,10 +41,11 @@ _PACKS_PER_MICRO_BATCH = 2
 
 def overrides_for(ranks: int) -> list[str]:
     """Returns the settings of a run whose step all of these ranks, half of them and one can divide."""
+    half = max(1, ranks // 2)
     return [
         "model.dropout=0",
         "deepspeed.zero_stage=1",
-        f"training.packs_per_step={_PACKS_PER_MICRO_BATCH * ranks * (ranks // 2)}",
+        f"training.packs_per_step={_PACKS_PER_MICRO_BATCH * ranks * half}",
         f"training.packs_per_micro_batch={_PACKS_PER_MICRO_BATCH}",
         "training.precision=fp32",
         f"training.steps={STEPS}",
@@ -108,7 +111,7 @@ def main() -> int:
         "planned_order": order,
         "runs": [],
     }
-    for starts in ([ranks], [ranks, ranks // 2, ranks], [1]):
+    for starts in [[1], [1, 1]] if ranks == 1 else [[ranks], [ranks, ranks // 2, ranks], [1]]:
         folder = config.run.output_dir.with_name("_".join(["resuming", *map(str, starts)]))
         run = trained(given.run_file, overrides, folder, starts)
         losses = value["runs"][0]["losses"] if value["runs"] else run["losses"]
@@ -119,7 +122,8 @@ def main() -> int:
         for one in value["runs"]
         if one["largest_difference"] > TOLERANCE or not one["is_planned_order"]
     ]
-    print(f"{STEPS} steps on {ranks} ranks, {ranks // 2} between, and 1; different: {'; '.join(differs) or 'none'}")
+    all_starts = ", ".join(str(one["starts"]) for one in value["runs"])
+    print(f"{STEPS} steps on ranks {all_starts}; different: {'; '.join(differs) or 'none'}")
     return 1 if differs else 0
 
 

@@ -93,7 +93,8 @@ def preparation(plan: Plan, runs: tuple[str, ...]) -> Iterator[Step]:
 def _headlines(plan: Plan) -> Iterator[Step]:
     """Yields the runs of the headline numbers at their own steps, and the tests: what a dead machine must not take."""
     yield throughput(plan, f"throughput {SMALL} compiled", SMALL, *_compiled(plan), seconds=130)
-    options = ["-v", "-m", "gpu", "-p", "no:cacheprovider", "-o", "addopts=-ra", "--tb=short", "--durations=20"]
+    options = ["-m", "gpu", "-p", "no:cacheprovider", "-o", "addopts=-ra", "--tb=short", "--durations=20"]
+    options.append("-v" if plan.has_gpu else "-q")
     if find_spec("xdist"):  # most of their time is that of compilers, on CPU cores
         options += ["-n", str(min(os.cpu_count() or 1, _MOST_TEST_PROCESSES))]
     options += ["-o", "filterwarnings="]  # those of a PyTorch that these tests have not met are no failures
@@ -102,6 +103,7 @@ def _headlines(plan: Plan) -> Iterator[Step]:
     yield Step(name="tests on the GPU", command=tests, limit_seconds=150)
     yield throughput(plan, f"throughput {BERT} compiled", BERT, *_compiled(plan), seconds=110)
     yield throughput(plan, f"throughput {XL} compiled", XL, *_compiled(plan), seconds=150)
+    yield resuming(plan, ranks=1, seconds=140)
     without = (*_compiled(plan), "model.attention_dropout=0")
     yield throughput(plan, f"throughput {BERT} compiled without attention dropout", BERT, *without, seconds=90)
 
@@ -174,6 +176,13 @@ def throughput(
     options = ("--depths", "", *size, "--save", plan.value(slug))
     command = (*evenpack, "study", "throughput", plan.run_file(run), *given, *options)
     return Step(name=name, command=command, limit_seconds=seconds)
+
+
+def resuming(plan: Plan, *, ranks: int, seconds: float) -> Step:
+    """Returns the step that trains GPT-2 124M by `deepspeed`, with a stop and without, and compares both."""
+    program = (sys.executable, str(ROOT / "benchmarks/gpu_day/resuming.py"), plan.run_file(SMALL))
+    command = (*program, "--ranks", str(ranks), "--out", plan.value("resuming"))
+    return Step(name="resuming", command=command, limit_seconds=seconds)
 
 
 def _program(name: str, plan: Plan, program: str, run: str, *words: str, seconds: float) -> Step:

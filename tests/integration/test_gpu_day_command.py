@@ -56,6 +56,9 @@ def test_the_headlines_and_the_gpu_tests(tmp_path: Path) -> None:
     results = results_of("A", tmp_path)
     names = [f"throughput_{run}_compiled" for run in (SMALL, BERT, XL)]
     names.append(f"throughput_{BERT}_compiled_without_attention_dropout")
+    resumed = results.pop("resuming")["runs"]
+    assert [run["starts"] for run in resumed] == [[1], [1, 1]]
+    assert all(run["is_planned_order"] and run["largest_difference"] == 0.0 for run in resumed)
     assert sorted(results) == sorted(names)
     for value in results.values():
         check_throughput(value, ["packed"], has_cost_model=False)
