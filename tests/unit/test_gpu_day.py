@@ -158,6 +158,12 @@ def test_the_steps_are_listed_by_a_python_without_packages() -> None:
     assert {line[0] for line in lines} == {"A", "C"}
     refused = subprocess.run([*command, "/nowhere/at/all"], capture_output=True, text=True, check=False)
     assert (refused.returncode, "is no folder" in refused.stderr) == (2, True)
+    some = subprocess.run([*command, str(ROOT), "--only", "throughput"], capture_output=True, text=True, check=False)
+    named = [line.split("  ")[1] for line in some.stdout.splitlines()]
+    assert len(named) < len(lines)
+    assert all(name in ("install", "corpora") or name.startswith("throughput ") for name in named)
+    none = subprocess.run([*command, str(ROOT), "--only", "replay"], capture_output=True, text=True, check=False)
+    assert (none.returncode, "no step of part A has this in its name" in none.stderr) == (2, True)
     unknown = subprocess.run([*command[:4], "D", "--list"], capture_output=True, text=True, check=False)
     assert (unknown.returncode, "invalid choice: 'D'" in unknown.stderr) == (2, True)
 

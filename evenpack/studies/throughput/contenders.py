@@ -43,7 +43,10 @@ _POOL = 2048
 """Sequences to choose from; 16 times a micro-batch if that is more."""
 
 _SIZES = (1 / 2, 2 / 3, 5 / 6, 1.0)
-"""Slots of the samples, of a micro-batch of full rows. With far fewer a GPU would wait for its host."""
+"""Tokens of the samples, of a micro-batch of full rows. With far fewer a GPU would wait for its host."""
+
+_NEIGHBOURS = 32
+"""One part in so many of the pool, at most, is taken for sequences of nearly one length."""
 
 _GOLDEN = 0.5 * (5**0.5 - 1)
 _NO_COUNTS = StepCounts(packs=0, sequences=0, tokens=0, targets=0)
@@ -193,8 +196,9 @@ def depth_contenders(
 def sample_micro_batches(singles: MicroBatchDataset, count: int) -> Iterator[PackedBatch]:
     """Yields un-padded micro-batches of single sequences of nearly one length each, the same ones each time.
 
-    They go from the shortest to the longest and have different numbers of slots, so that slots and squared lengths vary
-    independently. Those of the shortest may have fewer slots, with a quarter of the pool.
+    They go from the shortest to the longest and have different numbers of tokens, so that these and squared lengths
+    vary independently: at most those of a micro-batch of full rows, and at least half of them, less one sequence. Where
+    few sequences have nearly one length, a micro-batch holds them several times.
 
     Args:
         singles: of single sequences, whose micro-batches may have any number of them.
@@ -205,11 +209,12 @@ def sample_micro_batches(singles: MicroBatchDataset, count: int) -> Iterator[Pac
     by_length = np.argsort(pool.lengths, kind="stable")
     for number in range(count):
         place = (number * _GOLDEN) % 1.0  # spreads evenly, whatever the count
-        length = pool.lengths[by_length[int(place * len(by_length))]]
-        size = round(_SIZES[number % len(_SIZES)] * slots / length)
-        size = max(1, min(size, len(by_length) // 4))
-        first = round(place * (len(by_length) - size))
-        yield singles.collator.collate(pool.take(by_length[first : first + size]), _NO_COUNTS)
+        most_tokens = _SIZES[number % len(_SIZES)] * slots
+        first = int(place * len(by_length))
+        near = by_length[first : first + max(1, len(by_length) // _NEIGHBOURS)]
+        repeated = np.resize(near, -(-slots // int(pool.lengths[near].min())))
+        size = np.searchsorted(np.cumsum(pool.lengths[repeated]), most_tokens, side="right")
+        yield singles.collator.collate(pool.take(repeated[: max(1, size)]), _NO_COUNTS)
 
 
 def run_to_measure(config: RunConfig) -> ResolvedRun:

@@ -3,6 +3,7 @@
 import pickle
 
 import numpy as np
+import pytest
 import torch
 from tiny_run import PACK_LENGTH
 
@@ -12,6 +13,7 @@ from evenpack.engine.config import RunConfig
 from evenpack.engine.resolving.resolve import open_run
 from evenpack.engine.world.distributed import World
 from evenpack.studies.throughput.contenders import (
+    changed,
     contender,
     depth_contenders,
     run_to_measure,
@@ -56,14 +58,19 @@ def test_repacked_data_holds_every_sequence_and_survives_pickling(prepared: Prep
     assert again.fingerprint(1) == two.fingerprint(1)
 
 
-def test_samples_are_of_many_sizes_and_lengths(world: World, config: RunConfig, prepared: PreparedData) -> None:
-    singles = contender("unpadded/max_tokens", open_run(config), world).dataset
+@pytest.mark.parametrize("rows", [1, 4, 32])
+def test_samples_are_of_many_sizes_and_lengths(world: World, config: RunConfig, rows: int) -> None:
+    of_rows = changed(config, training={"packs_per_step": rows, "packs_per_micro_batch": rows})
+    singles = contender("unpadded/max_tokens", open_run(of_rows), world).dataset
     batches = list(sample_micro_batches(singles, 40))
     counts = [batch.local_counts.sequences for batch in batches]
-    full = config.training.items_per_micro_batch * PACK_LENGTH
-    shares = [batch.local_counts.tokens / full for batch in batches]
-    assert 0.4 < min(shares) < 0.6
-    assert 0.9 < max(shares) < 1.1
+    shares = [batch.local_counts.tokens / (rows * PACK_LENGTH) for batch in batches]
+    assert 0.5 - 1 / rows <= min(shares) < 0.6
+    assert 0.9 < max(shares) <= 1.0
+    for batch in batches:
+        lengths = batch.cu_seqlens.diff()
+        lengths = lengths[lengths > 0][: batch.local_counts.sequences]
+        assert lengths.max() <= 1.5 * lengths.min()
     means = [batch.local_counts.tokens / count for batch, count in zip(batches, counts, strict=True)]
     assert min(means) < 0.25 * PACK_LENGTH
     assert max(means) > 0.9 * PACK_LENGTH
