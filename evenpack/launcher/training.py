@@ -22,7 +22,7 @@ from evenpack.engine.resolving.data_facts import implausible_epochs, items_of_an
 from evenpack.engine.resolving.requirements import require_trackers, require_trainable
 from evenpack.engine.resolving.resolve import ResolvedRun, open_run
 from evenpack.engine.sharding import sharding_at
-from evenpack.errors import ConfigError, DataError
+from evenpack.errors import CheckpointError, ConfigError, DataError
 from evenpack.files import read_json_object
 from evenpack.launcher.processes.start import LaunchPlan
 from evenpack.launcher.processes.stop import say
@@ -83,6 +83,8 @@ class TrainingPlan:
     above are those after them."""
     gradient_clipping: str
     """The norm to which gradients are clipped, and the program that does it."""
+    initial_weights: str | None
+    """The weights from which a new run starts, or why there are none yet; None: those of its seed."""
     memory: "RunMemory"
     """Memory of one GPU, estimated."""
     deepspeed: dict[str, Any]
@@ -161,9 +163,21 @@ def _plan(run: ResolvedRun, *, ranks: int, device: "DevicePeak | None") -> Train
         packing_factor=float(item.sequences),
         packing_adjustment=run.settled.adjustment,
         gradient_clipping=_clipping(run.config),
+        initial_weights=_initial_weights(training.initialize_from),
         memory=run_memory(run.config, item, vocabulary_size=prepared.vocabulary_size, ranks=ranks, device=device),
         deepspeed=settings,
     )
+
+
+def _initial_weights(path: Path | None) -> str | None:
+    """Returns what is found there; an earlier run may still have to write it."""
+    from evenpack.engine.checkpoints.weight_sources import find_weights
+
+    try:
+        return None if path is None else str(find_weights(path))
+    except CheckpointError as error:
+        log.warning("training.initialize_from: %s", error)
+        return f"none yet: {path}"
 
 
 def _epochs(run: ResolvedRun) -> dict[str, float]:
@@ -409,6 +423,7 @@ def plan_table(plan: TrainingPlan) -> Table:
             "epochs": epochs,
             "packing": packing,
             "gradient clipping": plan.gradient_clipping,
+            **({} if plan.initial_weights is None else {"initial weights": plan.initial_weights}),
         },
         title="Plan",
     )

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from evenpack.config import with_values
 from evenpack.engine.config import MetricsSection, RunConfig
 from evenpack.engine.resolving.resolve import open_run
 from evenpack.errors import ConfigError
@@ -50,3 +51,17 @@ def test_a_tracker_that_is_missing_is_named_before_anything_is_started(
     open_run(tracked)
     with pytest.raises(ConfigError, match=r"metrics.tensorboard: .* pip install 'evenpack\[tensorboard\]'"):
         plan_training(tracked, ranks=1)
+
+
+def test_a_plan_says_which_weights_a_run_starts_from_or_that_there_are_none_yet(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    config = mlperf_run(tmp_path)
+    assert plan_training(config, ranks=1).initial_weights is None
+    folder = tmp_path / "weights"
+    started = with_values(config, {"training": {"initialize_from": folder}}, origin="test")
+    assert plan_training(started, ranks=1).initial_weights == f"none yet: {folder}"
+    assert f"{folder} does not exist" in caplog.text
+    folder.mkdir()
+    (folder / "config.json").write_text("{}")
+    assert plan_training(started, ranks=1).initial_weights == f"{folder} (transformers)"
