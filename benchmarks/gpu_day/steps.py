@@ -23,7 +23,7 @@ _LAW_BATCH = 32
 """Sequences of a micro-batch of the published law."""
 
 _MOST_TEST_PROCESSES = 14
-"""With so many the tests took more than 88 s on an H100; each holds a gigabyte of the GPU, one of them 25."""
+"""With so many, 88 s were not enough for all tests on an H100."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -111,7 +111,7 @@ def _headlines(plan: Plan) -> Iterator[Step]:
 def _replay(plan: Plan) -> Iterator[Step]:
     """Yields the steps of many ranks, replayed rank by rank on this device.
 
-    By the steps that one H100 has measured, 0.93 s for one rank in all five schemes, these take 6 minutes.
+    An estimate is 6 minutes, by the 0.93 s that a step of one rank takes in all five schemes on one H100.
     """
     ranks, count = ("1,2", "2") if plan.is_tiny else ("1,8,64", "2")
     options = ("--replay", ranks, "--replay-steps", count, "--devices", ranks, "--no-published")

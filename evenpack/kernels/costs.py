@@ -8,7 +8,7 @@ Shapes: T = slots, H = heads, G = key/value heads, D = head_dim, R = rows of the
 
 from dataclasses import dataclass
 
-from evenpack.kernels.cross_entropy import VOCABULARY_MULTIPLE, default_chunk_tokens
+from evenpack.kernels.cross_entropy import default_chunk_tokens, whole_tiles
 from evenpack.units import BF16_BYTES, FP32_BYTES
 
 PRODUCTS_OF_A_PAIR = 2
@@ -63,11 +63,6 @@ def loss_chunks(*, rows: int, vocabulary_size: int) -> int:
     return max(1, -(-rows // default_chunk_tokens("cuda", vocabulary_size)))
 
 
-def _whole_tiles(vocabulary_size: int) -> int:
-    """Returns the entries that half-precision products have, those of zeros included."""
-    return vocabulary_size + -vocabulary_size % VOCABULARY_MULTIPLE
-
-
 def loss_bytes(*, rows: int, hidden_size: int, vocabulary_size: int, number_bytes: int) -> LossBytes:
     """Returns the memory of a loss over FP32 hidden states that autograd will differentiate.
 
@@ -76,7 +71,7 @@ def loss_bytes(*, rows: int, hidden_size: int, vocabulary_size: int, number_byte
     """
     is_cast = number_bytes != FP32_BYTES
     chunks = loss_chunks(rows=rows, vocabulary_size=vocabulary_size)
-    entries = _whole_tiles(vocabulary_size) if is_cast else vocabulary_size
+    entries = whole_tiles(vocabulary_size) if is_cast else vocabulary_size
     matrix, chunk_rows = hidden_size * entries, -(-rows // chunks)
     logits = FP32_BYTES * chunk_rows * vocabulary_size
     products = number_bytes * chunk_rows * entries
@@ -89,7 +84,7 @@ def loss_bytes(*, rows: int, hidden_size: int, vocabulary_size: int, number_byte
 def loss_product_traffic(*, rows: int, hidden_size: int, vocabulary_size: int) -> KernelTraffic:
     """Returns the products of all chunks under bf16 autocast; no fusion changes them."""
     chunks = loss_chunks(rows=rows, vocabulary_size=vocabulary_size)
-    entries = _whole_tiles(vocabulary_size)
+    entries = whole_tiles(vocabulary_size)
     # The matrix is read twice, and its FP32 gradient read and written by the product that is added to it.
     matrices = chunks * (2 * BF16_BYTES + 2 * FP32_BYTES) * entries * hidden_size
     moved = 3 * BF16_BYTES * rows * (entries + hidden_size) + matrices

@@ -54,6 +54,11 @@ def default_chunk_tokens(device_type: str, vocabulary_size: int) -> int:
     return max(1, _CHUNK_BYTES.get(device_type, _CHUNK_BYTES_ELSEWHERE) // (4 * vocabulary_size))
 
 
+def whole_tiles(vocabulary_size: int) -> int:
+    """Returns the entries that half-precision products have, those of zeros included."""
+    return vocabulary_size + -vocabulary_size % VOCABULARY_MULTIPLE
+
+
 def linear_cross_entropy(
     hidden: Float[Tensor, " T C"],
     weight: Float[Tensor, " V C"],
@@ -188,10 +193,10 @@ def _walk(
 
 def _with_rows_of_zeros(weight: Tensor, dtype: torch.dtype) -> Tensor:
     """Returns the weight in this dtype, in half precision with a multiple of `VOCABULARY_MULTIPLE` rows."""
-    missing = -len(weight) % VOCABULARY_MULTIPLE
-    if missing == 0 or dtype not in (torch.float16, torch.bfloat16):
+    entries = whole_tiles(len(weight))
+    if entries == len(weight) or dtype not in (torch.float16, torch.bfloat16):
         return weight.to(dtype)
-    padded = weight.new_empty(len(weight) + missing, weight.shape[1], dtype=dtype)
+    padded = weight.new_empty(entries, weight.shape[1], dtype=dtype)
     padded[: len(weight)] = weight
     padded[len(weight) :] = 0
     return padded

@@ -156,7 +156,7 @@ def test_the_backward_pass_drops_what_the_forward_pass_dropped(causal: bool) -> 
         assert through_v.sum().item() == pytest.approx(through_output.sum().item(), abs=2e-4 * scale), backend
         others = [dropped(backend, inputs, causal=causal, seed=seed) for seed in range(90, 98)]
         sums = [(other * upstream).double().sum().item() for other in others]
-        # The check sees where others are dropped; one draw in seven is as near by chance.
+        # The check sees where others are dropped; a single draw may be as near by chance, as one was.
         assert max(abs(one - through_v.sum().item()) for one in sums) > 4e-4 * scale, backend
 
 
