@@ -100,6 +100,7 @@ def run_ranks(
 def fork_context() -> "ForkServerContext":
     """Returns the context of `multiprocessing` whose processes begin with everything imported."""
     if not _context:
+        end_fork_server()
         context = multiprocessing.get_context("forkserver")
         context.set_forkserver_preload([*_preloaded, *_HEAVY])
         make_sockets_of_short_names()
@@ -108,6 +109,15 @@ def fork_context() -> "ForkServerContext":
             forkserver.ensure_running()
         _context.append(context)
     return _context[0]
+
+
+def end_fork_server() -> None:
+    """Ends the process that multiprocessing forks from, if it runs.
+
+    A process has one, with the modules of whoever started it first: that of a pool of workers has not imported what
+    ranks need before anything else, such as checks of signatures.
+    """
+    forkserver._forkserver._stop()  # type: ignore[attr-defined]
 
 
 @contextmanager

@@ -13,7 +13,8 @@ from jaxtyping import Float
 from evenpack.engine.world.distributed import World
 from evenpack.kernels.attention import packed_attention
 from evenpack.step_counts import StepCounts
-from evenpack.testing import run_ranks, write_run_file
+from evenpack.testing import ranks, run_ranks, write_run_file
+from evenpack.worker_pool import worker_pool
 
 
 def attend(keys: int) -> torch.Tensor:
@@ -83,6 +84,16 @@ def test_each_test_has_first_calls_of_its_own(turn: str) -> None:
         counts(1)
 
 
+@pytest.fixture
+def after_a_pool(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Starts a pool of workers as the first thing that forks in this process, and no ranks yet."""
+    monkeypatch.setattr(ranks, "_context", [])
+    ranks.end_fork_server()
+    with worker_pool(1) as pool:
+        assert pool.submit(abs, -1).result() == 1
+
+
+@pytest.mark.usefixtures("after_a_pool")
 def test_ranks_check_as_well() -> None:
     for wrong_type, wrong_shape in run_ranks(refusals, 2):
         assert "parameter tokens=" in wrong_type
