@@ -124,7 +124,7 @@ def losses_in(output: str) -> list[float]:
 @pytest.mark.parametrize(
     "name", ["ddp_loop", "fsdp2_loop", "accelerate_loop", "deepspeed_loop", "lightning_loop", "trainer"]
 )
-def test_a_loop_learns_what_documents_alone_teach_through_kills_and_at_other_numbers_of_ranks(
+def test_a_loop_learns_the_same_through_kills_and_on_other_ranks(
     name: str, tmp_path: Path
 ) -> None:
     """Two ranks are killed in their third update, one goes on for two steps, and four for the last two."""

@@ -75,7 +75,7 @@ def read_steps(loaders: list[Any], steps: int) -> list[list[Row]]:
     return found
 
 
-def test_batches_have_rows_of_packs_with_shifted_labels_and_boundaries_where_positions_are_0(kind: Any) -> None:
+def test_batches_have_packs_with_shifted_labels_and_boundaries(kind: Any) -> None:
     inputs, labels = next(iter(built(kind, 0, 2, local_batch_size=4)))
     batch = own_loader(0, 2, micro_batches=2, balances_each_micro_batch=True)[0]
     assert inputs["input"].shape == inputs["positions"].shape == labels.shape == (4, PACK_LENGTH)

@@ -531,7 +531,7 @@ with unfinished_directory(Path(sys.argv[1])) as folder:
 """
 
 
-def test_the_unfinished_packs_of_a_killed_process_are_removed_and_those_of_a_living_one_are_not(tmp_path: Path) -> None:
+def test_unfinished_packs_of_killed_processes_alone_are_removed(tmp_path: Path) -> None:
     folder = tmp_path / next(iter(made(cache=tmp_path).data._hashes.values()))
     subprocess.run([sys.executable, "-c", KILLED, str(folder), "dies"], check=False, timeout=600)
     (left,) = tmp_path.iterdir()

@@ -42,7 +42,7 @@ def test_a_run_file_for_eight_gpus_divides_and_fits(name: str, vocabulary: int, 
 
 
 @pytest.mark.parametrize("name", ["modernbert_base", "modernbert_base_8192"])
-def test_modernbert_masks_the_share_that_it_names_and_needs_the_memory_that_its_page_says(name: str) -> None:
+def test_modernbert_masks_its_share_and_needs_the_memory_of_its_page(name: str) -> None:
     config = load_run_file(CONFIGS / f"{name}.yaml", RunConfig)
     sizes = {"vocabulary_size": 50_368, "max_positions": config.positions_needed}
     assert f"({parameter_count(config.model, **sizes):,} parameters" in (CONFIGS / f"{name}.yaml").read_text()

@@ -115,7 +115,7 @@ def test_a_rank_that_is_slower_from_the_start_is_named_among_equal_devices_alone
     assert one.mean.machine > 0.04 * FIXED, "its waits are charged to it in any case"
 
 
-def test_no_other_rank_is_named_when_one_that_was_slow_while_they_learned_is_well_again() -> None:
+def test_no_other_rank_is_named_when_a_rank_slow_from_the_start_recovers() -> None:
     found = watch(noise(0.01), fault=lambda step: np.array([0.0, 0.0, 0.3 if step < ONSET else 0.0, 0.0]))
     assert [(event.rank, event.since is None) for event in found.events] == [(2, False), (2, True)]
     assert ONSET <= found.events[1].step < END

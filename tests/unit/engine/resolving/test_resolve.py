@@ -132,7 +132,7 @@ def test_a_missing_cost_model_is_named_with_the_way_to_continue_without_it(confi
         open_run(changed(config, training={"cost_model": tmp_path / "none.json"}))
 
 
-def test_the_weights_of_a_model_with_windows_are_its_operations_in_each_kind_of_layer(config: RunConfig) -> None:
+def test_weights_with_windows_are_the_operations_of_each_kind_of_layer(config: RunConfig) -> None:
     here = config.model.shape["layers"]
     assert here % 2 == 0, "half of the layers see a window"
     prepared = open_run(config).prepared

@@ -119,7 +119,7 @@ def test_presets_have_the_published_number_of_parameters(preset: str, parameters
     assert parameter_count(config, vocabulary_size=50_368, max_positions=8192) == parameters
 
 
-def test_initial_weights_are_cut_normals_and_those_that_add_to_the_stream_are_smaller() -> None:
+def test_initial_weights_are_cut_normals_smaller_on_the_residual_stream() -> None:
     model = small_model(rough=False, hidden_size=96, feed_forward_size=128)
     assert not any("attention_norm" in name for name, _ in model.blocks[0].named_parameters())
     for name, parameter in model.named_parameters():
