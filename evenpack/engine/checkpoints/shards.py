@@ -16,7 +16,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import cached_property
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal, cast
 
 import torch
 from torch import Tensor
@@ -159,6 +159,27 @@ class _WholeState(SavedTensors):
 class _Partitioned(SavedTensors):
     """A file of each rank."""
 
+    _masters_key: ClassVar[str]
+    """The key of a rank's FP32 parameters, a vector for each group."""
+    _optimizer_key: ClassVar[str]
+    """The key of its part of torch's own state of the optimizer."""
+
+    @property
+    def steps(self) -> frozenset[int]:
+        with self._explained():
+            return _steps(state for rank in self._ranks for state in rank[self._optimizer_key]["state"].values())
+
+    @property
+    def group_count(self) -> int:
+        with self._explained():
+            return len(self._ranks[0][self._optimizer_key]["param_groups"])
+
+    def _flat(self, rank: dict[str, Any], group: int, state: State) -> Tensor:
+        """Returns a rank's vector of the masters, or of a moment, of all parameters of a group."""
+        if state == "fp32":
+            return cast(Tensor, rank[self._masters_key][group])
+        return cast(Tensor, rank[self._optimizer_key]["state"][group][state])
+
     @cached_property
     def _ranks(self) -> list[dict[str, Any]]:
         """Each rank's state of the optimizer."""
@@ -176,15 +197,8 @@ class _Partitioned(SavedTensors):
 class _FlatGroups(_Partitioned):
     """ZeRO 1 and 2: each rank has a slice of every group, and a table of what lies where in it."""
 
-    @property
-    def steps(self) -> frozenset[int]:
-        with self._explained():
-            return _steps(state for rank in self._ranks for state in rank["base_optimizer_state"]["state"].values())
-
-    @property
-    def group_count(self) -> int:
-        with self._explained():
-            return len(self._ranks[0]["base_optimizer_state"]["param_groups"])
+    _masters_key = "single_partition_of_fp32_groups"
+    _optimizer_key = "base_optimizer_state"
 
     def read(self, name: str, state: State) -> Tensor:
         """Returns a complete tensor; masters are compared with the model's weights, because a table can be wrong.
@@ -213,28 +227,19 @@ class _FlatGroups(_Partitioned):
         for rank in self._ranks:
             for group, table in enumerate(rank["param_slice_mappings"]):
                 if name in table:
-                    masters = rank["single_partition_of_fp32_groups"][group]
-                    flat = masters if state == "fp32" else rank["base_optimizer_state"]["state"][group][state]
-                    yield flat.narrow(0, table[name].start, table[name].numel)
+                    yield self._flat(rank, group, state).narrow(0, table[name].start, table[name].numel)
 
 
 class _DividedParameters(_Partitioned):
     """ZeRO 3: every parameter is padded to a multiple of the ranks and divided among them."""
 
+    _masters_key = "fp32_flat_groups"
+    _optimizer_key = "optimizer_state_dict"
+
     @cached_property
     def model_states(self) -> dict[str, Any]:
         """DeepSpeed's file of the model on rank 0, with no weights in it."""
         return self._load("zero_pp_rank_0_mp_rank_00_model_states.pt")
-
-    @property
-    def steps(self) -> frozenset[int]:
-        with self._explained():
-            return _steps(state for rank in self._ranks for state in rank["optimizer_state_dict"]["state"].values())
-
-    @property
-    def group_count(self) -> int:
-        with self._explained():
-            return len(self._ranks[0]["optimizer_state_dict"]["param_groups"])
 
     @cached_property
     def _places(self) -> dict[str, tuple[int, int]]:
@@ -254,9 +259,8 @@ class _DividedParameters(_Partitioned):
         group, offset = self._places[name]
         size, left = self._part_size(self.shapes[name]), self.shapes[name].numel()
         for rank in self._ranks:
-            masters = rank["fp32_flat_groups"][group]
-            flat = masters if state == "fp32" else rank["optimizer_state_dict"]["state"][group][state]
-            part = flat.narrow(0, offset, min(size, left))  # the last ranks' parts may be padding
+            # The last ranks' parts may be padding.
+            part = self._flat(rank, group, state).narrow(0, offset, min(size, left))
             left -= part.numel()
             yield part
 
