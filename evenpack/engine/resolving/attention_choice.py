@@ -19,7 +19,7 @@ def attention_request(model: TransformerConfig, precision: str, device_type: str
     return AttentionRequest(
         device_type=device_type,
         dtype=torch.bfloat16 if precision == "bf16_autocast" else torch.float32,
-        head_dim=model.shape["hidden_size"] // model.shape["heads"],
+        head_dim=model.head_dim,
         causal=family_of(model).causal,
         alibi=model.positions == "alibi",
         dropout=model.dropout_of_attention > 0.0,

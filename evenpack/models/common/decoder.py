@@ -81,7 +81,6 @@ class PackedDecoder(PackedTransformer[DecoderConfigT]):
 
     def _segments(self, batch: PackedBatch) -> Segments:
         kind, heads = self.config.positions, self.config.shape["heads"]
-        head_dim = self.config.shape["hidden_size"] // heads
         return Segments(
             cu_seqlens=batch.cu_seqlens,
             max_sequence_length=batch.max_sequence_length,
@@ -91,7 +90,7 @@ class PackedDecoder(PackedTransformer[DecoderConfigT]):
             rotation=(
                 Rotation.at(
                     batch.position_ids,
-                    head_dim=head_dim,
+                    head_dim=self.config.head_dim,
                     base=self.config.rotary_base,
                     scaling=self.config.scaled_rotations,
                 )

@@ -56,7 +56,16 @@ class TransformerConfig(Section):
             raise ValueError(
                 f"hidden_size ({self.shape['hidden_size']}) must be a multiple of heads ({self.shape['heads']})"
             )
+        if self.positions == "rotary" and self.head_dim % 2:
+            raise ValueError(
+                f"positions rotary rotates pairs of channels: hidden_size / heads must be even, found {self.head_dim}"
+            )
         return self
+
+    @property
+    def head_dim(self) -> int:
+        """Channels of a head."""
+        return self.shape["hidden_size"] // self.shape["heads"]
 
     @property
     def dropout_of_attention(self) -> float:
@@ -151,13 +160,7 @@ class DecoderConfig(TransformerConfig):
 
     @model_validator(mode="after")
     def _check_positions(self) -> "DecoderConfig":
-        if self.positions == "rotary":
-            head_dim = self.shape["hidden_size"] // self.shape["heads"]
-            if head_dim % 2:
-                raise ValueError(
-                    f"positions rotary rotates pairs of channels: hidden_size / heads must be even, found {head_dim}"
-                )
-        elif self.rotary_base != ROTARY_BASE:
+        if self.positions != "rotary" and self.rotary_base != ROTARY_BASE:
             raise ValueError(f"rotary_base is for positions rotary, and positions is {self.positions}: leave it out")
         return self
 

@@ -61,11 +61,6 @@ class LlamaConfig(DecoderConfig):
         return self
 
     @property
-    def head_dim(self) -> int:
-        """Channels of a head."""
-        return self.shape["hidden_size"] // self.shape["heads"]
-
-    @property
     def key_value_size(self) -> int:
         """Channels of all keys, or of all values."""
         return self.shape["key_value_heads"] * self.head_dim

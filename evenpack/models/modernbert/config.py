@@ -5,7 +5,7 @@ Its `model:` section, and the family.
 
 from typing import Any, ClassVar, Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field
 
 from evenpack.losses import MASKED_TOKEN, Loss
 from evenpack.models.common.section import ROTARY_BASE, TransformerConfig
@@ -42,19 +42,6 @@ class ModernBertConfig(TransformerConfig):
     """The same in local layers."""
     norm_epsilon: float = Field(default=1e-5, gt=0.0)
     """Number that LayerNorm adds to the variance."""
-
-    @model_validator(mode="after")
-    def _check_channels(self) -> "ModernBertConfig":
-        if self.head_dim % 2:
-            raise ValueError(
-                f"positions rotary rotates pairs of channels: hidden_size / heads must be even, found {self.head_dim}"
-            )
-        return self
-
-    @property
-    def head_dim(self) -> int:
-        """Channels of a head."""
-        return self.shape["hidden_size"] // self.shape["heads"]
 
     @property
     def attention_windows(self) -> tuple[int | None, ...]:
