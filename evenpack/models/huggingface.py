@@ -118,19 +118,19 @@ def task_model_to_huggingface(
         _write_model(unfinished, parameters, values)
 
 
-def from_huggingface(directory: Path, *, attention_backend: str = "auto") -> Model:
+def from_huggingface(directory: Path) -> Model:
     """Builds the model that a transformers checkpoint directory describes, weights included, on the CPU in FP32.
 
     Raises: CheckpointError if files are missing or broken, or no family computes this model (each differing key is
     named). ConfigError if several do.
     """
-    model, weights = read_huggingface(directory, attention_backend=attention_backend)
+    model, weights = read_huggingface(directory)
     model.to_empty(device="cpu")
     load_tensors(model, weights.names, weights.tensors)
     return model
 
 
-def read_huggingface(directory: Path, *, attention_backend: str = "auto") -> tuple[Model, NamedWeights]:
+def read_huggingface(directory: Path) -> tuple[Model, NamedWeights]:
     """Returns the model that such a directory describes, with shapes alone, and its weights.
 
     The weights are mapped from the files, so that they take no memory of the process before they are copied.
@@ -144,7 +144,7 @@ def read_huggingface(directory: Path, *, attention_backend: str = "auto") -> tup
     tensors = _read_weights(directory)
     config = mapping.config_for_weights(config, tensors.keys(), str(directory))
     with torch.device("meta"):
-        model = new_model(config, attention_backend=attention_backend, **sizes)
+        model = new_model(config, attention_backend="auto", **sizes)
     tensors = mapping.plain_weights(model, tensors)
     return model, NamedWeights(config=config, tensors=tensors, names=mapping.tensor_names(model), notes=())
 
