@@ -205,7 +205,7 @@ def build_divided(world: World, config: RunConfig) -> int:
         with zero.GatheredParameters([parameter]):
             assert torch.equal(parameter, expected[name]), name
     tensors = {name: 2.0 * one.detach() + world.rank for name, one in expected.items()}
-    names = [TensorName(ours=name, theirs=(name,), is_transposed=False) for name in tensors]
+    names = [TensorName(ours=name, theirs=(name,)) for name in tensors]
     weights = NamedWeights(config=config.model, tensors=tensors, names=names, notes=())
     sharding_at(3).fill(model, weights if world.is_main else None, world)
     for name, parameter in model.named_parameters():

@@ -65,7 +65,7 @@ class DescribedWeights(WeightSource):
 
     def read(self, model: Model) -> NamedWeights:
         config, tensors = self.read_described()
-        names = [TensorName(ours=name, theirs=(name,), is_transposed=False) for name, _ in model.named_parameters()]
+        names = [TensorName(ours=name, theirs=(name,)) for name, _ in model.named_parameters()]
         return NamedWeights(config=config, tensors=tensors, names=names, notes=())
 
 

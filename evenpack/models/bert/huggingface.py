@@ -98,7 +98,7 @@ class _ConfigFile(ConfigFile):
 
 def tensor_names(model: Bert) -> list[TensorName]:
     """Returns the name of every parameter in transformers."""
-    names = [TensorName(ours=ours, theirs=(theirs,), is_transposed=False) for ours, theirs in _SINGLE_TENSORS.items()]
+    names = [TensorName(ours=ours, theirs=(theirs,)) for ours, theirs in _SINGLE_TENSORS.items()]
     layers = _LAYERS if model.next_sentence_head is None else _LAYERS | _NEXT_SENTENCE_LAYERS
     for ours, theirs in layers.items():
         names += renamed(ours, theirs)

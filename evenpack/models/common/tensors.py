@@ -24,7 +24,7 @@ class TensorName:
     ours: str
     theirs: tuple[str, ...]
     """Its names; several if our parameter holds their tensors concatenated along the first dimension."""
-    is_transposed: bool
+    is_transposed: bool = False
     """Whether the other code stores the matrix as input x output."""
     rows: tuple[int, ...] | None = None
     """Rows of each of their tensors in ours; None: equal parts."""
@@ -52,7 +52,7 @@ class NamedWeights:
 def renamed(ours: str, *theirs: str) -> list[TensorName]:
     """Returns the names of a layer's weight and bias, where both codes have the same layout."""
     return [
-        TensorName(ours=f"{ours}.{kind}", theirs=tuple(f"{name}.{kind}" for name in theirs), is_transposed=False)
+        TensorName(ours=f"{ours}.{kind}", theirs=tuple(f"{name}.{kind}" for name in theirs))
         for kind in ("weight", "bias")
     ]
 
@@ -197,8 +197,9 @@ class HuggingFaceMapping:
     read_config: Callable[[Mapping[str, Any], str], tuple[Any, dict[str, int]]]
     """(values, origin): the `model:` section that computes what config.json describes, and the sizes of its tables.
     Raises CheckpointError if we do not compute such a model."""
-    config_for_weights: Callable[[Any, Collection[str], str], Any]
-    """(section, names of the weights, origin): the section, completed by what only the weights show."""
+    config_for_weights: Callable[[Any, Collection[str], str], Any] = lambda config, names, origin: config
+    """(section, names of the weights, origin): the section, completed by what only the weights show. By default as it
+    is: config.json describes the model completely."""
     task_models: Mapping[str, TaskModel] = field(default_factory=dict)
     """The models with a task's head on an encoder, by what the head reads: `sequence`, `span`."""
 

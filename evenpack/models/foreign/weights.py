@@ -6,6 +6,7 @@ Such a checkpoint does not describe its model, so the model to be filled is what
 """
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from torch import Tensor
@@ -110,7 +111,7 @@ def _slots(entries: Mapping[str, BundleEntry]) -> dict[str, str]:
 
 def _in_tensorflow(name: TensorName, foreign: ForeignNames) -> TensorName:
     theirs = tuple(foreign.tensorflow_name(each) for each in name.theirs)
-    return TensorName(ours=name.ours, theirs=theirs, is_transposed=theirs[0].endswith("/kernel"), rows=name.rows)
+    return replace(name, theirs=theirs, is_transposed=theirs[0].endswith("/kernel"))
 
 
 def _without_padding(

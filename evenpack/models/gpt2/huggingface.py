@@ -4,7 +4,7 @@
 counterpart there.
 """
 
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -76,7 +76,7 @@ def tensor_names(model: Gpt2) -> list[TensorName]:
             "model.positions: learned to exchange weights with transformers"
         )
     embeddings = {"token_embedding.weight": f"{_PREFIX}wte.weight", "positions.table.weight": f"{_PREFIX}wpe.weight"}
-    names = [TensorName(ours=ours, theirs=(theirs,), is_transposed=False) for ours, theirs in embeddings.items()]
+    names = [TensorName(ours=ours, theirs=(theirs,)) for ours, theirs in embeddings.items()]
     for layer in range(len(model.blocks)):
         for ours, theirs in _BLOCK_PARTS.items():
             names += renamed(f"blocks.{layer}.{ours}", f"{_PREFIX}h.{layer}.{theirs}")
@@ -140,11 +140,6 @@ def read_config(values: Mapping[str, Any], origin: str) -> tuple[Gpt2Config, dic
     return checked(section, Gpt2Config, origin), sizes
 
 
-def config_for_weights(config: Gpt2Config, names: Collection[str], origin: str) -> Gpt2Config:
-    """Returns the section as it is: config.json describes the model completely."""
-    return config
-
-
 def _full_name(name: str) -> str:
     return name if name == _LM_HEAD or name.startswith(_PREFIX) else _PREFIX + name
 
@@ -157,5 +152,4 @@ GPT2_MAPPING = HuggingFaceMapping(
     plain_weights=plain_weights,
     config_values=config_values,
     read_config=read_config,
-    config_for_weights=config_for_weights,
 )

@@ -5,7 +5,7 @@ each.
 """
 
 import math
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field, StrictBool
@@ -172,11 +172,6 @@ def read_config(values: Mapping[str, Any], origin: str) -> tuple[LlamaConfig, di
     return checked(section, LlamaConfig, origin), sizes
 
 
-def config_for_weights(config: LlamaConfig, names: Collection[str], origin: str) -> LlamaConfig:
-    """Returns the section as it is: config.json describes the model completely."""
-    return config
-
-
 _SCALING_NAMES = {
     "factor": "factor",
     "low_frequency_factor": "low_freq_factor",
@@ -219,7 +214,7 @@ def _section_keys(rotation: PlainRotation | _ScaledRotation, otherwise: float) -
 
 
 def _named(ours: str, theirs: tuple[str, ...], rows: tuple[int, ...] | None = None) -> TensorName:
-    return TensorName(ours=f"{ours}.weight", theirs=theirs, is_transposed=False, rows=rows)
+    return TensorName(ours=f"{ours}.weight", theirs=theirs, rows=rows)
 
 
 LLAMA_MAPPING = HuggingFaceMapping(
@@ -230,5 +225,4 @@ LLAMA_MAPPING = HuggingFaceMapping(
     plain_weights=plain_weights,
     config_values=config_values,
     read_config=read_config,
-    config_for_weights=config_for_weights,
 )

@@ -115,7 +115,7 @@ def tensor_names(model: ModernBert) -> list[TensorName]:
         for ours, theirs in _BLOCK_PARTS.items():
             if layer > 0 or ours != "attention_norm":
                 names[f"blocks.{layer}.{ours}.weight"] = f"model.layers.{layer}.{theirs}.weight"
-    return [TensorName(ours=ours, theirs=(theirs,), is_transposed=False) for ours, theirs in names.items()]
+    return [TensorName(ours=ours, theirs=(theirs,)) for ours, theirs in names.items()]
 
 
 def plain_weights(model: ModernBert, weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
