@@ -19,7 +19,7 @@ something is counted for the first time.
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
-from functools import cache
+from functools import cache, partial
 from typing import TYPE_CHECKING
 
 from evenpack.kernels.visible_pairs import total_pairs_within
@@ -178,14 +178,9 @@ def attention_flops(products: "Products", work: Work) -> int:
 @cache
 def model_products(config: TransformerConfig, *, vocabulary_size: int) -> "Products":
     """Returns the matrix products of a forward pass, from two passes through few layers."""
-    from evenpack.models.trace import Products, count_products, depths
+    from evenpack.models.trace import Products, at_two_depths, count_products
 
-    layers, (few, more) = config.shape["layers"], depths(config, periods=1)
-    first, second = (
-        count_products(config.model_copy(update={"layers": count}), vocabulary_size=vocabulary_size)
-        for count in (few, more)
-    )
-    further = (layers - few) // (more - few)
+    first, second, further = at_two_depths(config, partial(count_products, vocabulary_size=vocabulary_size), periods=1)
 
     def extended(one: int, other: int) -> int:
         return one + further * (other - one)

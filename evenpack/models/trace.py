@@ -16,8 +16,8 @@ import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
-from functools import cache
-from typing import Any, Literal
+from functools import cache, partial
+from typing import Any, Literal, TypeVar
 
 import numpy as np
 import torch
@@ -63,6 +63,8 @@ _CAST_WEIGHTS, _GRADIENTS, _ACTIVATIONS, _HEAD, _ARRIVED = range(len(LIVE))
 
 Factors = np.ndarray[Any, np.dtype[np.int64]]
 """A quantity for each of `AXES`."""
+
+CountT = TypeVar("CountT")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -174,19 +176,15 @@ def moments_of(
     config: TransformerConfig, *, vocabulary_size: int, max_positions: int, number_bytes: int, accumulates: bool
 ) -> Moments:
     """Returns what is alive in each phase of a model's passes, phase by phase extended from two depths."""
-    layers, (few, more) = config.shape["layers"], depths(config, periods=2)
-    first, second = (
-        trace_passes(
-            config.model_copy(update={"layers": count}),
-            vocabulary_size=vocabulary_size,
-            max_positions=max_positions,
-            number_bytes=number_bytes,
-            accumulates=accumulates,
-            counts_kernels=False,
-        )
-        for count in (few, more)
+    trace = partial(
+        trace_passes,
+        vocabulary_size=vocabulary_size,
+        max_positions=max_positions,
+        number_bytes=number_bytes,
+        accumulates=accumulates,
+        counts_kernels=False,
     )
-    further = (layers - few) // (more - few)
+    first, second, further = at_two_depths(config, trace, periods=2)
     return Moments(
         alive={
             phase: found + further * (second.moments[phase] - found)
@@ -673,14 +671,18 @@ def bytes_of(tensor: Tensor) -> int:
     return min(tensor.numel() * tensor.element_size(), tensor.untyped_storage().nbytes())
 
 
-def depths(config: TransformerConfig, *, periods: int) -> tuple[int, int]:
-    """Returns two numbers of layers, at least so many periods of their pattern, that give every count of the model.
+def at_two_depths(
+    config: TransformerConfig, count: Callable[[TransformerConfig], CountT], *, periods: int
+) -> tuple[CountT, CountT, int]:
+    """Returns what is counted of two models with few layers, and how often their difference makes the whole model.
 
-    The second has a period more than the first, and the model some periods more or less.
+    The first has at least so many periods of the pattern of layers, the second a period more, and the model as many
+    periods more than the first, or less, as the last result says.
     """
     windows = config.attention_windows
     period = next(
         (length for length in range(1, len(windows)) if windows[length:] == windows[:-length]), max(1, len(windows))
     )
     few = periods * period + len(windows) % period
-    return few, few + period
+    first, second = (count(config.model_copy(update={"layers": layers})) for layers in (few, few + period))
+    return first, second, (config.shape["layers"] - few) // period

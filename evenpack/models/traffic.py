@@ -17,7 +17,7 @@ import numpy as np
 from evenpack.kernels.costs import KernelTraffic, loss_other_traffic, loss_product_traffic, loss_products
 from evenpack.models.common.section import TransformerConfig
 from evenpack.models.cost import PASSES, Work, attention_flops, model_products, model_sizes
-from evenpack.models.trace import AXES, Factors, Passes, TracedKernel, depths, trace_passes
+from evenpack.models.trace import AXES, Factors, Passes, TracedKernel, at_two_depths, trace_passes
 from evenpack.units import BF16_BYTES, FP32_BYTES
 
 Part = Literal[
@@ -145,21 +145,19 @@ class _Total:
 @cache
 def _totals(config: TransformerConfig, *, vocabulary_size: int) -> dict[_Kind, _Total]:
     """Returns the kernels of a whole model without attention's operations and the loss, from passes of two depths."""
-    layers, (few, more) = config.shape["layers"], depths(config, periods=1)
-    first, second = (
-        _summed(
-            trace_passes(
-                config.model_copy(update={"layers": count}),
-                vocabulary_size=vocabulary_size,
-                max_positions=1,
-                number_bytes=BF16_BYTES,
-                accumulates=False,
-                counts_kernels=True,
-            )
+
+    def count(shallow: TransformerConfig) -> dict[_Kind, _Total]:
+        passes = trace_passes(
+            shallow,
+            vocabulary_size=vocabulary_size,
+            max_positions=1,
+            number_bytes=BF16_BYTES,
+            accumulates=False,
+            counts_kernels=True,
         )
-        for count in (few, more)
-    )
-    further = (layers - few) // (more - few)
+        return _summed(passes)
+
+    first, second, further = at_two_depths(config, count, periods=1)
     return {kind: first[kind].times(1 - further) + total.times(further) for kind, total in second.items()}
 
 

@@ -31,7 +31,7 @@ from evenpack.models.cost import (
 )
 from evenpack.models.gpt2.config import Gpt2Config
 from evenpack.models.gpt2.model import Gpt2
-from evenpack.models.trace import depths
+from evenpack.models.trace import at_two_depths
 
 SHAPE = Gpt2Config(kind="gpt2", preset="tiny", layers=3, hidden_size=32, heads=4)
 VOCABULARY = 101
@@ -151,7 +151,10 @@ def test_two_depths_are_periods_of_the_pattern_of_layers(windows, expected):
         def attention_windows(self):
             return windows
 
-    assert depths(Patterned(kind="gpt2", layers=len(windows)), periods=1) == expected
+    config = Patterned(kind="gpt2", layers=len(windows))
+    few, more, further = at_two_depths(config, lambda shallow: shallow.shape["layers"], periods=1)
+    assert (few, more) == expected
+    assert few + further * (more - few) == len(windows)
 
 
 @pytest.mark.parametrize(
