@@ -14,11 +14,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from evenpack.data.batches.pipeline import StepBatches
 from evenpack.engine.build import Run
-from evenpack.engine.engine import LocalStep
-from evenpack.engine.parts.part import Part, Step
-from evenpack.engine.reporting.step_totals import StepTotals
+from evenpack.engine.parts.part import Part, Step, Update
 from evenpack.engine.where import open_where
 from evenpack.errors import EvenpackError, RunError
 from evenpack.files import write_json
@@ -58,42 +55,43 @@ class BadSteps(Part):
 
     def after_step(self, step: Step) -> None:
         if step.update is not None:
-            step.is_left_out = self.is_left_out(step.update.batches, step.update.local, step.update.totals)
+            step.is_left_out = self.is_left_out(step.update)
 
-    def is_left_out(self, batches: StepBatches, local: LocalStep, totals: StepTotals) -> bool:
+    def is_left_out(self, update: Update) -> bool:
         """Returns whether the update of this step was left out because its gradient is not finite.
 
         Raises: RunError, on every rank alike, if such a step ends the run.
         """
-        if totals.is_finite:
-            self._report_spike(batches, local, totals)
-            self._norms.append(totals.gradient_norm)
+        norm = update.totals.gradient_norm
+        if update.totals.is_finite:
+            self._report_spike(update)
+            self._norms.append(norm)
             self._in_a_row = 0
             return False
         self._in_a_row += 1
-        is_left_out = self._keys.on_nan == "skip" and not math.isfinite(totals.gradient_norm)
+        is_left_out = self._keys.on_nan == "skip" and not math.isfinite(norm)
         goes_on = is_left_out and self._in_a_row <= self._keys.nan_steps_in_a_row
-        path, parts = self._write(batches, local, totals, reason="not finite", goes_on=goes_on)
-        what = f"{_named(batches, totals)}; {_blame(parts)}. What was in the step: {path}"
+        path, parts = self._write(update, reason="not finite", goes_on=goes_on)
+        what = f"{_named(update)}; {_blame(parts)}. What was in the step: {path}"
         if not goes_on:
             raise RunError(f"{what}\n{self._why_it_ends(is_left_out)}")
         if self._run.world.is_main:
             log.warning("%s. Its update is left out (training.on_nan)", what)
         return True
 
-    def _report_spike(self, batches: StepBatches, local: LocalStep, totals: StepTotals) -> None:
-        factor = self._keys.report_spikes_above
+    def _report_spike(self, update: Update) -> None:
+        factor, totals = self._keys.report_spikes_above, update.totals
         if factor is None or len(self._norms) < _FEWEST_STEPS:
             return
         median = statistics.median(self._norms)
         if totals.gradient_norm <= factor * median:
             return
-        path, _ = self._write(batches, local, totals, reason="spike", goes_on=True, median_norm=median)
+        path, _ = self._write(update, reason="spike", goes_on=True, median_norm=median)
         if self._run.world.is_main:
             ratio = totals.gradient_norm / median if median else math.inf
             log.warning(
                 "%s: %.3g times the median of the last %d steps. What was in the step: %s",
-                _named(batches, totals),
+                _named(update),
                 ratio,
                 len(self._norms),
                 path,
@@ -116,24 +114,17 @@ class BadSteps(Part):
         )
 
     def _write(
-        self,
-        batches: StepBatches,
-        local: LocalStep,
-        totals: StepTotals,
-        *,
-        reason: str,
-        goes_on: bool,
-        median_norm: float | None = None,
+        self, update: Update, *, reason: str, goes_on: bool, median_norm: float | None = None
     ) -> tuple[Path, list[_RankPart]]:
         """Writes the report on rank 0, and returns its path and the parts of all ranks."""
-        parts = self._run.world.all_gather(_own_part(self._run, batches, local))
-        step = batches.step + 1
+        parts = self._run.world.all_gather(_own_part(self._run, update))
+        step = update.batches.step + 1
         path = self._run.config.run.output_dir / "bad_steps" / f"step_{step:06d}.json"
         report = {
             "step": step,
             "reason": reason,
-            "loss": totals.loss,
-            "gradient_norm": totals.gradient_norm,
+            "loss": update.totals.loss,
+            "gradient_norm": update.totals.gradient_norm,
             "median_gradient_norm": median_norm,
             "goes_on": goes_on,
             "ranks": [asdict(part) for part in parts],
@@ -157,7 +148,8 @@ def _store(path: Path, report: dict[str, Any]) -> None:
         log.warning("%s cannot be written: %s", path, error.strerror)
 
 
-def _own_part(run: Run, batches: StepBatches, local: LocalStep) -> _RankPart:
+def _own_part(run: Run, update: Update) -> _RankPart:
+    local = update.local
     sums = {name: each.tolist() for name, each in local.loss_sums.items()}
     return _RankPart(
         rank=run.world.rank,
@@ -167,20 +159,16 @@ def _own_part(run: Run, batches: StepBatches, local: LocalStep) -> _RankPart:
             {
                 "loss_sums": {name: each[index] for name, each in sums.items()},
                 "targets": batch.local_counts.targets,
-                "sequence_ids": _ids(batch.sequence_ids),
+                "sequence_ids": batch.sequence_ids[batch.sequence_ids >= 0].tolist(),
             }
-            for index, batch in enumerate(batches.micro_batches)
+            for index, batch in enumerate(update.batches.micro_batches)
         ],
     )
 
 
-def _ids(sequence_ids: Any) -> list[int]:
-    ids: list[int] = sequence_ids[sequence_ids >= 0].tolist()
-    return ids
-
-
-def _named(batches: StepBatches, totals: StepTotals) -> str:
-    return f"step {batches.step + 1}: loss {totals.loss:.6g}, gradient norm {totals.gradient_norm:.6g}"
+def _named(update: Update) -> str:
+    totals = update.totals
+    return f"step {update.batches.step + 1}: loss {totals.loss:.6g}, gradient norm {totals.gradient_norm:.6g}"
 
 
 def _blame(parts: list[_RankPart]) -> str:

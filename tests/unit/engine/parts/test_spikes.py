@@ -11,6 +11,7 @@ from evenpack.data.batches.pipeline import StepBatches
 from evenpack.engine.engine import LocalStep
 from evenpack.engine.parts import bad_steps
 from evenpack.engine.parts.bad_steps import BadSteps
+from evenpack.engine.parts.part import Update
 from evenpack.engine.reporting.step_totals import LossTotals, StepTotals
 from evenpack.step_counts import StepCounts
 from evenpack.testing import run_config, run_values
@@ -37,8 +38,8 @@ def test_a_spike_is_above_its_multiple_of_the_median(
 ) -> None:
     reported: list[float] = []
 
-    def write(self: BadSteps, batches: Any, local: Any, totals: StepTotals, **_: Any) -> tuple[Path, list[Any]]:
-        reported.append(totals.gradient_norm)
+    def write(self: BadSteps, update: Update, **_: Any) -> tuple[Path, list[Any]]:
+        reported.append(update.totals.gradient_norm)
         return tmp_path, []
 
     monkeypatch.setattr(bad_steps.BadSteps, "_write", write)
@@ -47,5 +48,5 @@ def test_a_spike_is_above_its_multiple_of_the_median(
     batches, local = StepBatches(step=0, micro_batches=()), object.__new__(LocalStep)
     few = [10.0, 500.0]
     for norm in (*few, *[10.0, 9.0, 11.0] * 10, 12.0, 29.0, 31.0, 1e4, 10.0):
-        assert not steps.is_left_out(batches, local, totals(norm))
+        assert not steps.is_left_out(Update(batches=batches, local=local, totals=totals(norm), seconds=1.0))
     assert reported == spikes, "and none before there are enough steps for a median"
