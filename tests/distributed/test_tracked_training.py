@@ -84,7 +84,7 @@ def runs_of_all_kinds(folder: Path) -> dict[str, RunConfig]:
 def train_all(world: World, runs: dict[str, RunConfig]) -> list[str]:
     """Trains the runs with a known device peak, as on GPUs; returns the warnings."""
     metrics_writer.peak_flops = lambda run: 1e9
-    trackers._OPENERS["wandb"] = lambda section, run: Breaks()
+    trackers._OPENERS["wandb"] = lambda value, run: Breaks()
     warnings = Warnings()
     logging.getLogger("evenpack").addHandler(warnings)
     stopped = changed(runs["tracked"], training={"stop_after_steps": 1})

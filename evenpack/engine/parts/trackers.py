@@ -135,9 +135,10 @@ class Trackers(Part):
         """Opens those that are available; returns the problems with the others, by their keys."""
         problems = {}
         for name, opener in _OPENERS.items():
-            if getattr(self._section, name) and name not in unusable:
+            value = getattr(self._section, name)
+            if value and name not in unusable:
                 try:
-                    self._open[name] = opener(self._section, self._run)
+                    self._open[name] = opener(value, self._run)
                 except Exception as error:  # whatever a tracker's library may raise
                     problems[name] = f"it cannot be opened ({type(error).__name__}: {error})"
         return problems
@@ -277,22 +278,9 @@ class WandbRun:
         write_json(self._path, {"id": self._run.id, "project": self._run.project, "ended_at_step": ended_at_step})
 
 
-def _open_csv(section: MetricsSection, run: RunLog) -> Tracker:
-    return CsvTable(run)
-
-
-def _open_tensorboard(section: MetricsSection, run: RunLog) -> Tracker:
-    return TensorBoardEvents(run)
-
-
-def _open_wandb(section: MetricsSection, run: RunLog) -> Tracker:
-    assert section.wandb is not None, "opened where it is named"
-    return WandbRun(section.wandb, run)
-
-
-_OPENERS: dict[str, Callable[[MetricsSection, RunLog], Tracker]] = {
-    "csv": _open_csv,
-    "tensorboard": _open_tensorboard,
-    "wandb": _open_wandb,
+_OPENERS: dict[str, Callable[[Any, RunLog], Tracker]] = {
+    "csv": lambda _, run: CsvTable(run),
+    "tensorboard": lambda _, run: TensorBoardEvents(run),
+    "wandb": WandbRun,
 }
-"""How each tracker is opened, by its key in the section."""
+"""How each tracker is opened, by its key in the section: of the key's value and the run."""

@@ -40,7 +40,7 @@ class Kept:
 
 
 def opening(monkeypatch: pytest.MonkeyPatch, **kept: Any) -> None:
-    monkeypatch.setattr(trackers, "_OPENERS", {name: lambda section, run, one=one: one for name, one in kept.items()})
+    monkeypatch.setattr(trackers, "_OPENERS", {name: lambda value, run, one=one: one for name, one in kept.items()})
 
 
 def without(monkeypatch: pytest.MonkeyPatch, *packages: str) -> None:
@@ -86,11 +86,11 @@ def test_only_what_the_run_file_names_is_opened(tmp_path: Path, monkeypatch: pyt
 def test_a_tracker_that_cannot_be_opened_ends_the_run_unless_it_may_continue(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    def refuse(section: MetricsSection, run: object) -> Kept:
+    def refuse(value: object, run: object) -> Kept:
         raise OSError("read-only")
 
     kept = Kept()
-    monkeypatch.setattr(trackers, "_OPENERS", {"csv": lambda section, run: kept, "tensorboard": refuse})
+    monkeypatch.setattr(trackers, "_OPENERS", {"csv": lambda value, run: kept, "tensorboard": refuse})
     with (
         pytest.raises(ConfigError, match=r"metrics.tensorboard: it cannot be opened \(OSError: read-only\)"),
         Trackers(BOTH, run_log(tmp_path)).opened(),
