@@ -6,7 +6,7 @@ steps, and whenever another number of ranks is slow.
 
 import logging
 import math
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -99,13 +99,14 @@ class RankTimes(Part):
     def add(self, micro_batches: Sequence[PackedBatch], compute_seconds: float) -> None:
         """Adds a step of this rank."""
         self._seconds.append(compute_seconds)
-        self._sequences += sum(batch.local_counts.sequences for batch in micro_batches)
-        self._tokens += sum(batch.local_counts.tokens for batch in micro_batches)
-        self._slots += sum(batch.slots for batch in micro_batches)
-        self._squared_lengths += sum(batch.squared_lengths for batch in micro_batches)
         for batch in micro_batches:
-            for window, pairs in batch.pairs_within.items():
-                self._pairs_within[window] = self._pairs_within.get(window, 0) + pairs
+            self._work.update(
+                sequences=batch.local_counts.sequences,
+                tokens=batch.local_counts.tokens,
+                slots=batch.slots,
+                squared_lengths=batch.squared_lengths,
+            )
+            self._pairs_within.update(batch.pairs_within)
 
     def gather(self) -> dict[str, Any]:
         """Returns the values of all ranks since the last call, and resets them; all ranks call it after a step or more.
@@ -120,10 +121,7 @@ class RankTimes(Part):
             "compute_seconds": round(total, _DIGITS),
             "compute_seconds_max": round(max(self._seconds), _DIGITS),
             "compute_seconds_deviation": round(deviation, _DIGITS),
-            "sequences": self._sequences,
-            "tokens": self._tokens,
-            "slots": self._slots,
-            "squared_lengths": self._squared_lengths,
+            **self._work,
         }
         counts, within = {"steps": steps}, self._pairs_within
         if self._model is not None and self._split_steps:
@@ -172,7 +170,7 @@ class RankTimes(Part):
 
     def _begin(self) -> None:
         self._seconds: list[float] = []
-        self._sequences = self._tokens = self._slots = self._squared_lengths = 0
-        self._pairs_within: dict[int, int] = {}
+        self._work: Counter[str] = Counter()
+        self._pairs_within: Counter[int] = Counter()
         self._split_steps = 0
         self._sums: defaultdict[str, float] = defaultdict(float)
