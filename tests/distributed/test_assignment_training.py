@@ -10,7 +10,7 @@ import pytest
 import torch
 from masked_batches import roughen
 from pair_sources import pair_run
-from tiny_training import changed, never, prepare_run
+from tiny_training import changed, never, prepare_run, records, train_all
 
 from evenpack.data.order.assignment import PADDED_WIDTH_MULTIPLE
 from evenpack.data.order.step_shape import POLICIES
@@ -19,7 +19,6 @@ from evenpack.engine.build import CHECKPOINTS, build
 from evenpack.engine.checkpoints.files import read_manifest
 from evenpack.engine.checkpoints.weights import load_model_weights
 from evenpack.engine.config import RunConfig
-from evenpack.engine.reporting.metrics import read_metrics
 from evenpack.engine.resolving.resolve import open_run
 from evenpack.engine.train import train_in
 from evenpack.engine.world.distributed import World
@@ -173,11 +172,6 @@ def runs(prepared: dict[str, RunConfig], folder: Path) -> dict[str, RunConfig]:
     return found
 
 
-def train_all(world: World, configs: list[RunConfig]) -> None:
-    for config in configs:
-        train_in(world, config, stop_requested=never)
-
-
 def try_others(world: World, wrong: list[RunConfig], right: RunConfig) -> list[str]:
     """Returns the reasons why wrong runs are refused; then trains."""
     told = []
@@ -200,10 +194,6 @@ def trained(prepared: dict[str, RunConfig], tmp_path_factory: pytest.TempPathFac
     run_ranks(train_all, 2, first)
     run_ranks(train_all, 2, [config for label, config in found.items() if label.startswith("stopped")])
     return found
-
-
-def records(config: RunConfig) -> list[dict[str, Any]]:
-    return read_metrics(config.run.output_dir / "metrics.jsonl")
 
 
 TIMES = ("seconds", "per_second", "ranks", "mfu")

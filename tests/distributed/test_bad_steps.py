@@ -6,14 +6,13 @@ from typing import Any
 
 import pytest
 import torch
-from tiny_training import changed, never, prepare_run
+from tiny_training import changed, never, prepare_run, records
 
 from evenpack.engine import engine as engine_module
 from evenpack.engine.config import RunConfig
 from evenpack.engine.engine import TrainingEngine
 from evenpack.engine.parts import bad_steps
 from evenpack.engine.reporting.definitions import find_metric, values_of
-from evenpack.engine.reporting.metrics import read_metrics
 from evenpack.engine.sharding import SHARDINGS
 from evenpack.engine.train import train_in
 from evenpack.engine.world.distributed import World
@@ -111,10 +110,6 @@ def collect(value: Any, found: list[torch.Tensor]) -> None:
 def report(config: RunConfig, step: int = BAD) -> dict[str, Any]:
     values: dict[str, Any] = json.loads((config.run.output_dir / "bad_steps" / f"step_{step:06d}.json").read_text())
     return values
-
-
-def records(config: RunConfig) -> list[dict[str, Any]]:
-    return read_metrics(config.run.output_dir / "metrics.jsonl")
 
 
 @pytest.mark.parametrize("stage", STAGES)

@@ -11,7 +11,7 @@ import torch
 from masked_batches import MaskedPair, build_masked_batch, roughen
 from pair_sources import pair_run
 from step_shapes import step_shape
-from tiny_training import changed, never
+from tiny_training import changed, never, records
 
 from evenpack.data.order.step_plan import StepPlanner
 from evenpack.data.prepare.prepare import prepare
@@ -22,7 +22,6 @@ from evenpack.engine.checkpoints.files import read_manifest
 from evenpack.engine.checkpoints.weights import load_model_weights
 from evenpack.engine.config import RunConfig
 from evenpack.engine.evaluate import evaluate_model, evaluations_to_json
-from evenpack.engine.reporting.metrics import read_metrics
 from evenpack.engine.resolving.resolve import open_run, resolve
 from evenpack.engine.train import train_in
 from evenpack.engine.world.distributed import World
@@ -242,10 +241,6 @@ def trained(config: RunConfig) -> Runs:
     runs = Runs(config)
     runs.said = run_ranks(train_all, 2, list(runs.all.values()))[0]
     return runs
-
-
-def records(config: RunConfig) -> list[dict[str, Any]]:
-    return read_metrics(config.run.output_dir / "metrics.jsonl")
 
 
 EXACT = (

@@ -3,23 +3,16 @@
 from typing import Any
 
 import pytest
-from tiny_training import changed, never, prepare_run
+from tiny_training import changed, prepare_run, train_all
 
 from evenpack.data.prepare.prepare import prepare
 from evenpack.engine.config import RunConfig
 from evenpack.engine.reporting.metrics import read_metrics
-from evenpack.engine.train import train_in
-from evenpack.engine.world.distributed import World
 from evenpack.testing import run_ranks
 
 EXACT = ("step", "loss", "tokens", "targets", "gradient_norm", "order_hash")
 STEPS = 12
 """More than an epoch, over all blocks."""
-
-
-def train_all(world: World, configs: list[RunConfig]) -> None:
-    for config in configs:
-        train_in(world, config, stop_requested=never)
 
 
 def records(config: RunConfig, *names: str) -> list[dict[str, Any]]:

@@ -2,18 +2,16 @@
 
 import shutil
 from argparse import Namespace
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from tiny_training import changed, never, prepare_run
+from tiny_training import changed, never, prepare_run, records, train_all
 
 from evenpack.engine.checkpoints.files import read_manifest
 from evenpack.engine.checkpoints.shards import STATES, saved_tensors
 from evenpack.engine.config import RunConfig
-from evenpack.engine.reporting.metrics import read_metrics
 from evenpack.engine.sharding import SHARDINGS
 from evenpack.engine.train import train_in
 from evenpack.engine.world.distributed import World
@@ -49,11 +47,6 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> RunConfig:
     return config
 
 
-def train_all(world: World, configs: Sequence[RunConfig]) -> None:
-    for config in configs:
-        train_in(world, config, stop_requested=never)
-
-
 def begun(whole: RunConfig, stage: int, *, ranks: int) -> RunConfig:
     """Returns a run at this stage, stopped after its first steps."""
     config = changed(
@@ -77,7 +70,7 @@ def copy_of(config: RunConfig, name: str, *, stage: int, stop: int | None = None
 
 
 def require_same(whole: RunConfig, config: RunConfig) -> None:
-    expected, found = (read_metrics(run.run.output_dir / "metrics.jsonl") for run in (whole, config))
+    expected, found = (records(run) for run in (whole, config))
     assert [record["order_hash"] for record in found] == [record["order_hash"] for record in expected]
     for one, other in zip(found, expected, strict=True):
         assert one["loss"] == pytest.approx(other["loss"], rel=1e-6), config.run.output_dir.name

@@ -7,13 +7,12 @@ from typing import Any
 import pytest
 import torch
 from prepared_files import sentence_documents
-from tiny_training import changed, never, prepare_run
+from tiny_training import changed, never, prepare_run, records, train_all
 
 from evenpack.engine.build import build
 from evenpack.engine.checkpoints.files import read_manifest
 from evenpack.engine.checkpoints.weights import load_model_weights
 from evenpack.engine.config import RunConfig
-from evenpack.engine.reporting.metrics import read_metrics
 from evenpack.engine.resolving.resolve import open_run
 from evenpack.engine.sharding import SHARDINGS
 from evenpack.engine.train import train_in
@@ -104,11 +103,6 @@ def test_every_rank_gets_the_reason_why_weights_are_refused(folder: Path) -> Non
     assert f"{folder / 'nowhere'} does not exist" in first
 
 
-def train_all(world: World, *configs: RunConfig) -> None:
-    for config in configs:
-        train_in(world, config, stop_requested=never)
-
-
 def test_every_stage_begins_with_the_same_weights_as_zero_0(tmp_path: Path) -> None:
     documents = [f"{number} {'pack ' * (number % 11)}{number * number}" for number in range(60)]
     first = prepare_run(tmp_path, {"lines": documents}, steps=2)
@@ -121,11 +115,8 @@ def test_every_stage_begins_with_the_same_weights_as_zero_0(tmp_path: Path) -> N
         )
         for stage in SHARDINGS
     ]
-    run_ranks(train_all, 2, first, *stages)
-    before, plain, *sharded = (
-        [record["loss"] for record in read_metrics(config.run.output_dir / "metrics.jsonl")]
-        for config in (first, *stages)
-    )
+    run_ranks(train_all, 2, [first, *stages])
+    before, plain, *sharded = ([record["loss"] for record in records(config)] for config in (first, *stages))
     assert plain[0] < before[0] - 0.01, "the same packs, with weights that have seen them"
     for losses in sharded:
         assert losses == pytest.approx(plain, rel=1e-6)

@@ -5,10 +5,9 @@ from typing import Any
 
 import pytest
 import torch
-from tiny_training import changed, never, prepare_run
+from tiny_training import changed, never, prepare_run, records
 
 from evenpack.engine.config import RunConfig
-from evenpack.engine.reporting.metrics import read_metrics
 from evenpack.engine.train import train_in
 from evenpack.engine.where import open_where
 from evenpack.engine.world.distributed import World
@@ -59,10 +58,6 @@ def train_all(world: World, runs: dict[str, RunConfig]) -> None:
         train_in(world, changed(config, data=LATER_WEIGHTS), stop_requested=never)
     with pytest.raises(CheckpointError, match="skipped already, but not named now: 5"):
         train_in(world, changed(config, training={"skip_steps": [(2, 3)]}), stop_requested=never)
-
-
-def records(config: RunConfig) -> list[dict[str, Any]]:
-    return read_metrics(config.run.output_dir / "metrics.jsonl")
 
 
 def saved(config: RunConfig, step: int) -> dict[str, torch.Tensor]:

@@ -6,30 +6,18 @@ import numpy as np
 import pytest
 from pair_sources import pair_run
 from step_shapes import step_shape
-from tiny_training import changed, never
+from tiny_training import changed, records, train_all
 
 from evenpack.data.order.step_plan import StepPlanner
 from evenpack.data.prepare.prepare import prepare
 from evenpack.data.prepared import PreparedData, packed_sources
 from evenpack.data.sequences import MaskedPairsView
 from evenpack.engine.config import RunConfig
-from evenpack.engine.reporting.metrics import read_metrics
 from evenpack.engine.resolving.resolve import resolve
-from evenpack.engine.train import train_in
-from evenpack.engine.world.distributed import World
 from evenpack.testing import run_ranks
 
 STEPS = 4
 EXACT = ("step", "loss", "token_loss", "next_sentence_loss", "accuracy", "gradient_norm", "targets", "order_hash")
-
-
-def train_all(world: World, configs: list[RunConfig]) -> None:
-    for config in configs:
-        train_in(world, config, stop_requested=never)
-
-
-def records(config: RunConfig) -> list[dict[str, Any]]:
-    return read_metrics(config.run.output_dir / "metrics.jsonl")
 
 
 @pytest.fixture(scope="module")

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 from prepared_files import sentence_documents
-from tiny_training import changed, never
+from tiny_training import changed, records, train_all
 
 import evenpack.engine.build as engine_build
 from evenpack.engine.build import build_model, build_placed_model
@@ -16,11 +16,9 @@ from evenpack.engine.checkpoints.files import read_manifest
 from evenpack.engine.checkpoints.weight_sources import OwnCheckpoint, find_weights
 from evenpack.engine.checkpoints.weights import load_model_weights
 from evenpack.engine.config import RunConfig
-from evenpack.engine.reporting.metrics import read_metrics
 from evenpack.engine.resolving.resolve import open_run
 from evenpack.engine.sharding import SHARDINGS, sharding_at
 from evenpack.engine.sharding.base import StateSizes
-from evenpack.engine.train import train_in
 from evenpack.engine.world.distributed import World, quiet_deepspeed
 from evenpack.files import read_json_object
 from evenpack.launcher.trained import load_trained_model
@@ -75,11 +73,6 @@ def prepare_family(folder: Path, kind: str) -> RunConfig:
     return prepared(run_config(values))
 
 
-def train_all(world: World, configs: list[RunConfig]) -> None:
-    for config in configs:
-        train_in(world, config, stop_requested=never)
-
-
 @pytest.fixture(scope="module")
 def families(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, RunConfig]]:
     folder = tmp_path_factory.mktemp("stages")
@@ -124,7 +117,7 @@ def require_same_runs(
 
 
 def require_same_run(plain: RunConfig, sharded: RunConfig) -> None:
-    expected, found = (read_metrics(run.run.output_dir / "metrics.jsonl") for run in (plain, sharded))
+    expected, found = (records(run) for run in (plain, sharded))
     assert [record["order_hash"] for record in found] == [record["order_hash"] for record in expected]
     assert len(found) == STEPS
     for one, other in zip(found, expected, strict=True):
@@ -133,8 +126,8 @@ def require_same_run(plain: RunConfig, sharded: RunConfig) -> None:
         assert one["gradient_norm"] > 0.5, "clipping must clip"
         assert ("validation" in one) == ("validation" in other)
     (mine,), (its,) = (
-        [dict(record["validation"]["text"]) for record in records if "validation" in record][:1]
-        for records in (found, expected)
+        [dict(record["validation"]["text"]) for record in each if "validation" in record][:1]
+        for each in (found, expected)
     )
     assert (mine["packs"], mine["sequences"], mine["targets"]) == (its["packs"], its["sequences"], its["targets"])
     assert mine["packs"] % 2, "one rank has a batch more than the other"
