@@ -82,8 +82,6 @@ class Sharding(ABC):
     """One ZeRO stage; holds no state."""
 
     stage: ClassVar[int]
-    splits: ClassVar[str]
-    """The split state, for messages."""
     balances_each_micro_batch: ClassVar[bool]
     """Whether ranks synchronise in each micro-batch: gradients are reduced there, and perhaps parameters gathered. A
     rank then never has a gradient of its own, only its part of the mean."""

@@ -53,7 +53,6 @@ class PartitionedOptimizer(Sharding):
     """ZeRO 1: every rank holds a part of the optimizer's state, flattened over tensors; weights are whole."""
 
     stage = 1
-    splits = "the optimizer's state"
     balances_each_micro_batch = False
     gathers_parameters = False
     updates_whole_tensors = False
@@ -115,7 +114,6 @@ class PartitionedGradients(PartitionedOptimizer):
     """ZeRO 2: a rank keeps its part of the gradients alone; each backward pass reduces them as they come."""
 
     stage = 2
-    splits = "the optimizer's state and the gradients"
     balances_each_micro_batch = True
 
     def reduction_traffic(
@@ -143,7 +141,6 @@ class PartitionedParameters(PartitionedGradients):
     """ZeRO 3: a rank keeps its part of each parameter, and gathers a layer's parameters while it computes with them."""
 
     stage = 3
-    splits = "the optimizer's state, the gradients and the parameters"
     gathers_parameters = True
 
     def place(self, model: "Model", seed: int, world: "World", settings: dict[str, Any]) -> None:

@@ -19,7 +19,6 @@ class Replicated(Sharding):
     """ZeRO 0: every rank holds everything, and gradients are all-reduced once per step, while they are computed."""
 
     stage = 0
-    splits = "nothing"
     balances_each_micro_batch = False
     gathers_parameters = False
     updates_whole_tensors = True
