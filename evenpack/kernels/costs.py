@@ -28,16 +28,6 @@ class KernelTraffic:
     fused_bytes: int
 
 
-@dataclass(frozen=True, kw_only=True)
-class LossBytes:
-    """The memory of the loss of one micro-batch, in bytes."""
-
-    gradients: int
-    """The FP32 gradients of the hidden states and of the output matrix, which the forward pass computes."""
-    chunk: int
-    """The most that a chunk holds beside them: its logits, and the output matrix in the type of the products."""
-
-
 def attention_products(*, heads: int, head_dim: int) -> int:
     """Returns the operations of a forward pass for each attended pair of slots, in all heads of a layer."""
     return 2 * PRODUCTS_OF_A_PAIR * heads * head_dim
@@ -63,8 +53,11 @@ def loss_chunks(*, rows: int, vocabulary_size: int) -> int:
     return max(1, -(-rows // default_chunk_tokens("cuda", vocabulary_size)))
 
 
-def loss_bytes(*, rows: int, hidden_size: int, vocabulary_size: int, number_bytes: int) -> LossBytes:
-    """Returns the memory of a loss over FP32 hidden states that autograd will differentiate.
+def loss_chunk_bytes(*, rows: int, hidden_size: int, vocabulary_size: int, number_bytes: int) -> int:
+    """Returns the most that a chunk of the loss holds beside the gradients, which `models/trace.py` counts.
+
+    That is its logits, and the output matrix in the type of the products. The hidden states are FP32, and autograd will
+    differentiate.
 
     Args:
         number_bytes: of the type of the matrix products: 2 under bf16 autocast, 4 in FP32.
@@ -72,13 +65,12 @@ def loss_bytes(*, rows: int, hidden_size: int, vocabulary_size: int, number_byte
     is_cast = number_bytes != FP32_BYTES
     chunks = loss_chunks(rows=rows, vocabulary_size=vocabulary_size)
     entries = whole_tiles(vocabulary_size) if is_cast else vocabulary_size
-    matrix, chunk_rows = hidden_size * entries, -(-rows // chunks)
+    chunk_rows = -(-rows // chunks)
     logits = FP32_BYTES * chunk_rows * vocabulary_size
     products = number_bytes * chunk_rows * entries
-    cast = number_bytes * (matrix + chunk_rows * hidden_size) if is_cast else 0
+    cast = number_bytes * hidden_size * (entries + chunk_rows) if is_cast else 0
     # A chunk's logits become their gradient in place, in both types if they differ. The next product begins beside it.
-    computing = logits + products if is_cast or chunks > 1 else logits
-    return LossBytes(gradients=FP32_BYTES * (rows * hidden_size + matrix), chunk=cast + computing)
+    return cast + logits + (products if is_cast or chunks > 1 else 0)
 
 
 def loss_product_traffic(*, rows: int, hidden_size: int, vocabulary_size: int) -> KernelTraffic:

@@ -22,7 +22,7 @@ from typing import Literal, get_args
 import numpy as np
 
 from evenpack.engine.sharding.base import StateBytes
-from evenpack.kernels.costs import loss_bytes
+from evenpack.kernels.costs import loss_chunk_bytes
 from evenpack.models.common.section import TransformerConfig
 from evenpack.models.cost import parameter_count
 from evenpack.models.trace import AXES, LIVE, Factors, moments_of
@@ -93,7 +93,7 @@ def estimate_training_memory(
         number_bytes=number_bytes,
         accumulates=accumulates,
     )
-    loss = loss_bytes(
+    chunk = loss_chunk_bytes(
         rows=head_rows,
         hidden_size=config.shape["hidden_size"],
         vocabulary_size=vocabulary_size,
@@ -105,7 +105,7 @@ def estimate_training_memory(
     def phase(name: _Traced) -> PhaseMemory:
         alive: Factors = traced.alive.get(name, np.zeros((1, len(LIVE), len(AXES)), dtype=np.int64)) @ sizes
         if name == "loss":
-            alive[traced.loss_moment, LIVE.index("head")] += loss.chunk
+            alive[traced.loss_moment, LIVE.index("head")] += chunk
         found = [_phase(name, dict(zip(LIVE, map(int, moment), strict=True)), state, accumulates) for moment in alive]
         return max(found, key=lambda one: one.total)
 

@@ -13,7 +13,7 @@ from evenpack.batch import PackedBatch
 from evenpack.engine.memory.phases import TrainingMemory, estimate_training_memory
 from evenpack.engine.sharding import SHARDINGS
 from evenpack.engine.sharding.base import StateSizes
-from evenpack.kernels.costs import loss_bytes
+from evenpack.kernels.costs import loss_chunk_bytes
 from evenpack.models.bert.config import BertConfig
 from evenpack.models.build import Model, new_model
 from evenpack.models.common import layers
@@ -75,7 +75,7 @@ def kept_by_estimate(config: ModelConfig, batch: PackedBatch) -> int:
     """Returns what is alive at the loss, without its chunk of logits and the weights that autocast has cast."""
     loss = memory_of_batch(config, batch).phases[0]
     sizes = {"hidden_size": WIDTH, "vocabulary_size": VOCABULARY, "number_bytes": 2}
-    return loss.activations + loss.head - loss_bytes(rows=batch.head_rows, **sizes).chunk
+    return loss.activations + loss.head - loss_chunk_bytes(rows=batch.head_rows, **sizes)
 
 
 def memory_of_batch(config: ModelConfig, batch: PackedBatch) -> TrainingMemory:
@@ -213,6 +213,5 @@ def test_checkpointing_keeps_the_blocks_inputs_and_recomputes_one_block() -> Non
 
 @pytest.mark.parametrize(("tokens", "chunks"), [(100, 1), (10_000, 2)])
 def test_a_second_chunk_of_logits_is_computed_beside_the_first(tokens: int, chunks: int) -> None:
-    found = loss_bytes(rows=tokens, hidden_size=8, vocabulary_size=40_000, number_bytes=4)
-    assert found.gradients == 4 * (tokens * 8 + 8 * 40_000)
-    assert found.chunk == chunks * 4 * (tokens // chunks) * 40_000
+    found = loss_chunk_bytes(rows=tokens, hidden_size=8, vocabulary_size=40_000, number_bytes=4)
+    assert found == chunks * 4 * (tokens // chunks) * 40_000
