@@ -26,11 +26,7 @@ _MOST_LEVELS = 200
 
 def fsync_directory(directory: Path) -> None:
     """Makes renames and new names in `directory` survive a power failure."""
-    descriptor = os.open(directory, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
+    fsync_file(directory)
 
 
 def fsync_file(path: Path) -> None:
@@ -45,16 +41,8 @@ def fsync_file(path: Path) -> None:
 @contextmanager
 def atomic_open(path: Path, mode: str = "wb") -> Iterator[IO[Any]]:
     """Opens a temporary file beside `path` that gets its name when it is complete and on disk."""
-    temporary = _temporary(path)
-    try:
-        with temporary.open(mode) as file:
-            yield file
-            file.flush()
-            os.fsync(file.fileno())
-        temporary.replace(path)
-        fsync_directory(path.parent)
-    finally:
-        temporary.unlink(missing_ok=True)
+    with atomic_path(path) as temporary, temporary.open(mode) as file:
+        yield file
 
 
 @contextmanager
