@@ -15,7 +15,6 @@ from evenpack.finetuning.config import FinetuneDataSection
 from evenpack.finetuning.sentences import read_sentences, sentence_sequences
 from evenpack.finetuning.squad import (
     Question,
-    WindowOptions,
     Windows,
     best_answers,
     read_questions,
@@ -94,50 +93,31 @@ def read_task(section: FinetuneDataSection, folder: Path, tokenizer: Tokenizer) 
     """
     task = section.definition
     files = {name: folder / name for name in (task.training_file, *task.evaluation_files)}
-    reader = _Reader(section=section, tokenizer=tokenizer)
-    training = reader.read(files[task.training_file], task)
-    evaluation = {Path(name).stem: reader.read(files[name], task) for name in task.evaluation_files}
     return TaskData(
-        training=training.sequences,
-        evaluation=evaluation,
+        training=_read(files[task.training_file], section, tokenizer).sequences,
+        evaluation={Path(name).stem: _read(files[name], section, tokenizer) for name in task.evaluation_files},
         checksums={name: file_checksum(path) for name, path in files.items()},
     )
 
 
-@dataclass(frozen=True, kw_only=True)
-class _Reader:
-    section: FinetuneDataSection
-    tokenizer: Tokenizer
-
-    def read(self, path: Path, task: SentenceTask | SpanTask) -> EvaluationSet:
-        found = self._questions(path) if isinstance(task, SpanTask) else self._sentences(path, task)
-        unknown = self.tokenizer.unknown_share(found.sequences.tokens)
-        if unknown > _MOST_UNKNOWN:
-            raise DataError(
-                f"{path}: {100 * unknown:.0f} % of the tokens are unknown to the vocabulary, which is of other texts; "
-                "give the tokenizer of the weights as data.tokenizer"
-            )
-        return found
-
-    def _sentences(self, path: Path, task: SentenceTask) -> EvaluationSet:
-        examples = read_sentences(path, task.glue)
-        length = self.section.max_sequence_length
-        return SentenceSet(
-            task=task, sequences=sentence_sequences(examples, task.glue, self.tokenizer, max_sequence_length=length)
-        )
-
-    def _questions(self, path: Path) -> EvaluationSet:
+def _read(path: Path, section: FinetuneDataSection, tokenizer: Tokenizer) -> EvaluationSet:
+    task = section.definition
+    found: EvaluationSet
+    if isinstance(task, SpanTask):
         questions = read_questions(path)
-        options = WindowOptions(
-            max_sequence_length=self.section.max_sequence_length,
-            max_question_length=self.section.max_question_length,
-            window_stride=self.section.window_stride,
+        windows = windows_of(questions, tokenizer, section)
+        found = QuestionSet(questions=tuple(questions), windows=windows, max_answer_length=section.max_answer_length)
+    else:
+        rows, length = read_sentences(path, task.glue), section.max_sequence_length
+        sequences = sentence_sequences(rows, task.glue, tokenizer, max_sequence_length=length)
+        found = SentenceSet(task=task, sequences=sequences)
+    unknown = tokenizer.unknown_share(found.sequences.tokens)
+    if unknown > _MOST_UNKNOWN:
+        raise DataError(
+            f"{path}: {100 * unknown:.0f} % of the tokens are unknown to the vocabulary, which is of other texts; "
+            "give the tokenizer of the weights as data.tokenizer"
         )
-        return QuestionSet(
-            questions=tuple(questions),
-            windows=windows_of(questions, self.tokenizer, options),
-            max_answer_length=self.section.max_answer_length,
-        )
+    return found
 
 
 _MOST_UNKNOWN = 0.5

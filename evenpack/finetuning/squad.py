@@ -21,6 +21,7 @@ from jaxtyping import Float, Int64
 from evenpack.data.sequences.labelled import LabelledSequences, TokenPair
 from evenpack.data.tokenizers.tokenizer import EncodedText, Tokenizer
 from evenpack.errors import DataError
+from evenpack.finetuning.config import FinetuneDataSection
 from evenpack.finetuning.tasks import TaskScores, average_scores
 
 
@@ -34,15 +35,6 @@ class Question:
     answers: tuple[str, ...]
     answer_start: int
     """First character of the first answer in the context."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class WindowOptions:
-    """The division of a context into windows; see the fields of these names in `FinetuneDataSection`."""
-
-    max_sequence_length: int
-    max_question_length: int
-    window_stride: int
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -76,7 +68,7 @@ def read_questions(path: Path) -> list[Question]:
     return questions
 
 
-def windows_of(questions: Sequence[Question], tokenizer: Tokenizer, options: WindowOptions) -> Windows:
+def windows_of(questions: Sequence[Question], tokenizer: Tokenizer, section: FinetuneDataSection) -> Windows:
     """Makes [CLS] question [SEP] window [SEP], with as many windows as cover the context.
 
     The label of a window that does not hold the whole first answer is its [CLS], as in BERT's own fine-tuning.
@@ -89,11 +81,12 @@ def windows_of(questions: Sequence[Question], tokenizer: Tokenizer, options: Win
     cut = 0
     for index, (question, words) in enumerate(zip(questions, asked, strict=True)):
         context = encoded[question.context]
-        kept = words.tokens[: options.max_question_length]
+        kept = words.tokens[: section.max_question_length]
         cut += len(kept) < len(words.tokens)
         first = np.concatenate([[special.classification_id], kept, [special.separator_id]])
         answer = _answer_tokens(question, context)
-        for start, end in _windows(len(context.tokens), options.max_sequence_length - len(first) - 1, options):
+        room = section.max_sequence_length - len(first) - 1
+        for start, end in _windows(len(context.tokens), room, section.window_stride):
             pairs.append(TokenPair(first=first, second=np.append(context.tokens[start:end], special.separator_id)))
             holds_answer = start <= answer[0] <= answer[1] < end
             labels.append([place - start + len(first) for place in answer] if holds_answer else [0, 0])
@@ -104,7 +97,7 @@ def windows_of(questions: Sequence[Question], tokenizer: Tokenizer, options: Win
         sequences=LabelledSequences.of(
             pairs,
             np.array(labels, dtype=np.int64),
-            max_sequence_length=options.max_sequence_length,
+            max_sequence_length=section.max_sequence_length,
             cut_sequences=cut,
         ),
         questions=np.array(owners, dtype=np.int64),
@@ -113,12 +106,12 @@ def windows_of(questions: Sequence[Question], tokenizer: Tokenizer, options: Win
     )
 
 
-def _windows(tokens: int, room: int, options: WindowOptions) -> Iterator[tuple[int, int]]:
+def _windows(tokens: int, room: int, stride: int) -> Iterator[tuple[int, int]]:
     """Returns first token and end of each window; the last one ends with the context."""
     start = 0
     while start + room < tokens:
         yield start, start + room
-        start += options.window_stride
+        start += stride
     yield start, tokens
 
 

@@ -12,9 +12,9 @@ from finetuning_tasks import SPECIAL, WORDS, squad_content
 from evenpack.data.tokenizers.loading import tokenizer_of_weights
 from evenpack.data.tokenizers.tokenizer import Tokenizer
 from evenpack.errors import DataError
+from evenpack.finetuning.config import FinetuneDataSection
 from evenpack.finetuning.squad import (
     Question,
-    WindowOptions,
     Windows,
     best_answers,
     normalised,
@@ -24,7 +24,7 @@ from evenpack.finetuning.squad import (
     word_f1,
 )
 
-OPTIONS = WindowOptions(max_sequence_length=24, max_question_length=4, window_stride=8)
+OPTIONS = FinetuneDataSection(task="squad", max_sequence_length=24, max_question_length=4, window_stride=8)
 
 
 @pytest.fixture(scope="module")
@@ -112,7 +112,7 @@ def test_the_most_similar_right_answer_counts() -> None:
 
 
 def test_a_long_question_is_cut_and_counted(questions: list[Question], tokenizer: Tokenizer) -> None:
-    short = WindowOptions(max_sequence_length=24, max_question_length=1, window_stride=8)
+    short = OPTIONS.model_copy(update={"max_question_length": 1})
     windows = windows_of(questions, tokenizer, short)
     assert set(windows.context_starts.tolist()) == {3}
     assert windows.sequences.cut_sequences == len(questions)
