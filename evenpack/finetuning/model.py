@@ -18,12 +18,13 @@ from torch import Tensor, nn
 from evenpack.batch import ChosenTargets, PackedBatch
 from evenpack.data.tokenizers.loading import first_difference, load_tokenizer, read_vocabulary, tokenizer_of_weights
 from evenpack.data.tokenizers.tokenizer import Tokenizer
-from evenpack.engine.checkpoints.initial_weights import KEY, naming_key_in_errors
+from evenpack.engine.checkpoints.initial_weights import KEY, POSITIONS, TOKENS, naming_key_in_errors
 from evenpack.engine.checkpoints.weight_sources import DescribedWeights, find_weights
 from evenpack.engine.checkpoints.weights import require_fitting
 from evenpack.errors import CheckpointError, ConfigError
 from evenpack.finetuning.config import FinetuneConfig
 from evenpack.finetuning.tasks import Prediction
+from evenpack.kernels.flex import segment_of_slots
 from evenpack.losses import ANSWER_SPAN, SEQUENCE_CLASS, SEQUENCE_SCORE, Loss
 from evenpack.models.build import Encoder, new_model
 from evenpack.models.common.encoder import PackedEncoder, Pooler
@@ -33,9 +34,6 @@ from evenpack.models.common.transformer import INITIAL_DEVIATION
 from evenpack.models.families import family_of
 
 log = logging.getLogger(__name__)
-
-_TOKENS = "token_embedding.weight"
-_POSITIONS = "positions.table.weight"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,7 +56,7 @@ class Pretrained:
         with torch.device("meta"):
             model = new_model(
                 self.section,
-                vocabulary_size=len(self.weights[_TOKENS]),
+                vocabulary_size=len(self.weights[TOKENS]),
                 max_positions=self.max_positions,
                 attention_backend=self.attention_backend,
             )
@@ -96,7 +94,7 @@ def read_pretrained(config: FinetuneConfig) -> Pretrained:
             "is for encoders"
         )
     tokenizer = _tokenizer(config, found)
-    table = weights.get(_POSITIONS)
+    table = weights.get(POSITIONS)
     longest = config.data.max_sequence_length
     positions = len(table) if table is not None else max(section.max_positions or 0, longest)
     if positions < longest:
@@ -124,7 +122,7 @@ def _tokenizer(config: FinetuneConfig, found: DescribedWeights) -> Tokenizer:
 
 
 def _require_equal_size(found: DescribedWeights, weights: Mapping[str, Tensor], tokenizer: Tokenizer) -> None:
-    vocabulary = len(weights[_TOKENS])
+    vocabulary = len(weights[TOKENS])
     if tokenizer.vocabulary_size != vocabulary:
         raise CheckpointError(
             f"{KEY}: {found} has a vocabulary of {vocabulary} entries, the tokenizer one of "
@@ -242,13 +240,14 @@ class SpanHead(Head):
 
     def sequence_losses(self, outputs: Float[Tensor, " rows K"], batch: PackedBatch) -> Float[Tensor, " N"]:
         targets = self.targets(batch)
-        log_shares = segment_log_softmax(outputs.float(), _segments(batch), segments=len(batch.cu_seqlens) - 1)
+        segments = segment_of_slots(batch.cu_seqlens, batch.slots)
+        log_shares = segment_log_softmax(outputs.float(), segments, segments=len(batch.cu_seqlens) - 1)
         losses: Tensor = -log_shares[targets.positions, targets.labels] * targets.weights
         return losses.view(-1, 2).sum(dim=1)
 
     def by_sequence(self, outputs: Float[Tensor, " rows K"], batch: PackedBatch) -> tuple[Tensor, ...]:
         answers = self.targets(batch).positions[: 2 * batch.local_counts.sequences : 2]
-        segments = _segments(batch)[answers]
+        segments = segment_of_slots(batch.cu_seqlens, batch.slots)[answers]
         bounds = zip(batch.cu_seqlens[segments].tolist(), batch.cu_seqlens[segments + 1].tolist(), strict=True)
         return tuple(outputs[start:end] for start, end in bounds)
 
@@ -279,12 +278,6 @@ class FinetunedModel(nn.Module):
     def outputs(self, batch: PackedBatch) -> Float[Tensor, " rows K"]:
         """Returns the head's outputs."""
         return cast(Tensor, self.head(self.encoder.hidden_states(batch), batch))
-
-
-def _segments(batch: PackedBatch) -> Int[Tensor, " T"]:
-    """Returns the segment of each slot."""
-    slots = torch.arange(batch.slots, device=batch.cu_seqlens.device, dtype=batch.cu_seqlens.dtype)
-    return torch.searchsorted(batch.cu_seqlens[1:], slots, right=True)
 
 
 HEADS: dict[Prediction, type[ClassHead] | type[ScoreHead] | type[SpanHead]] = {

@@ -32,8 +32,9 @@ log = logging.getLogger(__name__)
 KEY = "training.initialize_from"
 """The key that the messages here name."""
 
-_TOKENS = "token_embedding.weight"
-_POSITIONS = "positions.table.weight"
+TOKENS = "token_embedding.weight"
+POSITIONS = "positions.table.weight"
+"""Names of the tables of a model."""
 
 
 def initialize(model: Model, path: Path, *, tokenizer_dir: Path, world: World, sharding: Sharding) -> None:
@@ -101,14 +102,14 @@ def _require_same_vocabulary(found: WeightSource, tokenizer_dir: Path) -> None:
 def _remedy(expected: Mapping[str, Tensor], weights: NamedWeights) -> str:
     """Returns the remedy for tensors that do not fit."""
     lines = []
-    needed, found = _rows(_POSITIONS, expected, weights)
+    needed, found = _rows(POSITIONS, expected, weights)
     if found < needed:
         lines.append(
             f"Positions from {found} on were never trained: train the earlier run with model.max_positions={needed}."
         )
     elif found > needed:
         lines.append(f"Set model.max_positions={found} to take the whole table of positions.")
-    needed, found = _rows(_TOKENS, expected, weights)
+    needed, found = _rows(TOKENS, expected, weights)
     if found != needed:
         lines.append(
             f"The vocabulary there has {found} entries, this run's {needed}: prepare its data with the same tokenizer."
