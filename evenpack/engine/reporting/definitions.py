@@ -51,8 +51,11 @@ class Metric:
 
     def is_named(self, path: Path) -> bool:
         """Returns whether the value at `path` of a record is this metric."""
-        pairs = zip(self.path, path, strict=False)
-        return len(path) == len(self.path) and all(mine in (*_PLACEHOLDERS, key) for mine, key in pairs)
+        return len(path) == len(self.path) and self.begins_with(path)
+
+    def begins_with(self, path: Path) -> bool:
+        """Returns whether the value at `path` is this metric, or an object that holds it."""
+        return all(mine in (*_PLACEHOLDERS, key) for mine, key in zip(self.path, path, strict=False))
 
 
 def _metric(
@@ -88,7 +91,6 @@ _APART = {loss.metric: loss for loss in LOSSES}
 
 def _losses_apart() -> list[dict[str, Any]]:
     """Returns the metrics of single losses in the records of steps."""
-    losses = [loss for loss in _APART.values() if loss.accuracy != "accuracy"]
     return [
         *(_metric(name, loss.unit, None, f"{_sentence(loss)}.", when=_SEVERAL) for name, loss in _APART.items()),
         *(
@@ -96,35 +98,27 @@ def _losses_apart() -> list[dict[str, Any]]:
                     f"from {name} where model.loss_balancing is not exact.", when=_SEVERAL)
             for name, loss in _APART.items()
         ),
-        *(_metric(loss.accuracy, "share", None, f"Share of the targets of the {loss.title} that were predicted "
-                  "correctly.", when=_SEVERAL) for loss in losses if loss.accuracy is not None),
+        *(metric for loss in _APART.values() for metric in _accuracy_apart(loss, when=_SEVERAL)),
     ]  # fmt: skip
 
 
 def _evaluated_apart() -> list[dict[str, Any]]:
     """Returns the metrics of single losses in evaluations, whose `loss` is the main one."""
     found = []
-    for loss in (loss for loss in _APART.values() if loss.accuracy != "accuracy"):
-        found.append(
-            _metric(
-                f"validation/SOURCE/{loss.metric}",
-                loss.unit,
-                None,
-                f"{_sentence(loss)}: the mean over held-out {loss.counted_by}.",
-                when=_EVALUATED_SEVERAL,
-            )
-        )
-        if loss.accuracy is not None:
-            found.append(
-                _metric(
-                    f"validation/SOURCE/{loss.accuracy}",
-                    "share",
-                    None,
-                    f"Share of the targets of the {loss.title} that were predicted correctly.",
-                    when=_EVALUATED_SEVERAL,
-                )
-            )
-    return found  # fmt: skip
+    for loss in _APART.values():
+        if loss.accuracy != "accuracy":
+            meaning = f"{_sentence(loss)}: the mean over held-out {loss.counted_by}."
+            found.append(_metric(f"validation/SOURCE/{loss.metric}", loss.unit, None, meaning, when=_EVALUATED_SEVERAL))
+            found += _accuracy_apart(loss, when=_EVALUATED_SEVERAL, place="validation/SOURCE/")
+    return found
+
+
+def _accuracy_apart(loss: Loss, *, when: str, place: str = "") -> list[dict[str, Any]]:
+    """Returns the metric of a loss's accuracy, if it has one of its own: that of the main loss is `accuracy`."""
+    if loss.accuracy in (None, "accuracy"):
+        return []
+    meaning = f"Share of the targets of the {loss.title} that were predicted correctly."
+    return [_metric(f"{place}{loss.accuracy}", "share", None, meaning, when=when)]
 
 
 def _sentence(loss: Loss) -> str:
@@ -285,9 +279,7 @@ def _type_of(path: Path) -> Literal["number", "numbers", "text", "object"] | Non
         if metric.is_named(path):
             is_list = metric.group == "ranks" and metric.unit != "steps"
             return "text" if metric.unit == "hexadecimal" else "numbers" if is_list else "number"
-        if len(path) < len(metric.path) and all(
-            mine in (*_PLACEHOLDERS, key) for mine, key in zip(metric.path, path, strict=False)
-        ):
+        if len(path) < len(metric.path) and metric.begins_with(path):
             return "object"
     return None
 
@@ -309,13 +301,11 @@ def find_metric(path: Path) -> Metric:
     return found
 
 
-def values_of(record: Mapping[str, Any], above: Path = ()) -> Iterator[tuple[Path, Any]]:
+def values_of(record: Mapping[str, Any]) -> Iterator[tuple[Path, Any]]:
     """Yields each value of a record with its path; an object that is null has none."""
-    for key, value in record.items():
-        path = (*above, key)
-        if isinstance(value, Mapping):
-            yield from values_of(value, path)
-        elif value is not None or any(metric.is_named(path) for metric in DEFINITIONS):
+    for path, value in _parts_of(record):
+        is_null_object = value is None and not any(metric.is_named(path) for metric in DEFINITIONS)
+        if not isinstance(value, Mapping) and not is_null_object:
             yield path, value
 
 
