@@ -70,12 +70,30 @@ def log_to_stderr() -> None:
 
 def print_json(value: Any) -> None:
     """Prints one document. Dataclasses and sections are objects, paths strings; a number that is not finite is null."""
-    print(json.dumps(_plain(value), indent=2, allow_nan=False))
+    print(json.dumps(plain(value), indent=2, allow_nan=False))
 
 
 def save_json(value: Any, path: Path) -> None:
     """Writes the document of `print_json` into a file, atomically."""
-    write_json(path, _plain(value))
+    write_json(path, plain(value))
+
+
+def plain(value: Any) -> Any:
+    """Returns the value as JSON has it: dataclasses and sections as objects, no number that is not finite."""
+    from pydantic import BaseModel  # slow to import, and help texts do not need it
+
+    if isinstance(value, BaseModel):
+        return value.model_dump(mode="json")
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return {field.name: plain(getattr(value, field.name)) for field in dataclasses.fields(value)}
+    if isinstance(value, Mapping):
+        return {str(key): plain(inner) for key, inner in value.items()}
+    if isinstance(value, list | tuple | range):
+        inners = [value.start, value.stop] if isinstance(value, range) else value
+        return [plain(inner) for inner in inners]
+    if isinstance(value, Path):
+        return str(value)
+    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def print_apart(results_shown: Sequence[RenderableType]) -> None:
@@ -180,20 +198,3 @@ def _cell(value: Any) -> str:
     if isinstance(value, int):
         return f"{value:,}"
     return f"{value:.4g}" if isinstance(value, float) else str(value)
-
-
-def _plain(value: Any) -> Any:
-    from pydantic import BaseModel  # slow to import, and help texts do not need it
-
-    if isinstance(value, BaseModel):
-        return value.model_dump(mode="json")
-    if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        return {field.name: _plain(getattr(value, field.name)) for field in dataclasses.fields(value)}
-    if isinstance(value, Mapping):
-        return {str(key): _plain(inner) for key, inner in value.items()}
-    if isinstance(value, list | tuple | range):
-        inners = [value.start, value.stop] if isinstance(value, range) else value
-        return [_plain(inner) for inner in inners]
-    if isinstance(value, Path):
-        return str(value)
-    return None if isinstance(value, float) and not math.isfinite(value) else value

@@ -9,13 +9,14 @@ from typing import Any
 
 import torch
 
+from evenpack.console import save_json
 from evenpack.data.batches.pipeline import SkippedStep
 from evenpack.engine.activity import entered_as_own_work, own_work
 from evenpack.engine.build import Run
 from evenpack.engine.evaluate import aggregate_loss, evaluations_to_json
 from evenpack.engine.parts.part import Part, Step
 from evenpack.engine.reporting.definitions import WAIT_CAUSES
-from evenpack.engine.reporting.metrics import METRICS, MetricsLog, read_metrics, save_totals, write_summary
+from evenpack.engine.reporting.metrics import METRICS, MetricsLog, read_metrics, save_totals
 from evenpack.engine.reporting.step_totals import StepTotals
 from evenpack.engine.reporting.summary import run_summary, whole_steps
 from evenpack.models.common.device_peaks import device_peak_flops
@@ -112,7 +113,7 @@ class MetricsWriter(Part):
         if records:
             summary = run_summary(self._run, records, state=state, step=step, reached_accuracy=reached_accuracy)
             summary["checkpoints"] = save_totals(records, [cost.to_json() for cost in self._saves])
-            write_summary(output_dir / SUMMARY, summary)
+            save_json(summary, output_dir / SUMMARY)
 
     def _record(self, step: Step) -> dict[str, Any]:
         if step.update is None or not step.is_trained:

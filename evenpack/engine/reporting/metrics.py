@@ -3,7 +3,6 @@
 import itertools
 import json
 import logging
-import math
 import os
 import shutil
 from collections.abc import Iterator, Sequence
@@ -11,9 +10,10 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
+from evenpack.console import plain
 from evenpack.engine.reporting.definitions import wrong_value
 from evenpack.errors import RunError
-from evenpack.files import atomic_open, parse_json_object, write_json
+from evenpack.files import atomic_open, parse_json_object
 
 log = logging.getLogger(__name__)
 
@@ -49,7 +49,7 @@ class MetricsLog:
         """
         if not isinstance(record.get("step"), int):
             raise ValueError(f"a record needs an integer 'step', found {record.get('step')!r}")
-        line = memoryview(json.dumps(_finite(record), allow_nan=False).encode() + b"\n")
+        line = memoryview(json.dumps(plain(record), allow_nan=False).encode() + b"\n")
         with self._writing():
             while line:
                 line = line[self._file.write(line) :]
@@ -147,11 +147,6 @@ def truncate_log(path: Path, *, step: int) -> int:
     return removed
 
 
-def write_summary(path: Path, summary: dict[str, Any]) -> None:
-    """Writes `summary.json` atomically; values that are not finite become null."""
-    write_json(path, _finite(summary))
-
-
 def _keep_unrelated_records(path: Path, step: int) -> None:
     """Keeps a copy of a log that lacks a step up to `step`, or that belongs to a run without a checkpoint."""
     logged = {record["step"] for _, record in _whole_records(path)} if path.exists() else set()
@@ -211,14 +206,3 @@ def _whole_records(path: Path) -> Iterator[tuple[bytes, dict[str, Any]]]:
                 yield line, record
             else:
                 log.warning("%s, line %d is not a record with a step and is left out", path, number)
-
-
-def _finite(value: Any) -> Any:
-    """Returns `value` with null in place of NaN and infinities, at any depth."""
-    if isinstance(value, dict):
-        return {key: _finite(inner) for key, inner in value.items()}
-    if isinstance(value, list | tuple):
-        return [_finite(inner) for inner in value]
-    if isinstance(value, float) and not math.isfinite(value):
-        return None
-    return value

@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
+from evenpack.console import save_json
 from evenpack.engine.reporting.metrics import (
     MetricsLog,
     read_metrics,
     truncate_log,
-    write_summary,
 )
 from evenpack.errors import RunError
 
@@ -208,5 +208,5 @@ class TestCutBack:
 
 
 def test_a_summary_is_valid_json_whatever_it_holds(tmp_path: Path):
-    write_summary(tmp_path / "summary.json", {"loss": math.inf, "steps": 3, "name": "ä"})
+    save_json({"loss": math.inf, "steps": 3, "name": "ä"}, tmp_path / "summary.json")
     assert json.loads((tmp_path / "summary.json").read_text()) == {"loss": None, "steps": 3, "name": "ä"}
