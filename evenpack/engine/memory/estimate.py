@@ -5,7 +5,7 @@ The estimate holds for attention kernels that keep no scores. `phases.py` explai
 
 import math
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fractions import Fraction
 from typing import Any
 
@@ -161,13 +161,8 @@ def run_memory(
     if found.usable is None:
         return found
     search = _Search(item=item, vocabulary_size=vocabulary_size, ranks=ranks, usable=found.usable)
-    return RunMemory(
-        **vars(found)
-        | {
-            "largest": search.largest(config),
-            "alternatives": () if found.fits else tuple(search.alternatives(config)),
-        }
-    )
+    alternatives = () if found.fits else tuple(search.alternatives(config))
+    return replace(found, largest=search.largest(config), alternatives=alternatives)
 
 
 def _host_copies(config: RunConfig, *, vocabulary_size: int, ranks: int) -> SavedBytes | None:
