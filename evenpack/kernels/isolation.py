@@ -7,6 +7,7 @@ where it finds no leak, the probe has proved nothing.
 """
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Literal
@@ -57,16 +58,8 @@ class IsolationResult:
         return self.verdict == "isolated"
 
 
-@dataclass(frozen=True, kw_only=True)
-class _Call:
-    """The arguments of all attention calls in one probe."""
-
-    backend: str
-    causal: bool
-    alibi_slopes: Tensor | None
-    key_value_heads: int
-    window: int | None
-    cu_seqlens: Tensor
+_Attention = Callable[[Tensor, Tensor, Tensor], Tensor]
+"""Returns the output for q, k and v; all other arguments are those of the probe."""
 
 
 def probe_isolation(
@@ -95,23 +88,30 @@ def probe_isolation(
     shape = (4, int(borders[-1]), _HEADS, head_dim)
     original, replacement = (torch.randn(shape, generator=generator) for _ in range(2))
     replacement = replacement * _REPLACED_SCALE
-    deviations = []
-    for cu_seqlens in (borders, one_segment):
-        call = _Call(
-            backend=backend,
-            causal=causal,
-            alibi_slopes=slopes,
-            key_value_heads=key_value_heads,
-            window=window,
-            cu_seqlens=cu_seqlens.to(device, torch.int32),
-        )
-        found = [
-            _deviation(call, original.to(device, dtype), replacement.to(device, dtype), replaced) for replaced in spans
-        ]
-        deviations.append(torch.stack(found).max().item())  # torch's max and not Python's: a NaN must stay one
+
+    def largest_deviation(boundaries: Tensor) -> float:
+        cu_seqlens = boundaries.to(device, torch.int32)
+
+        def attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+            return packed_attention(
+                q,
+                k[:, :key_value_heads],
+                v[:, :key_value_heads],
+                cu_seqlens,
+                len(q),
+                causal=causal,
+                alibi_slopes=slopes,
+                backend=backend,
+                window=window,
+            )
+
+        tensors = original.to(device, dtype), replacement.to(device, dtype)
+        found = torch.stack([_deviation(attend, *tensors, replaced) for replaced in spans])
+        return found.max().item()  # torch's max and not Python's: a NaN must stay one
+
     return IsolationResult(
-        max_deviation=deviations[0],
-        control_deviation=deviations[1],
+        max_deviation=largest_deviation(borders),
+        control_deviation=largest_deviation(one_segment),
         tolerance=_TOLERATED_EPSILONS * torch.finfo(dtype).eps,
     )
 
@@ -121,14 +121,14 @@ def relative_change(old: Tensor, new: Tensor, rows: Tensor | slice) -> Tensor:
     return (new[rows] - old[rows]).abs().max() / old.abs().max()
 
 
-def _deviation(call: _Call, original: Tensor, replacement: Tensor, replaced: slice) -> Tensor:
+def _deviation(attend: _Attention, original: Tensor, replacement: Tensor, replaced: slice) -> Tensor:
     """Returns the larger of the largest change outside of `replaced` and the largest gradient inside of it."""
     changed = original.clone()
     changed[:3, replaced] = replacement[:3, replaced]
     loss_gradient = original[3].clone()
     loss_gradient[replaced] = 0
-    before = _run(call, original[:3], loss_gradient)
-    after = _run(call, changed[:3], loss_gradient)
+    before = _run(attend, original[:3], loss_gradient)
+    after = _run(attend, changed[:3], loss_gradient)
 
     others = torch.ones(original.shape[1], dtype=torch.bool)
     others[replaced] = False
@@ -138,19 +138,9 @@ def _deviation(call: _Call, original: Tensor, replacement: Tensor, replaced: sli
     return torch.stack(found).max()
 
 
-def _run(call: _Call, qkv: Tensor, loss_gradient: Tensor) -> tuple[Tensor, ...]:
+def _run(attend: _Attention, qkv: Tensor, loss_gradient: Tensor) -> tuple[Tensor, ...]:
     """Returns the output and the gradients of q, k and v, in FP64 for comparison."""
     q, k, v = (tensor.requires_grad_() for tensor in qkv.clone().unbind())
-    output = packed_attention(
-        q,
-        k[:, : call.key_value_heads],
-        v[:, : call.key_value_heads],
-        call.cu_seqlens,
-        qkv.shape[1],
-        causal=call.causal,
-        alibi_slopes=call.alibi_slopes,
-        backend=call.backend,
-        window=call.window,
-    )
+    output = attend(q, k, v)
     gradients = torch.autograd.grad(output, (q, k, v), loss_gradient)
     return tuple(tensor.detach().cpu().double() for tensor in (output, *gradients))
