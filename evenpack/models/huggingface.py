@@ -24,8 +24,6 @@ from evenpack.models.common.tensors import (
     NamedWeights,
     TaskModel,
     TensorName,
-    export_tensors,
-    exported,
     load_tensors,
     renamed,
 )
@@ -154,7 +152,7 @@ def huggingface_weights(model: Model) -> dict[str, Tensor]:
 
     Raises: ConfigError if transformers has no such model.
     """
-    return export_tensors(model, mapping_of(model.config).tensor_names(model))
+    return _exported(named_parameters(model, mapping_of(model.config).tensor_names(model)))
 
 
 def load_huggingface_weights(model: Model, weights: Mapping[str, Tensor]) -> None:
@@ -216,6 +214,15 @@ def named_parameters(module: nn.Module, names: Sequence[TensorName]) -> NamedPar
     return [(parameters[name.ours].detach(), name) for name in names]
 
 
+def _exported(parameters: NamedParameters) -> dict[str, Tensor]:
+    """Returns parameters under their names in transformers: FP32 copies on the CPU."""
+    return {
+        theirs: part.to("cpu", torch.float32, copy=True).contiguous()
+        for parameter, name in parameters
+        for theirs, part in zip(name.theirs, name.parts_of(parameter), strict=True)
+    }
+
+
 def shards_of(parameters: NamedParameters, shard_bytes: int) -> list[NamedParameters]:
     """Returns the parameters in order, in as many groups as hold `shard_bytes` in FP32; a larger one is alone."""
     shards: list[NamedParameters] = [[]]
@@ -238,7 +245,7 @@ def _write_model(directory: Path, parameters: NamedParameters, values: Mapping[s
     files: dict[str, str] = {}
     for number, shard in enumerate(shards, start=1):
         name = _ONE_FILE if len(shards) == 1 else f"model-{number:05d}-of-{len(shards):05d}.safetensors"
-        weights = {theirs: part for one in shard for theirs, part in exported(*one)}
+        weights = _exported(shard)
         save_file(weights, directory / name, metadata={"format": "pt"})
         (directory / name).chmod(config.stat().st_mode)  # safetensors lets nobody but its writer read the file
         files |= dict.fromkeys(weights, name)

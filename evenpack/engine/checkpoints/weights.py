@@ -99,12 +99,8 @@ def _differences(expected: Mapping[str, Tensor], found: Mapping[str, Tensor]) ->
         *(
             f"{name}: expected shape {shapes[name]}, found {seen[name]}"
             for name in shapes
-            if _differs(name, shapes, seen)
+            if name in seen and seen[name] != shapes[name]
         ),
         *(f"{name}: expected shape {shapes[name]}, missing" for name in shapes if name not in seen),
         *(f"{name}: unknown here, found shape {seen[name]}" for name in seen if name not in shapes),
     ]
-
-
-def _differs(name: str, shapes: Mapping[str, tuple[int, ...]], seen: Mapping[str, tuple[int, ...]]) -> bool:
-    return name in seen and seen[name] != shapes[name]

@@ -4,7 +4,7 @@ A family describes its counterpart in transformers by a `HuggingFaceMapping`, an
 nothing else by `ForeignNames`.
 """
 
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Annotated, Any, Literal
 
@@ -55,18 +55,6 @@ def renamed(ours: str, *theirs: str) -> list[TensorName]:
         TensorName(ours=f"{ours}.{kind}", theirs=tuple(f"{name}.{kind}" for name in theirs))
         for kind in ("weight", "bias")
     ]
-
-
-def export_tensors(model: nn.Module, names: Sequence[TensorName]) -> dict[str, Tensor]:
-    """Returns the parameters of `model` under the other code's names: FP32 copies on the CPU."""
-    parameters = dict(model.named_parameters())
-    return {theirs: part for name in names for theirs, part in exported(parameters[name.ours].detach(), name)}
-
-
-def exported(parameter: Tensor, name: TensorName) -> Iterator[tuple[str, Tensor]]:
-    """Yields a parameter's tensors in the other code, as FP32 copies on the CPU."""
-    for theirs, part in zip(name.theirs, name.parts_of(parameter), strict=True):
-        yield theirs, part.to("cpu", torch.float32, copy=True).contiguous()
 
 
 @torch.no_grad()
