@@ -120,8 +120,7 @@ def save_totals(records: Sequence[dict[str, Any]], unrecorded: Sequence[dict[str
     """
     saves = [record["checkpoint"] for record in records if record.get("checkpoint")] + [*unrecorded]
     pause_seconds = sum(save["pause_seconds"] for save in saves)
-    others = sum(record.get("step_seconds", 0.0) + (record.get("evaluation_seconds") or 0.0) for record in records)
-    seconds = others + pause_seconds
+    seconds = seconds_of(records) + pause_seconds
     return {
         "saved": sum("failed" not in save for save in saves),
         "failed": sum("failed" in save for save in saves),
@@ -129,6 +128,13 @@ def save_totals(records: Sequence[dict[str, Any]], unrecorded: Sequence[dict[str
         "pause_seconds": pause_seconds,
         "pause_share": pause_seconds / seconds if seconds else 0.0,
     }
+
+
+def seconds_of(records: Sequence[dict[str, Any]]) -> float:
+    """Returns the seconds of steps and evaluations; those of saves are left out."""
+    each = (record.get("step_seconds", 0.0) + (record.get("evaluation_seconds") or 0.0) for record in records)
+    seconds: float = sum(each)
+    return seconds
 
 
 def truncate_log(path: Path, *, step: int) -> int:

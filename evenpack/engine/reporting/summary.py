@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from evenpack.engine.build import Run
-from evenpack.engine.reporting.metrics import trained_steps
+from evenpack.engine.reporting.metrics import seconds_of, trained_steps
 from evenpack.losses import losses_logged_apart
 
 log = logging.getLogger(__name__)
@@ -125,12 +125,11 @@ def _target(run: Run, records: list[dict[str, Any]], reached_accuracy: float | N
     target = run.config.training.target_accuracy
     if target is None:
         return None
-    seconds = sum(record.get("step_seconds", 0.0) + (record.get("evaluation_seconds") or 0.0) for record in records)
     is_reached = reached_accuracy is not None
     return {
         "accuracy": target,
         "reached": is_reached,
         "reached_accuracy": reached_accuracy,
         "samples": records[-1].get("samples") if is_reached else None,
-        "seconds": seconds if is_reached else None,
+        "seconds": seconds_of(records) if is_reached else None,
     }
