@@ -143,12 +143,6 @@ def test_every_layout_and_backend_gives_the_same_loss_and_gradients(backend: str
         assert_same(loss_and_gradients(small_model(backend=backend), batch_of(layout)[0]), expected)
 
 
-def test_recomputed_activations_give_the_same_gradients() -> None:
-    batch, _ = batch_of()
-    plain, recomputed = (small_model(activation_checkpointing=kept) for kept in (False, True))
-    assert_same(loss_and_gradients(recomputed, batch), loss_and_gradients(plain, batch))
-
-
 def test_every_layer_has_the_rotation_of_its_kind() -> None:
     """A change of either base, of the window or of the pattern changes the outputs."""
     batch, _ = batch_of()

@@ -1,0 +1,160 @@
+"""What the models of all families have in common: initial weights, dropout, and recomputed activations."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from batches import build_batch, random_sequences
+from masked_batches import build_masked_batch, random_pairs
+from torch import Tensor
+
+from evenpack.batch import PackedBatch
+from evenpack.errors import BackendError
+from evenpack.models.build import Model, new_model
+from evenpack.models.common.layers import SelfAttention
+from evenpack.models.families import config_of, find_family, known_families
+from evenpack.models.huggingface import to_huggingface
+
+VOCABULARY, LONGEST = 64, 24
+ALIBI = {"positions": "alibi"}
+EXPORTED = {
+    "gpt2": "attn_pdrop",
+    "llama": "attention_dropout",
+    "modernbert": "attention_dropout",
+    "bert": "attention_probs_dropout_prob",
+}
+"""Transformers' names of the rate, for each family that is exported."""
+
+
+def model_of(kind: str, *, seed: int = 0, backend: str = "auto", **settings: Any) -> Model:
+    values = {"kind": kind, "layers": 2, "hidden_size": 32, "heads": 2, "dropout": 0.0, **settings}
+    if kind == "llama":
+        values |= {"key_value_heads": 1, "feed_forward_size": 48}
+    config = config_of(kind).model_validate(values)
+    return new_model(config, vocabulary_size=VOCABULARY, max_positions=LONGEST, attention_backend=backend, seed=seed)
+
+
+def batch_of(kind: str) -> PackedBatch:
+    if find_family(kind).objective == "masked_tokens":
+        pairs = [random_pairs([10, 14], vocabulary_size=VOCABULARY)]
+        return build_masked_batch(pairs, "packed", max_sequence_length=LONGEST, pack_length=LONGEST)[0]
+    sequences = [random_sequences([10, 14], vocabulary_size=VOCABULARY)]
+    return build_batch(sequences, "packed", max_sequence_length=LONGEST, pack_length=LONGEST)[0]
+
+
+def loss_and_gradients(model: Model, batch: PackedBatch, *, seed: int) -> tuple[Tensor, dict[str, Tensor]]:
+    torch.manual_seed(seed)
+    model.zero_grad()
+    loss = sum((output.loss_sum for output in model(batch).values()), torch.zeros(()))
+    loss.backward()
+    return loss.detach(), {name: one.grad.clone() for name, one in model.named_parameters() if one.grad is not None}
+
+
+@pytest.mark.parametrize("kind", known_families())
+def test_initial_weights_depend_on_the_seed_alone(kind: str) -> None:
+    weights, before = model_of(kind, seed=5).state_dict(), torch.get_rng_state()
+    again, other = model_of(kind, seed=5).state_dict(), model_of(kind, seed=6).state_dict()
+    assert torch.equal(torch.get_rng_state(), before), "torch's own random state is left alone"
+    assert all(torch.equal(weights[name], again[name]) for name in weights)
+    assert not torch.equal(weights["token_embedding.weight"], other["token_embedding.weight"])
+
+
+@pytest.mark.parametrize("kind", known_families())
+def test_a_model_built_on_the_meta_device_becomes_the_same_model(kind: str) -> None:
+    with torch.device("meta"):
+        model = model_of(kind)
+    assert all(parameter.is_meta for parameter in model.parameters())
+    model.to_empty(device="cpu")
+    for parameter in model.parameters():
+        parameter.data.fill_(7.0)
+    model.initialize(0)
+    expected = model_of(kind, seed=0).state_dict()
+    assert model.state_dict().keys() == expected.keys()
+    assert all(torch.equal(value, expected[name]) for name, value in model.state_dict().items())
+
+
+@pytest.mark.parametrize("kind", known_families())
+def test_a_backend_that_cannot_serve_here_is_an_error(kind: str) -> None:
+    with pytest.raises(BackendError, match="varlen"):
+        model_of(kind, backend="varlen")(batch_of(kind))
+
+
+@pytest.mark.parametrize("kind", known_families())
+def test_dropout_repeats_under_a_seed_and_is_off_in_evaluation(kind: str) -> None:
+    model, batch = model_of(kind, dropout=0.2), batch_of(kind)
+    first, again, other = (loss_and_gradients(model, batch, seed=seed) for seed in (1, 1, 2))
+    assert torch.equal(first[0], again[0])
+    assert all(torch.equal(gradient, again[1][name]) for name, gradient in first[1].items())
+    assert not torch.equal(first[0], other[0])
+    model.eval()
+    evaluated, repeated = (loss_and_gradients(model, batch, seed=seed)[0] for seed in (1, 2))
+    assert torch.equal(evaluated, repeated)
+    torch.testing.assert_close(evaluated, loss_and_gradients(model_of(kind), batch, seed=1)[0], rtol=1e-6, atol=0.0)
+
+
+@pytest.mark.parametrize("kind", known_families())
+def test_dropout_of_the_embedding_drops_all_that_goes_into_the_blocks(kind: str) -> None:
+    model = model_of(kind)
+    model.embedding_dropout.p = 1.0
+    assert not model.hidden_states(batch_of(kind)).any()  # initial biases are zero, so that nothing comes from nothing
+
+
+@pytest.mark.parametrize("dropout", [0.0, 0.2])
+@pytest.mark.parametrize(("kind", "settings"), [*((kind, {}) for kind in known_families()), ("gpt2", ALIBI)])
+def test_activation_checkpointing_recomputes_and_gives_the_same_gradients(
+    kind: str, settings: dict[str, Any], dropout: float
+) -> None:
+    results, calls = [], []
+    for checkpointing in (False, True):
+        model = model_of(kind, dropout=dropout, activation_checkpointing=checkpointing, **settings)
+        calls.append(0)
+
+        def count(*_: Any) -> None:
+            calls[-1] += 1
+
+        for block in model.blocks:
+            block.feed_forward.expand.register_forward_pre_hook(count)
+        results.append(loss_and_gradients(model, batch_of(kind), seed=3))
+    assert calls == [2, 4]
+    assert torch.equal(results[0][0], results[1][0])
+    assert all(torch.equal(gradient, results[1][1][name]) for name, gradient in results[0][1].items())
+
+
+@pytest.mark.parametrize("kind", known_families())
+def test_the_rate_is_that_of_dropout_unless_it_has_its_own(kind: str) -> None:
+    for settings, rate in (
+        ({"dropout": 0.2}, 0.2),
+        ({"dropout": 0.2, "attention_dropout": 0.0}, 0.0),
+        ({"dropout": 0.0, "attention_dropout": 0.3}, 0.3),
+    ):
+        model = model_of(kind, **settings)
+        layers = [module for module in model.modules() if isinstance(module, SelfAttention)]
+        assert [layer.dropout for layer in layers] == [rate, rate]
+        dropouts = [module.p for module in model.modules() if isinstance(module, torch.nn.Dropout)]
+        assert set(dropouts) == {settings["dropout"]}, "the others keep theirs"
+
+
+@pytest.mark.parametrize("kind", known_families())
+def test_dropout_of_attention_alone_is_recomputed_with_the_same_draws(kind: str) -> None:
+    batch = batch_of(kind)
+    plain, checkpointed = (
+        model_of(kind, dropout=0.0, attention_dropout=0.4, activation_checkpointing=checkpointing)
+        for checkpointing in (False, True)
+    )
+    loss, gradients = loss_and_gradients(plain, batch, seed=3)
+    again, same_gradients = loss_and_gradients(checkpointed, batch, seed=3)
+    assert torch.equal(loss, again)
+    torch.testing.assert_close(gradients, same_gradients)
+    assert not torch.equal(loss, loss_and_gradients(plain, batch, seed=4)[0]), "something is dropped"
+
+
+@pytest.mark.parametrize("kind", [kind for kind in known_families() if find_family(kind).huggingface is not None])
+def test_transformers_is_told_both_rates(kind: str, tmp_path: Path) -> None:
+    model = model_of(kind, dropout=0.2, attention_dropout=0.0)
+    to_huggingface(model, tmp_path, tokenizer_dir=None, special_token_id=0)
+    values = json.loads((tmp_path / "config.json").read_text())
+    assert values[EXPORTED[kind]] == 0.0
+    others = {value for key, value in values.items() if key in ("embd_pdrop", "resid_pdrop", "hidden_dropout_prob")}
+    assert others <= {0.2}
