@@ -17,8 +17,8 @@ from torch.overrides import handle_torch_function, has_torch_function
 
 from evenpack.kernels import dense_mask, flash, flex, reference, sdpa, varlen
 from evenpack.kernels.capabilities import AttentionRequest, resolve_backend
-from evenpack.kernels.compiling import constant_when_compiled
 from evenpack.kernels.config import WHOLE_ROWS
+from evenpack.kernels.shared import constant_when_compiled
 
 __all__ = ["BACKENDS", "AttentionRequest", "packed_attention", "resolve_backend"]
 

@@ -19,8 +19,7 @@ from jaxtyping import Float, Int32
 from torch import Tensor
 from torch.utils.weak import WeakIdKeyDictionary
 
-from evenpack.kernels.compiling import never_compiled
-from evenpack.kernels.grouped_heads import repeat_heads
+from evenpack.kernels.shared import never_compiled, repeat_heads
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.nn.attention.flex_attention import BlockMask, flex_attention
 from torch.utils.weak import WeakIdKeyDictionary
 
-from evenpack.kernels.compiling import never_compiled
+from evenpack.kernels.shared import never_compiled
 
 BLOCK = 128
 """Slots along one side of a block, in queries and in keys."""

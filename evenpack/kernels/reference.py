@@ -7,7 +7,7 @@ import torch.nn.functional as F
 from jaxtyping import Float, Int32
 from torch import Tensor
 
-from evenpack.kernels.grouped_heads import repeat_heads
+from evenpack.kernels.shared import repeat_heads
 
 
 def attend(

@@ -15,8 +15,7 @@ import torch.nn.functional as F
 from jaxtyping import Float, Int32
 from torch import Tensor
 
-from evenpack.kernels.compiling import never_compiled
-from evenpack.kernels.grouped_heads import repeat_heads
+from evenpack.kernels.shared import never_compiled, repeat_heads
 
 GROUP_TOKENS = 64
 """Neighbours share a group while they hold at most this many tokens together.

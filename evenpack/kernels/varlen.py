@@ -15,8 +15,7 @@ import torch
 from jaxtyping import Float, Int32
 from torch import Tensor
 
-from evenpack.kernels.compiling import constant_when_compiled
-from evenpack.kernels.grouped_heads import repeat_heads
+from evenpack.kernels.shared import constant_when_compiled, repeat_heads
 
 DROPPING = {
     "_flash_attention_forward": "query key value cum_seq_q cum_seq_k max_q max_k dropout_p is_causal return_debug_mask",
