@@ -37,7 +37,6 @@ from evenpack.data.sequences.masking import (
     masked_count,
     masking_keys,
 )
-from evenpack.data.sequences.pairs import StaticMasks
 from evenpack.data.sequences.view import PaddingCounts, SequenceOrigins
 from evenpack.data.tokenizers.special_tokens import MaskingVocabulary
 from evenpack.errors import ConfigError, DataError
@@ -395,10 +394,10 @@ class StoredMasks(_MaskedObjective):
         lengths: Int64[np.ndarray, " K"],
         segments: Int64[np.ndarray, " K"],
     ) -> Int64[np.ndarray, " K"]:
-        return _stored_masks(view).counts(sequence_ids, lengths)
+        return _masked_pairs(view).mask_counts(sequence_ids, lengths)
 
     def most_targets(self, view: SequenceView) -> Int64[np.ndarray, " lengths"]:
-        return _stored_masks(view).most_masks.astype(np.int64)
+        return _masked_pairs(view).most_masks.astype(np.int64)
 
     def _masked(self, content: SequenceContent, sources: Sequence[PackedSource]) -> MaskedTokens:
         """Reads the stored masks of the sequences. Raises: DataError if they are damaged."""
@@ -406,7 +405,7 @@ class StoredMasks(_MaskedObjective):
         counts = np.empty(len(content.lengths), dtype=np.int64)
         for index, source in enumerate(sources):
             members = content.sources == index
-            taken[index] = _stored_masks(source.view).take(content.sequence_ids[members], content.lengths[members])
+            taken[index] = _masked_pairs(source.view).masks(content.sequence_ids[members], content.lengths[members])
             counts[members] = taken[index].counts
         positions = np.repeat(content.starts, counts)
         labels = np.empty_like(positions)
@@ -483,9 +482,9 @@ class SequenceLabels:
 _VALIDATION_SEED = 0
 
 
-def _stored_masks(view: SequenceView) -> StaticMasks:
+def _masked_pairs(view: SequenceView) -> MaskedPairsView:
     assert isinstance(view, MaskedPairsView), "checked when the collator was made"
-    return view.masks
+    return view
 
 
 def _pair_columns(

@@ -18,7 +18,6 @@ N = sequences, M = masked tokens, L = the greatest length, K = sequences asked f
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from functools import cached_property
 from pathlib import Path
 
 import numpy as np
@@ -50,60 +49,6 @@ class TakenMasks:
     places: Int64[np.ndarray, " T"]
     """Positions within the sequence."""
     labels: Int64[np.ndarray, " T"]
-
-
-@dataclass(frozen=True, kw_only=True, eq=False)
-class StaticMasks:
-    """The stored masks of a split, which may be memory-mapped."""
-
-    mask_offsets: Int64[np.ndarray, " N_plus_1"]
-    mask_positions: UInt16[np.ndarray, " M"]
-    mask_labels: Int32[np.ndarray, " labels"]
-    most_masks: UInt16[np.ndarray, " L_plus_1"]
-
-    def __post_init__(self) -> None:
-        ends = self.mask_offsets[[0, -1]].tolist() if len(self.mask_offsets) else [0, -1]
-        if ends != [0, len(self.mask_positions)] or len(self.mask_labels) != len(self.mask_positions):
-            raise DataError(
-                f"stored masks do not fit together: {len(self.mask_positions)} positions, {len(self.mask_labels)} "
-                f"labels, offsets from {ends[0]} to {ends[1]}; prepare again"
-            )
-
-    def counts(
-        self, sequence_ids: Int64[np.ndarray, " K"], lengths: Int64[np.ndarray, " K"]
-    ) -> Int64[np.ndarray, " K"]:
-        """Returns the masked tokens of each sequence; reads neither positions nor labels.
-
-        Raises: DataError for a count that no sequence of that length has.
-        """
-        counts: Int64[np.ndarray, " K"] = self.mask_offsets[sequence_ids + 1] - self.mask_offsets[sequence_ids]
-        most = self.most_masks[lengths]
-        wrong = np.flatnonzero((counts < 0) | (counts > most))
-        if len(wrong):
-            raise DataError(
-                f"mask_offsets gives sequence {sequence_ids[wrong[0]]} of {lengths[wrong[0]]} tokens "
-                f"{counts[wrong[0]]} masks, and most_masks allows 0 to {most[wrong[0]]}: the stored masks are damaged "
-                "or of other sequences; prepare again"
-            )
-        return counts
-
-    def take(self, sequence_ids: Int64[np.ndarray, " K"], lengths: Int64[np.ndarray, " K"]) -> TakenMasks:
-        """Returns the masks of sequences that have these lengths.
-
-        Raises: DataError if a mask is beyond the end of its sequence, or as `counts` does.
-        """
-        counts = self.counts(sequence_ids, lengths)
-        before = np.cumsum(counts) - counts
-        chosen = np.arange(counts.sum()) + np.repeat(self.mask_offsets[sequence_ids] - before, counts)
-        places = self.mask_positions[chosen].astype(np.int64)
-        outside = np.flatnonzero(places >= np.repeat(lengths, counts))
-        if len(outside):
-            sequence = int(np.repeat(sequence_ids, counts)[outside[0]])
-            raise DataError(
-                f"mask_positions has a mask at position {places[outside[0]]} of sequence {sequence}, beyond its "
-                "end: the stored masks are damaged or of other sequences; prepare again"
-            )
-        return TakenMasks(counts=counts, places=places, labels=self.mask_labels[chosen].astype(np.int64))
 
 
 def most_masks_by_length(
@@ -142,7 +87,7 @@ class SentencePairsView(WholeSequencesView):
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class MaskedPairsView(SentencePairsView):
-    """Pairs whose tokens are masked already (`static_masks`, `masked_pairs`), with the arrays of `StaticMasks`.
+    """Pairs whose tokens are masked already (`static_masks`, `masked_pairs`), with their masks, which may be mapped.
 
     Raises: DataError if the arrays do not fit one another or the pairs.
     """
@@ -160,17 +105,48 @@ class MaskedPairsView(SentencePairsView):
                 f"and most_masks are of {found[0]} sequences of up to {found[1]} tokens, expected {self.count} of up "
                 f"to {self.max_sequence_length}; prepare again"
             )
-        _ = self.masks
+        ends = self.mask_offsets[[0, -1]].tolist()
+        if ends != [0, len(self.mask_positions)] or len(self.mask_labels) != len(self.mask_positions):
+            raise DataError(
+                f"stored masks do not fit together: {len(self.mask_positions)} positions, {len(self.mask_labels)} "
+                f"labels, offsets from {ends[0]} to {ends[1]}; prepare again"
+            )
 
-    @cached_property
-    def masks(self) -> StaticMasks:
-        """The masks by sequence."""
-        return StaticMasks(
-            mask_offsets=self.mask_offsets,
-            mask_positions=self.mask_positions,
-            mask_labels=self.mask_labels,
-            most_masks=self.most_masks,
-        )
+    def mask_counts(
+        self, sequence_ids: Int64[np.ndarray, " K"], lengths: Int64[np.ndarray, " K"]
+    ) -> Int64[np.ndarray, " K"]:
+        """Returns the masked tokens of each sequence; reads neither positions nor labels.
+
+        Raises: DataError for a count that no sequence of that length has.
+        """
+        counts: Int64[np.ndarray, " K"] = self.mask_offsets[sequence_ids + 1] - self.mask_offsets[sequence_ids]
+        most = self.most_masks[lengths]
+        wrong = np.flatnonzero((counts < 0) | (counts > most))
+        if len(wrong):
+            raise DataError(
+                f"mask_offsets gives sequence {sequence_ids[wrong[0]]} of {lengths[wrong[0]]} tokens "
+                f"{counts[wrong[0]]} masks, and most_masks allows 0 to {most[wrong[0]]}: the stored masks are damaged "
+                "or of other sequences; prepare again"
+            )
+        return counts
+
+    def masks(self, sequence_ids: Int64[np.ndarray, " K"], lengths: Int64[np.ndarray, " K"]) -> TakenMasks:
+        """Returns the masks of sequences that have these lengths.
+
+        Raises: DataError if a mask is beyond the end of its sequence, or as `mask_counts` does.
+        """
+        counts = self.mask_counts(sequence_ids, lengths)
+        before = np.cumsum(counts) - counts
+        chosen = np.arange(counts.sum()) + np.repeat(self.mask_offsets[sequence_ids] - before, counts)
+        places = self.mask_positions[chosen].astype(np.int64)
+        outside = np.flatnonzero(places >= np.repeat(lengths, counts))
+        if len(outside):
+            sequence = int(np.repeat(sequence_ids, counts)[outside[0]])
+            raise DataError(
+                f"mask_positions has a mask at position {places[outside[0]]} of sequence {sequence}, beyond its "
+                "end: the stored masks are damaged or of other sequences; prepare again"
+            )
+        return TakenMasks(counts=counts, places=places, labels=self.mask_labels[chosen].astype(np.int64))
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

@@ -199,7 +199,7 @@ class MaskedSequences:
         """Returns the sequences `first` to `last` of a prepared split."""
         ids = np.arange(first, last)
         lengths = view.lengths(first, last).astype(np.int64)
-        masks = view.masks.take(ids, lengths)
+        masks = view.masks(ids, lengths)
         return cls(
             tokens=view.gather(ids),
             lengths=lengths,

@@ -13,6 +13,7 @@ from pair_sources import (
     REDUCTIONS,
     VOCABULARY_SIZE,
     Pair,
+    TokensInMemory,
     masked_objective,
     pair_source,
     random_halves,
@@ -27,8 +28,9 @@ from evenpack.data.batches.objectives import Objective, StoredMasks
 from evenpack.data.order.selection import PackedSource, PackSelection
 from evenpack.data.order.step_plan import StepPlanner
 from evenpack.data.order.step_shape import Layout
-from evenpack.data.sequences import MaskedPairsView
-from evenpack.data.sequences.pairs import StaticMasks, most_masks_by_length
+from evenpack.data.recipes import MaskedPairsRecipe
+from evenpack.data.sequences import MaskedPairsView, TokenAccounting
+from evenpack.data.sequences.pairs import most_masks_by_length
 from evenpack.errors import ConfigError, DataError
 from evenpack.losses import MASKED_TOKEN, NEXT_SENTENCE
 from evenpack.models.bert.config import BertConfig
@@ -252,20 +254,29 @@ def test_both_reductions_differ() -> None:
     assert abs(by_token - by_sequence) > 1e-3
 
 
-def three_sequences(**changes: np.ndarray) -> StaticMasks:
+def three_sequences(**changes: np.ndarray) -> MaskedPairsView:
     arrays: dict[str, np.ndarray] = {
         "mask_offsets": np.array([0, 2, 2, 5], dtype=np.int64),
         "mask_positions": np.array([1, 4, 2, 3, 5], dtype=np.uint16),
         "mask_labels": np.array([11, 14, 22, 23, 25], dtype=np.int32),
         "most_masks": np.array([0, 0, 0, 0, 0, 2, 3], dtype=np.uint16),
     }
-    return StaticMasks(**{**arrays, **changes})
+    return MaskedPairsView(
+        recipe=MaskedPairsRecipe(kind="masked_pairs", max_sequence_length=6),
+        token_file=TokensInMemory([range(5), range(5), range(6)]),
+        accounting=TokenAccounting(documents_read=3, documents_kept=3, tokens_read=16, tokens_kept=16, sequences=3),
+        max_segments_per_sequence=1,
+        directory=None,
+        first_segment_lengths=np.array([3, 3, 3], dtype=np.uint16),
+        next_sentence_labels=np.zeros(3, dtype=np.uint8),
+        **{**arrays, **changes},
+    )
 
 
 def test_stored_masks_come_back_for_any_sequences_in_any_order() -> None:
-    masks, ids, lengths = three_sequences(), np.array([2, 0, 1, 2]), np.array([6, 5, 5, 6])
-    assert masks.counts(ids, lengths).tolist() == [3, 2, 0, 3]
-    taken = masks.take(ids, lengths)
+    view, ids, lengths = three_sequences(), np.array([2, 0, 1, 2]), np.array([6, 5, 5, 6])
+    assert view.mask_counts(ids, lengths).tolist() == [3, 2, 0, 3]
+    taken = view.masks(ids, lengths)
     assert taken.counts.tolist() == [3, 2, 0, 3]
     assert taken.places.tolist() == [2, 3, 5, 1, 4, 2, 3, 5]
     assert taken.labels.tolist() == [22, 23, 25, 11, 14, 22, 23, 25]
@@ -290,7 +301,7 @@ def test_damage_is_named(name: str, place: int, value: int, message: str) -> Non
     array = getattr(three_sequences(), name).copy()
     array[place] = value
     with pytest.raises(DataError, match=message):
-        three_sequences(**{name: array}).take(np.arange(3), np.array([5, 5, 6]))
+        three_sequences(**{name: array}).masks(np.arange(3), np.array([5, 5, 6]))
 
 
 @pytest.mark.parametrize(
@@ -299,7 +310,7 @@ def test_damage_is_named(name: str, place: int, value: int, message: str) -> Non
         ("mask_labels", np.zeros(4, dtype=np.int32), "5 positions, 4 labels, offsets from 0 to 5"),
         ("mask_positions", np.zeros(4, dtype=np.uint16), "4 positions, 5 labels, offsets from 0 to 5"),
         ("mask_offsets", np.array([1, 2, 2, 5]), "offsets from 1 to 5"),
-        ("mask_offsets", np.zeros(0, dtype=np.int64), "offsets from 0 to -1"),
+        ("mask_offsets", np.zeros(0, dtype=np.int64), "are of -1 sequences of up to 6 tokens, expected 3 of up to 6"),
     ],
 )
 def test_arrays_that_do_not_fit_one_another_are_refused(name: str, array: np.ndarray, message: str) -> None:
