@@ -29,6 +29,7 @@ from evenpack.data.sequences.pair_drawing import (
     SentenceIndex,
 )
 from evenpack.data.sequences.pairs import MASK_COLUMNS, MOST_MASKS, ORIGIN_COLUMNS, most_masks_by_length
+from evenpack.data.sequences.view import open_stored, remove_description, write_description
 from evenpack.data.tokenizers.special_tokens import PairTokens
 from evenpack.data.tokens.array_file import write_array
 from evenpack.data.tokens.file import TokenFile
@@ -59,33 +60,22 @@ def begin_masks(writer: TokenFileWriter, columns: dict[str, str], state: dict[st
         state["masks"] = 0
 
 
-def open_pairs(
+def store_view(
     kind: type[PairsT],
     recipe: SentencePairsRecipe | MaskedPairsRecipe,
     token_file: TokenFile,
     accounting: TokenAccounting,
 ) -> PairsT:
-    """Opens the view of a finished token file; with masks, `most_masks` is computed and stored with it."""
-    names = [*PAIR_COLUMNS, *(MASK_COLUMNS if issubclass(kind, MaskedPairsView) else ())]
-    columns = {name: _mapped(column_path(token_file.prefix, name)) for name in names}
+    """Makes a view of a finished token file and its columns, in their folder; computes `most_masks` if it has masks."""
+    directory = token_file.prefix.parent
+    remove_description(directory)
     if issubclass(kind, MaskedPairsView):
-        path = column_path(token_file.prefix, MOST_MASKS)
+        mask_offsets = np.load(column_path(token_file.prefix, "mask_offsets"), mmap_mode="r")
         lengths = (token_file.spans(chunk)[1] for chunk in _chunks(token_file.documents))
-        write_array(path, most_masks_by_length(columns["mask_offsets"], lengths, longest=recipe.max_sequence_length))
-        columns[MOST_MASKS] = _mapped(path)
-    return kind(
-        recipe=recipe,
-        token_file=token_file,
-        accounting=accounting,
-        max_segments_per_sequence=1,
-        directory=None,
-        **columns,
-    )
-
-
-def _mapped(path: Path) -> np.ndarray:
-    array: np.ndarray = np.load(path, mmap_mode="r").view(np.ndarray)
-    return array
+        most_masks = most_masks_by_length(mask_offsets, lengths, longest=recipe.max_sequence_length)
+        write_array(column_path(token_file.prefix, MOST_MASKS), most_masks)
+    write_description(directory, recipe, token_file, accounting)
+    return open_stored(kind, directory, token_file)
 
 
 def _chunks(pairs: int) -> Iterator[Int64[np.ndarray, " chunk"]]:
@@ -133,18 +123,17 @@ def write_pairs(
     *,
     origin: dict[str, Any],
     reporter: SourceReporter,
-    threads: int | None = None,
 ) -> SentencePairsView:
     """Writes the pairs of a split into `folder`, or resumes that; `documents` are its ids, in ascending order.
 
-    `origin` goes into the journal's state. `threads`: as many as there are processors, at most eight.
+    `origin` goes into the journal's state.
 
     Raises: DataError if a document has one sentence and the policy is `error`, or if there is no other document to
     take a random next segment from; RunError if the disk is full.
     """
     kept, accounting = _choose(index, documents, settings, reporter.source)
     prefix = folder / PAIRS
-    threads = threads or min(len(os.sched_getaffinity(0)), _MOST_THREADS)
+    threads = min(len(os.sched_getaffinity(0)), _MOST_THREADS)
     with TokenFileWriter.resume(prefix, vocabulary_size=settings.vocabulary_size, columns=settings.columns) as writer:
         state = {
             "origin": origin,
@@ -161,7 +150,19 @@ def write_pairs(
             _append_all(index, kept, settings, writer, state, reporter=reporter, threads=threads)
         state = writer.finish(None if writer.complete else state).state
     accounting |= {name: state[name] for name in ("tokens_cut", "tokens_borrowed")}
-    return _open_view(settings, folder, accounting)
+    token_file = TokenFile(prefix)
+    kind: type[SentencePairsView] = SentencePairsView if settings.masks is None else MaskedPairsView
+    return store_view(
+        kind,
+        settings.recipe,
+        token_file,
+        TokenAccounting(
+            tokens_kept=token_file.tokens,
+            tokens_special=SPECIAL_TOKENS * token_file.documents,
+            sequences=token_file.documents,
+            **accounting,
+        ),
+    )
 
 
 def _choose(
@@ -294,19 +295,3 @@ def _rows_of_columns(
         columns |= masks.columns(state["masks"])
         state["masks"] += len(masks.labels)
     return columns
-
-
-def _open_view(settings: PairSettings, folder: Path, accounting: dict[str, int]) -> SentencePairsView:
-    token_file = TokenFile(folder / PAIRS)
-    kind: type[SentencePairsView] = SentencePairsView if settings.masks is None else MaskedPairsView
-    return open_pairs(
-        kind,
-        settings.recipe,
-        token_file,
-        TokenAccounting(
-            tokens_kept=token_file.tokens,
-            tokens_special=SPECIAL_TOKENS * token_file.documents,
-            sequences=token_file.documents,
-            **accounting,
-        ),
-    )

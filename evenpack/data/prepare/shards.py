@@ -22,7 +22,7 @@ from evenpack.data.manifest import (
     SourceRecord,
     data_section,
 )
-from evenpack.data.prepare.pairs import PAIR_COLUMNS, begin_masks, open_pairs
+from evenpack.data.prepare.pairs import PAIR_COLUMNS, begin_masks, store_view
 from evenpack.data.prepare.progress import Progress, SourceReporter
 from evenpack.data.prepare.splits import SourceInPreparation, split_files, store_split
 from evenpack.data.prepare.tokens_dir import refuse_other_origin
@@ -199,9 +199,7 @@ class ShardPreparation(SourceInPreparation):
             else:
                 writer.finish()
         token_file = TokenFile(prefix)
-        view = open_pairs(MaskedPairsView, self._recipe, token_file, _accounting(token_file))
-        view.save(prefix.parent)
-        return view
+        return store_view(MaskedPairsView, self._recipe, token_file, _accounting(token_file))
 
     def _append_all(
         self,

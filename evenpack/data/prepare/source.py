@@ -224,7 +224,7 @@ class SourcePreparation(SourceInPreparation):
         self._clear_unless_begun(folder, origin)
         _, lengths = token_file.spans(documents)
         text_bytes = passes * int((lengths - 1).sum()) * token_file.dtype.itemsize
-        view = write_pairs(
+        return write_pairs(
             SentenceIndex.open(token_file),
             documents,
             settings,
@@ -232,8 +232,6 @@ class SourcePreparation(SourceInPreparation):
             origin=origin,
             reporter=replace(reporter, stage="pairs", total_bytes=text_bytes, start_seconds=time.monotonic()),
         )
-        view.save(folder)
-        return view
 
     def _mask_drawing(self, recipe: SentencePairsRecipe, tokenizer: Tokenizer) -> MaskDrawing | None:
         if recipe.static_masks is None:

@@ -18,6 +18,7 @@ from evenpack.data.sequences.view import (
     open_stored,
     place_of,
     remove_description,
+    write_description,
 )
 from evenpack.data.tokens.array_file import mapped_array
 from evenpack.data.tokens.file import TokenFile
@@ -170,7 +171,7 @@ def build_documents(
             _count_all_targets(view)
     if directory is None:
         return view
-    view.describe(directory)
+    write_description(directory, recipe, token_file, accounting)
     return open_stored(type(view), directory.absolute(), token_file)
 
 

@@ -81,9 +81,6 @@ class SentencePairsView(WholeSequencesView):
         self._check_ids(sequence_ids)
         return self.token_file.spans(sequence_ids)
 
-    def _save_arrays(self, directory: Path) -> None:
-        """Does nothing: the columns are stored already."""
-
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class MaskedPairsView(SentencePairsView):

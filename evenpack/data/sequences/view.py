@@ -272,23 +272,10 @@ class StoredView(NumberedSequences):
     def save(self, directory: Path) -> None:
         """Stores the view. The description is removed first and written last, so that a folder with one is complete."""
         remove_description(directory)
-        self._save_arrays(directory)
-        self.describe(directory)
-
-    def describe(self, directory: Path) -> None:
-        """Writes the description, once the arrays are stored."""
-        description = {
-            "recipe": self.recipe.model_dump(mode="json", exclude_none=True, exclude=OF_THE_LOSS),
-            "token_file_tokens": self.token_file.tokens,
-            "accounting": asdict(self.accounting),
-            "max_segments_per_sequence": self.max_segments_per_sequence,
-        }
-        write_json(directory / _DESCRIPTION, description)
-
-    def _save_arrays(self, directory: Path) -> None:
         for name in _array_names(type(self)):
             with atomic_open(directory / f"{name}.npy") as file:
                 np.save(file, getattr(self, name))
+        write_description(directory, self.recipe, self.token_file, self.accounting, self.max_segments_per_sequence)
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         if self.directory is None:
@@ -306,6 +293,23 @@ def remove_description(directory: Path) -> None:
     directory.mkdir(parents=True, exist_ok=True)
     (directory / _DESCRIPTION).unlink(missing_ok=True)
     fsync_directory(directory)
+
+
+def write_description(
+    directory: Path,
+    recipe: Recipe,
+    token_file: TokenFile,
+    accounting: TokenAccounting,
+    max_segments_per_sequence: int = 1,
+) -> None:
+    """Writes the description of a view, once its arrays are stored."""
+    description = {
+        "recipe": recipe.model_dump(mode="json", exclude_none=True, exclude=OF_THE_LOSS),
+        "token_file_tokens": token_file.tokens,
+        "accounting": asdict(accounting),
+        "max_segments_per_sequence": max_segments_per_sequence,
+    }
+    write_json(directory / _DESCRIPTION, description)
 
 
 def read_description(directory: Path) -> dict[str, Any]:
