@@ -227,7 +227,7 @@ class _Preparation:
             workers=self.workers,
             part_bytes=self.part_bytes,
         )
-        reporter = SourceReporter.begin(self.meter, name, "tokens", corpus.total_bytes)
+        reporter = SourceReporter(self.meter, name, "tokens", corpus.total_bytes)
         return preparation.from_text(corpus, tokenising, reporter)
 
     def _refuse_other_sources(self) -> None:

@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal, Protocol, runtime_checkable
 
 from rich.console import Console
@@ -110,26 +110,15 @@ class Meter:
         return written * (total - read) // read
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class SourceReporter:
-    """Turns the counts of one source into progress."""
+    """Turns the counts of one source into progress; its clock starts when it is made."""
 
     progress: Progress
     source: str
     stage: Stage
     total_bytes: int
-    start_seconds: float
-
-    @classmethod
-    def begin(cls, progress: Progress, source: str, stage: Stage, total_bytes: int) -> "SourceReporter":
-        """Returns a reporter whose clock starts now."""
-        return cls(
-            progress=progress,
-            source=source,
-            stage=stage,
-            total_bytes=total_bytes,
-            start_seconds=time.monotonic(),
-        )
+    start_seconds: float = field(default_factory=time.monotonic, init=False)
 
     def report(self, *, documents: int, tokens: int, bytes_read: int, bytes_resumed: int) -> None:
         self.progress.update(

@@ -188,7 +188,7 @@ class ShardPreparation(SourceInPreparation):
             if not writer.complete:
                 state = {"origin": origin, "rows": 0, "bytes_read": 0, **writer.state}
                 total_bytes = bytes_to_read(self.name, self.source)
-                reporter = SourceReporter.begin(self.progress, self.name, "shards", total_bytes)
+                reporter = SourceReporter(self.progress, self.name, "shards", total_bytes)
                 try:
                     self._append_all(shards, choose, writer, state, reporter=reporter, bytes_before=bytes_before)
                 except DataError:

@@ -1,7 +1,6 @@
 """Prepares one source: its token file, its splits, and their accounting."""
 
 import shutil
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -230,7 +229,7 @@ class SourcePreparation(SourceInPreparation):
             settings,
             folder,
             origin=origin,
-            reporter=replace(reporter, stage="pairs", total_bytes=text_bytes, start_seconds=time.monotonic()),
+            reporter=replace(reporter, stage="pairs", total_bytes=text_bytes),
         )
 
     def _mask_drawing(self, recipe: SentencePairsRecipe, tokenizer: Tokenizer) -> MaskDrawing | None:

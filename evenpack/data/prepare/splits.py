@@ -113,7 +113,7 @@ def in_training_order(
         columns=config.shuffle.columns,
     )
     progress.note(f"source '{folder.name}': shuffling in a grid of {grid.rows} rows and {grid.columns} columns")
-    reporter = SourceReporter.begin(progress, folder.name, "shuffle", 2 * token_bytes)
+    reporter = SourceReporter(progress, folder.name, "shuffle", 2 * token_bytes)
 
     def report_progress(sequences: int, bytes_read: int) -> None:
         tokens_written = sequences * tokens // view.count

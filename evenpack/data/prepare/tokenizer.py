@@ -72,7 +72,7 @@ def _train(
             corpus,
             config.sources[name],
             validation_fraction=config.validation_fraction,
-            reporter=SourceReporter.begin(progress, name, "tokenizer", corpus.total_bytes),
+            reporter=SourceReporter(progress, name, "tokenizer", corpus.total_bytes),
         )
         for name, corpus in corpora.items()
     )

@@ -21,7 +21,7 @@ from evenpack.data.checksums import CHUNK_BYTES, ChunkReader, Damage, find_damag
 from evenpack.data.config import DataConfig
 from evenpack.data.manifest import FileRecord, Manifest, refuse_changed_inputs, remedy
 from evenpack.data.mapped_pages import memory_bytes
-from evenpack.data.prepare.progress import PrepareState, Progress
+from evenpack.data.prepare.progress import Progress, SourceReporter
 from evenpack.data.sources.config import Source
 from evenpack.data.sources.files import InputFile
 from evenpack.data.sources.kinds import source_inputs
@@ -73,10 +73,11 @@ class Verifier:
         """Bytes of all files, as they were written."""
         return sum(record.content.bytes for record in self._manifest.files.values())
 
-    def verify_all(self, progress: Progress, *, threads: int | None = None) -> Verified:
-        """Reads all files with several threads, by default one for each processor and at most eight."""
-        threads = threads or min(len(os.sched_getaffinity(0)), _MOST_THREADS)
+    def verify_all(self, progress: Progress) -> Verified:
+        """Reads all files with several threads, one for each processor and at most eight."""
+        threads = min(len(os.sched_getaffinity(0)), _MOST_THREADS)
         local, pieces, started, done = threading.local(), self.pieces(), time.monotonic(), 0
+        reporter = SourceReporter(progress, str(self._directory), "verification", self.total_bytes)
 
         def verify(piece: Piece) -> tuple[Piece, Damage | None]:
             if not hasattr(local, "reader"):
@@ -89,7 +90,7 @@ class Verifier:
                 done += piece.bytes
                 if damage is not None:
                     damages.setdefault(piece.path, damage)
-                progress.update(self._state(piece, done, time.monotonic() - started))
+                reporter.report(documents=0, tokens=0, bytes_read=done, bytes_resumed=0)
         return Verified(bytes=done, elapsed_seconds=time.monotonic() - started, damages=tuple(damages.values()))
 
     def verify_share(
@@ -190,18 +191,6 @@ class Verifier:
             f"{vocabulary_size:,})"
         )
         return Damage(path=damage.path, problem=problem, first_bad_byte=(place[0], byte + dtype.itemsize - 1))
-
-    def _state(self, piece: Piece, done: int, elapsed_seconds: float) -> PrepareState:
-        return PrepareState(
-            stage="verification",
-            source=str(self._directory),
-            documents=0,
-            tokens=0,
-            bytes_read=done,
-            bytes_resumed=0,
-            total_bytes=self.total_bytes,
-            elapsed_seconds=elapsed_seconds,
-        )
 
 
 @contextmanager
