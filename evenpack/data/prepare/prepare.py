@@ -31,7 +31,8 @@ from evenpack.data.manifest import (
     data_section,
     refuse_differences,
 )
-from evenpack.data.packing import LengthHistogram, pack
+from evenpack.data.order.stored_plan import packed
+from evenpack.data.packing import LengthHistogram
 from evenpack.data.prepare.directory import explain_write_failures, hold_lock, refuse_foreign_files, remove_leftovers
 from evenpack.data.prepare.progress import Meter, NoProgress, Progress, SourceReporter
 from evenpack.data.prepare.shards import ShardPreparation, bytes_to_read
@@ -131,7 +132,8 @@ class _Preparation:
         *,
         tokenizer: Tokenizer | None,
     ) -> "_Preparation":
-        _check_packing(config)
+        # One sequence, so that a wrong name or limit is found before hours of work.
+        packed(LengthHistogram.from_lengths([1], longest=1), config.packing, pack_length=config.pack_length)
         encoding_threads()  # a wrong environment variable is found before anything is written
         inputs = {name: source_inputs(name, source) for name, source in config.sources.items()}
         corpora = {
@@ -268,17 +270,6 @@ def _total_bytes(config: DataConfig, corpora: Mapping[str, Corpus]) -> dict[str,
     """Returns the bytes to read of each source to be written, except for token files in their original location."""
     shards = {name: bytes_to_read(name, source) for name, source in config.sources.items() if source.kind == "hdf5"}
     return shards | {name: corpus.total_bytes for name, corpus in corpora.items()}
-
-
-def _check_packing(config: DataConfig) -> None:
-    """Packs one sequence, so that a wrong name or limit is found before hours of work."""
-    pack(
-        LengthHistogram.from_lengths([1], longest=1),
-        config.packing.algorithm,
-        pack_length=config.pack_length,
-        max_sequences_per_pack=config.packing.max_sequences_per_pack,
-        **config.packing.options,
-    )
 
 
 def _check_pair_tokens(config: DataConfig, tokenizer: Tokenizer | None) -> None:

@@ -1,6 +1,7 @@
 """The common part of all sources' splits: training sequences in random order, a plan, and files with checksums."""
 
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,6 @@ from evenpack.data.config import DataConfig
 from evenpack.data.manifest import SPLITS, FileRecord, PackingSummary, SplitRecord, TokenizerRecord, data_section
 from evenpack.data.order.blocked_plan import store_blocks
 from evenpack.data.order.stored_plan import packed, remove_plan, store_plan
-from evenpack.data.packing import LengthHistogram, Packing
 from evenpack.data.permutation import derive_key
 from evenpack.data.prepare.progress import Progress, SourceReporter
 from evenpack.data.sequences import PAIRS, SequenceView, length_chunks
@@ -51,20 +51,16 @@ def store_split(folder: Path, view: SequenceView, config: DataConfig, *, split: 
     if view.count == 0:
         return SplitRecord(accounting=view.accounting, packing=None)
     if split == "train" and not isinstance(config.shuffle, PermutationShuffle):
-        packing = _store_blocks(folder, view, config, block_tokens=config.shuffle.block_tokens)
+        tokens = view.accounting.tokens_kept
+        parts = max(1, round(tokens / config.shuffle.block_tokens))
+        bounds = sorted(set(equal_parts(length_chunks(view), total=tokens, parts=parts)))
+        packing = store_blocks(
+            folder, view, bounds, partial(packed, config=config.packing, pack_length=config.pack_length)
+        )
     else:
         packing = store_plan(folder, view, config.packing, pack_length=config.pack_length)
     padding = view.accounting.padding_slots
     return SplitRecord(accounting=view.accounting, packing=PackingSummary.of(packing, padding_in_sequences=padding))
-
-
-def _store_blocks(folder: Path, view: SequenceView, config: DataConfig, *, block_tokens: int) -> Packing:
-    def packer(histogram: LengthHistogram) -> Packing:
-        return packed(histogram, config.packing, pack_length=config.pack_length)
-
-    tokens = view.accounting.tokens_kept
-    bounds = equal_parts(length_chunks(view), total=tokens, parts=max(1, round(tokens / block_tokens)))
-    return store_blocks(folder, view, sorted(set(bounds)), packer)
 
 
 def split_files(source_folder: Path, directory: Path) -> dict[str, FileRecord]:
