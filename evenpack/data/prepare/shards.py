@@ -17,11 +17,7 @@ import numpy as np
 from jaxtyping import Bool, UInt64
 
 from evenpack.data.config import DataConfig
-from evenpack.data.manifest import (
-    FileRecord,
-    SourceRecord,
-    data_section,
-)
+from evenpack.data.manifest import SPLITS, FileRecord, SourceRecord, data_section
 from evenpack.data.prepare.pairs import PAIR_COLUMNS, begin_masks, store_view
 from evenpack.data.prepare.progress import Progress, SourceReporter
 from evenpack.data.prepare.splits import SourceInPreparation, split_files, store_split
@@ -44,7 +40,6 @@ from evenpack.progress import Progress as Display
 
 _ROWS_AT_ONCE = 2048
 _COLUMNS = PAIR_COLUMNS | MASK_COLUMNS
-_SPLITS: tuple[Split, ...] = ("train", "validation")
 
 
 class EvaluationRows:
@@ -308,7 +303,7 @@ def export_shards(
     exported = []
     with atomic_directory(directory) as unfinished:
         for source in prepared.source_names:
-            for split in _SPLITS:
+            for split in SPLITS:
                 view = prepared.view(source, split)
                 assert isinstance(view, MaskedPairsView), "prepared with the settings of this run"
                 if view.count:

@@ -6,14 +6,11 @@ import zlib
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import TracebackType
-from typing import IO, TYPE_CHECKING, Any
+from typing import IO, Any
 
 from evenpack.data.limits import TOKENISING_BYTES
 from evenpack.errors import DataError
 from evenpack.files import parse_json_object
-
-if TYPE_CHECKING:
-    pass
 
 LONGEST_LINE_BYTES = 1 << 26
 """Bytes of the longest line that is read unless more is asked for: it is in memory as a whole, some times over."""
