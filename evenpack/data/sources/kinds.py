@@ -12,7 +12,7 @@ from evenpack.data.sources.corpus import Corpus, SourceKind
 from evenpack.data.sources.file_sources import ARROW, JSONL, PARQUET, TEXT
 from evenpack.data.sources.files import InputFile
 from evenpack.data.sources.hub import HUB
-from evenpack.data.sources.rows import RowChoice, RowCorpus
+from evenpack.data.sources.rows import RowCorpus
 from evenpack.data.sources.without_text import HDF5, MEGATRON
 
 KINDS: dict[str, SourceKind[Any]] = {
@@ -40,8 +40,7 @@ def open_corpus(name: str, source: Source) -> Corpus:
     corpus = KINDS[source.kind].open_corpus(name, source)
     if not isinstance(source, SourceOfText) or not source.changes_rows:
         return corpus
-    choice = RowChoice(rows=source.rows, minimum_words=source.minimum_words, maximum_rows=source.maximum_rows)
-    return RowCorpus(name, corpus, choice)
+    return RowCorpus(name, corpus, source)
 
 
 def source_inputs(name: str, source: Source) -> tuple[InputFile, ...]:

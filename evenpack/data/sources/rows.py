@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, fields
 from typing import Literal
 
+from evenpack.data.sources.config import SourceOfText
 from evenpack.data.sources.corpus import Corpus, CorpusPart, Document, WholeCorpus, make_document
 from evenpack.errors import DataError
 
@@ -44,16 +45,6 @@ class RowAccounting:
         )
 
 
-@dataclass(frozen=True, kw_only=True)
-class RowChoice:
-    """The choice of rows from a source's documents, by the keys of its section."""
-
-    rows: RowKind | None
-    minimum_words: int | None
-    maximum_rows: int | None
-    """The most rows for training; rows of validation documents are not counted."""
-
-
 class RowPart:
     """The rows of a part of a source, each a document, in its order.
 
@@ -61,11 +52,11 @@ class RowPart:
     before the first requested one are only counted.
     """
 
-    def __init__(self, source: str, part: CorpusPart, choice: RowChoice) -> None:
-        """Takes the name of the `source`."""
-        self._source = source
+    def __init__(self, name: str, part: CorpusPart, source: SourceOfText) -> None:
+        """Takes the `name` of the source and its section, by whose keys rows are chosen."""
+        self._name = name
         self._part = part
-        self._choice = choice
+        self._source = source
         self.accounting: RowAccounting | None = None
         """Accounting of the whole part, or of what was read; None before a pass has ended."""
         self.longest_row_words = 0
@@ -94,11 +85,11 @@ class RowPart:
         self.longest_row_words = 0
         training_rows = 0
         for row, document in self._rows():
-            if training_rows == self._choice.maximum_rows:
+            if training_rows == self._source.maximum_rows:  # rows of validation documents are not counted
                 break
             words = len(row.split())
             self.longest_row_words = max(self.longest_row_words, words)
-            fate = "kept" if words >= (self._choice.minimum_words or 0) else "dropped"
+            fate = "kept" if words >= (self._source.minimum_words or 0) else "dropped"
             counts["rows_read"] += 1
             counts["words_read"] += words
             counts[f"rows_{fate}"] += 1
@@ -108,7 +99,7 @@ class RowPart:
                 yield make_document(
                     row,
                     document.bytes_read,
-                    where=lambda: f"a row of source '{self._source}'",
+                    where=lambda: f"a row of source '{self._name}'",
                     is_held_out=document.is_held_out,
                 )
         self.accounting = RowAccounting(**{field.name: counts[field.name] for field in fields(RowAccounting)})
@@ -120,20 +111,20 @@ class RowPart:
                 yield row, document
 
     def _rows_of(self, text: str) -> Iterable[str]:
-        if self._choice.rows is None:
+        if self._source.rows is None:
             return (text,)
-        return _CUTS[self._choice.rows](line.rstrip("\r") for line in text.split("\n"))
+        return _CUTS[self._source.rows](line.rstrip("\r") for line in text.split("\n"))
 
 
 class RowCorpus:
     """The rows of another corpus, each a document, in its order."""
 
-    def __init__(self, name: str, corpus: Corpus, choice: RowChoice) -> None:
-        """Takes the `name` of the source."""
+    def __init__(self, name: str, corpus: Corpus, source: SourceOfText) -> None:
+        """Takes the `name` of the source and its section."""
         self._name = name
         self._corpus = corpus
-        self._choice = choice
-        self._whole = RowPart(name, WholeCorpus(name=f"source '{name}'", corpus=corpus), choice)
+        self._source = source
+        self._whole = RowPart(name, WholeCorpus(name=f"source '{name}'", corpus=corpus), source)
 
     @property
     def total_bytes(self) -> int:
@@ -158,9 +149,9 @@ class RowCorpus:
 
         With `maximum_rows` it is one part.
         """
-        if self._choice.maximum_rows is not None:
-            return (RowPart(self._name, WholeCorpus(name=f"source '{self._name}'", corpus=self._corpus), self._choice),)
-        return tuple(RowPart(self._name, part, self._choice) for part in self._corpus.parts(target_bytes))
+        if self._source.maximum_rows is not None:
+            return (self._whole,)
+        return tuple(RowPart(self._name, part, self._source) for part in self._corpus.parts(target_bytes))
 
     def refuse_none_kept(self, accounting: RowAccounting, longest: int) -> None:
         """Checks the rows.
@@ -171,7 +162,7 @@ class RowCorpus:
             return
         key = f"data.sources.{self._name}"
         raise DataError(
-            f"source '{self._name}' keeps no row: {key}.minimum_words is {self._choice.minimum_words or 0}, and the "
+            f"source '{self._name}' keeps no row: {key}.minimum_words is {self._source.minimum_words or 0}, and the "
             f"longest of its {accounting.rows_read:,} rows has {longest} words; lower it, or cut rows in another way "
             f"({key}.rows)"
         )
