@@ -1,6 +1,5 @@
 """Byte-level BPE as GPT-2 uses it: vocab.json and merges.txt, or trained here; in the form of `tokenizers`."""
 
-import logging
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -8,12 +7,12 @@ import tokenizers
 from tokenizers import AddedToken, decoders, models, pre_tokenizers, trainers
 
 from evenpack.data.limits import LONGEST_TRAINED_WORD
+from evenpack.data.tokenizers.backend import first_file, warn_if_smaller
 from evenpack.data.tokenizers.config import TrainedTokenizer
 from evenpack.errors import DataError
 
 END_OF_TEXT = "<|endoftext|>"
 
-_logger = logging.getLogger(__name__)
 _VOCABULARY_NAMES = ("vocab.json", "encoder.json")
 _MERGES_NAMES = ("merges.txt", "vocab.bpe")
 """Names of GPT-2's files, as transformers and as OpenAI call them."""
@@ -21,7 +20,7 @@ _MERGES_NAMES = ("merges.txt", "vocab.bpe")
 
 def byte_pairs_files(directory: Path) -> tuple[Path, Path]:
     """Returns the paths of vocabulary and merges. Raises: DataError if the folder lacks one."""
-    return _first_file(directory, *_VOCABULARY_NAMES), _first_file(directory, *_MERGES_NAMES)
+    return first_file(directory, *_VOCABULARY_NAMES), first_file(directory, *_MERGES_NAMES)
 
 
 def read_byte_pairs(directory: Path) -> tokenizers.Tokenizer:
@@ -62,8 +61,7 @@ def train_byte_pairs(config: TrainedTokenizer, texts: Iterable[str]) -> tokenize
         raise DataError(
             "the training documents yield no token beyond single bytes: a tokenizer cannot be trained on them"
         )
-    if size < config.vocabulary_size:
-        _logger.warning("the text yields a vocabulary of %d entries, fewer than %d", size, config.vocabulary_size)
+    warn_if_smaller(size, config.vocabulary_size)
     return backend
 
 
@@ -97,13 +95,3 @@ def _byte_level(model: models.BPE) -> tokenizers.Tokenizer:
     backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     backend.decoder = decoders.ByteLevel()
     return backend
-
-
-def _first_file(directory: Path, *names: str) -> Path:
-    for name in names:
-        if (directory / name).is_file():
-            return directory / name
-    raise DataError(
-        f"tokenizer folder {directory} {'holds no' if directory.is_dir() else 'does not exist: expected'} "
-        f"{' or '.join(names)}; give data.tokenizer.path=FOLDER"
-    )

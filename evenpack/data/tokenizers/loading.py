@@ -19,6 +19,7 @@ import tokenizers
 from jaxtyping import Int64
 
 from evenpack.data.sources.files import InputFile
+from evenpack.data.tokenizers.backend import BACKEND_FILE, prepare_backend
 from evenpack.data.tokenizers.byte_pairs import END_OF_TEXT, byte_pairs_files, read_byte_pairs, train_byte_pairs
 from evenpack.data.tokenizers.config import (
     BertTokenizer,
@@ -189,7 +190,7 @@ def _of_json(path: Path) -> dict[str, int]:
     return {token: int(index) for token, index in read_json(path).items()}
 
 
-_READERS = {"tokenizer.json": _of_backend, "vocab.txt": _of_lines, "vocab.json": _of_json}
+_READERS = {BACKEND_FILE: _of_backend, "vocab.txt": _of_lines, "vocab.json": _of_json}
 """Readers by file name; the first file that exists is used."""
 
 
@@ -198,11 +199,7 @@ class Encoder:
 
     def __init__(self, backend: tokenizers.Tokenizer) -> None:
         """Switches the backend's truncation and padding off. Raises: DataError if its vocabulary is empty."""
-        if backend.get_vocab_size(with_added_tokens=False) == 0:
-            raise DataError("the tokenizer's vocabulary is empty: a file of it is missing or was not found")
-        backend.no_truncation()
-        backend.no_padding()
-        backend.encode_special_tokens = True
+        prepare_backend(backend)
         self._backend = backend
 
     def lengths(self, texts: Sequence[str] | Sequence[tuple[str, str]]) -> Int64[np.ndarray, " texts"]:
@@ -219,11 +216,11 @@ def load_encoder(name: str) -> Encoder:
     folder = Path(name).expanduser()
     if not folder.is_dir() or any((folder / file).is_file() for file in _CONFIG_FILES):
         return Encoder(fast_tokenizer(str(folder) if folder.is_dir() else name).backend_tokenizer)
-    if (folder / "tokenizer.json").is_file():
+    if (path := folder / BACKEND_FILE).is_file():
         try:
-            return Encoder(tokenizers.Tokenizer.from_file(str(folder / "tokenizer.json")))
+            return Encoder(tokenizers.Tokenizer.from_file(str(path)))
         except Exception as error:  # `tokenizers` raises bare Exception
-            raise DataError(f"{folder / 'tokenizer.json'} holds no readable tokenizer: {error}") from error
+            raise DataError(f"{path} holds no readable tokenizer: {error}") from error
     if (folder / "vocab.txt").is_file():
         return Encoder(read_word_pieces(folder, lower_case=None))
     return Encoder(read_byte_pairs(folder))
@@ -243,7 +240,7 @@ def tokenizer_kind_of(folder: Path, like: str) -> str:
     """
     if like != "hub":
         return {"train": "gpt2", "train_word_pieces": "bert"}.get(like, like)
-    if not (folder / "tokenizer.json").exists():
+    if not (folder / BACKEND_FILE).exists():
         for kind, file in (("gpt2", "merges.txt"), ("bert", "vocab.txt")):
             if (folder / file).is_file():
                 return kind

@@ -17,6 +17,7 @@ import tokenizers
 import xxhash
 from jaxtyping import Int32, Int64
 
+from evenpack.data.tokenizers.backend import BACKEND_FILE, prepare_backend
 from evenpack.data.tokenizers.special_tokens import SENTENCE_LENGTHS, MaskingVocabulary, PairTokens
 from evenpack.data.tokenizers.word_pieces import CONTINUATION, ROLES
 from evenpack.errors import DataError
@@ -24,7 +25,6 @@ from evenpack.files import write_json, write_text
 
 BOUNDS = ("bos_token", "eos_token")
 """Transformers' names of the tokens around a text."""
-_BACKEND_FILE = "tokenizer.json"
 _CONFIG_FILE = "tokenizer_config.json"
 
 
@@ -73,14 +73,10 @@ class Tokenizer:
         Raises: DataError if the vocabulary is empty or lacks one of these tokens.
         """
         vocabulary: dict[str, int] = backend.get_vocab(with_added_tokens=True)
-        if backend.get_vocab_size(with_added_tokens=False) == 0:
-            raise DataError("the tokenizer's vocabulary is empty: a file of it is missing or was not found")
+        prepare_backend(backend)
         for token in (end_of_text, unknown, *roles.values()):
             if token is not None and token not in vocabulary:
                 raise DataError(f"the tokenizer's vocabulary of {len(vocabulary)} entries lacks its token '{token}'")
-        backend.no_truncation()
-        backend.no_padding()
-        backend.encode_special_tokens = True
         self._backend = backend
         self._end_of_text = end_of_text
         self._unknown = unknown
@@ -226,7 +222,7 @@ class Tokenizer:
         special = {**self._bounds, **self._roles}
         if self._unknown is not None:
             special["unk_token"] = self._unknown
-        write_text(directory / _BACKEND_FILE, self._backend.to_str(pretty=True))
+        write_text(directory / BACKEND_FILE, self._backend.to_str(pretty=True))
         write_json(
             directory / _CONFIG_FILE,
             {"tokenizer_class": "PreTrainedTokenizerFast", "clean_up_tokenization_spaces": False, **special},
@@ -237,7 +233,7 @@ class Tokenizer:
         """Reads the files of `save`. Raises: DataError if they are missing or incomplete."""
         try:
             config = json.loads((directory / _CONFIG_FILE).read_text())
-            backend = tokenizers.Tokenizer.from_str((directory / _BACKEND_FILE).read_text())
+            backend = tokenizers.Tokenizer.from_str((directory / BACKEND_FILE).read_text())
         except Exception as error:  # `tokenizers` raises bare Exception
             raise DataError(f"{directory} holds no readable tokenizer: {error}") from error
         roles = {role: config[role] for role in ROLES if role in config}

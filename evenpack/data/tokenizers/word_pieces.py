@@ -12,6 +12,7 @@ import tokenizers
 from tokenizers import AddedToken, decoders, models, normalizers, pre_tokenizers, processors, trainers
 
 from evenpack.data.limits import LONGEST_TRAINED_WORD
+from evenpack.data.tokenizers.backend import BACKEND_FILE, first_file, warn_if_smaller
 from evenpack.data.tokenizers.config import TrainedWordPieces
 from evenpack.errors import DataError
 
@@ -24,7 +25,6 @@ CONTINUATION = "##"
 """Prefix of a piece that continues the word before."""
 
 _SPECIAL = ("[PAD]", UNKNOWN, "[CLS]", "[SEP]", "[MASK]")
-_BACKEND_FILE = "tokenizer.json"
 _VOCABULARY_FILE = "vocab.txt"
 _ALWAYS_KEPT_LETTERS = 256
 _LETTER_COVERAGE = 0.9995
@@ -33,13 +33,7 @@ _logger = logging.getLogger(__name__)
 
 def word_pieces_file(directory: Path) -> Path:
     """Returns the file that describes the tokenizer completely. Raises: DataError if the folder holds none."""
-    for name in (_BACKEND_FILE, _VOCABULARY_FILE):
-        if (directory / name).is_file():
-            return directory / name
-    raise DataError(
-        f"tokenizer folder {directory} {'holds no' if directory.is_dir() else 'does not exist: expected'} "
-        f"{_BACKEND_FILE} or {_VOCABULARY_FILE}; give data.tokenizer.path=FOLDER"
-    )
+    return first_file(directory, BACKEND_FILE, _VOCABULARY_FILE)
 
 
 def read_word_pieces(directory: Path, *, lower_case: bool | None) -> tokenizers.Tokenizer:
@@ -50,7 +44,7 @@ def read_word_pieces(directory: Path, *, lower_case: bool | None) -> tokenizers.
     """
     path = word_pieces_file(directory)
     try:
-        if path.name == _BACKEND_FILE:
+        if path.name == BACKEND_FILE:
             backend = tokenizers.Tokenizer.from_file(str(path))
             _refuse_missing_tokens(backend.get_vocab(with_added_tokens=True), path)
             return backend
@@ -97,10 +91,7 @@ def train_word_pieces(config: TrainedWordPieces, texts: Iterable[str]) -> tokeni
     )
     backend.train_from_iterator(kept, trainer=trainer)
     vocabulary: dict[str, int] = backend.get_vocab(with_added_tokens=True)
-    if len(vocabulary) < config.vocabulary_size:
-        _logger.warning(
-            "the text yields a vocabulary of %d entries, fewer than %d", len(vocabulary), config.vocabulary_size
-        )
+    warn_if_smaller(len(vocabulary), config.vocabulary_size)
     return _assemble(vocabulary, lower_case=config.lower_case)
 
 
