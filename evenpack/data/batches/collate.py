@@ -7,7 +7,7 @@ from jaxtyping import Bool, Int64, Integer
 
 from evenpack.batch import PackedBatch
 from evenpack.data.batches.capacity import BatchCapacity, capacity_of_any_batch
-from evenpack.data.batches.objectives import Objective, SequenceContent
+from evenpack.data.batches.objectives import Objective, SequenceContent, filled
 from evenpack.data.batches.placement import Placer
 from evenpack.data.order.selection import PackedSource, PackSelection, order_hash
 from evenpack.data.order.step_plan import PackStatistics, item_costs
@@ -84,7 +84,7 @@ class Collator:
                 for window, pairs in total_pairs_within(segment_lengths, self.cost_weights.per_pair_within).items()
             },
         )
-        cu_seqlens = _filled(placement.segment_starts, sizes.segments + 1, placement.slots)
+        cu_seqlens = filled(placement.segment_starts, sizes.segments + 1, placement.slots)
         return PackedBatch(
             tokens=tokens,
             position_ids=placement.position_ids,
@@ -101,7 +101,7 @@ class Collator:
                 tokens=sum(source_tokens),
                 targets=task.target_count,
             ),
-            sequence_ids=_filled(packs.sequence_ids, sizes.sequences, -1),
+            sequence_ids=filled(packs.sequence_ids, sizes.sequences, -1),
             source_tokens=source_tokens,
             squared_lengths=squared_lengths - int(content.padding.squared_lengths.sum()),
             pairs_within=pairs_within,
@@ -188,10 +188,3 @@ class Collator:
                 "tokenizer of this vocabulary"
             )
         return tokens
-
-
-def _filled(values: Int64[np.ndarray, " K"], size: int, filler: int) -> Int64[np.ndarray, " size"]:
-    """Returns `values` followed by `filler` up to `size`."""
-    result = np.full(size, filler, dtype=np.int64)
-    result[: len(values)] = values
-    return result

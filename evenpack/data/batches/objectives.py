@@ -249,9 +249,9 @@ class _MaskedObjective(ABC):
             weights /= np.repeat(masked.counts, masked.counts)
         targets = {
             MASKED_TOKEN.name: ChosenTargets(
-                positions=_filled(placement.slot_of_token[masked.positions], max_targets),
-                labels=_filled(masked.labels, max_targets),
-                weights=_filled(weights, max_targets),
+                positions=filled(placement.slot_of_token[masked.positions], max_targets),
+                labels=filled(masked.labels, max_targets),
+                weights=filled(weights, max_targets),
             )
         }
         token_types = np.zeros_like(content.tokens)
@@ -262,9 +262,9 @@ class _MaskedObjective(ABC):
             if self.next_sentence.divided_by == "packs":
                 sequence_weights /= content.pack_sizes
             targets[NEXT_SENTENCE.name] = ChosenTargets(
-                positions=_filled(placement.slot_of_token[content.starts], sizes.sequences),
-                labels=_filled(labels, sizes.sequences),
-                weights=_filled(sequence_weights, sizes.sequences),
+                positions=filled(placement.slot_of_token[content.starts], sizes.sequences),
+                labels=filled(labels, sizes.sequences),
+                weights=filled(sequence_weights, sizes.sequences),
             )
         return Task(tokens=masked.tokens, token_types=token_types, targets=targets, target_count=len(masked.positions))
 
@@ -467,9 +467,9 @@ class SequenceLabels:
             tokens, weight, size = (content.starts[:, None] + labels).reshape(-1), 0.5, 2 * sizes.sequences
             labels = np.tile([0, 1], len(content.lengths))
         targets = ChosenTargets(
-            positions=_filled(placement.slot_of_token[tokens], size),
-            labels=_filled(labels, size),
-            weights=_filled(np.full(len(labels), weight, dtype=np.float32), size),
+            positions=filled(placement.slot_of_token[tokens], size),
+            labels=filled(labels, size),
+            weights=filled(np.full(len(labels), weight, dtype=np.float32), size),
         )
         return Task(
             tokens=content.tokens,
@@ -511,8 +511,8 @@ def _token_types(content: SequenceContent, first_lengths: Int64[np.ndarray, " M"
     return types
 
 
-def _filled(values: Integer[np.ndarray, " K"] | np.ndarray, size: int) -> Shaped[np.ndarray, " size"]:
-    """Returns `values` followed by zeros."""
-    result = np.zeros(size, dtype=np.float32 if values.dtype.kind == "f" else np.int64)
+def filled(values: Integer[np.ndarray, " K"] | np.ndarray, size: int, filler: int = 0) -> Shaped[np.ndarray, " size"]:
+    """Returns `values` followed by `filler` up to `size`: int64, or float32 where they are floats."""
+    result = np.full(size, filler, dtype=np.float32 if values.dtype.kind == "f" else np.int64)
     result[: len(values)] = values
     return result
