@@ -22,13 +22,12 @@ from evenpack.data.recipes import MaskedPairsRecipe, SentencePairsRecipe
 from evenpack.data.sequences import PAIRS, MaskedPairsView, SentencePairsView, TokenAccounting
 from evenpack.data.sequences.pair_drawing import (
     SPECIAL_TOKENS,
-    DrawnMasks,
     MaskDrawing,
     PairDrawing,
     PairSpans,
     SentenceIndex,
 )
-from evenpack.data.sequences.pairs import MASK_COLUMNS, MOST_MASKS, ORIGIN_COLUMNS, most_masks_by_length
+from evenpack.data.sequences.pairs import MASK_COLUMNS, MOST_MASKS, ORIGIN_COLUMNS, PairMasks, most_masks_by_length
 from evenpack.data.sequences.view import open_stored, remove_description, write_description
 from evenpack.data.tokenizers.special_tokens import PairTokens
 from evenpack.data.tokens.array_file import write_array
@@ -106,13 +105,6 @@ class _Unit(NamedTuple):
     last: int
     """Last of the kept documents."""
     text_tokens: int
-
-
-class _Made(NamedTuple):
-    unit: _Unit
-    tokens: Integer[np.ndarray, " tokens"]
-    spans: PairSpans
-    masks: DrawnMasks | None
 
 
 def write_pairs(
@@ -213,13 +205,13 @@ def _append_all(
     drawing = PairDrawing(index, kept, settings.recipe)
     itemsize, resumed = index.token_file.dtype.itemsize, state["text_tokens"]
 
-    def make(unit: _Unit) -> _Made:
+    def make(unit: _Unit) -> tuple[_Unit, Integer[np.ndarray, " tokens"], PairSpans, PairMasks | None]:
         spans = drawing.draw(unit.first, unit.last, unit.pass_number)
         tokens = _pair_tokens(index.token_file, spans, settings.pair_tokens)
         if settings.masks is None:
-            return _Made(unit, tokens, spans, None)
-        masks = settings.masks.draw(tokens, _pair_lengths(spans), spans.first_starts, unit.pass_number)
-        return _Made(unit, masks.tokens, spans, masks)
+            return unit, tokens, spans, None
+        tokens, masks = settings.masks.draw(tokens, _pair_lengths(spans), spans.first_starts, unit.pass_number)
+        return unit, tokens, spans, masks
 
     with ThreadPoolExecutor(threads, thread_name_prefix="pairs") as executor:
         units = _units(index, kept, settings.passes, state["passes"], state["documents"])
@@ -282,7 +274,7 @@ def _pair_lengths(spans: PairSpans) -> Int64[np.ndarray, " K"]:
 
 
 def _rows_of_columns(
-    spans: PairSpans, masks: DrawnMasks | None, state: dict[str, Any]
+    spans: PairSpans, masks: PairMasks | None, state: dict[str, Any]
 ) -> dict[str, Integer[np.ndarray, " _"]]:
     """Returns the rows to append to the columns; `state` counts the masks."""
     columns: dict[str, Integer[np.ndarray, " _"]] = {

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from jaxtyping import Bool, UInt64
+from jaxtyping import Bool, Integer, UInt64
 
 from evenpack.data.config import DataConfig
 from evenpack.data.manifest import SPLITS, FileRecord, SourceRecord, data_section
@@ -25,7 +25,7 @@ from evenpack.data.prepare.tokens_dir import refuse_other_origin
 from evenpack.data.prepared import PreparedData, Split
 from evenpack.data.recipes import MaskedPairsRecipe
 from evenpack.data.sequences import PAIRS, MaskedPairsView, TokenAccounting
-from evenpack.data.sequences.pairs import MASK_COLUMNS
+from evenpack.data.sequences.pairs import MASK_COLUMNS, PairMasks
 from evenpack.data.shards.reading import MaskedSequences, RowLimits, ShardSet, ShardSlice, check_limits, read_slices
 from evenpack.data.shards.writing import ShardForm, WrittenLayout, new_shard
 from evenpack.data.sources.config import Hdf5Source
@@ -255,12 +255,11 @@ def _every_row(part: ShardSlice) -> Bool[np.ndarray, " K"]:
 
 def _append(sequences: MaskedSequences, writer: TokenFileWriter, state: dict[str, Any]) -> None:
     """Appends sequences; `state` counts the masks."""
-    columns = {
+    masks = PairMasks(counts=sequences.mask_counts, places=sequences.mask_places, labels=sequences.mask_labels)
+    columns: dict[str, Integer[np.ndarray, " _"]] = {
         "first_segment_lengths": sequences.first_segment_lengths.astype(np.uint16),
         "next_sentence_labels": sequences.next_sentence_labels.astype(np.uint8),
-        "mask_offsets": state["masks"] + np.cumsum(sequences.mask_counts),
-        "mask_positions": sequences.mask_places.astype(np.uint16),
-        "mask_labels": sequences.mask_labels.astype(np.int32),
+        **masks.columns(state["masks"]),
     }
     writer.append(sequences.tokens, sequences.lengths, columns)
     state["masks"] += len(sequences.mask_labels)

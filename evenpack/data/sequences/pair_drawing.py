@@ -23,11 +23,12 @@ Shapes: D = documents of a split, B = documents of a block, K = pairs, T = their
 from dataclasses import dataclass
 
 import numpy as np
-from jaxtyping import Bool, Float64, Int32, Int64, Integer, UInt16, UInt64
+from jaxtyping import Bool, Float64, Int64, Integer, UInt64
 
 from evenpack.data.permutation import derive_key
 from evenpack.data.recipes import MaskingConfig, SentencePairsRecipe
 from evenpack.data.sequences.masking import mask_sequences, masking_keys
+from evenpack.data.sequences.pairs import PairMasks
 from evenpack.data.tokenizers.special_tokens import SENTENCE_LENGTHS, MaskingVocabulary
 from evenpack.data.tokens.file import TokenFile
 from evenpack.data.tokens.writer import column_path
@@ -247,26 +248,6 @@ def _below(keys: UInt64[np.ndarray, " N"], purpose: int, limits: Int64[np.ndarra
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class DrawnMasks:
-    """The masked form of a unit of pairs."""
-
-    tokens: Integer[np.ndarray, " T"]
-    """Tokens as the model sees them."""
-    counts: Int64[np.ndarray, " K"]
-    places: UInt16[np.ndarray, " M"]
-    """Positions of the masks within the pair."""
-    labels: Int32[np.ndarray, " M"]
-
-    def columns(self, masks_before: int) -> dict[str, Integer[np.ndarray, " _"]]:
-        """Returns the rows to append to the columns of stored masks (`pairs.py`) that hold so many masks."""
-        return {
-            "mask_offsets": masks_before + np.cumsum(self.counts),
-            "mask_positions": self.places,
-            "mask_labels": self.labels,
-        }
-
-
-@dataclass(frozen=True, kw_only=True, eq=False)
 class MaskDrawing:
     """Draws the masks of one source's pairs."""
 
@@ -282,16 +263,14 @@ class MaskDrawing:
         lengths: Int64[np.ndarray, " K"],
         first_starts: Int64[np.ndarray, " K"],
         pass_number: int,
-    ) -> DrawnMasks:
-        """Masks pairs whose tokens are concatenated; `first_starts` are the file positions of their A."""
+    ) -> tuple[Integer[np.ndarray, " T"], PairMasks]:
+        """Masks pairs whose tokens are concatenated; `first_starts` are the file positions of their A.
+
+        Returns: the tokens as the model sees them, and the masks.
+        """
         offsets = np.append(0, np.cumsum(lengths))
         source_keys = np.full(len(lengths), self.source_key, dtype=np.uint64)
         keys = masking_keys(self.seed, np.full(len(lengths), pass_number), source_keys, first_starts)
         masked = mask_sequences(tokens, offsets, keys, self.config, self.vocabulary)
         places = masked.positions - np.repeat(offsets[:-1], masked.counts)
-        return DrawnMasks(
-            tokens=masked.tokens,
-            counts=masked.counts,
-            places=places.astype(np.uint16),
-            labels=masked.labels.astype(np.int32),
-        )
+        return masked.tokens, PairMasks(counts=masked.counts, places=places, labels=masked.labels)

@@ -42,13 +42,21 @@ _SCANNED = 1 << 20
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class TakenMasks:
+class PairMasks:
     """The masks of K sequences, one sequence after another."""
 
     counts: Int64[np.ndarray, " K"]
-    places: Int64[np.ndarray, " T"]
+    places: Integer[np.ndarray, " T"]
     """Positions within the sequence."""
-    labels: Int64[np.ndarray, " T"]
+    labels: Integer[np.ndarray, " T"]
+
+    def columns(self, masks_before: int) -> dict[str, Integer[np.ndarray, " _"]]:
+        """Returns the rows to append to the columns of stored masks that hold so many masks."""
+        return {
+            "mask_offsets": masks_before + np.cumsum(self.counts),
+            "mask_positions": self.places.astype(np.uint16),
+            "mask_labels": self.labels.astype(np.int32),
+        }
 
 
 def most_masks_by_length(
@@ -127,7 +135,7 @@ class MaskedPairsView(SentencePairsView):
             )
         return counts
 
-    def masks(self, sequence_ids: Int64[np.ndarray, " K"], lengths: Int64[np.ndarray, " K"]) -> TakenMasks:
+    def masks(self, sequence_ids: Int64[np.ndarray, " K"], lengths: Int64[np.ndarray, " K"]) -> PairMasks:
         """Returns the masks of sequences that have these lengths.
 
         Raises: DataError if a mask is beyond the end of its sequence, or as `mask_counts` does.
@@ -143,7 +151,7 @@ class MaskedPairsView(SentencePairsView):
                 f"mask_positions has a mask at position {places[outside[0]]} of sequence {sequence}, beyond its "
                 "end: the stored masks are damaged or of other sequences; prepare again"
             )
-        return TakenMasks(counts=counts, places=places, labels=self.mask_labels[chosen].astype(np.int64))
+        return PairMasks(counts=counts, places=places, labels=self.mask_labels[chosen].astype(np.int64))
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
