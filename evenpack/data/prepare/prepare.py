@@ -16,7 +16,6 @@ the manifest's checksums and changes nothing.
 
 import shutil
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 
 from evenpack.data.config import DataConfig
@@ -47,7 +46,6 @@ from evenpack.data.recipes import MaskedPairsRecipe, SentencePairsRecipe
 from evenpack.data.sequences.pair_drawing import LANGUAGES_WITH_RULES
 from evenpack.data.sources.config import Hdf5Source, MegatronSource
 from evenpack.data.sources.corpus import Corpus
-from evenpack.data.sources.files import InputFile
 from evenpack.data.sources.kinds import open_corpus, source_inputs
 from evenpack.data.tokenizers.config import ExternalTokenizer, TrainedTokenizer, TrainedWordPieces
 from evenpack.data.tokenizers.loading import load_tokenizer
@@ -80,7 +78,7 @@ def prepare(
     progress = progress or NoProgress()
     if (directory / MANIFEST).is_file():
         return _confirm(config, directory, progress)
-    preparation = _Preparation.begin(config, directory, progress, workers, part_bytes, tokenizer=tokenizer)
+    preparation = _Preparation(config, directory, progress, workers=workers, part_bytes=part_bytes, tokenizer=tokenizer)
     with hold_lock(directory):
         if (directory / MANIFEST).is_file():  # the previous holder of the lock has finished it
             return _confirm(config, directory, progress)
@@ -104,60 +102,43 @@ def _confirm(config: DataConfig, directory: Path, progress: Progress) -> Manifes
     return manifest
 
 
-@dataclass(frozen=True, kw_only=True)
 class _Preparation:
-    """Everything that can be checked before the first byte is written."""
+    """One call, after everything is checked that can be before the first byte is written."""
 
-    config: DataConfig
-    directory: Path
-    meter: Meter
-    inputs: dict[str, tuple[InputFile, ...]]
-    corpora: dict[str, Corpus]
-    """Corpora of the text sources."""
-    tokenizer: Tokenizer | None
-    """The tokenizer; None if it is still to be trained, or if the source holds tokens."""
-    shared: SharedTokens | None
-    """Shared tokens; None if the directory has tokens of its own."""
-    workers: Workers | None
-    part_bytes: int | None
-
-    @classmethod
-    def begin(
-        cls,
+    def __init__(
+        self,
         config: DataConfig,
         directory: Path,
         progress: Progress,
+        *,
         workers: Workers | None,
         part_bytes: int | None,
-        *,
         tokenizer: Tokenizer | None,
-    ) -> "_Preparation":
+    ) -> None:
         # One sequence, so that a wrong name or limit is found before hours of work.
         packed(LengthHistogram.from_lengths([1], longest=1), config.packing, pack_length=config.pack_length)
         encoding_threads()  # a wrong environment variable is found before anything is written
-        inputs = {name: source_inputs(name, source) for name, source in config.sources.items()}
-        corpora = {
+        self.config = config
+        self.directory = directory
+        self.workers = workers
+        self.part_bytes = part_bytes
+        self.inputs = {name: source_inputs(name, source) for name, source in config.sources.items()}
+        self.corpora = {
             name: open_corpus(name, source)
             for name, source in config.sources.items()
             if not isinstance(source, MegatronSource | Hdf5Source)
         }
+        """Corpora of the text sources."""
         if tokenizer is None and not isinstance(
             config.tokenizer, ExternalTokenizer | TrainedTokenizer | TrainedWordPieces
         ):
             tokenizer = load_tokenizer(config.tokenizer)
         _check_pair_tokens(config, tokenizer)
-        meter = Meter(progress, _total_bytes(config, corpora))
-        return cls(
-            config=config,
-            directory=directory,
-            meter=meter,
-            inputs=inputs,
-            corpora=corpora,
-            tokenizer=tokenizer,
-            shared=_shared_tokens(config, directory, meter),
-            workers=workers,
-            part_bytes=part_bytes,
-        )
+        self.tokenizer = tokenizer
+        """The tokenizer; None if it is still to be trained, or if the source holds tokens."""
+        self.meter = Meter(progress, _total_bytes(config, self.corpora))
+        self.shared = _shared_tokens(config, directory, self.meter)
+        """Shared tokens; None if the directory has tokens of its own."""
 
     def run(self) -> Manifest:
         remove_leftovers(self.directory)
