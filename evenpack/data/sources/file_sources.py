@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from itertools import accumulate, pairwise
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from evenpack.data.sources.config import ArrowSource, JsonlSource, ParquetSource, SourceOfFiles, TextSource
 from evenpack.data.sources.corpus import Document, FileCorpus, Piece, SourceKind, make_document
@@ -19,7 +19,7 @@ from evenpack.data.sources.lines import (
     too_long_error,
     value_of,
 )
-from evenpack.data.sources.rows import RowKind, filled_lines, paragraphs
+from evenpack.data.sources.rows import filled_lines, paragraphs
 from evenpack.errors import DataError
 
 if TYPE_CHECKING:
@@ -70,12 +70,12 @@ def kind_of_files(
 EntryT = TypeVar("EntryT")
 
 
-@dataclass(frozen=True, kw_only=True)
-class _LinesPiece(Generic[EntryT]):
+@dataclass(frozen=True)
+class _LinesPiece(Generic[SectionT, EntryT]):
     """Consecutive lines of one file, by default the whole file."""
 
+    source: SectionT
     path: Path
-    longest_line_bytes: int
     is_held_out: bool | None
     begin: int = 0
     """The first byte, at the start of a line."""
@@ -91,7 +91,7 @@ class _LinesPiece(Generic[EntryT]):
         return (self.path.stat().st_size if self.stop is None else self.stop) - self.begin
 
     def read(self, start: int, bytes_before: int) -> Generator[Document, None, int]:
-        longest = self.longest_line_bytes
+        longest = self.source.maximum_document_bytes
         with SourceReader(self.path, begin=self.begin, stop=self.stop, longest_line_bytes=longest) as reader:
             for entry in self._entries(reader):
                 if start:
@@ -101,7 +101,7 @@ class _LinesPiece(Generic[EntryT]):
                     yield make_document(text, bytes_read, lambda: reader.where, is_held_out=self.is_held_out)
         return start
 
-    def divided(self, target_bytes: int) -> tuple["_LinesPiece[EntryT]", ...]:
+    def divided(self, target_bytes: int) -> tuple["_LinesPiece[SectionT, EntryT]", ...]:
         """Divides a whole file into ranges of about equal size, at most `target_bytes` and a document, by seeking.
 
         A compressed file stays whole.
@@ -129,46 +129,40 @@ class _LinesPiece(Generic[EntryT]):
         return None
 
 
-@dataclass(frozen=True, kw_only=True)
-class JsonlPiece(_LinesPiece[bytes]):
+class JsonlPiece(_LinesPiece[JsonlSource, bytes]):
     """The strings under one key of JSON objects, one per line; lines of white space are skipped."""
-
-    text_key: str
 
     def _entries(self, reader: SourceReader) -> Iterator[bytes]:
         return reader.filled_lines()
 
     def _text(self, entry: bytes, reader: SourceReader) -> str:
-        found = reader.json_object(entry)
-        if isinstance(text := found.get(self.text_key), str):
+        found, key = reader.json_object(entry), self.source.text_key
+        if isinstance(text := found.get(key), str):
             return text
-        other = value_of(found, self.text_key, reader.where, remedy="Set the source's text_key")
-        raise DataError(f"{reader.where}: '{self.text_key}' must be a string, found {type(other).__name__}")
+        other = value_of(found, key, reader.where, remedy="Set the source's text_key")
+        raise DataError(f"{reader.where}: '{key}' must be a string, found {type(other).__name__}")
 
 
-@dataclass(frozen=True, kw_only=True)
-class TextPiece(_LinesPiece[str]):
+class TextPiece(_LinesPiece[TextSource, str]):
     """A file of text, or the parts of one between blank lines or line ends.
 
-    Line ends become '\\n'; a text of white space alone is not a document.
+    Line ends become '\\n'; a text of white space alone is not a document. Rows into which documents are cut later are
+    read by themselves, so a file of them may be of any size.
     """
-
-    separator: Literal["file", "blank_line", "line"]
-    rows: RowKind | None
-    """The rows into which documents are cut later; each is then read by itself, so a file may be of any size."""
 
     @property
     def _is_divisible(self) -> bool:
-        return self.separator != "file"
+        return self.source.document_separator != "file"
 
     @property
     def _ends_document(self) -> Callable[[bytes], bool] | None:
-        return None if self.separator == "line" else bytes.isspace
+        return None if self.source.document_separator == "line" else bytes.isspace
 
     def _entries(self, reader: SourceReader) -> Iterator[str]:
-        if self.separator == "line" or self.rows == "lines":
+        separator, rows = self.source.document_separator, self.source.rows
+        if separator == "line" or rows == "lines":
             yield from filled_lines(self._lines(reader, lambda _: True))
-        elif self.separator == "blank_line" or self.rows == "paragraphs":
+        elif separator == "blank_line" or rows == "paragraphs":
             yield from paragraphs(self._lines(reader, lambda line: not line.strip()))
         else:
             yield from filled_lines(["\n".join(self._lines(reader, lambda _: False))])
@@ -178,12 +172,12 @@ class TextPiece(_LinesPiece[str]):
 
     def _lines(self, reader: SourceReader, ends_document: Callable[[str], bool]) -> Iterator[str]:
         """Yields lines without their ends. Raises: DataError once the lines of a document are too long together."""
-        document_bytes = 0
+        document_bytes, most = 0, self.source.maximum_document_bytes
         for line in reader.lines():
             text = reader.decode(line).rstrip("\r\n")
             document_bytes = 0 if ends_document(text) else document_bytes + len(line)
-            if document_bytes > self.longest_line_bytes:
-                raise too_long_error(reader.where, "document", most=self.longest_line_bytes)
+            if document_bytes > most:
+                raise too_long_error(reader.where, "document", most=most)
             yield text
 
 
@@ -191,15 +185,14 @@ TableOpener = Callable[[Path], "BlockTable"]
 """Opens a table; a function of a module, so that it can be pickled. It imports what it needs: pyarrow takes a while."""
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class ColumnPiece:
     """The strings of one column; blocks before the first requested document are not read."""
 
+    source: ParquetSource | ArrowSource
     path: Path
-    text_key: str
-    open_table: TableOpener
-    longest_text_bytes: int
     is_held_out: bool | None
+    open_table: TableOpener
     first_block: int = 0
     begin: int = 0
     """The first row, which begins its block."""
@@ -219,7 +212,7 @@ class ColumnPiece:
 
     def read(self, start: int, bytes_before: int) -> Generator[Document, None, int]:
         table = self.open_table(self.path)
-        column = table.text_column(self.text_key)
+        column = table.text_column(self.source.text_key)
         stop = sum(block.rows for block in table.blocks(column)) if self.stop is None else self.stop
         count, total_bytes = stop - self.begin, self.total_bytes
         if start >= count:
@@ -243,7 +236,7 @@ class ColumnPiece:
     def divided(self, target_bytes: int) -> tuple["ColumnPiece", ...]:
         """Yields neighbouring blocks together, up to `target_bytes`."""
         table = self.open_table(self.path)
-        blocks = table.blocks(table.text_column(self.text_key))
+        blocks = table.blocks(table.text_column(self.source.text_key))
         rows = [0, *accumulate(block.rows for block in blocks)]
         weights = [0, *accumulate(block.weight for block in blocks)]
         edges = [self.total_bytes * weight // max(1, weights[-1]) for weight in weights]
@@ -266,14 +259,15 @@ class ColumnPiece:
 
         Raises: DataError with file and row for a null, for a text that is too long, or for bytes that are not UTF-8.
         """
+        key = self.source.text_key
         for index, value in enumerate(rows.columns[0]):
-            refuse_long_text(value, partial(rows.place, index), most=self.longest_text_bytes)
+            refuse_long_text(value, partial(rows.place, index), most=self.source.maximum_document_bytes)
             try:
                 text = value.as_py()
             except UnicodeDecodeError as error:
-                raise DataError(f"{rows.place(index)}: '{self.text_key}' is not valid UTF-8: {error.reason}") from error
+                raise DataError(f"{rows.place(index)}: '{key}' is not valid UTF-8: {error.reason}") from error
             if text is None:
-                raise DataError(f"{rows.place(index)}: '{self.text_key}' is null, expected a string")
+                raise DataError(f"{rows.place(index)}: '{key}' is null, expected a string")
             yield text
 
 
@@ -294,37 +288,6 @@ def _cuts(edges: Sequence[int], target: int) -> Iterator[tuple[int, int]]:
             first = last
 
 
-def _jsonl_piece(source: JsonlSource, path: Path, is_held_out: bool | None) -> JsonlPiece:
-    return JsonlPiece(
-        path=path,
-        longest_line_bytes=source.maximum_document_bytes,
-        is_held_out=is_held_out,
-        text_key=source.text_key,
-    )
-
-
-def _text_piece(source: TextSource, path: Path, is_held_out: bool | None) -> TextPiece:
-    return TextPiece(
-        path=path,
-        longest_line_bytes=source.maximum_document_bytes,
-        is_held_out=is_held_out,
-        separator=source.document_separator,
-        rows=source.rows,
-    )
-
-
-def _column_piece(
-    open_table: TableOpener, source: ParquetSource | ArrowSource, path: Path, is_held_out: bool | None
-) -> ColumnPiece:
-    return ColumnPiece(
-        path=path,
-        text_key=source.text_key,
-        open_table=open_table,
-        longest_text_bytes=source.maximum_document_bytes,
-        is_held_out=is_held_out,
-    )
-
-
 def _open_parquet(path: Path) -> "BlockTable":
     from evenpack.data.sources.tables import ParquetTable  # pyarrow takes a while to import
 
@@ -343,15 +306,17 @@ def _saved_files(name: str, source: ArrowSource, key: str) -> FolderFiles:
     return partial(saved_files, split=None, key=None)
 
 
-JSONL = kind_of_files(_jsonl_piece, suffixes=JSONL_SUFFIXES)
+JSONL: SourceKind[JsonlSource] = kind_of_files(JsonlPiece, suffixes=JSONL_SUFFIXES)
 
 
-TEXT = kind_of_files(_text_piece, suffixes=None, recognised_endings=(".txt", ".text", ".md"))
+TEXT: SourceKind[TextSource] = kind_of_files(TextPiece, suffixes=None, recognised_endings=(".txt", ".text", ".md"))
 
 
-PARQUET: SourceKind[ParquetSource] = kind_of_files(partial(_column_piece, _open_parquet), suffixes=(".parquet",))
+PARQUET: SourceKind[ParquetSource] = kind_of_files(
+    partial(ColumnPiece, open_table=_open_parquet), suffixes=(".parquet",)
+)
 
 
 ARROW: SourceKind[ArrowSource] = kind_of_files(
-    partial(_column_piece, _open_arrow), suffixes=ARROW_SUFFIXES, own_files=_saved_files
+    partial(ColumnPiece, open_table=_open_arrow), suffixes=ARROW_SUFFIXES, own_files=_saved_files
 )
