@@ -45,25 +45,18 @@ _COLUMNS = PAIR_COLUMNS | MASK_COLUMNS
 class EvaluationRows:
     """Refuses training rows that are in the evaluation set, or counts them if the source allows it."""
 
-    def __init__(
-        self, identities: UInt64[np.ndarray, " rows"], shards: ShardSet, name: str, source: Hdf5Source
-    ) -> None:
-        """Takes `identities` of `MaskedSequences.identities`, in any order."""
-        self._identities = np.sort(identities)
-        self._shards = shards
-        self._name = name
-        self._is_allowed = source.allow_validation_overlap
-        self._overlapping = 0
-        self._first_place = ""
-
-    @classmethod
-    def of(cls, view: MaskedPairsView, shards: ShardSet, name: str, source: Hdf5Source) -> "EvaluationRows":
+    def __init__(self, view: MaskedPairsView, shards: ShardSet, name: str, source: Hdf5Source) -> None:
         """Reads the identities of a prepared evaluation set, which was made from `shards`."""
         identities = [
             MaskedSequences.of_view(view, first, min(first + _ROWS_AT_ONCE, view.count)).identities()
             for first in range(0, view.count, _ROWS_AT_ONCE)
         ]
-        return cls(np.concatenate(identities), shards, name, source)
+        self._identities: UInt64[np.ndarray, " rows"] = np.sort(np.concatenate(identities))
+        self._shards = shards
+        self._name = name
+        self._is_allowed = source.allow_validation_overlap
+        self._overlapping = 0
+        self._first_place = ""
 
     def choose(self, part: ShardSlice) -> Bool[np.ndarray, " K"]:
         """Returns all sequences of the slice.
@@ -138,7 +131,7 @@ class ShardPreparation(SourceInPreparation):
             }
         else:
             views = {"validation": self._split("validation", evaluation, _every_row, origin, bytes_before=0)}
-            rows = EvaluationRows.of(views["validation"], evaluation, self.name, self.source)
+            rows = EvaluationRows(views["validation"], evaluation, self.name, self.source)
             views["train"] = self._split("train", training, rows.choose, origin, bytes_before=evaluation.total_bytes)
             rows.tell(self.progress)
         return self._record(views), split_files(self.folder, self.directory)
