@@ -122,7 +122,16 @@ class MicroBatchDataset:
             objective=settings.objective,
             changes=data.weight_changes,
         )
-        self._capacity = self._capacity_from(start_step, capacity)
+        self._capacity: CapacityAhead | None = None
+        if settings.planned_steps is not None:
+            self._capacity = CapacityAhead(
+                self.planner,
+                planned_steps=settings.planned_steps,
+                objective=settings.objective,
+                pack_length=data.pack_length,
+                start_step=start_step,
+                known=capacity,
+            )
         self.collator = _collator(
             data,
             sources,
@@ -132,18 +141,6 @@ class MicroBatchDataset:
         )
         self.read_ahead = ReadAhead(sources)
         self._planned: StepPlan | None = None
-
-    def _capacity_from(self, start_step: int, known: BatchCapacity | None) -> CapacityAhead | None:
-        if self.settings.planned_steps is None:
-            return None
-        return CapacityAhead(
-            self.planner,
-            planned_steps=self.settings.planned_steps,
-            objective=self.settings.objective,
-            pack_length=self.data.pack_length,
-            start_step=start_step,
-            known=known,
-        )
 
     def __reduce__(self) -> tuple[Callable[..., "MicroBatchDataset"], tuple[TrainingData, PipelineSettings]]:
         return partial(type(self), capacity=self.collator.capacity), (self.data, self.settings)

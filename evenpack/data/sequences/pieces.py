@@ -31,7 +31,6 @@ from evenpack.data.sequences.view import (
     PaddingCounts,
     StoredView,
     TokenAccounting,
-    holding,
     place_of,
 )
 from evenpack.data.tokens.file import TokenFile
@@ -219,7 +218,11 @@ class RowsView(StoredView):
 
     def sequences_of(self, document: int) -> Int64[np.ndarray, " sequences"]:
         place = place_of(document, self.documents)
-        return NO_SEQUENCES if place is None else holding(self.rows_near(place), self.origins, document)
+        if place is None:
+            return NO_SEQUENCES
+        near = np.unique(self.rows_near(place))
+        found: Int64[np.ndarray, " sequences"] = near[self.origins(near).of_document(document).per_sequence > 0]
+        return found
 
     def pieces(self, sequence_ids: Int64[np.ndarray, " K"]) -> Pieces:
         """Returns the pieces of these rows; the last result is cached, because a batch requests it several times."""

@@ -9,7 +9,7 @@ Views tell which parts of which documents are in which sequence (`Origins`), and
 """
 
 from abc import abstractmethod
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol, TypeVar, runtime_checkable
@@ -389,15 +389,6 @@ class SequenceOrigins(Protocol):
 
         Raises: DataError if that is not known.
         """
-
-
-def holding(
-    candidates: Int64[np.ndarray, " K"], origins: Callable[[Int64[np.ndarray, " K"]], Origins], document: int
-) -> Int64[np.ndarray, " sequences"]:
-    """Returns the candidates that hold a part of the document, ascending."""
-    ascending = np.unique(candidates)
-    found: Int64[np.ndarray, " sequences"] = ascending[origins(ascending).of_document(document).per_sequence > 0]
-    return found
 
 
 def place_of(document: int, documents: Int64[np.ndarray, " kept"]) -> int | None:

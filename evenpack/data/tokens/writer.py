@@ -79,7 +79,10 @@ def read_journal(prefix: Path) -> Journal | None:
         checksum = values.pop("checksum", None)
         if checksum != checksum_of_json(values):
             raise ValueError(f"its content does not have its checksum {checksum}")
-        checksums = {name: Checksums(**_with_tuple(found)) for name, found in values.pop("checksums").items()}
+        checksums = {
+            name: Checksums(**{**found, "chunks": tuple(found["chunks"])})
+            for name, found in values.pop("checksums").items()
+        }
         return Journal(**values, checksums=checksums)
     except OSError as error:
         raise DataError(f"{path} cannot be read: {error.strerror}; make it readable for this user") from error
@@ -88,16 +91,6 @@ def read_journal(prefix: Path) -> Journal | None:
             f"{path} is damaged, or no journal of a token file ({error}); remove the folder {path.parent} and prepare "
             "again"
         ) from error
-
-
-def write_journal(prefix: Path, journal: Journal) -> None:
-    """Writes the journal of a token file, with a checksum of its content."""
-    content = asdict(journal)
-    write_json(journal_path(prefix), content | {"checksum": checksum_of_json(content)})
-
-
-def _with_tuple(checksums: dict[str, Any]) -> dict[str, Any]:
-    return {**checksums, "chunks": tuple(checksums["chunks"])}
 
 
 class GrowingFile:
@@ -355,7 +348,8 @@ class TokenFileWriter:
             checksums=checksums,
             state=json.loads(json.dumps(state)),  # as a resumed writer will see it
         )
-        write_journal(self.prefix, journal)
+        content = asdict(journal)
+        write_json(journal_path(self.prefix), content | {"checksum": checksum_of_json(content)})
         self._journal = journal
 
     def _cut_to_journal(self) -> None:
