@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from evenpack.data.config import DataConfig
-from evenpack.data.prepare.progress import PrepareState
+from evenpack.data.prepare.progress import PrepareState, Stage
 from evenpack.data.sources.kinds import open_corpus
 from evenpack.data.tokenizers.config import TrainedTokenizer
 from evenpack.data.tokenizers.loading import train_tokenizer
@@ -31,15 +31,16 @@ class StoppedError(Exception):
 
 
 class StopAfter(Recorder):
-    """Interrupts `prepare` at the n-th report of tokens."""
+    """Interrupts `prepare` at the n-th report of a stage."""
 
-    def __init__(self, reports: int) -> None:
+    def __init__(self, reports: int, *, stage: Stage = "tokens") -> None:
         super().__init__()
         self.left = reports
+        self.stage = stage
 
     def update(self, state: PrepareState) -> None:
         super().update(state)
-        self.left -= state.stage == "tokens"
+        self.left -= state.stage == self.stage
         if self.left == 0:
             raise StoppedError
 

@@ -11,7 +11,7 @@ import pytest
 import tokenizers
 import xxhash
 from pair_sources import pair_run
-from prepared_files import Recorder, StoppedError, contents, data_config, sentence_documents, write_jsonl
+from prepared_files import Recorder, StopAfter, StoppedError, contents, data_config, sentence_documents, write_jsonl
 from step_shapes import step_shape
 
 from evenpack.config import validate
@@ -156,20 +156,6 @@ def test_neither_blocks_nor_threads_show_in_masks(
     assert contents(tmp_path / "data") == contents(masked)
 
 
-class StopAtPairs(Recorder):
-    """Interrupts `prepare` at the n-th report of pairs."""
-
-    def __init__(self, reports: int) -> None:
-        super().__init__()
-        self.left = reports
-
-    def update(self, state: Any) -> None:
-        super().update(state)
-        self.left -= state.stage == "pairs"
-        if self.left == 0:
-            raise StoppedError
-
-
 @pytest.mark.parametrize("reports", [1, 2, 9])
 def test_interrupted_masks_are_gone_on_with(
     masked: Path, text_file: Path, tmp_path: Path, reports: int, monkeypatch: pytest.MonkeyPatch
@@ -178,7 +164,7 @@ def test_interrupted_masks_are_gone_on_with(
     monkeypatch.setattr(token_writer, "COMMIT_SECONDS", 0.0)
     config, directory = config_of(text_file, MASKS), tmp_path / "data"
     with pytest.raises(StoppedError):
-        prepare(config, directory, progress=StopAtPairs(reports))
+        prepare(config, directory, progress=StopAfter(reports, stage="pairs"))
     recorder = Recorder()
     prepare(config, directory, progress=recorder)
     assert next(state for state in recorder.states if state.stage == "pairs").bytes_resumed > 0
@@ -192,7 +178,7 @@ def test_masks_of_other_settings_are_not_continued(
     monkeypatch.setattr(token_writer, "COMMIT_SECONDS", 0.0)
     for number, other in enumerate((None, {**MASKS, "share": 0.1})):
         with pytest.raises(StoppedError):
-            prepare(config_of(text_file, other), tmp_path / str(number), progress=StopAtPairs(5))
+            prepare(config_of(text_file, other), tmp_path / str(number), progress=StopAfter(5, stage="pairs"))
         prepare(config_of(text_file, MASKS), tmp_path / str(number))
         assert contents(tmp_path / str(number)) == contents(masked)
 

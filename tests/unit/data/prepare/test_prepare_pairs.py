@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 from prepared_files import (
     Recorder,
+    StopAfter,
     StoppedError,
     contents,
     data_config,
@@ -240,20 +241,6 @@ def test_neither_blocks_nor_threads_show(
     assert contents(tmp_path / "data") == contents(made)
 
 
-class StopAtPairs(Recorder):
-    """Interrupts `prepare` at the n-th report of pairs."""
-
-    def __init__(self, reports: int) -> None:
-        super().__init__()
-        self.left = reports
-
-    def update(self, state: Any) -> None:
-        super().update(state)
-        self.left -= state.stage == "pairs"
-        if self.left == 0:
-            raise StoppedError
-
-
 @pytest.fixture
 def small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(prepare_pairs, "BLOCK_SENTENCES", 100)
@@ -272,7 +259,7 @@ def test_interrupted_pairs_are_gone_on_with(
     for reports, block_sentences in ((10, 100), (30, 100), (first_of_validation + 2, 70)):
         directory = tmp_path / str(reports)
         with pytest.raises(StoppedError):
-            prepare(pairs_config(text_file), directory, progress=StopAtPairs(reports))
+            prepare(pairs_config(text_file), directory, progress=StopAfter(reports, stage="pairs"))
         assert not (directory / "manifest.json").exists()
         monkeypatch.setattr(prepare_pairs, "BLOCK_SENTENCES", block_sentences)
         recorder = Recorder()
@@ -288,7 +275,7 @@ def test_pairs_of_another_recipe_are_not_continued(text_file: Path, tmp_path: Pa
     other = pairs_config(text_file, recipe={"seed": 6})
     prepare(other, tmp_path / "whole")
     with pytest.raises(StoppedError):
-        prepare(pairs_config(text_file), tmp_path / "data", progress=StopAtPairs(10))
+        prepare(pairs_config(text_file), tmp_path / "data", progress=StopAfter(10, stage="pairs"))
     prepare(other, tmp_path / "data")
     assert contents(tmp_path / "data") == contents(tmp_path / "whole")
 

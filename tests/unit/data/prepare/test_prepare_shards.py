@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from prepared_files import Recorder, StoppedError, contents, data_config
+from prepared_files import Recorder, StopAfter, StoppedError, contents, data_config
 from pydantic import ValidationError
 from shard_files import MASK_SLOTS, SLOTS, VOCABULARY_SIZE, Row, random_rows, write_fixed, write_packed, write_variable
 
@@ -107,20 +107,6 @@ def test_every_layout_prepares_the_same_files(shards: Path, tmp_path: Path) -> N
     assert prepared[2] == prepared[0]
 
 
-class StopAt(Recorder):
-    """Interrupts at the n-th report."""
-
-    def __init__(self, reports: int) -> None:
-        super().__init__()
-        self._left = reports
-
-    def update(self, state: Any) -> None:
-        super().update(state)
-        self._left -= 1
-        if not self._left:
-            raise StoppedError
-
-
 @pytest.mark.parametrize("reports", [1, 2, 4, 9])
 def test_an_interrupted_call_resumes_where_it_was(
     shards: Path, evaluation: Path, tmp_path: Path, reports: int, monkeypatch: pytest.MonkeyPatch
@@ -130,7 +116,7 @@ def test_an_interrupted_call_resumes_where_it_was(
     config = config_of(shards, source={"validation_path": evaluation})
     prepare(config, tmp_path / "whole")
     with pytest.raises(StoppedError):
-        prepare(config, tmp_path / "data", progress=StopAt(reports))
+        prepare(config, tmp_path / "data", progress=StopAfter(reports, stage="shards"))
     again = Recorder()
     prepare(config, tmp_path / "data", progress=again)
     assert again.states[0].bytes_resumed > 0
@@ -148,7 +134,7 @@ def test_an_interrupted_call_is_not_gone_on_with_from_other_shards(
 ) -> None:
     monkeypatch.setattr(token_writer, "COMMIT_SECONDS", 0.0)
     with pytest.raises(StoppedError):
-        prepare(config_of(shards), tmp_path / "data", progress=StopAt(2))
+        prepare(config_of(shards), tmp_path / "data", progress=StopAfter(2, stage="shards"))
     recipe = {"kind": "masked_pairs", "max_sequence_length": SLOTS, "max_predictions": 5}
     with pytest.raises(DataError, match=r"data\.recipe\.max_predictions: prepared with 4, this run has 5"):
         prepare(config_of(shards, recipe=recipe), tmp_path / "data")
