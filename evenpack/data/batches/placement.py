@@ -19,6 +19,7 @@ from jaxtyping import Int64
 from evenpack.data.order.assignment import padded_width
 from evenpack.data.order.selection import PackedSource, PackSelection
 from evenpack.data.order.step_shape import UNPADDED_SLOT_MULTIPLE, StepShape
+from evenpack.data.ranges import ranges
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -169,6 +170,6 @@ class Placer:
     ) -> Int64[np.ndarray, " P"]:
         """Returns starts of padding segments no longer than a sequence, so that static kernel bounds hold."""
         pieces = -(-(ends - starts) // self.max_sequence_length)
-        piece = np.arange(pieces.sum()) - np.repeat(np.cumsum(pieces) - pieces, pieces)
+        piece = ranges(np.zeros_like(pieces), pieces)
         padding: Int64[np.ndarray, " P"] = np.repeat(starts, pieces) + piece * self.max_sequence_length
         return padding

@@ -8,6 +8,7 @@ from jaxtyping import Int64
 
 from evenpack.data.order.pack_stream import DrawnPacks, PackStream
 from evenpack.data.permutation import derive_key, hash64
+from evenpack.data.ranges import ranges
 from evenpack.data.sequences import SequenceView
 
 
@@ -42,7 +43,7 @@ class PackSelection:
         """Returns the given packs, in the given order."""
         sizes = np.diff(self.offsets)[packs]
         offsets = np.concatenate([[0], np.cumsum(sizes)])
-        members = np.repeat(self.offsets[packs] - offsets[:-1], sizes) + np.arange(offsets[-1])
+        members = ranges(self.offsets[packs], sizes)
         return PackSelection(
             sources=self.sources[packs],
             stream_positions=self.stream_positions[packs],

@@ -18,6 +18,7 @@ import numpy as np
 from jaxtyping import Int64, Integer
 
 from evenpack.data.prepare.progress import SourceReporter
+from evenpack.data.ranges import ranges
 from evenpack.data.recipes import MaskedPairsRecipe, SentencePairsRecipe
 from evenpack.data.sequences import PAIRS, MaskedPairsView, SentencePairsView, TokenAccounting
 from evenpack.data.sequences.pair_drawing import (
@@ -259,7 +260,7 @@ def _pair_tokens(token_file: TokenFile, spans: PairSpans, pair_tokens: PairToken
         lengths = np.stack([first, second], axis=1).ravel()
         starts = np.stack([spans.first_starts[chunk] - 1, spans.second_starts[chunk] - 1], axis=1).ravel()
         places = np.cumsum(lengths) - lengths
-        origins = np.arange(lengths.sum()) + np.repeat(starts - places, lengths)
+        origins = ranges(starts, lengths)
         copied = made[begin : begin + len(origins)]
         copied[:] = content.take(origins, mode="clip")
         copied[places[::2]] = pair_tokens.classification_id

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 from jaxtyping import Int32, Int64, Shaped
 
+from evenpack.data.ranges import ranges
 from evenpack.data.sequences.view import LocatedSequences, TokenAccounting
 
 
@@ -81,9 +82,5 @@ class LabelledSequences(LocatedSequences):
         return starts, self.offsets[sequence_ids + 1] - starts
 
     def gather(self, sequence_ids: Int64[np.ndarray, " K"]) -> Int64[np.ndarray, " tokens"]:
-        starts, lengths = self.locate(sequence_ids)
-        before = np.cumsum(lengths) - lengths
-        tokens: Int64[np.ndarray, " tokens"] = self.tokens[
-            np.arange(lengths.sum()) + np.repeat(starts - before, lengths)
-        ]
+        tokens: Int64[np.ndarray, " tokens"] = self.tokens[ranges(*self.locate(sequence_ids))]
         return tokens

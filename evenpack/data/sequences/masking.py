@@ -20,6 +20,7 @@ import numpy as np
 from jaxtyping import Bool, Int64, Integer, UInt64
 
 from evenpack.data.permutation import derive_key, hash64
+from evenpack.data.ranges import ranges
 from evenpack.data.recipes import MaskingConfig
 from evenpack.data.tokenizers.special_tokens import MaskingVocabulary
 
@@ -149,8 +150,7 @@ def _mask_chunk(
     """Masks `tokens` in place. Returns: the positions."""
     starts = offsets[:-1]
     order = _random_order(tokens, offsets, keys, vocabulary, whole_words=config.whole_words)
-    before = counts.cumsum() - counts
-    taken = order[(starts - before).repeat(counts) + np.arange(counts.sum())]
+    taken = order[ranges(starts, counts)]
     positions: Int64[np.ndarray, " M"] = starts.repeat(counts) + (taken & _PLACE).view(np.int64)
     positions.sort()
     originals = tokens[positions]

@@ -26,6 +26,7 @@ import numpy as np
 from jaxtyping import Bool, Float64, Int64, Integer, UInt64
 
 from evenpack.data.permutation import derive_key
+from evenpack.data.ranges import ranges
 from evenpack.data.recipes import MaskingConfig, SentencePairsRecipe
 from evenpack.data.sequences.masking import mask_sequences, masking_keys
 from evenpack.data.sequences.pairs import PairMasks
@@ -229,7 +230,7 @@ def _fronts(removed: Int64[np.ndarray, " K"], keys: UInt64[np.ndarray, " K"], pu
     """Returns how many of the removed tokens are taken from the front: one fair coin each."""
     words = -(-removed // 64)
     pairs = np.repeat(np.arange(len(removed)), words)
-    numbers = np.arange(len(pairs)) - np.repeat(np.cumsum(words) - words, words)
+    numbers = ranges(np.zeros_like(words), words)
     coins = np.minimum(removed[pairs] - 64 * numbers, 64).astype(np.uint64)
     tossed = derive_key(keys[pairs], purpose, numbers.astype(np.uint64)) >> (np.uint64(64) - coins)
     return np.bincount(pairs, weights=np.bitwise_count(tossed), minlength=len(removed)).astype(np.int64)

@@ -23,6 +23,7 @@ from pathlib import Path
 import numpy as np
 from jaxtyping import Int32, Int64, Integer, UInt8, UInt16
 
+from evenpack.data.ranges import ranges
 from evenpack.data.recipes import MaskedPairsRecipe, SentencePairsRecipe
 from evenpack.data.sequences.view import Origins, WholeSequencesView
 from evenpack.data.tokens.file import TokenFile
@@ -141,8 +142,7 @@ class MaskedPairsView(SentencePairsView):
         Raises: DataError if a mask is beyond the end of its sequence, or as `mask_counts` does.
         """
         counts = self.mask_counts(sequence_ids, lengths)
-        before = np.cumsum(counts) - counts
-        chosen = np.arange(counts.sum()) + np.repeat(self.mask_offsets[sequence_ids] - before, counts)
+        chosen = ranges(self.mask_offsets[sequence_ids], counts)
         places = self.mask_positions[chosen].astype(np.int64)
         outside = np.flatnonzero(places >= np.repeat(lengths, counts))
         if len(outside):

@@ -24,6 +24,7 @@ import numpy as np
 from jaxtyping import Bool, Int32, Int64, Integer
 
 from evenpack.data.permutation import derive_key, permute, sequence_id_type, unpermute
+from evenpack.data.ranges import ranges
 from evenpack.data.recipes import ConcatRecipe, PaddingRecipe
 from evenpack.data.sequences.view import (
     NO_SEQUENCES,
@@ -92,7 +93,7 @@ def uniform_parts(
     begins = rows * row
     counts = np.minimum(per_row, -(-(total_slots - begins) // part))
     if per_row > 1:
-        within_row = np.arange(counts.sum()) - np.repeat(np.cumsum(counts) - counts, counts)
+        within_row = ranges(np.zeros_like(counts), counts)
         begins = np.repeat(begins, counts) + within_row * part
     places, within = np.divmod(begins, atom)
     slots = np.minimum(total_slots - begins, part)
@@ -447,8 +448,7 @@ def _cover(
 ) -> Pieces:
     """Returns the pieces of the documents `first` to before `past` in each of the cuts of the stream."""
     counts = past - first
-    before = np.cumsum(counts) - counts
-    documents = np.arange(counts.sum()) + np.repeat(first - before, counts)
+    documents = ranges(first, counts)
     origins = stream_starts[documents]
     starts = np.maximum(origins, np.repeat(begins, counts))
     stops = np.minimum(stream_starts[documents + 1], np.repeat(ends, counts))
