@@ -7,11 +7,11 @@ import numpy as np
 from evenpack.data.order.plan import PackPlan
 from evenpack.data.order.selection import PackedSource
 from evenpack.data.packing import LengthHistogram, pack
-from evenpack.data.sequences.view import TokenAccounting
+from evenpack.data.sequences.view import NumberedSequences, TokenAccounting
 
 
 @dataclass(frozen=True, kw_only=True)
-class ListView:
+class ListView(NumberedSequences):
     """A `SequenceView` over lists of segments; each token identifies its origin."""
 
     sequences: list[list[int]]
@@ -46,18 +46,6 @@ class ListView:
         start = self.first_token + sequence * self.max_sequence_length
         return start + np.arange(sum(self.sequences[sequence]))
 
-    def padding_counts(self, sequence_ids: np.ndarray) -> None:
-        return None
-
-    def ends_of_text(self, sequence_ids: np.ndarray, *, closing: bool) -> None:
-        return None
-
-    def closing_targets(self, sequence_ids: np.ndarray) -> np.ndarray:
-        return np.zeros_like(sequence_ids)
-
-    def unpredicted(self, sequence_ids: np.ndarray) -> None:
-        return None
-
     def gather(self, sequence_ids: np.ndarray) -> np.ndarray:
         return np.concatenate([np.zeros(0, dtype=np.int64), *(self.tokens(int(i)) for i in sequence_ids)])
 
@@ -65,9 +53,6 @@ class ListView:
         chosen = [self.sequences[int(i)] for i in sequence_ids]
         flat = np.array([length for segments in chosen for length in segments], dtype=np.int64)
         return flat, np.array([len(segments) for segments in chosen], dtype=np.int64)
-
-    def real_segment_lengths(self, sequence_ids: np.ndarray) -> np.ndarray:
-        return self.segments(sequence_ids)[0]
 
     def statistics(self, sequence_ids: np.ndarray, lengths: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         chosen = [self.sequences[int(i)] for i in sequence_ids]
