@@ -13,9 +13,9 @@ from evenpack.data.recipes import (
     DocumentsRecipe,
     MaskedPairsRecipe,
     MaskingConfig,
-    PaddingRecipe,
     Recipe,
     SentencePairsRecipe,
+    atom_of,
 )
 from evenpack.data.shuffle.config import PermutationShuffle, Shuffle
 from evenpack.data.sources.config import Source
@@ -85,7 +85,7 @@ class DataConfig(Section):
     @property
     def keeps_order(self) -> bool:
         """Whether rows are trained in the order of preparation, for any seed of the run and in each epoch."""
-        return isinstance(self.recipe, ConcatRecipe | PaddingRecipe) and self.recipe.keeps_order
+        return atom_of(self.recipe) is not None
 
     @property
     def study_switches(self) -> dict[str, str]:

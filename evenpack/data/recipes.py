@@ -67,11 +67,6 @@ class ConcatRecipe(Section):
             check_atom(self.atom, self.max_sequence_length, smallest=1)
         return self
 
-    @property
-    def keeps_order(self) -> bool:
-        """Whether rows are trained in the order in which they were prepared."""
-        return self.atom is not None
-
 
 class PaddingRecipe(Section):
     """Documents are cut into pieces of `atom` - 1 tokens, each followed by an end-of-text, which also pads the rest."""
@@ -102,11 +97,6 @@ class PaddingRecipe(Section):
             raise ValueError("atom is 1, and its only slot would hold the end-of-text: give at least 2")
         check_atom(self.atom, self.max_sequence_length, smallest=2)
         return self
-
-    @property
-    def keeps_order(self) -> bool:
-        """Whether rows are trained in the order in which they were prepared."""
-        return True
 
 
 def check_atom(atom: int, max_sequence_length: int, *, smallest: int) -> None:
