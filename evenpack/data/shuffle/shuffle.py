@@ -95,11 +95,6 @@ def chunks(lengths: Integer[np.ndarray, " N"]) -> Iterator[tuple[int, int]]:
         first = stop
 
 
-def add_contents(first: int, second: int) -> int:
-    """Returns the content hash of the sequences of both."""
-    return (first + second) & _WORD
-
-
 @dataclass(frozen=True, kw_only=True)
 class Shard:
     """The part of a column that belongs to one row."""
@@ -259,9 +254,9 @@ def append_row(writer: TokenFileWriter, folder: ColumnFolder, columns: tuple[Col
     sequences = _load_row(folder, columns, row)
     content = 0
     for chunk in sequences.reordered(grid.row_order(row, len(sequences.lengths))):
-        content = add_contents(content, chunk.content())
+        content += chunk.content()
         writer.append(chunk.tokens, chunk.lengths, {SOURCE_IDS: chunk.ids})
-    return content
+    return content & _WORD
 
 
 def _load_row(folder: ColumnFolder, columns: tuple[Column, ...], row: int) -> Sequences:
@@ -378,14 +373,12 @@ class GridShuffler:
         state = dict(writer.state)
         for row in range(state["rows"], self.grid.rows):
             content = append_row(writer, self._column_folder, columns, self.grid, row)
-            state |= {"rows": row + 1, "content": add_contents(state["content"], content)}
+            state |= {"rows": row + 1, "content": (state["content"] + content) & _WORD}
             writer.commit(state)
             self.report_progress(writer.documents, first_pass + token_bytes * writer.tokens)
 
     def _compare(self, columns: tuple[Column, ...], written: int) -> None:
-        read = 0
-        for column in columns:
-            read = add_contents(read, column.content)
+        read = sum(column.content for column in columns) & _WORD
         if read != written:
             raise RunError(
                 f"the shuffle of {self.view.token_file.prefix} has read sequences whose hashes sum to {read:016x} and "
