@@ -8,7 +8,7 @@ from jaxtyping import Bool, Int32, Int64, Integer
 
 from evenpack.data.sequences.documents import DocumentsView
 from evenpack.data.sequences.pieces import ConcatView
-from evenpack.data.sequences.view import NO_SEQUENCES, LocatedSequences, Origins, TokenAccounting
+from evenpack.data.sequences.view import NO_SEQUENCES, LocatedSequences, Origins
 from evenpack.data.tokens.file import TokenFile
 from evenpack.data.tokens.writer import column_path
 from evenpack.errors import DataError
@@ -31,10 +31,14 @@ class ShuffledView(LocatedSequences):
     Its pickle holds the view and the paths.
     """
 
+    max_segments_per_sequence = 1
+
     def __init__(self, view: OrderedView, token_file: TokenFile) -> None:
         """Opens the view. Raises: DataError if the token file is not of this view."""
         self.source_view = view
         self.token_file = token_file
+        self.max_sequence_length = view.max_sequence_length
+        self.accounting = view.accounting
         self.source_ids: Integer[np.ndarray, " sequences"] = np.load(
             column_path(token_file.prefix, SOURCE_IDS), mmap_mode="r"
         ).view(np.ndarray)
@@ -49,20 +53,8 @@ class ShuffledView(LocatedSequences):
         return _reopen, (self.source_view, self.token_file.prefix)
 
     @property
-    def max_sequence_length(self) -> int:
-        return self.source_view.max_sequence_length
-
-    @property
     def count(self) -> int:
         return self.token_file.documents
-
-    @property
-    def max_segments_per_sequence(self) -> int:
-        return 1
-
-    @property
-    def accounting(self) -> TokenAccounting:
-        return self.source_view.accounting
 
     def lengths(self, start: int = 0, stop: int | None = None) -> Int32[np.ndarray, " asked"]:
         return self.token_file.document_lengths(start, stop).astype(np.int32)
