@@ -238,15 +238,20 @@ def test_what_one_process_began_workers_resume_and_the_other_way_round(
     assert contents(directory) == contents(in_parts), "the parts are those of the call that began"
 
 
-def test_a_finished_part_that_was_damaged_is_tokenised_again(corpus: Path, in_parts: Path, tmp_path: Path) -> None:
-    config, directory = two_sources(corpus), tmp_path / "data"
+def prepare_up_to_part(number: int, config: DataConfig, directory: Path, *, part_bytes: int = PART_BYTES) -> None:
+    """Interrupts a call once the file of a part of the first source is written."""
 
     def interrupt(file: PartFile) -> None:
-        if file.number == 2:
+        if file.number == number:
             raise StoppedError
 
     with pytest.raises(StoppedError):
-        prepare(config, directory, workers=HereWorkers(interrupt), part_bytes=PART_BYTES)
+        prepare(config, directory, workers=HereWorkers(interrupt), part_bytes=part_bytes)
+
+
+def test_a_finished_part_that_was_damaged_is_tokenised_again(corpus: Path, in_parts: Path, tmp_path: Path) -> None:
+    config, directory = two_sources(corpus), tmp_path / "data"
+    prepare_up_to_part(2, config, directory)
     (part,) = directory.rglob("tokens.parts/000002/tokens.bin")
     content = bytearray(part.read_bytes())
     content[100] ^= 1
@@ -259,13 +264,7 @@ def test_a_finished_part_is_taken_over(
     corpus: Path, in_parts: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     config, directory = two_sources(corpus), tmp_path / "data"
-
-    def interrupt(file: PartFile) -> None:
-        if file.number == 2:
-            raise StoppedError
-
-    with pytest.raises(StoppedError):
-        prepare(config, directory, workers=HereWorkers(interrupt), part_bytes=PART_BYTES)
+    prepare_up_to_part(2, config, directory)
     tokenised = []
 
     def append_parts(parts: Any, *arguments: Any, **settings: Any) -> Any:
@@ -284,12 +283,7 @@ def test_a_finished_part_of_a_source_that_has_changed_is_not_taken_over(
     own_corpus: Path, in_parts: Path, tmp_path: Path
 ) -> None:
     config, directory = _loaded(two_sources(own_corpus), in_parts), tmp_path / "data"
-
-    def interrupt(file: PartFile) -> None:
-        raise StoppedError
-
-    with pytest.raises(StoppedError):
-        prepare(config, directory, workers=HereWorkers(interrupt), part_bytes=PART_BYTES)
+    prepare_up_to_part(0, config, directory)
     assert list(directory.rglob("tokens.parts/000000/tokens.bin"))
     lines = (own_corpus / "wiki.jsonl").read_text().splitlines()
     (own_corpus / "wiki.jsonl").write_text("\n".join(reversed(lines)) + "\n")
@@ -316,24 +310,14 @@ def test_what_workers_have_done_is_reported_before_it_is_joined(corpus: Path, tm
 
 def test_parts_of_another_size_are_not_taken_over(corpus: Path, in_parts: Path, tmp_path: Path) -> None:
     config, directory = two_sources(corpus), tmp_path / "data"
-
-    def interrupt(file: PartFile) -> None:
-        raise StoppedError
-
-    with pytest.raises(StoppedError):
-        prepare(config, directory, workers=HereWorkers(interrupt), part_bytes=2 * PART_BYTES)
+    prepare_up_to_part(0, config, directory, part_bytes=2 * PART_BYTES)
     prepare(config, directory, workers=HereWorkers(), part_bytes=PART_BYTES)
     assert contents(directory) == contents(in_parts)
 
 
 def test_unfinished_parts_are_removed_where_the_tokens_come_to_lie_elsewhere(corpus: Path, tmp_path: Path) -> None:
     config, directory = two_sources(corpus), tmp_path / "data"
-
-    def interrupt(file: PartFile) -> None:
-        raise StoppedError
-
-    with pytest.raises(StoppedError):
-        prepare(config, directory, workers=HereWorkers(interrupt), part_bytes=PART_BYTES)
+    prepare_up_to_part(0, config, directory)
     prepare(config.model_copy(update={"tokens_dir": tmp_path / "tokens"}), directory)
     assert not list(directory.rglob("tokens.*"))
 
