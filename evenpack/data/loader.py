@@ -154,7 +154,7 @@ class Loader:
             documents,
             pack_length=pack_length,
             weights=weights,
-            recipe={"long_documents": long_documents},
+            long_documents=long_documents,
             packing=validate(
                 {"algorithm": packing, "max_sequences_per_pack": max_sequences_per_pack},
                 PackingConfig,
@@ -468,7 +468,7 @@ def _training_data(
     *,
     pack_length: int | None,
     weights: Mapping[str, int] | None,
-    recipe: dict[str, Any],
+    long_documents: str,
     packing: PackingConfig,
     padding_token: int,
     vocabulary_size: int | None,
@@ -479,7 +479,7 @@ def _training_data(
             raise ConfigError(f"the data was prepared with packs of {documents.pack_length}, found {pack_length}")
         settings = {
             "weights": (weights, None),
-            "long_documents": (recipe["long_documents"], "split"),
+            "long_documents": (long_documents, "split"),
             "packing": (packing.algorithm, "auto"),
             "max_sequences_per_pack": (packing.max_sequences_per_pack, None),
             "padding_token": (padding_token, 0),
@@ -507,7 +507,7 @@ def _training_data(
         token_files=token_files,
         weights=_checked_weights(list(token_files), weights),
         recipe=validate(
-            {"kind": "documents", "max_sequence_length": pack_length, **recipe},
+            {"kind": "documents", "max_sequence_length": pack_length, "long_documents": long_documents},
             DocumentsRecipe,
             origin="arguments of evenpack.Loader",
         ),
