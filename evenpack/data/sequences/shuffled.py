@@ -1,6 +1,5 @@
 """The sequences of a view in the order in which a grid shuffle wrote them."""
 
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -50,7 +49,7 @@ class ShuffledView(LocatedSequences):
             )
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _reopen, (self.source_view, self.token_file.prefix)
+        return type(self), (self.source_view, self.token_file)
 
     @property
     def count(self) -> int:
@@ -90,7 +89,3 @@ class ShuffledView(LocatedSequences):
         chunks = range(0, self.count if len(wanted) else 0, _SCANNED)
         found = [np.flatnonzero(np.isin(self.source_ids[start : start + _SCANNED], wanted)) + start for start in chunks]
         return np.concatenate([NO_SEQUENCES, *found])
-
-
-def _reopen(view: OrderedView, prefix: Path) -> ShuffledView:
-    return ShuffledView(view, TokenFile(prefix, verify=False))

@@ -19,7 +19,7 @@ import os
 import struct
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -277,7 +277,7 @@ class TokenFile:
         )
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _reopen, (self.prefix,), self.reads_alone
+        return partial(TokenFile, verify=False), (self.prefix,), self.reads_alone
 
     def __setstate__(self, reads_alone: bool) -> None:
         if reads_alone:
@@ -418,7 +418,3 @@ def expect_random_reads(token_files: Sequence[TokenFile]) -> None:
     if exceeds_page_cache(array for file in token_files for array in file.mapped_arrays()):
         for file in token_files:
             file.read_alone()
-
-
-def _reopen(prefix: Path) -> TokenFile:
-    return TokenFile(prefix, verify=False)

@@ -9,7 +9,7 @@ Each may have labels: for each token the token itself, or -100 where it is not p
 
 import mmap
 from collections.abc import Sequence
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
@@ -248,7 +248,8 @@ class TokenRows(OwnTokens):
                 )
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _reopen_rows, (self._dataset.select_columns(list(self._rows)), self._column, str(self.prefix))
+        rows = self._dataset.select_columns(list(self._rows))
+        return partial(TokenRows, column=self._column, name=str(self.prefix)), (rows,)
 
     @cached_property
     def _offsets(self) -> Int64[np.ndarray, " documents_plus_1"]:
@@ -406,7 +407,3 @@ class _Mapped:
 def _reopen(name: str, *given: "np.ndarray | _Mapped") -> TokenArrays:
     tokens, offsets, *labels = (one.open() if isinstance(one, _Mapped) else one for one in given)
     return TokenArrays(tokens, offsets, labels=labels[0] if labels else None, name=name)
-
-
-def _reopen_rows(rows: Any, column: str, name: str) -> TokenRows:
-    return TokenRows(rows, column=column, name=name)
