@@ -10,7 +10,7 @@ Shapes: M = sequences of the batch, T = its slots, K = values given.
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import NamedTuple, Protocol, TypeVar, runtime_checkable
+from typing import ClassVar, NamedTuple, Protocol, TypeVar, runtime_checkable
 
 import numpy as np
 from jaxtyping import Bool, Int64, Integer, Shaped
@@ -147,10 +147,7 @@ class NextTokens:
     """Next-token prediction: each token predicts the next one in its segment."""
 
     end_of_text_in_loss: EndOfText = "all"
-
-    @property
-    def is_bidirectional(self) -> bool:
-        return False
+    is_bidirectional = False
 
     def check(self, view: SequenceView) -> None:
         if isinstance(view, SentencePairsView):
@@ -219,14 +216,9 @@ class _MaskedObjective(ABC):
     masked_token: Loss
     next_sentence: Loss
     """The losses as the run divides them, which decides the weights of their targets."""
-
-    @property
-    def is_bidirectional(self) -> bool:
-        return True
-
-    @property
-    def end_of_text_in_loss(self) -> EndOfText:
-        return "all"  # a run file with another value is refused, and sequences with padding too
+    is_bidirectional = True
+    end_of_text_in_loss: ClassVar[EndOfText] = "all"
+    """A run file with another value is refused, and sequences with padding too."""
 
     def for_validation(self: MaskedT) -> MaskedT:
         return replace(
@@ -429,14 +421,9 @@ class SequenceLabels:
 
     loss: Loss
     """The loss of the head that predicts it."""
-
-    @property
-    def is_bidirectional(self) -> bool:
-        return True
-
-    @property
-    def end_of_text_in_loss(self) -> EndOfText:
-        return "all"  # a label is not a token
+    is_bidirectional = True
+    end_of_text_in_loss: ClassVar[EndOfText] = "all"
+    """A label is not a token."""
 
     def check(self, view: SequenceView) -> None:
         assert isinstance(view, LabelledSequences), "no recipe makes sequences with labels"
