@@ -124,9 +124,7 @@ def losses_in(output: str) -> list[float]:
 @pytest.mark.parametrize(
     "name", ["ddp_loop", "fsdp2_loop", "accelerate_loop", "deepspeed_loop", "lightning_loop", "trainer"]
 )
-def test_a_loop_learns_the_same_through_kills_and_on_other_ranks(
-    name: str, tmp_path: Path
-) -> None:
+def test_a_loop_learns_the_same_through_kills_and_on_other_ranks(name: str, tmp_path: Path) -> None:
     """Two ranks are killed in their third update, one goes on for two steps, and four for the last two."""
     script = f"{name}.py"
     losses, gradients = documents_alone()
