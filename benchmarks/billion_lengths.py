@@ -75,7 +75,7 @@ def write_lengths(file: Path, histogram: LengthHistogram, sequences: int) -> Non
 
 
 def lengths_to_steps(file: Path, longest: int) -> Figures:
-    before = resident_megabytes("self")["RssAnon"]
+    before = anonymous_megabytes()
     times = Times()
     lengths = np.load(file, mmap_mode="r")
     index = file.with_name("sorted_sequences.npy")
@@ -132,7 +132,7 @@ def watched(function: Callable[..., Figures], *arguments: object) -> Figures:
     sender.close()
     peak = 0
     while not receiver.poll(SAMPLE_SECONDS):
-        peak = max(peak, resident_megabytes(str(process.pid)).get("RssAnon", 0))
+        peak = max(peak, anonymous_megabytes(process.pid))
     figures: Figures = receiver.recv()
     process.join()
     return figures | {"peak_anonymous_megabytes": peak}
@@ -142,14 +142,8 @@ def send_figures(sender: Connection, function: Callable[..., Figures], *argument
     sender.send(function(*arguments))
 
 
-def resident_megabytes(process: str) -> dict[str, int]:
-    """Returns RssAnon, RssFile and RssShmem; empty for a process that has ended."""
-    lines = Path("/proc", process, "status").read_text().splitlines()
-    return {
-        name: int(kib.split()[0]) * 1024 // 10**6
-        for name, _, kib in (line.partition(":") for line in lines)
-        if name.startswith("Rss")
-    }
+def anonymous_megabytes(process: int | str = "self") -> int:
+    return measuring.status_kib("RssAnon", process) * 1024 // 10**6
 
 
 if __name__ == "__main__":

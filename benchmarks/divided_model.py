@@ -87,23 +87,17 @@ def build_divided(world: World, sizes: dict[str, Any], folder: Path) -> tuple[in
 @contextmanager
 def most_of_its_own() -> Iterator[list[int]]:
     """Yields a list with the most bytes above those at the beginning, once the block has ended."""
-    begin, found, is_over = _own_bytes(), [0], threading.Event()
+    begin, found, is_over = measuring.status_kib("RssAnon"), [0], threading.Event()
 
     def sample() -> None:
         while not is_over.wait(_SAMPLE_SECONDS):
-            found[0] = max(found[0], _own_bytes() - begin)
+            found[0] = max(found[0], 1024 * (measuring.status_kib("RssAnon") - begin))
 
     sampler = threading.Thread(target=sample, daemon=True)
     sampler.start()
     yield found
     is_over.set()
     sampler.join()
-
-
-def _own_bytes() -> int:
-    lines = Path("/proc/self/status").read_text().splitlines()
-    (line,) = (line for line in lines if line.startswith("RssAnon:"))
-    return 1024 * int(line.split()[1])
 
 
 if __name__ == "__main__":

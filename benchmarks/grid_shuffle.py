@@ -6,18 +6,16 @@ It writes a synthetic token file of the given size, shuffles it in a process of 
 prepare`, and prints a line of JSON.
 """
 
-import argparse
 import json
-import multiprocessing
 import os
 import resource
 import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from multiprocessing.connection import Connection
 from pathlib import Path
 
+import measuring
 import numpy as np
 from pydantic import ByteSize, TypeAdapter
 
@@ -37,7 +35,7 @@ _BATCH = 20_000
 
 def main() -> None:
     """Prints the measurement."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = measuring.parser_of(__doc__)
     parser.add_argument("--corpus-gb", type=float, default=1.0, help="bytes of tokens, in 1e9")
     parser.add_argument("--memory", default="768MiB", help="the limit, as in data.shuffle.memory")
     parser.add_argument("--mean-length", type=int, default=500, help="tokens of a document, on average")
@@ -47,8 +45,8 @@ def main() -> None:
     with tempfile.TemporaryDirectory(dir=arguments.folder) as folder:
         prefix = Path(folder) / "tokens"
         write_corpus(prefix, int(arguments.corpus_gb * 1e9), arguments.mean_length)
-        copies = _in_process(copy_twice, prefix, memory)
-        shuffle = _in_process(shuffle_once, prefix, memory)
+        copies = measuring.in_own_process(copy_twice, prefix)
+        shuffle = measuring.in_own_process(shuffle_once, prefix, memory)
     corpus = shuffle["corpus_bytes"]
     print(
         json.dumps(
@@ -75,7 +73,7 @@ def write_corpus(prefix: Path, token_bytes: int, mean_length: int) -> None:
         writer.finish()
 
 
-def copy_twice(prefix: Path, memory: int) -> dict[str, float]:
+def copy_twice(prefix: Path) -> dict[str, float]:
     """Copies the pair of files twice in blocks of 8 MiB, and flushes each copy."""
     with _measured() as found:
         for _ in range(2):
@@ -126,8 +124,7 @@ def _measured() -> Iterator[dict[str, float]]:
     yield found
     found |= {name: value - before[name] for name, value in _counters().items()}
     found["seconds"] = time.perf_counter() - began
-    status = Path("/proc/self/status").read_text()
-    found["peak_resident_mib"] = int(status.split("VmHWM:")[1].split()[0]) / 1024
+    found["peak_resident_mib"] = measuring.status_kib("VmHWM") / 1024
 
 
 def _counters() -> dict[str, float]:
@@ -139,21 +136,6 @@ def _counters() -> dict[str, float]:
         "read_bytes": int(lines["rchar"]),
         "written_bytes": int(lines["wchar"]),
     }
-
-
-def _in_process(work: object, prefix: Path, memory: int) -> dict[str, float]:
-    context = multiprocessing.get_context("spawn")
-    receiver, sender = context.Pipe(duplex=False)
-    process = context.Process(target=_send, args=(sender, work, prefix, memory))
-    process.start()
-    found: dict[str, float] = receiver.recv()
-    process.join()
-    return found
-
-
-def _send(sender: Connection, work: object, prefix: Path, memory: int) -> None:
-    assert callable(work)
-    sender.send(work(prefix, memory))
 
 
 if __name__ == "__main__":

@@ -5,6 +5,7 @@ torch is imported only where it is needed, because some of them measure memory.
 
 import argparse
 import json
+import os
 import platform
 import statistics
 import time
@@ -122,6 +123,23 @@ def lone_cpu() -> "World":
     from evenpack.engine.world.distributed import World
 
     return World(rank=0, size=1, local_rank=0, device=torch.device("cpu"))
+
+
+def status_kib(name: str, process: int | str = "self") -> int:
+    """Returns a figure of /proc/PROCESS/status, such as RssAnon or VmHWM, in KiB; 0 where the system reports none."""
+    status = Path("/proc", str(process), "status")
+    lines = status.read_text().splitlines() if status.exists() else []
+    return sum(int(line.split()[1]) for line in lines if line.startswith(f"{name}:"))
+
+
+def drop_pages(*files: Path) -> None:
+    """Drops the pages of files from memory, if the system can, so that the disk is read next."""
+    for path in files:
+        descriptor = os.open(path, os.O_RDONLY)
+        os.fsync(descriptor)
+        if hasattr(os, "posix_fadvise"):
+            os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
+        os.close(descriptor)
 
 
 def in_own_process(function: Callable[..., ResultT], *arguments: object) -> ResultT:

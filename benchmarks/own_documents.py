@@ -92,15 +92,8 @@ def first_batch(folder: Path, tokens: int, pack_length: int, cache: Path) -> dic
     return {
         "import": imported - started,
         "batch": time.process_time() - imported,
-        "peak": _peak_bytes(),
+        "peak": 1024 * measuring.status_kib("VmHWM"),  # `ru_maxrss` may be that of its parent
     }
-
-
-def _peak_bytes() -> int:
-    """Returns the peak of this process's resident memory; `ru_maxrss` may be that of its parent."""
-    lines = Path("/proc/self/status").read_text("ascii").splitlines()
-    (peak,) = (line.split()[1] for line in lines if line.startswith("VmHWM:"))
-    return int(peak) * 1024
 
 
 if __name__ == "__main__":

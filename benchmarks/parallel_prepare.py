@@ -20,6 +20,8 @@ from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
+import measuring
+
 from evenpack.data.config import DataConfig
 from evenpack.data.prepare.prepare import prepare
 from evenpack.data.prepare.progress import PrepareState
@@ -47,7 +49,7 @@ class _WorkerSeconds:
 
 def main() -> None:
     """Prints the measurement."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = measuring.parser_of(__doc__)
     parser.add_argument("--corpus", type=Path, required=True, help="a jsonl file with the key 'text', not compressed")
     parser.add_argument("--tokenizer", type=Path, required=True, help="GPT-2's vocab.json and merges.txt")
     parser.add_argument("--part-bytes", type=int, default=1 << 22)

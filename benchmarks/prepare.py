@@ -11,13 +11,11 @@ machine affects all. `ratio` is the median over the rounds of (faster bare run) 
 
 import argparse
 import json
-import multiprocessing
 import shutil
 import statistics
 import tempfile
 import time
 from collections.abc import Callable
-from concurrent.futures import ProcessPoolExecutor
 from functools import partial
 from pathlib import Path
 
@@ -79,11 +77,9 @@ def _take_turns(
 ) -> dict[str, list[tuple[float, float]]]:
     """Returns wall-clock and CPU seconds of each run."""
     timings: dict[str, list[tuple[float, float]]] = {name: [] for name in contenders}
-    context = multiprocessing.get_context("spawn")
     for _ in range(repeats):
         for name, run in contenders.items():
-            with ProcessPoolExecutor(1, mp_context=context) as process:
-                timings[name].append(process.submit(run).result())
+            timings[name].append(measuring.in_own_process(run))
     return timings
 
 

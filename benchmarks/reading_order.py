@@ -77,7 +77,7 @@ def main() -> None:
         rounds: dict[str, list[dict[str, Any]]] = {order: [] for order in arguments.orders}
         for _ in range(arguments.rounds):
             for order, run in runs.items():
-                forget(folder)
+                measuring.drop_pages(*(path for path in folder.rglob("*") if path.is_file()))
                 rounds[order].append(forked(read, run, limit, arguments.tokens, order == READ_AHEAD))
                 print(order, rounds[order][-1], flush=True)
         report = {
@@ -220,16 +220,6 @@ def removed(folder: Path) -> Iterator[None]:
         yield
     finally:
         shutil.rmtree(folder)
-
-
-def forget(folder: Path) -> None:
-    """Asks the system to remove all files of a folder from its cache."""
-    for path in folder.rglob("*"):
-        if path.is_file():
-            descriptor = os.open(path, os.O_RDONLY)
-            os.fsync(descriptor)
-            os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
-            os.close(descriptor)
 
 
 def bytes_from_disk() -> int:

@@ -12,7 +12,6 @@ Times are wall-clock seconds; the time of a plain import, which a command adds, 
 process, without mapped pages.
 """
 
-import os
 import statistics
 import subprocess
 import sys
@@ -199,11 +198,11 @@ def opened(folder: Path, recipe: str, packing: Packing) -> Where:
 def ask(folder: Path, recipe: str, documents: int) -> Figures:
     packing = pack(LengthHistogram(counts=np.load(folder / "histogram.npy")), pack_length=LENGTH)
     random = np.random.default_rng(0)
-    drop_pages(folder)
-    before = anonymous_megabytes()
+    measuring.drop_pages(*folder.iterdir())
+    before = measuring.status_kib("RssAnon")
     first_step, where = timed(lambda: opened(folder, recipe, packing))
     step_seconds, _ = timed(lambda: where.step(int(random.integers(1, where.steps))))
-    drop_pages(folder)
+    measuring.drop_pages(*folder.iterdir())
     first_document, where = timed(lambda: opened(folder, recipe, packing))
     document_seconds, found = timed(lambda: where.document(int(random.integers(documents))))
     where.step(1)  # whose pages are not in memory
@@ -219,28 +218,11 @@ def ask(folder: Path, recipe: str, documents: int) -> Figures:
         "step_seconds_longest": max(steps),
         "document_seconds_median": statistics.median(visits),
         "document_seconds_longest": max(visits),
-        "grown_megabytes": anonymous_megabytes() - before,
+        "grown_megabytes": (measuring.status_kib("RssAnon") - before) / 1e3,
     }
     return {
         f"{recipe}_{name}": round(value, 4) if isinstance(value, float) else value for name, value in figures.items()
     }
-
-
-def anonymous_megabytes() -> float:
-    """Returns the memory of the process without mapped files; 0 if the system does not report it."""
-    status = Path("/proc/self/status")
-    lines = status.read_text().splitlines() if status.exists() else []
-    return sum(float(line.split()[1]) / 1e3 for line in lines if line.startswith("RssAnon:"))
-
-
-def drop_pages(folder: Path) -> None:
-    """Drops pages from memory, if the system can, so that the first query reads from the disk."""
-    for path in folder.iterdir():
-        descriptor = os.open(path, os.O_RDONLY)
-        os.fsync(descriptor)
-        if hasattr(os, "posix_fadvise"):
-            os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
-        os.close(descriptor)
 
 
 def timed(function: Callable[[], ResultT]) -> tuple[float, ResultT]:
