@@ -6,7 +6,6 @@ Each round takes the same step four times: while nothing is written, and while e
 checksums the same tensors. On a machine that others use too, only the four of one round compare.
 """
 
-import json
 import os
 import statistics
 import tempfile
@@ -42,9 +41,8 @@ def main() -> None:
                 seconds[way].append(timed(way, take_step, state, Path(folder) / "state.pt"))
     for way, values in seconds.items():
         print(f"{way:26} {statistics.median(values):6.2f} s  ({min(values):.2f} to {max(values):.2f})")
-    if arguments.json is not None:
-        result = {"seconds": seconds, "megabytes": arguments.megabytes, "load_average": os.getloadavg()}
-        arguments.json.write_text(json.dumps(result, indent=2) + "\n")
+    report = {"seconds": seconds, "megabytes": arguments.megabytes, "load_average": os.getloadavg()}
+    measuring.write_report(report, arguments.json)
 
 
 def step_of_six_layers() -> Callable[[], None]:

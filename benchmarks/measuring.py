@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import numpy as np
 
 from evenpack.data.packing import LengthHistogram
+from evenpack.files import write_json
 
 if TYPE_CHECKING:
     import torch
@@ -44,9 +45,9 @@ def parser_of(doc: str | None, *, run_file: bool = False, json_file: bool = Fals
 
 
 def write_report(report: Any, path: Path | None) -> None:
-    """Writes a report as JSON, if `path` is given."""
+    """Writes a report as JSON, atomically, if `path` is given."""
     if path is not None:
-        path.write_text(json.dumps(report, indent=2) + "\n")
+        write_json(path, report)
 
 
 def add_histogram(parser: argparse.ArgumentParser) -> None:

@@ -40,7 +40,6 @@ from evenpack.engine.engine import TrainingEngine
 from evenpack.engine.resolving.resolve import ResolvedRun, open_run
 from evenpack.engine.world.distributed import World, configure_logging, joined_world
 from evenpack.errors import DataError
-from evenpack.files import write_json
 from evenpack.models.cost import performed_work, step_flops
 
 
@@ -64,8 +63,7 @@ def main() -> None:
         configure_logging(world)
         report = measure(config, world, longest=arguments.longest, rounds=arguments.rounds, warmup=arguments.warmup)
     print(json.dumps(report, indent=2))
-    if arguments.json is not None:
-        write_json(arguments.json, report)
+    measuring.write_report(report, arguments.json)
 
 
 def measure(config: RunConfig, world: World, *, longest: int | None, rounds: int, warmup: int) -> dict[str, Any]:

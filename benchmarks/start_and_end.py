@@ -40,13 +40,12 @@ def main() -> None:
     if sys.argv[1:2] == ["--trainer"]:  # this file as what torchrun starts
         train_by_transformers(json.loads(sys.argv[2]))
         return
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("run_file", type=Path)
-    parser.add_argument("overrides", nargs="*")
+    import measuring  # not by the file that torchrun starts, which is timed
+
+    parser = measuring.parser_of(__doc__, run_file=True, json_file=True)
     parser.add_argument("--steps", type=int, default=5, help="of each start")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--accelerate", type=Path, help="folder that holds the package, if it is not installed")
-    parser.add_argument("--json", type=Path, help="also write the result to this file")
     arguments = parser.parse_intermixed_args()
     found: dict[str, dict[str, list[Seconds]]] = {"fresh": {}, "resumed": {}}
     with tempfile.TemporaryDirectory() as folder:
@@ -61,8 +60,7 @@ def main() -> None:
                         found[start].setdefault(name, []).append(seconds)
     report = {"machine": machine(), "steps": arguments.steps, "rounds": arguments.rounds, "seconds": found}
     show(found)
-    if arguments.json is not None:
-        arguments.json.write_text(json.dumps(report, indent=2) + "\n")
+    measuring.write_report(report, arguments.json)
 
 
 def show(found: dict[str, dict[str, list[Seconds]]]) -> None:

@@ -17,7 +17,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-import torch
+import measuring
 
 from evenpack.config import load_run_file
 from evenpack.data.batches.pipeline import MicroBatchDataset
@@ -25,7 +25,6 @@ from evenpack.data.order.selection import order_hash
 from evenpack.engine.config import RunConfig
 from evenpack.engine.reporting.metrics import read_metrics
 from evenpack.engine.resolving.resolve import open_run
-from evenpack.engine.world.distributed import World
 from evenpack.files import write_json
 from evenpack.launcher.processes.devices import choose_accelerator
 from gpu_day.ranks import deepspeed_command
@@ -58,8 +57,7 @@ def overrides_for(ranks: int) -> list[str]:
 def planned_order(config: RunConfig) -> list[str]:
     """Returns the order hash of each step as it is planned, by this process alone."""
     run = open_run(config)
-    alone = World(rank=0, size=1, local_rank=0, device=torch.device("cpu"))
-    planner = MicroBatchDataset(run.prepared, run.pipeline_settings(alone)).planner
+    planner = MicroBatchDataset(run.prepared, run.pipeline_settings(measuring.lone_cpu())).planner
     return [f"{order_hash(planner.plan(step).packs):016x}" for step in range(STEPS)]
 
 
