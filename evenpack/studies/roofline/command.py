@@ -37,18 +37,15 @@ class RooflineCommand:
     plot: Plot = None
 
     def run(self, config: "RunConfig") -> Report:
-        """Computes and shows the roofline. Raises: as `RooflineOptions` and `study_roofline`."""
+        """Computes and shows the roofline. Raises: as `study_roofline`."""
         from evenpack import console
         from evenpack.studies.plotting import require_plot
         from evenpack.studies.roofline.presentation import plot_roofline, roofline_tables
-        from evenpack.studies.roofline.study import RooflineOptions, study_roofline
+        from evenpack.studies.roofline.study import study_roofline
 
-        options = RooflineOptions(
-            device=self.device, devices=self.devices, goal=self.goal, vocabulary_size=self.vocabulary_size
-        )
         if self.plot is not None:
             require_plot(self.plot)
-        found = study_roofline(config, options)
+        found = study_roofline(config, self)
         shown = roofline_tables(found)
         if self.plot is not None:
             plot_roofline(found, self.plot)

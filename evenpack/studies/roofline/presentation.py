@@ -6,10 +6,20 @@ import numpy as np
 from rich.console import RenderableType
 
 from evenpack import console
+from evenpack.studies.columns import Column, table_of
 from evenpack.studies.plotting import COLOURS, INK, figure_as_png, write_footer, write_title
 from evenpack.studies.provenance import COMPUTED, provenance_line
-from evenpack.studies.roofline.study import PartRow, Roofline
+from evenpack.studies.roofline.study import Roofline
 
+_PARTS = (
+    Column("part"),
+    Column("TFLOP", lambda row: row.flops / 1e12, ".4g"),
+    Column("GB", lambda row: row.bytes / 1e9, ".4g"),
+    Column("kernels", form=","),
+    Column("floor, ms", "floor_seconds", ".4g", scale=1e3),
+    Column("estimate, ms", "expected_seconds", ".4g", scale=1e3),
+    Column("all fused, ms", "fused_seconds", ".4g", scale=1e3),
+)
 _MOST_NAMED = 3
 """Parts that are named as those that hold a goal back."""
 
@@ -22,7 +32,7 @@ def roofline_tables(found: Roofline) -> list[RenderableType]:
     )
     return [
         console.text(head),
-        console.table([_part(row) for row in found.parts] + [_launches(found)], title="Parts of a step"),
+        table_of(found.rows, _PARTS, title="Parts of a step"),
         console.table(_rates(found), title="Real tokens/s of one device"),
         console.text(verdict(found)),
         *(console.text(f"Assumed: {line}") for line in found.assumptions),
@@ -46,30 +56,6 @@ def verdict(found: Roofline) -> str:
     if found.goal > found.floor_tokens_per_second:
         return f"{goal}that is less than the floor, so it cannot be reached. {above}"
     return f"{goal}the estimate is above it with all fusions. {above}"
-
-
-def _part(row: PartRow) -> dict[str, str]:
-    return {
-        "part": row.part,
-        "TFLOP": f"{row.flops / 1e12:.4g}",
-        "GB": f"{row.bytes / 1e9:.4g}",
-        "kernels": f"{row.kernels:,}",
-        "floor, ms": f"{1e3 * row.floor_seconds:.4g}",
-        "estimate, ms": f"{1e3 * row.expected_seconds:.4g}",
-        "all fused, ms": f"{1e3 * row.fused_seconds:.4g}",
-    }
-
-
-def _launches(found: Roofline) -> dict[str, str]:
-    return {
-        "part": "launches",
-        "TFLOP": "0",
-        "GB": "0",
-        "kernels": "0",
-        "floor, ms": "0",
-        "estimate, ms": f"{1e3 * found.launches_seconds:.4g}",
-        "all fused, ms": f"{1e3 * found.fused_launches_seconds:.4g}",
-    }
 
 
 def _rates(found: Roofline) -> list[dict[str, str]]:
@@ -102,11 +88,11 @@ _LEAST_LABELLED = 0.045
 def plot_roofline(found: Roofline, path: Path) -> None:
     """Draws milliseconds of each part. Raises: ConfigError without matplotlib."""
     bars = (
-        ("floor: all fused, at the peaks", [row.floor_seconds for row in found.parts] + [0.0]),
-        ("estimate, all fused", [row.fused_seconds for row in found.parts] + [found.fused_launches_seconds]),
-        ("estimate, as it is", [row.expected_seconds for row in found.parts] + [found.launches_seconds]),
+        ("floor: all fused, at the peaks", [row.floor_seconds for row in found.rows]),
+        ("estimate, all fused", [row.fused_seconds for row in found.rows]),
+        ("estimate, as it is", [row.expected_seconds for row in found.rows]),
     )
-    names = [*(row.part for row in found.parts), "launches"]
+    names = [row.part for row in found.rows]
     colours = [*COLOURS[: len(found.parts)], _LAUNCHES]
     heights = 1e3 * np.array([seconds for _, seconds in bars])
     longest = heights.sum(axis=1).max()

@@ -7,46 +7,18 @@ import torch
 from evenpack.data.order.step_shape import Layout
 from evenpack.engine.config import RunConfig
 from evenpack.errors import ConfigError
-from evenpack.models.common.device_peaks import find_device_peak
+from evenpack.models.common.device_peaks import DevicePeak, find_device_peak
 from evenpack.models.cost import Work
 from evenpack.models.families import family_of
 from evenpack.models.traffic import FUSIONS
 from evenpack.studies.budget.budget import settled_data
 from evenpack.studies.budget.data import RunData
 from evenpack.studies.budget.options import BudgetOptions
-from evenpack.studies.roofline.estimate import (
-    PartCost,
-    StepSeconds,
-    excesses,
-    paper_step,
-    step_seconds,
-)
+from evenpack.studies.roofline.command import RooflineCommand
+from evenpack.studies.roofline.estimate import StepSeconds, excesses, paper_step, step_seconds
 from evenpack.studies.roofline.rates import MEASURED_ON, Rates, bandwidth_of
 
 _LAYOUTS: tuple[Layout, ...] = ("packed", "unpadded")
-
-
-@dataclass(frozen=True, kw_only=True)
-class RooflineOptions:
-    """Options that the run file does not contain."""
-
-    device: str
-    """Name of a device with a known peak."""
-    devices: int
-    """Devices that divide a step; communication between them is left out."""
-    vocabulary_size: int | None
-    goal: float | None
-    """Real tokens per second of one device that are wanted; None: no goal."""
-
-    def __post_init__(self) -> None:
-        """Checks the numbers. Raises: ConfigError for a device without peaks or bfloat16, or a number too small."""
-        device = find_device_peak(self.device)
-        bandwidth_of(device)
-        device.require_flops(torch.bfloat16)
-        if self.devices < 1:
-            raise ConfigError(f"--devices must be 1 or more, found {self.devices}")
-        if self.goal is not None and not self.goal > 0:
-            raise ConfigError(f"--goal must be tokens per second, more than 0, found {self.goal:g}")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -104,6 +76,20 @@ class Roofline:
     assumptions: tuple[str, ...]
 
     @property
+    def rows(self) -> tuple[PartRow, ...]:
+        """Returns the parts, and the launches as one more: they are no work, and there are none at the peaks."""
+        launches = PartRow(
+            part="launches",
+            flops=0,
+            bytes=0,
+            kernels=0,
+            floor_seconds=0.0,
+            expected_seconds=self.launches_seconds,
+            fused_seconds=self.fused_launches_seconds,
+        )
+        return *self.parts, launches
+
+    @property
     def reached_with(self) -> str | None:
         """Returns the fusion with which the estimate reaches the goal; None if it does not, or needs none."""
         reached = [row.fusion for row in self.fusions if self.goal is not None and row.tokens_per_second >= self.goal]
@@ -115,20 +101,19 @@ class Roofline:
         return self.goal is not None and self.expected_tokens_per_second >= self.goal
 
 
-def study_roofline(config: RunConfig, options: RooflineOptions) -> Roofline:
+def study_roofline(config: RunConfig, given: RooflineCommand) -> Roofline:
     """Computes the roofline of one device's step.
 
     The data is read where it is prepared, else packs are taken as full of the longest sequences.
 
-    Raises: ConfigError for what is not traced (precision, layout, checkpointing), and as `settled_data`.
+    Raises: ConfigError for a device without peaks or bfloat16, a number too small, and what is not traced (precision,
+    layout, checkpointing); and as `settled_data`.
     """
+    device = _checked_device(given)
     _require_counted(config)
-    settled, data = settled_data(
-        config, BudgetOptions(devices=options.devices, vocabulary_size=options.vocabulary_size)
-    )
+    settled, data = settled_data(config, BudgetOptions(devices=given.devices, vocabulary_size=given.vocabulary_size))
     config = settled.config
-    device = find_device_peak(options.device)
-    items, micro_batches = config.training.items_per_micro_batch, settled.micro_batches(options.devices)
+    items, micro_batches = config.training.items_per_micro_batch, settled.micro_batches(given.devices)
     work = _work(config, data, items)
     step = paper_step(
         config.model,
@@ -138,7 +123,7 @@ def study_roofline(config: RunConfig, options: RooflineOptions) -> Roofline:
         micro_batches=micro_batches,
         optimizer=config.optimizer,
         zero_stage=config.deepspeed.zero_stage,
-        ranks=options.devices,
+        ranks=given.devices,
     )
     expected_rates = Rates.expected(device, causal=family_of(config.model).causal)
     fused = step.under(FUSIONS)
@@ -161,7 +146,7 @@ def study_roofline(config: RunConfig, options: RooflineOptions) -> Roofline:
         run=config.run.name,
         model=f"{config.model.kind} {config.model.preset}",
         device=device.name,
-        devices=options.devices,
+        devices=given.devices,
         micro_batches=micro_batches,
         slots_per_micro_batch=work.slots,
         tokens_per_step=tokens,
@@ -174,9 +159,21 @@ def study_roofline(config: RunConfig, options: RooflineOptions) -> Roofline:
         expected_mfu=flops / expected.total / (device.half_precision * 1e12),
         fusions=tuple(rows),
         excesses=tuple(excesses(expected, floor)),
-        goal=options.goal,
-        assumptions=(*data.assumptions, *_assumptions(config, device.name, options.devices)),
+        goal=given.goal,
+        assumptions=(*data.assumptions, *_assumptions(config, device.name, given.devices)),
     )
+
+
+def _checked_device(given: RooflineCommand) -> DevicePeak:
+    """Checks the options, and returns the device. Raises: ConfigError."""
+    device = find_device_peak(given.device)
+    bandwidth_of(device)
+    device.require_flops(torch.bfloat16)
+    if given.devices < 1:
+        raise ConfigError(f"--devices must be 1 or more, found {given.devices}")
+    if given.goal is not None and not given.goal > 0:
+        raise ConfigError(f"--goal must be tokens per second, more than 0, found {given.goal:g}")
+    return device
 
 
 def _require_counted(config: RunConfig) -> None:
@@ -213,8 +210,8 @@ def _work(config: RunConfig, data: RunData, items: int) -> Work:
 
 
 def _rows(expected: StepSeconds, floor: StepSeconds, fused: StepSeconds) -> tuple[PartRow, ...]:
-    def row(mine: PartCost, least: PartCost, left: PartCost) -> PartRow:
-        return PartRow(
+    return tuple(
+        PartRow(
             part=mine.part,
             flops=mine.flops,
             bytes=mine.bytes,
@@ -223,8 +220,8 @@ def _rows(expected: StepSeconds, floor: StepSeconds, fused: StepSeconds) -> tupl
             expected_seconds=mine.seconds,
             fused_seconds=left.seconds,
         )
-
-    return tuple(row(*three) for three in zip(expected.parts, floor.parts, fused.parts, strict=True))
+        for mine, least, left in zip(expected.parts, floor.parts, fused.parts, strict=True)
+    )
 
 
 def _assumptions(config: RunConfig, device: str, devices: int) -> tuple[str, ...]:

@@ -15,8 +15,9 @@ from evenpack.launcher.cli import app as cli
 from evenpack.models.cost import Work, step_flops
 from evenpack.models.traffic import FUSIONS, PARTS
 from evenpack.studies.roofline import presentation
+from evenpack.studies.roofline.command import RooflineCommand
 from evenpack.studies.roofline.presentation import verdict
-from evenpack.studies.roofline.study import Roofline, RooflineOptions, study_roofline
+from evenpack.studies.roofline.study import Roofline, study_roofline
 
 WIKI = ("data.sources.wiki.path=wiki/", "data.tokenizer.path=bert/")
 WEB = ("data.sources.web.path=web/", "data.tokenizer.path=gpt2/")
@@ -37,8 +38,8 @@ def roofline(
     goal: float | None = None,
     vocabulary_size: int = 50_257,
 ) -> Roofline:
-    options = RooflineOptions(device=device, devices=devices, vocabulary_size=vocabulary_size, goal=goal)
-    return study_roofline(run_of(name, *overrides), options)
+    given = RooflineCommand(device=device, devices=devices, vocabulary_size=vocabulary_size, goal=goal)
+    return study_roofline(run_of(name, *overrides), given)
 
 
 @pytest.mark.parametrize("name", ["gpt2_small", "gpt2_xl", "llama_160m"])
