@@ -28,8 +28,6 @@ from evenpack.studies.packing.packing import (
     CURVE_DEPTHS,
     OVERVIEW_DEPTHS,
     PackingRow,
-    Recommendation,
-    describe_work,
     pack_lengths_to_try,
     parse_pack_lengths,
     recommend,
@@ -252,11 +250,9 @@ _SWEPT_BY = "longest_pack_first"
 
 
 @dataclass(frozen=True, kw_only=True)
-class Against:
+class Against(DrawnLengths):
     """Lengths that a subject is compared with."""
 
-    name: str
-    histogram: LengthHistogram
     distance: HistogramDistance
     """Distance of the subject's lengths, as they are packed, to these."""
 
@@ -306,11 +302,11 @@ def inspect_lengths(
         require_plot(plot)
     pack_length = subject.pack_length
     tried = pack_lengths_to_try(pack_length) if pack_lengths is None else parse_pack_lengths(pack_lengths)
-    packed = _pack(subject, sorted({pack_length, *tried}))
+    packings, sweep = _pack(subject, sorted({pack_length, *tried}))
     advice = _advice(subject)
-    shown = _shown(subject, packed, advice)
+    shown = _shown(subject, packings, sweep, advice)
     if plot is not None:
-        _draw(subject, packed, against, plot)
+        _draw(subject, packings, sweep, against, plot)
         shown.append(console.text(f"Drew {plot}"))
     value = {
         "origin": subject.origin,
@@ -321,36 +317,20 @@ def inspect_lengths(
         "source_rows": subject.source_rows,
         "lengths": length_statistics(subject.histogram, pack_length=pack_length),
         "histogram": subject.histogram.counts[: subject.histogram.longest].tolist(),
-        "packings": packed.packings,
-        "pack_lengths": packed.sweep,
-        "pack_lengths_auto": packed.fullest,
-        "recommendation": packed.recommended,
+        "packings": packings,
+        "pack_lengths": sweep.rows,
+        "pack_lengths_auto": sweep.fullest,
+        "recommendation": sweep.recommended,
         "recipes": advice,
     }
     return value, shown
 
 
-@dataclass(frozen=True, kw_only=True)
-class _Packed:
-    """All packings of one list of lengths."""
-
-    packings: Sequence[PackingRow]
-    """At the subject's pack length, by algorithm and depth."""
-    sweep: Sequence[PackingRow]
-    """At each pack length and depth, by `_SWEPT_BY`."""
-    fullest: Sequence[PackingRow]
-    """At each pack length without a limit of depth, by `auto`."""
-    recommended: Recommendation
-
-
-def _pack(subject: Subject, lengths: Sequence[int]) -> _Packed:
-    """Packs at each of the pack lengths, the subject's own among them."""
+def _pack(subject: Subject, lengths: Sequence[int]) -> tuple[Sequence[PackingRow], Sweep]:
+    """Packs at the subject's pack length by algorithm and depth, and at each of `lengths`, the subject's own too."""
     histogram = subject.histogram
     with console.messages().status("packing ...") as status:
-
-        def begin(algorithm: str, depth: int | None) -> None:
-            status.update(describe_work(algorithm, depth))
-
+        begin = status.update
         packings = study_packing(
             histogram, pack_length=subject.pack_length, depths=OVERVIEW_DEPTHS, baselines=False, begin=begin
         )
@@ -362,16 +342,18 @@ def _pack(subject: Subject, lengths: Sequence[int]) -> _Packed:
                 histogram, [chosen], algorithm="auto", depths=OVERVIEW_DEPTHS[1:], begin=begin
             ),
         )
-        sweep = sweep_pack_lengths(histogram, lengths, algorithm=_SWEPT_BY, depths=OVERVIEW_DEPTHS)
-    return _Packed(packings=packings, sweep=sweep, fullest=fullest, recommended=recommended)
+        rows = sweep_pack_lengths(histogram, lengths, algorithm=_SWEPT_BY, depths=OVERVIEW_DEPTHS)
+    return packings, Sweep(rows=rows, algorithm=_SWEPT_BY, fullest=fullest, recommended=recommended)
 
 
-def _shown(subject: Subject, packed: _Packed, advice: RecipeAdvice | None) -> list[RenderableType]:
+def _shown(
+    subject: Subject, packings: Sequence[PackingRow], sweep: Sweep, advice: RecipeAdvice | None
+) -> list[RenderableType]:
     histogram, pack_length = subject.histogram, subject.pack_length
     statistics = length_statistics(histogram, pack_length=pack_length)
     by_pack_length = {
-        f"{length:,} slots": [row for row in packed.sweep if row.pack_length == length]
-        for length in dict.fromkeys(row.pack_length for row in packed.sweep)
+        f"{length:,} slots": [row for row in sweep.rows if row.pack_length == length]
+        for length in dict.fromkeys(row.pack_length for row in sweep.rows)
     }
     title = f"Pack lengths by limit of depth ({_SWEPT_BY}): efficiency, speed-up over padding"
     return [
@@ -380,9 +362,9 @@ def _shown(subject: Subject, packed: _Packed, advice: RecipeAdvice | None) -> li
         *long_lines(subject),
         lengths_table(statistics, origin=subject.origin, pack_length=pack_length),
         histogram_table(length_ranges(histogram), sequences=statistics.sequences),
-        packing_table(packed.packings, pack_length=pack_length),
-        depth_curves_table(by_pack_length, packed.fullest, title=title),
-        recommendation_text(packed.recommended),
+        packing_table(packings, pack_length=pack_length),
+        depth_curves_table(by_pack_length, sweep.fullest, title=title),
+        recommendation_text(sweep.recommended),
         *([] if advice is None else advice_tables(advice)),
         *map(console.text, subject.verification_sentences()),
     ]
@@ -395,11 +377,10 @@ def _content(subject: Subject) -> dict[str, Any]:
     return {"content": "not verified", "verified_by": subject.verified_by}
 
 
-def _draw(subject: Subject, packed: _Packed, against: Against | None, plot: Path) -> None:
-    found = packed.recommended
+def _draw(subject: Subject, packings: Sequence[PackingRow], sweep: Sweep, against: Against | None, plot: Path) -> None:
     plot_packing(
         DrawnLengths(name=subject.origin, histogram=subject.histogram),
-        packed.packings,
+        packings,
         plot,
         pack_length=subject.pack_length,
         footer=[
@@ -407,10 +388,10 @@ def _draw(subject: Subject, packed: _Packed, against: Against | None, plot: Path
             *subject.long_sentences(),
             *subject.verification_sentences(),
             *([] if against is None else [against.footer]),
-            f"Recommended by what auto fills without a limit: {found.reason}.",
+            f"Recommended by what auto fills without a limit: {sweep.recommended.reason}.",
         ],
-        against=None if against is None else DrawnLengths(name=against.name, histogram=against.histogram),
-        sweep=Sweep(rows=packed.sweep, algorithm=_SWEPT_BY, fullest=packed.fullest, recommended=found),
+        against=against,
+        sweep=sweep,
     )
 
 

@@ -70,7 +70,6 @@ class PackingCommand:
         from evenpack.errors import PackingError
         from evenpack.studies.lengths.subject import long_lines
         from evenpack.studies.packing.packing import (
-            describe_work,
             parse_choices,
             parse_depths,
             study_packing,
@@ -93,7 +92,7 @@ class PackingCommand:
             pack_length=pack_length,
             depths=depths,
             choices=choices,
-            begin=lambda algorithm, depth: console.messages().print(describe_work(algorithm, depth)),
+            begin=console.messages().print,
             refused=lambda algorithm, depth, error: console.print_error(f"{algorithm}: {error}"),
         )
         if not rows:

@@ -96,10 +96,10 @@ def study_packing(
     depths: Sequence[int | None] = STUDY_DEPTHS,
     choices: Sequence[PackerChoice] | None = None,
     baselines: bool = True,
-    begin: Callable[[str, int | None], None] = lambda algorithm, depth: None,
+    begin: Callable[[str], None] = lambda line: None,
     refused: Callable[[str, int | None, PackingError], None] | None = None,
 ) -> tuple[PackingRow, ...]:
-    """Packs by each of `choices` at each of `depths`; `begin` is called before each.
+    """Packs by each of `choices` at each of `depths`; `begin` is called before each, with a line for people.
 
     If an algorithm fails, `refused` is called with its error and the others continue; without `refused` the error is
     raised.
@@ -117,7 +117,7 @@ def study_packing(
     for depth in dict.fromkeys(depths):
         of_depth = []
         for choice in choices or _of_use(histogram, pack_length, depth, baselines=baselines):
-            begin(choice.label, depth)
+            begin(f"{choice.label}, {'no limit of depth' if depth is None else f'depth {depth}'} ...")
             try:
                 of_depth.append(_packing_row(histogram, choice, depth, pack_length))
             except PackingError as error:
@@ -134,7 +134,7 @@ def sweep_pack_lengths(
     *,
     algorithm: str,
     depths: Sequence[int | None],
-    begin: Callable[[str, int | None], None] = lambda algorithm, depth: None,
+    begin: Callable[[str], None] = lambda line: None,
 ) -> tuple[PackingRow, ...]:
     """Packs by one algorithm at each pack length and depth.
 
@@ -212,11 +212,6 @@ def _packing_row(histogram: LengthHistogram, choice: PackerChoice, depth: int | 
         gap=packing.gap,
         cpu_seconds=packing.cpu_seconds,
     )
-
-
-def describe_work(algorithm: str, depth: int | None) -> str:
-    """Returns a line that describes the current work."""
-    return f"{algorithm}, {'no limit of depth' if depth is None else f'depth {depth}'} ..."
 
 
 def parse_depths(given: str | None) -> tuple[int | None, ...]:

@@ -164,10 +164,12 @@ def test_named_algorithms_run_at_every_depth_and_each_is_announced():
         pack_length=6,
         depths=(2, None),
         choices=[PackerChoice(algorithm=name) for name in ("first_fit_decreasing", "next_fit")],
-        begin=lambda *both: announced.append(both),
+        begin=announced.append,
     )
     expected = [(name, depth) for depth in (2, None) for name in ("first_fit_decreasing", "next_fit")]
-    assert [(row.algorithm, row.depth_limit) for row in rows] == announced == expected
+    assert [(row.algorithm, row.depth_limit) for row in rows] == expected
+    limits = {2: "depth 2", None: "no limit of depth"}
+    assert announced == [f"{name}, {limits[depth]} ..." for name, depth in expected]
 
 
 def test_wrong_depths_and_algorithms_are_refused():
