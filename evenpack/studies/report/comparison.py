@@ -15,7 +15,7 @@ from evenpack.engine.reporting.metrics import METRICS, read_metrics, save_totals
 from evenpack.engine.reporting.run_record import DataIdentity, RunRecord, read_run_record
 from evenpack.errors import ConfigError, DataError
 from evenpack.files import read_json_object
-from evenpack.studies.waits.accounting import WaitCourse, wait_course
+from evenpack.studies.waits.accounting import WaitCourse, require_log, split_steps, wait_course
 
 _NOT_COMPARED = ("run.name", "run.output_dir", "data.prepared_dir", "data.tokens_dir", "metrics.")
 """Settings that change nothing of what a run computes."""
@@ -132,7 +132,7 @@ def course_of(records: Sequence[Mapping[str, Any]]) -> Course:
             "loader_share": _column(records, "loader_seconds") / step_seconds,
             "straggler_share": 1.0 - _column(records, "compute_seconds_mean") / slowest,
         }
-    split = [record for record in records if record.get("wait_plan_seconds") is not None]
+    split = split_steps(records)
     return Course(
         waits=wait_course(split) if split else None,
         steps=np.array([record["step"] for record in records], dtype=np.int64),
@@ -182,11 +182,7 @@ def _settings(config: Mapping[str, Any]) -> dict[str, str]:
 
 
 def _read_run(output_dir: Path, label: str, record: RunRecord | None, *, is_running: bool) -> ReportedRun:
-    path = output_dir / METRICS
-    if not path.is_file():
-        raise DataError(
-            f"{output_dir} holds no {METRICS}: give the output_dir of a run that was started, or its run file"
-        )
+    path = require_log(output_dir)
     records = read_metrics(path)
     summary = _summary(output_dir, records)
     with path.open("rb") as file:

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import groupby, pairwise
 from pathlib import Path
 from typing import Any, Literal
@@ -51,11 +51,6 @@ class RankRow:
     """Device hours that all others waited for it."""
     slowness: float
     """By how much more than the mean rank it needed for the same work, at the end."""
-
-    @property
-    def waited_hours(self) -> float:
-        """Returns the hours that it waited."""
-        return sum(self.hours.values())
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -132,14 +127,10 @@ def read_waits(output_dir: Path, *, replay: Path | None = None) -> tuple[WaitsOf
     Raises: DataError for a directory without a log, a log without waits that are split (saying what would do), or a
     file that is no replay; ConfigError for a replay without as many devices.
     """
-    path = output_dir / METRICS
-    if not path.is_file():
-        raise DataError(
-            f"{output_dir} holds no {METRICS}: give the output_dir of a run that was started, or its run file"
-        )
+    path = require_log(output_dir)
     record = read_run_record(output_dir)
     records = trained_steps(read_metrics(path))
-    split = [one for one in records if one.get("wait_plan_seconds") is not None]
+    split = split_steps(records)
     if not split:
         raise DataError(f"{path}: {_why_nothing_is_split(records, record)}")
     ranks = int(split[-1]["world_size"])
@@ -162,6 +153,21 @@ def read_waits(output_dir: Path, *, replay: Path | None = None) -> tuple[WaitsOf
         notes=tuple(_notes(split, by_rank, starts, ranks, untimed=len(records) - len(timed))),
     )
     return found, wait_course(split)
+
+
+def require_log(output_dir: Path) -> Path:
+    """Returns the path of a run's log, which may be empty yet. Raises: DataError if there is none."""
+    path = output_dir / METRICS
+    if not path.is_file():
+        raise DataError(
+            f"{output_dir} holds no {METRICS}: give the output_dir of a run that was started, or its run file"
+        )
+    return path
+
+
+def split_steps(records: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Returns the records of the steps whose waits are split by cause."""
+    return [one for one in records if one.get("wait_plan_seconds") is not None]
 
 
 def wait_course(records: Sequence[Mapping[str, Any]]) -> WaitCourse:
@@ -290,7 +296,7 @@ def _episodes(gathered: Sequence[Mapping[str, Any]], places: _Places, first_step
                 index = open_ones.get((rank, kind))
                 if index is not None and found[index].since != since:
                     end: End = "restarted" if is_new_start else "recovered"
-                    found[index] = _changed(found[index], ended=step, end=end)
+                    found[index] = replace(found[index], ended=step, end=end)
                     del open_ones[rank, kind]
                     index = None
                 if since is None:
@@ -310,12 +316,8 @@ def _episodes(gathered: Sequence[Mapping[str, Any]], places: _Places, first_step
                             end="lasts",
                         )
                     )
-                found[index] = _changed(found[index], slow_by=lists[f"{kind}_slow_by"][rank])
+                found[index] = replace(found[index], slow_by=lists[f"{kind}_slow_by"][rank])
     yield from found
-
-
-def _changed(episode: Episode, **values: Any) -> Episode:
-    return Episode(**{**vars(episode), **values})
 
 
 def _least_slowdown(gathered: Sequence[Mapping[str, Any]]) -> float | None:
