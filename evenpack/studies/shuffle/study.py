@@ -69,14 +69,6 @@ class Order:
     """Pack of each sequence, counted from 0; ascending."""
 
 
-@dataclass(frozen=True, kw_only=True, eq=False)
-class Labels:
-    """Labels of the N training sequences of a source, in the order of the corpus."""
-
-    names: tuple[str, ...]
-    of_sequence: Int64[np.ndarray, " N"]
-
-
 @dataclass(frozen=True, kw_only=True)
 class Quality:
     """Measures of one order."""
@@ -140,20 +132,21 @@ def next_fit(lengths: Integer[np.ndarray, " N"], *, pack_length: int) -> Int64[n
     return packs
 
 
-def file_labels(config: DataConfig, source: str, prepared: PreparedData) -> Labels:
-    """Returns the file of each sequence; tenths of the corpus if it is one file, or no view of documents."""
+def file_labels(config: DataConfig, source: str, prepared: PreparedData) -> Int64[np.ndarray, " N"]:
+    """Returns the file of each of the N training sequences of a source, by number, in the order of the corpus.
+
+    Tenths of the corpus if it is one file, or no view of documents.
+    """
     view = prepared.view(source, "train")
     view = view.source_view if isinstance(view, ShuffledView) else view
     files = [Path(file.path) for file in source_inputs(source, config.sources[source])]
     if len(files) < 2 or not isinstance(view, DocumentsView):
-        tenths = np.arange(view.count) * _TENTHS // view.count
-        return Labels(names=tuple(f"tenth {tenth + 1}" for tenth in range(_TENTHS)), of_sequence=tenths)
+        return np.arange(view.count) * _TENTHS // view.count
     section = config.sources[source]
     of_files = [section.model_copy(update={"path": file, "validation_path": None}) for file in files]
     counts = [sum(1 for _ in open_corpus(source, of_file).documents()) for of_file in of_files]
     documents = np.repeat(view.documents, np.diff(view.first_sequences))
-    of_sequence = np.searchsorted(np.cumsum(counts), documents, side="right")
-    return Labels(names=tuple(file.name for file in files), of_sequence=of_sequence)
+    return np.searchsorted(np.cumsum(counts), documents, side="right")
 
 
 def quality(order: Order, labels: Int64[np.ndarray, " N"], section: ShuffleSection, *, packs_per_step: int) -> Quality:
@@ -249,7 +242,7 @@ def measure_order(arm: str, config: RunConfig, section: ShuffleSection) -> ArmOr
     per_step = _packs_per_step(config)
     return ArmOrder(
         arm=arm,
-        quality=quality(order, labels.of_sequence, section, packs_per_step=per_step),
+        quality=quality(order, labels, section, packs_per_step=per_step),
         reading=read_steps(packed, packs_per_step=per_step, steps=section.steps_read),
         borders=tuple(borders(packed.plan, packs_per_step=per_step, steps=packed.plan.packs // per_step)),
     )
@@ -268,7 +261,7 @@ def measure_simulated(config: RunConfig, section: ShuffleSection) -> tuple[ArmOr
     return tuple(
         ArmOrder(
             arm=name,
-            quality=quality(order, labels.of_sequence, section, packs_per_step=per_step),
+            quality=quality(order, labels, section, packs_per_step=per_step),
             reading=None,
             borders=(),
         )
