@@ -245,12 +245,8 @@ def _source(source: SourceData, config: RunConfig, items: int) -> SourceBudget:
 
 def _work(data: RunData, items: int) -> Work:
     """Returns the work of so many packs or sequences without padding."""
-    return Work(
-        slots=round(items * data.item.tokens),
-        squared_lengths=round(items * data.useful.squared_lengths),
-        head_slots=round(items * data.useful.targets),
-        sequences=round(items * data.item.sequences),
-        pairs_within={window: round(items * pairs) for window, pairs in data.useful.pairs_within.items()},
+    return data.useful.of_items(
+        items, slots=round(items * data.item.tokens), sequences=round(items * data.item.sequences)
     )
 
 
@@ -281,13 +277,7 @@ def _padding(config: RunConfig, data: RunData, items: int, *, useful: int, time:
     found: list[tuple[str, int, int]] = []
     if config.training.batching == "packs":
         slots = items * data.item.row_slots
-        on_padding = Work(
-            slots=slots - work.slots,
-            squared_lengths=round(items * data.of_padding.squared_lengths),
-            head_slots=round(items * data.of_padding.targets),
-            sequences=0,
-            pairs_within={window: round(items * pairs) for window, pairs in data.of_padding.pairs_within.items()},
-        )
+        on_padding = data.of_padding.of_items(items, slots=slots - work.slots, sequences=0)
         found.append((f"packs of {data.item.row_slots:,}", slots, flops(on_padding)))
     if data.padded_rows is not None:
         rows, row = round(items * data.padded_rows), recipe.max_sequence_length

@@ -23,6 +23,7 @@ from evenpack.engine.resolving.objective import next_tokens
 from evenpack.engine.resolving.resolve import ResolvedRun
 from evenpack.errors import ConfigError, DataError
 from evenpack.kernels.visible_pairs import pairs_of_average_length, total_pairs_within
+from evenpack.models.cost import Work
 from evenpack.models.families import family_of
 
 
@@ -56,6 +57,16 @@ class ItemWork:
                 window: pairs + times * other.pairs_within[window] for window, pairs in self.pairs_within.items()
             },
             targets=self.targets + times * other.targets,
+        )
+
+    def of_items(self, items: int, *, slots: int, sequences: int) -> Work:
+        """Returns the work of so many packs or sequences, which take so many slots."""
+        return Work(
+            slots=slots,
+            squared_lengths=round(items * self.squared_lengths),
+            head_slots=round(items * self.targets),
+            sequences=sequences,
+            pairs_within={window: round(items * pairs) for window, pairs in self.pairs_within.items()},
         )
 
 

@@ -1,6 +1,6 @@
 """The roofline of a run: a step at the peaks of a GPU, as expected, and with each fusion."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -197,16 +197,9 @@ def _work(config: RunConfig, data: RunData, items: int) -> Work:
     tokens = round(items * data.item.tokens)
     slots = items * data.item.row_slots if config.training.layout == "packed" else tokens
     masked = family_of(config.model).objective == "masked_tokens"
-    return Work(
-        slots=slots,
-        squared_lengths=round(items * (data.useful.squared_lengths + data.of_padding.squared_lengths)),
-        head_slots=round(items * data.useful.targets) if masked else slots,
-        sequences=round(items * data.item.sequences) if config.model.predicts_next_sentence else 0,
-        pairs_within={
-            window: round(items * (pairs + data.of_padding.pairs_within[window]))
-            for window, pairs in data.useful.pairs_within.items()
-        },
-    )
+    sequences = round(items * data.item.sequences) if config.model.predicts_next_sentence else 0
+    work = data.useful.plus(data.of_padding).of_items(items, slots=slots, sequences=sequences)
+    return replace(work, head_slots=round(items * data.useful.targets) if masked else slots)
 
 
 def _rows(expected: StepSeconds, floor: StepSeconds, fused: StepSeconds) -> tuple[PartRow, ...]:
