@@ -12,7 +12,7 @@ devices.
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, ClassVar, Protocol, TypeVar, runtime_checkable
 
 import numpy as np
 from jaxtyping import Float64
@@ -45,26 +45,45 @@ class Law(Protocol):
         ...
 
 
-@dataclass(frozen=True, kw_only=True)
-class Gumbel:
-    """Right-skewed Gumbel, F(s) = exp(-exp(-(s - location) / scale)); the scale is above 0."""
+LawT = TypeVar("LawT", bound="_Scaled")
 
+
+@dataclass(frozen=True, kw_only=True)
+class _Scaled:
+    """A law of SciPy's with a location, and a scale above 0."""
+
+    distribution: ClassVar[Any]
+    name: ClassVar[str]
     location: float
     scale: float
 
     def __post_init__(self) -> None:
-        _check(self.location, self.scale, "Gumbel")
+        if not (math.isfinite(self.location) and math.isfinite(self.scale) and self.scale > 0):
+            raise ConfigError(
+                f"a {self.name} needs a finite location and a scale above 0, got {self.location} and {self.scale}"
+            )
 
     @classmethod
-    def fit(cls, values: Float64[np.ndarray, " values"]) -> "Gumbel":
+    def fit(cls: type[LawT], values: Float64[np.ndarray, " values"]) -> LawT:
         """Fits by maximum likelihood."""
-        location, scale = stats.gumbel_r.fit(values)
+        location, scale = cls.distribution.fit(values)
         return cls(location=float(location), scale=float(scale))
 
     @property
     def frozen(self) -> Any:
         """Returns SciPy's distribution."""
-        return stats.gumbel_r(self.location, self.scale)
+        return self.distribution(self.location, self.scale)
+
+    def has_mean(self, devices: float) -> bool:
+        return devices > 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Gumbel(_Scaled):
+    """Right-skewed Gumbel, F(s) = exp(-exp(-(s - location) / scale))."""
+
+    distribution: ClassVar[Any] = stats.gumbel_r
+    name: ClassVar[str] = "Gumbel"
 
     @property
     def mean(self) -> float:
@@ -73,30 +92,13 @@ class Gumbel:
     def at_hazard(self, hazard: Float64[np.ndarray, "*shape"]) -> Float64[np.ndarray, "*shape"]:
         return self.location + self.scale * _gumbel_variate(hazard)
 
-    def has_mean(self, devices: float) -> bool:
-        return devices > 0
-
 
 @dataclass(frozen=True, kw_only=True)
-class Normal:
+class Normal(_Scaled):
     """Normal law; the scale is its standard deviation."""
 
-    location: float
-    scale: float
-
-    def __post_init__(self) -> None:
-        _check(self.location, self.scale, "normal law")
-
-    @classmethod
-    def fit(cls, values: Float64[np.ndarray, " values"]) -> "Normal":
-        """Fits by maximum likelihood."""
-        location, scale = stats.norm.fit(values)
-        return cls(location=float(location), scale=float(scale))
-
-    @property
-    def frozen(self) -> Any:
-        """Returns SciPy's distribution."""
-        return stats.norm(self.location, self.scale)
+    distribution: ClassVar[Any] = stats.norm
+    name: ClassVar[str] = "normal law"
 
     def at_hazard(self, hazard: Float64[np.ndarray, "*shape"]) -> Float64[np.ndarray, "*shape"]:
         low = special.ndtri(-np.expm1(-np.minimum(hazard, 1.0)))
@@ -104,23 +106,17 @@ class Normal:
         variate: Float64[np.ndarray, "*shape"] = np.where(hazard < math.log(2.0), low, high)
         return self.location + self.scale * variate
 
-    def has_mean(self, devices: float) -> bool:
-        return devices > 0
-
 
 @dataclass(frozen=True, kw_only=True)
-class GeneralisedExtremeValue:
+class GeneralisedExtremeValue(_Scaled):
     """F(s) = exp(-(1 + shape z)^(-1 / shape)) with z = (s - location) / scale; shape 0 is the Gumbel.
 
     A shape below 0 ends at location - scale / shape, one above 0 has a heavy upper tail. SciPy's `c` is -shape.
     """
 
-    location: float
-    scale: float
+    distribution: ClassVar[Any] = stats.genextreme
+    name: ClassVar[str] = "generalised extreme value law"
     shape: float
-
-    def __post_init__(self) -> None:
-        _check(self.location, self.scale, "generalised extreme value law")
 
     @classmethod
     def fit(cls, values: Float64[np.ndarray, " values"]) -> "GeneralisedExtremeValue":
@@ -141,7 +137,7 @@ class GeneralisedExtremeValue:
     @property
     def frozen(self) -> Any:
         """Returns SciPy's distribution."""
-        return stats.genextreme(-self.shape, self.location, self.scale)
+        return self.distribution(-self.shape, self.location, self.scale)
 
     def at_hazard(self, hazard: Float64[np.ndarray, "*shape"]) -> Float64[np.ndarray, "*shape"]:
         variate = _gumbel_variate(hazard)
@@ -215,8 +211,3 @@ def _extreme_value_loss(
     with np.errstate(over="ignore"):  # infinitely unlikely
         loss = float((np.exp(-y) + y + logarithm).sum())
     return loss + len(values) * math.log(scale) + _OUTSIDE_LOSS * (len(values) - len(z))
-
-
-def _check(location: float, scale: float, law: str) -> None:
-    if not (math.isfinite(location) and math.isfinite(scale) and scale > 0):
-        raise ConfigError(f"a {law} needs a finite location and a scale above 0, got {location} and {scale}")
