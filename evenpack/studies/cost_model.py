@@ -67,10 +67,10 @@ class MicroBatchTimes:
         )
 
 
-def fit_cost_model(times: MicroBatchTimes, *, per_step: float, measured_on: MeasuredOn, seed: int = 0) -> CostModel:
+def fit_cost_model(times: MicroBatchTimes, *, per_step: float, measured_on: MeasuredOn) -> CostModel:
     """Fits a cost model by non-negative least squares on relative errors.
 
-    A quarter of the distinct micro-batches, drawn by `seed`, is held out: repeats of one are never on both sides.
+    A quarter of the distinct micro-batches, drawn at random, is held out: repeats of one are never on both sides.
 
     A pair that attends costs the same in a layer with a window as in another one: pairs within short windows grow with
     the slots, so that a weight of their own would not be separated from that of a slot.
@@ -87,7 +87,7 @@ def fit_cost_model(times: MicroBatchTimes, *, per_step: float, measured_on: Meas
             f"a cost model needs {_FEWEST_DISTINCT} different micro-batches or more, got {len(distinct)}: "
             "measure more of them (study throughput --samples), over more data"
         )
-    place = shuffled_places(group.ravel(), seed=seed)
+    place = shuffled_places(group.ravel(), seed=0)
     is_held_out = place < round(_HELD_OUT_SHARE * len(distinct))
     fitted = ~is_held_out
     _require_independent(terms[fitted][:, :3], times.seconds[fitted])

@@ -54,8 +54,13 @@ THIN_AND_BOLD = "Thin: single steps; bold: means over about a fiftieth of the st
 """Footer of a figure that has thin and bold lines."""
 
 
-def require_plot(path: Path) -> None:
-    """Checks the path. Raises: ConfigError if no PNG can be drawn there, before any work is done for it."""
+def require_plot(path: Path | None) -> None:
+    """Checks the path of a figure, if one is wanted.
+
+    Raises: ConfigError if no PNG can be drawn there, before any work is done for it.
+    """
+    if path is None:
+        return
     require_matplotlib()
     if path.suffix != ".png" or path.is_dir():
         raise ConfigError(f"a plot is a PNG file: give --plot a name like {path.with_suffix('.png')}, not {path}")

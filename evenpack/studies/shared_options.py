@@ -37,8 +37,8 @@ def parse_list(given: str, option: str, read: Callable[[str], T]) -> tuple[T, ..
         raise ConfigError(f"{option} {given}: {error}") from error
 
 
-def whole_number(word: str, *, least: int = 1, problem: str = "is not a number of 1 or more", example: str) -> int:
-    """Returns the number. Raises: ValueError with the problem and an example, for a smaller one and for other words."""
-    if not (word.isascii() and word.isdecimal() and int(word) >= least):
+def whole_number(word: str, *, problem: str = "is not a number of 1 or more", example: str) -> int:
+    """Returns a number of 1 or more. Raises: ValueError with the problem and an example, for other words."""
+    if not (word.isascii() and word.isdecimal() and int(word) >= 1):
         raise ValueError(f"'{word}' {problem}; give {example}")
     return int(word)

@@ -78,8 +78,7 @@ class EvennessCommand:
         from evenpack.studies.plotting import require_plot
         from evenpack.studies.shared_options import parse_list, whole_number
 
-        if self.plot is not None:
-            require_plot(self.plot)
+        require_plot(self.plot)
         for option, count in (("--sample", self.sample), ("--packs-per-device", self.packs_per_device)):
             if count < 1:
                 raise ConfigError(f"{option} must be at least 1, not {count}")

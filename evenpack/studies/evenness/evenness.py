@@ -204,23 +204,18 @@ def even_packs(
 
 
 def planned_maximum(
-    costs: Float64[np.ndarray, " packs"],
-    devices: int,
-    *,
-    packs_per_device: int,
-    steps: int = PLANNED_STEPS,
-    by_cost: bool = True,
+    costs: Float64[np.ndarray, " packs"], devices: int, *, packs_per_device: int, by_cost: bool = True
 ) -> float:
     """Returns the expected cost of the most expensive device where the packs of a step are assigned by cost.
 
-    Each of `steps` is drawn from all packs. Costs are taken relative to the mean of what was drawn.
+    Each of `PLANNED_STEPS` steps is drawn from all packs. Costs are taken relative to the mean of what was drawn.
 
     Args:
         by_cost: False: each device gets as many packs as they come.
     """
     generator = np.random.default_rng(0)
     ratios = []
-    for _ in range(steps):
+    for _ in range(PLANNED_STEPS):
         drawn = generator.choice(costs, (devices, packs_per_device))
         if by_cost:
             drawn = drawn.ravel()

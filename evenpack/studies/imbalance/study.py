@@ -212,8 +212,7 @@ def _replay(
 def check_options(given: ImbalanceCommand) -> None:
     """Checks what can be checked before any file is read. Raises: ConfigError."""
     for path in (given.plot, given.plot_steps):
-        if path is not None:
-            require_plot(path)
+        require_plot(path)
     for name in ("reference_devices", "log_devices"):
         count = getattr(given, name)
         if count is not None and count < 1:

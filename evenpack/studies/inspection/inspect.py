@@ -298,8 +298,7 @@ def inspect_lengths(
     """
     if subject.keeps_order:
         return _inspect_rows(subject, is_drawn=plot is not None or pack_lengths is not None)
-    if plot is not None:
-        require_plot(plot)
+    require_plot(plot)
     pack_length = subject.pack_length
     tried = pack_lengths_to_try(pack_length) if pack_lengths is None else parse_pack_lengths(pack_lengths)
     packings, sweep = _pack(subject, sorted({pack_length, *tried}))
@@ -438,8 +437,7 @@ def inspect_side_by_side(
 
     Raises: as `inspect_lengths`.
     """
-    if plot is not None:
-        require_plot(plot)
+    require_plot(plot)
     names = [subject.origin for subject in subjects]
     twice = [name for name in names if names.count(name) > 1]
     if twice:

@@ -59,8 +59,7 @@ class PackingCommand:
         """
         from evenpack.studies.plotting import require_plot
 
-        if self.plot is not None:
-            require_plot(self.plot)
+        require_plot(self.plot)
         return self._compare(find_subject) if self.residuals is None else self._search(self.residuals, find_subject)
 
     def _compare(self, find_subject: "Callable[[], Subject]") -> Report:

@@ -43,8 +43,7 @@ class RooflineCommand:
         from evenpack.studies.roofline.presentation import plot_roofline, roofline_tables
         from evenpack.studies.roofline.study import study_roofline
 
-        if self.plot is not None:
-            require_plot(self.plot)
+        require_plot(self.plot)
         found = study_roofline(config, self)
         shown = roofline_tables(found)
         if self.plot is not None:

@@ -85,7 +85,7 @@ class FittedLaws:
     """For each law in the report, the fits of `samples` that converged; empty if too few did."""
 
 
-def fit_laws(values: Float64[np.ndarray, " values"], *, rounds: int = ROUNDS, seed: int = 0) -> FittedLaws:
+def fit_laws(values: Float64[np.ndarray, " values"], *, rounds: int = ROUNDS) -> FittedLaws:
     """Fits a Gumbel, a normal law and a generalised extreme value law, by maximum likelihood.
 
     Raises: FitError for values that are not finite, all equal or fewer than 3, or if no fit converges.
@@ -93,10 +93,10 @@ def fit_laws(values: Float64[np.ndarray, " values"], *, rounds: int = ROUNDS, se
     if len(values) < 3 or not np.isfinite(values).all() or np.ptp(values) == 0:
         got = f"{len(values)}, all {values[0]:.6g}" if len(values) and np.ptp(values) == 0 else f"{len(values)}"
         raise FitError(f"a law needs 3 or more finite values that differ, got {got}: check the log's rates")
-    samples = resampled(values, rounds=rounds, seed=seed)
+    samples = resampled(values, rounds=rounds, seed=0)
     fitted, warnings = _fit_each(values)
     laws = {name: _converged(FITTERS[name], samples) for name in fitted}
-    fits = [_assess(name, law, values, laws[name], rounds=rounds, seed=seed) for name, law in fitted.items()]
+    fits = [_assess(name, law, values, laws[name], rounds=rounds) for name, law in fitted.items()]
     fits.sort(key=lambda fit: fit.aic)
     report = FitReport(
         values=len(values),
@@ -201,10 +201,9 @@ def _assess(
     resampled_laws: tuple[AnyLaw, ...],
     *,
     rounds: int,
-    seed: int,
 ) -> DistributionFit:
     distance = ks_distance(law, values)
-    variates = np.random.default_rng([seed, 2]).standard_exponential((rounds, len(values)))
+    variates = np.random.default_rng([0, 2]).standard_exponential((rounds, len(values)))
     drawn = law.at_hazard(variates)
     null = [ks_distance(again, sample) for sample in drawn for again in _converged(FITTERS[name], sample[None])]
     return DistributionFit(

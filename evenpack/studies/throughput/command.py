@@ -76,8 +76,7 @@ class ThroughputCommand:
         from evenpack.studies.throughput.measure import parse_clock
         from evenpack.studies.throughput.study import ThroughputOptions
 
-        if self.plot is not None:
-            require_plot(self.plot)
+        require_plot(self.plot)
         if self.cost_model is not None:
             _require_cost_model(self.cost_model, self.samples)
         depths = self.depths

@@ -10,8 +10,7 @@ from evenpack.studies.waits.presentation import draw_waits, waits_tables
 
 def explain_waits(output_dir: Path, *, replay: Path | None, plot: Path | None) -> Report:
     """Returns the waits of a run. Raises: as `read_waits`; ConfigError for a plot that cannot be drawn."""
-    if plot is not None:
-        require_plot(plot)
+    require_plot(plot)
     found, course = read_waits(output_dir, replay=replay)
     shown = waits_tables(found)
     if plot is not None:
