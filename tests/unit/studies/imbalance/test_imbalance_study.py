@@ -2,7 +2,6 @@
 
 import json
 import re
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -15,7 +14,6 @@ from tiny_run import tiny_gpt2_run
 
 from evenpack.data.prepared import PreparedData
 from evenpack.engine.resolving.resolve import resolve
-from evenpack.launcher.cli import app as cli
 from evenpack.studies.imbalance.cluster import BALANCED_PACKS, BASELINE, DENSE_PACKS, SCHEMES, Scheme
 from evenpack.studies.imbalance.extrapolation import forecast_from_log
 from evenpack.studies.imbalance.measurement import read_step_log
@@ -28,20 +26,6 @@ DEVICES = (1, 4, 16)
 QUICK = ("--steps", "30", "--batch", "4")
 
 Command = Callable[..., tuple[int, str, str]]
-
-
-@pytest.fixture
-def study(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Command:
-    """Runs `evenpack study imbalance` in this process; returns exit code, standard output, standard error."""
-
-    def run(*arguments: str | Path) -> tuple[int, str, str]:
-        monkeypatch.setattr(sys, "argv", ["evenpack", "study", "imbalance", *map(str, arguments)])
-        with pytest.raises(SystemExit) as exit_:
-            cli.main()
-        captured = capsys.readouterr()
-        return int(exit_.value.code or 0), captured.out, captured.err
-
-    return run
 
 
 def steps(mean_seconds: float, *, spread: float = 0.0) -> StepTimes:

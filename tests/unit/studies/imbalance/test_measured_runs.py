@@ -2,7 +2,7 @@
 
 import dataclasses
 import json
-import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +12,6 @@ from studied_runs import studied
 
 from evenpack.engine.config import RunConfig
 from evenpack.errors import ConfigError
-from evenpack.launcher.cli import app as cli
 from evenpack.studies.imbalance import study as study_module
 from evenpack.studies.imbalance.cluster import Scheme
 from evenpack.studies.imbalance.command import ImbalanceCommand
@@ -264,16 +263,13 @@ def test_a_single_step_that_is_cut_is_in_the_singular() -> None:
 
 
 def test_the_command_line_takes_a_run_and_its_baseline(
-    packed: RunConfig, padded: RunConfig, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    packed: RunConfig, padded: RunConfig, study: Callable[..., tuple[int, str, str]]
 ) -> None:
     log_run(packed)
     run_file = write_run_file(packed.run.output_dir.with_suffix(".yaml"), packed.model_dump(mode="json"))
-    words = [str(run_file), "--baseline-run", str(log_run(padded, seconds=1.0)), "--devices", "1,2", "--steps", "30"]
-    monkeypatch.setattr(sys, "argv", ["evenpack", "study", "imbalance", *words])
-    with pytest.raises(SystemExit) as exit_:
-        cli.main()
-    out = capsys.readouterr().out
-    assert not exit_.value.code
+    baseline = log_run(padded, seconds=1.0)
+    code, out, _ = study(run_file, "--baseline-run", baseline, "--devices", "1,2", "--steps", "30")
+    assert code == 0
     assert "of the run   4 packs per micro-batch, 1 to a step, on its 2 ranks; ZeRO 0" in out
     assert "2.000 (95 %: " in out
     assert "simulated, ESTIMATED cost model" in out

@@ -21,7 +21,6 @@ from evenpack.engine.config import RunConfig
 from evenpack.engine.resolving.resolve import resolve
 from evenpack.engine.world.distributed import World
 from evenpack.errors import ConfigError
-from evenpack.launcher.cli import app as cli
 from evenpack.models.cost import performed_work, useful_work
 from evenpack.studies.imbalance import study as study_module
 from evenpack.studies.imbalance.cluster import (
@@ -278,19 +277,6 @@ def test_several_ranks_and_micro_batches_that_do_not_fit_are_refused(
         replayed(config, dataclasses.replace(world, device=torch.device("cuda")), (1, 4))
 
 
-@pytest.fixture
-def command(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Callable[..., tuple[int, str, str]]:
-    def run(*arguments: str | Path) -> tuple[int, str, str]:
-        monkeypatch.setattr(sys, "argv", ["evenpack", "study", "imbalance", *map(str, arguments)])
-        monkeypatch.setenv("DS_ACCELERATOR", "cpu")
-        with pytest.raises(SystemExit) as exit_:
-            cli.main()
-        captured = capsys.readouterr()
-        return int(exit_.value.code or 0), captured.out, captured.err
-
-    return run
-
-
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
@@ -300,15 +286,15 @@ def command(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str])
     ],
 )
 def test_a_replay_that_cannot_be_is_refused(
-    command: Callable[..., tuple[int, str, str]], arguments: tuple[str, ...], words: str
+    study: Callable[..., tuple[int, str, str]], arguments: tuple[str, ...], words: str
 ) -> None:
-    code, out, err = command(*arguments)
+    code, out, err = study(*arguments)
     assert (code, out) == (2, "")
     assert words in " ".join(err.split())
 
 
 def test_tables_figure_and_json_have_the_replay(
-    command: Callable[..., tuple[int, str, str]],
+    study: Callable[..., tuple[int, str, str]],
     config: RunConfig,
     world: World,
     tmp_path: Path,
@@ -318,7 +304,7 @@ def test_tables_figure_and_json_have_the_replay(
     run_file, figure, saved = tmp_path / "run.yaml", tmp_path / "replay.png", tmp_path / "replay.json"
     run_file.write_text(yaml.safe_dump(config.model_dump(mode="json")))
     options = ("--replay", "1,2", "--replay-steps", "3", "--batch", "4", "--devices", "1..4", "--steps", "30")
-    code, out, err = command(run_file, *options, "--plot", figure, "--save", saved)
+    code, out, err = study(run_file, *options, "--plot", figure, "--save", saved)
     assert code == 0, err
     text = " ".join(out.split())
     assert "Replayed on one device: every micro-batch of each cluster, one after another" in text
