@@ -96,15 +96,8 @@ def test_noise_is_measured_and_the_truth_is_near() -> None:
 
 def test_repeats_tell_noise_from_what_the_model_misses() -> None:
     given = times(noise=0.03, repeats=4)
-    wrong = MicroBatchTimes(
-        slots=given.slots,
-        squared_lengths=given.squared_lengths,
-        pairs_within={},
-        layer_shares={},
-        segments=given.segments,
-        seconds=given.seconds * (1.0 + 0.2 * np.sin(given.squared_lengths)),  # which no term can follow
-    )
-    model = fit(wrong)
+    beyond_all_terms = 1.0 + 0.2 * np.sin(given.squared_lengths)
+    model = fit(replace(given, seconds=given.seconds * beyond_all_terms))
     assert model.repeat_noise == pytest.approx(0.03, rel=0.15)
     assert model.noise > 0.1
 
@@ -122,14 +115,7 @@ def test_the_term_for_segments_stays_where_it_earns_its_place() -> None:
 
 def test_a_cost_is_never_negative() -> None:
     given = times()
-    falling = MicroBatchTimes(
-        slots=given.slots,
-        squared_lengths=given.squared_lengths,
-        pairs_within={},
-        layer_shares={},
-        segments=given.segments,
-        seconds=1.0 - 1e-8 * given.squared_lengths,
-    )
+    falling = replace(given, seconds=1.0 - 1e-8 * given.squared_lengths)
     model = fit(falling)
     assert model.per_squared_length == 0.0
     assert model.constant > 0.5
@@ -153,14 +139,7 @@ def test_held_out_error_is_not_that_of_the_rows_that_were_fitted() -> None:
     places = shuffled_places(group.ravel(), seed=0)
     is_held_out = places < round(0.25 * (places.max() + 1))
     assert 0.1 < is_held_out.mean() < 0.5
-    slow = MicroBatchTimes(
-        slots=given.slots,
-        squared_lengths=given.squared_lengths,
-        pairs_within={},
-        layer_shares={},
-        segments=given.segments,
-        seconds=given.seconds * np.where(is_held_out, 2.0, 1.0),
-    )
+    slow = replace(given, seconds=given.seconds * np.where(is_held_out, 2.0, 1.0))
     model = fit(slow)
     assert model.held_out_median_error == pytest.approx(1.0)
     assert model.per_token == pytest.approx(TRUTH[1])

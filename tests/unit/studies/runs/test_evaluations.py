@@ -3,23 +3,16 @@
 import io
 from pathlib import Path
 
-import pytest
 from rich.console import Console
 from study_files import FakeMachine, write_study
 
 from evenpack.progress import Progress
 from evenpack.studies.equivalence.config import EquivalenceConfig
-from evenpack.studies.runs import runner
 from evenpack.studies.runs.jobs import Evaluation, Job, evaluation_of, expand, interleaved
 from evenpack.studies.runs.runner import EndedRun, train_runs
 from evenpack.studies.runs.study_file import load_study
 
 CUTS = {"kind": "concat", "max_sequence_length": 16}
-
-
-@pytest.fixture(autouse=True)
-def no_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(runner, "_POLL_SECONDS", 0.0)
 
 
 def jobs_of(path: Path) -> tuple[Job, ...]:

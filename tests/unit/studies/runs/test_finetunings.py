@@ -17,18 +17,12 @@ from evenpack.errors import ConfigError
 from evenpack.finetuning.config import FinetuneConfig
 from evenpack.progress import Progress
 from evenpack.studies.equivalence.config import EquivalenceConfig
-from evenpack.studies.runs import runner
 from evenpack.studies.runs.jobs import FinetuneRun, Job, StudyRun, expand, expand_finetunings, require_tasks
 from evenpack.studies.runs.runner import RESULT, EndedRun, describe_state, train_runs
 from evenpack.studies.runs.study_file import load_study
 from evenpack.testing import pair_run_values, run_values, write_run_file
 
 PAIRS = [f"second/{arm}/seed_{seed}" for seed in (1, 2) for arm in ("unpacked", "packed")]
-
-
-@pytest.fixture(autouse=True)
-def no_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(runner, "_POLL_SECONDS", 0.0)
 
 
 def write_tuned_study(folder: Path, **finetune: Any) -> Path:

@@ -11,7 +11,6 @@ from study_files import FakeMachine, write_study
 from evenpack.errors import EXIT_STOPPED, ConfigError
 from evenpack.progress import Progress
 from evenpack.studies.equivalence.config import EquivalenceConfig
-from evenpack.studies.runs import runner
 from evenpack.studies.runs.jobs import expand, steps_done
 from evenpack.studies.runs.runner import EndedRun, describe_state, recorded, train_runs
 from evenpack.studies.runs.study import unfinished_text
@@ -19,11 +18,6 @@ from evenpack.studies.runs.study_file import load_study
 
 FIRST = "first/unpacked/seed_7"
 ALL = [FIRST, *(f"second/{arm}/seed_{seed}" for seed in (1, 2) for arm in ("unpacked", "packed"))]
-
-
-@pytest.fixture(autouse=True)
-def no_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(runner, "_POLL_SECONDS", 0.0)
 
 
 def train(path: Path, machine: FakeMachine, *overrides: str) -> dict[str, EndedRun]:
