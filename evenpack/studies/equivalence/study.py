@@ -5,6 +5,7 @@ from pathlib import Path
 
 from evenpack import console
 from evenpack.console import Report
+from evenpack.studies.columns import table_of
 from evenpack.studies.equivalence.compare import (
     TaskComparison,
     TunedOfArms,
@@ -18,7 +19,7 @@ from evenpack.studies.equivalence.presentation import comparison_tables, plot_eq
 from evenpack.studies.runs.arms import of_each_run
 from evenpack.studies.runs.jobs import FinetuneRun, expand_finetunings
 from evenpack.studies.runs.runner import EndedRun, RunDevices
-from evenpack.studies.runs.study import Findings, RunsByArm, TrainedStudy, finetune_rows, finetunings_table
+from evenpack.studies.runs.study import FINETUNINGS, Findings, RunsByArm, TrainedStudy, finetune_rows
 
 
 class EquivalenceStudy(TrainedStudy[EquivalenceConfig]):
@@ -44,7 +45,8 @@ class EquivalenceStudy(TrainedStudy[EquivalenceConfig]):
             report.shown.append(console.text("Values that depend on data that is not prepared yet are shown as -"))
         rows = report.value["finetunings"] = finetune_rows(self.finetunings)
         if rows:
-            report.shown.append(finetunings_table(rows, title=f"Then {len(rows)} fine-tunings, a device each"))
+            title = f"Then {len(rows)} fine-tunings, a device each"
+            report.shown.append(table_of(rows, FINETUNINGS, title=title))
         return report
 
     def reference_of(self, arm: str) -> str:

@@ -105,7 +105,7 @@ class TrainedStudy(ABC, Generic[StudyT]):
     def describe(self, groups: Sequence[RunDevices]) -> Report:
         """Lists the runs for `--dry-run`. Raises: ConfigError if the ranks cannot divide a step."""
         rows = run_rows(self.runs, ranks=groups[0].ranks)
-        shown = [arms_text(self.study), runs_table(rows, title=self.title(groups)), *self.warnings()]
+        shown = [arms_text(self.study), table_of(rows, _RUNS, title=self.title(groups)), *self.warnings()]
         return Report(value={"study": self.study, "runs": rows, "unnamed_differences": self.unnamed}, shown=shown)
 
     def warnings(self) -> list[RenderableType]:
@@ -209,7 +209,7 @@ _RUNS = (
     Column("sequences", form=",.0f"),
     Column("starts from", "starts_from", missing=""),
 )
-_FINETUNINGS = (
+FINETUNINGS = (
     Column("run"),
     Column("state"),
     Column("task", "title"),
@@ -286,11 +286,6 @@ def _accumulation(training: TrainingSection, resolved: ResolvedRun | None, ranks
     return training.step_size.micro_batches(ranks) if is_stated else None
 
 
-def runs_table(rows: Sequence[RunRow], *, title: str) -> RenderableType:
-    """Returns one line per run."""
-    return table_of(rows, _RUNS, title=title)
-
-
 @dataclass(frozen=True, kw_only=True)
 class FinetuneRow:
     """A fine-tuning before it is started."""
@@ -327,11 +322,6 @@ def finetune_rows(finetunings: Sequence[FinetuneRun]) -> tuple[FinetuneRow, ...]
         )
         for one in finetunings
     )
-
-
-def finetunings_table(rows: Sequence[FinetuneRow], *, title: str) -> RenderableType:
-    """Returns one line per fine-tuning."""
-    return table_of(rows, _FINETUNINGS, title=title)
 
 
 def arms_text(study: RunsStudyConfig) -> RenderableType:
