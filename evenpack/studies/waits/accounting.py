@@ -165,7 +165,7 @@ def require_log(output_dir: Path) -> Path:
     return path
 
 
-def split_steps(records: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+def split_steps(records: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
     """Returns the records of the steps whose waits are split by cause."""
     return [one for one in records if one.get("wait_plan_seconds") is not None]
 
