@@ -132,7 +132,7 @@ def watched(function: Callable[..., Figures], *arguments: object) -> Figures:
     sender.close()
     peak = 0
     while not receiver.poll(SAMPLE_SECONDS):
-        peak = max(peak, anonymous_megabytes(process.pid))
+        peak = max(peak, anonymous_megabytes(str(process.pid)))
     figures: Figures = receiver.recv()
     process.join()
     return figures | {"peak_anonymous_megabytes": peak}
@@ -142,7 +142,7 @@ def send_figures(sender: Connection, function: Callable[..., Figures], *argument
     sender.send(function(*arguments))
 
 
-def anonymous_megabytes(process: int | str = "self") -> int:
+def anonymous_megabytes(process: str = "self") -> int:
     return measuring.status_kib("RssAnon", process) * 1024 // 10**6
 
 

@@ -126,9 +126,9 @@ def lone_cpu() -> "World":
     return World(rank=0, size=1, local_rank=0, device=torch.device("cpu"))
 
 
-def status_kib(name: str, process: int | str = "self") -> int:
+def status_kib(name: str, process: str = "self") -> int:
     """Returns a figure of /proc/PROCESS/status, such as RssAnon or VmHWM, in KiB; 0 where the system reports none."""
-    status = Path("/proc", str(process), "status")
+    status = Path("/proc", process, "status")
     lines = status.read_text().splitlines() if status.exists() else []
     return sum(int(line.split()[1]) for line in lines if line.startswith(f"{name}:"))
 
