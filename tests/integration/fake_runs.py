@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import psutil
+import pytest
 
 from evenpack.launcher.processes.ranks import LaunchToken
 from evenpack.launcher.processes.start import free_port
@@ -176,6 +177,11 @@ class FakeRun:
 
     def wait_until_nothing_lives(self) -> None:
         wait_until(lambda: not self.living(), f"the end of {self.living()}")
+
+
+def training(name: str) -> pytest.MarkDecorator:
+    """Returns the mark of a test whose `fake_run` does what `name` stands for in `fake_worker.TRAININGS`."""
+    return pytest.mark.parametrize("fake_run", [name], indirect=True)
 
 
 def wait_until(condition: Callable[[], bool], what: str) -> None:

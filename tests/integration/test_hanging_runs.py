@@ -1,24 +1,11 @@
 """Runs that hang: the rank that holds them up is named, and they end or go on."""
 
 import signal
-from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
-from fake_runs import HANGS_SECONDS, FakeRun, wait_until
+from fake_runs import HANGS_SECONDS, FakeRun, training, wait_until
 
 TIMEOUT = "run.hang_timeout_seconds=10"
-
-
-@pytest.fixture
-def fake_run(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[FakeRun]:
-    run = FakeRun.create(tmp_path, request.param)
-    yield run
-    assert run.close() == []
-
-
-def training(name: str) -> pytest.MarkDecorator:
-    return pytest.mark.parametrize("fake_run", [name], indirect=True)
 
 
 @pytest.mark.slow

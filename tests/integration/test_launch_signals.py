@@ -6,28 +6,15 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
-from pathlib import Path
 
 import psutil
 import pytest
-from fake_runs import HANGS_SECONDS, HERE, FakeRun, wait_until
+from fake_runs import HANGS_SECONDS, HERE, FakeRun, training, wait_until
 
 from evenpack.errors import EXIT_STOPPED, RunError
 from evenpack.launcher.processes.ranks import held_output_dir, running_run
 from evenpack.launcher.processes.start import LOCAL_LAUNCHER
 from evenpack.launcher.processes.stop import StopRequest, write_stop_request
-
-
-@pytest.fixture
-def fake_run(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[FakeRun]:
-    run = FakeRun.create(tmp_path, request.param)
-    yield run
-    assert run.close() == []
-
-
-def training(name: str) -> pytest.MarkDecorator:
-    return pytest.mark.parametrize("fake_run", [name], indirect=True)
 
 
 def end(process: "subprocess.Popen[bytes]") -> int:

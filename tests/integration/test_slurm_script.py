@@ -3,11 +3,10 @@
 import os
 import signal
 import stat
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from fake_runs import HANGS_SECONDS, HERE, FakeRun, wait_until
+from fake_runs import HANGS_SECONDS, HERE, FakeRun, training, wait_until
 
 from evenpack.launcher.slurm import SlurmJob, slurm_script
 
@@ -25,14 +24,8 @@ exit "$code"
 """Two nodes, which are this machine."""
 
 
-@pytest.fixture
-def fake_run(tmp_path: Path) -> Iterator[FakeRun]:
-    run = FakeRun.create(tmp_path, "loop")
-    yield run
-    assert run.close() == []
-
-
 @pytest.mark.slow
+@training("loop")
 @pytest.mark.parametrize("when", ["before its ranks have started", "at a step"])
 def test_a_job_whose_time_is_nearly_up_saves_and_is_queued_again(fake_run: FakeRun, tmp_path: Path, when: str) -> None:
     for name, text in SHIMS.items():

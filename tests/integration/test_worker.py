@@ -4,13 +4,11 @@ import os
 import signal
 import socket
 import time
-from collections.abc import Iterator
 from dataclasses import replace
-from pathlib import Path
 
 import psutil
 import pytest
-from fake_runs import HANGS_SECONDS, HERE, FakeRun, wait_until
+from fake_runs import HANGS_SECONDS, HERE, FakeRun, training, wait_until
 
 from evenpack.engine.world.meeting import MEETING_SECONDS
 from evenpack.errors import EXIT_BAD_INPUT, EXIT_STOPPED, RunError
@@ -20,17 +18,6 @@ from evenpack.launcher.processes.start import free_port
 from evenpack.launcher.processes.stop import StopRequest, write_stop_request
 
 Ranks = "list[subprocess.Popen[bytes]]"
-
-
-@pytest.fixture
-def fake_run(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[FakeRun]:
-    run = FakeRun.create(tmp_path, request.param)
-    yield run
-    assert run.close() == []
-
-
-def training(name: str) -> pytest.MarkDecorator:
-    return pytest.mark.parametrize("fake_run", [name], indirect=True)
 
 
 def imports_torch(process: psutil.Process) -> bool:
