@@ -1,23 +1,21 @@
 """Provides a real run that takes seconds, and runs the command line in this process or in another one."""
 
-import contextlib
-import io
 import json
 import os
 import subprocess
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import command_line
 import torch
+from command_line import Done
 
 from evenpack.engine.checkpoints.files import read_manifest
 from evenpack.engine.checkpoints.weights import load_model_weights
 from evenpack.engine.config import RunConfig
 from evenpack.engine.world.distributed import World
-from evenpack.launcher.cli.app import main
 from evenpack.testing import RunValues, run_values, write_run_file
 
 EXACT = ("step", "loss", "learning_rate", "gradient_norm", "tokens", "targets", "order_hash")
@@ -70,35 +68,13 @@ def write_run(folder: Path) -> Path:
     return write_run_file(folder / "run.yaml", small_run_values(folder))
 
 
-@dataclass(frozen=True, kw_only=True)
-class Done:
-    """The output of a command."""
-
-    stdout: str
-    stderr: str
-
-
 def evenpack(
     command: str, run_file: Path, *overrides: str, options: Sequence[str] = (), expected: int = 0, **environment: str
 ) -> Done:
     """Runs an evenpack command in this process, which has the imports, and checks its exit code."""
-    arguments = ["evenpack", *command.split(), *options, str(run_file), *overrides]
-    stdout, stderr = io.StringIO(), io.StringIO()
-    before, arguments_before = dict(os.environ), sys.argv
-    os.environ.update(environment)
-    sys.argv = arguments
-    try:
-        with contextlib.redirect_stdout(stdout), contextlib.redirect_stderr(stderr):
-            main()
-        code: Any = 0
-    except SystemExit as exit_:
-        code = exit_.code or 0
-    finally:
-        sys.argv = arguments_before
-        os.environ.clear()
-        os.environ.update(before)
-    assert code == expected, f"exit code {code}\n{stdout.getvalue()}\n{stderr.getvalue()}"
-    return Done(stdout=stdout.getvalue(), stderr=stderr.getvalue())
+    done = command_line.evenpack(*command.split(), *options, run_file, *overrides, **environment)
+    assert done.code == expected, f"exit code {done.code}\n{done.stdout}\n{done.stderr}"
+    return done
 
 
 def evenpack_process(
@@ -119,7 +95,7 @@ def process(command: Sequence[str], *, expected: int = 0, **environment: str) ->
         check=False,
     )
     assert done.returncode == expected, f"exit code {done.returncode}\n{done.stdout}\n{done.stderr}"
-    return Done(stdout=done.stdout, stderr=done.stderr)
+    return Done(code=done.returncode, stdout=done.stdout, stderr=done.stderr)
 
 
 def metrics(output_dir: Path) -> list[dict[str, Any]]:

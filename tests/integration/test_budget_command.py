@@ -3,33 +3,24 @@
 import json
 import re
 import shlex
-import sys
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import pytest
+from command_line import Done, evenpack
 from repository import ROOT
-
-from evenpack.launcher.cli import app as cli
 
 RUN = ROOT / "configs" / "gpt2_small.yaml"
 PAPER = ("--corpus-tokens", "114400095", "--corpus-documents", "803000")
-Run = Callable[..., tuple[int, str, str]]
+Run = Callable[..., Done]
 
 
 @pytest.fixture
-def budget(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> Run:
-    """Runs the command in this process, in an empty folder; returns its exit code and output."""
+def budget(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Run:
+    """Returns the command, in an empty folder."""
     monkeypatch.chdir(tmp_path)
-
-    def run(*arguments: str | Path) -> tuple[int, str, str]:
-        monkeypatch.setattr(sys, "argv", ["evenpack", "budget", *map(str, arguments)])
-        with pytest.raises(SystemExit) as exit_:
-            cli.main()
-        captured = capsys.readouterr()
-        return exit_.value.code or 0, captured.out, captured.err
-
-    return run
+    return partial(evenpack, "budget")
 
 
 @pytest.mark.parametrize(("length", "packs", "steps"), [(32, 256, 28_126), (64, 256, 14_063), (128, 128, 14_063)])

@@ -6,41 +6,29 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+from command_line import evenpack
 
 from evenpack.config import load_run_file
 from evenpack.data.prepare.prepare import prepare as prepare_data
 from evenpack.data.tokens.file import write_index
 from evenpack.engine.config import RunConfig
-from evenpack.launcher.cli import app as cli
-from evenpack.launcher.processes import start
 from evenpack.launcher.trained import load_trained_model
 from evenpack.testing import run_values, write_run_file
 
 
-@pytest.fixture
-def refuse(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Callable[..., str]:
+def refuse(*arguments: str) -> str:
     """Runs a command that must end with exit code 2, without standard output and traceback; returns the message."""
-    monkeypatch.setattr(start, "cuda_devices", lambda: 0)
-
-    def run(*arguments: str | Path) -> str:
-        capsys.readouterr()
-        monkeypatch.setattr(sys, "argv", ["evenpack", *map(str, arguments)])
-        with pytest.raises(SystemExit) as exit_:
-            cli.main()
-        captured = capsys.readouterr()
-        assert exit_.value.code == 2, captured.err
-        assert captured.out == ""
-        assert "error: " in captured.err
-        assert "Traceback" not in captured.err
-        return captured.err.partition("error: ")[2]
-
-    return run
+    code, out, message = evenpack(*arguments)
+    assert code == 2, message
+    assert out == ""
+    assert "error: " in message
+    assert "Traceback" not in message
+    return message.partition("error: ")[2]
 
 
 @pytest.fixture
@@ -111,9 +99,7 @@ BAD_SOURCES = {
 
 
 @pytest.mark.parametrize("case", BAD_SOURCES)
-def test_a_source_that_cannot_be_read_is_named_with_its_place(
-    case: str, folder: Path, refuse: Callable[..., str]
-) -> None:
+def test_a_source_that_cannot_be_read_is_named_with_its_place(case: str, folder: Path) -> None:
     content, overrides, expected = BAD_SOURCES[case]
     (folder / "bad.jsonl").write_bytes(content)
     message = refuse("prepare", "run.yaml", "data.sources.wiki.path=bad.jsonl", *overrides)
@@ -151,9 +137,7 @@ BAD_SETTINGS = {
 
 
 @pytest.mark.parametrize("case", BAD_SETTINGS)
-def test_a_setting_that_is_wrong_is_named_with_what_would_be_right(
-    case: str, folder: Path, refuse: Callable[..., str]
-) -> None:
+def test_a_setting_that_is_wrong_is_named_with_what_would_be_right(case: str, folder: Path) -> None:
     overrides, expected = BAD_SETTINGS[case]
     assert expected in refuse("prepare", "run.yaml", *overrides)
     assert not (folder / "out").exists()
@@ -168,7 +152,7 @@ BAD_TOKENIZERS = {
 
 
 @pytest.mark.parametrize("case", BAD_TOKENIZERS)
-def test_a_tokenizer_that_cannot_be_right_is_refused(case: str, folder: Path, refuse: Callable[..., str]) -> None:
+def test_a_tokenizer_that_cannot_be_right_is_refused(case: str, folder: Path) -> None:
     files, expected = BAD_TOKENIZERS[case]
     if files is not None:
         (folder / "tokenizer").mkdir()
@@ -203,9 +187,7 @@ def test_a_tokenizer_that_cannot_be_right_is_refused(case: str, folder: Path, re
     ],
     ids=" ".join,
 )
-def test_a_name_that_no_file_can_have_is_refused_by_every_command(
-    trained: Path, refuse: Callable[..., str], arguments: list[str]
-) -> None:
+def test_a_name_that_no_file_can_have_is_refused_by_every_command(trained: Path, arguments: list[str]) -> None:
     assert "nnnn" in refuse(*(argument.format(long="n" * 300) for argument in arguments))
     assert not (trained / "exported").exists()
 
@@ -232,7 +214,7 @@ def test_a_rank_with_a_wrong_environment_names_the_variable(
 
 @pytest.mark.parametrize("command", [["train", "run.yaml"], ["doctor"]])
 def test_a_device_that_does_not_exist_is_named_by_the_command(
-    command: list[str], folder: Path, refuse: Callable[..., str], monkeypatch: pytest.MonkeyPatch
+    command: list[str], folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     prepare(folder)
     monkeypatch.setenv("DS_ACCELERATOR", "foo")
@@ -247,15 +229,13 @@ def write_megatron(folder: Path, tokens: list[int]) -> None:
     write_run(folder, sources={"given": {"kind": "megatron", "path": "given"}}, tokenizer=tokenizer)
 
 
-def test_a_token_outside_of_the_vocabulary_is_refused(folder: Path, refuse: Callable[..., str]) -> None:
+def test_a_token_outside_of_the_vocabulary_is_refused(folder: Path) -> None:
     write_megatron(folder, [1, 2, 50, 4, 0])
     assert "50" in refuse("prepare", "run.yaml")
     assert_nothing_prepared(folder)
 
 
-def test_a_truncated_token_file_is_refused_before_and_after_it_is_prepared(
-    folder: Path, refuse: Callable[..., str]
-) -> None:
+def test_a_truncated_token_file_is_refused_before_and_after_it_is_prepared(folder: Path) -> None:
     write_megatron(folder, [1, 2, 3, 4, 0])
     os.truncate(folder / "given.bin", 6)
     assert "given" in refuse("prepare", "run.yaml")
@@ -267,7 +247,7 @@ def test_a_truncated_token_file_is_refused_before_and_after_it_is_prepared(
     assert "tokens.bin: expected" in refuse("train", "run.yaml", "--dry-run")
 
 
-def test_data_that_is_not_prepared_or_only_in_part_is_refused(folder: Path, refuse: Callable[..., str]) -> None:
+def test_data_that_is_not_prepared_or_only_in_part_is_refused(folder: Path) -> None:
     for command in (
         ["train", "run.yaml"],
         ["evaluate", "run.yaml"],
@@ -281,20 +261,18 @@ def test_data_that_is_not_prepared_or_only_in_part_is_refused(folder: Path, refu
     assert not (folder / "x").exists()
 
 
-def test_data_prepared_otherwise_is_refused_with_the_keys_that_differ(folder: Path, refuse: Callable[..., str]) -> None:
+def test_data_prepared_otherwise_is_refused_with_the_keys_that_differ(folder: Path) -> None:
     prepare(folder)
     message = refuse("train", "run.yaml", "data.validation_fraction=0.3")
     assert "data.validation_fraction: prepared with 0.1, this run has 0.3" in message
 
 
-def test_a_step_that_the_ranks_cannot_divide_is_refused_with_what_would_do(
-    folder: Path, refuse: Callable[..., str]
-) -> None:
+def test_a_step_that_the_ranks_cannot_divide_is_refused_with_what_would_do(folder: Path) -> None:
     prepare(folder)
     assert "number of ranks can be 1, 2, 4" in refuse("train", "run.yaml", "--cpu-ranks", "3").replace("\n", " ")
 
 
-def test_an_export_never_writes_over_anything(trained: Path, refuse: Callable[..., str]) -> None:
+def test_an_export_never_writes_over_anything(trained: Path) -> None:
     (trained / "taken").mkdir()
     (trained / "taken" / "file").touch()
     assert "not an empty directory" in refuse("export", "run.yaml", "taken")
@@ -314,9 +292,7 @@ def work(*overrides: str) -> tuple[int, str]:
     return done.returncode, done.stderr.partition("error: ")[2]
 
 
-def test_a_truncated_checkpoint_is_passed_over_and_if_there_is_no_other_refused(
-    trained: Path, refuse: Callable[..., str]
-) -> None:
+def test_a_truncated_checkpoint_is_passed_over_and_if_there_is_no_other_refused(trained: Path) -> None:
     shutil.copytree(trained / "out" / "checkpoints", trained / "broken" / "checkpoints")
     for file in (trained / "broken" / "checkpoints" / "step_000002").glob("*model_states.pt"):
         os.truncate(file, file.stat().st_size // 2)
@@ -336,13 +312,11 @@ def test_a_checkpoint_of_other_data_or_another_seed_is_not_gone_on_with(trained:
     assert [path.name for path in (trained / "out" / "checkpoints").glob("step*")] == ["step_000002"]
 
 
-def test_a_model_of_another_shape_is_not_evaluated(trained: Path, refuse: Callable[..., str]) -> None:
+def test_a_model_of_another_shape_is_not_evaluated(trained: Path) -> None:
     assert "is of another model than the run file's" in refuse("evaluate", "run.yaml", "model.layers=3")
 
 
-def test_weights_of_equal_shapes_but_another_model_are_not_evaluated_or_exported(
-    trained: Path, refuse: Callable[..., str]
-) -> None:
+def test_weights_of_equal_shapes_but_another_model_are_not_evaluated_or_exported(trained: Path) -> None:
     expected = "is of a model with heads 2, this run has model.heads 1"
     assert expected in refuse("evaluate", "run.yaml", "model.heads=1")
     assert expected in refuse("export", "run.yaml", "exported", "model.heads=1")
@@ -355,7 +329,7 @@ def test_a_trained_model_is_loaded_without_the_cost_model_of_its_run(trained: Pa
 
 
 def test_a_tracker_without_a_login_is_named_before_anything_is_started(
-    trained: Path, refuse: Callable[..., str], monkeypatch: pytest.MonkeyPatch
+    trained: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("HOME", str(trained))
     for name in ("WANDB_API_KEY", "NETRC"):

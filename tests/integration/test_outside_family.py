@@ -99,11 +99,10 @@ def write_run(folder: Path, **model: Any) -> Path:
 
 SCRIPT = """
 import json, sys
-from dataclasses import asdict
 from small_run import evenpack
 
 for command, run_file, options, overrides, expected in json.loads(sys.argv[1]):
-    print(json.dumps(asdict(evenpack(command, run_file, *overrides, options=options, expected=expected))))
+    print(json.dumps(evenpack(command, run_file, *overrides, options=options, expected=expected)))
 """
 
 
@@ -116,7 +115,7 @@ def run_each(*commands: tuple[str, Path, list[str], list[str], int], sites: list
     paths = [*sites, Path(__file__).parent, ROOT / "tests", ROOT]
     words = json.dumps([[command, str(run_file), *others] for command, run_file, *others in commands])
     done = process([sys.executable, "-c", SCRIPT, words], PYTHONPATH=os.pathsep.join(map(str, paths)))
-    return [Done(**json.loads(line)) for line in done.stdout.splitlines()]
+    return [Done(*json.loads(line)) for line in done.stdout.splitlines()]
 
 
 @pytest.fixture(scope="module")

@@ -1,23 +1,18 @@
 """Studies in Python: the options of the command line, by name."""
 
 import json
-import sys
+from pathlib import Path
 
+import command_line
 import pytest
 
 import evenpack
 from evenpack.console import save_json
-from evenpack.launcher.cli import app as cli
 
 
-def test_a_study_gives_what_its_command_prints(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path
-) -> None:
+def test_a_study_gives_what_its_command_prints(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     command = ["study", "packing", "glue:cola", "--depths", "2,none", "--algorithms", "longest_pack_first"]
-    monkeypatch.setattr(sys, "argv", ["evenpack", *command, "--pack-length", "64", "--json"])
-    with pytest.raises(SystemExit):
-        cli.main()
-    by_command = json.loads(capsys.readouterr().out)
+    by_command = command_line.evenpack(*command, "--pack-length", "64", "--json").json()
     report = evenpack.study("packing", "glue:cola", depths="2,none", algorithms="longest_pack_first", pack_length=64)
     save_json(report.value, tmp_path / "report.json")
     by_python = json.loads((tmp_path / "report.json").read_text())

@@ -7,18 +7,16 @@ import json
 import re
 import subprocess
 import sys
-from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
+from command_line import evenpack
 from seen_figures import DrawnFigure
 
 from evenpack.errors import CheckpointError
 from evenpack.launcher.cli import app as cli
-from evenpack.launcher.processes import start
 from evenpack.studies.lengths.options import SubjectOptions
 from evenpack.studies.lengths.reading import published_histogram, read_histogram
 from evenpack.studies.lengths.statistics import largest_cdf_gap, total_variation
@@ -45,35 +43,6 @@ RUN = {
 }
 
 
-@dataclass(frozen=True)
-class Done:
-    code: int
-    out: str
-    err: str
-
-    def json(self) -> dict[str, object]:
-        values: dict[str, object] = json.loads(self.out)
-        return values
-
-
-Command = Callable[..., Done]
-
-
-@pytest.fixture
-def evenpack(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Command:
-    """Runs the command line in this process."""
-    monkeypatch.setattr(start, "cuda_devices", lambda: 0)
-
-    def run(*arguments: str | Path) -> Done:
-        monkeypatch.setattr(sys, "argv", ["evenpack", *map(str, arguments)])
-        with pytest.raises(SystemExit) as exit_:
-            cli.main()
-        captured = capsys.readouterr()
-        return Done(code=exit_.value.code or 0, out=captured.out, err=captured.err)
-
-    return run
-
-
 @pytest.fixture
 def run_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Writes a run over a small text, not prepared, in the current folder."""
@@ -85,17 +54,17 @@ def run_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @pytest.fixture
-def prepared(run_file: Path, evenpack: Command) -> Path:
+def prepared(run_file: Path) -> Path:
     assert evenpack("prepare", run_file).code == 0
     return run_file
 
 
 @pytest.mark.parametrize("command", COMMANDS)
-def test_every_command_explains_itself_with_an_example(command: str, evenpack: Command) -> None:
+def test_every_command_explains_itself_with_an_example(command: str) -> None:
     done = evenpack(*command.split(), "--help")
     assert done.code == 0
-    assert f"  evenpack {command}" in done.out.partition("Example")[2]
-    assert "--json" in done.out
+    assert f"  evenpack {command}" in done.stdout.partition("Example")[2]
+    assert "--json" in done.stdout
 
 
 def test_the_command_line_answers_without_importing_what_is_heavy() -> None:
@@ -120,54 +89,50 @@ def test_the_command_line_answers_without_importing_what_is_heavy() -> None:
         (["train", "run.yaml", "-n", "two"], "Invalid value for '--num-gpus'"),
     ],
 )
-def test_what_the_command_line_does_not_know_is_refused(arguments: list[str], message: str, evenpack: Command) -> None:
+def test_what_the_command_line_does_not_know_is_refused(arguments: list[str], message: str) -> None:
     done = evenpack(*arguments)
     assert done.code == 2
-    assert message in done.err
-    assert done.out == ""
+    assert message in done.stderr
+    assert done.stdout == ""
 
 
-def test_waits_are_of_a_directory_or_of_a_run_file_with_overrides(
-    run_file: Path, tmp_path: Path, evenpack: Command
-) -> None:
+def test_waits_are_of_a_directory_or_of_a_run_file_with_overrides(run_file: Path, tmp_path: Path) -> None:
     done = evenpack("waits", tmp_path, "run.output_dir=other")
     assert done.code == 2
-    assert "and none is given: give RUN.yaml" in " ".join(done.err.split())
+    assert "and none is given: give RUN.yaml" in " ".join(done.stderr.split())
     for arguments, directory in (([tmp_path], tmp_path), ([run_file, "run.output_dir=other"], Path("other"))):
         done = evenpack("waits", *arguments, "--json")
         assert done.code == 2
         assert str(done.json()["message"]).startswith(f"{directory} holds no metrics.jsonl")
 
 
-def test_a_call_without_arguments_shows_the_commands(evenpack: Command) -> None:
+def test_a_call_without_arguments_shows_the_commands() -> None:
     done = evenpack()
-    assert "inspect" in done.out + done.err
+    assert "inspect" in done.stdout + done.stderr
 
 
-def test_the_version_is_that_of_the_package(evenpack: Command) -> None:
+def test_the_version_is_that_of_the_package() -> None:
     done = evenpack("--version")
-    assert (done.code, done.out) == (0, f"evenpack {VERSION}\n")
+    assert (done.code, done.stdout) == (0, f"evenpack {VERSION}\n")
 
 
-def test_a_kind_that_changes_on_the_command_line_is_followed_and_noted(run_file: Path, evenpack: Command) -> None:
+def test_a_kind_that_changes_on_the_command_line_is_followed_and_noted(run_file: Path) -> None:
     done = evenpack("config", "show", run_file, "data.tokenizer.kind=gpt2", "data.tokenizer.path=gpt2")
-    assert yaml.safe_load(done.out)["data"]["tokenizer"] == {"kind": "gpt2", "path": "gpt2"}
-    assert done.err.count("left out what that kind does not have: vocabulary_size: 300") == 1
+    assert yaml.safe_load(done.stdout)["data"]["tokenizer"] == {"kind": "gpt2", "path": "gpt2"}
+    assert done.stderr.count("left out what that kind does not have: vocabulary_size: 300") == 1
 
 
-def test_config_show_prints_a_run_file_that_means_the_same(run_file: Path, evenpack: Command) -> None:
+def test_config_show_prints_a_run_file_that_means_the_same(run_file: Path) -> None:
     shown = evenpack("config", "show", run_file, "training.steps=9", "run.seed=7")
     assert shown.code == 0
-    values = yaml.safe_load(shown.out)
+    values = yaml.safe_load(shown.stdout)
     assert (values["training"]["steps"], values["run"]["seed"]) == (9, 7)
-    (run_file.parent / "again.yaml").write_text(shown.out)
+    (run_file.parent / "again.yaml").write_text(shown.stdout)
     again = evenpack("config", "show", run_file.parent / "again.yaml", "--json")
     assert again.json() == values
 
 
-def test_prepare_says_what_came_of_every_source_and_does_nothing_the_second_time(
-    run_file: Path, evenpack: Command
-) -> None:
+def test_prepare_says_what_came_of_every_source_and_does_nothing_the_second_time(run_file: Path) -> None:
     first = evenpack("prepare", run_file, "--json")
     assert first.code == 0
     assert first.json()["directory"] == "OUT/data"
@@ -175,52 +140,53 @@ def test_prepare_says_what_came_of_every_source_and_does_nothing_the_second_time
         ("text", "train"),
         ("text", "validation"),
     }
-    assert "tokenising" in first.err
+    assert "tokenising" in first.stderr
     second = evenpack("prepare", run_file)
-    assert "nothing to do" in second.err
-    assert "efficiency" in second.out
+    assert "nothing to do" in second.stderr
+    assert "efficiency" in second.stdout
 
 
-def test_a_source_that_a_run_reads_a_thousand_times_is_named_with_what_to_change(
-    prepared: Path, evenpack: Command
-) -> None:
+def test_a_source_that_a_run_reads_a_thousand_times_is_named_with_what_to_change(prepared: Path) -> None:
     many = "training.steps=3000"
     said = re.compile(r"implausible: the run reads source text [0-9,]{3,} times; .*training\.steps.*maximum_epochs")
     meant = "data.sources.text.maximum_epochs=99999"
-    assert said.search(evenpack("prepare", prepared, many).err)
-    assert "implausible" not in evenpack("prepare", prepared, many, meant).err
-    assert said.search(evenpack("train", prepared, many, "--dry-run").err)
-    assert said.search(evenpack("budget", prepared, many).out)
+    assert said.search(evenpack("prepare", prepared, many).stderr)
+    assert "implausible" not in evenpack("prepare", prepared, many, meant).stderr
+    assert said.search(evenpack("train", prepared, many, "--dry-run").stderr)
+    assert said.search(evenpack("budget", prepared, many).stdout)
     assert evenpack("budget", prepared, "--json").json()["implausible"] is None
 
 
-def test_report_takes_the_overrides_of_a_run_file_and_of_nothing_else(run_file: Path, evenpack: Command) -> None:
+def test_report_takes_the_overrides_of_a_run_file_and_of_nothing_else(run_file: Path) -> None:
     done = evenpack("report", run_file, "training.steps=60", "run.output_dir=elsewhere")
-    assert (done.code, "elsewhere holds no metrics.jsonl" in done.err) == (2, True)
+    assert (done.code, "elsewhere holds no metrics.jsonl" in done.stderr) == (2, True)
     done = evenpack("report", run_file.parent, "training.steps=60")
-    assert (done.code, "training.steps=60 replaces a value of a run file, and none is given" in done.err) == (2, True)
+    assert (done.code, "training.steps=60 replaces a value of a run file, and none is given" in done.stderr) == (
+        2,
+        True,
+    )
 
 
-def test_inspect_shows_a_prepared_run_and_draws_it(prepared: Path, evenpack: Command, drawn: list[DrawnFigure]) -> None:
+def test_inspect_shows_a_prepared_run_and_draws_it(prepared: Path, drawn: list[DrawnFigure]) -> None:
     plot = prepared.parent / "figures" / "lengths.png"
     done = evenpack("inspect", prepared, "--plot", plot)
     assert done.code == 0
     assert plot.exists()
     assert re.match(r"tiny: data text \([0-9a-f]{12}\); evenpack .*; computed, not measured", drawn[0].footer)
     for word in ("Sources", "Lengths of tiny", "longest_pack_first", "padding"):
-        assert word in done.out
+        assert word in done.stdout
     values = evenpack("inspect", prepared, "--source", "text", "--json").json()
     train = next(row for row in values["splits"] if row["split"] == "train")
     assert values["lengths"]["sequences"] == train["sequences"]
     assert values["packings"][-2]["packs"] == train["packs"]
     assert sum(values["histogram"]) == train["sequences"]
     verify = f"evenpack verify {prepared}"
-    assert f"Content not verified: `{verify}` compares every file with its checksum" in done.out
+    assert f"Content not verified: `{verify}` compares every file with its checksum" in done.stdout
     assert verify in drawn[0].footer
     assert (values["content"], values["verified_by"]) == ("not verified", verify)
 
 
-def test_rows_dropped_before_tokenising_are_shown_by_prepare_and_inspect(run_file: Path, evenpack: Command) -> None:
+def test_rows_dropped_before_tokenising_are_shown_by_prepare_and_inspect(run_file: Path) -> None:
     override = "data.sources.text.minimum_words=6"
     words = [1 + i % 17 for i in range(200)]
     kept = [count for count in words if count >= 6]
@@ -228,7 +194,7 @@ def test_rows_dropped_before_tokenising_are_shown_by_prepare_and_inspect(run_fil
     assert prepared.code == 0
     (figures,) = (
         line.split()
-        for line in prepared.out.splitlines()
+        for line in prepared.stdout.splitlines()
         if line.startswith("text") and "train" not in line and "validation" not in line
     )
     dropped = [len(words) - len(kept), sum(words) - sum(kept)]
@@ -239,11 +205,11 @@ def test_rows_dropped_before_tokenising_are_shown_by_prepare_and_inspect(run_fil
     ]
     (row,) = evenpack("inspect", run_file, override, "--json").json()["source_rows"]
     assert (row["rows_dropped"], row["words_dropped"]) == tuple(dropped)
-    assert "Rows and words before tokenising" in evenpack("inspect", run_file, override).out
+    assert "Rows and words before tokenising" in evenpack("inspect", run_file, override).stdout
     assert evenpack("inspect", run_file, "data.sources.text.minimum_words=7").code == 2
 
 
-def test_rows_that_are_packed_no_further_are_inspected_by_what_they_hold(run_file: Path, evenpack: Command) -> None:
+def test_rows_that_are_packed_no_further_are_inspected_by_what_they_hold(run_file: Path) -> None:
     chunks = (
         "data.recipe={kind: padding, max_sequence_length: 16, atom: 16}",
         "data.pack_length=16",
@@ -258,10 +224,10 @@ def test_rows_that_are_packed_no_further_are_inspected_by_what_they_hold(run_fil
     assert (padding["rows"], padding["padding_share"]) == (train["sequences"], pytest.approx(train["padding_share"]))
     refused = evenpack("inspect", run_file, *chunks, "--pack-lengths", "32")
     assert refused.code == 2
-    assert "which are packs already" in refused.err
+    assert "which are packs already" in refused.stderr
 
 
-def test_inspect_takes_lengths_from_standard_input(monkeypatch: pytest.MonkeyPatch, evenpack: Command) -> None:
+def test_inspect_takes_lengths_from_standard_input(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"5 3 8\n2\n")))
     values = evenpack("inspect", "-", "--pack-length", "10", "--json").json()
     assert values["origin"] == "standard input"
@@ -288,17 +254,15 @@ def test_inspect_takes_lengths_from_standard_input(monkeypatch: pytest.MonkeyPat
         (["nothing.txt"], "No such file"),
     ],
 )
-def test_inspect_refuses_what_does_not_go_together(
-    arguments: list[str], message: str, prepared: Path, evenpack: Command
-) -> None:
+def test_inspect_refuses_what_does_not_go_together(arguments: list[str], message: str, prepared: Path) -> None:
     (prepared.parent / "lengths.txt").write_text("3 7\n")
     done = evenpack("inspect", *arguments)
     assert done.code == 2
-    assert message in done.err
+    assert message in done.stderr
 
 
 @pytest.mark.parametrize("command", ["inspect", "study packing"])
-def test_what_is_done_to_long_sequences_is_reported(command: str, tmp_path: Path, evenpack: Command) -> None:
+def test_what_is_done_to_long_sequences_is_reported(command: str, tmp_path: Path) -> None:
     source = tmp_path / "lengths.txt"
     source.write_text("3 7 9 12\n")
     expected = {"truncate": (1 + 3 + 6, [3, 6, 6, 6]), "drop": (7 + 9 + 12, [3]), "split": (0, [1, 3, 3, 6, 6, 6, 6])}
@@ -308,13 +272,13 @@ def test_what_is_done_to_long_sequences_is_reported(command: str, tmp_path: Path
         values = evenpack(*arguments, "--json").json()
         assert values["long_sequences"] == {"policy": policy, "sequences": 3, "tokens_lost": lost}
         assert values["packings"][0]["packs"] == len(after)
-        assert f"3 sequences longer than 6 were {words[policy]}: {lost} tokens lost" in evenpack(*arguments).out
+        assert f"3 sequences longer than 6 were {words[policy]}: {lost} tokens lost" in evenpack(*arguments).stdout
     fitting = evenpack(*command.split(), source, "--json").json()
     assert fitting["long_sequences"] == {"policy": "error", "sequences": 0, "tokens_lost": 0}
-    assert "were" not in evenpack(*command.split(), source).out
+    assert "were" not in evenpack(*command.split(), source).stdout
 
 
-def test_a_prepared_run_can_be_looked_at_in_shorter_packs(prepared: Path, evenpack: Command) -> None:
+def test_a_prepared_run_can_be_looked_at_in_shorter_packs(prepared: Path) -> None:
     whole = evenpack("inspect", prepared, "--json").json()
     cut = evenpack("inspect", prepared, "--pack-length", "16", "--long", "truncate", "--json").json()
     too_long = sum(whole["histogram"][16:])
@@ -323,7 +287,7 @@ def test_a_prepared_run_can_be_looked_at_in_shorter_packs(prepared: Path, evenpa
     assert cut["lengths"]["longest"] == cut["pack_length"] == 16
 
 
-def test_clusters_can_be_simulated_on_a_prepared_run(prepared: Path, evenpack: Command) -> None:
+def test_clusters_can_be_simulated_on_a_prepared_run(prepared: Path) -> None:
     values = evenpack(
         "study", "imbalance", prepared, "--devices", "2", "--steps", "30", "--batch", "3", "--json"
     ).json()
@@ -333,14 +297,14 @@ def test_clusters_can_be_simulated_on_a_prepared_run(prepared: Path, evenpack: C
     assert max(row["speed_up"] for row in simulation["rows"]) > 1.2
 
 
-def test_commands_on_lengths_have_every_option_on_inputs(evenpack: Command) -> None:
+def test_commands_on_lengths_have_every_option_on_inputs() -> None:
     for command in ("inspect", "study packing", "study imbalance"):
-        shown = evenpack(*command.split(), "--help").out
+        shown = evenpack(*command.split(), "--help").stdout
         for field in dataclasses.fields(SubjectOptions):
             assert f"--{field.name.replace('_', '-')} " in shown, (command, field.name)
 
 
-def test_a_dry_run_says_exactly_what_would_happen_and_starts_nothing(prepared: Path, evenpack: Command) -> None:
+def test_a_dry_run_says_exactly_what_would_happen_and_starts_nothing(prepared: Path) -> None:
     done = evenpack("train", prepared, "training.steps=10", "--cpu-ranks", "2", "--dry-run", "--json")
     assert done.code == 0
     values = done.json()
@@ -351,21 +315,21 @@ def test_a_dry_run_says_exactly_what_would_happen_and_starts_nothing(prepared: P
     assert plan["tokens"] == pytest.approx(10 * 8 * 32 * plan["packing_efficiency"])
     assert not (prepared.parent / "OUT" / "ranks").exists()
     text = evenpack("train", prepared, "--dry-run")
-    assert "gradient accumulation" in text.out
-    assert " ".join(values["command"][-3:-1]) in text.out
+    assert "gradient accumulation" in text.stdout
+    assert " ".join(values["command"][-3:-1]) in text.stdout
 
 
-def test_a_dry_run_may_be_of_ranks_that_are_not_here(prepared: Path, evenpack: Command) -> None:
+def test_a_dry_run_may_be_of_ranks_that_are_not_here(prepared: Path) -> None:
     done = evenpack("train", prepared, "--dry-run", "--ranks", "4", "--device", "h100", "--json")
     values: dict[str, Any] = done.json()
     assert (values["command"], values["plan"]["ranks"]) == (None, 4)
     memory = values["plan"]["memory"]
     assert (memory["device"], memory["capacity"], memory["ranks"]) == ("h100", 80 * 10**9, 4)
     assert memory["total"] < memory["capacity"]
-    shown = evenpack("train", prepared, "--dry-run", "--ranks", "4", "--device", "h100").out
+    shown = evenpack("train", prepared, "--dry-run", "--ranks", "4", "--device", "h100").stdout
     assert "Would run on 4 ranks, as --ranks says" in shown
     assert "It fits into 72.0 GB of h100's 80" in shown
-    assert "fits into" not in evenpack("train", prepared, "--dry-run").out, "this machine has no GPU that is known"
+    assert "fits into" not in evenpack("train", prepared, "--dry-run").stdout, "this machine has no GPU that is known"
 
 
 @pytest.mark.parametrize(
@@ -379,59 +343,55 @@ def test_a_dry_run_may_be_of_ranks_that_are_not_here(prepared: Path, evenpack: C
         (["--dry-run", "--device", "h1000"], "'h1000' is not known; did you mean 'h100'?"),
     ],
 )
-def test_ranks_of_a_dry_run_that_cannot_be_are_refused(
-    options: list[str], reason: str, prepared: Path, evenpack: Command
-) -> None:
+def test_ranks_of_a_dry_run_that_cannot_be_are_refused(options: list[str], reason: str, prepared: Path) -> None:
     done = evenpack("train", prepared, *options)
     assert done.code == 2
-    assert reason in done.err
+    assert reason in done.stderr
     assert not (prepared.parent / "OUT" / "ranks").exists()
 
 
-def test_train_refuses_before_it_starts_anything(run_file: Path, evenpack: Command) -> None:
+def test_train_refuses_before_it_starts_anything(run_file: Path) -> None:
     missing = evenpack("train", run_file)
     assert missing.code == 2
-    assert "run `evenpack prepare`" in missing.err
+    assert "run `evenpack prepare`" in missing.stderr
     evenpack("prepare", run_file)
     uneven = evenpack("train", run_file, "--cpu-ranks", "3")
     assert uneven.code == 2
-    assert "number of ranks can be 1, 2, 4" in uneven.err.replace("\n", " ")
+    assert "number of ranks can be 1, 2, 4" in uneven.stderr.replace("\n", " ")
     no_gpus = evenpack("train", run_file, "--num-gpus", "8")
     assert no_gpus.code == 2
-    assert "--num-gpus 8: PyTorch sees no CUDA device" in no_gpus.err
-    assert "For ranks on the CPU say --cpu-ranks 8" in " ".join(no_gpus.err.split())
+    assert "--num-gpus 8: PyTorch sees no CUDA device" in no_gpus.stderr
+    assert "For ranks on the CPU say --cpu-ranks 8" in " ".join(no_gpus.stderr.split())
     extra = evenpack("train", run_file, "deepspeed.extra.train_batch_size=3")
     assert extra.code == 2
-    assert "training.packs_per_step" in extra.err
+    assert "training.packs_per_step" in extra.stderr
 
 
 @pytest.mark.parametrize("command", ["evaluate", "export"])
-def test_without_a_checkpoint_there_is_nothing_to_evaluate_or_export(
-    command: str, prepared: Path, evenpack: Command
-) -> None:
+def test_without_a_checkpoint_there_is_nothing_to_evaluate_or_export(command: str, prepared: Path) -> None:
     arguments = [prepared, *(["exported"] if command == "export" else [])]
     done = evenpack(command, *arguments)
     assert done.code == 2
-    assert "run `evenpack train` with this run file first" in done.err
+    assert "run `evenpack train` with this run file first" in done.stderr
 
 
 @pytest.mark.parametrize("named", ["0", "-3", "1.5", "newest"])
-def test_a_checkpoint_is_named_by_its_step_or_as_the_best(named: str, run_file: Path, evenpack: Command) -> None:
+def test_a_checkpoint_is_named_by_its_step_or_as_the_best(named: str, run_file: Path) -> None:
     done = evenpack("evaluate", run_file, f"--checkpoint={named}")
     assert done.code == 2
-    assert f"expected a step, from 1, or best, found '{named}'" in " ".join(done.err.replace("│", "").split())
+    assert f"expected a step, from 1, or best, found '{named}'" in " ".join(done.stderr.replace("│", "").split())
 
 
-def test_the_best_of_no_checkpoints_is_an_error(prepared: Path, evenpack: Command) -> None:
+def test_the_best_of_no_checkpoints_is_an_error(prepared: Path) -> None:
     done = evenpack("evaluate", prepared, "--checkpoint", "best")
     assert done.code == 2
-    assert "holds no checkpoint with a validation loss" in done.err
+    assert "holds no checkpoint with a validation loss" in done.stderr
 
 
-def test_an_error_is_a_message_without_traceback(evenpack: Command) -> None:
+def test_an_error_is_a_message_without_traceback() -> None:
     done = evenpack("prepare", "nowhere.yaml")
-    assert (done.code, done.out, len(done.err.splitlines())) == (2, "", 1)
-    assert done.err.startswith("error: run file nowhere.yaml does not exist, ")
+    assert (done.code, done.stdout, len(done.stderr.splitlines())) == (2, "", 1)
+    assert done.stderr.startswith("error: run file nowhere.yaml does not exist, ")
 
 
 @pytest.mark.parametrize(
@@ -442,7 +402,7 @@ def test_an_error_is_a_message_without_traceback(evenpack: Command) -> None:
     ],
 )
 def test_a_disk_that_does_not_take_it_is_an_error_of_the_user(
-    number: int, message: str, evenpack: Command, monkeypatch: pytest.MonkeyPatch
+    number: int, message: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def fail(*_: object) -> None:
         raise OSError(number, "No room", "out/tokens.bin")
@@ -450,10 +410,10 @@ def test_a_disk_that_does_not_take_it_is_an_error_of_the_user(
     monkeypatch.setattr("evenpack.launcher.cli.data.load", fail)
     done = evenpack("prepare", "run.yaml")
     assert done.code == 2
-    assert done.err.startswith(f"error: out/tokens.bin {message}")
+    assert done.stderr.startswith(f"error: out/tokens.bin {message}")
 
 
-def test_any_other_error_keeps_its_traceback(evenpack: Command, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_any_other_error_keeps_its_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(*_: object) -> None:
         raise FileNotFoundError(errno.ENOENT, "gone", "x")
 
@@ -462,7 +422,7 @@ def test_any_other_error_keeps_its_traceback(evenpack: Command, monkeypatch: pyt
         evenpack("prepare", "run.yaml")
 
 
-def test_doctor_fails_where_a_probe_fails(evenpack: Command, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_doctor_fails_where_a_probe_fails(monkeypatch: pytest.MonkeyPatch) -> None:
     from evenpack.kernels.isolation import IsolationResult
     from evenpack.launcher import doctor
 
@@ -471,13 +431,11 @@ def test_doctor_fails_where_a_probe_fails(evenpack: Command, monkeypatch: pytest
         monkeypatch.setattr(doctor, "probe_isolation", lambda backend, result=result, **request: result)
         assert evenpack("doctor", "--json").code == code
     shown = evenpack("doctor")
-    assert "FAILED" in shown.out
-    assert "it needs a CUDA device" in shown.out or "passed" in shown.out
+    assert "FAILED" in shown.stdout
+    assert "it needs a CUDA device" in shown.stdout or "passed" in shown.stdout
 
 
-def test_what_is_printed_meanwhile_never_reaches_the_json(
-    run_file: Path, evenpack: Command, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_is_printed_meanwhile_never_reaches_the_json(run_file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from evenpack.launcher import preparing as module
 
     original = module.prepare
@@ -488,19 +446,19 @@ def test_what_is_printed_meanwhile_never_reaches_the_json(
 
     monkeypatch.setattr(module, "prepare", noisy)
     done = evenpack("prepare", run_file, "--json")
-    assert "chatter" in done.err
+    assert "chatter" in done.stderr
     assert set(done.json()) == {"directory", "vocabulary_size", "splits", "source_rows"}
 
 
-def test_checkpoint_errors_are_errors_of_the_user(evenpack: Command, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_checkpoint_errors_are_errors_of_the_user(monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(*_: object) -> None:
         raise CheckpointError("step_000010 is broken")
 
     monkeypatch.setattr("evenpack.launcher.cli.results.load", fail)
-    assert evenpack("evaluate", "run.yaml").err == "error: step_000010 is broken\n"
+    assert evenpack("evaluate", "run.yaml").stderr == "error: step_000010 is broken\n"
 
 
-def test_study_packing_prints_its_rows_as_json_and_names_a_wrong_depth(evenpack: Command) -> None:
+def test_study_packing_prints_its_rows_as_json_and_names_a_wrong_depth() -> None:
     done = evenpack(
         "study", "packing", "squad_1_1_384", "--depths", "2,none", "--algorithms", "longest_pack_first", "--json"
     )
@@ -509,10 +467,10 @@ def test_study_packing_prints_its_rows_as_json_and_names_a_wrong_depth(evenpack:
     assert packs == [(2, 45_335), (None, 40_631)]
     refused = evenpack("study", "packing", "squad_1_1_384", "--depths", "0")
     assert refused.code == 2
-    assert "'0' is neither a number of 1 or more nor 'none'" in " ".join(refused.err.split())
+    assert "'0' is neither a number of 1 or more nor 'none'" in " ".join(refused.stderr.split())
 
 
-def test_several_inputs_are_inspected_side_by_side(evenpack: Command, tmp_path: Path, drawn: list[DrawnFigure]) -> None:
+def test_several_inputs_are_inspected_side_by_side(tmp_path: Path, drawn: list[DrawnFigure]) -> None:
     done = evenpack("inspect", "squad_1_1_384", "wikipedia_128", "--plot", tmp_path / "depths.png", "--json")
     curves = done.json()["curves"]
     assert list(curves) == ["squad_1_1_384", "wikipedia_128"]
@@ -524,31 +482,29 @@ def test_several_inputs_are_inspected_side_by_side(evenpack: Command, tmp_path: 
     )
     refused = evenpack("inspect", "squad_1_1_384", "wikipedia_128", "--pack-lengths", "400")
     assert refused.code == 2
-    assert "--pack-lengths" in refused.err
+    assert "--pack-lengths" in refused.stderr
 
 
-def test_inspect_compares_pack_lengths_and_recommends(evenpack: Command) -> None:
+def test_inspect_compares_pack_lengths_and_recommends() -> None:
     done = evenpack("inspect", "squad_1_1_384", "--pack-lengths", "512", "--json").json()
     assert list(dict.fromkeys(row["pack_length"] for row in done["pack_lengths"])) == [384, 512]
     assert [row["pack_length"] for row in done["pack_lengths_auto"]] == [384, 512]
     assert done["recommendation"]["pack_length"] == 512
-    shown = evenpack("inspect", "squad_1_1_384", "--pack-lengths", "392").out
+    shown = evenpack("inspect", "squad_1_1_384", "--pack-lengths", "392").stdout
     assert "Recommended: data.pack_length=384 (longer packs, up to 392 slots, would be less than 1 point" in shown
 
 
-def test_a_study_can_pack_a_sample(evenpack: Command, tmp_path: Path, drawn: list[DrawnFigure]) -> None:
+def test_a_study_can_pack_a_sample(tmp_path: Path, drawn: list[DrawnFigure]) -> None:
     arguments = ("study", "packing", "squad_1_1_384", "--depths", "none", "--algorithms", "first_fit_decreasing")
     plot = tmp_path / "sample.png"
     row = evenpack(*arguments, "--sample", "1000", "--plot", plot, "--json").json()["packings"][0]
     assert drawn[0].footer.endswith("A random sample of 1,000 of 88,641 sequences.")
     assert round(row["packs"] * row["packing_factor"]) == 1000
     refused = evenpack(*arguments, "--sample", "100000")
-    assert "must have 1 to 88641 sequences, found 100000" in " ".join(refused.err.split())
+    assert "must have 1 to 88641 sequences, found 100000" in " ".join(refused.stderr.split())
 
 
-def test_lengths_are_held_against_a_published_histogram(
-    evenpack: Command, tmp_path: Path, drawn: list[DrawnFigure]
-) -> None:
+def test_lengths_are_held_against_a_published_histogram(tmp_path: Path, drawn: list[DrawnFigure]) -> None:
     source = tmp_path / "lengths.txt"
     source.write_text("40 200 200 511\n")
     found = evenpack("inspect", source, "--against", "wikipedia_512", "--json").json()["against"]
@@ -561,7 +517,7 @@ def test_lengths_are_held_against_a_published_histogram(
         "total_variation": pytest.approx(total_variation(first, second)),
         "largest_cdf_gap": pytest.approx(largest_cdf_gap(first, second)),
     }
-    shown = evenpack("inspect", source, "--against", "wikipedia_512", "--plot", tmp_path / "both.png").out
+    shown = evenpack("inspect", source, "--against", "wikipedia_512", "--plot", tmp_path / "both.png").stdout
     assert "wikipedia_512" in drawn[0].labels, "both are drawn"
     assert "Against wikipedia_512: data 16,279,552 sequences, 4,164,796,173 tokens; total" in drawn[0].footer
     assert "Lengths compared with those of wikipedia_512" in shown
@@ -570,7 +526,7 @@ def test_lengths_are_held_against_a_published_histogram(
     assert "against" not in evenpack("inspect", source, "--json").json()
 
 
-def test_a_runs_lengths_as_they_are_packed_are_held_against_a_file(prepared: Path, evenpack: Command) -> None:
+def test_a_runs_lengths_as_they_are_packed_are_held_against_a_file(prepared: Path) -> None:
     values = evenpack("inspect", prepared, "--json").json()
     file = prepared.parent / "same.json"
     file.write_text(json.dumps([2 * count for count in values["histogram"]]))  # type: ignore[attr-defined]
@@ -591,23 +547,21 @@ def test_a_runs_lengths_as_they_are_packed_are_held_against_a_file(prepared: Pat
         (["squad_1_1_384", "--against", "zero.txt"], "--against zero.txt: "),
     ],
 )
-def test_what_cannot_be_held_against_lengths_is_refused(
-    arguments: list[str], message: str, prepared: Path, evenpack: Command
-) -> None:
+def test_what_cannot_be_held_against_lengths_is_refused(arguments: list[str], message: str, prepared: Path) -> None:
     (prepared.parent / "zero.txt").write_text("5 0 7\n")
     done = evenpack("inspect", *arguments)
     assert done.code == 2
-    assert message in " ".join(done.err.split())
+    assert message in " ".join(done.stderr.split())
 
 
-def test_a_study_is_printed_and_saved(evenpack: Command, tmp_path: Path) -> None:
+def test_a_study_is_printed_and_saved(tmp_path: Path) -> None:
     lengths = tmp_path / "lengths.txt"
     lengths.write_text("3\n5\n8\n")
     saved = tmp_path / "new" / "study.json"
     done = evenpack("study", "packing", lengths, "--algorithms", "longest_pack_first", "--save", saved)
     assert done.code == 0
-    assert "longest_pack_first" in done.out
-    assert f"Wrote {saved}" in done.out.replace("\n", "")
+    assert "longest_pack_first" in done.stdout
+    assert f"Wrote {saved}" in done.stdout.replace("\n", "")
     as_json = evenpack("study", "packing", lengths, "--algorithms", "longest_pack_first", "--json").json()
     written = json.loads(saved.read_text())
     for document in (as_json, written):
@@ -620,10 +574,8 @@ def test_a_study_is_printed_and_saved(evenpack: Command, tmp_path: Path) -> None
     ("name", "message"),
     [("study.txt", "--save writes a JSON file: give a name like"), ("file/study.json", "is not a folder")],
 )
-def test_a_file_that_cannot_be_saved_is_refused_before_the_work(
-    name: str, message: str, evenpack: Command, tmp_path: Path
-) -> None:
+def test_a_file_that_cannot_be_saved_is_refused_before_the_work(name: str, message: str, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     done = evenpack("study", "packing", tmp_path / "missing.txt", "--save", tmp_path / name)
     assert done.code == 2
-    assert message in done.err
+    assert message in done.stderr

@@ -1,39 +1,25 @@
 """`evenpack config list`, `explain` and `schema`, and run files that are found by name."""
 
 import json
-import sys
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from command_line import evenpack
 
 from evenpack.config import find_run_file, load_run_file
 from evenpack.engine.config import RunConfig
 from evenpack.errors import ConfigError
-from evenpack.launcher.cli import app as cli
 from evenpack.shipped import shipped_run_files
 from evenpack.studies.equivalence.config import EquivalenceConfig
 from evenpack.studies.runs.study_file import load_study
 
-Evenpack = Callable[..., tuple[int, str, str]]
 
-
-@pytest.fixture
-def evenpack(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Evenpack:
-    """Runs a command in an empty folder. Returns: exit code, standard output, standard error."""
+@pytest.fixture(autouse=True)
+def _in_an_empty_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
 
-    def run(*arguments: str) -> tuple[int, str, str]:
-        monkeypatch.setattr(sys, "argv", ["evenpack", *arguments])
-        with pytest.raises(SystemExit) as end:
-            cli.main()
-        captured = capsys.readouterr()
-        return int(end.value.code or 0), captured.out, captured.err
 
-    return run
-
-
-def test_a_shipped_run_file_is_found_by_its_name_from_anywhere(evenpack: Evenpack) -> None:
+def test_a_shipped_run_file_is_found_by_its_name_from_anywhere() -> None:
     for name in ("demo", "demo.yaml"):
         code, shown, _ = evenpack("config", "show", name, "training.packs_per_step=32")
         assert code == 0
@@ -41,8 +27,7 @@ def test_a_shipped_run_file_is_found_by_its_name_from_anywhere(evenpack: Evenpac
     assert load_run_file(Path("mlperf/bert_large_packed"), RunConfig).mlperf is not None
 
 
-def test_a_file_of_that_path_comes_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
+def test_a_file_of_that_path_comes_first() -> None:
     assert find_run_file(Path("demo")) == shipped_run_files()["demo"]
     Path("demo").mkdir()
     assert find_run_file(Path("demo")) == shipped_run_files()["demo"]
@@ -70,7 +55,7 @@ def test_a_run_file_that_is_nowhere_is_refused_with_the_nearest_names(path: str,
         find_run_file(Path(path))
 
 
-def test_list_names_every_shipped_run_file_with_what_it_is(evenpack: Evenpack) -> None:
+def test_list_names_every_shipped_run_file_with_what_it_is() -> None:
     code, shown, _ = evenpack("config", "list")
     assert code == 0
     assert "A GPT-2 that two CPU cores can train on a Wikipedia sample." in shown
@@ -90,7 +75,7 @@ def test_the_commands_in_shipped_files_name_them_as_they_are_found_anywhere() ->
         assert not any("configs/" in line for line in comment), path
 
 
-def test_explain_shows_all_keys_a_section_or_a_key(evenpack: Evenpack) -> None:
+def test_explain_shows_all_keys_a_section_or_a_key() -> None:
     _, shown, _ = evenpack("config", "explain")
     assert len(shown.splitlines()) > 150
     _, shown, _ = evenpack("config", "explain", "data.recipe")
@@ -106,14 +91,14 @@ def test_explain_shows_all_keys_a_section_or_a_key(evenpack: Evenpack) -> None:
     assert "Margin of equivalence" in evenpack("config", "explain", "equivalence.margin", "--file", "equivalence")[1]
 
 
-def test_explain_of_an_unknown_key_ends_with_2_and_the_nearest_one(evenpack: Evenpack) -> None:
+def test_explain_of_an_unknown_key_ends_with_2_and_the_nearest_one() -> None:
     code, shown, message = evenpack("config", "explain", "training.packs_per_stp")
     assert (code, shown) == (2, "")
     assert "did you mean training.packs_per_step" in message
     assert evenpack("config", "explain", "run.name", "--file", "rnu")[0] == 2
 
 
-def test_schema_prints_one_json_document_with_and_without_json(evenpack: Evenpack) -> None:
+def test_schema_prints_one_json_document_with_and_without_json() -> None:
     plain, as_json = json.loads(evenpack("config", "schema")[1]), json.loads(evenpack("config", "schema", "--json")[1])
     assert plain == as_json
     assert set(plain["properties"]) == set(RunConfig.model_fields)

@@ -1,12 +1,9 @@
 """`evenpack mlperf`: its output on logs, and its exit codes."""
 
 import json
-import sys
 from pathlib import Path
 
-import pytest
-
-from evenpack.launcher.cli import app as cli
+from command_line import evenpack
 
 
 def write_log(path: Path, *, minutes: float) -> Path:
@@ -19,38 +16,27 @@ def write_log(path: Path, *, minutes: float) -> Path:
     return path
 
 
-def run(monkeypatch: pytest.MonkeyPatch, *arguments: object) -> int:
-    monkeypatch.setattr(sys, "argv", ["evenpack", "mlperf", *map(str, arguments)])
-    with pytest.raises(SystemExit) as end:
-        cli.main()
-    return int(end.value.code or 0)
-
-
-def test_ten_runs_have_a_score(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_ten_runs_have_a_score(tmp_path: Path) -> None:
     logs = [write_log(tmp_path / f"{index}.log", minutes=index) for index in range(1, 11)]
-    assert run(monkeypatch, "report", *logs) == 0
-    assert "Score: 5.500 minutes" in capsys.readouterr().out
-    assert run(monkeypatch, "report", *logs[:9], "--json") == 1
-    document = json.loads(capsys.readouterr().out)
+    done = evenpack("mlperf", "report", *logs)
+    assert done.code == 0
+    assert "Score: 5.500 minutes" in done.stdout
+    done = evenpack("mlperf", "report", *logs[:9], "--json")
+    assert done.code == 1
+    document = done.json()
     assert (document["minutes"], document["reason"]) == (None, "a score needs 10 runs, found 9")
     assert len(document["runs"]) == 9
 
 
-def test_a_log_that_breaks_the_rules_is_refused_with_the_checkers_message(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    log = write_log(tmp_path / "mlperf.log", minutes=5)
-    assert run(monkeypatch, "check", log) == 1
-    shown = capsys.readouterr().out
+def test_a_log_that_breaks_the_rules_is_refused_with_the_checkers_message(tmp_path: Path) -> None:
+    code, shown, _ = evenpack("mlperf", "check", write_log(tmp_path / "mlperf.log", minutes=5))
+    assert code == 1
     assert "is refused: rules 4.1.0, unnamed division" in shown
     assert "Required EXACTLY_ONE occurrence of 'submission_division' but found 0" in shown
 
 
-def test_what_is_no_log_ends_with_2(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_what_is_no_log_ends_with_2(tmp_path: Path) -> None:
     (tmp_path / "train.log").write_text("hello")
-    assert run(monkeypatch, "check", tmp_path / "train.log") == 2
-    assert "it is not a log of MLPerf" in capsys.readouterr().err
+    done = evenpack("mlperf", "check", tmp_path / "train.log")
+    assert done.code == 2
+    assert "it is not a log of MLPerf" in done.stderr

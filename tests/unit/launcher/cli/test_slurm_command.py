@@ -1,12 +1,11 @@
 """`evenpack slurm` checks the run before it writes; `evenpack stop` asks the run that goes on."""
 
 import os
-import sys
 from pathlib import Path
 
 import pytest
+from command_line import evenpack
 
-from evenpack.launcher.cli import app as cli
 from evenpack.launcher.processes.hangs import Heartbeat, heartbeat_file
 from evenpack.launcher.processes.ranks import RankFolder, RankPlace, RankStatus
 from evenpack.launcher.processes.stop import read_stop_request
@@ -21,77 +20,64 @@ def run_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_run_file(folder / "run.yaml", values)
 
 
-def evenpack(monkeypatch: pytest.MonkeyPatch, *arguments: str | Path) -> int:
-    monkeypatch.setattr(sys, "argv", ["evenpack", *map(str, arguments)])
-    with pytest.raises(SystemExit) as end:
-        cli.main()
-    return int(end.value.code or 0)
+def refusal(*arguments: object) -> str:
+    """Returns the message of a command that ends with 2."""
+    code, _, message = evenpack(*arguments)
+    assert code == 2
+    return " ".join(message.split())
 
 
-def test_a_script_is_written_for_ranks_that_divide_the_step(
-    run_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_script_is_written_for_ranks_that_divide_the_step(run_file: Path, tmp_path: Path) -> None:
     script = tmp_path / "night.sbatch"
     command = ("slurm", run_file, "--nodes", "2", "--gpus-per-node", "2", "--output", script)
-    assert evenpack(monkeypatch, *command) == 0
-    assert f"sbatch {script}" in capsys.readouterr().out
+    done = evenpack(*command)
+    assert done.code == 0
+    assert f"sbatch {script}" in done.stdout
     assert f"run=({run_file})" in script.read_text()
     assert (run_file.parent / "out").is_dir(), "Slurm opens its log there before the script starts"
-    assert evenpack(monkeypatch, *command) == 2
-    assert "exists already" in capsys.readouterr().err
+    assert "exists already" in refusal(*command)
 
 
 def test_nodes_that_cannot_divide_the_step_are_refused_with_the_numbers_that_can(
-    run_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    run_file: Path, tmp_path: Path
 ) -> None:
     script = tmp_path / "night.sbatch"
-    assert evenpack(monkeypatch, "slurm", run_file, "--nodes", "3", "--output", script) == 2
-    assert "the number of ranks can be 1, 2, 4" in " ".join(capsys.readouterr().err.split())
+    assert "the number of ranks can be 1, 2, 4" in refusal("slurm", run_file, "--nodes", 3, "--output", script)
     assert not script.exists()
 
 
-def test_a_folder_that_is_missing_or_cannot_be_made_is_named(
-    run_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    def refusal(output: Path, output_dir: Path) -> str:
-        options = ("--nodes", "2", "--gpus-per-node", "2", "--output", output)
-        assert evenpack(monkeypatch, "slurm", run_file, f"run.output_dir={output_dir}", *options) == 2
-        return " ".join(capsys.readouterr().err.split())
-
-    missing = tmp_path / "missing" / "night.sbatch"
-    assert "night.sbatch cannot be written: No such file or directory" in refusal(missing, run_file.parent / "out")
-    nowhere = Path("/dev/null/out")
-    assert "run.output_dir /dev/null/out cannot be made" in refusal(tmp_path / "night.sbatch", nowhere)
+def test_a_folder_that_is_missing_or_cannot_be_made_is_named(run_file: Path, tmp_path: Path) -> None:
+    command = ("slurm", run_file, "--nodes", "2", "--gpus-per-node", "2", "--output")
+    missing = refusal(*command, tmp_path / "missing" / "night.sbatch")
+    assert "night.sbatch cannot be written: No such file or directory" in missing
+    nowhere = refusal(*command, tmp_path / "night.sbatch", "run.output_dir=/dev/null/out")
+    assert "run.output_dir /dev/null/out cannot be made" in nowhere
     assert not any(tmp_path.iterdir())
 
 
-def test_a_run_that_goes_on_is_asked_to_stop(
-    run_file: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_run_that_goes_on_is_asked_to_stop(run_file: Path) -> None:
     output_dir = run_file.parent / "out"
     folder = RankFolder(output_dir, "now")
     folder.path.mkdir(parents=True)
     status = RankStatus.starting("now", RankPlace.of_environment({}))
     folder.write_status(status)
-    assert evenpack(monkeypatch, "stop", run_file) == 0
+    assert evenpack("stop", run_file).code == 0
     request = read_stop_request(output_dir, "now")
     assert request is not None
     assert not request.at_once
     folder.write_status(status.ended("finished", exit_code=0, step=6))
-    assert evenpack(monkeypatch, "stop", run_file) == 2
-    assert "no run is going on" in capsys.readouterr().err
+    assert "no run is going on" in refusal("stop", run_file)
 
 
-def test_a_run_whose_rank_0_has_long_been_silent_may_have_been_killed(
-    run_file: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_run_whose_rank_0_has_long_been_silent_may_have_been_killed(run_file: Path) -> None:
     folder = RankFolder(run_file.parent / "out", "now")
     folder.path.mkdir(parents=True, exist_ok=True)
     folder.write_status(RankStatus.starting("now", RankPlace.of_environment({})))
     Heartbeat(folder.path, run_id="now", rank=0, timeout_seconds=900.0).keep_up()
-    assert evenpack(monkeypatch, "stop", run_file) == 0
-    assert "heartbeat" not in capsys.readouterr().out
+    done = evenpack("stop", run_file)
+    assert (done.code, "heartbeat" in done.stdout) == (0, False)
     file = heartbeat_file(folder.path, 0)
     os.utime(file, (0.0, file.stat().st_mtime - 3700.0))
-    assert evenpack(monkeypatch, "stop", run_file) == 0
-    assert "no heartbeat for 1h01m" in " ".join(capsys.readouterr().out.split())
+    done = evenpack("stop", run_file)
+    assert done.code == 0
+    assert "no heartbeat for 1h01m" in " ".join(done.stdout.split())

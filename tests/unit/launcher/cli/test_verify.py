@@ -2,19 +2,18 @@
 
 import json
 import shutil
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import pytest
 import yaml
+from command_line import Done, evenpack
 from prepared_files import two_sources
 
 from evenpack.data.prepared import PreparedData
-from evenpack.launcher.cli import app as cli
 
-Verify = Callable[..., tuple[int, str, str]]
+Verify = Callable[..., Done]
 
 
 @pytest.fixture
@@ -23,14 +22,8 @@ def own_finished(finished: Path, tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def verify(
-    corpus: Path,
-    own_finished: Path,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> Verify:
-    """Runs the command over `own_finished`. Returns: exit code, standard output, standard error."""
+def verify(corpus: Path, own_finished: Path, tmp_path: Path) -> Verify:
+    """Runs the command over `own_finished`."""
     values = {
         "run": {"name": "small", "output_dir": str(tmp_path / "out")},
         "data": {**two_sources(corpus).model_dump(mode="json"), "prepared_dir": str(own_finished)},
@@ -41,14 +34,7 @@ def verify(
     run_file = tmp_path / "run.yaml"
     run_file.write_text(yaml.safe_dump(values))
 
-    def run(*arguments: str, command: str = "verify") -> tuple[int, str, str]:
-        monkeypatch.setattr(sys, "argv", ["evenpack", command, str(run_file), *arguments])
-        with pytest.raises(SystemExit) as end:
-            cli.main()
-        captured = capsys.readouterr()
-        return int(end.value.code or 0), captured.out, captured.err
-
-    return run
+    return lambda *arguments, command="verify": evenpack(command, run_file, *arguments)
 
 
 def test_a_sound_set_ends_with_0_and_the_rate(verify: Verify, own_finished: Path) -> None:

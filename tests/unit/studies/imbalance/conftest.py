@@ -1,8 +1,6 @@
 """Runs over the same data for the study of waiting, of packs and padded; neither has trained."""
 
 import dataclasses
-import sys
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +9,6 @@ from tiny_run import tiny_gpt2_run
 
 from evenpack.data.packing import LengthHistogram, Packing
 from evenpack.engine.config import RunConfig
-from evenpack.launcher.cli import app as cli
 from evenpack.studies.imbalance import study as study_module
 from evenpack.studies.imbalance.simulation import Simulation, make_cluster, simulate
 from evenpack.testing import changed
@@ -31,21 +28,6 @@ PADDED = {
 def config(tmp_path_factory: pytest.TempPathFactory) -> RunConfig:
     """A prepared run of packs that has not trained."""
     return tiny_gpt2_run(tmp_path_factory.mktemp("run"))
-
-
-@pytest.fixture
-def study(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Callable[..., tuple[int, str, str]]:
-    """Runs `evenpack study imbalance` in this process; returns exit code, standard output, standard error."""
-
-    def run(*arguments: str | Path) -> tuple[int, str, str]:
-        monkeypatch.setattr(sys, "argv", ["evenpack", "study", "imbalance", *map(str, arguments)])
-        monkeypatch.setenv("DS_ACCELERATOR", "cpu")
-        with pytest.raises(SystemExit) as exit_:
-            cli.main()
-        captured = capsys.readouterr()
-        return int(exit_.value.code or 0), captured.out, captured.err
-
-    return run
 
 
 @pytest.fixture

@@ -2,13 +2,14 @@
 
 import json
 import re
-from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import yaml
+from command_line import evenpack
 from matplotlib.figure import Figure
 from tiny_run import tiny_gpt2_run
 
@@ -25,7 +26,7 @@ ARRIVAL = Scheme(layout="unpadded", policy="arrival")
 DEVICES = (1, 4, 16)
 QUICK = ("--steps", "30", "--batch", "4")
 
-Command = Callable[..., tuple[int, str, str]]
+study = partial(evenpack, "study", "imbalance")
 
 
 def steps(mean_seconds: float, *, spread: float = 0.0) -> StepTimes:
@@ -84,7 +85,7 @@ def test_every_scheme_but_the_base_is_held_against_both_kinds_of_packs() -> None
     assert {one.verdict for one in found} == {"undecided"}
 
 
-def test_json_has_all_sources_and_every_row(study: Command, tmp_path: Path) -> None:
+def test_json_has_all_sources_and_every_row(tmp_path: Path) -> None:
     log = tmp_path / "log.csv"
     random = np.random.default_rng(0)
     log.write_text("seq/s\n" + "\n".join(f"{100 * rate:.3f}" for rate in random.gumbel(1.6, 0.12, 200)))
@@ -118,7 +119,7 @@ def test_json_has_all_sources_and_every_row(study: Command, tmp_path: Path) -> N
     assert values["log"]["rows"][1]["best"]["expected"] == pytest.approx(1.6 + 0.12 * np.euler_gamma, abs=0.04)
 
 
-def test_a_run_is_simulated_with_its_own_model(study: Command, tmp_path: Path) -> None:
+def test_a_run_is_simulated_with_its_own_model(tmp_path: Path) -> None:
     config = tiny_gpt2_run(tmp_path)
     run_file = tmp_path / "run.yaml"
     run_file.write_text(yaml.safe_dump(config.model_dump(mode="json")))
@@ -140,7 +141,7 @@ def test_a_run_is_simulated_with_its_own_model(study: Command, tmp_path: Path) -
         assert cost[name] == pytest.approx(getattr(expected, name), rel=1e-12)
 
 
-def test_tables_name_the_estimate_every_scheme_and_what_crosses(study: Command, tmp_path: Path) -> None:
+def test_tables_name_the_estimate_every_scheme_and_what_crosses(tmp_path: Path) -> None:
     plot = tmp_path / "new" / "figure.png"
     arguments = ("squad_1_1_384", "--devices", "1..4", *QUICK, "--all-reduce-bytes", "1e9", "--bandwidth", "50")
     code, out, err = study(
@@ -163,7 +164,7 @@ def test_tables_name_the_estimate_every_scheme_and_what_crosses(study: Command, 
     assert plot.read_bytes().startswith(b"\x89PNG")
 
 
-def test_one_number_of_devices_and_a_log_can_be_drawn(study: Command, tmp_path: Path) -> None:
+def test_one_number_of_devices_and_a_log_can_be_drawn(tmp_path: Path) -> None:
     log = tmp_path / "log.csv"
     log.write_text("seq/s\n" + "\n".join(f"{100 + 10 * (number % 7)}" for number in range(100)))
     plot = tmp_path / "figure.png"
@@ -187,7 +188,7 @@ def heavy_tailed_log(path: Path) -> Path:
     return path
 
 
-def test_the_log_is_shown_by_every_method_with_its_range(study: Command, tmp_path: Path) -> None:
+def test_the_log_is_shown_by_every_method_with_its_range(tmp_path: Path) -> None:
     log = heavy_tailed_log(tmp_path / "log.csv")
     arguments = ("squad_1_1_384", "--devices", "1,64,128", *QUICK, "--log", log)
     saved = tmp_path / "study.json"
@@ -251,7 +252,7 @@ def test_a_log_that_runs_off_to_infinity_leaves_the_rest_readable(tmp_path: Path
     ],
 )
 def test_bad_input_is_refused_before_anything_is_simulated(
-    arguments: list[str], message: str, study: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    arguments: list[str], message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "LOG").write_text("seq/s\n" + "100\n" * 20)
     (tmp_path / "EMPTY").touch()

@@ -2,11 +2,11 @@
 
 import dataclasses
 import json
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+from command_line import evenpack
 from logged_runs import CPU, log_run
 from studied_runs import studied
 
@@ -262,13 +262,11 @@ def test_a_single_step_that_is_cut_is_in_the_singular() -> None:
     assert cut_lines([Cut(reason="dip", steps=1, first_line=7, last_line=7)]) == ["cut 1 step, line 7: dip"]
 
 
-def test_the_command_line_takes_a_run_and_its_baseline(
-    packed: RunConfig, padded: RunConfig, study: Callable[..., tuple[int, str, str]]
-) -> None:
+def test_the_command_line_takes_a_run_and_its_baseline(packed: RunConfig, padded: RunConfig) -> None:
     log_run(packed)
     run_file = write_run_file(packed.run.output_dir.with_suffix(".yaml"), packed.model_dump(mode="json"))
-    baseline = log_run(padded, seconds=1.0)
-    code, out, _ = study(run_file, "--baseline-run", baseline, "--devices", "1,2", "--steps", "30")
+    options = ("--baseline-run", log_run(padded, seconds=1.0), "--devices", "1,2", "--steps", "30")
+    code, out, _ = evenpack("study", "imbalance", run_file, *options)
     assert code == 0
     assert "of the run   4 packs per micro-batch, 1 to a step, on its 2 ranks; ZeRO 0" in out
     assert "2.000 (95 %: " in out

@@ -5,6 +5,7 @@ import json
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -13,6 +14,7 @@ import numpy as np
 import pytest
 import torch
 import yaml
+from command_line import evenpack
 from tiny_run import lone_world, tiny_gpt2_run
 
 from evenpack.batch import PackedBatch
@@ -277,6 +279,9 @@ def test_several_ranks_and_micro_batches_that_do_not_fit_are_refused(
         replayed(config, dataclasses.replace(world, device=torch.device("cuda")), (1, 4))
 
 
+command = partial(evenpack, "study", "imbalance", DS_ACCELERATOR="cpu")
+
+
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
@@ -285,16 +290,13 @@ def test_several_ranks_and_micro_batches_that_do_not_fit_are_refused(
         (("squad_1_1_384", "--replay", "1,8", "--replay-steps", "1"), "--replay-steps must be 2 or more, not 1"),
     ],
 )
-def test_a_replay_that_cannot_be_is_refused(
-    study: Callable[..., tuple[int, str, str]], arguments: tuple[str, ...], words: str
-) -> None:
-    code, out, err = study(*arguments)
+def test_a_replay_that_cannot_be_is_refused(arguments: tuple[str, ...], words: str) -> None:
+    code, out, err = command(*arguments)
     assert (code, out) == (2, "")
     assert words in " ".join(err.split())
 
 
 def test_tables_figure_and_json_have_the_replay(
-    study: Callable[..., tuple[int, str, str]],
     config: RunConfig,
     world: World,
     tmp_path: Path,
@@ -304,7 +306,7 @@ def test_tables_figure_and_json_have_the_replay(
     run_file, figure, saved = tmp_path / "run.yaml", tmp_path / "replay.png", tmp_path / "replay.json"
     run_file.write_text(yaml.safe_dump(config.model_dump(mode="json")))
     options = ("--replay", "1,2", "--replay-steps", "3", "--batch", "4", "--devices", "1..4", "--steps", "30")
-    code, out, err = study(run_file, *options, "--plot", figure, "--save", saved)
+    code, out, err = command(run_file, *options, "--plot", figure, "--save", saved)
     assert code == 0, err
     text = " ".join(out.split())
     assert "Replayed on one device: every micro-batch of each cluster, one after another" in text
