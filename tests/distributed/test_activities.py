@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tiny_training import changed, never
+from tiny_training import changed, never, numbered_lines
 
 from evenpack.engine.activity import ACTIVITIES, Activity, current_own_work
 from evenpack.engine.config import RunConfig
@@ -25,8 +25,7 @@ def said_by(world: World, config: RunConfig) -> list[tuple[Activity, int]]:
 
 
 def test_each_batch_of_an_evaluation_is_progress(tmp_path: Path) -> None:
-    texts = {"lines": [f"{number} {'pack ' * (number % 11)}{number * number}" for number in range(80)]}
-    data = {"sources": text_sources(tmp_path, texts), "validation_fraction": 0.4}
+    data = {"sources": text_sources(tmp_path, {"lines": numbered_lines(80)}), "validation_fraction": 0.4}
     training = {"steps": 2, "evaluate_every_steps": 2, "evaluation_packs": 6, "checkpoint_every_steps": 2}
     config = prepared(run_config(run_values("gpt2", tmp_path, data=data, training=training)))
     (said,) = run_ranks(said_by, 1, config)
@@ -95,8 +94,7 @@ def marks_of(world: World, config: RunConfig) -> tuple[dict[str, set[bool]], lis
 
 
 def test_long_work_without_the_other_ranks_is_marked_and_no_wait_for_them_is(tmp_path: Path) -> None:
-    texts = {"lines": [f"{number} {'pack ' * (number % 11)}{number * number}" for number in range(80)]}
-    data = {"sources": text_sources(tmp_path, texts), "validation_fraction": 0.4}
+    data = {"sources": text_sources(tmp_path, {"lines": numbered_lines(80)}), "validation_fraction": 0.4}
     training = {"steps": 6, "evaluate_every_steps": 4, "evaluation_packs": 6, "checkpoint_every_steps": 2}
     values = run_values("gpt2", tmp_path, data=data, training=training)
     config = prepared(run_config(values | {"deepspeed": {"zero_stage": 1}}))

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from tiny_training import changed, never, prepare_run, records
+from tiny_training import changed, never, numbered_lines, prepare_run, records, saved_everything
 
 from evenpack.engine import engine as engine_module
 from evenpack.engine.config import RunConfig
@@ -31,7 +31,7 @@ STAGES_OF_THE_REST = (0, 1)
 def trained(tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, RunConfig], dict[str, str]]:
     """Returns the runs by name, and the errors of those that end with one."""
     folder = tmp_path_factory.mktemp("bad_steps")
-    texts = {"lines": [f"{number} {'pack ' * (number % 11)}{number * number}" for number in range(60)]}
+    texts = {"lines": numbered_lines()}
     config = prepare_run(folder, texts, steps=STEPS, checkpoint_every_steps=1, keep_checkpoints=STEPS)
     runs = {}
     for stage in STAGES:
@@ -88,25 +88,6 @@ def spoiled(whole: Any, bad: tuple[int, ...], factor: float) -> Any:
     return compute_gradients
 
 
-def saved(config: RunConfig, step: int) -> list[torch.Tensor]:
-    """Returns every tensor of a checkpoint, weights and optimizer state."""
-    found: list[torch.Tensor] = []
-    for path in sorted((config.run.output_dir / "checkpoints" / f"step_{step:06d}").glob("*.pt")):
-        collect(torch.load(path, weights_only=False), found)
-    return found
-
-
-def collect(value: Any, found: list[torch.Tensor]) -> None:
-    if isinstance(value, torch.Tensor):
-        found.append(value)
-    elif isinstance(value, dict):
-        for name in sorted(value, key=str):
-            collect(value[name], found)
-    elif isinstance(value, list | tuple):
-        for inner in value:
-            collect(inner, found)
-
-
 def report(config: RunConfig, step: int = BAD) -> dict[str, Any]:
     values: dict[str, Any] = json.loads((config.run.output_dir / "bad_steps" / f"step_{step:06d}.json").read_text())
     return values
@@ -120,9 +101,10 @@ def test_a_step_that_is_left_out_is_one_that_the_run_file_skips(
     named, left_out = runs[f"named_{stage}"], runs[f"left_out_{stage}"]
     assert f"left_out_{stage}" not in errors
     for step in (BAD, STEPS):
-        one, other = saved(named, step), saved(left_out, step)
-        assert len(one) == len(other) > 10
-        assert all(torch.equal(mine, its) for mine, its in zip(one, other, strict=True))
+        one, other = saved_everything(named, step), saved_everything(left_out, step)
+        assert one.keys() == other.keys()
+        assert len(one) > 10
+        assert all(torch.equal(mine, other[place]) for place, mine in one.items())
     for mine, its in zip(records(named), records(left_out), strict=True):
         if its["step"] == BAD:
             assert {find_metric(path).name for path, _ in values_of(its)} >= {"skipped/not_finite", "skipped/packs"}

@@ -11,7 +11,7 @@ import torch
 from masked_batches import MaskedPair, build_masked_batch, roughen
 from pair_sources import pair_run
 from step_shapes import step_shape
-from tiny_training import changed, never, records
+from tiny_training import changed, logged, records, train_all
 
 from evenpack.data.order.step_plan import StepPlanner
 from evenpack.data.prepare.prepare import prepare
@@ -23,7 +23,6 @@ from evenpack.engine.checkpoints.weights import load_model_weights
 from evenpack.engine.config import RunConfig
 from evenpack.engine.evaluate import evaluate_model, evaluations_to_json
 from evenpack.engine.resolving.resolve import open_run, resolve
-from evenpack.engine.train import train_in
 from evenpack.engine.world.distributed import World
 from evenpack.testing import run_ranks
 
@@ -225,21 +224,17 @@ class Runs:
         )
 
 
-def train_all(world: World, configs: list[RunConfig]) -> list[str]:
+def train_and_listen(world: World, configs: list[RunConfig]) -> list[str]:
     """Trains one run after another; returns the warnings."""
-    said: list[str] = []
-    handler = logging.Handler(logging.WARNING)
-    handler.emit = lambda record: said.append(record.getMessage())  # type: ignore[method-assign]
-    logging.getLogger("evenpack").addHandler(handler)
-    for config in configs:
-        train_in(world, config, stop_requested=never)
+    with logged(level=logging.WARNING) as said:
+        train_all(world, configs)
     return said
 
 
 @pytest.fixture(scope="module")
 def trained(config: RunConfig) -> Runs:
     runs = Runs(config)
-    runs.said = run_ranks(train_all, 2, list(runs.all.values()))[0]
+    runs.said = run_ranks(train_and_listen, 2, list(runs.all.values()))[0]
     return runs
 
 
@@ -270,7 +265,7 @@ def evaluate_alone(config: RunConfig, step: int) -> dict[str, Any]:
 def test_a_stopped_run_resumes_bit_for_bit_with_dropout(trained: Runs) -> None:
     straight, stopped = trained.all["straight"], trained.all["stopped"]
     assert [record["step"] for record in records(stopped)] == [1, 2]
-    run_ranks(train_all, 2, [changed(stopped, training={"stop_after_steps": None})])
+    run_ranks(train_and_listen, 2, [changed(stopped, training={"stop_after_steps": None})])
     assert exact(stopped) == exact(straight)
     assert [record["step"] for record in records(straight)] == [1, 2, 3, 4]
     expected, found = weights(straight, 4), weights(stopped, 4)

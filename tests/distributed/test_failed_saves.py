@@ -1,13 +1,12 @@
 """A checkpoint that one rank cannot write: the run goes on with a warning, and the older checkpoint is whole."""
 
 import errno
-import logging
 import os
 from pathlib import Path
 from typing import Any
 
 import pytest
-from tiny_training import changed, never, prepare_run
+from tiny_training import changed, logged, never, numbered_lines, prepare_run
 
 from evenpack.engine.config import RunConfig
 from evenpack.engine.reporting.metrics import read_metrics
@@ -21,7 +20,7 @@ STEPS = 4
 
 @pytest.fixture(scope="module")
 def config(tmp_path_factory: pytest.TempPathFactory) -> RunConfig:
-    texts = {"lines": [f"{number} {'pack ' * (number % 11)}{number * number}" for number in range(60)]}
+    texts = {"lines": numbered_lines()}
     folder = tmp_path_factory.mktemp("failed_saves")
     return prepare_run(folder, texts, steps=STEPS, checkpoint_every_steps=1, keep_checkpoints=STEPS)
 
@@ -39,13 +38,8 @@ def train_on_a_full_disk(world: World, config: RunConfig, full_at: int, writer: 
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         save(self, state_dict, path)
 
-    said: list[str] = []
-    handler = logging.Handler()
-    handler.emit = lambda record: said.append(record.getMessage())  # type: ignore[method-assign]
-    logger = logging.getLogger("evenpack.engine.parts.saves")
-    logger.addHandler(handler)
     error = None
-    with pytest.MonkeyPatch.context() as patch:
+    with pytest.MonkeyPatch.context() as patch, logged("evenpack.engine.parts.saves") as said:
         patch.setattr(TorchCheckpointEngine, "save", save_unless_full)
         try:
             train_in(world, config, stop_requested=never)

@@ -1,6 +1,5 @@
 """No sequence of a run's batches attends to another, and no backend is a fallback, on ranks (invariants 2 and 8)."""
 
-import logging
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from pathlib import Path
@@ -8,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 from masked_batches import roughen
-from tiny_training import never, prepare_run
+from tiny_training import logged, never, prepare_run, train_all
 
 from evenpack.batch import PackedBatch
 from evenpack.engine.build import Run, build
@@ -103,11 +102,8 @@ def test_a_backend_that_cannot_serve_is_refused_on_every_rank(configs: dict[str,
 def told(world: World, config: RunConfig) -> list[str]:
     """Returns the messages that this rank logs."""
     configure_logging(world)
-    said: list[str] = []
-    handler = logging.Handler()
-    handler.emit = lambda record: said.append(record.getMessage())  # type: ignore[method-assign]
-    logging.getLogger("evenpack").addHandler(handler)
-    train_in(world, config, stop_requested=never)
+    with logged() as said:
+        train_all(world, [config])
     return said
 
 

@@ -2,7 +2,7 @@
 
 import json
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import cache, partial
@@ -21,18 +21,14 @@ from test_normalisation import (
     run_config,
     unpacked_batches,
 )
-from tiny_training import changed, never, prepare_run
+from tiny_training import changed, logged, prepare_run, records, refusal, stop_after, train_all
 
-from evenpack.engine.build import build
 from evenpack.engine.config import RunConfig
 from evenpack.engine.engine import TrainingEngine
-from evenpack.engine.reporting.metrics import read_metrics
 from evenpack.engine.resolving.data_facts import AverageItem, DataFacts
-from evenpack.engine.resolving.resolve import open_run
 from evenpack.engine.resolving.settle import settle
 from evenpack.engine.train import train_in
 from evenpack.engine.world.distributed import World
-from evenpack.errors import CheckpointError
 from evenpack.models.common.losses import exact_denominators
 from evenpack.testing import run_ranks
 
@@ -171,8 +167,8 @@ def config(tmp_path_factory: pytest.TempPathFactory) -> RunConfig:
     )
 
 
-def records(config: RunConfig) -> list[list[object]]:
-    return [[record[name] for name in EXACT] for record in read_metrics(config.run.output_dir / "metrics.jsonl")]
+def exact(config: RunConfig) -> list[list[object]]:
+    return [[record[name] for name in EXACT] for record in records(config)]
 
 
 def saved_run_file(config: RunConfig, step: int) -> dict[str, dict[str, object]]:
@@ -180,22 +176,6 @@ def saved_run_file(config: RunConfig, step: int) -> dict[str, dict[str, object]]
     manifest = config.run.output_dir / "checkpoints" / f"step_{step:06d}" / "manifest.json"
     state: dict[str, dict[str, dict[str, object]]] = json.loads(manifest.read_text())["state"]
     return state["config"]
-
-
-class Messages(logging.Handler):
-    """Keeps logged messages."""
-
-    def __init__(self) -> None:
-        super().__init__(logging.INFO)
-        self.texts: list[str] = []
-
-    def emit(self, record: logging.LogRecord) -> None:
-        self.texts.append(record.getMessage())
-
-
-def stop_after(steps: int) -> Callable[[], bool]:
-    asked = iter(range(1, 1000))
-    return lambda: next(asked) >= steps
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -208,33 +188,19 @@ class Told:
     """Of a run that must not go on with another step, and with another optimizer."""
 
 
-def train(world: World, config: RunConfig, *, stop_requested: Callable[[], bool] = never) -> None:
-    train_in(world, config, stop_requested=stop_requested)
-
-
-def refusal(world: World, config: RunConfig) -> str:
-    with pytest.raises(CheckpointError) as caught:
-        build(open_run(config), world)
-    return str(caught.value)
-
-
 def all_runs(world: World, betas: tuple[RunConfig, RunConfig], fewer: tuple[RunConfig, RunConfig]) -> Told:
     """Trains, for each adjustment, a whole run, and one that stops after two steps and resumes."""
-    messages = Messages()
-    logger = logging.getLogger("evenpack")
-    logger.addHandler(messages)
-    logger.setLevel(logging.INFO)
-    train(world, betas[0])
-    logger.removeHandler(messages)
-    train(world, betas[1], stop_requested=stop_after(2))
-    train(world, betas[1])
-    train(world, fewer[0])
-    train(world, fewer[1], stop_requested=stop_after(2))
+    logging.getLogger("evenpack").setLevel(logging.INFO)
+    with logged(level=logging.INFO) as said:
+        train_all(world, [betas[0]])
+    train_in(world, betas[1], stop_requested=stop_after(2))
+    train_all(world, [betas[1], fewer[0]])
+    train_in(world, fewer[1], stop_requested=stop_after(2))
     another_step = changed(fewer[1], training={"packs_per_step": 64})
     another_optimizer = changed(fewer[1], optimizer={"kind": "lamb"})
     refusals = [refusal(world, another_step), refusal(world, another_optimizer)]
-    train(world, changed(fewer[1], training={"packs_per_micro_batch": 1}))
-    return Told(log=messages.texts, refusals=refusals)
+    train_all(world, [changed(fewer[1], training={"packs_per_micro_batch": 1})])
+    return Told(log=said, refusals=refusals)
 
 
 def test_adjusted_runs_say_what_they_do_and_resume_as_they_began(config: RunConfig, tmp_path: Path):
@@ -271,8 +237,8 @@ def check_packed_betas(straight: RunConfig, stopped: RunConfig, line: str) -> No
     assert 1.5 < factor < 4.0
     steps = round(12 / factor)
     assert f"training.steps 12 -> {steps} " in line
-    assert records(stopped) == records(straight)
-    assert len(records(straight)) == steps
+    assert exact(stopped) == exact(straight)
+    assert len(exact(straight)) == steps
     saved = saved_run_file(straight, steps)
     assert saved["training"]["steps"] == steps
     assert saved["schedule"]["warmup_steps"] == round(4 / factor)
@@ -281,7 +247,7 @@ def check_packed_betas(straight: RunConfig, stopped: RunConfig, line: str) -> No
     assert saved["optimizer"]["learning_rate"] == straight.optimizer.learning_rate
     again = RunConfig.model_validate(saved)
     assert settled_again(again, factor) == again, "nothing is adjusted twice"
-    assert records(straight)[-1][2] == pytest.approx(straight.optimizer.learning_rate / steps), "falls over fewer steps"
+    assert exact(straight)[-1][2] == pytest.approx(straight.optimizer.learning_rate / steps), "falls over fewer steps"
 
 
 def check_fewer_accumulations(straight: RunConfig, stopped: RunConfig) -> None:
@@ -289,11 +255,11 @@ def check_fewer_accumulations(straight: RunConfig, stopped: RunConfig) -> None:
     assert isinstance(packs, int)
     assert 8 <= packs < 32
     assert saved_run_file(stopped, 2)["training"]["packs_per_step"] == packs
-    whole, halves = records(straight), records(stopped)
+    whole, halves = exact(straight), exact(stopped)
     assert [record[4:] for record in halves] == [record[4:] for record in whole], "the same order"
     losses = [record[1] for record in whole]
     assert [record[1] for record in halves] == pytest.approx(losses, rel=1e-5), "in smaller micro-batches"
     again = RunConfig.model_validate(saved_run_file(straight, 5))
     assert settled_again(again, 2.0) == again, "nothing is adjusted twice"
-    slots = [record["slots"] for record in read_metrics(straight.run.output_dir / "metrics.jsonl")]
+    slots = [record["slots"] for record in records(straight)]
     assert slots == [packs * straight.data.pack_length] * 5

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 import torch
-from tiny_training import changed, never, prepare_run
+from tiny_training import changed, never, numbered_lines, prepare_run
 
 from evenpack.engine.config import RunConfig
 from evenpack.engine.engine import TrainingEngine
@@ -15,12 +15,10 @@ from evenpack.engine.world.distributed import World
 from evenpack.errors import RunError
 from evenpack.testing import run_ranks
 
-DOCUMENTS = [f"{number} {'pack ' * (number % 11)}{number * number}" for number in range(60)]
-
 
 @pytest.fixture(scope="module")
 def config(tmp_path_factory: pytest.TempPathFactory) -> RunConfig:
-    return prepare_run(tmp_path_factory.mktemp("ranks"), {"lines": DOCUMENTS}, packs_per_step=16, steps=3)
+    return prepare_run(tmp_path_factory.mktemp("ranks"), {"lines": numbered_lines()}, packs_per_step=16, steps=3)
 
 
 def train_without_memory(world: World, config: RunConfig) -> str:

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from tiny_training import changed, never, prepare_run, records, train_all
+from tiny_training import changed, never, numbered_lines, prepare_run, records, train_all
 
 from evenpack.engine.checkpoints.files import read_manifest
 from evenpack.engine.checkpoints.shards import STATES, saved_tensors
@@ -19,7 +19,6 @@ from evenpack.errors import CheckpointError, ConfigError
 from evenpack.launcher.training import plan_training
 from evenpack.testing import run_ranks
 
-DOCUMENTS = [f"{number} {'pack ' * (number % 11)}{number * number}" for number in range(60)]
 STEPS, SAVED = 6, 2
 PARTITIONED = [stage for stage in SHARDINGS if stage]
 
@@ -29,7 +28,7 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> RunConfig:
     """Returns a run that one rank has trained at ZeRO 0 without a stop."""
     first = prepare_run(
         tmp_path_factory.mktemp("other_ranks"),
-        {"lines": DOCUMENTS},
+        {"lines": numbered_lines()},
         packs_per_step=8,
         packs_per_micro_batch=1,
         steps=STEPS,

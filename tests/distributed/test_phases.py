@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 from prepared_files import sentence_documents
-from tiny_training import changed, never, prepare_run, records, train_all
+from tiny_training import changed, never, numbered_lines, prepare_run, records, refusal, train_all
 
 from evenpack.engine.build import build
 from evenpack.engine.checkpoints.files import read_manifest
@@ -17,7 +17,6 @@ from evenpack.engine.resolving.resolve import open_run
 from evenpack.engine.sharding import SHARDINGS
 from evenpack.engine.train import train_in
 from evenpack.engine.world.distributed import World
-from evenpack.errors import CheckpointError
 from evenpack.testing import pair_run_values, prepared, run_config, run_ranks
 
 PHASE_1_LENGTH, PHASE_2_LENGTH = 24, 48
@@ -90,22 +89,15 @@ def test_phase_2_begins_with_the_weights_of_phase_1_and_resumes_with_its_own(fol
         assert rank["begun_from"] == rank["told_again"] == str(phase1.run.output_dir)
 
 
-def refused(world: World, config: RunConfig) -> str:
-    with pytest.raises(CheckpointError) as caught:
-        build(open_run(config), world)
-    return str(caught.value)
-
-
 def test_every_rank_gets_the_reason_why_weights_are_refused(folder: Path) -> None:
     config = prepare_phase(folder, 1, PHASE_1_LENGTH, initialize_from=folder / "nowhere")
-    first, second = run_ranks(refused, 2, config)
+    first, second = run_ranks(refusal, 2, config)
     assert first == second
     assert f"{folder / 'nowhere'} does not exist" in first
 
 
 def test_every_stage_begins_with_the_same_weights_as_zero_0(tmp_path: Path) -> None:
-    documents = [f"{number} {'pack ' * (number % 11)}{number * number}" for number in range(60)]
-    first = prepare_run(tmp_path, {"lines": documents}, steps=2)
+    first = prepare_run(tmp_path, {"lines": numbered_lines()}, steps=2)
     stages = [
         changed(
             first,

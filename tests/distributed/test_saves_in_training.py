@@ -1,7 +1,6 @@
 """Saves in the background of a run: what it waits for, what it records of them, and what an error leaves of them."""
 
 import json
-import logging
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -9,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tiny_training import changed, never, prepare_run
+from tiny_training import changed, logged, never, numbered_lines, prepare_run, stop_after
 
 from evenpack.engine.activity import ACTIVITIES
 from evenpack.engine.checkpoints.background import BackgroundWriter
@@ -58,16 +57,6 @@ def held_writes(on_wait: Callable[[], None]) -> Iterator[None]:
         yield
 
 
-@contextmanager
-def warnings() -> Iterator[list[str]]:
-    said: list[str] = []
-    handler = logging.Handler()
-    handler.emit = lambda record: said.append(record.getMessage())  # type: ignore[method-assign]
-    logging.getLogger("evenpack.engine.parts.saves").addHandler(handler)
-    yield said
-    logging.getLogger("evenpack.engine.parts.saves").removeHandler(handler)
-
-
 def at_step(step: int, act: Callable[[], bool]) -> Callable[[], bool]:
     """Returns a `stop_requested` that acts at a step."""
     calls = []
@@ -95,10 +84,10 @@ def train_while_writes_are_held(world: World, config: RunConfig) -> dict[str, An
     def note(activity: str, _step: int) -> None:
         activities.append(activity)
 
-    with held_writes(lambda: waits.append(activities[-1])), warnings() as said:
+    with held_writes(lambda: waits.append(activities[-1])), logged("evenpack.engine.parts.saves") as said:
         train_in(world, run_in("whole"), stop_requested=never, on_activity=note)
         during_waits, told = waits.copy(), activities.copy()
-        train_in(world, run_in("stopped"), stop_requested=at_step(3, lambda: True))
+        train_in(world, run_in("stopped"), stop_requested=stop_after(3))
         with pytest.raises(RunError, match="this step ends the run"):
             train_in(world, run_in("failed"), stop_requested=at_step(3, fail))
     train_in(world, run_in("foreground", checkpoint_in_background=False), stop_requested=never)
@@ -107,7 +96,7 @@ def train_while_writes_are_held(world: World, config: RunConfig) -> dict[str, An
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[dict[str, Any]]]:
-    texts = {"lines": [f"{number} {'pack ' * (number % 11)}{number * number}" for number in range(60)]}
+    texts = {"lines": numbered_lines()}
     folder = tmp_path_factory.mktemp("held_saves")
     config = prepare_run(folder, texts, steps=STEPS, checkpoint_every_steps=EVERY, keep_checkpoints=STEPS)
     config = changed(config, deepspeed={"zero_stage": 1})

@@ -1,11 +1,10 @@
 """Skipped steps advance only the step and the learning rate, on ranks and across any resume."""
 
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
-from tiny_training import changed, never, prepare_run, records
+from tiny_training import changed, never, numbered_lines, prepare_run, records, saved_everything
 
 from evenpack.engine.config import RunConfig
 from evenpack.engine.train import train_in
@@ -29,7 +28,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> dict[str, RunConfig]:
     """Returns a run without skipped steps, and some with them, two of which are stopped within them and resumed."""
     folder = tmp_path_factory.mktemp("skipped")
     texts = {
-        "lines": [f"{number} {'pack ' * (number % 11)}{number * number}" for number in range(40)],
+        "lines": numbered_lines(40),
         "words": [f"word {number * 7919}" for number in range(30)],
     }
     config = prepare_run(folder, texts, steps=STEPS, checkpoint_every_steps=1, keep_checkpoints=STEPS)
@@ -60,25 +59,6 @@ def train_all(world: World, runs: dict[str, RunConfig]) -> None:
         train_in(world, changed(config, training={"skip_steps": [(2, 3)]}), stop_requested=never)
 
 
-def saved(config: RunConfig, step: int) -> dict[str, torch.Tensor]:
-    """Returns every tensor of a checkpoint, weights and optimizer state, whatever the sharding."""
-    found: dict[str, torch.Tensor] = {}
-    for path in sorted((config.run.output_dir / "checkpoints" / f"step_{step:06d}").glob("*.pt")):
-        collect(torch.load(path, weights_only=False), path.name, found)
-    return found
-
-
-def collect(value: Any, place: str, found: dict[str, torch.Tensor]) -> None:
-    if isinstance(value, torch.Tensor):
-        found[place] = value
-    elif isinstance(value, dict):
-        for key, inner in value.items():
-            collect(inner, f"{place}.{key}", found)
-    elif isinstance(value, list | tuple):
-        for index, inner in enumerate(value):
-            collect(inner, f"{place}.{index}", found)
-
-
 def are_equal(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> bool:
     assert one.keys() == other.keys()
     return all(torch.equal(one[place], other[place]) for place in one)
@@ -100,8 +80,8 @@ def test_nothing_is_learned_from_skipped_steps_and_the_schedule_continues(traine
     assert found[0]["loss"] == whole[0]["loss"]
     assert found[3]["loss"] != whole[3]["loss"]
     for step in range(2, STEPS + 1):
-        assert are_equal(saved(skipping, step), saved(skipping, step - 1)) == (step in SKIPPED)
-    counts = [tensor.item() for place, tensor in saved(skipping, STEPS).items() if place.endswith(".step")]
+        assert are_equal(saved_everything(skipping, step), saved_everything(skipping, step - 1)) == (step in SKIPPED)
+    counts = [tensor.item() for place, tensor in saved_everything(skipping, STEPS).items() if place.endswith(".step")]
     assert set(counts) == {float(STEPS - len(SKIPPED))}
 
 
@@ -112,7 +92,7 @@ def test_a_run_that_stops_within_skipped_steps_resumes_bit_for_bit(
     skipping, stopped = trained[name], trained[stopped_name]
     straight, gone_on = ([[one.get(name) for name in EXACT] for one in records(run)] for run in (skipping, stopped))
     assert straight == gone_on
-    assert are_equal(saved(skipping, STEPS), saved(stopped, STEPS))
+    assert are_equal(saved_everything(skipping, STEPS), saved_everything(stopped, STEPS))
 
 
 def test_the_summary_adds_up_what_was_skipped_and_what_was_trained_on(trained: dict[str, RunConfig]):

@@ -12,7 +12,7 @@ import pytest
 import torch
 from pair_sources import pair_run
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
-from tiny_training import MAX_SEQUENCE_LENGTH, changed, never, prepare_run
+from tiny_training import MAX_SEQUENCE_LENGTH, changed, logged, never, numbered_lines, prepare_run, train_all
 
 from evenpack.data.prepare.prepare import prepare
 from evenpack.engine.config import RunConfig
@@ -27,8 +27,6 @@ from evenpack.engine.world.distributed import World
 from evenpack.errors import ConfigError
 from evenpack.testing import run_ranks
 
-DOCUMENTS = [f"{number} {'pack ' * (number % 11)}{number * number}" for number in range(200)]
-
 
 class Breaks:
     """A tracker whose service fails at step 2."""
@@ -42,22 +40,11 @@ class Breaks:
     def close(self, *, failed: bool) -> None: ...
 
 
-class Warnings(logging.Handler):
-    """Keeps warnings."""
-
-    def __init__(self) -> None:
-        super().__init__(logging.WARNING)
-        self.messages: list[str] = []
-
-    def emit(self, record: logging.LogRecord) -> None:
-        self.messages.append(record.getMessage())
-
-
 def runs_of_all_kinds(folder: Path) -> dict[str, RunConfig]:
     """Returns runs that together log every possible value; `tracked` has the trackers."""
     length = MAX_SEQUENCE_LENGTH
     trained = {"steps": 4, "evaluate_every_steps": 2, "log_rank_times_every_steps": 2}
-    plain = prepare_run(folder / "plain", {"lines": DOCUMENTS}, **trained)
+    plain = prepare_run(folder / "plain", {"lines": numbered_lines(200)}, **trained)
     held_out = {"validation_fraction": 0.2, "prepared_dir": folder / "held_out"}
     weighted = {"validation_weights": {"lines": 2.0}, "skip_steps": [3]}
     tracked = changed(
@@ -81,22 +68,20 @@ def runs_of_all_kinds(folder: Path) -> dict[str, RunConfig]:
     return runs
 
 
-def train_all(world: World, runs: dict[str, RunConfig]) -> list[str]:
+def train_and_listen(world: World, runs: dict[str, RunConfig]) -> list[str]:
     """Trains the runs with a known device peak, as on GPUs; returns the warnings."""
     metrics_writer.peak_flops = lambda run: 1e9
     trackers._OPENERS["wandb"] = lambda value, run: Breaks()
-    warnings = Warnings()
-    logging.getLogger("evenpack").addHandler(warnings)
     stopped = changed(runs["tracked"], training={"stop_after_steps": 1})
-    for config in (stopped, *runs.values()):
-        train_in(world, config, stop_requested=never)
+    with logged(level=logging.WARNING) as warnings:
+        train_all(world, [stopped, *runs.values()])
     find = importlib.util.find_spec
     importlib.util.find_spec = lambda name, package=None: None if name == "tensorboard" else find(name, package)
     refused = changed(runs["tracked"], run={"output_dir": runs["tracked"].run.output_dir / "refused"})
     with pytest.raises(ConfigError, match="the package tensorboard is not installed"):
         train_in(world, refused, stop_requested=never)
     assert list(refused.run.output_dir.iterdir()) == [], "nothing has begun"
-    return warnings.messages
+    return warnings
 
 
 @pytest.fixture(scope="module")
@@ -105,7 +90,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[str]]:
     folder = tmp_path_factory.mktemp("tracked")
     (folder / "plain").mkdir()
     (folder / "pairs").mkdir()
-    warnings, _ = run_ranks(train_all, 2, runs_of_all_kinds(folder))
+    warnings, _ = run_ranks(train_and_listen, 2, runs_of_all_kinds(folder))
     return folder, warnings
 
 

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from tiny_training import MAX_SEQUENCE_LENGTH, changed, never, prepare_run
+from tiny_training import MAX_SEQUENCE_LENGTH, changed, never, numbered_lines, prepare_run, records, stop_after
 from windowed_models import layers_with_windows, with_windows
 
 from evenpack.data.prepare.prepare import prepare
@@ -32,29 +32,16 @@ from evenpack.models.common.losses import exact_denominators
 from evenpack.models.cost import Work, step_flops
 from evenpack.testing import run_ranks
 
-DOCUMENTS = [f"{number} {'pack ' * (number % 11)}{number * number}" for number in range(60)]
 EXACT = ("step", "loss", "learning_rate", "gradient_norm", "tokens", "targets", "order_hash", "validation")
 
 
 @pytest.fixture(scope="module")
 def config(tmp_path_factory: pytest.TempPathFactory) -> RunConfig:
-    return prepare_run(tmp_path_factory.mktemp("train"), {"lines": DOCUMENTS})
-
-
-class StopAfter:
-    """Requests a stop after it has been queried a given number of times."""
-
-    def __init__(self, steps: int) -> None:
-        self._left = steps
-
-    def __call__(self) -> bool:
-        self._left -= 1
-        return self._left <= 0
+    return prepare_run(tmp_path_factory.mktemp("train"), {"lines": numbered_lines()})
 
 
 def exact(config: RunConfig) -> list[list[object]]:
-    records = read_metrics(config.run.output_dir / "metrics.jsonl")
-    return [[record.get(name) for name in EXACT] for record in records]
+    return [[record.get(name) for name in EXACT] for record in records(config)]
 
 
 def checkpoints(config: RunConfig) -> list[str]:
@@ -92,7 +79,7 @@ def stop_and_go_on(world: World, straight: RunConfig, stopped: RunConfig) -> lis
     assert written == ([("metrics.jsonl", 6), ("checkpoint", 6)] if world.is_main else [])
     return [
         finished,
-        train_in(world, stopped, stop_requested=StopAfter(3) if world.rank == 1 else never),
+        train_in(world, stopped, stop_requested=stop_after(3) if world.rank == 1 else never),
         train_in(world, stopped, stop_requested=never),
         train_in(world, stopped, stop_requested=never),
     ]

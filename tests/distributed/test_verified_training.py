@@ -4,7 +4,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from tiny_training import changed, never, prepare_run
+from tiny_training import changed, never, numbered_lines, prepare_run
 
 from evenpack.data.manifest import Manifest
 from evenpack.data.prepare.verification import Verifier
@@ -13,8 +13,6 @@ from evenpack.engine.train import train_in
 from evenpack.engine.world.distributed import World
 from evenpack.errors import DataError
 from evenpack.testing import run_ranks
-
-DOCUMENTS = [f"{number} {'pack ' * (number % 11)}{number * number}" for number in range(60)]
 
 
 def train_sound_then_damaged(world: World, config: RunConfig) -> tuple[str, int]:
@@ -40,7 +38,7 @@ def _reverse(path: Path) -> None:
 
 
 def test_all_ranks_stop_with_the_name_of_the_file_that_one_has_read(tmp_path: Path) -> None:
-    config = prepare_run(tmp_path, {"lines": DOCUMENTS})
+    config = prepare_run(tmp_path, {"lines": numbered_lines()})
     total = Verifier(config.prepared_dir, Manifest.read(config.prepared_dir)).total_bytes
     (first, read_by_first), (second, read_by_second) = run_ranks(train_sound_then_damaged, 2, config)
     assert first == second

@@ -1,16 +1,36 @@
 """Builds a prepared run of a few hundred tokens, for tests of the loop on several ranks."""
 
-from collections.abc import Iterable
+import logging
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import pytest
+import torch
+
+from evenpack.engine.build import build
 from evenpack.engine.config import RunConfig
 from evenpack.engine.reporting.metrics import METRICS, read_metrics
+from evenpack.engine.resolving.resolve import open_run
 from evenpack.engine.train import train_in
 from evenpack.engine.world.distributed import World
+from evenpack.errors import CheckpointError
 from evenpack.testing import changed, prepared, run_config, run_values, text_sources
 
-__all__ = ["MAX_SEQUENCE_LENGTH", "changed", "never", "prepare_run", "records", "train_all"]
+__all__ = [
+    "MAX_SEQUENCE_LENGTH",
+    "changed",
+    "logged",
+    "never",
+    "numbered_lines",
+    "prepare_run",
+    "records",
+    "refusal",
+    "saved_everything",
+    "stop_after",
+    "train_all",
+]
 
 MAX_SEQUENCE_LENGTH = 32
 
@@ -18,6 +38,17 @@ MAX_SEQUENCE_LENGTH = 32
 def never() -> bool:
     """Returns False: no stop is requested."""
     return False
+
+
+def stop_after(steps: int) -> Callable[[], bool]:
+    """Returns what requests a stop once it has been asked so often."""
+    asked = iter(range(1, 1000))
+    return lambda: next(asked) >= steps
+
+
+def numbered_lines(count: int = 60) -> list[str]:
+    """Returns documents of a few to some fifty bytes, which all differ."""
+    return [f"{number} {'pack ' * (number % 11)}{number * number}" for number in range(count)]
 
 
 def prepare_run(folder: Path, sources: dict[str, list[str]], **training: Any) -> RunConfig:
@@ -35,3 +66,42 @@ def train_all(world: World, configs: Iterable[RunConfig]) -> None:
 def records(config: RunConfig) -> list[dict[str, Any]]:
     """Returns the records of a run, one for each step."""
     return read_metrics(config.run.output_dir / METRICS)
+
+
+def refusal(world: World, config: RunConfig) -> str:
+    """Returns why a run does not begin, or go on."""
+    with pytest.raises(CheckpointError) as caught:
+        build(open_run(config), world)
+    return str(caught.value)
+
+
+@contextmanager
+def logged(name: str = "evenpack", *, level: int = logging.NOTSET) -> Iterator[list[str]]:
+    """Yields the messages of this level and above that a logger gets meanwhile."""
+    said: list[str] = []
+    handler = logging.Handler(level)
+    handler.emit = lambda record: said.append(record.getMessage())  # type: ignore[method-assign]
+    logging.getLogger(name).addHandler(handler)
+    try:
+        yield said
+    finally:
+        logging.getLogger(name).removeHandler(handler)
+
+
+def saved_everything(config: RunConfig, step: int) -> dict[str, torch.Tensor]:
+    """Returns every tensor of a checkpoint by its place, weights and optimizer state, whatever the sharding."""
+    found: dict[str, torch.Tensor] = {}
+    for path in sorted((config.run.output_dir / "checkpoints" / f"step_{step:06d}").glob("*.pt")):
+        _collect(torch.load(path, weights_only=False), path.name, found)
+    return found
+
+
+def _collect(value: Any, place: str, found: dict[str, torch.Tensor]) -> None:
+    if isinstance(value, torch.Tensor):
+        found[place] = value
+    elif isinstance(value, dict):
+        for key, inner in value.items():
+            _collect(inner, f"{place}.{key}", found)
+    elif isinstance(value, list | tuple):
+        for index, inner in enumerate(value):
+            _collect(inner, f"{place}.{index}", found)
