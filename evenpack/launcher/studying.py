@@ -113,7 +113,7 @@ class ThisMachine:
             kind = "CUDA devices" if gpus else "cores of the CPU"
             raise ConfigError(f"--devices-per-run {size}: this machine shows {len(devices)} {kind}")
         groups = [devices[first : first + size] for first in range(0, len(devices) - size + 1, size)]
-        return [self._gpu_group(group) if gpus else self._cpu_group(len(group)) for group in groups]
+        return [self._group(group, has_gpus=gpus > 0) for group in groups]
 
     @contextmanager
     def held(self, output_dir: Path) -> Iterator[None]:
@@ -126,20 +126,14 @@ class ThisMachine:
                 for number, handler in before.items():
                     signal.signal(number, handler)
 
-    def _gpu_group(self, devices: Sequence[str]) -> DeviceGroup:
+    def _group(self, devices: Sequence[str], *, has_gpus: bool) -> DeviceGroup:
+        option, environment = "--cpu-ranks", {"DS_ACCELERATOR": "cpu", "OMP_NUM_THREADS": "1"}
+        if has_gpus:
+            option, environment = "--num-gpus", {"CUDA_VISIBLE_DEVICES": ",".join(devices)}
         return DeviceGroup(
             ranks=len(devices),
-            train_options=("--num-gpus", str(len(devices))),
-            environment={"CUDA_VISIBLE_DEVICES": ",".join(devices)},
-            lifeline=self._lifeline,
-            started=self._processes.append,
-        )
-
-    def _cpu_group(self, cores: int) -> DeviceGroup:
-        return DeviceGroup(
-            ranks=cores,
-            train_options=("--cpu-ranks", str(cores)),
-            environment={"DS_ACCELERATOR": "cpu", "OMP_NUM_THREADS": "1"},
+            train_options=(option, str(len(devices))),
+            environment=environment,
             lifeline=self._lifeline,
             started=self._processes.append,
         )

@@ -385,9 +385,7 @@ class RehearsedRanks:
 
         Raises: ConfigError if there is no such rank, or if the ranks cannot divide a step; DataError for damaged data.
         """
-        from evenpack.data.prepare.verification import explained_damage
         from evenpack.engine.memory.rehearsal import rehearse
-        from evenpack.engine.resolving.resolve import open_run
 
         assert self.rank is not None, "asked for"
         with explained_damage(config.prepared_dir):
