@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import torch
 from command_line import evenpack
+from prepared_files import contents
 
 from evenpack.config import load_run_file
 from evenpack.data.prepare.prepare import prepare as prepare_data
@@ -87,12 +88,17 @@ def assert_nothing_prepared(folder: Path) -> None:
     assert left == []
 
 
+NOTHING = "source 'wiki': nothing.jsonl does not exist, and no file matches it; give data.sources.wiki.path=FILE"
 BAD_SOURCES = {
-    "a missing file": (b"", ["data.sources.wiki.path=nothing.jsonl"], "nothing.jsonl"),
-    "an unreadable line": (b'{"text": "a b c"}\n{"text": "a b\n', [], "bad.jsonl, line 2"),
+    "a missing file": (b"", ["data.sources.wiki.path=nothing.jsonl"], NOTHING),
+    "an unreadable line": (
+        b'{"text": "a b c"}\n{"text": "a b\n',
+        [],
+        "bad.jsonl, line 2: not a readable JSON line",
+    ),
     "a line that is not an object": (b'{"text": "a b c"}\n[1, 2]\n', [], "bad.jsonl, line 2"),
-    "a wrong text key": (b'{"body": "a b c", "id": 1}\n', [], "existing keys: 'body', 'id'"),
-    "invalid UTF-8": (b'{"text": "a b c"}\n{"text": "\xff\xfe"}\n', [], "bad.jsonl, line 2"),
+    "a wrong text key": (b'{"body": "a b c", "id": 1}\n', [], "no key 'text'; existing keys: 'body', 'id'"),
+    "invalid UTF-8": (b'{"text": "a b c"}\n{"text": "\xff\xfe"}\n', [], "line 2: invalid UTF-8: byte 0xff"),
     "an empty corpus": (b"", [], "source 'wiki' holds no document"),
     "documents of nothing": (b'{"text": ""}\n', [], "a tokenizer cannot be trained on them"),
 }
@@ -145,7 +151,7 @@ def test_a_setting_that_is_wrong_is_named_with_what_would_be_right(case: str, fo
 
 BAD_TOKENIZERS = {
     "a folder that is not there": (None, "folder tokenizer does not exist"),
-    "an empty vocabulary": (({}, "#version: 0.2\n"), "vocab"),
+    "an empty vocabulary": (({}, "#version: 0.2\n"), "vocab.json is not a GPT-2 vocabulary"),
     "a vocabulary of another tokenizer": (({"[UNK]": 0, "hello": 1, "world": 2}, "#version: 0.2\n"), "vocab"),
     "a vocabulary that is not JSON": (("{", "#version: 0.2\n"), "vocab"),
 }
@@ -259,6 +265,15 @@ def test_data_that_is_not_prepared_or_only_in_part_is_refused(folder: Path) -> N
     (folder / "out" / "data" / "manifest.json").unlink()
     assert "or only in part" in refuse("train", "run.yaml")
     assert not (folder / "x").exists()
+
+
+def test_prepare_says_nothing_more_to_do_and_refuses_a_changed_section(folder: Path) -> None:
+    prepare(folder)
+    before = contents(folder / "out" / "data")
+    assert "is prepared already, and every file is as it was written" in evenpack("prepare", "run.yaml").stderr
+    message = refuse("prepare", "run.yaml", "data.pack_length=96")
+    assert "data.pack_length: prepared with 32, this run has 96" in message
+    assert contents(folder / "out" / "data") == before
 
 
 def test_data_prepared_otherwise_is_refused_with_the_keys_that_differ(folder: Path) -> None:
