@@ -1,31 +1,22 @@
 """The settings of DeepSpeed are derived from the run file, and no setting is given twice."""
 
+from pathlib import Path
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from evenpack import testing
 from evenpack.engine.config import RunConfig, TrainingSection
 from evenpack.engine.deepspeed_config import deepspeed_config
 from evenpack.errors import ConfigError
+from evenpack.testing import run_values
 
 
 def run_config(*, deepspeed: dict[str, Any] | None = None, **training: Any) -> RunConfig:
-    return RunConfig.model_validate(
-        {
-            "run": {"name": "test", "output_dir": "out"},
-            "data": {
-                "sources": {"builtin": {"kind": "builtin"}},
-                "tokenizer": {"kind": "train"},
-                "recipe": {"kind": "documents", "max_sequence_length": 8},
-                "pack_length": 8,
-            },
-            "model": {"kind": "gpt2", "preset": "tiny"},
-            "training": {"packs_per_step": 24, "packs_per_micro_batch": 2, "steps": 10, **training},
-            "optimizer": {"learning_rate": 1e-3},
-            "deepspeed": deepspeed or {},
-        }
+    return testing.run_config(
+        run_values("gpt2", Path("nowhere"), training={"packs_per_step": 24, **training}, deepspeed=deepspeed or {})
     )
 
 

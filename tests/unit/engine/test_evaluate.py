@@ -6,6 +6,7 @@ import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -15,6 +16,7 @@ import torch.nn.functional as F
 from sources import ListView
 from torch import Tensor, nn
 
+from evenpack import testing
 from evenpack.batch import PackedBatch, SlotTargets
 from evenpack.data.batches.objectives import rounded_size
 from evenpack.data.order.plan import PackPlan
@@ -34,6 +36,7 @@ from evenpack.models.common.losses import LossOutput, LossOutputs
 from evenpack.models.gpt2.config import Gpt2Config
 from evenpack.models.gpt2.model import Gpt2
 from evenpack.step_counts import StepCounts
+from evenpack.testing import run_values
 
 PACK_LENGTH = 32
 VOCABULARY = 4096
@@ -72,20 +75,14 @@ class HeldOut(PreparedData):
 
 
 def run_config(**training: Any) -> RunConfig:
-    return RunConfig.model_validate(
-        {
-            "run": {"name": "test", "output_dir": "nowhere"},
-            "data": {
-                "sources": {name: {"kind": "builtin"} for name in ("wiki", "code")},
-                "tokenizer": {"kind": "train"},
-                "recipe": {"kind": "documents", "max_sequence_length": PACK_LENGTH},
-                "pack_length": PACK_LENGTH,
-            },
-            "model": {"kind": "gpt2"},
-            "training": {"packs_per_step": 4, "packs_per_micro_batch": 4, "steps": 1, "precision": "fp32", **training},
-            "optimizer": {"learning_rate": 1e-3},
-        }
-    )
+    data = {
+        "sources": {name: {"kind": "builtin"} for name in ("wiki", "code")},
+        "recipe": {"kind": "documents", "max_sequence_length": PACK_LENGTH},
+        "pack_length": PACK_LENGTH,
+    }
+    step = {"packs_per_step": 4, "packs_per_micro_batch": 4, "steps": 1}
+    values = run_values("gpt2", Path("nowhere"), data=data, training={**step, **training})
+    return testing.run_config(values)
 
 
 LENGTHS = {

@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from prepared_files import two_sources
 
+from evenpack import testing
 from evenpack.config import with_values
 from evenpack.data.prepared import PreparedData
 from evenpack.engine.config import RunConfig
@@ -17,30 +18,20 @@ from evenpack.engine.optimizers.lamb import Lamb
 from evenpack.engine.resolving.data_facts import AverageItem, DataFacts, average_item
 from evenpack.engine.resolving.settle import SettledRun, settle
 from evenpack.errors import ConfigError, DataError
+from evenpack.testing import run_values
 
 
 def run_config(kind: str, **training: Any) -> RunConfig:
     """Returns NVIDIA's MLPerf settings for 8 A100, except for betas and warm-up."""
-    return RunConfig.model_validate(
-        {
-            "run": {"name": "test", "output_dir": "out"},
-            "data": {
-                "sources": {"builtin": {"kind": "builtin"}},
-                "tokenizer": {"kind": "train"},
-                "recipe": {"kind": "documents", "max_sequence_length": 8},
-                "pack_length": 8,
-            },
-            "model": {"kind": "gpt2", "preset": "tiny"},
-            "training": {
-                "packs_per_step": 448,
-                "packs_per_micro_batch": 1,
-                "steps": 6700,
-                "packing_adjustment": kind,
-                **training,
-            },
-            "optimizer": {"kind": "lamb", "learning_rate": 4.25e-4, "beta1": 0.81, "beta2": 0.9243},
-            "schedule": {"kind": "polynomial", "warmup_steps": 301, "final_fraction": 0.0},
-        }
+    step = {"packs_per_step": 448, "packs_per_micro_batch": 1, "steps": 6700, "packing_adjustment": kind}
+    return testing.run_config(
+        run_values(
+            "gpt2",
+            Path("nowhere"),
+            training={**step, **training},
+            optimizer={"kind": "lamb", "learning_rate": 4.25e-4, "beta1": 0.81, "beta2": 0.9243},
+            schedule={"kind": "polynomial", "warmup_steps": 301, "final_fraction": 0.0},
+        )
     )
 
 
