@@ -6,6 +6,7 @@ import signal
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 from prepared_files import sentences, two_sources, write_jsonl
@@ -14,6 +15,9 @@ from seen_figures import drawn  # noqa: F401  # a fixture
 from evenpack.data.prepare import tokenising
 from evenpack.data.prepare.prepare import prepare
 from evenpack.data.tokens import writer
+
+if TYPE_CHECKING:
+    from evenpack.engine.world.distributed import World
 
 
 @pytest.fixture(scope="session")
@@ -38,6 +42,15 @@ def finished(corpus: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 def own_corpus(corpus: Path, tmp_path: Path) -> Path:
     """Returns a copy of the corpus that a test may change."""
     return Path(shutil.copytree(corpus, tmp_path / "own"))
+
+
+@pytest.fixture(scope="module")
+def world() -> "Iterator[World]":
+    """Provides this process as the only rank of a run, on the CPU."""
+    from tiny_run import lone_world  # imports torch, which many tests do without
+
+    with lone_world() as alone:
+        yield alone
 
 
 @pytest.fixture

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from tiny_run import lone_world, tiny_gpt2_run
+from tiny_run import tiny_gpt2_run
 
 from evenpack.config import validate
 from evenpack.data.checksums import ChunkReader, Damage
@@ -29,12 +29,6 @@ from evenpack.launcher.processes.ranks import RankFolder
 from evenpack.launcher.trained import evaluate_run
 from evenpack.launcher.training import RehearsedRanks, plan_training
 from evenpack.testing import prepared
-
-
-@pytest.fixture(scope="module")
-def world() -> Iterator[World]:
-    with lone_world() as alone:
-        yield alone
 
 
 @pytest.fixture

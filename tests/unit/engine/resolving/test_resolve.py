@@ -2,14 +2,13 @@
 
 import json
 import logging
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from tiny_run import lone_world, tiny_gpt2_run
+from tiny_run import tiny_gpt2_run
 from windowed_models import layers_with_windows, with_windows
 
 import evenpack
@@ -35,12 +34,6 @@ SQUARES = CostWeights(per_token=0.0, per_squared_length=1.0, per_segment=0.0)
 @pytest.fixture(scope="module")
 def config(tmp_path_factory: pytest.TempPathFactory) -> RunConfig:
     return tiny_gpt2_run(tmp_path_factory.mktemp("run"))
-
-
-@pytest.fixture(scope="module")
-def world() -> Iterator[World]:
-    with lone_world() as alone:
-        yield alone
 
 
 def write_cost_model(folder: Path, **changes: Any) -> Path:

@@ -3,7 +3,7 @@
 import dataclasses
 import json
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
@@ -15,7 +15,6 @@ import pytest
 import torch
 import yaml
 from command_line import evenpack
-from tiny_run import lone_world, tiny_gpt2_run
 
 from evenpack.batch import PackedBatch
 from evenpack.data.batches.pipeline import MicroBatchDataset
@@ -40,17 +39,6 @@ from evenpack.studies.throughput.measure import MeasuredStep, StepTimer
 
 BATCH, PACKS, STEPS = 6, 3, 4
 UPDATE = 0.5
-
-
-@pytest.fixture(scope="module")
-def world() -> Iterator[World]:
-    with lone_world() as alone:
-        yield alone
-
-
-@pytest.fixture(scope="module")
-def config(tmp_path_factory: pytest.TempPathFactory) -> RunConfig:
-    return tiny_gpt2_run(tmp_path_factory.mktemp("gpt2"))
 
 
 def known_cost(batch: PackedBatch) -> float:

@@ -1,19 +1,10 @@
-"""Provides a tiny prepared run and the one rank that measures it."""
-
-from collections.abc import Iterator
+"""Provides a tiny prepared run."""
 
 import pytest
-from tiny_run import lone_world, tiny_gpt2_run
+from tiny_run import tiny_gpt2_run
 
 from evenpack.data.prepared import PreparedData
 from evenpack.engine.config import RunConfig
-from evenpack.engine.world.distributed import World
-
-
-@pytest.fixture(scope="module")
-def world() -> Iterator[World]:
-    with lone_world() as alone:
-        yield alone
 
 
 @pytest.fixture(scope="module")
