@@ -1,5 +1,7 @@
 """Documents, tiny models, the gradients of documents alone and what models read, for tests of adapters on ranks."""
 
+import os
+import signal
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -41,6 +43,22 @@ def tiny_llama(attention: str = "sdpa") -> Any:
 def flat_gradients(model: torch.nn.Module) -> torch.Tensor:
     """Returns the gradients of all parameters as one vector."""
     return torch.cat([parameter.grad.flatten() for parameter in model.parameters() if parameter.grad is not None])
+
+
+def kept_gradients(trainer: Any, *, dies_at: int | None = None) -> list[torch.Tensor]:
+    """Returns a list to which each step of a Trainer of transformers adds its gradients; it may die at one."""
+    from transformers import TrainerCallback
+
+    kept: list[torch.Tensor] = []
+
+    class Keeper(TrainerCallback):
+        def on_pre_optimizer_step(self, args: Any, state: Any, control: Any, *, model: Any, **_: Any) -> None:
+            kept.append(flat_gradients(model))
+            if state.global_step == dies_at:
+                os.kill(os.getpid(), signal.SIGKILL)
+
+    trainer.add_callback(Keeper())
+    return kept
 
 
 def alone(model: Any, loader: evenpack.Loader, step: int) -> tuple[float, torch.Tensor]:

@@ -1,8 +1,6 @@
 """transformers' Trainer on the packs of a Loader, over real processes."""
 
 import itertools
-import os
-import signal
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +9,7 @@ import torch
 from host_trainers import (
     PACKS_PER_STEP,
     alone,
-    flat_gradients,
+    kept_gradients,
     own_loader,
     planned_by_step,
     read_by_step,
@@ -20,7 +18,7 @@ from host_trainers import (
     watched,
 )
 from torch.utils.data import DataLoader, IterableDataset
-from transformers import TrainerCallback, TrainingArguments
+from transformers import TrainingArguments
 
 import evenpack
 from evenpack.adapters.first_step import require_whole_step
@@ -41,20 +39,6 @@ def arguments(folder: Path | str, **settings: Any) -> TrainingArguments:
     return TrainingArguments(output_dir=str(folder), optim="sgd", learning_rate=0.1, **quiet, **settings)
 
 
-class Observer(TrainerCallback):
-    """Keeps each step's gradients, and the sequences of what the model was given; dies at a step if it is told to."""
-
-    def __init__(self, trainer: PackTrainer, dies_at: int | None = None) -> None:
-        self.trainer = trainer
-        self.dies_at = dies_at
-        self.gradients: list[torch.Tensor] = []
-
-    def on_pre_optimizer_step(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        self.gradients.append(flat_gradients(self.trainer.model))
-        if state.global_step == self.dies_at:
-            os.kill(os.getpid(), signal.SIGKILL)
-
-
 def train(
     world: World, folder: str, micro_batches: int, settings: dict[str, Any], resume: str | None
 ) -> dict[str, Any]:
@@ -66,12 +50,11 @@ def train(
     trainer = PackTrainer(
         model=model, args=arguments(folder, gradient_accumulation_steps=micro_batches, **settings), loader=loader
     )
-    observer = Observer(trainer, dies_at)
-    trainer.add_callback(observer)
+    gradients = kept_gradients(trainer, dies_at=dies_at)
     trainer.train(resume_from_checkpoint=resume)
     losses = [line["loss"] for line in trainer.state.log_history if "loss" in line]
     epochs = [line["epoch"] for line in trainer.state.log_history if "loss" in line]
-    return {"read": read, "losses": losses, "gradients": observer.gradients, "epochs": epochs}
+    return {"read": read, "losses": losses, "gradients": gradients, "epochs": epochs}
 
 
 def train_each(world: World, folder: str) -> dict[int, dict[str, Any]]:

@@ -9,13 +9,21 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from host_trainers import PACK_LENGTH, VOCABULARY, flat_gradients, own_documents, own_loader, relative_error, tiny_llama
+from host_trainers import (
+    PACK_LENGTH,
+    VOCABULARY,
+    flat_gradients,
+    kept_gradients,
+    own_documents,
+    own_loader,
+    relative_error,
+    tiny_llama,
+)
 from transformers import (
     BertConfig,
     BertForMaskedLM,
     ModernBertConfig,
     ModernBertForMaskedLM,
-    TrainerCallback,
     TrainingArguments,
 )
 
@@ -148,14 +156,6 @@ ENCODERS = {
 }
 
 
-class Gradients(TrainerCallback):
-    def __init__(self) -> None:
-        self.found: list[torch.Tensor] = []
-
-    def on_pre_optimizer_step(self, args: Any, state: Any, control: Any, *, model: Any, **_: Any) -> None:
-        self.found.append(flat_gradients(model))
-
-
 def test_random_masks_are_those_of_training_and_count_the_targets_of_a_step() -> None:
     given = evenpack.RandomMasks(mask_token=0, special_tokens=[0], vocabulary_size=VOCABULARY)
     loader, expected = own_loader(objective=given), own_loader(objective=masks())
@@ -197,9 +197,9 @@ def test_an_encoder_learns_from_packs_what_it_learns_from_sequences_alone(
     loader = own_loader(objective=masks(), micro_batches=2)
     expected = model_gradients_alone(model, loader)
     trainer = trainer_of(tmp_path, loader, model, gradient_accumulation_steps=2, max_grad_norm=0.0)
-    trainer.add_callback(observer := Gradients())
+    gradients = kept_gradients(trainer)
     trainer.train()
-    assert relative_error(observer.found[0], expected) < 1e-6
+    assert relative_error(gradients[0], expected) < 1e-6
 
 
 def model_gradients_alone(model: Any, loader: evenpack.Loader) -> torch.Tensor:
@@ -233,8 +233,8 @@ def test_a_loader_that_reads_ahead_gives_the_trainer_the_same_steps(tmp_path: Pa
     found = []
     for workers in (0, 1):
         trainer = trainer_of(tmp_path, own_loader(workers=workers, micro_batches=2), gradient_accumulation_steps=2)
-        trainer.add_callback(observer := Gradients())
+        gradients = kept_gradients(trainer)
         trainer.train()
-        found.append(observer.found)
+        found.append(gradients)
     assert len(found[0]) == 2
     assert all(torch.equal(here, ahead) for here, ahead in zip(*found, strict=True))

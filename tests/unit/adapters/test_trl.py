@@ -1,7 +1,5 @@
 """PackSFTTrainer: what TRL prepares is trained on in packs, with the gradients of its examples alone."""
 
-import os
-import signal
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -16,6 +14,7 @@ from host_trainers import (
     VOCABULARY,
     Read,
     flat_gradients,
+    kept_gradients,
     planned_by_step,
     read_by_step,
     relative_error,
@@ -23,7 +22,7 @@ from host_trainers import (
     watched,
 )
 from tokenizers import Tokenizer, models, pre_tokenizers
-from transformers import PreTrainedTokenizerFast, TrainerCallback
+from transformers import PreTrainedTokenizerFast
 from trl import SFTConfig
 
 import evenpack
@@ -56,19 +55,6 @@ def dataset(pairs: list[tuple[list[int], list[int]]]) -> datasets.Dataset:
 
     rows = [{"prompt": text(prompt), "completion": " " + text(completion)} for prompt, completion in pairs]
     return datasets.Dataset.from_list(rows)
-
-
-class Gradients(TrainerCallback):
-    """Keeps each step's gradients; dies at a step if it is told to."""
-
-    def __init__(self, dies_at: int | None = None) -> None:
-        self.found: list[torch.Tensor] = []
-        self.dies_at = dies_at
-
-    def on_pre_optimizer_step(self, args: Any, state: Any, control: Any, *, model: Any, **_: Any) -> None:
-        self.found.append(flat_gradients(model))
-        if state.global_step == self.dies_at:
-            os.kill(os.getpid(), signal.SIGKILL)
 
 
 def trainer_of(folder: Path, data: Any = None, **settings: Any) -> PackSFTTrainer:
@@ -114,10 +100,10 @@ def alone(loader: evenpack.Loader, step: int) -> torch.Tensor:
 
 def test_completions_are_learned_as_from_examples_alone(tmp_path: Path) -> None:
     trainer = trainer_of(tmp_path, loader_settings={"seed": 5})
-    trainer.add_callback(observer := Gradients())
+    gradients = kept_gradients(trainer)
     expected = alone(trainer.loader, 0)
     trainer.train()
-    assert relative_error(observer.found[0], expected) < 1e-6
+    assert relative_error(gradients[0], expected) < 1e-6
     assert trainer.loader.step == 2
     assert "seed 5" in repr(trainer.loader)
 
@@ -125,9 +111,9 @@ def test_completions_are_learned_as_from_examples_alone(tmp_path: Path) -> None:
 def train_on(world: World, folder: str) -> torch.Tensor:
     """Returns the gradients of the first step on one of several ranks."""
     trainer = trainer_of(Path(folder), max_steps=1, gradient_accumulation_steps=4 // world.size)
-    trainer.add_callback(observer := Gradients())
+    gradients = kept_gradients(trainer)
     trainer.train()
-    return observer.found[0]
+    return gradients[0]
 
 
 @pytest.mark.parametrize("ranks", [2, 4])
@@ -143,7 +129,7 @@ def train_on_and_die(
     """Returns what this rank read of six steps, with a checkpoint after each two of them, and all losses so far."""
     saves = {"save_strategy": "steps", "save_steps": 2, "logging_steps": 1, "max_steps": STEPS}
     trainer = trainer_of(Path(folder), gradient_accumulation_steps=micro_batches, **saves)
-    trainer.add_callback(Gradients(dies_at))
+    kept_gradients(trainer, dies_at=dies_at)
     read = watched(trainer.model, lambda: trainer.state.global_step)
     trainer.train(resume_from_checkpoint=resume)
     return read, [line["loss"] for line in trainer.state.log_history if "loss" in line]
