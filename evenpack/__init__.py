@@ -46,7 +46,7 @@ if TYPE_CHECKING:
         PackingError,
         RunError,
     )
-    from evenpack.step_counts import StepCounts
+    from evenpack.losses import StepCounts
 
 __version__ = VERSION
 
@@ -99,7 +99,7 @@ _MODULES = {
     "evenpack.data.prepared": ("PreparedData",),
     "evenpack.data.tokens.own": ("TokenArrays",),
     "evenpack.engine.config": ("RunConfig",),
-    "evenpack.step_counts": ("StepCounts",),
+    "evenpack.losses": ("StepCounts",),
     "evenpack.errors": tuple(name for name in __all__ if name.endswith("Error")),
 }
 _MODULE_OF = {name: module for module, names in _MODULES.items() for name in names}

@@ -13,8 +13,7 @@ import numpy as np
 from jaxtyping import Float, Int
 from typing_extensions import TypeVar
 
-from evenpack.losses import NEXT_SENTENCE, NEXT_TOKEN
-from evenpack.step_counts import StepCounts
+from evenpack.losses import NEXT_SENTENCE, NEXT_TOKEN, StepCounts
 
 if TYPE_CHECKING:
     import torch

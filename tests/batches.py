@@ -8,7 +8,7 @@ import torch
 
 from evenpack.batch import PackedBatch, SlotTargets
 from evenpack.kernels.visible_pairs import total_pairs_within
-from evenpack.step_counts import StepCounts
+from evenpack.losses import StepCounts
 
 Layout = Literal["packed", "unpadded", "padded"]
 LAYOUTS: tuple[Layout, ...] = ("packed", "unpadded", "padded")

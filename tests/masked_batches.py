@@ -11,7 +11,7 @@ from torch import nn
 
 from evenpack.batch import ChosenTargets, PackedBatch, Targets
 from evenpack.kernels.visible_pairs import total_pairs_within
-from evenpack.step_counts import StepCounts
+from evenpack.losses import StepCounts
 
 FIRST_TOKEN = 1
 MASK_TOKEN = 2

@@ -19,8 +19,7 @@ from evenpack.data.sequences import MaskedPairsView, SentencePairsView
 from evenpack.data.tokenizers.special_tokens import MaskingVocabulary
 from evenpack.data.tokens.file import TokenFile
 from evenpack.engine.config import RunConfig
-from evenpack.losses import MASKED_TOKEN, NEXT_SENTENCE
-from evenpack.step_counts import Divisor
+from evenpack.losses import MASKED_TOKEN, NEXT_SENTENCE, Divisor
 
 PAD, CLS, SEP, MASK = 0, 2, 3, 4
 VOCABULARY_SIZE = 90

@@ -42,7 +42,7 @@ from evenpack.data.tokens.own import TokenArrays, TokenRows, hash_content
 from evenpack.errors import CheckpointError, ConfigError, DataError
 from evenpack.extras import require
 from evenpack.files import remove_abandoned, unfinished_directory
-from evenpack.step_counts import StepCounts
+from evenpack.losses import StepCounts
 
 if TYPE_CHECKING:
     from evenpack.batch import PackedBatch

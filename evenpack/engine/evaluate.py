@@ -18,10 +18,9 @@ from evenpack.engine.resolving.resolve import ResolvedRun
 from evenpack.engine.sharding import sharding_at
 from evenpack.engine.world.distributed import World
 from evenpack.errors import DataError
-from evenpack.losses import LOSSES
+from evenpack.losses import LOSSES, StepCounts
 from evenpack.models.common.losses import LossOutputs
 from evenpack.models.common.section import TransformerConfig
-from evenpack.step_counts import StepCounts
 
 log = logging.getLogger(__name__)
 

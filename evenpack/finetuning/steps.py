@@ -20,7 +20,7 @@ from evenpack.data.order.step_shape import StepShape
 from evenpack.data.packing import LengthHistogram, pack
 from evenpack.data.permutation import derive_key, permute
 from evenpack.data.sequences import LabelledSequences
-from evenpack.step_counts import StepCounts
+from evenpack.losses import StepCounts
 
 _SEQUENCE_ORDER = 2
 """Purpose of a key; `PackPlan` uses 0 and 1."""

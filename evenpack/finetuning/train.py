@@ -26,8 +26,8 @@ from evenpack.finetuning.model import HEADS, FinetunedModel
 from evenpack.finetuning.results import SeedResult
 from evenpack.finetuning.steps import EpochPlanner, packed_source
 from evenpack.finetuning.tasks import TaskScores
+from evenpack.losses import StepCounts
 from evenpack.models.common.losses import LossOutputs, exact_denominators, scaled_loss
-from evenpack.step_counts import StepCounts
 
 _EVALUATION_PACKS = 32
 """Packs evaluated at once; has no influence on any result."""

@@ -55,7 +55,7 @@ from evenpack.launcher.processes.stop import (
     survive_readers,
     write_stop_request,
 )
-from evenpack.quick_end import QuickEnd
+from evenpack.worker_pool import QuickEnd
 
 if TYPE_CHECKING:
     from evenpack.engine.config import RunConfig

@@ -36,11 +36,10 @@ from evenpack.batch import ChosenTargets, PackedBatch, SlotTargets
 from evenpack.kernels.attention import packed_attention
 from evenpack.kernels.costs import attention_buffers, attention_products
 from evenpack.kernels.cross_entropy import linear_cross_entropy
-from evenpack.losses import NEXT_TOKEN
+from evenpack.losses import NEXT_TOKEN, StepCounts
 from evenpack.models.build import Model, new_model
 from evenpack.models.common.layers import SelfAttention
 from evenpack.models.common.section import TransformerConfig
-from evenpack.step_counts import StepCounts
 from evenpack.units import FP32_BYTES
 
 aten = torch.ops.aten

@@ -22,8 +22,8 @@ from evenpack.engine.checkpoints.store import CheckpointStore
 from evenpack.engine.checkpoints.weights import load_model_weights
 from evenpack.engine.world.distributed import World
 from evenpack.errors import CheckpointError
+from evenpack.losses import StepCounts
 from evenpack.models.common.losses import LossOutput, LossOutputs, exact_denominators
-from evenpack.step_counts import StepCounts
 from evenpack.testing import RanksFailed, run_config, run_ranks, run_values
 
 if TYPE_CHECKING:  # imports DeepSpeed, which the ranks do once they have their environment

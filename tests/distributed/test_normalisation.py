@@ -16,9 +16,9 @@ from evenpack.engine.config import RunConfig
 from evenpack.engine.engine import TrainingEngine
 from evenpack.engine.sharding import SHARDINGS
 from evenpack.engine.world.distributed import World
+from evenpack.losses import StepCounts
 from evenpack.models.common.losses import exact_denominators
 from evenpack.models.gpt2.model import Gpt2
-from evenpack.step_counts import StepCounts
 from evenpack.testing import run_config as checked_run
 from evenpack.testing import run_ranks, run_values
 

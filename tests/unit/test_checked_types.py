@@ -12,7 +12,7 @@ from jaxtyping import Float
 
 from evenpack.engine.world.distributed import World
 from evenpack.kernels.attention import packed_attention
-from evenpack.step_counts import StepCounts
+from evenpack.losses import StepCounts
 from evenpack.testing import ranks, run_ranks, write_run_file
 from evenpack.worker_pool import worker_pool
 

@@ -7,7 +7,7 @@ import pytest
 
 BEGIN = """
 import atexit, sys
-from evenpack.quick_end import QuickEnd
+from evenpack.worker_pool import QuickEnd
 
 class Loud:
     def __del__(self):

@@ -15,7 +15,7 @@ from evenpack.engine.reporting.metrics import METRICS, find_record, read_metrics
 from evenpack.engine.reporting.summary import computed_alike, whole_steps
 from evenpack.errors import DataError
 from evenpack.launcher.loss_plot import loss_curves
-from evenpack.step_counts import StepCounts
+from evenpack.losses import StepCounts
 from evenpack.studies.chunking.curves import read_curve as read_chunking_curve
 from evenpack.studies.equivalence.compare import read_curve as read_equivalence_curve
 from evenpack.studies.imbalance.measurement import read_logged_run

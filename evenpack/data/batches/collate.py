@@ -15,7 +15,7 @@ from evenpack.data.order.step_shape import StepShape
 from evenpack.data.sequences.view import PaddingCounts
 from evenpack.errors import DataError
 from evenpack.kernels.visible_pairs import total_pairs_within
-from evenpack.step_counts import StepCounts
+from evenpack.losses import StepCounts
 
 
 class Collator:

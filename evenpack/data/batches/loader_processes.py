@@ -9,8 +9,7 @@ from types import TracebackType
 from typing import Any
 
 from evenpack.errors import RunError
-from evenpack.quick_end import QuickEnd
-from evenpack.worker_pool import end_with_parent, make_sockets_without_files, named_semaphores, remove_names
+from evenpack.worker_pool import QuickEnd, end_with_parent, make_sockets_without_files, named_semaphores, remove_names
 
 _TORCH_MESSAGE = "DataLoader worker (pid"
 

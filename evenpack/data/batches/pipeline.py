@@ -19,7 +19,7 @@ from evenpack.data.order.step_plan import StepPlan, StepPlanner
 from evenpack.data.order.step_shape import Batching, StepShape
 from evenpack.data.order.weight_change import WeightChange
 from evenpack.data.prepared import PreparedData, Split, packed_sources
-from evenpack.step_counts import StepCounts
+from evenpack.losses import StepCounts
 
 if TYPE_CHECKING:
     from evenpack.data.batches.loader_processes import LoaderNames

@@ -20,7 +20,7 @@ from evenpack.data.order.step_shape import CostWeights, StepShape
 from evenpack.data.order.weight_change import WeightChange
 from evenpack.data.sequences import SequenceView
 from evenpack.kernels.visible_pairs import visible_pairs
-from evenpack.step_counts import StepCounts
+from evenpack.losses import StepCounts
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -19,9 +19,8 @@ from evenpack.engine.engine import LocalStep
 from evenpack.engine.reporting.definitions import Reduction, find_metric
 from evenpack.engine.world.distributed import World
 from evenpack.errors import RunError
-from evenpack.losses import Loss
+from evenpack.losses import Loss, StepCounts
 from evenpack.models.common.losses import Denominators
-from evenpack.step_counts import StepCounts
 
 _LIMBS = 4
 _LIMB_BITS = 16

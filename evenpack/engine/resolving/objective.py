@@ -12,11 +12,10 @@ from evenpack.data.recipes import ConcatRecipe, DocumentsRecipe, MaskingConfig, 
 from evenpack.data.sequences import MaskedPairsView
 from evenpack.data.sequences.masking import masked_count
 from evenpack.engine.resolving.data_facts import average_item, items_of_an_epoch
-from evenpack.losses import MASKED_TOKEN, NEXT_SENTENCE
+from evenpack.losses import MASKED_TOKEN, NEXT_SENTENCE, StepCounts
 from evenpack.models.common.losses import Denominators, exact_denominators, expected_denominators
 from evenpack.models.config import ModelConfig
 from evenpack.models.families import family_of
-from evenpack.step_counts import StepCounts
 
 DenominatorsOf = Callable[[StepCounts], Denominators]
 """Maps the counts of a step over all ranks, or of a micro-batch, to the denominators of its gradients' losses."""

@@ -8,10 +8,9 @@ from typing import ClassVar, Literal
 
 from pydantic import Field
 
-from evenpack.losses import MASKED_TOKEN, NEXT_SENTENCE, Loss
+from evenpack.losses import MASKED_TOKEN, NEXT_SENTENCE, Divisor, Loss
 from evenpack.models.common.section import TransformerConfig
 from evenpack.models.families import ModelFamily
-from evenpack.step_counts import Divisor
 from evenpack.units import Rows, Share
 
 

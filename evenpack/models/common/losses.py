@@ -26,9 +26,8 @@ from typing import NamedTuple, Protocol, runtime_checkable
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from evenpack.losses import Loss
+from evenpack.losses import Divisor, Loss, StepCounts
 from evenpack.models.common.section import TransformerConfig
-from evenpack.step_counts import Divisor, StepCounts
 
 
 class LossOutput(NamedTuple):

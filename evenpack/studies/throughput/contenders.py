@@ -18,7 +18,7 @@ from evenpack.engine.config import RunConfig
 from evenpack.engine.resolving.resolve import ResolvedRun, open_run, resolve
 from evenpack.engine.world.distributed import World
 from evenpack.errors import ConfigError
-from evenpack.step_counts import StepCounts
+from evenpack.losses import StepCounts
 from evenpack.studies.shared_options import parse_list
 
 LAYOUTS: tuple[Layout, ...] = ("padded", "unpadded", "packed")

@@ -32,10 +32,10 @@ from evenpack.engine.evaluate import (
 )
 from evenpack.engine.resolving.resolve import resolve
 from evenpack.engine.world.distributed import World
+from evenpack.losses import StepCounts
 from evenpack.models.common.losses import LossOutput, LossOutputs
 from evenpack.models.gpt2.config import Gpt2Config
 from evenpack.models.gpt2.model import Gpt2
-from evenpack.step_counts import StepCounts
 from evenpack.testing import run_values
 
 PACK_LENGTH = 32

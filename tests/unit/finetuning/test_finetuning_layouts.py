@@ -20,7 +20,7 @@ from evenpack.finetuning.data import read_task
 from evenpack.finetuning.model import FinetunedModel, read_pretrained
 from evenpack.finetuning.run import new_finetuned
 from evenpack.finetuning.train import Finetuning, Trainer
-from evenpack.step_counts import StepCounts
+from evenpack.losses import StepCounts
 
 WRITERS = MappingProxyType(
     {"sst2": write_sentences, "rte": write_pairs, "stsb": write_scores, "squad": write_questions}

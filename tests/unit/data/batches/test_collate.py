@@ -18,7 +18,7 @@ from evenpack.data.order.step_plan import StepPlanner
 from evenpack.data.order.step_shape import UNPADDED_SLOT_MULTIPLE, CostWeights, Layout
 from evenpack.data.permutation import derive_key
 from evenpack.errors import DataError
-from evenpack.step_counts import StepCounts
+from evenpack.losses import StepCounts
 
 PADDING_TOKEN = 3
 VOCABULARY_SIZE = 1_000_000

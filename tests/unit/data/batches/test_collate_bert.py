@@ -27,7 +27,7 @@ from evenpack.data.order.selection import PackedSource, PackSelection, select_pa
 from evenpack.data.order.step_plan import StepPlanner
 from evenpack.data.order.step_shape import UNPADDED_SLOT_MULTIPLE, Layout
 from evenpack.data.sequences.masking import mask_sequences, masked_count, masking_keys
-from evenpack.step_counts import StepCounts
+from evenpack.losses import StepCounts
 
 PADDING_TOKEN = 1
 """No pair holds it."""

@@ -21,7 +21,7 @@ from evenpack.data.sequences import build_view
 from evenpack.data.sequences.shuffled import SOURCE_IDS, ShuffledView
 from evenpack.data.tokens.file import TokenFile
 from evenpack.data.tokens.writer import TokenFileWriter
-from evenpack.step_counts import StepCounts
+from evenpack.losses import StepCounts
 
 ROW, VOCABULARY = 8, 1000
 LENGTHS = [4, 9, 30, 8, 3, 17, 12, 16, 1, 2, 25]

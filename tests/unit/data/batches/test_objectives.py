@@ -18,7 +18,7 @@ from evenpack.data.recipes import PaddingRecipe
 from evenpack.data.sequences import build_view
 from evenpack.data.sequences.masking import masked_count
 from evenpack.errors import ConfigError
-from evenpack.step_counts import StepCounts
+from evenpack.losses import StepCounts
 
 PACK_LENGTH = 24
 COUNTS = StepCounts(packs=1, sequences=1, tokens=1, targets=1)

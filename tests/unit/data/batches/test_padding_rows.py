@@ -17,8 +17,8 @@ from evenpack.data.sequences.pieces import PaddingView
 from evenpack.data.tokens.file import TokenFile
 from evenpack.data.tokens.writer import TokenFileWriter
 from evenpack.kernels.visible_pairs import total_pairs_within
+from evenpack.losses import StepCounts
 from evenpack.models.cost import performed_work, useful_work
-from evenpack.step_counts import StepCounts
 
 END, ROW, ROWS_PER_STEP = 1, 8, 4
 LENGTHS = [4, 9, 30, 8, 3, 17, 12]

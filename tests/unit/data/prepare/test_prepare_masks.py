@@ -30,9 +30,8 @@ from evenpack.engine.resolving.cost_weights import operation_weights
 from evenpack.engine.resolving.objective import build_objective
 from evenpack.engine.resolving.resolve import resolve
 from evenpack.errors import ConfigError, DataError
-from evenpack.losses import MASKED_TOKEN, NEXT_SENTENCE
+from evenpack.losses import MASKED_TOKEN, NEXT_SENTENCE, StepCounts
 from evenpack.models.bert.config import BertConfig
-from evenpack.step_counts import StepCounts
 
 LONGEST = 48
 MASKS: dict[str, Any] = {"share": 0.2, "max_predictions": 6}

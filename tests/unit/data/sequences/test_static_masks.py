@@ -32,11 +32,10 @@ from evenpack.data.recipes import MaskedPairsRecipe
 from evenpack.data.sequences import MaskedPairsView, TokenAccounting
 from evenpack.data.sequences.pairs import most_masks_by_length
 from evenpack.errors import ConfigError, DataError
-from evenpack.losses import MASKED_TOKEN, NEXT_SENTENCE
+from evenpack.losses import MASKED_TOKEN, NEXT_SENTENCE, StepCounts
 from evenpack.models.bert.config import BertConfig
 from evenpack.models.bert.model import Bert
 from evenpack.models.common.losses import exact_denominators, scaled_loss
-from evenpack.step_counts import StepCounts
 
 LONGEST = 40
 PACK_LENGTH = 64

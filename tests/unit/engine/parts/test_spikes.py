@@ -13,7 +13,7 @@ from evenpack.engine.parts import bad_steps
 from evenpack.engine.parts.bad_steps import BadSteps
 from evenpack.engine.parts.part import Update
 from evenpack.engine.reporting.step_totals import LossTotals, StepTotals
-from evenpack.step_counts import StepCounts
+from evenpack.losses import StepCounts
 from evenpack.testing import run_config, run_values
 
 

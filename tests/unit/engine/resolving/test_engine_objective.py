@@ -17,7 +17,7 @@ from evenpack.data.prepared import PreparedData, packed_sources
 from evenpack.data.sequences.masking import masked_count
 from evenpack.engine.config import RunConfig
 from evenpack.engine.resolving.resolve import resolve
-from evenpack.step_counts import StepCounts
+from evenpack.losses import StepCounts
 from evenpack.testing import run_config, run_values
 
 PACKS_PER_STEP = 5

@@ -4,11 +4,11 @@ import pytest
 import torch
 from masked_batches import build_masked_batch, random_pairs, roughen
 
+from evenpack.losses import StepCounts
 from evenpack.models.bert.config import BertConfig
 from evenpack.models.bert.model import Bert
 from evenpack.models.common.losses import LossOutput, exact_denominators, expected_denominators, scaled_loss
 from evenpack.models.gpt2.config import Gpt2Config
-from evenpack.step_counts import StepCounts
 
 VOCABULARY = 31
 LENGTHS = [3, 17, 2, 9, 4, 24, 5, 5, 11, 2, 2, 20, 7, 31, 13, 4]

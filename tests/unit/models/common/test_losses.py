@@ -2,10 +2,10 @@ import pytest
 import torch
 from batches import build_batch, random_sequences
 
+from evenpack.losses import StepCounts
 from evenpack.models.common.losses import LossOutput, exact_denominators, scaled_loss
 from evenpack.models.gpt2.config import Gpt2Config
 from evenpack.models.gpt2.model import Gpt2
-from evenpack.step_counts import StepCounts
 
 VOCABULARY = 31
 CONFIG = Gpt2Config(kind="gpt2", preset="tiny", layers=2, hidden_size=32, heads=2)
