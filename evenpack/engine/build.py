@@ -94,6 +94,8 @@ class Run(Start):
     engine: TrainingEngine
     first_samples: int
     """Sequences trained on before."""
+    on_activity: OnActivity
+    """Function that is told what this rank begins to do."""
 
     def state(
         self, step: int, *, samples: int, reached_accuracy: float | None, validation_loss: float | None
@@ -146,7 +148,7 @@ def build_at(start: Start, *, on_activity: OnActivity = ignore_activity) -> Run:
     """Makes the run with the weights of its newest complete checkpoint, or else with its initial weights.
 
     Initial weights come from `training.initialize_from`, or else from the seed. `on_activity` is called
-    before the checkpoint is loaded, and again and again while it is converted.
+    before the checkpoint is loaded, and again and again while it is converted; the run keeps it for its training.
 
     Raises: DataError for a vocabulary that the objective cannot use; CheckpointError for a checkpoint that cannot be
     loaded, or weights of another model.
@@ -178,6 +180,7 @@ def build_at(start: Start, *, on_activity: OnActivity = ignore_activity) -> Run:
         checkpoints=start.checkpoints,
         checkpoint=checkpoint,
         first_samples=0 if checkpoint is None else checkpoint.state.samples,
+        on_activity=on_activity,
     )
 
 

@@ -134,54 +134,38 @@ def _train(
             return _nothing_to_do(run)
         places = world.all_gather(place_of(world))
         world.on_main(lambda: write_start(run, places))
-        return _train_on(batches, run, places, stop_requested=stop_requested, on_activity=on_activity, started=started)
+        on_activity("starting the loader", run.first_step)
+        parts = _parts(run, places, started=started)
+        with parts.opened():
+            with own_work():
+                first = next(batches)  # waits for the loader's processes, which is not part of a step's time
+            return _loop(run, chain([first], batches), parts, lambda: stop_requested() or parts.wants_stop)
 
 
-def _train_on(
-    batches: Iterator[StepBatches | SkippedStep],
-    run: Run,
-    places: Sequence[Place],
-    *,
-    stop_requested: Callable[[], bool],
-    on_activity: OnActivity,
-    started: float,
-) -> TrainOutcome:
-    on_activity("starting the loader", run.first_step)
-    parts = _parts(run, places, on_activity, started=started)
-    with parts.opened():
-        with own_work():
-            first = next(batches)  # waits for the loader's processes, which is not part of a step's time
-        return _loop(run, chain([first], batches), parts, lambda: stop_requested() or parts.wants_stop, on_activity)
-
-
-def _parts(run: Run, places: Sequence[Place], on_activity: OnActivity, *, started: float) -> Parts:
+def _parts(run: Run, places: Sequence[Place], *, started: float) -> Parts:
     """Returns what hangs on the loop, in the order in which it is called at each hook."""
     config, writer = run.config, MetricsWriter(run)
     return Parts(
         [
             ProgressLine(run),
-            StepActivities(run.engine, on_activity),
+            StepActivities(run),
             StepProfile(config.run.output_dir, run.world, config.run.profile_steps),
             BadSteps(run),
             RankTimes.of(run, places),
-            DataVerification(run.prepared, run.world, on_activity),  # first of all that the next ones write at a save
+            DataVerification(run),  # first of all that the next ones write at a save
             MlperfLog(run, started=started),
             writer,
             Trackers.of(run),
-            Saves(run, writer, on_activity),
+            Saves(run, writer),
         ]
     )
 
 
 def _loop(
-    run: Run,
-    batches_of_steps: Iterator[StepBatches | SkippedStep],
-    parts: Parts,
-    stop_requested: Callable[[], bool],
-    on_activity: OnActivity,
+    run: Run, batches_of_steps: Iterator[StepBatches | SkippedStep], parts: Parts, stop_requested: Callable[[], bool]
 ) -> TrainOutcome:
     samples = run.first_samples
-    for batches, loader_seconds in _timed(batches_of_steps, on_activity, first_step=run.first_step + 1):
+    for batches, loader_seconds in _timed(run, batches_of_steps):
         step = Step(run, batches, samples_before=samples)
         parts.call("before_step", step)
         if isinstance(batches, SkippedStep):
@@ -192,18 +176,18 @@ def _loop(
         parts.call("after_step", step)
         samples = step.samples
         if run.resolved.is_evaluation_due(step.number):
-            evaluating = partial(on_activity, "evaluating", step.number)
+            evaluating = partial(run.on_activity, "evaluating", step.number)
             evaluating()  # and again for each batch, which is progress
             parts.call("evaluating", step)
             step.evaluations = evaluate_model(run.engine.model, run.resolved, run.world, on_batch=evaluating)
             parts.call("evaluated", step)
-        on_activity("recording the step", step.number)
+        run.on_activity("recording the step", step.number)
         parts.call("recording", step)
         if step.ends_loop or step.is_due(run.config.training.checkpoint_every_steps):
             parts.call("saving", step)
             parts.call("saved", step)
         if step.ends_loop:
-            on_activity("writing the summary", step.number)
+            run.on_activity("writing the summary", step.number)
             parts.call("ending", step)
             state: Literal["finished", "stopped"] = "finished" if step.is_last else "stopped"
             return TrainOutcome(state=state, step=step.number, reached_accuracy=step.reached_accuracy)
@@ -241,11 +225,11 @@ def _nothing_to_do(run: Run) -> TrainOutcome:
 
 
 def _timed(
-    batches_of_steps: Iterator[StepBatches | SkippedStep], on_activity: OnActivity, *, first_step: int
+    run: Run, batches_of_steps: Iterator[StepBatches | SkippedStep]
 ) -> Iterator[tuple[StepBatches | SkippedStep, float]]:
     """Yields each step's batches, and the seconds that the rank waited for them."""
-    for step in count(first_step):
-        on_activity("waiting for a batch", step)
+    for step in count(run.first_step + 1):
+        run.on_activity("waiting for a batch", step)
         started = time.perf_counter()
         with own_work():
             batches = next(batches_of_steps, None)

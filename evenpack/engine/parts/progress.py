@@ -4,9 +4,8 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 
 from evenpack import console
-from evenpack.engine.activity import OnActivity
 from evenpack.engine.build import Run
-from evenpack.engine.engine import Phase, TrainingEngine
+from evenpack.engine.engine import Phase
 from evenpack.engine.parts.part import Part, Step
 from evenpack.progress import Piece, Progress
 
@@ -69,9 +68,9 @@ class ProgressLine(Part):
 class StepActivities(Part):
     """Tells what a rank begins to do within a step, from the phases that its engine has ended."""
 
-    def __init__(self, engine: TrainingEngine, on_activity: OnActivity) -> None:
-        self._engine = engine
-        self._on_activity = on_activity
+    def __init__(self, run: Run) -> None:
+        self._engine = run.engine
+        self._on_activity = run.on_activity
         self._step = 0
         self._left = 0
         """Micro-batches of the step on this rank that are not computed."""

@@ -5,7 +5,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from evenpack.engine.activity import OnActivity, own_work
+from evenpack.engine.activity import own_work
 from evenpack.engine.build import Run
 from evenpack.engine.checkpoints.files import Checkpoint, TrainState
 from evenpack.engine.evaluate import overall_loss
@@ -22,10 +22,10 @@ _SAVE_TIMEOUT_SECONDS = 18.0
 class Saves(Part):
     """Saves checkpoints at the end of steps, for all ranks; a save may be in flight while it is open."""
 
-    def __init__(self, run: Run, writer: MetricsWriter, on_activity: OnActivity) -> None:
+    def __init__(self, run: Run, writer: MetricsWriter) -> None:
         self._run = run
         self._writer = writer
-        self._on_activity = on_activity
+        self._on_activity = run.on_activity
         self._background = run.checkpoints.background
         self._step = run.first_step
         """The step of the save in flight."""

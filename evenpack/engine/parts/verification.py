@@ -15,7 +15,8 @@ from contextlib import contextmanager
 from evenpack.data.manifest import MANIFEST
 from evenpack.data.prepare.verification import Verified, Verifier, refuse_changed_sources
 from evenpack.data.prepared import PreparedData
-from evenpack.engine.activity import OnActivity, own_work
+from evenpack.engine.activity import own_work
+from evenpack.engine.build import Run
 from evenpack.engine.parts.part import Part, Step
 from evenpack.engine.world.distributed import World
 from evenpack.errors import DataError, EvenpackError, RunError
@@ -32,11 +33,11 @@ _POLL_SECONDS = 0.1
 class DataVerification(Part):
     """Reads a rank's part of the prepared files once, by a thread, unless data.verify_in_training is false."""
 
-    def __init__(self, prepared: PreparedData, world: World, on_activity: OnActivity) -> None:
-        self._prepared = prepared
-        self._world = world
-        self._on_activity = on_activity
-        self._verifier = Verifier(prepared.directory, prepared.manifest)
+    def __init__(self, run: Run) -> None:
+        self._prepared = run.prepared
+        self._world = run.world
+        self._on_activity = run.on_activity
+        self._verifier = Verifier(run.prepared.directory, run.prepared.manifest)
         self._share = (0, 1)
         self._cancelled = threading.Event()
         self._verified: Verified | None = None
@@ -44,7 +45,7 @@ class DataVerification(Part):
         self._read_bytes = 0
         # A daemon, because a run that ends with an error must not wait for the disk.
         self._thread = threading.Thread(target=self._read, name="verification", daemon=True)
-        self._is_due = prepared.config.verify_in_training
+        self._is_due = run.prepared.config.verify_in_training
 
     @contextmanager
     def opened(self) -> Iterator[None]:

@@ -1,6 +1,6 @@
 """What a rank says that it does, from the phases of its engine."""
 
-from loop_steps import step_of
+from loop_steps import run_of, step_of
 
 from evenpack.engine.activity import ACTIVITIES, Activity
 from evenpack.engine.engine import TrainingEngine
@@ -11,7 +11,8 @@ def test_a_step_reports_its_activities_in_order_and_each_micro_batch() -> None:
     said: list[tuple[Activity, int]] = []
     engine = object.__new__(TrainingEngine)
     engine.micro_batches = 2
-    activities = StepActivities(engine, lambda activity, step: said.append((activity, step)))
+    run = run_of(engine=engine, on_activity=lambda activity, step: said.append((activity, step)))
+    activities = StepActivities(run)
     with activities.opened():
         for number in (4, 5):
             activities.before_step(step_of(number))
