@@ -133,8 +133,7 @@ def save_totals(records: Sequence[dict[str, Any]], unrecorded: Sequence[dict[str
 def seconds_of(records: Sequence[dict[str, Any]]) -> float:
     """Returns the seconds of steps and evaluations; those of saves are left out."""
     each = (record.get("step_seconds", 0.0) + (record.get("evaluation_seconds") or 0.0) for record in records)
-    seconds: float = sum(each)
-    return seconds
+    return sum(each, start=0.0)
 
 
 def truncate_log(path: Path, *, step: int) -> int:

@@ -94,7 +94,8 @@ def assert_near(found: Tensor, expected: Tensor, name: str = "") -> None:
 def test_logits_loss_and_gradients_are_those_of_transformers_on_each_sequence_alone(
     layout: Any, settings: dict[str, Any], tmp_path: Path
 ) -> None:
-    ours, theirs = both(tmp_path, **settings)
+    # In FP32 the gradients of some norms differ by 1.3e-6 on some processors.
+    ours, theirs = (model.double() for model in both(tmp_path, **settings))
     packs = pairs_of()
     batch, _ = build_masked_batch(packs, layout, max_sequence_length=LONGEST, pack_length=LONGEST)
     losses = []

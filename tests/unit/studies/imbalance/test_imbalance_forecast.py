@@ -8,7 +8,7 @@ from typing import NoReturn
 import numpy as np
 import pytest
 
-from evenpack.console import _plain
+from evenpack.console import plain as plain_values
 from evenpack.errors import FitError
 from evenpack.studies.imbalance import extrapolation
 from evenpack.studies.imbalance.extrapolation import (
@@ -148,7 +148,7 @@ def test_a_law_without_a_mean_forecasts_nothing_there_and_says_so() -> None:
     assert math.isinf(forecast.rows[0].best.expected)
     assert math.isfinite(forecast.rows[1].best.expected)
     assert any("no finite mean at 1 devices" in warning for warning in forecast.warnings)
-    plain = json.loads(json.dumps(_plain(forecast), allow_nan=False))
+    plain = json.loads(json.dumps(plain_values(forecast), allow_nan=False))
     assert plain["rows"][0]["best"]["expected"] is None
 
 
