@@ -1,5 +1,8 @@
 """Signatures are checked while tests run, in ranks too: shapes and types of parameters and results."""
 
+import multiprocessing
+import signal
+from collections.abc import Iterator
 from fractions import Fraction
 from pathlib import Path
 from typing import Any
@@ -85,12 +88,17 @@ def test_each_test_has_first_calls_of_its_own(turn: str) -> None:
 
 
 @pytest.fixture
-def after_a_pool(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Starts a pool of workers as the first thing that forks in this process, and no ranks yet."""
+def after_a_pool(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Starts a pool of workers as the first thing that forks in this process, and another process beside it."""
     monkeypatch.setattr(ranks, "_context", [])
     ranks.end_fork_server()
     with worker_pool(1) as pool:
         assert pool.submit(abs, -1).result() == 1
+    forked = multiprocessing.get_context("fork").Process(target=signal.pause)
+    forked.start()  # it holds what this process has open, as loaders of PyTorch do
+    yield
+    forked.kill()
+    forked.join()
 
 
 @pytest.mark.usefixtures("after_a_pool")
