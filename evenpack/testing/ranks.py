@@ -118,7 +118,7 @@ def end_fork_server() -> None:
     A process has one, with the modules of whoever started it first: that of a pool of workers has not imported what
     ranks need before anything else, such as checks of signatures.
     """
-    server = forkserver._forkserver  # type: ignore[attr-defined]
+    server: Any = forkserver._forkserver
     if server._forkserver_pid is not None:
         # It would end by itself once its pipe is closed, which processes that were forked from this one hold open.
         os.kill(server._forkserver_pid, signal.SIGKILL)
