@@ -80,6 +80,9 @@ def save_json(value: Any, path: Path) -> None:
 
 def plain(value: Any) -> Any:
     """Returns the value as JSON has it: dataclasses and sections as objects, no number that is not finite."""
+    if value is None or isinstance(value, str | int | float):  # first, as nearly all values of records are of these
+        return None if isinstance(value, float) and not math.isfinite(value) else value
+
     from pydantic import BaseModel  # slow to import, and help texts do not need it
 
     if isinstance(value, BaseModel):
@@ -91,9 +94,7 @@ def plain(value: Any) -> Any:
     if isinstance(value, list | tuple | range):
         inners = [value.start, value.stop] if isinstance(value, range) else value
         return [plain(inner) for inner in inners]
-    if isinstance(value, Path):
-        return str(value)
-    return None if isinstance(value, float) and not math.isfinite(value) else value
+    return str(value) if isinstance(value, Path) else value
 
 
 def print_apart(results_shown: Sequence[RenderableType]) -> None:
