@@ -24,7 +24,7 @@ from evenpack.engine.checkpoints.weights import require_fitting
 from evenpack.errors import CheckpointError, ConfigError
 from evenpack.finetuning.config import FinetuneConfig
 from evenpack.finetuning.tasks import Prediction
-from evenpack.kernels.flex import segment_of_slots
+from evenpack.kernels.shared import segment_of_slots
 from evenpack.losses import ANSWER_SPAN, SEQUENCE_CLASS, SEQUENCE_SCORE, Loss
 from evenpack.models.build import Encoder, new_model
 from evenpack.models.common.encoder import PackedEncoder, Pooler

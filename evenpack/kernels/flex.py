@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.nn.attention.flex_attention import BlockMask, flex_attention
 from torch.utils.weak import WeakIdKeyDictionary
 
-from evenpack.kernels.shared import never_compiled
+from evenpack.kernels.shared import never_compiled, segment_of_slots
 
 BLOCK = 128
 """Slots along one side of a block, in queries and in keys."""
@@ -91,12 +91,6 @@ def block_mask(
     return BlockMask.from_kv_blocks(
         *_listed(partial), *_listed(whole), BLOCK_SIZE=BLOCK, mask_mod=visible, seq_lengths=(tokens, tokens)
     )
-
-
-def segment_of_slots(cu_seqlens: Int32[Tensor, " S_plus_1"], tokens: int) -> Int64[Tensor, " T"]:
-    """Returns the segment of each slot; empty segments have none."""
-    slots = torch.arange(tokens, device=cu_seqlens.device, dtype=cu_seqlens.dtype)
-    return torch.searchsorted(cu_seqlens[1:], slots, right=True)
 
 
 def visible_blocks(

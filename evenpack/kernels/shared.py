@@ -1,16 +1,16 @@
-"""What several backends use: heads of keys and values repeated for their queries, and marks for torch.compile.
+"""What several backends use: repeated heads of keys and values, the segment of each slot, and marks for torch.compile.
 
 The marks cost nothing where nothing is compiled. Those of `torch.compiler` import torch._dynamo where they are written,
 which takes a second of every command and process that imports a kernel. torch marks its own functions like this.
 
-Shapes: T = slots, H = query heads, G = key/value heads, D = head_dim; G divides H.
+Shapes: T = slots, H = query heads, G = key/value heads, D = head_dim, S = segments; G divides H.
 """
 
 from collections.abc import Callable
 from typing import Any, TypeVar
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int32, Int64
 from torch import Tensor
 
 FunctionT = TypeVar("FunctionT", bound=Callable[..., Any])
@@ -24,6 +24,12 @@ def repeat_heads(keys_or_values: Float[Tensor, " T G D"], query_heads: int) -> F
     """
     group = query_heads // keys_or_values.shape[1]
     return keys_or_values if group == 1 else keys_or_values.repeat_interleave(group, dim=1)
+
+
+def segment_of_slots(cu_seqlens: Int32[Tensor, " S_plus_1"], tokens: int) -> Int64[Tensor, " T"]:
+    """Returns the segment of each slot; empty segments have none."""
+    slots = torch.arange(tokens, device=cu_seqlens.device, dtype=cu_seqlens.dtype)
+    return torch.searchsorted(cu_seqlens[1:], slots, right=True)
 
 
 def never_compiled(function: FunctionT) -> FunctionT:

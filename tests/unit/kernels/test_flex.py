@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from evenpack.kernels import flex, reference
+from evenpack.kernels.shared import segment_of_slots
 
 HEADS, HEAD_DIM = 3, 16
 MIXES = {
@@ -74,7 +75,7 @@ def test_a_window_has_the_outputs_of_the_reference(window: int, causal: bool) ->
 )
 def test_blocks_of_a_window_leave_out_no_visible_pair(lengths: list[int], causal: bool, window: int) -> None:
     cu_seqlens, tokens = borders(tuple(lengths)), sum(lengths)
-    segments = flex.segment_of_slots(cu_seqlens, tokens)
+    segments = segment_of_slots(cu_seqlens, tokens)
     partial, whole = flex.visible_blocks(cu_seqlens, segments, causal=causal, window=window)
     side = flex.BLOCK * len(partial)
     visible = torch.zeros(side, side, dtype=torch.bool)
@@ -92,7 +93,7 @@ def test_blocks_of_a_window_leave_out_no_visible_pair(lengths: list[int], causal
 @given(lengths=st.lists(st.integers(0, 400), min_size=1, max_size=8).filter(sum), causal=st.booleans())
 def test_blocks_are_those_that_hold_a_visible_pair(lengths: list[int], causal: bool) -> None:
     cu_seqlens, tokens = borders(tuple(lengths)), sum(lengths)
-    partial, whole = flex.visible_blocks(cu_seqlens, flex.segment_of_slots(cu_seqlens, tokens), causal=causal)
+    partial, whole = flex.visible_blocks(cu_seqlens, segment_of_slots(cu_seqlens, tokens), causal=causal)
     side = flex.BLOCK * len(partial)
     visible = torch.zeros(side, side, dtype=torch.bool)
     for start, stop in pairwise(cu_seqlens.tolist()):
@@ -116,7 +117,7 @@ def test_the_layers_of_a_micro_batch_share_a_mask_and_the_next_one_has_its_own()
     assert flex._mask(cu_seqlens, 160, causal=False, window=None) is not first
     cu_seqlens[1] = 40  # a buffer that the next micro-batch is copied into
     changed = flex._mask(cu_seqlens, 160, causal=True, window=None)
-    assert flex.segment_of_slots(cu_seqlens, 160).tolist() == [0] * 40 + [1] * 120
+    assert segment_of_slots(cu_seqlens, 160).tolist() == [0] * 40 + [1] * 120
     assert changed is not first
 
 
