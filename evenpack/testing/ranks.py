@@ -66,7 +66,8 @@ def run_ranks(
     """Calls `function(world, *arguments)` on each rank and returns what each returned, in the order of ranks.
 
     `function` must be found by its module and name; arguments and results are pickled. Each call has new processes,
-    with the environment of the caller and one thread each; none of them outlives the call.
+    with the environment of the caller and one thread each; none of them outlives the call. The first call ends the fork
+    server of multiprocessing, so no pool that it serves may be open in the caller.
 
     Args:
         ranks: number of ranks; they join one gloo process group as ranks of a training run do.

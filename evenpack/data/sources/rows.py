@@ -58,7 +58,7 @@ class RowPart:
         self._part = part
         self._source = source
         self.accounting: RowAccounting | None = None
-        """Accounting of the whole part, or of what was read; None before a pass has ended."""
+        """Accounting of the whole part, or of what was read; None until the last pass has ended."""
         self.longest_row_words = 0
         """Words of the longest row that was read."""
 
@@ -82,7 +82,7 @@ class RowPart:
 
     def _kept(self, start: int) -> Iterator[Document]:
         counts: Counter[str] = Counter()
-        self.longest_row_words = 0
+        self.accounting, self.longest_row_words = None, 0
         training_rows = 0
         for row, document in self._rows():
             if training_rows == self._source.maximum_rows:  # rows of validation documents are not counted
