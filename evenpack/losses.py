@@ -88,6 +88,9 @@ NEXT_SENTENCE = Loss(
 LOSSES = (NEXT_TOKEN, MASKED_TOKEN, NEXT_SENTENCE)
 """The losses of pretraining; the names of metrics follow from them."""
 
+LOSSES_BY_METRIC = {loss.metric: loss for loss in (*LOSSES, replace(NEXT_TOKEN, title="token loss"))}
+"""The losses by their key, where a model has several. Next-token and masked-token loss share theirs."""
+
 SEQUENCE_CLASS = replace(
     NEXT_SENTENCE, name="sequence_class", title="loss of classes", metric="class_loss", accuracy=None
 )
@@ -104,9 +107,5 @@ predictions (`finetuning/tasks.py`)."""
 
 
 def losses_logged_apart(record: Mapping[str, Any] | Iterable[str]) -> tuple[Loss, ...]:
-    """Returns the losses whose values a record of metrics.jsonl, or an evaluation, reports separately.
-
-    Next-token and masked-token loss have the same key; a model with several losses is one of masked tokens.
-    """
-    by_metric = {loss.metric: loss for loss in LOSSES}
-    return tuple(loss for metric, loss in by_metric.items() if metric in record)
+    """Returns the losses whose values a record of metrics.jsonl, or an evaluation, reports separately."""
+    return tuple(loss for metric, loss in LOSSES_BY_METRIC.items() if metric in record)

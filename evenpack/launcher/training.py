@@ -214,7 +214,7 @@ class TrainingReport:
     """Loss in nats/token, next-sentence loss included where there is one; None if it was not finite."""
     last_loss: float | None
     losses_apart: dict[str, float | None]
-    """The parts of these two, as in summary.json, of a model that has two losses."""
+    """The parts of these two, as in summary.json, of a model that has several losses."""
     target: dict[str, Any] | None
     """Result for training.target_accuracy; None if there is none."""
     validation_loss: dict[str, float | None]
@@ -467,7 +467,7 @@ def report_table(report: TrainingReport, *, title: str) -> Table:
     }
     if report.target is not None:
         values[f"target accuracy {percent(report.target['accuracy'])}"] = _target(report.target)
-    kind = "masked-token loss" if report.losses_apart else "loss"
+    kind = "token loss" if report.losses_apart else "loss"
     for source, loss in report.validation_loss.items():
         values[f"validation {kind}, {source}"] = _loss(loss) if loss is not None else "nothing held out"
     return pairs(values, title=title)

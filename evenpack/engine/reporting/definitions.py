@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any, Literal, get_args
 
-from evenpack.losses import LOSSES, Loss
+from evenpack.losses import LOSSES_BY_METRIC, Loss
 
 Reduction = Literal["sum", "mean", "max", "same"]
 """How the values of all ranks become one; `same`: all ranks have the same value, and the value of rank 0 is taken."""
@@ -85,27 +85,27 @@ WAIT_CAUSES = {
 }
 """The causes of a wait, in the order in which they are charged (`rank_waits.py`), with a reason for people."""
 
-_APART = {loss.metric: loss for loss in LOSSES}
-"""The losses that are logged by themselves, by metric: where there are several, the token loss is of masked tokens."""
-
 
 def _losses_apart() -> list[dict[str, Any]]:
     """Returns the metrics of single losses in the records of steps."""
     return [
-        *(_metric(name, loss.unit, None, f"{_sentence(loss)}.", when=_SEVERAL) for name, loss in _APART.items()),
+        *(
+            _metric(name, loss.unit, None, f"{_sentence(loss)}.", when=_SEVERAL)
+            for name, loss in LOSSES_BY_METRIC.items()
+        ),
         *(
             _metric(loss.optimised_metric, loss.unit, None, f"The {loss.title} whose gradient was taken; it differs "
                     f"from {name} where model.loss_balancing is not exact.", when=_SEVERAL)
-            for name, loss in _APART.items()
+            for name, loss in LOSSES_BY_METRIC.items()
         ),
-        *(metric for loss in _APART.values() for metric in _accuracy_apart(loss, when=_SEVERAL)),
+        *(metric for loss in LOSSES_BY_METRIC.values() for metric in _accuracy_apart(loss, when=_SEVERAL)),
     ]  # fmt: skip
 
 
 def _evaluated_apart() -> list[dict[str, Any]]:
     """Returns the metrics of single losses in evaluations, whose `loss` is the main one."""
     found = []
-    for loss in _APART.values():
+    for loss in LOSSES_BY_METRIC.values():
         if loss.accuracy != "accuracy":
             meaning = f"{_sentence(loss)}: the mean over held-out {loss.counted_by}."
             found.append(_metric(f"validation/SOURCE/{loss.metric}", loss.unit, None, meaning, when=_EVALUATED_SEVERAL))

@@ -15,6 +15,7 @@ from evenpack.engine.reporting.metrics import METRICS, read_metrics, save_totals
 from evenpack.engine.reporting.run_record import DataIdentity, RunRecord, read_run_record
 from evenpack.errors import ConfigError, DataError
 from evenpack.files import read_json_object
+from evenpack.losses import NEXT_SENTENCE
 from evenpack.studies.waits.accounting import WaitCourse, require_log, split_steps, wait_course
 
 _NOT_COMPARED = ("run.name", "run.output_dir", "data.prepared_dir", "data.tokens_dir", "metrics.")
@@ -59,8 +60,8 @@ class ReportedRun:
     record: RunRecord | None
     """What run.json holds; None if there is none."""
     state: str
-    has_two_losses: bool
-    """Whether it learns next sentences in addition to tokens."""
+    predicts_next_sentence: bool
+    """Whether it learns next sentences besides masked tokens."""
     unread_lines: int
     """Number of lines in its log that are broken or not written to their end."""
     missing_steps: int
@@ -160,7 +161,7 @@ def compare(runs: Sequence[ReportedRun]) -> Comparison:
         notes += [*data_notes, "Curves are drawn against tokens and time, and not against steps."]
     else:
         notes += _notes_of_steps(runs)
-    if len({run.has_two_losses for run in runs}) > 1:
+    if len({run.predicts_next_sentence for run in runs}) > 1:
         notes.append("The losses are of masked tokens in some runs and of next tokens in others: they do not compare.")
     return Comparison(notes=tuple(notes), settings=different_settings(runs), shares_steps=not data_notes)
 
@@ -192,7 +193,7 @@ def _read_run(output_dir: Path, label: str, record: RunRecord | None, *, is_runn
         output_dir=output_dir,
         record=record,
         state=_state(summary, records, is_running=is_running),
-        has_two_losses=any("token_loss" in record for record in records),
+        predicts_next_sentence=any(NEXT_SENTENCE.metric in record for record in records),
         unread_lines=unread,
         missing_steps=records[-1]["step"] - len({record["step"] for record in records}) if records else 0,
         saves=(summary or {}).get("checkpoints") or save_totals(records, ()),

@@ -47,7 +47,7 @@ def test_training_stands_beside_the_validation_of_the_same_loss() -> None:
     ]
     tokens, sentences = loss_curves(pairs)
     assert (tokens.name, tokens.losses, dict(tokens.validation)) == (
-        "masked-token loss",
+        "token loss",
         [8.0, 6.9],
         {"wiki": [(2, 6.5)]},
     )

@@ -112,9 +112,9 @@ def test_each_of_two_losses_stands_beside_the_validation_of_the_same(capsys: pyt
     losses = {"first_token_loss": 9.0, "first_next_sentence_loss": 1.0, "last_token_loss": 4.6}
     found = shown(capsys, losses_apart=losses | {"last_next_sentence_loss": 0.4})
     assert list(found.items())[-5:] == [
-        ("first masked-token loss", "9.0000"),
-        ("last masked-token loss", "4.6000"),
+        ("first token loss", "9.0000"),
+        ("last token loss", "4.6000"),
         ("first next-sentence loss", "1.0000"),
         ("last next-sentence loss", "0.4000"),
-        ("validation masked-token loss, wiki", "4.5000"),
+        ("validation token loss, wiki", "4.5000"),
     ]
