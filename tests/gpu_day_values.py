@@ -58,7 +58,7 @@ LAYOUT = LAYOUT_SPREADS | {
 }
 COST_MODEL = {
     "constant",
-    "per_token",
+    "per_slot",
     "per_squared_length",
     "per_segment",
     "per_step",

@@ -98,7 +98,7 @@ def fit_cost_model(times: MicroBatchTimes, *, per_step: float, measured_on: Meas
     errors = np.abs(ratio - 1.0)
     return CostModel(
         constant=float(weights[0]),
-        per_token=float(weights[1]),
+        per_slot=float(weights[1]),
         per_squared_length=float(weights[2]) * (1.0 - sum(times.layer_shares.values())),
         per_pair_within={window: float(weights[2]) * share for window, share in times.layer_shares.items()},
         per_segment=float(weights[3]),

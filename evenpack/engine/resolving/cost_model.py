@@ -43,15 +43,15 @@ class MeasuredOn(Section):
     """Date in ISO 8601, UTC."""
 
 
-class CostModel(Section):
+class LinearSeconds(Section):
     """The seconds of forward and backward over a micro-batch.
 
-    They are constant + per_token · slots + per_squared_length · Σ segment² + per_segment · segments, and for each
+    They are constant + per_slot · slots + per_squared_length · Σ segment² + per_segment · segments, and for each
     window of the model's layers per_pair_within · the pairs of tokens of a segment that are at most so far apart.
     """
 
     constant: float = Field(ge=0.0)
-    per_token: float = Field(ge=0.0)
+    per_slot: float = Field(ge=0.0)
     """Seconds per slot, real or padding: its cost outside attention."""
     per_squared_length: float = Field(ge=0.0)
     per_pair_within: dict[Annotated[int, Field(ge=1)], Annotated[float, Field(ge=0.0)]] = Field(default_factory=dict)
@@ -60,17 +60,6 @@ class CostModel(Section):
     """Seconds per segment; 0 unless it improved the fit clearly."""
     per_step: float = Field(ge=0.0)
     """Seconds once per step: the optimizer."""
-    noise: float = Field(ge=0.0)
-    """Standard deviation of the held-out seconds / predicted seconds: the unexplained part."""
-    repeat_noise: float | None = Field(ge=0.0)
-    """Standard deviation of repeats of one micro-batch about their mean, relative to it; null if there were none."""
-    held_out_median_error: float = Field(ge=0.0)
-    """Median of |seconds / predicted - 1| over held-out micro-batches."""
-    held_out_95_percent_error: float = Field(ge=0.0)
-    """The 95th percentile of |seconds / predicted - 1| over held-out micro-batches."""
-    samples: int = Field(ge=1)
-    """Measured micro-batches, including repeats and held-out ones."""
-    measured_on: MeasuredOn
 
     @model_serializer(mode="wrap")
     def _without_empty_windows(self, handler: Callable[[Any], Any]) -> dict[str, Any]:
@@ -88,7 +77,7 @@ class CostModel(Section):
 
         Raises: ValueError if segments, or pairs within windows, cost something and are not given.
         """
-        expected = self.constant + self.per_token * slots + self.per_squared_length * squared_lengths
+        expected = self.constant + self.per_slot * slots + self.per_squared_length * squared_lengths
         for window, per_pair in self.per_pair_within.items():
             if pairs_within is None or window not in pairs_within:
                 raise ValueError(f"this cost model has a cost per pair within a window of {window}: give their number")
@@ -101,13 +90,29 @@ class CostModel(Section):
 
     @property
     def cost_weights(self) -> CostWeights:
-        """Returns the cost of packs or sequences to a rank, in seconds."""
+        """Returns the cost of packs or sequences to a rank, in seconds; a token of a sequence fills a slot."""
         return CostWeights(
-            per_token=self.per_token,
+            per_token=self.per_slot,
             per_squared_length=self.per_squared_length,
             per_segment=self.per_segment,
             per_pair_within=self.per_pair_within,
         )
+
+
+class CostModel(LinearSeconds):
+    """The seconds of a micro-batch as they were measured, and how well they predict others."""
+
+    noise: float = Field(ge=0.0)
+    """Standard deviation of the held-out seconds / predicted seconds: the unexplained part."""
+    repeat_noise: float | None = Field(ge=0.0)
+    """Standard deviation of repeats of one micro-batch about their mean, relative to it; null if there were none."""
+    held_out_median_error: float = Field(ge=0.0)
+    """Median of |seconds / predicted - 1| over held-out micro-batches."""
+    held_out_95_percent_error: float = Field(ge=0.0)
+    """The 95th percentile of |seconds / predicted - 1| over held-out micro-batches."""
+    samples: int = Field(ge=1)
+    """Measured micro-batches, including repeats and held-out ones."""
+    measured_on: MeasuredOn
 
     @classmethod
     def read(cls, path: Path) -> "CostModel":

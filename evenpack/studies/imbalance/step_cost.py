@@ -11,7 +11,7 @@ from pydantic import Field
 
 from evenpack.config import Section, nearest, validate
 from evenpack.engine.optimizers.config import OptimizerSection
-from evenpack.engine.resolving.cost_model import CostModel, read_cost_values
+from evenpack.engine.resolving.cost_model import CostModel, LinearSeconds, read_cost_values
 from evenpack.engine.resolving.cost_weights import head_share
 from evenpack.engine.resolving.resolve import ResolvedRun
 from evenpack.errors import ConfigError
@@ -108,7 +108,7 @@ def find_cost(given: str) -> StepCost:
     cost = _measured(path.stem, validate(values, CostModel, origin=f"cost model {path}"))
     if cost.constant + cost.per_slot + cost.per_squared_length + cost.per_segment == 0:
         raise ConfigError(
-            f"cost model {path}: constant, per_token, per_squared_length and per_segment are all 0, so no micro-batch "
+            f"cost model {path}: constant, per_slot, per_squared_length and per_segment are all 0, so no micro-batch "
             "takes any time; measure again by `evenpack study throughput --cost-model`"
         )
     return cost
@@ -148,19 +148,23 @@ def _estimated(name: str, cost: EstimatedCost) -> StepCost:
         estimated=True,
         device=f"NVIDIA {cost.device.upper()}, bfloat16",
         causal=family_of(model).causal,
-        constant=seconds.constant,
-        per_slot=seconds.per_slot,
-        **_of_attention(seconds.per_squared_length, seconds.per_pair_within),
-        per_segment=0.0,
-        per_step=seconds.per_step,
+        **_terms(seconds),
         noise=0.0,
     )
 
 
-def _of_attention(per_squared_length: float, per_pair_within: Mapping[int, float]) -> dict[str, Any]:
-    total = per_squared_length + sum(per_pair_within.values())
-    shares = {window: seconds / total for window, seconds in per_pair_within.items() if total}
-    return {"per_squared_length": total, "window_shares": shares}
+def _terms(seconds: LinearSeconds) -> dict[str, Any]:
+    of_attention = seconds.per_squared_length + sum(seconds.per_pair_within.values())
+    return {
+        "constant": seconds.constant,
+        "per_slot": seconds.per_slot,
+        "per_squared_length": of_attention,
+        "window_shares": {
+            window: per_pair / of_attention for window, per_pair in seconds.per_pair_within.items() if of_attention
+        },
+        "per_segment": seconds.per_segment,
+        "per_step": seconds.per_step,
+    }
 
 
 def _measured(name: str, model: CostModel) -> StepCost:
@@ -174,10 +178,6 @@ def _measured(name: str, model: CostModel) -> StepCost:
         estimated=False,
         device=on.device,
         causal=on.causal,
-        constant=model.constant,
-        per_slot=model.per_token,
-        **_of_attention(model.per_squared_length, model.per_pair_within),
-        per_segment=model.per_segment,
-        per_step=model.per_step,
+        **_terms(model),
         noise=model.noise,
     )

@@ -4,6 +4,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from evenpack.engine.optimizers.config import OptimizerBase
+from evenpack.engine.resolving.cost_model import LinearSeconds
 from evenpack.engine.sharding import sharding_at
 from evenpack.models.common.device_peaks import find_device_peak
 from evenpack.models.common.section import TransformerConfig
@@ -160,21 +161,6 @@ def excesses(expected: StepSeconds, floor: StepSeconds) -> Sequence[tuple[str, f
 
 _SLOTS = 1 << 16
 """A large micro-batch, in which products are bound by operations; the estimate is linear from here on."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class LinearSeconds:
-    """Seconds of forward and backward: constant + per_slot · slots + per_squared_length · Σ length².
-
-    And for each window of the layers per_pair_within · the pairs of tokens that are at most so far apart.
-    """
-
-    constant: float
-    per_slot: float
-    per_squared_length: float
-    per_pair_within: Mapping[int, float]
-    per_step: float
-    """Seconds of the update, once per step."""
 
 
 def linear_seconds(

@@ -97,7 +97,7 @@ def cost_model_table(model: CostModel) -> RenderableType:
     origin = model.measured_on
     rows = {
         "per micro-batch": f"{model.constant * 1e3:.4g} ms",
-        "a: per slot": f"{model.per_token * 1e6:.4g} µs",
+        "a: per slot": f"{model.per_slot * 1e6:.4g} µs",
         "b: per squared length": f"{model.per_squared_length * 1e9:.4g} ns",
         **{
             f"b: per pair within a window of {window}": f"{seconds * 1e9:.4g} ns"
@@ -120,7 +120,7 @@ def _crossing(model: CostModel) -> str:
     if model.per_squared_length == 0.0:
         return "none"
     near = sum(seconds * (2 * window + 1) for window, seconds in model.per_pair_within.items())
-    return f"{max(0.0, model.per_token - near) / model.per_squared_length:,.0f}"
+    return f"{max(0.0, model.per_slot - near) / model.per_squared_length:,.0f}"
 
 
 _PHASES = {

@@ -60,7 +60,7 @@ def fit(given: MicroBatchTimes) -> CostModel:
 
 def test_a_noiseless_truth_is_found_exactly() -> None:
     model = fit(times())
-    np.testing.assert_allclose([model.constant, model.per_token, model.per_squared_length], TRUTH, rtol=1e-6)
+    np.testing.assert_allclose([model.constant, model.per_slot, model.per_squared_length], TRUTH, rtol=1e-6)
     assert model.per_segment == 0.0
     assert model.held_out_95_percent_error < 1e-9
     assert model.repeat_noise is None or model.repeat_noise < 1e-12
@@ -76,7 +76,7 @@ def test_a_pair_costs_the_same_within_a_window_and_without_one(shares: dict[int,
     seconds = TRUTH[0] + TRUTH[1] * given.slots + TRUTH[2] * attended
     windowed = replace(given, pairs_within=within, layer_shares=shares, seconds=seconds)
     model = fit(windowed)
-    found = [model.constant, model.per_token, model.per_squared_length, *model.per_pair_within.values()]
+    found = [model.constant, model.per_slot, model.per_squared_length, *model.per_pair_within.values()]
     shared = [TRUTH[2] * share for share in (rest, *shares.values())]
     np.testing.assert_allclose(found, [*TRUTH[:2], *shared], rtol=1e-6)
     assert list(model.per_pair_within) == list(shares)
@@ -88,7 +88,7 @@ def test_a_pair_costs_the_same_within_a_window_and_without_one(shares: dict[int,
 
 def test_noise_is_measured_and_the_truth_is_near() -> None:
     model = fit(times(rows=2000, noise=0.05))
-    np.testing.assert_allclose([model.constant, model.per_token, model.per_squared_length], TRUTH, rtol=0.1)
+    np.testing.assert_allclose([model.constant, model.per_slot, model.per_squared_length], TRUTH, rtol=0.1)
     assert model.noise == pytest.approx(0.05, rel=0.15)
     assert model.held_out_median_error == pytest.approx(0.0337, rel=0.2)  # 0.6745 of the standard deviation
     assert model.held_out_95_percent_error == pytest.approx(0.098, rel=0.2)
@@ -142,7 +142,7 @@ def test_held_out_error_is_not_that_of_the_rows_that_were_fitted() -> None:
     slow = replace(given, seconds=given.seconds * np.where(is_held_out, 2.0, 1.0))
     model = fit(slow)
     assert model.held_out_median_error == pytest.approx(1.0)
-    assert model.per_token == pytest.approx(TRUTH[1])
+    assert model.per_slot == pytest.approx(TRUTH[1])
 
 
 def test_micro_batches_that_are_too_few_or_too_much_alike_are_refused() -> None:
@@ -177,16 +177,16 @@ def test_a_model_survives_its_file(tmp_path: Path) -> None:
     model.write(path)
     assert CostModel.read(path) == model
     assert model.cost_weights == CostWeights(
-        per_token=model.per_token, per_squared_length=model.per_squared_length, per_segment=model.per_segment
+        per_token=model.per_slot, per_squared_length=model.per_squared_length, per_segment=model.per_segment
     )
 
 
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"per_token": -1.0}, "per_token: Input should be greater than or equal to 0, found -1.0"),
+        ({"per_slot": -1.0}, "per_slot: Input should be greater than or equal to 0, found -1.0"),
         ({"noise": float("nan")}, "noise: Input should be a finite number"),
-        ({"per_tokn": 1.0}, "per_tokn: no such key; did you mean 'per_token'"),
+        ({"per_slt": 1.0}, "per_slt: no such key; did you mean 'per_slot'"),
         ({"measured_on": None}, "measured_on: "),
         ({"constant": "fast"}, "constant: Input should be a valid number"),
     ],
@@ -216,7 +216,7 @@ def test_a_file_that_is_no_model_is_refused(tmp_path: Path) -> None:
 def test_a_shipped_model_can_be_read_and_says_how_far_it_is_to_be_trusted(path: Path) -> None:
     model = CostModel.read(path)
     assert 0.0 < model.held_out_median_error < 0.2
-    assert model.per_token > 0.0
+    assert model.per_slot > 0.0
     assert model.measured_on.commit is not None
 
 

@@ -39,7 +39,7 @@ def config(tmp_path_factory: pytest.TempPathFactory) -> RunConfig:
 def write_cost_model(folder: Path, **changes: Any) -> Path:
     """Writes a cost model of three terms that was measured on a GPT-2."""
     values = json.loads((SHIPPED / "gpt2_xl_width_cpu.json").read_text())
-    values |= {"per_token": 2e-6, "per_squared_length": 3e-9, "per_segment": 4e-5}
+    values |= {"per_slot": 2e-6, "per_squared_length": 3e-9, "per_segment": 4e-5}
     values["measured_on"] |= changes
     path = folder / "cost.json"
     path.write_text(json.dumps(values))

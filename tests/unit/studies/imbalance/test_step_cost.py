@@ -62,10 +62,10 @@ def test_a_cost_model_that_is_none_is_refused(tmp_path: Path) -> None:
 
 def test_a_measured_cost_model_by_which_nothing_takes_time_is_refused(tmp_path: Path) -> None:
     values = json.loads((SHIPPED / "bert_large_width_cpu.json").read_text())
-    terms = ("constant", "per_token", "per_squared_length", "per_segment")
+    terms = ("constant", "per_slot", "per_squared_length", "per_segment")
     path = tmp_path / "cost.json"
     path.write_text(json.dumps(values | dict.fromkeys(terms, 0.0)))
-    with pytest.raises(ConfigError, match=r"cost\.json: constant, per_token, .* are all 0"):
+    with pytest.raises(ConfigError, match=r"cost\.json: constant, per_slot, .* are all 0"):
         find_cost(str(path))
     for term in terms:
         path.write_text(json.dumps(values | dict.fromkeys(terms, 0.0) | {term: 1e-6}))
@@ -78,7 +78,7 @@ def test_a_measured_cost_model_has_weights_origin_and_kind_of_attention(
 ) -> None:
     values: dict[str, Any] = {
         "constant": 0.5,
-        "per_token": 0.25,
+        "per_slot": 0.25,
         "per_squared_length": 0.125,
         "per_segment": 2.0,
         "per_step": 3.0,
