@@ -24,7 +24,7 @@ from evenpack.studies.plotting import (
     write_title,
 )
 from evenpack.studies.runs.arms import arm_label, confidence_text, draw_runs, seeds_text
-from evenpack.studies.statistics.paired import Spread, clearly_lowest
+from evenpack.studies.statistics.paired import Spread
 
 _ARM = Column("arm", "arm.name")
 _FINAL = Column("final", form=".2f")
@@ -270,7 +270,7 @@ def _draw_recipes(
 def _draw_held_out(axes: Any, rows: Sequence[ArmRow]) -> None:
     found = [(row.arm, row.documents) for row in rows if row.documents is not None]
     shown = [(arm, spread) for arm, spread in found if np.isfinite(spread.mean)]
-    write_title(axes, title_of_held_out([(arm.name, spread) for arm, spread in shown]))
+    write_title(axes, "Held-out documents alone")
     if not shown:
         axes.set_axis_off()
         axes.text(0.0, 0.5, "not evaluated", color=INK)
@@ -284,15 +284,6 @@ def _draw_held_out(axes: Any, rows: Sequence[ArmRow]) -> None:
     axes.invert_yaxis()
     axes.grid(axis="x")
     axes.set_xlabel("perplexity (mean over seeds ± standard deviation)")
-
-
-def title_of_held_out(spreads: Sequence[tuple[str, Spread]]) -> str:
-    """Names the arm of lowest perplexity, if its mean ± deviation is below all others'; with one seed there is none."""
-    known = [(spread.mean, spread.deviation) for _, spread in spreads if spread.deviation is not None]
-    lowest = clearly_lowest([(mean - deviation, mean + deviation) for mean, deviation in known])
-    if lowest is None or len(known) < len(spreads):
-        return "Held-out documents alone"
-    return f"Held-out documents alone: {arm_label(spreads[lowest][0])} is lowest"
 
 
 def _draw_bars(axes: Any, rows: Sequence[ArmRow], spreads: Sequence[Spread | None], label: str) -> None:

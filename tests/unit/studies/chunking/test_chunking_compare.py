@@ -15,8 +15,7 @@ from seen_figures import DrawnFigure
 
 from evenpack.errors import ConfigError
 from evenpack.studies.chunking.compare import ArmRow, Finished, compare
-from evenpack.studies.chunking.presentation import comparison_tables, plot_lengths, require_plots, title_of_held_out
-from evenpack.studies.statistics.paired import Spread
+from evenpack.studies.chunking.presentation import comparison_tables, plot_lengths, require_plots
 
 ARMS = {
     "concat_64_atom_32": arm("concat_64_atom_32", atom=32),
@@ -224,15 +223,6 @@ def line_styles(axes: Any) -> set[tuple[Any, Any]]:
     """Returns colour and dashes of the lines that have a label."""
     lines = [line for line in axes.get_lines() if not str(line.get_label()).startswith("_")]
     return {(line.get_color(), line.get_linestyle()) for line in lines}
-
-
-def test_a_title_names_the_lowest_arm_only_where_deviations_of_seeds_do_not_overlap() -> None:
-    low, near = Spread(mean=10.0, deviation=0.4), Spread(mean=10.7, deviation=0.4)
-    far, single = Spread(mean=12.0, deviation=0.4), Spread(mean=13.0, deviation=None)
-    found = "Held-out documents alone: concat 64 is lowest"
-    assert title_of_held_out([("padding_64", far), ("concat_64", low)]) == found
-    for others in ([("padding_64", near)], [("padding_64", far), ("best_fit_64", single)], []):
-        assert title_of_held_out([("concat_64", low), *others]) == "Held-out documents alone"
 
 
 def test_a_run_that_diverged_comes_last_and_is_drawn_as_far_as_it_went(tmp_path: Path) -> None:
