@@ -2,6 +2,7 @@
 
 import json
 import logging
+import math
 import os
 import sys
 from collections.abc import Mapping
@@ -218,7 +219,7 @@ class TrainingReport:
     target: dict[str, Any] | None
     """Result for training.target_accuracy; None if there is none."""
     validation_loss: dict[str, float | None]
-    """Loss of each source, at the last evaluation; None if nothing is held out."""
+    """Loss of each source, at the last evaluation; NaN if it was not finite, None if nothing is held out."""
 
 
 def report_training(run: ResolvedRun) -> TrainingReport | None:
@@ -242,13 +243,11 @@ def report_training(run: ResolvedRun) -> TrainingReport | None:
             for loss in losses_logged_apart([name.removeprefix("first_") for name in summary])
         },
         target=summary["target"],
-        validation_loss=losses_of(summary["validation"] or {}),
+        validation_loss={
+            source: None if found is None else math.nan if found["loss"] is None else found["loss"]
+            for source, found in (summary["validation"] or {}).items()
+        },
     )
-
-
-def losses_of(validation: Mapping[str, Any]) -> dict[str, float | None]:
-    """Returns the validation loss of each source; None if nothing is held out."""
-    return {source: values["loss"] if values is not None else None for source, values in validation.items()}
 
 
 def describe_run(launch: LaunchPlan | None, plan: TrainingPlan) -> tuple[dict[str, Any], list[RenderableType]]:
@@ -493,7 +492,7 @@ def _target(target: Mapping[str, Any]) -> str:
 
 
 def _loss(loss: float | None) -> str:
-    return f"{loss:.4f}" if loss is not None else "not finite"
+    return f"{loss:.4f}" if loss is not None and math.isfinite(loss) else "not finite"
 
 
 def rehearsal_table(found: "RankRehearsal", batching: Batching) -> Table:

@@ -12,18 +12,27 @@ from evenpack import console
 from evenpack.engine.config import RunSection
 from evenpack.engine.resolving.resolve import ResolvedRun
 from evenpack.errors import ConfigError
+from evenpack.files import write_json
 from evenpack.launcher import training
 from evenpack.launcher.processes.start import Devices, LaunchPlan
 from evenpack.launcher.processes.supervise import LaunchResult
-from evenpack.launcher.training import TrainingReport, TrainingResult, describe_result, report_table, run_training
+from evenpack.launcher.training import (
+    TrainingReport,
+    TrainingResult,
+    describe_result,
+    report_table,
+    report_training,
+    run_training,
+)
 
 FAILED = LaunchResult(state="failed", exit_code=2, message="rank 1 on host ended", error="no space")
 
 
 def checked(folder: Path) -> ResolvedRun:
-    """Returns a run of which a training that fails reads only the section `run`."""
+    """Returns a run of which only the section `run` and the layout are read."""
     run = object.__new__(ResolvedRun)
     vars(run)["config"] = SimpleNamespace(run=RunSection(name="a", output_dir=folder))
+    vars(run)["shape"] = SimpleNamespace(layout="padded")
     return run
 
 
@@ -89,7 +98,11 @@ def shown(capsys: pytest.CaptureFixture[str], **values: Any) -> dict[str, str]:
         "target": None,
         "validation_loss": {"wiki": 4.5},
     }
-    console.print_apart([report_table(TrainingReport(**report | values), title="tried: finished")])
+    return rows_of(TrainingReport(**report | values), capsys)
+
+
+def rows_of(report: TrainingReport, capsys: pytest.CaptureFixture[str]) -> dict[str, str]:
+    console.print_apart([report_table(report, title="tried: finished")])
     lines = capsys.readouterr().out.splitlines()[1:]
     return {name.strip(): value.strip() for name, _, value in (line.partition("  ") for line in lines)}
 
@@ -118,3 +131,21 @@ def test_each_of_two_losses_stands_beside_the_validation_of_the_same(capsys: pyt
         ("last next-sentence loss", "0.4000"),
         ("validation token loss, wiki", "4.5000"),
     ]
+
+
+def test_a_validation_loss_that_is_not_finite_is_told_from_one_of_nothing_held_out(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    validation = {"wiki": {"loss": 4.5}, "books": {"loss": None}, "code": None}
+    values = {"step": 7, "padding_share": 0.0, "ranks": 1, "tokens_per_second": 9.0, "target": None}
+    losses = {"first_loss": 10.0, "last_loss": None, "validation": validation}
+    write_json(tmp_path / "summary.json", values | losses)
+    report = report_training(checked(tmp_path))
+    assert report is not None
+    assert list(rows_of(report, capsys).items())[-4:] == [
+        ("last loss", "not finite"),
+        ("validation loss, wiki", "4.5000"),
+        ("validation loss, books", "not finite"),
+        ("validation loss, code", "nothing held out"),
+    ]
+    assert console.plain(report.validation_loss) == {"wiki": 4.5, "books": None, "code": None}
