@@ -82,12 +82,16 @@ def killed(by: int) -> LaunchResult:
 
 
 def describe_exit(launcher_code: int) -> str:
-    """Describes an exit code: a launcher reports a rank's signal N as 256 - N; its own end by one is -N."""
+    """Describes an exit code: a launcher reports a rank's signal N as 256 - N; its own end by one is -N.
+
+    255 and 254 stay numbers: `ssh` and `sys.exit(-1)` end with 255, and ranks catch SIGHUP and SIGINT.
+    """
     number = -launcher_code if launcher_code < 0 else 256 - launcher_code
-    if number not in signal.valid_signals():
+    names = {known.value: known.name for known in signal.Signals}  # most real-time signals have no name
+    if number not in names or launcher_code in (254, 255):
         return f"exit code {launcher_code}"
     hint = "; the kernel does that when memory runs out" if number == signal.SIGKILL else ""
-    return f"killed by {signal.Signals(number).name}{hint}"
+    return f"killed by {names[number]}{hint}"
 
 
 def _failed(failure: Failure, launcher_code: int, *, everyone: bool) -> LaunchResult:

@@ -103,6 +103,9 @@ def test_a_killed_run_ends_with_the_code_of_the_signal() -> None:
         (-15, "killed by SIGTERM"),
         (245, "killed by SIGSEGV"),
         (75, "exit code 75"),
+        (255, "exit code 255"),
+        (-1, "killed by SIGHUP"),
+        (200, "exit code 200"),
     ],
 )
 def test_codes_of_deepspeed_are_translated(code: int, expected: str) -> None:
