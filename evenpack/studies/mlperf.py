@@ -124,9 +124,9 @@ def score(results: Sequence[MlperfResult]) -> MlperfScore:
         found = {getattr(result, name) for result in results}
         if len(found) > 1:
             raise ConfigError(f"a score is of runs of one {name}, found {', '.join(sorted(map(str, found)))}")
-    twice = {result.log.resolve() for result in results}
-    if len(twice) < len(results):
-        raise ConfigError(f"expected each log once, found {len(results)} names of {len(twice)} files")
+    files = {result.log.resolve() for result in results}
+    if len(files) < len(results):
+        raise ConfigError(f"expected each log once, found {len(results)} names of {len(files)} files")
     seeds = [result.seed for result in results if result.seed is not None]
     if len(set(seeds)) < len(seeds):
         raise ConfigError(f"expected runs of different seeds, found {', '.join(map(str, sorted(seeds)))}")

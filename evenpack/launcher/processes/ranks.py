@@ -259,7 +259,7 @@ class RankStatus:
 
 @dataclass(frozen=True, kw_only=True)
 class Failure:
-    """The first failed rank in `OUTPUT_DIR/ranks/failure.json`. The first rank writes it, later ones cannot."""
+    """The first failed rank in `OUTPUT_DIR/ranks/failure_RUNID.json`. The first rank writes it, later ones cannot."""
 
     run_id: str
     rank: int
