@@ -16,6 +16,15 @@ def shipped_run_files() -> dict[str, Path]:
     return dict(sorted(found.items()))
 
 
+def names_run_file(word: str | Path) -> bool:
+    """Returns whether a word that may name other inputs too names a run file: one in .yaml, or a shipped one.
+
+    A file or folder here that has the name of a shipped one comes before it.
+    """
+    path = Path(word)
+    return path.suffix in (".yaml", ".yml") or (path.as_posix() in shipped_run_files() and not path.exists())
+
+
 def first_comment(path: Path) -> str:
     """Returns the description of a run file: the first sentence of the comment at its beginning, without a command."""
     lines = takewhile(re.compile(r"# ?\S").match, path.read_text(encoding="utf-8").splitlines())

@@ -8,6 +8,7 @@ import typer
 from evenpack import console
 from evenpack.errors import ConfigError
 from evenpack.launcher.cli.arguments import SETTINGS, AsJson, AtStep, Overrides, RunFile, Save, load, reporting
+from evenpack.shipped import names_run_file
 from evenpack.studies.shared_options import Plot
 
 if TYPE_CHECKING:
@@ -75,7 +76,7 @@ def report(
     """
     overrides = [word for word in runs if "=" in word and not Path(word).exists()]
     output_dirs = [_output_dir(Path(word), overrides) for word in runs if word not in overrides]
-    if overrides and not any(_is_run_file(Path(word)) for word in runs):
+    if overrides and not any(names_run_file(word) for word in runs):
         raise ConfigError(f"{overrides[0]} replaces a value of a run file, and none is given: give RUN.yaml")
     with reporting(as_json, save=save) as shown:
         from evenpack.launcher.processes.ranks import is_held
@@ -114,7 +115,7 @@ def waits(
       evenpack waits RUN.yaml --plot waits.png
       evenpack waits RUN.yaml --replay replay.json --save waits.json
     """
-    if overrides and not _is_run_file(run):
+    if overrides and not names_run_file(run):
         raise ConfigError(f"{overrides[0]} replaces a value of a run file, and none is given: give RUN.yaml")
     output_dir = _output_dir(run, overrides or [])
     with reporting(as_json, save=save) as shown:
@@ -123,13 +124,9 @@ def waits(
         shown.take(explain_waits(output_dir, replay=replay, plot=plot))
 
 
-def _is_run_file(run: Path) -> bool:
-    return run.suffix in (".yaml", ".yml")
-
-
 def _output_dir(run: Path, overrides: list[str]) -> Path:
     """Returns the output directory that a run file names, or the path as it is. Raises: ConfigError."""
-    return load(run, overrides).run.output_dir if _is_run_file(run) else run
+    return load(run, overrides).run.output_dir if names_run_file(run) else run
 
 
 def export(

@@ -108,7 +108,7 @@ def show_config(run_file: RunFile, overrides: Overrides = None, *, as_json: AsJs
 def list_configs(*, as_json: AsJson = False) -> None:
     """List the run files that come with evenpack.
 
-    Every command takes their names in place of a path.
+    Every command that reads a run file takes their names in place of a path.
 
     \b
     Example:

@@ -27,6 +27,7 @@ from evenpack.engine.reporting.metrics import METRICS
 from evenpack.engine.reporting.run_record import RUN_RECORD, RunRecord, read_run_record
 from evenpack.errors import ConfigError, DataError
 from evenpack.files import parse_json_object
+from evenpack.shipped import names_run_file
 from evenpack.studies.imbalance.cluster import Scheme
 from evenpack.studies.imbalance.simulation import StepHistogram, step_histogram
 from evenpack.studies.imbalance.step_cost import StepCost
@@ -426,8 +427,7 @@ def log_of_run(named: Path) -> Path:
 
     Raises: ConfigError if there is none.
     """
-    is_file = named.suffix in (".yaml", ".yml")
-    path = (load_run_file(named, RunConfig).run.output_dir if is_file else named) / METRICS
+    path = (load_run_file(named, RunConfig).run.output_dir if names_run_file(named) else named) / METRICS
     if not path.is_file():
         raise ConfigError(
             f"--baseline-run {named}: there is no {path}; name a run that has trained, by its run file or output_dir"

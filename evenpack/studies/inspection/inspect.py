@@ -13,6 +13,7 @@ from evenpack import console
 from evenpack.console import pairs, percent, text
 from evenpack.data.packing import LengthHistogram, pack
 from evenpack.errors import ConfigError, EvenpackError
+from evenpack.shipped import names_run_file
 from evenpack.studies.columns import Column, table_of
 from evenpack.studies.lengths.reading import read_histogram
 from evenpack.studies.lengths.statistics import (
@@ -267,7 +268,7 @@ def require_one_on_each_side(against: str, inputs: Sequence[str]) -> None:
     """Checks the inputs. Raises: ConfigError unless there is one on each side."""
     if len(inputs) > 1:
         raise ConfigError(f"--against compares one input with {against}, and {len(inputs)} were given: leave one")
-    if against.endswith((".yaml", ".yml")):
+    if names_run_file(against):
         raise ConfigError(
             f"--against takes a published name or a file of lengths, and {against} is a run: make it INPUT instead"
         )

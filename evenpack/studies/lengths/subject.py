@@ -16,6 +16,7 @@ from evenpack.data.prepared import PreparedData
 from evenpack.data.sequences import ViewOfDocuments, length_chunks
 from evenpack.engine.config import RunConfig
 from evenpack.errors import ConfigError, DataError, PackingError
+from evenpack.shipped import names_run_file
 from evenpack.studies.lengths.options import SubjectOptions
 from evenpack.studies.lengths.reading import GLUE, merge_histograms, read_histogram
 from evenpack.studies.provenance import COMPUTED, name_of_lengths, name_of_prepared, provenance_line
@@ -87,7 +88,7 @@ class Subject:
 
 
 def find_subject(lengths: str, overrides: Sequence[str], options: SubjectOptions) -> Subject:
-    """Opens the input: a `.yaml` file is a run, anything else a list of lengths.
+    """Opens the input: a run file is a run, anything else a list of lengths.
 
     Raises: ConfigError for options that exclude each other; DataError or PackingError for an input that cannot be read.
     """
@@ -95,7 +96,7 @@ def find_subject(lengths: str, overrides: Sequence[str], options: SubjectOptions
         raise ConfigError(f"--pack-length must be at least 1, not {options.pack_length}")
     if options.pack_length is None and options.long != "error":
         raise ConfigError(f"--long {options.long} needs --pack-length, the length above which sequences are too long")
-    if lengths.endswith((".yaml", ".yml")):
+    if names_run_file(lengths):
         if options.name is not None:
             raise ConfigError("--name chooses among the histograms of a .json file; a run's sources have --source")
         options.refuse_all_but(source=lengths, what="a run")

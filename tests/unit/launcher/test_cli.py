@@ -96,6 +96,15 @@ def test_what_the_command_line_does_not_know_is_refused(arguments: list[str], me
     assert done.stdout == ""
 
 
+@pytest.mark.parametrize("command", ["waits", "report", "inspect"])
+def test_a_shipped_run_file_is_named_without_its_ending_unless_there_is_such_a_folder(
+    command: str, run_file: Path
+) -> None:
+    assert "override 'run.x=1'" in evenpack(command, "demo", "run.x=1").stderr
+    (run_file.parent / "demo").mkdir()
+    assert "override 'run.x=1'" not in evenpack(command, "demo", "run.x=1").stderr
+
+
 def test_waits_are_of_a_directory_or_of_a_run_file_with_overrides(run_file: Path, tmp_path: Path) -> None:
     done = evenpack("waits", tmp_path, "run.output_dir=other")
     assert done.code == 2
