@@ -18,10 +18,29 @@ from typing import IO, Any
 
 import xxhash
 
+from evenpack.errors import ConfigError
+
 _READ_BYTES = 1 << 22
 _ABANDONED_SECONDS = 7 * 24 * 3600
 _MOST_LEVELS = 200
 """Levels of JSON: no file of ours has more than ten, and functions that call themselves for each level have a limit."""
+
+
+def require_file(path: Path, suffix: str, *, option: str) -> None:
+    """Checks that `option` can write a file there, and makes its folder. Raises: ConfigError."""
+    is_folder = path.is_dir()
+    if is_folder or path.suffix != suffix:
+        example = path / f"result{suffix}" if is_folder else path.with_suffix(suffix)
+        raise ConfigError(f"{option} writes a {suffix[1:].upper()} file: give a name like {example}, not {path}")
+    require_folder(path.parent, option=option)
+
+
+def require_folder(folder: Path, *, option: str) -> None:
+    """Makes a folder into which `option` writes. Raises: ConfigError if there can be none."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ConfigError(f"{folder}, where {option} would write, is not a folder: {error.strerror}") from error
 
 
 def fsync_directory(directory: Path) -> None:

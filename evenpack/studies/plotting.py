@@ -10,7 +10,7 @@ import numpy as np
 from jaxtyping import Float64
 
 from evenpack.errors import ConfigError
-from evenpack.files import atomic_open
+from evenpack.files import atomic_open, require_file
 from evenpack.studies.columns import Column
 
 INK = "#1f2933"
@@ -59,15 +59,9 @@ def require_plot(path: Path | None) -> None:
 
     Raises: ConfigError if no PNG can be drawn there, before any work is done for it.
     """
-    if path is None:
-        return
-    require_matplotlib()
-    if path.suffix != ".png" or path.is_dir():
-        raise ConfigError(f"a plot is a PNG file: give --plot a name like {path.with_suffix('.png')}, not {path}")
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise ConfigError(f"{path.parent}, where the plot would go, is not a folder: {error.strerror}") from error
+    if path is not None:
+        require_matplotlib()
+        require_file(path, ".png", option="--plot")
 
 
 def require_matplotlib() -> None:

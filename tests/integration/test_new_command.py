@@ -132,6 +132,25 @@ def test_a_run_file_that_exists_is_not_overwritten(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("", "give a name like"),
+        ("mine.yml", "give a name like"),
+        ("file/mine.yaml", "is not a folder"),
+        ("a/b.yaml", ""),
+    ],
+)
+def test_a_place_where_no_run_file_can_be_is_refused_and_a_folder_is_made(
+    name: str, message: str, tmp_path: Path
+) -> None:
+    (tmp_path / "file").touch()
+    options = ["--data", str(write(tmp_path, "jsonl")), "--model", "gpt2_mini", "--devices", "0"]
+    done = evenpack("new", tmp_path / name, options=options, expected=2 if message else 0)
+    assert message in done.stderr
+    assert (tmp_path / name).is_file() == (not message)
+
+
+@pytest.mark.parametrize(
     ("options", "message"),
     [
         (["--model", "gpt2_mini", "--devices", "0"], "--data is missing, and there is no terminal to ask at"),

@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 import typer
 
 from evenpack.console import Report
-from evenpack.errors import EXIT_BAD_INPUT, ConfigError
+from evenpack.errors import EXIT_BAD_INPUT
+from evenpack.files import require_file
 
 if TYPE_CHECKING:
     from evenpack.engine.config import RunConfig
@@ -74,7 +75,7 @@ def reporting(as_json: bool, *, save: Path | None = None) -> Iterator[Report]:
     from evenpack import console
 
     if save is not None:
-        _require_file(save)
+        require_file(save, ".json", option="--save")
     console.log_to_stderr()
     report = Report()
     with redirect_stdout(sys.stderr):
@@ -93,15 +94,6 @@ def reporting(as_json: bool, *, save: Path | None = None) -> Iterator[Report]:
         sys.exit(report.exit_code or EXIT_BAD_INPUT)
     if report.exit_code:
         sys.exit(report.exit_code)
-
-
-def _require_file(path: Path) -> None:
-    if path.suffix != ".json" or path.is_dir():
-        raise ConfigError(f"--save writes a JSON file: give a name like {path.with_suffix('.json')}, not {path}")
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise ConfigError(f"{path.parent}, where --save would write, is not a folder: {error.strerror}") from error
 
 
 def load(run_file: Path, overrides: Sequence[str] | None) -> "RunConfig":

@@ -9,6 +9,7 @@ import typer
 
 from evenpack import console
 from evenpack.errors import ConfigError
+from evenpack.files import require_file
 from evenpack.launcher.cli.arguments import SETTINGS, AsJson, Overrides, RunFile, load, reporting
 
 
@@ -42,8 +43,7 @@ def new(
         from evenpack.launcher.new_run import MODELS, NewRun, require_tokenizer, write_run_file
         from evenpack.launcher.preparing import source_sections
 
-        if run_file.suffix != ".yaml":
-            raise ConfigError(f"a run file ends in .yaml: give a name like {run_file.with_suffix('.yaml')}")
+        require_file(run_file, ".yaml", option="evenpack new")
         paths = data or shlex.split(_asked(None, "--data", "Files, folders or patterns of text"))
         chosen = _asked(model, "--model", f"The model, one of {', '.join(MODELS)}", default="gpt2_mini")
         if chosen not in MODELS:

@@ -10,6 +10,7 @@ from rich.console import RenderableType
 
 from evenpack import console
 from evenpack.errors import ConfigError
+from evenpack.files import require_folder
 from evenpack.studies.chunking.compare import Arm, ArmRow, FinishedRuns
 from evenpack.studies.chunking.config import ChunkingConfig, ChunkingSection
 from evenpack.studies.chunking.curves import smoothed
@@ -159,10 +160,7 @@ def require_plots(folder: Path) -> None:
             f"--plot takes a folder, because there is a figure for each length: give a name without '{folder.suffix}', "
             f"not {folder}"
         )
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise ConfigError(f"{folder}, where the figures would go, is not a folder: {error.strerror}") from error
+    require_folder(folder, option="--plot")
 
 
 def plot_lengths(

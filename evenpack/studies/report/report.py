@@ -19,8 +19,7 @@ from rich.console import RenderableType
 
 from evenpack.console import Report, pairs, percent, table, text
 from evenpack.engine.reporting.definitions import WAIT_CAUSES
-from evenpack.errors import ConfigError
-from evenpack.files import write_text
+from evenpack.files import require_folder, write_text
 from evenpack.progress import format_rate
 from evenpack.studies.plotting import (
     COLOURS,
@@ -287,10 +286,7 @@ def make_report(output_dirs: Sequence[Path], folder: Path, *, is_held: Callable[
     """
     require_matplotlib()
     runs = read_runs(output_dirs, is_held=is_held)
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise ConfigError(f"--output {folder} is not a folder: {error.strerror}; name another one") from error
+    require_folder(folder, option="--output")
     comparison = compare(runs)
     figures = draw_figures(runs, comparison, folder)
     sources = list(dict.fromkeys(source for run in runs for source in run.course.validation))

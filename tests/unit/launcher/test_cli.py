@@ -581,7 +581,11 @@ def test_a_study_is_printed_and_saved(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("name", "message"),
-    [("study.txt", "--save writes a JSON file: give a name like"), ("file/study.json", "is not a folder")],
+    [
+        ("study.txt", "--save writes a JSON file: give a name like"),
+        ("file/study.json", "is not a folder"),
+        ("", "/result.json"),
+    ],
 )
 def test_a_file_that_cannot_be_saved_is_refused_before_the_work(name: str, message: str, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")

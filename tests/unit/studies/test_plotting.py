@@ -11,12 +11,18 @@ from evenpack.studies.plotting import COLOURS, figure_as_png, line_style, requir
 
 @pytest.mark.parametrize(
     ("name", "message"),
-    [("x.svg", r"give --plot a name like .*x\.png"), ("", "a plot is a PNG file"), ("file/x.png", "is not a folder")],
+    [
+        ("x.svg", r"--plot writes a PNG file: give a name like .*x\.png"),
+        ("", r"give a name like .*/result\.png"),
+        ("file/x.png", "is not a folder"),
+    ],
 )
 def test_a_place_where_no_plot_can_be_is_refused_before_the_work(tmp_path: Path, name: str, message: str) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(ConfigError, match=message):
         require_plot(tmp_path / name)
+    with pytest.raises(ConfigError, match=r"give a name like result\.png, not \."):
+        require_plot(Path())
 
 
 def test_labels_keep_their_distance_and_stay_above_the_bottom() -> None:

@@ -96,7 +96,7 @@ def test_the_last_save_after_which_there_was_no_step_is_counted_from_the_summary
 def test_without_matplotlib_or_a_folder_nothing_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     run = write_run(tmp_path / "one")
     (tmp_path / "file").write_text("")
-    with pytest.raises(ConfigError, match="file is not a folder"):
+    with pytest.raises(ConfigError, match="file, where --output would write, is not a folder"):
         made(tmp_path / "file", run)
     monkeypatch.setitem(sys.modules, "matplotlib", None)
     with pytest.raises(ConfigError, match=r"evenpack\[plots\]"):
