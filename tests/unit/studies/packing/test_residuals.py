@@ -148,7 +148,7 @@ def _no_lengths() -> Subject:
         ({"depths": "2,3"}, "--residuals packs at one limit of depth: give --depths 3, not 2,3"),
         ({"depths": "none"}, "--residuals packs at one limit of depth"),
         ({"algorithms": "auto"}, "leave --algorithms and --sample out"),
-        ({"plot": Path("residuals.svg")}, "a plot is a PNG file"),
+        ({"plot": Path("residuals.svg")}, "--plot writes a PNG file"),
     ],
 )
 def test_options_are_refused_before_lengths_are_read(options: dict[str, object], message: str) -> None:

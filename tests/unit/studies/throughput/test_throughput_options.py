@@ -24,7 +24,7 @@ from evenpack.studies.throughput.measure import parse_clock
         ({"warmup": -1}, "--warmup must be 0 or more"),
         ({"samples": -1}, "--samples must be 0 or more"),
         ({"clock": "sun"}, "no such clock"),
-        ({"plot": Path("figure.pdf")}, "a plot is a PNG file"),
+        ({"plot": Path("figure.pdf")}, "--plot writes a PNG file"),
         ({"samples": 0, "cost_model": Path("c.json")}, "--cost-model needs --samples"),
         ({"cost_model": Path("/nowhere/at/all/c.json")}, "there is no folder /nowhere/at/all"),
     ],
