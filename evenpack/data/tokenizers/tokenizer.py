@@ -4,7 +4,6 @@ Whatever its origin, a tokenizer becomes one `tokenizers.Tokenizer`, whose encod
 tokens are never recognised in text: a document that holds the characters `<|endoftext|>` stays one document.
 """
 
-import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
@@ -21,7 +20,7 @@ from evenpack.data.tokenizers.backend import BACKEND_FILE, prepare_backend
 from evenpack.data.tokenizers.special_tokens import SENTENCE_LENGTHS, MaskingVocabulary, PairTokens
 from evenpack.data.tokenizers.word_pieces import CONTINUATION, ROLES
 from evenpack.errors import DataError
-from evenpack.files import write_json, write_text
+from evenpack.files import read_json, write_json, write_text
 
 BOUNDS = ("bos_token", "eos_token")
 """Transformers' names of the tokens around a text."""
@@ -232,8 +231,8 @@ class Tokenizer:
     def load(cls, directory: Path) -> "Tokenizer":
         """Reads the files of `save`. Raises: DataError if they are missing or incomplete."""
         try:
-            config = json.loads((directory / _CONFIG_FILE).read_text())
-            backend = tokenizers.Tokenizer.from_str((directory / BACKEND_FILE).read_text())
+            config = read_json(directory / _CONFIG_FILE)
+            backend = tokenizers.Tokenizer.from_file(str(directory / BACKEND_FILE))
         except Exception as error:  # `tokenizers` raises bare Exception
             raise DataError(f"{directory} holds no readable tokenizer: {error}") from error
         roles = {role: config[role] for role in ROLES if role in config}

@@ -1,6 +1,7 @@
 """Texts become tokens with their ends, and an incomplete vocabulary is refused."""
 
 import json
+import os
 import shutil
 import subprocess
 import sys
@@ -120,6 +121,19 @@ def test_a_saved_tokenizer_is_the_same_when_loaded_and_for_transformers(gpt2_fol
     assert len(automatic) == tokenizer.vocabulary_size
     by_name = load_tokenizer(HubTokenizer(kind="hub", name=str(tmp_path)))
     assert documents(by_name, TEXTS) == documents(tokenizer, TEXTS)
+
+
+def test_a_saved_tokenizer_is_read_as_utf_8_whatever_the_locale(gpt2_folder: Path, tmp_path: Path) -> None:
+    tokenizer = from_files(gpt2_folder)
+    tokenizer.save(tmp_path)
+    script = (
+        "import pathlib, sys\n"
+        "from evenpack.data.tokenizers.tokenizer import Tokenizer\n"
+        "print(Tokenizer.load(pathlib.Path(sys.argv[1])).checksum)\n"
+    )
+    ascii_alone = {**os.environ, "LC_ALL": "C", "PYTHONCOERCECLOCALE": "0", "PYTHONUTF8": "0"}
+    command = [sys.executable, "-c", script, str(tmp_path)]
+    assert subprocess.check_output(command, text=True, env=ascii_alone) == f"{tokenizer.checksum}\n"
 
 
 def test_training_is_the_same_in_every_process() -> None:
