@@ -173,7 +173,7 @@ def slurm(
             account=account,
             seconds_to_save=seconds_to_save,
         )
-        script = output or Path(f"{run_file.stem}.sbatch")
+        script = output or Path(f"{run_file.name.removesuffix('.yaml').removesuffix('.yml')}.sbatch")
         if script.exists():
             raise ConfigError(f"{script} exists already: remove it, or choose another name with --output")
         plan_training(config, ranks=job.ranks)

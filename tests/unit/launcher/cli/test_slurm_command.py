@@ -38,6 +38,16 @@ def test_a_script_is_written_for_ranks_that_divide_the_step(run_file: Path, tmp_
     assert "exists already" in refusal(*command)
 
 
+def test_the_script_of_a_shipped_run_has_its_whole_name(
+    run_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    named = run_file.with_name("llama_1.1b")  # as shipped ones are named, without .yaml
+    named.write_bytes(run_file.read_bytes())
+    assert evenpack("slurm", named, "--nodes", "2", "--gpus-per-node", "2").code == 0
+    assert [path.name for path in tmp_path.iterdir()] == ["llama_1.1b.sbatch"]
+
+
 def test_nodes_that_cannot_divide_the_step_are_refused_with_the_numbers_that_can(
     run_file: Path, tmp_path: Path
 ) -> None:
