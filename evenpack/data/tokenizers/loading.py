@@ -183,7 +183,8 @@ def _of_backend(path: Path) -> dict[str, int]:
 
 
 def _of_lines(path: Path) -> dict[str, int]:
-    return {token: index for index, token in enumerate(path.read_text(encoding="utf-8").splitlines())}
+    words: dict[str, int] = tokenizers.models.WordPiece.read_file(str(path))
+    return words
 
 
 def _of_json(path: Path) -> dict[str, int]:

@@ -31,6 +31,13 @@ def test_a_vocabulary_of_bert_encodes_as_transformers_does(tmp_path: Path) -> No
     assert found.lengths([("the cat", "it sat")]).tolist() == [7]
 
 
+def test_entries_of_a_vocabulary_are_divided_by_line_ends_alone(tmp_path: Path) -> None:
+    (tmp_path / "vocab.txt").write_text("[PAD]\na\u2028b\n\x85\nc\n", encoding="utf-8")
+    words = loading.read_vocabulary(tmp_path)
+    assert words is not None
+    assert (words["a\u2028b"], words["c"]) == (1, 3)
+
+
 def test_a_special_token_is_never_read_out_of_a_text(tmp_path: Path) -> None:
     found = load_encoder(write_vocabulary(tmp_path / "bert"))
     assert found.lengths(["[SEP]", "[PAD]"]).tolist() == [5, 5]  # [CLS] [ sep ] [SEP], the middle ones unknown
