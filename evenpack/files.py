@@ -1,4 +1,4 @@
-"""Writing so that a kill at any moment leaves the old file or the new one, never half of it; reading lines of JSON.
+"""Paths to write to; writing that a kill at any moment leaves whole or undone; reading lines of JSON.
 
 The writer of token files (`evenpack.data.tokens.writer`) has temporary names of its own: a second process continues
 the files of a first one, so these names are the same in each, and a journal records how much of the files is valid.
@@ -40,7 +40,23 @@ def require_folder(folder: Path, *, option: str) -> None:
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise ConfigError(f"{folder}, where {option} would write, is not a folder: {error.strerror}") from error
+        raise ConfigError(
+            f"{folder}, where {option} would write, is not a folder and cannot be made: {error.strerror}"
+        ) from error
+
+
+def require_new_folder(folder: Path) -> None:
+    """Checks that a folder which a user has named is new, or empty, and makes its parents. Raises: ConfigError."""
+    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        raise ConfigError(f"{folder} exists and is not an empty directory; name a new one or remove it")
+    if not folder.name:
+        raise ConfigError(f"{folder} is the current directory, which cannot be replaced; name a new one")
+    require_folder(folder.parent, option="this command")
+
+
+def expand_user(path: str | Path) -> Path:
+    """Returns a path with its `~` replaced; that of an unknown user stays, so that the path is reported as missing."""
+    return Path(os.path.expanduser(path))  # noqa: PTH111  # `Path.expanduser` raises RuntimeError for such a user
 
 
 def fsync_directory(directory: Path) -> None:

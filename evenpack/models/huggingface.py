@@ -16,7 +16,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from evenpack.errors import CheckpointError, ConfigError, RunError
-from evenpack.files import atomic_directory, read_json, write_json
+from evenpack.files import atomic_directory, read_json, require_new_folder, write_json
 from evenpack.models.build import Model, new_model
 from evenpack.models.common.section import TransformerConfig
 from evenpack.models.common.tensors import (
@@ -69,8 +69,7 @@ def to_huggingface(model: Model, directory: Path, *, tokenizer_dir: Path | None,
             f"special_token_id must be an entry of the model's vocabulary (0 to {model.vocabulary_size - 1}), "
             f"found {special_token_id}"
         )
-    if directory.exists() and (not directory.is_dir() or any(directory.iterdir())):
-        raise ConfigError(f"{directory} exists and is not an empty directory; name a new one or remove it")
+    require_new_folder(directory)
     tokenizer = {} if tokenizer_dir is None else _read_tokenizer(tokenizer_dir)
     with _new_directory(directory) as unfinished:
         for name, content in tokenizer.items():

@@ -5,7 +5,15 @@ from pathlib import Path
 
 import pytest
 
-from evenpack.files import atomic_directory, parse_json_object, read_json_object, write_text, write_text_once
+from evenpack.errors import ConfigError
+from evenpack.files import (
+    atomic_directory,
+    parse_json_object,
+    read_json_object,
+    require_new_folder,
+    write_text,
+    write_text_once,
+)
 
 
 @pytest.fixture
@@ -88,3 +96,23 @@ def test_an_object_is_read_and_a_missing_file_is_none(tmp_path: Path) -> None:
     assert read_json_object(tmp_path / "a.json") == {"a": 1}
     assert read_json_object(tmp_path / "b.json") is None
     assert read_json_object(tmp_path) is None
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        (".", "is the current directory"),
+        ("..", "is not an empty directory"),
+        ("../file", "is not an empty directory"),
+        ("../file/new", "where this command would write, is not a folder"),
+    ],
+)
+def test_a_place_where_no_new_folder_can_be_is_refused(
+    name: str, message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "file").touch()
+    (tmp_path / "here").mkdir()
+    monkeypatch.chdir(tmp_path / "here")
+    with pytest.raises(ConfigError, match=message):
+        require_new_folder(Path(name))
+    require_new_folder(Path("some/new"))

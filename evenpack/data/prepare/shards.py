@@ -35,7 +35,7 @@ from evenpack.data.tokenizers.special_tokens import PairTokens
 from evenpack.data.tokens.file import TokenFile
 from evenpack.data.tokens.writer import TokenFileWriter
 from evenpack.errors import ConfigError, DataError
-from evenpack.files import atomic_directory
+from evenpack.files import atomic_directory, require_new_folder
 from evenpack.progress import Progress as Display
 
 _ROWS_AT_ONCE = 2048
@@ -289,8 +289,7 @@ def export_shards(
 
     Raises: ConfigError if the pairs have no stored masks, or the directory has content.
     """
-    if directory.exists() and (not directory.is_dir() or any(directory.iterdir())):
-        raise ConfigError(f"{directory} exists and is not an empty directory; name a new one or remove it")
+    require_new_folder(directory)
     form = _form_of(prepared.config, layout, prepared.vocabulary_size)
     exported = []
     with atomic_directory(directory) as unfinished:

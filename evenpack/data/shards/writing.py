@@ -22,7 +22,7 @@ from jaxtyping import Int64, Integer
 
 from evenpack.data.shards.reading import LABELS, MASKS, ROWS, MaskedSequences, ShardSet, import_h5py, read_slices
 from evenpack.errors import ConfigError, DataError
-from evenpack.files import atomic_path
+from evenpack.files import atomic_path, require_folder
 from evenpack.progress import Progress
 
 _CHUNK_ROWS = 256
@@ -144,6 +144,7 @@ def pick_evaluation_set(
     """
     if output.exists():
         raise ConfigError(f"{output} exists; name another file or remove it")
+    require_folder(output.parent, option="shards pick")
     shards = ShardSet.open(files)
     picked, candidates = _pick(shards, samples, progress)
     own_layout: WrittenLayout = "fixed" if shards.layout == "fixed" else "variable"
@@ -153,7 +154,6 @@ def pick_evaluation_set(
         mask_slots=shards.mask_slots or int(picked.mask_counts.max(initial=1)),
         vocabulary_size=1 + int(max(picked.tokens.max(), picked.mask_labels.max(initial=0))),
     )
-    output.parent.mkdir(parents=True, exist_ok=True)
     with atomic_path(output) as unfinished, new_shard(unfinished, form, samples) as writer:
         writer.append(picked)
     return PickedSet(file=output, samples=samples, candidates=candidates, layout=form.layout)

@@ -78,3 +78,5 @@ def test_too_few_rows_and_a_file_that_is_there_are_refused(tmp_path: Path, progr
     assert not output.exists()
     with pytest.raises(ConfigError, match="exists; name another file"):
         pick_evaluation_set((path,), path, samples=5, layout=None, progress=progress)
+    with pytest.raises(ConfigError, match="is not a folder"):
+        pick_evaluation_set((path,), path / "eval.hdf5", samples=5, layout=None, progress=progress)
