@@ -24,6 +24,7 @@ from evenpack.data.tokenizers.tokenizer import Tokenizer
 from evenpack.engine.config import RunConfig
 from evenpack.engine.resolving.data_facts import epochs_of_steps, implausible_epochs
 from evenpack.errors import ConfigError, DataError
+from evenpack.files import expand_user
 
 _ENDINGS = {name: kind.recognised_endings for name, kind in KINDS.items() if kind.recognised_endings}
 """Endings of files' names by the kind of their source."""
@@ -93,7 +94,7 @@ def source_sections(paths: Sequence[str], *, text_key: str | None) -> dict[str, 
 
 
 def _at_path(given: str, option: str) -> Iterator[FoundText]:
-    path = Path(given).expanduser()
+    path = expand_user(given)
     if path.is_dir() and (splits := saved_splits(path)) is not None:
         split = "train" if "train" in splits else None
         files = saved_files(path, split=split, key=None) or ()

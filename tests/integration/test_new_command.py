@@ -171,6 +171,7 @@ def test_a_place_where_no_run_file_can_be_is_refused_and_a_folder_is_made(
         (["--data", "DATA", "--data", "DATA", "--model", "gpt2_mini", "--devices", "0"], "is given twice"),
         (["--data", "DATA/../*.md", "--model", "gpt2_mini", "--devices", "0"], "no file matches"),
         (["--data", "nowhere", "--model", "gpt2_mini", "--devices", "0"], "nowhere does not exist"),
+        (["--data", "~nobody_here/a", "--model", "gpt2_mini", "--devices", "0"], "~nobody_here/a does not exist"),
         (
             ["--data", "DATA", "--text-key", "body", "--model", "gpt2_mini", "--devices", "0"],
             "no key 'body'; existing keys: 'text'",

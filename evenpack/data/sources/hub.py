@@ -2,7 +2,6 @@
 
 from collections.abc import Generator, Iterator
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 from evenpack.data.sources.config import HubSource
@@ -10,6 +9,7 @@ from evenpack.data.sources.corpus import Document, FileCorpus, SourceKind, make_
 from evenpack.data.sources.file_sources import refuse_long_text
 from evenpack.data.sources.files import InputFile, files_below, saved_splits
 from evenpack.errors import DataError
+from evenpack.files import expand_user
 
 _ROWS_AT_ONCE = 1000
 
@@ -18,7 +18,8 @@ def load_rows(name: str, subset: str | None, split: str, *, label: str) -> Any:
     """Returns a split as a `datasets.Dataset`. Raises: DataError, beginning with `label`, if it cannot be loaded."""
     import datasets
 
-    if saved_splits(Path(name).expanduser()) == ():
+    folder = expand_user(name)
+    if saved_splits(folder) == ():
         raise DataError(
             f"{label}: {name} was written by save_to_disk, which datasets.load_dataset does not read: in a run file, "
             f"give the source `kind: arrow` and `path: {name}`"
@@ -26,7 +27,7 @@ def load_rows(name: str, subset: str | None, split: str, *, label: str) -> Any:
     bars_were_off = datasets.are_progress_bars_disabled()
     datasets.disable_progress_bars()  # they would write over the caller's own
     try:
-        return datasets.load_dataset(name, subset, split=split)
+        return datasets.load_dataset(str(folder) if folder.is_dir() else name, subset, split=split)
     except Exception as error:  # `datasets` raises all errors of its readers, filesystems and the network
         raise DataError(
             f"{label}: datasets.load_dataset('{name}', {subset!r}, split='{split}') failed: "
@@ -91,7 +92,7 @@ def _open_corpus(name: str, source: HubSource) -> FileCorpus:
 
 def _inputs(_name: str, source: HubSource) -> tuple[InputFile, ...]:
     """Returns the files of a local folder, including links; a name on the hub is not queried again."""
-    folder = Path(source.name).expanduser()
+    folder = expand_user(source.name)
     return tuple(InputFile.of(file) for file in files_below(folder)) if folder.is_dir() else ()
 
 

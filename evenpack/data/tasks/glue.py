@@ -15,6 +15,7 @@ from types import MappingProxyType
 from evenpack.config import nearest
 from evenpack.data.sources.lines import SourceReader
 from evenpack.errors import ConfigError, DataError
+from evenpack.files import expand_user
 
 _TRAINING_SPLIT = "train"
 _SENTENCES = ("sentence1", "sentence2")
@@ -146,7 +147,7 @@ def glue_file(directory: Path, task: GlueTask, split: str) -> Path:
     splits = (_TRAINING_SPLIT, *task.validation_splits)
     if split not in splits:
         raise ConfigError(f"{task.folder} has no labelled split '{split}'; {nearest(split, splits)}")
-    path = directory.expanduser() / task.folder / _file_name(split)
+    path = expand_user(directory) / task.folder / _file_name(split)
     if not path.is_file():
         raise DataError(f"{path} is not there: give the folder that holds GLUE's task folders ({task.folder}, ...)")
     return path

@@ -32,7 +32,7 @@ from evenpack.data.tokenizers.config import (
 from evenpack.data.tokenizers.tokenizer import BOUNDS, Tokenizer
 from evenpack.data.tokenizers.word_pieces import ROLES, UNKNOWN, read_word_pieces, train_word_pieces, word_pieces_file
 from evenpack.errors import DataError
-from evenpack.files import read_json
+from evenpack.files import expand_user, read_json
 
 _PUBLISHED = {"gpt2": 50_257, "bert": 30_522}
 """Sizes for a run file that does not name the files yet."""
@@ -214,7 +214,7 @@ class Encoder:
 
 def load_encoder(name: str) -> Encoder:
     """Loads the tokenizer of a folder or of a name on the hub. Raises: DataError if it is missing or incomplete."""
-    folder = Path(name).expanduser()
+    folder = expand_user(name)
     if not folder.is_dir() or any((folder / file).is_file() for file in _CONFIG_FILES):
         return Encoder(fast_tokenizer(str(folder) if folder.is_dir() else name).backend_tokenizer)
     if (path := folder / BACKEND_FILE).is_file():

@@ -117,7 +117,7 @@ def _verify(prepared_dir: Path, config: "DataConfig", report: Report) -> bool:
     from evenpack.data.prepare.progress import PrepareProgress
     from evenpack.data.prepare.verification import Verifier
 
-    directory = prepared_dir.expanduser().absolute()
+    directory = prepared_dir.absolute()
     manifest = Manifest.read(directory)
     refuse_differences(manifest.data, data_section(config), directory)
     with PrepareProgress(console.messages()) as progress:

@@ -34,6 +34,7 @@ from evenpack.data.prepare.progress import NoProgress, Progress
 from evenpack.data.sources.files import ARROW_SUFFIXES, saved_splits
 from evenpack.data.sources.lines import JSONL_SUFFIXES
 from evenpack.errors import ConfigError, DataError, PackingError
+from evenpack.files import expand_user
 from evenpack.studies.lengths.options import SubjectOptions
 
 if TYPE_CHECKING:
@@ -308,7 +309,7 @@ def read_histogram(
     an error.
     """
     options = options or SubjectOptions()
-    path = Path(source).expanduser()
+    path = expand_user(source)
     if source in published_names() and not (source.startswith(GLUE) and options.of_texts):
         options.refuse_all_but(source=source, what="a published histogram")
         return published_histogram(source)
@@ -391,7 +392,7 @@ def _read_dataset(source: str, options: SubjectOptions, progress: Progress) -> L
     options.refuse_all_but("column", "tokenizer", "split", source=source, what="a dataset")
     from evenpack.studies.lengths.rows import DatasetTable, SavedTable, count_table, known_columns
 
-    folder = Path(source).expanduser()
+    folder = expand_user(source)
     if saved_splits(folder) is not None:
         return count_table(SavedTable(folder, options.split), options, progress)
     known = known_columns(source)

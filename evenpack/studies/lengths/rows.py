@@ -26,6 +26,7 @@ from evenpack.data.sources.tables import LONG_ROWS_AT_ONCE, ArrowTable, Rows, Ta
 from evenpack.data.tasks.glue import TaskRow, find_glue_task, glue_file, read_task_rows
 from evenpack.data.tokenizers.loading import Encoder, load_encoder
 from evenpack.errors import ConfigError, DataError
+from evenpack.files import expand_user
 from evenpack.studies.lengths.options import SubjectOptions
 from evenpack.studies.lengths.reading import LengthCounter
 
@@ -68,14 +69,12 @@ class DatasetTable:
         name, _, subset = source.partition(":")
         if name == "glue" and not Path(name).is_dir():
             name = _GLUE
-        folder = Path(name).expanduser()
+        folder = expand_user(name)
         _refuse_prepared(folder)
         # A subset that is not a folder of its own is one that the dataset's README defines.
         if subset and (folder / subset).is_dir():
-            folder, subset = folder / subset, ""
-        loaded = load_rows(
-            str(folder) if folder.is_dir() else name, subset or None, split or "train", label=f"dataset '{source}'"
-        )
+            name, subset = str(folder / subset), ""
+        loaded = load_rows(name, subset or None, split or "train", label=f"dataset '{source}'")
         self.origin = f"{source}, {split or 'train'}"
         self.schema: dict[str, Any] = {field.name: field.type for field in loaded.features.arrow_schema}
         self.total_bytes = int(loaded.data.nbytes)

@@ -302,6 +302,8 @@ def test_a_local_folder_is_read_through_datasets_without_a_word(
     assert read(source, 2500) == []
     assert capfd.readouterr() == ("", "")
     assert [Path(file.path).name for file in source_inputs("wiki", source)] == ["train.jsonl"]
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert texts(read(source.model_copy(update={"name": "~/set"}), 2499)) == ["row 2499"]
     assert "no column 'body'; existing columns: id, text" in refusal(source.model_copy(update={"text_key": "body"}))
     assert "must be a string, found int" in refusal(source.model_copy(update={"text_key": "id"}))
     assert "split='test') failed" in refusal(source.model_copy(update={"split": "test"}))
