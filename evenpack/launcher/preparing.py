@@ -173,7 +173,7 @@ def _with_unique_names(found: Sequence[FoundText]) -> Iterator[FoundText]:
 def _text_key(text: FoundText) -> str:
     """Returns `text` where there is such a key; else the only one that holds strings."""
     names = _keys_of_strings(text)
-    if "text" in names or (text.kind == "arrow" and not names):
+    if "text" in names:
         return "text"
     if len(names) == 1:
         return names[0]
@@ -191,14 +191,10 @@ def _keys_of_strings(text: FoundText) -> list[str]:
             line = next(reader.filled_lines(), None)
             values = {} if line is None else reader.json_object(line)
         return [name for name, value in values.items() if isinstance(value, str)]
-    import pyarrow as pa
-    import pyarrow.dataset
+    from evenpack.data.sources.tables import ArrowTable, ParquetTable, is_text  # pyarrow takes a while to import
 
-    try:
-        schema = pyarrow.dataset.dataset(file, format="parquet" if text.kind == "parquet" else "ipc").schema
-    except (pa.ArrowInvalid, OSError):
-        return []  # a stream, or damaged: reading its first document will show
-    return [field.name for field in schema if pa.types.is_string(field.type) or pa.types.is_large_string(field.type)]
+    table = ParquetTable(file) if text.kind == "parquet" else ArrowTable(file)
+    return [name for name, type_ in table.schema.items() if is_text(type_)]
 
 
 def _first(path: str | tuple[str, ...]) -> str:
