@@ -1,5 +1,6 @@
 """Commands on what a run has left: `evenpack evaluate`, `report`, `waits`, `export`, `finetune` and `mlperf ...`."""
 
+import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -74,7 +75,8 @@ def report(
       evenpack report RUN.yaml run.output_dir=runs/again
       evenpack report runs/packed runs/padded --output comparison
     """
-    overrides = [word for word in runs if "=" in word and not Path(word).exists()]
+    # An override may be too long for a path, about which `Path.exists` raises an error.
+    overrides = [word for word in runs if "=" in word and not os.path.exists(word)]  # noqa: PTH110
     output_dirs = [_output_dir(Path(word), overrides) for word in runs if word not in overrides]
     if overrides and not any(names_run_file(word) for word in runs):
         raise ConfigError(f"{overrides[0]} replaces a value of a run file, and none is given: give RUN.yaml")

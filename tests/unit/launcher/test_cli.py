@@ -169,6 +169,8 @@ def test_a_source_that_a_run_reads_a_thousand_times_is_named_with_what_to_change
 def test_report_takes_the_overrides_of_a_run_file_and_of_nothing_else(run_file: Path) -> None:
     done = evenpack("report", run_file, "training.steps=60", "run.output_dir=elsewhere")
     assert (done.code, "elsewhere holds no metrics.jsonl" in done.stderr) == (2, True)
+    long = f"run.name={'a' * 300}"
+    assert "elsewhere holds no" in evenpack("report", run_file, long, "run.output_dir=elsewhere").stderr
     done = evenpack("report", run_file.parent, "training.steps=60")
     assert (done.code, "training.steps=60 replaces a value of a run file, and none is given" in done.stderr) == (
         2,
