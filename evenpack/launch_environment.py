@@ -98,14 +98,16 @@ def requested_accelerator(environment: Mapping[str, str]) -> str | None:
 
 def ssh_arguments(environment: Mapping[str, str]) -> list[str]:
     """Returns the options that pdsh adds to ssh. Raises: ConfigError if a shell could not split them."""
-    given = environment.get("PDSH_SSH_ARGS_APPEND", "")
+    name = "PDSH_SSH_ARGS_APPEND"
+    return shell_words(f"environment variable {name}", environment.get(name, ""))
+
+
+def shell_words(origin: str, text: str) -> list[str]:
+    """Splits a text as a shell does; `origin` is what it was given for. Raises: ConfigError if a shell could not."""
     try:
-        return shlex.split(given)
+        return shlex.split(text)
     except ValueError as error:
-        raise ConfigError(
-            f"environment variable PDSH_SSH_ARGS_APPEND={given!r:.80}: expected options of ssh, quoted as in a shell "
-            f"({error})"
-        ) from error
+        raise ConfigError(f"{origin}={text!r:.80}: expected words that are quoted as in a shell ({error})") from error
 
 
 def choose_cpu() -> None:

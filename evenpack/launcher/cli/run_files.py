@@ -1,6 +1,5 @@
 """Commands on run files: `evenpack new` writes one, `evenpack config ...` explains them."""
 
-import shlex
 import sys
 from pathlib import Path
 from typing import Annotated
@@ -10,6 +9,7 @@ import typer
 from evenpack import console
 from evenpack.errors import ConfigError
 from evenpack.files import require_file
+from evenpack.launch_environment import shell_words
 from evenpack.launcher.cli.arguments import SETTINGS, AsJson, Overrides, RunFile, load, reporting
 
 
@@ -44,7 +44,7 @@ def new(
         from evenpack.launcher.preparing import source_sections
 
         require_file(run_file, ".yaml", option="evenpack new")
-        paths = data or shlex.split(_asked(None, "--data", "Files, folders or patterns of text"))
+        paths = data or shell_words("--data", _asked(None, "--data", "Files, folders or patterns of text"))
         chosen = _asked(model, "--model", f"The model, one of {', '.join(MODELS)}", default="gpt2_mini")
         if chosen not in MODELS:
             raise ConfigError(f"--model {chosen}: there is no such model; {nearest(chosen, tuple(MODELS))}")

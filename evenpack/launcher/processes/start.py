@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING
 import psutil
 
 from evenpack.errors import ConfigError, RunError
-from evenpack.launch_environment import requested_accelerator, ssh_arguments
+from evenpack.launch_environment import requested_accelerator, shell_words, ssh_arguments
 from evenpack.launcher.processes.devices import cpu_cores, cuda_devices, require_seen_gpus
 from evenpack.launcher.processes.ranks import LaunchToken
 from evenpack.units import counted
@@ -293,10 +293,7 @@ def _local_options(extra: Sequence[str]) -> list[str]:
 
 
 def _checked_options(deepspeed_options: str) -> list[str]:
-    try:
-        options = shlex.split(deepspeed_options)
-    except ValueError as error:
-        raise ConfigError(f"--deepspeed-options '{deepspeed_options}': {error}") from error
+    options = shell_words("--deepspeed-options", deepspeed_options)
     for option in options:
         if _is_own(option):
             raise ConfigError(
