@@ -64,7 +64,7 @@ class Progress:
         """Begins a piece of work that began `elapsed_seconds` ago, and of which an amount of `done` is finished.
 
         Args:
-            unit: the unit of its rate; None: no rate is shown.
+            unit: the unit of its rate; empty: no rate is shown.
             counted: shown as `step 3/20`, not as a percentage.
             starts_processes: the work begins with its first update; what came before is in no rate, and until a
                 second one no time to go is known.
