@@ -41,7 +41,8 @@ def require_folder(folder: Path, *, option: str) -> None:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise ConfigError(
-            f"{folder}, where {option} would write, is not a folder and cannot be made: {error.strerror}"
+            f"{folder}, where {option} would write, is not a folder and cannot be made: {error.strerror}; name another "
+            "one"
         ) from error
 
 
