@@ -17,7 +17,7 @@ import xxhash
 
 from evenpack.config import validate
 from evenpack.data.batches.capacity import BatchCapacity
-from evenpack.data.batches.objectives import NextTokens, Objective, RandomMasks
+from evenpack.data.batches.objectives import Objective, RandomMasks, next_tokens
 from evenpack.data.batches.pipeline import (
     MicroBatchDataset,
     PipelineSettings,
@@ -119,7 +119,8 @@ class Loader:
                 nearly equal costs; None: packs are assigned in the order of their arrival.
             balances_each_micro_batch: whether ranks wait for each other in each micro-batch (FSDP, ZeRO 2 and 3) and
                 not only in each step (DDP with `no_sync`, ZeRO 0 and 1).
-            objective: None: the next token of each token; `evenpack.RandomMasks` for models like BERT.
+            objective: None: the next token of each token, for prepared data as its recipe's `end_of_text_in_loss`
+                says; `evenpack.RandomMasks` for models like BERT, and documents of your own.
             padding_token: the token in slots that hold none.
             vocabulary_size: checked in each batch; None: not checked.
             cache: folder in which packs are stored, so that the next loader of the same documents opens them at once.
@@ -164,6 +165,8 @@ class Loader:
             vocabulary_size=vocabulary_size,
             cache=None if cache is None else Path(cache),
         )
+        if objective is None:
+            objective = next_tokens(self.data.recipe if isinstance(self.data, OwnDocuments) else self.data.config.recipe)
         shape = StepShape(
             batching="packs",
             items_per_step=packs_per_step,
@@ -178,7 +181,7 @@ class Loader:
         )
         self._settings = PipelineSettings(
             seed=seed,
-            objective=objective or NextTokens(),
+            objective=objective,
             shape=shape,
             ranks=ranks,
             rank=rank,

@@ -20,7 +20,15 @@ from evenpack.config import validate
 from evenpack.data.batches.placement import Placement
 from evenpack.data.order.selection import PackedSource
 from evenpack.data.order.step_plan import TargetCounter
-from evenpack.data.recipes import ConcatRecipe, DocumentsRecipe, EndOfText, MaskingConfig, Recipe, SentencePairsRecipe
+from evenpack.data.recipes import (
+    ConcatRecipe,
+    DocumentsRecipe,
+    EndOfText,
+    MaskingConfig,
+    PaddingRecipe,
+    Recipe,
+    SentencePairsRecipe,
+)
 from evenpack.data.sequences import (
     LabelledDocumentsView,
     LabelledSequences,
@@ -204,6 +212,13 @@ class NextTokens:
             targets={NEXT_TOKEN.name: targets},
             target_count=int(is_target.sum()),
         )
+
+
+def next_tokens(recipe: Recipe) -> NextTokens:
+    """Returns the objective of next tokens for a recipe's sequences."""
+    if isinstance(recipe, DocumentsRecipe | ConcatRecipe | PaddingRecipe):
+        return NextTokens(end_of_text_in_loss=recipe.end_of_text_in_loss)
+    return NextTokens()
 
 
 MaskedT = TypeVar("MaskedT", bound="_MaskedObjective")

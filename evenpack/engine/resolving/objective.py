@@ -5,10 +5,10 @@ from functools import partial
 
 import numpy as np
 
-from evenpack.data.batches.objectives import DynamicMasks, NextTokens, Objective, StoredMasks
+from evenpack.data.batches.objectives import DynamicMasks, Objective, StoredMasks, next_tokens
 from evenpack.data.order.step_shape import Batching, StepShape
 from evenpack.data.prepared import PreparedData
-from evenpack.data.recipes import ConcatRecipe, DocumentsRecipe, MaskingConfig, PaddingRecipe, Recipe
+from evenpack.data.recipes import MaskingConfig
 from evenpack.data.sequences import MaskedPairsView
 from evenpack.data.sequences.masking import masked_count
 from evenpack.engine.resolving.data_facts import average_item, items_of_an_epoch
@@ -43,13 +43,6 @@ def build_objective(model: ModelConfig, masking: MaskingConfig, prepared: Prepar
     if masking.whole_words:
         vocabulary.require_words()
     return DynamicMasks(recipe=prepared.config.recipe, masking=masking, vocabulary=vocabulary, seed=seed, **losses)
-
-
-def next_tokens(recipe: Recipe) -> NextTokens:
-    """Returns the objective of next tokens for a recipe's sequences."""
-    if isinstance(recipe, DocumentsRecipe | ConcatRecipe | PaddingRecipe):
-        return NextTokens(end_of_text_in_loss=recipe.end_of_text_in_loss)
-    return NextTokens()
 
 
 def build_denominators(

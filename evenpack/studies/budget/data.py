@@ -7,7 +7,7 @@ from fractions import Fraction
 
 import numpy as np
 
-from evenpack.data.batches.objectives import Objective
+from evenpack.data.batches.objectives import Objective, next_tokens
 from evenpack.data.config import DataConfig
 from evenpack.data.manifest import PackingSummary
 from evenpack.data.order.stored_plan import pack_view
@@ -19,7 +19,6 @@ from evenpack.data.sequences.pieces import RowsView
 from evenpack.data.tokenizers.loading import vocabulary_size_of
 from evenpack.engine.config import RunConfig
 from evenpack.engine.resolving.data_facts import AverageItem, DataFacts, average_of, drawn_shares, training_packing
-from evenpack.engine.resolving.objective import next_tokens
 from evenpack.engine.resolving.resolve import ResolvedRun
 from evenpack.errors import ConfigError, DataError
 from evenpack.kernels.visible_pairs import pairs_of_average_length, total_pairs_within

@@ -570,8 +570,11 @@ def test_balancing_lowers_the_cost_of_the_most_expensive_rank() -> None:
     assert [order_hash(one.plan(7).packs) for one in (balanced, arrival)] == [order_hash(balanced.plan(7).packs)] * 2
 
 
-def test_prepared_data_gives_the_packs_of_its_run(tmp_path: Path) -> None:
+@pytest.mark.parametrize("ends", ["all", "none"])
+def test_prepared_data_gives_the_packs_and_targets_of_its_run(tmp_path: Path, ends: str) -> None:
     config = tiny_gpt2_run(tmp_path)
+    recipe = config.data.recipe.model_copy(update={"end_of_text_in_loss": ends})
+    config = config.model_copy(update={"data": config.data.model_copy(update={"recipe": recipe})})
     resolved = open_run(config)
     alone = World(rank=0, size=1, local_rank=0, device=torch.device("cpu"))
     trained = MicroBatchDataset(resolved.prepared, resolved.pipeline_settings(alone))
@@ -581,6 +584,8 @@ def test_prepared_data_gives_the_packs_of_its_run(tmp_path: Path) -> None:
     for index in (0, 1, 7):
         assert loader[index].order_hash == trained[index].order_hash
         assert torch.equal(loader[index].tokens, trained[index].tokens)
+        found, expected = (one[index].targets["next_token"].weights for one in (loader, trained))
+        assert torch.equal(found, expected)
     with pytest.raises(ConfigError, match="prepared data has its own weights, cache, as its run file says"):
         evenpack.Loader(resolved.prepared, packs_per_step=8, weights={"one": 1}, cache=tmp_path)
     with pytest.raises(ConfigError, match="the data was prepared with packs of 64, found 32"):
