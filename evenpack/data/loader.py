@@ -147,10 +147,17 @@ class Loader:
         if workers and arrays == "numpy":
             raise ConfigError("worker processes hand over torch tensors: take arrays='torch', or workers=0")
         if isinstance(objective, RandomMasks):
-            if pack_length is None:
-                raise ConfigError("RandomMasks are for documents of your own: give pack_length, the slots of a pack")
-            vocabulary_size = objective.vocabulary_size if vocabulary_size is None else vocabulary_size
-            objective = objective.drawn(pack_length, seed)
+            if isinstance(documents, PreparedData):
+                raise ConfigError(
+                    "RandomMasks are for documents of your own, found prepared data: train it by its run file, or give "
+                    "the prefix of a token file as documents"
+                )
+            if vocabulary_size not in (None, objective.vocabulary_size):
+                raise ConfigError(
+                    f"vocabulary_size is {vocabulary_size}, and that of RandomMasks {objective.vocabulary_size}: give "
+                    "both the same, or only that of RandomMasks"
+                )
+            vocabulary_size = objective.vocabulary_size
         self.data = _training_data(
             documents,
             pack_length=pack_length,
@@ -165,7 +172,9 @@ class Loader:
             vocabulary_size=vocabulary_size,
             cache=None if cache is None else Path(cache),
         )
-        if objective is None:
+        if isinstance(objective, RandomMasks):
+            objective = objective.drawn(self.data.pack_length, seed)
+        elif objective is None:
             objective = next_tokens(self.data.recipe if isinstance(self.data, OwnDocuments) else self.data.config.recipe)
         shape = StepShape(
             batching="packs",

@@ -42,6 +42,9 @@ DOCUMENTS = [
 ]
 
 
+MASKS = evenpack.RandomMasks(mask_token=103, special_tokens=[0], vocabulary_size=30_522)
+
+
 def made(documents: Any = DOCUMENTS, **settings: Any) -> evenpack.Loader:
     return evenpack.Loader(documents, **{"pack_length": PACK_LENGTH, "packs_per_step": 8, "arrays": "numpy"} | settings)
 
@@ -588,6 +591,8 @@ def test_prepared_data_gives_the_packs_and_targets_of_its_run(tmp_path: Path, en
         assert torch.equal(found, expected)
     with pytest.raises(ConfigError, match="prepared data has its own weights, cache, as its run file says"):
         evenpack.Loader(resolved.prepared, packs_per_step=8, weights={"one": 1}, cache=tmp_path)
+    with pytest.raises(ConfigError, match="RandomMasks are for documents of your own, found prepared data"):
+        evenpack.Loader(resolved.prepared, packs_per_step=8, objective=MASKS)
     with pytest.raises(ConfigError, match="the data was prepared with packs of 64, found 32"):
         evenpack.Loader(resolved.prepared, packs_per_step=8, pack_length=32)
 
@@ -668,7 +673,14 @@ def test_a_worker_process_does_not_pack_again(monkeypatch: pytest.MonkeyPatch) -
         ({"ranks": 2, "micro_batches": 3}, ConfigError, "into 3 micro_batches: take one of 1, 2, 4"),
         ({"rank": 1}, ConfigError, "rank must be a whole number from 0 to 0, found 1"),
         ({"pack_length": None}, ConfigError, "give pack_length"),
+        ({"pack_length": None, "objective": MASKS}, ConfigError, "give pack_length"),
         ({"pack_length": 1}, ConfigError, "pack_length must be a whole number from 2"),
+        ({"pack_length": 1, "objective": MASKS}, ConfigError, "pack_length must be a whole number from 2"),
+        (
+            {"objective": MASKS, "vocabulary_size": 50_000},
+            ConfigError,
+            "vocabulary_size is 50000, and that of RandomMasks 30522",
+        ),
         ({"packs_per_step": 0}, ConfigError, "packs_per_step must be a whole number from 1"),
         ({"workers": 1}, ConfigError, "worker processes hand over torch tensors"),
         ({"documents": {"a": [[1, 2]], "b": [[3, 4]]}}, ConfigError, r"2 sources \(a, b\) need weights"),
