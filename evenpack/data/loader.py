@@ -116,7 +116,8 @@ class Loader:
             max_sequences_per_pack: None: no limit.
             packing: `auto` or an algorithm of docs/packing.md.
             cost_weights: the cost of a pack, by which a step is balanced over ranks, as equal numbers of packs with
-                nearly equal costs; None: packs are assigned in the order of their arrival.
+                nearly equal costs; `per_token` does not count, since all packs have the same slots. None: packs are
+                assigned in the order of their arrival.
             balances_each_micro_batch: whether ranks wait for each other in each micro-batch (FSDP, ZeRO 2 and 3) and
                 not only in each step (DDP with `no_sync`, ZeRO 0 and 1).
             objective: None: the next token of each token, for prepared data as its recipe's `end_of_text_in_loss`
@@ -184,7 +185,7 @@ class Loader:
             isolate=True,
             reset_positions=True,
             policy="arrival" if cost_weights is None else "cost_balanced",
-            cost_weights=cost_weights or ATTENTION,
+            cost_weights=(cost_weights or ATTENTION).in_layout("packed"),
             windows=() if cost_weights is None else tuple(cost_weights.per_pair_within),
             balances_each_micro_batch=balances_each_micro_batch,
         )

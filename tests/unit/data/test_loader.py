@@ -573,6 +573,17 @@ def test_balancing_lowers_the_cost_of_the_most_expensive_rank() -> None:
     assert [order_hash(one.plan(7).packs) for one in (balanced, arrival)] == [order_hash(balanced.plan(7).packs)] * 2
 
 
+@pytest.mark.parametrize("per_segment", [0.0, 40.0])
+def test_packs_cost_the_same_for_their_slots_however_many_hold_tokens(per_segment: float) -> None:
+    weights = evenpack.CostWeights(per_token=0.0, per_squared_length=1.0, per_segment=per_segment)
+    one, other = (
+        made(ranks=2, packing="none", cost_weights=replace(weights, per_token=per_token)) for per_token in (0.0, 1e6)
+    )
+    for step in range(3):
+        assert ids(one, step) == ids(other, step)
+        assert one.plan(step).cost(0) == other.plan(step).cost(0) == other.batches_of(step)[0].cost
+
+
 @pytest.mark.parametrize("ends", ["all", "none"])
 def test_prepared_data_gives_the_packs_and_targets_of_its_run(tmp_path: Path, ends: str) -> None:
     config = tiny_gpt2_run(tmp_path)
