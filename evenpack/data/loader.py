@@ -32,7 +32,7 @@ from evenpack.data.order.step_plan import StepPlan
 from evenpack.data.order.step_shape import Batching, CostWeights, StepShape, divisors
 from evenpack.data.order.stored_plan import open_packing, open_plan, pack_view, store_plan
 from evenpack.data.order.weight_change import WeightChange
-from evenpack.data.packing import Packing
+from evenpack.data.packing import Packing, check_options
 from evenpack.data.permutation import derive_key, sequence_id_type
 from evenpack.data.prepared import PreparedData
 from evenpack.data.recipes import DocumentsRecipe
@@ -101,7 +101,7 @@ class Loader:
         workers: int = 0,
         arrays: Literal["torch", "numpy"] = "torch",
     ) -> None:
-        """Packs the documents, or opens the packs that were prepared; reads no token of a batch.
+        """Checks the settings; the documents are packed when the first batch, plan or state is asked for.
 
         Args:
             documents: lists of token ids; `TokenArrays`, which may be mapped; a Hugging Face dataset with a column
@@ -130,7 +130,8 @@ class Loader:
             arrays: `torch` for tensors, `numpy` for a machine without torch.
 
         Raises: ConfigError for numbers that do not fit together, with those that would; DataError for documents that
-            cannot be read; PackingError if they cannot be packed.
+            cannot be read; PackingError for an unknown `packing`, and from the first batch, plan or state if the
+            documents cannot be packed.
         """
         packs_per_step = _whole("packs_per_step", packs_per_step, 1, MOST_PACKS_A_STEP)
         ranks = _whole("ranks", ranks, 1, MOST_PACKS_A_STEP)
@@ -205,12 +206,11 @@ class Loader:
         """The next step, counted from 0. Within a step it is that step, which a resumed loader reads as a whole."""
 
     def __repr__(self) -> str:
-        """Returns a line with the packs, the share of this rank, and the step."""
-        packs = " + ".join(f"{source.plan.packs:,}" for source in self._dataset.planner.sources)
+        """Returns a line with the share of this rank, and the step; it does not pack the documents."""
         one = self._settings
         share = f"{one.micro_batches} x {one.shape.items_per_micro_batch} of {one.shape.items_per_step} packs a step"
         return (
-            f"Loader({packs} packs of {self.pack_length:,}; rank {one.rank} of {one.ranks}: {share}; seed {one.seed}, "
+            f"Loader(packs of {self.pack_length:,}; rank {one.rank} of {one.ranks}: {share}; seed {one.seed}, "
             f"step {self.step})"
         )
 
@@ -511,7 +511,10 @@ def _training_data(
     pack_length = _whole("pack_length", pack_length, 2, MOST_SLOTS)
     size = MOST_VOCABULARY if vocabulary_size is None else vocabulary_size
     size = _whole("vocabulary_size", size, 1, MOST_VOCABULARY)
+    check_options(packing.algorithm, packing.options)
     named = documents if isinstance(documents, Mapping) else {_ONLY_SOURCE: documents}
+    if not named:
+        raise ConfigError("the mapping of sources is empty: give documents under at least one name")
     wrong = [name for name in named if not isinstance(name, str)]
     if wrong:
         raise ConfigError(f"the sources of a mapping must have strings as names, found {wrong[0]!r}")
@@ -552,8 +555,8 @@ def _checked_weights(names: list[str], weights: Mapping[str, int] | None) -> tup
         if len(names) != 1:
             raise ConfigError(f"{len(names)} sources ({', '.join(names)}) need weights, one for each")
         return (1,)
-    if set(weights) != set(names):
-        raise ConfigError(f"weights must name the sources {', '.join(names)}, found {', '.join(weights) or 'none'}")
+    if not isinstance(weights, Mapping) or set(weights) != set(names):
+        raise ConfigError(f"weights must be a mapping from the sources {', '.join(names)}, found {weights!r}")
     return tuple(_whole(f"weights['{name}']", weights[name], 1, HIGHEST_WEIGHT) for name in names)
 
 

@@ -33,7 +33,7 @@ from evenpack.data.order.selection import order_hash
 from evenpack.data.tokens import own
 from evenpack.engine.resolving.resolve import open_run
 from evenpack.engine.world.distributed import World
-from evenpack.errors import CheckpointError, ConfigError, DataError, EvenpackError
+from evenpack.errors import CheckpointError, ConfigError, DataError, EvenpackError, PackingError
 
 PACK_LENGTH = 64
 DOCUMENTS = [
@@ -698,7 +698,9 @@ def test_a_worker_process_does_not_pack_again(monkeypatch: pytest.MonkeyPatch) -
         ({"padding_token": 9, "vocabulary_size": 9}, ConfigError, "padding_token must be a whole number from 0 to 8"),
         ({"max_sequences_per_pack": 0}, ConfigError, "arguments of evenpack.Loader:\n  max_sequences_per_pack"),
         ({"documents": {1: [[1, 2]]}}, ConfigError, "must have strings as names, found 1"),
-        ({"weights": {"a": 1}}, ConfigError, "weights must name the sources data, found a"),
+        ({"weights": {"a": 1}}, ConfigError, "weights must be a mapping from the sources data, found {'a': 1}"),
+        ({"documents": {}}, ConfigError, "the mapping of sources is empty"),
+        ({"packing": "longest_first"}, PackingError, "no packing algorithm 'longest_first'; did you mean 'longest_pack"),
         ({"documents": [[1, 2], "text"]}, DataError, "document 1 must be a list of token ids"),
         ({"documents": [[1, 2], [3, -1]]}, DataError, "document 1 holds token id -1"),
         ({"documents": [[1, 2], [1 << 70]]}, DataError, f"document 1 holds token id {1 << 70}, expected 0"),
@@ -811,7 +813,7 @@ loader = evenpack.Loader({"a": documents}, weights={"a": np.int64(2)}, arrays="n
 loader.load_state_dict({**plain.state_dict(), "step": np.int64(4)})
 assert json.loads(json.dumps(loader.state_dict())) == {**plain.state_dict(), "step": 4}
 assert loader[9].tokens.tolist() == plain[9].tokens.tolist()
-for wrong in ({"long_documents": "cut"}, {"cost_weights": (0, 1, 0)}):
+for wrong in ({"long_documents": "cut"}, {"cost_weights": (0, 1, 0)}, {"weights": [3]}):
     try:
         evenpack.Loader(documents, arrays="numpy", **numbers | wrong)
     except evenpack.ConfigError as error:
@@ -824,14 +826,16 @@ def test_numbers_of_numpy_count_as_numbers_and_other_types_are_named() -> None:
     assert found.returncode == 0, found.stderr
     assert "arguments of evenpack.Loader:\n  long_documents" in found.stdout
     assert "cost_weights must be evenpack.CostWeights or None, found (0, 1, 0)" in found.stdout
+    assert "weights must be a mapping from the sources data, found [3]" in found.stdout
 
 
-def test_a_loader_says_what_it_is_in_a_line() -> None:
+def test_a_loader_says_what_it_is_in_a_line_without_packing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(loader_module, "pack_view", None)
     loader = made(rank=1, ranks=2, micro_batches=2)
     assert repr(loader.data) == f"OwnDocuments(data: 200 documents, {sum(map(len, DOCUMENTS)):,} tokens; packs of 64)"
     assert repr(arrays_of([[1, 2], [3]])) == "TokenArrays(2 documents, 3 tokens, uint16)"
     assert repr(own.TokenRows(AS_ROWS.add_column("labels", DOCUMENTS))).endswith(" tokens, int32, labels)")
-    assert repr(loader) == (f"Loader({loader.packs} packs of 64; rank 1 of 2: 2 x 2 of 8 packs a step; seed 0, step 0)")
+    assert repr(loader) == "Loader(packs of 64; rank 1 of 2: 2 x 2 of 8 packs a step; seed 0, step 0)"
 
 
 def test_the_lines_of_the_readme_run() -> None:
