@@ -39,7 +39,7 @@ from evenpack.data.recipes import DocumentsRecipe
 from evenpack.data.sequences import TokenAccounting, ViewOfDocuments, build_view, length_chunks, open_view
 from evenpack.data.tokens.file import TokenFile, expect_random_reads
 from evenpack.data.tokens.own import TokenArrays, TokenRows, hash_content
-from evenpack.errors import CheckpointError, ConfigError, DataError
+from evenpack.errors import CheckpointError, ConfigError, DataError, EvenpackError
 from evenpack.extras import require
 from evenpack.files import remove_abandoned, unfinished_directory
 from evenpack.losses import StepCounts
@@ -177,7 +177,9 @@ class Loader:
         if isinstance(objective, RandomMasks):
             objective = objective.drawn(self.data.pack_length, seed)
         elif objective is None:
-            objective = next_tokens(self.data.recipe if isinstance(self.data, OwnDocuments) else self.data.config.recipe)
+            objective = next_tokens(
+                self.data.recipe if isinstance(self.data, OwnDocuments) else self.data.config.recipe
+            )
         shape = StepShape(
             batching="packs",
             items_per_step=packs_per_step,
@@ -283,14 +285,20 @@ class Loader:
         return tuple(self[first + index] for index in range(self.micro_batches))
 
     def __getitem__(self, index: int) -> "PackedBatch[Any]":
-        """Returns micro-batch `index` of this rank: number `index % micro_batches` of step `index // micro_batches`."""
+        """Returns micro-batch `index` of this rank: number `index % micro_batches` of step `index // micro_batches`.
+
+        Raises: IndexError for an index before the first step or beyond the last; a loader has no end to count from.
+        """
+        step = index // self.micro_batches
+        if not 0 <= step <= MOST_STEPS:
+            raise IndexError(f"micro-batches are counted from 0, in steps up to {MOST_STEPS:,}; found index {index}")
         batch = self._dataset.arrays(index)
-        self._require_targets(index // self.micro_batches, batch.step_counts)
+        self._require_targets(step, batch.step_counts)
         return batch.tensors() if self._arrays == "torch" else batch
 
     def plan(self, step: int) -> StepPlan:
         """Returns all packs of a step, counted from 0, with their assignment to ranks. Reads lengths, no tokens."""
-        return self._dataset.planner.plan(step)
+        return self._dataset.planner.plan(_whole("step", step, 0, MOST_STEPS))
 
     def state_dict(self) -> LoaderState:
         """Returns the state: equal on all ranks, and for a loader at any number of ranks and micro-batches."""
@@ -304,7 +312,7 @@ class Loader:
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continues at the state's step.
 
-        Raises: CheckpointError if it is not the state of these documents, packs and seed.
+        Raises: CheckpointError if it is not a state, or not that of these documents, packs and seed.
         """
         missing = [key for key in LoaderState.__annotations__ if key not in state]
         if missing:
@@ -328,7 +336,7 @@ class Loader:
                 "packs_per_step must be the same, and evenpack's version if it packs otherwise; rank, ranks, "
                 "micro_batches and workers may differ"
             )
-        self.step = _whole("step", state["step"], 0, MOST_STEPS)
+        self.step = _whole("the state's step", state["step"], 0, MOST_STEPS, error=CheckpointError)
 
     def _require_at(self, step: int) -> None:
         """Refuses to go on elsewhere: batches may be read ahead, so an iteration cannot follow a moved loader."""
@@ -576,11 +584,11 @@ def _packs_per_micro_batch(packs: int, ranks: int, micro_batches: int) -> int:
     )
 
 
-def _whole(name: str, value: Any, least: int, greatest: int) -> int:
-    """Returns a number, numpy's among them, as an int. Raises: ConfigError if it is no such whole number."""
+def _whole(name: str, value: Any, least: int, greatest: int, *, error: type[EvenpackError] = ConfigError) -> int:
+    """Returns a number, numpy's among them, as an int. Raises: `error` if it is no such whole number."""
     is_whole = isinstance(value, int | np.integer) and not isinstance(value, bool)
     if not is_whole or not least <= value <= greatest:
-        raise ConfigError(f"{name} must be a whole number from {least:,} to {greatest:,}, found {value!r}")
+        raise error(f"{name} must be a whole number from {least:,} to {greatest:,}, found {value!r}")
     return int(value)
 
 

@@ -29,11 +29,12 @@ import evenpack
 from evenpack.data import loader as loader_module
 from evenpack.data.batches.objectives import NextTokens
 from evenpack.data.batches.pipeline import MicroBatchDataset
+from evenpack.data.limits import MOST_STEPS
 from evenpack.data.order.selection import order_hash
 from evenpack.data.tokens import own
 from evenpack.engine.resolving.resolve import open_run
 from evenpack.engine.world.distributed import World
-from evenpack.errors import CheckpointError, ConfigError, DataError, EvenpackError, PackingError
+from evenpack.errors import CheckpointError, ConfigError, DataError, PackingError
 
 PACK_LENGTH = 64
 DOCUMENTS = [
@@ -631,14 +632,30 @@ def test_a_state_of_other_packs_is_refused(changed: dict[str, Any]) -> None:
     [
         ({"seed": 3}, "the state is of seed 3, this loader has seed 0"),
         ({"version": 2}, "version 2, this evenpack reads 1"),
-        ({"step": -1}, "step must be a whole number from 0 to"),
+        ({"step": -1}, "the state's step must be a whole number from 0 to"),
+        ({"step": "4"}, "the state's step must be a whole number from 0 to"),
     ],
 )
 def test_a_state_that_is_wrong_is_refused(change: dict[str, Any], message: str) -> None:
-    with pytest.raises(EvenpackError, match=message):
+    with pytest.raises(CheckpointError, match=message):
         made().load_state_dict({**made().state_dict(), **change})
     with pytest.raises(CheckpointError, match="has no fingerprint, seed, step"):
         made().load_state_dict({"version": 1})
+
+
+@pytest.mark.parametrize("step", [-1, MOST_STEPS + 1])
+def test_places_outside_of_all_steps_are_refused(step: int) -> None:
+    loader = made(micro_batches=2)
+    with pytest.raises(IndexError, match=f"counted from 0, in steps up to .*; found index {2 * step}"):
+        _ = loader[2 * step]
+    for method in (loader.plan, loader.batches_of):
+        with pytest.raises(ConfigError, match=f"step must be a whole number from 0 to .*, found {step}"):
+            method(step)
+
+
+def test_the_last_of_all_steps_can_be_read() -> None:
+    loader = made(micro_batches=2)
+    assert loader.batches_of(MOST_STEPS)[1].order_hash == loader[2 * MOST_STEPS + 1].order_hash
 
 
 def test_only_what_changes_the_order_changes_the_fingerprint() -> None:
@@ -700,7 +717,11 @@ def test_a_worker_process_does_not_pack_again(monkeypatch: pytest.MonkeyPatch) -
         ({"documents": {1: [[1, 2]]}}, ConfigError, "must have strings as names, found 1"),
         ({"weights": {"a": 1}}, ConfigError, "weights must be a mapping from the sources data, found {'a': 1}"),
         ({"documents": {}}, ConfigError, "the mapping of sources is empty"),
-        ({"packing": "longest_first"}, PackingError, "no packing algorithm 'longest_first'; did you mean 'longest_pack"),
+        (
+            {"packing": "longest_first"},
+            PackingError,
+            "no packing algorithm 'longest_first'; did you mean 'longest_pack",
+        ),
         ({"documents": [[1, 2], "text"]}, DataError, "document 1 must be a list of token ids"),
         ({"documents": [[1, 2], [3, -1]]}, DataError, "document 1 holds token id -1"),
         ({"documents": [[1, 2], [1 << 70]]}, DataError, f"document 1 holds token id {1 << 70}, expected 0"),
