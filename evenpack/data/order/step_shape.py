@@ -3,6 +3,7 @@
 A run file is checked against these names, so nothing heavy is imported here.
 """
 
+import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Literal
@@ -35,6 +36,8 @@ class CostWeights:
 
     per_token · tokens + per_squared_length · Σ length² + per_segment · segments, over the segments of its sequences,
     and for each window of the model's layers per_pair_within · the pairs of tokens that are at most so far apart.
+
+    Raises: ConfigError for a weight that is negative or not finite.
     """
 
     per_token: float
@@ -43,17 +46,24 @@ class CostWeights:
     per_pair_within: Mapping[int, float] = field(default_factory=dict, hash=False)
     """By window, for a model with local attention; layers that see whole sequences are in `per_squared_length`."""
 
+    def __post_init__(self) -> None:
+        for name, weight in self._by_name.items():
+            if not 0 <= weight < math.inf:
+                raise ConfigError(f"a cost weight must be a finite number, 0 or more, found {name} {weight!r}")
+
+    @property
+    def _by_name(self) -> dict[str, float]:
+        of_windows = {f"per_pair_within {window}": weight for window, weight in self.per_pair_within.items()}
+        names = ("per_token", "per_squared_length", "per_segment")
+        return {name: getattr(self, name) for name in names} | of_windows
+
     @property
     def are_zero(self) -> bool:
         """Whether all items cost the same: nothing."""
-        terms = (self.per_token, self.per_squared_length, self.per_segment, *self.per_pair_within.values())
-        return not any(terms)
+        return not any(self._by_name.values())
 
     def __str__(self) -> str:
-        terms = {"per_token": self.per_token, "per_squared_length": self.per_squared_length}
-        terms |= {"per_segment": self.per_segment}
-        terms |= {f"per_pair_within {window}": weight for window, weight in self.per_pair_within.items()}
-        return ", ".join(f"{name} {weight:g}" for name, weight in terms.items())
+        return ", ".join(f"{name} {weight:g}" for name, weight in self._by_name.items())
 
     def to_json(self) -> dict[str, Any]:
         """Returns the weights as JSON values; those of windows only if there are any."""
@@ -64,7 +74,7 @@ class CostWeights:
 
     @classmethod
     def from_json(cls, values: Mapping[str, Any]) -> "CostWeights":
-        """Returns the weights of `to_json`. Raises: KeyError, TypeError or ValueError if it did not make them."""
+        """Returns the weights of `to_json`. Raises: KeyError, TypeError, ValueError or ConfigError for others."""
         numbers = {name: float(weight) for name, weight in values.items() if name != "per_pair_within"}
         windows = values.get("per_pair_within", {})
         return cls(**numbers, per_pair_within={int(window): float(weight) for window, weight in windows.items()})

@@ -26,7 +26,7 @@ from typing import Any
 import xxhash
 
 from evenpack.data.order.step_shape import CostWeights
-from evenpack.errors import CheckpointError
+from evenpack.errors import CheckpointError, ConfigError
 from evenpack.files import file_checksum, fsync_directory, fsync_file, read_json, write_json
 
 CHECKPOINTS = "checkpoints"
@@ -82,7 +82,7 @@ class TrainState:
     def from_json(cls, values: dict[str, Any]) -> "TrainState":
         """Returns the state of a JSON object.
 
-        Raises: KeyError, TypeError or ValueError if `to_json` did not make it.
+        Raises: KeyError, TypeError, ValueError or ConfigError if `to_json` did not make it.
         """
         return cls(**(values | {"cost_weights": CostWeights.from_json(values["cost_weights"])}))
 
@@ -196,7 +196,7 @@ def read_manifest(path: Path) -> Checkpoint:
         checkpoint = Checkpoint(path=path, state=state, files=files, saved_at=content["saved_at"])
     except FileNotFoundError as error:
         raise CheckpointError(f"{MANIFEST} is missing") from error
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, ConfigError) as error:
         raise CheckpointError(f"{MANIFEST} is unreadable ({type(error).__name__}: {error})") from error
     if checkpoint.step != step_of(path):
         raise CheckpointError(f"{MANIFEST} is of step {checkpoint.step}, unlike the directory's name")

@@ -1,6 +1,8 @@
 """Step t is a pure function of (seed, t); ranks and accumulation only divide it."""
 
+import math
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -13,6 +15,7 @@ from evenpack.data.batches.objectives import NextTokens
 from evenpack.data.order.selection import PackedSource, order_hash
 from evenpack.data.order.step_plan import StepPlan, StepPlanner
 from evenpack.data.order.step_shape import CostWeights
+from evenpack.errors import ConfigError
 
 PACKS_PER_STEP = 16
 
@@ -120,6 +123,19 @@ def test_the_cost_of_a_rank_is_that_of_its_packs_by_tokens_attention_and_segment
 SQUARES = CostWeights(per_token=0.0, per_squared_length=1.0, per_segment=0.0)
 WINDOWED = replace(SQUARES, per_squared_length=0.25, per_pair_within={2: 0.5, 6: 0.25})
 """A model of one layer that sees whole sequences, two that see two tokens on each side, and one that sees six."""
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"per_token": -1.0}, "found per_token -1.0"),
+        ({"per_segment": math.nan}, "found per_segment nan"),
+        ({"per_pair_within": {2: 0.5, 6: math.inf}}, "found per_pair_within 6 inf"),
+    ],
+)
+def test_a_weight_of_no_cost_is_named(change: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=f"a cost weight must be a finite number, 0 or more, {message}"):
+        replace(SQUARES, **change)
 
 
 def segmented_source() -> PackedSource:
