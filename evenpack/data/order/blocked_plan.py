@@ -26,7 +26,7 @@ from pathlib import Path
 import numpy as np
 from jaxtyping import Int32, Int64, Integer
 
-from evenpack.data.order.pack_stream import DrawnPacks, largest_of
+from evenpack.data.order.pack_stream import DrawnPacks, largest_of, merged
 from evenpack.data.order.plan import PackPlan, sort_by_length
 from evenpack.data.packing import LengthHistogram, Packing
 from evenpack.data.permutation import derive_key, permute, sequence_id_type
@@ -228,16 +228,7 @@ class BlockedPlan:
             raise ValueError(f"stream positions start at 0, found {stream_positions.min()}")
         blocks, local = self._locate(stream_positions)
         drawn = {block: self._plan(block).draw(local[blocks == block]) for block in np.unique(blocks).tolist()}
-        sizes = np.zeros(len(blocks), dtype=np.int64)
-        for block, packs in drawn.items():
-            sizes[blocks == block] = np.diff(packs.offsets)
-        sequence_blocks = np.repeat(blocks, sizes)
-        sequence_ids, lengths = (np.empty(len(sequence_blocks), dtype=np.int64) for _ in range(2))
-        for block, packs in drawn.items():
-            members = sequence_blocks == block  # packs of one block keep their order
-            sequence_ids[members] = packs.sequence_ids + self.blocks.first_sequences[block]
-            lengths[members] = packs.lengths
-        return DrawnPacks(offsets=np.concatenate([[0], np.cumsum(sizes)]), sequence_ids=sequence_ids, lengths=lengths)
+        return merged(blocks, drawn)
 
     def find(
         self, sequence_ids: Int64[np.ndarray, " K"], lengths: Integer[np.ndarray, " K"], epoch: int
@@ -255,8 +246,7 @@ class BlockedPlan:
         positions, slots = (np.empty(len(sequence_ids), dtype=np.int64) for _ in range(2))
         for block in np.unique(blocks).tolist():
             members = blocks == block
-            local_ids = sequence_ids[members] - self.blocks.first_sequences[block]
-            local, slots[members] = self._plan(block).find(local_ids, lengths[members], epoch)
+            local, slots[members] = self._plan(block).find(sequence_ids[members], lengths[members], epoch)
             before = epoch * self.packs + begins[places_of_blocks[block]]
             positions[members] = before + local - epoch * self._block_packs[block]
         return positions, slots
@@ -310,4 +300,5 @@ class BlockedPlan:
             self.blocks.packing(block),
             self._sorted_sequence_ids[first:stop],
             key=int(derive_key(self._key, _WITHIN_BLOCK, block)),
+            first_sequence=first,
         )

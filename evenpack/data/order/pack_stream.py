@@ -1,5 +1,6 @@
 """The interface of every plan of one source: an endless stream of packs, drawn at any position, and its inverse."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
@@ -54,6 +55,21 @@ class PackStream(Protocol):
 
         Raises: DataError for an id that is not a sequence of that length.
         """
+
+
+def merged(groups: Int64[np.ndarray, " N"], drawn: Mapping[int, DrawnPacks]) -> DrawnPacks:
+    """Returns N packs, each the next of those that were `drawn` for its group."""
+    sizes = np.zeros(len(groups), dtype=np.int64)
+    for group, packs in drawn.items():
+        sizes[groups == group] = np.diff(packs.offsets)
+    offsets = np.concatenate([[0], np.cumsum(sizes)])
+    sequence_groups = np.repeat(groups, sizes)
+    sequence_ids, lengths = (np.empty(offsets[-1], dtype=np.int64) for _ in range(2))
+    for group, packs in drawn.items():
+        members = sequence_groups == group  # packs of one group keep their order, and so do their sequences
+        sequence_ids[members] = packs.sequence_ids
+        lengths[members] = packs.lengths
+    return DrawnPacks(offsets=offsets, sequence_ids=sequence_ids, lengths=lengths)
 
 
 def largest_of(

@@ -99,8 +99,9 @@ class PackPlan:
         *,
         key: int,
         shuffles_packs: bool = True,
+        first_sequence: int = 0,
     ) -> None:
-        """Takes the `key` of all permutations.
+        """Takes the `key` of all permutations, and the sequence from which `sorted_sequence_ids` are counted.
 
         Raises: DataError if the number of ids is not the number of sequences packed.
         """
@@ -117,6 +118,7 @@ class PackPlan:
         self._sorted_sequence_ids = np.asarray(sorted_sequence_ids)
         self._key = key
         self._shuffles_packs = shuffles_packs
+        self._first_sequence = first_sequence
         self._class_begins = _class_begins(packing.histogram)
         self._class_sizes = np.diff(self._class_begins)
         self._slots = _StrategySlots.of(packing, self._class_begins)
@@ -146,7 +148,7 @@ class PackPlan:
         begins = self._class_begins[lengths]
         members = slots.first_members[drawn] + np.repeat(repetitions, sizes) * slots.strides[drawn]
         ranks = self._permute_members(members, lengths, np.repeat(epochs, sizes), inverse=False)
-        sequence_ids = self._sorted_sequence_ids[begins + ranks].astype(np.int64)
+        sequence_ids = self._sorted_sequence_ids[begins + ranks].astype(np.int64) + self._first_sequence
         return DrawnPacks(offsets=offsets, sequence_ids=sequence_ids, lengths=lengths)
 
     def find(
@@ -158,7 +160,7 @@ class PackPlan:
         """
         lengths = lengths.astype(np.int64)
         epochs = np.full(len(lengths), epoch, dtype=np.int64)
-        ranks = self._ranks(sequence_ids, lengths)
+        ranks = self._ranks(sequence_ids - self._first_sequence, lengths)
         members = self._permute_members(ranks, lengths, epochs, inverse=True)
         slots = self._slots
         places = np.searchsorted(slots.share_begins, self._class_begins[lengths] + members, side="right") - 1
@@ -185,7 +187,8 @@ class PackPlan:
         if not found.all():
             place = int(np.argmin(found))
             raise DataError(
-                f"sequence id {sequence_ids[place]} is not a sequence of length {lengths[place]} of this plan"
+                f"sequence id {sequence_ids[place] + self._first_sequence} is not a sequence of length "
+                f"{lengths[place]} of this plan"
             )
         ranks: Int64[np.ndarray, " K"] = low - begins
         return ranks

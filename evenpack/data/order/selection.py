@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import numpy as np
 from jaxtyping import Int64
 
-from evenpack.data.order.pack_stream import DrawnPacks, PackStream
+from evenpack.data.order.pack_stream import PackStream, merged
 from evenpack.data.permutation import derive_key, hash64
 from evenpack.data.ranges import ranges
 from evenpack.data.sequences import SequenceView
@@ -59,28 +59,8 @@ def select_packs(
     stream_positions: Int64[np.ndarray, " N"],
 ) -> PackSelection:
     """Returns the packs at these positions of their sources' streams; `sources` are indices into `packed_sources`."""
-    drawn: dict[int, DrawnPacks] = {}
-    sizes = np.zeros(len(sources), dtype=np.int64)
-    for index, source in enumerate(packed_sources):
-        chosen = sources == index
-        drawn[index] = source.plan.draw(stream_positions[chosen])
-        sizes[chosen] = np.diff(drawn[index].offsets)
-    offsets = np.concatenate([[0], np.cumsum(sizes)])
-    sequence_sources = np.repeat(sources, sizes)
-    sequence_ids = np.empty(offsets[-1], dtype=np.int64)
-    lengths = np.empty(offsets[-1], dtype=np.int64)
-    for index, packs in drawn.items():
-        # Packs of one source keep their order, so that its sequences are in slot order.
-        members = sequence_sources == index
-        sequence_ids[members] = packs.sequence_ids
-        lengths[members] = packs.lengths
-    return PackSelection(
-        sources=sources,
-        stream_positions=stream_positions,
-        offsets=offsets,
-        sequence_ids=sequence_ids,
-        lengths=lengths,
-    )
+    drawn = {index: source.plan.draw(stream_positions[sources == index]) for index, source in enumerate(packed_sources)}
+    return PackSelection(sources=sources, stream_positions=stream_positions, **vars(merged(sources, drawn)))
 
 
 def order_hash(packs: PackSelection) -> int:

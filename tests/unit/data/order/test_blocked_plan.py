@@ -125,6 +125,8 @@ def test_wrong_positions_and_ids_are_refused() -> None:
         plan.draw(np.array([3, -1]))
     with pytest.raises(DataError, match="sequence ids 100 to 100 asked for, this plan has 100"):
         plan.find(np.array([100]), np.array([1]), 0)
+    with pytest.raises(DataError, match="sequence id 43 is not a sequence of length 25"):
+        plan.find(np.array([43]), np.array([PACK_LENGTH + 1]), 0)
     with pytest.raises(DataError, match="holds 3 sequence ids, but the blocks place 100"):
         BlockedPlan(plan.blocks, np.arange(3), key=1, shuffles_blocks=True)
 
