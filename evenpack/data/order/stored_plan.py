@@ -172,14 +172,15 @@ class SequentialPlan:
 
     def __init__(self, packing: Packing) -> None:
         """Takes a `packing` of rows by themselves."""
-        lengths = np.flatnonzero(packing.histogram.counts) + 1
+        counts = packing.histogram.counts
+        lengths = np.flatnonzero(counts) + 1
         self.packs = packing.packs
         """Packs of one epoch."""
         self.sequences = packing.sequences
         self.max_sequences_per_pack = 1
         self.pack_length = packing.pack_length
         self._last_length = int(lengths[0])
-        if len(lengths) > 2 or (len(lengths) == 2 and packing.histogram.counts[lengths[0] - 1] != 1):
+        if counts[: self.pack_length - 1].sum() > 1 or lengths[-1] > self.pack_length:
             raise DataError(
                 f"expected rows of {packing.pack_length} tokens and at most one that is shorter, found rows of "
                 f"{', '.join(map(str, lengths[:5]))}: they are of another preparation; prepare the data again"
@@ -194,13 +195,21 @@ class SequentialPlan:
         if (stream_positions < 0).any():
             raise ValueError(f"stream positions start at 0, found {stream_positions.min()}")
         rows = stream_positions % self.packs
-        lengths = np.where(rows == self.packs - 1, self._last_length, self.pack_length)
-        return DrawnPacks(offsets=np.arange(len(rows) + 1), sequence_ids=rows, lengths=lengths)
+        return DrawnPacks(offsets=np.arange(len(rows) + 1), sequence_ids=rows, lengths=self._lengths(rows))
 
     def find(
         self, sequence_ids: Int64[np.ndarray, " K"], lengths: Integer[np.ndarray, " K"], epoch: int
     ) -> tuple[Int64[np.ndarray, " K"], Int64[np.ndarray, " K"]]:
-        """Returns the stream position of each row in `epoch`, and its index within the pack, which is 0."""
+        """Returns the stream position of each row in `epoch`, and its index within the pack, which is 0.
+
+        Raises: DataError for an id that is not a row of that length.
+        """
         if len(sequence_ids) and not 0 <= sequence_ids.min() <= sequence_ids.max() < self.packs:
             raise DataError(f"rows {sequence_ids.min()} to {sequence_ids.max()} asked for, this plan has {self.packs}")
+        wrong = np.flatnonzero(lengths != self._lengths(sequence_ids))
+        if len(wrong):
+            raise DataError(f"row {sequence_ids[wrong[0]]} is not of length {lengths[wrong[0]]} in this plan")
         return sequence_ids + epoch * self.packs, np.zeros_like(sequence_ids)
+
+    def _lengths(self, rows: Int64[np.ndarray, " K"]) -> Int64[np.ndarray, " K"]:
+        return np.where(rows == self.packs - 1, self._last_length, self.pack_length)
