@@ -31,7 +31,7 @@ from evenpack.data.order.plan import PackPlan, sort_by_length
 from evenpack.data.packing import LengthHistogram, Packing
 from evenpack.data.permutation import derive_key, permute, sequence_id_type
 from evenpack.data.sequences import SequenceView
-from evenpack.data.tokens.array_file import mapped_array, write_array
+from evenpack.data.tokens.array_file import damage_named, mapped_array, open_array, write_array
 from evenpack.errors import DataError
 from evenpack.files import read_json, write_json
 
@@ -134,15 +134,11 @@ def open_blocks(directory: Path) -> tuple[Blocks, Integer[np.ndarray, " sequence
 
     Raises: DataError if a file is missing or broken.
     """
-    try:
+    arrays = {name: open_array(directory / f"block_{name}.npy") for name in _array_names()}
+    with damage_named(directory / _DESCRIPTION):
         description = read_json(directory / _DESCRIPTION)
-        arrays = {
-            name: np.load(directory / f"block_{name}.npy", mmap_mode="r").view(np.ndarray) for name in _array_names()
-        }
         blocks = Blocks(pack_length=description["pack_length"], algorithms=tuple(description["algorithms"]), **arrays)
-        return blocks, np.load(directory / _SORTED, mmap_mode="r").view(np.ndarray)
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise DataError(f"{directory} holds no readable blocks ({error}); remove it and prepare again") from error
+    return blocks, open_array(directory / _SORTED)
 
 
 def _merged(packings: list[Packing]) -> Packing:

@@ -8,8 +8,6 @@ or, where the sequences are read block by block, the files of `blocked_plan.py`.
 """
 
 import json
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
@@ -24,7 +22,7 @@ from evenpack.data.order.step_shape import Batching
 from evenpack.data.packing import LengthHistogram, Packing, pack
 from evenpack.data.permutation import sequence_id_type
 from evenpack.data.sequences import SequenceView, length_chunks
-from evenpack.data.tokens.array_file import mapped_array, write_array
+from evenpack.data.tokens.array_file import damage_named, mapped_array, open_array, write_array
 from evenpack.errors import DataError
 from evenpack.files import read_json, write_text
 
@@ -89,8 +87,7 @@ def open_plan(
         return SequentialPlan(packing)
     if batching == "sequences":
         packing = pack(packing.histogram, "none", pack_length=packing.pack_length)
-    with _damage_named(directory / _SORTED):
-        ids = np.load(directory / _SORTED, mmap_mode="r")
+    ids = open_array(directory / _SORTED)
     if repacking is not None and batching == "packs":
         packing = packed(packing.histogram, repacking, pack_length=packing.pack_length)
     return PackPlan(_by_length(packing) if by_length else packing, ids, key=key, shuffles_packs=not by_length)
@@ -98,9 +95,9 @@ def open_plan(
 
 def open_packing(directory: Path) -> Packing:
     """Opens the stored strategies. Raises: DataError if a file is missing or broken."""
-    with _damage_named(directory / _HISTOGRAM):
+    with damage_named(directory / _HISTOGRAM):
         histogram = LengthHistogram(counts=np.load(directory / _HISTOGRAM))
-    with _damage_named(directory / _PACKING):
+    with damage_named(directory / _PACKING):
         content = read_json(directory / _PACKING)
         return Packing(
             algorithm=content["algorithm"],
@@ -110,18 +107,6 @@ def open_packing(directory: Path) -> Packing:
             counts=np.array(content["counts"], dtype=np.int64),
             cpu_seconds=0.0,
         )
-
-
-@contextmanager
-def _damage_named(path: Path) -> Iterator[None]:
-    """Turns what a missing or damaged file raises into a DataError with its name."""
-    try:
-        yield
-    except (OSError, EOFError, ValueError, KeyError, TypeError) as error:
-        raise DataError(
-            f"{path} is missing or damaged ({type(error).__name__}: {error}): `evenpack verify` lists all such files "
-            "of prepared data; remove the directory, and prepare again or let the loader fill its cache again"
-        ) from error
 
 
 def open_blocked_plan(

@@ -9,6 +9,7 @@ from typing import IO, Any
 
 import numpy as np
 
+from evenpack.errors import DataError
 from evenpack.files import atomic_open
 
 _ZEROS = bytes(1 << 20)
@@ -38,6 +39,25 @@ def mapped_array(path: Path, count: int, dtype: np.dtype) -> Iterator[np.ndarray
         array = np.memmap(file, dtype=dtype, mode="r+", offset=begin, shape=(count,))
         yield array
         array.flush()
+
+
+def open_array(path: Path) -> np.ndarray:
+    """Maps a `.npy` file. Raises: DataError if it is missing or damaged."""
+    with damage_named(path):
+        array: np.ndarray = np.load(path, mmap_mode="r").view(np.ndarray)
+        return array
+
+
+@contextmanager
+def damage_named(path: Path) -> Iterator[None]:
+    """Turns what a missing or damaged file raises into a DataError with its name."""
+    try:
+        yield
+    except (OSError, EOFError, ValueError, KeyError, TypeError) as error:
+        raise DataError(
+            f"{path} is missing or damaged ({type(error).__name__}: {error}): `evenpack verify` lists all such files "
+            "of prepared data; remove the directory, and prepare again or let the loader fill its cache again"
+        ) from error
 
 
 def _allocate(file: IO[Any], begin: int, size: int) -> None:

@@ -158,11 +158,12 @@ def test_stored_blocks_can_be_packed_again_or_taken_apart(view: ListView, tmp_pa
 
 
 @pytest.mark.parametrize("name", ["blocks.json", "block_slot_lengths.npy", "block_sorted_sequences.npy"])
-def test_missing_or_broken_files_are_refused(view: ListView, tmp_path: Path, name: str) -> None:
+@pytest.mark.parametrize("content", [None, b"", b"nonsense"])
+def test_missing_or_broken_files_are_refused(view: ListView, tmp_path: Path, name: str, content: bytes | None) -> None:
     store_blocks(tmp_path, view, [0, 70, 200], packed)
-    (tmp_path / name).write_bytes(b"nonsense")
-    with pytest.raises(DataError, match=r"holds no readable blocks .* prepare again"):
-        open_blocks(tmp_path)
-    (tmp_path / name).unlink()
-    with pytest.raises(DataError, match=r"holds no readable blocks .* prepare again"):
+    if content is not None:
+        (tmp_path / name).write_bytes(content)
+    else:
+        (tmp_path / name).unlink()
+    with pytest.raises(DataError, match=rf"{name} is missing or damaged .* prepare again"):
         open_blocks(tmp_path)
