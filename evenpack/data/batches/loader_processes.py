@@ -3,18 +3,15 @@
 import signal
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from types import TracebackType
-from typing import Any
+from multiprocessing import util
+from types import FrameType, TracebackType
 
 from evenpack.errors import RunError
-from evenpack.worker_pool import QuickEnd, end_with_parent, make_sockets_without_files, named_semaphores, remove_names
+from evenpack.worker_pool import QuickEnd, end_with_parent, make_sockets_without_files, remove_names
 
 _TORCH_MESSAGE = "DataLoader worker (pid"
-
-_silenced: list[Any] = []
-"""Handlers of SIGCHLD that were set when a death was explained."""
 
 _STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
@@ -47,20 +44,21 @@ def begin_loader_process(_worker: int) -> None:
 
 
 class LoaderNames:
-    """The names that a rank and its loaders have in shared memory, from before the loaders start.
+    """The names that a rank and its loaders have in shared memory.
 
     They are only needed until each loader has opened what they name. Later, nothing is left behind however the
     processes end, also if all of them are killed together, as by a batch system.
     """
 
-    def __init__(self, loaders: int) -> None:
+    def __init__(self, loaders: int, names: Iterable[util.Finalize]) -> None:
+        """Takes the number of loaders, and what was added to `named_semaphores()` as they started."""
         self._loaders = loaders
-        self._others = named_semaphores()
+        self._names = names
 
     def taken(self, batches: int) -> None:
         """Removes the names once the number of batches that were taken shows that each loader has begun."""
         if 0 < self._loaders <= batches:
-            remove_names(named_semaphores() - self._others)
+            remove_names(self._names)
             self._loaders = 0
 
 
@@ -68,11 +66,8 @@ class LoaderNames:
 def explained_loader_deaths() -> Iterator[None]:
     """Explains the death of a loader, which torch raises wherever the main thread is at that moment.
 
-    After one is explained, deaths are not raised until the end of the block.
-
     Raises: RunError instead of torch's RuntimeError.
     """
-    before = len(_silenced)
     try:
         yield
     except RuntimeError as error:
@@ -80,30 +75,48 @@ def explained_loader_deaths() -> Iterator[None]:
         if _TORCH_MESSAGE not in first_line:
             raise
         raise _death(first_line.rstrip(". ")) from error
-    finally:
-        while len(_silenced) > before:
-            signal.signal(signal.SIGCHLD, _silenced.pop())
 
 
 @contextmanager
 def explained_lost_loader() -> Iterator[None]:
-    """Explains the death of a loader from which a batch is just taken: the connection to it is lost.
+    """Explains the death of a loader from which a batch is just taken, also if only the connection to it is lost.
 
-    Raises: RunError instead of the connection's error.
+    Raises: RunError instead of torch's RuntimeError or the connection's error.
     """
     try:
-        yield
+        with explained_loader_deaths():
+            yield
     except (ConnectionError, EOFError) as error:
+        _silence_next_death()
         raise _death(f"the connection to it was lost ({type(error).__name__})") from error
 
 
+def _silence_next_death() -> None:
+    """Lets torch's handler of SIGCHLD not raise a death that was explained before the handler saw it.
+
+    The handler stays, as it calls the one that was set before it; it raises one death of each DataLoader.
+    """
+    handler = signal.getsignal(signal.SIGCHLD)
+    if not callable(handler) or threading.current_thread() is not threading.main_thread():
+        return
+    is_silent = True
+
+    def silenced(number: int, frame: FrameType | None) -> None:
+        nonlocal is_silent
+        try:
+            handler(number, frame)
+        except RuntimeError as error:
+            if not is_silent or _TORCH_MESSAGE not in str(error):
+                raise
+            is_silent = False
+
+    signal.signal(signal.SIGCHLD, silenced)
+
+
 def _death(how: str) -> RunError:
-    if threading.current_thread() is threading.main_thread():
-        # torch's handler would raise it once more in what follows.
-        _silenced.append(signal.signal(signal.SIGCHLD, signal.SIG_DFL) or signal.SIG_DFL)
     return RunError(
-        f"a process that loads batches has died: {how}. The kernel kills it when memory runs "
-        "out, or someone did: look at `dmesg`, lower training.loader_workers, and start the same command again"
+        f"a process that loads batches has died: {how}. The kernel kills it when memory runs out, or someone did: look "
+        "at `dmesg`, take fewer of them (training.loader_workers of a run, workers of a Loader), and start again"
     )
 
 

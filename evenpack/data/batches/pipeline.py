@@ -183,6 +183,7 @@ def training_batches(
         explained_lost_loader,
         stop_signals_blocked,
     )
+    from evenpack.worker_pool import named_semaphores
 
     per_step = settings.micro_batches
     dataset = MicroBatchDataset(data, settings, start_step=start_step, capacity=capacity)
@@ -199,9 +200,10 @@ def training_batches(
         prefetch_factor=min(2 * per_step, _MOST_PREFETCHED) if settings.loader_workers else None,
         pin_memory=settings.pin_memory,
     )
-    names = LoaderNames(settings.loader_workers)
+    others = named_semaphores()
     with stop_signals_blocked(), explained_lost_loader():  # its processes inherit this until they have own handlers
         batches = iter(loader)
+    names = LoaderNames(settings.loader_workers, named_semaphores() - others)
     return _steps(batches, dataset, range(start_step, stop_step), skipped, names)
 
 

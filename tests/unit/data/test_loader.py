@@ -3,9 +3,11 @@
 import copy
 import itertools
 import json
+import multiprocessing
 import os
 import pickle
 import re
+import signal
 import subprocess
 import sys
 from collections.abc import Callable
@@ -34,7 +36,7 @@ from evenpack.data.order.selection import order_hash
 from evenpack.data.tokens import own
 from evenpack.engine.resolving.resolve import open_run
 from evenpack.engine.world.distributed import World
-from evenpack.errors import CheckpointError, ConfigError, DataError, PackingError
+from evenpack.errors import CheckpointError, ConfigError, DataError, PackingError, RunError
 
 PACK_LENGTH = 64
 DOCUMENTS = [
@@ -410,6 +412,24 @@ def test_workers_read_the_same_batches(workers: int) -> None:
         assert batch.targets["next_token"].labels.tolist() == expected.targets["next_token"].labels.tolist()
         assert batch.order_hash == expected.order_hash
         assert loader.state_dict() == plain.state_dict()
+
+
+def test_a_killed_worker_is_explained_and_the_handler_of_the_script_stays() -> None:
+    ended = []
+    before = signal.signal(signal.SIGCHLD, lambda *_: ended.append("child"))
+    try:
+        others = set(multiprocessing.active_children())
+        iterator = iter(made(workers=1, arrays="torch"))
+        next(iterator)
+        (worker,) = set(multiprocessing.active_children()) - others
+        worker.kill()
+        with pytest.raises(RunError, match=r"has died: .* take fewer of them \(.* workers of a Loader\)"):
+            list(iterator)
+        ended.clear()
+        subprocess.run(["true"], check=True)
+        assert ended
+    finally:
+        signal.signal(signal.SIGCHLD, before)
 
 
 def test_a_cache_opens_the_packs_without_packing_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
