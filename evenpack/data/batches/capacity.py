@@ -33,7 +33,8 @@ _LARGE_SOURCE = 1 << 24
 _ITEMS_AT_ONCE_OF_LARGE = 1 << 16
 """Packs or sequences that are then counted together, because each may take a read from the disk."""
 _FARTHEST = 64
-"""Up to this many counts may be skipped and are counted all the same, so that sizes do not depend on who skips them."""
+"""Up to this many ranges of steps are counted although none of their micro-batches is asked for. A loader process gets
+only some of the steps, and must find the same sizes as one that gets them all."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,11 +47,13 @@ class BatchCapacity:
     targets: int
     """M: masked tokens, rounded up; 0 for an objective whose targets need no list."""
     counted: range | None
-    """Steps that were counted last, numbered from 0: no micro-batch of theirs is larger; None: nor of any step.
+    """Steps that were counted last, numbered from 0: no micro-batch of theirs is larger than the sizes. None: the sizes
+    bound the micro-batches of all steps.
 
-    In JSON the first one and the one behind the last."""
+    In JSON the first step, and the last one plus 1."""
     follows: bool
-    """Whether the sizes follow each micro-batch instead, because it has no fixed number of items."""
+    """Whether each batch has sizes of its own instead, rounded up from its contents: under `max_tokens`, in a Loader
+    and in fine-tuning."""
 
     @classmethod
     def of_each_batch(cls) -> "BatchCapacity":

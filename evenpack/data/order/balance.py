@@ -28,8 +28,8 @@ _DIFFERENCES_AT_ONCE = 1 << 15
 """Differences of costs that a round compares at once: 256 KB stay in a core's cache."""
 
 _UNITS = float(1 << 40)
-"""Fraction of the most expensive cost to which all costs are rounded. Sums of integers are the same in any order, so
-that all ranks compute the same assignment, whatever vector units their processors have."""
+"""Units of the most expensive cost; all costs are rounded to whole units. Sums of integers are the same in any order,
+so that all ranks compute the same assignment, whatever vector units their processors have."""
 
 _PLACE_BITS = 22
 """Bits of a pack's index; with a cost of 40 bits it fits into one number: 4 million packs."""

@@ -127,10 +127,7 @@ class StepSize:
 
 @dataclass(frozen=True, kw_only=True)
 class StepShape(StepSize):
-    """How every step of a run is formed, whatever the number of ranks.
-
-    Made once, by `engine/resolving/resolve.py`, from the run file, the prepared data and the model family.
-    """
+    """How every step of a run or a Loader is formed, whatever the number of ranks."""
 
     layout: Layout
     isolate: bool
