@@ -6,6 +6,8 @@ comparable.
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
+from statistics import fmean
 from typing import Any
 
 import numpy as np
@@ -15,7 +17,7 @@ from evenpack.data.recipes import atom_of
 from evenpack.errors import ConfigError
 from evenpack.studies.chunking.config import ChunkingConfig
 from evenpack.studies.chunking.curves import Curve, HeldOut
-from evenpack.studies.runs.arms import difference_from, over_seeds
+from evenpack.studies.runs.arms import difference_from, over_seeds, paired_values
 from evenpack.studies.runs.jobs import StudyRun
 from evenpack.studies.statistics.paired import FamilyVerdict, PairedDifference, Spread, verdicts_of_family
 
@@ -144,6 +146,13 @@ class ArmRow:
     documents_verdict: FamilyVerdict | None
 
 
+_JUDGED: Mapping[str, Callable[[Arm, Finished], float | None]] = {
+    "last_tenth": lambda arm, one: one.curve.last_tenth(arm.epochs),
+    "documents": lambda _, one: one.held_out.documents,
+}
+"""The measures with a verdict, by their name in a row."""
+
+
 def compare(finished: FinishedRuns, arms: ArmsByName, study: ChunkingConfig) -> tuple[ArmRow, ...]:
     """Returns a row for each arm that has a finished run, in the study's order."""
     present = {name: arms[name] for name, of_seed in finished.items() if of_seed}
@@ -166,19 +175,24 @@ def compare(finished: FinishedRuns, arms: ArmsByName, study: ChunkingConfig) -> 
         )
     for length in {row.arm.max_sequence_length for row in rows}:
         places = [index for index, row in enumerate(rows) if row.arm.max_sequence_length == length]
-        for name in ("last_tenth", "documents"):
-            _judge(rows, places, name, study)
+        for name in _JUDGED:
+            _judge(rows, places, name, finished, study)
     return tuple(rows)
 
 
-def _judge(rows: list[ArmRow], places: Sequence[int], name: str, study: ChunkingConfig) -> None:
-    """Sets the verdicts on one measure of the arms of one length, corrected for their number."""
-    measured = {rows[place].arm.name: getattr(rows[place], name) for place in places}
+def _judge(rows: list[ArmRow], places: Sequence[int], name: str, finished: FinishedRuns, study: ChunkingConfig) -> None:
+    """Sets the verdicts on one measure of the arms of one length, corrected for their number.
+
+    The smallest difference that matters is a share of the reference's mean over the seeds that are paired.
+    """
     compared = [place for place in places if getattr(rows[place], f"{name}_difference") is not None]
-    references = [measured[reference_of(study, rows[place].arm)] for place in compared]
+    effects = []
+    for arm in (rows[place].arm for place in compared):
+        pairs = paired_values(finished[reference_of(study, arm)], finished[arm.name], partial(_JUDGED[name], arm))
+        effects.append(study.chunking.effect * fmean(other for _, other in pairs))
     verdicts = verdicts_of_family(
         [getattr(rows[place], f"{name}_difference") for place in compared],
-        effects=[study.chunking.effect * one.mean for one in references],
+        effects=effects,
         significance=study.chunking.significance,
     )
     for place, verdict in zip(compared, verdicts, strict=True):
@@ -216,13 +230,13 @@ def _row(
         rank_at_length=rank_at_length,
         at_steps={step: over_seeds([curve.at_step(step, epochs) for curve in curves]) for step in steps},
         difference=difference(lambda one: one.curve.final(epochs)),
-        last_tenth_difference=difference(lambda one: one.curve.last_tenth(epochs)),
+        last_tenth_difference=difference(partial(_JUDGED["last_tenth"], arm)),
         last_tenth_verdict=None,
         own_rows=over_seeds([one.held_out.own_rows for one in of_seed.values()]) if arm.isolates else None,
         own_rows_real_tokens=over_seeds([one.held_out.own_rows_real_tokens for one in of_seed.values()]),
         own_rows_text=over_seeds([one.held_out.own_rows_text for one in of_seed.values()]),
         documents=over_seeds([one.held_out.documents for one in of_seed.values()]),
-        documents_difference=difference(lambda one: one.held_out.documents),
+        documents_difference=difference(partial(_JUDGED["documents"], arm)),
         documents_verdict=None,
     )
 

@@ -61,7 +61,8 @@ class Curve:
     seconds: float
     """Seconds of its steps, without evaluation and saving."""
     own_loss: float | None
-    """Loss of the last evaluation, over rows of held-out documents by the run's own recipe; None without one."""
+    """Loss of the last evaluation, over rows of held-out documents by the run's own recipe; None without one, and
+    infinite (`Infinity` in curve.json) if it was not finite."""
     measured_on: str | None
 
     @property

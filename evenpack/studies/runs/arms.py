@@ -47,9 +47,14 @@ def weighted_mean(records: Sequence[Mapping[str, Any]], name: str, weight: str) 
 
 
 def mean_loss(sources: Mapping[str, Any]) -> float | None:
-    """Returns the mean loss over the targets of all evaluated sources; None where nothing was held out."""
-    found = [values for values in sources.values() if values is not None and values["loss"] is not None]
-    return weighted_mean(found, "loss", "targets") if any(values["targets"] for values in found) else None
+    """Returns the mean loss over the targets of all evaluated sources; None where nothing was held out.
+
+    It is infinite if the loss of a source was not finite, which is written as null.
+    """
+    found = [values for values in sources.values() if values is not None and values["targets"]]
+    if any(values["loss"] is None for values in found):
+        return math.inf
+    return weighted_mean(found, "loss", "targets") if found else None
 
 
 def loss_of_evaluation(evaluation: Evaluation) -> float | None:
@@ -88,6 +93,14 @@ def over_seeds(values: Sequence[float | None]) -> Spread | None:
     return Spread.of(found) if found and len(found) == len(values) else None
 
 
+def paired_values(
+    reference: Mapping[int, ResultT], of_seed: Mapping[int, ResultT], measure: Callable[[ResultT], float | None]
+) -> list[tuple[float, float]]:
+    """Returns an arm's value and the reference's for each seed for which both have one."""
+    pairs = [(measure(one), measure(reference[seed])) for seed, one in of_seed.items() if seed in reference]
+    return [(one, other) for one, other in pairs if one is not None and other is not None]
+
+
 def difference_from(
     reference: Mapping[int, ResultT],
     of_seed: Mapping[int, ResultT],
@@ -99,11 +112,10 @@ def difference_from(
 
     None without a pair of values, and if any of them is not finite.
     """
-    pairs = [(measure(one), measure(reference[seed])) for seed, one in of_seed.items() if seed in reference]
-    both = [(one, other) for one, other in pairs if one is not None and other is not None]
-    if not both or not all(map(math.isfinite, chain.from_iterable(both))):
+    pairs = paired_values(reference, of_seed, measure)
+    if not pairs or not all(map(math.isfinite, chain.from_iterable(pairs))):
         return None
-    return paired_difference([one for one, _ in both], [other for _, other in both], significance=significance)
+    return paired_difference([one for one, _ in pairs], [other for _, other in pairs], significance=significance)
 
 
 def confidence_text(significance: float) -> str:

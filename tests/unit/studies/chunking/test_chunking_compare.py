@@ -1,6 +1,7 @@
 """Ranks and differences of arms, and their tables."""
 
 import io
+import math
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -139,6 +140,23 @@ def test_arms_with_a_reference_of_their_own_are_judged_by_it_in_one_family() -> 
     for shown in comparison_tables(list(rows.values()), section.chunking):
         Console(file=file, width=300).print(shown)
     assert "from low or high (as the study file says), seed by seed" in " ".join(file.getvalue().split())
+
+
+@pytest.mark.parametrize("third", [None, math.inf], ids=["not evaluated", "diverged"])
+def test_a_reference_of_a_seed_that_no_arm_is_paired_with_decides_nothing(third: float | None) -> None:
+    """A difference is of pairs, and so is the mean of the reference of which it is a share."""
+    ends = [9.0, 9.0]
+    found = {
+        "concat_64_atom_64": runs(ends, ends, ends if third is None else [9.0, third], documents=[10.0, 10.0, third]),
+        "documents_64": runs([9.2, 9.2], [9.4, 9.4], documents=[10.3, 10.5]),
+        "padding_64_atom_64": runs(ends, ends, documents=[10.0, 10.0]),
+    }
+    rows = {row.arm.name: row for row in compare(found, ARMS, study())}
+    for name, verdict in {"documents_64": "cannot tell", "padding_64_atom_64": "no effect"}.items():
+        difference = rows[name].documents_difference
+        assert difference is not None
+        assert difference.pairs == 2
+        assert (rows[name].last_tenth_verdict, rows[name].documents_verdict) == (verdict, verdict)
 
 
 def test_perplexity_at_steps_is_taken_where_the_shortest_run_of_the_length_has_been() -> None:

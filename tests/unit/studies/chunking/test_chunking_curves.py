@@ -10,7 +10,7 @@ import pytest
 from chunked_runs import curve
 
 from evenpack.errors import DataError
-from evenpack.studies.chunking.curves import CURVE, read_curve, smoothed
+from evenpack.studies.chunking.curves import CURVE, read_curve, read_held_out, smoothed
 
 
 def write_metrics(folder: Path, losses: list[float | None], **last: Any) -> Path:
@@ -92,6 +92,17 @@ def test_what_is_kept_of_a_log_is_as_good_as_the_log(tmp_path: Path) -> None:
     kept = read_curve(tmp_path)
     assert kept.losses.tolist() == found.losses.tolist()
     assert [vars(kept)[name] for name in vars(kept) if name != "losses"] == [60.0, 64.0, 1.0, 4.0, "2 x cpu"]
+
+
+def test_an_evaluation_whose_loss_was_not_finite_is_infinite_and_is_kept(tmp_path: Path) -> None:
+    log = write_metrics(
+        tmp_path, [3.0], validation={"a": {"loss": 2.0, "targets": 10}, "b": {"loss": None, "targets": 9}}
+    )
+    for _ in range(2):
+        found = read_curve(tmp_path)
+        assert found.own_loss == math.inf
+        assert read_held_out(found, (), documents_alone=True).documents == math.inf
+        log.unlink(missing_ok=True)
 
 
 def test_a_log_without_each_step_is_refused_and_one_that_is_gone_named(tmp_path: Path) -> None:

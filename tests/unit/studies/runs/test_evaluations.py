@@ -1,13 +1,18 @@
 """Evaluations follow the runs of a study: each once its run has finished, and never twice."""
 
 import io
+import json
+import math
 from pathlib import Path
+from typing import Any
 
+import pytest
 from rich.console import Console
 from study_files import FakeMachine, write_study
 
 from evenpack.progress import Progress
 from evenpack.studies.equivalence.config import EquivalenceConfig
+from evenpack.studies.runs.arms import difference_from, loss_of_evaluation
 from evenpack.studies.runs.jobs import Evaluation, Job, evaluation_of, expand, interleaved
 from evenpack.studies.runs.runner import EndedRun, train_runs
 from evenpack.studies.runs.study_file import load_study
@@ -63,3 +68,23 @@ def test_a_run_that_failed_is_not_evaluated(tmp_path: Path) -> None:
     ended = {one.run.key: one for one in run_all(write_study(tmp_path), machine)}
     assert ended["second/packed/seed_1/held_out/cuts"].state == "failed"
     assert [call.command for call in machine.calls].count("evaluate") == 3
+
+
+@pytest.mark.parametrize(
+    ("sources", "loss"),
+    [
+        ({"wiki": {"loss": 2.0, "targets": 10}, "code": {"loss": 5.0, "targets": 20}}, 4.0),
+        ({"wiki": {"loss": 2.0, "targets": 10}, "code": {"loss": None, "targets": 20}}, math.inf),
+        ({"wiki": {"loss": 2.0, "targets": 10}, "code": {"loss": None, "targets": 0}, "more": None}, 2.0),
+        ({"wiki": None, "code": {"loss": None, "targets": 0}}, None),
+    ],
+)
+def test_a_loss_that_was_not_finite_is_infinite_and_has_no_difference(
+    tmp_path: Path, sources: dict[str, Any], loss: float | None
+) -> None:
+    evaluation = next(job for job in jobs_of(write_study(tmp_path)) if isinstance(job, Evaluation))
+    evaluation.output_dir.mkdir(parents=True)
+    evaluation.result.write_text(json.dumps({"sources": sources, "data": None}))
+    assert loss_of_evaluation(evaluation) == loss
+    found = difference_from({1: 1.0, 2: 2.0}, {1: 1.5, 2: loss}, lambda one: one, significance=0.05)
+    assert (found is None) == (loss == math.inf)
