@@ -11,7 +11,7 @@ from jaxtyping import Float64, Int64
 
 from evenpack.differences import as_text, flatten
 from evenpack.engine.parts.metrics_writer import SUMMARY
-from evenpack.engine.reporting.metrics import METRICS, read_metrics, save_totals
+from evenpack.engine.reporting.metrics import METRICS, read_metrics, save_totals, trained_steps
 from evenpack.engine.reporting.run_record import DataIdentity, RunRecord, read_run_record
 from evenpack.errors import ConfigError, DataError
 from evenpack.files import read_json_object
@@ -117,7 +117,7 @@ def read_runs(output_dirs: Sequence[Path], *, is_held: Callable[[Path], bool]) -
     return runs
 
 
-def course_of(records: Sequence[Mapping[str, Any]]) -> Course:
+def course_of(records: Sequence[dict[str, Any]]) -> Course:
     """Returns the course of a run from the records of its metrics.jsonl."""
     validation: dict[str, list[tuple[int, float]]] = {}
     for index, record in enumerate(records):
@@ -133,7 +133,7 @@ def course_of(records: Sequence[Mapping[str, Any]]) -> Course:
             "loader_share": _column(records, "loader_seconds") / step_seconds,
             "straggler_share": 1.0 - _column(records, "compute_seconds_mean") / slowest,
         }
-    split = split_steps(records)
+    split = split_steps(trained_steps(records))
     return Course(
         waits=wait_course(split) if split else None,
         steps=np.array([record["step"] for record in records], dtype=np.int64),

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from written_runs import record, write_run
 
+from evenpack.engine.reporting.definitions import WAIT_CAUSES
 from evenpack.errors import ConfigError, DataError
 from evenpack.studies.report.comparison import ReportedRun, read_runs
 
@@ -53,6 +54,18 @@ def test_a_skipped_step_counts_no_tokens_and_has_no_loss(tmp_path: Path) -> None
     assert run.course.tokens.tolist() == [100, 200, 300, 300, 400]
     assert math.isnan(run.course.loss[3])
     assert math.isnan(run.course.padding_share[3])
+
+
+def test_a_step_left_out_after_its_waits_were_split_has_no_place_in_their_course(tmp_path: Path) -> None:
+    """It has the waits by cause, but neither its seconds nor its ranks."""
+    split = {f"wait_{cause}_seconds": 0.02 for cause in WAIT_CAUSES}
+    folder = write_run(tmp_path / "one", steps=3, world_size=2, **split)
+    left_out = {"step": 4, "loss": None, "tokens": 0, "slots": 0, "skipped": {"packs": 2, "not_finite": 1}}
+    with (folder / "metrics.jsonl").open("a") as file:
+        file.write(json.dumps(left_out | split) + "\n")
+    (run,) = read(folder)
+    assert run.course.waits is not None
+    assert run.course.waits.steps.tolist() == [1, 2, 3]
 
 
 @pytest.mark.parametrize(
