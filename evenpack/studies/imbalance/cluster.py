@@ -58,7 +58,7 @@ class ItemKinds:
     def draw(self, generator: np.random.Generator, items: int) -> Int64[np.ndarray, " items"]:
         """Returns the kinds of independent items in random order: a shuffled sorted sample, which is fastest."""
         counts = generator.multinomial(items, self.probabilities)
-        kinds = np.repeat(np.arange(len(counts), dtype=np.uint16), counts)
+        kinds = np.repeat(np.arange(len(counts), dtype=np.min_scalar_type(len(counts))), counts)
         generator.shuffle(kinds)
         return kinds.astype(np.int64)
 

@@ -45,6 +45,14 @@ def test_expected_work_is_drawn_on_average() -> None:
     )
 
 
+def test_kinds_are_drawn_by_their_own_numbers_however_many_there_are() -> None:
+    kinds = sequence_kinds(histogram_of(dict.fromkeys(range(1, 70_001), 1)), PER_SLOT)
+    drawn = kinds.draw(np.random.default_rng(0), 700_000)
+    counts = np.bincount(drawn, minlength=70_000)
+    assert counts[:4_000].mean() == pytest.approx(10.0, rel=0.03)
+    assert counts[66_000:].mean() == pytest.approx(10.0, rel=0.03)
+
+
 def test_the_corrected_rate_is_that_of_the_steps_themselves() -> None:
     """It agrees with all sequences over all seconds, within the error of the latter, and is more precise."""
     histogram = published_histogram("squad_1_1_384")
