@@ -16,6 +16,7 @@ from evenpack.engine.reporting.run_record import DataIdentity, RunRecord, read_r
 from evenpack.errors import ConfigError, DataError
 from evenpack.files import read_json_object
 from evenpack.losses import NEXT_SENTENCE
+from evenpack.models.families import find_family, known_families
 from evenpack.studies.waits.accounting import WaitCourse, require_log, split_steps, wait_course
 
 _NOT_COMPARED = ("run.name", "run.output_dir", "data.prepared_dir", "data.tokens_dir", "metrics.")
@@ -60,8 +61,8 @@ class ReportedRun:
     record: RunRecord | None
     """What run.json holds; None if there is none."""
     state: str
-    predicts_next_sentence: bool
-    """Whether it learns next sentences besides masked tokens."""
+    predicts_masked_tokens: bool
+    """Whether it learns masked tokens, and not next ones."""
     unread_lines: int
     """Number of lines in its log that are broken or not written to their end."""
     missing_steps: int
@@ -161,7 +162,7 @@ def compare(runs: Sequence[ReportedRun]) -> Comparison:
         notes += [*data_notes, "Curves are drawn against tokens and time, and not against steps."]
     else:
         notes += _notes_of_steps(runs)
-    if len({run.predicts_next_sentence for run in runs}) > 1:
+    if len({run.predicts_masked_tokens for run in runs}) > 1:
         notes.append("The losses are of masked tokens in some runs and of next tokens in others: they do not compare.")
     return Comparison(notes=tuple(notes), settings=different_settings(runs), shares_steps=not data_notes)
 
@@ -193,12 +194,20 @@ def _read_run(output_dir: Path, label: str, record: RunRecord | None, *, is_runn
         output_dir=output_dir,
         record=record,
         state=_state(summary, records, is_running=is_running),
-        predicts_next_sentence=any(NEXT_SENTENCE.metric in record for record in records),
+        predicts_masked_tokens=_predicts_masked_tokens(record, records),
         unread_lines=unread,
         missing_steps=records[-1]["step"] - len({record["step"] for record in records}) if records else 0,
         saves=(summary or {}).get("checkpoints") or save_totals(records, ()),
         course=course_of(records),
     )
+
+
+def _predicts_masked_tokens(record: RunRecord | None, records: Sequence[Mapping[str, Any]]) -> bool:
+    """Returns the objective of the recorded model; where it is not known, masked tokens beside next sentences alone."""
+    kind = None if record is None else record.config.get("model", {}).get("kind")
+    if kind in known_families():
+        return find_family(kind).objective == "masked_tokens"
+    return any(NEXT_SENTENCE.metric in one for one in records)
 
 
 def _summary(output_dir: Path, records: Sequence[Mapping[str, Any]]) -> dict[str, Any] | None:

@@ -189,7 +189,7 @@ def _panels(figure: Any, count: int) -> list[Any]:
 
 def _loss_of(runs: Sequence[ReportedRun]) -> str:
     """Names the runs' losses for an axis."""
-    kinds = {run.predicts_next_sentence for run in runs}
+    kinds = {run.predicts_masked_tokens for run in runs}
     return "next-token or masked-token loss" if len(kinds) > 1 else "masked-token loss" if kinds == {True} else "loss"
 
 
@@ -327,7 +327,7 @@ def row_of(run: ReportedRun, sources: Sequence[str], *, has_causes: bool = False
         "steps": f"{course.steps[-1]:,}" if has_steps else "-",
         "tokens": f"{course.tokens[-1]:,.0f}" if has_steps else "-",
         "time in training steps": f"{course.seconds[-1] / 60:,.2f} minutes" if has_steps else "-",
-        "training loss at the end": _loss(_mean(losses)) + (" (masked tokens)" if run.predicts_next_sentence else ""),
+        "training loss at the end": _loss(_mean(losses)) + (" (masked tokens)" if run.predicts_masked_tokens else ""),
         **{f"validation on {source}": _loss(_last_validation(course, source)) for source in sources},
         "tokens/s of the median step (middle half)": f"{median} ({low} to {high})",
         "padding share of all steps": percent(1 - course.tokens[-1] / course.slots[-1]) if slots else "-",

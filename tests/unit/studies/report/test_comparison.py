@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+import pytest
 from written_runs import DATA, START, write_run
 
 from evenpack.studies.report.comparison import Comparison, compare, read_runs
@@ -67,3 +68,23 @@ def test_what_befell_a_run_is_said(tmp_path: Path) -> None:
         "empty has no step yet and is not drawn.",
         "The losses are of masked tokens in some runs and of next tokens in others: they do not compare.",
     )
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "is_unlike"),
+    [
+        ("bert", "modernbert", False),
+        ("gpt2", "llama", False),
+        ("modernbert", "gpt2", True),
+        ("bert", "gpt2", True),
+        ("bert", "of_another_package", True),
+    ],
+)
+def test_losses_of_unlike_objectives_do_not_compare(tmp_path: Path, one: str, other: str, is_unlike: bool) -> None:
+    """The model says what is learned; its losses do where it is not known."""
+    sentences = {"bert": {"token_loss": 5.0, "next_sentence_loss": 0.5}}
+    folders = [
+        write_run(tmp_path / kind, config={"model": {"kind": kind}}, **sentences.get(kind, {})) for kind in (one, other)
+    ]
+    found = compared(*folders)
+    assert any("they do not compare" in note for note in found.notes) == is_unlike

@@ -21,7 +21,7 @@ def read(*folders: Path, held: Path | None = None) -> tuple[ReportedRun, ...]:
 def test_a_course_adds_up_tokens_and_time_and_gives_shares(tmp_path: Path) -> None:
     (run,) = read(write_run(tmp_path / "one", steps=20, planned=20))
     course = run.course
-    assert (run.label, run.state, run.predicts_next_sentence, run.unread_lines, run.missing_steps) == (
+    assert (run.label, run.state, run.predicts_masked_tokens, run.unread_lines, run.missing_steps) == (
         "one",
         "finished",
         False,
@@ -41,7 +41,7 @@ def test_a_course_adds_up_tokens_and_time_and_gives_shares(tmp_path: Path) -> No
 
 def test_the_loss_of_masked_tokens_is_taken_without_next_sentences(tmp_path: Path) -> None:
     (run,) = read(write_run(tmp_path / "bert", token_loss=5.5, next_sentence_loss=1.0))
-    assert run.predicts_next_sentence
+    assert run.predicts_masked_tokens
     assert set(run.course.loss.tolist()) == {5.5}
 
 
