@@ -54,7 +54,7 @@ def _draw_shuffle(values: dict[str, Any], arguments: argparse.Namespace) -> None
     study = ShuffleStudyConfig.model_validate(values["study"])
     jumps = TypeAdapter(dict[str, dict[int, float]]).validate_python(values["jumps"])
     losses = {
-        arm: {int(seed): np.array(steps) for seed, steps in of_seed.items()}
+        arm: {int(seed): np.array(steps, dtype=np.float64) for seed, steps in of_seed.items()}
         for arm, of_seed in values["losses"].items()
     }
     origin = values.get("origin") or _origin(study.study.name, values["measured_on"], arguments)

@@ -37,7 +37,7 @@ from evenpack.engine.reporting.metrics import METRICS, read_metrics
 from evenpack.errors import ConfigError, DataError
 from evenpack.files import read_json_object, write_json
 from evenpack.studies.columns import Column, table_of
-from evenpack.studies.plotting import COLOURS, INK, figure_as_png, write_footer, write_title
+from evenpack.studies.plotting import COLOURS, INK, figure_as_png, smooth, write_footer, write_title
 from evenpack.studies.runs.arms import arm_label, of_each_run, seeds_text
 from evenpack.studies.runs.jobs import Job, StudyRun, interleaved
 from evenpack.studies.runs.runner import EndedRun, Machine
@@ -421,8 +421,6 @@ def jump_table(
     return [table_of(rows, _JUMPS, title=title)]
 
 
-_SMOOTHED = 5
-"""Steps of a running mean, in the figure only."""
 _MOST_UPRIGHT = 7
 """Bars whose names have room side by side."""
 _NAME_COLUMNS = 12
@@ -469,23 +467,19 @@ def _caption(losses: LossesOfArms, *, has_borders: bool) -> str:
     dotted = " Dotted: borders of the blocks of the corpus. Bars: mean over seeds; dots: single seeds."
     seeds = seeds_text(losses.values()).capitalize()
     return (
-        f"{seeds}. Lines: running means of {_SMOOTHED} steps, mean over seeds; thin: single seeds."
+        f"{seeds}. Lines: means over about a fiftieth of the steps (5 at least), mean over seeds; thin: single seeds."
         f"{dotted if has_borders else ''}"
     )
 
 
 def _draw_losses(axes: Any, arm: str, runs: Sequence[Float64[np.ndarray, " steps"]], colour: str) -> None:
-    steps = min(len(one) for one in runs) if runs else 0
-    if steps < _SMOOTHED:
+    if not runs:
         return
-    kernel = np.ones(_SMOOTHED) / _SMOOTHED
-    smooth = np.stack([np.convolve(one[:steps], kernel, mode="valid") for one in runs])
-    places = np.arange(smooth.shape[1]) + (_SMOOTHED - 1) / 2
-    for one in smooth:
-        axes.plot(places, one, color=colour, linewidth=0.6, alpha=0.35)
-    axes.plot(places, smooth.mean(axis=0), color=colour, linewidth=1.8, label=arm)
-    low = min(float(smooth[:, steps // 10 :].min()), axes.get_ylim()[0]) if axes.lines else None
-    axes.set_ylim(bottom=low)
+    steps = min(len(one) for one in runs)
+    smoothed = np.stack([smooth(one[:steps]) for one in runs])
+    for one in smoothed:
+        axes.plot(one, color=colour, linewidth=0.6, alpha=0.35)
+    axes.plot(smoothed.mean(axis=0), color=colour, linewidth=1.8, label=arm)
 
 
 def _draw_jumps(

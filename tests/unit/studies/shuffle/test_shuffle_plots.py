@@ -29,9 +29,18 @@ def test_every_arm_is_drawn_and_what_the_lines_and_bars_are_is_said(drawn: list[
     figure = drawn[0]
     assert set(MORE_ARMS_THAN_COLOURS) <= set(figure.labels)
     assert figure.titles == ("Loss by order of training", "Change at borders of blocks")
-    assert figure.footer.startswith("ORIGIN Seeds 1, 2. Lines: running means of 5 steps")
+    assert figure.footer.startswith("ORIGIN Seeds 1, 2. Lines: means over about a fiftieth of the steps (5 at least)")
     assert "Dotted: borders of the blocks" in figure.footer
     assert figure.collisions == ()
+
+
+def test_a_step_that_was_left_out_is_smoothed_over(drawn: list[DrawnFigure], tmp_path: Path) -> None:
+    losses = np.linspace(5.0, 4.0, 30)
+    losses[20] = np.nan
+    arms = {"arm_0": {1: losses}, "arm_1": {1: losses + 3.0}, "arm_2": {1: np.full(30, np.nan)}}
+    plot_shuffle(arms, {}, [], study(), tmp_path / "f.png", held_out=[], origin="ORIGIN")
+    assert set(arms) <= set(drawn[0].labels)
+    assert drawn[0].tops[0] > 7.5, "the arm with the highest loss is not cut"
 
 
 def test_without_blocks_there_is_no_panel_of_borders(drawn: list[DrawnFigure], tmp_path: Path) -> None:
