@@ -9,6 +9,7 @@ from pydantic import Field, model_validator
 
 from evenpack.config import Section
 from evenpack.data.recipes import check_atom
+from evenpack.differences import flatten
 from evenpack.studies.runs.study_file import Name, RunsStudyConfig, Settings
 from evenpack.units import Packs, Rows, Share, StepNumber, Tokens
 
@@ -57,9 +58,9 @@ class GridSection(Section):
             raise ValueError(
                 f"lengths: two runs would have the same name: give each max_sequence_length once, found {listed}"
             )
-        for name, settings in {**self.recipes, **self.recipes_without_atoms}.items():
-            inner = settings.get("data.recipe")
-            for key in [*settings, *(f"data.recipe.{key}" for key in (inner if isinstance(inner, dict) else ()))]:
+        of_lengths = {f"lengths: settings of {row.max_sequence_length}": row.settings for row in self.lengths}
+        for name, settings in {**self.recipes, **self.recipes_without_atoms, **of_lengths}.items():
+            for key in flatten(settings):
                 if key in _KEYS:
                     raise ValueError(f"{name}: {key} is set by the grid itself, from lengths: leave it out")
         return self
@@ -163,10 +164,10 @@ def _arm(row: GridLength, recipe: str, settings: Settings, atom: int | None) -> 
         recipe=recipe,
         settings={
             **settings,  # whole recipes come first, followed by the grid's changes to them
+            **row.settings,
             "data.recipe.max_sequence_length": length,
             **of_atom,
             "data.pack_length": length,
             "training.packs_per_step": row.rows_per_step,
-            **row.settings,
         },
     )

@@ -70,6 +70,13 @@ def test_a_grid_stands_for_an_arm_with_each_atom_at_each_length() -> None:
     assert "data.recipe.atom" not in arms[5].settings
 
 
+def test_a_length_may_replace_a_section_but_not_what_the_grid_sets_in_it() -> None:
+    long = LONG | {"settings": {"data.recipe": {"kind": "padding"}}}
+    grid = GridSection.model_validate(GRID | {"lengths": [long], "recipes": {"any": {"training.seed": 1}}})
+    keys = list(grid.arms[0].settings)
+    assert keys.index("data.recipe") < keys.index("data.recipe.max_sequence_length") < keys.index("data.recipe.atom")
+
+
 def test_arms_of_a_grid_become_runs_before_those_of_the_phase(tmp_path: Path) -> None:
     study, runs = load(write(tmp_path, grid=GRID, arms={"own": {"data.recipe.max_sequence_length": 32}}))
     assert [run.arm for run in runs] == [*(arm.name for arm in GridSection.model_validate(GRID).arms), "own"] * 2
@@ -107,6 +114,12 @@ def test_an_atom_that_neither_divides_nor_is_a_multiple_is_refused_with_what_wor
         ({"recipes": {"concat": {"data.recipe.atom": 8}}}, {}, "concat: data.recipe.atom is set by the grid itself"),
         ({"recipes": {"concat": {"data.recipe": {"atom": 8}}}}, {}, "concat: data.recipe.atom is set by the grid"),
         ({"recipes": {"concat": {"data.pack_length": 8}}}, {}, "data.pack_length is set by the grid itself"),
+        (
+            {"lengths": [SHORT | {"settings": {"data.recipe.atom": 64}}]},
+            {},
+            "lengths: settings of 16: data.recipe.atom is set by the grid itself",
+        ),
+        ({"lengths": [SHORT | {"settings": {"training": {"packs_per_step": 2}}}]}, {}, "packs_per_step is set by the"),
         ({"recipes": {}, "recipes_without_atoms": {}}, {}, "phases.training.arms: expected at least one arm"),
     ],
 )
