@@ -1,14 +1,11 @@
 """A study of trained runs: it loads its file, trains unfinished runs and reports; each study adds its comparison."""
 
-import platform
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
-import torch
 from rich.console import RenderableType
 
 from evenpack import console
@@ -16,12 +13,9 @@ from evenpack.console import Report
 from evenpack.data.manifest import MANIFEST
 from evenpack.differences import as_text, differences, flatten
 from evenpack.engine.config import TrainingSection
-from evenpack.engine.parts.metrics_writer import SUMMARY
-from evenpack.engine.provenance import commit_of_source
-from evenpack.engine.reporting.run_record import read_run_record
+from evenpack.engine.reporting.run_record import RunRecord, read_run_record
 from evenpack.engine.resolving.resolve import ResolvedRun, open_run
 from evenpack.errors import EXIT_STOPPED, ConfigError
-from evenpack.files import read_json_object
 from evenpack.progress import Progress
 from evenpack.studies.columns import Column, table_of
 from evenpack.studies.plotting import require_plot
@@ -29,11 +23,11 @@ from evenpack.studies.provenance import provenance_of_runs
 from evenpack.studies.runs.jobs import ROWS_SEED, FinetuneRun, Job, StudyRun, expand, require_tasks
 from evenpack.studies.runs.runner import PLACES, EndedRun, Machine, RunDevices, describe_state, recorded, train_runs
 from evenpack.studies.runs.study_file import RunsStudyConfig, load_study
-from evenpack.version import VERSION
 
 StudyT = TypeVar("StudyT", bound=RunsStudyConfig)
 
 _ABSENT = object()
+_NOT_RECORDED = "not recorded"
 
 RunsByArm = Mapping[str, Mapping[int, StudyRun]]
 """Finished runs of the last phase by arm and seed; an arm without one is there, and empty."""
@@ -128,7 +122,7 @@ class TrainedStudy(ABC, Generic[StudyT]):
         if plot is not None:
             self.require_plot(plot)
         ended = recorded([*self.jobs, *self.finetunings]) if only_report else self._train(machine, devices_per_run)
-        report = self._report(ended, plot)
+        report = self._report(ended, plot, only_report=only_report)
         failed = sum(one.state == "failed" for one in ended)
         if failed:
             report.unmet = f"{failed} of {len(ended)} runs failed; their errors are above"
@@ -147,7 +141,7 @@ class TrainedStudy(ABC, Generic[StudyT]):
                 ended += train_runs(self.finetunings, machine, machine.device_groups(1), progress, earlier=ended)
         return ended
 
-    def _report(self, ended: Sequence[EndedRun], plot: Path | None) -> Report:
+    def _report(self, ended: Sequence[EndedRun], plot: Path | None, *, only_report: bool) -> Report:
         compared = finished_runs(ended, self.study.last_phase)
         by_arm = {arm: {run.seed: run for run in compared if run.arm == arm} for arm in self.study.arms}
         found = self.compare(by_arm, ended)
@@ -156,12 +150,12 @@ class TrainedStudy(ABC, Generic[StudyT]):
             value={
                 "study": self.study,
                 "origin": origin,
-                "measured_on": measured_on(devices_of(finished_runs(ended))),
+                "measured_on": measured_on([read_run_record(run.output_dir) for run in finished_runs(ended)]),
                 "runs": [{"run": one.run.key, "state": one.state, "message": one.message} for one in ended],
                 "unnamed_differences": self.unnamed,
                 **found.value,
             },
-            shown=[*found.shown, *self.warnings(), *unfinished_text(ended)],
+            shown=[*found.shown, *self.warnings(), *unfinished_text(ended, only_report=only_report)],
         )
         if plot is not None and compared:
             report.shown.append(console.text("\n".join(f"Drew {path}" for path in found.draw(plot, origin))))
@@ -177,21 +171,18 @@ def finished_runs(ended: Sequence[EndedRun], phase: str | None = None) -> list[S
     ]
 
 
-def devices_of(runs: Sequence[StudyRun]) -> list[str]:
-    """Returns ranks and device of each finished run, as its summary names them."""
-    summaries = [read_json_object(run.output_dir / SUMMARY) or {} for run in runs]
-    return [f"{one.get('ranks')} x {one.get('device')}" for one in summaries]
-
-
-def measured_on(devices: Iterable[str]) -> dict[str, Any]:
-    """Returns the provenance that a figure must carry. `devices`: as the runs name theirs."""
+def measured_on(records: Sequence[RunRecord | None]) -> dict[str, Any]:
+    """Returns the provenance that a figure must carry, of all starts of all runs (None: a run has no record)."""
+    starts = [start for record in records if record is not None for start in record.starts]
+    missing = [] if starts and None not in records else [_NOT_RECORDED]
+    dates = sorted(start.date for start in starts)
     return {
-        "devices": sorted(set(devices)),
-        "processor": platform.processor() or platform.machine(),
-        "evenpack": VERSION,
-        "torch": torch.__version__,
-        "commit": commit_of_source(),
-        "date": datetime.now(UTC).isoformat(timespec="seconds"),
+        "devices": sorted({f"{start.ranks} x {start.device}" for start in starts}) + missing,
+        "processor": _NOT_RECORDED,  # but in the names of devices, where they are processors
+        "evenpack": ", ".join(dict.fromkeys([*(start.evenpack for start in starts), *missing])),
+        "torch": ", ".join(dict.fromkeys([*(start.torch for start in starts), *missing])),
+        "commit": ", ".join(dict.fromkeys([*(start.commit or "no checkout" for start in starts), *missing])),
+        "date": " to ".join(dict.fromkeys([*dates[:1], *dates[-1:]])) or _NOT_RECORDED,
     }
 
 
@@ -335,7 +326,7 @@ def arms_text(study: RunsStudyConfig) -> RenderableType:
     return console.text("\n".join(lines))
 
 
-def unfinished_text(ended: Sequence[EndedRun]) -> list[RenderableType]:
+def unfinished_text(ended: Sequence[EndedRun], *, only_report: bool = False) -> list[RenderableType]:
     """Lists failed runs with their errors and stopped ones, and counts those that did not begin."""
     failed = [f"  {one.run.key}: {one.message}" for one in ended if one.state == "failed"]
     unfinished = [one for one in ended if one.state == "unfinished"]
@@ -347,5 +338,6 @@ def unfinished_text(ended: Sequence[EndedRun]) -> list[RenderableType]:
     if failed:
         shown.append(console.text("\n".join(["Failed:", *failed])))
     if to_do:
-        shown.append(console.text(f"Not finished: {', '.join(to_do)}. Run the same command again to continue them."))
+        command = "the same command without --only-report" if only_report else "the same command again"
+        shown.append(console.text(f"Not finished: {', '.join(to_do)}. Run {command} to continue them."))
     return shown

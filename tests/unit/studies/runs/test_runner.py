@@ -130,7 +130,7 @@ def test_the_state_of_a_run_is_read_from_its_folder(tmp_path: Path) -> None:
 def test_runs_that_did_not_begin_are_counted(tmp_path: Path) -> None:
     study, _ = load_study(write_study(tmp_path), EquivalenceConfig, ())
     (text,) = unfinished_text(recorded(expand(study)))
-    assert f"Not finished: 5 that did not begin, {ALL[0]} first. Run" in str(text)
+    assert f"Not finished: 5 that did not begin, {ALL[0]} first. Run the same command again" in str(text)
 
 
 def test_a_result_that_cannot_be_read_is_named_and_the_run_resumed(tmp_path: Path) -> None:
