@@ -90,8 +90,13 @@ def fit_laws(values: Float64[np.ndarray, " values"], *, rounds: int = ROUNDS) ->
 
     Raises: FitError for values that are not finite, all equal or fewer than 3, or if no fit converges.
     """
-    if len(values) < 3 or not np.isfinite(values).all() or np.ptp(values) == 0:
-        got = f"{len(values)}, all {values[0]:.6g}" if len(values) and np.ptp(values) == 0 else f"{len(values)}"
+    not_finite = np.count_nonzero(~np.isfinite(values))
+    if len(values) < 3 or not_finite or np.ptp(values) == 0:
+        got = f"{len(values)}"
+        if not_finite:
+            got += f", {not_finite} of them not finite"
+        elif len(values) and np.ptp(values) == 0:
+            got += f", all {values[0]:.6g}"
         raise FitError(f"a law needs 3 or more finite values that differ, got {got}: check the log's rates")
     samples = resampled(values, rounds=rounds, seed=0)
     fitted, warnings = _fit_each(values)

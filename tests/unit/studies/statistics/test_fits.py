@@ -193,6 +193,11 @@ def test_values_without_a_law_are_refused(values: list[float]) -> None:
         fit_laws(np.array(values))
 
 
+def test_values_that_are_not_finite_are_counted() -> None:
+    with pytest.raises(FitError, match=r"got 1000, 2 of them not finite: check"):
+        fit_laws(np.array([*range(998), math.inf, math.nan]))
+
+
 def test_a_rate_that_never_changes_is_named() -> None:
     with pytest.raises(FitError, match=r"got 100, all 1\.5"):
         fit_laws(np.full(100, 1.5))
