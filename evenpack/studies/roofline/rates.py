@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from evenpack.errors import ConfigError
-from evenpack.models.common.device_peaks import DevicePeak, find_device_peak
+from evenpack.models.common.device_peaks import DEVICE_PEAKS, DevicePeak, find_device_peak
 
 FLASH_ATTENTION_2_TFLOPS = {False: {512: 215.0, 1024: 254.0}, True: {512: 141.0, 1024: 192.0}}
 """Forward and backward of FlashAttention-2 on an H100 SXM, 16-bit, head size 64, by causality and sequence length.
@@ -16,7 +16,7 @@ _COUNTED_PASSES = 3.5
 MEASURED_ON = "h100"
 """The device of these rates; on others attention is taken to reach the same share of the peak."""
 
-PRODUCT_SHARE = {"h100": 0.803, "h200": 0.803, "gh200": 0.838, "b200": 0.776, "a100-80gb": 0.869, "a100-40gb": 0.869}
+PRODUCT_SHARE = {"h100": 0.803, "h200": 0.803, "b200": 0.776, "a100-80gb": 0.869, "a100-40gb": 0.869}
 """Largest share of the 16-bit dense peak that matrix products of any shape reach, by device; products of a given
 model reach less. Source: S. Bekman, Machine Learning Engineering, table of maximum achievable matmul FLOPS, with
 torch 2.6 and 2.7.
@@ -81,9 +81,10 @@ class Rates:
 def bandwidth_of(device: DevicePeak) -> float:
     """Returns the peak bandwidth of memory in bytes per second. Raises: ConfigError where it is not known."""
     if device.memory_bandwidth is None:
+        sized = [one.name for one in DEVICE_PEAKS if one.name.startswith(f"{device.name}-")]
         raise ConfigError(
-            f"the memory bandwidth of {device.name} is not known, because the name stands for several; name one with "
-            "its size, such as a100-80gb"
+            f"the memory bandwidth of {device.name} is not known, because the name stands for several; name "
+            f"{' or '.join(sized) or 'another device'}"
         )
     return device.memory_bandwidth * 1e12
 

@@ -3,6 +3,7 @@
 import pytest
 
 from evenpack.engine.optimizers.config import AdamWSection
+from evenpack.errors import ConfigError
 from evenpack.models.common.device_peaks import DEVICE_PEAKS, find_device_peak
 from evenpack.models.cost import Work, attention_flops, model_products
 from evenpack.models.gpt2.config import Gpt2Config
@@ -36,6 +37,12 @@ def test_short_sequences_are_less_efficient() -> None:
     rates = Rates.expected(H100, causal=False)
     short, long = ((rates.attention_per_slot + rates.attention_per_pair * length) / length for length in (128, 512))
     assert short > 1.5 * long
+
+
+@pytest.mark.parametrize(("name", "others"), [("a100", "a100-40gb or a100-80gb"), ("gh200", "another device")])
+def test_a_device_of_several_sizes_is_refused_with_those_that_are_known(name: str, others: str) -> None:
+    with pytest.raises(ConfigError, match=f"{name} is not known, because the name stands for several; name {others}$"):
+        Rates.expected(find_device_peak(name), causal=False)
 
 
 KNOWN = [device for device in DEVICE_PEAKS if device.memory_bandwidth is not None]
