@@ -118,7 +118,7 @@ class Budget:
     compute_optimal_tokens: float
     """Tokens by the rule of 20 per parameter."""
     flops: int
-    """Operations of all steps, by the model's formulas."""
+    """Operations of all steps, counted on the model."""
     flops_by_rule: float
     """Operations by the rule of 6 for each parameter and token."""
     time: Hours | None

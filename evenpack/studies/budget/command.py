@@ -12,7 +12,7 @@ from evenpack.studies.budget.tables import budget_tables, optimum_table, serving
 def compute_budget(config: RunConfig | None, options: BudgetOptions) -> Report:
     """Returns the budget of a run, if one is given, and the other figures that the options request.
 
-    Raises: ConfigError for options that have no effect or exclude each other; and see `budget_of`.
+    Raises: ConfigError as `BudgetOptions.require_valid`; and see `budget_of`.
     """
     options.require_valid(has_run=config is not None)
     law = find_law(options.scaling_law)

@@ -1,12 +1,15 @@
 """The options of `evenpack budget`."""
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Annotated
 
 import typer
 
 from evenpack.errors import ConfigError
+
+_WITHOUT_RUN = ("compute", "served_tokens", "scaling_law")
+"""Options that need no run file."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,7 +52,10 @@ class BudgetOptions:
     )
 
     def require_valid(self, *, has_run: bool) -> None:
-        """Checks the options. Raises: ConfigError for invalid numbers, and options that exclude each other."""
+        """Checks the options.
+
+        Raises: ConfigError for invalid numbers, options that exclude each other, and those of a run without one.
+        """
         if not 0.0 < self.mfu <= 1.0:
             raise ConfigError(f"--mfu is a fraction of the peak, above 0 and at most 1, not {self.mfu:g}; 0.4 is usual")
         for name, value in (("--compute", self.compute), ("--served-tokens", self.served_tokens)):
@@ -59,3 +65,8 @@ class BudgetOptions:
             raise ConfigError("--corpus-tokens and --corpus-documents go together: give both, or prepare the data")
         if not has_run and self.compute is None:
             raise ConfigError("give a RUN.yaml, or --compute FLOPS")
+        of_runs = [
+            one.name for one in fields(self) if one.name not in _WITHOUT_RUN and getattr(self, one.name) != one.default
+        ]
+        if not has_run and of_runs:
+            raise ConfigError(f"--{of_runs[0].replace('_', '-')} is of a run: give a RUN.yaml, or leave the option out")

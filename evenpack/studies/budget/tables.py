@@ -116,7 +116,7 @@ def _compute(budget: Budget) -> dict[str, str]:
     shown = {
         "model": budget.model,
         "parameters": f"{budget.parameters:,}",
-        "operations": f"{_flops(budget.flops)} by the model's formulas; {_flops(rule)} by {TRAINING_FLOPS} N D",
+        "operations": f"{_flops(budget.flops)} counted on the model; {_flops(rule)} by {TRAINING_FLOPS} N D",
     }
     if budget.is_causal:
         shown["compute-optimal tokens"] = (

@@ -301,6 +301,8 @@ COUNTS = {"corpus_tokens": 1000, "corpus_documents": 10}
         ("bert_large_phase2_sprint", {}, {"served_tokens": 1e9}, "uses losses of causal models, and bert large is"),
         ("llama_1.1b", {}, {}, "give --vocabulary-size"),
         (None, {}, {"served_tokens": 1e9}, "give a RUN.yaml, or --compute FLOPS"),
+        (None, {}, {"compute": 1e21, "device": "h100"}, "--device is of a run: give a RUN.yaml, or leave"),
+        (None, {}, {"compute": 1e21, "vocabulary_size": 9}, "--vocabulary-size is of a run"),
     ],
 )
 def test_what_no_budget_can_be_drawn_up_for_is_refused(
