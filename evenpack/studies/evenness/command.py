@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from evenpack.console import Report
-from evenpack.studies.shared_options import Plot
+from evenpack.studies.shared_options import Plot, parse_list, whole_number
 
 if TYPE_CHECKING:
     from evenpack.studies.evenness.evenness import WeighedModel
@@ -42,7 +42,7 @@ class EvennessCommand:
     ] = None
     vocabulary_size: Annotated[
         int | None,
-        typer.Option(help="Of the models. Default: that of each run file's tokenizer.", show_default=False),
+        typer.Option(min=2, help="Of the models. Default: that of each run file's tokenizer.", show_default=False),
     ] = None
     devices: Annotated[str, typer.Option(metavar="LIST", help="Numbers of devices, each with a pack.")] = "8,64,512"
     packs_per_device: Annotated[
@@ -76,7 +76,6 @@ class EvennessCommand:
         from evenpack.studies.evenness.presentation import evenness_table, plot_evenness, tolerance_table
         from evenpack.studies.lengths.subject import long_lines
         from evenpack.studies.plotting import require_plot
-        from evenpack.studies.shared_options import parse_list, whole_number
 
         require_plot(self.plot)
         for option, count in (("--sample", self.sample), ("--packs-per-device", self.packs_per_device)):
@@ -131,7 +130,7 @@ class EvennessCommand:
         return Report(value=value, shown=shown)
 
     def _models_of(self, names: str) -> "list[WeighedModel]":
-        return [model_of_run_file(name.strip(), vocabulary_size=self.vocabulary_size) for name in names.split(",")]
+        return [*parse_list(names, "--models", partial(model_of_run_file, vocabulary_size=self.vocabulary_size))]
 
     def _default_models(self, subject: "Subject") -> "list[WeighedModel]":
         from evenpack.engine.resolving.cost_weights import head_share

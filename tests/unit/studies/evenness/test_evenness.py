@@ -5,6 +5,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from command_line import evenpack
 from hypothesis import given
 from hypothesis import strategies as st
 from rich.table import Table
@@ -123,6 +124,11 @@ def test_a_window_makes_long_sequences_cheaper():
 def test_a_wrong_option_is_named_before_lengths_are_read(options, message):
     with pytest.raises(ConfigError, match=message):
         EvennessCommand(**options).run(lambda: pytest.fail("lengths were read"))
+
+
+def test_a_vocabulary_has_two_entries_or_more():
+    done = evenpack("study", "evenness", "wikipedia_2048", "--vocabulary-size", "0")
+    assert (done.code, "--vocabulary-size" in done.stderr) == (2, True)
 
 
 def test_the_command_reports_models_devices_and_packings(tmp_path):
