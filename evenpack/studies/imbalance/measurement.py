@@ -476,7 +476,7 @@ def require_comparable(run: LoggedRun, baseline: LoggedRun) -> list[str]:
     return [*warnings, *_other_steps(run, baseline)]
 
 
-def different_settings(one: Mapping[str, Any], other: Mapping[str, Any]) -> str:
+def timing_differences(one: Mapping[str, Any], other: Mapping[str, Any]) -> str:
     """Returns in words what decides a step's time and differs between two settled run files; empty if nothing does."""
     return _differences_in(("model.", *_FORM, *_SPEED), one, other)
 

@@ -28,10 +28,10 @@ from evenpack.studies.imbalance.extrapolation import (
 from evenpack.studies.imbalance.measurement import (
     LoggedRun,
     MeasuredComparison,
-    different_settings,
     log_of_run,
     measure,
     read_logged_run,
+    timing_differences,
 )
 from evenpack.studies.imbalance.replay import Replay, replay
 from evenpack.studies.imbalance.simulation import (
@@ -45,7 +45,7 @@ from evenpack.studies.imbalance.simulation import (
 from evenpack.studies.imbalance.step_cost import DEFAULT_COST, StepCost, estimate_for, find_cost
 from evenpack.studies.lengths.subject import Subject
 from evenpack.studies.plotting import require_plot
-from evenpack.studies.provenance import made_by, provenance_of_runs
+from evenpack.studies.provenance import provenance_of_runs
 from evenpack.studies.statistics.laws import Gumbel
 from evenpack.studies.throughput.measure import StepProgress
 
@@ -57,8 +57,6 @@ _DEFAULT_BATCH = 32
 _DEFAULT_LOG_DEVICES = 8
 """Devices of a log that does not say how many, as in PackedBERT."""
 _LINE_SECONDS = 5.0
-_SHORT_NAME = 12
-"""Characters of a fingerprint that tell data apart for people."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -339,7 +337,7 @@ def _own_log(run: ResolvedRun, record: RunRecord | None, *, warm_up_steps: int |
     if not path.is_file():
         raise ConfigError(f"there is no {path}; train it first, or name another log as --log FILE")
     if record is not None:
-        settings = different_settings(record.config, run.config.model_dump(mode="json"))
+        settings = timing_differences(record.config, run.config.model_dump(mode="json"))
         if settings:
             raise ConfigError(f"{path} is of a run with other settings (there and here: {settings})")
         if record.data.fingerprint != run.prepared.fingerprint(seed=0):
@@ -393,9 +391,8 @@ def _laws_beside(
 
 
 def _footer(subject: Subject, logs: Sequence[LoggedRun], replayed: Replay | None) -> tuple[str, ...]:
-    data = "" if subject.prepared is None else f", data {subject.prepared.fingerprint(seed=0)[:_SHORT_NAME]}"
     return (
-        f"Simulated: lengths of {subject.origin}{data}; {made_by()}; no device",
+        f"Simulated: lengths of {subject.provenance_line(device='no device')}",
         *([] if replayed is None else [f"Replayed: {replayed.described()}"]),
         *(f"Measured: {provenance_of_runs(log.label, [log.record])}" for log in logs),
     )

@@ -82,7 +82,7 @@ def test_figures_tell_what_was_measured_from_what_was_estimated(
         "SIMULATED with an ESTIMATED cost model, nothing measured: NVIDIA H100, bfloat16",
         f"MEASURED: packed (packs, assigned by cost) on 2 x {CPU}",
         f"WARNING: packed was measured on {CPU}",
-        "Simulated: lengths of packed, data ",
+        "Simulated: lengths of packed: data ",
         f"Measured: padded: data one ({read_fingerprint(padded)}); evenpack 0.0, commit abc123; 2 x {CPU}",
     ):
         assert words in texts_of(speed_ups), words
