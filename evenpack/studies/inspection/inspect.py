@@ -126,9 +126,8 @@ def _costs(documents: LengthHistogram, length: int) -> list[RecipeCost]:
     packed = pack(pieces, "longest_pack_first", pack_length=length).packs
     concatenated = -(-documents.tokens // length)
     padded = int(counts @ -(-(lengths - 1) // (length - 1)))
-    ends = int(counts @ ((lengths - 1) // (length - 1) + ((lengths - 1) % (length - 1) > 0)))
     text = documents.tokens - documents.sequences
-    held = {"documents": documents.tokens, "concat": documents.tokens, "padding": text + ends}
+    held = {"documents": documents.tokens, "concat": documents.tokens, "padding": text + padded}
     rows = {"documents": packed, "concat": concatenated, "padding": padded}
     return [
         RecipeCost(
