@@ -167,8 +167,8 @@ def _require_independent(terms: Float64[np.ndarray, "rows 3"], seconds: Float64[
     if singular[-1] < _INDEPENDENT * singular[0]:
         raise DataError(
             "the measured micro-batches are too similar to separate the cost of a slot from that of a squared length "
-            f"(singular values {singular[-1] / singular[0]:.1e} apart): measure other numbers of packs, and packs of "
-            "short sequences as well as packs of long ones"
+            f"(the smallest singular value is {singular[-1] / singular[0]:.1e} of the largest): measure other numbers "
+            "of packs, and packs of short sequences as well as packs of long ones"
         )
 
 

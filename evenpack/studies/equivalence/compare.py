@@ -252,10 +252,10 @@ def compare(curves: CurvesOfArms, section: EquivalenceSection) -> Comparison:
         target = max(last) if section.measure == "loss" else min(last)
     rows = [_row(arm, of_seed, reference, section, target) for arm, of_seed in curves.items() if of_seed]
     told_apart = {row.arm for row in rows if row.verdict in {"worse", "better"}}
-    passed = tuple(control for control in section.controls if control not in told_apart)
-    if passed or not section.controls:
+    undetected = tuple(control for control in section.controls if control not in told_apart)
+    if undetected or not section.controls:
         rows = [replace(row, verdict="no verdict") if row.verdict == "equivalent" else row for row in rows]
-    return Comparison(target=target, rows=tuple(rows), passed_controls=passed)
+    return Comparison(target=target, rows=tuple(rows), passed_controls=undetected)
 
 
 def read_tuned(output_dir: Path) -> Tuned:

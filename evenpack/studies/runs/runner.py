@@ -217,9 +217,9 @@ class _Study:
 
     def _next(self) -> Job | None:
         """Returns the first run that can be started now; fails runs that can never start."""
-        waiting = {started.run.key for started in self.active} | self.ended.keys()
+        begun = {started.run.key for started in self.active} | self.ended.keys()
         for run in self.runs:
-            if run.key in waiting:
+            if run.key in begun:
                 continue
             if run.starts_from is None:
                 return run

@@ -2,11 +2,10 @@
 
 Densities, distribution functions and fits are SciPy's (`frozen`, `fit`), but for the generalised extreme value law's
 likelihood: a bootstrap fits it hundreds of times, and SciPy's way through its checks takes eight times as long.
-Minima and maxima are not:
 
-they are computed from the cumulative hazard H(s) = -ln(1 - F(s)), whose inverse SciPy lacks. The minimum of n draws
-has n * H(s), for any n > 0, so no power of a survival function is ever taken and nothing underflows at a million
-devices.
+Minima and maxima are computed from the cumulative hazard H(s) = -ln(1 - F(s)), whose inverse SciPy lacks. The minimum
+of n draws has n * H(s), for any n > 0, so no power of a survival function is ever taken and nothing underflows at a
+million devices.
 """
 
 import math

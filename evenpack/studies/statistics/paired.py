@@ -110,9 +110,9 @@ def verdicts_of_family(
 ) -> list[FamilyVerdict]:
     """Returns a verdict for each comparison of one table, corrected for their number by Holm's procedure.
 
-    higher, lower: the difference is significant among all of them, by two-sided tests of which one at most errs with
-    probability `significance`. no effect: the interval is within the one of `effects`, the smallest differences that
-    matter, one for each comparison. cannot tell: neither.
+    higher, lower: the difference is significant among all of them, by two-sided tests; the probability that any of
+    them errs is at most `significance`. no effect: the interval is within the one of `effects`, the smallest
+    differences that matter, one for each comparison. cannot tell: neither.
     """
     known = [(one.p_value, index) for index, one in enumerate(differences) if one.p_value is not None]
     verdicts: list[FamilyVerdict] = ["cannot tell"] * len(differences)
