@@ -88,7 +88,7 @@ class MlperfLog(Part):
     def evaluating(self, step: Step) -> None:
         """Writes the end of a block of steps and the start of an evaluation."""
         self._samples = step.samples
-        self._end("block_stop", metadata=self._now())
+        self._stop_block()
         self._start("eval_start", metadata=self._now())
 
     def evaluated(self, step: Step) -> None:
@@ -102,7 +102,10 @@ class MlperfLog(Part):
         self._block_start = self._stopped = time.time()
 
     def saving(self, step: Step) -> None:
-        """Ends the log of a run that is complete: it is not if damaged data was found, and is before it is saved."""
+        """Ends the log of a run that is complete, before its last checkpoint is saved.
+
+        A run in whose data damage was found never comes here, so its log has no end.
+        """
         if step.ends_schedule:
             self.run_stopped(
                 is_reached=step.reached_accuracy is not None,
@@ -114,12 +117,16 @@ class MlperfLog(Part):
     def run_stopped(self, *, is_reached: bool, samples: int, evaluated_samples: int, stopped: float) -> None:
         """Writes the end of the run, at its target or at the schedule's end; `stopped` is a value of `time.time`."""
         self._samples = samples
-        if self._block_start is None:
-            self._end("block_stop", metadata=self._now())
+        self._stop_block()
         self._event("train_samples", samples, metadata=self._now())
         self._event("eval_samples", evaluated_samples, metadata=self._now())
         status = {"status": "success" if is_reached else "aborted"}
         self._end("run_stop", metadata=status | self._now(), time_ms=int(stopped * 1e3))
+
+    def _stop_block(self) -> None:
+        """Writes the end of a block of steps, unless none of them was trained on: it then has no start either."""
+        if self._block_start is None:
+            self._end("block_stop", metadata=self._now())
 
     def _describe(self, section: MlperfSection, started: float) -> None:
         config, resolved = self._run.config, self._run.resolved

@@ -4,9 +4,10 @@ import json
 import logging
 from contextlib import closing
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
-from loop_steps import run_of
+from loop_steps import run_of, step_of
 
 from evenpack.engine.parts.mlperf_log import PREFIX, MlperfLog, parse_events, truncate_log
 
@@ -41,3 +42,19 @@ def test_the_clock_stops_with_the_last_step_and_not_with_the_verification_after_
     assert events["run_stop"]["time_ms"] == 1_234_567
     assert events["run_stop"]["metadata"]["status"] == "success"
     assert (events["train_samples"]["value"], events["eval_samples"]["value"]) == (30, 7)
+
+
+def test_a_block_whose_steps_are_all_skipped_has_neither_a_start_nor_an_end(tmp_path: Path) -> None:
+    pytest.importorskip("mlperf_logging")
+    path = tmp_path / "mlperf.log"
+    trained = {"update": 1, "batches": SimpleNamespace(counts=SimpleNamespace(sequences=5))}
+    with closing(logging.FileHandler(path)) as file:
+        log = MlperfLog(run_of(first_samples=0), started=0.0)
+        log.write_to(file)
+        for number, values in ((4, trained), (8, {"update": None}), (12, trained)):
+            step = step_of(number, is_left_out=False, evaluations=None, _samples_before=0, **values)
+            for hook in (log.after_step, log.evaluating, log.evaluated):
+                hook(step)
+    keys = [event["key"] for _, event in parse_events(path, path.read_text().splitlines())]
+    evaluation = ["eval_start", "eval_stop"]
+    assert keys == ["block_stop", *evaluation, *evaluation, "block_start", "block_stop", *evaluation]
