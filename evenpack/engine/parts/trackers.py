@@ -8,7 +8,7 @@ metrics.jsonl itself (`metrics_writer.py`) is always written, and is the authori
 import csv
 import logging
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass
 from io import StringIO
 from pathlib import Path
@@ -52,7 +52,7 @@ class Tracker(Protocol):
         ...
 
     def close(self, *, failed: bool) -> None:
-        """Closes the tracker; `failed`: the run ends with an error."""
+        """Closes the tracker; `failed`: the run ends with an error, or the tracker itself has failed."""
         ...
 
 
@@ -73,7 +73,7 @@ class RunLog:
 
 
 class Trackers(Part):
-    """The trackers of a run, on rank 0. One that fails causes one warning and is left out from then on."""
+    """The trackers of a run, on rank 0. One that fails causes one warning, is closed and left out from then on."""
 
     def __init__(self, section: MetricsSection, run: RunLog) -> None:
         self._section = section
@@ -156,6 +156,8 @@ class Trackers(Part):
                     type(error).__name__,
                     error,
                 )
+                with suppress(Exception):  # it has failed already
+                    tracker.close(failed=True)
 
 
 class CsvTable:
@@ -253,9 +255,9 @@ class WandbRun:
             self.write(record["step"], scalars(record))
 
     def write(self, step: int, values: Mapping[str, int | float]) -> None:
-        self._step = step
         if step >= self._next_step:
             self._run.log(dict(values), step=step)
+        self._step = step
 
     def flush(self) -> None:
         """Does nothing: W&B writes continuously, in a process of its own."""

@@ -109,6 +109,25 @@ def test_online_the_server_says_which_steps_it_lacks(tmp_path: Path, monkeypatch
         assert json.loads((tmp_path / "wandb_run.json").read_text())["ended_at_step"] == 7
 
 
+def test_a_step_that_could_not_be_logged_is_not_among_those_that_ended(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Otherwise a run that resumes after this step would believe that W&B has it."""
+
+    def refuse(values: object, *, step: int) -> None:
+        raise OSError("no space left")
+
+    server = Server(0)
+    monkeypatch.setattr(wandb, "init", server.init)
+    found = WandbRun(WandbSection(project="packing"), run_log(tmp_path))
+    found.write(1, {"training/loss": 0.5})
+    monkeypatch.setattr(server, "log", refuse)
+    with pytest.raises(OSError, match="no space"):
+        found.write(2, {"training/loss": 0.5})
+    found.close(failed=False)
+    assert json.loads((tmp_path / "wandb_run.json").read_text())["ended_at_step"] == 1
+
+
 class Server:
     """A server of W&B that has steps of a run with this id."""
 
