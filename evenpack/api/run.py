@@ -100,7 +100,7 @@ class Run:
 
         Args:
             start_step: the first step, from 0.
-            stop_step: the step before which to stop; None: the run's last.
+            stop_step: the step before which to stop, at most `training.steps`; None: where `evenpack train` stops.
             loader_workers: processes that read ahead. They import the main script again, so a script that asks for
                 some must begin its work below `if __name__ == "__main__":`.
 
@@ -108,7 +108,10 @@ class Run:
         """
         _require_rank(rank, ranks)
         resolved = self._resolved
-        last_step = resolved.config.training.last_step if stop_step is None else _whole("stop_step", stop_step)
+        training = resolved.config.training
+        last_step = training.last_step if stop_step is None else _whole("stop_step", stop_step)
+        if last_step > training.planned_steps:
+            raise ConfigError(f"stop_step ({last_step}) must be at most training.steps ({training.planned_steps})")
         if not 0 <= _whole("start_step", start_step) <= last_step:
             raise ConfigError(f"start_step ({start_step}) must lie between 0 and stop_step ({last_step})")
         resolved.micro_batches(ranks)

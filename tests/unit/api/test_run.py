@@ -109,6 +109,7 @@ def test_what_there_is_not_is_refused_when_it_is_requested(run: evenpack.Run) ->
         ({"ranks": 3}, "number of ranks can be 1, 2, 4, 8"),
         ({"start_step": 7}, r"start_step \(7\) must lie between 0 and stop_step \(6\)"),
         ({"start_step": 3, "stop_step": 2}, r"stop_step \(2\)"),
+        ({"stop_step": 7}, r"stop_step \(7\) must be at most training.steps \(6\)"),
     ):
         with pytest.raises(evenpack.ConfigError, match=message):
             run.batches(**arguments)
