@@ -41,6 +41,9 @@ _PROBE_COLUMNS = {
 _HEAD_DIM = 64
 """Head size of nearly every model in use."""
 
+_WINDOW = 64
+"""Tokens on each side that a probed window holds, as ModernBERT's: fewer than the longest segment of the probe has."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Device:
@@ -115,13 +118,19 @@ def examine() -> DoctorReport:
 
 
 def attention_requests(device_type: str) -> tuple[AttentionRequest, ...]:
-    """Returns the requests that models make: both precisions and directions, ALiBi, dropout."""
+    """Returns the requests that models make: both precisions and directions, ALiBi, windows, dropout."""
 
     def request(
-        dtype: torch.dtype, *, causal: bool = True, alibi: bool = False, dropout: bool = False
+        dtype: torch.dtype, *, causal: bool = True, alibi: bool = False, dropout: bool = False, window: bool = False
     ) -> AttentionRequest:
         return AttentionRequest(
-            device_type=device_type, dtype=dtype, head_dim=_HEAD_DIM, causal=causal, alibi=alibi, dropout=dropout
+            device_type=device_type,
+            dtype=dtype,
+            head_dim=_HEAD_DIM,
+            causal=causal,
+            alibi=alibi,
+            dropout=dropout,
+            window=window,
         )
 
     return (
@@ -131,6 +140,8 @@ def attention_requests(device_type: str) -> tuple[AttentionRequest, ...]:
         request(torch.bfloat16, causal=False),
         request(torch.float32, alibi=True),
         request(torch.bfloat16, alibi=True),
+        request(torch.float32, causal=False, window=True),
+        request(torch.bfloat16, causal=False, window=True),
         request(torch.bfloat16, dropout=True),
         request(torch.bfloat16, alibi=True, dropout=True),
     )
@@ -195,6 +206,7 @@ def _probe(backend: str, request: AttentionRequest) -> ProbeReport:
             causal=request.causal,
             alibi=request.alibi,
             head_dim=request.head_dim,
+            window=_WINDOW if request.window else None,
         )
     except RuntimeError as failure:  # a kernel that does not run here is shown with those that do
         error = f"{type(failure).__name__}: {failure}"

@@ -1,8 +1,10 @@
 """`evenpack doctor` reports versions, devices and backends."""
 
 import json
+from typing import Any
 
 import pytest
+import torch
 
 from evenpack.console import print_json
 from evenpack.errors import RunError
@@ -28,9 +30,24 @@ def test_every_backend_that_can_serve_is_probed_and_the_others_say_why_not(quick
     assert report.versions["torch"].startswith("2.")
 
 
+def test_windows_are_probed_where_a_family_has_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = []
+
+    def probe(backend: str, **request: Any) -> IsolationResult:
+        asked.append((request["causal"], request["dtype"], request["window"]))
+        return IsolationResult(max_deviation=0.0, control_deviation=1.0, tolerance=1e-6)
+
+    monkeypatch.setattr(doctor, "probe_isolation", probe)
+    doctor.examine()
+    windowed = {one for one in asked if one[2] is not None}
+    assert windowed == {(False, torch.float32, 64), (False, torch.bfloat16, 64)}
+    assert windowed != set(asked)
+
+
 def test_the_real_probe_passes_with_its_control_seen_to_leak() -> None:
-    request = doctor.attention_requests("cpu")[0]
-    for probe in doctor.probe_all(request):
+    first, *others = doctor.attention_requests("cpu")
+    requests = [first, *(other for other in others if other.window)]
+    for probe in [probe for request in requests for probe in doctor.probe_all(request)]:
         assert probe.passed
         assert probe.control_deviation is not None
         assert probe.tolerance is not None
