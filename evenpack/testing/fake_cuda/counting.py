@@ -23,6 +23,7 @@ from evenpack.engine.engine import Phase, TrainingEngine
 from evenpack.kernels.visible_pairs import visible_pairs
 from evenpack.models.trace import NOTHING_MOVED, bytes_of, read_and_written
 from evenpack.testing.fake_cuda.attention_operators import OPERATORS, by_name
+from evenpack.testing.fake_cuda.slow_kernels import PRODUCTS
 
 aten = torch.ops.aten
 
@@ -82,8 +83,6 @@ def _added_product(_: Any, left: Sequence[int], right: Sequence[int], *__: Any, 
 
 Kind = Literal["products", "attention", "others", "update"]
 
-_PRODUCTS = {aten.mm, aten.addmm, aten.addmm_, aten.bmm}
-
 
 @dataclass(frozen=True, kw_only=True)
 class Traffic:
@@ -134,7 +133,7 @@ class TrafficMeter(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def _kind(self, packet: Any) -> Kind:
         if self._micro_batches == 0 or torch.cuda.current_stream() is self._reduction_stream:
             return "update"
-        if packet in _PRODUCTS:
+        if packet in PRODUCTS:
             return "products"
         return "attention" if is_attention(packet) else "others"
 
