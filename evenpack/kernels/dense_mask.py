@@ -19,7 +19,7 @@ from jaxtyping import Float, Int32
 from torch import Tensor
 from torch.utils.weak import WeakIdKeyDictionary
 
-from evenpack.kernels.shared import never_compiled, repeat_heads
+from evenpack.kernels.shared import never_compiled, repeat_heads, segment_of_slots
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -85,13 +85,13 @@ def additive_mask(
     window: int | None = None,
 ) -> Float[Tensor, "R 1 L L"]:
     """Returns 0 where a slot sees another one of its row, and -inf elsewhere, on the device of the boundaries."""
-    positions = torch.arange(slots, device=cu_seqlens.device, dtype=cu_seqlens.dtype)
-    segments = torch.searchsorted(cu_seqlens, positions, right=True).view(-1, row_slots)  # empty ones get no slot
+    positions = torch.arange(row_slots, device=cu_seqlens.device, dtype=cu_seqlens.dtype)
+    segments = segment_of_slots(cu_seqlens, slots).view(-1, row_slots)
     hidden = segments[:, :, None] != segments[:, None, :]
     if causal:
-        hidden |= positions[:row_slots, None] < positions[None, :row_slots]
+        hidden |= positions[:, None] < positions[None, :]
     if window is not None:
-        hidden |= (positions[:row_slots, None] - positions[None, :row_slots]).abs() > window
+        hidden |= (positions[:, None] - positions[None, :]).abs() > window
     mask = torch.zeros(hidden.shape, device=cu_seqlens.device, dtype=dtype)
     return mask.masked_fill_(hidden, -math.inf)[:, None]
 

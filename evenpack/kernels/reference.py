@@ -7,7 +7,7 @@ import torch.nn.functional as F
 from jaxtyping import Float, Int32
 from torch import Tensor
 
-from evenpack.kernels.shared import repeat_heads
+from evenpack.kernels.shared import repeat_heads, segment_of_slots
 
 
 def attend(
@@ -30,7 +30,7 @@ def attend(
     k, v = repeat_heads(k, q.shape[1]), repeat_heads(v, q.shape[1])
     precise = torch.promote_types(q.dtype, torch.float32)
     positions = torch.arange(q.shape[0], device=q.device)
-    segments = torch.searchsorted(cu_seqlens, positions, right=True)  # empty segments get no position
+    segments = segment_of_slots(cu_seqlens, q.shape[0])
     visible = segments[:, None] == segments[None, :]
     if causal:
         visible &= positions[:, None] >= positions[None, :]
