@@ -13,13 +13,10 @@ import torch
 
 from evenpack.engine.activity import own_work
 from evenpack.engine.checkpoints.files import (
-    REPLACED,
     Checkpoint,
-    checkpoint_name,
     find_candidates,
     find_wrong_content,
     find_wrong_size,
-    hidden,
     manifest_or_problem,
     step_of,
 )
@@ -83,8 +80,7 @@ def whole_at(directory: Path, step: int, world: World) -> Checkpoint | None:
     candidates = world.on_main(lambda: find_candidates(directory))
     if not candidates:
         return None
-    names = (checkpoint_name(step), hidden(checkpoint_name(step), REPLACED))
-    path = next((path for path in candidates if path.name in names), None)
+    path = next((path for path in candidates if step_of(path) == step), None)
     if path is None:
         known = ", ".join(str(step_of(path)) for path in reversed(candidates))
         raise CheckpointError(

@@ -150,7 +150,6 @@ def _record(partial: Path, name: str) -> FileRecord:
 
 def _publish(partial: Path, final: Path, checkpoint: Checkpoint, records: list[FileRecord]) -> None:
     write_manifest(partial, checkpoint.state, records, flushes_folders=False)
-    shutil.rmtree(final, ignore_errors=True)
     partial.rename(final)
     fsync_directory(final.parent)
 
