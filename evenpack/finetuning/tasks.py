@@ -25,7 +25,7 @@ class SentenceTask:
     glue: GlueTask
     """The files, with their columns and labels."""
     metrics: tuple[str, ...]
-    """Names in `metrics.py`; the first is the one by which seeds are ranked."""
+    """Names in `METRICS`; the first is the one by which seeds are ranked."""
     has_been_run: bool = False
 
     @property

@@ -30,7 +30,7 @@ def total_pairs_within(lengths: Integer[np.ndarray, " N"], windows: Iterable[int
     """Returns for each window the pairs of tokens of one sequence that are at most so far apart, over all sequences.
 
     These are the pairs of attention that is not causal. Causal attention sees half of them and half a pair for each
-    token, as it does of the squared length, which is the same without a window.
+    token: (pairs + tokens) / 2, with a window or without one.
     """
     return {window: int(visible_pairs(lengths, window=window, causal=False).sum()) for window in windows}
 

@@ -118,6 +118,6 @@ def _remedy(expected: Mapping[str, Tensor], weights: NamedWeights) -> str:
 
 
 def _rows(ours: str, expected: Mapping[str, Tensor], weights: NamedWeights) -> tuple[int, int]:
-    """Returns the rows of a table in the model and in the checkpoint; None for both if it is not in both."""
+    """Returns the rows of a table in the model and in the checkpoint; 0 for both if the checkpoint has none."""
     (name,) = [name.theirs[0] for name in weights.names if name.ours == ours] or [""]
     return (len(expected[name]), len(weights.tensors[name])) if name in weights.tensors else (0, 0)
