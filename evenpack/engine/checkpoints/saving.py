@@ -95,7 +95,7 @@ class CheckpointWriter:
 
     def call_deepspeed(self, engine: WritingEngine, partial: Path, state: TrainState) -> None:
         """Lets DeepSpeed save into the directory; for all ranks. Raises: SaveError if a rank cannot write."""
-        with self._writing_together(), writing_to_the_end(engine):
+        with self._world.together(), self.explaining_failures(), writing_to_the_end(engine):
             # With the tag "." DeepSpeed's recovery scripts go into the same directory instead of the one above.
             client_state = {"train_state": state.to_json()}
             engine.save_checkpoint(str(partial), tag=".", client_state=client_state, save_latest=False)
@@ -139,7 +139,7 @@ class CheckpointWriter:
     def _commit_files(self, partial: Path) -> list[FileRecord]:
         """Flushes and checksums the files, each rank a part of them; returns the records of all."""
         names = self._world.on_main(lambda: self._list_files(partial))
-        with self._writing_together(), own_work("flushing its part of the checkpoint"):
+        with self._world.together(), self.explaining_failures(), own_work("flushing its part of the checkpoint"):
             records = commit_files(partial, names[self._world.rank :: self._world.size])
         return [record for share in self._world.all_gather(records) for record in share]
 
@@ -182,19 +182,6 @@ class CheckpointWriter:
                 "Older checkpoints are untouched. Remove the cause (is the disk full?); a run that has ended continues "
                 "from the newest by the same command"
             ) from error
-
-    @contextmanager
-    def _writing_together(self) -> Iterator[None]:
-        """Does the same with all ranks: if it fails on one of them, every rank has that rank's error."""
-        problem = None
-        try:
-            with self.explaining_failures():
-                yield
-        except SaveError as error:
-            problem = error
-        found = [one for one in self._world.all_gather(problem) if one is not None]
-        if found:
-            raise found[0]
 
 
 @contextmanager

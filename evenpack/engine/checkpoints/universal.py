@@ -182,27 +182,19 @@ def _source(checkpoint: Checkpoint) -> dict[str, str]:
 
 @contextmanager
 def _together(checkpoint: Checkpoint, world: World) -> Iterator[None]:
-    """Works without the other ranks, and then raises on every rank the error of the first that has one.
-
-    torch reports a full disk as RuntimeError.
-    """
-    problem = None
-    try:
-        with own_work():
-            yield
-    except CheckpointError as error:
-        problem = error
-    except (OSError, RuntimeError) as error:
-        problem = CheckpointError(
-            f"rank {world.rank} on {socket.gethostname()} failed while converting {checkpoint.path}, saved by "
-            f"{checkpoint.state.world_size} ranks at ZeRO stage {checkpoint.state.zero_stage}, for {world.size} ranks "
-            f"({free_space(checkpoint.path.parent)}): {error}\n"
-            "The checkpoint itself is untouched. Converting needs as much space again: make some, then run the same "
-            "command again; or continue with as many ranks, and at the ZeRO stage, with which it was saved."
-        )
-    found = [one for one in world.all_gather(problem) if one is not None]
-    if found:
-        raise found[0]
+    """Works as `World.together`, and explains what cannot be written; torch reports a full disk as RuntimeError."""
+    with world.together():
+        try:
+            with own_work():
+                yield
+        except (OSError, RuntimeError) as error:
+            raise CheckpointError(
+                f"rank {world.rank} on {socket.gethostname()} failed while converting {checkpoint.path}, saved by "
+                f"{checkpoint.state.world_size} ranks at ZeRO stage {checkpoint.state.zero_stage}, for {world.size} "
+                f"ranks ({free_space(checkpoint.path.parent)}): {error}\n"
+                "The checkpoint itself is untouched. Converting needs as much space again: make some, then run the "
+                "same command again; or continue with as many ranks, and at the ZeRO stage, with which it was saved."
+            ) from error
 
 
 def parameter_shapes(module: nn.Module) -> Shapes:

@@ -123,6 +123,21 @@ class World:
             raise problem
         return result  # type: ignore[return-value]  # None only where the action returned it
 
+    @contextmanager
+    def together(self) -> Iterator[None]:
+        """Runs the block on every rank; where it fails, every rank gets the error of the first rank that has one.
+
+        This holds for errors that the user can correct. A block must not raise one where others still wait for it.
+        """
+        problem = None
+        try:
+            yield
+        except EvenpackError as error:
+            problem = error
+        for found in self.all_gather(problem):
+            if found is not None:
+                raise found
+
     def barrier(self) -> None:
         """Waits until every rank is here."""
         if self.size > 1:
