@@ -25,6 +25,7 @@ from evenpack.engine.checkpoints.files import Checkpoint
 from evenpack.engine.checkpoints.pickles import ALLOWED, forbidding_code
 from evenpack.engine.optimizers.build import decays
 from evenpack.errors import CheckpointError
+from evenpack.units import counted
 
 State = Literal["fp32", "exp_avg", "exp_avg_sq"]
 """What AdamW needs of a parameter, by DeepSpeed's names: the parameter itself and its two moments."""
@@ -37,6 +38,9 @@ STATES: tuple[State, ...] = ("fp32", "exp_avg", "exp_avg_sq")
 
 class SavedTensors(ABC):
     """The tensors of a checkpoint of one kind of layout; files are memory-mapped, and read where they are asked for."""
+
+    _model_file: ClassVar[str] = WHOLE_WEIGHTS
+    """Name of DeepSpeed's file of the model on rank 0."""
 
     def __init__(self, checkpoint: Checkpoint) -> None:
         self.checkpoint = checkpoint
@@ -63,12 +67,12 @@ class SavedTensors(ABC):
     @cached_property
     def model_states(self) -> dict[str, Any]:
         """DeepSpeed's file of the model on rank 0."""
-        return self._load(WHOLE_WEIGHTS)
+        return self._load(self._model_file)
 
     @property
     def module(self) -> dict[str, Tensor]:
         """The module's state dict on rank 0; at ZeRO 3 its parameters are empty."""
-        with self._explained():
+        with self._explained(self._model_file):
             module: dict[str, Tensor] = self.model_states["module"]
             return module
 
@@ -77,6 +81,14 @@ class SavedTensors(ABC):
         """Persistent buffers by name; no stage divides them."""
         with self._explained():
             return {name: self.module[name] for name in self.model_states["buffer_names"]}
+
+    def weights(self) -> dict[str, Tensor]:
+        """Returns copies of all that the module saves, by name, in the module's precision.
+
+        Raises: CheckpointError if the files do not hold it.
+        """
+        with self._explained(self._model_file):
+            return {name: tensor.clone() for name, tensor in self.module.items()}
 
     def read(self, name: str, state: State) -> Tensor:
         """Returns a complete tensor, FP32 on the CPU; moments of an optimizer that has made no update are zero.
@@ -96,25 +108,29 @@ class SavedTensors(ABC):
             )
         return torch.cat(parts).detach().view(shape)
 
-    def _load(self, name: str) -> dict[str, Any]:
+    def _load(self, name: str, *, classes: Iterable[str] = ()) -> dict[str, Any]:
+        """Returns a file's content; `classes`, which it may hold, are imported with DeepSpeed."""
         path = self.checkpoint.path / name
-        with self._explained(), forbidding_code(ALLOWED):
-            loaded: dict[str, Any] = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
+        with self._explained(name), forbidding_code(classes):
+            loaded = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
+            if not isinstance(loaded, dict):
+                raise TypeError(f"it holds a {type(loaded).__name__} where DeepSpeed saves a dict")
             return loaded
 
     @contextmanager
-    def _explained(self) -> Iterator[None]:
+    def _explained(self, name: str = "") -> Iterator[None]:
+        """Explains errors of the files; `name`: the one that is read."""
         try:
             yield
         except FileNotFoundError as error:
             raise CheckpointError(
-                f"{error.filename} does not exist, and the whole state at ZeRO stage "
-                f"{self.checkpoint.state.zero_stage} is in the files of all {self.checkpoint.state.world_size} ranks "
-                "together: restore the file from a copy, or name another checkpoint"
+                f"{error.filename} does not exist, and no other file of the checkpoint holds the same (it was saved by "
+                f"{counted(self.checkpoint.state.world_size, 'rank')} at ZeRO stage "
+                f"{self.checkpoint.state.zero_stage}): restore the file from a copy, or name another checkpoint"
             ) from error
         except (pickle.UnpicklingError, RuntimeError, LookupError, TypeError, AttributeError, EOFError) as error:
             raise CheckpointError(
-                f"checkpoint {self.checkpoint.path} is not in the form of DeepSpeed 0.19 at ZeRO stage "
+                f"checkpoint {self.checkpoint.path / name} is not in the form of DeepSpeed 0.19 at ZeRO stage "
                 f"{self.checkpoint.state.zero_stage}: {error}"
             ) from error
 
@@ -184,7 +200,7 @@ class _Partitioned(SavedTensors):
     def _ranks(self) -> list[dict[str, Any]]:
         """Each rank's state of the optimizer."""
         names = (f"zero_pp_rank_{rank}_mp_rank_00_optim_states.pt" for rank in range(self.checkpoint.state.world_size))
-        loaded = [self._load(name) for name in names]
+        loaded = [self._load(name, classes=ALLOWED) for name in names]
         with self._explained():
             return [one["optimizer_state_dict"] for one in loaded]
 
@@ -233,13 +249,25 @@ class _FlatGroups(_Partitioned):
 class _DividedParameters(_Partitioned):
     """ZeRO 3: every parameter is padded to a multiple of the ranks and divided among them."""
 
+    _model_file = "zero_pp_rank_0_mp_rank_00_model_states.pt"
     _masters_key = "fp32_flat_groups"
     _optimizer_key = "optimizer_state_dict"
 
-    @cached_property
-    def model_states(self) -> dict[str, Any]:
-        """DeepSpeed's file of the model on rank 0, with no weights in it."""
-        return self._load("zero_pp_rank_0_mp_rank_00_model_states.pt")
+    def weights(self) -> dict[str, Tensor]:
+        """Returns copies of all that the module saves, its parameters from the masters in FP32.
+
+        Raises: CheckpointError if a parameter has two names, or is frozen: its values are in no file.
+        """
+        weights = {name: self.read(name, "fp32") for name in self.shapes}
+        weights |= {name: buffer.clone() for name, buffer in self.buffers.items()}
+        others = sorted(self.module.keys() - weights.keys())
+        if others:
+            raise CheckpointError(
+                f"checkpoint {self.checkpoint.path} was saved at ZeRO stage {self.checkpoint.state.zero_stage} and "
+                f"does not hold the values of {', '.join(others)}: second names of parameters, or frozen parameters, "
+                "are read up to ZeRO 2 only. Train the model at deepspeed.zero_stage=2"
+            )
+        return weights
 
     @cached_property
     def _places(self) -> dict[str, tuple[int, int]]:

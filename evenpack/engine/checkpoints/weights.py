@@ -1,15 +1,12 @@
 """Reads the model's weights out of a checkpoint, without DeepSpeed, and compares them with a model."""
 
-import pickle
 from collections.abc import Mapping
 
-import torch
 from torch import Tensor
 
 from evenpack.config import validate
 from evenpack.engine.checkpoints.files import Checkpoint
-from evenpack.engine.checkpoints.shards import WHOLE_WEIGHTS, SavedTensors, saved_tensors
-from evenpack.engine.sharding import sharding_at
+from evenpack.engine.checkpoints.shards import saved_tensors
 from evenpack.errors import CheckpointError
 from evenpack.models.common.section import TransformerConfig
 from evenpack.models.families import config_of
@@ -28,33 +25,7 @@ def load_model_weights(checkpoint: Checkpoint) -> dict[str, Tensor]:
     Raises: CheckpointError if a file is missing or was not written by DeepSpeed, or if a parameter was saved at ZeRO 3
     under two names.
     """
-    if sharding_at(checkpoint.state.zero_stage).gathers_parameters:
-        return _gathered(saved_tensors(checkpoint))
-    path = checkpoint.path / WHOLE_WEIGHTS
-    try:
-        states = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
-        # Copied, so that the tensors outlive the checkpoint.
-        return {name: tensor.clone() for name, tensor in states["module"].items()}
-    except FileNotFoundError as error:
-        raise CheckpointError(
-            f"{path} does not exist, and only it holds complete weights at ZeRO stage {checkpoint.state.zero_stage}: "
-            "restore the file from a copy, or name another checkpoint"
-        ) from error
-    except (pickle.UnpicklingError, RuntimeError, KeyError, TypeError, AttributeError, EOFError) as error:
-        raise CheckpointError(f"{path} is not in the form of DeepSpeed's weights: {error}") from error
-
-
-def _gathered(saved: SavedTensors) -> dict[str, Tensor]:
-    weights = {name: saved.read(name, "fp32") for name in saved.shapes}
-    weights |= {name: buffer.clone() for name, buffer in saved.buffers.items()}
-    others = sorted(saved.module.keys() - weights.keys())
-    if others:
-        raise CheckpointError(
-            f"checkpoint {saved.checkpoint.path} was saved at ZeRO stage {saved.checkpoint.state.zero_stage} and does "
-            f"not hold the values of {', '.join(others)}: second names of parameters, or frozen parameters, are read "
-            "up to ZeRO 2 only. Train the model at deepspeed.zero_stage=2"
-        )
-    return weights
+    return saved_tensors(checkpoint).weights()
 
 
 def saved_model_section(checkpoint: Checkpoint) -> TransformerConfig:
