@@ -89,9 +89,10 @@ class TrainingEngine:
     def train_step(self, step: int, micro_batches: Sequence[PackedBatch]) -> LocalStep:
         """Runs update number `step` + 1 (steps count from 0), over this rank's micro-batches of the step.
 
-        Nothing here waits for the device (from ZeRO 1 on DeepSpeed does, to check the gradient norm: at ZeRO 1 by three
-        reads and two blocking copies; with `on_nan: skip` this does, for the same). An update with a gradient norm that
-        is not finite is left out then, and is invalid otherwise: the caller must check it.
+        Nothing here waits for the device, except to check the gradient norm: from ZeRO 1 on DeepSpeed checks it (at
+        ZeRO 1 by three reads and two blocking copies), and at ZeRO 0 this method does with `on_nan: skip`. Where it is
+        checked, an update whose norm is not finite is left out; elsewhere such an update is made and is invalid, so the
+        caller must check the norm.
         """
         loss_sums, correct, stopwatch = self.compute_gradients(step, micro_batches)
         local_gradient_norm, gradient_norm = self.reduce_gradients()
@@ -261,9 +262,11 @@ class Stopwatch:
         return float(started.elapsed_time(stopped)) / 1000.0
 
     def busy_seconds(self) -> float:
-        """Returns the seconds for which the device itself was at work: of the CPU, those that this process had of it.
+        """Returns the seconds for which the device was at work; on a CPU, the CPU seconds of this process.
 
-        A CPU may have others to serve in between, which are not the rank's work; a GPU has not.
+        A CPU may serve other processes in between, which is not the rank's work; a GPU serves the rank alone. On a CPU
+        the threads that save and verify beside the step count too: PyTorch's threads do a part of the rank's work, so
+        the calling thread's seconds would be too few, and the clock of a thread that may end cannot be read safely.
         """
         return self._cpu_stopped - self._cpu_started if self._events is None else self.seconds()
 

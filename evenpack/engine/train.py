@@ -264,8 +264,7 @@ def describe(run: Run, *, last_step: int) -> str:
             f"  step     {training.items_per_step} {training.batching} = {counted(world.size, 'rank')} "
             f"({world.device.type}) x {run.engine.micro_batches} micro-batches x "
             f"{training.items_per_micro_batch} {training.batching}",
-            f"  balance  {training.policy}"
-            + ("" if training.assignment else ", the meaning of training.assignment null"),
+            f"  balance  {training.policy}" + ("" if training.assignment else " (chosen: training.assignment is null)"),
             f"  update   {config.optimizer.kind}, learning rate {config.optimizer.learning_rate:g}, "
             f"{config.schedule.kind} after {config.schedule.warmup_steps} steps of warm-up, clipping {clipping}, "
             f"{training.precision}, ZeRO {config.deepspeed.zero_stage}",

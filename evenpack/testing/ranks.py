@@ -1,7 +1,7 @@
 """Runs a function on several gloo ranks on this machine's CPU, each a process of its own.
 
 Importing torch and DeepSpeed takes each rank seconds, so one process of this machine imports them once and every rank
-is forked from it: new processes with a state of their own, in a tenth of a second.
+is forked from it: new processes with a state of their own, without those seconds.
 """
 
 import gc
