@@ -3,10 +3,11 @@
 import signal
 import sys
 import threading
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from multiprocessing import util
 from types import FrameType, TracebackType
+from typing import Any
 
 from evenpack.errors import RunError
 from evenpack.worker_pool import QuickEnd, end_with_parent, make_sockets_without_files, remove_names
@@ -91,26 +92,34 @@ def explained_lost_loader() -> Iterator[None]:
         raise _death(f"the connection to it was lost ({type(error).__name__})") from error
 
 
+class _SilentOnce:
+    """Torch's handler of SIGCHLD, which does not raise the next death of a loader: it was explained already."""
+
+    def __init__(self, handler: Callable[[int, FrameType | None], Any]) -> None:
+        self._handler = handler
+        self.is_silent = True
+
+    def __call__(self, number: int, frame: FrameType | None) -> None:
+        try:
+            self._handler(number, frame)
+        except RuntimeError as error:
+            if not self.is_silent or _TORCH_MESSAGE not in str(error):
+                raise
+            self.is_silent = False
+            handler = self._handler
+            if signal.getsignal(signal.SIGCHLD) is self:
+                signal.signal(signal.SIGCHLD, handler)
+
+
 def _silence_next_death() -> None:
     """Lets torch's handler of SIGCHLD not raise a death that was explained before the handler saw it.
 
     The handler stays, as it calls the one that was set before it; it raises one death of each DataLoader.
     """
     handler = signal.getsignal(signal.SIGCHLD)
-    if not callable(handler) or threading.current_thread() is not threading.main_thread():
-        return
-    is_silent = True
-
-    def silenced(number: int, frame: FrameType | None) -> None:
-        nonlocal is_silent
-        try:
-            handler(number, frame)
-        except RuntimeError as error:
-            if not is_silent or _TORCH_MESSAGE not in str(error):
-                raise
-            is_silent = False
-
-    signal.signal(signal.SIGCHLD, silenced)
+    waits_already = isinstance(handler, _SilentOnce) and handler.is_silent
+    if callable(handler) and not waits_already and threading.current_thread() is threading.main_thread():
+        signal.signal(signal.SIGCHLD, _SilentOnce(handler))
 
 
 def _death(how: str) -> RunError:

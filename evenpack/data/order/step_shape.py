@@ -6,6 +6,7 @@ A run file is checked against these names, so nothing heavy is imported here.
 import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
+from numbers import Real
 from typing import Any, Literal
 
 from evenpack.errors import ConfigError
@@ -37,7 +38,7 @@ class CostWeights:
     per_token · tokens + per_squared_length · Σ length² + per_segment · segments, over the segments of its sequences,
     and for each window of the model's layers per_pair_within · the pairs of tokens that are at most so far apart.
 
-    Raises: ConfigError for a weight that is negative or not finite.
+    Raises: ConfigError for a weight that is no number, negative or not finite.
     """
 
     per_token: float
@@ -48,11 +49,11 @@ class CostWeights:
 
     def __post_init__(self) -> None:
         for name, weight in self._by_name.items():
-            if not 0 <= weight < math.inf:
+            if not (isinstance(weight, Real) and 0 <= float(weight) < math.inf):
                 raise ConfigError(f"a cost weight must be a finite number, 0 or more, found {name} {weight!r}")
 
     @property
-    def _by_name(self) -> dict[str, float]:
+    def _by_name(self) -> dict[str, Any]:
         of_windows = {f"per_pair_within {window}": weight for window, weight in self.per_pair_within.items()}
         names = ("per_token", "per_squared_length", "per_segment")
         return {name: getattr(self, name) for name in names} | of_windows

@@ -8,7 +8,7 @@ metrics.jsonl itself (`metrics_writer.py`) is always written, and is the authori
 import csv
 import logging
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from io import StringIO
 from pathlib import Path
@@ -156,8 +156,6 @@ class Trackers(Part):
                     type(error).__name__,
                     error,
                 )
-                with suppress(Exception):  # it has failed already
-                    tracker.close(failed=True)
 
 
 class CsvTable:

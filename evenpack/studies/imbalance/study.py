@@ -209,8 +209,8 @@ def _replay(
 
 def check_options(given: ImbalanceCommand) -> None:
     """Checks what can be checked before any file is read. Raises: ConfigError."""
-    for path in (given.plot, given.plot_steps):
-        require_plot(path)
+    require_plot(given.plot)
+    require_plot(given.plot_steps, option="--plot-steps")
     for name in ("reference_devices", "log_devices"):
         count = getattr(given, name)
         if count is not None and count < 1:

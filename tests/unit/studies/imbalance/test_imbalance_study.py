@@ -248,7 +248,7 @@ def test_a_log_that_runs_off_to_infinity_leaves_the_rest_readable(tmp_path: Path
         (["--log-devices", "-3"], "--log-devices must be 1 or more, not -3"),
         (["--log", "EMPTY", "--padded-baseline", "9"], "or one that --log-column names"),
         (["--plot", "figure.svg"], "--plot writes a PNG file"),
-        (["--plot-steps", "figure.svg"], "--plot writes a PNG file"),
+        (["--plot-steps", "figure.svg"], "--plot-steps writes a PNG file"),
     ],
 )
 def test_bad_input_is_refused_before_anything_is_simulated(
