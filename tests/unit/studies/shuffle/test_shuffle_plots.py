@@ -29,7 +29,7 @@ def test_every_arm_is_drawn_and_what_the_lines_and_bars_are_is_said(drawn: list[
     figure = drawn[0]
     assert set(MORE_ARMS_THAN_COLOURS) <= set(figure.labels)
     assert figure.titles == ("Loss by order of training", "Change at borders of blocks")
-    assert figure.footer.startswith("ORIGIN Seeds 1, 2. Lines: means over about a fiftieth of the steps (5 at least)")
+    assert figure.footer.startswith("ORIGIN Seeds 1, 2. Lines: running means of a few steps, ")
     assert "Dotted: borders of the blocks" in figure.footer
     assert figure.collisions == ()
 
