@@ -52,7 +52,7 @@ class Tracker(Protocol):
         ...
 
     def close(self, *, failed: bool) -> None:
-        """Closes the tracker; `failed`: the run ends with an error, or the tracker itself has failed."""
+        """Closes the tracker; `failed`: the run ends with an error."""
         ...
 
 
@@ -73,7 +73,10 @@ class RunLog:
 
 
 class Trackers(Part):
-    """The trackers of a run, on rank 0. One that fails causes one warning, is closed and left out from then on."""
+    """The trackers of a run, on rank 0. One that fails causes one warning and is left out from then on.
+
+    It is not closed: a tracker that waits for its network there would keep all ranks waiting.
+    """
 
     def __init__(self, section: MetricsSection, run: RunLog) -> None:
         self._section = section
