@@ -22,10 +22,6 @@ class DyingPart:
     times: int
 
     @property
-    def name(self) -> str:
-        return self.part.name
-
-    @property
     def total_bytes(self) -> int:
         return self.part.total_bytes
 
@@ -68,7 +64,6 @@ class SleepingPart:
 
     number: int
     woken: Path
-    name: str = "a part"
     total_bytes: int = 100
 
     def documents(self, start: int = 0) -> Iterator[Document]:

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from evenpack.data.sources.config import BuiltinSource
-from evenpack.data.sources.corpus import Document, SourceKind, WholeCorpus, make_document
+from evenpack.data.sources.corpus import Document, SourceKind, make_document
 from evenpack.data.sources.files import InputFile
 
 SHORTEST_DOCUMENT_CHARACTERS = 200
@@ -129,9 +129,9 @@ class BuiltinCorpus:
                     if len(seen) > start:
                         yield document
 
-    def parts(self, target_bytes: int) -> tuple[WholeCorpus, ...]:
-        """Returns one part: a document that was seen before is left out, so all files belong together."""
-        return (WholeCorpus(name="the standard library's text", corpus=self),)
+    def parts(self, target_bytes: int) -> tuple["BuiltinCorpus"]:
+        """Returns itself: a document that was seen before is left out, so all files belong together."""
+        return (self,)
 
 
 def _inputs(_name: str, _source: BuiltinSource) -> tuple[InputFile, ...]:

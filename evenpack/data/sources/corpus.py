@@ -38,8 +38,11 @@ class Document(NamedTuple):
 
 
 @runtime_checkable
-class DocumentStream(Protocol):
-    """Documents in an order that never changes."""
+class CorpusPart(Protocol):
+    """Consecutive documents of a source, which can be read without the earlier ones. A part can be pickled.
+
+    `documents` and `Document.bytes_read` count from the part's own beginning.
+    """
 
     @property
     def total_bytes(self) -> int:
@@ -50,19 +53,7 @@ class DocumentStream(Protocol):
 
 
 @runtime_checkable
-class CorpusPart(DocumentStream, Protocol):
-    """Consecutive documents of a source, which can be read without the earlier ones. A part can be pickled.
-
-    `documents` and `Document.bytes_read` count from the part's own beginning.
-    """
-
-    @property
-    def name(self) -> str:
-        """The file, or the first and the last one, and its range; for messages."""
-
-
-@runtime_checkable
-class Corpus(DocumentStream, Protocol):
+class Corpus(CorpusPart, Protocol):
     """The documents of one source."""
 
     def parts(self, target_bytes: int) -> tuple[CorpusPart, ...]:
@@ -72,21 +63,6 @@ class Corpus(DocumentStream, Protocol):
         file, a row group) has more. Their `total_bytes` add up to the corpus's. The same files give the same
         parts.
         """
-
-
-@dataclass(frozen=True, kw_only=True)
-class WholeCorpus:
-    """A corpus as its own single part, if it cannot be divided."""
-
-    name: str
-    corpus: DocumentStream
-
-    @property
-    def total_bytes(self) -> int:
-        return self.corpus.total_bytes
-
-    def documents(self, start: int = 0) -> Iterator[Document]:
-        return self.corpus.documents(start)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -122,10 +98,6 @@ class Piece(Protocol):
     """A file, or a range of one that can be read without the earlier content. It can be pickled."""
 
     @property
-    def name(self) -> str:
-        """Name of the file, with the range if it is not all of it."""
-
-    @property
     def total_bytes(self) -> int:
         """Bytes of the file that are read for this piece."""
 
@@ -145,11 +117,6 @@ class JoinedPieces:
     """Consecutive pieces: a part of a corpus."""
 
     pieces: tuple[Piece, ...]
-
-    @property
-    def name(self) -> str:
-        first, last = self.pieces[0], self.pieces[-1]
-        return first.name if first is last else f"{first.name} to {last.name}"
 
     @property
     def total_bytes(self) -> int:

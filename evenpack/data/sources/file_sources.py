@@ -83,10 +83,6 @@ class _LinesPiece(Generic[SectionT, EntryT]):
     """The byte after the last line; None at the end of the file."""
 
     @property
-    def name(self) -> str:
-        return str(self.path) if self.stop is None else f"{self.path}, bytes {self.begin:,} to {self.stop:,}"
-
-    @property
     def total_bytes(self) -> int:
         return (self.path.stat().st_size if self.stop is None else self.stop) - self.begin
 
@@ -200,11 +196,6 @@ class ColumnPiece:
     """The row after the last one; None at the end of the file."""
     share_bytes: int | None = None
     """Bytes of the file, in proportion to the content of its blocks; None for the whole file."""
-
-    @property
-    def name(self) -> str:
-        rows = "" if self.stop is None else f", rows {self.begin:,} to {self.stop - 1:,} (from 0)"
-        return f"{self.path}{rows}"
 
     @property
     def total_bytes(self) -> int:

@@ -53,7 +53,6 @@ class HubPiece:
         self._is_held_out = is_held_out
         self._dataset: Any = dataset.select_columns([source.text_key])
         self._count = len(dataset)
-        self.name = f"{source.name}, split {split}"
         self.total_bytes = int(self._dataset.data.nbytes)
 
     def read(self, start: int, bytes_before: int) -> Generator[Document, None, int]:

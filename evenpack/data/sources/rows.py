@@ -7,13 +7,10 @@ follow "Optimizing Packing and Shuffling Strategies for Enhanced Performance in 
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, fields
-from typing import Literal
 
 from evenpack.data.sources.config import SourceOfText
-from evenpack.data.sources.corpus import Corpus, CorpusPart, Document, WholeCorpus, make_document
+from evenpack.data.sources.corpus import Corpus, CorpusPart, Document, make_document
 from evenpack.errors import DataError
-
-RowKind = Literal["lines", "paragraphs"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,10 +58,6 @@ class RowPart:
         """Accounting of the whole part, or of what was read; None until the last pass has ended."""
         self.longest_row_words = 0
         """Words of the longest row that was read."""
-
-    @property
-    def name(self) -> str:
-        return self._part.name
 
     @property
     def total_bytes(self) -> int:
@@ -116,33 +109,22 @@ class RowPart:
         return _CUTS[self._source.rows](line.rstrip("\r") for line in text.split("\n"))
 
 
-class RowCorpus:
-    """The rows of another corpus, each a document, in its order."""
+class RowCorpus(RowPart):
+    """The rows of a whole source."""
 
     def __init__(self, name: str, corpus: Corpus, source: SourceOfText) -> None:
-        """Takes the `name` of the source and its section."""
-        self._name = name
+        """Takes the `name` of the source, its corpus and its section."""
+        super().__init__(name, corpus, source)
         self._corpus = corpus
-        self._source = source
-        self._whole = RowPart(name, WholeCorpus(name=f"source '{name}'", corpus=corpus), source)
-
-    @property
-    def total_bytes(self) -> int:
-        return self._corpus.total_bytes
-
-    @property
-    def accounting(self) -> RowAccounting | None:
-        """Accounting of the whole source, or of what was read; None before a pass has ended."""
-        return self._whole.accounting
 
     def documents(self, start: int = 0) -> Iterator[Document]:
         """Yields the rows that are kept, from number `start` of them on.
 
-        Raises: DataError as that corpus does, or if it has rows and keeps none.
+        Raises: DataError as the corpus does, or if it has rows and keeps none.
         """
-        yield from self._whole.documents(start)
-        assert self._whole.accounting is not None, "the pass has come to its end"
-        self.refuse_none_kept(self._whole.accounting, self._whole.longest_row_words)
+        yield from super().documents(start)
+        assert self.accounting is not None, "the pass has come to its end"
+        self.refuse_none_kept(self.accounting, self.longest_row_words)
 
     def parts(self, target_bytes: int) -> tuple[RowPart, ...]:
         """Returns the rows of the corpus' parts: documents are whole, so no row is in two.
@@ -150,7 +132,7 @@ class RowCorpus:
         With `maximum_rows` it is one part.
         """
         if self._source.maximum_rows is not None:
-            return (self._whole,)
+            return (self,)
         return tuple(RowPart(self._name, part, self._source) for part in self._corpus.parts(target_bytes))
 
     def refuse_none_kept(self, accounting: RowAccounting, longest: int) -> None:
@@ -186,4 +168,4 @@ def paragraphs(lines: Iterable[str]) -> Iterator[str]:
         yield "\n".join(gathered)
 
 
-_CUTS: Mapping[RowKind, Callable[[Iterable[str]], Iterator[str]]] = {"lines": filled_lines, "paragraphs": paragraphs}
+_CUTS: Mapping[str, Callable[[Iterable[str]], Iterator[str]]] = {"lines": filled_lines, "paragraphs": paragraphs}

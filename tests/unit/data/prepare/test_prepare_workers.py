@@ -268,7 +268,7 @@ def test_a_finished_part_is_taken_over(
     tokenised = []
 
     def append_parts(parts: Any, *arguments: Any, **settings: Any) -> Any:
-        tokenised.append(parts[0].name)
+        tokenised.append(parts[0])
         return tokenising.append_parts(parts, *arguments, **settings)
 
     monkeypatch.setattr(workers_module, "append_parts", append_parts)

@@ -19,7 +19,7 @@ from pydantic import TypeAdapter
 
 from evenpack.data.sources import lines as lines_module
 from evenpack.data.sources.config import Source
-from evenpack.data.sources.corpus import Corpus, CorpusPart, WholeCorpus
+from evenpack.data.sources.corpus import Corpus, CorpusPart, JoinedPieces
 from evenpack.data.sources.kinds import KINDS, open_corpus
 from evenpack.data.sources.rows import RowCorpus, RowPart
 from evenpack.errors import DataError
@@ -51,14 +51,20 @@ def contents_of(streams: Iterable[Corpus | CorpusPart]) -> list[tuple[str, int]]
     return [(document.text, document.identity) for stream in streams for document in stream.documents()]
 
 
+def ranges_of(part: CorpusPart) -> list[tuple[int, int | None]]:
+    """Returns the bytes or rows, of one file each, of which a part consists."""
+    assert isinstance(part, JoinedPieces)
+    pieces: tuple[Any, ...] = part.pieces
+    return [(piece.begin, piece.stop) for piece in pieces]
+
+
 def check(corpus: Corpus, target_bytes: int) -> int:
     """Raises AssertionError unless the parts are the corpus. Returns: how many they are."""
     parts = corpus.parts(target_bytes)
     assert contents_of(parts) == contents_of([corpus])
-    assert sum(part.total_bytes for part in parts) == corpus.total_bytes
-    names = [part.name for part in parts]
-    assert len(set(names)) == len(names)
-    assert [part.name for part in corpus.parts(target_bytes)] == names, "the same files give the same parts"
+    sizes = [part.total_bytes for part in parts]
+    assert sum(sizes) == corpus.total_bytes
+    assert [part.total_bytes for part in corpus.parts(target_bytes)] == sizes, "the same files give the same parts"
     for part in parts:
         copy = pickle.loads(pickle.dumps(part))
         documents = list(part.documents())
@@ -140,8 +146,7 @@ def test_every_kind_with_text_is_tried() -> None:
 def test_the_builtin_corpus_is_one_part() -> None:
     found = corpus("builtin")
     (part,) = found.parts(1)
-    assert isinstance(part, WholeCorpus)
-    assert part.corpus is found, "and so the documents are the same; a pass takes seconds"
+    assert part is found, "and so the documents are the same; a pass takes seconds"
     assert pickle.loads(pickle.dumps(part)).total_bytes == found.total_bytes
 
 
@@ -162,7 +167,7 @@ def test_a_part_ends_exactly_where_the_line_does(tmp_path: Path) -> None:
     parts = corpus("jsonl", path=tmp_path).parts(2 * len(line))
     assert [part.total_bytes for part in parts] == [32] * 4
     assert [len(list(part.documents())) for part in parts] == [2] * 4
-    assert parts[1].name == f"{tmp_path / 'a.jsonl'}, bytes 32 to 64"
+    assert ranges_of(parts[1]) == [(32, 64)]
 
 
 @pytest.mark.parametrize("piece_bytes", [1, 3])
@@ -180,10 +185,10 @@ def test_text_may_be_cut_between_any_documents(
         found = corpus("text", path=path, document_separator=separator)
         for size in (1, 3, 7):
             check(found, size)
-            names = [part.name for part in found.parts(size)]
+            parts = found.parts(size)
             with pytest.MonkeyPatch.context() as patch:  # however long a line is, its pieces lead to the same end
                 patch.setattr(lines_module, "_PIECE_BYTES", piece_bytes)
-                assert [part.name for part in found.parts(size)] == names
+                assert found.parts(size) == parts
 
 
 def test_a_mistake_in_a_part_is_named_by_its_line_in_the_file(tmp_path: Path) -> None:
@@ -211,9 +216,9 @@ def test_a_part_of_parquet_reads_its_own_row_groups_alone(tmp_path: Path) -> Non
     table = pa.table({"text": ["x" * 10_000 + str(number) for number in range(30)]})
     pa.parquet.write_table(table, path, row_group_size=10, compression="none", use_dictionary=False)
     parts = corpus("parquet", path=path).parts(100_000)
-    assert [part.name for part in parts] == [f"{path}, rows {n} to {n + 9} (from 0)" for n in (0, 10, 20)]
+    assert [ranges_of(part) for part in parts] == [[(n, n + 10)] for n in (0, 10, 20)]
     joined = corpus("parquet", path=path).parts(250_000)
-    assert [part.name.partition(", ")[2] for part in joined] == ["rows 0 to 19 (from 0)", "rows 20 to 29 (from 0)"]
+    assert [ranges_of(part) for part in joined] == [[(0, 20)], [(20, 30)]]
     second = pa.parquet.ParquetFile(path).metadata.row_group(1).column(0).data_page_offset
     with path.open("r+b") as file:
         file.seek(4)
