@@ -177,10 +177,6 @@ class TextPiece(_LinesPiece[TextSource, str]):
             yield text
 
 
-TableOpener = Callable[[Path], "BlockTable"]
-"""Opens a table; a function of a module, so that it can be pickled. It imports what it needs: pyarrow takes a while."""
-
-
 @dataclass(frozen=True)
 class ColumnPiece:
     """The strings of one column; blocks before the first requested document are not read."""
@@ -188,7 +184,6 @@ class ColumnPiece:
     source: ParquetSource | ArrowSource
     path: Path
     is_held_out: bool | None
-    open_table: TableOpener
     first_block: int = 0
     begin: int = 0
     """The first row, which begins its block."""
@@ -202,7 +197,7 @@ class ColumnPiece:
         return self.path.stat().st_size if self.share_bytes is None else self.share_bytes
 
     def read(self, start: int, bytes_before: int) -> Generator[Document, None, int]:
-        table = self.open_table(self.path)
+        table = self._open_table()
         column = table.text_column(self.source.text_key)
         stop = sum(block.rows for block in table.blocks(column)) if self.stop is None else self.stop
         count, total_bytes = stop - self.begin, self.total_bytes
@@ -226,7 +221,7 @@ class ColumnPiece:
 
     def divided(self, target_bytes: int) -> tuple["ColumnPiece", ...]:
         """Yields neighbouring blocks together, up to `target_bytes`."""
-        table = self.open_table(self.path)
+        table = self._open_table()
         blocks = table.blocks(table.text_column(self.source.text_key))
         rows = [0, *accumulate(block.rows for block in blocks)]
         weights = [0, *accumulate(block.weight for block in blocks)]
@@ -244,6 +239,11 @@ class ColumnPiece:
             )
             for first, last in cuts
         )
+
+    def _open_table(self) -> "BlockTable":
+        from evenpack.data.sources.tables import ArrowTable, ParquetTable  # pyarrow takes a while to import
+
+        return ParquetTable(self.path) if self.source.kind == "parquet" else ArrowTable(self.path)
 
     def _texts(self, rows: "Rows") -> Iterator[str]:
         """Yields texts.
@@ -279,18 +279,6 @@ def _cuts(edges: Sequence[int], target: int) -> Iterator[tuple[int, int]]:
             first = last
 
 
-def _open_parquet(path: Path) -> "BlockTable":
-    from evenpack.data.sources.tables import ParquetTable  # pyarrow takes a while to import
-
-    return ParquetTable(path)
-
-
-def _open_arrow(path: Path) -> "BlockTable":
-    from evenpack.data.sources.tables import ArrowTable  # pyarrow takes a while to import
-
-    return ArrowTable(path)
-
-
 def _saved_files(name: str, source: ArrowSource, key: str) -> FolderFiles:
     if key == "path":
         return partial(saved_files, split=source.split, key=f"data.sources.{name}.split")
@@ -303,11 +291,7 @@ JSONL: SourceKind[JsonlSource] = kind_of_files(JsonlPiece, suffixes=JSONL_SUFFIX
 TEXT: SourceKind[TextSource] = kind_of_files(TextPiece, suffixes=None, recognised_endings=(".txt", ".text", ".md"))
 
 
-PARQUET: SourceKind[ParquetSource] = kind_of_files(
-    partial(ColumnPiece, open_table=_open_parquet), suffixes=(".parquet",)
-)
+PARQUET: SourceKind[ParquetSource] = kind_of_files(ColumnPiece, suffixes=(".parquet",))
 
 
-ARROW: SourceKind[ArrowSource] = kind_of_files(
-    partial(ColumnPiece, open_table=_open_arrow), suffixes=ARROW_SUFFIXES, own_files=_saved_files
-)
+ARROW: SourceKind[ArrowSource] = kind_of_files(ColumnPiece, suffixes=ARROW_SUFFIXES, own_files=_saved_files)
