@@ -35,7 +35,7 @@ from evenpack.data.packing import LengthHistogram
 from evenpack.data.prepare.directory import explain_write_failures, hold_lock, refuse_foreign_files, remove_leftovers
 from evenpack.data.prepare.progress import Meter, NoProgress, Progress, SourceReporter
 from evenpack.data.prepare.shards import ShardPreparation, bytes_to_read
-from evenpack.data.prepare.source import SourcePreparation, note_nothing_held_out
+from evenpack.data.prepare.source import SourcePreparation
 from evenpack.data.prepare.tokenising import encoding_threads
 from evenpack.data.prepare.tokenizer import prepare_tokenizer, tokenizer_files, tokenizer_record
 from evenpack.data.prepare.tokens import Tokenising
@@ -160,7 +160,7 @@ class _Preparation:
             records[name], source_files = self._prepare_source(name, tokenizer, vocabulary)
             files |= source_files
             if records[name].validation.packing is None:
-                note_nothing_held_out(self.config, name, documents=records[name].documents, progress=self.meter)
+                self._note_nothing_held_out(name, documents=records[name].documents)
         _require_files(self.directory, files)
         manifest = Manifest(data=data_section(self.config), tokenizer=vocabulary, sources=records, files=files)
         manifest.write(self.directory)
@@ -172,6 +172,18 @@ class _Preparation:
             self.meter.note(
                 f"data.recipe.language {recipe.language}: sentencex has no rules for it, and uses the rules of "
                 f"a related language, or of English; it has them for {', '.join(sorted(LANGUAGES_WITH_RULES))}"
+            )
+
+    def _note_nothing_held_out(self, name: str, *, documents: int) -> None:
+        """Warns that no sequence of a source is held out, although that was asked."""
+        warning = f"warning: source '{name}' holds nothing out, and will have no validation loss: "
+        if self.config.sources[name].has_validation_documents:
+            self.meter.note(f"{warning}the recipe takes none of the documents that its section names for validation")
+        elif self.config.validation_fraction:
+            self.meter.note(
+                f"{warning}of its {documents} documents none that the recipe takes falls into data.validation_fraction "
+                f"({self.config.validation_fraction:g}); raise it, give the source more documents, or name files for "
+                f"validation (data.sources.{name}.validation_path)"
             )
 
     def _prepare_source(

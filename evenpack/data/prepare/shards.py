@@ -20,7 +20,7 @@ from evenpack.data.config import DataConfig
 from evenpack.data.manifest import SPLITS, FileRecord, SourceRecord, data_section
 from evenpack.data.prepare.pairs import PAIR_COLUMNS, begin_masks, store_view
 from evenpack.data.prepare.progress import Progress, SourceReporter
-from evenpack.data.prepare.splits import SourceInPreparation, split_files, store_split
+from evenpack.data.prepare.splits import SourceInPreparation
 from evenpack.data.prepare.tokens_dir import refuse_other_origin
 from evenpack.data.prepared import PreparedData, Split
 from evenpack.data.recipes import MaskedPairsRecipe
@@ -134,7 +134,7 @@ class ShardPreparation(SourceInPreparation):
             rows = EvaluationRows(views["validation"], evaluation, self.name, self.source)
             views["train"] = self._split("train", training, rows.choose, origin, bytes_before=evaluation.total_bytes)
             rows.tell(self.progress)
-        return self._record(views), split_files(self.folder, self.directory)
+        return self._record(views), self.split_files()
 
     @property
     def _limits(self) -> RowLimits:
@@ -230,8 +230,8 @@ class ShardPreparation(SourceInPreparation):
             tokens=sum(view.accounting.tokens_read for view in views.values()),
             text_bytes=0,
             unknown_tokens=0,
-            train=store_split(self.folder / "train", views["train"], self.config, split="train"),
-            validation=store_split(self.folder / "validation", views["validation"], self.config, split="validation"),
+            train=self.store_split("train", views["train"]),
+            validation=self.store_split("validation", views["validation"]),
         )
 
 

@@ -2,8 +2,8 @@
 
 import shutil
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from contextlib import contextmanager, suppress
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -12,21 +12,11 @@ import numpy as np
 import xxhash
 from jaxtyping import Int64, UInt64
 
-from evenpack.data.config import DataConfig
-from evenpack.data.manifest import (
-    SPLITS,
-    FileRecord,
-    SourceRecord,
-)
+from evenpack.data.manifest import SPLITS, FileRecord, SourceRecord, data_section
+from evenpack.data.permutation import derive_key
 from evenpack.data.prepare.pairs import PairSettings, write_pairs
-from evenpack.data.prepare.progress import Progress, SourceReporter
-from evenpack.data.prepare.splits import (
-    SourceInPreparation,
-    in_training_order,
-    shuffled_files,
-    split_files,
-    store_split,
-)
+from evenpack.data.prepare.progress import SourceReporter
+from evenpack.data.prepare.splits import SourceInPreparation
 from evenpack.data.prepare.tokenising import columns
 from evenpack.data.prepare.tokens import Tokenising, WrittenTokens, remove_unfinished, write_tokens
 from evenpack.data.prepare.tokens_dir import (
@@ -37,17 +27,22 @@ from evenpack.data.prepare.tokens_dir import (
     tokens_origin,
 )
 from evenpack.data.prepare.verification import refuse_changes_meanwhile
+from evenpack.data.prepared import Split
 from evenpack.data.recipes import ConcatRecipe, DocumentsRecipe, PaddingRecipe, SentencePairsRecipe
 from evenpack.data.sequences import PAIRS, SequenceView, build_view
 from evenpack.data.sequences.pair_drawing import MaskDrawing, SentenceIndex
+from evenpack.data.sequences.shuffled import SHUFFLED, SOURCE_IDS, OrderedView, ShuffledView
+from evenpack.data.shuffle.config import GridShuffle
+from evenpack.data.shuffle.grid import Grid, choose_grid
+from evenpack.data.shuffle.shuffle import GridShuffler, remove_shuffle
 from evenpack.data.sources.config import HubSource, MegatronSource, SourceOfFiles
 from evenpack.data.sources.corpus import Corpus
-from evenpack.data.sources.kinds import held_out, names_validation_documents
+from evenpack.data.sources.kinds import held_out
 from evenpack.data.sources.without_text import megatron_prefix
 from evenpack.data.tokenizers.tokenizer import Tokenizer
 from evenpack.data.tokens.array_file import write_array
 from evenpack.data.tokens.file import TokenFile, bin_path, hash_documents, index_path
-from evenpack.data.tokens.writer import hashes_path, read_journal
+from evenpack.data.tokens.writer import column_path, hashes_path, read_journal
 from evenpack.errors import DataError
 from evenpack.files import file_checksum
 
@@ -55,7 +50,7 @@ _DOCUMENTS_AT_ONCE = 1 << 20
 _QUOTED_CHARACTERS = 60
 
 
-ViewMaker = Callable[[str, TokenFile, Int64[np.ndarray, " documents"]], SequenceView]
+ViewMaker = Callable[[Split, TokenFile, Int64[np.ndarray, " documents"]], SequenceView]
 """Makes the sequences of documents, stored in the split's folder, from split, token file and documents."""
 
 
@@ -90,7 +85,8 @@ class SourcePreparation(SourceInPreparation):
                     ),
                 )
             except DataError:
-                self._remove_if_empty()
+                with suppress(OSError):  # it stays if there is something in it
+                    self.folder.rmdir()
                 raise
         written = WrittenTokens.of_text(prefix, journal, columns(language))
         self._check_overlap(corpus, written)
@@ -130,16 +126,35 @@ class SourcePreparation(SourceInPreparation):
             yield folder
 
     def _check_overlap(self, corpus: Corpus, written: WrittenTokens) -> None:
-        """Raises: DataError if training documents are named for validation too; unshared tokens are removed then."""
+        """Counts the training documents whose text is also the text of a document that is named for validation.
+
+        It takes 8 bytes of memory for each document for validation.
+
+        Raises: DataError that quotes the first one, for which the corpus is read again, unless the source allows them;
+        unshared tokens are removed then.
+        """
         source = self.config.sources[self.name]
-        if not names_validation_documents(source):
+        if not source.has_validation_documents:
             return
         assert isinstance(source, SourceOfFiles | HubSource), "no other kind names documents"
-        try:
-            check_overlap(self.name, source, written.identities, corpus, self.progress)
-        except DataError:
-            shutil.rmtree(self.folder, ignore_errors=True)
-            raise
+        held_out_hashes = np.concatenate(list(_hashes(written.identities, are_held_out=True)))
+        training_hashes = _hashes(written.identities, are_held_out=False)
+        shared = np.concatenate([hashes[np.isin(hashes, held_out_hashes)] for hashes in training_hashes])
+        if not len(shared):
+            return
+        if source.allow_validation_overlap:
+            self.progress.note(
+                f"source '{self.name}': {len(shared):,} training documents are also validation documents, and are "
+                "trained on (allow_validation_overlap)"
+            )
+            return
+        shutil.rmtree(self.folder, ignore_errors=True)
+        key = "validation_split" if isinstance(source, HubSource) else "validation_path"
+        raise DataError(
+            f"source '{self.name}': {len(shared):,} training documents are also in its {key}, first the one that "
+            f"begins {_beginning(corpus, int(shared[0]))!r}; validation documents must not be trained on: remove them "
+            f"from one of the two, or allow it with data.sources.{self.name}.allow_validation_overlap=true"
+        )
 
     def _finish(self, written: WrittenTokens, make_view: ViewMaker) -> tuple[SourceRecord, dict[str, FileRecord]]:
         """Makes splits, sequences and strategies, and then the accounting."""
@@ -150,7 +165,7 @@ class SourcePreparation(SourceInPreparation):
             view = make_view(split, written.token_file, np.flatnonzero(chosen))
             if split == "train":
                 view = self._in_training_order(view, written)
-            splits[split] = store_split(self.folder / split, view, self.config, split=split)
+            splits[split] = self.store_split(split, view)
         if splits["train"].packing is None:
             accounting = splits["train"].accounting
             raise DataError(
@@ -175,19 +190,59 @@ class SourcePreparation(SourceInPreparation):
         return record, self._files(written)
 
     def _in_training_order(self, view: SequenceView, written: WrittenTokens) -> SequenceView:
-        tokens = written.checksums.get(bin_path(written.token_file.prefix).name)
-        return in_training_order(
-            view,
-            self.folder,
-            self.config,
-            vocabulary=self.vocabulary,
-            # If the source holds tokens, the hashes are of the tokens.
-            tokens_checksum=file_checksum(written.columns[0]) if tokens is None else tokens.whole,
-            progress=self.progress,
+        """Returns the sequences of the view as a grid shuffle writes them.
+
+        Without a grid shuffle it returns the view itself, and removes the files of an earlier one.
+
+        Raises: DataError if the grid cannot keep its memory limit, or if files of an earlier call are damaged; RunError
+        if the disk is full.
+        """
+        shuffle = self.config.shuffle
+        if not isinstance(shuffle, GridShuffle) or view.count == 0:
+            remove_shuffle(self.folder)
+            return view
+        assert isinstance(view, OrderedView), "the configuration takes no other recipes"
+        tokens, sequences = view.accounting.tokens_kept, view.count
+        token_bytes = tokens * view.token_file.dtype.itemsize
+        grid = choose_grid(
+            token_bytes=token_bytes,
+            sequences=sequences,
+            memory=shuffle.memory,
+            seed=int(derive_key(shuffle.seed, xxhash.xxh3_64_intdigest(self.name.encode()))),
+            rows=shuffle.rows,
+            columns=shuffle.columns,
         )
+        self.progress.note(f"source '{self.name}': shuffling in a grid of {grid.rows} rows and {grid.columns} columns")
+        reporter = SourceReporter(self.progress, self.name, "shuffle", 2 * token_bytes)
+
+        def report_progress(written_sequences: int, bytes_read: int) -> None:
+            written_tokens = written_sequences * tokens // sequences
+            reporter.report(documents=written_sequences, tokens=written_tokens, bytes_read=bytes_read, bytes_resumed=0)
+
+        GridShuffler(
+            view=view,
+            grid=grid,
+            folder=self.folder,
+            vocabulary_size=self.vocabulary.vocabulary_size,
+            origin=self._shuffle_origin(written, grid),
+            report_progress=report_progress,
+        ).run()
+        return ShuffledView(view, TokenFile(self.folder / SHUFFLED))
+
+    def _shuffle_origin(self, written: WrittenTokens, grid: Grid) -> dict[str, Any]:
+        """Returns everything that decides the shuffled sequences and their order."""
+        tokens = written.checksums.get(bin_path(written.token_file.prefix).name)
+        section = data_section(self.config)
+        return {
+            # If the source holds tokens, the hashes are of the tokens.
+            "tokens": file_checksum(written.columns[0]) if tokens is None else tokens.whole,
+            "recipe": section["recipe"],
+            "validation_fraction": section["validation_fraction"],
+            "grid": asdict(grid),
+        }
 
     def _documents_view(
-        self, split: str, token_file: TokenFile, documents: Int64[np.ndarray, " documents"]
+        self, split: Split, token_file: TokenFile, documents: Int64[np.ndarray, " documents"]
     ) -> SequenceView:
         """Makes the view of documents, which is quick and repeated after an interruption."""
         folder, recipe = self.folder / split, self.config.recipe
@@ -200,7 +255,7 @@ class SourcePreparation(SourceInPreparation):
         self,
         tokenizer: Tokenizer,
         reporter: SourceReporter,
-        split: str,
+        split: Split,
         token_file: TokenFile,
         documents: Int64[np.ndarray, " documents"],
     ) -> SequenceView:
@@ -220,7 +275,9 @@ class SourcePreparation(SourceInPreparation):
             "recipe": recipe.model_dump(exclude_none=True),
             "validation_fraction": self.config.validation_fraction,
         }
-        self._clear_unless_begun(folder, origin)
+        journal = read_journal(folder / PAIRS)
+        if folder.exists() and (journal is None or journal.state.get("origin") != origin):
+            shutil.rmtree(folder)
         _, lengths = token_file.spans(documents)
         text_bytes = passes * int((lengths - 1).sum()) * token_file.dtype.itemsize
         return write_pairs(
@@ -245,11 +302,6 @@ class SourcePreparation(SourceInPreparation):
             source_key=xxhash.xxh3_64_intdigest(self.name.encode()),
         )
 
-    def _clear_unless_begun(self, folder: Path, origin: dict[str, Any]) -> None:
-        journal = read_journal(folder / PAIRS)
-        if folder.exists() and (journal is None or journal.state.get("origin") != origin):
-            shutil.rmtree(folder)
-
     def _files(self, written: WrittenTokens) -> dict[str, FileRecord]:
         """Returns every file by a name that does not depend on its location."""
         prefix = written.token_file.prefix
@@ -259,11 +311,13 @@ class SourcePreparation(SourceInPreparation):
         for name, path in paths.items():
             recorded = recorded_path(path, self.directory, self.shared)
             files[f"sources/{self.name}/{name}"] = FileRecord.of(path, recorded, written.checksums.get(path.name))
-        return files | shuffled_files(self.folder, self.directory) | split_files(self.folder, self.directory)
-
-    def _remove_if_empty(self) -> None:
-        if self.folder.is_dir() and not any(self.folder.iterdir()):
-            self.folder.rmdir()
+        shuffled = self.folder / SHUFFLED
+        journal = read_journal(shuffled)
+        if journal is not None:
+            for path in (bin_path(shuffled), index_path(shuffled), column_path(shuffled, SOURCE_IDS)):
+                name = path.relative_to(self.directory).as_posix()
+                files[name] = FileRecord.of(path, name, journal.checksums[path.name])
+        return files | self.split_files()
 
 
 def _check_ends(name: str, token_file: TokenFile, *, end_of_text: int) -> None:
@@ -278,63 +332,18 @@ def _check_ends(name: str, token_file: TokenFile, *, end_of_text: int) -> None:
         )
 
 
-def check_overlap(
-    name: str,
-    source: SourceOfFiles | HubSource,
-    identities: UInt64[np.ndarray, " documents"],
-    corpus: Corpus,
-    progress: Progress,
-) -> None:
-    """Counts the training documents whose text is also the text of a validation document.
-
-    It takes 8 bytes of memory for each document for validation.
+def _hashes(
+    identities: UInt64[np.ndarray, " documents"], *, are_held_out: bool
+) -> Iterator[UInt64[np.ndarray, " chosen"]]:
+    """Yields the hashes of the documents of one split, some at a time, without the bit that names it.
 
     Args:
         identities: `Document.stored_identity` of each document, possibly mapped from a file.
-        corpus: read again for the message of an error.
-
-    Raises: DataError that quotes the first one, unless the source allows them.
     """
-    held_out = np.concatenate([_hashes(part, is_held_out=True) for part in _parts(identities)])
-    found = [hashes[np.isin(hashes, held_out)] for part in _parts(identities) for hashes in [_hashes(part)]]
-    shared = np.concatenate(found)
-    if not len(shared):
-        return
-    if not source.allow_validation_overlap:
-        key = "validation_split" if isinstance(source, HubSource) else "validation_path"
-        raise DataError(
-            f"source '{name}': {len(shared):,} training documents are also in its {key}, first the one that begins "
-            f"{_beginning(corpus, int(shared[0]))!r}; validation documents must not be trained on: remove them from "
-            f"one of the two, or allow it with data.sources.{name}.allow_validation_overlap=true"
-        )
-    progress.note(
-        f"source '{name}': {len(shared):,} training documents are also validation documents, and are trained on "
-        "(allow_validation_overlap)"
-    )
-
-
-def note_nothing_held_out(config: DataConfig, name: str, *, documents: int, progress: Progress) -> None:
-    """Warns that no sequence of source `name`, which has so many `documents`, is held out, although that was asked."""
-    warning = f"warning: source '{name}' holds nothing out, and will have no validation loss: "
-    if names_validation_documents(config.sources[name]):
-        progress.note(f"{warning}the recipe takes none of the documents that its section names for validation")
-    elif config.validation_fraction:
-        progress.note(
-            f"{warning}of its {documents} documents none that the recipe takes falls into data.validation_fraction "
-            f"({config.validation_fraction:g}); raise it, give the source more documents, or name files for "
-            f"validation (data.sources.{name}.validation_path)"
-        )
-
-
-def _parts(identities: UInt64[np.ndarray, " documents"]) -> list[UInt64[np.ndarray, " part"]]:
-    return [identities[begin : begin + _DOCUMENTS_AT_ONCE] for begin in range(0, len(identities), _DOCUMENTS_AT_ONCE)]
-
-
-def _hashes(part: UInt64[np.ndarray, " part"], *, is_held_out: bool = False) -> UInt64[np.ndarray, " chosen"]:
-    """Returns the hashes of the documents of one split, without the bit that names it."""
     one = np.uint64(1)
-    chosen: UInt64[np.ndarray, " chosen"] = part[(part & one).astype(np.bool_) == is_held_out] >> one
-    return chosen
+    for begin in range(0, len(identities), _DOCUMENTS_AT_ONCE):
+        part = identities[begin : begin + _DOCUMENTS_AT_ONCE]
+        yield part[(part & one).astype(np.bool_) == are_held_out] >> one
 
 
 def _beginning(corpus: Corpus, hashed: int) -> str:

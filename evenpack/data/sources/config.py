@@ -15,6 +15,11 @@ class _SourceBase(Section):
     maximum_epochs: Epochs | None = Field(default=None, gt=0.0)
     """Most passes over this source in a run; `data.on_maximum_epochs` decides what happens beyond. Null: no bound."""
 
+    @property
+    def has_validation_documents(self) -> bool:
+        """Whether the section names documents of text for validation, instead of a fraction that is held out."""
+        return False
+
 
 class SourceOfText(_SourceBase):
     """What all sources have in common whose documents are text."""
@@ -32,11 +37,6 @@ class SourceOfText(_SourceBase):
     def changes_rows(self) -> bool:
         """Whether any of these keys is given."""
         return (self.rows, self.minimum_words, self.maximum_rows) != (None, None, None)
-
-    @property
-    def has_validation_documents(self) -> bool:
-        """Whether the section names documents for validation, instead of a fraction that is held out."""
-        return False
 
 
 class _SourceOfForeignText(SourceOfText):

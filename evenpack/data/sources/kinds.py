@@ -60,11 +60,6 @@ def held_out(identities: UInt64[np.ndarray, " N"], source: Source, fraction: flo
         identities: `Document.stored_identity` of each document.
         fraction: the fraction that a hash holds out.
     """
-    if names_validation_documents(source):
+    if source.has_validation_documents:
         return (identities & np.uint64(1)).astype(np.bool_)
     return derive_key(_SALT, identities) < np.uint64(int(fraction * 2.0**64))
-
-
-def names_validation_documents(source: Source) -> bool:
-    """Returns whether the section of a source of text names the documents for validation."""
-    return isinstance(source, SourceOfText) and source.has_validation_documents

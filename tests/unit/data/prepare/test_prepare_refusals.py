@@ -24,7 +24,6 @@ from prepared_files import (
 )
 from tokenizers import models, pre_tokenizers
 
-from evenpack.data.prepare import source as prepare_source
 from evenpack.data.prepare.prepare import prepare
 from evenpack.data.prepare.progress import PrepareState
 from evenpack.data.tokenizers.tokenizer import Tokenizer
@@ -267,7 +266,7 @@ def test_a_file_that_cannot_grow_is_explained_and_gone_on_with(corpus: Path, fin
     assert contents(directory) == contents(finished)
 
 
-@pytest.mark.parametrize("stage", ["store_split", "write_tokens"])
+@pytest.mark.parametrize("stage", ["splits.store_plan", "source.write_tokens"])
 def test_a_full_disk_says_what_is_free_and_what_is_needed(
     stage: str, corpus: Path, finished: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -277,7 +276,7 @@ def test_a_full_disk_says_what_is_free_and_what_is_needed(
         raise OSError(28, os.strerror(28))
 
     with monkeypatch.context() as patch:
-        patch.setattr(prepare_source, stage, fail)
+        patch.setattr(f"evenpack.data.prepare.{stage}", fail)
         with pytest.raises(DataError, match=r"No space left on device.*Free on its disk: [\d,]+ bytes; needed: "):
             prepare(config, directory)
     assert not (directory / "manifest.json").exists()
