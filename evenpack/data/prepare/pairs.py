@@ -31,7 +31,7 @@ from evenpack.data.sequences.pair_drawing import (
 from evenpack.data.sequences.pairs import MASK_COLUMNS, MOST_MASKS, ORIGIN_COLUMNS, PairMasks, most_masks_by_length
 from evenpack.data.sequences.view import open_stored, remove_description, write_description
 from evenpack.data.tokenizers.special_tokens import PairTokens
-from evenpack.data.tokens.array_file import write_array
+from evenpack.data.tokens.array_file import open_array, write_array
 from evenpack.data.tokens.file import TokenFile
 from evenpack.data.tokens.writer import TokenFileWriter, column_path
 from evenpack.errors import DataError
@@ -70,7 +70,7 @@ def store_view(
     directory = token_file.prefix.parent
     remove_description(directory)
     if issubclass(kind, MaskedPairsView):
-        mask_offsets = np.load(column_path(token_file.prefix, "mask_offsets"), mmap_mode="r")
+        mask_offsets = open_array(column_path(token_file.prefix, "mask_offsets"))
         lengths = (token_file.spans(chunk)[1] for chunk in _chunks(token_file.documents))
         most_masks = most_masks_by_length(mask_offsets, lengths, longest=recipe.max_sequence_length)
         write_array(column_path(token_file.prefix, MOST_MASKS), most_masks)

@@ -159,7 +159,7 @@ class SourcePreparation(SourceInPreparation):
     def _finish(self, written: WrittenTokens, make_view: ViewMaker) -> tuple[SourceRecord, dict[str, FileRecord]]:
         """Makes splits, sequences and strategies, and then the accounting."""
         source = self.config.sources[self.name]
-        is_held_out = held_out(np.asarray(written.identities), source, self.config.validation_fraction)
+        is_held_out = held_out(written.identities, source, self.config.validation_fraction)
         splits = {}
         for split, chosen in zip(SPLITS, (~is_held_out, is_held_out), strict=True):
             view = make_view(split, written.token_file, np.flatnonzero(chosen))

@@ -25,6 +25,7 @@ from evenpack.data.prepare.workers import PartTask, Workers, stop_file
 from evenpack.data.sources.corpus import Corpus, CorpusPart
 from evenpack.data.sources.rows import RowAccounting, RowCorpus
 from evenpack.data.tokenizers.tokenizer import Tokenizer
+from evenpack.data.tokens.array_file import open_array
 from evenpack.data.tokens.file import TokenFile
 from evenpack.data.tokens.writer import Journal, TokenFileWriter, column_path, hashes_path, read_journal
 from evenpack.errors import DataError
@@ -56,7 +57,7 @@ class WrittenTokens:
         return cls(
             token_file=TokenFile(prefix),
             columns=tuple(column_path(prefix, name) for name in columns),
-            identities=np.load(hashes_path(prefix), mmap_mode="r"),
+            identities=open_array(hashes_path(prefix)),
             text_bytes=state.text_bytes,
             unknown_tokens=state.unknown_tokens,
             rows=state.rows,
@@ -69,7 +70,7 @@ class WrittenTokens:
         return cls(
             token_file=token_file,
             columns=(hashes,),
-            identities=np.load(hashes, mmap_mode="r"),
+            identities=open_array(hashes),
             text_bytes=0,
             unknown_tokens=0,
             rows=None,

@@ -12,12 +12,11 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any, Protocol, cast, runtime_checkable
 
-import numpy as np
-
 from evenpack.data.checksums import digest_of
 from evenpack.data.prepare.tokenising import TokenisingState, append_parts, columns, encoder, encoding_threads
 from evenpack.data.sources.corpus import CorpusPart
 from evenpack.data.tokenizers.tokenizer import Tokenizer
+from evenpack.data.tokens.array_file import open_array
 from evenpack.data.tokens.file import TokenFile, bin_path, index_path
 from evenpack.data.tokens.writer import Journal, TokenFileWriter, column_path, read_journal
 from evenpack.errors import ConfigError, DataError, RunError
@@ -78,7 +77,7 @@ class PartFile:
         writer.append(
             token_file.read(0, token_file.tokens),
             token_file.document_lengths(),
-            {name: np.load(self._column(name), mmap_mode="r") for name in names},
+            {name: open_array(self._column(name)) for name in names},
         )
 
     def _column(self, name: str) -> Path:

@@ -18,7 +18,6 @@ N = sequences, M = masked tokens, L = the greatest length, K = sequences asked f
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from pathlib import Path
 
 import numpy as np
 from jaxtyping import Int32, Int64, Integer, UInt8, UInt16
@@ -26,6 +25,7 @@ from jaxtyping import Int32, Int64, Integer, UInt8, UInt16
 from evenpack.data.ranges import ranges
 from evenpack.data.recipes import MaskedPairsRecipe, SentencePairsRecipe
 from evenpack.data.sequences.view import Origins, WholeSequencesView
+from evenpack.data.tokens.array_file import open_array
 from evenpack.data.tokens.file import TokenFile
 from evenpack.data.tokens.writer import column_path
 from evenpack.errors import DataError
@@ -166,8 +166,13 @@ class PairOrigins:
     @classmethod
     def open(cls, view: SentencePairsView, document_file: TokenFile) -> "PairOrigins":
         """Opens the columns. Raises: DataError if one is missing or broken."""
-        first, second = (_mapped(column_path(view.token_file.prefix, name), view.count) for name in ORIGIN_COLUMNS)
-        return cls(view=view, document_file=document_file, first_starts=first, second_starts=second)
+        columns = {}
+        for name in ORIGIN_COLUMNS:
+            path = column_path(view.token_file.prefix, name)
+            columns[name] = open_array(path)
+            if len(columns[name]) != view.count:
+                raise DataError(f"{path} is of {len(columns[name])} pairs, there are {view.count}; prepare again")
+        return cls(view=view, document_file=document_file, **columns)
 
     def origins(self, sequence_ids: Int64[np.ndarray, " K"]) -> Origins:
         offsets, lengths = self.view.locate(sequence_ids)
@@ -220,13 +225,3 @@ class PairsAsDocuments:
 
     def sequences_of(self, document: int) -> Int64[np.ndarray, " sequences"]:
         return np.arange(document, min(document + 1, self.view.count))
-
-
-def _mapped(path: Path, count: int) -> np.ndarray:
-    try:
-        column: np.ndarray = np.load(path, mmap_mode="r").view(np.ndarray)
-    except (OSError, ValueError, EOFError) as error:
-        raise DataError(f"{path} is not whole ({error}); prepare again") from error
-    if len(column) != count:
-        raise DataError(f"{path} is of {len(column)} pairs, there are {count}; prepare again")
-    return column

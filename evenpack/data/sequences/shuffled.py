@@ -8,6 +8,7 @@ from jaxtyping import Bool, Int32, Int64, Integer
 from evenpack.data.sequences.documents import DocumentsView
 from evenpack.data.sequences.pieces import ConcatView
 from evenpack.data.sequences.view import NO_SEQUENCES, LocatedSequences, Origins
+from evenpack.data.tokens.array_file import open_array
 from evenpack.data.tokens.file import TokenFile
 from evenpack.data.tokens.writer import column_path
 from evenpack.errors import DataError
@@ -33,14 +34,12 @@ class ShuffledView(LocatedSequences):
     max_segments_per_sequence = 1
 
     def __init__(self, view: OrderedView, token_file: TokenFile) -> None:
-        """Opens the view. Raises: DataError if the token file is not of this view."""
+        """Opens the view. Raises: DataError if the token file is not of this view, or lacks its column."""
         self.source_view = view
         self.token_file = token_file
         self.max_sequence_length = view.max_sequence_length
         self.accounting = view.accounting
-        self.source_ids: Integer[np.ndarray, " sequences"] = np.load(
-            column_path(token_file.prefix, SOURCE_IDS), mmap_mode="r"
-        ).view(np.ndarray)
+        self.source_ids: Integer[np.ndarray, " sequences"] = open_array(column_path(token_file.prefix, SOURCE_IDS))
         """Id of each sequence in `source_view`."""
         if not view.count == token_file.documents == len(self.source_ids):
             raise DataError(

@@ -20,9 +20,10 @@ from pydantic import TypeAdapter
 
 from evenpack.data.mapped_pages import release_mapped_pages
 from evenpack.data.recipes import OF_THE_LOSS, Recipe
+from evenpack.data.tokens.array_file import write_array
 from evenpack.data.tokens.file import TokenFile
 from evenpack.errors import DataError
-from evenpack.files import atomic_open, fsync_directory, read_json, write_json
+from evenpack.files import fsync_directory, read_json, write_json
 
 _DESCRIPTION = "view.json"
 _CHUNK_SEQUENCES = 1 << 20
@@ -273,8 +274,7 @@ class StoredView(NumberedSequences):
         """Stores the view. The description is removed first and written last, so that a folder with one is complete."""
         remove_description(directory)
         for name in _array_names(type(self)):
-            with atomic_open(directory / f"{name}.npy") as file:
-                np.save(file, getattr(self, name))
+            write_array(directory / f"{name}.npy", getattr(self, name))
         write_description(directory, self.recipe, self.token_file, self.accounting, self.max_segments_per_sequence)
 
     def __reduce_ex__(self, protocol: Any) -> Any:
