@@ -3,6 +3,7 @@
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 import numpy as np
 from packing_example import (
@@ -25,7 +26,7 @@ from packing_example import (
 from svg import FAINT, INK, ghost, text
 
 from evenpack.data.packing import Strategy
-from evenpack.data.packing.baselines import next_fit_packs, sorted_batches
+from evenpack.data.packing.baselines import next_fit_ends, sorted_batches
 
 STEP = ROW + GAP
 FRAMES_A_ROW, FRAME, FRAME_UNIT, FRAMES_TOP = 3, 242, 7.6, 74
@@ -100,8 +101,8 @@ def arrivals() -> list[int]:
 def draw_next_fit() -> str:
     unit, per_line = 5.9, 12
     order = arrivals()
-    pack_of = [next_fit_packs(np.array(order[: end + 1]), PACK_LENGTH, MAX_SEQUENCES) - 1 for end in range(len(order))]
-    packs = [[length for length, at in zip(order, pack_of, strict=True) if at == one] for one in range(pack_of[-1] + 1)]
+    ((_, ends),) = next_fit_ends(np.array(order), PACK_LENGTH, MAX_SEQUENCES, separators=0)
+    packs = [order[first:end] for first, end in pairwise([0, *ends.tolist()])]
     parts = [text(LEFT, 82, "They arrive in this order:", size=14, weight=700)]
     top = 92.0
     for line in (order[start : start + per_line] for start in range(0, len(order), per_line)):

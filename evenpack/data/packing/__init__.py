@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from evenpack.data.limits import MOST_SLOTS
-from evenpack.data.packing.baselines import first_fit_decreasing, next_fit, next_fit_packs, unpacked
+from evenpack.data.packing.baselines import first_fit_decreasing, next_fit, unpacked
 from evenpack.data.packing.certificate import Certificate
 from evenpack.data.packing.cutting_stock import cutting_stock
 from evenpack.data.packing.histogram import FittedHistogram, LengthHistogram, LongPolicy, whole
@@ -30,7 +30,6 @@ __all__ = [
     "Strategy",
     "check_options",
     "cutting_stock_takes_seconds",
-    "next_fit_packs",
     "pack",
 ]
 

@@ -41,48 +41,26 @@ def next_fit(
     is too long for them: a sequence alone in its pack needs none.
 
     Random packs have many strategies: 1.4 million for 16.3 million sequences of Wikipedia at 512 slots.
-    `next_fit_packs` counts packs without listing them.
 
     Source: "Efficient Sequence Packing without Cross-contamination" (PackedBERT), appendix H.
 
-    Raises: PackingError for a limit below 1, a sequence longer than a pack, a negative seed, a number of separators
-        that is not 0, 1 or 2, or more sequences than this machine has memory for.
+    Raises: PackingError for a negative seed, a number of separators that is not 0, 1 or 2, or more sequences than this
+        machine has memory for.
     """
-    _refuse_wrong_limits(pack_length, max_sequences_per_pack, longest=histogram.longest)
-    _refuse_wrong_separators(separators)
+    if separators not in (0, 1, 2):
+        raise PackingError(f"separators between two sequences must be 0, 1 or 2, found {separators}")
     if seed < 0:
         raise PackingError(f"a seed is 0 or more, found {seed}")
     _refuse_too_many(histogram.sequences)
     lengths = _arrivals(histogram, seed)
     depths = []
-    for start, ends in _next_fit_ends(lengths, pack_length, max_sequences_per_pack, separators):
+    for start, ends in next_fit_ends(lengths, pack_length, max_sequences_per_pack, separators):
         block = lengths[start : start + int(ends[-1])]
         depths.append(np.diff(ends, prepend=0).astype(np.min_scalar_type(pack_length)))
         pack = np.repeat(np.arange(len(ends)), depths[-1])
         base = histogram.longest + 1
         block[:] = base - 1 - np.sort(pack * base + (base - 1 - block.astype(np.int64))) % base
     return _counted(lengths, np.concatenate(depths), histogram.longest)
-
-
-def next_fit_packs(
-    lengths: Integer[np.ndarray, " sequences"],
-    pack_length: int,
-    max_sequences_per_pack: int,
-    *,
-    separators: int = 0,
-) -> int:
-    """Returns the packs that `next_fit` makes of sequences that arrive in the order of `lengths`.
-
-    Raises: PackingError as `next_fit`, and for a length below 1.
-    """
-    if len(lengths) and lengths.min() < 1:
-        index = int(np.argmin(lengths))
-        raise PackingError(
-            f"each length must be 1 or more, found {lengths[index]} at index {index}; drop empty sequences"
-        )
-    _refuse_wrong_limits(pack_length, max_sequences_per_pack, longest=int(lengths.max(initial=0)))
-    _refuse_wrong_separators(separators)
-    return sum(len(ends) for _, ends in _next_fit_ends(lengths, pack_length, max_sequences_per_pack, separators))
 
 
 def first_fit_decreasing(
@@ -93,11 +71,29 @@ def first_fit_decreasing(
     The packs are the same as in a search over single sequences. They are kept in the order of opening, with
     neighbours of the same lengths as one run: sequences of one length fill the runs from the front, each pack as far as
     possible, so that at most one run is divided for each length.
-
-    Raises: PackingError for a limit below 1 or a sequence longer than a pack.
     """
-    _refuse_wrong_limits(pack_length, max_sequences_per_pack, longest=histogram.longest)
-    return _first_fit_decreasing(histogram, pack_length, max_sequences_per_pack)
+    runs: list[tuple[Strategy, int, int]] = []  # lengths, room and number of open packs, in the order of opening
+    used: dict[Strategy, int] = {}
+    for index in np.flatnonzero(histogram.counts)[::-1].tolist():
+        length, waiting = index + 1, int(histogram.counts[index])
+        # Packs that are not opened yet are a last run of empty ones.
+        offered, runs = [*runs, ((), pack_length, waiting)], []
+        for strategy, room, packs in offered:
+            repeats = min(room // length, max_sequences_per_pack - len(strategy), waiting)
+            if not repeats:
+                runs.append((strategy, room, packs))
+                continue
+            filled = min(packs, waiting // repeats)
+            rest = waiting - filled * repeats if filled < packs else 0  # for one partly filled pack
+            waiting -= filled * repeats + rest
+            for more, number in ((repeats, filled), (rest, min(rest, 1)), (0, packs - filled - min(rest, 1))):
+                run = (strategy + (length,) * more, room - more * length, number)
+                if number:
+                    runs.append(run)
+        runs = _without_closed(runs, max_sequences_per_pack, used)
+    for strategy, _, packs in runs:
+        used[strategy] = used.get(strategy, 0) + packs
+    return used
 
 
 def sample_histogram(histogram: LengthHistogram, sequences: int, *, seed: int) -> LengthHistogram:
@@ -159,23 +155,6 @@ def sorted_batches(histogram: LengthHistogram, batch_size: int) -> SortedBatches
     )
 
 
-def _refuse_wrong_limits(pack_length: int, max_sequences_per_pack: int, *, longest: int) -> None:
-    if pack_length < 1:
-        raise PackingError(f"pack_length must be 1 slot or more, found {pack_length}")
-    if max_sequences_per_pack < 1:
-        raise PackingError(f"max_sequences_per_pack must be 1 or more, found {max_sequences_per_pack}")
-    if longest > pack_length:
-        raise PackingError(
-            f"the longest sequence has {longest} tokens and does not fit into a pack of {pack_length} slots; "
-            "raise pack_length or cut the sequences"
-        )
-
-
-def _refuse_wrong_separators(separators: int) -> None:
-    if separators not in (0, 1, 2):
-        raise PackingError(f"separators between two sequences must be 0, 1 or 2, found {separators}")
-
-
 def _refuse_too_many(sequences: int) -> None:
     """Checks the memory: next fit processes single sequences, where the other algorithms process lengths."""
     memory = memory_bytes()
@@ -196,10 +175,12 @@ def _arrivals(histogram: LengthHistogram, seed: int) -> Integer[np.ndarray, " se
     return lengths
 
 
-def _next_fit_ends(
+def next_fit_ends(
     lengths: Integer[np.ndarray, " sequences"], pack_length: int, max_sequences_per_pack: int, separators: int
 ) -> Iterator[tuple[int, Int64[np.ndarray, " packs"]]]:
-    """Yields blocks of packs: the index of a block's first sequence, and the end of each pack, counted from there.
+    """Yields blocks of the packs that `next_fit` makes of sequences which arrive in the order of `lengths`.
+
+    A block is the index of its first sequence, and the end of each pack, counted from there.
 
     For all sequences of a block together, it computes where a pack that begins with each would end; the packs are the
     chain through these ends. A pack that may extend beyond the block is left to the next one.
@@ -265,33 +246,6 @@ def _distinct_rows(
         bound *= base
     _, first, counts = np.unique(key, return_index=True, return_counts=True)
     return first, counts
-
-
-def _first_fit_decreasing(
-    histogram: LengthHistogram, pack_length: int, max_sequences_per_pack: int
-) -> dict[Strategy, int]:
-    runs: list[tuple[Strategy, int, int]] = []  # lengths, room and number of open packs, in the order of opening
-    used: dict[Strategy, int] = {}
-    for index in np.flatnonzero(histogram.counts)[::-1].tolist():
-        length, waiting = index + 1, int(histogram.counts[index])
-        # Packs that are not opened yet are a last run of empty ones.
-        offered, runs = [*runs, ((), pack_length, waiting)], []
-        for strategy, room, packs in offered:
-            repeats = min(room // length, max_sequences_per_pack - len(strategy), waiting)
-            if not repeats:
-                runs.append((strategy, room, packs))
-                continue
-            filled = min(packs, waiting // repeats)
-            rest = waiting - filled * repeats if filled < packs else 0  # for one partly filled pack
-            waiting -= filled * repeats + rest
-            for more, number in ((repeats, filled), (rest, min(rest, 1)), (0, packs - filled - min(rest, 1))):
-                run = (strategy + (length,) * more, room - more * length, number)
-                if number:
-                    runs.append(run)
-        runs = _without_closed(runs, max_sequences_per_pack, used)
-    for strategy, _, packs in runs:
-        used[strategy] = used.get(strategy, 0) + packs
-    return used
 
 
 def _without_closed(
