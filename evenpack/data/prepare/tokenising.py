@@ -246,7 +246,6 @@ def append_parts(
     writer: TokenFileWriter,
     state: TokenisingState,
     *,
-    threads: int,
     report: Callable[[TokenisingState], None],
 ) -> TokenisingState:
     """Tokenises what the writer does not have yet of `parts`: all parts of a corpus, or those up to one of them.
@@ -255,7 +254,6 @@ def append_parts(
 
     Args:
         state: the state of the writer's last commit, or the first one.
-        threads: how many encode.
         report: is given the state after each batch.
 
     Returns: the state at the end.
@@ -264,7 +262,7 @@ def append_parts(
     bytes_before = sum(part.total_bytes for part in parts[: state.parts])
     begin = writer.documents - state.part_documents
     # Closed at once, so that a traceback that holds the frame does not keep the threads alive.
-    with closing(_encoded(parts[state.parts :], begin, encode, threads=threads)) as steps:
+    with closing(_encoded(parts[state.parts :], begin, encode)) as steps:
         for step in steps:
             if isinstance(step, EndOfPart):
                 bytes_before += step.part.total_bytes
@@ -289,11 +287,12 @@ def encoding_threads() -> int:
 
 
 def _encoded(
-    parts: Sequence[CorpusPart], begin: int, encode: Encoder, *, threads: int
+    parts: Sequence[CorpusPart], begin: int, encode: Encoder
 ) -> Generator[EncodedBatch | EndOfPart, None, None]:
     """Yields batches in order, read and encoded in the background, from document `begin` of the first part on."""
     alone = threading.Lock()  # the memory of one long document, and not of one for each thread
     is_warned = False
+    threads = encoding_threads()
 
     def encode_texts(step: Batch | EndOfPart) -> EncodedBatch | EndOfPart:
         nonlocal is_warned

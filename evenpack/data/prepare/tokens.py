@@ -17,7 +17,6 @@ from evenpack.data.prepare.tokenising import (
     append_parts,
     columns,
     encoder,
-    encoding_threads,
     no_documents_error,
 )
 from evenpack.data.prepare.tokens_dir import Origin, origin_hash
@@ -180,7 +179,6 @@ class _SourceWriting:
             encoder(self._how.tokenizer, self._how.language),
             self._writer,
             self._state,
-            threads=encoding_threads(),
             report=self._report,
         )
 

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, Protocol, cast, runtime_checkable
 
 from evenpack.data.checksums import digest_of
-from evenpack.data.prepare.tokenising import TokenisingState, append_parts, columns, encoder, encoding_threads
+from evenpack.data.prepare.tokenising import TokenisingState, append_parts, columns, encoder
 from evenpack.data.sources.corpus import CorpusPart
 from evenpack.data.tokenizers.tokenizer import Tokenizer
 from evenpack.data.tokens.array_file import open_array
@@ -128,7 +128,6 @@ def _write_part(task: PartTask) -> PartFile:
                 encoder(tokenizer, task.language),
                 writer,
                 TokenisingState.read(writer) or first,
-                threads=encoding_threads(),
                 report=lambda _: _exit_if_requested(task),
             )
             journal = writer.finish(state.to_json())
