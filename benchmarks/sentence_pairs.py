@@ -27,7 +27,7 @@ from evenpack.data.prepare.prepare import prepare
 from evenpack.data.prepared import PreparedData
 from evenpack.data.recipes import MaskingConfig, SentencePairsRecipe
 from evenpack.data.sequences.masking import mask_sequences, masking_keys
-from evenpack.data.sequences.pair_drawing import SPECIAL_TOKENS, PairDrawing, SentenceIndex, split_sentences
+from evenpack.data.sequences.pair_drawing import PairDrawing, SentenceIndex, split_sentences
 from evenpack.data.sources.kinds import open_corpus
 from evenpack.data.tokenizers.config import BertTokenizer
 from evenpack.data.tokenizers.loading import load_tokenizer
@@ -80,8 +80,7 @@ def _lengths(index: SentenceIndex, longest: int) -> dict[str, float]:
     passes, random_nexts = [], 0
     for number in range(PASSES):
         spans = drawing.draw(0, len(documents), number)
-        lengths = spans.first_lengths + spans.second_lengths + SPECIAL_TOKENS
-        passes.append(LengthHistogram.from_lengths(lengths, longest=longest))
+        passes.append(LengthHistogram.from_lengths(spans.lengths, longest=longest))
         random_nexts += int(spans.is_random_next.sum())
     together = LengthHistogram(counts=np.sum([histogram.counts for histogram in passes], axis=0))
     return {

@@ -21,13 +21,8 @@ from evenpack.data.prepare.progress import SourceReporter
 from evenpack.data.ranges import ranges
 from evenpack.data.recipes import MaskedPairsRecipe, SentencePairsRecipe
 from evenpack.data.sequences import PAIRS, MaskedPairsView, SentencePairsView, TokenAccounting
-from evenpack.data.sequences.pair_drawing import (
-    SPECIAL_TOKENS,
-    MaskDrawing,
-    PairDrawing,
-    PairSpans,
-    SentenceIndex,
-)
+from evenpack.data.sequences.masking import SPECIAL_TOKENS_OF_A_PAIR
+from evenpack.data.sequences.pair_drawing import MaskDrawing, PairDrawing, PairSpans, SentenceIndex
 from evenpack.data.sequences.pairs import MASK_COLUMNS, MOST_MASKS, ORIGIN_COLUMNS, PairMasks, most_masks_by_length
 from evenpack.data.sequences.view import open_stored, remove_description, write_description
 from evenpack.data.tokenizers.special_tokens import PairTokens
@@ -126,7 +121,6 @@ def write_pairs(
     """
     kept, accounting = _choose(index, documents, settings, reporter.source)
     prefix = folder / PAIRS
-    threads = min(len(os.sched_getaffinity(0)), _MOST_THREADS)
     with TokenFileWriter.resume(prefix, vocabulary_size=settings.vocabulary_size, columns=settings.columns) as writer:
         state = {
             "origin": origin,
@@ -140,7 +134,7 @@ def write_pairs(
         if not writer.complete:
             if settings.masks is not None:
                 begin_masks(writer, settings.columns, state)
-            _append_all(index, kept, settings, writer, state, reporter=reporter, threads=threads)
+            _append_all(index, kept, settings, writer, state, reporter=reporter)
         state = writer.finish(None if writer.complete else state).state
     accounting |= {name: state[name] for name in ("tokens_cut", "tokens_borrowed")}
     token_file = TokenFile(prefix)
@@ -151,7 +145,7 @@ def write_pairs(
         token_file,
         TokenAccounting(
             tokens_kept=token_file.tokens,
-            tokens_special=SPECIAL_TOKENS * token_file.documents,
+            tokens_special=SPECIAL_TOKENS_OF_A_PAIR * token_file.documents,
             sequences=token_file.documents,
             **accounting,
         ),
@@ -200,24 +194,24 @@ def _append_all(
     state: dict[str, Any],
     *,
     reporter: SourceReporter,
-    threads: int,
 ) -> None:
     """Makes the pairs that the writer does not have yet, and stores `state` with them."""
     drawing = PairDrawing(index, kept, settings.recipe)
     itemsize, resumed = index.token_file.dtype.itemsize, state["text_tokens"]
+    threads = min(len(os.sched_getaffinity(0)), _MOST_THREADS)
 
     def make(unit: _Unit) -> tuple[_Unit, Integer[np.ndarray, " tokens"], PairSpans, PairMasks | None]:
         spans = drawing.draw(unit.first, unit.last, unit.pass_number)
         tokens = _pair_tokens(index.token_file, spans, settings.pair_tokens)
         if settings.masks is None:
             return unit, tokens, spans, None
-        tokens, masks = settings.masks.draw(tokens, _pair_lengths(spans), spans.first_starts, unit.pass_number)
+        tokens, masks = settings.masks.draw(tokens, spans.lengths, spans.first_starts, unit.pass_number)
         return unit, tokens, spans, masks
 
     with ThreadPoolExecutor(threads, thread_name_prefix="pairs") as executor:
         units = _units(index, kept, settings.passes, state["passes"], state["documents"])
         for unit, tokens, spans, masks in map_in_order(make, units, executor, threads=threads):
-            writer.append(tokens, _pair_lengths(spans), _rows_of_columns(spans, masks, state))
+            writer.append(tokens, spans.lengths, _rows_of_columns(spans, masks, state))
             state["passes"] += unit.last == len(kept)
             state["documents"] = unit.last % len(kept)
             state["text_tokens"] += unit.text_tokens
@@ -249,7 +243,7 @@ def _units(
 
 def _pair_tokens(token_file: TokenFile, spans: PairSpans, pair_tokens: PairTokens) -> Integer[np.ndarray, " tokens"]:
     """Returns [CLS] A [SEP] B [SEP], pair after pair, in the token file's type."""
-    ends = np.cumsum(_pair_lengths(spans))
+    ends = np.cumsum(spans.lengths)
     made = np.empty(int(ends[-1]), dtype=token_file.dtype)
     content = token_file.read(0, token_file.tokens)
     for start in range(0, len(ends), _COPIED_PAIRS):
@@ -267,11 +261,6 @@ def _pair_tokens(token_file: TokenFile, spans: PairSpans, pair_tokens: PairToken
         copied[places[1::2]] = pair_tokens.separator_id
         copied[ends[chunk] - begin - 1] = pair_tokens.separator_id
     return made
-
-
-def _pair_lengths(spans: PairSpans) -> Int64[np.ndarray, " K"]:
-    lengths: Int64[np.ndarray, " K"] = spans.first_lengths + spans.second_lengths + SPECIAL_TOKENS
-    return lengths
 
 
 def _rows_of_columns(

@@ -28,7 +28,7 @@ from jaxtyping import Bool, Float64, Int64, Integer, UInt64
 from evenpack.data.permutation import derive_key
 from evenpack.data.ranges import ranges
 from evenpack.data.recipes import MaskingConfig, SentencePairsRecipe
-from evenpack.data.sequences.masking import mask_sequences, masking_keys
+from evenpack.data.sequences.masking import SPECIAL_TOKENS_OF_A_PAIR, mask_sequences, masking_keys
 from evenpack.data.sequences.pairs import PairMasks
 from evenpack.data.tokenizers.special_tokens import SENTENCE_LENGTHS, MaskingVocabulary
 from evenpack.data.tokens.file import TokenFile
@@ -39,7 +39,6 @@ LANGUAGES_WITH_RULES = frozenset(
     "am ar bg bn ca da de el en es fi fr gu hi hy it ja kk kn ml mr my nl pa pl pt ru sk ta te uk".split()  # noqa: SIM905  # a list would take 33 lines
 )
 """Languages for which `sentencex` 1.0 has rules; another gets the rules of a related language, or English ones."""
-SPECIAL_TOKENS = 3
 _SHORT, _TARGET, _SPLIT, _NEXT, _OTHER, _START, _FRONT_A, _FRONT_B = range(8)
 """Purposes of a draw."""
 _SHORTEST_TARGET = 2
@@ -109,6 +108,12 @@ class PairSpans:
     tokens_borrowed: int
     """Tokens of each B that is from another document, before they were cut."""
 
+    @property
+    def lengths(self) -> Int64[np.ndarray, " K"]:
+        """Tokens of each pair, special ones included."""
+        lengths: Int64[np.ndarray, " K"] = self.first_lengths + self.second_lengths + SPECIAL_TOKENS_OF_A_PAIR
+        return lengths
+
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class _Chunks:
@@ -134,7 +139,7 @@ class PairDrawing:
         self._first_sentences = index.first_sentences[documents]
         self._last_sentences = index.first_sentences[documents + 1]
         self._recipe = recipe
-        self._most_tokens = recipe.max_sequence_length - SPECIAL_TOKENS
+        self._most_tokens = recipe.max_sequence_length - SPECIAL_TOKENS_OF_A_PAIR
 
     def draw(self, first: int, last: int, pass_number: int) -> PairSpans:
         """Returns the pairs of documents `first` to `last` of the split in one pass."""
