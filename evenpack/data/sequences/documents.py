@@ -12,9 +12,10 @@ from jaxtyping import Bool, Int32, Int64
 from evenpack.data.recipes import DocumentsRecipe
 from evenpack.data.sequences.view import (
     NO_SEQUENCES,
+    LocatedSequences,
     Origins,
+    StoredView,
     TokenAccounting,
-    WholeSequencesView,
     open_stored,
     place_of,
     remove_description,
@@ -29,7 +30,7 @@ _CHUNK_TOKENS = 1 << 22
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class DocumentsView(WholeSequencesView):
+class DocumentsView(LocatedSequences, StoredView):
     """Sequences ordered by document, then piece. All pieces of a document except the last are full.
 
     The tokens of pieces are taken from the file unchanged: only the last piece ends in the document's end-of-text.

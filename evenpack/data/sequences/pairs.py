@@ -24,7 +24,7 @@ from jaxtyping import Int32, Int64, Integer, UInt8, UInt16
 
 from evenpack.data.ranges import ranges
 from evenpack.data.recipes import MaskedPairsRecipe, SentencePairsRecipe
-from evenpack.data.sequences.view import Origins, WholeSequencesView
+from evenpack.data.sequences.view import LocatedSequences, Origins, StoredView
 from evenpack.data.tokens.array_file import open_array
 from evenpack.data.tokens.file import TokenFile
 from evenpack.data.tokens.writer import column_path
@@ -74,7 +74,7 @@ def most_masks_by_length(
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class SentencePairsView(WholeSequencesView):
+class SentencePairsView(LocatedSequences, StoredView):
     """Pairs that are the documents of `token_file`. The two arrays are columns stored by the writer of that file."""
 
     recipe: SentencePairsRecipe | MaskedPairsRecipe

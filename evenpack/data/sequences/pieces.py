@@ -19,6 +19,7 @@ earlier version of it pads all tails to the atom.
 from abc import abstractmethod
 from dataclasses import dataclass, replace
 from functools import cached_property
+from typing import Any
 
 import numpy as np
 from jaxtyping import Bool, Int32, Int64, Integer
@@ -410,32 +411,23 @@ def build_concat(
         tokens_too_short=int(lengths[too_short].sum()),
         sequences=len(begins),
     )
+    common: dict[str, Any] = {
+        "recipe": recipe,
+        "token_file": token_file,
+        "accounting": accounting,
+        "max_segments_per_sequence": 1,
+        "directory": None,
+        "documents": documents[~too_short],
+        "stream_starts": stream_starts,
+    }
     view: ConcatView | ShuffledConcatView
-    if recipe.atom is not None:
+    if recipe.atom is None:
+        holders = np.searchsorted(stream_starts, begins, side="right") - 1
+        view = ConcatView(**common, first_documents=np.append(holders, len(stream_starts) - 1))
+    else:
         assert recipe.seed is not None, "the recipe settles it"
         order = shuffled_atoms(-(-tokens_kept // recipe.atom), moved=tokens_kept // recipe.atom, seed=recipe.seed)
-        view = ShuffledConcatView(
-            recipe=recipe,
-            token_file=token_file,
-            accounting=accounting,
-            max_segments_per_sequence=1,
-            directory=None,
-            documents=documents[~too_short],
-            stream_starts=stream_starts,
-            atom_order=order,
-        )
-    else:
-        holders = np.searchsorted(stream_starts, begins, side="right") - 1
-        view = ConcatView(
-            recipe=recipe,
-            token_file=token_file,
-            accounting=accounting,
-            max_segments_per_sequence=1,
-            directory=None,
-            documents=documents[~too_short],
-            stream_starts=stream_starts,
-            first_documents=np.append(holders, len(stream_starts) - 1),
-        )
+        view = ShuffledConcatView(**common, atom_order=order)
     return replace(view, max_segments_per_sequence=most_segments(view))
 
 

@@ -283,11 +283,6 @@ class StoredView(NumberedSequences):
         return open_stored, (type(self), self.directory, self.token_file)
 
 
-@dataclass(frozen=True, kw_only=True, eq=False)
-class WholeSequencesView(LocatedSequences, StoredView):
-    """A stored view whose sequences each are contiguous in the token file."""
-
-
 def remove_description(directory: Path) -> None:
     """Makes the folder one that holds no view, before arrays are stored in it."""
     directory.mkdir(parents=True, exist_ok=True)
