@@ -88,29 +88,18 @@ def _hash_number(number: int) -> int:
 
 
 def permute(
-    indices: Int64[np.ndarray, " N"], sizes: Int64[np.ndarray, " N"], keys: UInt64[np.ndarray, " N"]
-) -> Int64[np.ndarray, " N"]:
-    """Returns the image of each index under the permutation of [0, size) chosen by `key`, element by element.
-
-    Raises: ValueError for an index outside [0, size).
-    """
-    return _apply(indices, sizes, keys, inverse=False)
-
-
-def unpermute(
-    indices: Int64[np.ndarray, " N"], sizes: Int64[np.ndarray, " N"], keys: UInt64[np.ndarray, " N"]
-) -> Int64[np.ndarray, " N"]:
-    """Returns the exact inverse of `permute`: `unpermute(permute(i, s, k), s, k) == i`."""
-    return _apply(indices, sizes, keys, inverse=True)
-
-
-def _apply(
     indices: Int64[np.ndarray, " N"],
     sizes: Int64[np.ndarray, " N"],
     keys: UInt64[np.ndarray, " N"],
     *,
-    inverse: bool,
+    inverse: bool = False,
 ) -> Int64[np.ndarray, " N"]:
+    """Returns the image of each index under the permutation of [0, size) chosen by `key`, element by element.
+
+    With `inverse`, the exact inverse of that.
+
+    Raises: ValueError for an index outside [0, size).
+    """
     outside = np.flatnonzero((indices < 0) | (indices >= sizes) | (sizes > _LARGEST_SIZE))
     if len(outside):  # cycle walking would never end
         place = int(outside[0])

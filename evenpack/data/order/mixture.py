@@ -47,10 +47,12 @@ class Mixture:
                 "possible; choose rounder weights"
             )
         self.order: Int64[np.ndarray, " period"] = _chairman_order(self.weights)
-        self._earlier_draws = _earlier_draws(self.order)
         self._places = np.argsort(self.order, kind="stable")
         """Positions of the draws within the period, the first source's first."""
         self._first_places = np.cumsum(self.weights) - self.weights
+        self._earlier_draws = np.empty(self.period, dtype=np.int64)
+        """How often the source at each position was drawn earlier in the period."""
+        self._earlier_draws[self._places] = np.arange(self.period) - np.repeat(self._first_places, self.weights)
 
     def draws(self, start: int, stop: int) -> tuple[Int64[np.ndarray, " N"], Int64[np.ndarray, " N"]]:
         """Returns (source, position in that source's own stream) of the draws from `start` up to `stop`.
@@ -116,15 +118,6 @@ def _windows(
     releases = -(-period * (unit * (draws - 1) + 1) // (unit * weight)) - 1
     deadlines = period * (unit * draws - 1) // (unit * weight)
     return releases, deadlines
-
-
-def _earlier_draws(order: Int64[np.ndarray, " period"]) -> Int64[np.ndarray, " period"]:
-    """Returns how often the source at each position was drawn earlier in the period."""
-    by_source = np.argsort(order, kind="stable")
-    counts = np.bincount(order)
-    earlier = np.empty(len(order), dtype=np.int64)
-    earlier[by_source] = np.arange(len(order)) - np.repeat(np.cumsum(counts) - counts, counts)
-    return earlier
 
 
 class MixtureSchedule:

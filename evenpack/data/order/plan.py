@@ -16,12 +16,12 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 import numpy as np
-from jaxtyping import Int64, Integer, UInt64
+from jaxtyping import Int64, Integer
 
 from evenpack.data.mapped_pages import release_mapped_pages
 from evenpack.data.order.pack_stream import DrawnPacks, largest_of
 from evenpack.data.packing import LengthHistogram, Packing
-from evenpack.data.permutation import derive_key, permute, sequence_id_type, unpermute
+from evenpack.data.permutation import derive_key, permute, sequence_id_type
 from evenpack.errors import DataError, PackingError
 
 _PACK_ORDER = 0
@@ -199,7 +199,7 @@ class PackPlan:
         if not self._shuffles_packs:
             return packs
         keys = derive_key(self._key, _PACK_ORDER, epochs.astype(np.uint64))
-        return _keyed(packs, np.full(len(packs), self.packs), keys, inverse=inverse)
+        return permute(packs, np.full(len(packs), self.packs), keys, inverse=inverse)
 
     def _permute_members(
         self,
@@ -210,7 +210,7 @@ class PackPlan:
         inverse: bool,
     ) -> Int64[np.ndarray, " M"]:
         keys = derive_key(self._key, _CLASS_ORDER, epochs.astype(np.uint64), lengths.astype(np.uint64))
-        return _keyed(members, self._class_sizes[lengths], keys, inverse=inverse)
+        return permute(members, self._class_sizes[lengths], keys, inverse=inverse)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -289,9 +289,3 @@ def _class_begins(histogram: LengthHistogram) -> Int64[np.ndarray, " classes"]:
     """Returns the start of each length's class among all sequences sorted by length, including index 0 and the end."""
     counts = histogram.counts[: histogram.longest]
     return np.concatenate([np.zeros(2, dtype=np.int64), np.cumsum(counts)])
-
-
-def _keyed(
-    values: Int64[np.ndarray, " N"], sizes: Int64[np.ndarray, " N"], keys: UInt64[np.ndarray, " N"], *, inverse: bool
-) -> Int64[np.ndarray, " N"]:
-    return (unpermute if inverse else permute)(values, sizes, keys)

@@ -24,7 +24,7 @@ from typing import Any
 import numpy as np
 from jaxtyping import Bool, Int32, Int64, Integer
 
-from evenpack.data.permutation import derive_key, permute, sequence_id_type, unpermute
+from evenpack.data.permutation import derive_key, permute, sequence_id_type
 from evenpack.data.ranges import ranges
 from evenpack.data.recipes import ConcatRecipe, PaddingRecipe
 from evenpack.data.sequences.view import (
@@ -68,7 +68,7 @@ def places_of(atoms: Int64[np.ndarray, " Q"], *, moved: int, seed: int) -> Int64
     places = atoms.copy()
     shuffled = atoms < moved
     keys = np.full(int(shuffled.sum()), derive_key(seed))
-    places[shuffled] = unpermute(atoms[shuffled], np.full(len(keys), moved), keys)
+    places[shuffled] = permute(atoms[shuffled], np.full(len(keys), moved), keys, inverse=True)
     return places
 
 

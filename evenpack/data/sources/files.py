@@ -6,8 +6,9 @@ FOLDER/state.json, dataset_info.json, data-00000-of-00002.arrow ...      a Datas
 FOLDER/dataset_dict.json, train/, test/ ...                              a DatasetDict; each folder is a Dataset
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
@@ -174,14 +175,7 @@ class _Search:
 
 def _before_glob(pattern: Path) -> Path:
     """Returns the folder from which a pattern begins to choose; its own part of the path may be hidden."""
-
-    def plain_parts() -> Iterator[str]:
-        for part in pattern.parts[:-1]:
-            if _GLOB_CHARACTERS & set(part):
-                return
-            yield part
-
-    return Path(*plain_parts())
+    return Path(*takewhile(lambda part: not _GLOB_CHARACTERS & set(part), pattern.parts[:-1]))
 
 
 def _is_hidden(path: Path, base: Path) -> bool:
