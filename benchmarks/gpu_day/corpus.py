@@ -17,6 +17,7 @@ import yaml
 
 from evenpack.config import validate
 from evenpack.data.permutation import derive_key
+from evenpack.data.sequences.pairs import PairMasks
 from evenpack.data.shards.reading import MaskedSequences
 from evenpack.data.shards.writing import ShardForm, new_shard
 from evenpack.data.tokens.writer import TokenFileWriter
@@ -77,9 +78,7 @@ def write_pairs(directory: Path, *, count: int, vocabulary_size: int) -> None:
         lengths=lengths,
         first_segment_lengths=firsts,
         next_sentence_labels=np.arange(count) % 2,
-        mask_counts=masks,
-        mask_places=places,
-        mask_labels=labels,
+        masks=PairMasks(counts=masks, places=places, labels=labels),
     )
     form = ShardForm(layout="variable", row_slots=512, mask_slots=MOST_MASKS, vocabulary_size=vocabulary_size)
     with new_shard(directory / "part_00000_of_00001.hdf5", form, count) as shard:

@@ -25,7 +25,7 @@ from evenpack.data.prepare.tokens_dir import refuse_other_origin
 from evenpack.data.prepared import PreparedData, Split
 from evenpack.data.recipes import MaskedPairsRecipe
 from evenpack.data.sequences import PAIRS, MaskedPairsView, TokenAccounting
-from evenpack.data.sequences.pairs import MASK_COLUMNS, PairMasks
+from evenpack.data.sequences.pairs import MASK_COLUMNS
 from evenpack.data.shards.reading import MaskedSequences, RowLimits, ShardSet, ShardSlice, check_limits, read_slices
 from evenpack.data.shards.writing import ShardForm, WrittenLayout, new_shard
 from evenpack.data.sources.config import Hdf5Source
@@ -248,14 +248,13 @@ def _every_row(part: ShardSlice) -> Bool[np.ndarray, " K"]:
 
 def _append(sequences: MaskedSequences, writer: TokenFileWriter, state: dict[str, Any]) -> None:
     """Appends sequences; `state` counts the masks."""
-    masks = PairMasks(counts=sequences.mask_counts, places=sequences.mask_places, labels=sequences.mask_labels)
     columns: dict[str, Integer[np.ndarray, " _"]] = {
         "first_segment_lengths": sequences.first_segment_lengths.astype(np.uint16),
         "next_sentence_labels": sequences.next_sentence_labels.astype(np.uint8),
-        **masks.columns(state["masks"]),
+        **sequences.masks.columns(state["masks"]),
     }
     writer.append(sequences.tokens, sequences.lengths, columns)
-    state["masks"] += len(sequences.mask_labels)
+    state["masks"] += len(sequences.masks.labels)
 
 
 def _accounting(token_file: TokenFile) -> TokenAccounting:

@@ -20,7 +20,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 import numpy as np
-from jaxtyping import Int32, Int64, Integer, UInt8, UInt16
+from jaxtyping import Bool, Int32, Int64, Integer, UInt8, UInt16
 
 from evenpack.data.ranges import ranges
 from evenpack.data.recipes import MaskedPairsRecipe, SentencePairsRecipe
@@ -48,8 +48,9 @@ class PairMasks:
 
     counts: Int64[np.ndarray, " K"]
     places: Integer[np.ndarray, " T"]
-    """Positions within the sequence."""
+    """Ascending positions within each sequence."""
     labels: Integer[np.ndarray, " T"]
+    """The tokens to predict."""
 
     def columns(self, masks_before: int) -> dict[str, Integer[np.ndarray, " _"]]:
         """Returns the rows to append to the columns of stored masks that hold so many masks."""
@@ -58,6 +59,11 @@ class PairMasks:
             "mask_positions": self.places.astype(np.uint16),
             "mask_labels": self.labels.astype(np.int32),
         }
+
+    def select(self, chosen: Bool[np.ndarray, " K"]) -> "PairMasks":
+        """Returns the masks of the chosen sequences."""
+        masks = np.repeat(chosen, self.counts)
+        return PairMasks(counts=self.counts[chosen], places=self.places[masks], labels=self.labels[masks])
 
 
 def most_masks_by_length(

@@ -26,6 +26,7 @@ import xxhash
 from jaxtyping import Bool, Int64, Integer, UInt64
 
 from evenpack.data.sequences import MaskedPairsView
+from evenpack.data.sequences.pairs import PairMasks
 from evenpack.data.tokenizers.special_tokens import PairTokens
 from evenpack.errors import ConfigError, DataError
 
@@ -188,26 +189,19 @@ class MaskedSequences:
     first_segment_lengths: Int64[np.ndarray, " K"]
     """Tokens of [CLS] A [SEP]; the others are of the other token type."""
     next_sentence_labels: Int64[np.ndarray, " K"]
-    mask_counts: Int64[np.ndarray, " K"]
-    mask_places: Int64[np.ndarray, " M"]
-    """Ascending positions within each sequence."""
-    mask_labels: Int64[np.ndarray, " M"]
-    """The tokens to predict."""
+    masks: PairMasks
 
     @classmethod
     def of_view(cls, view: MaskedPairsView, first: int, last: int) -> "MaskedSequences":
         """Returns the sequences `first` to `last` of a prepared split."""
         ids = np.arange(first, last)
         lengths = view.lengths(first, last).astype(np.int64)
-        masks = view.masks(ids, lengths)
         return cls(
             tokens=view.gather(ids),
             lengths=lengths,
             first_segment_lengths=view.first_segment_lengths[first:last].astype(np.int64),
             next_sentence_labels=view.next_sentence_labels[first:last].astype(np.int64),
-            mask_counts=masks.counts,
-            mask_places=masks.places,
-            mask_labels=masks.labels,
+            masks=view.masks(ids, lengths),
         )
 
     @property
@@ -218,7 +212,7 @@ class MaskedSequences:
     def restored_tokens(self) -> Integer[np.ndarray, " T"]:
         """Returns the tokens before masking."""
         tokens = self.tokens.copy()
-        tokens[np.repeat(self.ends - self.lengths, self.mask_counts) + self.mask_places] = self.mask_labels
+        tokens[np.repeat(self.ends - self.lengths, self.masks.counts) + self.masks.places] = self.masks.labels
         return tokens
 
     def identities(self) -> UInt64[np.ndarray, " K"]:
@@ -230,15 +224,12 @@ class MaskedSequences:
 
     def select(self, chosen: Bool[np.ndarray, " K"]) -> "MaskedSequences":
         """Returns the chosen sequences, in their order."""
-        masks = np.repeat(chosen, self.mask_counts)
         return MaskedSequences(
             tokens=self.tokens[np.repeat(chosen, self.lengths)],
             lengths=self.lengths[chosen],
             first_segment_lengths=self.first_segment_lengths[chosen],
             next_sentence_labels=self.next_sentence_labels[chosen],
-            mask_counts=self.mask_counts[chosen],
-            mask_places=self.mask_places[masks],
-            mask_labels=self.mask_labels[masks],
+            masks=self.masks.select(chosen),
         )
 
 
@@ -252,9 +243,7 @@ class RawSequences:
     lengths: Int64[np.ndarray, " K"]
     segment_ids: Integer[np.ndarray, " T"]
     next_sentence_labels: Int64[np.ndarray, " K"]
-    mask_counts: Int64[np.ndarray, " K"]
-    mask_places: Int64[np.ndarray, " M"]
-    mask_labels: Int64[np.ndarray, " M"]
+    masks: PairMasks
 
     def place(self, sequence: int) -> str:
         """Returns a description of file and row, and of the sequence in a row of several."""
@@ -299,9 +288,7 @@ def checked(raw: RawSequences) -> MaskedSequences:
         lengths=raw.lengths,
         first_segment_lengths=first_lengths,
         next_sentence_labels=labels,
-        mask_counts=raw.mask_counts,
-        mask_places=raw.mask_places,
-        mask_labels=raw.mask_labels,
+        masks=raw.masks,
     )
 
 
@@ -311,7 +298,7 @@ def check_limits(sequences: MaskedSequences, limits: RowLimits, place: Callable[
     Raises: DataError naming file and row of the first sequence that is too long, has more masks than the cap, holds
     an id outside the vocabulary, or does not begin and end with the vocabulary's [CLS] and [SEP].
     """
-    lengths, counts = sequences.lengths, sequences.mask_counts
+    lengths, counts = sequences.lengths, sequences.masks.counts
     if (bad := _first(lengths > limits.max_sequence_length)) is not None:
         raise DataError(
             f"{place(bad)}: it has {lengths[bad]} tokens, and data.recipe.max_sequence_length is "
@@ -324,7 +311,7 @@ def check_limits(sequences: MaskedSequences, limits: RowLimits, place: Callable[
         )
     for name, ids, parts in (
         ("input_ids", sequences.tokens, lengths),
-        ("masked_lm_ids", sequences.mask_labels, counts),
+        ("masked_lm_ids", sequences.masks.labels, counts),
     ):
         outside = (ids < 0) | (ids >= limits.vocabulary_size)
         if (bad := _first_part(outside, parts)) is not None:
@@ -352,7 +339,7 @@ def _check_ends(sequences: MaskedSequences, special: PairTokens, place: Callable
 
 def _check_places(raw: RawSequences) -> None:
     """Checks masked positions; position 0, which pads shards of fixed width, is [CLS]'s, which is never masked."""
-    places, counts = raw.mask_places, raw.mask_counts
+    places, counts = raw.masks.places, raw.masks.counts
     outside = (places < 1) | (places >= np.repeat(raw.lengths, counts))
     if (bad := _first_part(outside, counts)) is not None:
         raise DataError(
@@ -439,9 +426,7 @@ def _read_fixed(file: Any, begin: int, end: int, path: Path) -> RawSequences:
         lengths=lengths,
         segment_ids=segments[is_token],
         next_sentence_labels=file[LABELS][begin:end].astype(np.int64),
-        mask_counts=counts,
-        mask_places=places[is_mask].astype(np.int64),
-        mask_labels=labels[is_mask].astype(np.int64),
+        masks=_masks(counts, places[is_mask], labels[is_mask]),
     )
 
 
@@ -457,9 +442,7 @@ def _read_variable(file: Any, begin: int, end: int, path: Path) -> RawSequences:
         lengths=lengths,
         segment_ids=_joined(found[ROWS[1]]),
         next_sentence_labels=file[LABELS][begin:end].astype(np.int64),
-        mask_counts=counts,
-        mask_places=_joined(found[MASKS[0]]).astype(np.int64),
-        mask_labels=_joined(found[MASKS[1]]).astype(np.int64),
+        masks=_masks(counts, _joined(found[MASKS[0]]), _joined(found[MASKS[1]])),
     )
 
 
@@ -479,7 +462,8 @@ def _read_packed(file: Any, begin: int, end: int, path: Path) -> RawSequences:
             _refuse(_lengths(found[name]) != sums, begin, path, f"{name} is not as long as {division} says")
     starts = np.cumsum(lengths) - lengths
     row_starts = np.cumsum(_lengths(found[ROWS[0]])) - _lengths(found[ROWS[0]])
-    within_row = starts - row_starts[row_of_sequence]
+    places_in_row = _joined(found[MASKS[0]]).astype(np.int64)
+    places = places_in_row - np.repeat(starts - row_starts[row_of_sequence], counts)
     return RawSequences(
         path=path,
         rows=begin + row_of_sequence,
@@ -487,13 +471,17 @@ def _read_packed(file: Any, begin: int, end: int, path: Path) -> RawSequences:
         lengths=lengths,
         segment_ids=_joined(found[ROWS[1]]),
         next_sentence_labels=_joined(found[LABELS]).astype(np.int64),
-        mask_counts=counts,
-        mask_places=_joined(found[MASKS[0]]).astype(np.int64) - np.repeat(within_row, counts),
-        mask_labels=_joined(found[MASKS[1]]).astype(np.int64),
+        masks=_masks(counts, places, _joined(found[MASKS[1]])),
     )
 
 
 _READERS = {"fixed": _read_fixed, "variable": _read_variable, "packed": _read_packed}
+
+
+def _masks(
+    counts: Int64[np.ndarray, " K"], places: Integer[np.ndarray, " M"], labels: Integer[np.ndarray, " M"]
+) -> PairMasks:
+    return PairMasks(counts=counts, places=places.astype(np.int64), labels=labels.astype(np.int64))
 
 
 def _lengths(rows: np.ndarray) -> Int64[np.ndarray, " R"]:

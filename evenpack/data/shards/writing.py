@@ -15,11 +15,12 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 import numpy as np
 from jaxtyping import Int64, Integer
 
+from evenpack.data.sequences.pairs import PairMasks
 from evenpack.data.shards.reading import LABELS, MASKS, ROWS, MaskedSequences, ShardSet, import_h5py, read_slices
 from evenpack.errors import ConfigError, DataError
 from evenpack.files import atomic_path, require_folder
@@ -32,6 +33,8 @@ MLPERF_SAMPLES = 10_000
 
 
 WrittenLayout = Literal["fixed", "variable"]
+
+PartT = TypeVar("PartT", MaskedSequences, PairMasks)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -78,11 +81,11 @@ class ShardWriter:
         starts = np.repeat(sequences.ends - sequences.lengths, sequences.lengths)
         in_sequence = np.arange(len(sequences.tokens)) - starts
         is_second = in_sequence >= np.repeat(sequences.first_segment_lengths, sequences.lengths)
-        lengths, counts = sequences.lengths, sequences.mask_counts
+        lengths, masks = sequences.lengths, sequences.masks
         self._write(ROWS[0], here, sequences.tokens, lengths)
         self._write(ROWS[1], here, is_second.astype(np.int8), lengths)
-        self._write(MASKS[0], here, sequences.mask_places, counts)
-        self._write(MASKS[1], here, sequences.mask_labels, counts)
+        self._write(MASKS[0], here, masks.places, masks.counts)
+        self._write(MASKS[1], here, masks.labels, masks.counts)
         if self._form.layout == "fixed":
             self._write("input_mask", here, np.ones_like(sequences.tokens), lengths)
         self._file[LABELS][here] = sequences.next_sentence_labels
@@ -151,8 +154,8 @@ def pick_evaluation_set(
     form = ShardForm(
         layout=layout or own_layout,
         row_slots=shards.row_slots or int(picked.lengths.max()),
-        mask_slots=shards.mask_slots or int(picked.mask_counts.max(initial=1)),
-        vocabulary_size=1 + int(max(picked.tokens.max(), picked.mask_labels.max(initial=0))),
+        mask_slots=shards.mask_slots or int(picked.masks.counts.max(initial=1)),
+        vocabulary_size=1 + int(max(picked.tokens.max(), picked.masks.labels.max(initial=0))),
     )
     with atomic_path(output) as unfinished, new_shard(unfinished, form, samples) as writer:
         writer.append(picked)
@@ -170,7 +173,8 @@ def _pick(shards: ShardSet, samples: int, progress: Progress) -> tuple[MaskedSeq
         parts.append(part.sequences.select(np.isin(numbers, chosen, assume_unique=True)))
         before += len(numbers)
         piece.update(part.bytes_read, shards.total_bytes, facts=[f"{before:,} rows"])
-    return _concatenated(parts), candidates
+    masks = _concatenated([part.masks for part in parts])
+    return _concatenated(parts, masks=masks), candidates
 
 
 def _count(shards: ShardSet, progress: Progress) -> int:
@@ -182,6 +186,8 @@ def _count(shards: ShardSet, progress: Progress) -> int:
     return count
 
 
-def _concatenated(parts: list[MaskedSequences]) -> MaskedSequences:
-    names = [field.name for field in fields(MaskedSequences)]
-    return MaskedSequences(**{name: np.concatenate([getattr(part, name) for part in parts]) for name in names})
+def _concatenated(parts: list[PartT], **given: Any) -> PartT:
+    """Returns the arrays of all parts in one object of their type; `given` are its other fields."""
+    kind = type(parts[0])
+    names = [field.name for field in fields(kind) if field.name not in given]
+    return kind(**{name: np.concatenate([getattr(part, name) for part in parts]) for name in names}, **given)

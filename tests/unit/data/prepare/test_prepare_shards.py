@@ -66,7 +66,7 @@ def test_the_evaluation_set_is_validation_and_all_else_is_trained_on(
     for split, rows in (("train", TRAINING), ("validation", EVALUATION)):
         found = sequences_of(tmp_path / "data", config, split)  # type: ignore[arg-type]
         assert found.tokens.tolist() == tokens(rows)
-        assert found.mask_labels.tolist() == [label for row in rows for label in row.originals]
+        assert found.masks.labels.tolist() == [label for row in rows for label in row.originals]
         assert found.first_segment_lengths.tolist() == [row.first_length for row in rows]
     record = manifest.sources["mlperf"]
     assert (record.documents, record.tokens) == (69, len(tokens(TRAINING + EVALUATION)))

@@ -47,7 +47,7 @@ LIMITS = RowLimits(
 def as_rows(sequences: MaskedSequences) -> list[Row]:
     """Converts what was read to the form in which it was written."""
     tokens = np.split(sequences.tokens, sequences.ends[:-1])
-    bounds = np.cumsum(sequences.mask_counts)[:-1]
+    bounds = np.cumsum(sequences.masks.counts)[:-1]
     return [
         Row(
             tokens=tokens[index].tolist(),
@@ -57,7 +57,7 @@ def as_rows(sequences: MaskedSequences) -> list[Row]:
             originals=labels.tolist(),
         )
         for index, (places, labels) in enumerate(
-            zip(np.split(sequences.mask_places, bounds), np.split(sequences.mask_labels, bounds), strict=True)
+            zip(np.split(sequences.masks.places, bounds), np.split(sequences.masks.labels, bounds), strict=True)
         )
     ]
 
