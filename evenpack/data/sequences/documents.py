@@ -180,7 +180,8 @@ def _account(
     recipe: DocumentsRecipe, token_file: TokenFile, documents: Int64[np.ndarray, " documents"] | None
 ) -> TokenAccounting:
     """Reads all lengths. Raises: DataError naming the first document that is too long where the policy is `error`."""
-    totals: Counter[str] = Counter()
+    names = ("documents_read", "documents_kept", "tokens_read", "tokens_kept", "sequences")
+    totals = Counter(dict.fromkeys(names, 0))
     first_too_long, too_long_documents = (0, 0), 0
     for ids, lengths in _chunks(token_file, documents):
         too_short, too_long, pieces = _divided(recipe, lengths)
@@ -208,8 +209,7 @@ def _account(
             f"{too_long_documents} above recipe.max_sequence_length ({recipe.max_sequence_length}), and "
             "recipe.long_documents is 'error'; take 'split', 'truncate' or 'drop', or a greater length"
         )
-    names = ("documents_read", "documents_kept", "tokens_read", "tokens_kept", "sequences")
-    return TokenAccounting(**{**dict.fromkeys(names, 0), **totals})
+    return TokenAccounting(**totals)
 
 
 def _divide(view: DocumentsView, documents: Int64[np.ndarray, " documents"] | None) -> None:

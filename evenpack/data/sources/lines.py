@@ -45,7 +45,8 @@ class SourceReader:
         self._stop = stop
         self._lines_read = 0
         self._line_start = begin
-        self._line_bytes = 0
+        self.line_bytes = 0
+        """Bytes of the last line, after decompression."""
         self._longest_line_bytes = longest_line_bytes
         try:
             self._file: IO[bytes] = path.open("rb", buffering=0)
@@ -69,11 +70,6 @@ class SourceReader:
         """Bytes of the file on disk, from `begin` on and up to `stop`."""
         position = self._file.tell()
         return (position if self._stop is None else min(position, self._stop)) - self._begin
-
-    @property
-    def line_bytes(self) -> int:
-        """Bytes of the last line, after decompression."""
-        return self._line_bytes
 
     @property
     def line_number(self) -> int:
@@ -100,8 +96,8 @@ class SourceReader:
             if len(line) > self._longest_line_bytes and not line.endswith(b"\n"):
                 raise too_long_error(self.where, "line", most=self._longest_line_bytes)
             self._line_start = line_end
-            self._line_bytes = len(line)
-            line_end += self._line_bytes
+            self.line_bytes = len(line)
+            line_end += self.line_bytes
             yield line
 
     def filled_lines(self) -> Iterator[bytes]:
