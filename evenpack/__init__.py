@@ -28,8 +28,8 @@ if TYPE_CHECKING:
     from evenpack.data.loader import Loader
     from evenpack.data.order.step_plan import StepPlan
     from evenpack.data.order.step_shape import CostWeights
+    from evenpack.data.packing import pack_lengths as pack
     from evenpack.data.packing.histogram import LengthHistogram
-    from evenpack.data.packing.lengths import pack_lengths as pack
     from evenpack.data.packing.strategy import Packing
     from evenpack.data.prepared import PreparedData
     from evenpack.data.tokens.own import TokenArrays
@@ -91,7 +91,7 @@ _MODULES = {
     "evenpack.data.batches.objectives": ("RandomMasks",),
     "evenpack.data.batches.pipeline": ("StepBatches",),
     "evenpack.data.packing.histogram": ("LengthHistogram",),
-    "evenpack.data.packing.lengths": ("pack",),
+    "evenpack.data.packing": ("pack",),
     "evenpack.data.packing.strategy": ("Packing",),
     "evenpack.data.loader": ("Loader",),
     "evenpack.data.order.step_plan": ("StepPlan",),

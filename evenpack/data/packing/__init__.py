@@ -1,4 +1,4 @@
-"""Packs a histogram of lengths: one entry function over a table of algorithms."""
+"""Packs a histogram of lengths: one entry function over a table of algorithms, and one for a list of lengths."""
 
 import difflib
 import inspect
@@ -11,7 +11,7 @@ from evenpack.data.limits import MOST_SLOTS
 from evenpack.data.packing.baselines import first_fit_decreasing, next_fit, unpacked
 from evenpack.data.packing.certificate import Certificate
 from evenpack.data.packing.cutting_stock import cutting_stock
-from evenpack.data.packing.histogram import FittedHistogram, LengthHistogram, LongPolicy, whole
+from evenpack.data.packing.histogram import FittedHistogram, LengthHistogram, LongPolicy, numbers, whole
 from evenpack.data.packing.least_squares import least_squares, least_squares_padding
 from evenpack.data.packing.longest_pack_first import longest_pack_first
 from evenpack.data.packing.shortest_pack_first import shortest_pack_first
@@ -31,6 +31,7 @@ __all__ = [
     "check_options",
     "cutting_stock_takes_seconds",
     "pack",
+    "pack_lengths",
 ]
 
 ALGORITHMS: dict[str, Packer] = {
@@ -92,6 +93,41 @@ def pack(
     if greedy.gap <= _RELATIVE_TOLERANCE or not cutting_stock_takes_seconds(pack_length):
         return greedy
     return _packed(histogram, "cutting_stock", pack_length, limit)
+
+
+def pack_lengths(
+    lengths: np.ndarray | Sequence[int | float],
+    *,
+    pack_length: int,
+    algorithm: str = "auto",
+    max_sequences_per_pack: int | None = None,
+    **options: Option,
+) -> Packing:
+    """Packs sequences of the given lengths, each exactly once, into packs of `pack_length` slots.
+
+    The result has the packs by the lengths in them (`strategies`, `counts`), how full they are (`efficiency`,
+    `padding`, `packing_factor`), how many packs no packing can do without (`lower_bound`), and which sequences each
+    pack holds (`assign(lengths)`). It depends on the arguments alone; the order of `lengths` does not matter.
+
+    Args:
+        lengths: in tokens, one for each sequence; a list or a numpy array, memory-mapped or not.
+        pack_length: slots of a pack.
+        algorithm: `auto` or one of docs/packing.md.
+        max_sequences_per_pack: None: no limit.
+        options: options of the algorithm, such as `weight` of least_squares.
+
+    Raises: PackingError with the first length that is not a whole number from 1 on, and its index; if there is none, or
+    one is longer than a pack; for an unknown algorithm or option.
+    """
+    values = numbers(lengths, "sequence")
+    longest = float(np.fmax.reduce(values, initial=1))  # without NaN, which is refused with its index
+    return pack(
+        LengthHistogram.from_lengths(values, longest=int(min(max(longest, 1.0), MOST_SLOTS))),
+        algorithm,
+        pack_length=pack_length,
+        max_sequences_per_pack=max_sequences_per_pack,
+        **options,
+    )
 
 
 def cutting_stock_takes_seconds(pack_length: int) -> bool:

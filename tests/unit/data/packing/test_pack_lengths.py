@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from evenpack.data.packing.lengths import pack_lengths
+from evenpack.data.packing import pack_lengths
 from evenpack.errors import PackingError
 
 
