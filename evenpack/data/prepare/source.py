@@ -26,7 +26,6 @@ from evenpack.data.prepare.tokens_dir import (
     refuse_other_origin,
     tokens_origin,
 )
-from evenpack.data.prepare.verification import refuse_changes_meanwhile
 from evenpack.data.prepared import Split
 from evenpack.data.recipes import ConcatRecipe, DocumentsRecipe, PaddingRecipe, SentencePairsRecipe
 from evenpack.data.sequences import PAIRS, SequenceView, build_view
@@ -37,7 +36,7 @@ from evenpack.data.shuffle.grid import Grid, choose_grid
 from evenpack.data.shuffle.shuffle import GridShuffler, remove_shuffle
 from evenpack.data.sources.config import HubSource, MegatronSource, SourceOfFiles
 from evenpack.data.sources.corpus import Corpus
-from evenpack.data.sources.kinds import held_out
+from evenpack.data.sources.kinds import held_out, source_inputs
 from evenpack.data.sources.without_text import megatron_prefix
 from evenpack.data.tokenizers.tokenizer import Tokenizer
 from evenpack.data.tokens.array_file import write_array
@@ -80,9 +79,7 @@ class SourcePreparation(SourceInPreparation):
                     tokenising,
                     origin=origin,
                     reporter=reporter,
-                    check_inputs=partial(
-                        refuse_changes_meanwhile, self.name, self.config.sources[self.name], self.inputs
-                    ),
+                    check_inputs=self._refuse_changes_meanwhile,
                 )
             except DataError:
                 with suppress(OSError):  # it stays if there is something in it
@@ -124,6 +121,16 @@ class SourcePreparation(SourceInPreparation):
         remove_unfinished(self.folder / "tokens")
         with self.shared.held(self.name, origin) as folder:
             yield folder
+
+    def _refuse_changes_meanwhile(self) -> None:
+        """Checks the source after reading. Raises: DataError if its files differ from those before reading."""
+        now = source_inputs(self.name, self.config.sources[self.name])
+        changed = sorted({file.path for file in {*self.inputs, *now} - ({*self.inputs} & {*now})})
+        if changed:
+            raise DataError(
+                f"source '{self.name}' changed while it was read: {changed[0]} is new, gone or of another size or time "
+                f"(first of {len(changed)}); its output is removed. Prepare again when no process writes to its files"
+            )
 
     def _check_overlap(self, corpus: Corpus, written: WrittenTokens) -> None:
         """Counts the training documents whose text is also the text of a document that is named for validation.

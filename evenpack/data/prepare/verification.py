@@ -22,7 +22,6 @@ from evenpack.data.config import DataConfig
 from evenpack.data.manifest import FileRecord, Manifest, refuse_changed_inputs, remedy
 from evenpack.data.mapped_pages import memory_bytes
 from evenpack.data.prepare.progress import Progress, SourceReporter
-from evenpack.data.sources.config import Source
 from evenpack.data.sources.files import InputFile
 from evenpack.data.sources.kinds import source_inputs
 from evenpack.data.tokenizers.loading import tokenizer_inputs
@@ -240,17 +239,6 @@ def refuse_changed_sources(config: DataConfig, manifest: Manifest, directory: Pa
         except DataError:
             continue
         refuse_changed_inputs(before, now, directory)
-
-
-def refuse_changes_meanwhile(name: str, source: Source, before: _Inputs) -> None:
-    """Checks a source after reading. Raises: DataError if its files differ from those before reading."""
-    now = source_inputs(name, source)
-    changed = sorted({file.path for file in {*before, *now} - ({*before} & {*now})})
-    if changed:
-        raise DataError(
-            f"source '{name}' changed while it was read: {changed[0]} is new, gone or of another size or time (first "
-            f"of {len(changed)}); its output is removed. Prepare again when no process writes to its files"
-        )
 
 
 def _inputs(config: DataConfig, manifest: Manifest) -> Iterator[tuple[_Inputs, Callable[[], _Inputs]]]:

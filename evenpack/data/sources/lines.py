@@ -5,7 +5,6 @@ import io
 import zlib
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from types import TracebackType
 from typing import IO, Any
 
 from evenpack.data.limits import TOKENISING_BYTES
@@ -59,9 +58,7 @@ class SourceReader:
     def __enter__(self) -> "SourceReader":
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._stream.close()
         self._file.close()
 

@@ -19,7 +19,6 @@ from evenpack.files import expand_user
 
 _TRAINING_SPLIT = "train"
 _SENTENCES = ("sentence1", "sentence2")
-_QUESTIONS = ("question1", "question2")
 _NO_OR_YES = ("0", "1")
 _ENTAILED_OR_NOT = ("entailment", "not_entailment")
 _logger = logging.getLogger(__name__)
@@ -39,8 +38,8 @@ class GlueTask:
     labels: tuple[str, ...]
     """The classes by their names in the label column, in the order of their numbers; empty where the label is a
     number."""
-    hub_texts: tuple[str, ...]
-    """The columns of A and B in the data set of the hub."""
+    hub_texts: tuple[str, ...] = ()
+    """The columns of A and B in the data set of the hub; empty: as in the files."""
     validation_splits: tuple[str, ...] = ("dev",)
     columns: tuple[str, ...] | None = None
     """The columns of training and validation files, which have no header row; None: the first row names them."""
@@ -66,7 +65,6 @@ GLUE_TASKS: Mapping[str, GlueTask] = MappingProxyType(
             texts=("sentence",),
             label="label",
             labels=_NO_OR_YES,
-            hub_texts=("sentence",),
             columns=("source", "label", "mark", "sentence"),
         ),
         "sst2": GlueTask(
@@ -74,7 +72,6 @@ GLUE_TASKS: Mapping[str, GlueTask] = MappingProxyType(
             texts=("sentence",),
             label="label",
             labels=_NO_OR_YES,
-            hub_texts=("sentence",),
         ),
         "mrpc": GlueTask(
             folder="MRPC",
@@ -85,10 +82,9 @@ GLUE_TASKS: Mapping[str, GlueTask] = MappingProxyType(
         ),
         "qqp": GlueTask(
             folder="QQP",
-            texts=_QUESTIONS,
+            texts=("question1", "question2"),
             label="is_duplicate",
             labels=_NO_OR_YES,
-            hub_texts=_QUESTIONS,
             has_cut_rows=True,
         ),
         "stsb": GlueTask(
@@ -96,7 +92,6 @@ GLUE_TASKS: Mapping[str, GlueTask] = MappingProxyType(
             texts=_SENTENCES,
             label="score",
             labels=(),
-            hub_texts=_SENTENCES,
         ),
         "mnli": GlueTask(
             folder="MNLI",
@@ -111,21 +106,18 @@ GLUE_TASKS: Mapping[str, GlueTask] = MappingProxyType(
             texts=("question", "sentence"),
             label="label",
             labels=_ENTAILED_OR_NOT,
-            hub_texts=("question", "sentence"),
         ),
         "rte": GlueTask(
             folder="RTE",
             texts=_SENTENCES,
             label="label",
             labels=_ENTAILED_OR_NOT,
-            hub_texts=_SENTENCES,
         ),
         "wnli": GlueTask(
             folder="WNLI",
             texts=_SENTENCES,
             label="label",
             labels=_NO_OR_YES,
-            hub_texts=_SENTENCES,
         ),
     }
 )

@@ -100,7 +100,8 @@ def known_columns(source: str) -> tuple[str, ...]:
     name, _, task = source.partition(":")
     if Path(name).name != "glue":
         return ()
-    return find_glue_task(task).hub_texts
+    found = find_glue_task(task)
+    return found.hub_texts or found.texts
 
 
 def _refuse_prepared(folder: Path) -> None:
