@@ -29,14 +29,7 @@ class ListView(NumberedSequences):
 
     @property
     def accounting(self) -> TokenAccounting:
-        tokens = int(self.lengths().sum())
-        return TokenAccounting(
-            documents_read=self.count,
-            documents_kept=self.count,
-            tokens_read=tokens,
-            tokens_kept=tokens,
-            sequences=self.count,
-        )
+        return TokenAccounting.of_whole(sequences=self.count, tokens=int(self.lengths().sum()))
 
     def lengths(self, start: int = 0, stop: int | None = None) -> np.ndarray:
         return np.array([sum(segments) for segments in self.sequences[start:stop]], dtype=np.int32)

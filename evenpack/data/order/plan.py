@@ -66,17 +66,26 @@ def sort_chunks_by_length(
     """
     if len(out) != histogram.sequences:
         raise PackingError(f"the index has space for {len(out)} ids, but the histogram counts {histogram.sequences}")
-    class_begins = _class_begins(histogram)
+    class_begins, longest = _class_begins(histogram), histogram.longest
     next_places = class_begins[:-1].copy()
+    narrow = np.uint16 if longest < 1 << 16 else np.uint32  # numpy sorts 16 bits by radix
     start = 0
     for chunk in chunks:
-        order, runs = _sort_chunk(chunk, histogram.longest)
-        places = next_places[runs.lengths]
-        next_places[runs.lengths] += runs.ends - runs.begins
-        if (next_places[runs.lengths] > class_begins[runs.lengths + 1]).any():
+        if len(chunk) and not 1 <= chunk.min() <= chunk.max() <= longest:
+            raise PackingError(_OTHER_LENGTHS)
+        keys = chunk.astype(narrow, copy=False)
+        order = np.argsort(keys, kind="stable")
+        ascending = keys[order]
+        # The different lengths of the sorted chunk, and where the run of each begins and ends.
+        begins = np.flatnonzero(np.append(len(chunk) > 0, ascending[1:] != ascending[:-1]))
+        ends = np.append(begins[1:], len(chunk))[: len(begins)]
+        lengths = ascending[begins].astype(np.int64)
+        places = next_places[lengths]
+        next_places[lengths] += ends - begins
+        if (next_places[lengths] > class_begins[lengths + 1]).any():
             raise PackingError(_OTHER_LENGTHS)
         sequence_ids = (order + start).astype(out.dtype)
-        for place, begin, end in zip(places.tolist(), runs.begins.tolist(), runs.ends.tolist(), strict=True):
+        for place, begin, end in zip(places.tolist(), begins.tolist(), ends.tolist(), strict=True):
             out[place : place + end - begin] = sequence_ids[begin:end]
         if (start + len(chunk)) // _RELEASE_EVERY > start // _RELEASE_EVERY:
             release_mapped_pages(out)
@@ -261,28 +270,6 @@ class _StrategySlots:
             share_begins=share_begins,
             share_slots=share_slots,
         )
-
-
-@dataclass(frozen=True, kw_only=True, eq=False)
-class _Runs:
-    """The different lengths of a sorted chunk, and where the run of each begins and ends."""
-
-    lengths: Int64[np.ndarray, " runs"]
-    begins: Int64[np.ndarray, " runs"]
-    ends: Int64[np.ndarray, " runs"]
-
-
-def _sort_chunk(chunk: Integer[np.ndarray, " N"], longest: int) -> tuple[Int64[np.ndarray, " N"], _Runs]:
-    """Returns the order by (length, position). Raises: PackingError for a length outside [1, longest]."""
-    if len(chunk) and not 1 <= chunk.min() <= chunk.max() <= longest:
-        raise PackingError(_OTHER_LENGTHS)
-    narrow = np.uint16 if longest < 1 << 16 else np.uint32  # numpy sorts 16 bits by radix
-    keys = chunk.astype(narrow, copy=False)
-    order = np.argsort(keys, kind="stable")
-    ascending = keys[order]
-    begins = np.flatnonzero(np.append(len(chunk) > 0, ascending[1:] != ascending[:-1]))
-    ends = np.append(begins[1:], len(chunk))[: len(begins)]
-    return order, _Runs(lengths=ascending[begins].astype(np.int64), begins=begins, ends=ends)
 
 
 def _class_begins(histogram: LengthHistogram) -> Int64[np.ndarray, " classes"]:

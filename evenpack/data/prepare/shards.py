@@ -187,7 +187,8 @@ class ShardPreparation(SourceInPreparation):
             else:
                 writer.finish()
         token_file = TokenFile(prefix)
-        return store_view(MaskedPairsView, self._recipe, token_file, _accounting(token_file))
+        accounting = TokenAccounting.of_whole(sequences=token_file.documents, tokens=token_file.tokens)
+        return store_view(MaskedPairsView, self._recipe, token_file, accounting)
 
     def _append_all(
         self,
@@ -255,17 +256,6 @@ def _append(sequences: MaskedSequences, writer: TokenFileWriter, state: dict[str
     }
     writer.append(sequences.tokens, sequences.lengths, columns)
     state["masks"] += len(sequences.masks.labels)
-
-
-def _accounting(token_file: TokenFile) -> TokenAccounting:
-    """Returns the accounting, in which each row is a whole sequence."""
-    return TokenAccounting(
-        documents_read=token_file.documents,
-        documents_kept=token_file.documents,
-        tokens_read=token_file.tokens,
-        tokens_kept=token_file.tokens,
-        sequences=token_file.documents,
-    )
 
 
 @dataclass(frozen=True, kw_only=True)

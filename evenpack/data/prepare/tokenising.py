@@ -210,13 +210,6 @@ Encoder = Callable[[Sequence[str]], EncodedDocuments]
 """Turns documents into tokens."""
 
 
-class EncodedBatch(NamedTuple):
-    """A batch and its tokens."""
-
-    batch: Batch
-    encoded: EncodedDocuments
-
-
 class EndOfPart(NamedTuple):
     """Marks the end of a part, after its last batch."""
 
@@ -288,23 +281,23 @@ def encoding_threads() -> int:
 
 def _encoded(
     parts: Sequence[CorpusPart], begin: int, encode: Encoder
-) -> Generator[EncodedBatch | EndOfPart, None, None]:
+) -> Generator[tuple[Batch, EncodedDocuments] | EndOfPart, None, None]:
     """Yields batches in order, read and encoded in the background, from document `begin` of the first part on."""
     alone = threading.Lock()  # the memory of one long document, and not of one for each thread
     is_warned = False
     threads = encoding_threads()
 
-    def encode_texts(step: Batch | EndOfPart) -> EncodedBatch | EndOfPart:
+    def encode_texts(step: Batch | EndOfPart) -> tuple[Batch, EncodedDocuments] | EndOfPart:
         nonlocal is_warned
         if isinstance(step, EndOfPart):
             return step
         if step.text_bytes < _LONG_BYTES:
-            return EncodedBatch(step, encode(step.texts))
+            return step, encode(step.texts)
         with alone:
             if not is_warned:
                 is_warned = True
                 _warn_of_long_document(step)
-            return EncodedBatch(step, encode(step.texts))
+            return step, encode(step.texts)
 
     with (
         ThreadPoolExecutor(1, thread_name_prefix="reader") as reader,

@@ -68,10 +68,7 @@ class LabelledSequences(LocatedSequences):
     @property
     def accounting(self) -> TokenAccounting:
         """The sequences as documents of their own: what was cut from sentences is not among them."""
-        tokens, count = len(self.tokens), self.count
-        return TokenAccounting(
-            documents_read=count, documents_kept=count, tokens_read=tokens, tokens_kept=tokens, sequences=count
-        )
+        return TokenAccounting.of_whole(sequences=self.count, tokens=len(self.tokens))
 
     def lengths(self, start: int = 0, stop: int | None = None) -> Int32[np.ndarray, " asked"]:
         return np.diff(self.offsets)[start:stop].astype(np.int32)

@@ -69,6 +69,17 @@ class TokenAccounting:
     padding_slots: int = 0
     """Padding: end-of-text tokens after that first one. They are not counted as tokens."""
 
+    @classmethod
+    def of_whole(cls, *, sequences: int, tokens: int) -> "TokenAccounting":
+        """Returns the accounting of documents that each are a whole sequence."""
+        return cls(
+            documents_read=sequences,
+            documents_kept=sequences,
+            tokens_read=tokens,
+            tokens_kept=tokens,
+            sequences=sequences,
+        )
+
     def __post_init__(self) -> None:
         negative = [field.name for field in fields(self) if getattr(self, field.name) < 0]
         if negative:
