@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import numpy as np
 from jaxtyping import Int64
 
-from evenpack.data.order.pack_stream import PackStream, merged
+from evenpack.data.order.pack_stream import DrawnPacks, PackStream, merged
 from evenpack.data.permutation import derive_key, hash64
 from evenpack.data.ranges import ranges
 from evenpack.data.sequences import SequenceView
@@ -22,18 +22,14 @@ class PackedSource:
     """A key that identifies the source, whatever the order in which a run names the sources."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class PackSelection:
-    """Some packs, in some order, with their content: N packs, M sequences."""
+@dataclass(frozen=True, kw_only=True, eq=False)
+class PackSelection(DrawnPacks):
+    """Some packs of all sources, in some order, with their content: N packs, M sequences."""
 
     sources: Int64[np.ndarray, " N"]
     """Index of each pack's source in the mixture."""
     stream_positions: Int64[np.ndarray, " N"]
     """Position of each pack in its source's endless stream."""
-    offsets: Int64[np.ndarray, " N_plus_1"]
-    """Sequences of pack i are offsets[i] to offsets[i + 1]."""
-    sequence_ids: Int64[np.ndarray, " M"]
-    lengths: Int64[np.ndarray, " M"]
 
     @property
     def packs(self) -> int:

@@ -38,11 +38,10 @@ def store_plan(directory: Path, view: SequenceView, config: PackingConfig, *, pa
 
     Raises: PackingError if they cannot be packed so.
     """
-    histogram = LengthHistogram.from_chunks(length_chunks(view), longest=view.max_sequence_length)
-    packing = packed(histogram, config, pack_length=pack_length)
-    write_array(directory / _HISTOGRAM, histogram.counts)
+    packing = pack_view(view, config, pack_length=pack_length)
+    write_array(directory / _HISTOGRAM, packing.histogram.counts)
     with mapped_array(directory / _SORTED, view.count, sequence_id_type(view.count)) as sequence_ids:
-        sort_chunks_by_length(length_chunks(view), histogram, sequence_ids)
+        sort_chunks_by_length(length_chunks(view), packing.histogram, sequence_ids)
     content = {
         "algorithm": packing.algorithm,
         "pack_length": packing.pack_length,
@@ -60,7 +59,7 @@ def remove_plan(directory: Path) -> None:
 
 
 def pack_view(view: SequenceView, config: PackingConfig, *, pack_length: int) -> Packing:
-    """Returns the plan that `store_plan` would store. Raises: PackingError if the sequences cannot be packed so."""
+    """Packs the sequences of a view. Raises: PackingError if they cannot be packed so."""
     histogram = LengthHistogram.from_chunks(length_chunks(view), longest=view.max_sequence_length)
     return packed(histogram, config, pack_length=pack_length)
 

@@ -9,7 +9,7 @@ texts or pairs, including their special tokens, with any tokenizer:
     vocab.json and merges.txt alone                              GPT-2's BPE, which has no special tokens around a text
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -177,21 +177,11 @@ def first_difference(first: dict[str, int], second: dict[str, int]) -> str | Non
     return None
 
 
-def _of_backend(path: Path) -> dict[str, int]:
-    words: dict[str, int] = tokenizers.Tokenizer.from_file(str(path)).get_vocab(with_added_tokens=True)
-    return words
-
-
-def _of_lines(path: Path) -> dict[str, int]:
-    words: dict[str, int] = tokenizers.models.WordPiece.read_file(str(path))
-    return words
-
-
-def _of_json(path: Path) -> dict[str, int]:
-    return {token: int(index) for token, index in read_json(path).items()}
-
-
-_READERS = {BACKEND_FILE: _of_backend, "vocab.txt": _of_lines, "vocab.json": _of_json}
+_READERS: Mapping[str, Callable[[Path], dict[str, int]]] = {
+    BACKEND_FILE: lambda path: tokenizers.Tokenizer.from_file(str(path)).get_vocab(with_added_tokens=True),
+    "vocab.txt": lambda path: tokenizers.models.WordPiece.read_file(str(path)),
+    "vocab.json": lambda path: {token: int(index) for token, index in read_json(path).items()},
+}
 """Readers by file name; the first file that exists is used."""
 
 
