@@ -205,12 +205,7 @@ class ColumnPiece:
             return start - count
         done = start
         found = table.rows(
-            column,
-            as_text=True,
-            start=self.begin + start,
-            stop=stop,
-            first_block=self.first_block,
-            first_row=self.begin,
+            column, start=self.begin + start, stop=stop, first_block=self.first_block, first_row=self.begin
         )
         for rows in found:
             for index, text in enumerate(self._texts(rows)):

@@ -68,14 +68,14 @@ class Table(Protocol):
 
     @property
     def untyped(self) -> bool:
-        """True where `schema` is a guess and each column can be read as numbers or as text."""
+        """True where `schema` is a guess: each column is read as what was asked for when the table was opened."""
 
     @property
     def total_bytes(self) -> int:
         """The final value of `Rows.bytes_read`."""
 
-    def rows(self, columns: Sequence[str], *, as_text: bool) -> Iterator[Rows]:
-        """Yields all rows of some columns; an `untyped` table's `as_text` or as integers. Raises: DataError."""
+    def rows(self, columns: Sequence[str]) -> Iterator[Rows]:
+        """Yields all rows of some columns. Raises: DataError."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -101,7 +101,6 @@ class BlockTable(Table, Protocol):
         self,
         columns: Sequence[str],
         *,
-        as_text: bool,
         start: int = 0,
         stop: int | None = None,
         first_block: int = 0,
@@ -180,7 +179,6 @@ class ParquetTable:
         self,
         columns: Sequence[str],
         *,
-        as_text: bool,
         start: int = 0,
         stop: int | None = None,
         first_block: int = 0,
@@ -250,7 +248,6 @@ class ArrowTable:
         self,
         columns: Sequence[str],
         *,
-        as_text: bool,
         start: int = 0,
         stop: int | None = None,
         first_block: int = 0,
@@ -320,12 +317,13 @@ def _require_end(path: Path) -> None:
 
 
 class CsvTable:
-    """A file of comma- or tab-separated values."""
+    """A file of comma- or tab-separated values, whose columns are read as text or as integers."""
 
     untyped = True
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, *, as_text: bool) -> None:
         """Reads the beginning. Raises: DataError for an empty file, or one without a header row."""
+        self._as_text = as_text
         self.origin = str(path)
         self.total_bytes = path.stat().st_size
         self._path = path
@@ -338,7 +336,7 @@ class CsvTable:
                 "write one, or call the file .txt if it holds bare lengths"
             )
 
-    def rows(self, columns: Sequence[str], *, as_text: bool) -> Iterator[Rows]:
+    def rows(self, columns: Sequence[str]) -> Iterator[Rows]:
         options = pyarrow.csv.ConvertOptions(
             include_columns=list(columns),
             column_types={name: pa.string() for name in columns},
@@ -350,7 +348,7 @@ class CsvTable:
             for batch in self._open(file, options, empty_lines=len(self.schema) == 1):
                 place = row_namer(self.origin, done)
                 done += len(batch)
-                found = batch.columns if as_text else [_to_integers(column, place) for column in batch.columns]
+                found = batch.columns if self._as_text else [_to_integers(column, place) for column in batch.columns]
                 yield Rows(columns=tuple(found), place=place, bytes_read=file.tell())
 
     def _open(self, file: Any, convert: Any, *, empty_lines: bool) -> Any:
@@ -406,7 +404,7 @@ class JsonlTable:
             raise DataError(f"{path} holds no line: it is empty")
         self.schema: dict[str, Any] = {key: _type_of(value) for key, value in first.items()}
 
-    def rows(self, columns: Sequence[str], *, as_text: bool) -> Iterator[Rows]:
+    def rows(self, columns: Sequence[str]) -> Iterator[Rows]:
         kinds: dict[str, str] = {}
         with SourceReader(self._path) as reader:
             gathered: list[tuple[int, list[Any]]] = []

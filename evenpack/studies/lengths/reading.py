@@ -363,17 +363,18 @@ def _read_table(path: Path, options: SubjectOptions, progress: Progress) -> Leng
     options.refuse_all_but("column", "tokenizer", source=str(path), what="a file of columns")
     from evenpack.studies.lengths.rows import count_table
 
-    return count_table(_open_table(path), options, progress)
+    table = _open_table(path, as_text=options.tokenizer is not None)
+    return count_table(table, options, progress)
 
 
-def _open_table(path: Path) -> "Table":
+def _open_table(path: Path, *, as_text: bool) -> "Table":
     from evenpack.data.sources.tables import ArrowTable, CsvTable, JsonlTable, ParquetTable
 
     if path.name.endswith(JSONL_SUFFIXES):
         return JsonlTable(path)
     if path.name.endswith(ARROW_SUFFIXES):
         return ArrowTable(path)
-    return ParquetTable(path) if path.suffix == ".parquet" else CsvTable(path)
+    return ParquetTable(path) if path.suffix == ".parquet" else CsvTable(path, as_text=as_text)
 
 
 def _read_glue(source: str, options: SubjectOptions, progress: Progress) -> LengthHistogram:

@@ -51,10 +51,10 @@ class SavedTable:
         self.schema: dict[str, Any] = self._tables[0].schema
         self.total_bytes = sum(table.total_bytes for table in self._tables)
 
-    def rows(self, columns: Sequence[str], *, as_text: bool) -> Iterator[Rows]:
+    def rows(self, columns: Sequence[str]) -> Iterator[Rows]:
         bytes_before = 0
         for table in self._tables:
-            for rows in table.rows(columns, as_text=as_text):
+            for rows in table.rows(columns):
                 yield replace(rows, bytes_read=bytes_before + rows.bytes_read)
             bytes_before += table.total_bytes
 
@@ -80,7 +80,7 @@ class DatasetTable:
         self.total_bytes = int(loaded.data.nbytes)
         self._dataset = loaded
 
-    def rows(self, columns: Sequence[str], *, as_text: bool) -> Iterator[Rows]:
+    def rows(self, columns: Sequence[str]) -> Iterator[Rows]:
         tables = self._dataset.select_columns(list(columns)).with_format("arrow")
         done = 0
         for table in tables.iter(batch_size=LONG_ROWS_AT_ONCE):
@@ -128,7 +128,7 @@ class GlueTable:
         """Names of the columns that make a sequence."""
         return self._task.texts
 
-    def rows(self, columns: Sequence[str], *, as_text: bool) -> Iterator[Rows]:
+    def rows(self, columns: Sequence[str]) -> Iterator[Rows]:
         places = [self._task.texts.index(name) for name in columns]
         examples = read_task_rows(self._path, self._task)
         while some := list(islice(examples, LONG_ROWS_AT_ONCE)):
@@ -155,7 +155,7 @@ def count_table(
     encoder = None if options.tokenizer is None else load_encoder(options.tokenizer)
     counter = LengthCounter()
     start = time.monotonic()
-    for rows in table.rows(columns, as_text=encoder is not None):
+    for rows in table.rows(columns):
         _refuse_nulls(rows, columns)
         counter.add(_lengths(rows, encoder), rows.place)
         if encoder is not None:
