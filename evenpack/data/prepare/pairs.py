@@ -66,15 +66,12 @@ def store_view(
     remove_description(directory)
     if issubclass(kind, MaskedPairsView):
         mask_offsets = open_array(column_path(token_file.prefix, "mask_offsets"))
-        lengths = (token_file.spans(chunk)[1] for chunk in _chunks(token_file.documents))
+        starts = range(0, token_file.documents, _CHUNK_PAIRS)
+        lengths = (token_file.document_lengths(start, start + _CHUNK_PAIRS) for start in starts)
         most_masks = most_masks_by_length(mask_offsets, lengths, longest=recipe.max_sequence_length)
         write_array(column_path(token_file.prefix, MOST_MASKS), most_masks)
     write_description(directory, recipe, token_file, accounting)
     return open_stored(kind, directory, token_file)
-
-
-def _chunks(pairs: int) -> Iterator[Int64[np.ndarray, " chunk"]]:
-    return (np.arange(start, min(start + _CHUNK_PAIRS, pairs)) for start in range(0, pairs, _CHUNK_PAIRS))
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -135,7 +132,7 @@ def write_pairs(
             if settings.masks is not None:
                 begin_masks(writer, settings.columns, state)
             _append_all(index, kept, settings, writer, state, reporter=reporter)
-        state = writer.finish(None if writer.complete else state).state
+        state = writer.finish(state).state
     accounting |= {name: state[name] for name in ("tokens_cut", "tokens_borrowed")}
     token_file = TokenFile(prefix)
     kind: type[SentencePairsView] = SentencePairsView if settings.masks is None else MaskedPairsView

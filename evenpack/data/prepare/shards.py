@@ -173,8 +173,8 @@ class ShardPreparation(SourceInPreparation):
         prefix = self.folder / split / PAIRS
         size = self.vocabulary.vocabulary_size
         with TokenFileWriter.resume(prefix, vocabulary_size=size, columns=_COLUMNS) as writer:
+            state = {"origin": origin, "rows": 0, "bytes_read": 0, **writer.state}
             if not writer.complete:
-                state = {"origin": origin, "rows": 0, "bytes_read": 0, **writer.state}
                 total_bytes = bytes_to_read(self.name, self.source)
                 reporter = SourceReporter(self.progress, self.name, "shards", total_bytes)
                 try:
@@ -183,9 +183,7 @@ class ShardPreparation(SourceInPreparation):
                     writer.abandon()
                     shutil.rmtree(self.folder)  # the finished split too, whose sources a correction changes as well
                     raise
-                writer.finish(state)
-            else:
-                writer.finish()
+            writer.finish(state)
         token_file = TokenFile(prefix)
         accounting = TokenAccounting.of_whole(sequences=token_file.documents, tokens=token_file.tokens)
         return store_view(MaskedPairsView, self._recipe, token_file, accounting)

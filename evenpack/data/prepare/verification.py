@@ -22,7 +22,6 @@ from evenpack.data.config import DataConfig
 from evenpack.data.manifest import FileRecord, Manifest, refuse_changed_inputs, remedy
 from evenpack.data.mapped_pages import memory_bytes
 from evenpack.data.prepare.progress import Progress, SourceReporter
-from evenpack.data.sources.files import InputFile
 from evenpack.data.sources.kinds import source_inputs
 from evenpack.data.tokenizers.loading import tokenizer_inputs
 from evenpack.data.tokens.file import read_index
@@ -225,24 +224,17 @@ def damage_behind(error: Exception, directory: Path) -> DataError | None:
     return None
 
 
-_Inputs = tuple[InputFile, ...]
-
-
 def refuse_changed_sources(config: DataConfig, manifest: Manifest, directory: Path) -> None:
     """Compares sizes and times of the files from which `directory` was made; missing files are not reported.
 
     Raises: DataError naming the first file that has changed.
     """
-    for before, find in _inputs(config, manifest):
+    finders = [(manifest.tokenizer.inputs, partial(tokenizer_inputs, config.tokenizer))]
+    for name, source in config.sources.items():
+        finders.append((manifest.sources[name].inputs, partial(source_inputs, name, source)))
+    for before, find in finders:
         try:
             now = find()
         except DataError:
             continue
         refuse_changed_inputs(before, now, directory)
-
-
-def _inputs(config: DataConfig, manifest: Manifest) -> Iterator[tuple[_Inputs, Callable[[], _Inputs]]]:
-    """Yields the files that were read, and a function that finds them again."""
-    yield manifest.tokenizer.inputs, partial(tokenizer_inputs, config.tokenizer)
-    for name, source in config.sources.items():
-        yield manifest.sources[name].inputs, partial(source_inputs, name, source)

@@ -271,7 +271,7 @@ class TokenFileWriter:
     def finish(self, state: dict[str, Any] | None = None) -> Journal:
         """Writes index and hashes and renames all files to their final names, the index last; safe to call again.
 
-        `state` replaces the state of the last commit. Returns: the record of the file.
+        `state` replaces the state of the last commit, unless the file is complete. Returns: the record of the file.
         """
         with self._explain_failure():
             if not self.complete:
