@@ -80,15 +80,12 @@ class Meter:
         self._progress = progress
         self._total_bytes = dict(total_bytes)
         self._latest: dict[str, PrepareState] = {}
-        self._shuffle: PrepareState | None = None
-        self._pairs: PrepareState | None = None
-        """Name of the source whose pairs are being made."""
+        self._last: PrepareState | None = None
 
     def update(self, state: PrepareState) -> None:
         if state.stage in ("tokens", "shards"):
             self._latest[state.source] = state
-        self._pairs = state if state.stage == "pairs" else None
-        self._shuffle = state if state.stage == "shuffle" else None
+        self._last = state
         self._progress.update(state)
 
     def note(self, message: str) -> None:
@@ -99,10 +96,12 @@ class Meter:
 
         While pairs are made, or sequences shuffled, it covers only those of this source: later stages are unknown.
         """
-        if self._shuffle is not None:  # each byte that is read is written once, with a length, an id and an index
-            return (self._shuffle.total_bytes - self._shuffle.bytes_read) * 9 // 8
-        states = list(self._latest.values()) if self._pairs is None else [self._pairs]
-        total = sum(self._total_bytes.values()) if self._pairs is None else self._pairs.total_bytes
+        last = self._last
+        if last is not None and last.stage == "shuffle":  # each byte is written once, with a length, an id and an index
+            return (last.total_bytes - last.bytes_read) * 9 // 8
+        states, total = list(self._latest.values()), sum(self._total_bytes.values())
+        if last is not None and last.stage == "pairs":
+            states, total = [last], last.total_bytes
         read = sum(state.bytes_read for state in states)
         if not read:
             return None
