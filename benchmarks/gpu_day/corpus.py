@@ -52,7 +52,7 @@ def write_documents(directory: Path, *, count: int, vocabulary_size: int) -> Non
     lengths = np.maximum(2, published_lengths("wikipedia_1024", count))
     tokens = np.random.default_rng(1).integers(0, vocabulary_size - 1, int(lengths.sum()))
     tokens[np.cumsum(lengths) - 1] = vocabulary_size - 1
-    hashes = np.array([derive_key(0, number) for number in range(count)], dtype=np.uint64)
+    hashes = derive_key(0, np.arange(count, dtype=np.uint64))
     with TokenFileWriter(directory / "tokens", vocabulary_size=vocabulary_size) as writer:
         writer.append(tokens, lengths, {"document_hashes": hashes})
         writer.finish()

@@ -19,13 +19,12 @@ from jaxtyping import Int64, UInt64
 
 _GOLDEN = 0x9E3779B97F4A7C15
 """2**64 over the golden ratio: the increment of SplitMix64."""
-_FACTORS = (0xBF58476D1CE4E5B9, 0x94D049BB133111EB)
 _WORD = (1 << 64) - 1
 _ONE = np.uint64(1)
 _HALF_WORD = np.uint64(32)
 # Made once: at a thousand values a numpy scalar costs as much as the operation on it.
 _INCREMENT = np.uint64(_GOLDEN)
-_FIRST_FACTOR, _SECOND_FACTOR = (np.uint64(factor) for factor in _FACTORS)
+_FIRST_FACTOR, _SECOND_FACTOR = np.uint64(0xBF58476D1CE4E5B9), np.uint64(0x94D049BB133111EB)
 _FIRST_SHIFT, _SECOND_SHIFT, _THIRD_SHIFT = np.uint64(30), np.uint64(27), np.uint64(31)
 _FEISTEL_ROUNDS = 9
 _LARGEST_SHUFFLED = 32
@@ -42,8 +41,6 @@ def hash64(values: UInt64[np.ndarray, "..."]) -> UInt64[np.ndarray, "..."]:
     Source: SplitMix64, Steele, Lea and Flood, "Fast Splittable Pseudorandom Number Generators" (2014), with
     Stafford's variant 13 of the constants.
     """
-    if np.ndim(values) == 0:  # numpy warns of overflow there, and Python integers are faster
-        return np.array(_hash_number(int(values)), dtype=np.uint64)
     mixed = values + _INCREMENT
     shifted = mixed >> _FIRST_SHIFT
     mixed ^= shifted
@@ -61,30 +58,10 @@ def derive_key(*parts: int | UInt64[np.ndarray, "..."]) -> UInt64[np.ndarray, ".
 
     Arrays broadcast; integers may be negative and count modulo 2**64. Integers alone give a 0-d array.
     """
-    number = 0
-    for index, part in enumerate(parts):
-        if isinstance(part, np.ndarray):
-            return _derive_from(np.uint64(number) ^ part, parts[index + 1 :])
-        number = _hash_number(number ^ (part & _WORD))
-    return np.array(number, dtype=np.uint64)
-
-
-def _derive_from(
-    mixed: UInt64[np.ndarray, "..."], parts: tuple[int | UInt64[np.ndarray, "..."], ...]
-) -> UInt64[np.ndarray, "..."]:
-    """Returns the result of `derive_key` from its first array on."""
-    key = hash64(np.asarray(mixed))
+    key = np.zeros(1, dtype=np.uint64)  # not a 0-d array: numpy warns of overflow there
     for part in parts:
-        key = hash64(np.asarray(key ^ (part if isinstance(part, np.ndarray) else np.uint64(part & _WORD))))
-    return key
-
-
-def _hash_number(number: int) -> int:
-    """Returns `hash64` of one number."""
-    mixed = (number + _GOLDEN) & _WORD
-    mixed = ((mixed ^ (mixed >> 30)) * _FACTORS[0]) & _WORD
-    mixed = ((mixed ^ (mixed >> 27)) * _FACTORS[1]) & _WORD
-    return mixed ^ (mixed >> 31)
+        key = hash64(key ^ (part if isinstance(part, np.ndarray) else np.uint64(part & _WORD)))
+    return key.reshape(np.broadcast_shapes(*(np.shape(part) for part in parts)))
 
 
 def permute(
