@@ -84,11 +84,6 @@ class Blocks:
         """Sequences of the fullest pack."""
         return int(self.strategy_depths.max())
 
-    def largest_sums(self, values: Int64[np.ndarray, " lengths"], packs: int) -> Int64[np.ndarray, " up_to_packs"]:
-        """Returns the greatest sums of `values` at the lengths of a pack's sequences, over the packs of all blocks."""
-        begins = np.cumsum(self.strategy_depths, dtype=np.int64) - self.strategy_depths
-        return largest_of(np.add.reduceat(values[self.slot_lengths], begins), np.asarray(self.strategy_counts), packs)
-
     def packing(self, block: int) -> Packing:
         """Returns the strategies of one block."""
         first, last = self.first_strategies[block : block + 2].tolist()
@@ -213,7 +208,10 @@ class BlockedPlan:
 
     def largest_sums(self, values: Int64[np.ndarray, " lengths"], packs: int) -> Int64[np.ndarray, " up_to_packs"]:
         """Returns the greatest sums of `values` at the lengths of a pack's sequences; see `PackStream`."""
-        return self.blocks.largest_sums(values, packs)
+        depths = self.blocks.strategy_depths
+        begins = np.cumsum(depths, dtype=np.int64) - depths
+        sums = np.add.reduceat(values[self.blocks.slot_lengths], begins)
+        return largest_of(sums, np.asarray(self.blocks.strategy_counts), packs)
 
     def draw(self, stream_positions: Int64[np.ndarray, " N"]) -> DrawnPacks:
         """Returns the packs at these positions of the stream, in any order and of any epochs.
