@@ -74,7 +74,6 @@ class EvennessCommand:
         from evenpack.errors import ConfigError
         from evenpack.studies.evenness.evenness import cost_packs, evenness_rows, tolerance_rows
         from evenpack.studies.evenness.presentation import evenness_table, plot_evenness, tolerance_table
-        from evenpack.studies.lengths.subject import long_lines
         from evenpack.studies.plotting import require_plot
 
         require_plot(self.plot)
@@ -98,7 +97,10 @@ class EvennessCommand:
             for row in evenness_rows(of_model, devices, packs_per_device=self.packs_per_device)
         ]
         packed = f"{histogram.sequences:,} of {subject.histogram.sequences:,} sequences"
-        shown: list[Any] = [*long_lines(subject), evenness_table(rows, pack_length=subject.pack_length)]
+        shown: list[Any] = [
+            *map(console.text, subject.long_sentences()),
+            evenness_table(rows, pack_length=subject.pack_length),
+        ]
         tolerated = None
         if self.tolerance is not None:
             tolerated = [

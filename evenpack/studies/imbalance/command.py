@@ -163,10 +163,9 @@ class ImbalanceCommand:
         from evenpack.studies.imbalance.cluster import SCHEMES
         from evenpack.studies.imbalance.presentation import imbalance_tables, plot_imbalance, plot_step_speed_ups
         from evenpack.studies.imbalance.study import run_study
-        from evenpack.studies.lengths.subject import long_lines
 
         study = run_study(self, find_subject)
-        shown = [*long_lines(study.subject), *imbalance_tables(study)]
+        shown = [*map(console.text, study.subject.long_sentences()), *imbalance_tables(study)]
         for path, plot in ((self.plot, plot_imbalance), (self.plot_steps, plot_step_speed_ups)):
             if path is not None:
                 plot(study, path)

@@ -24,7 +24,7 @@ from evenpack.studies.lengths.statistics import (
     length_ranges,
     length_statistics,
 )
-from evenpack.studies.lengths.subject import Subject, long_lines
+from evenpack.studies.lengths.subject import Subject
 from evenpack.studies.packing.packing import (
     CURVE_DEPTHS,
     OVERVIEW_DEPTHS,
@@ -358,7 +358,7 @@ def _shown(
     return [
         *([rows_table(subject.source_rows)] if subject.source_rows else []),
         *([splits_table(subject.splits, title="Sources")] if subject.splits else []),
-        *long_lines(subject),
+        *map(console.text, subject.long_sentences()),
         lengths_table(statistics, origin=subject.origin, pack_length=pack_length),
         histogram_table(length_ranges(histogram), sequences=statistics.sequences),
         packing_table(packings, pack_length=pack_length),

@@ -6,8 +6,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from rich.console import RenderableType
-
 from evenpack import console
 from evenpack.config import load_run_file, nearest
 from evenpack.data.packing import FittedHistogram, LengthHistogram
@@ -108,11 +106,6 @@ def find_subject(lengths: str, overrides: Sequence[str], options: SubjectOptions
     histogram = _read(lengths, options)
     origin = options.name or ("standard input" if lengths == "-" else lengths)
     return _fit(histogram, options, origin=origin, pack_length=histogram.longest)
-
-
-def long_lines(subject: Subject) -> list[RenderableType]:
-    """Reports the sequences that were longer than a pack, if there are any."""
-    return [console.text(line) for line in subject.long_sentences()]
 
 
 def _of_run(run_file: Path, overrides: Sequence[str], options: SubjectOptions) -> Subject:

@@ -67,7 +67,6 @@ class PackingCommand:
         from evenpack import console
         from evenpack.data.packing.baselines import sample_histogram
         from evenpack.errors import PackingError
-        from evenpack.studies.lengths.subject import long_lines
         from evenpack.studies.packing.packing import (
             parse_choices,
             parse_depths,
@@ -97,7 +96,7 @@ class PackingCommand:
         if not rows:
             raise PackingError("none of the algorithms could pack these lengths; see above")
         batches = study_sorted_batches(histogram)
-        shown: list[Any] = [*long_lines(subject), packing_table(rows, pack_length=pack_length)]
+        shown: list[Any] = [*map(console.text, subject.long_sentences()), packing_table(rows, pack_length=pack_length)]
         if batches:
             shown.append(sorted_batches_table(batches))
         if self.plot is not None:
@@ -120,7 +119,6 @@ class PackingCommand:
         """Packs by least squares at each weight, at one limit of depth."""
         from evenpack import console
         from evenpack.errors import ConfigError
-        from evenpack.studies.lengths.subject import long_lines
         from evenpack.studies.packing.packing import parse_depths
         from evenpack.studies.packing.presentation import plot_residuals, residual_tables
         from evenpack.studies.packing.residuals import matrix_size, parse_settings, search_residuals
@@ -142,7 +140,7 @@ class PackingCommand:
             depth=depth,
             begin=lambda setting: console.messages().print(f"least squares, {setting.label} ..."),
         )
-        shown: list[Any] = [*long_lines(subject), *residual_tables(rows, size, depth=depth)]
+        shown: list[Any] = [*map(console.text, subject.long_sentences()), *residual_tables(rows, size, depth=depth)]
         if self.plot is not None:
             plot_residuals(rows, self.plot, footer=[subject.provenance_line(), *subject.long_sentences()])
             shown.append(console.text(f"Drew {self.plot}"))
