@@ -5,8 +5,8 @@ In the figures a colour is a run, in all of them; thin lines are single steps, b
 
 import base64
 import math
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from html import escape
@@ -96,8 +96,8 @@ def draw_losses(runs: Sequence[ReportedRun], comparison: Comparison, path: Path)
     """Draws the training loss against steps (over the same data alone), tokens and time."""
     axes_of_x = [*([STEPS] if comparison.shares_steps else []), TOKENS, time_axis(runs)]
     label = f"training {_loss_of(runs)} (nats/token)"
-    with _figure(path, panels=len(axes_of_x)) as figure:
-        for panel, axis in zip(_panels(figure, len(axes_of_x)), axes_of_x, strict=True):
+    with _panels(path, len(axes_of_x)) as (figure, panels):
+        for panel, axis in zip(panels, axes_of_x, strict=True):
             _draw_steps(panel, runs, axis, lambda course: course.loss)
             _finish(panel, axis.label, label, f"Training loss against {axis.title}")
         _legend(figure, runs)
@@ -106,8 +106,8 @@ def draw_losses(runs: Sequence[ReportedRun], comparison: Comparison, path: Path)
 def draw_validation(runs: Sequence[ReportedRun], comparison: Comparison, path: Path) -> None:
     """Draws the held-out loss, with a panel for each source."""
     sources = list(dict.fromkeys(source for run in runs for source in run.course.validation))
-    with _figure(path, panels=len(sources)) as figure:
-        for panel, source in zip(_panels(figure, len(sources)), sources, strict=True):
+    with _panels(path, len(sources)) as (figure, panels):
+        for panel, source in zip(panels, sources, strict=True):
             for index, run in enumerate(runs):
                 if source in run.course.validation:
                     places, losses = run.course.validation[source]
@@ -120,8 +120,7 @@ def draw_validation(runs: Sequence[ReportedRun], comparison: Comparison, path: P
 def draw_throughput(runs: Sequence[ReportedRun], comparison: Comparison, path: Path) -> None:
     """Draws tokens/s of the steps, and the median of each run with the middle half of its steps."""
     axis = _first_axis(comparison)
-    with _figure(path, panels=2) as figure:
-        courses, medians = _panels(figure, 2)
+    with _panels(path, 2) as (figure, (courses, medians)):
         _draw_steps(courses, runs, axis, lambda course: course.tokens_per_second)
         _finish(courses, axis.label, "tokens/s (real tokens, all ranks)", "Throughput of single steps")
         courses.set_ylim(bottom=0.0)
@@ -140,8 +139,7 @@ def draw_throughput(runs: Sequence[ReportedRun], comparison: Comparison, path: P
 def draw_padding(runs: Sequence[ReportedRun], comparison: Comparison, path: Path) -> None:
     """Draws the share of the slots of each step that hold no real token."""
     axis = _first_axis(comparison)
-    with _figure(path, panels=1) as figure:
-        (panel,) = _panels(figure, 1)
+    with _panels(path, 1) as (figure, (panel,)):
         _draw_steps(panel, runs, axis, lambda course: 100 * course.padding_share)
         _finish(panel, axis.label, "padding (% of the slots computed)", "Padding")
         _show_from_zero(panel)
@@ -152,8 +150,7 @@ def draw_waits(runs: Sequence[ReportedRun], comparison: Comparison, path: Path) 
     """Draws the shares of time that ranks wait for batches and for the slowest rank; of a single run also by cause."""
     axis = _first_axis(comparison)
     waits = runs[0].course.waits if len(runs) == 1 else None
-    with _figure(path, panels=2 if waits is None else 3) as figure:
-        loaders, stragglers, *causes = _panels(figure, 2 if waits is None else 3)
+    with _panels(path, 2 if waits is None else 3) as (figure, (loaders, stragglers, *causes)):
         _draw_steps(loaders, runs, axis, lambda course: 100 * course.loader_share)
         _finish(loaders, axis.label, "% of the step's time", "Waiting for batches")
         _draw_steps(stragglers, runs, axis, lambda course: 100 * course.straggler_share)
@@ -177,14 +174,13 @@ def quartiles(values: Float64[np.ndarray, " n"]) -> tuple[float, float, float]:
     return low, median, high
 
 
-def _figure(path: Path, *, panels: int) -> AbstractContextManager[Any]:
-    return figure_as_png(path, width=(_GAP_INCHES + _PANEL_INCHES) * panels, height=_HEIGHT_INCHES)
-
-
-def _panels(figure: Any, count: int) -> list[Any]:
-    left = _GAP_INCHES / figure.get_figwidth()
-    grid = {"wspace": _GAP_INCHES / _PANEL_INCHES, "left": left, "right": 1.0}
-    return list(figure.subplots(1, count, squeeze=False, gridspec_kw=grid)[0])
+@contextmanager
+def _panels(path: Path, count: int) -> Iterator[tuple[Any, Sequence[Any]]]:
+    """Yields a figure that becomes a PNG, and its panels side by side."""
+    width = (_GAP_INCHES + _PANEL_INCHES) * count
+    with figure_as_png(path, width=width, height=_HEIGHT_INCHES) as figure:
+        grid = {"wspace": _GAP_INCHES / _PANEL_INCHES, "left": _GAP_INCHES / width, "right": 1.0}
+        yield figure, list(figure.subplots(1, count, squeeze=False, gridspec_kw=grid)[0])
 
 
 def _loss_of(runs: Sequence[ReportedRun]) -> str:
