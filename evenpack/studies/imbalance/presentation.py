@@ -190,8 +190,7 @@ def _speed_up_table(study: ImbalanceStudy) -> RenderableType:
     """Returns the speed-ups: simulated lines first, then what is published and what follows from measured steps."""
     rows = _scheme_rows(study.simulation, SCHEMES, _SPEED_UP_OF_A_LONG_RUN)
     for scheme, line in zip(SCHEMES, rows, strict=True):
-        of_scheme = study.simulation.of(scheme)
-        line["95 %, widest"] = f"± {max((row.speed_up_high - row.speed_up_low) / 2 for row in of_scheme):.4f}"
+        line["95 %, widest"] = f"± {_widest(study.simulation.of(scheme)):.4f}"
     if study.reference is not None:
         published = {f"{row.devices:,}": f"{row.expected:.3f}" for row in study.reference.rows}
         spread = max(row.spread for row in study.reference.rows)
@@ -319,12 +318,25 @@ def cut_lines(cuts: Sequence[Cut]) -> list[str]:
 
 
 def _forecast_tables(forecast: LogForecast) -> list[RenderableType]:
-    """Returns the laws that were fitted to the measured steps, and what follows for other numbers of devices."""
+    """Returns the laws that were fitted to the measured steps, and what follows for other numbers of devices.
+
+    That is the speed-up by every method, and the range over all of them with their intervals.
+    """
     title = (
         f"Laws of the measured steps: speed-up over {forecast.padded_baseline:,.4g} sequences/s on "
         f"{forecast.log_devices} devices"
     )
-    return [table_of(forecast.fits.fits, _FITS, title=title), _forecast_table(forecast)]
+    best = forecast.fits.best.name
+    lines: dict[str, dict[str, Any]] = {}
+    for row in forecast.rows:
+        for estimate in row.estimates:
+            name = f"{estimate.method.replace('_', ' ')}{' (lowest AIC)' if estimate.method == best else ''}"
+            lines.setdefault(name, {"": name})[f"{row.devices:,}"] = f"{estimate.expected:.3f}"
+    limits = cells_by_column(forecast.rows, _LIMITS, heading=_DEVICE_COUNT)
+    return [
+        table_of(forecast.fits.fits, _FITS, title=title),
+        WideTable(rows=[*lines.values(), *limits], title="Estimated from measured steps: speed-up by each method"),
+    ]
 
 
 def _over(measured: MeasuredComparison) -> str:
@@ -348,18 +360,6 @@ def _simulated(measured: MeasuredComparison, simulation: Simulation) -> str:
     if len(rows) < 2:
         return f"not simulated: --devices leaves out {measured.run.ranks}"
     return f"{rows[0].speed_up / rows[1].speed_up:.3f}"
-
-
-def _forecast_table(forecast: LogForecast) -> RenderableType:
-    """Returns every method, and the range over all of them with their intervals."""
-    best = forecast.fits.best.name
-    lines: dict[str, dict[str, Any]] = {}
-    for row in forecast.rows:
-        for estimate in row.estimates:
-            name = f"{estimate.method.replace('_', ' ')}{' (lowest AIC)' if estimate.method == best else ''}"
-            lines.setdefault(name, {"": name})[f"{row.devices:,}"] = f"{estimate.expected:.3f}"
-    limits = cells_by_column(forecast.rows, _LIMITS, heading=_DEVICE_COUNT)
-    return WideTable(rows=[*lines.values(), *limits], title="Estimated from measured steps: speed-up by each method")
 
 
 _SHADES = {
@@ -495,7 +495,7 @@ def caption(study: ImbalanceStudy) -> list[str]:
     return [
         f"{options.batch} sequences or {simulation.packs_per_micro_batch} packs of {simulation.pack_length:,} slots "
         f"per micro-batch, {options.accumulation} per step and device; {options.steps:,} simulated steps: means have "
-        f"an error of ± {_widest(simulation):.3f} (95 %). Bands of thick lines: nine of ten simulated steps.",
+        f"an error of ± {_widest(simulation.rows):.3f} (95 %). Bands of thick lines: nine of ten simulated steps.",
         f"Cost model: {simulation.cost.origin}.",
         *([] if study.replay is None else [_replayed_steps(study.replay)]),
         *([] if study.forecast is None else [_MEAN_STEP]),
@@ -508,8 +508,9 @@ def _replayed_steps(replay: Replay) -> str:
     return f"Replayed steps: {steps} devices; update {1e3 * replay.update_seconds:.3g} ms as on one device."
 
 
-def _widest(simulation: Simulation) -> float:
-    return max((row.speed_up_high - row.speed_up_low) / 2 for row in simulation.rows)
+def _widest(rows: Sequence[SchemeRow]) -> float:
+    """Returns half the width of the widest interval."""
+    return max((row.speed_up_high - row.speed_up_low) / 2 for row in rows)
 
 
 def plot_imbalance(study: ImbalanceStudy, path: Path) -> None:
@@ -612,7 +613,6 @@ def _draw_line(axes: Any, rows: Sequence[SchemeRow], scheme: Scheme, value: Colu
 def _draw_reference(axes: Any, reference: ReferenceCurve) -> tuple[str, float, str]:
     """Draws the published curve, and the range of nine of ten steps of its law."""
     devices = np.array([row.devices for row in reference.rows])
-    expected = [row.expected for row in reference.rows]
     axes.fill_between(
         devices,
         *(reference.single.at_hazard(-np.log1p(-percentile / 100) / devices) for percentile in STEPS_WITHIN),
@@ -620,8 +620,8 @@ def _draw_reference(axes: Any, reference: ReferenceCurve) -> tuple[str, float, s
         alpha=0.07,
         linewidth=0,
     )
-    axes.plot(devices, expected, **_PUBLISHED_STYLE)
-    return f"{reference.name} {expected[-1]:.2f}", expected[-1], PUBLISHED
+    *_, last = draw_series(axes, reference.rows, x=_DEVICES, y=replace(_SPEED_UP, value="expected"), **_PUBLISHED_STYLE)
+    return f"{reference.name} {last:.2f}", last, PUBLISHED
 
 
 def _draw_forecast(axes: Any, forecast: LogForecast) -> tuple[str, float, str]:
@@ -645,13 +645,10 @@ def _draw_forecast(axes: Any, forecast: LogForecast) -> tuple[str, float, str]:
 
 
 def _draw_measured_speed_up(axes: Any, measured: MeasuredComparison | None) -> None:
-    if measured is None or not measured.is_over_padding:
-        return
-    speed_up, reach = measured.speed_up, measured.speed_up_interval
-    assert speed_up is not None, "there is a baseline"
-    assert reach is not None, "there is a baseline"
-    bar = [[speed_up - reach.low], [reach.high - speed_up]]
-    axes.errorbar([measured.run.ranks], [speed_up], yerr=bar, capsize=5, elinewidth=1.8, **MEASURED)
+    if measured is not None and measured.is_over_padding:
+        ranks = replace(_DEVICES, value="run.ranks")
+        low, high = (Column(end, f"speed_up_interval.{end}") for end in ("low", "high"))
+        draw_series(axes, [measured], x=ranks, y=_SPEED_UP, low=low, high=high, capsize=5, elinewidth=1.8, **MEASURED)
 
 
 def _beside_others(scheme: Scheme, study: ImbalanceStudy) -> Column:
