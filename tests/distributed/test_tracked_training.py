@@ -70,7 +70,7 @@ def runs_of_all_kinds(folder: Path) -> dict[str, RunConfig]:
 
 def train_and_listen(world: World, runs: dict[str, RunConfig]) -> list[str]:
     """Trains the runs with a known device peak, as on GPUs; returns the warnings."""
-    metrics_writer.peak_flops = lambda run: 1e9
+    metrics_writer.peak_flops = lambda config, world: 1e9
     trackers._OPENERS["wandb"] = lambda value, run: Breaks()
     stopped = changed(runs["tracked"], training={"stop_after_steps": 1})
     with logged(level=logging.WARNING) as warnings:

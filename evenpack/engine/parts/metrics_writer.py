@@ -13,12 +13,14 @@ from evenpack.console import save_json
 from evenpack.data.batches.pipeline import SkippedStep
 from evenpack.engine.activity import entered_as_own_work, own_work
 from evenpack.engine.build import Run
+from evenpack.engine.config import RunConfig
 from evenpack.engine.evaluate import aggregate_loss, evaluations_to_json
 from evenpack.engine.parts.part import Part, Step
 from evenpack.engine.reporting.definitions import WAIT_CAUSES
 from evenpack.engine.reporting.metrics import METRICS, MetricsLog, read_metrics, save_totals
 from evenpack.engine.reporting.step_totals import StepTotals
 from evenpack.engine.reporting.summary import run_summary, whole_steps
+from evenpack.engine.world.distributed import World
 from evenpack.models.common.device_peaks import device_peak_flops
 from evenpack.models.cost import Work, step_flops
 
@@ -57,7 +59,7 @@ class MetricsWriter(Part):
         """Saves that are in no record yet."""
         self._evaluation_started = 0.0
         self._evaluation_seconds: float | None = None
-        self._peak_flops = peak_flops(run)
+        self._peak_flops = peak_flops(run.config, run.world)
 
     def opened(self) -> AbstractContextManager[None]:
         """Truncates metrics.jsonl to the step at which the run resumes."""
@@ -206,10 +208,10 @@ def skipped_record(skipped: SkippedStep, sources: Sequence[str], *, learning_rat
     }
 
 
-def peak_flops(run: Run) -> float | None:
+def peak_flops(config: RunConfig, world: World) -> float | None:
     """Returns the dense peak FLOP/s of all ranks' devices together at the run's precision; None if it is unknown."""
-    if run.world.device.type != "cuda":
+    if world.device.type != "cuda":
         return None
-    dtype = torch.bfloat16 if run.config.training.precision == "bf16_autocast" else torch.float32
-    one = device_peak_flops(torch.cuda.get_device_name(run.world.device), dtype)
-    return None if one is None else one * run.world.size
+    dtype = torch.bfloat16 if config.training.precision == "bf16_autocast" else torch.float32
+    one = device_peak_flops(torch.cuda.get_device_name(world.device), dtype)
+    return None if one is None else one * world.size

@@ -8,15 +8,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-import torch
 
 from evenpack.data.batches.pipeline import MicroBatchDataset
 from evenpack.engine.config import RunConfig
+from evenpack.engine.parts.metrics_writer import peak_flops
 from evenpack.engine.resolving.cost_model import CostModel, MeasuredOn
 from evenpack.engine.world.distributed import World
 from evenpack.errors import ConfigError, DataError
 from evenpack.kernels.config import WHOLE_ROWS
-from evenpack.models.common.device_peaks import device_peak_flops
 from evenpack.studies.cost_model import MicroBatchTimes, fit_cost_model
 from evenpack.studies.provenance import name_of_prepared
 from evenpack.studies.throughput.contenders import (
@@ -202,7 +201,7 @@ def _layout_row(timer: StepTimer, name: str, steps: Sequence[MeasuredStep]) -> L
     def rate(amounts: Sequence[float] | Sequence[int]) -> Quartiles:
         return Quartiles.of([amount / step.step_seconds for amount, step in zip(amounts, steps, strict=True)])
 
-    peak = _peak_flops(timer)
+    peak = peak_flops(timer.run.config, timer.world)
     useful = [float(step.useful_flops) for step in steps]
     return LayoutRow(
         layout=name,
@@ -223,15 +222,6 @@ def _layout_row(timer: StepTimer, name: str, steps: Sequence[MeasuredStep]) -> L
         mfu=None if peak is None else rate([flops / peak for flops in useful]),
         peak_memory_bytes=max(step.peak_memory_bytes for step in steps),
     )
-
-
-def _peak_flops(timer: StepTimer) -> float | None:
-    """Returns the peak of all ranks' devices together."""
-    if timer.world.device.type != "cuda":
-        return None
-    dtype = torch.bfloat16 if timer.run.config.training.precision == "bf16_autocast" else torch.float32
-    one = device_peak_flops(torch.cuda.get_device_name(timer.world.device), dtype)
-    return None if one is None else one * timer.world.size
 
 
 def _promised(measured: dict[str, list[MeasuredStep]]) -> float | None:
