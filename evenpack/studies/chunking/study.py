@@ -21,7 +21,7 @@ from evenpack.studies.chunking.curves import held_out_evaluations, read_curve, r
 from evenpack.studies.chunking.presentation import comparison_tables, plot_lengths, require_plots
 from evenpack.studies.columns import Column, table_of
 from evenpack.studies.runs.arms import of_each_run
-from evenpack.studies.runs.jobs import Job, StudyRun, interleaved
+from evenpack.studies.runs.jobs import StudyRun
 from evenpack.studies.runs.runner import EndedRun, RunDevices
 from evenpack.studies.runs.study import Findings, RunsByArm, TrainedStudy, run_rows
 
@@ -34,10 +34,6 @@ class ChunkingStudy(TrainedStudy[ChunkingConfig]):
         super().__init__(ChunkingConfig, study_file, overrides)
         self.arms = describe_arms(self.study, self.compared)
         self.evaluations = held_out_evaluations(self.study, self.compared)
-
-    @property
-    def jobs(self) -> Sequence[Job]:
-        return interleaved(self.runs, self.evaluations)
 
     def reference_of(self, arm: str) -> str:
         return reference_of(self.study, self.arms[arm])

@@ -28,11 +28,7 @@ class EquivalenceStudy(TrainedStudy[EquivalenceConfig]):
     def __init__(self, study_file: Path, overrides: Sequence[str]) -> None:
         """Loads the study. Raises: ConfigError for settings that make a run invalid."""
         super().__init__(EquivalenceConfig, study_file, overrides)
-        self._finetunings = expand_finetunings(self.study.finetune, self.compared)
-
-    @property
-    def finetunings(self) -> Sequence[FinetuneRun]:
-        return self._finetunings
+        self.finetunings = expand_finetunings(self.study.finetune, self.compared)
 
     def describe(self, groups: Sequence[RunDevices]) -> Report:
         report, section = super().describe(groups), self.study.equivalence

@@ -9,7 +9,7 @@ Each is one command of evenpack on a checked run file, with a folder of its own.
 
 import json
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, TypeVar
@@ -207,13 +207,7 @@ def evaluation_of(
 
 def interleaved(runs: Sequence[StudyRun], evaluations: Sequence[Evaluation]) -> tuple[Job, ...]:
     """Returns each run, followed by its evaluations, so that they are done before the next run is started."""
-
-    def jobs() -> Iterator[Job]:
-        for run in runs:
-            yield run
-            yield from (evaluation for evaluation in evaluations if evaluation.starts_from == run.key)
-
-    return tuple(jobs())
+    return tuple(job for run in runs for job in (run, *(one for one in evaluations if one.starts_from == run.key)))
 
 
 def require_tasks(finetunings: Sequence[FinetuneRun]) -> None:

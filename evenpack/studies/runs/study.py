@@ -20,7 +20,16 @@ from evenpack.progress import Progress
 from evenpack.studies.columns import Column, table_of
 from evenpack.studies.plotting import require_plot
 from evenpack.studies.provenance import provenance_of_runs
-from evenpack.studies.runs.jobs import ROWS_SEED, FinetuneRun, Job, StudyRun, expand, require_tasks
+from evenpack.studies.runs.jobs import (
+    ROWS_SEED,
+    Evaluation,
+    FinetuneRun,
+    Job,
+    StudyRun,
+    expand,
+    interleaved,
+    require_tasks,
+)
 from evenpack.studies.runs.runner import PLACES, EndedRun, Machine, RunDevices, describe_state, recorded, train_runs
 from evenpack.studies.runs.study_file import RunsStudyConfig, load_study
 
@@ -47,6 +56,11 @@ class Findings:
 class TrainedStudy(ABC, Generic[StudyT]):
     """A loaded study file with its jobs."""
 
+    evaluations: Sequence[Evaluation] = ()
+    """Evaluations of trainings, each done before the next training is started."""
+    finetunings: Sequence[FinetuneRun] = ()
+    """Fine-tunings that follow all trainings."""
+
     def __init__(self, schema: type[StudyT], study_file: Path, overrides: Sequence[str]) -> None:
         """Loads the study. Raises: ConfigError for settings that make a run invalid."""
         self.study, run_overrides = load_study(study_file, schema, overrides)
@@ -56,12 +70,7 @@ class TrainedStudy(ABC, Generic[StudyT]):
     @property
     def jobs(self) -> Sequence[Job]:
         """The trainings, and what is done between them."""
-        return self.runs
-
-    @property
-    def finetunings(self) -> Sequence[FinetuneRun]:
-        """Fine-tunings that follow all trainings."""
-        return ()
+        return interleaved(self.runs, self.evaluations)
 
     @abstractmethod
     def reference_of(self, arm: str) -> str:
@@ -186,14 +195,15 @@ def measured_on(records: Sequence[RunRecord | None]) -> dict[str, Any]:
     }
 
 
-def _step_size(row: "RunRow") -> str:
-    return "by tokens" if row.items_per_step is None else f"{row.items_per_step:,} {row.batching}"
+def _step(row: Any) -> str:
+    size = "by tokens" if row.items_per_step is None else f"{row.items_per_step:,} {row.batching}"
+    return f"{size}, {row.layout}"
 
 
 _RUNS = (
     Column("run"),
     Column("state"),
-    Column("step", lambda row: f"{_step_size(row)}, {row.layout}"),
+    Column("step", _step),
     Column("accumulation", "micro_batches_per_rank"),
     Column("steps"),
     Column("sequences/step", "sequences_per_step", ",.0f"),
@@ -204,7 +214,7 @@ FINETUNINGS = (
     Column("run"),
     Column("state"),
     Column("task", "title"),
-    Column("step", lambda row: f"{row.items_per_step:,} {row.batching}, {row.layout}"),
+    Column("step", _step),
     Column("epochs"),
     Column("seeds", lambda row: ", ".join(map(str, row.seeds))),
 )

@@ -39,7 +39,7 @@ from evenpack.files import read_json_object, write_json
 from evenpack.studies.columns import Column, table_of
 from evenpack.studies.plotting import COLOURS, INK, figure_as_png, smooth, write_footer, write_title
 from evenpack.studies.runs.arms import arm_label, of_each_run, seeds_text
-from evenpack.studies.runs.jobs import Job, StudyRun, interleaved
+from evenpack.studies.runs.jobs import StudyRun
 from evenpack.studies.runs.runner import EndedRun, Machine
 from evenpack.studies.runs.study import Findings, RunsByArm, TrainedStudy
 from evenpack.studies.shuffle.config import ShuffleSection, ShuffleStudyConfig
@@ -506,10 +506,6 @@ class ShuffleStudy(TrainedStudy[ShuffleStudyConfig]):
         for run in self.runs:
             check_run(run.config)
         self.evaluations = evaluations_on_text(self.study, self.compared)
-
-    @property
-    def jobs(self) -> Sequence[Job]:
-        return interleaved(self.runs, self.evaluations)
 
     def reference_of(self, arm: str) -> str:
         return self.study.shuffle.reference
