@@ -1,6 +1,5 @@
 """The file of a chunking study: a grid of arms (each recipe at each length, with each atom), and what is compared."""
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal
@@ -68,15 +67,13 @@ class GridSection(Section):
     @property
     def arms(self) -> "list[GridArm]":
         """The arms, ordered by length, recipe and atom."""
-        return list(self._arms())
-
-    def _arms(self) -> "Iterator[GridArm]":
-        for row in self.lengths:
-            for recipe, settings in self.recipes.items():
-                for atom in row.atoms:
-                    yield _arm(row, recipe, settings, atom)
-            for recipe, settings in self.recipes_without_atoms.items():
-                yield _arm(row, recipe, settings, None)
+        return [
+            _arm(row, recipe, settings, atom)
+            for row in self.lengths
+            for recipes, atoms in ((self.recipes, row.atoms), (self.recipes_without_atoms, [None]))
+            for recipe, settings in recipes.items()
+            for atom in atoms
+        ]
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -8,10 +8,11 @@ csv       a column of sequences/s, or one of seconds and one of sequences
 """
 
 import csv
+import itertools
 import math
 import re
 import statistics
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -37,6 +38,8 @@ from evenpack.studies.statistics.paired import Interval
 RATE_COLUMNS = ("sequences_per_second", "sequences/s", "seq/s", "seq_per_s", "samples_per_second", "samples/s")
 SECONDS_COLUMNS = ("step_seconds", "seconds", "step_time")
 SEQUENCES_COLUMNS = ("sequences", "samples")
+_CSV_COLUMNS = (*((rate,) for rate in RATE_COLUMNS), *itertools.product(SEQUENCES_COLUMNS, SECONDS_COLUMNS))
+"""Columns of a CSV that give rates, the first choice first: a rate, or what is divided by what."""
 
 _SEQ_PER_S = re.compile(r"""['"]seq/s['"]\s*:\s*([^,}\s]+)""")
 _GLOBAL_STEPS = re.compile(r"""['"]global_steps['"]\s*:\s*(\d+)""")
@@ -173,28 +176,17 @@ def _read_csv(path: Path, lines: list[str], column: str | None = None) -> Logged
     rows = csv.reader(lines, delimiter=delimiter)
     numbered = ((rows.line_num, row) for row in rows if any(cell.strip() for cell in row))
     names = [name.strip() for name in next(numbered, (0, []))[1]]
-    rate = _known(names, RATE_COLUMNS if column is None else (column,))
-    seconds, sequences = _known(names, SECONDS_COLUMNS), _known(names, SEQUENCES_COLUMNS)
-    if rate is not None:
-        steps = _steps(numbered, lambda number, row: _cell(row, rate, path, number, names))
-        return LoggedSteps(format=f"CSV: {names[rate]}", steps=steps)
-    if column is not None:
+    choices: Sequence[tuple[str, ...]] = _CSV_COLUMNS if column is None else ((column,),)
+    used = next((choice for choice in choices if set(choice) <= set(names)), None)
+    if used is None and column is not None:
         raise DataError(f"{path}: no column {column!r}, found {', '.join(names) or 'nothing'}")
-    if seconds is None or sequences is None:
+    if used is None:
         return LoggedSteps(format="CSV", steps=())
-    steps = _steps(
-        numbered,
-        lambda number, row: _cell(row, sequences, path, number, names) / _cell(row, seconds, path, number, names),
-    )
-    return LoggedSteps(format=f"CSV: {names[sequences]} / {names[seconds]}", steps=steps)
-
-
-def _steps(rows: Iterator[tuple[int, list[str]]], rate: Callable[[int, list[str]], float]) -> tuple[LoggedStep, ...]:
-    return tuple(LoggedStep(line=number, rate=rate(number, row)) for number, row in rows)
-
-
-def _known(names: list[str], wanted: Sequence[str]) -> int | None:
-    return next((names.index(name) for name in wanted if name in names), None)
+    steps = []
+    for number, row in numbered:
+        amount, *seconds = (_cell(row, names.index(name), path, number, names) for name in used)
+        steps.append(LoggedStep(line=number, rate=amount / seconds[0] if seconds else amount))
+    return LoggedSteps(format=f"CSV: {' / '.join(used)}", steps=tuple(steps))
 
 
 def _cell(row: list[str], index: int, path: Path, number: int, names: list[str]) -> float:
