@@ -172,9 +172,8 @@ def label_ends(axes: Any, ends: Sequence[tuple[str, float, str]]) -> None:
     height_points = axes.get_window_extent().height / axes.figure.dpi * 72
     to_fraction = axes.transData + axes.transAxes.inverted()
     at = axes.get_xlim()[1]
-    ordered = sorted(
-        ((text, float(to_fraction.transform((at, y))[1]), colour) for text, y, colour in ends), key=_height
-    )
+    heights = ((text, float(to_fraction.transform((at, y))[1]), colour) for text, y, colour in ends)
+    ordered = sorted(heights, key=lambda end: -end[1])  # from top to bottom
     gap = _LABEL_POINTS / height_points
     places = spread([end[1] for end in ordered], gap=gap, low=0.0)
     for (text, height, colour), place in zip(ordered, places, strict=True):
@@ -199,11 +198,6 @@ def label_ends(axes: Any, ends: Sequence[tuple[str, float, str]]) -> None:
             fontweight="bold",
             annotation_clip=False,
         )
-
-
-def _height(end: tuple[str, float, str]) -> float:
-    """Returns the sort key that orders line ends from top to bottom."""
-    return -end[1]
 
 
 def spread(heights: Sequence[float], *, gap: float, low: float) -> list[float]:

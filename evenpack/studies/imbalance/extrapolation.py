@@ -171,6 +171,11 @@ class Estimate:
     interval: Interval | None
     """95 % interval of the fit, not of the choice of the law; None if too many of its fits failed."""
 
+    @property
+    def ends(self) -> Interval:
+        """Returns the interval; without one, the expected speed-up alone."""
+        return self.interval or Interval(low=self.expected, high=self.expected)
+
 
 @dataclass(frozen=True, kw_only=True)
 class ForecastRow:
@@ -270,8 +275,8 @@ def forecast_from_log(
                 best=best[index],
                 estimates=estimates,
                 extrapolated=not empirical,
-                lowest=min(map(_low, estimates)),
-                highest=max(map(_high, estimates)),
+                lowest=min(estimate.ends.low for estimate in estimates),
+                highest=max(estimate.ends.high for estimate in estimates),
             )
         )
     return LogForecast(
@@ -359,13 +364,6 @@ def _forecast_warnings(rows: Sequence[ForecastRow], log_devices: int) -> list[st
 
 def _agree(row: ForecastRow) -> bool:
     """Returns whether the best law's interval and the interval of the steps, if there is one, overlap."""
-    steps = [estimate for estimate in row.estimates if estimate.method == "empirical"]
-    return all(_low(row.best) <= _high(estimate) and _low(estimate) <= _high(row.best) for estimate in steps)
-
-
-def _low(estimate: Estimate) -> float:
-    return estimate.expected if estimate.interval is None else estimate.interval.low
-
-
-def _high(estimate: Estimate) -> float:
-    return estimate.expected if estimate.interval is None else estimate.interval.high
+    best = row.best.ends
+    steps = [estimate.ends for estimate in row.estimates if estimate.method == "empirical"]
+    return all(best.low <= one.high and one.low <= best.high for one in steps)

@@ -48,7 +48,7 @@ def length_statistics(histogram: LengthHistogram, *, pack_length: int) -> Length
     return LengthStatistics(
         sequences=histogram.sequences,
         tokens=histogram.tokens,
-        shortest=int(np.flatnonzero(histogram.counts)[0]) + 1,
+        shortest=histogram.shortest,
         mean=histogram.tokens / histogram.sequences,
         median=percentile(0.5),
         percentile_90=percentile(0.9),

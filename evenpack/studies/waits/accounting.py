@@ -393,13 +393,12 @@ def _notes(
 
 def _kinds_of_ranks(places: Sequence[Place]) -> str:
     """Returns the kinds of devices, each with its ranks; of many groups of ranks the first ones."""
-    groups = [(model, [rank for rank, _ in group]) for model, group in groupby(enumerate(places), _model)]
+    groups = [
+        (model, [rank for rank, _ in group])
+        for model, group in groupby(enumerate(places), lambda ranked: ranked[1].model)
+    ]
     named = [
         f"{model}: rank{'s' if len(ranks) > 1 else ''} {ranks[0]}{f' to {ranks[-1]}' if len(ranks) > 1 else ''}"
         for model, ranks in groups
     ]
     return "; ".join([*named[:_MOST_GROUPS], *(["and so on"] if len(named) > _MOST_GROUPS else [])])
-
-
-def _model(ranked: tuple[int, Place]) -> str:
-    return ranked[1].model
