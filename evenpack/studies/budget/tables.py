@@ -5,12 +5,24 @@ from collections.abc import Iterator
 from rich.console import RenderableType
 from rich.table import Table
 
-from evenpack.console import pairs, percent, table, text
+from evenpack.console import pairs, percent, text
 from evenpack.engine.config import CHINCHILLA_RATIO
 from evenpack.engine.memory.text import memory_text
 from evenpack.studies.budget.budget import Budget, EffectiveBatch, SourceBudget
 from evenpack.studies.budget.scaling import SERVING_FLOPS, TRAINING_FLOPS, Allocation, Serving
+from evenpack.studies.columns import Column, table_of
 from evenpack.units import counted
+
+_MODELS = (
+    Column("parameters", lambda model: _count(model.parameters)),
+    Column("of the first", "share", ".2%"),
+    Column("tokens", lambda model: _count(model.tokens)),
+    Column("per parameter", "tokens_per_parameter", ",.1f"),
+    Column("training", lambda model: _flops(model.training_flops)),
+    Column("serving", lambda model: _flops(model.serving_flops)),
+    Column("total", lambda model: _flops(model.total_flops)),
+    Column("", lambda model: "fewest" if model.is_least else ""),
+)
 
 
 def budget_tables(budget: Budget) -> Iterator[RenderableType]:
@@ -45,21 +57,9 @@ def optimum_table(flops: float, found: Allocation) -> Table:
 
 def serving_table(serving: Serving) -> Table:
     """Returns models of the same loss; the one with the fewest operations is marked."""
-    rows = [
-        {
-            "parameters": _count(model.parameters),
-            "of the first": percent(model.share),
-            "tokens": _count(model.tokens),
-            "per parameter": f"{model.tokens_per_parameter:,.1f}",
-            "training": _flops(model.training_flops),
-            "serving": _flops(model.serving_flops),
-            "total": _flops(model.total_flops),
-            "": "fewest" if model.is_least else "",
-        }
-        for model in serving.models
-    ]
-    return table(
-        rows,
+    return table_of(
+        serving.models,
+        _MODELS,
         title=f"Models of loss {serving.loss:.4f}, {_count(serving.served_tokens)} tokens served at {SERVING_FLOPS} "
         f"operations per parameter; by {serving.law.source}",
     )
@@ -89,19 +89,15 @@ def _length(budget: Budget) -> dict[str, str]:
 
 
 def _sources(budget: Budget) -> Table:
-    kind = budget.batch.batching
-    rows = [
-        {
-            "source": source.source,
-            "of a step": percent(source.share),
-            f"{kind} per epoch": source.items_per_epoch,
-            "tokens per epoch": source.tokens_per_epoch,
-            "steps per epoch": f"{source.steps_per_epoch:,.1f}",
-            "epochs": _epochs(source),
-        }
-        for source in budget.sources
-    ]
-    return table(rows, title="Sources")
+    columns = (
+        Column("source"),
+        Column("of a step", "share", ".2%"),
+        Column(f"{budget.batch.batching} per epoch", "items_per_epoch"),
+        Column("tokens per epoch", "tokens_per_epoch"),
+        Column("steps per epoch", "steps_per_epoch", ",.1f"),
+        Column("epochs", _epochs),
+    )
+    return table_of(budget.sources, columns, title="Sources")
 
 
 def _epochs(source: SourceBudget) -> str:
@@ -135,20 +131,16 @@ def _compute(budget: Budget) -> dict[str, str]:
 
 
 def _padding(budget: Budget) -> Table:
-    rows = []
-    for one in budget.padding:
-        row = {
-            "rows": one.rows,
-            "slots": one.slots,
-            "padding": one.padding,
-            "share": percent(one.share),
-            "wasted operations": _flops(one.wasted_flops),
-            "of useful operations": percent(one.wasted_flops / budget.flops),
-        }
-        if one.wasted_device_hours is not None:
-            row["device-hours"] = f"{one.wasted_device_hours:,.3g}"
-        rows.append(row)
-    return table(rows, title="Cost of padding")
+    columns = (
+        Column("rows"),
+        Column("slots"),
+        Column("padding"),
+        Column("share", form=".2%"),
+        Column("wasted operations", lambda one: _flops(one.wasted_flops)),
+        Column("of useful operations", lambda one: one.wasted_flops / budget.flops, ".2%"),
+        *([] if budget.time is None else [Column("device-hours", "wasted_device_hours", ",.3g")]),
+    )
+    return table_of(budget.padding, columns, title="Cost of padding")
 
 
 def _flops(value: int | float) -> str:
