@@ -20,6 +20,7 @@ from evenpack.engine.resolving.cost_model import CostModel
 from evenpack.errors import DataError, EvenpackError
 from evenpack.files import parse_json_object
 from evenpack.finetuning.squad import read_questions
+from evenpack.studies.chunking.curves import read_curve
 from evenpack.studies.lengths.reading import from_json
 
 CONTENTS: dict[str, bytes] = {
@@ -50,6 +51,7 @@ READERS: dict[str, tuple[str, Callable[[Path], Any]]] = {
     "a tokenizer": ("tokenizer_config.json", lambda file: Tokenizer.load(file.parent)),
     "GPT-2's vocabulary": ("vocab.json", lambda file: read_byte_pairs(file.parent)),
     "questions": ("train.json", read_questions),
+    "a learning curve": ("curve.json", lambda file: read_curve(file.parent)),
     "a histogram": ("lengths.json", lambda file: from_json(file, None)),
     "an event": ("events.log", lambda file: parse_events(file, [PREFIX + file.read_bytes().decode("latin-1")])),
 }

@@ -120,7 +120,8 @@ class HeldOut:
 def read_curve(output_dir: Path) -> Curve:
     """Reads the run's log and stores the needed part in curve.json; without a log it reads curve.json.
 
-    Raises: DataError if there is neither, or the log does not have each step once or has no trained step.
+    Raises: DataError if there is neither, if curve.json is damaged, or the log does not have each step once or has no
+    trained step.
     """
     path, kept = output_dir / METRICS, output_dir / CURVE
     if path.exists():
@@ -135,8 +136,13 @@ def read_curve(output_dir: Path) -> Curve:
                 f"remove {output_dir} to train that run again"
             )
         values = found
-    losses = [math.inf if loss is None else loss for loss in values["losses"]]
-    return Curve(**(values | {"losses": np.array(losses, dtype=np.float64)}))
+    try:
+        losses = [math.inf if loss is None else loss for loss in values["losses"]]
+        return Curve(**(values | {"losses": np.array(losses, dtype=np.float64)}))
+    except (KeyError, TypeError, ValueError) as error:
+        raise DataError(
+            f"{kept} is damaged or of another version: restore it, or remove {output_dir} to train that run again"
+        ) from error
 
 
 def held_out_evaluations(study: ChunkingConfig, runs: Sequence[StudyRun]) -> tuple[Evaluation, ...]:
