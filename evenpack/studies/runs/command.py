@@ -4,10 +4,12 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Generic, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, Generic, TypeVar
+
+import typer
 
 from evenpack.console import Report
-from evenpack.studies.shared_options import DevicesPerRun, DryRun, OnlyReport, Plot
+from evenpack.studies.shared_options import Plot
 
 if TYPE_CHECKING:
     from evenpack.studies.runs.runner import Machine, RunDevices
@@ -21,9 +23,14 @@ StudyT = TypeVar("StudyT", bound="TrainedStudy[Any]")
 class TrainedStudyCommand(ABC, Generic[StudyT]):
     """The options of every study that trains the runs of a study file."""
 
-    devices_per_run: DevicesPerRun = None
-    dry_run: DryRun = False
-    only_report: OnlyReport = False
+    devices_per_run: Annotated[
+        int | None,
+        typer.Option(help="GPUs, or CPU cores, per run; as many runs at once as fit. Default: all for one run."),
+    ] = None
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="List the runs without starting any.")] = False
+    only_report: Annotated[
+        bool, typer.Option("--only-report", help="Start nothing: report what has finished so far.")
+    ] = False
     plot: Plot = None
 
     @abstractmethod

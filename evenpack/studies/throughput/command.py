@@ -8,7 +8,7 @@ import typer
 
 from evenpack.console import Report
 from evenpack.errors import ConfigError
-from evenpack.studies.shared_options import Clock, Plot
+from evenpack.studies.shared_options import Plot
 
 if TYPE_CHECKING:
     from evenpack.engine.config import RunConfig
@@ -35,7 +35,10 @@ class ThroughputCommand:
     rounds: Annotated[int, typer.Option(help="Timed steps of each layout and depth.")] = 10
     warmup: Annotated[int, typer.Option(help="Warm-up steps.")] = 2
     samples: Annotated[int, typer.Option(help="Further micro-batches, for the cost model; 0: fit none.")] = 40
-    clock: Clock = "wall"
+    clock: Annotated[
+        str,
+        typer.Option(help="wall, or cpu: seconds of this process only, for a busy machine with OMP_NUM_THREADS=1."),
+    ] = "wall"
     cost_model: Annotated[Path | None, typer.Option(metavar="FILE.json", help="Write the cost model.")] = None
     plot: Plot = None
 
