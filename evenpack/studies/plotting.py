@@ -175,7 +175,7 @@ def label_ends(axes: Any, ends: Sequence[tuple[str, float, str]]) -> None:
     heights = ((text, float(to_fraction.transform((at, y))[1]), colour) for text, y, colour in ends)
     ordered = sorted(heights, key=lambda end: -end[1])  # from top to bottom
     gap = _LABEL_POINTS / height_points
-    places = spread([end[1] for end in ordered], gap=gap, low=0.0)
+    places = spread([end[1] for end in ordered], gap=gap)
     for (text, height, colour), place in zip(ordered, places, strict=True):
         moved = abs(place - height) > gap / 2
         if moved:
@@ -200,12 +200,12 @@ def label_ends(axes: Any, ends: Sequence[tuple[str, float, str]]) -> None:
         )
 
 
-def spread(heights: Sequence[float], *, gap: float, low: float) -> list[float]:
-    """Moves descending heights down until each is `gap` below the one before, then up until none is below `low`."""
+def spread(heights: Sequence[float], *, gap: float) -> list[float]:
+    """Moves descending heights down until each is `gap` below the one before, then up until none is below 0."""
     places: list[float] = []
     for height in heights:
         places.append(min(height, places[-1] - gap) if places else height)
-    floor = low
+    floor = 0.0
     for index in reversed(range(len(places))):
         places[index] = max(places[index], floor)
         floor = places[index] + gap

@@ -252,7 +252,8 @@ def probe(
     """
     asked = {"backend": backend, "cache": cache, "mask": mask, "mode": mode}
     with _settled():
-        subject = _function(model) if _is_function(model) else _transformer(model)
+        is_function = ":" in model and not Path(model).exists()
+        subject = _function(model) if is_function else _transformer(model)
         combinations = _asked(subject, {name: value for name, value in asked.items() if value is not None})
         rows = tuple(probe_combination(subject, combination) for combination in combinations)
     verdicts = {row.verdict for row in rows}
@@ -457,10 +458,6 @@ class _Function(Subject):
                 shown = list(state.shape) if isinstance(state, Tensor) else type(state).__name__
                 raise ConfigError(f"{self.name} returned {shown} for {len(pack.tokens)} tokens; expected {CONVENTION}")
         return Seen(states=tuple(states), embeddings=found.get("embeddings"), loss=found.get("loss"))
-
-
-def _is_function(model: str) -> bool:
-    return ":" in model and not Path(model).exists()
 
 
 def _function(model: str) -> _Function:
@@ -707,13 +704,9 @@ def _versions() -> dict[str, str]:
     return {"torch": torch.__version__, "transformers": transformers.__version__}
 
 
-def _cache(row: ProbedCombination) -> str | None:
-    return {None: None, False: "off", True: "on"}[row.combination.cache]
-
-
 COLUMNS = (
     Column("backend", "combination.backend"),
-    Column("cache", _cache),
+    Column("cache", lambda row: {None: None, False: "off", True: "on"}[row.combination.cache]),
     Column("mask", "combination.mask"),
     Column("mode", "combination.mode"),
     Column("states", lambda row: max(row.states, default=None), form=".1e"),

@@ -259,10 +259,10 @@ def _draw_verdicts(
             arm=_name(row.arm, section),
             difference=row.difference,
             colour=styles[row.arm]["color"],
-            word=verdict,
+            word=row.verdict or "undecided",
         )
         for row in rows
-        if row.difference is not None and (verdict := row.verdict or "undecided")
+        if row.difference is not None
     ]
     _draw_differences(axes, marks)
     unit = " (nats/token)" if section.measure == "loss" else ""

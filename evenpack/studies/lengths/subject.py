@@ -11,7 +11,7 @@ from evenpack.config import load_run_file, nearest
 from evenpack.data.packing import FittedHistogram, LengthHistogram
 from evenpack.data.prepare.progress import PrepareProgress
 from evenpack.data.prepared import PreparedData
-from evenpack.data.sequences import ViewOfDocuments, length_chunks
+from evenpack.data.sequences import SequenceView, ViewOfDocuments, length_chunks
 from evenpack.engine.config import RunConfig
 from evenpack.errors import ConfigError, DataError, PackingError
 from evenpack.shipped import names_run_file
@@ -114,11 +114,12 @@ def _of_run(run_file: Path, overrides: Sequence[str], options: SubjectOptions) -
     prepared = PreparedData.open(config.prepared_dir, config.data)
     if source is not None and source not in prepared.source_names:
         raise ConfigError(f"--source {source}: {run_file} has no such source; {nearest(source, prepared.source_names)}")
-    histograms = []
-    for name in prepared.source_names if source is None else (source,):
-        view = prepared.view(name, "train")
-        if view.count:
-            histograms.append(LengthHistogram.from_chunks(length_chunks(view), longest=view.max_sequence_length))
+    views = [prepared.view(name, "train") for name in (prepared.source_names if source is None else (source,))]
+    histograms = [
+        LengthHistogram.from_chunks(length_chunks(view), longest=view.max_sequence_length)
+        for view in views
+        if view.count
+    ]
     if not histograms:
         raise DataError(f"{prepared.directory} holds no sequence to train on")
     subject = _fit(
@@ -133,18 +134,17 @@ def _of_run(run_file: Path, overrides: Sequence[str], options: SubjectOptions) -
         source_rows=tuple(prepared.manifest.row_summary()),
         config=config,
         prepared=prepared,
-        documents=_document_lengths(prepared, source),
+        documents=_document_lengths(views),
         max_sequence_length=config.data.recipe.max_sequence_length,
         keeps_order=config.data.keeps_order,
         verified_by=shlex.join(["evenpack", "verify", str(run_file), *overrides]),
     )
 
 
-def _document_lengths(prepared: PreparedData, source: str | None) -> LengthHistogram | None:
+def _document_lengths(views: Sequence[SequenceView]) -> LengthHistogram | None:
     """Returns the documents' lengths; None for pairs, whose documents are read sentence by sentence."""
     histograms = []
-    for name in prepared.source_names if source is None else (source,):
-        view = prepared.view(name, "train")
+    for view in views:
         if not isinstance(view, ViewOfDocuments):
             return None
         _, lengths = view.token_file.spans(view.documents)

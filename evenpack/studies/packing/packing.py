@@ -124,7 +124,9 @@ def study_packing(
                 if refused is None:
                     raise
                 refused(choice.label, depth, error)
-        rows += _with_best_bound(of_depth)
+        # Each is compared with the greatest bound that any algorithm proves at this limit.
+        bound = max((row.lower_bound for row in of_depth), default=0)
+        rows += [replace(row, lower_bound=bound, gap=row.packs / bound - 1) for row in of_depth]
     return tuple(rows)
 
 
@@ -187,12 +189,6 @@ def _of_use(
     if cutting_stock_takes_seconds(pack_length):
         names.append("cutting_stock")
     return tuple(PackerChoice(algorithm=name) for name in names)
-
-
-def _with_best_bound(rows: Sequence[PackingRow]) -> list[PackingRow]:
-    """Returns rows of one limit of depth, each compared with the greatest bound that any of them proves."""
-    bound = max((row.lower_bound for row in rows), default=0)
-    return [replace(row, lower_bound=bound, gap=row.packs / bound - 1) for row in rows]
 
 
 def _packing_row(histogram: LengthHistogram, choice: PackerChoice, depth: int | None, pack_length: int) -> PackingRow:

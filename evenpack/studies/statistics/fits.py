@@ -3,6 +3,7 @@
 import itertools
 import math
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Literal
 
@@ -192,10 +193,8 @@ def _converged(fitter: Fitter, samples: Float64[np.ndarray, "rounds values"]) ->
     """Returns the fits that converge; none if more than a tenth do not."""
     laws = []
     for sample in samples:
-        try:
+        with suppress(FitError):
             laws.append(fitter(sample))
-        except FitError:
-            continue
     return tuple(laws) if len(laws) >= (1 - _FAILED_SHARE) * len(samples) else ()
 
 
