@@ -104,6 +104,13 @@ def waits_in_each_micro_batch(zero_stage: int) -> bool:
     return zero_stage >= 2
 
 
+def slowest_seconds(
+    seconds: Float64[np.ndarray, "*steps ranks micro_batches"], *, waits_often: bool
+) -> Float64[np.ndarray, "*steps"]:
+    """Returns the seconds that each step waits for: of its slowest rank, or of the slowest of each micro-batch."""
+    return np.asarray(seconds.max(axis=-2).sum(axis=-1) if waits_often else seconds.sum(axis=-1).max(axis=-1))
+
+
 @dataclass(frozen=True, kw_only=True)
 class Needs:
     """What a scheme needs of the data, the loader and the kernels."""
@@ -299,8 +306,7 @@ class Cluster:
         shape = self.shape(scheme, devices)
         shares = assign_step(shape, draw.tokens, self._assignment_costs(shape, draw), ranks=devices)
         seconds = self.micro_batch_seconds(scheme, draw.items, shares).reshape(noise.shape) * noise
-        waited = seconds.max(axis=0).sum() if waits_often else seconds.sum(axis=1).max()
-        slowest = float(waited) + self.cost.per_step
+        slowest = float(slowest_seconds(seconds, waits_often=waits_often)) + self.cost.per_step
         mean = float(seconds.sum()) / devices + self.cost.per_step
         return slowest + self.options.all_reduce_seconds(devices), slowest, mean
 

@@ -34,6 +34,7 @@ from evenpack.studies.imbalance.cluster import (
     UNPADDED_BALANCED,
     ClusterOptions,
     Scheme,
+    slowest_seconds,
     waits_in_each_micro_batch,
 )
 from evenpack.studies.imbalance.extrapolation import SlowestForecast, forecast_slowest
@@ -258,19 +259,11 @@ def _seconds(
     return found
 
 
-def _slowest(seconds: Seconds, *, waits_often: bool) -> Float64[np.ndarray, " steps"]:
-    """Returns the seconds that each step waits for: of its slowest device, or of the slowest of each micro-batch."""
-    slowest: Float64[np.ndarray, " steps"] = (
-        seconds.max(axis=1).sum(axis=1) if waits_often else seconds.sum(axis=2).max(axis=1)
-    )
-    return slowest
-
-
 def _forecasts(seconds: dict[int, Seconds], *, waits_often: bool) -> tuple[SlowestRow, ...]:
     """Compares replayed steps of the first half with what one device's times over the second half predict."""
     half = len(seconds[1]) // 2
     replayed = {
-        devices: _slowest(of_steps[: half // devices], waits_often=waits_often)
+        devices: slowest_seconds(of_steps[: half // devices], waits_often=waits_often)
         for devices, of_steps in seconds.items()
         if devices > 1 and half // devices > 1
     }
@@ -320,7 +313,7 @@ def _step_times(
     expected = fitted(_mean_work(virtual))
     found = {}
     for number, of_ranks in seconds.items():
-        waited = _slowest(of_ranks, waits_often=waits_often)
+        waited = slowest_seconds(of_ranks, waits_often=waits_often)
         of_work = fitted(work[number].mean(axis=1))
         from_mean = of_work - of_work.mean()
         found[scheme, number] = StepTimes(
