@@ -3,7 +3,7 @@
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import groupby, pairwise
+from itertools import groupby
 from pathlib import Path
 from typing import Any, Literal
 
@@ -135,9 +135,8 @@ def read_waits(output_dir: Path, *, replay: Path | None = None) -> tuple[WaitsOf
         raise DataError(f"{path}: {_why_nothing_is_split(records, record)}")
     ranks = int(split[-1]["world_size"])
     starts = () if record is None else record.starts
-    places = _Places(starts, ranks)
     gathered = [one for one in split if _lists(one, ranks) is not None]
-    by_rank = _by_rank(gathered, places, ranks)
+    by_rank = _by_rank(gathered, starts, ranks)
     timed = [one for one in records if all(one.get(name) is not None for name in _TIMES)]
     found = WaitsOfRun(
         run=output_dir.name if record is None else str(record.config["run"]["name"]),
@@ -147,7 +146,7 @@ def read_waits(output_dir: Path, *, replay: Path | None = None) -> tuple[WaitsOf
         split_steps=len(split),
         parts=_parts(timed),
         by_rank=by_rank,
-        episodes=tuple(_episodes(gathered, places, [start.first_step for start in starts])),
+        episodes=tuple(_episodes(gathered, starts, ranks)),
         least_slowdown=_least_slowdown(gathered),
         prediction=None if replay is None else _prediction(replay, record, ranks),
         notes=tuple(_notes(split, by_rank, starts, ranks, untimed=len(records) - len(timed))),
@@ -185,28 +184,20 @@ def wait_course(records: Sequence[Mapping[str, Any]]) -> WaitCourse:
     )
 
 
-class _Places:
-    """Names hosts and devices of ranks, which may be others after a restart."""
+def _place(starts: Sequence[Start], rank: int, *, ranks: int, steps: Sequence[int]) -> dict[str, str | None]:
+    """Returns the host and the device of a rank in these steps; each of them, if restarts changed it."""
+    ends = [*(start.first_step for start in starts[1:]), math.inf]
+    places = [
+        start.places[rank]
+        for start, end in zip(starts, ends, strict=False)
+        if len(start.places) == ranks and any(start.first_step < step <= end for step in steps)
+    ]
+    devices = (f"{place.device}, {place.model}" for place in places)
+    return {"host": _joined(place.host for place in places), "device": _joined(devices)}
 
-    def __init__(self, starts: Sequence[Start], ranks: int) -> None:
-        self._starts = [(start.first_step, start.places if len(start.places) == ranks else ()) for start in starts]
 
-    def host(self, rank: int, steps: Sequence[int]) -> str | None:
-        """Returns the host of a rank in these steps; all of them, if restarts changed it."""
-        return self._joined(place.host for place in self._of(rank, steps))
-
-    def device(self, rank: int, steps: Sequence[int]) -> str | None:
-        """Returns its device, as `host` its host."""
-        return self._joined(f"{place.device}, {place.model}" for place in self._of(rank, steps))
-
-    def _of(self, rank: int, steps: Sequence[int]) -> Iterator[Place]:
-        for (first, places), (end, _) in pairwise([*self._starts, (math.inf, ())]):
-            if places and any(first < step <= end for step in steps):
-                yield places[rank]
-
-    @staticmethod
-    def _joined(names: Iterable[str]) -> str | None:
-        return ", then ".join(name for name, _ in groupby(names)) or None
+def _joined(names: Iterable[str]) -> str | None:
+    return ", then ".join(name for name, _ in groupby(names)) or None
 
 
 def _why_nothing_is_split(records: Sequence[Mapping[str, Any]], record: RunRecord | None) -> str:
@@ -256,7 +247,7 @@ def _parts(records: Sequence[Mapping[str, Any]]) -> tuple[PartOfTime, ...]:
     return tuple(PartOfTime(name=name, device_hours=each, share=each / total) for name, each in hours.items())
 
 
-def _by_rank(gathered: Sequence[Mapping[str, Any]], places: _Places, ranks: int) -> tuple[RankRow, ...]:
+def _by_rank(gathered: Sequence[Mapping[str, Any]], starts: Sequence[Start], ranks: int) -> tuple[RankRow, ...]:
     if not gathered:
         return ()
 
@@ -273,8 +264,7 @@ def _by_rank(gathered: Sequence[Mapping[str, Any]], places: _Places, ranks: int)
     return tuple(
         RankRow(
             rank=rank,
-            host=places.host(rank, steps),
-            device=places.device(rank, steps),
+            **_place(starts, rank, ranks=ranks, steps=steps),
             cost_over_mean=float(cost[rank] / cost.mean()) if cost.any() else 1.0,
             hours={cause: float(values[rank]) / HOUR for cause, values in seconds.items()},
             waited_for_hours=float(waited_for[rank]) / HOUR,
@@ -284,13 +274,13 @@ def _by_rank(gathered: Sequence[Mapping[str, Any]], places: _Places, ranks: int)
     )
 
 
-def _episodes(gathered: Sequence[Mapping[str, Any]], places: _Places, first_steps: Sequence[int]) -> Iterator[Episode]:
+def _episodes(gathered: Sequence[Mapping[str, Any]], starts: Sequence[Start], ranks: int) -> Iterator[Episode]:
     """Yields the times in which ranks were slow, in the order in which they were named."""
     found: list[Episode] = []
     open_ones: dict[tuple[int, Kind], int] = {}
     for before, record in zip([None, *gathered], gathered, strict=False):
         step, lists = record["step"], record["ranks"]
-        is_new_start = before is not None and any(before["step"] <= first < step for first in first_steps)
+        is_new_start = before is not None and any(before["step"] <= start.first_step < step for start in starts)
         for kind in _KINDS:
             for rank, since in enumerate(lists[f"{kind}_slow_since"]):
                 index = open_ones.get((rank, kind))
@@ -306,8 +296,7 @@ def _episodes(gathered: Sequence[Mapping[str, Any]], places: _Places, first_step
                     found.append(
                         Episode(
                             rank=rank,
-                            host=places.host(rank, [step]),
-                            device=places.device(rank, [step]),
+                            **_place(starts, rank, ranks=ranks, steps=[step]),
                             kind=kind,
                             since=since,
                             named=step,
