@@ -76,7 +76,7 @@ def main() -> int:
     """Returns 1 if a step waited or compiled again."""
     given = read_arguments(__doc__, steps=20)
     with stepping(given.config, "packed") as (timer, (packed,)):
-        steps = [micro_batches_of(packed.dataset, number) for number in range(_WARMUP + given.steps)]
+        steps = [micro_batches_of(packed, number) for number in range(_WARMUP + given.steps)]
         for number in range(_WARMUP):
             timer.engine.train_step(number, steps[number])
         before = int(counters["stats"]["unique_graphs"])

@@ -25,12 +25,12 @@ def main() -> None:
     """Measures both in turn and fits a Gumbel to the steps."""
     given = read_arguments(__doc__, steps=150)
     rates: dict[str, list[float]] = {"unpadded/arrival": [], "padded/arrival": []}
-    with stepping(given.config, *rates) as (timer, contenders):
+    with stepping(given.config, *rates) as (timer, datasets):
         for number in range(_WARMUP + given.steps):
-            for one in contenders:
-                step = timer.time_step_of(one.dataset, number)
+            for of_form, dataset in zip(rates.values(), datasets, strict=True):
+                step = timer.time_step_of(dataset, number)
                 if number >= _WARMUP:
-                    rates[one.name].append(step.sequences / step.step_seconds)
+                    of_form.append(step.sequences / step.step_seconds)
         device = device_name(timer.world)
     speed_ups = np.array(rates["unpadded/arrival"]) / np.median(rates["padded/arrival"])
     fitted, published = Gumbel.fit(speed_ups), single_device_gumbel(PUBLISHED_CLUSTER, _DEVICES)

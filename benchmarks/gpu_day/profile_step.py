@@ -18,7 +18,7 @@ def main() -> None:
     given = read_arguments(__doc__, steps=3)
     with stepping(given.config, "packed") as (timer, (packed,)):
         is_cuda = timer.world.device.type == "cuda"
-        steps = [micro_batches_of(packed.dataset, number) for number in range(_WARMUP + given.steps)]
+        steps = [micro_batches_of(packed, number) for number in range(_WARMUP + given.steps)]
         for number in range(_WARMUP):
             timer.engine.train_step(number, steps[number])
         synchronise(timer.world)

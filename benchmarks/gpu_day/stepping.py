@@ -10,10 +10,11 @@ from pathlib import Path
 import torch
 
 from evenpack.config import load_run_file
+from evenpack.data.batches.pipeline import MicroBatchDataset
 from evenpack.engine.config import RunConfig
 from evenpack.engine.world.distributed import World, configure_logging, joined_world
 from evenpack.launcher.processes.devices import choose_accelerator
-from evenpack.studies.throughput.contenders import Contender, contender, run_to_measure
+from evenpack.studies.throughput.contenders import contender, run_to_measure
 from evenpack.studies.throughput.measure import StepTimer
 
 
@@ -38,8 +39,8 @@ def read_arguments(description: str | None, *, steps: int) -> Arguments:
 
 
 @contextmanager
-def stepping(config: RunConfig, *forms: str) -> Iterator[tuple[StepTimer, list[Contender]]]:
-    """Yields an engine and the run in these forms, on one device."""
+def stepping(config: RunConfig, *forms: str) -> Iterator[tuple[StepTimer, list[MicroBatchDataset]]]:
+    """Yields an engine, and the run's batches in these forms, on one device."""
     choose_accelerator()
     with joined_world() as world:
         configure_logging(world)

@@ -18,11 +18,12 @@ from evenpack.testing.fake_cuda.device import listening_to_waits, pretend_cuda
 pretend_cuda(Path(sys.argv[1]))
 
 import torch  # noqa: E402 - after the device
-from gpu_day import checks, design, law, profile_step, stepping  # noqa: E402
+from gpu_day import checks, design, law, profile_step  # noqa: E402
 from torch._subclasses.fake_tensor import unset_fake_temporarily  # noqa: E402
 from torch.autograd import DeviceType  # noqa: E402
 from torch.autograd.profiler_util import FunctionEventAvg  # noqa: E402
 
+from evenpack.data.batches.pipeline import MicroBatchDataset  # noqa: E402
 from evenpack.engine.world.distributed import World  # noqa: E402
 from evenpack.kernels import cross_entropy  # noqa: E402
 from evenpack.studies.throughput.contenders import contender, run_to_measure  # noqa: E402
@@ -128,13 +129,13 @@ def stepping_on_the_fake_device(config, *forms):
     world = World(rank=0, size=1, local_rank=0, device=DEVICE)
     with unset_fake_temporarily():
         run = run_to_measure(config)
-        contenders = [contender(form, run, world) for form in forms]
-        for one in contenders:
-            one.dataset.__class__ = _Faked
-    yield StepTimer(run, world, clock="wall"), contenders
+        datasets = [contender(form, run, world) for form in forms]
+        for dataset in datasets:
+            dataset.__class__ = _Faked
+    yield StepTimer(run, world, clock="wall"), datasets
 
 
-class _Faked(stepping.Contender.__annotations__["dataset"]):
+class _Faked(MicroBatchDataset):
     def __getitem__(self, index):
         with unset_fake_temporarily():
             batch = super().__getitem__(index)

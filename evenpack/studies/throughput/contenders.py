@@ -1,7 +1,7 @@
 """The contenders of the study: one run's sequences in different layouts, assignments and packs, and samples of them."""
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -50,19 +50,6 @@ _NEIGHBOURS = 32
 
 _GOLDEN = 0.5 * (5**0.5 - 1)
 _NO_COUNTS = StepCounts(packs=0, sequences=0, tokens=0, targets=0)
-
-
-@dataclass(frozen=True, kw_only=True)
-class Contender:
-    """One layout and assignment of a step."""
-
-    name: str
-    dataset: MicroBatchDataset
-
-    @property
-    def packing_factor(self) -> float:
-        """Mean sequences per pack; see `sequences_per_item`."""
-        return sequences_per_item(self.dataset)
 
 
 def sequences_per_item(dataset: MicroBatchDataset) -> float:
@@ -137,13 +124,13 @@ def _form(word: str) -> str:
     return word
 
 
-def contender(form: str, run: ResolvedRun, world: World, *, planned_steps: int | None = None) -> Contender:
-    """Returns the run in another form; its steps have the rows, packs or sequences, of the run file.
+def contender(form: str, run: ResolvedRun, world: World, *, planned_steps: int | None = None) -> MicroBatchDataset:
+    """Returns the batches of the run in another form; its steps have the rows, packs or sequences, of the run file.
 
     Args:
         planned_steps: as in `PipelineSettings`; None: its batches can hold any micro-batch.
     """
-    return _contender(form, resolve(formed(run.config, form), run.prepared), world, planned_steps)
+    return _batches(resolve(formed(run.config, form), run.prepared), world, planned_steps)
 
 
 def formed(config: RunConfig, form: str) -> RunConfig:
@@ -173,24 +160,30 @@ def with_steps(
 
 def depth_contenders(
     run: ResolvedRun, world: World, depths: tuple[int | None, ...], *, planned_steps: int | None = None
-) -> tuple[Contender, Contender, dict[int | None, Contender]]:
-    """Returns padding, the unmasked model, and packs of each depth: as many rows in each.
+) -> dict[str, MicroBatchDataset]:
+    """Returns the batches of `padding`, of the model `unmasked`, and of packs of each depth (`depth_name`), by name.
 
-    Padding has one sequence per row. The unmasked model attends over whole packs, those without a limit of depth, with
-    positions that run through: its work is that on rows of one long sequence each.
+    All have as many rows. Padding has one sequence per row. The unmasked model attends over whole packs, those without
+    a limit of depth, with positions that run through: its work is that on rows of one long sequence each.
     """
     config, prepared = run.config, run.prepared
-    padding = replace(contender("padded/arrival", run, world, planned_steps=planned_steps), name="padding")
     packed_config = formed(config, "packed")
     packings = {depth: prepared.repacked(_limited(config.data.packing, depth)) for depth in depths}
     full = resolve(packed_config, packings.get(None) or prepared.repacked(_limited(config.data.packing, None)))
     unmasked = replace(full, shape=replace(full.shape, isolate=False, reset_positions=False))
-    twin = _contender("unmasked", unmasked, world, planned_steps)
-    packed = {
-        depth: _contender(f"depth {depth or 'max'}", resolve(packed_config, packing), world, planned_steps)
-        for depth, packing in packings.items()
+    return {
+        "padding": contender("padded/arrival", run, world, planned_steps=planned_steps),
+        "unmasked": _batches(unmasked, world, planned_steps),
+        **{
+            depth_name(depth): _batches(resolve(packed_config, packing), world, planned_steps)
+            for depth, packing in packings.items()
+        },
     }
-    return padding, twin, packed
+
+
+def depth_name(depth: int | None) -> str:
+    """Returns the name of packs of this depth among the contenders."""
+    return f"depth {depth or 'max'}"
 
 
 def sample_micro_batches(singles: MicroBatchDataset, count: int) -> Iterator[PackedBatch]:
@@ -240,6 +233,5 @@ def _limited(packing: PackingConfig, depth: int | None) -> PackingConfig:
     return PackingConfig(algorithm=algorithm, max_sequences_per_pack=depth, options=options)
 
 
-def _contender(name: str, run: ResolvedRun, world: World, planned_steps: int | None) -> Contender:
-    settings = replace(run.pipeline_settings(world), planned_steps=planned_steps)
-    return Contender(name=name, dataset=MicroBatchDataset(run.prepared, settings))
+def _batches(run: ResolvedRun, world: World, planned_steps: int | None) -> MicroBatchDataset:
+    return MicroBatchDataset(run.prepared, replace(run.pipeline_settings(world), planned_steps=planned_steps))

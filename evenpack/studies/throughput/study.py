@@ -4,7 +4,7 @@ One engine takes all steps in turn, a step of each contender per round, so that 
 of them. Ratios are of steps of the same round.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -19,11 +19,12 @@ from evenpack.kernels.config import WHOLE_ROWS
 from evenpack.studies.cost_model import MicroBatchTimes, fit_cost_model
 from evenpack.studies.provenance import name_of_prepared
 from evenpack.studies.throughput.contenders import (
-    Contender,
     contender,
     depth_contenders,
+    depth_name,
     run_to_measure,
     sample_micro_batches,
+    sequences_per_item,
 )
 from evenpack.studies.throughput.measure import (
     ClockName,
@@ -142,12 +143,11 @@ def study_throughput(
     config, prepared = run.config, run.prepared
     timer = StepTimer(run, world, clock=options.clock)
     counted = max(config.training.planned_steps, options.warmup + options.rounds)  # as training counts them
-    by_layout = [contender(form, run, world, planned_steps=counted) for form in options.layouts]
-    of_depths = depth_contenders(run, world, options.depths, planned_steps=counted) if options.depths else None
-    everyone = [*by_layout, *([*of_depths[:2], *of_depths[2].values()] if of_depths else [])]
-    measured = measure_in_turn(timer, everyone, options, progress=progress)
-    rows = tuple(_layout_row(timer, one.name, measured[one.name]) for one in by_layout)
-    origin = measured_on(run, world, layouts=tuple(one.name for one in by_layout))
+    by_layout = {form: contender(form, run, world, planned_steps=counted) for form in options.layouts}
+    of_depths = depth_contenders(run, world, options.depths, planned_steps=counted) if options.depths else {}
+    measured = measure_in_turn(timer, by_layout | of_depths, options, progress=progress)
+    rows = tuple(_layout_row(timer, form, measured[form]) for form in options.layouts)
+    origin = measured_on(run, world, layouts=options.layouts)
     model, refusal = None, None
     if options.samples and config.attention.backend in WHOLE_ROWS:
         refusal = (
@@ -155,8 +155,8 @@ def study_throughput(
             "no cost of lengths to fit"
         )
     elif options.samples:
-        steps = [step for one in by_layout for step in measured[one.name]]
-        singles = contender("unpadded/max_tokens", run, world).dataset
+        steps = [step for form in options.layouts for step in measured[form]]
+        singles = contender("unpadded/max_tokens", run, world)
         times = _sampled_times(timer, singles, options, progress)
         model, refusal = _fit(world, [*(step.micro_batches for step in steps), *times], steps, origin)
     return ThroughputStudy(
@@ -171,26 +171,26 @@ def study_throughput(
         options=options,
         layouts=rows,
         ratio_of_promised_speed_up=_promised(measured),
-        depths=_depth_rows(config, of_depths, measured) if of_depths else (),
+        depths=_depth_rows(config, options.depths, of_depths, measured),
         cost_model=model,
         cost_model_refusal=refusal,
     )
 
 
 def measure_in_turn(
-    timer: StepTimer, contenders: Sequence[Contender], options: ThroughputOptions, *, progress: Progress
+    timer: StepTimer, contenders: Mapping[str, MicroBatchDataset], options: ThroughputOptions, *, progress: Progress
 ) -> dict[str, list[MeasuredStep]]:
     """Takes a step of each in every round; step t of one is step t of all."""
-    measured: dict[str, list[MeasuredStep]] = {one.name: [] for one in contenders}
+    measured: dict[str, list[MeasuredStep]] = {name: [] for name in contenders}
     total = (options.warmup + options.rounds) * len(contenders)
     done = 0
     for number in range(options.warmup + options.rounds):
-        for one in contenders:
-            step = timer.time_step_of(one.dataset, number)
+        for name, dataset in contenders.items():
+            step = timer.time_step_of(dataset, number)
             done += 1
-            progress(one.name, done, total)
+            progress(name, done, total)
             if number >= options.warmup:
-                measured[one.name].append(step)
+                measured[name].append(step)
     return measured
 
 
@@ -235,17 +235,17 @@ def _promised(measured: dict[str, list[MeasuredStep]]) -> float | None:
 
 def _depth_rows(
     config: RunConfig,
-    contenders: tuple[Contender, Contender, dict[int | None, Contender]],
-    measured: dict[str, list[MeasuredStep]],
+    depths: Sequence[int | None],
+    contenders: Mapping[str, MicroBatchDataset],
+    measured: Mapping[str, Sequence[MeasuredStep]],
 ) -> tuple[DepthRow, ...]:
-    padding, unmasked, packed = contenders
     narrower = config.data.recipe.max_sequence_length / config.data.pack_length
     rows = []
-    for depth, one in packed.items():
-        steps = measured[one.name]
-        factor = one.packing_factor
-        overhead = Quartiles.of([ratio - 1.0 for ratio in _ratios(steps, measured[unmasked.name])])
-        realised = Quartiles.of([factor * ratio for ratio in _ratios(measured[padding.name], steps)])
+    for depth in depths:
+        steps = measured[depth_name(depth)]
+        factor = sequences_per_item(contenders[depth_name(depth)])
+        overhead = Quartiles.of([ratio - 1.0 for ratio in _ratios(steps, measured["unmasked"])])
+        realised = Quartiles.of([factor * ratio for ratio in _ratios(measured["padding"], steps)])
         rows.append(
             DepthRow(
                 depth=depth,

@@ -18,6 +18,7 @@ from evenpack.studies.throughput.contenders import (
     depth_contenders,
     run_to_measure,
     sample_micro_batches,
+    sequences_per_item,
 )
 
 
@@ -26,17 +27,17 @@ def test_layouts_hold_the_same_sequences_and_padding_has_as_many_rows_as_packs(
 ) -> None:
     run = run_to_measure(config)
     ids = [
-        sorted(torch.cat([one.dataset[index].sequence_ids for index in range(2)]).tolist())
+        sorted(torch.cat([one[index].sequence_ids for index in range(2)]).tolist())
         for one in (contender(name, run, world) for name in ("padded", "packed"))
     ]
     assert ids[0] == ids[1]
     assert len(set(ids[0])) > 8
-    padding, unmasked, packed = depth_contenders(run, world, (1, None))
+    padding, unmasked, single, packed = depth_contenders(run, world, (1, None)).values()
     rows = config.training.packs_per_micro_batch
-    assert padding.dataset[0].slots == packed[1].dataset[0].slots == packed[None].dataset[0].slots == rows * PACK_LENGTH
-    assert padding.dataset[0].local_counts.sequences == rows
-    assert padding.packing_factor == packed[1].packing_factor == 1.0
-    whole, apart = unmasked.dataset[0], packed[None].dataset[0]
+    assert padding[0].slots == single[0].slots == packed[0].slots == rows * PACK_LENGTH
+    assert padding[0].local_counts.sequences == rows
+    assert sequences_per_item(padding) == sequences_per_item(single) == 1.0
+    whole, apart = unmasked[0], packed[0]
     assert whole.tokens.tolist() == apart.tokens.tolist()
     assert whole.position_ids.max() == PACK_LENGTH - 1
     assert len(set(whole.cu_seqlens.tolist())) < len(set(apart.cu_seqlens.tolist()))
@@ -61,7 +62,7 @@ def test_repacked_data_holds_every_sequence_and_survives_pickling(prepared: Prep
 @pytest.mark.parametrize("rows", [1, 4, 32])
 def test_samples_are_of_many_sizes_and_lengths(world: World, config: RunConfig, rows: int) -> None:
     of_rows = changed(config, training={"packs_per_step": rows, "packs_per_micro_batch": rows})
-    singles = contender("unpadded/max_tokens", open_run(of_rows), world).dataset
+    singles = contender("unpadded/max_tokens", open_run(of_rows), world)
     batches = list(sample_micro_batches(singles, 40))
     counts = [batch.local_counts.sequences for batch in batches]
     shares = [batch.local_counts.tokens / (rows * PACK_LENGTH) for batch in batches]

@@ -29,10 +29,10 @@ def test_a_timed_step_counts_exactly_and_trains(world: World, config: RunConfig,
     timer = StepTimer(run, world, clock="wall")
     packed = contender("packed", run, world)
     before = torch.cat([parameter.detach().flatten().clone() for parameter in timer.engine.model.parameters()])
-    step = timer.time_step_of(packed.dataset, 0)
+    step = timer.time_step_of(packed, 0)
     after = torch.cat([parameter.detach().flatten() for parameter in timer.engine.model.parameters()])
     assert (before != after).any()
-    batches = [packed.dataset[index] for index in range(2)]
+    batches = [packed[index] for index in range(2)]
     assert step.slots == 8 * PACK_LENGTH
     assert step.tokens == batches[0].step_counts.tokens == sum(batch.local_counts.tokens for batch in batches)
     work = useful_work(batches[0]) + useful_work(batches[1])
@@ -62,7 +62,7 @@ def test_each_part_of_an_update_counts_in_its_phase(
     parts = {(deepspeed, "backward"): 0.25, (timer.engine.reduction, "finish"): 2.0, (deepspeed, "step"): 4.0}
     for (part, name), seconds in parts.items():
         monkeypatch.setattr(part, name, delayed(getattr(part, name), clock, seconds))
-    step = timer.time_step_of(packed.dataset, 1)
+    step = timer.time_step_of(packed, 1)
     assert step.forward_seconds == step.loader_seconds == 0.0
     assert step.backward_seconds == 2 * 0.25
     assert step.all_reduce_seconds == 2.0

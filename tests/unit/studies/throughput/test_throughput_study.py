@@ -237,7 +237,7 @@ def test_speed_ups_follow_from_known_seconds(world: World, config: RunConfig, pr
         "unmasked": [known_step(2.0), known_step(4.0)],
         "depth max": [known_step(2.2), known_step(4.4)],
     }
-    row = study._depth_rows(config, contenders, measured)[0]
+    row = study._depth_rows(config, [None], contenders, measured)[0]
     assert row.overhead.median == pytest.approx(0.1)
     assert row.predicted_speed_up == pytest.approx(row.packing_factor / 1.1)
     assert row.realised_speed_up.median == pytest.approx(row.packing_factor / 1.1)
