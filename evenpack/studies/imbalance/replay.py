@@ -47,7 +47,7 @@ from evenpack.studies.throughput.contenders import (
     sequences_per_item,
     with_steps,
 )
-from evenpack.studies.throughput.measure import StepTimer, measured_on
+from evenpack.studies.throughput.measure import MeasuredStep, StepTimer, measured_on
 
 REPLAYED: tuple[Scheme, ...] = (BALANCED_PACKS, PACKS_BY_ARRIVAL, UNPADDED_BALANCED, UNPADDED_ARRIVAL, BASELINE)
 _SEED = 0
@@ -114,15 +114,6 @@ class Replay:
         return tuple(row for row in self.rows if row.is_of(scheme))
 
 
-@dataclass(frozen=True, kw_only=True, eq=False)
-class _Timed:
-    """One part of a step, timed."""
-
-    seconds: Float64[np.ndarray, " micro_batches"]
-    """Forward and backward."""
-    update_seconds: float
-
-
 def replay(
     config: RunConfig,
     world: World,
@@ -158,7 +149,7 @@ def replay(
         ranks = {scheme: VirtualRanks(run, world) for scheme, run in runs.items()}
         timed = _time_parts(timer, ranks, clusters, progress)
         origin = measured_on(runs[BASELINE], world, layouts=tuple(scheme.label for scheme in REPLAYED))
-    update = float(np.median([one.update_seconds for one in timed.values()]))
+    update = float(np.median([one.update_seconds + one.all_reduce_seconds for one in timed.values()]))
     waits_often = waits_in_each_micro_batch(options.zero_stage)
     seconds = {scheme: _seconds(scheme, virtual, clusters, timed) for scheme, virtual in ranks.items()}
     times: dict[tuple[Scheme, int], StepTimes] = {}
@@ -221,8 +212,8 @@ def _time_parts(
     ranks: dict[Scheme, VirtualRanks],
     clusters: dict[int, range],
     progress: Callable[[str, int, int], None],
-) -> dict[Part, _Timed]:
-    """Returns each part's times.
+) -> dict[Part, MeasuredStep]:
+    """Returns each part, measured as a step of one device.
 
     They are timed in random order: a machine's load varies, and a slow period must not affect the ranks of one step, or
     one scheme, more than any others, as on separate devices.
@@ -240,22 +231,19 @@ def _time_parts(
     found = {}
     for done, chosen in enumerate(np.random.default_rng(_SEED).permutation(len(parts)), start=1):
         scheme, number, step, rank = turns[parts[chosen]]
-        measured = timer.time_step(ranks[scheme].share(number, step, rank))
-        found[parts[chosen]] = _Timed(
-            seconds=measured.micro_batches.seconds, update_seconds=measured.update_seconds + measured.all_reduce_seconds
-        )
+        found[parts[chosen]] = timer.time_step(ranks[scheme].share(number, step, rank))
         progress(scheme.label, done, len(parts))
     return found
 
 
 def _seconds(
-    scheme: Scheme, virtual: VirtualRanks, clusters: dict[int, range], timed: dict[Part, _Timed]
+    scheme: Scheme, virtual: VirtualRanks, clusters: dict[int, range], timed: dict[Part, MeasuredStep]
 ) -> dict[int, Seconds]:
     """Returns the seconds of every micro-batch, for each number of devices."""
     found = {}
     for number, steps in clusters.items():
         parts = [[_part(scheme, virtual, number, step, rank) for rank in range(number)] for step in steps]
-        found[number] = np.array([[timed[part].seconds for part in of_step] for of_step in parts])
+        found[number] = np.array([[timed[part].micro_batches.seconds for part in of_step] for of_step in parts])
     return found
 
 
