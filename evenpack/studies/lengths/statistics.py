@@ -33,7 +33,6 @@ class LengthRange:
     shortest: int
     longest: int
     sequences: int
-    tokens: int
 
 
 def length_statistics(histogram: LengthHistogram, *, pack_length: int) -> LengthStatistics:
@@ -63,13 +62,11 @@ def length_ranges(histogram: LengthHistogram, *, bars: int = 16) -> tuple[Length
     """Returns the histogram in at most `bars` ranges of equal width, empty ones included."""
     width = -(-histogram.longest // bars)
     counts = histogram.counts[: histogram.longest]
-    lengths = np.arange(1, histogram.longest + 1)
     return tuple(
         LengthRange(
             shortest=start + 1,
             longest=min(start + width, histogram.longest),
             sequences=int(counts[start : start + width].sum()),
-            tokens=int(counts[start : start + width] @ lengths[start : start + width]),
         )
         for start in range(0, histogram.longest, width)
     )
