@@ -325,7 +325,7 @@ class Simulation:
     """Histograms of un-padding by arrival, for the device counts whose laws `simulate` was given; ascending."""
 
     def of(self, scheme: Scheme) -> tuple[SchemeRow, ...]:
-        """Summarises steps, with a row for each number of devices, ascending."""
+        """Returns a row for each number of devices, ascending."""
         return tuple(row for row in self.rows if row.is_of(scheme))
 
 
