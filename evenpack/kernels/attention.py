@@ -13,12 +13,11 @@ from typing import Protocol
 import torch
 from jaxtyping import Float, Int32
 from torch import Tensor
-from torch.overrides import handle_torch_function, has_torch_function
 
 from evenpack.kernels import dense_mask, flash, flex, reference, sdpa, varlen
 from evenpack.kernels.capabilities import AttentionRequest, resolve_backend
 from evenpack.kernels.config import WHOLE_ROWS
-from evenpack.kernels.shared import constant_when_compiled
+from evenpack.kernels.shared import constant_when_compiled, one_operator
 
 __all__ = ["BACKENDS", "AttentionRequest", "packed_attention", "resolve_backend"]
 
@@ -51,6 +50,7 @@ BACKENDS: dict[str, AttentionBackend] = {
 }
 
 
+@one_operator
 def packed_attention(
     q: Float[Tensor, " T H D"],
     k: Float[Tensor, " T G D"],
@@ -88,23 +88,6 @@ def packed_attention(
         ValueError: shapes or boundaries do not fit. Boundaries are checked only on a CPU, because a GPU would have to
             wait, and not in compiled code.
     """
-    if has_torch_function((q, k, v)):  # `models/trace.py` takes attention as one operator
-        taken: Tensor = handle_torch_function(
-            packed_attention,
-            (q, k, v),
-            q,
-            k,
-            v,
-            cu_seqlens,
-            max_sequence_length,
-            causal=causal,
-            alibi_slopes=alibi_slopes,
-            dropout=dropout,
-            backend=backend,
-            row_slots=row_slots,
-            window=window,
-        )
-        return taken
     device_type = q.device.type
     if torch.is_autocast_enabled(device_type):
         dtype = torch.get_autocast_dtype(device_type)

@@ -18,7 +18,8 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 from torch.autograd.function import once_differentiable
-from torch.overrides import handle_torch_function, has_torch_function
+
+from evenpack.kernels.shared import one_operator
 
 _CHUNK_BYTES = {"cuda": 1 << 30, "cpu": 24 << 20}
 """Bytes of one chunk's FP32 logits, by the type of the device.
@@ -59,6 +60,7 @@ def whole_tiles(vocabulary_size: int) -> int:
     return vocabulary_size + -vocabulary_size % VOCABULARY_MULTIPLE
 
 
+@one_operator
 def linear_cross_entropy(
     hidden: Float[Tensor, " T C"],
     weight: Float[Tensor, " V C"],
@@ -89,19 +91,6 @@ def linear_cross_entropy(
         The differentiable loss sum, and the number of tokens of weight above zero whose label has the largest logit. A
         label whose logit is equal to the largest counts as predicted, though other entries may share it.
     """
-    if has_torch_function((hidden, weight)):  # `models/trace.py` takes the loss as one operator
-        taken: tuple[Tensor, Tensor] = handle_torch_function(
-            linear_cross_entropy,
-            (hidden, weight),
-            hidden,
-            weight,
-            labels,
-            weights,
-            bias=bias,
-            chunk_tokens=chunk_tokens,
-            compiled=compiled,
-        )
-        return taken
     device_type = hidden.device.type
     if chunk_tokens is None:
         chunk_tokens = default_chunk_tokens(device_type, weight.shape[0])

@@ -1,4 +1,4 @@
-"""What several backends use: repeated heads of keys and values, the segment of each slot, and marks for torch.compile.
+"""What several backends use: repeated heads of keys and values, the segment of each slot, and marks for torch.
 
 The marks cost nothing where nothing is compiled. Those of `torch.compiler` import torch._dynamo where they are written,
 which takes a second of every command and process that imports a kernel. torch marks its own functions like this.
@@ -12,6 +12,7 @@ from typing import Any, TypeVar
 import torch
 from jaxtyping import Float, Int32, Int64
 from torch import Tensor
+from torch.overrides import wrap_torch_function
 
 FunctionT = TypeVar("FunctionT", bound=Callable[..., Any])
 
@@ -42,3 +43,10 @@ def constant_when_compiled(function: FunctionT) -> FunctionT:
     """Marks a function whose result compiled code takes once, as `torch.compiler.assume_constant_result` does."""
     function._dynamo_marked_constant = True  # type: ignore[attr-defined]
     return function
+
+
+def one_operator(function: FunctionT) -> FunctionT:
+    """Lets a mode of torch's functions take a call as a whole, by its first tensor: `models/trace.py` counts it so."""
+    wrap: Any = wrap_torch_function(lambda tensor, *_, **__: (tensor,))
+    marked: FunctionT = wrap(function)
+    return marked
