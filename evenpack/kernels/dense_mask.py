@@ -96,29 +96,6 @@ def additive_mask(
     return mask.masked_fill_(hidden, -math.inf)[:, None]
 
 
-def use_mask_of_host(
-    cu_seqlens: Int32[Tensor, " S_plus_1"],
-    cu_seqlens_on_host: Int32[Tensor, " S_plus_1"],
-    slots: int,
-    row_slots: int,
-    *,
-    causal: bool,
-    dtype: torch.dtype,
-) -> None:
-    """Makes the mask of a micro-batch on the host and copies it to the device, for all its layers.
-
-    R x L x L numbers are copied, instead of the S + 1 boundaries: the cost that the paper avoids. Without ALiBi and
-    without a window.
-    """
-    mask = additive_mask(cu_seqlens_on_host, slots, row_slots, causal=causal, dtype=dtype)
-    _MASKS.setdefault(cu_seqlens, {})[None] = _Known(
-        made_for=_made_for(cu_seqlens, slots, row_slots, causal=causal, dtype=dtype),
-        alibi_slopes=None,
-        mask=mask.to(cu_seqlens.device, non_blocking=True),
-        alibi_bias=None,
-    )
-
-
 def _known(
     cu_seqlens: Int32[Tensor, " S_plus_1"],
     slots: int,
@@ -130,7 +107,8 @@ def _known(
     window: int | None,
 ) -> _Known:
     """Returns what is added to the scores; only another micro-batch or window needs another mask."""
-    made_for = _made_for(cu_seqlens, slots, row_slots, causal=causal, dtype=dtype)
+    version = 0 if cu_seqlens.is_inference() else cu_seqlens._version  # tensors of inference mode count none
+    made_for = (version, slots, row_slots, causal, dtype)
     of_windows = _MASKS.setdefault(cu_seqlens, {})
     known = of_windows.get(window)
     if known is None or known.made_for != made_for or known.alibi_slopes is not alibi_slopes:
@@ -141,13 +119,6 @@ def _known(
             alibi_bias=None if alibi_slopes is None else _alibi_bias(alibi_slopes, row_slots, dtype),
         )
     return known
-
-
-def _made_for(
-    cu_seqlens: Tensor, slots: int, row_slots: int, *, causal: bool, dtype: torch.dtype
-) -> tuple[object, ...]:
-    version = 0 if cu_seqlens.is_inference() else cu_seqlens._version  # tensors of inference mode count none
-    return version, slots, row_slots, causal, dtype
 
 
 def _alibi_bias(slopes: Float[Tensor, " H"], row_slots: int, dtype: torch.dtype) -> Float[Tensor, "H L L"]:

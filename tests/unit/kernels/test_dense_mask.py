@@ -138,15 +138,6 @@ def test_a_mask_is_made_once_for_all_layers_of_a_micro_batch(made: list[Tensor])
     assert made[0].shape == (len(ROWS), 1, ROW, ROW)
 
 
-def test_a_mask_of_the_host_takes_the_place_of_the_one_of_the_device(made: list[Tensor]) -> None:
-    parts, boundaries = qkv(ROW * len(ROWS)), borders(ROWS)
-    expected = packed_attention(*parts, boundaries.clone(), ROW, causal=True, backend="dense_mask", row_slots=ROW)
-    dense_mask.use_mask_of_host(boundaries, boundaries.clone(), len(parts[0]), ROW, causal=True, dtype=torch.float32)
-    found = packed_attention(*parts, boundaries, ROW, causal=True, backend="dense_mask", row_slots=ROW)
-    assert torch.equal(found, expected)
-    assert len(made) == 2, "of each micro-batch one"
-
-
 def test_it_serves_in_inference_mode() -> None:
     with torch.inference_mode():
         q = torch.randn(8, 2, 4)
