@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 from masked_batches import roughen
+from scored_tokens import masked_token_logits
 from tiny_training import never
 from transformers import AutoModelForMaskedLM, AutoTokenizer
 
@@ -158,7 +159,7 @@ def test_changing_one_document_changes_no_other_logits(runs: dict[str, RunConfig
     tokens[first:stop] = (tokens[first:stop] + 7) % run.prepared.vocabulary_size
     changed_batch = batch.with_tensors(lambda tensor: tokens if tensor is batch.tokens else tensor)
     with torch.no_grad():
-        before, after = model.masked_token_logits(batch), model.masked_token_logits(changed_batch)
+        before, after = masked_token_logits(model, batch), masked_token_logits(model, changed_batch)
     inside = (masked(batch).positions >= first) & (masked(batch).positions < stop)
     assert torch.equal(before[~inside], after[~inside])
     with torch.no_grad():

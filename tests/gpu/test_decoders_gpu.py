@@ -7,6 +7,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from batches import build_batch, random_sequences
+from scored_tokens import next_token_logits
 
 from evenpack.kernels.attention import AttentionRequest
 from evenpack.kernels.capabilities import FUSED, capabilities
@@ -110,7 +111,7 @@ def losses_at(model, batch, slots):
     embedded = []
     hook = model.token_embedding.register_forward_hook(lambda *call: embedded.append(call[2]))
     with bf16_autocast():
-        logits = model.logits(batch)
+        logits = next_token_logits(model, batch)
     hook.remove()
     losses = (
         F.cross_entropy(logits.float(), batch.targets["next_token"].labels, reduction="none")

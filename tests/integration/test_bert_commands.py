@@ -13,6 +13,7 @@ import torch
 from masked_batches import MaskedPair, build_masked_batch
 from pair_sources import pair_run_values
 from prepared_files import sentence_documents, write_jsonl
+from scored_tokens import masked_token_logits, next_sentence_logits
 from small_run import evenpack, metrics, train_on
 from transformers import AutoTokenizer, BertForPreTraining
 
@@ -137,10 +138,10 @@ def test_transformers_gives_our_logits_and_recognises_the_padding(exported: Path
     )
     with torch.no_grad():
         outputs = theirs.eval()(torch.tensor([tokens]), token_type_ids=torch.tensor([pair["token_type_ids"]]))
-        masked_logits, next_sentence_logits = ours.masked_token_logits(batch), ours.next_sentence_logits(batch)
+        masked_logits, pair_logits = masked_token_logits(ours, batch), next_sentence_logits(ours, batch)
     assert outputs.prediction_logits.std() > 0
     torch.testing.assert_close(masked_logits[:2], outputs.prediction_logits[0, [2, 5]], rtol=0.0, atol=1e-5)
-    torch.testing.assert_close(next_sentence_logits[0], outputs.seq_relationship_logits[0], rtol=0.0, atol=1e-5)
+    torch.testing.assert_close(pair_logits[0], outputs.seq_relationship_logits[0], rtol=0.0, atol=1e-5)
 
 
 def test_what_is_exported_is_the_model_that_was_trained(run_file: Path, exported: Path) -> None:

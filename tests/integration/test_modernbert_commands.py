@@ -12,6 +12,7 @@ import torch
 from finetuning_tasks import SPECIAL, WORDS, write_sentences
 from masked_batches import MaskedPair, build_masked_batch
 from repository import ROOT
+from scored_tokens import masked_token_logits
 from small_run import evenpack, evenpack_process, metrics
 from transformers import AutoModelForSequenceClassification, AutoTokenizer, ModernBertForMaskedLM
 
@@ -103,7 +104,7 @@ def test_transformers_gives_the_logits_of_the_exported_model(folder: Path) -> No
     batch, _ = build_masked_batch([[pair]], "packed", max_sequence_length=len(tokens))
     with torch.no_grad():
         expected = theirs.eval()(**encoded).logits[0]
-        found = from_huggingface(directory).eval().masked_token_logits(batch)[: len(tokens)]
+        found = masked_token_logits(from_huggingface(directory).eval(), batch)[: len(tokens)]
     assert expected.std() > 0.01
     torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5)
 

@@ -1,7 +1,7 @@
 """BERT on packs: masked tokens and next sentences.
 
-Shapes: T = slots of the micro-batch, C = hidden size, V = vocabulary, M = masked tokens and N = sequences that a
-micro-batch can hold. Both heads run at M and N chosen slots only, never at all T.
+Shapes: T = slots of the micro-batch, C = hidden size, M = masked tokens and N = sequences that a micro-batch can
+hold. Both heads run at M and N chosen slots only, never at all T.
 
 Source: Devlin et al. 2019, BERT: Pre-training of Deep Bidirectional Transformers; layers and names as in its code.
 """
@@ -74,17 +74,6 @@ class Bert(PackedEncoder[BertConfig]):
             logits = self.next_sentence_head(hidden.index_select(0, pairs.positions))
             outputs[NEXT_SENTENCE.name] = _next_sentence_loss(logits, pairs)
         return outputs
-
-    def next_sentence_logits(self, batch: PackedBatch) -> Float[Tensor, " N 2"]:
-        """Returns scores of both classes for each of the batch's sequences, unused entries included.
-
-        Raises: ValueError for a model without this head.
-        """
-        if self.next_sentence_head is None:
-            raise ValueError("this BERT was built with model.next_sentence: false and has no next-sentence head")
-        first_tokens = self.hidden_states(batch).index_select(0, self.chosen_targets(batch, NEXT_SENTENCE).positions)
-        logits: Tensor = self.next_sentence_head(first_tokens)
-        return logits
 
     def hidden_states(self, batch: PackedBatch) -> Float[Tensor, " T C"]:
         embedded: Tensor = self.token_embedding(batch.tokens) + self.token_type_embedding(batch.token_type_ids)

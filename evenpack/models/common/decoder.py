@@ -6,7 +6,6 @@ Shapes: T = slots of the micro-batch, C = hidden size, V = vocabulary.
 import math
 from typing import TypeVar
 
-import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor, nn
 
@@ -61,10 +60,6 @@ class PackedDecoder(PackedTransformer[DecoderConfigT]):
     def output_weight(self) -> Float[Tensor, " V C"]:
         """Returns the LM head's matrix."""
         return self.token_embedding.weight if self.output_head is None else self.output_head.weight
-
-    def logits(self, batch: PackedBatch) -> Float[Tensor, " T V"]:
-        """Returns scores of the next token at every slot, padding included: T x V numbers at once."""
-        return F.linear(self.hidden_states(batch), self.output_weight)
 
     def hidden_states(self, batch: PackedBatch) -> Float[Tensor, " T C"]:
         """Returns the activations after the final norm, which the LM head reads.

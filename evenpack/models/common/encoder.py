@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from evenpack.batch import ChosenTargets, PackedBatch
 from evenpack.kernels.cross_entropy import linear_cross_entropy
-from evenpack.losses import MASKED_TOKEN, Loss
+from evenpack.losses import Loss
 from evenpack.models.common.losses import LossOutput
 from evenpack.models.common.section import TransformerConfig
 from evenpack.models.common.transformer import PackedTransformer
@@ -88,7 +88,7 @@ class PackedEncoder(PackedTransformer[EncoderConfigT]):
     def masked_token_loss(self, hidden: Float[Tensor, " T C"], targets: ChosenTargets) -> LossOutput:
         """Returns the sum of the masked-token losses at the targets' slots; the logits never exist as a whole."""
         loss = linear_cross_entropy(
-            self._masked_tokens(hidden, targets),
+            self.masked_token_head(hidden.index_select(0, targets.positions)),
             self.token_embedding.weight,
             targets.labels,
             targets.weights,
@@ -96,11 +96,6 @@ class PackedEncoder(PackedTransformer[EncoderConfigT]):
             compiled=self.is_compiled,
         )
         return LossOutput(*loss)
-
-    def masked_token_logits(self, batch: PackedBatch) -> Float[Tensor, " M V"]:
-        """Returns scores of the token at each of the batch's masked positions, unused entries included."""
-        rows = self._masked_tokens(self.hidden_states(batch), self.chosen_targets(batch, MASKED_TOKEN))
-        return F.linear(rows, self.token_embedding.weight, self.masked_token_head.decoder_bias)
 
     def chosen_targets(
         self, batch: PackedBatch, loss: Loss, *, remedy: str = "choose a model.kind that learns from those"
@@ -119,7 +114,3 @@ class PackedEncoder(PackedTransformer[EncoderConfigT]):
                 f"choose a data.recipe that has targets {loss.name}, or {remedy}"
             )
         return targets
-
-    def _masked_tokens(self, hidden: Float[Tensor, " T C"], targets: ChosenTargets) -> Float[Tensor, " M C"]:
-        rows: Tensor = self.masked_token_head(hidden.index_select(0, targets.positions))
-        return rows

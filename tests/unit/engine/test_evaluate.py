@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
+from scored_tokens import next_token_logits
 from sources import ListView
 from torch import Tensor, nn
 
@@ -178,7 +179,8 @@ def test_loss_and_counts_are_those_of_every_sequence_alone(gpt2: Gpt2):
 def logits_of_one(model: Gpt2, tokens: Tensor) -> Tensor:
     length = len(tokens)
     counts = StepCounts(packs=1, sequences=1, tokens=length, targets=length - 1)
-    return model.logits(
+    return next_token_logits(
+        model,
         PackedBatch(
             tokens=tokens,
             position_ids=torch.arange(length),
@@ -197,7 +199,7 @@ def logits_of_one(model: Gpt2, tokens: Tensor) -> Tensor:
             cost=0.0,
             padding_targets=0,
             order_hash=0,
-        )
+        ),
     )
 
 

@@ -9,6 +9,7 @@ import torch
 from batches import LAYOUTS, build_batch, random_sequences
 from masked_batches import build_masked_batch, random_pairs
 from pydantic import TypeAdapter
+from scored_tokens import next_token_logits
 from torch.utils.flop_counter import FlopCounterMode
 from transformers import BertConfig as TheirBertConfig
 from transformers import BertForMaskedLM, BertForPreTraining
@@ -219,7 +220,7 @@ def test_work_adds_up():
 def counted_flops(model, batch):
     """Returns torch's counts, separately for two-dimensional products (linear layers) and batched ones (attention)."""
     with FlopCounterMode(display=False) as counter:
-        model.logits(batch).sum().backward()
+        next_token_logits(model, batch).sum().backward()
     counts = {str(operation): flops for operation, flops in counter.get_flop_counts()["Global"].items()}
     linear = sum(flops for name, flops in counts.items() if name in ("aten.mm", "aten.addmm"))
     return linear, sum(counts.values()) - linear

@@ -7,6 +7,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from batches import build_batch, random_sequences
+from scored_tokens import next_token_logits
 
 from evenpack.models.build import new_model
 from evenpack.models.gpt2.config import Gpt2Config
@@ -57,7 +58,7 @@ class Probe:
         """Returns logits, and gradients of the loss at `loss_slots` by the embedded tokens and by the parameters."""
         embedded = []
         hook = self.model.token_embedding.register_forward_hook(lambda *call: embedded.append(call[2]))
-        logits = self.model.logits(batch)
+        logits = next_token_logits(self.model, batch)
         hook.remove()
         targets = batch.targets["next_token"]
         losses = F.cross_entropy(logits, targets.labels, reduction="none") * targets.weights

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 from masked_batches import build_masked_batch, random_pairs
+from scored_tokens import masked_token_logits, next_sentence_logits
 from tensorflow_checkpoints import BERT, POSITIONS, SHAPE, SHARDS, VOCABULARY, copy_of, transformers_weights
 from torch import Tensor
 from transformers import BertConfig, BertForPreTraining
@@ -76,8 +77,8 @@ def assert_outputs_are_transformers(model: Model) -> None:
     logits = expected.prediction_logits[0, list(pair.masked)]
     assert logits.abs().max() > 1
     model = model.eval()
-    torch.testing.assert_close(model.masked_token_logits(batch)[: len(logits)], logits, rtol=0.0, atol=TOLERANCE)
-    next_sentence = model.next_sentence_logits(batch)[0]
+    torch.testing.assert_close(masked_token_logits(model, batch)[: len(logits)], logits, rtol=0.0, atol=TOLERANCE)
+    next_sentence = next_sentence_logits(model, batch)[0]
     torch.testing.assert_close(next_sentence, expected.seq_relationship_logits[0], rtol=0.0, atol=TOLERANCE)
 
 

@@ -6,6 +6,7 @@ import pytest
 import torch
 from masked_batches import build_masked_batch, random_pairs
 from safetensors.torch import load_file, save_file
+from scored_tokens import masked_token_logits, next_sentence_logits
 from transformers import AutoTokenizer, BertForMaskedLM, BertForPreTraining
 from transformers import BertConfig as TheirConfig
 
@@ -71,8 +72,8 @@ def our_outputs(model, packs, layout="packed"):
     """Returns the same scores of our model for each sequence of the packs."""
     batch, _ = build_masked_batch(packs, layout, max_sequence_length=LONGEST, pack_length=LONGEST)
     pairs = [pair for pack in packs for pair in pack]
-    rows = model.masked_token_logits(batch)[: batch.local_counts.targets]
-    return list(zip(rows.split([len(pair.masked) for pair in pairs]), model.next_sentence_logits(batch), strict=False))
+    rows = masked_token_logits(model, batch)[: batch.local_counts.targets]
+    return list(zip(rows.split([len(pair.masked) for pair in pairs]), next_sentence_logits(model, batch), strict=False))
 
 
 def assert_outputs_equal(found, expected):
@@ -167,7 +168,7 @@ def test_a_model_without_next_sentence_becomes_a_masked_language_model_and_back(
     (pair,) = random_pairs([20], vocabulary_size=VOCABULARY)
     batch, _ = build_masked_batch([[pair]], "packed", max_sequence_length=LONGEST)
     with torch.no_grad():
-        found = ours.masked_token_logits(batch)[: len(pair.masked)]
+        found = masked_token_logits(ours, batch)[: len(pair.masked)]
         outputs = theirs.eval()(torch.tensor([pair.tokens]), token_type_ids=torch.tensor([pair.token_types]))
     torch.testing.assert_close(found, outputs.logits[0, list(pair.masked)], rtol=0.0, atol=TOLERANCE)
     again = from_huggingface(tmp_path / "exported")

@@ -5,6 +5,7 @@ from dataclasses import replace
 import pytest
 import torch
 from masked_batches import build_masked_batch, random_pairs, roughen
+from scored_tokens import masked_token_logits, next_sentence_logits
 
 from evenpack.models.bert.config import BertConfig
 from evenpack.models.bert.model import Bert
@@ -64,7 +65,7 @@ class Probe:
         loss = sums["masked_token"].loss_sum + sums["next_sentence"].loss_sum
         by_embedding, *by_parameter = torch.autograd.grad(loss, [embedded[0], *parameters.values()])
         with torch.no_grad():
-            logits = [self.model.masked_token_logits(batch)[masked], self.model.next_sentence_logits(batch)[pairs]]
+            logits = [masked_token_logits(self.model, batch)[masked], next_sentence_logits(self.model, batch)[pairs]]
         return logits, by_embedding, dict(zip(parameters, by_parameter, strict=True))
 
 

@@ -5,6 +5,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from batches import build_batch, random_sequences
+from scored_tokens import next_token_logits
 
 from evenpack.models.gpt2.config import Gpt2Config
 from evenpack.models.gpt2.model import Gpt2
@@ -32,8 +33,8 @@ def gradients(model, batch):
 
 def test_the_loss_is_the_weighted_sum_over_the_logits():
     model, (batch, _) = tiny(), some_batch()
-    losses = F.cross_entropy(model.logits(batch), batch.targets["next_token"].labels, reduction="none")
-    hits = (model.logits(batch).argmax(-1) == batch.targets["next_token"].labels) & (
+    losses = F.cross_entropy(next_token_logits(model, batch), batch.targets["next_token"].labels, reduction="none")
+    hits = (next_token_logits(model, batch).argmax(-1) == batch.targets["next_token"].labels) & (
         batch.targets["next_token"].weights > 0
     )
     sums = model(batch)
@@ -76,14 +77,14 @@ def test_initial_weights_follow_gpt2():
 def test_positions_are_read_from_the_batch():
     model, (batch, _) = tiny(), some_batch()
     shifted = replace(batch, position_ids=(batch.position_ids + 1) % LONGEST)
-    assert not torch.allclose(model.logits(batch), model.logits(shifted))
+    assert not torch.allclose(next_token_logits(model, batch), next_token_logits(model, shifted))
 
 
 def test_alibi_has_no_position_parameters_and_no_longest_sequence():
     model, (batch, _) = tiny(positions="alibi", max_positions=1), some_batch()
     assert not [name for name, _ in model.named_parameters() if "position" in name]
     shifted = replace(batch, position_ids=batch.position_ids + 1000)
-    assert torch.equal(model.logits(batch), model.logits(shifted))
+    assert torch.equal(next_token_logits(model, batch), next_token_logits(model, shifted))
 
 
 @pytest.mark.parametrize("has_slopes", [True, False])
@@ -96,7 +97,7 @@ def test_alibi_distinguishes_orders(has_slopes, monkeypatch):
         for parameter in model.parameters():
             parameter.mul_(5.0)
     orders = [build_batch([[tokens]], "packed", max_sequence_length=LONGEST)[0] for tokens in ([7, 11, 2], [11, 7, 2])]
-    difference = (model.logits(orders[0])[-1] - model.logits(orders[1])[-1]).abs().max().item()
+    difference = (next_token_logits(model, orders[0])[-1] - next_token_logits(model, orders[1])[-1]).abs().max().item()
     assert difference > 1e-2 if has_slopes else difference < 1e-5
 
 

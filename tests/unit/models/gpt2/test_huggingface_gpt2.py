@@ -8,6 +8,7 @@ import torch
 from batches import build_batch, random_sequences
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
+from scored_tokens import next_token_logits
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import AutoTokenizer, GPT2Config, GPT2LMHeadModel, PreTrainedTokenizerFast
 
@@ -60,7 +61,7 @@ def batch_of(*packs):
 @torch.no_grad()
 def our_logits(model, sequence):
     batch, spans = batch_of([sequence])
-    return model.eval().logits(batch)[spans[0]]
+    return next_token_logits(model.eval(), batch)[spans[0]]
 
 
 @pytest.mark.parametrize("length", [1, 2, 31, 32])
@@ -79,7 +80,7 @@ def test_packed_logits_equal_solo_logits_of_transformers_at_every_slot(tmp_path)
     ours = from_huggingface(save_theirs(theirs, tmp_path / "theirs")).eval()
     packs = [random_sequences(lengths, vocabulary_size=VOCABULARY) for lengths in ([32], [9, 1, 16, 4], [20, 11])]
     batch, spans = batch_of(*packs)
-    logits = ours.logits(batch)
+    logits = next_token_logits(ours, batch)
     sequences = [sequence for pack in packs for sequence in pack]
     for sequence, slots in zip(sequences, spans, strict=True):
         torch.testing.assert_close(logits[slots], their_logits(theirs, sequence), rtol=0.0, atol=TOLERANCE)

@@ -9,6 +9,7 @@ import pytest
 import torch
 from batches import build_batch, random_sequences
 from safetensors.torch import load_file, save_file
+from scored_tokens import next_token_logits
 from transformers import LlamaConfig as TheirConfig
 from transformers import LlamaForCausalLM, modeling_rope_utils
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
@@ -67,11 +68,11 @@ def assert_equal_logits(model: Model, theirs: LlamaForCausalLM) -> None:
     sequences = random_sequences([POSITIONS, 17, 1, 30], vocabulary_size=VOCABULARY, seed=9)
     batch, spans = build_batch([sequences], "packed", max_sequence_length=POSITIONS, pack_length=100)
     with torch.no_grad():
-        packed = model.logits(batch)
+        packed = next_token_logits(model, batch)
         for sequence, span in zip(sequences, spans, strict=True):
             alone, _ = build_batch([[sequence]], "packed", max_sequence_length=POSITIONS)
             expected = theirs(torch.tensor([sequence])).logits[0]
-            torch.testing.assert_close(model.logits(alone), expected, rtol=1e-5, atol=1e-5)
+            torch.testing.assert_close(next_token_logits(model, alone), expected, rtol=1e-5, atol=1e-5)
             torch.testing.assert_close(packed[span], expected, rtol=1e-5, atol=1e-5)
 
 
@@ -297,7 +298,7 @@ def test_scaled_rotations_give_the_logits_losses_and_gradients_of_transformers(t
     batch, _ = build_batch([[tokens]], "packed", max_sequence_length=POSITIONS)
     ours = model(batch)["next_token"].loss_sum / (POSITIONS - 1)
     expected = theirs(torch.tensor([tokens]), labels=torch.tensor([tokens]))
-    assert_near(model.logits(batch), expected.logits[0], "logits")
+    assert_near(next_token_logits(model, batch), expected.logits[0], "logits")
     assert_near(ours, expected.loss, "loss")
     ours.backward()
     expected.loss.backward()

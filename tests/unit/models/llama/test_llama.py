@@ -7,6 +7,7 @@ import pytest
 import torch
 from batches import build_batch, random_sequences
 from masked_batches import build_masked_batch, random_pairs
+from scored_tokens import next_token_logits
 from torch import nn
 
 from evenpack.config import validate
@@ -114,20 +115,20 @@ def test_the_head_is_the_embedding_where_it_is_tied() -> None:
     tied, untied = small_llama(tied_head=True), small_llama()
     assert "output_head.weight" not in tied.state_dict()
     assert "output_head.weight" in untied.state_dict()
-    before = untied.logits(batch)
+    before = next_token_logits(untied, batch)
     with torch.no_grad():
         untied.output_head.weight.mul_(2.0)
-    assert torch.equal(untied.logits(batch), 2.0 * before)
+    assert torch.equal(next_token_logits(untied, batch), 2.0 * before)
 
 
 def test_positions_restart_in_each_sequence_and_count() -> None:
     sequences = random_sequences([9, 9], vocabulary_size=VOCABULARY)
     batch, spans = build_batch([[sequences[0], sequences[0]]], "packed", max_sequence_length=9)
     model = small_llama()
-    logits = model.logits(batch)
+    logits = next_token_logits(model, batch)
     torch.testing.assert_close(logits[spans[0]], logits[spans[1]], rtol=1e-6, atol=1e-6)
     strewn = replace(batch, position_ids=torch.where(batch.position_ids == 3, 7, batch.position_ids))
-    assert (model.logits(strewn) - logits).abs().max() > 1e-5
+    assert (next_token_logits(model, strewn) - logits).abs().max() > 1e-5
 
 
 def test_rotation_sees_distances_alone() -> None:

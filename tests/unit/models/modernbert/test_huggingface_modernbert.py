@@ -11,6 +11,7 @@ import torch.nn.functional as F
 from batches import LAYOUTS
 from masked_batches import MaskedPair, build_masked_batch, random_pairs
 from safetensors.torch import load_file, save_file
+from scored_tokens import masked_token_logits
 from torch import Tensor
 from transformers import ModernBertConfig as TheirConfig
 from transformers import ModernBertForMaskedLM
@@ -100,7 +101,7 @@ def test_logits_loss_and_gradients_are_those_of_transformers_on_each_sequence_al
     batch, _ = build_masked_batch(packs, layout, max_sequence_length=LONGEST, pack_length=LONGEST)
     losses = []
     pairs = [pair for pack in packs for pair in pack]
-    rows = ours.masked_token_logits(batch)[: batch.local_counts.targets].split([len(pair.masked) for pair in pairs])
+    rows = masked_token_logits(ours, batch)[: batch.local_counts.targets].split([len(pair.masked) for pair in pairs])
     for pair, found in zip(pairs, rows, strict=True):
         expected = their_logits(theirs, pair)
         assert_near(found, expected)
@@ -129,7 +130,7 @@ def test_single_sequences_and_their_loss_are_those_of_transformers(length: int, 
     labels[0, list(pair.masked)] = torch.tensor(list(pair.masked.values()))
     with torch.no_grad():
         outputs = theirs(torch.tensor([pair.tokens]), labels=labels)
-        found = ours.masked_token_logits(batch)[: len(pair.masked)]
+        found = masked_token_logits(ours, batch)[: len(pair.masked)]
         mean = ours(batch)["masked_token"].loss_sum / len(pair.masked)
     assert_near(found, outputs.logits[0, list(pair.masked)])
     assert mean.item() == pytest.approx(outputs.loss.item(), rel=TOLERANCE)
@@ -145,7 +146,7 @@ def test_transformers_loads_what_is_exported_with_equal_logits(settings: dict[st
     ((pair,),) = pairs_of(([40],))
     batch, _ = build_masked_batch([[pair]], "packed", max_sequence_length=LONGEST)
     with torch.no_grad():
-        assert_near(ours.masked_token_logits(batch)[: len(pair.masked)], their_logits(back.eval(), pair))
+        assert_near(masked_token_logits(ours, batch)[: len(pair.masked)], their_logits(back.eval(), pair))
 
 
 def test_weights_survive_both_ways_bit_for_bit(tmp_path: Path) -> None:
