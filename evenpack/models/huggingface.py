@@ -146,26 +146,6 @@ def read_huggingface(directory: Path) -> tuple[Model, NamedWeights]:
     return model, NamedWeights(config=config, tensors=tensors, names=mapping.tensor_names(model), notes=())
 
 
-def huggingface_weights(model: Model) -> dict[str, Tensor]:
-    """Returns the model's weights under transformers' names and in its layout: FP32 copies on the CPU, tied ones once.
-
-    Raises: ConfigError if transformers has no such model.
-    """
-    return _exported(named_parameters(model, mapping_of(model.config).tensor_names(model)))
-
-
-def load_huggingface_weights(model: Model, weights: Mapping[str, Tensor]) -> None:
-    """Fills `model` from the state dict of a model of the same kind in transformers.
-
-    The model's device and dtype stay. Weights of heads that the model does not have are left out.
-
-    Raises: ConfigError if transformers has no such model. CheckpointError if a tensor is missing, of another shape,
-    unknown, or if the output matrix is not the token embedding where it should be; nothing is loaded in that case.
-    """
-    mapping = mapping_of(model.config)
-    load_tensors(model, mapping.tensor_names(model), mapping.plain_weights(model, weights))
-
-
 def mapping_of(config: TransformerConfig) -> HuggingFaceMapping:
     """Returns the family's description of transformers. Raises: ConfigError if transformers has no such model."""
     mapping = _load_mapping(family_of(config))
@@ -213,7 +193,7 @@ def named_parameters(module: nn.Module, names: Sequence[TensorName]) -> NamedPar
     return [(parameters[name.ours].detach(), name) for name in names]
 
 
-def _exported(parameters: NamedParameters) -> dict[str, Tensor]:
+def exported(parameters: NamedParameters) -> dict[str, Tensor]:
     """Returns parameters under their names in transformers: FP32 copies on the CPU."""
     return {
         theirs: part.to("cpu", torch.float32, copy=True).contiguous()
@@ -244,7 +224,7 @@ def _write_model(directory: Path, parameters: NamedParameters, values: Mapping[s
     files: dict[str, str] = {}
     for number, shard in enumerate(shards, start=1):
         name = _ONE_FILE if len(shards) == 1 else f"model-{number:05d}-of-{len(shards):05d}.safetensors"
-        weights = _exported(shard)
+        weights = exported(shard)
         save_file(weights, directory / name, metadata={"format": "pt"})
         (directory / name).chmod(config.stat().st_mode)  # safetensors lets nobody but its writer read the file
         files |= dict.fromkeys(weights, name)

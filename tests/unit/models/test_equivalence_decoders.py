@@ -6,11 +6,12 @@ import pytest
 import torch
 import torch.nn.functional as F
 from batches import LAYOUTS, build_batch, random_sequences
+from exchanged_weights import huggingface_weights
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from evenpack.models.build import new_model
 from evenpack.models.gpt2.config import Gpt2Config
-from evenpack.models.huggingface import huggingface_weights, mapping_of
+from evenpack.models.huggingface import mapping_of
 from evenpack.models.llama.config import LlamaConfig
 
 VOCABULARY = 67

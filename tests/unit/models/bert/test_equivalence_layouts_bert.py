@@ -6,6 +6,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from batches import LAYOUTS
+from exchanged_weights import huggingface_weights
 from masked_batches import build_masked_batch, random_pairs, roughen
 from transformers import BertConfig as TheirConfig
 from transformers import BertForPreTraining
@@ -13,7 +14,6 @@ from transformers import BertForPreTraining
 from evenpack.models.bert.config import BertConfig
 from evenpack.models.bert.model import Bert
 from evenpack.models.common.losses import exact_denominators, scaled_loss
-from evenpack.models.huggingface import huggingface_weights
 
 VOCABULARY = 67
 LONGEST = 40

@@ -4,6 +4,7 @@ import json
 
 import pytest
 import torch
+from exchanged_weights import huggingface_weights, load_huggingface_weights
 from masked_batches import build_masked_batch, random_pairs
 from safetensors.torch import load_file, save_file
 from scored_tokens import masked_token_logits, next_sentence_logits
@@ -18,8 +19,6 @@ from evenpack.models.gpt2.config import Gpt2Config
 from evenpack.models.gpt2.model import Gpt2
 from evenpack.models.huggingface import (
     from_huggingface,
-    huggingface_weights,
-    load_huggingface_weights,
     to_huggingface,
 )
 

@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 from batches import build_batch, random_sequences
+from exchanged_weights import huggingface_weights, load_huggingface_weights
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from scored_tokens import next_token_logits
@@ -18,8 +19,6 @@ from evenpack.models.gpt2.huggingface import GPT2_MAPPING
 from evenpack.models.gpt2.model import Gpt2
 from evenpack.models.huggingface import (
     from_huggingface,
-    huggingface_weights,
-    load_huggingface_weights,
     to_huggingface,
 )
 

@@ -9,6 +9,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from batches import LAYOUTS
+from exchanged_weights import huggingface_weights
 from masked_batches import MaskedPair, build_masked_batch, random_pairs
 from safetensors.torch import load_file, save_file
 from scored_tokens import masked_token_logits
@@ -20,7 +21,7 @@ from evenpack.engine.checkpoints.weights import require_same_network
 from evenpack.errors import CheckpointError
 from evenpack.models.build import Model, new_model
 from evenpack.models.cost import parameter_count
-from evenpack.models.huggingface import from_huggingface, huggingface_weights, mapping_of, to_huggingface
+from evenpack.models.huggingface import from_huggingface, mapping_of, to_huggingface
 from evenpack.models.modernbert.config import ModernBertConfig
 
 VOCABULARY = 59
