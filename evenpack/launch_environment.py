@@ -5,8 +5,11 @@ Errors name the variable, its value and what was expected: a value that is wrong
 """
 
 import os
+import random
 import shlex
+import socket
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 
 from evenpack.errors import ConfigError
@@ -113,3 +116,12 @@ def shell_words(origin: str, text: str) -> list[str]:
 def choose_cpu() -> None:
     """Tells DeepSpeed that there is only the CPU, unless the user names another device."""
     os.environ.setdefault("DS_ACCELERATOR", _ACCELERATORS[0])
+
+
+def free_port() -> int:
+    """Returns an unused TCP port, below those that Linux gives to connections: these could take it meanwhile."""
+    while True:
+        port = random.SystemRandom().randrange(20_000, 32_000)
+        with socket.socket() as probe, suppress(OSError):
+            probe.bind(("127.0.0.1", port))
+            return port

@@ -8,7 +8,8 @@ import os
 import sys
 
 from evenpack.errors import RunError
-from evenpack.launcher.processes.start import find_deepspeed, free_port
+from evenpack.launch_environment import free_port
+from evenpack.launcher.processes.start import find_deepspeed
 
 
 def deepspeed_command(ranks: int) -> list[str]:

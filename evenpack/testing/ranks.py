@@ -10,7 +10,6 @@ import multiprocessing
 import os
 import pickle
 import signal
-import socket
 import sys
 import time
 import traceback
@@ -21,6 +20,7 @@ from multiprocessing.connection import Connection, wait
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from evenpack.errors import EvenpackError
+from evenpack.launch_environment import free_port
 from evenpack.worker_pool import make_sockets_of_short_names
 
 if TYPE_CHECKING:
@@ -76,7 +76,7 @@ def run_ranks(
     Raises: RanksFailed.
     """
     context = fork_context()
-    port = _free_port()
+    port = free_port()
     call = (function.__module__, function.__qualname__, arguments)
     processes, answers = [], []
     try:
@@ -187,9 +187,3 @@ def _rank_main(
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(0)  # a failed rank must not wait at exit for the others
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])

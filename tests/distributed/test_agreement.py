@@ -26,7 +26,7 @@ from evenpack.engine.world.agreement import (
 )
 from evenpack.engine.world.meeting import Meeting
 from evenpack.errors import RunError, StoppedEarlyError
-from evenpack.launcher.processes.start import free_port
+from evenpack.launch_environment import free_port
 from evenpack.testing import run_values, write_run_file
 from evenpack.testing.ranks import fork_context
 

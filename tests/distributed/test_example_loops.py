@@ -19,7 +19,7 @@ from repository import ROOT
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
 import evenpack
-from evenpack.launcher.processes.start import free_port
+from evenpack.launch_environment import free_port
 from evenpack.testing.ranks import fork_context
 
 EXAMPLES = ROOT / "examples"

@@ -22,7 +22,7 @@ import yaml
 
 from evenpack.engine.checkpoints.files import read_manifest
 from evenpack.engine.checkpoints.weights import load_model_weights
-from evenpack.launcher.processes.start import free_port
+from evenpack.launch_environment import free_port
 
 Stack = Literal["evenpack train", "deepspeed", "torchrun", "python"]
 

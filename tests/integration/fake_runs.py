@@ -14,8 +14,8 @@ from typing import Any
 import psutil
 import pytest
 
+from evenpack.launch_environment import free_port
 from evenpack.launcher.processes.ranks import LaunchToken
-from evenpack.launcher.processes.start import free_port
 from evenpack.testing import run_values, write_run_file
 
 HERE = Path(__file__).parent

@@ -36,6 +36,7 @@ from evenpack.launch_environment import (
     WORLD_SIZE,
     check_ranks,
     choose_cpu,
+    free_port,
     requested_accelerator,
 )
 from evenpack.units import counted
@@ -286,7 +287,8 @@ def complete_environment(environment: MutableMapping[str, str]) -> tuple[int, in
                 f"srun started {tasks} separate tasks: let srun start one task on each machine, "
                 "and `deepspeed` or `torchrun` in it the ranks"
             )
-        _set_single_rank(environment)
+        alone = {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0"}
+        environment.update(alone, MASTER_ADDR="127.0.0.1", MASTER_PORT=str(free_port()))
     elif len(present) < len(names):
         missing = ", ".join(sorted(set(names) - set(present)))
         raise RunError(
@@ -304,13 +306,6 @@ def complete_environment(environment: MutableMapping[str, str]) -> tuple[int, in
     environment.setdefault("MASTER_PORT", _MPI_PORT)
     rank, size, local_rank = (int(environment[name]) for name in names)
     return rank, size, local_rank
-
-
-def _set_single_rank(environment: MutableMapping[str, str]) -> None:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    environment.update(RANK="0", WORLD_SIZE="1", LOCAL_RANK="0", MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
 
 
 def _all_on_this_machine(environment: Mapping[str, str]) -> bool:

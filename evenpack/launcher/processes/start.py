@@ -6,7 +6,6 @@ are reached before anything is started on them.
 
 import importlib.util
 import os
-import random
 import re
 import shlex
 import shutil
@@ -16,7 +15,6 @@ import sys
 import sysconfig
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -24,7 +22,7 @@ from typing import TYPE_CHECKING
 import psutil
 
 from evenpack.errors import ConfigError, RunError
-from evenpack.launch_environment import requested_accelerator, shell_words, ssh_arguments
+from evenpack.launch_environment import free_port, requested_accelerator, shell_words, ssh_arguments
 from evenpack.launcher.processes.devices import cpu_cores, cuda_devices, require_seen_gpus
 from evenpack.launcher.processes.ranks import LaunchToken
 from evenpack.units import counted
@@ -272,15 +270,6 @@ def find_deepspeed() -> Path:
         if (folder / "deepspeed").is_file():
             return folder / "deepspeed"
     raise RunError(f"no `deepspeed` command in {folders[0]}: install it with {sys.executable} -m pip install deepspeed")
-
-
-def free_port() -> int:
-    """Returns an unused TCP port, below those that Linux gives to connections: these could take it meanwhile."""
-    while True:
-        port = random.SystemRandom().randrange(20_000, 32_000)
-        with socket.socket() as probe, suppress(OSError):
-            probe.bind(("127.0.0.1", port))
-            return port
 
 
 def _local_options(extra: Sequence[str]) -> list[str]:
