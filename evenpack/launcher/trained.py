@@ -39,6 +39,7 @@ from evenpack.engine.optimizers.config import ScheduleSection
 from evenpack.engine.resolving.resolve import ResolvedRun, open_run
 from evenpack.engine.world.distributed import World
 from evenpack.errors import CheckpointError, ConfigError, DataError
+from evenpack.files import require_new_folder
 from evenpack.launcher.preparing import FoundText, find_text, prepare_run
 from evenpack.launcher.processes.devices import choose_accelerator
 from evenpack.losses import losses_logged_apart
@@ -323,6 +324,7 @@ def export_run(config: RunConfig, directory: Path, *, step: StepOrBest = None) -
 
     Raises: as `load_trained_model`; ConfigError if transformers has no such model, or if `directory` is not empty.
     """
+    require_new_folder(directory)  # before the weights are read, which takes minutes
     choose_accelerator()
     trained = load_trained_model(config, torch.device("cpu"), step=step)
     tokenizer = trained.run.prepared.tokenizer_dir if trained.run.prepared.tokenizer_dir.is_dir() else None

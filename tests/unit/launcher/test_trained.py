@@ -9,7 +9,7 @@ from evenpack.data.prepared import PreparedData
 from evenpack.engine.config import RunConfig
 from evenpack.engine.resolving.resolve import open_run
 from evenpack.errors import ConfigError, DataError, NotPreparedError
-from evenpack.launcher.trained import run_over_text
+from evenpack.launcher.trained import export_run, run_over_text
 from evenpack.testing import changed, pair_run_values, prepared, run_config, run_values, text_sources
 
 SENTENCES = ("a small cat sat.", "the dog ran far.", "it was late.", "we all went home.", "nobody saw the moon.")
@@ -96,3 +96,11 @@ def test_a_run_without_a_tokenizer_is_refused(pairs: RunConfig, tmp_path: Path) 
     of_tokens = run_config(run_values("gpt2", tmp_path, data=data))
     with pytest.raises(ConfigError, match="the sources of this run hold tokens"), run_over_text(of_tokens, path):
         pass
+
+
+def test_an_export_looks_at_its_folder_before_it_reads_anything(tmp_path: Path) -> None:
+    (tmp_path / "taken").mkdir()
+    (tmp_path / "taken" / "file").touch()
+    never_prepared = run_config(run_values("gpt2", tmp_path))
+    with pytest.raises(ConfigError, match="taken exists and is not an empty directory"):
+        export_run(never_prepared, tmp_path / "taken")
