@@ -16,6 +16,7 @@ from typing import Any
 from torch.serialization import get_unsafe_globals_in_checkpoint, safe_globals
 
 from evenpack.engine.checkpoints.files import Checkpoint, FileRecord
+from evenpack.engine.world.distributed import quiet_deepspeed
 
 ALLOWED = frozenset(
     {
@@ -64,5 +65,7 @@ def forbidding_code(classes: Iterable[str]) -> Iterator[None]:
 
 
 def _import(name: str) -> Any:
+    """Imports a class of DeepSpeed, which prints to standard output unless it is told not to before."""
+    quiet_deepspeed()
     module, _, attribute = name.rpartition(".")
     return getattr(importlib.import_module(module), attribute)

@@ -1,6 +1,7 @@
 """A checkpoint is converted whole or not at all: kills, full disks, damage, and files that do not belong together."""
 
 import errno
+import logging
 import os
 import signal
 from collections.abc import Callable
@@ -26,6 +27,7 @@ from evenpack.engine.checkpoints.files import (
     remove_checkpoint,
     write_manifest,
 )
+from evenpack.engine.checkpoints.pickles import ALLOWED, forbidding_code
 from evenpack.engine.checkpoints.shards import WHOLE_WEIGHTS, saved_tensors
 from evenpack.engine.checkpoints.universal import existing_universal, load_universal, make_universal, parameter_shapes
 from evenpack.engine.checkpoints.weights import load_model_weights
@@ -294,3 +296,10 @@ def test_weights_of_zero_3_have_the_buffers_and_lack_nothing(tmp_path: Path) -> 
     lacking = saved_at_zero_3(tmp_path / "lacking", module | {"alias.bias": torch.empty(0)}, ["counts"])
     with pytest.raises(CheckpointError, match=r"does not hold the values of alias\.bias: second names"):
         load_model_weights(lacking)
+
+
+def test_deepspeed_is_quiet_where_a_file_that_is_read_needs_its_classes():
+    logger = logging.getLogger("DeepSpeed")
+    logger.setLevel(logging.INFO)  # as its import leaves it
+    with forbidding_code(ALLOWED):
+        assert logger.level == logging.WARNING
