@@ -321,19 +321,3 @@ def scalars(record: Mapping[str, Any]) -> dict[str, int | float]:
             name = "/".join(path)
             found[name if path[0] == metric.group else f"{metric.group}/{name}"] = value
     return found
-
-
-_TABLE_HEAD = "| name | unit | over ranks | meaning | in |\n| --- | --- | --- | --- | --- |"
-
-
-def metrics_tables() -> str:
-    """Returns the definitions as Markdown, with a table for each group."""
-    parts = []
-    for group in get_args(Group):
-        rows = [metric for metric in DEFINITIONS if metric.group == group]
-        lines = [f"### {group.capitalize()}", "", _TABLE_HEAD]
-        lines += [
-            f"| `{row.name}` | {row.unit} | {row.over_ranks or '-'} | {row.meaning} | {row.when} |" for row in rows
-        ]
-        parts.append("\n".join(lines))
-    return "\n\n".join(parts) + "\n"
