@@ -21,10 +21,10 @@ from evenpack.finetuning.data import TaskData, read_task
 from evenpack.finetuning.model import FinetunedModel, Pretrained, new_head, read_pretrained
 from evenpack.finetuning.results import ResultFolder, SeedResult, Summary, summarise
 from evenpack.finetuning.tasks import AnyTask, SentenceTask, require_metrics
-from evenpack.finetuning.train import Finetuning, StepDone, train_seed
+from evenpack.finetuning.train import Finetuning, train_seed
 from evenpack.models.common.section import TransformerConfig
 from evenpack.models.huggingface import task_model_of, task_model_to_huggingface
-from evenpack.progress import Piece, Progress
+from evenpack.progress import Progress
 
 log = logging.getLogger(__name__)
 
@@ -59,7 +59,7 @@ def finetune(
 
         def train(seed: int) -> SeedResult:
             model = new_finetuned(config, pretrained, seed)
-            result = train_seed(finetuning, model, seed, on_step=_Shown(progress, seed).update)
+            result = train_seed(finetuning, model, seed, progress)
             models.save(model, seed)
             folder.write(result)
             return result
@@ -102,18 +102,6 @@ def new_finetuned(config: FinetuneConfig, pretrained: Pretrained, seed: int) -> 
     encoder = pretrained.new_encoder()
     head = new_head(encoder, task.predicts, outputs=task.outputs, dropout=config.training.dropout, seed=seed)
     return FinetunedModel(encoder, head)
-
-
-class _Shown:
-    """Shows the progress of a seed."""
-
-    def __init__(self, progress: Progress, seed: int) -> None:
-        self._piece: Piece = progress.begin(f"seed {seed}: step", unit="sequences", counted=True)
-        self._sequences = 0
-
-    def update(self, done: StepDone) -> None:
-        self._sequences += done.counts.sequences
-        self._piece.update(done.step, done.steps, amount=self._sequences, facts=[f"loss {done.loss:.4f}"])
 
 
 def _settings(config: FinetuneConfig, pretrained: Pretrained, data: TaskData) -> dict[str, Any]:

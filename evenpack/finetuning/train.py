@@ -2,7 +2,6 @@
 
 import math
 import time
-from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -28,6 +27,7 @@ from evenpack.finetuning.steps import EpochPlanner, packed_source
 from evenpack.finetuning.tasks import TaskScores
 from evenpack.losses import StepCounts
 from evenpack.models.common.losses import LossOutputs, exact_denominators, scaled_loss
+from evenpack.progress import Progress
 
 _EVALUATION_PACKS = 32
 """Packs evaluated at once; has no influence on any result."""
@@ -80,19 +80,7 @@ class Finetuning:
         )
 
 
-@dataclass(frozen=True, kw_only=True)
-class StepDone:
-    """A finished step, for progress."""
-
-    step: int
-    steps: int
-    loss: float
-    counts: StepCounts
-
-
-def train_seed(
-    finetuning: Finetuning, model: FinetunedModel, seed: int, *, on_step: Callable[[StepDone], None]
-) -> SeedResult:
+def train_seed(finetuning: Finetuning, model: FinetunedModel, seed: int, progress: Progress) -> SeedResult:
     """Trains `model` in place on the device of `finetuning`, and evaluates it after each epoch.
 
     Raises: RunError after the first step whose loss is not finite, or after which a prediction is not.
@@ -101,8 +89,9 @@ def train_seed(
     planner = finetuning.planner(seed)
     trainer = Trainer(model.to(finetuning.device), training, steps=training.epochs * planner.steps_per_epoch)
     collator = finetuning.collator(planner)
+    shown = progress.begin(f"seed {seed}: step", unit="sequences", counted=True)
     counts: list[StepCounts] = []
-    slots, seconds = 0, 0.0
+    sequences, slots, seconds = 0, 0, 0.0
     losses_by_epoch: list[float] = []
     scores_by_epoch: list[dict[str, TaskScores]] = []
     torch.manual_seed(seed)  # of dropout
@@ -117,8 +106,9 @@ def train_seed(
             seconds += time.perf_counter() - began
             slots += slots_of_step
             counts.append(plan.counts)
+            sequences += plan.counts.sequences
             loss_sum += loss * plan.counts.sequences
-            on_step(StepDone(step=trainer.steps_done, steps=trainer.steps, loss=loss, counts=plan.counts))
+            shown.update(trainer.steps_done, trainer.steps, amount=sequences, facts=[f"loss {loss:.4f}"])
         losses_by_epoch.append(loss_sum / finetuning.data.training.count)
         scores_by_epoch.append({})
         for name, found in finetuning.data.evaluation.items():
