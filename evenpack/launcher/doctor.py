@@ -5,7 +5,7 @@ import os
 import platform
 import shutil
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -119,31 +119,20 @@ def examine() -> DoctorReport:
 
 def attention_requests(device_type: str) -> tuple[AttentionRequest, ...]:
     """Returns the requests that models make: both precisions and directions, ALiBi, windows, dropout."""
-
-    def request(
-        dtype: torch.dtype, *, causal: bool = True, alibi: bool = False, dropout: bool = False, window: bool = False
-    ) -> AttentionRequest:
-        return AttentionRequest(
-            device_type=device_type,
-            dtype=dtype,
-            head_dim=_HEAD_DIM,
-            causal=causal,
-            alibi=alibi,
-            dropout=dropout,
-            window=window,
-        )
-
+    plain = AttentionRequest(
+        device_type=device_type, dtype=torch.float32, head_dim=_HEAD_DIM, causal=True, alibi=False, dropout=False
+    )
+    of_both_precisions = (
+        plain,
+        replace(plain, causal=False),
+        replace(plain, alibi=True),
+        replace(plain, causal=False, window=True),
+    )
+    half = replace(plain, dtype=torch.bfloat16)
     return (
-        request(torch.float32),
-        request(torch.bfloat16),
-        request(torch.float32, causal=False),
-        request(torch.bfloat16, causal=False),
-        request(torch.float32, alibi=True),
-        request(torch.bfloat16, alibi=True),
-        request(torch.float32, causal=False, window=True),
-        request(torch.bfloat16, causal=False, window=True),
-        request(torch.bfloat16, dropout=True),
-        request(torch.bfloat16, alibi=True, dropout=True),
+        *(replace(one, dtype=dtype) for one in of_both_precisions for dtype in (torch.float32, torch.bfloat16)),
+        replace(half, dropout=True),
+        replace(half, alibi=True, dropout=True),
     )
 
 
