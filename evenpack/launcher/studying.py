@@ -19,7 +19,7 @@ from evenpack.console import Report
 from evenpack.engine.config import RunConfig
 from evenpack.errors import ConfigError
 from evenpack.launch_environment import requested_accelerator
-from evenpack.launcher.processes.devices import choose_accelerator, cpu_cores, cuda_devices, keep_freed_memory
+from evenpack.launcher.processes.devices import choose_accelerator, cpu_cores, cuda_devices, settle_device
 from evenpack.launcher.processes.ranks import RankPlace, held_output_dir
 from evenpack.launcher.processes.start import local_devices
 from evenpack.launcher.processes.stop import Lifeline, on_stop_signals, say
@@ -31,7 +31,7 @@ from evenpack.studies.registry import LengthsStudy, RunStudy, StudyOfRuns
 def study_lengths(study: LengthsStudy, lengths: str, overrides: Sequence[str], options: SubjectOptions) -> Report:
     """Runs a study of lengths, which checks its options before the lengths are read."""
     if study.uses_device():
-        _settle_device()
+        settle_device()
     from evenpack.studies.lengths.subject import find_subject
 
     return study.run(lambda: find_subject(lengths, overrides, options))
@@ -40,15 +40,8 @@ def study_lengths(study: LengthsStudy, lengths: str, overrides: Sequence[str], o
 def study_run(study: RunStudy, config: RunConfig) -> Report:
     """Runs a study of a prepared run on this rank's share of the machine."""
     share_cores(RankPlace.of_environment(os.environ))  # before torch is imported
-    _settle_device()
+    settle_device()
     return study.run(config)
-
-
-def _settle_device() -> None:
-    """Lets steps of a study run on this machine's device as those of training do."""
-    choose_accelerator()
-    if os.environ.get("DS_ACCELERATOR") == "cpu":
-        keep_freed_memory()
 
 
 def study_runs(study: StudyOfRuns, study_file: Path, overrides: Sequence[str]) -> Report:

@@ -30,8 +30,8 @@ from evenpack.launcher.processes.devices import (
     choose_accelerator,
     configure_allocator,
     cpu_cores,
-    keep_freed_memory,
     require_seen_gpus,
+    settle_device,
 )
 from evenpack.launcher.processes.guard import Ancestors, EarlyWatch, Guard, end_process
 from evenpack.launcher.processes.hangs import Heartbeat
@@ -430,9 +430,7 @@ def _load_config(path: Path, overrides: Sequence[str]) -> "RunConfig":
 
 
 def _train(config: "RunConfig", *, stop_requested: Callable[[], bool], on_activity: OnActivity) -> Outcome:
-    choose_accelerator()
-    if os.environ.get("DS_ACCELERATOR") == "cpu":
-        keep_freed_memory()
+    settle_device()
     with own_work("importing torch and DeepSpeed"):
         from evenpack.engine.train import train
 

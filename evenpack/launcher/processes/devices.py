@@ -136,3 +136,13 @@ def choose_accelerator() -> None:
     requested_accelerator(os.environ)
     if cuda_devices() == 0:
         choose_cpu()
+
+
+def settle_device() -> None:
+    """Chooses the accelerator, and on a CPU keeps freed memory, for steps of training and of studies alike.
+
+    Raises: as `choose_accelerator`.
+    """
+    choose_accelerator()
+    if os.environ.get("DS_ACCELERATOR") == "cpu":
+        keep_freed_memory()
