@@ -2,7 +2,6 @@
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Protocol, runtime_checkable
 
 from evenpack.engine.checkpoints.background import BackgroundWriter
 from evenpack.engine.checkpoints.files import Checkpoint, TrainState
@@ -10,11 +9,6 @@ from evenpack.engine.checkpoints.keeping import KeepPolicy
 from evenpack.engine.checkpoints.loading import LoadableEngine, load_checkpoint, newest_whole
 from evenpack.engine.checkpoints.saving import CheckpointWriter, WritingEngine
 from evenpack.engine.world.distributed import World
-
-
-@runtime_checkable
-class CheckpointableEngine(LoadableEngine, WritingEngine, Protocol):
-    """The part of `deepspeed.DeepSpeedEngine` that writes and reads its own files."""
 
 
 class CheckpointStore:
@@ -31,7 +25,7 @@ class CheckpointStore:
         self.background = BackgroundWriter(self._writer, world)
         """Writes checkpoints while training continues."""
 
-    def save(self, engine: CheckpointableEngine, state: TrainState) -> Checkpoint:
+    def save(self, engine: WritingEngine, state: TrainState) -> Checkpoint:
         """Writes a checkpoint, as `CheckpointWriter.save` does."""
         return self._writer.save(engine, state)
 

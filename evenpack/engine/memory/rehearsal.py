@@ -58,18 +58,13 @@ class RankRehearsal:
     """Numbers of the gradient that the faked step has computed and reduced: all of the model's parameters."""
 
 
-def require_rank(rank: int, ranks: int) -> None:
-    """Checks a rank. Raises: ConfigError if there is none of this number."""
-    if not 0 <= rank < ranks:
-        raise ConfigError(f"--rank {rank}: {ranks:,} ranks have the numbers from 0 to {ranks - 1:,}")
-
-
 def rehearse(run: ResolvedRun, *, rank: int, ranks: int) -> RankRehearsal:
     """Plans, collates and fakes the first step of one rank; to be called once in a process.
 
     Raises: ConfigError if the rank is not among the ranks, or these cannot divide a step; DataError for damaged data.
     """
-    require_rank(rank, ranks)
+    if not 0 <= rank < ranks:
+        raise ConfigError(f"--rank {rank}: {ranks:,} ranks have the numbers from 0 to {ranks - 1:,}")
     run.micro_batches(ranks)
     world = World(rank=rank, size=ranks, local_rank=0, device=_CPU)
     dataset = MicroBatchDataset(run.prepared, run.pipeline_settings(world))
