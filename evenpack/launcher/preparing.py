@@ -53,21 +53,18 @@ class FoundText:
         return {"kind": self.kind, "path": path} | ({} if self.split is None else {"split": self.split})
 
 
-def find_text(paths: Sequence[str], *, option: str) -> tuple[FoundText, ...]:
-    """Returns the text at the paths: files, folders or patterns, each with an entry for each kind of its files.
-
-    Args:
-        option: the option with which the paths were given, for messages.
+def find_text(paths: Sequence[str]) -> tuple[FoundText, ...]:
+    """Returns the text at the paths of `--data`: files, folders or patterns, an entry for each kind of their files.
 
     Raises: ConfigError if a path leads to no file of text, or two to the same one; DataError for a folder of
     `save_to_disk` that is damaged.
     """
-    found = [text for path in paths for text in _at_path(path, option)]
+    found = [text for path in paths for text in _at_path(path)]
     seen: dict[Path, int] = {}
     for index, text in enumerate(found):
         for file in text.files:
             if seen.setdefault(file.resolve(), index) != index:
-                raise ConfigError(f"{option}: {file} is given twice: leave one of the two paths out")
+                raise ConfigError(f"--data: {file} is given twice: leave one of the two paths out")
     return tuple(_with_unique_names(found))
 
 
@@ -79,7 +76,7 @@ def source_sections(paths: Sequence[str], *, text_key: str | None) -> dict[str, 
 
     Raises: as `find_text`; ConfigError if the key is not clear; DataError if documents cannot be read.
     """
-    found = find_text(paths, option="--data")
+    found = find_text(paths)
     if text_key is not None and all(text.kind == "text" for text in found):
         raise ConfigError(f"{', '.join(paths)} holds plain text, which has no keys: leave out --text-key")
     sections = {}
@@ -93,20 +90,20 @@ def source_sections(paths: Sequence[str], *, text_key: str | None) -> dict[str, 
     return sections
 
 
-def _at_path(given: str, option: str) -> Iterator[FoundText]:
+def _at_path(given: str) -> Iterator[FoundText]:
     path = expand_user(given)
     if path.is_dir() and (splits := saved_splits(path)) is not None:
         split = "train" if "train" in splits else None
         files = saved_files(path, split=split, key=None) or ()
         yield FoundText(name=_name(path.resolve().name), kind="arrow", path=str(path), files=files, split=split)
         return
-    files = _files_at(path, option)
+    files = _files_at(path)
     kinds = {kind: tuple(file for file in files if file.name.endswith(_ENDINGS[kind])) for kind in _ENDINGS}
     kinds = {kind: members for kind, members in kinds.items() if members}
     if not kinds:
         known = ", ".join(suffix for suffixes in _ENDINGS.values() for suffix in suffixes)
         raise ConfigError(
-            f"{option} {given} holds no file of a known kind: expected names that end in {known}; for other sources "
+            f"--data {given} holds no file of a known kind: expected names that end in {known}; for other sources "
             "write the section yourself (evenpack config explain data.sources)"
         )
     for kind, members in kinds.items():
@@ -119,18 +116,18 @@ def _at_path(given: str, option: str) -> Iterator[FoundText]:
         )
 
 
-def _files_at(path: Path, option: str) -> tuple[Path, ...]:
+def _files_at(path: Path) -> tuple[Path, ...]:
     if path.is_file():
         return (path,)
     if path.is_dir():
         return files_below(path)
     if path.exists() or not _GLOB_CHARACTERS.search(str(path)):
         problem = "is neither a file nor a folder" if path.exists() else "does not exist"
-        raise ConfigError(f"{option}: {path} {problem}: give the file, folder or pattern of the text")
+        raise ConfigError(f"--data: {path} {problem}: give the file, folder or pattern of the text")
     try:
         return find_files("text", path, suffixes=None, own_files=lambda at: saved_files(at, split=None, key=None))
     except DataError as error:
-        raise ConfigError(f"{option}: no file matches {path}: give the file, folder or pattern of the text") from error
+        raise ConfigError(f"--data: no file matches {path}: give the file, folder or pattern of the text") from error
 
 
 def _path_of(path: Path, kind: str, members: Sequence[Path], *, is_all: bool) -> str | tuple[str, ...]:
@@ -234,7 +231,9 @@ def prepare_run(
 
 def warn_of_epochs(config: RunConfig) -> None:
     """Warns of prepared sources that the run would read implausibly often; `train` warns of all kinds of lengths."""
+    if config.training.steps is None or config.training.stated_items_per_step is None:
+        return  # its steps follow from the data
     epochs = epochs_of_steps(config, PreparedData.open(config.prepared_dir, config.data))
-    implausible = None if epochs is None else implausible_epochs(config, epochs)
+    implausible = implausible_epochs(config, epochs)
     if implausible is not None:
         log.warning("%s", implausible)

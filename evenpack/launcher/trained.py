@@ -229,7 +229,7 @@ def _sources(data: DataConfig, path: Path) -> dict[str, Source]:
             f"--data {path}: the sources of this run hold tokens, and there is no tokenizer for text; prepare other "
             "data by overrides of data.sources and data.prepared_dir, and evaluate that"
         )
-    return {text.name: _source(data, text) for text in find_text([str(path)], option="--data")}
+    return {text.name: _source(data, text) for text in find_text([str(path)])}
 
 
 def _source(data: DataConfig, text: FoundText) -> Source:

@@ -19,7 +19,7 @@ from evenpack.data.order.step_shape import AssignmentPolicy, Batching, Layout
 from evenpack.data.prepare.verification import explained_damage
 from evenpack.engine.config import CHINCHILLA_RATIO, RunConfig, RunSection
 from evenpack.engine.deepspeed_config import deepspeed_config
-from evenpack.engine.resolving.data_facts import implausible_epochs, items_of_an_epoch
+from evenpack.engine.resolving.data_facts import epochs_of_steps, implausible_epochs, items_of_an_epoch
 from evenpack.engine.resolving.requirements import require_trackers, require_trainable
 from evenpack.engine.resolving.resolve import ResolvedRun, open_run
 from evenpack.engine.sharding import sharding_at
@@ -112,7 +112,7 @@ def check_training(config: RunConfig, *, ranks: int) -> ResolvedRun:
         require_trackers(run.config.metrics)
         run.micro_batches(ranks)
         deepspeed_config(run.config.training, run.config.deepspeed, ranks)
-        implausible = implausible_epochs(run.config, _epochs(run))
+        implausible = implausible_epochs(run.config, epochs_of_steps(run.config, run.prepared))
         if implausible is not None:
             log.warning("%s", implausible)
         return run
@@ -158,7 +158,7 @@ def _plan(run: ResolvedRun, *, ranks: int, device: "DevicePeak | None") -> Train
         tokens=float(items * item.tokens),
         parameters=run.parameters,
         tokens_per_parameter=float(items * item.tokens / run.parameters),
-        epochs=_epochs(run),
+        epochs=epochs_of_steps(run.config, prepared),
         epochs_of_all=items / sum(counts.values()),
         packing_efficiency=item.fill,
         packing_factor=float(item.sequences),
@@ -179,14 +179,6 @@ def _initial_weights(path: Path | None) -> str | None:
     except CheckpointError as error:
         log.warning("training.initialize_from: %s", error)
         return f"none yet: {path}"
-
-
-def _epochs(run: ResolvedRun) -> dict[str, float]:
-    """Returns how many times each source is read in all steps."""
-    training = run.config.training
-    items = training.planned_steps * training.items_per_step
-    counts = items_of_an_epoch(run.prepared, training.batching)
-    return {name: float(items * share / counts[name]) for name, share in run.shares.items()}
 
 
 def _clipping(config: RunConfig) -> str:

@@ -110,15 +110,13 @@ def training_packing(prepared: PreparedData, source: str) -> PackingSummary:
     return packing
 
 
-def epochs_of_steps(config: RunConfig, prepared: PreparedData) -> dict[str, float] | None:
-    """Returns the passes over each source of a run whose length is in steps; None for one that is not settled.
+def epochs_of_steps(config: RunConfig, prepared: PreparedData) -> dict[str, float]:
+    """Returns how many times each source is read in all steps of a settled run.
 
     Raises: DataError if a source has nothing to train on.
     """
     training = config.training
-    if training.steps is None or training.tokens_per_step is not None:
-        return None
-    items = training.steps * training.items_per_step
+    items = training.planned_steps * training.items_per_step
     counts, shares = items_of_an_epoch(prepared, training.batching), drawn_shares(config)
     return {name: float(items * shares[name] / count) for name, count in counts.items()}
 
