@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from evenpack.console import save_json
-from evenpack.data.batches.pipeline import SkippedStep
+from evenpack.data.batches.pipeline import SkippedStep, StepBatches
 from evenpack.engine.activity import entered_as_own_work, own_work
 from evenpack.engine.build import Run
 from evenpack.engine.config import RunConfig
@@ -119,8 +119,7 @@ class MetricsWriter(Part):
 
     def _record(self, step: Step) -> dict[str, Any]:
         if step.update is None or not step.is_trained:
-            skipped = SkippedStep(step=step.batches.step, counts=step.batches.counts)
-            record = skipped_record(skipped, self._run.prepared.source_names, learning_rate=step.learning_rate)
+            record = skipped_record(step.batches, self._run.prepared.source_names, learning_rate=step.learning_rate)
             if step.is_left_out:
                 record["skipped"]["not_finite"] = 1
         else:
@@ -194,12 +193,12 @@ def step_record(
     return record
 
 
-def skipped_record(skipped: SkippedStep, sources: Sequence[str], *, learning_rate: float) -> dict[str, Any]:
+def skipped_record(step: StepBatches | SkippedStep, sources: Sequence[str], *, learning_rate: float) -> dict[str, Any]:
     """Returns the record of a skipped step: its amounts are 0, and `skipped` holds what the step would have held."""
-    counts = skipped.counts
+    counts = step.counts
     nothing = dict.fromkeys(("tokens", "targets", "sequences", "slots", "host_to_device_bytes"), 0)
     return {
-        "step": skipped.step + 1,
+        "step": step.step + 1,
         "loss": None,
         "learning_rate": learning_rate,
         **nothing,

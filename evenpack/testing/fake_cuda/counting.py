@@ -143,7 +143,7 @@ Caller = Literal["evenpack", "DeepSpeed", "optimizer", "backward pass"]
 _CALLERS: dict[str, Caller] = {"evenpack": "evenpack", "deepspeed": "DeepSpeed", "torch.optim": "optimizer"}
 """Packages and who they are; harness excluded, and what has none of them on its stack is the backward pass."""
 
-_WITHOUT_WORK = {aten.detach, aten.empty, aten.empty_like, aten.empty_strided, aten.new_empty, aten.lift_fresh}
+_WITHOUT_WORK = NOTHING_MOVED | {aten.lift_fresh}
 """Operators that make a tensor without writing it; views are recognised by their schemas."""
 
 
