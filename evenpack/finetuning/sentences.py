@@ -55,13 +55,12 @@ def sentence_sequences(
     columns = [tokenizer.encode_texts(texts) for texts in zip(*examples.sentences, strict=True)]
     special = tokenizer.pair_tokens
     room = max_sequence_length - 1 - len(columns)
-    pairs, cut = [], 0
+    pairs = []
     for parts in zip(*columns, strict=True):
         kept = _fitting([len(part.tokens) for part in parts], room)
-        cut += sum(kept) < sum(len(part.tokens) for part in parts)
         pairs.append(_pair(parts, kept, special))
     labels = np.array(examples.labels, dtype=np.int64 if task.labels else np.float32)
-    return LabelledSequences.of(pairs, labels, max_sequence_length=max_sequence_length, cut_sequences=cut)
+    return LabelledSequences.of(pairs, labels, max_sequence_length=max_sequence_length)
 
 
 def _pair(parts: Sequence[EncodedText], kept: Sequence[int], special: PairTokens) -> TokenPair:

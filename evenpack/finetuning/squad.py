@@ -29,7 +29,6 @@ from evenpack.finetuning.tasks import TaskScores, average_scores
 class Question:
     """A question with all of its correct answers."""
 
-    question_id: str
     text: str
     context: str
     answers: tuple[str, ...]
@@ -78,11 +77,9 @@ def windows_of(questions: Sequence[Question], tokenizer: Tokenizer, section: Fin
     encoded = dict(zip(distinct, tokenizer.encode_texts(distinct), strict=True))
     special = tokenizer.pair_tokens
     pairs, labels, owners, context_starts, offsets = [], [], [], [], []
-    cut = 0
     for index, (question, words) in enumerate(zip(questions, asked, strict=True)):
         context = encoded[question.context]
         kept = words.tokens[: section.max_question_length]
-        cut += len(kept) < len(words.tokens)
         first = np.concatenate([[special.classification_id], kept, [special.separator_id]])
         answer = _answer_tokens(question, context)
         room = section.max_sequence_length - len(first) - 1
@@ -98,7 +95,6 @@ def windows_of(questions: Sequence[Question], tokenizer: Tokenizer, section: Fin
             pairs,
             np.array(labels, dtype=np.int64),
             max_sequence_length=section.max_sequence_length,
-            cut_sequences=cut,
         ),
         questions=np.array(owners, dtype=np.int64),
         context_starts=np.array(context_starts, dtype=np.int64),
@@ -132,14 +128,12 @@ def _questions(content: Any, path: Path) -> Iterator[Question]:
 
 
 def _question(item: Any, context: str, origin: str) -> Question:
-    question_id = _text(item, "id", origin)
-    origin = f"{origin} (id {question_id})"
+    origin = f"{origin} (id {_text(item, 'id', origin)})"
     answers = _list(item, "answers", origin)
     if not answers:
         raise DataError(f"{origin}: expected one answer or more, found none; SQuAD 2.0 is another task")
     starts = [_answer_start(answer, context, f"{origin}.answers[{number}]") for number, answer in enumerate(answers)]
     return Question(
-        question_id=question_id,
         text=_text(item, "question", origin),
         context=context,
         answers=tuple(answer["text"] for answer in answers),

@@ -26,7 +26,6 @@ class SentenceTask:
     """The files, with their columns and labels."""
     metrics: tuple[str, ...]
     """Names in `METRICS`; the first is the one by which seeds are ranked."""
-    has_been_run: bool = False
 
     @property
     def title(self) -> str:
@@ -58,7 +57,6 @@ class SpanTask:
     training_file: str
     evaluation_files: tuple[str, ...]
     metrics: tuple[str, ...] = ("f1", "exact_match")
-    has_been_run: bool = False
     predicts: Prediction = "span"
     outputs: int = 2
     """Outputs of the head for each token: the answer begins here, it ends here."""
@@ -67,15 +65,15 @@ class SpanTask:
 AnyTask = SentenceTask | SpanTask
 
 TASKS: dict[str, AnyTask] = {
-    "cola": SentenceTask(glue=GLUE_TASKS["cola"], metrics=("matthews_correlation", "accuracy"), has_been_run=True),
-    "sst2": SentenceTask(glue=GLUE_TASKS["sst2"], metrics=("accuracy",), has_been_run=True),
+    "cola": SentenceTask(glue=GLUE_TASKS["cola"], metrics=("matthews_correlation", "accuracy")),
+    "sst2": SentenceTask(glue=GLUE_TASKS["sst2"], metrics=("accuracy",)),
     "mrpc": SentenceTask(glue=GLUE_TASKS["mrpc"], metrics=("f1", "accuracy")),
     "stsb": SentenceTask(glue=GLUE_TASKS["stsb"], metrics=("spearman", "pearson")),
     "qqp": SentenceTask(glue=GLUE_TASKS["qqp"], metrics=("f1", "accuracy")),
     "mnli": SentenceTask(glue=GLUE_TASKS["mnli"], metrics=("accuracy",)),
     "qnli": SentenceTask(glue=GLUE_TASKS["qnli"], metrics=("accuracy",)),
-    "rte": SentenceTask(glue=GLUE_TASKS["rte"], metrics=("accuracy",), has_been_run=True),
-    "wnli": SentenceTask(glue=GLUE_TASKS["wnli"], metrics=("accuracy",), has_been_run=True),
+    "rte": SentenceTask(glue=GLUE_TASKS["rte"], metrics=("accuracy",)),
+    "wnli": SentenceTask(glue=GLUE_TASKS["wnli"], metrics=("accuracy",)),
     "squad": SpanTask(title="SQuAD 1.1", training_file="train-v1.1.json", evaluation_files=("dev-v1.1.json",)),
 }
 

@@ -36,8 +36,6 @@ class LabelledSequences(LocatedSequences):
     """The class (int64), the score (float32), or the answer's first and last token (int64 [N, 2]) of each."""
     max_sequence_length: int
     """No sequence is longer."""
-    cut_sequences: int
-    """Number of sequences that were cut because they were too long."""
 
     max_segments_per_sequence = 1
 
@@ -48,7 +46,6 @@ class LabelledSequences(LocatedSequences):
         labels: Shaped[np.ndarray, " N *parts"],
         *,
         max_sequence_length: int,
-        cut_sequences: int,
     ) -> "LabelledSequences":
         """Concatenates sequences; the other arguments are the fields of these names."""
         lengths = np.array([len(pair.first) + len(pair.second) for pair in pairs], dtype=np.int64)
@@ -58,7 +55,6 @@ class LabelledSequences(LocatedSequences):
             first_lengths=np.array([len(pair.first) for pair in pairs], dtype=np.int64),
             labels=labels,
             max_sequence_length=max_sequence_length,
-            cut_sequences=cut_sequences,
         )
 
     @property

@@ -154,10 +154,6 @@ class Rule:
         gains = [(one.threshold, min(shift, one.clip) - self.reference) for one in self.sums]
         return min((threshold / gain if gain > 0 else math.inf) for threshold, gain in gains)
 
-    def recovery(self) -> float:
-        """Returns the steps until a rank that is well again is no longer named, as an expectation."""
-        return self.sums[0].threshold / self.reference
-
 
 class SlowTest:
     """Judges one rank in one kind, step by step."""

@@ -17,7 +17,6 @@ SEQUENCES = LabelledSequences.of(
     [TokenPair(first=np.ones(length, dtype=np.int64), second=NO_TOKENS) for length in LENGTHS],
     np.zeros(len(LENGTHS), dtype=np.int64),
     max_sequence_length=40,
-    cut_sequences=0,
 )
 
 

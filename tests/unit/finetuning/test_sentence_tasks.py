@@ -118,7 +118,6 @@ def test_a_pair_becomes_two_halves_with_their_special_tokens(tmp_path: Path, tok
     assert found.first_lengths.tolist() == [4, 3]
     assert found.labels.tolist() == [0, 1]
     assert found.offsets.tolist() == [0, 8, 13]
-    assert found.cut_sequences == 0
 
 
 @pytest.mark.parametrize(
@@ -140,7 +139,6 @@ def test_what_is_too_long_loses_tokens_of_its_longer_sentence(
     task = GLUE_TASKS["rte"]
     found = sentence_sequences(read_sentences(path, task), task, tokenizer, max_sequence_length=12)
     assert found.tokens.tolist() == [CLS, *ids("a") * kept[0], SEP, *ids("it") * kept[1], SEP]
-    assert found.cut_sequences == (kept != (first, second))
     alone = replace(task, texts=("sentence1",))
     cut = sentence_sequences(read_sentences(path, alone), alone, tokenizer, max_sequence_length=12)
     assert cut.lengths().tolist() == [min(first, 10) + 2]
