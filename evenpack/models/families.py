@@ -10,11 +10,14 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, fields
 from functools import cache
 from importlib.metadata import EntryPoint
-from typing import Any, Literal, get_args
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from evenpack.config import nearest
 from evenpack.errors import ConfigError
 from evenpack.models.common.section import TransformerConfig
+
+if TYPE_CHECKING:
+    from evenpack.models.common.tensors import ForeignNames, HuggingFaceMapping
 
 ENTRY_POINTS = "evenpack.model_families"
 
@@ -80,11 +83,11 @@ class ModelFamily:
         loaded: type[Any] = _loaded(self.model)
         return loaded
 
-    def load_huggingface(self) -> Any:
+    def load_huggingface(self) -> "HuggingFaceMapping | None":
         """Imports the mapping of transformers; None if there is none."""
         return None if self.huggingface is None else _loaded(self.huggingface)
 
-    def load_foreign(self) -> Any:
+    def load_foreign(self) -> "ForeignNames | None":
         """Imports the names in other codes; None if there are none."""
         return None if self.foreign is None else _loaded(self.foreign)
 

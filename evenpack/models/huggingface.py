@@ -27,7 +27,7 @@ from evenpack.models.common.tensors import (
     load_tensors,
     renamed,
 )
-from evenpack.models.families import ModelFamily, family_of, find_family, known_families
+from evenpack.models.families import family_of, find_family, known_families
 from evenpack.units import FP32_BYTES
 
 SHARD_BYTES = 5_000_000_000
@@ -148,7 +148,7 @@ def read_huggingface(directory: Path) -> tuple[Model, NamedWeights]:
 
 def mapping_of(config: TransformerConfig) -> HuggingFaceMapping:
     """Returns the family's description of transformers. Raises: ConfigError if transformers has no such model."""
-    mapping = _load_mapping(family_of(config))
+    mapping = family_of(config).load_huggingface()
     if mapping is None:
         raise ConfigError(f"transformers has no model of family '{config.kind}' to exchange weights with")
     return mapping
@@ -162,14 +162,9 @@ def task_model_of(config: TransformerConfig, reads: str) -> TaskModel:
     return found
 
 
-def _load_mapping(family: ModelFamily) -> HuggingFaceMapping | None:
-    mapping: HuggingFaceMapping | None = family.load_huggingface()
-    return mapping
-
-
 def _mapping_for(values: Mapping[str, Any], path: Path) -> HuggingFaceMapping:
     """Returns the mapping for model_type, which the oldest checkpoints, all of them GPT-2's, do not have."""
-    loaded = {name: _load_mapping(find_family(name)) for name in known_families()}
+    loaded = {name: find_family(name).load_huggingface() for name in known_families()}
     mappings = {name: mapping for name, mapping in loaded.items() if mapping is not None}
     model_type = values.get("model_type", "gpt2")
     found = [name for name, mapping in mappings.items() if mapping.model_type == model_type]
