@@ -22,7 +22,7 @@ from evenpack.launch_environment import requested_accelerator
 from evenpack.launcher.processes.devices import choose_accelerator, cpu_cores, cuda_devices, settle_device
 from evenpack.launcher.processes.ranks import RankPlace, held_output_dir
 from evenpack.launcher.processes.start import local_devices
-from evenpack.launcher.processes.stop import Lifeline, on_stop_signals, say
+from evenpack.launcher.processes.stop import Lifeline, handled_stop_signals, say
 from evenpack.launcher.worker import share_cores
 from evenpack.studies.lengths.options import SubjectOptions
 from evenpack.studies.registry import LengthsStudy, RunStudy, StudyOfRuns
@@ -110,14 +110,11 @@ class ThisMachine:
 
     @contextmanager
     def held(self, output_dir: Path) -> Iterator[None]:
-        with held_output_dir(output_dir):
-            before = on_stop_signals(self._on_signal)
+        with held_output_dir(output_dir), handled_stop_signals(self._on_signal):
             try:
                 yield
             finally:
                 self._end_processes()
-                for number, handler in before.items():
-                    signal.signal(number, handler)
 
     def _group(self, devices: Sequence[str], *, has_gpus: bool) -> DeviceGroup:
         option, environment = "--cpu-ranks", {"DS_ACCELERATOR": "cpu", "OMP_NUM_THREADS": "1"}

@@ -13,8 +13,8 @@ import signal
 import sys
 import threading
 import types
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -83,21 +83,28 @@ class StopFlag:
                 os._exit(EXIT_INTERRUPTED)
 
 
-SignalHandler = Callable[[int, types.FrameType | None], Any] | int | None
-"""The type that `signal.signal` takes and returns."""
+Handler = Callable[[int, types.FrameType | None], None]
 
 
-def on_stop_signals(handler: Callable[[int, types.FrameType | None], None]) -> dict[int, SignalHandler]:
+def on_stop_signals(handler: Handler) -> dict[int, Any]:
     """Sets `handler` on `STOP_SIGNALS` and returns the previous handlers.
 
     A signal that the parent process has set to be ignored stays ignored: `nohup` does that with SIGHUP, and a shell
     script with SIGINT for background processes.
     """
-    before: dict[int, SignalHandler] = {}
-    for number in STOP_SIGNALS:
-        if signal.getsignal(number) is not signal.SIG_IGN:
-            before[number] = signal.signal(number, handler)
-    return before
+    caught = [number for number in STOP_SIGNALS if signal.getsignal(number) is not signal.SIG_IGN]
+    return {number: signal.signal(number, handler) for number in caught}
+
+
+@contextmanager
+def handled_stop_signals(handler: Handler) -> Iterator[None]:
+    """Sets `handler` on `STOP_SIGNALS` within the block, as `on_stop_signals` does."""
+    before = on_stop_signals(handler)
+    try:
+        yield
+    finally:
+        for number, earlier in before.items():
+            signal.signal(number, earlier)
 
 
 _VARIABLE = "EVENPACK_LIFELINE"

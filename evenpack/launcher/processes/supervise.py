@@ -26,7 +26,7 @@ from evenpack.launcher.processes.ranks import Failure, LaunchToken, RankFolder, 
 from evenpack.launcher.processes.start import LaunchPlan
 from evenpack.launcher.processes.stop import (
     StopRequest,
-    on_stop_signals,
+    handled_stop_signals,
     remove_stop_request,
     take_end_of_starter,
     write_stop_request,
@@ -203,8 +203,7 @@ class _Supervisor:
         if hang_timeout_seconds is not None:
             ranks = range(self._plan.devices.ranks)
             self._hangs = HangMonitor(self._folder, ranks, timeout_seconds=hang_timeout_seconds, warn=self._say)
-        before = on_stop_signals(self._on_signal)
-        try:
+        with handled_stop_signals(self._on_signal):
             child = subprocess.Popen(
                 self._plan.command_of(self._token),
                 env={**os.environ, **self._plan.environment},
@@ -217,9 +216,6 @@ class _Supervisor:
             finally:
                 kill_session(child.pid)
                 child.wait()
-        finally:
-            for number, handler in before.items():
-                signal.signal(number, handler)
         if self._killed_by is not None:
             return killed(self._killed_by)
         statuses = self._wait_for_final_statuses()

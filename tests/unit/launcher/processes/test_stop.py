@@ -18,7 +18,7 @@ from evenpack.launcher.processes.stop import (
     STOP_SIGNALS,
     StopFlag,
     StopRequest,
-    on_stop_signals,
+    handled_stop_signals,
     read_stop_request,
     remove_stop_request,
     survive_readers,
@@ -64,7 +64,9 @@ def test_a_signal_that_nohup_has_set_to_be_ignored_stays_so() -> None:
 
 def test_what_handled_the_signals_before_is_given_back() -> None:
     before = {number: signal.getsignal(number) for number in STOP_SIGNALS}
-    assert on_stop_signals(lambda number, frame: None) == before
+    with handled_stop_signals(lambda number, frame: None):
+        assert signal.getsignal(signal.SIGTERM) != before[signal.SIGTERM]
+    assert {number: signal.getsignal(number) for number in STOP_SIGNALS} == before
 
 
 def test_a_request_reaches_the_run_that_it_names_and_no_other(tmp_path: Path) -> None:
