@@ -129,7 +129,7 @@ def plan_launch(
     """
     extra = _checked_options(deepspeed_options)
     environment = {"PYTHONUNBUFFERED": "1"}
-    _require_one_choice(num_gpus, cpu_ranks, hostfile)
+    _require_possible_choice(num_gpus, cpu_ranks, hostfile)
     deepspeed = str(find_deepspeed())  # the ranks need it in any case
     if hostfile is not None:
         _require_pdsh_for_fewer_gpus(num_gpus, extra)
@@ -168,8 +168,6 @@ def local_devices(
 
     Raises: ConfigError if there are fewer GPUs than requested, or for a DS_ACCELERATOR of another name.
     """
-    _require_positive("--num-gpus", num_gpus)
-    _require_positive("--cpu-ranks", cpu_ranks)
     hidden = requested_accelerator(environment) == "cpu"
     if cpu_ranks is not None:
         return _on_cpu(cpu_ranks, why="as requested")
@@ -216,12 +214,10 @@ def _numbers(ranks: int) -> str:
     return ",".join(map(str, range(ranks)))
 
 
-def _require_positive(option: str, number: int | None) -> None:
-    if number is not None and number < 1:
-        raise ConfigError(f"{option} must be at least 1, not {number}")
-
-
-def _require_one_choice(num_gpus: int | None, cpu_ranks: int | None, hostfile: Path | None) -> None:
+def _require_possible_choice(num_gpus: int | None, cpu_ranks: int | None, hostfile: Path | None) -> None:
+    for option, number in (("--num-gpus", num_gpus), ("--cpu-ranks", cpu_ranks)):
+        if number is not None and number < 1:
+            raise ConfigError(f"{option} must be at least 1, not {number}")
     if cpu_ranks is not None and num_gpus is not None:
         raise ConfigError(f"--num-gpus {num_gpus} and --cpu-ranks {cpu_ranks} exclude each other: give one of them")
     if cpu_ranks is not None and hostfile is not None:
@@ -236,7 +232,6 @@ def hosts_of(hostfile: Path, num_gpus: int | None) -> Devices:
 
     Raises: ConfigError with an invalid line, or if a machine has fewer slots than `num_gpus`, which is at least 1.
     """
-    _require_positive("--num-gpus", num_gpus)
     slots = read_hostfile(hostfile)
     if num_gpus is not None and num_gpus > min(slots.values()):
         raise ConfigError(f"--num-gpus {num_gpus}: the smallest machine of {hostfile} has {min(slots.values())} slots")

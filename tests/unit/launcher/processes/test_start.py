@@ -135,7 +135,7 @@ def test_more_gpus_than_there_are_is_an_error() -> None:
     with pytest.raises(ConfigError, match="this machine shows 2 CUDA devices"):
         local_devices(3, cuda_count=2, environment={})
     with pytest.raises(ConfigError, match="at least 1"):
-        local_devices(0, cuda_count=2, environment={})
+        plan_launch(RUN, [], num_gpus=0, hostfile=None)
 
 
 def test_gpus_are_left_alone_where_deepspeed_is_set_to_use_the_cpu() -> None:
