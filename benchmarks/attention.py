@@ -23,7 +23,7 @@ import torch
 from torch import Tensor
 
 from evenpack.kernels.attention import AttentionRequest, packed_attention
-from evenpack.kernels.capabilities import capabilities
+from evenpack.kernels.capabilities import able_backends
 from evenpack.kernels.sdpa import attend_groups, plan_groups
 from evenpack.models.common.positions import alibi_slopes
 
@@ -114,16 +114,16 @@ def ways(arguments: argparse.Namespace, lengths: list[int]) -> dict[str, Attend]
     )
     cu_seqlens = torch.tensor([0, *lengths], device=device).cumsum(0).to(torch.int32)
     return {
-        answer.backend: partial(
+        backend: partial(
             packed_attention,
             cu_seqlens=cu_seqlens,
             max_sequence_length=arguments.pack_length,
             causal=causal,
             alibi_slopes=slopes,
-            backend=answer.backend,
+            backend=backend,
         )
-        for answer in capabilities(request)
-        if answer.available and answer.backend != "reference"  # its dense scores of 16 packs would be 13 GB
+        for backend in able_backends(request)
+        if backend != "reference"  # its dense scores of 16 packs would be 13 GB
     }
 
 

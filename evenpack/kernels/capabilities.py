@@ -67,22 +67,9 @@ class AttentionRequest:
         return ", ".join(parts)
 
 
-@dataclass(frozen=True, kw_only=True)
-class Capability:
-    """Whether one backend can serve one request."""
-
-    backend: str
-    reason: str | None
-    """The reason why it cannot; None if it can."""
-
-    @property
-    def available(self) -> bool:
-        return self.reason is None
-
-
-def capabilities(request: AttentionRequest) -> tuple[Capability, ...]:
-    """Returns every backend's answer to `request`, in the order of the table above."""
-    return tuple(Capability(backend=name, reason=unavailable_reason(name, request)) for name in _RULES)
+def able_backends(request: AttentionRequest) -> list[str]:
+    """Returns the backends that can serve `request`, in the order of the table above."""
+    return [name for name in _RULES if unavailable_reason(name, request) is None]
 
 
 def unavailable_reason(backend: str, request: AttentionRequest) -> str | None:
@@ -113,10 +100,10 @@ def resolve_backend(name: str, request: AttentionRequest) -> str:
     if name != "auto":
         reason = unavailable_reason(name, request)
         if reason is not None:
-            able = [answer.backend for answer in capabilities(request) if answer.available]
+            able = ", ".join(able_backends(request)) or "none"
             raise BackendError(
                 f"attention backend '{name}' cannot serve ({request}): {reason}; "
-                f"take attention.backend=auto or one of those that can: {', '.join(able) or 'none'}"
+                f"take attention.backend=auto or one of those that can: {able}"
             )
         return name
     reasons: dict[str, str] = {}

@@ -16,7 +16,8 @@ from rich.text import Text
 
 from evenpack.console import pairs, table, text
 from evenpack.errors import RunError
-from evenpack.kernels.capabilities import AttentionRequest, capabilities
+from evenpack.kernels.attention import BACKENDS
+from evenpack.kernels.capabilities import AttentionRequest, able_backends, unavailable_reason
 from evenpack.kernels.isolation import probe_isolation
 from evenpack.kernels.varlen import DROPPING, dropout_failure
 from evenpack.launch_environment import check_ranks
@@ -106,7 +107,7 @@ def examine() -> DoctorReport:
         versions=_versions(),
         devices=_devices(),
         attention=tuple(
-            RequestReport(request=str(request), backends={c.backend: c.reason for c in capabilities(request)})
+            RequestReport(request=str(request), backends={name: unavailable_reason(name, request) for name in BACKENDS})
             for request in requests
         ),
         isolation=probes,
@@ -182,7 +183,7 @@ def probe_all(request: AttentionRequest) -> list[ProbeReport]:
     """Probes each backend that can serve, on the current device; none with dropout, where outputs differ anyway."""
     if request.dropout:
         return []
-    return [_probe(answer.backend, request) for answer in capabilities(request) if answer.available]
+    return [_probe(backend, request) for backend in able_backends(request)]
 
 
 def _probe(backend: str, request: AttentionRequest) -> ProbeReport:
