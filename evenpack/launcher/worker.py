@@ -33,7 +33,7 @@ from evenpack.launcher.processes.devices import (
     require_seen_gpus,
     settle_device,
 )
-from evenpack.launcher.processes.guard import Ancestors, EarlyWatch, Guard, end_process
+from evenpack.launcher.processes.guard import Ancestors, Guard, end_process, watch_early
 from evenpack.launcher.processes.hangs import Heartbeat
 from evenpack.launcher.processes.ranks import (
     Failure,
@@ -117,7 +117,7 @@ def main(arguments: Sequence[str] | None = None, *, train: TrainFunction | None 
         return EXIT_BAD_INPUT
     ancestors = Ancestors() if place.launched else None
     if ancestors is not None:
-        EarlyWatch(ancestors, place.rank, say=say).start()
+        watch_early(ancestors, place.rank, say=say)
     share_cores(place)
     try:
         config = _load_config(options.run_file, options.overrides)

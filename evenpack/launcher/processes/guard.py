@@ -82,25 +82,21 @@ class Ancestors:
         return None
 
 
-class EarlyWatch(threading.Thread):
-    """Ends a rank whose launcher has ended, from the start of the process on.
+def watch_early(ancestors: Ancestors, rank: int, *, say: Callable[[str], None]) -> None:
+    """Ends a rank whose launcher has ended, from the start of the process on, by a thread.
 
     A rank meets others, and waits for an output directory, before its guard can know where to write what.
     """
 
-    def __init__(self, ancestors: Ancestors, rank: int, *, say: Callable[[str], None]) -> None:
-        super().__init__(name="evenpack early watch", daemon=True)
-        self._ancestors = ancestors
-        self._rank = rank
-        self._say = say
-
-    def run(self) -> None:
-        while not self._ancestors.are_guarded.wait(LOOK_SECONDS):
-            if self._ancestors.parent_is_gone():
+    def watch() -> None:
+        while not ancestors.are_guarded.wait(LOOK_SECONDS):
+            if ancestors.parent_is_gone():
                 end_in_any_case()
                 with suppress(OSError):
-                    self._say(f"rank {self._rank}: {self._ancestors.describe_end()}")
+                    say(f"rank {rank}: {ancestors.describe_end()}")
                 end_process(EXIT_ENDED_BY_GUARD)
+
+    threading.Thread(target=watch, name="evenpack early watch", daemon=True).start()
 
 
 class Guard(threading.Thread):
