@@ -58,14 +58,14 @@ def messages() -> Console:
     return _console(sys.stderr.isatty(), stderr=True)
 
 
-def log_to_stderr() -> None:
-    """Shows the log messages of evenpack in this process."""
+def log_to_stderr(*, prefix: str = "", level: int = logging.INFO) -> None:
+    """Shows the log messages of evenpack in this process, from a level on."""
     handler = logging.StreamHandler(sys.stderr)
-    handler.setFormatter(logging.Formatter("%(message)s"))
+    handler.setFormatter(logging.Formatter(f"{prefix}%(message)s"))
     logger = logging.getLogger("evenpack")
     logger.handlers = [handler]
     logger.propagate = False
-    logger.setLevel(logging.INFO)
+    logger.setLevel(level)
 
 
 def print_json(value: Any) -> None:

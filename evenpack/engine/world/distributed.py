@@ -23,6 +23,7 @@ import torch.distributed as dist
 from jaxtyping import Float64
 from torch import Tensor
 
+from evenpack.console import log_to_stderr
 from evenpack.engine.activity import own_work
 from evenpack.engine.world.agreement import machine_facts, report_problem, require_agreement
 from evenpack.engine.world.meeting import Meeting
@@ -224,12 +225,10 @@ def tell_that_rank_cannot_start(problem: str) -> None:
 
 def configure_logging(world: World) -> None:
     """Sends evenpack's log to standard error: information from rank 0, warnings from every rank with its number."""
-    handler = logging.StreamHandler()
-    handler.setFormatter(logging.Formatter("%(message)s" if world.is_main else f"rank {world.rank}: %(message)s"))
-    logger = logging.getLogger("evenpack")
-    logger.handlers = [handler]
-    logger.propagate = False
-    logger.setLevel(logging.INFO if world.is_main else logging.WARNING)
+    if world.is_main:
+        log_to_stderr()
+    else:
+        log_to_stderr(prefix=f"rank {world.rank}: ", level=logging.WARNING)
 
 
 def require_shared_directory(directory: Path, world: World, *, patience_seconds: float = 15.0) -> None:
