@@ -13,6 +13,7 @@ caller. The run must be prepared.
 
 import argparse
 import statistics
+import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -21,14 +22,12 @@ from typing import TYPE_CHECKING, Any
 
 import measuring
 
-from evenpack.testing.fake_cuda.device import compile_hooks, pretend_cuda
-
 if TYPE_CHECKING:
     from evenpack.batch import PackedBatch
     from evenpack.engine.resolving.resolve import ResolvedRun
     from evenpack.engine.world.distributed import World
 
-BUILT = Path(__file__).parents[1] / "build/fake_cuda"
+ROOT = Path(__file__).parents[1]
 
 Step = Callable[[int, "Sequence[PackedBatch]"], float]
 """Takes a step and returns its loss."""
@@ -135,14 +134,17 @@ def engine(run: "ResolvedRun", world: "World", *, is_compiled: bool) -> Step:
 
 def traced(arguments: argparse.Namespace) -> dict[str, Any]:
     """Returns the operators of a step by phase and caller, with the waits of the host, and prints them."""
-    pretend_cuda(compile_hooks(BUILT))
+    sys.path.append(str(ROOT / "tests"))
+    from fake_gpu.device import compile_hooks, pretend_cuda
+
+    pretend_cuda(compile_hooks(ROOT / "build/fake_cuda"))
     import torch
+    from fake_gpu.counting import StepOperators
+    from fake_gpu.trace import trace_steps
 
     from evenpack.data.batches.pipeline import SkippedStep, training_batches
     from evenpack.engine.engine import TrainingEngine
     from evenpack.engine.world.distributed import World
-    from evenpack.testing.fake_cuda.counting import StepOperators
-    from evenpack.testing.fake_cuda.trace import trace_steps
 
     run = opened(arguments)
     rank = World(rank=0, size=arguments.ranks, local_rank=0, device=torch.device("cpu"))

@@ -1,12 +1,12 @@
 """A block as torch.compile sees it on the fake device. Code for its graphs would need Triton and the device."""
 
 import torch
+from fake_gpu.attention_operators import provide_flash_attn
+from fake_gpu.trace import DEVICE, FakeCudaMode
 from torch import nn
 from torch._dynamo.utils import counters
 
 from evenpack.models.common.layers import FeedForward, PreNormBlock, Segments, SelfAttention
-from evenpack.testing.fake_cuda.attention_operators import provide_flash_attn
-from evenpack.testing.fake_cuda.trace import DEVICE, FakeCudaMode
 
 WIDTH, HEADS, SLOTS = 64, 2, 64
 

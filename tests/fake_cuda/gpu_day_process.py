@@ -13,11 +13,20 @@ from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
-from evenpack.testing.fake_cuda.device import listening_to_waits, pretend_cuda
+from fake_gpu.device import listening_to_waits, pretend_cuda
 
 pretend_cuda(Path(sys.argv[1]))
 
 import torch  # noqa: E402 - after the device
+from fake_gpu.trace import (  # noqa: E402
+    DEVICE,
+    FakeCudaMode,
+    faked_batch,
+    join_fake_ranks,
+    modules_move_to_new_tensors,
+    provide_gpu_kernels,
+)
+from fake_gpu.watch import Watch  # noqa: E402
 from gpu_day import checks, design, law, profile_step  # noqa: E402
 from torch._subclasses.fake_tensor import unset_fake_temporarily  # noqa: E402
 from torch.autograd import DeviceType  # noqa: E402
@@ -28,15 +37,6 @@ from evenpack.engine.world.distributed import World  # noqa: E402
 from evenpack.kernels import cross_entropy  # noqa: E402
 from evenpack.studies.throughput.contenders import contender, run_to_measure  # noqa: E402
 from evenpack.studies.throughput.measure import StepTimer  # noqa: E402
-from evenpack.testing.fake_cuda.trace import (  # noqa: E402
-    DEVICE,
-    FakeCudaMode,
-    faked_batch,
-    join_fake_ranks,
-    modules_move_to_new_tensors,
-    provide_gpu_kernels,
-)
-from evenpack.testing.fake_cuda.watch import Watch  # noqa: E402
 
 EVENT_MILLISECONDS = 2.0
 ALLOCATED, PEAK = 3_000_000, 10_000_000

@@ -7,8 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-
-from evenpack.testing.fake_cuda import attention_operators
+from fake_gpu import attention_operators
 
 VERSION = "2.8.3"
 """The version of flash-attn whose signatures these are (flash_attn/flash_attn_interface.py of its source package)."""

@@ -3,12 +3,12 @@
 import pytest
 import torch
 import torch.nn.attention.varlen  # declares operators that are asked for here
+from fake_gpu.memory import buffer_sizes
+from fake_gpu.slow_kernels import LEAST_OPERATIONS, slow_path, unaligned_matrix
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from evenpack.engine.optimizers.lamb import Lamb
-from evenpack.testing.fake_cuda.memory import buffer_sizes
-from evenpack.testing.fake_cuda.slow_kernels import LEAST_OPERATIONS, slow_path, unaligned_matrix
 
 aten = torch.ops.aten
 

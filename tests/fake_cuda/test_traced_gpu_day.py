@@ -7,11 +7,11 @@ import sys
 from collections import Counter
 
 import pytest
+from fake_gpu.device import DEVICE_NAME, compile_hooks, why_not_here
 from gpu_day_values import check_checks, check_design, check_law, check_profile
 from repository import ROOT
 
 from evenpack.kernels.cross_entropy import default_chunk_tokens
-from evenpack.testing.fake_cuda.device import DEVICE_NAME, compile_hooks, why_not_here
 
 _reason = why_not_here()
 if _reason is not None:  # one line for all of them

@@ -4,10 +4,9 @@ from collections import Counter
 from itertools import product
 
 import pytest
+from fake_gpu.device import why_not_here
 from traced_cases import CASES, has_estimated_blocks, is_estimated, whole_presets
 from tracing import expected_flops, expected_traffic, forward_of_blocks, jobs_of, traced
-
-from evenpack.testing.fake_cuda.device import why_not_here
 
 _reason = why_not_here()
 if _reason is not None:  # one line for all of them

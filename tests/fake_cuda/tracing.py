@@ -6,12 +6,13 @@ import subprocess
 import sys
 from pathlib import Path
 
+from fake_gpu.device import compile_hooks
+
 from evenpack.config import validate
 from evenpack.models.cost import PASSES, Work, attention_flops, model_products, step_flops
 from evenpack.models.families import find_family
 from evenpack.models.trace import Products
 from evenpack.models.traffic import accumulation_operations, gradient_operations
-from evenpack.testing.fake_cuda.device import compile_hooks
 
 ROOT = Path(__file__).parents[2]
 BUILT = ROOT / "build/fake_cuda"

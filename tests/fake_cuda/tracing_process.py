@@ -14,13 +14,15 @@ import warnings
 from dataclasses import asdict
 from pathlib import Path
 
-from evenpack.testing.fake_cuda.device import pretend_cuda
+from fake_gpu.device import pretend_cuda
 
 pretend_cuda(Path(sys.argv[1]))
 
 import torch  # noqa: E402 - after the device
 from batches import build_batch, random_sequences  # noqa: E402
 from compiled_blocks import graphs_of  # noqa: E402
+from fake_gpu.counting import StepOperators  # noqa: E402
+from fake_gpu.trace import trace_steps  # noqa: E402
 from masked_batches import build_masked_batch, random_pairs  # noqa: E402
 from spoilers import SPOILERS  # noqa: E402
 from torch.distributed._tools.mem_tracker import MemTracker  # noqa: E402
@@ -31,8 +33,6 @@ from evenpack.kernels.sdpa import GROUP_TOKENS, plan_groups  # noqa: E402
 from evenpack.models.cost import parameter_count, performed_work  # noqa: E402
 from evenpack.models.families import find_family  # noqa: E402
 from evenpack.studies.roofline.estimate import update_operation  # noqa: E402
-from evenpack.testing.fake_cuda.counting import StepOperators  # noqa: E402
-from evenpack.testing.fake_cuda.trace import trace_steps  # noqa: E402
 from evenpack.testing.runs import run_config, run_values  # noqa: E402
 
 VOCABULARY = 32_000

@@ -22,8 +22,8 @@ from torch.utils._pytree import tree_iter
 from evenpack.engine.engine import Phase, TrainingEngine
 from evenpack.kernels.visible_pairs import visible_pairs
 from evenpack.models.trace import NOTHING_MOVED, bytes_of, read_and_written
-from evenpack.testing.fake_cuda.attention_operators import OPERATORS, by_name
-from evenpack.testing.fake_cuda.slow_kernels import PRODUCTS
+from fake_gpu.attention_operators import OPERATORS, by_name
+from fake_gpu.slow_kernels import PRODUCTS
 
 aten = torch.ops.aten
 
@@ -141,7 +141,7 @@ class TrafficMeter(TorchDispatchMode):  # type: ignore[no-untyped-call]
 Caller = Literal["evenpack", "DeepSpeed", "optimizer", "backward pass"]
 
 _CALLERS: dict[str, Caller] = {"evenpack": "evenpack", "deepspeed": "DeepSpeed", "torch.optim": "optimizer"}
-"""Packages and who they are; harness excluded, and what has none of them on its stack is the backward pass."""
+"""Packages and who they are; what has none of them on its stack is the backward pass."""
 
 _WITHOUT_WORK = NOTHING_MOVED | {aten.lift_fresh}
 """Operators that make a tensor without writing it; views are recognised by their schemas."""
@@ -201,9 +201,8 @@ def _caller() -> Caller:
     frame: FrameType | None = sys._getframe(1)
     while frame is not None:
         module = frame.f_globals.get("__name__", "")
-        if not module.startswith("evenpack.testing."):
-            for package, caller in _CALLERS.items():
-                if module.startswith(f"{package}."):
-                    return caller
+        for package, caller in _CALLERS.items():
+            if module.startswith(f"{package}."):
+                return caller
         frame = frame.f_back
     return "backward pass"

@@ -15,7 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from evenpack.testing.fake_cuda import flex_operator
+from fake_gpu import flex_operator
 
 FORWARD = (
     "_flash_attn_varlen_forward(Tensor q, Tensor k, Tensor v, Tensor cu_seqlens_q, Tensor cu_seqlens_k, "

@@ -29,11 +29,11 @@ from evenpack.kernels.config import WHOLE_ROWS
 from evenpack.kernels.sdpa import plan_groups
 from evenpack.models.build import Model, new_model
 from evenpack.models.common.losses import exact_denominators
-from evenpack.testing.fake_cuda.attention_operators import provide_flash_attn
-from evenpack.testing.fake_cuda.counting import Traffic, TrafficMeter, flop_formulas, is_attention
-from evenpack.testing.fake_cuda.flex_operator import provide_flex_attention
-from evenpack.testing.fake_cuda.memory import MemoryMeter
-from evenpack.testing.fake_cuda.watch import Fault, Watch
+from fake_gpu.attention_operators import provide_flash_attn
+from fake_gpu.counting import Traffic, TrafficMeter, flop_formulas, is_attention
+from fake_gpu.flex_operator import provide_flex_attention
+from fake_gpu.memory import MemoryMeter
+from fake_gpu.watch import Fault, Watch
 
 DEVICE = torch.device("cuda:0")
 

@@ -20,7 +20,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from evenpack.testing.fake_cuda.attention_operators import by_name
+from fake_gpu.attention_operators import by_name
 
 ALIGNMENT = 16
 """Bytes."""

@@ -17,7 +17,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_iter
 from torch.utils.weak import WeakIdKeyDictionary
 
-from evenpack.testing.fake_cuda.attention_operators import OPERATORS, by_name
+from fake_gpu.attention_operators import OPERATORS, by_name
 
 _RETURNED = "flash_attn::_flash_attn_varlen_backward"
 """The one whose sums for each row are a result."""

@@ -21,9 +21,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_iter, tree_map
 from torch.utils.weak import WeakIdKeyDictionary
 
-from evenpack.testing.fake_cuda.attention_operators import broken_contract
-from evenpack.testing.fake_cuda.device import listening_to_waits
-from evenpack.testing.fake_cuda.slow_kernels import PRODUCTS, slow_path, unaligned_matrix
+from fake_gpu.attention_operators import broken_contract
+from fake_gpu.device import listening_to_waits
+from fake_gpu.slow_kernels import PRODUCTS, slow_path, unaligned_matrix
 
 aten = torch.ops.aten
 
@@ -189,11 +189,11 @@ class Watch(TorchDispatchMode):
 
 
 def _place() -> str:
-    """Returns the innermost function of evenpack or DeepSpeed on the stack, harness excluded."""
+    """Returns the innermost function of evenpack or DeepSpeed on the stack."""
     frame: FrameType | None = sys._getframe(1)
     while frame is not None:
         module = frame.f_globals.get("__name__", "")
-        if module.startswith(("evenpack.", "deepspeed.")) and not module.startswith("evenpack.testing."):
+        if module.startswith(("evenpack.", "deepspeed.")):
             return f"{module}.{frame.f_code.co_qualname}"
         frame = frame.f_back
     return _BACKWARD
