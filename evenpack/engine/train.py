@@ -153,11 +153,12 @@ def _parts(run: Run, places: Sequence[Place], *, started: float) -> Parts:
             BadSteps(run),
             RankTimes.of(run, places),
             DataVerification(run),  # first of all that the next ones write at a save
-            MlperfLog(run, started=started),
+            *([] if config.mlperf is None else [MlperfLog(run, started=started)]),
             writer,
             Trackers.of(run),
             Saves(run, writer),
-        ]
+        ],
+        run.world,
     )
 
 

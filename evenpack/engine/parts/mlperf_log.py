@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any
 
 from evenpack.engine.build import Run
-from evenpack.engine.config import MlperfSection
 from evenpack.engine.evaluate import overall_accuracy
 from evenpack.engine.optimizers.config import LambSection
 from evenpack.engine.parts.part import Part, Step
@@ -34,14 +33,16 @@ _END = ("train_samples", "eval_samples", "run_stop")
 
 
 class MlperfLog(Part):
-    """Writes the log on rank 0; on other ranks, and for a run without the section `mlperf`, it writes nothing."""
+    """Writes the log of a run with the section `mlperf`, on rank 0."""
+
+    is_for_main_alone = True
 
     def __init__(self, run: Run, *, started: float) -> None:
         """Takes the time at which building the run began, by `time.time`."""
         self._run = run
         self._started = started
         self._logger: Any = None
-        """MLPerf's own; None where nothing is written."""
+        """MLPerf's own, once the log is open."""
         self._samples = run.first_samples
         self._evaluated_samples = 0
         self._block_start: float | None = None
@@ -55,10 +56,7 @@ class MlperfLog(Part):
 
         Raises: RunError if a resumed run has no log to continue, or the log cannot be written.
         """
-        run, section = self._run, self._run.config.mlperf
-        if section is None or not run.world.is_main:
-            yield
-            return
+        run = self._run
         path = run.config.run.output_dir / MLPERF_LOG
         has_open_block = False
         if run.first_step == 0:
@@ -68,8 +66,8 @@ class MlperfLog(Part):
         with closing(_LogFile(path)) as file:
             self.write_to(file)
             if run.first_step == 0:
-                self._describe(section, self._started)
-                self._start("run_start")
+                self._describe()
+                self._logger.start(key="run_start")
             if not has_open_block:
                 self._block_start = time.time()
             yield
@@ -81,7 +79,7 @@ class MlperfLog(Part):
     def after_step(self, step: Step) -> None:
         """Writes the start of a block of steps if this step is the first of its block that is trained on."""
         if self._block_start is not None and step.is_trained:
-            self._start("block_start", metadata=self._now(), time_ms=int(self._block_start * 1e3))
+            self._logger.start(key="block_start", metadata=self._now(), time_ms=int(self._block_start * 1e3))
             self._block_start = None
         self._stopped = time.time()
 
@@ -89,15 +87,15 @@ class MlperfLog(Part):
         """Writes the end of a block of steps and the start of an evaluation."""
         self._samples = step.samples
         self._stop_block()
-        self._start("eval_start", metadata=self._now())
+        self._logger.start(key="eval_start", metadata=self._now())
 
     def evaluated(self, step: Step) -> None:
         """Writes the end of an evaluation, with the share of all held-out targets that it predicted correctly."""
         evaluations = step.evaluations or {}
         accuracy = overall_accuracy(evaluations)
         if accuracy is not None:
-            self._event("eval_accuracy", accuracy, metadata=self._now())
-        self._end("eval_stop", metadata=self._now())
+            self._logger.event(key="eval_accuracy", value=accuracy, metadata=self._now())
+        self._logger.end(key="eval_stop", metadata=self._now())
         self._evaluated_samples = sum(found.sequences for found in evaluations.values())
         self._block_start = self._stopped = time.time()
 
@@ -118,21 +116,22 @@ class MlperfLog(Part):
         """Writes the end of the run, at its target or at the schedule's end; `stopped` is a value of `time.time`."""
         self._samples = samples
         self._stop_block()
-        self._event("train_samples", samples, metadata=self._now())
-        self._event("eval_samples", evaluated_samples, metadata=self._now())
+        self._logger.event(key="train_samples", value=samples, metadata=self._now())
+        self._logger.event(key="eval_samples", value=evaluated_samples, metadata=self._now())
         status = {"status": "success" if is_reached else "aborted"}
-        self._end("run_stop", metadata=status | self._now(), time_ms=int(stopped * 1e3))
+        self._logger.end(key="run_stop", metadata=status | self._now(), time_ms=int(stopped * 1e3))
 
     def _stop_block(self) -> None:
         """Writes the end of a block of steps, unless none of them was trained on: it then has no start either."""
         if self._block_start is None:
-            self._end("block_stop", metadata=self._now())
+            self._logger.end(key="block_stop", metadata=self._now())
 
-    def _describe(self, section: MlperfSection, started: float) -> None:
+    def _describe(self) -> None:
         config, resolved = self._run.config, self._run.resolved
-        optimizer, schedule, training = config.optimizer, config.schedule, config.training
+        section, optimizer, schedule, training = config.mlperf, config.optimizer, config.schedule, config.training
+        assert section is not None, "others have no log"
         assert isinstance(optimizer, LambSection), "RunConfig requires it"
-        self._start("init_start", time_ms=int(started * 1e3))
+        self._logger.start(key="init_start", time_ms=int(self._started * 1e3))
         values: dict[str, Any] = {
             "submission_benchmark": section.submission_benchmark,
             "submission_division": section.submission_division,
@@ -156,23 +155,11 @@ class MlperfLog(Part):
             "start_warmup_step": 0,
         }
         for key, value in values.items():
-            self._event(key, value)
-        self._end("init_stop")
+            self._logger.event(key=key, value=value)
+        self._logger.end(key="init_stop")
 
     def _now(self) -> dict[str, int]:
         return {"epoch_num": self._samples, "samples_count": self._samples}
-
-    def _start(self, key: str, **details: Any) -> None:
-        if self._logger is not None:
-            self._logger.start(key=key, **details)
-
-    def _end(self, key: str, **details: Any) -> None:
-        if self._logger is not None:
-            self._logger.end(key=key, **details)
-
-    def _event(self, key: str, value: Any, **details: Any) -> None:
-        if self._logger is not None:
-            self._logger.event(key=key, value=value, **details)
 
 
 def parse_events(log: Path, lines: Sequence[str]) -> list[tuple[str, dict[str, Any]]]:

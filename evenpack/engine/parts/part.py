@@ -1,7 +1,7 @@
 """The parts of the training loop: classes with a few hooks, and the step that is passed to them.
 
-A part is open while the loop runs, and does something at the hooks that it defines. Every rank calls
-each hook for all parts in the order of their list, so that a part may wait for the other ranks in it.
+A part is open while the loop runs, and does something at the hooks that it defines. Every rank calls each hook for its
+parts in the order of their list, so that a part may wait for the other ranks in it. Some parts are rank 0's alone.
 
     before_step   the step's batches have come
     after_step    its update is made, left out or skipped
@@ -14,7 +14,7 @@ each hook for all parts in the order of their list, so that a part may wait for 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 from evenpack.data.batches.pipeline import SkippedStep, StepBatches
 from evenpack.engine.build import Run
@@ -22,6 +22,7 @@ from evenpack.engine.engine import LocalStep
 from evenpack.engine.evaluate import Evaluations, overall_accuracy
 from evenpack.engine.reporting.rank_waits import ExplainedStep
 from evenpack.engine.reporting.step_totals import RankValue, StepTotals
+from evenpack.engine.world.distributed import World
 
 Hook = Literal["before_step", "after_step", "evaluating", "evaluated", "recording", "saving", "saved", "ending"]
 """Names of the hooks, in the order in which a step goes through them."""
@@ -110,6 +111,9 @@ class Step:
 class Part:
     """One part of the loop. Each hook does nothing unless a part defines it."""
 
+    is_for_main_alone: ClassVar[bool] = False
+    """Whether it works on rank 0 alone; it waits for no other rank then."""
+
     def opened(self) -> AbstractContextManager[object]:
         """Returns a context that is open from before the first batch to the end of the loop, or to its error."""
         return nullcontext()
@@ -141,10 +145,10 @@ class Part:
 
 
 class Parts:
-    """The list of a loop's parts."""
+    """The list of a loop's parts on one rank."""
 
-    def __init__(self, parts: Sequence[Part]) -> None:
-        self._parts = parts
+    def __init__(self, parts: Sequence[Part], world: World) -> None:
+        self._parts = [part for part in parts if world.is_main or not part.is_for_main_alone]
 
     @contextmanager
     def opened(self) -> Iterator[None]:

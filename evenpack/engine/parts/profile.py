@@ -39,11 +39,13 @@ class StepProfile(Part):
     Each step has a profiler of its own, so that evaluations and saves between them do not count.
     """
 
+    is_for_main_alone = True
+
     def __init__(self, output_dir: Path, world: World, steps: int | None) -> None:
         """Takes how many steps to profile; None: none."""
         self._folder = output_dir / PROFILE
         self._world = world
-        self._left = steps if world.is_main and steps is not None else 0
+        self._left = steps or 0
         self._before = _STEPS_BEFORE
         self._done: list[int] = []
         self._profiler: Any = None

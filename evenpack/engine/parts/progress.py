@@ -11,31 +11,27 @@ from evenpack.progress import Piece, Progress
 
 
 class ProgressLine(Part):
-    """Shows the step, loss, learning rate, tokens/s and remaining time, on rank 0.
+    """Shows the step, loss, learning rate, tokens/s and remaining time.
 
     The time of evaluations and saves is in no rate.
     """
 
+    is_for_main_alone = True
+
     def __init__(self, run: Run) -> None:
         self._run = run
-        self._progress: Progress | None = None
-        """None on other ranks."""
+        self._progress = Progress(console.messages())
         self._steps: Piece | None = None
         """None before the first step, whose batches a rank may have waited for."""
         self._pause = ExitStack()
         self._tokens = 0
         self._facts: tuple[str, ...] = ()
 
-    @contextmanager
-    def opened(self) -> Iterator[None]:
-        if not self._run.world.is_main:
-            yield
-            return
-        with Progress(console.messages()) as self._progress:
-            yield
+    def opened(self) -> Progress:
+        return self._progress
 
     def before_step(self, step: Step) -> None:
-        if self._progress is not None and self._steps is None:
+        if self._steps is None:
             self._steps = self._progress.begin("step", done=self._run.first_step, unit="tokens", counted=True)
 
     def evaluating(self, step: Step) -> None:
@@ -46,8 +42,7 @@ class ProgressLine(Part):
 
     def recording(self, step: Step) -> None:
         """Shows that the step is done; after one without an update, loss and learning rate stay as they were."""
-        if self._steps is None:
-            return
+        assert self._steps is not None, "the step has begun"
         if step.update is not None and step.is_trained:
             self._tokens += step.update.totals.counts.tokens
             self._facts = (f"loss {step.update.totals.loss:.4f}", f"lr {step.learning_rate:.2e}")
@@ -61,8 +56,7 @@ class ProgressLine(Part):
         self._pause.close()
 
     def _pause_counting(self) -> None:
-        if self._progress is not None:
-            self._pause.enter_context(self._progress.paused())
+        self._pause.enter_context(self._progress.paused())
 
 
 class StepActivities(Part):

@@ -78,6 +78,8 @@ class Trackers(Part):
     It is not closed: a tracker that waits for its network there would keep all ranks waiting.
     """
 
+    is_for_main_alone = True
+
     def __init__(self, section: MetricsSection, run: RunLog) -> None:
         self._section = section
         self._run = run
@@ -85,15 +87,14 @@ class Trackers(Part):
 
     @classmethod
     def of(cls, run: Run) -> "Trackers":
-        """Returns the trackers of a run; other ranks have none."""
-        section = run.config.metrics if run.world.is_main else MetricsSection()
+        """Returns the trackers of a run."""
         run_log = RunLog(
             name=run.config.run.name,
             output_dir=run.config.run.output_dir,
             config=run.resolved.config.model_dump(mode="json"),
             first_step=run.first_step,
         )
-        return cls(section, run_log)
+        return cls(run.config.metrics, run_log)
 
     def opened(self) -> AbstractContextManager[None]:
         """Opens those that the section names; `MetricsWriter` has truncated metrics.jsonl before.

@@ -10,11 +10,10 @@ import torch
 from loop_steps import ALONE, step_of
 
 from evenpack.engine.parts.profile import PROFILE, StepProfile, by_category, category_of, table_of
-from evenpack.engine.world.distributed import World
 
 
-def run_steps(folder: Path, *, steps: int | None, trained: int, world: World = ALONE) -> list[str]:
-    profile = StepProfile(folder, world, steps)
+def run_steps(folder: Path, *, steps: int | None, trained: int) -> list[str]:
+    profile = StepProfile(folder, ALONE, steps)
     for number in range(11, 11 + trained):
         step = step_of(number)
         profile.before_step(step)
@@ -55,10 +54,8 @@ def test_a_run_that_ends_early_writes_what_there_is_and_says_if_there_is_nothing
     assert "nothing was profiled: the run ended within the 3 steps before the profile" in caplog.text
 
 
-def test_other_ranks_and_runs_that_ask_for_nothing_profile_nothing(tmp_path: Path) -> None:
+def test_runs_that_ask_for_nothing_profile_nothing(tmp_path: Path) -> None:
     assert run_steps(tmp_path, steps=None, trained=6) == []
-    other = World(rank=1, size=2, local_rank=1, device=torch.device("cpu"))
-    assert run_steps(tmp_path, steps=2, trained=6, world=other) == []
 
 
 @pytest.mark.parametrize(
