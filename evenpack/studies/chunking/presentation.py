@@ -227,9 +227,12 @@ def _captions(rows: Sequence[ArmRow], study: ChunkingConfig) -> list[str]:
 
 
 def _counts_padding(row: ArmRow) -> bool:
-    """Whether an arm's own loss is lower than that of its real tokens, because padding is in it."""
+    """Whether an arm's own loss is lower than that of its real tokens, because padding is in it.
+
+    A loss without any end-of-text is lower too, and has no `own_rows_text`.
+    """
     own, real = row.own_rows, row.own_rows_real_tokens
-    return own is not None and real is not None and own.mean < real.mean
+    return own is not None and real is not None and row.own_rows_text is not None and own.mean < real.mean
 
 
 def _draw_curves(
