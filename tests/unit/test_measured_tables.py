@@ -420,6 +420,19 @@ def _chunked(length: int) -> Callable[[Files], Rows]:
     return read
 
 
+def _own_rows(length: int) -> Callable[[Files], Rows]:
+    """Returns the reading of the arms' own rows at one length: text alone, and with the ends that close a text."""
+
+    def read(files: Files) -> Rows:
+        return [
+            [*arm["own_rows"].values(), *arm["own_rows_real_tokens"].values()]
+            for arm in files[0]["arms"]
+            if arm["arm"]["max_sequence_length"] == length and arm["own_rows"] is not None
+        ]
+
+    return read
+
+
 def isolated(files: Files) -> Rows:
     """The ablation of isolation and of positions that restart."""
     return [
@@ -776,6 +789,8 @@ READINGS: dict[str, Callable[[Files], Rows]] = {
     "finetuning_encoders": finetuning_encoders,
     "chunked_64": _chunked(64),
     "chunked_256": _chunked(256),
+    "own_rows_64": _own_rows(64),
+    "own_rows_256": _own_rows(256),
     "isolated": isolated,
     "isolated_learned": isolated,
     "published_gumbel": published_gumbel,

@@ -83,8 +83,8 @@ def advise_recipe(documents: LengthHistogram, *, max_sequence_length: int) -> Re
     """Compares `documents`, `concat` and `padding` at rows of `max_sequence_length`, where an atom is a row.
 
     The advice is by what the recipes cost and cut. What they train is not part of it: the study `atom_size_mini`
-    (docs/chunking.md) shows no recipe to be better than another on held-out documents, by three seeds of one order of
-    rows.
+    (docs/chunking.md) shows one difference between recipes on held-out documents, that padding ends lower than concat
+    where documents are shorter than rows on average, and it takes 1.66 times the steps there.
 
     Args:
         documents: lengths in tokens of whole documents, including end-of-text.
@@ -100,7 +100,7 @@ def advise_recipe(documents: LengthHistogram, *, max_sequence_length: int) -> Re
         f"documents are {position} than rows on average; this recipe cuts only those longer than a row and isolates "
         f"all, for {100 * packed.padding_share:.1f} % of padding; the recipe padding takes "
         f"{100 * (padding.steps_over_concat - 1):.0f} % more steps than concat. Which of them trains the better model "
-        "is not shown (docs/chunking.md)",
+        "in equal steps is not shown (docs/chunking.md)",
     )
     extra = packed.steps_over_concat - 1
     if extra <= _NEGLIGIBLE_SHARE:

@@ -37,7 +37,7 @@ def are_equal(one: Any, other: Any) -> bool:
 @pytest.mark.parametrize(
     ("name", "date", "runs_of"),
     [
-        ("atom_size_mini", "2026-11-22", "atom_size_mini"),
+        ("atom_size_mini", "2026-11-28", "atom_size_mini"),
         ("isolation_mini", "2026-11-26", "isolation_mini"),
         ("isolation_mini_learned", "2026-11-26", "isolation_mini"),
     ],
