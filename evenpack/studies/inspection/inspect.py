@@ -100,7 +100,7 @@ def advise_recipe(documents: LengthHistogram, *, max_sequence_length: int) -> Re
         f"documents are {position} than rows on average; this recipe cuts only those longer than a row and isolates "
         f"all, for {100 * packed.padding_share:.1f} % of padding; the recipe padding takes "
         f"{100 * (padding.steps_over_concat - 1):.0f} % more steps than concat. Which of them trains the better model "
-        "in equal steps is not shown (docs/chunking.md)",
+        "is not shown (docs/chunking.md)",
     )
     extra = packed.steps_over_concat - 1
     if extra <= _NEGLIGIBLE_SHARE:
