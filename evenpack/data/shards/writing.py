@@ -190,4 +190,5 @@ def _concatenated(parts: list[PartT], **given: Any) -> PartT:
     """Returns the arrays of all parts in one object of their type; `given` are its other fields."""
     kind = type(parts[0])
     names = [field.name for field in fields(kind) if field.name not in given]
-    return kind(**{name: np.concatenate([getattr(part, name) for part in parts]) for name in names}, **given)
+    joined: dict[str, Any] = {name: np.concatenate([getattr(part, name) for part in parts]) for name in names}
+    return kind(**joined, **given)
