@@ -25,9 +25,10 @@ from scipy.signal import lfilter
 from evenpack.data.recipes import ConcatRecipe, DocumentsRecipe, PaddingRecipe
 from evenpack.engine.parts.metrics_writer import SUMMARY
 from evenpack.engine.reporting.metrics import METRICS
-from evenpack.files import read_json_object
+from evenpack.errors import DataError
+from evenpack.files import read_json_object, write_json
 from evenpack.studies.chunking.config import ChunkingConfig
-from evenpack.studies.runs.arms import loss_of_evaluation, mean_loss, read_kept, read_steps
+from evenpack.studies.runs.arms import loss_of_evaluation, mean_loss, read_steps
 from evenpack.studies.runs.jobs import Evaluation, StudyRun, evaluation_of
 from evenpack.studies.runs.study_file import Settings
 
@@ -119,16 +120,29 @@ class HeldOut:
 def read_curve(output_dir: Path) -> Curve:
     """Reads the run's log and stores the needed part in curve.json; without a log it reads curve.json.
 
-    Raises: DataError, as `read_kept`, and if the log does not have each step once or has no trained step.
+    Raises: DataError if there is neither, if curve.json is damaged, or the log does not have each step once or has no
+    trained step.
     """
-
-    def parse(values: dict[str, Any]) -> Curve:
+    path, kept = output_dir / METRICS, output_dir / CURVE
+    if path.exists():
+        values = _from_log(output_dir)
+        if read_json_object(kept) != values:
+            write_json(kept, values)
+    else:
+        found = read_json_object(kept)
+        if found is None:
+            raise DataError(
+                f"neither {path} nor {kept} exists, and a finished run's curve is in one of them: restore it, or "
+                f"remove {output_dir} to train that run again"
+            )
+        values = found
+    try:
         losses = [math.inf if loss is None else loss for loss in values["losses"]]
         return Curve(**(values | {"losses": np.array(losses, dtype=np.float64)}))
-
-    return read_kept(
-        output_dir / CURVE, sources=[output_dir / METRICS], compute=lambda: _from_log(output_dir), parse=parse
-    )
+    except (KeyError, TypeError, ValueError) as error:
+        raise DataError(
+            f"{kept} is damaged or of another version: restore it, or remove {output_dir} to train that run again"
+        ) from error
 
 
 def held_out_evaluations(study: ChunkingConfig, runs: Sequence[StudyRun]) -> tuple[Evaluation, ...]:

@@ -11,7 +11,7 @@ from jaxtyping import Float64
 
 from evenpack.engine.reporting.metrics import METRICS, read_metrics, trained_steps
 from evenpack.errors import DataError
-from evenpack.files import read_json_object, write_json
+from evenpack.files import read_json_object
 from evenpack.studies.runs.jobs import Evaluation
 from evenpack.studies.statistics.paired import PairedDifference, Spread, paired_difference
 
@@ -37,43 +37,6 @@ def read_steps(output_dir: Path) -> tuple[list[dict[str, Any]], list[dict[str, A
             f"all {len(records)} steps in {path} were skipped, so there is no loss to compare: see training.skip_steps"
         )
     return records, trained
-
-
-def read_kept(
-    kept: Path,
-    *,
-    sources: Sequence[Path],
-    compute: Callable[[], dict[str, Any]],
-    parse: Callable[[dict[str, Any]], ResultT],
-) -> ResultT:
-    """Returns what a report needs of a finished run, and keeps it beside the run's result.
-
-    So the run can be reported again without its log and its data.
-
-    Args:
-        kept: the file in which the values are kept; they are read from it once a source is gone.
-        sources: the files from which `compute` makes them.
-        parse: makes the result of the values.
-
-    Raises: DataError if neither the sources nor `kept` are there, or if `kept` is damaged.
-    """
-    values: dict[str, Any] | None
-    if all(path.is_file() for path in sources):
-        values = compute()
-        if read_json_object(kept) != values:
-            write_json(kept, values)
-    else:
-        values = read_json_object(kept)
-    remedy = f"restore it, or remove {kept.parent} to train that run again"
-    if values is None:
-        raise DataError(
-            f"neither {kept} nor {' with '.join(map(str, sources))} exists, and what is reported of a finished run is "
-            f"in one of them: {remedy}"
-        )
-    try:
-        return parse(values)
-    except (KeyError, TypeError, ValueError) as error:  # pydantic's error is a ValueError
-        raise DataError(f"{kept} is damaged or of another version: {remedy}") from error
 
 
 def weighted_mean(records: Sequence[Mapping[str, Any]], name: str, weight: str) -> float:

@@ -10,7 +10,7 @@ run's log and its prepared data.
 import os
 import textwrap
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -34,10 +34,11 @@ from evenpack.data.sources.kinds import open_corpus, source_inputs
 from evenpack.data.tokens.file import bin_path
 from evenpack.engine.config import RunConfig
 from evenpack.engine.reporting.metrics import METRICS, read_metrics
-from evenpack.errors import ConfigError
+from evenpack.errors import ConfigError, DataError
+from evenpack.files import read_json_object, write_json
 from evenpack.studies.columns import Column, table_of
 from evenpack.studies.plotting import COLOURS, INK, figure_as_png, smooth, write_footer, write_title
-from evenpack.studies.runs.arms import arm_label, of_each_run, read_kept, seeds_text
+from evenpack.studies.runs.arms import arm_label, of_each_run, seeds_text
 from evenpack.studies.runs.jobs import StudyRun
 from evenpack.studies.runs.runner import EndedRun, Machine
 from evenpack.studies.runs.study import Findings, RunsByArm, TrainedStudy
@@ -546,27 +547,13 @@ class ShuffleStudy(TrainedStudy[ShuffleStudyConfig]):
         return super()._train(machine, devices_per_run)
 
     def _kept(self, run: StudyRun) -> "Kept":
-        """Returns a finished run's losses and orders, which are kept in shuffle.json. Raises: as `read_kept`."""
-
-        def compute() -> dict[str, Any]:
-            losses = [None if np.isnan(loss) else round(loss, 6) for loss in read_losses(run.output_dir).tolist()]
-            return {"losses": losses, "orders": _ORDERS.dump_python(self._orders(run), mode="json")}
-
-        return read_kept(
-            run.output_dir / KEPT,
-            sources=[run.output_dir / METRICS, run.config.prepared_dir / MANIFEST],
-            compute=compute,
-            parse=lambda values: Kept(
-                losses=np.array(values["losses"], dtype=np.float64),  # None becomes NaN
-                orders=_ORDERS.validate_python(values["orders"]),
-            ),
-        )
+        """Returns what the report needs of a finished run, and keeps it; orders are measured for the first seed."""
+        is_first = run.seed == self.study.phases[run.phase].seeds[0]
+        return keep(run, measure=lambda: self._orders(run) if is_first else [])
 
     def _orders(self, run: StudyRun) -> list[ArmOrder]:
-        """Returns the order of an arm's first seed, and the simulated orders if it is the reference."""
+        """Returns the order of an arm, and the simulated orders if it is the reference."""
         section = self.study.shuffle
-        if run.seed != self.study.phases[run.phase].seeds[0]:
-            return []
         simulated = measure_simulated(run.config, section) if run.arm == section.reference else ()
         return [measure_order(run.arm, run.config, section), *simulated]
 
@@ -578,6 +565,34 @@ class Kept:
     losses: Float64[np.ndarray, " steps"]
     """See `read_losses`."""
     orders: list[ArmOrder]
+
+
+def keep(run: StudyRun, *, measure: Callable[[], list[ArmOrder]]) -> Kept:
+    """Returns a finished run's losses and orders, and keeps them in shuffle.json; without its data it reads that file.
+
+    Raises: DataError if neither the log with the prepared data nor shuffle.json is there, or if this is damaged.
+    """
+    log, kept, prepared = run.output_dir / METRICS, run.output_dir / KEPT, run.config.prepared_dir / MANIFEST
+    if log.is_file() and prepared.is_file():
+        losses = [None if np.isnan(loss) else round(loss, 6) for loss in read_losses(run.output_dir).tolist()]
+        values: dict[str, Any] | None = {"losses": losses, "orders": _ORDERS.dump_python(measure(), mode="json")}
+        write_json(kept, values)
+    else:
+        values = read_json_object(kept)
+    if values is None:
+        raise DataError(
+            f"neither {kept} nor {log} with {prepared} exists, and what is reported of a finished run is in one of "
+            f"them: restore it, or remove {run.output_dir} to train that run again"
+        )
+    try:
+        return Kept(
+            losses=np.array(values["losses"], dtype=np.float64),  # None becomes NaN
+            orders=_ORDERS.validate_python(values["orders"]),
+        )
+    except (KeyError, TypeError, ValueError) as error:  # pydantic's error is a ValueError
+        raise DataError(
+            f"{kept} is damaged or of another version: restore it, or remove {run.output_dir} to train that run again"
+        ) from error
 
 
 def _borders_of_corpus(orders: Sequence[ArmOrder], runs: RunsByArm) -> tuple[int, ...]:
