@@ -311,6 +311,36 @@ def chunk_loader(files: Files) -> Rows:
     return [[rate / 1e6, rate / medians[0]] for rate in medians]
 
 
+def recipe_costs(files: Files) -> Rows:
+    """Rows of `padding` by length and atom, over those of `concat`, and its end-of-text."""
+    return [
+        [
+            row["atom"],
+            row["padding_rows"],
+            row["padding_rows"] / row["concat_rows"],
+            row["ends_behind_full_pieces"],
+            row["ends_in_tails"],
+            per_cent(row["padding_slots"] / (row["padding_rows"] * row["max_sequence_length"])),
+        ]
+        for row in files[0]["wiki"]["rows"]
+    ]
+
+
+def steps_of_recipes(files: Files) -> Rows:
+    """Steps of `concat` at each length, then steps of `padding` and its share of slots, by atom."""
+    runs = files[0]["runs"]
+    rows = []
+    for length in dict.fromkeys(run["max_sequence_length"] for run in runs):
+        here = [run for run in runs if run["max_sequence_length"] == length]
+        (concat,) = {run["steps"] for run in here if run["recipe"] == "concat"}
+        padded = [run for run in here if run["recipe"] == "padding"]
+        shares = [per_cent(run["budget"]["padding"][0]["share"]) for run in padded]
+        rows.append(
+            [concat, *(value for run, share in zip(padded, shares, strict=True) for value in (run["steps"], share))]
+        )
+    return rows
+
+
 def own_documents(files: Files) -> Rows:
     """The first batch of own documents without a cache and with one: CPU seconds and resident memory."""
     return [
@@ -776,6 +806,8 @@ READINGS: dict[str, Callable[[Files], Rows]] = {
     "dense_mask": dense_mask,
     "batch_capacity": batch_capacity,
     "chunk_loader": chunk_loader,
+    "recipe_costs": recipe_costs,
+    "steps_of_recipes": steps_of_recipes,
     "own_documents": own_documents,
     "loader_wait": loader_wait,
     "shuffled": shuffled,
