@@ -1,5 +1,6 @@
 """Two passes over a grid give the same sequences in random order, after any interruption."""
 
+import re
 from collections import Counter
 from collections.abc import Callable
 from itertools import pairwise
@@ -12,11 +13,12 @@ from token_files import make_documents, write
 
 from evenpack.data.recipes import DocumentsRecipe
 from evenpack.data.sequences.documents import DocumentsView, build_documents
-from evenpack.data.sequences.shuffled import SHUFFLED, ShuffledView
+from evenpack.data.sequences.shuffled import SHUFFLED, SOURCE_IDS, ShuffledView
 from evenpack.data.shuffle import shuffle as shuffle_module
 from evenpack.data.shuffle.grid import BYTES_PER_SEQUENCE, Grid, equal_parts
 from evenpack.data.shuffle.shuffle import ColumnFolder, GridShuffler
 from evenpack.data.tokens.file import TokenFile
+from evenpack.data.tokens.writer import column_path
 from evenpack.errors import DataError, RunError
 
 VOCABULARY = 5000
@@ -67,6 +69,14 @@ def as_lists(tokens: np.ndarray, lengths: np.ndarray) -> list[tuple[int, ...]]:
 
 def all_sequences(view: DocumentsView | ShuffledView) -> list[tuple[int, ...]]:
     return as_lists(view.gather(np.arange(view.count)), view.lengths())
+
+
+def test_a_missing_column_is_named(view: DocumentsView, tmp_path: Path) -> None:
+    shuffler(view, tmp_path).run()
+    column = column_path(tmp_path / SHUFFLED, SOURCE_IDS)
+    column.unlink()
+    with pytest.raises(DataError, match=re.escape(str(column))):
+        opened(view, tmp_path)
 
 
 def test_every_sequence_comes_once_whole_and_with_its_id(view: DocumentsView, tmp_path: Path) -> None:
