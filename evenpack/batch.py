@@ -5,8 +5,9 @@ hold. S, N and M are the same for many steps, and grow a few times in a long run
 fixed, except in the un-padded layout and where the rows of a rectangle are the sequences of packs.
 """
 
+import copy
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Generic, Protocol, cast, runtime_checkable
 
 import numpy as np
@@ -118,11 +119,11 @@ class PackedBatch(Generic[A]):
         sizes = {NEXT_TOKEN.name: self.slots, NEXT_SENTENCE.name: self.sequence_ids.shape[0]}
         for name, targets in self.targets.items():
             size = sizes.get(name, targets.weights.shape[0])
-            _check_shapes(targets, tuple(field.name for field in fields(targets)), size, of=f"{name}: ")
+            _check_shapes(targets, _fields_of(targets), size, of=f"{name}: ")
         if self.slots % self.row_slots:
             raise ValueError(f"rows of {self.row_slots} slots do not divide {self.slots} slots")
         dtype = getattr(self.cu_seqlens, "dtype", None)
-        if str(dtype).rpartition(".")[2] != "int32":
+        if dtype != np.int32 and str(dtype) != "torch.int32":
             raise ValueError(f"cu_seqlens has dtype {dtype}, expected int32")
 
     @property
@@ -134,7 +135,7 @@ class PackedBatch(Generic[A]):
     def moved_tensors(self) -> tuple[A, ...]:
         """The tensors that `to` moves."""
         read = [getattr(self, name) for name in _READ_BY_THE_MODEL]
-        targets = [getattr(each, field.name) for each in self.targets.values() for field in fields(each)]
+        targets = [getattr(each, name) for each in self.targets.values() for name in _fields_of(each)]
         return (*read, *targets)
 
     @property
@@ -170,6 +171,10 @@ _READ_BY_THE_MODEL = ("tokens", "position_ids", "token_type_ids", "cu_seqlens")
 """Fields that the model reads, besides the targets."""
 
 
+def _fields_of(targets: Targets[Any]) -> tuple[str, ...]:
+    return tuple(targets.__dataclass_fields__)
+
+
 def _check_shapes(holder: Any, names: tuple[str, ...], size: int, *, of: str = "") -> None:
     for name in names:
         shape = tuple(getattr(holder, name).shape)
@@ -179,9 +184,10 @@ def _check_shapes(holder: Any, names: tuple[str, ...], size: int, *, of: str = "
 
 def _mapped(batch: Any, change: Callable[[Any], Any], names: tuple[str, ...]) -> PackedBatch:
     """Returns the batch with the named fields, and all of its targets, after `change`."""
-    targets = {
-        name: replace(each, **{field.name: change(getattr(each, field.name)) for field in fields(each)})
+    changed = copy.copy(batch)  # without its checks again: a tensor changes its kind or place, and keeps its shape
+    vars(changed).update({name: change(getattr(batch, name)) for name in names})
+    vars(changed)["targets"] = {
+        name: type(each)(**{field: change(getattr(each, field)) for field in _fields_of(each)})
         for name, each in batch.targets.items()
     }
-    changed = {name: change(getattr(batch, name)) for name in names}
-    return cast(PackedBatch, replace(batch, targets=targets, **changed))
+    return cast(PackedBatch, changed)

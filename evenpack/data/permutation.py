@@ -13,6 +13,8 @@ after eight rounds), so one element is followed through a Fisher-Yates shuffle, 
 """
 
 from collections.abc import Iterable
+from functools import lru_cache
+from itertools import takewhile
 
 import numpy as np
 from jaxtyping import Int64, UInt64
@@ -56,12 +58,24 @@ def hash64(values: UInt64[np.ndarray, "..."]) -> UInt64[np.ndarray, "..."]:
 def derive_key(*parts: int | UInt64[np.ndarray, "..."]) -> UInt64[np.ndarray, "..."]:
     """Returns one 64-bit key from several parts, for example (seed, epoch, purpose); their order counts.
 
-    Arrays broadcast; integers may be negative and count modulo 2**64. Integers alone give a 0-d array.
+    Arrays, of one dimension or more, broadcast; integers may be negative and count modulo 2**64. Integers alone give a
+    0-d array.
     """
+    integers = tuple(takewhile(lambda part: not isinstance(part, np.ndarray), parts))
+    key = _key_of_integers(integers)
+    for part in parts[len(integers) :]:
+        key = hash64(key ^ (part if isinstance(part, np.ndarray) else np.uint64(part & _WORD)))
+    return key if len(integers) < len(parts) else key.reshape(())
+
+
+@lru_cache(maxsize=1024)
+def _key_of_integers(parts: tuple[int, ...]) -> UInt64[np.ndarray, " 1"]:
+    """Returns the key of integers alone, which come first in most keys and are the same from step to step."""
     key = np.zeros(1, dtype=np.uint64)  # not a 0-d array: numpy warns of overflow there
     for part in parts:
-        key = hash64(key ^ (part if isinstance(part, np.ndarray) else np.uint64(part & _WORD)))
-    return key.reshape(np.broadcast_shapes(*(np.shape(part) for part in parts)))
+        key = hash64(key ^ np.uint64(part & _WORD))
+    key.setflags(write=False)
+    return key
 
 
 def permute(

@@ -72,7 +72,8 @@ class Collator:
         tokens = np.full(placement.slots, self.padding_token, dtype=np.int64)
         tokens[placement.slot_of_token] = task.tokens
         token_types = np.zeros(placement.slots, dtype=np.int64)
-        token_types[placement.slot_of_token] = task.token_types
+        if task.token_types is not None:
+            token_types[placement.slot_of_token] = task.token_types
         source_tokens = self._count_tokens(content)
         squared_lengths = int((segment_lengths**2).sum())
         held = PackStatistics(
@@ -129,13 +130,13 @@ class Collator:
         token_sources = np.repeat(sequence_sources, packs.lengths)
         counts = np.zeros(len(packs.sequence_ids), dtype=np.int64)
         parts: list[Int64[np.ndarray, " part"]] = []
-        padding = PaddingCounts(*(np.zeros(len(packs.sequence_ids), dtype=np.int64) for _ in PaddingCounts._fields))
+        padding = PaddingCounts(*np.zeros((len(PaddingCounts._fields), len(counts)), dtype=np.int64))
         left_out: Bool[np.ndarray, " tokens"] | None = None
         pairs_within = dict.fromkeys(self.windows, 0)
         for index, source in enumerate(self.sources):
-            members = sequence_sources == index
+            members, its_tokens = self._part(index, sequence_sources), self._part(index, token_sources)
             chosen = packs.sequence_ids[members]
-            tokens[token_sources == index] = self._checked(source.view.gather(chosen), index)
+            tokens[its_tokens] = self._checked(source.view.gather(chosen), index)
             padding_counts = source.view.padding_counts(chosen)
             if padding_counts is not None:
                 for values, found in zip(padding, padding_counts, strict=True):
@@ -148,7 +149,7 @@ class Collator:
             )
             if left_out_here is not None:
                 left_out = np.zeros(len(tokens), dtype=bool) if left_out is None else left_out
-                left_out[token_sources == index] = left_out_here
+                left_out[its_tokens] = left_out_here
             if source.view.max_segments_per_sequence == 1:  # avoids a second lookup in the index
                 lengths, counts[members] = packs.lengths[members], 1
             else:
@@ -161,7 +162,7 @@ class Collator:
         segment_lengths = np.empty(int(counts.sum()), dtype=np.int64)
         segment_sources = np.repeat(sequence_sources, counts)
         for index, lengths in enumerate(parts):
-            segment_lengths[segment_sources == index] = lengths
+            segment_lengths[self._part(index, segment_sources)] = lengths
         content = SequenceContent(
             tokens=tokens,
             lengths=packs.lengths,
@@ -174,6 +175,10 @@ class Collator:
             left_out=left_out,
         )
         return content, segment_lengths, counts, pairs_within
+
+    def _part(self, source: int, sources: Int64[np.ndarray, " K"]) -> Bool[np.ndarray, " K"] | slice:
+        """Returns where `sources` is this one: everywhere if there is one, which costs no mask."""
+        return slice(None) if len(self.sources) == 1 else sources == source
 
     def _checked(self, tokens: Integer[np.ndarray, " tokens"], source: int) -> Integer[np.ndarray, " tokens"]:
         """Returns the content if all token ids are in the vocabulary.

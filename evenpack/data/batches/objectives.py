@@ -85,7 +85,8 @@ class Task:
 
     tokens: Int64[np.ndarray, " tokens"]
     """Tokens as the model sees them, in the order of the content."""
-    token_types: Int64[np.ndarray, " tokens"]
+    token_types: Int64[np.ndarray, " tokens"] | None
+    """The half of its pair to which each token belongs; None where there are no pairs."""
     targets: Mapping[str, Targets[np.ndarray]]
     """The targets of each loss, by name, the main one first."""
     target_count: int
@@ -205,10 +206,10 @@ class NextTokens:
         labels = np.zeros(placement.slots, dtype=np.int64)
         labels[placement.slot_of_token - 1] = content.tokens  # slot 0's label wraps around to padding or a last slot
         labels[~is_target] = 0
-        targets = SlotTargets[np.ndarray](labels=labels, weights=is_target.astype(np.float32))
+        targets: SlotTargets[np.ndarray] = SlotTargets(labels=labels, weights=is_target.astype(np.float32))
         return Task(
             tokens=content.tokens,
-            token_types=np.zeros_like(content.tokens),
+            token_types=None,
             targets={NEXT_TOKEN.name: targets},
             target_count=int(is_target.sum()),
         )
@@ -261,7 +262,7 @@ class _MaskedObjective(ABC):
                 weights=filled(weights, max_targets),
             )
         }
-        token_types = np.zeros_like(content.tokens)
+        token_types = None
         if isinstance(sources[0].view, SentencePairsView):  # all sources are of one recipe
             first_lengths, labels = _pair_columns(content, sources)
             token_types = _token_types(content, first_lengths)

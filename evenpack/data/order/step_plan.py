@@ -153,26 +153,24 @@ class StepPlanner:
     def _statistics(self, packs: PackSelection) -> "_SequenceStatistics":
         sequence_sources = np.repeat(packs.sources, np.diff(packs.offsets))
         windows = self.shape.cost_weights.per_pair_within
-
-        def empty() -> Int64[np.ndarray, " M"]:
-            return np.empty(len(packs.sequence_ids), dtype=np.int64)
-
+        count = len(packs.sequence_ids)
+        targets, squared_lengths, segments, padding = np.empty((4, count), dtype=np.int64)
         found = _SequenceStatistics(
-            targets=empty(),
-            squared_lengths=empty(),
-            segments=empty(),
-            padding=empty(),
-            pairs_within={window: empty() for window in windows},
+            targets=targets,
+            squared_lengths=squared_lengths,
+            segments=segments,
+            padding=padding,
+            pairs_within={window: np.empty(count, dtype=np.int64) for window in windows},
         )
         for index, source in enumerate(self.sources):
             members = sequence_sources == index
             lengths, sequence_ids = packs.lengths[members], packs.sequence_ids[members]
-            segments, squared_lengths = source.view.statistics(sequence_ids, lengths)
-            found.segments[members] = segments
-            found.squared_lengths[members] = squared_lengths
-            padding = source.view.padding_counts(sequence_ids)
-            found.padding[members] = 0 if padding is None else padding.tokens
-            found.targets[members] = self.objective.count_targets(source.view, sequence_ids, lengths, segments)
+            found.segments[members], found.squared_lengths[members] = source.view.statistics(sequence_ids, lengths)
+            padding_counts = source.view.padding_counts(sequence_ids)
+            found.padding[members] = 0 if padding_counts is None else padding_counts.tokens
+            found.targets[members] = self.objective.count_targets(
+                source.view, sequence_ids, lengths, found.segments[members]
+            )
             if windows:
                 segment_lengths, per_sequence = source.view.segments(sequence_ids)
                 ends = np.cumsum(per_sequence)
