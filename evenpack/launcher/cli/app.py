@@ -21,7 +21,6 @@ from evenpack.launcher.cli.studies import STUDIES, budget, probe
 from evenpack.launcher.cli.training import doctor, slurm, stop, train
 from evenpack.launcher.processes.stop import end_with_starter
 from evenpack.version import VERSION
-from evenpack.yaml_text import quoted
 
 COMMANDS: tuple[Callable[..., None], ...] = (
     new,
@@ -96,6 +95,8 @@ def main() -> None:
             fail(str(error))
         except Exception as error:
             if isinstance(error, OSError) and error.errno == errno.ENAMETOOLONG:
+                from evenpack.yaml_text import quoted
+
                 fail(
                     f"{quoted(error.filename)}: {error.strerror}; a name in a path has at most 255 bytes: give another"
                 )
