@@ -185,7 +185,8 @@ class Collator:
 
         Raises: DataError if the file changed since `prepare`.
         """
-        if len(tokens) and (tokens.max() >= self.vocabulary_size or tokens.min() < 0):
+        is_signed = tokens.dtype.kind == "i"
+        if len(tokens) and (tokens.max() >= self.vocabulary_size or (is_signed and tokens.min() < 0)):
             wrong = tokens.max() if tokens.max() >= self.vocabulary_size else tokens.min()
             raise DataError(
                 f"source number {source} holds token id {wrong}, the vocabulary has {self.vocabulary_size} entries: if "

@@ -59,6 +59,8 @@ class PackStream(Protocol):
 
 def merged(groups: Int64[np.ndarray, " N"], drawn: Mapping[int, DrawnPacks]) -> DrawnPacks:
     """Returns N packs, each the next of those that were `drawn` for its group."""
+    if len(drawn) == 1:
+        return next(iter(drawn.values()))
     sizes = np.zeros(len(groups), dtype=np.int64)
     for group, packs in drawn.items():
         sizes[groups == group] = np.diff(packs.offsets)
