@@ -8,14 +8,12 @@ import torch
 from batches import build_batch, random_sequences
 from exchanged_weights import huggingface_weights, load_huggingface_weights
 from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
 from scored_tokens import next_token_logits
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import AutoTokenizer, GPT2Config, GPT2LMHeadModel, PreTrainedTokenizerFast
 
 from evenpack.errors import CheckpointError, ConfigError, RunError
 from evenpack.models.gpt2.config import Gpt2Config
-from evenpack.models.gpt2.huggingface import GPT2_MAPPING
 from evenpack.models.gpt2.model import Gpt2
 from evenpack.models.huggingface import (
     from_huggingface,
@@ -101,32 +99,12 @@ def test_an_exported_model_loads_in_transformers_with_equal_logits(tmp_path):
     torch.testing.assert_close(their_logits(theirs.eval(), sequence), expected, rtol=0.0, atol=TOLERANCE)
 
 
-def test_weights_survive_the_way_out_and_in_bit_for_bit(tmp_path):
-    ours = our_model()
-    to_huggingface(ours, tmp_path / "exported", tokenizer_dir=None, special_token_id=0)
-    again = from_huggingface(tmp_path / "exported")
-    assert again.config.shape == ours.config.shape
-    assert (again.vocabulary_size, again.max_positions) == (VOCABULARY, LONGEST)
-    assert again.state_dict().keys() == ours.state_dict().keys()
-    assert all(torch.equal(again.state_dict()[name], tensor) for name, tensor in ours.state_dict().items())
-
-
 def test_weights_survive_the_way_in_and_out_bit_for_bit(tmp_path):
     theirs = their_model()
     weights = huggingface_weights(from_huggingface(save_theirs(theirs, tmp_path / "theirs")))
     expected = dict(theirs.named_parameters())
     assert weights.keys() == expected.keys()
     assert all(torch.equal(weights[name], tensor) for name, tensor in expected.items())
-
-
-def test_exported_weights_are_copies():
-    ours = our_model()
-    weights = huggingface_weights(ours)
-    before = {name: tensor.clone() for name, tensor in weights.items()}
-    with torch.no_grad():
-        for parameter in ours.parameters():
-            parameter.add_(1.0)
-    assert all(torch.equal(weights[name], tensor) for name, tensor in before.items())
 
 
 def test_state_dicts_with_a_head_old_masks_or_no_prefix_load_into_a_model():
@@ -149,26 +127,9 @@ def test_a_sharded_checkpoint_loads(tmp_path):
     assert all(torch.equal(weights[name], tensor) for name, tensor in expected.items())
 
 
-def test_a_checkpoint_of_another_shape_names_the_tensor_and_loads_nothing():
-    ours = our_model()
-    before = {name: tensor.clone() for name, tensor in ours.state_dict().items()}
-    weights = huggingface_weights(our_model(seed=9))
-    weights["transformer.h.2.mlp.c_fc.weight"] = torch.zeros(48, 200)
-    with pytest.raises(
-        CheckpointError, match=r"h\.2\.mlp\.c_fc\.weight must have shape \(48, 192\), found \(48, 200\)"
-    ):
-        load_huggingface_weights(ours, weights)
-    assert all(torch.equal(ours.state_dict()[name], tensor) for name, tensor in before.items())
-
-
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (lambda weights: weights.pop("transformer.ln_f.bias"), r"ln_f\.bias is missing, expected .* \(48,\)"),
-        (
-            lambda weights: weights.update({"h.3.ln_1.bias": torch.zeros(48)}),
-            r"h\.3\.ln_1\.bias has no place .* 3 layers",
-        ),
         (lambda weights: weights.update({"lm_head.weight": torch.zeros(59, 48)}), "differs .* expected a tied LM head"),
         (lambda weights: weights.update({"lm_head.weight": torch.zeros(60, 48)}), "differs .* expected a tied LM head"),
     ],
@@ -190,33 +151,6 @@ def test_models_without_learned_positions_say_why_they_cannot_be_exported(positi
 
 
 @pytest.mark.parametrize(
-    ("key", "value"),
-    [
-        ("activation_function", "gelu"),
-        ("scale_attn_by_inverse_layer_idx", True),
-        ("layer_norm_epsilon", 1e-6),
-        ("n_inner", 100),
-        ("model_type", "gpt_neo"),
-        ("tie_word_embeddings", False),
-    ],
-)
-def test_an_architecture_that_we_do_not_compute_is_refused(tmp_path, key, value):
-    to_huggingface(our_model(), tmp_path / "exported", tokenizer_dir=None, special_token_id=0)
-    path = tmp_path / "exported" / "config.json"
-    path.write_text(json.dumps(json.loads(path.read_text()) | {key: value}))
-    with pytest.raises(CheckpointError, match=rf"{key} must be .* found .*{value}"):
-        from_huggingface(tmp_path / "exported")
-
-
-@pytest.mark.parametrize("value", [None, "48", 48.0, 0, [48], True, 1 << 40])
-@pytest.mark.parametrize("key", ["n_embd", "n_head", "vocab_size", "n_positions"])
-def test_a_size_that_is_no_size_is_refused_by_name(key, value):
-    values = GPT2_MAPPING.config_values(our_model(), 0) | {key: value}
-    with pytest.raises(CheckpointError, match=rf"^config\.json:\n  {key}[: ]"):
-        GPT2_MAPPING.read_config(values, "config.json")
-
-
-@pytest.mark.parametrize(
     ("damage", "message"),
     [
         (shutil.rmtree, r"config\.json does not exist"),
@@ -231,15 +165,6 @@ def test_a_broken_checkpoint_directory_is_refused(tmp_path, damage, message):
     to_huggingface(our_model(), tmp_path / "exported", tokenizer_dir=None, special_token_id=0)
     damage(tmp_path / "exported")
     with pytest.raises(CheckpointError, match=message):
-        from_huggingface(tmp_path / "exported")
-
-
-def test_another_vocabulary_in_config_and_weights_names_the_tensor(tmp_path):
-    to_huggingface(our_model(), tmp_path / "exported", tokenizer_dir=None, special_token_id=0)
-    weights = load_file(tmp_path / "exported" / "model.safetensors")
-    weights["transformer.wte.weight"] = torch.zeros(VOCABULARY + 1, 48)
-    save_file(weights, tmp_path / "exported" / "model.safetensors")
-    with pytest.raises(CheckpointError, match=r"wte\.weight must have shape \(59, 48\), found \(60, 48\)"):
         from_huggingface(tmp_path / "exported")
 
 
@@ -268,19 +193,9 @@ def test_the_tokenizer_hands_over_what_the_model_takes(tmp_path):
     assert set(AutoTokenizer.from_pretrained(tmp_path / "exported")("pack")) == {"input_ids", "attention_mask"}
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        ({"special_token_id": VOCABULARY}, "vocabulary .0 to 58., found 59"),
-        ({"special_token_id": -1}, "found -1"),
-        ({"tokenizer_dir": Path("nowhere")}, "nowhere holds no tokenizer"),
-    ],
-)
-def test_wrong_arguments_leave_nothing_behind(tmp_path, arguments, message):
-    with pytest.raises(ConfigError, match=message):
-        to_huggingface(
-            our_model(), tmp_path / "exported", **({"tokenizer_dir": None, "special_token_id": 0} | arguments)
-        )
+def test_a_folder_without_a_tokenizer_leaves_nothing_behind(tmp_path):
+    with pytest.raises(ConfigError, match="nowhere holds no tokenizer"):
+        to_huggingface(our_model(), tmp_path / "exported", tokenizer_dir=Path("nowhere"), special_token_id=0)
     assert not list(tmp_path.iterdir())
 
 

@@ -113,16 +113,6 @@ def test_what_transformers_saves_is_loaded_and_gives_the_same_logits(changes: di
     assert_equal_logits(model, theirs)
 
 
-def test_weights_come_back_as_they_went(tmp_path: Path) -> None:
-    model = our_model(key_value_heads=2, rotary_base=777.0, norm_epsilon=2e-4)
-    to_huggingface(model, tmp_path / "out", tokenizer_dir=None, special_token_id=0)
-    back = from_huggingface(tmp_path / "out")
-    assert (back.config.rotary_base, back.config.norm_epsilon, back.config.tied_head) == (777.0, 2e-4, False)
-    assert back.state_dict().keys() == model.state_dict().keys()
-    for name, tensor in model.state_dict().items():
-        assert torch.equal(back.state_dict()[name], tensor), name
-
-
 @pytest.mark.parametrize(
     ("change", "message"),
     [
@@ -135,9 +125,6 @@ def test_weights_come_back_as_they_went(tmp_path: Path) -> None:
             "rope_scaling: Input tag 'linear' found .* expected tags: 'default', 'llama3'",
         ),
         ({"rope_parameters": {**THEIR_SCALING, "low_freq_factor": 4.0}}, r"low_frequency_factor \(4\) must be below"),
-        ({"hidden_act": "gelu"}, "hidden_act must be 'silu', found 'gelu'"),
-        ({"attention_bias": True}, "attention_bias must be False"),
-        ({"head_dim": 32}, "head_dim must be null or 16, found 32"),
         ({"num_key_value_heads": 3}, r"key_value_heads \(3\) must divide heads \(4\)"),
         ({"tie_word_embeddings": True}, "lm_head.weight differs from model.embed_tokens.weight"),
         ({"intermediate_size": 80}, r"mlp.gate_proj.weight must have shape \(80, 64\), found \(96, 64\)"),
@@ -155,19 +142,8 @@ def test_a_llama_that_we_do_not_compute_is_refused(change: dict[str, Any], messa
 
 MALFORMED: list[tuple[dict[str, Any], str]] = [
     *(
-        ({key: value}, f"{key}[: ].*found ")
-        for key in (
-            "num_attention_heads",
-            "num_key_value_heads",
-            "hidden_size",
-            "vocab_size",
-            "max_position_embeddings",
-        )
+        ({"num_key_value_heads": value}, "num_key_value_heads[: ].*found ")
         for value in (0, "32", [32], 32.0, True, 1 << 40)
-    ),
-    *(
-        ({key: None}, f"{key}: .*valid integer, found None")
-        for key in ("num_attention_heads", "hidden_size", "vocab_size", "max_position_embeddings")
     ),
     *(
         ({key: value}, f"{key}: .*valid dictionary")

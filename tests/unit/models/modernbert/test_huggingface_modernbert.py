@@ -197,10 +197,6 @@ def test_the_released_configurations_become_their_presets(size: str, form: str) 
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"hidden_activation": "relu"}, "hidden_activation must be 'gelu', found 'relu'"),
-        ({"norm_bias": True}, "norm_bias must be False"),
-        ({"mlp_bias": True}, "mlp_bias must be False"),
-        ({"decoder_bias": False}, "decoder_bias must be True"),
         ({"tie_word_embeddings": False}, "tie_word_embeddings must be True"),
         ({"local_attention": 1}, "local_attention: .*greater than or equal to 2, found 1"),
         (
@@ -242,11 +238,6 @@ MALFORMED: list[tuple[dict[str, Any], str]] = [
         for value in (None, "a", 0)
     ),
     *(({key: None}, f"{key}: .*valid number, found None") for key in ("global_rope_theta", "local_rope_theta")),
-    *(
-        ({key: value}, f"{key}[: ].*found ")
-        for key in ("hidden_size", "vocab_size", "max_position_embeddings", "num_attention_heads", "num_hidden_layers")
-        for value in (None, 0, "48", [48], True, 1 << 40)
-    ),
 ]
 
 
@@ -262,7 +253,6 @@ def test_a_malformed_config_is_refused_by_file_and_key(change: dict[str, Any], m
     ("change", "message"),
     [
         (lambda weights: weights.pop("head.dense.weight"), "has no masked-token head .* found the encoder alone"),
-        (lambda weights: weights.pop("model.layers.1.attn.Wo.weight"), r"layers\.1\.attn\.Wo\.weight is missing"),
         (
             lambda weights: weights.update({"decoder.weight": torch.zeros(VOCABULARY, 48)}),
             r"decoder\.weight differs from model\.embeddings\.tok_embeddings\.weight",
