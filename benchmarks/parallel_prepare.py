@@ -22,23 +22,22 @@ from typing import Any
 
 import measuring
 
+from evenpack import console
 from evenpack.data.config import DataConfig
 from evenpack.data.prepare.prepare import prepare
-from evenpack.data.prepare.progress import PrepareState
 from evenpack.data.prepare.workers import LocalWorkers, Workers, mpi_workers, started_ranks
+from evenpack.progress import Progress
 
 WAYS = {"alone": 0, "1 local": 1, "2 local": 2, "1 MPI": 1, "2 MPI": 2}
 _AS_ROOT = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
 
 
-class _WorkerSeconds:
-    """Records the CPU seconds of workers from progress reports."""
+class _WorkerSeconds(Progress):
+    """Records the CPU seconds of workers from messages, and shows nothing."""
 
     def __init__(self) -> None:
+        super().__init__(console.messages(), silent=True)
         self.all = self.longest = 0.0
-
-    def update(self, state: PrepareState) -> None:
-        """Does nothing."""
 
     def note(self, message: str) -> None:
         """Extracts the seconds from the note at the end of a source."""

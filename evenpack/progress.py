@@ -3,8 +3,9 @@
 import math
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from types import MappingProxyType
 
 from rich.console import Console
 from rich.progress import BarColumn, TaskID, TextColumn
@@ -12,6 +13,9 @@ from rich.progress import Progress as Bars
 
 Amount = int | float
 """An amount of work, in whatever unit it is counted."""
+
+FREQUENT_LINES_SECONDS = 5.0
+"""Seconds between two lines, where there is no terminal, of work that may end within minutes, such as `prepare`."""
 
 _TERMINAL_SECONDS = 0.2
 """Seconds between two updates on a terminal."""
@@ -76,7 +80,8 @@ class Progress:
 
     def note(self, message: str) -> None:
         """Shows a message once."""
-        self._console.print(message, soft_wrap=True, highlight=False, markup=False)
+        if not self._silent:
+            self._console.print(message, soft_wrap=True, highlight=False, markup=False)
 
     @contextmanager
     def paused(self) -> Iterator[None]:
@@ -141,10 +146,21 @@ class Piece:
         self._rate.add(self._began - self._paused_before, self._done)
         self._amount_rate.add(self._began - self._paused_before, 0)
 
-    def update(self, done: Amount, total: Amount, *, amount: Amount | None = None, facts: Sequence[str] = ()) -> None:
+    def update(
+        self,
+        done: Amount,
+        total: Amount,
+        *,
+        amount: Amount | None = None,
+        counts: Mapping[str, int] = MappingProxyType({}),
+        facts: Sequence[str] = (),
+    ) -> None:
         """Notes that `done` of `total` is done.
 
-        The rate is measured on `amount`, so far and in this process, or on `done`.
+        Args:
+            amount: the amount so far and in this process on which the rate is measured; None: on `done`.
+            counts: what there is so far, by its unit: `{"documents": 1200}` is shown as `1.20k documents`.
+            facts: shown as they are, after the counts.
         """
         now = self._progress.clock() - self._progress.paused_seconds
         self._done, self._total = done, total
@@ -159,7 +175,8 @@ class Piece:
         rate = self._rate if amount is None else self._amount_rate
         speed = [f"{format_rate(rate.per_second())} {self._unit}/s"] if self._unit else []
         to_go = f"{format_duration(self._seconds_to_go())} to go"
-        self._progress.show(self, share=done / total if total else 1.0, facts=[*facts, *speed, to_go])
+        counted = [f"{format_rate(float(count))} {unit}" for unit, count in counts.items()]
+        self._progress.show(self, share=done / total if total else 1.0, facts=[*counted, *facts, *speed, to_go])
 
     def heading(self, share: float) -> str:
         """Returns its name, and the part that is done."""

@@ -1,29 +1,98 @@
 """Provides small corpora and the run sections to prepare them, for tests."""
 
+import io
 import json
 import random
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
+
+from rich.console import Console
 
 from evenpack.data.config import DataConfig
-from evenpack.data.prepare.progress import PrepareState, Stage
+from evenpack.data.prepare.progress import STAGE_NAMES, Stage
 from evenpack.data.sources.kinds import open_corpus
 from evenpack.data.tokenizers.config import TrainedTokenizer
 from evenpack.data.tokenizers.loading import train_tokenizer
+from evenpack.progress import Amount, Piece, Progress
+
+_STAGES = {name: stage for stage, name in STAGE_NAMES.items()}
 
 
-class Recorder:
-    """Keeps the progress reports of `prepare`."""
+@dataclass(frozen=True, kw_only=True)
+class ShownState:
+    """One update of a stage of a source, or of a verification, in numbers."""
+
+    stage: Stage | Literal["verification"]
+    source: str
+    documents: int
+    """Documents, pairs or sequences, by the stage; 0 in a verification."""
+    tokens: int
+    bytes_read: int
+    bytes_resumed: int
+    total_bytes: int
+
+
+class Recorder(Progress):
+    """Keeps what `prepare` shows, and prints nothing."""
 
     def __init__(self) -> None:
-        self.states: list[PrepareState] = []
+        super().__init__(Console(file=io.StringIO()), silent=True)
+        self.states: list[ShownState] = []
         self.notes: list[str] = []
 
-    def update(self, state: PrepareState) -> None:
+    def begin(
+        self,
+        name: str,
+        *,
+        done: Amount = 0,
+        unit: str = "",
+        counted: bool = False,
+        elapsed_seconds: float = 0.0,
+        starts_processes: bool = False,
+    ) -> Piece:
+        return RecordedPiece(self, name, done=done, unit=unit, counted=counted, elapsed_seconds=elapsed_seconds)
+
+    def update(self, state: ShownState) -> None:
         self.states.append(state)
 
     def note(self, message: str) -> None:
         self.notes.append(message)
+
+
+class RecordedPiece(Piece):
+    """Hands each update to its recorder."""
+
+    def __init__(
+        self, recorder: Recorder, name: str, *, done: Amount, unit: str, counted: bool, elapsed_seconds: float
+    ) -> None:
+        super().__init__(recorder, name, done=done, unit=unit, counted=counted, elapsed_seconds=elapsed_seconds)
+        self._recorder = recorder
+        self._resumed = int(done)
+        self._source, _, self._shown_stage = name.rpartition(": ")
+
+    def update(
+        self,
+        done: Amount,
+        total: Amount,
+        *,
+        amount: Amount | None = None,
+        counts: Mapping[str, int] | None = None,
+        facts: Sequence[str] = (),
+    ) -> None:
+        counted = dict(counts or {})
+        tokens = counted.pop("tokens", 0)
+        state = ShownState(
+            stage="verification" if self._shown_stage == "verifying" else _STAGES[self._shown_stage],
+            source=self._source,
+            documents=sum(counted.values()),
+            tokens=tokens,
+            bytes_read=int(done),
+            bytes_resumed=self._resumed,
+            total_bytes=int(total),
+        )
+        self._recorder.update(state)
 
 
 class StoppedError(Exception):
@@ -38,7 +107,7 @@ class StopAfter(Recorder):
         self.left = reports
         self.stage = stage
 
-    def update(self, state: PrepareState) -> None:
+    def update(self, state: ShownState) -> None:
         super().update(state)
         self.left -= state.stage == self.stage
         if self.left == 0:

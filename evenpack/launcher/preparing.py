@@ -13,7 +13,6 @@ from pydantic import TypeAdapter
 from evenpack import console
 from evenpack.data.manifest import Manifest
 from evenpack.data.prepare.prepare import prepare
-from evenpack.data.prepare.progress import PrepareProgress
 from evenpack.data.prepare.workers import Workers
 from evenpack.data.prepared import PreparedData
 from evenpack.data.sources.config import Source
@@ -25,6 +24,7 @@ from evenpack.engine.config import RunConfig
 from evenpack.engine.resolving.data_facts import epochs_of_steps, implausible_epochs
 from evenpack.errors import ConfigError, DataError
 from evenpack.files import expand_user
+from evenpack.progress import FREQUENT_LINES_SECONDS, Progress
 
 _ENDINGS = {name: kind.recognised_endings for name, kind in KINDS.items() if kind.recognised_endings}
 """Endings of files' names by the kind of their source."""
@@ -214,7 +214,7 @@ def prepare_run(
 
     Raises: DataError or ConfigError for sources that cannot be read; KeyboardInterrupt, after which it can be resumed.
     """
-    with PrepareProgress(console.messages()) as progress:
+    with Progress(console.messages(), interval_seconds=FREQUENT_LINES_SECONDS) as progress:
         try:
             return prepare(
                 config.data,

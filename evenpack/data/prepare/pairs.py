@@ -17,7 +17,7 @@ from typing import Any, NamedTuple, TypeVar
 import numpy as np
 from jaxtyping import Int64, Integer
 
-from evenpack.data.prepare.progress import SourceReporter
+from evenpack.data.prepare.progress import SourceProgress
 from evenpack.data.ranges import ranges
 from evenpack.data.recipes import MaskedPairsRecipe, SentencePairsRecipe
 from evenpack.data.sequences import PAIRS, MaskedPairsView, SentencePairsView, TokenAccounting
@@ -107,7 +107,7 @@ def write_pairs(
     folder: Path,
     *,
     origin: dict[str, Any],
-    reporter: SourceReporter,
+    progress: SourceProgress,
 ) -> SentencePairsView:
     """Writes the pairs of a split into `folder`, or resumes that; `documents` are its ids, in ascending order.
 
@@ -116,7 +116,7 @@ def write_pairs(
     Raises: DataError if a document has one sentence and the policy is `error`, or if there is no other document to
     take a random next segment from; RunError if the disk is full.
     """
-    kept, accounting = _choose(index, documents, settings, reporter.source)
+    kept, accounting = _choose(index, documents, settings, progress.source)
     prefix = folder / PAIRS
     with TokenFileWriter.resume(prefix, vocabulary_size=settings.vocabulary_size, columns=settings.columns) as writer:
         state = {
@@ -131,7 +131,7 @@ def write_pairs(
         if not writer.complete:
             if settings.masks is not None:
                 begin_masks(writer, settings.columns, state)
-            _append_all(index, kept, settings, writer, state, reporter=reporter)
+            _append_all(index, kept, settings, writer, state, progress=progress)
         state = writer.finish(state).state
     accounting |= {name: state[name] for name in ("tokens_cut", "tokens_borrowed")}
     token_file = TokenFile(prefix)
@@ -190,7 +190,7 @@ def _append_all(
     writer: TokenFileWriter,
     state: dict[str, Any],
     *,
-    reporter: SourceReporter,
+    progress: SourceProgress,
 ) -> None:
     """Makes the pairs that the writer does not have yet, and stores `state` with them."""
     drawing = PairDrawing(index, kept, settings.recipe)
@@ -216,7 +216,7 @@ def _append_all(
             state["tokens_borrowed"] += spans.tokens_borrowed
             if writer.is_commit_due:
                 writer.commit(state)
-            reporter.report(
+            progress.report(
                 documents=writer.documents,
                 tokens=writer.tokens,
                 bytes_read=itemsize * state["text_tokens"],

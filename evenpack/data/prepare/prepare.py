@@ -18,6 +18,7 @@ import shutil
 from collections.abc import Mapping
 from pathlib import Path
 
+from evenpack import console
 from evenpack.data.config import DataConfig
 from evenpack.data.manifest import (
     MANIFEST,
@@ -33,7 +34,7 @@ from evenpack.data.manifest import (
 from evenpack.data.order.stored_plan import packed
 from evenpack.data.packing import LengthHistogram
 from evenpack.data.prepare.directory import explain_write_failures, hold_lock, refuse_foreign_files, remove_leftovers
-from evenpack.data.prepare.progress import Meter, NoProgress, Progress, SourceReporter
+from evenpack.data.prepare.progress import PrepareProgress
 from evenpack.data.prepare.shards import ShardPreparation, bytes_to_read
 from evenpack.data.prepare.source import SourcePreparation
 from evenpack.data.prepare.tokenising import encoding_threads
@@ -51,6 +52,7 @@ from evenpack.data.tokenizers.config import ExternalTokenizer, TrainedTokenizer,
 from evenpack.data.tokenizers.loading import load_tokenizer
 from evenpack.data.tokenizers.tokenizer import Tokenizer
 from evenpack.errors import DataError
+from evenpack.progress import Progress
 
 
 def prepare(
@@ -65,6 +67,7 @@ def prepare(
     """Prepares `directory`, resumes an interrupted call, or finds that it is done.
 
     Args:
+        progress: shows the stages of each source, and messages; None: nothing is shown.
         workers: processes that tokenise text; None: this process. The output does not depend on it.
         part_bytes: the target size of the parts of a source that workers share; None: `default_part_bytes`. A resumed
             call keeps the size of the first one.
@@ -75,7 +78,7 @@ def prepare(
     the disk is full; PackingError for limits that cannot be packed.
     """
     directory = directory.absolute()
-    progress = progress or NoProgress()
+    progress = progress or Progress(console.messages(), silent=True)
     if (directory / MANIFEST).is_file():
         return _confirm(config, directory, progress)
     preparation = _Preparation(config, directory, progress, workers=workers, part_bytes=part_bytes, tokenizer=tokenizer)
@@ -83,7 +86,7 @@ def prepare(
         if (directory / MANIFEST).is_file():  # the previous holder of the lock has finished it
             return _confirm(config, directory, progress)
         refuse_foreign_files(directory)
-        with explain_write_failures(directory, preparation.meter.needed_bytes):
+        with explain_write_failures(directory, preparation.progress.needed_bytes):
             try:
                 return preparation.run()
             except DataError:
@@ -136,8 +139,8 @@ class _Preparation:
         _check_pair_tokens(config, tokenizer)
         self.tokenizer = tokenizer
         """The tokenizer; None if it is still to be trained, or if the source holds tokens."""
-        self.meter = Meter(progress, _total_bytes(config, self.corpora))
-        self.shared = _shared_tokens(config, directory, self.meter)
+        self.progress = PrepareProgress(progress, _total_bytes(config, self.corpora))
+        self.shared = _shared_tokens(config, directory, self.progress)
         """Shared tokens; None if the directory has tokens of its own."""
 
     def run(self) -> Manifest:
@@ -150,7 +153,7 @@ class _Preparation:
             loaded=self.tokenizer,
             corpora=self.corpora,
             inputs=self.inputs,
-            progress=self.meter,
+            progress=self.progress,
             shared=self.shared,
         )
         vocabulary = tokenizer_record(self.config, tokenizer)
@@ -169,7 +172,7 @@ class _Preparation:
     def _note_language(self) -> None:
         recipe = self.config.recipe
         if isinstance(recipe, SentencePairsRecipe) and recipe.language not in LANGUAGES_WITH_RULES:
-            self.meter.note(
+            self.progress.note(
                 f"data.recipe.language {recipe.language}: sentencex has no rules for it, and uses the rules of "
                 f"a related language, or of English; it has them for {', '.join(sorted(LANGUAGES_WITH_RULES))}"
             )
@@ -178,9 +181,9 @@ class _Preparation:
         """Warns that no sequence of a source is held out, although that was asked."""
         warning = f"warning: source '{name}' holds nothing out, and will have no validation loss: "
         if self.config.sources[name].has_validation_documents:
-            self.meter.note(f"{warning}the recipe takes none of the documents that its section names for validation")
+            self.progress.note(f"{warning}the recipe takes none of the documents that its section names for validation")
         elif self.config.validation_fraction:
-            self.meter.note(
+            self.progress.note(
                 f"{warning}of its {documents} documents none that the recipe takes falls into data.validation_fraction "
                 f"({self.config.validation_fraction:g}); raise it, give the source more documents, or name files for "
                 f"validation (data.sources.{name}.validation_path)"
@@ -199,7 +202,7 @@ class _Preparation:
                 inputs=self.inputs[name],
                 vocabulary=vocabulary,
                 pair_tokens=None if tokenizer is None else tokenizer.pair_tokens,
-                progress=self.meter,
+                progress=self.progress,
             ).run()
         preparation = SourcePreparation(
             name=name,
@@ -207,11 +210,11 @@ class _Preparation:
             directory=self.directory,
             inputs=self.inputs[name],
             vocabulary=vocabulary,
-            progress=self.meter,
+            progress=self.progress,
             shared=self.shared,
         )
         if isinstance(source, MegatronSource):
-            self.meter.note(f"source '{name}': checking and hashing {source.path}")
+            self.progress.note(f"source '{name}': checking and hashing {source.path}")
             return preparation.from_token_file(source)
         assert tokenizer is not None, "text sources and external vocabularies exclude each other"
         corpus = self.corpora[name]
@@ -222,8 +225,7 @@ class _Preparation:
             workers=self.workers,
             part_bytes=self.part_bytes,
         )
-        reporter = SourceReporter(self.meter, name, "tokens", corpus.total_bytes)
-        return preparation.from_text(corpus, tokenising, reporter)
+        return preparation.from_text(corpus, tokenising)
 
     def _refuse_other_sources(self) -> None:
         folder = self.directory / "sources"
@@ -246,7 +248,7 @@ def _require_files(directory: Path, files: Mapping[str, FileRecord]) -> None:
         )
 
 
-def _shared_tokens(config: DataConfig, directory: Path, meter: Meter) -> SharedTokens | None:
+def _shared_tokens(config: DataConfig, directory: Path, progress: PrepareProgress) -> SharedTokens | None:
     """Returns the shared tokens. Raises: DataError if they would be within the prepared directory."""
     if config.tokens_dir is None:
         return None
@@ -256,7 +258,7 @@ def _shared_tokens(config: DataConfig, directory: Path, meter: Meter) -> SharedT
             f"data.tokens_dir ({shared}) is within the prepared directory {directory}, which then cannot be removed "
             "without the tokens of others: choose a folder outside of it"
         )
-    return SharedTokens(directory=shared, needed_bytes=meter.needed_bytes)
+    return SharedTokens(directory=shared, needed_bytes=progress.needed_bytes)
 
 
 def _total_bytes(config: DataConfig, corpora: Mapping[str, Corpus]) -> dict[str, int]:

@@ -1,94 +1,88 @@
-"""The progress of `prepare`, and its display; the caller may choose another one."""
+"""The progress of `prepare` with each source, and the disk space that it still needs."""
 
-import time
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
-from typing import Literal, Protocol, runtime_checkable
+from collections.abc import Mapping
+from typing import Literal
 
-from rich.console import Console
-
-from evenpack.progress import Piece, format_rate
-from evenpack.progress import Progress as Display
+from evenpack.progress import Piece, Progress
 
 _BYTES_PER_TOKEN = 4
 """Bytes per token, 2 for a small vocabulary: an estimate must not be too low."""
 _BYTES_PER_DOCUMENT = 64
 """Bytes per document: length, hash, index, view and plan, roughly."""
-_LINE_SECONDS = 5.0
-_STAGES = {
+
+Stage = Literal["tokenizer", "tokens", "pairs", "shards", "shuffle"]
+"""Stages: reading for the training of a tokenizer, tokenising, making pairs of sentences, importing finished ones
+from shards, or shuffling sequences on a grid."""
+
+STAGE_NAMES: dict[Stage, str] = {
     "tokenizer": "reading for the tokenizer",
     "tokens": "tokenising",
     "pairs": "making pairs",
     "shards": "reading shards",
     "shuffle": "shuffling",
-    "verification": "verifying",
 }
-_THINGS = {"pairs": "pairs", "shards": "pairs", "shuffle": "sequences"}
+"""What is shown of each stage."""
+
+_THINGS: dict[Stage, str] = {"pairs": "pairs", "shards": "pairs", "shuffle": "sequences"}
+"""What a stage counts, if not documents."""
 
 
-Stage = Literal["tokenizer", "tokens", "pairs", "shards", "shuffle", "verification"]
-"""Stages: reading for the training of a tokenizer, tokenising, making pairs of sentences, importing finished ones
-from shards, shuffling sequences on a grid, or comparing files with checksums."""
+class SourceProgress:
+    """One stage of one source; its time begins when it is made, and it is shown from its first report."""
 
+    def __init__(self, progress: Progress, source: str, stage: Stage, total_bytes: int) -> None:
+        """Takes the bytes to read: of the source's files; while pairs are made, of the tokens of all passes."""
+        self.source = source
+        self.stage = stage
+        self.total_bytes = total_bytes
+        self.documents = self.tokens = self.bytes_read = 0
+        self._progress = progress
+        self._began = progress.clock()
+        self._piece: Piece | None = None
 
-@dataclass(frozen=True, kw_only=True)
-class PrepareState:
-    """The progress of `prepare` with one source."""
+    def report(self, *, documents: int, tokens: int, bytes_read: int, bytes_resumed: int) -> None:
+        """Shows what is done so far, including earlier calls.
 
-    stage: Stage
-    source: str
-    documents: int
-    """Documents done so far, including earlier calls. In stages of pairs: pairs; during verification: 0."""
-    tokens: int
-    """Tokens; 0 while a tokenizer is trained or files are verified."""
-    bytes_read: int
-    """Bytes of the source's files; while pairs are made, of the tokens of all passes; during verification, of the
-    set's files."""
-    bytes_resumed: int
-    """The part of `bytes_read` that an earlier call had done."""
-    total_bytes: int
-    elapsed_seconds: float
-    """Seconds since this call began with this source."""
-
-
-@runtime_checkable
-class Progress(Protocol):
-    """Receives the state several times a second; called by the thread that called `prepare`."""
-
-    def update(self, state: PrepareState) -> None:
-        """Reports a finished batch."""
-
-    def note(self, message: str) -> None:
-        """Reports a message once, in a line."""
-
-
-class NoProgress:
-    """Shows nothing."""
-
-    def update(self, state: PrepareState) -> None:
-        """Shows nothing."""
+        Args:
+            documents: documents, pairs or sequences, by the stage.
+            tokens: 0 while a tokenizer is trained.
+            bytes_resumed: the part of `bytes_read` that an earlier call had done.
+        """
+        self.documents, self.tokens, self.bytes_read = documents, tokens, bytes_read
+        if self._piece is None:
+            self._piece = self._progress.begin(
+                f"{self.source}: {STAGE_NAMES[self.stage]}",
+                done=bytes_resumed,
+                unit="bytes",
+                elapsed_seconds=self._progress.clock() - self._began,
+            )
+        counts = {_THINGS.get(self.stage, "documents"): documents}
+        if tokens:
+            counts["tokens"] = tokens
+        self._piece.update(bytes_read, self.total_bytes, counts=counts)
 
     def note(self, message: str) -> None:
-        """Shows nothing."""
+        """Shows a message once."""
+        self._progress.note(message)
 
 
-class Meter:
-    """Passes progress on and estimates the disk space that is still needed."""
+class PrepareProgress:
+    """The stages of all sources in one call of `prepare`."""
 
     def __init__(self, progress: Progress, total_bytes: Mapping[str, int]) -> None:
-        """Takes the `total_bytes` to be read of each source."""
+        """Takes the bytes to read of each source."""
         self._progress = progress
-        self._total_bytes = dict(total_bytes)
-        self._latest: dict[str, PrepareState] = {}
-        self._last: PrepareState | None = None
+        self._total_bytes = sum(total_bytes.values())
+        self._stages: list[SourceProgress] = []
 
-    def update(self, state: PrepareState) -> None:
-        if state.stage in ("tokens", "shards"):
-            self._latest[state.source] = state
-        self._last = state
-        self._progress.update(state)
+    def begin(self, source: str, stage: Stage, total_bytes: int) -> SourceProgress:
+        """Begins a stage of a source."""
+        begun = SourceProgress(self._progress, source, stage, total_bytes)
+        self._stages.append(begun)
+        return begun
 
     def note(self, message: str) -> None:
+        """Shows a message once."""
         self._progress.note(message)
 
     def needed_bytes(self) -> int | None:
@@ -96,73 +90,16 @@ class Meter:
 
         While pairs are made, or sequences shuffled, it covers only those of this source: later stages are unknown.
         """
-        last = self._last
-        if last is not None and last.stage == "shuffle":  # each byte is written once, with a length, an id and an index
-            return (last.total_bytes - last.bytes_read) * 9 // 8
-        states, total = list(self._latest.values()), sum(self._total_bytes.values())
-        if last is not None and last.stage == "pairs":
-            states, total = [last], last.total_bytes
-        read = sum(state.bytes_read for state in states)
+        begun = [stage for stage in self._stages if stage.bytes_read]
+        if begun and begun[-1].stage == "shuffle":  # each byte is written once, with a length, an id and an index
+            return (begun[-1].total_bytes - begun[-1].bytes_read) * 9 // 8
+        if begun and begun[-1].stage == "pairs":
+            counted, total = begun[-1:], begun[-1].total_bytes
+        else:
+            counted = [stage for stage in begun if stage.stage in ("tokens", "shards")]
+            total = self._total_bytes
+        read = sum(stage.bytes_read for stage in counted)
         if not read:
             return None
-        written = sum(_BYTES_PER_TOKEN * state.tokens + _BYTES_PER_DOCUMENT * state.documents for state in states)
+        written = sum(_BYTES_PER_TOKEN * stage.tokens + _BYTES_PER_DOCUMENT * stage.documents for stage in counted)
         return written * (total - read) // read
-
-
-@dataclass(frozen=True)
-class SourceReporter:
-    """Turns the counts of one source into progress; its clock starts when it is made."""
-
-    progress: Progress
-    source: str
-    stage: Stage
-    total_bytes: int
-    start_seconds: float = field(default_factory=time.monotonic, init=False)
-
-    def report(self, *, documents: int, tokens: int, bytes_read: int, bytes_resumed: int) -> None:
-        self.progress.update(
-            PrepareState(
-                stage=self.stage,
-                source=self.source,
-                documents=documents,
-                tokens=tokens,
-                bytes_read=bytes_read,
-                bytes_resumed=bytes_resumed,
-                total_bytes=self.total_bytes,
-                elapsed_seconds=time.monotonic() - self.start_seconds,
-            )
-        )
-
-
-class PrepareProgress:
-    """A piece of work for each source and stage. A context manager."""
-
-    def __init__(self, console: Console, *, clock: Callable[[], float] = time.monotonic) -> None:
-        self._progress = Display(console, interval_seconds=_LINE_SECONDS, clock=clock)
-        self._pieces: dict[tuple[str, str], Piece] = {}
-
-    def __enter__(self) -> "PrepareProgress":
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._progress.finish()
-
-    def update(self, state: PrepareState) -> None:
-        """Shows a finished batch."""
-        key = (state.stage, state.source)
-        if key not in self._pieces:
-            self._pieces[key] = self._progress.begin(
-                f"{state.source}: {_STAGES[state.stage]}",
-                done=state.bytes_resumed,
-                unit="bytes",
-                elapsed_seconds=state.elapsed_seconds,
-            )
-        things = _THINGS.get(state.stage, "documents")
-        facts = [] if state.stage == "verification" else [f"{format_rate(float(state.documents))} {things}"]
-        if state.tokens:
-            facts.append(f"{format_rate(float(state.tokens))} tokens")
-        self._pieces[key].update(state.bytes_read, state.total_bytes, facts=facts)
-
-    def note(self, message: str) -> None:
-        """Shows a message once."""
-        self._progress.note(message)

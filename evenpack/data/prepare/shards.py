@@ -19,7 +19,7 @@ from jaxtyping import Bool, Integer, UInt64
 from evenpack.data.config import DataConfig
 from evenpack.data.manifest import SPLITS, FileRecord, SourceRecord, data_section
 from evenpack.data.prepare.pairs import PAIR_COLUMNS, begin_masks, store_view
-from evenpack.data.prepare.progress import Progress, SourceReporter
+from evenpack.data.prepare.progress import PrepareProgress, SourceProgress
 from evenpack.data.prepare.splits import SourceInPreparation
 from evenpack.data.prepare.tokens_dir import refuse_other_origin
 from evenpack.data.prepared import PreparedData, Split
@@ -36,7 +36,7 @@ from evenpack.data.tokens.file import TokenFile
 from evenpack.data.tokens.writer import TokenFileWriter
 from evenpack.errors import ConfigError, DataError
 from evenpack.files import atomic_directory, require_new_folder
-from evenpack.progress import Progress as Display
+from evenpack.progress import Progress
 
 _ROWS_AT_ONCE = 2048
 _COLUMNS = PAIR_COLUMNS | MASK_COLUMNS
@@ -78,7 +78,7 @@ class EvaluationRows:
             self._overlapping += len(overlapping)
         return np.ones(len(identities), dtype=np.bool_)
 
-    def tell(self, progress: Progress) -> None:
+    def tell(self, progress: PrepareProgress) -> None:
         """Reports once how many rows are in both sets, among those that this call read."""
         if self._overlapping:
             progress.note(
@@ -118,21 +118,25 @@ class ShardPreparation(SourceInPreparation):
         files = shards_of(self.name, self.source)
         training = ShardSet.open(files.training)
         evaluation = ShardSet.open(files.validation) if files.validation else None
+        shown = self.progress.begin(self.name, "shards", bytes_to_read(self.name, self.source))
         if evaluation is None:
             views = {
-                "validation": self._split("validation", training, self._is_held_out, origin, bytes_before=0),
+                "validation": self._split("validation", training, self._is_held_out, origin, shown, bytes_before=0),
                 "train": self._split(
                     "train",
                     training,
                     lambda part: ~self._is_held_out(part),
                     origin,
+                    shown,
                     bytes_before=training.total_bytes,
                 ),
             }
         else:
-            views = {"validation": self._split("validation", evaluation, _every_row, origin, bytes_before=0)}
+            views = {"validation": self._split("validation", evaluation, _every_row, origin, shown, bytes_before=0)}
             rows = EvaluationRows(views["validation"], evaluation, self.name, self.source)
-            views["train"] = self._split("train", training, rows.choose, origin, bytes_before=evaluation.total_bytes)
+            views["train"] = self._split(
+                "train", training, rows.choose, origin, shown, bytes_before=evaluation.total_bytes
+            )
             rows.tell(self.progress)
         return self._record(views), self.split_files()
 
@@ -167,7 +171,14 @@ class ShardPreparation(SourceInPreparation):
         }
 
     def _split(
-        self, split: str, shards: ShardSet, choose: Chooser, origin: dict[str, Any], *, bytes_before: int
+        self,
+        split: str,
+        shards: ShardSet,
+        choose: Chooser,
+        origin: dict[str, Any],
+        progress: SourceProgress,
+        *,
+        bytes_before: int,
     ) -> MaskedPairsView:
         """Returns the stored sequences of one split. `bytes_before` were read for the other one."""
         prefix = self.folder / split / PAIRS
@@ -175,10 +186,8 @@ class ShardPreparation(SourceInPreparation):
         with TokenFileWriter.resume(prefix, vocabulary_size=size, columns=_COLUMNS) as writer:
             state = {"origin": origin, "rows": 0, "bytes_read": 0, **writer.state}
             if not writer.complete:
-                total_bytes = bytes_to_read(self.name, self.source)
-                reporter = SourceReporter(self.progress, self.name, "shards", total_bytes)
                 try:
-                    self._append_all(shards, choose, writer, state, reporter=reporter, bytes_before=bytes_before)
+                    self._append_all(shards, choose, writer, state, progress=progress, bytes_before=bytes_before)
                 except DataError:
                     writer.abandon()
                     shutil.rmtree(self.folder)  # the finished split too, whose sources a correction changes as well
@@ -195,7 +204,7 @@ class ShardPreparation(SourceInPreparation):
         writer: TokenFileWriter,
         state: dict[str, Any],
         *,
-        reporter: SourceReporter,
+        progress: SourceProgress,
         bytes_before: int,
     ) -> None:
         """Imports the rows that the writer does not have yet, and stores `state` with them."""
@@ -207,7 +216,7 @@ class ShardPreparation(SourceInPreparation):
             state |= {"rows": part.rows_read, "bytes_read": part.bytes_read}
             if writer.is_commit_due:
                 writer.commit(state)
-            reporter.report(
+            progress.report(
                 documents=writer.documents,
                 tokens=writer.tokens,
                 bytes_read=bytes_before + part.bytes_read,
@@ -267,7 +276,7 @@ class ExportedSplit:
 
 
 def export_shards(
-    prepared: PreparedData, directory: Path, *, layout: WrittenLayout, rows_per_shard: int, progress: Display
+    prepared: PreparedData, directory: Path, *, layout: WrittenLayout, rows_per_shard: int, progress: Progress
 ) -> list[ExportedSplit]:
     """Writes all splits of all sources; the directory is renamed to its final name once it is complete and on disk.
 
@@ -309,7 +318,7 @@ def _form_of(config: DataConfig, layout: WrittenLayout, vocabulary_size: int) ->
 
 
 def _write_split(
-    view: MaskedPairsView, folder: Path, form: ShardForm, rows_per_shard: int, progress: Display, *, name: str
+    view: MaskedPairsView, folder: Path, form: ShardForm, rows_per_shard: int, progress: Progress, *, name: str
 ) -> int:
     """Writes a split in shards of nearly equal size. Returns: the number of shards."""
     folder.mkdir(parents=True)

@@ -3,7 +3,7 @@
 import shutil
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -15,7 +15,6 @@ from jaxtyping import Int64, UInt64
 from evenpack.data.manifest import SPLITS, FileRecord, SourceRecord, data_section
 from evenpack.data.permutation import derive_key
 from evenpack.data.prepare.pairs import PairSettings, write_pairs
-from evenpack.data.prepare.progress import SourceReporter
 from evenpack.data.prepare.splits import SourceInPreparation
 from evenpack.data.prepare.tokenising import columns
 from evenpack.data.prepare.tokens import Tokenising, WrittenTokens, remove_unfinished, write_tokens
@@ -60,9 +59,7 @@ class SourcePreparation(SourceInPreparation):
     shared: SharedTokens | None
     """Shared tokens; None: the tokens of text are in the prepared directory."""
 
-    def from_text(
-        self, corpus: Corpus, tokenising: Tokenising, reporter: SourceReporter
-    ) -> tuple[SourceRecord, dict[str, FileRecord]]:
+    def from_text(self, corpus: Corpus, tokenising: Tokenising) -> tuple[SourceRecord, dict[str, FileRecord]]:
         """Tokenises the corpus, or resumes that.
 
         Raises: DataError if the source is invalid or changes meanwhile (its output is removed), or if an earlier call
@@ -78,7 +75,7 @@ class SourcePreparation(SourceInPreparation):
                     prefix,
                     tokenising,
                     origin=origin,
-                    reporter=reporter,
+                    progress=self.progress.begin(self.name, "tokens", corpus.total_bytes),
                     check_inputs=self._refuse_changes_meanwhile,
                 )
             except DataError:
@@ -89,7 +86,7 @@ class SourcePreparation(SourceInPreparation):
         self._check_overlap(corpus, written)
         return self._finish(
             written,
-            self._documents_view if language is None else partial(self._pairs_view, tokenising.tokenizer, reporter),
+            self._documents_view if language is None else partial(self._pairs_view, tokenising.tokenizer),
         )
 
     def from_token_file(self, source: MegatronSource) -> tuple[SourceRecord, dict[str, FileRecord]]:
@@ -220,11 +217,11 @@ class SourcePreparation(SourceInPreparation):
             columns=shuffle.columns,
         )
         self.progress.note(f"source '{self.name}': shuffling in a grid of {grid.rows} rows and {grid.columns} columns")
-        reporter = SourceReporter(self.progress, self.name, "shuffle", 2 * token_bytes)
+        shown = self.progress.begin(self.name, "shuffle", 2 * token_bytes)
 
         def report_progress(written_sequences: int, bytes_read: int) -> None:
             written_tokens = written_sequences * tokens // sequences
-            reporter.report(documents=written_sequences, tokens=written_tokens, bytes_read=bytes_read, bytes_resumed=0)
+            shown.report(documents=written_sequences, tokens=written_tokens, bytes_read=bytes_read, bytes_resumed=0)
 
         GridShuffler(
             view=view,
@@ -261,7 +258,6 @@ class SourcePreparation(SourceInPreparation):
     def _pairs_view(
         self,
         tokenizer: Tokenizer,
-        reporter: SourceReporter,
         split: Split,
         token_file: TokenFile,
         documents: Int64[np.ndarray, " documents"],
@@ -293,7 +289,7 @@ class SourcePreparation(SourceInPreparation):
             settings,
             folder,
             origin=origin,
-            reporter=replace(reporter, stage="pairs", total_bytes=text_bytes),
+            progress=self.progress.begin(self.name, "pairs", text_bytes),
         )
 
     def _mask_drawing(self, recipe: SentencePairsRecipe, tokenizer: Tokenizer) -> MaskDrawing | None:

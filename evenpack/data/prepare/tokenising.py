@@ -17,7 +17,7 @@ import numpy as np
 from jaxtyping import UInt64
 
 from evenpack.data.limits import TOKENISING_BYTES
-from evenpack.data.prepare.progress import SourceReporter
+from evenpack.data.prepare.progress import SourceProgress
 from evenpack.data.prepare.tokens_dir import Origin
 from evenpack.data.sequences.pair_drawing import split_sentences
 from evenpack.data.sources.config import Source
@@ -82,7 +82,7 @@ def read_ahead(items: Iterator[T], executor: Executor) -> Iterator[T]:
 
 
 def training_texts(
-    corpus: Corpus, source: Source, *, validation_fraction: float, reporter: SourceReporter
+    corpus: Corpus, source: Source, *, validation_fraction: float, progress: SourceProgress
 ) -> Iterator[str]:
     """Yields the texts that are not held out, to train a tokenizer.
 
@@ -92,11 +92,11 @@ def training_texts(
     with ThreadPoolExecutor(1, thread_name_prefix="reader") as executor:
         for batch in read_ahead(batches(corpus.documents()), executor):
             documents += len(batch.texts)
-            reporter.report(documents=documents, tokens=0, bytes_read=batch.bytes_read, bytes_resumed=0)
+            progress.report(documents=documents, tokens=0, bytes_read=batch.bytes_read, bytes_resumed=0)
             out = held_out(batch.identities, source, validation_fraction)
             yield from (text for text, held in zip(batch.texts, out.tolist(), strict=True) if not held)
     if documents == 0:
-        raise no_documents_error(reporter.source)
+        raise no_documents_error(progress.source)
 
 
 def no_documents_error(source: str) -> DataError:

@@ -15,7 +15,7 @@ from evenpack.data.manifest import (
     refuse_changed_inputs,
     refuse_differences,
 )
-from evenpack.data.prepare.progress import Progress, SourceReporter
+from evenpack.data.prepare.progress import PrepareProgress
 from evenpack.data.prepare.tokenising import training_texts
 from evenpack.data.prepare.tokens_dir import Origin, SharedTokens, input_files, training_origin
 from evenpack.data.sources.corpus import Corpus
@@ -34,7 +34,7 @@ def prepare_tokenizer(
     loaded: Tokenizer | None,
     corpora: Mapping[str, Corpus],
     inputs: Mapping[str, tuple[InputFile, ...]],
-    progress: Progress,
+    progress: PrepareProgress,
     shared: SharedTokens | None,
 ) -> Tokenizer | None:
     """Saves the loaded tokenizer, or trains one unless an earlier call did; None if the source holds tokens.
@@ -60,7 +60,7 @@ def prepare_tokenizer(
 
 
 def _train(
-    config: DataConfig, directory: Path, *, corpora: Mapping[str, Corpus], origin: Origin, progress: Progress
+    config: DataConfig, directory: Path, *, corpora: Mapping[str, Corpus], origin: Origin, progress: PrepareProgress
 ) -> Tokenizer:
     """Trains the tokenizer of a directory, unless an earlier call did."""
     assert isinstance(config.tokenizer, TrainedTokenizer | TrainedWordPieces), "no other is trained"
@@ -72,7 +72,7 @@ def _train(
             corpus,
             config.sources[name],
             validation_fraction=config.validation_fraction,
-            reporter=SourceReporter(progress, name, "tokenizer", corpus.total_bytes),
+            progress=progress.begin(name, "tokenizer", corpus.total_bytes),
         )
         for name, corpus in corpora.items()
     )

@@ -11,7 +11,7 @@ import numpy as np
 from jaxtyping import UInt64
 
 from evenpack.data.checksums import Checksums
-from evenpack.data.prepare.progress import SourceReporter
+from evenpack.data.prepare.progress import SourceProgress
 from evenpack.data.prepare.tokenising import (
     TokenisingState,
     append_parts,
@@ -103,7 +103,7 @@ def write_tokens(
     tokenising: Tokenising,
     *,
     origin: Origin,
-    reporter: SourceReporter,
+    progress: SourceProgress,
     check_inputs: Callable[[], None],
 ) -> Journal:
     """Writes the token file of a source, or resumes it.
@@ -120,14 +120,14 @@ def write_tokens(
         prefix, vocabulary_size=vocabulary_size, columns=columns(tokenising.language)
     ) as writer:
         if writer.complete:
-            reporter.progress.note(f"source '{reporter.source}': {prefix.parent} holds its tokens already")
+            progress.note(f"source '{progress.source}': {prefix.parent} holds its tokens already")
             total = corpus.total_bytes
-            reporter.report(documents=writer.documents, tokens=writer.tokens, bytes_read=total, bytes_resumed=total)
+            progress.report(documents=writer.documents, tokens=writer.tokens, bytes_read=total, bytes_resumed=total)
             return writer.finish()
         try:
-            state = _SourceWriting(corpus, writer, tokenising, origin=origin, reporter=reporter).run()
+            state = _SourceWriting(corpus, writer, tokenising, origin=origin, progress=progress).run()
             check_inputs()
-            _check_content(corpus, reporter.source, writer, state)
+            _check_content(corpus, progress.source, writer, state)
         except DataError:
             writer.abandon()
             shutil.rmtree(_parts_folder(prefix), ignore_errors=True)
@@ -146,11 +146,11 @@ class _SourceWriting:
         tokenising: Tokenising,
         *,
         origin: Origin,
-        reporter: SourceReporter,
+        progress: SourceProgress,
     ) -> None:
         self._writer = writer
         self._how = tokenising
-        self._reporter = reporter
+        self._progress = progress
         part_bytes = tokenising.part_bytes or default_part_bytes(corpus.total_bytes)
         self._state = TokenisingState.read(writer) or TokenisingState(origin=origin, part_bytes=part_bytes)
         self._bytes_resumed = self._state.bytes_read
@@ -159,7 +159,7 @@ class _SourceWriting:
         self._is_told_of_unknown = False
         if tokenising.part_bytes not in (None, self._state.part_bytes):
             self.note(
-                f"source '{reporter.source}' was begun with parts of {self._state.part_bytes:,} bytes, which it keeps"
+                f"source '{progress.source}' was begun with parts of {self._state.part_bytes:,} bytes, which it keeps"
             )
 
     def run(self) -> TokenisingState:
@@ -202,7 +202,7 @@ class _SourceWriting:
         return PartTask(
             number=number,
             part=self._parts[number],
-            source=self._reporter.source,
+            source=self._progress.source,
             prefix=_parts_folder(self._writer.prefix) / f"{number:06d}" / "tokens",
             identity={"tokens": self._origin_hash, "part": number, "part_bytes": self._state.part_bytes},
             part_bytes=self._state.part_bytes,
@@ -213,12 +213,12 @@ class _SourceWriting:
 
     def note(self, message: str) -> None:
         """Passes a message of the workers on."""
-        self._reporter.progress.note(message)
+        self._progress.note(message)
 
     def waiting(self, tasks: Sequence[PartTask]) -> None:
         """Reports what the journals of parts say that are at work."""
         journals = [journal for task in tasks if (journal := _journal_at_work(task)) is not None]
-        self._reporter.report(
+        self._progress.report(
             documents=self._writer.documents + sum(journal.documents for journal in journals),
             tokens=self._writer.tokens + sum(journal.tokens for journal in journals),
             bytes_read=self._state.bytes_read + sum(journal.state["bytes_read"] for journal in journals),
@@ -227,20 +227,20 @@ class _SourceWriting:
 
     def _report(self, state: TokenisingState) -> None:
         documents, tokens = self._writer.documents, self._writer.tokens
-        self._reporter.report(
+        self._progress.report(
             documents=documents, tokens=tokens, bytes_read=state.bytes_read, bytes_resumed=self._bytes_resumed
         )
         if state.text_bytes and not state.has_known_tokens(tokens, documents) and not self._is_told_of_unknown:
             self._is_told_of_unknown = True
             self.note(
-                f"warning: the first {documents:,} documents of source '{self._reporter.source}' encode to nothing but "
+                f"warning: the first {documents:,} documents of source '{self._progress.source}' encode to nothing but "
                 "unknown tokens, or to no token at all: is the tokenizer of this text?"
             )
 
     def _note_seconds(self, seconds: Mapping[str, float]) -> None:
         total, longest = sum(seconds.values()), max(seconds.values())
         self.note(
-            f"source '{self._reporter.source}': CPU seconds of its {len(seconds)} workers: {total:.1f}, the longest "
+            f"source '{self._progress.source}': CPU seconds of its {len(seconds)} workers: {total:.1f}, the longest "
             f"{longest:.1f}"
         )
 

@@ -21,11 +21,11 @@ from evenpack.data.checksums import CHUNK_BYTES, ChunkReader, Damage, find_damag
 from evenpack.data.config import DataConfig
 from evenpack.data.manifest import FileRecord, Manifest, refuse_changed_inputs, remedy
 from evenpack.data.mapped_pages import memory_bytes
-from evenpack.data.prepare.progress import Progress, SourceReporter
 from evenpack.data.sources.kinds import source_inputs
 from evenpack.data.tokenizers.loading import tokenizer_inputs
 from evenpack.data.tokens.file import read_index
 from evenpack.errors import DataError, EvenpackError, NotPreparedError
+from evenpack.progress import Progress
 from evenpack.worker_pool import map_in_order
 
 _MOST_THREADS = 8
@@ -75,7 +75,7 @@ class Verifier:
         """Reads all files with several threads, one for each processor and at most eight."""
         threads = min(len(os.sched_getaffinity(0)), _MOST_THREADS)
         local, pieces, started, done = threading.local(), self.pieces(), time.monotonic(), 0
-        reporter = SourceReporter(progress, str(self._directory), "verification", self.total_bytes)
+        shown = progress.begin(f"{self._directory}: verifying", unit="bytes")
 
         def verify(piece: Piece) -> tuple[Piece, Damage | None]:
             if not hasattr(local, "reader"):
@@ -88,7 +88,7 @@ class Verifier:
                 done += piece.bytes
                 if damage is not None:
                     damages.setdefault(piece.path, damage)
-                reporter.report(documents=0, tokens=0, bytes_read=done, bytes_resumed=0)
+                shown.update(done, self.total_bytes)
         return Verified(bytes=done, elapsed_seconds=time.monotonic() - started, damages=tuple(damages.values()))
 
     def verify_share(

@@ -114,13 +114,13 @@ def _verify(prepared_dir: Path, config: "DataConfig", report: Report) -> bool:
     Raises: NotPreparedError without prepared data; DataError for a damaged manifest or other data.
     """
     from evenpack.data.manifest import Manifest, data_section, refuse_differences
-    from evenpack.data.prepare.progress import PrepareProgress
     from evenpack.data.prepare.verification import Verifier
+    from evenpack.progress import FREQUENT_LINES_SECONDS, Progress
 
     directory = prepared_dir.absolute()
     manifest = Manifest.read(directory)
     refuse_differences(manifest.data, data_section(config), directory)
-    with PrepareProgress(console.messages()) as progress:
+    with Progress(console.messages(), interval_seconds=FREQUENT_LINES_SECONDS) as progress:
         verifier = Verifier(directory, manifest)
         verified = verifier.verify_all(progress)
     report.value = {"directory": directory, "files": len(manifest.files), **_figures(verified)}

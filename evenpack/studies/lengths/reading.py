@@ -26,15 +26,16 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from jaxtyping import Int64
 
+from evenpack import console
 from evenpack.config import nearest
 from evenpack.data.limits import MOST_SLOTS
 from evenpack.data.packing import LengthHistogram
 from evenpack.data.packing.histogram import MOST_SEQUENCES, first_wrong
-from evenpack.data.prepare.progress import NoProgress, Progress
 from evenpack.data.sources.files import ARROW_SUFFIXES, saved_splits
 from evenpack.data.sources.lines import JSONL_SUFFIXES
 from evenpack.errors import ConfigError, DataError, PackingError
 from evenpack.files import expand_user
+from evenpack.progress import Progress
 from evenpack.studies.lengths.options import SubjectOptions
 
 if TYPE_CHECKING:
@@ -303,23 +304,24 @@ _FILE_SUFFIXES = (".npy", ".npz", ".json", ".txt", *_TABLE_SUFFIXES)
 def read_histogram(
     source: str, options: SubjectOptions | None = None, *, progress: Progress | None = None
 ) -> LengthHistogram:
-    """Counts the lengths of `source`; `progress` reports the tokenisation of text.
+    """Counts the lengths of `source`; `progress` shows the tokenisation of text.
 
     Raises: ConfigError for options that do not apply to such a source, or are missing; DataError with the position of
     an error.
     """
     options = options or SubjectOptions()
+    progress = progress or Progress(console.messages(), silent=True)
     path = expand_user(source)
     if source in published_names() and not (source.startswith(GLUE) and options.of_texts):
         options.refuse_all_but(source=source, what="a published histogram")
         return published_histogram(source)
     if options.glue_dir is not None:
-        return _read_glue(source, options, progress or NoProgress())
+        return _read_glue(source, options, progress)
     if _names_dataset(source, path, options):
-        return _read_dataset(source, options, progress or NoProgress())
+        return _read_dataset(source, options, progress)
     try:
         if source.endswith(_TABLE_SUFFIXES):
-            return _read_table(path, options, progress or NoProgress())
+            return _read_table(path, options, progress)
         return _read_numbers(source, path, options)
     except OSError as error:
         raise DataError(

@@ -5,7 +5,6 @@ are made into the same `Table` here.
 """
 
 import logging
-import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from itertools import islice
@@ -19,7 +18,6 @@ from pyarrow import types
 
 from evenpack.config import nearest
 from evenpack.data.packing import LengthHistogram
-from evenpack.data.prepare.progress import PrepareState, Progress
 from evenpack.data.sources.files import saved_files, saved_splits
 from evenpack.data.sources.hub import load_rows
 from evenpack.data.sources.tables import LONG_ROWS_AT_ONCE, ArrowTable, Rows, Table, is_text, row_namer
@@ -27,6 +25,7 @@ from evenpack.data.tasks.glue import TaskRow, find_glue_task, glue_file, read_ta
 from evenpack.data.tokenizers.loading import Encoder, load_encoder
 from evenpack.errors import ConfigError, DataError
 from evenpack.files import expand_user
+from evenpack.progress import Progress
 from evenpack.studies.lengths.options import SubjectOptions
 from evenpack.studies.lengths.reading import LengthCounter
 
@@ -154,12 +153,13 @@ def count_table(
     columns = _choose(table, options, known_columns)
     encoder = None if options.tokenizer is None else load_encoder(options.tokenizer)
     counter = LengthCounter()
-    start = time.monotonic()
+    shown = progress.begin(f"{table.origin}: tokenising", unit="bytes")
     for rows in table.rows(columns):
         _refuse_nulls(rows, columns)
         counter.add(_lengths(rows, encoder), rows.place)
         if encoder is not None:
-            progress.update(_state(table, rows, counter, time.monotonic() - start))
+            counts = {"documents": counter.sequences, "tokens": counter.tokens}
+            shown.update(rows.bytes_read, table.total_bytes, counts=counts)
     return counter.histogram(table.origin)
 
 
@@ -249,16 +249,3 @@ def _lengths(rows: Rows, encoder: Encoder | None) -> np.ndarray:
     if _kind(values.type) == "list":
         values = pc.list_value_length(values)
     return np.asarray(values.to_numpy(zero_copy_only=False))
-
-
-def _state(table: Table, rows: Rows, counter: LengthCounter, elapsed_seconds: float) -> PrepareState:
-    return PrepareState(
-        stage="tokens",
-        source=table.origin,
-        documents=counter.sequences,
-        tokens=counter.tokens,
-        bytes_read=rows.bytes_read,
-        bytes_resumed=0,
-        total_bytes=table.total_bytes,
-        elapsed_seconds=elapsed_seconds,
-    )

@@ -9,11 +9,11 @@ from typing import Any
 from evenpack import console
 from evenpack.config import load_run_file, nearest
 from evenpack.data.packing import FittedHistogram, LengthHistogram
-from evenpack.data.prepare.progress import PrepareProgress
 from evenpack.data.prepared import PreparedData
 from evenpack.data.sequences import SequenceView, ViewOfDocuments, length_chunks
 from evenpack.engine.config import RunConfig
 from evenpack.errors import ConfigError, DataError, PackingError
+from evenpack.progress import FREQUENT_LINES_SECONDS, Progress
 from evenpack.shipped import names_run_file
 from evenpack.studies.lengths.options import SubjectOptions
 from evenpack.studies.lengths.reading import GLUE, merge_histograms, read_histogram
@@ -166,5 +166,5 @@ def _fit(histogram: LengthHistogram, options: SubjectOptions, *, origin: str, pa
 def _read(lengths: str, options: SubjectOptions) -> LengthHistogram:
     if options.tokenizer is None:
         return read_histogram(lengths, options)
-    with PrepareProgress(console.messages()) as progress:
+    with Progress(console.messages(), interval_seconds=FREQUENT_LINES_SECONDS) as progress:
         return read_histogram(lengths, options, progress=progress)

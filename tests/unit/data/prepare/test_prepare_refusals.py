@@ -14,6 +14,7 @@ import pytest
 import tokenizers
 from prepared_files import (
     Recorder,
+    ShownState,
     StopAfter,
     StoppedError,
     contents,
@@ -25,7 +26,6 @@ from prepared_files import (
 from tokenizers import models, pre_tokenizers
 
 from evenpack.data.prepare.prepare import prepare
-from evenpack.data.prepare.progress import PrepareState
 from evenpack.data.tokenizers.tokenizer import Tokenizer
 from evenpack.errors import DataError, PackingError
 
@@ -171,7 +171,7 @@ def test_a_second_call_at_the_same_time_is_reported(corpus: Path, tmp_path: Path
     refusals = []
 
     class Intruder(Recorder):
-        def update(self, state: PrepareState) -> None:
+        def update(self, state: ShownState) -> None:
             if state.stage == "tokens":
                 with pytest.raises(DataError, match="is being prepared by another process") as caught:
                     prepare(config, directory)
@@ -189,7 +189,7 @@ class RemoveAt(Recorder):
         super().__init__()
         self.path, self.at = path, (stage, source)
 
-    def update(self, state: PrepareState) -> None:
+    def update(self, state: ShownState) -> None:
         super().update(state)
         if [(one.stage, one.source) for one in self.states].count(self.at) == 1 and self.path.exists():
             shutil.rmtree(self.path) if self.path.is_dir() else self.path.unlink()

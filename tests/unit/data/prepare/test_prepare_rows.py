@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 from prepared_files import (
     Recorder,
+    ShownState,
     StopAfter,
     StoppedError,
     contents,
@@ -21,7 +22,6 @@ from pydantic import ValidationError
 from evenpack.data.config import DataConfig
 from evenpack.data.manifest import Manifest, SourceRecord, data_section
 from evenpack.data.prepare.prepare import prepare
-from evenpack.data.prepare.progress import PrepareState
 from evenpack.data.prepared import PreparedData
 from evenpack.data.sources.rows import RowAccounting
 from evenpack.errors import DataError
@@ -107,7 +107,7 @@ def test_a_call_that_ended_behind_the_last_row_is_gone_on_with(
     documents = Manifest.read(whole).sources["wiki"].documents
 
     class StopBehindTheLast(Recorder):
-        def update(self, state: PrepareState) -> None:
+        def update(self, state: ShownState) -> None:
             if (state.stage, state.documents) == ("tokens", documents):
                 raise StoppedError
 

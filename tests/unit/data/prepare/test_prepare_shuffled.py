@@ -12,7 +12,6 @@ from pydantic import ValidationError
 
 from evenpack.data.order.blocked_plan import BlockedPlan
 from evenpack.data.prepare.prepare import prepare
-from evenpack.data.prepare.progress import NoProgress
 from evenpack.data.prepare.verification import Verifier
 from evenpack.data.prepared import PreparedData
 from evenpack.data.sequences.shuffled import ShuffledView
@@ -86,7 +85,7 @@ def test_every_file_of_a_shuffle_is_verified(shuffled: Path, corpus: Path) -> No
     times = path.stat()
     try:
         path.write_bytes(bytes([content[0] ^ 1]) + content[1:])
-        (damage,) = Verifier(shuffled, manifest).verify_all(NoProgress()).damages
+        (damage,) = Verifier(shuffled, manifest).verify_all(Recorder()).damages
         assert damage.path == path
     finally:
         path.write_bytes(content)

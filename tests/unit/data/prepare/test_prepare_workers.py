@@ -184,21 +184,26 @@ def test_a_part_that_kills_every_worker_ends_the_call_and_names_it(
 _SLOW = """
 import sys, time
 from pathlib import Path
+from rich.console import Console
 from evenpack.data.config import DataConfig
 from evenpack.data.prepare.prepare import prepare
 from evenpack.data.prepare.workers import LocalWorkers
+from evenpack.progress import Piece, Progress
 
-class Slow:
-    def update(self, state):
-        if state.stage == "tokens":
-            print(state.documents, flush=True)
+class SlowPiece(Piece):
+    def update(self, done, total, *, counts, **facts):
+        if "tokens" in counts:
+            print(counts["documents"], flush=True)
             time.sleep(0.5)
-    def note(self, message):
-        pass
+
+class Slow(Progress):
+    def begin(self, name, *, done=0, unit="", counted=False, elapsed_seconds=0.0):
+        return SlowPiece(self, name, done=done, unit=unit, counted=counted, elapsed_seconds=elapsed_seconds)
 
 if __name__ == "__main__":
     config = DataConfig.model_validate_json(sys.argv[1])
-    prepare(config, Path(sys.argv[2]), workers=LocalWorkers(2), part_bytes=int(sys.argv[3]), progress=Slow())
+    progress = Slow(Console(), silent=True)
+    prepare(config, Path(sys.argv[2]), workers=LocalWorkers(2), part_bytes=int(sys.argv[3]), progress=progress)
 """
 
 

@@ -1,11 +1,12 @@
 """`prepare` shows its progress."""
 
 import io
+import re
 
 from rich.console import Console
 
-from evenpack import console
-from evenpack.data.prepare.progress import PrepareProgress, PrepareState, Progress
+from evenpack.data.prepare.progress import PrepareProgress, SourceProgress
+from evenpack.progress import Progress
 
 
 class Clock:
@@ -16,26 +17,19 @@ class Clock:
         return self.now
 
 
-def state(bytes_read: int, *, source: str = "wiki") -> PrepareState:
-    return PrepareState(
-        stage="tokens",
-        source=source,
-        documents=bytes_read // 1000,
-        tokens=bytes_read // 4,
-        bytes_read=bytes_read,
-        bytes_resumed=0,
-        total_bytes=4_000_000,
-        elapsed_seconds=0.0,
-    )
+def report(stage: SourceProgress, bytes_read: int) -> None:
+    stage.report(documents=bytes_read // 1000, tokens=bytes_read // 4, bytes_read=bytes_read, bytes_resumed=0)
 
 
 def test_progress_is_a_line_every_few_seconds_where_there_is_no_terminal() -> None:
     stream, clock = io.StringIO(), Clock()
-    with PrepareProgress(Console(file=stream, width=160), clock=clock) as progress:
+    with Progress(Console(file=stream, width=160), interval_seconds=5.0, clock=clock) as display:
+        progress = PrepareProgress(display, {"wiki": 4_000_000})
+        tokenising = progress.begin("wiki", "tokens", 4_000_000)
         for seconds in range(12):
             clock.now = float(seconds)
-            progress.update(state(100_000 * seconds))
-        progress.update(state(4_000_000))
+            report(tokenising, 100_000 * seconds)
+        report(tokenising, 4_000_000)
         progress.note("done with [wiki]")
     lines = stream.getvalue().splitlines()
     assert [line.split("  ")[1] for line in lines[:-1]] == ["0 %", "12 %", "25 %", "100 %"]
@@ -45,15 +39,28 @@ def test_progress_is_a_line_every_few_seconds_where_there_is_no_terminal() -> No
 
 def test_progress_is_a_bar_for_each_source_on_a_terminal() -> None:
     stream = io.StringIO()
-    with PrepareProgress(Console(file=stream, width=100, force_terminal=True)) as progress:
-        progress.update(state(1_000_000))
-        progress.update(state(4_000_000))
-        progress.update(state(2_000_000, source="code"))
+    with Progress(Console(file=stream, width=100, force_terminal=True)) as display:
+        progress = PrepareProgress(display, {"wiki": 4_000_000, "code": 4_000_000})
+        wiki = progress.begin("wiki", "tokens", 4_000_000)
+        report(wiki, 1_000_000)
+        report(wiki, 4_000_000)
+        report(progress.begin("code", "tokens", 4_000_000), 2_000_000)
     last = stream.getvalue()
     assert "wiki: tokenising" in last
     assert "code: tokenising" in last
     assert "100 %" in last
 
 
-def test_progress_is_what_prepare_takes() -> None:
-    assert isinstance(PrepareProgress(console.messages()), Progress)
+def test_the_rate_of_pairs_is_that_of_their_split() -> None:
+    """Each split has bytes of its own, counted from 0: they are no step back from those of the split before."""
+    stream, clock = io.StringIO(), Clock()
+    with Progress(Console(file=stream, width=160), interval_seconds=5.0, clock=clock) as display:
+        progress = PrepareProgress(display, {"wiki": 4_000_000})
+        for total in (100_000_000, 10_000_000):
+            pairs = progress.begin("wiki", "pairs", total)
+            for bytes_read in range(0, total + 1, 1_000_000):
+                report(pairs, bytes_read)
+                clock.now += 1.0
+    rates = re.findall(r"(\S+) bytes/s", stream.getvalue())
+    assert len(rates) > 20
+    assert set(rates) == {"-", "1.00M"}, "negative while a piece had the bytes of both"

@@ -7,14 +7,13 @@ from typing import Any
 
 import numpy as np
 import pytest
-from prepared_files import Recorder, StopAfter, StoppedError, contents, save_tokenizer, two_sources
+from prepared_files import Recorder, ShownState, StopAfter, StoppedError, contents, save_tokenizer, two_sources
 
 from evenpack.data.config import DataConfig
 from evenpack.data.manifest import Manifest
 from evenpack.data.prepare import pairs
 from evenpack.data.prepare.directory import hold_lock
 from evenpack.data.prepare.prepare import prepare
-from evenpack.data.prepare.progress import PrepareState
 from evenpack.data.prepare.tokens_dir import find_tokens
 from evenpack.data.prepare.verification import Verifier
 from evenpack.data.prepared import PreparedData
@@ -194,7 +193,7 @@ def test_half_made_pairs_are_not_continued_from_other_tokens(
     monkeypatch.setattr(token_writer, "COMMIT_SECONDS", 0.0)
 
     class StopAtPairs(Recorder):
-        def update(self, state: PrepareState) -> None:
+        def update(self, state: ShownState) -> None:
             super().update(state)
             if state.stage == "pairs" and len(self.states) > 5:
                 raise StoppedError
@@ -216,7 +215,7 @@ def test_half_made_pairs_are_not_continued_from_other_tokens(
 
 def test_a_shuffle_of_shared_tokens_is_that_of_own_ones_and_of_these_tokens_alone(corpus: Path, tmp_path: Path) -> None:
     class StopAtShuffle(Recorder):
-        def update(self, state: PrepareState) -> None:
+        def update(self, state: ShownState) -> None:
             super().update(state)
             if state.stage == "shuffle" and state.bytes_read == state.total_bytes:
                 raise StoppedError

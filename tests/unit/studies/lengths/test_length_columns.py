@@ -12,9 +12,9 @@ import pyarrow.csv
 import pyarrow.parquet
 import pytest
 import zstandard
+from prepared_files import Recorder
 from wordpiece import write_vocabulary
 
-from evenpack.data.prepare.progress import PrepareState
 from evenpack.data.sources import tables
 from evenpack.errors import ConfigError, DataError, EvenpackError
 from evenpack.studies.lengths.options import SubjectOptions
@@ -295,28 +295,17 @@ def test_long_tables_are_read_in_parts_and_every_row_is_counted(
     texts = ["it " * (value - 1) for value in values]
     for write in WRITERS:
         source = write(tmp_path, {"n": values.tolist(), "text": texts})
-        heard: list[PrepareState] = []
+        recorder = Recorder()
         assert counts(source, column="n") == expected, source
         with_text = SubjectOptions(column="text", tokenizer=tokenizer)
-        found = read_histogram(source, with_text, progress=_Listener(heard))
+        found = read_histogram(source, with_text, progress=recorder)
         assert found.counts.tolist() == [0, *expected], source
+        heard = recorder.states
         assert len(heard) > 3, source
+        assert not recorder.notes
         assert [state.documents for state in heard] == sorted(state.documents for state in heard)
         last = heard[-1]
         assert (last.documents, last.tokens) == (300, int(values.sum()) + 300)
         assert last.bytes_read == last.total_bytes == Path(source).stat().st_size
         with pytest.raises(EvenpackError, match=r"(row 250 \(from 0\)|line 501): .* found 0"):
             counts(write(tmp_path, {"n": [*values.tolist()[:250], 0, *values.tolist()[250:]]}), column="n")
-
-
-class _Listener:
-    """A `Progress` that keeps its reports."""
-
-    def __init__(self, heard: list[PrepareState]) -> None:
-        self._heard = heard
-
-    def update(self, state: PrepareState) -> None:
-        self._heard.append(state)
-
-    def note(self, message: str) -> None:
-        raise AssertionError(message)
