@@ -29,6 +29,7 @@ from evenpack.engine.resolving.resolve import resolve
 from evenpack.engine.world.distributed import World, joined_world
 from evenpack.files import read_json, write_json
 from evenpack.launcher.processes.devices import choose_accelerator, cuda_devices
+from evenpack.progress import Progress
 from evenpack.studies.imbalance.cluster import ClusterOptions, Scheme
 from evenpack.studies.imbalance.replay import REPLAYED, Replay, replay
 from evenpack.studies.throughput.contenders import run_to_measure, with_steps
@@ -94,7 +95,7 @@ def main() -> None:
         return
     counts = [int(word) for word in given.ranks.split(",")]
     trained = {ranks: _trained(ranks) for ranks in counts}
-    with joined_world() as world:
+    with joined_world() as world, Progress(console.messages()) as progress:
         replayed = replay(
             config,
             world,
@@ -102,18 +103,13 @@ def main() -> None:
             steps=given.steps,
             options=ClusterOptions(batch=given.batch),
             packs=given.packs,
-            progress=_say,
+            progress=progress,
         )
     rows = [compared(trained[ranks][scheme.label], scheme, ranks, replayed) for scheme in REPLAYED for ranks in counts]
     console.results().print(console.table(rows, title="Slowest rank / mean rank: trained together, and replayed"))
     if given.save is not None:
         about = {"measured_on": replayed.measured_on, "batch": given.batch, "packs": given.packs}
         console.save_json(about | {"rows": rows}, given.save)
-
-
-def _say(scheme: str, done: int, total: int) -> None:
-    if done % 50 == 0:
-        print(f"replayed {done}/{total} ({scheme})", file=sys.stderr)
 
 
 def _trained(ranks: int) -> dict[str, list[list[float]]]:

@@ -26,6 +26,7 @@ from evenpack.engine.resolving.cost_model import MeasuredOn
 from evenpack.engine.resolving.resolve import ResolvedRun, resolve
 from evenpack.engine.world.distributed import World
 from evenpack.errors import ConfigError
+from evenpack.progress import Progress
 from evenpack.studies.imbalance.cluster import (
     BALANCED_PACKS,
     BASELINE,
@@ -122,7 +123,7 @@ def replay(
     steps: int,
     options: ClusterOptions,
     packs: int,
-    progress: Callable[[str, int, int], None],
+    progress: Progress,
 ) -> Replay:
     """Replays clusters of these numbers of devices, and of one, on this process's device.
 
@@ -130,7 +131,7 @@ def replay(
         steps: of the largest cluster, 2 or more; smaller ones get as many more as take the same micro-batches.
         options: what a device computes in a step.
         packs: packs per micro-batch.
-        progress: called with the scheme, and the parts done and in total.
+        progress: shows the parts that are measured, and of which scheme the last one was.
 
     Raises: ConfigError if there are several ranks, or a micro-batch does not fit the device;
         NotPreparedError, DataError.
@@ -211,7 +212,7 @@ def _time_parts(
     timer: StepTimer,
     ranks: dict[Scheme, VirtualRanks],
     clusters: dict[int, range],
-    progress: Callable[[str, int, int], None],
+    progress: Progress,
 ) -> dict[Part, MeasuredStep]:
     """Returns each part, measured as a step of one device.
 
@@ -228,11 +229,11 @@ def _time_parts(
         for step in range(_WARMUP):
             timer.time_step(virtual.share(1, clusters[1].stop + step, 0))
     parts = list(turns)
-    found = {}
+    found, shown = {}, progress.begin("step", counted=True)
     for done, chosen in enumerate(np.random.default_rng(_SEED).permutation(len(parts)), start=1):
         scheme, number, step, rank = turns[parts[chosen]]
         found[parts[chosen]] = timer.time_step(ranks[scheme].share(number, step, rank))
-        progress(scheme.label, done, len(parts))
+        shown.update(done, len(parts), facts=[scheme.label])
     return found
 
 

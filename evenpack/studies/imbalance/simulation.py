@@ -6,7 +6,7 @@ simulate    every scheme at every number of devices
 
 import math
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import BrokenExecutor, as_completed
 from contextlib import contextmanager
 from dataclasses import astuple, dataclass, replace
@@ -18,8 +18,10 @@ from jaxtyping import Float64
 from scipy.optimize import brentq
 from scipy.special import stdtrit
 
+from evenpack import console
 from evenpack.data.packing import LengthHistogram, Packing
 from evenpack.errors import ConfigError, RunError
+from evenpack.progress import Progress
 from evenpack.studies.imbalance.cluster import (
     BALANCED_PACKS,
     BASELINE,
@@ -397,7 +399,7 @@ def simulate(
     causal: bool | None = None,
     laws: Mapping[int, Gumbel | None] = MappingProxyType({}),
     processes: int | None = None,
-    progress: Callable[[float, int], None] = lambda share, sequences: None,
+    progress: Progress | None = None,
 ) -> Simulation:
     """Simulates every scheme at every number of devices, and one device too, which is the baseline of efficiency.
 
@@ -407,8 +409,8 @@ def simulate(
         laws: by device count, laws of the speed-up of an un-padded step: the steps of these counts are kept in
             `step_histograms`, whether or not `devices` has them, and compared with the law unless it is None.
         processes: None: one for each core, where there is enough work. The result does not depend on it.
-        progress: called with the share of the work that is done, of which small clusters are more than of the
-            sequences, and the sequences drawn.
+        progress: shows the share of the work that is done, of which small clusters are more than of the sequences,
+            and the rate of the sequences drawn; None: nothing is shown.
 
     Raises: ConfigError for steps of too many sequences; RunError if a process dies.
     """
@@ -420,7 +422,9 @@ def simulate(
             f"a step of {most_devices:,} devices would assign {largest:,} sequences or packs, and up to "
             f"{MOST_SEQUENCES:,} are simulated: lower --devices, --batch, --packs or --accumulation"
         )
-    times = _run(cluster, sorted({1, *devices, *laws}), processes, progress)
+    times = _run(
+        cluster, sorted({1, *devices, *laws}), processes, progress or Progress(console.messages(), silent=True)
+    )
     rows = [row for scheme in SCHEMES for row in summarise(scheme, times) if row.devices in devices]
     return Simulation(
         options=options,
@@ -486,7 +490,7 @@ _Task = tuple[int, int, int]
 
 
 def _run(
-    cluster: Cluster, counts: Sequence[int], processes: int | None, progress: Callable[[float, int], None]
+    cluster: Cluster, counts: Sequence[int], processes: int | None, progress: Progress
 ) -> dict[tuple[Scheme, int], StepTimes]:
     """Simulates all steps in pieces of nearly equal work, the largest clusters first, so the last pieces are small."""
     every = cluster.options.steps
@@ -498,13 +502,14 @@ def _run(
     total = every * sum(items + _OVERHEAD_ITEMS for items in of_step.values())
     steps = {devices: np.empty((len(SCHEMES), every, 5)) for devices in counts}
     done = sequences = 0
+    shown = progress.begin("simulating", unit="sequences", starts_processes=True)
     wanted = processes or (len(os.sched_getaffinity(0)) if total > _ITEMS_FOR_PROCESSES else 1)
     with _results(cluster, tasks, wanted) as results:
         for (devices, first, count), found in results:
             steps[devices][:, first : first + count] = found
             done += count * (of_step[devices] + _OVERHEAD_ITEMS)
             sequences += count * of_step[devices]
-            progress(done / total, sequences)
+            shown.update(done / total, 1.0, amount=sequences)
     return {
         (scheme, devices): StepTimes.of_columns(
             steps[devices][index],

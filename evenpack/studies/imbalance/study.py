@@ -13,7 +13,7 @@ from evenpack.engine.reporting.run_record import RunRecord, read_run_record
 from evenpack.engine.resolving.resolve import ResolvedRun, resolve
 from evenpack.engine.world.distributed import configure_logging, joined_world
 from evenpack.errors import ConfigError, DataError
-from evenpack.progress import Progress
+from evenpack.progress import FREQUENT_LINES_SECONDS, Progress
 from evenpack.studies.imbalance.cluster import ClusterOptions
 from evenpack.studies.imbalance.command import ImbalanceCommand
 from evenpack.studies.imbalance.extrapolation import (
@@ -47,7 +47,6 @@ from evenpack.studies.lengths.subject import Subject
 from evenpack.studies.plotting import require_plot
 from evenpack.studies.provenance import provenance_of_runs
 from evenpack.studies.statistics.laws import Gumbel
-from evenpack.studies.throughput.measure import StepProgress
 
 _DEVICES = "1..2048"
 _FEWEST_REPLAYED_STEPS = 2
@@ -56,7 +55,6 @@ _DEFAULT_BATCH = 32
 """Sequences per micro-batch where INPUT is not a run, as in PackedBERT."""
 _DEFAULT_LOG_DEVICES = 8
 """Devices of a log that does not say how many, as in PackedBERT."""
-_LINE_SECONDS = 5.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -162,8 +160,7 @@ def run_study(given: ImbalanceCommand, find_subject: Callable[[], Subject]) -> I
     reference = None
     if shows_reference(given, subject.origin):
         reference = reference_curve(law, given.reference_devices, devices)
-    with Progress(console.messages(), interval_seconds=_LINE_SECONDS) as progress:
-        steps = progress.begin("simulating", unit="sequences", starts_processes=True)
+    with Progress(console.messages(), interval_seconds=FREQUENT_LINES_SECONDS) as progress:
         simulation = simulate(
             subject.histogram,
             packing,
@@ -172,7 +169,7 @@ def run_study(given: ImbalanceCommand, find_subject: Callable[[], Subject]) -> I
             options=options,
             causal=given.causal,
             laws=_laws_beside(reference, devices, measured),
-            progress=lambda share, sequences: steps.update(share, 1.0, amount=sequences),
+            progress=progress,
         )
     return ImbalanceStudy(
         subject=subject,
@@ -203,7 +200,7 @@ def _replay(
             steps=given.replay_steps,
             options=options,
             packs=packs,
-            progress=StepProgress(progress),
+            progress=progress,
         )
 
 

@@ -47,14 +47,13 @@ class ThroughputCommand:
         from evenpack import console
         from evenpack.engine.world.distributed import configure_logging, joined_world
         from evenpack.progress import Progress
-        from evenpack.studies.throughput.measure import StepProgress
         from evenpack.studies.throughput.presentation import plot_throughput, throughput_tables
         from evenpack.studies.throughput.study import study_throughput
 
         options = self.options()
         with joined_world() as world, Progress(console.messages(), silent=not world.is_main) as progress:
             configure_logging(world)
-            study = study_throughput(config, world, options, progress=StepProgress(progress))
+            study = study_throughput(config, world, options, progress=progress)
         report = Report(value=study, shown=throughput_tables(study), is_silent=not world.is_main)
         if report.is_silent:
             return report

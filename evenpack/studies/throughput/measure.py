@@ -2,7 +2,7 @@
 
 import resource
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from itertools import pairwise
@@ -26,8 +26,6 @@ from evenpack.kernels.config import WHOLE_ROWS
 from evenpack.models.config import ModelConfig
 from evenpack.models.cost import Work, performed_work, step_flops, useful_work, work_on_whole_rows
 from evenpack.models.families import family_of
-from evenpack.progress import Piece
-from evenpack.progress import Progress as ProgressDisplay
 from evenpack.studies.cost_model import MicroBatchTimes
 from evenpack.studies.statistics.paired import clearly_lowest
 from evenpack.version import VERSION
@@ -35,9 +33,6 @@ from evenpack.version import VERSION
 ClockName = Literal["wall", "cpu"]
 """Names of clocks; cpu is seconds of this process only, for busy machines."""
 _CLOCKS: tuple[ClockName, ...] = ("wall", "cpu")
-
-Progress = Callable[[str, int, int], None]
-"""Progress callback: description, steps done and steps in total."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -131,24 +126,6 @@ class PeakMemory:
             return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("VmHWM"))
         except (OSError, StopIteration):
             return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
-
-
-class StepProgress:
-    """Shows the steps done, and the current measurement; fewer steps, or another total, begin a new bar."""
-
-    def __init__(self, progress: ProgressDisplay) -> None:
-        self._progress = progress
-        self._steps: Piece | None = None
-        self._done = self._total = 0
-        self._called_at = progress.clock()
-
-    def __call__(self, what: str, done: int, total: int) -> None:
-        """Shows that `done` of `total` steps are done."""
-        now = self._progress.clock()
-        if self._steps is None or total != self._total or done < self._done:
-            self._steps = self._progress.begin("step", counted=True, elapsed_seconds=now - self._called_at)
-        self._done, self._total, self._called_at = done, total, now
-        self._steps.update(done, total, facts=(what,))
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

@@ -16,6 +16,7 @@ from evenpack.engine.resolving.cost_model import CostModel, MeasuredOn
 from evenpack.engine.world.distributed import World
 from evenpack.errors import ConfigError, DataError
 from evenpack.kernels.config import WHOLE_ROWS
+from evenpack.progress import Progress
 from evenpack.studies.cost_model import MicroBatchTimes, fit_cost_model
 from evenpack.studies.provenance import name_of_prepared
 from evenpack.studies.throughput.contenders import (
@@ -29,7 +30,6 @@ from evenpack.studies.throughput.contenders import (
 from evenpack.studies.throughput.measure import (
     ClockName,
     MeasuredStep,
-    Progress,
     Quartiles,
     StepTimer,
     measured_on,
@@ -183,12 +183,12 @@ def measure_in_turn(
     """Takes a step of each in every round; step t of one is step t of all."""
     measured: dict[str, list[MeasuredStep]] = {name: [] for name in contenders}
     total = (options.warmup + options.rounds) * len(contenders)
-    done = 0
+    done, shown = 0, progress.begin("step", counted=True)
     for number in range(options.warmup + options.rounds):
         for name, dataset in contenders.items():
             step = timer.time_step_of(dataset, number)
             done += 1
-            progress(name, done, total)
+            shown.update(done, total, facts=[name])
             if number >= options.warmup:
                 measured[name].append(step)
     return measured
@@ -271,13 +271,13 @@ def _sampled_times(
     size = timer.engine.micro_batches
     count = -(-options.samples // size) * size
     batches = list(sample_micro_batches(singles, count))
-    times = []
+    times, shown = [], progress.begin("step", counted=True)
     for first in range(0, count, size):
         step = with_step_counts(batches[first : first + size])
         if timer.world.device.type == "cuda":
             timer.time_step(step)  # a shape's first pass also loads kernels, chooses algorithms and takes memory
         times.append(timer.time_step(step).micro_batches)
-        progress("cost model", first + size, count)
+        shown.update(first + size, count, facts=["cost model"])
     return times
 
 

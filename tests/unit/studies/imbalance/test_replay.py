@@ -15,6 +15,7 @@ import pytest
 import torch
 import yaml
 from command_line import evenpack
+from rich.console import Console
 
 from evenpack.batch import PackedBatch
 from evenpack.data.batches.pipeline import MicroBatchDataset
@@ -23,6 +24,7 @@ from evenpack.engine.resolving.resolve import resolve
 from evenpack.engine.world.distributed import World
 from evenpack.errors import ConfigError
 from evenpack.models.cost import performed_work, useful_work
+from evenpack.progress import Progress
 from evenpack.studies.imbalance import study as study_module
 from evenpack.studies.imbalance.cluster import (
     BALANCED_PACKS,
@@ -75,7 +77,7 @@ def replayed(
         steps=steps,
         options=ClusterOptions(batch=BATCH, **options),
         packs=PACKS,
-        progress=lambda *_: None,
+        progress=Progress(Console(), silent=True),
     )
 
 

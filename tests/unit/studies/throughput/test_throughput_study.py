@@ -30,9 +30,11 @@ from evenpack.studies.throughput.contenders import (
     depth_contenders,
     run_to_measure,
 )
-from evenpack.studies.throughput.measure import MeasuredStep, Quartiles, StepProgress
+from evenpack.studies.throughput.measure import MeasuredStep, Quartiles
 from evenpack.studies.throughput.presentation import plot_throughput, throughput_tables
 from evenpack.studies.throughput.study import LayoutRow, ThroughputOptions, ThroughputStudy, study_throughput
+
+SILENT = Progress(Console(), silent=True)
 
 
 def options(**given: object) -> ThroughputOptions:
@@ -53,13 +55,15 @@ def found(world: World, config: RunConfig) -> ThroughputStudy:
 
     The engine, which reads the process's time for itself, keeps the real clock.
     """
-    said: list[tuple[str, int, int]] = []
+    stream = io.StringIO()
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr("evenpack.engine.engine.time", SimpleNamespace(**vars(time)))
         patched.setattr(time, "process_time", itertools.count(0.0).__next__)
-        done = study_throughput(config, world, options(), progress=lambda *state: said.append(state))
-    assert said[-1] == ("cost model", 24, 24)
-    assert [step for _, step, total in said if total == 4 * 8] == list(range(1, 33))
+        done = study_throughput(config, world, options(), progress=Progress(Console(file=stream), interval_seconds=0.0))
+    shown = [line.split("  ")[:2] for line in stream.getvalue().splitlines()]
+    assert [step for step, _ in shown if "/32" in step] == [f"step {step}/32" for step in range(1, 33)]
+    assert shown[0] == ["step 1/32", "padded"]
+    assert shown[-1] == ["step 24/24", "cost model"]
     return done
 
 
@@ -143,9 +147,9 @@ def test_whole_rows_are_counted_as_they_are_computed_and_have_no_cost_of_lengths
 ) -> None:
     dense = changed(config, attention={"backend": "dense_mask"})
     given = options(layouts=("padded/arrival", "packed"), depths=(), rounds=1, warmup=0)
-    found = study_throughput(dense, world, given, progress=lambda *_: None)
+    found = study_throughput(dense, world, given, progress=SILENT)
     padded, packed = found.layouts
-    segments = study_throughput(config, world, replace(given, samples=0), progress=lambda *_: None).layouts[1]
+    segments = study_throughput(config, world, replace(given, samples=0), progress=SILENT).layouts[1]
     assert operations(padded) == pytest.approx(operations(packed))
     assert operations(packed) > operations(segments)
     assert found.cost_model is None
@@ -184,7 +188,7 @@ def test_bert_can_be_measured_too(world: World, tmp_path: Path) -> None:
     config = pair_run(tmp_path)
     prepare(config.data, config.prepared_dir)
     wanted = options(layouts=("packed", "padded/arrival"), depths=(None,), rounds=1, samples=0)
-    done = study_throughput(config, world, wanted, progress=lambda *_: None)
+    done = study_throughput(config, world, wanted, progress=SILENT)
     assert done.cost_model is None
     assert done.cost_model_refusal is None
     assert done.depths[0].packing_factor > 1.0
@@ -192,7 +196,7 @@ def test_bert_can_be_measured_too(world: World, tmp_path: Path) -> None:
 
 def test_too_few_micro_batches_give_a_study_without_a_cost_model(world: World, config: RunConfig) -> None:
     wanted = options(layouts=("packed",), depths=(), rounds=1, warmup=0, samples=2)
-    done = study_throughput(config, world, wanted, progress=lambda *_: None)
+    done = study_throughput(config, world, wanted, progress=SILENT)
     assert done.cost_model is None
     assert "12 different micro-batches" in (done.cost_model_refusal or "")
     assert done.depths == ()
@@ -250,24 +254,3 @@ def test_what_packing_promises_is_compared_round_by_round() -> None:
     assert study._promised({"padded": padded, "packed": packed}) == pytest.approx(1.0)
     assert study._promised({"padded": padded, "packed": padded}) == pytest.approx(0.5)
     assert study._promised({"packed": packed}) is None
-
-
-def test_the_first_step_counts_for_the_time_to_go() -> None:
-    stream, now = io.StringIO(), [0.0]
-    progress = StepProgress(Progress(Console(file=stream), clock=lambda: now[0]))
-    for now[0], step in ((4.0, 1), (24.0, 2)):
-        progress("packed", step, 11)
-    assert stream.getvalue().splitlines() == ["step 1/11  packed  40s to go", "step 2/11  packed  1m48s to go"]
-
-
-def test_progress_names_what_a_step_was_of_and_begins_again_with_other_steps() -> None:
-    stream = io.StringIO()
-    progress = StepProgress(Progress(Console(file=stream), clock=lambda: 1.0))
-    for what, done, total in (("packed", 1, 2), ("padded", 2, 2), ("cost model", 4, 8), ("cost model", 8, 8)):
-        progress(what, done, total)
-    assert [line.split("  ")[:2] for line in stream.getvalue().splitlines()] == [
-        ["step 1/2", "packed"],
-        ["step 2/2", "padded"],
-        ["step 4/8", "cost model"],
-        ["step 8/8", "cost model"],
-    ]
