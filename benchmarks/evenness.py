@@ -21,7 +21,7 @@ from jaxtyping import Int64
 from evenpack.data.packing import LengthHistogram
 from evenpack.data.packing.baselines import sample_histogram
 from evenpack.studies.evenness.command import model_of_run_file
-from evenpack.studies.evenness.evenness import cost_packs, evenness_rows
+from evenpack.studies.evenness.study import cost_packs, evenness_rows
 from evenpack.studies.lengths.reading import published_histogram
 
 PUBLISHED = ("wikipedia_128", "wikipedia_384", "wikipedia_512", "wikipedia_1024", "wikipedia_2048", "squad_1_1_384")

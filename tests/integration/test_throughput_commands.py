@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from small_run import evenpack, process, write_run
 
-from evenpack.studies.cost_model import CostModel
+from evenpack.studies.cost_model_fit import CostModel
 
 
 @pytest.fixture(scope="module")

@@ -3,10 +3,10 @@
 from evenpack.console import Report
 from evenpack.engine.config import RunConfig
 from evenpack.errors import ConfigError
-from evenpack.studies.budget.budget import Budget, budget_of
 from evenpack.studies.budget.options import BudgetOptions
+from evenpack.studies.budget.presentation import budget_tables, optimum_table, serving_table
 from evenpack.studies.budget.scaling import Allocation, compute_optimal, find_law, optimally_trained, serve
-from evenpack.studies.budget.tables import budget_tables, optimum_table, serving_table
+from evenpack.studies.budget.study import Budget, budget_of
 
 
 def compute_budget(config: RunConfig | None, options: BudgetOptions) -> Report:

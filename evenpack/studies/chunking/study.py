@@ -13,8 +13,8 @@ from evenpack.console import Report
 from evenpack.data.manifest import MANIFEST
 from evenpack.data.prepare.tokens_dir import find_tokens
 from evenpack.data.recipes import atom_of
-from evenpack.studies.budget.budget import Budget, budget_of
 from evenpack.studies.budget.options import BudgetOptions
+from evenpack.studies.budget.study import Budget, budget_of
 from evenpack.studies.chunking.compare import Finished, compare, describe_arms, reference_of
 from evenpack.studies.chunking.config import ChunkingConfig
 from evenpack.studies.chunking.curves import held_out_evaluations, read_curve, read_held_out

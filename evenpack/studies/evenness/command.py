@@ -12,7 +12,7 @@ from evenpack.console import Report
 from evenpack.studies.shared_options import Plot, parse_list, whole_number
 
 if TYPE_CHECKING:
-    from evenpack.studies.evenness.evenness import WeighedModel
+    from evenpack.studies.evenness.study import WeighedModel
     from evenpack.studies.lengths.subject import Subject
 
 
@@ -72,8 +72,8 @@ class EvennessCommand:
         from evenpack import console
         from evenpack.data.packing.baselines import sample_histogram
         from evenpack.errors import ConfigError
-        from evenpack.studies.evenness.evenness import cost_packs, evenness_rows, tolerance_rows
         from evenpack.studies.evenness.presentation import evenness_table, plot_evenness, tolerance_table
+        from evenpack.studies.evenness.study import cost_packs, evenness_rows, tolerance_rows
         from evenpack.studies.plotting import require_plot
 
         require_plot(self.plot)
@@ -136,7 +136,7 @@ class EvennessCommand:
 
     def _default_models(self, subject: "Subject") -> "list[WeighedModel]":
         from evenpack.engine.resolving.cost_weights import head_share
-        from evenpack.studies.evenness.evenness import WeighedModel
+        from evenpack.studies.evenness.study import WeighedModel
 
         config, prepared = subject.config, subject.prepared
         if config is None or prepared is None:
@@ -160,7 +160,7 @@ def model_of_run_file(name: str, *, vocabulary_size: int | None) -> "WeighedMode
     from evenpack.engine.config import RunConfig
     from evenpack.errors import ConfigError
     from evenpack.models.families import family_of
-    from evenpack.studies.evenness.evenness import WeighedModel
+    from evenpack.studies.evenness.study import WeighedModel
 
     config = load_run_file(Path(name), RunConfig)
     if vocabulary_size is None:

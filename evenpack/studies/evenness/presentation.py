@@ -8,7 +8,7 @@ import numpy as np
 from rich.table import Table
 
 from evenpack.studies.columns import Column, table_of
-from evenpack.studies.evenness.evenness import EvennessRow, PackCosts, ToleranceRow
+from evenpack.studies.evenness.study import EvennessRow, PackCosts, ToleranceRow
 from evenpack.studies.plotting import (
     COLOURS,
     INK,

@@ -25,16 +25,6 @@ from evenpack.studies.lengths.statistics import (
     length_statistics,
 )
 from evenpack.studies.lengths.subject import Subject
-from evenpack.studies.packing.packing import (
-    CURVE_DEPTHS,
-    OVERVIEW_DEPTHS,
-    PackingRow,
-    pack_lengths_to_try,
-    parse_pack_lengths,
-    recommend,
-    study_packing,
-    sweep_pack_lengths,
-)
 from evenpack.studies.packing.presentation import (
     DrawnLengths,
     Sweep,
@@ -43,6 +33,16 @@ from evenpack.studies.packing.presentation import (
     plot_depth_curves,
     plot_packing,
     recommendation_text,
+)
+from evenpack.studies.packing.study import (
+    CURVE_DEPTHS,
+    OVERVIEW_DEPTHS,
+    PackingRow,
+    pack_lengths_to_try,
+    parse_pack_lengths,
+    recommend,
+    study_packing,
+    sweep_pack_lengths,
 )
 from evenpack.studies.plotting import require_plot
 from evenpack.studies.provenance import COMPUTED, made_by, name_of_lengths

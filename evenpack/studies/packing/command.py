@@ -67,17 +67,17 @@ class PackingCommand:
         from evenpack import console
         from evenpack.data.packing.baselines import sample_histogram
         from evenpack.errors import PackingError
-        from evenpack.studies.packing.packing import (
-            parse_choices,
-            parse_depths,
-            study_packing,
-            study_sorted_batches,
-        )
         from evenpack.studies.packing.presentation import (
             DrawnLengths,
             packing_table,
             plot_packing,
             sorted_batches_table,
+        )
+        from evenpack.studies.packing.study import (
+            parse_choices,
+            parse_depths,
+            study_packing,
+            study_sorted_batches,
         )
 
         depths, choices = parse_depths(self.depths), parse_choices(self.algorithms)
@@ -119,9 +119,9 @@ class PackingCommand:
         """Packs by least squares at each weight, at one limit of depth."""
         from evenpack import console
         from evenpack.errors import ConfigError
-        from evenpack.studies.packing.packing import parse_depths
         from evenpack.studies.packing.presentation import plot_residuals, residual_tables
         from evenpack.studies.packing.residuals import matrix_size, parse_settings, search_residuals
+        from evenpack.studies.packing.study import parse_depths
 
         settings = parse_settings(weights, self.residuals_up_to)
         (depth, *others) = parse_depths("3" if self.depths is None else self.depths)

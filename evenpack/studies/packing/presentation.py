@@ -15,8 +15,8 @@ from evenpack.console import pairs, percent, table, text
 from evenpack.data.packing import LengthHistogram
 from evenpack.studies.columns import Column, cells_across, table_of
 from evenpack.studies.lengths.statistics import length_statistics
-from evenpack.studies.packing.packing import PackingRow, PaddingRow, Recommendation
 from evenpack.studies.packing.residuals import PUBLISHED_SETTING, MatrixSize, ResidualRow
+from evenpack.studies.packing.study import PackingRow, PaddingRow, Recommendation
 from evenpack.studies.plotting import COLOURS, INK, figure_as_png, label_ends, line_style, write_footer, write_title
 
 _DEPTH_LIMIT = Column("depth limit", "depth_limit", "d", missing="none")

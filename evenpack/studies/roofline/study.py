@@ -11,9 +11,9 @@ from evenpack.models.common.device_peaks import DevicePeak, find_device_peak
 from evenpack.models.cost import Work
 from evenpack.models.families import family_of
 from evenpack.models.traffic import FUSIONS
-from evenpack.studies.budget.budget import settled_data
 from evenpack.studies.budget.data import RunData
 from evenpack.studies.budget.options import BudgetOptions
+from evenpack.studies.budget.study import settled_data
 from evenpack.studies.roofline.command import RooflineCommand
 from evenpack.studies.roofline.estimate import StepSeconds, excesses, paper_step, step_seconds
 from evenpack.studies.roofline.rates import MEASURED_ON, Rates, bandwidth_of

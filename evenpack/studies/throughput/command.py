@@ -72,7 +72,7 @@ class ThroughputCommand:
 
         Raises: ConfigError for values that cannot be measured, drawn or written, before anything is read.
         """
-        from evenpack.studies.packing.packing import parse_depths
+        from evenpack.studies.packing.study import parse_depths
         from evenpack.studies.plotting import require_plot
         from evenpack.studies.throughput.contenders import DEPTHS, LAYOUTS, parse_forms
         from evenpack.studies.throughput.measure import parse_clock

@@ -26,7 +26,7 @@ from evenpack.kernels.config import WHOLE_ROWS
 from evenpack.models.config import ModelConfig
 from evenpack.models.cost import Work, performed_work, step_flops, useful_work, work_on_whole_rows
 from evenpack.models.families import family_of
-from evenpack.studies.cost_model import MicroBatchTimes
+from evenpack.studies.cost_model_fit import MicroBatchTimes
 from evenpack.studies.statistics.paired import clearly_lowest
 from evenpack.version import VERSION
 

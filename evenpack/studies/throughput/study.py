@@ -17,7 +17,7 @@ from evenpack.engine.world.distributed import World
 from evenpack.errors import ConfigError, DataError
 from evenpack.kernels.config import WHOLE_ROWS
 from evenpack.progress import Progress
-from evenpack.studies.cost_model import MicroBatchTimes, fit_cost_model
+from evenpack.studies.cost_model_fit import MicroBatchTimes, fit_cost_model
 from evenpack.studies.provenance import name_of_prepared
 from evenpack.studies.throughput.contenders import (
     contender,

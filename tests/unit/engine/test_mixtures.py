@@ -16,9 +16,9 @@ from evenpack.engine.resolving.resolve import open_run
 from evenpack.engine.where import open_where
 from evenpack.errors import CheckpointError, ConfigError, DataError
 from evenpack.launcher.training import plan_training
-from evenpack.studies.budget.budget import budget_of
 from evenpack.studies.budget.options import BudgetOptions
-from evenpack.studies.budget.tables import budget_tables
+from evenpack.studies.budget.presentation import budget_tables
+from evenpack.studies.budget.study import budget_of
 from evenpack.testing import changed, prepared, run_config, run_values, text_sources
 
 Schedule = list[dict[str, Any]]

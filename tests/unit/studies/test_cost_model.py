@@ -13,7 +13,7 @@ from evenpack.engine.resolving.cost_model import CostModel, MeasuredOn
 from evenpack.errors import ConfigError, DataError
 from evenpack.kernels.visible_pairs import visible_pairs
 from evenpack.studies import cost_model
-from evenpack.studies.cost_model import MicroBatchTimes, fit_cost_model, shuffled_places
+from evenpack.studies.cost_model_fit import MicroBatchTimes, fit_cost_model, shuffled_places
 
 SHIPPED = Path(evenpack.__file__).parent / "studies" / "imbalance" / "cost_models"
 MEASURED = sorted(path for path in SHIPPED.glob("*.json") if not path.stem.endswith("_estimate"))

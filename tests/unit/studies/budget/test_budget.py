@@ -19,9 +19,9 @@ from evenpack.errors import ConfigError
 from evenpack.kernels.visible_pairs import total_pairs_within
 from evenpack.launcher.training import plan_training
 from evenpack.models.cost import Work, step_flops
-from evenpack.studies.budget.budget import Budget, budget_of
 from evenpack.studies.budget.command import compute_budget
 from evenpack.studies.budget.options import BudgetOptions
+from evenpack.studies.budget.study import Budget, budget_of
 from evenpack.testing import changed, prepared, run_config, run_values, text_sources
 
 CONFIGS = ROOT / "configs"

@@ -11,8 +11,8 @@ from evenpack.data.prepare.prepare import prepare
 from evenpack.data.prepare.tokens_dir import find_tokens
 from evenpack.engine.config import RunConfig
 from evenpack.errors import ConfigError, DataError
-from evenpack.studies.budget.budget import budget_of
 from evenpack.studies.budget.options import BudgetOptions
+from evenpack.studies.budget.study import budget_of
 from evenpack.testing import changed, run_config, run_values, text_sources
 
 CONCAT: dict[str, Any] = {"kind": "concat", "max_sequence_length": 16, "atom": 8, "isolate_documents": False}

@@ -17,7 +17,7 @@ from evenpack.engine.config import RunConfig
 from evenpack.errors import ConfigError
 from evenpack.models.cost import Work, step_flops
 from evenpack.studies.evenness.command import EvennessCommand, model_of_run_file
-from evenpack.studies.evenness.evenness import (
+from evenpack.studies.evenness.study import (
     WeighedModel,
     cost_packs,
     even_packs,

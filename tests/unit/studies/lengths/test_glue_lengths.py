@@ -10,7 +10,7 @@ from evenpack.errors import ConfigError, DataError
 from evenpack.studies.lengths.options import SubjectOptions
 from evenpack.studies.lengths.reading import read_histogram
 from evenpack.studies.lengths.subject import find_subject
-from evenpack.studies.packing.packing import PackerChoice, study_packing
+from evenpack.studies.packing.study import PackerChoice, study_packing
 
 
 def write_file(folder: Path, lines: list[str]) -> None:

@@ -6,7 +6,6 @@ import numpy as np
 from seen_figures import DrawnFigure
 
 from evenpack.data.packing import LengthHistogram
-from evenpack.studies.packing.packing import PackingRow, recommend, study_packing, sweep_pack_lengths
 from evenpack.studies.packing.presentation import (
     DrawnLengths,
     Sweep,
@@ -15,6 +14,7 @@ from evenpack.studies.packing.presentation import (
     plot_packing,
     title_of_fullest,
 )
+from evenpack.studies.packing.study import PackingRow, recommend, study_packing, sweep_pack_lengths
 
 PNG = b"\x89PNG\r\n"
 LENGTHS = DrawnLengths(name="mine", histogram=LengthHistogram(counts=np.arange(1, 65)))

@@ -6,7 +6,7 @@ import pytest
 from evenpack.data.packing import LengthHistogram
 from evenpack.errors import ConfigError, DataError, PackingError
 from evenpack.studies.lengths.reading import published_histogram, published_names, read_histogram
-from evenpack.studies.packing.packing import (
+from evenpack.studies.packing.study import (
     OVERVIEW_DEPTHS,
     PackerChoice,
     pack_lengths_to_try,

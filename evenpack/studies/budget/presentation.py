@@ -8,8 +8,8 @@ from rich.table import Table
 from evenpack.console import pairs, percent, text
 from evenpack.engine.config import CHINCHILLA_RATIO
 from evenpack.engine.memory.text import memory_text
-from evenpack.studies.budget.budget import Budget, EffectiveBatch, SourceBudget
 from evenpack.studies.budget.scaling import SERVING_FLOPS, TRAINING_FLOPS, Allocation, Serving
+from evenpack.studies.budget.study import Budget, EffectiveBatch, SourceBudget
 from evenpack.studies.columns import Column, table_of
 from evenpack.units import counted
 
