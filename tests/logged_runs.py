@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from evenpack.engine.config import RunConfig
-from evenpack.engine.reporting.run_record import DataIdentity, RunRecord, Start
+from evenpack.engine.reporting.run_record import DataIdentity, RunRecord, StartRecord
 from evenpack.engine.resolving.resolve import open_run
 
 CPU = "CPU (test), 1 thread a rank"
@@ -42,7 +42,7 @@ def log_run(
             sources=tuple(run.prepared.source_names),
         ),
         starts=(
-            Start(
+            StartRecord(
                 first_step=0,
                 ranks=ranks,
                 device=device,

@@ -43,7 +43,7 @@ class Place(Section):
     """Name of the kind of device, by which ranks are alike."""
 
 
-class Start(Section):
+class StartRecord(Section):
     """Describes one start of the run, from the beginning or from a checkpoint."""
 
     first_step: int = Field(ge=0)
@@ -73,7 +73,7 @@ class RunRecord(Section):
     config: dict[str, Any]
     """The resolved run file of the newest start, as JSON values."""
     data: DataIdentity
-    starts: tuple[Start, ...] = Field(min_length=1)
+    starts: tuple[StartRecord, ...] = Field(min_length=1)
     """All starts, oldest first; a start replaces those that began at the same step or a later one."""
 
     @field_validator("config")
@@ -99,7 +99,7 @@ def write_start(run: "Run", places: Sequence[Place]) -> None:
 
     path = run.config.run.output_dir / RUN_RECORD
     prepared = run.prepared
-    start = Start(
+    start = StartRecord(
         first_step=run.first_step,
         ranks=run.world.size,
         device=run.world.device_name,
@@ -141,7 +141,7 @@ def read_run_record(output_dir: Path) -> RunRecord | None:
         ) from error
 
 
-def earlier_starts(output_dir: Path, first_step: int) -> tuple[Start, ...]:
+def earlier_starts(output_dir: Path, first_step: int) -> tuple[StartRecord, ...]:
     """Returns the recorded starts that have led to `first_step`."""
     try:
         known = read_run_record(output_dir)

@@ -14,7 +14,7 @@ from evenpack.data.order.step_shape import default_policy
 from evenpack.engine.reporting.definitions import WAIT_CAUSES
 from evenpack.engine.reporting.metrics import METRICS, read_metrics, trained_steps
 from evenpack.engine.reporting.rank_waits import FIT_STEPS, WARM_UP_STEPS, Kind
-from evenpack.engine.reporting.run_record import Place, RunRecord, Start, read_run_record
+from evenpack.engine.reporting.run_record import Place, RunRecord, StartRecord, read_run_record
 from evenpack.errors import ConfigError, DataError
 from evenpack.files import read_json
 
@@ -184,7 +184,7 @@ def wait_course(records: Sequence[Mapping[str, Any]]) -> WaitCourse:
     )
 
 
-def _place(starts: Sequence[Start], rank: int, *, ranks: int, steps: Sequence[int]) -> dict[str, str | None]:
+def _place(starts: Sequence[StartRecord], rank: int, *, ranks: int, steps: Sequence[int]) -> dict[str, str | None]:
     """Returns the host and the device of a rank in these steps; each of them, if restarts changed it."""
     ends = [*(start.first_step for start in starts[1:]), math.inf]
     places = [
@@ -247,7 +247,7 @@ def _parts(records: Sequence[Mapping[str, Any]]) -> tuple[PartOfTime, ...]:
     return tuple(PartOfTime(name=name, device_hours=each, share=each / total) for name, each in hours.items())
 
 
-def _by_rank(gathered: Sequence[Mapping[str, Any]], starts: Sequence[Start], ranks: int) -> tuple[RankRow, ...]:
+def _by_rank(gathered: Sequence[Mapping[str, Any]], starts: Sequence[StartRecord], ranks: int) -> tuple[RankRow, ...]:
     if not gathered:
         return ()
 
@@ -274,7 +274,7 @@ def _by_rank(gathered: Sequence[Mapping[str, Any]], starts: Sequence[Start], ran
     )
 
 
-def _episodes(gathered: Sequence[Mapping[str, Any]], starts: Sequence[Start], ranks: int) -> Iterator[Episode]:
+def _episodes(gathered: Sequence[Mapping[str, Any]], starts: Sequence[StartRecord], ranks: int) -> Iterator[Episode]:
     """Yields the times in which ranks were slow, in the order in which they were named."""
     found: list[Episode] = []
     open_ones: dict[tuple[int, Kind], int] = {}
@@ -346,7 +346,7 @@ def _prediction(path: Path, record: RunRecord | None, ranks: int) -> Prediction:
 def _notes(
     split: Sequence[Mapping[str, Any]],
     by_rank: Sequence[RankRow],
-    starts: Sequence[Start],
+    starts: Sequence[StartRecord],
     ranks: int,
     *,
     untimed: int,

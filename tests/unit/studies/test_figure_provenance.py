@@ -4,19 +4,19 @@ import numpy as np
 import pytest
 
 from evenpack.data.packing import LengthHistogram
-from evenpack.engine.reporting.run_record import DataIdentity, RunRecord, Start
+from evenpack.engine.reporting.run_record import DataIdentity, RunRecord, StartRecord
 from evenpack.studies import provenance
 from evenpack.studies.provenance import COMPUTED, name_of_lengths, provenance_line, provenance_of_runs
 from evenpack.version import VERSION
 
 
-def start(**values: object) -> Start:
+def start(**values: object) -> StartRecord:
     code = {"commit": "abc", "evenpack": "0.1", "torch": "2", "date": ""}
     given = {"first_step": 0, "ranks": 2, "device": "H100"}
-    return Start.model_validate(code | given | values)
+    return StartRecord.model_validate(code | given | values)
 
 
-def record(fingerprint: str = "0123456789abcdef", *starts: Start) -> RunRecord:
+def record(fingerprint: str = "0123456789abcdef", *starts: StartRecord) -> RunRecord:
     data = DataIdentity(
         fingerprint=fingerprint, tokenizer="t", vocabulary_size=256, pack_length=64, sources=("wiki", "code")
     )

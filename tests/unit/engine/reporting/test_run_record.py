@@ -8,15 +8,15 @@ from evenpack.engine.reporting.run_record import (
     DataIdentity,
     Place,
     RunRecord,
-    Start,
+    StartRecord,
     earlier_starts,
     read_run_record,
 )
 from evenpack.errors import DataError
 
 
-def start(first_step: int) -> Start:
-    return Start(
+def start(first_step: int) -> StartRecord:
+    return StartRecord(
         first_step=first_step, ranks=1, device="CPU", commit=None, evenpack="0.1", torch="2", date="2026-11-22"
     )
 

@@ -4,10 +4,10 @@ import json
 from pathlib import Path
 from typing import Any
 
-from evenpack.engine.reporting.run_record import RUN_RECORD, DataIdentity, RunRecord, Start
+from evenpack.engine.reporting.run_record import RUN_RECORD, DataIdentity, RunRecord, StartRecord
 
 DATA = DataIdentity(fingerprint="f" * 32, tokenizer="t" * 32, vocabulary_size=256, pack_length=64, sources=("wiki",))
-START = Start(
+START = StartRecord(
     first_step=0, ranks=2, device="CPU (some)", commit="abc123", evenpack="0.1", torch="2", date="2026-11-22T10:00:00"
 )
 
@@ -37,7 +37,7 @@ def write_run(
     planned: int | None = None,
     config: dict[str, Any] | None = None,
     data: DataIdentity | None = DATA,
-    starts: tuple[Start, ...] = (START,),
+    starts: tuple[StartRecord, ...] = (START,),
     **values: Any,
 ) -> Path:
     """`planned`: the steps of the run, whose summary is written; None: no summary. `values`: of each record."""

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from study_files import FakeMachine, write_study
 
-from evenpack.engine.reporting.run_record import RUN_RECORD, DataIdentity, RunRecord, Start
+from evenpack.engine.reporting.run_record import RUN_RECORD, DataIdentity, RunRecord, StartRecord
 from evenpack.studies.equivalence.config import EquivalenceConfig
 from evenpack.studies.runs.jobs import StudyRun, expand
 from evenpack.studies.runs.runner import EndedRun, RunResult
@@ -69,7 +69,7 @@ def test_what_is_reported_later_was_measured_where_the_runs_were(
 
 def write_record(run: StudyRun, commit: str, *, date: str) -> None:
     data = DataIdentity(fingerprint="f", tokenizer="t", vocabulary_size=256, pack_length=64, sources=("wiki",))
-    start = Start(first_step=0, ranks=2, device="H100", commit=commit, evenpack="0.1", torch="2.1", date=date)
+    start = StartRecord(first_step=0, ranks=2, device="H100", commit=commit, evenpack="0.1", torch="2.1", date=date)
     record = RunRecord(config={"run": {"name": "one"}}, data=data, starts=(start,))
     (run.output_dir / RUN_RECORD).write_text(record.model_dump_json())
 

@@ -9,7 +9,7 @@ from drawn_figures import keep_figures, texts_of
 
 from evenpack.engine.reporting.definitions import find_metric, values_of
 from evenpack.engine.reporting.rank_waits import LEARNING_STEPS
-from evenpack.engine.reporting.run_record import RUN_RECORD, DataIdentity, Place, RunRecord, Start
+from evenpack.engine.reporting.run_record import RUN_RECORD, DataIdentity, Place, RunRecord, StartRecord
 from evenpack.errors import ConfigError, DataError
 from evenpack.studies.waits import presentation
 from evenpack.studies.waits.accounting import WaitsOfRun, read_waits
@@ -30,8 +30,8 @@ def place(rank: int, model: str = "H100") -> Place:
     return Place(host=f"node{rank // 2}", device=f"cuda:{rank % 2}", model=model)
 
 
-def start(first_step: int = 0, models: tuple[str, ...] = ("H100",) * RANKS) -> Start:
-    return Start(
+def start(first_step: int = 0, models: tuple[str, ...] = ("H100",) * RANKS) -> StartRecord:
+    return StartRecord(
         first_step=first_step,
         ranks=len(models),
         device=models[0],
@@ -84,7 +84,7 @@ def write(
     folder: Path,
     records: list[dict[str, Any]],
     *,
-    starts: tuple[Start, ...] | None = (start(),),
+    starts: tuple[StartRecord, ...] | None = (start(),),
     config: dict[str, Any] = CONFIG,
 ) -> Path:
     folder.mkdir(parents=True, exist_ok=True)
