@@ -47,7 +47,7 @@ class Verified:
         return self.bytes / max(self.elapsed_seconds, 1e-9)
 
 
-class Piece(NamedTuple):
+class FileChunk(NamedTuple):
     """One chunk of a file."""
 
     path: Path
@@ -77,7 +77,7 @@ class Verifier:
         local, pieces, started, done = threading.local(), self.pieces(), time.monotonic(), 0
         shown = progress.begin(f"{self._directory}: verifying", unit="bytes")
 
-        def verify(piece: Piece) -> tuple[Piece, Damage | None]:
+        def verify(piece: FileChunk) -> tuple[FileChunk, Damage | None]:
             if not hasattr(local, "reader"):
                 local.reader = ChunkReader()
             return piece, self._find_damage(piece, local.reader)
@@ -117,7 +117,7 @@ class Verifier:
 
     def _verify(
         self,
-        pieces: list[Piece],
+        pieces: list[FileChunk],
         damages: dict[Path, Damage],
         *,
         is_cancelled: Callable[[], bool],
@@ -136,11 +136,11 @@ class Verifier:
             on_read(done)
         return Verified(bytes=done, elapsed_seconds=time.monotonic() - started, damages=tuple(damages.values()))
 
-    def pieces(self) -> list[Piece]:
+    def pieces(self) -> list[FileChunk]:
         """Returns every chunk of every file that has the right size."""
         wrong = self.find_wrong_sizes()
         return [
-            Piece(path, record, chunk)
+            FileChunk(path, record, chunk)
             for path, record in self._files()
             if path not in wrong
             for chunk in range(len(record.content.chunks))
@@ -165,7 +165,7 @@ class Verifier:
     def _files(self) -> Iterator[tuple[Path, FileRecord]]:
         return ((record.locate(self._directory), record) for record in self._manifest.files.values())
 
-    def _find_damage(self, piece: Piece, reader: ChunkReader) -> Damage | None:
+    def _find_damage(self, piece: FileChunk, reader: ChunkReader) -> Damage | None:
         damage = find_damage(piece.path, piece.record.content, reader, chunk=piece.chunk)
         if damage is None or damage.first_bad_byte is None or piece.path.suffix != ".bin":
             return damage

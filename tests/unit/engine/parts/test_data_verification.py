@@ -15,7 +15,7 @@ from tiny_run import tiny_gpt2_run
 
 from evenpack.config import validate
 from evenpack.data.checksums import ChunkReader, Damage
-from evenpack.data.prepare.verification import Piece, Verified, Verifier, explained_damage
+from evenpack.data.prepare.verification import FileChunk, Verified, Verifier, explained_damage
 from evenpack.data.prepared import PreparedData
 from evenpack.engine.build import Start
 from evenpack.engine.checkpoints.store import CheckpointStore
@@ -143,7 +143,7 @@ class WatchedVerification:
         self._find, self._read_seconds = Verifier._find_damage, read_seconds
         self._moves = 0
 
-    def find_damage(self, verifier: Verifier, piece: Piece, reader: ChunkReader) -> Damage | None:
+    def find_damage(self, verifier: Verifier, piece: FileChunk, reader: ChunkReader) -> Damage | None:
         """Replaces `Verifier._find_damage`; in place of the guard it keeps the heartbeat up, and looks at it."""
         while self.heartbeat.activity != "verifying the data" or (
             self._read_seconds < 100.0 and self.heartbeat._moment.moves == self._moves
@@ -164,7 +164,7 @@ def test_a_run_that_waits_for_a_long_verification_hangs_only_if_nothing_is_read(
 ) -> None:
     watched = WatchedVerification(config.run.output_dir, read_seconds=150.0 if stands_still else 40.0)
 
-    def find_damage(self: Verifier, piece: Piece, reader: ChunkReader) -> Damage | None:
+    def find_damage(self: Verifier, piece: FileChunk, reader: ChunkReader) -> Damage | None:
         return watched.find_damage(self, piece, reader)
 
     monkeypatch.setattr(Verifier, "_find_damage", find_damage)
