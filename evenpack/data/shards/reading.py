@@ -40,7 +40,7 @@ ROWS_AT_ONCE = 2048
 """Rows read at once: some 10 MB of rows of 512 slots, a few times that while they are checked."""
 
 
-Layout = Literal["fixed", "variable", "packed"]
+ShardLayout = Literal["fixed", "variable", "packed"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,7 +58,7 @@ class ShardSet:
     """Shards of one layout, in their order."""
 
     shards: tuple[Shard, ...]
-    layout: Layout
+    layout: ShardLayout
     row_slots: int | None
     """Slots of a row of `fixed`."""
     mask_slots: int | None
@@ -80,7 +80,7 @@ class ShardSet:
         Raises: DataError naming the file that is no such shard, or does not agree with the first; ConfigError
         without h5py.
         """
-        first: tuple[Layout, int | None, int | None] | None = None
+        first: tuple[ShardLayout, int | None, int | None] | None = None
         shards = []
         for path in files:
             with open_file(path) as file:
@@ -123,7 +123,7 @@ def open_file(path: Path) -> Iterator[Any]:
         raise DataError(f"{path} is not readable as HDF5: {error}") from error
 
 
-def _layout_of(file: Any, path: Path) -> Layout:
+def _layout_of(file: Any, path: Path) -> ShardLayout:
     h5py, names = import_h5py(), set(file.keys())
     foreign = sorted(_FOREIGN & names)
     if foreign:
@@ -131,7 +131,7 @@ def _layout_of(file: Any, path: Path) -> Layout:
             f"{path} has the dataset {foreign[0]}: its rows were packed by another system; give the shards that they "
             "were packed from"
         )
-    layout: Layout = "fixed"
+    layout: ShardLayout = "fixed"
     if PACKED[0] in names:
         layout = "packed"
     elif "input_ids" in names and h5py.check_vlen_dtype(file["input_ids"].dtype) is not None:
@@ -145,13 +145,13 @@ def _layout_of(file: Any, path: Path) -> Layout:
     return layout
 
 
-def datasets_of(layout: Layout) -> tuple[str, ...]:
+def datasets_of(layout: ShardLayout) -> tuple[str, ...]:
     """Returns the names of a layout's datasets."""
     extra = {"fixed": ("input_mask",), "variable": (), "packed": PACKED}[layout]
     return (*ROWS, *extra, *MASKS, LABELS)
 
 
-def _check_shapes(file: Any, layout: Layout, path: Path) -> tuple[int | None, int | None]:
+def _check_shapes(file: Any, layout: ShardLayout, path: Path) -> tuple[int | None, int | None]:
     """Returns the slots of a row and of its masks. Raises: DataError for datasets of wrong types or unequal shapes."""
     h5py = import_h5py()
     rows = file["input_ids"].shape[:1]
@@ -174,7 +174,7 @@ def _check_shapes(file: Any, layout: Layout, path: Path) -> tuple[int | None, in
     return (widths[0][0], widths[1][0]) if layout == "fixed" else (None, None)
 
 
-def _describe(layout: Layout, row_slots: int | None, mask_slots: int | None) -> str:
+def _describe(layout: ShardLayout, row_slots: int | None, mask_slots: int | None) -> str:
     widths = f" with rows of {row_slots} slots and {mask_slots} masks" if layout == "fixed" else ""
     return f"it is of layout {layout}{widths}"
 
