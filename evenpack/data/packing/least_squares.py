@@ -28,7 +28,7 @@ _SHORTAGE_WEIGHT = 1e6
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class Mixture:
+class StrategyMixture:
     """The result of least squares: how often to use each strategy, in fractions, and the remaining differences."""
 
     strategies: Sequence[Strategy]
@@ -74,13 +74,13 @@ def least_squares(
     Raises: PackingError for a wrong option, a sequence longer than a pack, or too many strategies to solve for.
     """
     _refuse_unknown(leftovers)
-    mixture = mix(histogram, pack_length, max_sequences_per_pack, weight=weight, weight_up_to=weight_up_to)
+    mixture = mix_strategies(histogram, pack_length, max_sequences_per_pack, weight=weight, weight_up_to=weight_up_to)
     return exact_packs(mixture, max_sequences_per_pack, leftovers)
 
 
-def mix(
+def mix_strategies(
     histogram: LengthHistogram, pack_length: int, max_sequences_per_pack: int, *, weight: float, weight_up_to: int
-) -> Mixture:
+) -> StrategyMixture:
     """Returns the mixture from which `least_squares` makes its packs; see there for the arguments."""
     if not 0 <= weight < np.inf:
         raise PackingError(f"the weight of short lengths must be 0 or more, found {weight}")
@@ -88,7 +88,7 @@ def mix(
     wanted = _wanted(histogram, pack_length)
     weights = np.where(np.arange(1, pack_length + 1) <= weight_up_to, weight, 1.0)
     repeats = _solve(weights[:, None] * packing_matrix(strategies, pack_length), weights * wanted)
-    return Mixture(strategies=strategies, repeats=repeats, wanted=wanted)
+    return StrategyMixture(strategies=strategies, repeats=repeats, wanted=wanted)
 
 
 def least_squares_padding(
@@ -115,7 +115,7 @@ def least_squares_padding(
     surplus = -_SHORTAGE_WEIGHT * np.eye(pack_length)
     matrix = np.block([[lengths[:, None] * slots, no_surplus], [_SHORTAGE_WEIGHT * slots, surplus]])
     solution = _solve(matrix, np.concatenate([lengths * wanted, _SHORTAGE_WEIGHT * wanted]))
-    mixture = Mixture(strategies=strategies, repeats=solution[: len(strategies)], wanted=wanted)
+    mixture = StrategyMixture(strategies=strategies, repeats=solution[: len(strategies)], wanted=wanted)
     return exact_packs(mixture, max_sequences_per_pack, leftovers)
 
 
@@ -190,7 +190,7 @@ def _solve(
     return solution
 
 
-def exact_packs(mixture: Mixture, max_sequences: int, leftovers: str) -> Mapping[Strategy, int]:
+def exact_packs(mixture: StrategyMixture, max_sequences: int, leftovers: str) -> Mapping[Strategy, int]:
     """Returns whole packs of a mixture, corrected so that each sequence is placed once (F.4.4)."""
     packs, residual = mixture.packs.copy(), mixture.whole_residual
     for index in np.flatnonzero(residual < 0).tolist():

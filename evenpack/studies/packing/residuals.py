@@ -11,7 +11,13 @@ from functools import partial
 import numpy as np
 
 from evenpack.data.packing import LengthHistogram
-from evenpack.data.packing.least_squares import Mixture, all_strategies, exact_packs, mix, packing_matrix
+from evenpack.data.packing.least_squares import (
+    StrategyMixture,
+    all_strategies,
+    exact_packs,
+    mix_strategies,
+    packing_matrix,
+)
 from evenpack.studies.shared_options import parse_list, whole_number
 
 
@@ -114,7 +120,9 @@ def search_residuals(
     for setting in settings:
         begin(setting)
         start = time.process_time()
-        mixture = mix(histogram, pack_length, depth, weight=setting.weight, weight_up_to=setting.weight_up_to)
+        mixture = mix_strategies(
+            histogram, pack_length, depth, weight=setting.weight, weight_up_to=setting.weight_up_to
+        )
         packs = sum(exact_packs(mixture, depth, "paper").values())
         cpu_seconds = time.process_time() - start
         residual, lengths = mixture.whole_residual, np.arange(1, pack_length + 1)
@@ -137,7 +145,7 @@ def search_residuals(
     return tuple(rows)
 
 
-def _used(mixture: Mixture, pack_length: int) -> int:
+def _used(mixture: StrategyMixture, pack_length: int) -> int:
     """Counts the strategies of whole packs, and those that complete the packs of sequences without a slot."""
     left_over = (np.flatnonzero(mixture.whole_residual > 0) + 1).tolist()
     completed = {tuple(sorted({length, pack_length - length} - {0}, reverse=True)) for length in left_over}
