@@ -10,7 +10,7 @@ import pytest
 
 from evenpack.data.batches.pipeline import SkippedStep
 from evenpack.engine.parts.metrics_writer import skipped_record
-from evenpack.engine.parts.trackers import CSV_TABLE, CsvTable, RunLog
+from evenpack.engine.parts.trackers import CSV_TABLE, CsvMetrics, RunLog
 from evenpack.engine.reporting.metrics import METRICS, find_record, read_metrics, save_totals
 from evenpack.engine.reporting.summary import computed_alike, whole_steps
 from evenpack.errors import DataError
@@ -132,7 +132,7 @@ def other_log_functions(folder: Path) -> Any:
 
 
 def csv_table(folder: Path) -> Any:
-    CsvTable(RunLog(name="run", output_dir=folder, config={}, first_step=STEPS)).close(failed=False)
+    CsvMetrics(RunLog(name="run", output_dir=folder, config={}, first_step=STEPS)).close(failed=False)
     head, *lines = (folder / CSV_TABLE).read_text().splitlines()
     assert {line.count(",") for line in lines} == {head.count(",")}
     return len(lines)

@@ -162,7 +162,7 @@ class Trackers(Part):
                 )
 
 
-class CsvTable:
+class CsvMetrics:
     """Writes the table from metrics.jsonl when a run begins or resumes, and then a line for each step."""
 
     def __init__(self, log: RunLog) -> None:
@@ -283,7 +283,7 @@ class WandbRun:
 
 
 _OPENERS: dict[str, Callable[[Any, RunLog], Tracker]] = {
-    "csv": lambda _, run: CsvTable(run),
+    "csv": lambda _, run: CsvMetrics(run),
     "tensorboard": lambda _, run: TensorBoardEvents(run),
     "wandb": WandbRun,
 }
