@@ -1,6 +1,6 @@
 """Loads the tokenizer that a run file names, or trains it; reads vocabularies, to tell one from another.
 
-A run's documents are made with a `Tokenizer`: one end-of-text after each, nothing else. An `Encoder` measures single
+A run's documents are made with a `Tokenizer`: one end-of-text after each, nothing else. An `TokenCounter` measures single
 texts or pairs, including their special tokens, with any tokenizer:
 
     tokenizer_config.json or config.json, or a name of the hub   transformers' AutoTokenizer
@@ -185,7 +185,7 @@ _READERS: Mapping[str, Callable[[Path], dict[str, int]]] = {
 """Readers by file name; the first file that exists is used."""
 
 
-class Encoder:
+class TokenCounter:
     """Measures texts. Special tokens are never recognised within a text."""
 
     def __init__(self, backend: tokenizers.Tokenizer) -> None:
@@ -202,19 +202,19 @@ class Encoder:
         return lengths
 
 
-def load_encoder(name: str) -> Encoder:
+def load_token_counter(name: str) -> TokenCounter:
     """Loads the tokenizer of a folder or of a name on the hub. Raises: DataError if it is missing or incomplete."""
     folder = expand_user(name)
     if not folder.is_dir() or any((folder / file).is_file() for file in _CONFIG_FILES):
-        return Encoder(fast_tokenizer(str(folder) if folder.is_dir() else name).backend_tokenizer)
+        return TokenCounter(fast_tokenizer(str(folder) if folder.is_dir() else name).backend_tokenizer)
     if (path := folder / BACKEND_FILE).is_file():
         try:
-            return Encoder(tokenizers.Tokenizer.from_file(str(path)))
+            return TokenCounter(tokenizers.Tokenizer.from_file(str(path)))
         except Exception as error:  # `tokenizers` raises bare Exception
             raise DataError(f"{path} holds no readable tokenizer: {error}") from error
     if (folder / "vocab.txt").is_file():
-        return Encoder(read_word_pieces(folder, lower_case=None))
-    return Encoder(read_byte_pairs(folder))
+        return TokenCounter(read_word_pieces(folder, lower_case=None))
+    return TokenCounter(read_byte_pairs(folder))
 
 
 def _batches(texts: Sequence[str] | Sequence[tuple[str, str]]) -> list[tuple[int, int]]:

@@ -22,7 +22,7 @@ from evenpack.data.sources.files import saved_files, saved_splits
 from evenpack.data.sources.hub import load_rows
 from evenpack.data.sources.tables import LONG_ROWS_AT_ONCE, ArrowTable, Rows, Table, is_text, row_namer
 from evenpack.data.tasks.glue import TaskRow, find_glue_task, glue_file, read_task_rows
-from evenpack.data.tokenizers.loading import Encoder, load_encoder
+from evenpack.data.tokenizers.loading import TokenCounter, load_token_counter
 from evenpack.errors import ConfigError, DataError
 from evenpack.files import expand_user
 from evenpack.progress import Progress
@@ -151,7 +151,7 @@ def count_table(
     no length, with its row.
     """
     columns = _choose(table, options, known_columns)
-    encoder = None if options.tokenizer is None else load_encoder(options.tokenizer)
+    encoder = None if options.tokenizer is None else load_token_counter(options.tokenizer)
     counter = LengthCounter()
     shown = progress.begin(f"{table.origin}: tokenising", unit="bytes")
     for rows in table.rows(columns):
@@ -240,7 +240,7 @@ def _refuse_nulls(rows: Rows, columns: Sequence[str]) -> None:
             raise DataError(f"{rows.place(index)}: '{name}' is null; each row must have a length")
 
 
-def _lengths(rows: Rows, encoder: Encoder | None) -> np.ndarray:
+def _lengths(rows: Rows, encoder: TokenCounter | None) -> np.ndarray:
     """Returns the length of each row."""
     if encoder is not None:
         texts = [values.to_pylist() for values in rows.columns]

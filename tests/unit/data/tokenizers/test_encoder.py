@@ -9,7 +9,7 @@ from wordpiece import SPECIAL, WORDS, write_tokenizer_json, write_vocabulary
 
 from evenpack.data.tokenizers import loading
 from evenpack.data.tokenizers.config import TrainedTokenizer
-from evenpack.data.tokenizers.loading import load_encoder, train_tokenizer
+from evenpack.data.tokenizers.loading import load_token_counter, train_tokenizer
 from evenpack.errors import DataError
 
 TEXTS = ["the cats sat.", "", "The CAT", "the dog [SEP] on it"]
@@ -21,7 +21,7 @@ def reference() -> BertTokenizerFast:
 
 
 def test_a_vocabulary_of_bert_encodes_as_transformers_does(tmp_path: Path) -> None:
-    found = load_encoder(write_vocabulary(tmp_path / "bert"))
+    found = load_token_counter(write_vocabulary(tmp_path / "bert"))
     tokenizer = reference()
     plain = [text for text in TEXTS if "[" not in text]
     assert found.lengths(plain).tolist() == [len(tokenizer(text)["input_ids"]) for text in plain] == [7, 2, 4]
@@ -39,7 +39,7 @@ def test_entries_of_a_vocabulary_are_divided_by_line_ends_alone(tmp_path: Path) 
 
 
 def test_a_special_token_is_never_read_out_of_a_text(tmp_path: Path) -> None:
-    found = load_encoder(write_vocabulary(tmp_path / "bert"))
+    found = load_token_counter(write_vocabulary(tmp_path / "bert"))
     assert found.lengths(["[SEP]", "[PAD]"]).tolist() == [5, 5]  # [CLS] [ sep ] [SEP], the middle ones unknown
 
 
@@ -48,23 +48,23 @@ def test_each_form_of_a_folder_gives_the_same_lengths(tmp_path: Path) -> None:
     with_config = write_tokenizer_json(tmp_path / "with_config")
     config = {"tokenizer_class": "PreTrainedTokenizerFast", "unk_token": "[UNK]"}
     (tmp_path / "with_config" / "tokenizer_config.json").write_text(json.dumps(config))
-    expected = load_encoder(write_vocabulary(tmp_path / "bert")).lengths(TEXTS).tolist()
-    assert load_encoder(alone).lengths(TEXTS).tolist() == expected
-    assert load_encoder(with_config).lengths(TEXTS).tolist() == expected
+    expected = load_token_counter(write_vocabulary(tmp_path / "bert")).lengths(TEXTS).tolist()
+    assert load_token_counter(alone).lengths(TEXTS).tolist() == expected
+    assert load_token_counter(with_config).lengths(TEXTS).tolist() == expected
 
 
 def test_a_capital_letter_in_the_vocabulary_makes_it_cased(tmp_path: Path) -> None:
     folder = tmp_path / "cased"
     folder.mkdir()
     (folder / "vocab.txt").write_text("\n".join([*SPECIAL, "T", "t", "##he", "##t"]))
-    found = load_encoder(str(folder))
+    found = load_token_counter(str(folder))
     assert found.lengths(["tt", "The", "TT"]).tolist() == [4, 4, 3]  # TT is unknown
 
 
 def test_texts_are_encoded_in_batches_without_losing_their_order(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    found = load_encoder(write_vocabulary(tmp_path / "bert"))
+    found = load_token_counter(write_vocabulary(tmp_path / "bert"))
     texts = ["the cat " * (number * 7 % 5) for number in range(40)] + ["the " * 100]
     whole = found.lengths(texts).tolist()
     assert whole == [2 + 2 * (number * 7 % 5) for number in range(40)] + [102]
@@ -79,7 +79,7 @@ def test_a_tokenizer_of_a_run_adds_nothing_around_a_text(tmp_path: Path) -> None
     trained.save(tmp_path / "trained")
     texts = ["the cat", "a mat"]
     ends = trained.encode_batch(texts).lengths
-    assert load_encoder(str(tmp_path / "trained")).lengths(texts).tolist() == (ends - 1).tolist()
+    assert load_token_counter(str(tmp_path / "trained")).lengths(texts).tolist() == (ends - 1).tolist()
 
 
 @pytest.mark.parametrize(
@@ -96,4 +96,4 @@ def test_a_folder_that_is_no_tokenizer_is_named(tmp_path: Path, files: dict[str,
     for name, content in files.items():
         (tmp_path / name).write_text(content, errors="surrogateescape")
     with pytest.raises(DataError, match=message):
-        load_encoder(str(tmp_path))
+        load_token_counter(str(tmp_path))
