@@ -13,7 +13,7 @@ from typing import Any
 from evenpack.engine.world.distributed import World, joined_world
 from evenpack.files import write_json
 from evenpack.kernels.capabilities import AttentionRequest
-from evenpack.launcher.doctor import ProbeReport, attention_requests, probe_all
+from evenpack.launcher.doctor import IsolationReport, attention_requests, probe_all
 from evenpack.launcher.processes.devices import choose_accelerator
 from gpu_day.stepping import device_name
 
@@ -27,7 +27,7 @@ def over_ranks(world: World, request: AttentionRequest) -> list[dict[str, Any]]:
     return [row(probes) for probes in zip(*of_ranks, strict=True)]
 
 
-def row(probes: tuple[ProbeReport, ...]) -> dict[str, Any]:
+def row(probes: tuple[IsolationReport, ...]) -> dict[str, Any]:
     """Returns one backend's probes on all ranks as a row."""
     first = probes[0]
     controls = [one.control_deviation for one in probes if one.control_deviation is not None]

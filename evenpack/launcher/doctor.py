@@ -64,7 +64,7 @@ class RequestReport:
 
 
 @dataclass(frozen=True, kw_only=True)
-class ProbeReport:
+class IsolationReport:
     """The isolation probe of one backend."""
 
     backend: str
@@ -86,7 +86,7 @@ class DoctorReport:
     versions: dict[str, str]
     devices: tuple[Device, ...]
     attention: tuple[RequestReport, ...]
-    isolation: tuple[ProbeReport, ...]
+    isolation: tuple[IsolationReport, ...]
     free_memory_bytes: int
     free_disk_bytes: int
     """Free bytes of the current directory."""
@@ -164,7 +164,7 @@ def _attention_tables(requests: Sequence[RequestReport]) -> list[Table]:
     return [table(rows, title="Attention backends"), *([pairs(notes)] if notes else [])]
 
 
-def _probe_row(probe: ProbeReport) -> dict[str, Any]:
+def _probe_row(probe: IsolationReport) -> dict[str, Any]:
     return {
         "backend": probe.backend,
         "request": probe.request,
@@ -179,14 +179,14 @@ def _deviation(value: float | None) -> str | None:
     return None if value is None else f"{value:.1e}"
 
 
-def probe_all(request: AttentionRequest) -> list[ProbeReport]:
+def probe_all(request: AttentionRequest) -> list[IsolationReport]:
     """Probes each backend that can serve, on the current device; none with dropout, where outputs differ anyway."""
     if request.dropout:
         return []
     return [_probe(backend, request) for backend in able_backends(request)]
 
 
-def _probe(backend: str, request: AttentionRequest) -> ProbeReport:
+def _probe(backend: str, request: AttentionRequest) -> IsolationReport:
     result, error = None, None
     try:
         result = probe_isolation(
@@ -200,7 +200,7 @@ def _probe(backend: str, request: AttentionRequest) -> ProbeReport:
         )
     except RuntimeError as failure:  # a kernel that does not run here is shown with those that do
         error = f"{type(failure).__name__}: {failure}"
-    return ProbeReport(
+    return IsolationReport(
         backend=backend,
         request=str(request),
         max_deviation=result.max_deviation if result else None,

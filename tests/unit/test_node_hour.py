@@ -22,7 +22,7 @@ from gpu_day.runner import examine_machine
 from gpu_day.steps import BERT, SMALL, XL, Plan
 
 from evenpack.engine.world.distributed import World
-from evenpack.launcher.doctor import ProbeReport
+from evenpack.launcher.doctor import IsolationReport
 
 SCRIPT = ROOT / "scripts/node_hour"
 
@@ -141,10 +141,10 @@ def test_a_wrong_collective_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_backend_is_as_bad_as_on_its_worst_rank() -> None:
-    def probe(deviation: float | None, control: float | None, error: str | None = None) -> ProbeReport:
+    def probe(deviation: float | None, control: float | None, error: str | None = None) -> IsolationReport:
         passed = error is None
         values = {"max_deviation": deviation, "control_deviation": control, "tolerance": 0.1, "passed": passed}
-        return ProbeReport(backend="flash", request="cuda", error=error, **values)  # type: ignore[arg-type]
+        return IsolationReport(backend="flash", request="cuda", error=error, **values)  # type: ignore[arg-type]
 
     found = row((probe(0.0, 9.0), probe(0.05, 7.0), probe(None, None, "RuntimeError: no kernel")))
     assert (found["max_deviation"], found["control_deviation"], found["passed_on"]) == (0.05, 7.0, 2)
