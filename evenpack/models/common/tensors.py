@@ -116,7 +116,7 @@ class ConfigFile(Section, extra="ignore"):
     """Base of the keys that a family reads from config.json; others are ignored."""
 
 
-class Rotation(Section):
+class RopeParameters(Section):
     """Base of transformers' `rope_parameters`."""
 
     rope_theta: Positive = ROTARY_BASE
@@ -126,7 +126,7 @@ class Rotation(Section):
         return self.rope_theta if "rope_theta" in self.model_fields_set else otherwise
 
 
-class PlainRotation(Rotation):
+class PlainRopeParameters(RopeParameters):
     """Rotations that are not scaled."""
 
     rope_type: Literal["default"] = "default"

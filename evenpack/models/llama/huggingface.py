@@ -16,9 +16,9 @@ from evenpack.models.common.section import ROTARY_BASE, RotaryScaling
 from evenpack.models.common.tensors import (
     ConfigFile,
     HuggingFaceMapping,
-    PlainRotation,
+    PlainRopeParameters,
     Positive,
-    Rotation,
+    RopeParameters,
     Size,
     TensorName,
     check_config,
@@ -53,7 +53,7 @@ _FIXED_ARCHITECTURE = {
 """Keys of config.json for which our model has only one value, which is also transformers' default."""
 
 
-class _ScaledRotation(Rotation):
+class _ScaledRopeParameters(RopeParameters):
     rope_type: Literal["llama3"]
     factor: Positive
     low_freq_factor: Positive
@@ -69,8 +69,9 @@ def _with_type(rotation: Any) -> Any:
     return {"rope_type": rotation.get("type", "default")} | rest if rotation else None
 
 
-_AnyRotation = Annotated[
-    Annotated[PlainRotation | _ScaledRotation, Field(discriminator="rope_type")] | None, BeforeValidator(_with_type)
+_AnyRopeParameters = Annotated[
+    Annotated[PlainRopeParameters | _ScaledRopeParameters, Field(discriminator="rope_type")] | None,
+    BeforeValidator(_with_type),
 ]
 
 
@@ -85,8 +86,8 @@ class _ConfigFile(ConfigFile):
     rms_norm_eps: Positive
     tie_word_embeddings: StrictBool = False
     rope_theta: Positive = ROTARY_BASE
-    rope_scaling: _AnyRotation = None
-    rope_parameters: _AnyRotation = None
+    rope_scaling: _AnyRopeParameters = None
+    rope_parameters: _AnyRopeParameters = None
 
 
 def tensor_names(model: Llama) -> list[TensorName]:
@@ -192,7 +193,7 @@ def _rotations(found: _ConfigFile, values: Mapping[str, Any], origin: str) -> di
 
     Raises: CheckpointError if the keys of the file disagree: releases of transformers differ in which they read.
     """
-    rotations = [one for one in (found.rope_scaling, found.rope_parameters) if one] or [PlainRotation()]
+    rotations = [one for one in (found.rope_scaling, found.rope_parameters) if one] or [PlainRopeParameters()]
     first, *others = [_section_keys(one, found.rope_theta) for one in rotations]
     if "rope_theta" in found.model_fields_set:
         others.append(first | {"rotary_base": found.rope_theta})
@@ -206,9 +207,9 @@ def _rotations(found: _ConfigFile, values: Mapping[str, Any], origin: str) -> di
     return first
 
 
-def _section_keys(rotation: PlainRotation | _ScaledRotation, otherwise: float) -> dict[str, Any]:
+def _section_keys(rotation: PlainRopeParameters | _ScaledRopeParameters, otherwise: float) -> dict[str, Any]:
     base = {"rotary_base": rotation.base(otherwise)}
-    if isinstance(rotation, PlainRotation):
+    if isinstance(rotation, PlainRopeParameters):
         return base
     return base | {"rotary_scaling": {ours: getattr(rotation, theirs) for ours, theirs in _SCALING_NAMES.items()}}
 

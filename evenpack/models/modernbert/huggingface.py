@@ -15,7 +15,7 @@ from evenpack.models.common.section import ROTARY_BASE
 from evenpack.models.common.tensors import (
     ConfigFile,
     HuggingFaceMapping,
-    PlainRotation,
+    PlainRopeParameters,
     Positive,
     Size,
     TaskModel,
@@ -88,8 +88,8 @@ _DEFAULTS = ModernBertConfig(kind="modernbert")
 
 
 class _Rotations(Section):
-    full_attention: PlainRotation | None = None
-    sliding_attention: PlainRotation | None = None
+    full_attention: PlainRopeParameters | None = None
+    sliding_attention: PlainRopeParameters | None = None
 
 
 class _ConfigFile(ConfigFile):
@@ -183,8 +183,8 @@ def read_config(values: Mapping[str, Any], origin: str) -> tuple[ModernBertConfi
         "norm_epsilon": found.norm_eps,
         "window": found.local_attention // 2,
         "global_every_layers": _global_every(found),
-        "rotary_base": (rotations.full_attention or PlainRotation()).base(found.global_rope_theta),
-        "local_rotary_base": (rotations.sliding_attention or PlainRotation()).base(found.local_rope_theta),
+        "rotary_base": (rotations.full_attention or PlainRopeParameters()).base(found.global_rope_theta),
+        "local_rotary_base": (rotations.sliding_attention or PlainRopeParameters()).base(found.local_rope_theta),
     }
     sizes = {"vocabulary_size": found.vocab_size, "max_positions": found.max_position_embeddings}
     config = checked(section, ModernBertConfig, origin)
