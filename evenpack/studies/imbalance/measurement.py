@@ -46,7 +46,7 @@ _GLOBAL_STEPS = re.compile(r"""['"]global_steps['"]\s*:\s*(\d+)""")
 _MLLOG = ":::MLLOG"
 MINIMUM_STEPS = 50
 """Least number of steps; fewer show too little of the tail that decides at many devices."""
-WARM_UP_STEPS = 10
+LEAST_WARM_UP_STEPS = 10
 """Least number of warm-up steps to cut."""
 DIP_SPREADS = 5.0
 """A step is a dip if its rate is this many spreads below the median. Stragglers are to be measured, so the bound is
@@ -278,7 +278,7 @@ def steady_start(rates: Float64[np.ndarray, " steps"]) -> int:
     """Returns the number of warm-up steps: until the rate first comes within a spread of its median, at least 10."""
     median, spread = _median_and_spread(rates)
     reached = np.flatnonzero(rates >= median - spread)
-    return min(len(rates), max(WARM_UP_STEPS, int(reached[0])))
+    return min(len(rates), max(LEAST_WARM_UP_STEPS, int(reached[0])))
 
 
 def _mean(values: Sequence[float | None]) -> float | None:
@@ -303,7 +303,9 @@ def _steady(steps: Sequence[LoggedStep], warm_up_steps: int | None) -> tuple[lis
     floor = median - DIP_SPREADS * spread
     is_warm_up = np.arange(len(rates)) < start
     is_dip = (rates < floor) & ~is_warm_up
-    warm_up = "warm-up: the rate had not yet come within a spread of its median" if start > WARM_UP_STEPS else "warm-up"
+    warm_up = (
+        "warm-up: the rate had not yet come within a spread of its median" if start > LEAST_WARM_UP_STEPS else "warm-up"
+    )
     dip = f"dip: below {floor:.6g} sequences/s, {DIP_SPREADS:.0f} spreads of {spread:.4g} under the median {median:.6g}"
     cuts = _cuts(warm_up, steps, is_warm_up.tolist()) + _cuts(dip, steps, is_dip.tolist())
     warnings = []
