@@ -38,7 +38,7 @@ T = TypeVar("T")
 _MOST_ENCODERS = 4
 _LONG_BYTES = 1 << 23
 """Bytes of a document from which on it is encoded alone, and the user is warned: it takes about 1 GB of memory."""
-_logger = logging.getLogger(__name__)
+log = logging.getLogger(__name__)
 
 
 class Batch(NamedTuple):
@@ -309,7 +309,7 @@ def _encoded(
 def _warn_of_long_document(batch: Batch) -> None:
     longest = max(batch.texts, key=len)
     size = len(longest.encode())
-    _logger.warning(
+    log.warning(
         "a document of %s bytes, which begins %r, takes the tokenizer about %.1f GB of memory: is it one document? "
         "data.sources.NAME.maximum_document_bytes refuses such ones; later ones are not reported",
         f"{size:,}",

@@ -21,7 +21,7 @@ _TRAINING_SPLIT = "train"
 _SENTENCES = ("sentence1", "sentence2")
 _NO_OR_YES = ("0", "1")
 _ENTAILED_OR_NOT = ("entailment", "not_entailment")
-_logger = logging.getLogger(__name__)
+log = logging.getLogger(__name__)
 _REMEDY = "use the file as the benchmark distributes it"
 
 
@@ -186,7 +186,7 @@ def read_task_rows(path: Path, task: GlueTask) -> Iterator[TaskRow]:
             *texts, label = (cells[place] for place in places)
             yield TaskRow(texts=tuple(texts), label=label, where=reader.where, bytes_read=reader.bytes_read)
     if cut_rows:
-        _logger.warning("%s: left out %d rows that end too early", path, cut_rows)
+        log.warning("%s: left out %d rows that end too early", path, cut_rows)
 
 
 def _rows_of_cells(reader: SourceReader) -> Iterator[list[str]]:

@@ -9,7 +9,7 @@ from evenpack.errors import DataError
 
 BACKEND_FILE = "tokenizer.json"
 """Name of the file that describes a backend completely."""
-_logger = logging.getLogger(__name__)
+log = logging.getLogger(__name__)
 
 
 def first_file(directory: Path, *names: str) -> Path:
@@ -38,4 +38,4 @@ def prepare_backend(backend: tokenizers.Tokenizer) -> None:
 def warn_if_smaller(size: int, wanted: int) -> None:
     """Logs a warning if a trained vocabulary has fewer entries than requested."""
     if size < wanted:
-        _logger.warning("the text yields a vocabulary of %d entries, fewer than %d", size, wanted)
+        log.warning("the text yields a vocabulary of %d entries, fewer than %d", size, wanted)

@@ -28,7 +28,7 @@ _SPECIAL = ("[PAD]", UNKNOWN, "[CLS]", "[SEP]", "[MASK]")
 _VOCABULARY_FILE = "vocab.txt"
 _ALWAYS_KEPT_LETTERS = 256
 _LETTER_COVERAGE = 0.9995
-_logger = logging.getLogger(__name__)
+log = logging.getLogger(__name__)
 
 
 def word_pieces_file(directory: Path) -> Path:
@@ -118,7 +118,7 @@ def _letters(texts: list[str], *, lower_case: bool) -> list[str]:
     total = covered[-1] if len(covered) else 0
     needed = max(_ALWAYS_KEPT_LETTERS, int(np.searchsorted(covered, _LETTER_COVERAGE * total)) + 1)
     if needed < len(by_frequency):
-        _logger.info(
+        log.info(
             "%d of %d different letters are entries of the vocabulary; the others, %.3f %% of the text, are unknown",
             needed,
             len(by_frequency),

@@ -31,7 +31,7 @@ from evenpack.studies.lengths.reading import LengthCounter
 
 _GLUE = "nyu-mll/glue"
 Kind = Literal["number", "list", "text", "other"]
-_logger = logging.getLogger(__name__)
+log = logging.getLogger(__name__)
 
 
 class SavedTable:
@@ -171,7 +171,7 @@ def _choose(table: Table, options: SubjectOptions, known_columns: Sequence[str])
         columns = _named(table, ",".join(known_columns))
     else:
         columns = (_only_candidate(table, with_text=with_text),)
-        _logger.info("%s: using column '%s' (%s)", table.origin, columns[0], table.schema[columns[0]])
+        log.info("%s: using column '%s' (%s)", table.origin, columns[0], table.schema[columns[0]])
     for name in () if table.untyped else columns:
         _check_kind(table, name, with_text=with_text)
     if len(columns) > 2 or (len(columns) == 2 and not with_text):
