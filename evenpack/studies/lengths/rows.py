@@ -151,13 +151,13 @@ def count_table(
     no length, with its row.
     """
     columns = _choose(table, options, known_columns)
-    encoder = None if options.tokenizer is None else load_token_counter(options.tokenizer)
+    token_counter = None if options.tokenizer is None else load_token_counter(options.tokenizer)
     counter = LengthCounter()
     shown = progress.begin(f"{table.origin}: tokenising", unit="bytes")
     for rows in table.rows(columns):
         _refuse_nulls(rows, columns)
-        counter.add(_lengths(rows, encoder), rows.place)
-        if encoder is not None:
+        counter.add(_lengths(rows, token_counter), rows.place)
+        if token_counter is not None:
             counts = {"documents": counter.sequences, "tokens": counter.tokens}
             shown.update(rows.bytes_read, table.total_bytes, counts=counts)
     return counter.histogram(table.origin)
@@ -240,11 +240,11 @@ def _refuse_nulls(rows: Rows, columns: Sequence[str]) -> None:
             raise DataError(f"{rows.place(index)}: '{name}' is null; each row must have a length")
 
 
-def _lengths(rows: Rows, encoder: TokenCounter | None) -> np.ndarray:
+def _lengths(rows: Rows, token_counter: TokenCounter | None) -> np.ndarray:
     """Returns the length of each row."""
-    if encoder is not None:
+    if token_counter is not None:
         texts = [values.to_pylist() for values in rows.columns]
-        return encoder.lengths(texts[0] if len(texts) == 1 else list(zip(*texts, strict=True)))
+        return token_counter.lengths(texts[0] if len(texts) == 1 else list(zip(*texts, strict=True)))
     values = rows.columns[0]
     if _kind(values.type) == "list":
         values = pc.list_value_length(values)
