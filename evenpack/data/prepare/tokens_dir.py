@@ -111,13 +111,13 @@ class SharedTokens:
 
         Raises: DataError if another process works in it, or if it cannot be made or written.
         """
-        place = place_of(self.directory, name, origin)
-        with hold_lock(place, setting="data.tokens_dir"), explain_write_failures(place, self.needed_bytes):
-            remove_leftovers(place)
-            yield place
+        folder = folder_of_origin(self.directory, name, origin)
+        with hold_lock(folder, setting="data.tokens_dir"), explain_write_failures(folder, self.needed_bytes):
+            remove_leftovers(folder)
+            yield folder
 
 
-def place_of(tokens_dir: Path, name: str, origin: Origin) -> Path:
+def folder_of_origin(tokens_dir: Path, name: str, origin: Origin) -> Path:
     """Returns the folder of the tokens of a source, or of `name`, with this origin."""
     return tokens_dir.absolute() / f"{name}_{origin_hash(origin)}"
 
@@ -165,7 +165,7 @@ def find_tokens(config: DataConfig) -> dict[str, KnownTokens] | None:
     known = {}
     for name, source in config.sources.items():
         origin = tokens_origin(config, name, inputs[name], tokenizer_checksum=checksum)
-        prefix = place_of(config.tokens_dir, name, origin) / "tokens"
+        prefix = folder_of_origin(config.tokens_dir, name, origin) / "tokens"
         journal = read_journal(prefix)
         if journal is None or not journal.complete:
             return None
@@ -189,8 +189,8 @@ def _tokenizer_checksum(config: DataConfig, tokens_dir: Path, inputs: dict[str, 
     """
     tokenizer = config.tokenizer
     if isinstance(tokenizer, TrainedTokenizer | TrainedWordPieces):
-        place = place_of(tokens_dir, TOKENIZER_FOLDER, training_origin(config, inputs))
-        return (read_json_object(place / TRAINED_ON) or {}).get("checksum")
+        folder = folder_of_origin(tokens_dir, TOKENIZER_FOLDER, training_origin(config, inputs))
+        return (read_json_object(folder / TRAINED_ON) or {}).get("checksum")
     if isinstance(tokenizer, Gpt2Tokenizer | BertTokenizer | HubTokenizer):
         files = tokenizer_inputs(tokenizer)
         return _loaded_checksum(tokenizer, files) if files else None

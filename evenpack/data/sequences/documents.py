@@ -16,8 +16,8 @@ from evenpack.data.sequences.view import (
     Origins,
     StoredView,
     TokenAccounting,
+    index_of_kept,
     open_stored,
-    place_of,
     remove_description,
     write_description,
 )
@@ -90,7 +90,7 @@ class DocumentsView(LocatedSequences, StoredView):
         return Origins(documents=documents, starts=starts, tokens=lengths, per_sequence=np.ones_like(starts))
 
     def sequences_of(self, document: int) -> Int64[np.ndarray, " sequences"]:
-        place = place_of(document, self.documents)
+        place = index_of_kept(document, self.documents)
         if place is None:
             return NO_SEQUENCES
         return np.arange(self.first_sequences[place], self.first_sequences[place + 1])

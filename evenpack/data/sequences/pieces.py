@@ -33,7 +33,7 @@ from evenpack.data.sequences.view import (
     PaddingCounts,
     StoredView,
     TokenAccounting,
-    place_of,
+    index_of_kept,
 )
 from evenpack.data.tokens.file import TokenFile
 
@@ -219,7 +219,7 @@ class RowsView(StoredView):
         )
 
     def sequences_of(self, document: int) -> Int64[np.ndarray, " sequences"]:
-        place = place_of(document, self.documents)
+        place = index_of_kept(document, self.documents)
         if place is None:
             return NO_SEQUENCES
         near = np.unique(self.rows_near(place))

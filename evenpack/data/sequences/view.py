@@ -397,7 +397,7 @@ class SequenceOrigins(Protocol):
         """
 
 
-def place_of(document: int, documents: Int64[np.ndarray, " kept"]) -> int | None:
+def index_of_kept(document: int, documents: Int64[np.ndarray, " kept"]) -> int | None:
     """Returns the index of a document among the kept ones, ascending and perhaps mapped; None if it is not kept."""
     place = int(np.searchsorted(documents, document))
     return place if place < len(documents) and documents[place] == document else None
