@@ -50,7 +50,9 @@ AXES = ("constant", "slots", "head_slots", "sequences")
 _SIZES = (16_777_259, 16_777_289, 16_777_291)
 """Slots, rows of the head and sequences of the batch that is passed through: primes above every size of a model."""
 
-Part = Literal["embedding", "norms and sums", "projections", "attention", "feed-forward", "head and loss", "weights"]
+TracedPart = Literal[
+    "embedding", "norms and sums", "projections", "attention", "feed-forward", "head and loss", "weights"
+]
 
 Phase = Literal["forward", "loss", "head", "last block", "between", "first block", "embedding"]
 
@@ -80,7 +82,7 @@ class Products:
 class TracedKernel:
     """One operator of a pass, as a kernel that reads its inputs from memory and writes its results there."""
 
-    part: Part
+    part: TracedPart
     layer: int | None
     """Index of the block; None outside of the blocks."""
     name: str
@@ -278,8 +280,8 @@ class _Recorder:
     phase: Phase = "forward"
     in_loss: bool = False
     modules: list[nn.Module] = field(default_factory=list)
-    labels: dict[Any, tuple[Part, int | None]] = field(default_factory=dict)
-    """Part and block of the node of autograd that an operator has left."""
+    labels: dict[Any, tuple[TracedPart, int | None]] = field(default_factory=dict)
+    """TracedPart and block of the node of autograd that an operator has left."""
 
     def __post_init__(self) -> None:
         self.layers = {id(block): index for index, block in enumerate(self.model.blocks)}
@@ -293,7 +295,7 @@ class _Recorder:
     # What belongs to which part
 
     @property
-    def place(self) -> tuple[Part, int | None]:
+    def place(self) -> tuple[TracedPart, int | None]:
         """The part and the block of the operator that runs now."""
         if self.modules:
             return self._place_of_modules()
@@ -304,7 +306,7 @@ class _Recorder:
             return "norms and sums", None
         return ("embedding", None) if self.phase == "embedding" else ("head and loss", None)
 
-    def _place_of_modules(self) -> tuple[Part, int | None]:
+    def _place_of_modules(self) -> tuple[TracedPart, int | None]:
         layer = next((self.layers[id(module)] for module in self.modules if id(module) in self.layers), None)
         innermost = self.modules[-1]
         if layer is None:
@@ -369,7 +371,7 @@ class _Recorder:
 
     def add_kernel(
         self,
-        part: Part,
+        part: TracedPart,
         layer: int | None,
         name: str,
         *,

@@ -17,12 +17,10 @@ import numpy as np
 from evenpack.kernels.costs import KernelTraffic, loss_other_traffic, loss_product_traffic, loss_products
 from evenpack.models.common.section import TransformerConfig
 from evenpack.models.cost import PASSES, Work, attention_flops, model_products, model_sizes
-from evenpack.models.trace import AXES, Factors, Passes, TracedKernel, at_two_depths, trace_passes
+from evenpack.models.trace import AXES, Factors, Passes, TracedKernel, TracedPart, at_two_depths, trace_passes
 from evenpack.units import BF16_BYTES, FP32_BYTES
 
-Part = Literal[
-    "embedding", "norms and sums", "projections", "attention", "feed-forward", "head and loss", "weights", "optimizer"
-]
+Part = Literal[TracedPart, "optimizer"]
 PARTS: tuple[Part, ...] = get_args(Part)
 
 _OF_BLOCKS = ("norms and sums", "projections", "attention", "feed-forward")
