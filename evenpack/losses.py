@@ -34,6 +34,9 @@ class StepCounts:
         return count
 
 
+NO_COUNTS = StepCounts(packs=0, sequences=0, tokens=0, targets=0)
+
+
 @dataclass(frozen=True, kw_only=True)
 class Loss:
     """Declares a loss. A model's section lists its losses, the main one first (`TransformerConfig.losses`)."""

@@ -18,7 +18,7 @@ from evenpack.engine.resolving.resolve import ResolvedRun
 from evenpack.engine.sharding import sharding_at
 from evenpack.engine.world.distributed import World
 from evenpack.errors import DataError
-from evenpack.losses import LOSSES, StepCounts
+from evenpack.losses import LOSSES, NO_COUNTS, StepCounts
 from evenpack.models.common.losses import LossOutputs
 from evenpack.models.common.section import TransformerConfig
 
@@ -204,7 +204,7 @@ def _sum_source(
     """
     losses = [loss.name for loss in run.config.model.losses]
     sums = torch.zeros(2 * len(losses), dtype=torch.float64, device=world.device)
-    counts = StepCounts(packs=0, sequences=0, tokens=0, targets=0)
+    counts = NO_COUNTS
     for batch, counts_here in _in_step(run, source, world, split):
         on_batch()
         outputs: LossOutputs = model(batch.to(world.device, non_blocking=True))

@@ -19,7 +19,7 @@ from evenpack.data.order.step_plan import StepPlan, StepPlanner
 from evenpack.data.order.step_shape import Batching, StepShape
 from evenpack.data.order.weight_change import WeightChange
 from evenpack.data.prepared import PreparedData, Split, packed_sources
-from evenpack.losses import StepCounts
+from evenpack.losses import NO_COUNTS, StepCounts
 
 if TYPE_CHECKING:
     from evenpack.data.batches.loader_processes import LoaderNames
@@ -252,7 +252,7 @@ def evaluation_batches(
     for first in range(0, len(mine), shape.items_per_micro_batch):
         chosen = mine[first : first + shape.items_per_micro_batch]
         selection = select_packs(packed, np.zeros(len(chosen), dtype=np.int64), chosen)
-        batch = collator.collate(selection, _NO_COUNTS)
+        batch = collator.collate(selection, NO_COUNTS)
         tokens = [0] * len(prepared.source_names)
         tokens[index] = batch.local_counts.tokens
         yield replace(batch, step_counts=batch.local_counts, source_tokens=tuple(tokens))
@@ -260,7 +260,6 @@ def evaluation_batches(
 
 _MOST_PREFETCHED = 32
 """Micro-batches per worker; each keeps a shared-memory file open, and 1,024 is a usual limit of files."""
-_NO_COUNTS = StepCounts(packs=0, sequences=0, tokens=0, targets=0)
 
 
 def _collator(

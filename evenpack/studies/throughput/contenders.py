@@ -18,7 +18,7 @@ from evenpack.engine.config import RunConfig
 from evenpack.engine.resolving.resolve import ResolvedRun, open_run, resolve
 from evenpack.engine.world.distributed import World
 from evenpack.errors import ConfigError
-from evenpack.losses import StepCounts
+from evenpack.losses import NO_COUNTS
 from evenpack.studies.shared_options import parse_list
 
 LAYOUTS: tuple[Layout, ...] = ("padded", "unpadded", "packed")
@@ -49,7 +49,6 @@ _NEIGHBOURS = 32
 """One part in so many of the pool, at most, is taken for sequences of nearly one length."""
 
 _GOLDEN = 0.5 * (5**0.5 - 1)
-_NO_COUNTS = StepCounts(packs=0, sequences=0, tokens=0, targets=0)
 
 
 def sequences_per_item(dataset: MicroBatchDataset) -> float:
@@ -207,7 +206,7 @@ def sample_micro_batches(singles: MicroBatchDataset, count: int) -> Iterator[Pac
         near = by_length[first : first + max(1, len(by_length) // _NEIGHBOURS)]
         repeated = np.resize(near, -(-slots // int(pool.lengths[near].min())))
         size = np.searchsorted(np.cumsum(pool.lengths[repeated]), most_tokens, side="right")
-        yield singles.collator.collate(pool.take(repeated[: max(1, size)]), _NO_COUNTS)
+        yield singles.collator.collate(pool.take(repeated[: max(1, size)]), NO_COUNTS)
 
 
 def run_to_measure(config: RunConfig) -> ResolvedRun:
