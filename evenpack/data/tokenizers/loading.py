@@ -1,7 +1,7 @@
 """Loads the tokenizer that a run file names, or trains it; reads vocabularies, to tell one from another.
 
-A run's documents are made with a `Tokenizer`: one end-of-text after each, nothing else. A `TokenCounter` measures single
-texts or pairs, including their special tokens, with any tokenizer:
+A run's documents are made with a `Tokenizer`: one end-of-text after each, nothing else. A `TokenCounter` measures
+single texts or pairs, including their special tokens, with any tokenizer:
 
     tokenizer_config.json or config.json, or a name of the hub   transformers' AutoTokenizer
     tokenizer.json alone                                         `tokenizers`
