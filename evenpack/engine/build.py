@@ -88,7 +88,7 @@ class Start:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Run(Start):
+class TrainingRun(Start):
     """All parts of a training run, at the step where it begins or continues."""
 
     engine: TrainingEngine
@@ -139,12 +139,12 @@ def find_start(resolved: ResolvedRun, world: World) -> Start:
     return Start(resolved=resolved, world=world, checkpoints=checkpoints, checkpoint=checkpoint)
 
 
-def build(resolved: ResolvedRun, world: World, *, on_activity: OnActivity = ignore_activity) -> Run:
+def build(resolved: ResolvedRun, world: World, *, on_activity: OnActivity = ignore_activity) -> TrainingRun:
     """Makes the run: `find_start`, then `build_at`. Raises: as these."""
     return build_at(find_start(resolved, world), on_activity=on_activity)
 
 
-def build_at(start: Start, *, on_activity: OnActivity = ignore_activity) -> Run:
+def build_at(start: Start, *, on_activity: OnActivity = ignore_activity) -> TrainingRun:
     """Makes the run with the weights of its newest complete checkpoint, or else with its initial weights.
 
     Initial weights come from `training.initialize_from`, or else from the seed. `on_activity` is called
@@ -173,7 +173,7 @@ def build_at(start: Start, *, on_activity: OnActivity = ignore_activity) -> Run:
         start.checkpoints.load(
             engine.deepspeed, checkpoint, on_conversion=lambda: on_activity("converting the checkpoint", step)
         )
-    return Run(
+    return TrainingRun(
         resolved=resolved,
         world=world,
         engine=engine,

@@ -17,7 +17,7 @@ from evenpack.data.manifest import MANIFEST
 from evenpack.data.prepare.verification import explained_damage
 from evenpack.differences import flatten
 from evenpack.engine.activity import OnActivity, entered_as_own_work, ignore_activity, own_work
-from evenpack.engine.build import Run, build_at, find_start
+from evenpack.engine.build import TrainingRun, build_at, find_start
 from evenpack.engine.compilation import compiling_as_own_work
 from evenpack.engine.config import RunConfig
 from evenpack.engine.evaluate import evaluate_model
@@ -142,7 +142,7 @@ def _train(
             return _loop(run, chain([first], batches), parts, lambda: stop_requested() or parts.wants_stop)
 
 
-def _parts(run: Run, places: Sequence[Place], *, started: float) -> Parts:
+def _parts(run: TrainingRun, places: Sequence[Place], *, started: float) -> Parts:
     """Returns what hangs on the loop, in the order in which it is called at each hook."""
     config, writer = run.config, MetricsWriter(run)
     return Parts(
@@ -163,7 +163,10 @@ def _parts(run: Run, places: Sequence[Place], *, started: float) -> Parts:
 
 
 def _loop(
-    run: Run, batches_of_steps: Iterator[StepBatches | SkippedStep], parts: Parts, stop_requested: Callable[[], bool]
+    run: TrainingRun,
+    batches_of_steps: Iterator[StepBatches | SkippedStep],
+    parts: Parts,
+    stop_requested: Callable[[], bool],
 ) -> TrainOutcome:
     samples = run.first_samples
     for batches, loader_seconds in _timed(run, batches_of_steps):
@@ -196,7 +199,7 @@ def _loop(
 
 
 def _update(
-    run: Run, batches: StepBatches, parts: Parts, stop_requested: Callable[[], bool], *, loader_seconds: float
+    run: TrainingRun, batches: StepBatches, parts: Parts, stop_requested: Callable[[], bool], *, loader_seconds: float
 ) -> Update:
     started = time.perf_counter()
     local = run.engine.train_step(batches.step, batches.micro_batches)
@@ -213,7 +216,7 @@ def _update(
     return Update(batches=batches, local=local, totals=totals, seconds=seconds)
 
 
-def _nothing_to_do(run: Run) -> TrainOutcome:
+def _nothing_to_do(run: TrainingRun) -> TrainOutcome:
     reached = run.reached_accuracy if run.has_reached_target else None  # the target may have been raised since
     if reached is not None:
         log.info("nothing to do: step %d has reached an accuracy of %.4f", run.first_step, reached)
@@ -226,7 +229,7 @@ def _nothing_to_do(run: Run) -> TrainOutcome:
 
 
 def _timed(
-    run: Run, batches_of_steps: Iterator[StepBatches | SkippedStep]
+    run: TrainingRun, batches_of_steps: Iterator[StepBatches | SkippedStep]
 ) -> Iterator[tuple[StepBatches | SkippedStep, float]]:
     """Yields each step's batches, and the seconds that the rank waited for them."""
     for step in count(run.first_step + 1):
@@ -239,7 +242,7 @@ def _timed(
         yield batches, time.perf_counter() - started
 
 
-def describe(run: Run, *, last_step: int) -> str:
+def describe(run: TrainingRun, *, last_step: int) -> str:
     """Returns a description of the run in a few lines, for the start of its log."""
     config, world, training = run.config, run.world, run.config.training
     weights = zip(run.prepared.source_names, run.prepared.weights, strict=True)

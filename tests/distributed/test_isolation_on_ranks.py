@@ -10,7 +10,7 @@ from masked_batches import roughen
 from tiny_training import logged, never, prepare_run, train_all
 
 from evenpack.batch import PackedBatch
-from evenpack.engine.build import Run, build
+from evenpack.engine.build import TrainingRun, build
 from evenpack.engine.config import RunConfig
 from evenpack.engine.resolving.resolve import open_run
 from evenpack.engine.train import train_in
@@ -54,7 +54,7 @@ def probe(world: World, configs: dict[str, RunConfig]) -> dict[str, list[Felt]]:
     return found
 
 
-def first_batch(run: Run) -> PackedBatch:
+def first_batch(run: TrainingRun) -> PackedBatch:
     return next(run.batches(stop_step=1)).micro_batches[0]
 
 

@@ -12,7 +12,7 @@ from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
 
-from evenpack.engine.build import Run
+from evenpack.engine.build import TrainingRun
 from evenpack.engine.evaluate import overall_accuracy
 from evenpack.engine.optimizers.config import LambSection
 from evenpack.engine.parts.part import Part, Step
@@ -37,7 +37,7 @@ class MlperfLog(Part):
 
     is_for_main_alone = True
 
-    def __init__(self, run: Run, *, started: float) -> None:
+    def __init__(self, run: TrainingRun, *, started: float) -> None:
         """Takes the time at which building the run began, by `time.time`."""
         self._run = run
         self._started = started

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
 from evenpack.data.batches.pipeline import SkippedStep, StepBatches
-from evenpack.engine.build import Run
+from evenpack.engine.build import TrainingRun
 from evenpack.engine.engine import LocalStep
 from evenpack.engine.evaluate import Evaluations, overall_accuracy
 from evenpack.engine.reporting.rank_waits import ExplainedStep
@@ -44,7 +44,7 @@ class Update:
 class Step:
     """A step on its way through the loop; the loop and its parts fill in its attributes."""
 
-    def __init__(self, run: Run, batches: StepBatches | SkippedStep, *, samples_before: int) -> None:
+    def __init__(self, run: TrainingRun, batches: StepBatches | SkippedStep, *, samples_before: int) -> None:
         self.batches = batches
         self.number = batches.step + 1
         """Counts from 1: the number of updates done with it."""

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 
 from evenpack import console
-from evenpack.engine.build import Run
+from evenpack.engine.build import TrainingRun
 from evenpack.engine.engine import Phase
 from evenpack.engine.parts.part import Part, Step
 from evenpack.progress import Piece, Progress
@@ -18,7 +18,7 @@ class ProgressLine(Part):
 
     is_for_main_alone = True
 
-    def __init__(self, run: Run) -> None:
+    def __init__(self, run: TrainingRun) -> None:
         self._run = run
         self._progress = Progress(console.messages())
         self._steps: Piece | None = None
@@ -62,7 +62,7 @@ class ProgressLine(Part):
 class StepActivities(Part):
     """Tells what a rank begins to do within a step, from the phases that its engine has ended."""
 
-    def __init__(self, run: Run) -> None:
+    def __init__(self, run: TrainingRun) -> None:
         self._engine = run.engine
         self._on_activity = run.on_activity
         self._step = 0

@@ -12,7 +12,7 @@ from typing import Any
 
 from evenpack.batch import PackedBatch
 from evenpack.data.batches.pipeline import StepBatches
-from evenpack.engine.build import Run
+from evenpack.engine.build import TrainingRun
 from evenpack.engine.engine import LocalStep
 from evenpack.engine.parts.part import Part, Step
 from evenpack.engine.reporting.definitions import WAIT_CAUSES
@@ -52,7 +52,7 @@ class RankTimes(Part):
         self._begin()
 
     @classmethod
-    def of(cls, run: Run, places: Sequence[Place]) -> "RankTimes":
+    def of(cls, run: TrainingRun, places: Sequence[Place]) -> "RankTimes":
         """Makes the part of a run whose ranks are at these places.
 
         At ZeRO 2 and 3 a backward pass waits for the other ranks within, so that nothing says which of them was slow.

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from evenpack.engine.activity import own_work
-from evenpack.engine.build import Run
+from evenpack.engine.build import TrainingRun
 from evenpack.engine.checkpoints.files import Checkpoint, TrainState
 from evenpack.engine.evaluate import overall_loss
 from evenpack.engine.parts.metrics_writer import MetricsWriter, SaveCost
@@ -22,7 +22,7 @@ _SAVE_TIMEOUT_SECONDS = 18.0
 class Saves(Part):
     """Saves checkpoints at the end of steps, for all ranks; a save may be in flight while it is open."""
 
-    def __init__(self, run: Run, writer: MetricsWriter) -> None:
+    def __init__(self, run: TrainingRun, writer: MetricsWriter) -> None:
         self._run = run
         self._writer = writer
         self._on_activity = run.on_activity

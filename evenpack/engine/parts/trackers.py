@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
 from evenpack.engine.activity import entered_as_own_work, own_work
-from evenpack.engine.build import Run
+from evenpack.engine.build import TrainingRun
 from evenpack.engine.config import MetricsSection, WandbSection
 from evenpack.engine.parts.part import Part, Step
 from evenpack.engine.reporting.definitions import scalars
@@ -86,7 +86,7 @@ class Trackers(Part):
         self._open: dict[str, Tracker] = {}
 
     @classmethod
-    def of(cls, run: Run) -> "Trackers":
+    def of(cls, run: TrainingRun) -> "Trackers":
         """Returns the trackers of a run."""
         run_log = RunLog(
             name=run.config.run.name,

@@ -16,7 +16,7 @@ from evenpack.data.manifest import MANIFEST
 from evenpack.data.prepare.verification import Verified, Verifier, refuse_changed_sources
 from evenpack.data.prepared import PreparedData
 from evenpack.engine.activity import own_work
-from evenpack.engine.build import Run
+from evenpack.engine.build import TrainingRun
 from evenpack.engine.parts.part import Part, Step
 from evenpack.engine.world.distributed import World
 from evenpack.errors import DataError, EvenpackError, RunError
@@ -33,7 +33,7 @@ _POLL_SECONDS = 0.1
 class DataVerification(Part):
     """Reads a rank's part of the prepared files once, by a thread, unless data.verify_in_training is false."""
 
-    def __init__(self, run: Run) -> None:
+    def __init__(self, run: TrainingRun) -> None:
         self._prepared = run.prepared
         self._world = run.world
         self._on_activity = run.on_activity

@@ -15,7 +15,7 @@ from evenpack.files import read_json_object, write_json
 from evenpack.version import VERSION
 
 if TYPE_CHECKING:
-    from evenpack.engine.build import Run
+    from evenpack.engine.build import TrainingRun
     from evenpack.engine.world.distributed import World
 
 RUN_RECORD = "run.json"
@@ -90,7 +90,7 @@ def place_of(world: "World") -> Place:
     return Place(host=socket.gethostname(), device=str(world.device), model=world.device_name)
 
 
-def write_start(run: "Run", places: Sequence[Place]) -> None:
+def write_start(run: "TrainingRun", places: Sequence[Place]) -> None:
     """Adds this start, with the place of each rank, to the record; called by rank 0.
 
     Raises: RunError if it cannot be written.

@@ -6,17 +6,17 @@ from typing import Any
 import torch
 
 from evenpack.data.batches.pipeline import StepBatches
-from evenpack.engine.build import Run
+from evenpack.engine.build import TrainingRun
 from evenpack.engine.parts.part import Step
 from evenpack.engine.world.distributed import World
 
 ALONE = World(rank=0, size=1, local_rank=0, device=torch.device("cpu"))
 
 
-def run_of(**values: Any) -> Run:
+def run_of(**values: Any) -> TrainingRun:
     """Returns a run with these fields, on one rank; the others are None."""
-    run = object.__new__(Run)
-    for field in fields(Run):
+    run = object.__new__(TrainingRun)
+    for field in fields(TrainingRun):
         object.__setattr__(run, field.name, ({"world": ALONE} | values).get(field.name))
     return run
 
