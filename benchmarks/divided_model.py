@@ -18,7 +18,7 @@ import measuring
 import torch
 
 from evenpack.engine.checkpoints.weight_sources import TransformersFolder
-from evenpack.engine.sharding import sharding_at
+from evenpack.engine.sharding import SHARDINGS
 from evenpack.engine.world.distributed import World
 from evenpack.models import huggingface
 from evenpack.models.build import Model, new_model
@@ -71,7 +71,7 @@ def export(world: World, sizes: dict[str, Any], folder: Path) -> int:
 
 
 def build_divided(world: World, sizes: dict[str, Any], folder: Path) -> tuple[int, int]:
-    sharding = sharding_at(3)
+    sharding = SHARDINGS[3]
     with most_of_its_own() as built:
         with torch.device("meta"):
             model = model_of(sizes)

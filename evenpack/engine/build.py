@@ -28,7 +28,6 @@ from evenpack.engine.engine import TrainingEngine
 from evenpack.engine.resolving.attention_choice import check_attention
 from evenpack.engine.resolving.cost_weights import warn_of_other_device
 from evenpack.engine.resolving.resolve import ResolvedRun, announce
-from evenpack.engine.sharding import sharding_at
 from evenpack.engine.world.distributed import World
 from evenpack.errors import RunError
 from evenpack.models.build import Model, new_model
@@ -162,7 +161,7 @@ def build_at(start: Start, *, on_activity: OnActivity = ignore_activity) -> Trai
             path,
             tokenizer_dir=resolved.prepared.tokenizer_dir,
             world=world,
-            sharding=sharding_at(resolved.config.deepspeed.zero_stage),
+            sharding=resolved.config.deepspeed.sharding,
         )
     if resolved.cost_model is not None:
         warn_of_other_device(resolved.cost_model, world.device_name)
@@ -204,7 +203,7 @@ def build_placed_model(run: ResolvedRun, world: World) -> Model:
     settings = deepspeed_config(run.config.training, run.config.deepspeed, world.size)
     with own_work():
         model = build_model(run, torch.device("meta"))
-    sharding_at(run.config.deepspeed.zero_stage).place(model, run.config.run.seed, world, settings)
+    run.config.deepspeed.sharding.place(model, run.config.run.seed, world, settings)
     return model
 
 

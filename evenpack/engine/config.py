@@ -13,7 +13,7 @@ from evenpack.data.order.skipped_steps import SkippedSteps
 from evenpack.data.order.step_shape import POLICIES, AssignmentPolicy, Batching, Layout, StepSize, default_policy
 from evenpack.data.recipes import MaskedPairsRecipe, MaskingConfig
 from evenpack.engine.optimizers.config import OptimizerSection, ScheduleSection
-from evenpack.engine.sharding import SHARDINGS
+from evenpack.engine.sharding import SHARDINGS, Sharding
 from evenpack.kernels.config import WHOLE_ROWS, AttentionConfig
 from evenpack.models.config import ModelConfig
 from evenpack.models.families import family_of
@@ -75,6 +75,11 @@ class DeepSpeedSection(Section):
         if stage not in SHARDINGS:
             raise ValueError(f"expected a ZeRO stage of {', '.join(map(str, SHARDINGS))}, found {stage}")
         return stage
+
+    @property
+    def sharding(self) -> Sharding:
+        """All that follows from the ZeRO stage."""
+        return SHARDINGS[self.zero_stage]
 
 
 class TrainingSection(Section):
@@ -489,13 +494,13 @@ class RunConfig(Section):
     @model_validator(mode="after")
     def _check_optimizer(self) -> "RunConfig":
         optimizer, training, stage = self.optimizer, self.training, self.deepspeed.zero_stage
-        if optimizer.reason_for_whole_tensors and not SHARDINGS[stage].updates_whole_tensors:
+        if optimizer.reason_for_whole_tensors and not self.deepspeed.sharding.updates_whole_tensors:
             raise ValueError(
                 f"optimizer.kind {optimizer.kind} needs deepspeed.zero_stage=0, found {stage}: "
                 f"{optimizer.reason_for_whole_tensors}, and ZeRO cuts them up. Set deepspeed.zero_stage=0 or "
                 "optimizer.kind=adamw"
             )
-        if training.compile and SHARDINGS[stage].gathers_parameters:
+        if training.compile and self.deepspeed.sharding.gathers_parameters:
             raise ValueError(
                 f"training.compile is true at deepspeed.zero_stage={stage}, where DeepSpeed gathers the parameters of "
                 "each layer by hooks, which torch.compile cuts out of a block: set training.compile=false, or "

@@ -4,7 +4,6 @@ from copy import deepcopy
 from typing import Any
 
 from evenpack.engine.config import DeepSpeedSection, TrainingSection
-from evenpack.engine.sharding import sharding_at
 from evenpack.errors import ConfigError
 
 _SET_ELSEWHERE = {
@@ -46,7 +45,7 @@ def deepspeed_config(training: TrainingSection, section: DeepSpeedSection, world
         "train_batch_size": training.items_per_step,
         "train_micro_batch_size_per_gpu": training.items_per_micro_batch,
         "gradient_accumulation_steps": training.step_size.micro_batches(world_size),
-        **sharding_at(section.zero_stage).deepspeed_settings(training.gradient_clipping),
+        **section.sharding.deepspeed_settings(training.gradient_clipping),
         # It would synchronise the device before and after each step.
         "timers": {"throughput": {"enabled": False}},
     }

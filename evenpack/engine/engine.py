@@ -18,7 +18,6 @@ from evenpack.engine.deepspeed_config import deepspeed_config
 from evenpack.engine.optimizers.build import build_optimizer
 from evenpack.engine.optimizers.schedules import learning_rate
 from evenpack.engine.resolving.objective import DenominatorsOf
-from evenpack.engine.sharding import sharding_at
 from evenpack.engine.world.distributed import World, quiet_deepspeed
 from evenpack.models.common.losses import Denominators, LossOutputs, scaled_loss
 
@@ -68,7 +67,7 @@ class TrainingEngine:
         self.world = world
         self.denominators = denominators
         self.copies = DeviceCopies(world.device)
-        self.sharding = sharding_at(config.deepspeed.zero_stage)
+        self.sharding = config.deepspeed.sharding
         self.observer: Callable[[Phase], None] = _nobody
         """Called at the end of each phase, when the host has issued its work; a device may still be computing."""
         self.micro_batches: int = settings["gradient_accumulation_steps"]

@@ -15,7 +15,6 @@ from evenpack.data.batches.pipeline import evaluation_batches
 from evenpack.data.prepared import PreparedData, Split
 from evenpack.engine.activity import each_as_own_work
 from evenpack.engine.resolving.resolve import ResolvedRun
-from evenpack.engine.sharding import sharding_at
 from evenpack.engine.world.distributed import World
 from evenpack.errors import DataError
 from evenpack.losses import LOSSES, NO_COUNTS, StepCounts
@@ -221,7 +220,7 @@ def _sum_source(
 def _in_step(run: ResolvedRun, source: str, world: World, split: Split) -> Iterator[tuple[PackedBatch, bool]]:
     """Yields this rank's batches, and whether each counts; where forward passes are collective, equally many on all."""
     mine = each_as_own_work(validation_batches(run, source, rank=world.rank, ranks=world.size, split=split))
-    if world.size == 1 or not sharding_at(run.config.deepspeed.zero_stage).gathers_parameters:
+    if world.size == 1 or not run.config.deepspeed.sharding.gathers_parameters:
         yield from ((batch, True) for batch in mine)
         return
     batch = next(mine, None)

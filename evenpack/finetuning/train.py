@@ -17,7 +17,7 @@ from evenpack.data.tokenizers.tokenizer import Tokenizer
 from evenpack.engine.optimizers.build import build_optimizer
 from evenpack.engine.optimizers.config import ScheduleSection
 from evenpack.engine.optimizers.schedules import learning_rate
-from evenpack.engine.sharding import sharding_at
+from evenpack.engine.sharding import SHARDINGS
 from evenpack.errors import RunError
 from evenpack.finetuning.config import FinetuneConfig, FinetuneTrainingSection
 from evenpack.finetuning.data import TaskData
@@ -153,7 +153,7 @@ class Trainer:
             kind="linear", warmup_steps=round(training.warmup_fraction * steps), final_fraction=0.0
         )
         self._device = next(model.parameters()).device
-        self._sharding = sharding_at(0)
+        self._sharding = SHARDINGS[0]
         self._optimizer = build_optimizer(model, training.optimizer, self._device, fused_on_cpu=True)
 
     def step(self, collator: Collator, plan: StepPlan) -> tuple[float, int]:

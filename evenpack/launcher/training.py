@@ -22,7 +22,6 @@ from evenpack.engine.deepspeed_config import deepspeed_config
 from evenpack.engine.resolving.data_facts import epochs_of_steps, implausible_epochs, items_of_an_epoch
 from evenpack.engine.resolving.requirements import require_trackers, require_trainable
 from evenpack.engine.resolving.resolve import ResolvedRun, open_run
-from evenpack.engine.sharding import sharding_at
 from evenpack.errors import CheckpointError, ConfigError, DataError
 from evenpack.files import read_json_object
 from evenpack.launcher.processes.start import LaunchPlan
@@ -185,7 +184,7 @@ def _clipping(config: RunConfig) -> str:
     norm = config.training.gradient_clipping
     if norm is None:
         return "off"
-    return f"to a norm of {norm:g}, by {sharding_at(config.deepspeed.zero_stage).clips}"
+    return f"to a norm of {norm:g}, by {config.deepspeed.sharding.clips}"
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -17,7 +17,7 @@ from evenpack.engine.checkpoints.weight_sources import OwnCheckpoint, find_weigh
 from evenpack.engine.checkpoints.weights import load_model_weights
 from evenpack.engine.config import RunConfig
 from evenpack.engine.resolving.resolve import open_run
-from evenpack.engine.sharding import SHARDINGS, sharding_at
+from evenpack.engine.sharding import SHARDINGS
 from evenpack.engine.sharding.base import StateSizes
 from evenpack.engine.world.distributed import World, quiet_deepspeed
 from evenpack.files import read_json_object
@@ -158,7 +158,7 @@ def require_estimated_files(config: RunConfig, *, ranks: int) -> None:
         largest_group=parameters,
         ranks=ranks,
     )
-    estimated = sharding_at(config.deepspeed.zero_stage).saved_bytes(sizes)
+    estimated = config.deepspeed.sharding.saved_bytes(sizes)
     written = [0] * ranks
     for path in newest(config).glob("*.pt"):
         rank = re.match(r"zero_pp_rank_(\d+)_", path.name)
@@ -200,7 +200,7 @@ def build_divided(world: World, config: RunConfig) -> int:
     tensors = {name: 2.0 * one.detach() + world.rank for name, one in expected.items()}
     names = [TensorName(ours=name, theirs=(name,)) for name in tensors]
     weights = NamedWeights(config=config.model, tensors=tensors, names=names, notes=())
-    sharding_at(3).fill(model, weights if world.is_main else None, world)
+    SHARDINGS[3].fill(model, weights if world.is_main else None, world)
     for name, parameter in model.named_parameters():
         with zero.GatheredParameters([parameter]):
             assert torch.equal(parameter, 2.0 * expected[name]), name

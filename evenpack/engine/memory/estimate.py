@@ -13,7 +13,6 @@ from evenpack.engine.config import RunConfig
 from evenpack.engine.deepspeed_config import deepspeed_config
 from evenpack.engine.memory.phases import TrainingMemory, estimate_training_memory
 from evenpack.engine.resolving.data_facts import AverageItem
-from evenpack.engine.sharding import sharding_at
 from evenpack.engine.sharding.base import SavedBytes, StateSizes
 from evenpack.models.common.device_peaks import DevicePeak
 from evenpack.models.cost import model_sizes
@@ -96,7 +95,7 @@ def training_memory(config: RunConfig, size: MicroBatchSize, *, vocabulary_size:
         head_rows=size.head_rows,
         number_bytes=_number_bytes(config),
         accumulates=config.training.step_size.micro_batches(ranks) > 1,
-        state=sharding_at(config.deepspeed.zero_stage).state_bytes(state, settings),
+        state=config.deepspeed.sharding.state_bytes(state, settings),
     )
 
 
@@ -170,7 +169,7 @@ def _host_copies(config: RunConfig, *, vocabulary_size: int, ranks: int) -> Save
     if training.checkpoint_every_steps is None or not training.checkpoint_in_background:
         return None
     state = _state_sizes(config, vocabulary_size=vocabulary_size, ranks=ranks)
-    return sharding_at(config.deepspeed.zero_stage).saved_bytes(state)
+    return config.deepspeed.sharding.saved_bytes(state)
 
 
 def _notes(config: RunConfig, device: DevicePeak | None) -> Iterator[str]:

@@ -20,7 +20,6 @@ from evenpack.engine.resolving.cost_model import CostModel
 from evenpack.engine.resolving.cost_weights import operation_weights, read_cost_model
 from evenpack.engine.resolving.data_facts import AverageItem, average_item, drawn_shares, items_of_an_epoch
 from evenpack.engine.resolving.settle import SettledRun, parameters_of, settle_prepared
-from evenpack.engine.sharding import sharding_at
 from evenpack.errors import ConfigError
 from evenpack.kernels.config import WHOLE_ROWS
 from evenpack.models.config import study_switches
@@ -196,7 +195,7 @@ def resolve(config: RunConfig, prepared: PreparedData) -> ResolvedRun:
         policy=training.policy,
         cost_weights=weights.in_layout(training.layout),
         windows=config.model.windows,
-        balances_each_micro_batch=sharding_at(config.deepspeed.zero_stage).balances_each_micro_batch,
+        balances_each_micro_batch=config.deepspeed.sharding.balances_each_micro_batch,
     )
     if shape.policy == "cost_balanced" and shape.cost_weights.are_zero:
         raise ConfigError(

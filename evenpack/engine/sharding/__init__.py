@@ -15,9 +15,8 @@ The run file is checked against this package, so torch is imported only where it
 from evenpack.engine.sharding.base import Sharding
 from evenpack.engine.sharding.partitioned import PartitionedGradients, PartitionedOptimizer, PartitionedParameters
 from evenpack.engine.sharding.replicated import Replicated
-from evenpack.errors import CheckpointError
 
-__all__ = ["SHARDINGS", "Sharding", "sharding_at"]
+__all__ = ["SHARDINGS", "Sharding"]
 
 SHARDINGS: dict[int, Sharding] = {
     0: Replicated(),
@@ -25,10 +24,3 @@ SHARDINGS: dict[int, Sharding] = {
     2: PartitionedGradients(),
     3: PartitionedParameters(),
 }
-
-
-def sharding_at(stage: int) -> Sharding:
-    """Returns the sharding of a ZeRO stage. Raises: CheckpointError for an unknown stage (of a checkpoint)."""
-    if stage not in SHARDINGS:
-        raise CheckpointError(f"ZeRO stage {stage} is unknown; known: {', '.join(map(str, SHARDINGS))}")
-    return SHARDINGS[stage]

@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 
 from evenpack.engine.optimizers.config import OptimizerBase
 from evenpack.engine.resolving.cost_model import LinearSeconds
-from evenpack.engine.sharding import sharding_at
+from evenpack.engine.sharding import SHARDINGS
 from evenpack.models.common.device_peaks import find_device_peak
 from evenpack.models.common.section import TransformerConfig
 from evenpack.models.cost import Work, attention_flops, model_products, model_sizes
@@ -103,7 +103,7 @@ def update_operation(
     ranks: int,
 ) -> Operation:
     """Returns what stands between a step's gradients and its end, without communication."""
-    sharding = sharding_at(zero_stage)
+    sharding = SHARDINGS[zero_stage]
     sizes = model_sizes(model, vocabulary_size=vocabulary_size, max_positions=max_positions)
     kernels, reduction = sharding.reduction_traffic(
         tensors=sizes.tensors, ranks=ranks, parameters=sizes.parameters, tables=sizes.tables

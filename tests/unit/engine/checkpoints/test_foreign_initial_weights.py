@@ -16,7 +16,7 @@ from torch import Tensor
 from transformers import BertConfig, BertForPreTraining
 
 from evenpack.engine.checkpoints.initial_weights import initialize
-from evenpack.engine.sharding import sharding_at
+from evenpack.engine.sharding import SHARDINGS
 from evenpack.engine.world.distributed import World
 from evenpack.errors import CheckpointError
 from evenpack.models.build import Model, new_model
@@ -46,7 +46,7 @@ def make_model(*, vocabulary_size: int = VOCABULARY, rows: int = POSITIONS, **se
 
 
 def begin(model: Model, path: Path, folder: Path) -> None:
-    initialize(model, path, tokenizer_dir=folder / "here", world=SOLO, sharding=sharding_at(0))
+    initialize(model, path, tokenizer_dir=folder / "here", world=SOLO, sharding=SHARDINGS[0])
 
 
 def told_of(caplog: pytest.LogCaptureFixture) -> str:

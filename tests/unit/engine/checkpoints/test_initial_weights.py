@@ -13,7 +13,7 @@ from evenpack.engine.checkpoints.continuation import compare_run_files
 from evenpack.engine.checkpoints.files import CHECKPOINTS, TrainState, checkpoint_name, commit_files, write_manifest
 from evenpack.engine.checkpoints.initial_weights import initialize
 from evenpack.engine.checkpoints.weight_sources import find_weights
-from evenpack.engine.sharding import sharding_at
+from evenpack.engine.sharding import SHARDINGS
 from evenpack.engine.world.distributed import World
 from evenpack.errors import CheckpointError
 from evenpack.models.build import Model, new_model
@@ -74,7 +74,7 @@ def phase1(tmp_path: Path) -> Path:
 
 
 def begin(model: Model, path: Path, words: list[str] = WORDS) -> None:
-    initialize(model, path, tokenizer_dir=write_words(path.parent / "here", words), world=SOLO, sharding=sharding_at(0))
+    initialize(model, path, tokenizer_dir=write_words(path.parent / "here", words), world=SOLO, sharding=SHARDINGS[0])
 
 
 def refusal(model: Model, path: Path, words: list[str] = WORDS) -> str:
