@@ -200,7 +200,7 @@ def build_placed_model(run: ResolvedRun, world: World) -> Model:
 
     Raises: ConfigError if this number of ranks cannot divide a step.
     """
-    settings = deepspeed_config(run.config.training, run.config.deepspeed, world.size)
+    settings = deepspeed_config(run.config, world.size)
     with own_work():
         model = build_model(run, torch.device("meta"))
     run.config.deepspeed.sharding.place(model, run.config.run.seed, world, settings)

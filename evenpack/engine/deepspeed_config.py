@@ -3,7 +3,7 @@
 from copy import deepcopy
 from typing import Any
 
-from evenpack.engine.config import DeepSpeedSection, TrainingSection
+from evenpack.engine.config import RunConfig
 from evenpack.errors import ConfigError
 
 _SET_ELSEWHERE = {
@@ -36,11 +36,12 @@ _REFUSED_KEYS = {
 """Keys of DeepSpeed that would break evenpack's guarantees, and the reasons."""
 
 
-def deepspeed_config(training: TrainingSection, section: DeepSpeedSection, world_size: int) -> dict[str, Any]:
+def deepspeed_config(config: RunConfig, world_size: int) -> dict[str, Any]:
     """Returns the dict for `deepspeed.initialize`: derived keys, and `deepspeed.extra` merged in.
 
     Raises: ConfigError if `world_size` cannot divide the step or `extra` holds a key that evenpack derives.
     """
+    training, section = config.training, config.deepspeed
     derived: dict[str, Any] = {
         "train_batch_size": training.items_per_step,
         "train_micro_batch_size_per_gpu": training.items_per_micro_batch,

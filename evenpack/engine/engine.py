@@ -60,7 +60,7 @@ class TrainingEngine:
 
         Raises: ConfigError if this number of ranks cannot divide a step, or the model cannot be compiled as asked.
         """
-        settings = deepspeed_config(config.training, config.deepspeed, world.size)
+        settings = deepspeed_config(config, world.size)
         model.to(world.device)
         self._compilation = compile_if_asked(model, config, world.device.type)
         self.config = config

@@ -110,7 +110,7 @@ def check_training(config: RunConfig, *, ranks: int) -> ResolvedRun:
         require_trainable(run)
         require_trackers(run.config.metrics)
         run.micro_batches(ranks)
-        deepspeed_config(run.config.training, run.config.deepspeed, ranks)
+        deepspeed_config(run.config, ranks)
         implausible = implausible_epochs(run.config, epochs_of_steps(run.config, run.prepared))
         if implausible is not None:
             log.warning("%s", implausible)
@@ -135,7 +135,7 @@ def _plan(run: ResolvedRun, *, ranks: int, device: "DevicePeak | None") -> Train
 
     prepared, training = run.prepared, run.config.training
     micro_batches = run.micro_batches(ranks)
-    settings = deepspeed_config(training, run.config.deepspeed, ranks)
+    settings = deepspeed_config(run.config, ranks)
     item, counts = run.item, items_of_an_epoch(prepared, training.batching)
     padded_alike = training.batching == "sequences" and (training.layout, training.policy) == ("padded", "arrival")
     items = training.planned_steps * training.items_per_step

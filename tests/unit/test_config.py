@@ -377,7 +377,7 @@ def test_settings_of_the_optimizer_that_would_be_wrong_are_refused(
 def test_lamb_is_refused_with_deepspeeds_bf16(run_file: Path) -> None:
     config = load_run_file(run_file, RunConfig, ["optimizer.kind=lamb", "deepspeed.extra.bf16={enabled: true}"])
     with pytest.raises(ConfigError, match=r"'bf16', which evenpack derives: set training\.precision"):
-        deepspeed_config(config.training, config.deepspeed, 1)
+        deepspeed_config(config, 1)
 
 
 # BERT

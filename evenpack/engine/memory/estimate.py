@@ -86,7 +86,7 @@ class RunMemory:
 def training_memory(config: RunConfig, size: MicroBatchSize, *, vocabulary_size: int, ranks: int) -> TrainingMemory:
     """Estimates a micro-batch of this size. Raises: ConfigError if the ranks cannot divide a step."""
     state = _state_sizes(config, vocabulary_size=vocabulary_size, ranks=ranks)
-    settings = deepspeed_config(config.training, config.deepspeed, ranks)
+    settings = deepspeed_config(config, ranks)
     return estimate_training_memory(
         config.model,
         vocabulary_size=vocabulary_size,

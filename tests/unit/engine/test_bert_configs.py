@@ -78,7 +78,7 @@ def test_eight_gpus_divide_a_step_packed_and_padded(name: str) -> None:
             adjusted.training.packs_per_step
         )
         assert (
-            deepspeed_config(adjusted.training, adjusted.deepspeed, GPUS)["train_batch_size"]
+            deepspeed_config(adjusted, GPUS)["train_batch_size"]
             == adjusted.training.packs_per_step
         )
         sequences = adjusted.training.packs_per_step * factor_of(config)

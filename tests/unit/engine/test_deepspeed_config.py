@@ -20,12 +20,8 @@ def run_config(*, deepspeed: dict[str, Any] | None = None, **training: Any) -> R
     )
 
 
-def settings_of(config: RunConfig, ranks: int) -> dict[str, Any]:
-    return deepspeed_config(config.training, config.deepspeed, ranks)
-
-
 def test_batch_sizes_follow_from_the_step_the_micro_batch_and_the_ranks():
-    settings = settings_of(run_config(), 4)
+    settings = deepspeed_config(run_config(), 4)
     assert settings["train_batch_size"] == 24
     assert settings["train_micro_batch_size_per_gpu"] == 2
     assert settings["gradient_accumulation_steps"] == 3
@@ -34,31 +30,31 @@ def test_batch_sizes_follow_from_the_step_the_micro_batch_and_the_ranks():
 @pytest.mark.parametrize(("clipping", "written"), [(None, 0.0), (0.5, 0.5), (1.0, 1.0)])
 def test_clipping_is_always_written_because_deepspeed_clips_at_1_by_default(clipping: float | None, written: float):
     config = run_config(gradient_clipping=clipping, deepspeed={"zero_stage": 1})
-    assert settings_of(config, 1)["gradient_clipping"] == written
+    assert deepspeed_config(config, 1)["gradient_clipping"] == written
 
 
 def test_at_zero_0_deepspeed_does_not_clip_because_the_engine_does():
-    assert settings_of(run_config(gradient_clipping=0.5), 1)["gradient_clipping"] == 0.0
+    assert deepspeed_config(run_config(gradient_clipping=0.5), 1)["gradient_clipping"] == 0.0
 
 
 @pytest.mark.parametrize("stage", [0, 1])
 def test_the_zero_stage_is_the_run_files(stage: int):
-    assert settings_of(run_config(deepspeed={"zero_stage": stage}), 1)["zero_optimization"] == {"stage": stage}
+    assert deepspeed_config(run_config(deepspeed={"zero_stage": stage}), 1)["zero_optimization"] == {"stage": stage}
 
 
 def test_bf16_autocast_keeps_gradients_in_fp32_between_ranks():
-    settings = settings_of(run_config(precision="bf16_autocast"), 1)
+    settings = deepspeed_config(run_config(precision="bf16_autocast"), 1)
     assert settings["torch_autocast"] == {"enabled": True, "dtype": "bfloat16", "lower_precision_safe_modules": []}
     assert "bf16" not in settings
 
 
 def test_fp32_has_no_autocast():
-    assert "torch_autocast" not in settings_of(run_config(precision="fp32"), 1)
+    assert "torch_autocast" not in deepspeed_config(run_config(precision="fp32"), 1)
 
 
 def test_extra_keys_are_added_section_by_section():
     extra = {"wall_clock_breakdown": True, "zero_optimization": {"reduce_bucket_size": 1000}, "csv_monitor": {"a": 1}}
-    settings = settings_of(run_config(deepspeed={"zero_stage": 1, "extra": extra}), 1)
+    settings = deepspeed_config(run_config(deepspeed={"zero_stage": 1, "extra": extra}), 1)
     assert settings["wall_clock_breakdown"] is True
     assert settings["csv_monitor"] == {"a": 1}
     assert settings["zero_optimization"] == {"stage": 1, "reduce_bucket_size": 1000}
@@ -83,7 +79,7 @@ def test_extra_keys_are_added_section_by_section():
 )
 def test_a_key_that_evenpack_derives_is_refused_by_name(extra: dict[str, Any], key: str, place: str):
     with pytest.raises(ConfigError, match=f"'{key}', which evenpack derives: set {place}"):
-        settings_of(run_config(deepspeed={"extra": extra}), 1)
+        deepspeed_config(run_config(deepspeed={"extra": extra}), 1)
 
 
 @pytest.mark.parametrize(
@@ -102,17 +98,17 @@ def test_a_key_that_evenpack_derives_is_refused_by_name(extra: dict[str, Any], k
 )
 def test_a_key_that_would_break_a_guarantee_is_refused(extra: dict[str, Any], key: str):
     with pytest.raises(ConfigError, match=f"'{key}', which must keep its default"):
-        settings_of(run_config(deepspeed={"extra": extra}), 1)
+        deepspeed_config(run_config(deepspeed={"extra": extra}), 1)
 
 
 def test_a_single_value_in_place_of_a_section_is_refused():
     with pytest.raises(ConfigError, match=r"extra\.zero_optimization must be a section .* found True"):
-        settings_of(run_config(deepspeed={"extra": {"zero_optimization": True}}), 1)
+        deepspeed_config(run_config(deepspeed={"extra": {"zero_optimization": True}}), 1)
 
 
 def test_ranks_that_cannot_divide_the_step_get_the_numbers_that_can():
     with pytest.raises(ConfigError) as caught:
-        settings_of(run_config(), 8)
+        deepspeed_config(run_config(), 8)
     message = str(caught.value)
     assert "8 ranks x training.packs_per_micro_batch (2) must divide training.packs_per_step (24)" in message
     assert "the number of ranks can be 1, 2, 3, 4, 6, 12" in message
@@ -123,7 +119,7 @@ def test_ranks_that_no_micro_batch_helps_are_advised_to_change_the_step():
     with pytest.raises(
         ConfigError, match="no packs_per_micro_batch helps 5 ranks: only a new run may have another packs_per_step"
     ):
-        settings_of(run_config(), 5)
+        deepspeed_config(run_config(), 5)
 
 
 @given(step=st.integers(1, 300), micro_batch=st.integers(1, 300), ranks=st.integers(1, 40))

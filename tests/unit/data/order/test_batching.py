@@ -43,7 +43,7 @@ def test_items_are_packs_or_sequences() -> None:
     packs, sequences = run_config(**OF_PACKS), run_config(**OF_SEQUENCES)
     assert (packs.training.items_per_step, packs.training.items_per_micro_batch) == (8, 2)
     assert (sequences.training.items_per_step, sequences.training.items_per_micro_batch) == (24, 3)
-    settings = deepspeed_config(sequences.training, sequences.deepspeed, 4)
+    settings = deepspeed_config(sequences, 4)
     assert [settings[name] for name in ("train_batch_size", "train_micro_batch_size_per_gpu")] == [24, 3]
     assert settings["gradient_accumulation_steps"] == 2
     assert validate(sequences.model_dump(), RunConfig, origin="written out") == sequences
@@ -97,7 +97,7 @@ def test_what_does_not_go_together_is_refused_by_name(training: dict[str, Any], 
 def test_ranks_that_cannot_divide_a_step_of_sequences_get_a_message_about_sequences() -> None:
     odd = run_config(**OF_SEQUENCES)
     with pytest.raises(ConfigError) as caught:
-        deepspeed_config(odd.training, odd.deepspeed, 3 * 5)
+        deepspeed_config(odd, 3 * 5)
     assert "training.sequences_per_micro_batch (3) must divide training.sequences_per_step (24)" in str(caught.value)
     assert "no sequences_per_micro_batch helps 15 ranks: only a new run may have another sequences_per_step" in str(
         caught.value
