@@ -5,20 +5,14 @@ takes seconds, in which the loader's processes import what they need and collate
 """
 
 from collections.abc import Generator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
 
 from evenpack.data.batches.pipeline import SkippedStep, StepBatches, training_batches
 from evenpack.data.prepared import PreparedData
 from evenpack.engine.activity import OnActivity, ignore_activity, own_work
-from evenpack.engine.checkpoints.continuation import (
-    compare_run_files,
-    kept_cost_weights,
-    kept_initial_weights,
-    require_fingerprint,
-    require_same_past_mixture,
-)
+from evenpack.engine.checkpoints.continuation import continued
 from evenpack.engine.checkpoints.files import CHECKPOINTS, Checkpoint, TrainState
 from evenpack.engine.checkpoints.initial_weights import initialize
 from evenpack.engine.checkpoints.store import CheckpointStore
@@ -134,7 +128,7 @@ def find_start(resolved: ResolvedRun, world: World) -> Start:
     )
     checkpoint = checkpoints.newest()
     if checkpoint is not None:
-        resolved = _continued(resolved, checkpoint.state)
+        resolved = continued(resolved, checkpoint.state)
     return Start(resolved=resolved, world=world, checkpoints=checkpoints, checkpoint=checkpoint)
 
 
@@ -205,17 +199,6 @@ def build_placed_model(run: ResolvedRun, world: World) -> Model:
         model = build_model(run, torch.device("meta"))
     run.config.deepspeed.sharding.place(model, run.config.run.seed, world, settings)
     return model
-
-
-def _continued(run: ResolvedRun, state: TrainState) -> ResolvedRun:
-    """Returns the run as it continues from a checkpoint. Raises: CheckpointError if it cannot."""
-    config = run.config.model_dump(mode="json")
-    require_same_past_mixture(state, run.config.data)
-    require_fingerprint(state, run.fingerprint(state.step), config)
-    compare_run_files(state, config, has_fewer_accumulations=run.settled.has_fewer_accumulations)
-    kept = kept_cost_weights(state, run.config.training.layout)
-    run = run if kept is None else replace(run.with_cost_weights(kept), cost_model=None)
-    return run.with_initial_weights(kept_initial_weights(state))
 
 
 def _require_shared_fingerprint(run: ResolvedRun, world: World) -> None:

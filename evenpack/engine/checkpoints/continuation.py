@@ -2,16 +2,17 @@
 
 import logging
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from evenpack.config import with_defaults
 from evenpack.data.config import DataConfig
 from evenpack.data.order.skipped_steps import SkippedSteps
-from evenpack.data.order.step_shape import CostWeights
 from evenpack.differences import differences
 from evenpack.engine.checkpoints.files import TrainState
 from evenpack.engine.config import RunConfig
+from evenpack.engine.resolving.resolve import ResolvedRun
 from evenpack.errors import CheckpointError
 
 log = logging.getLogger(__name__)
@@ -25,7 +26,6 @@ _INITIAL_WEIGHTS = "training.initialize_from"
 _COST_MODEL = "training.cost_model"
 """The key that has no effect while the layout is the same, because the checkpoint's weights apply."""
 
-
 _OF_THE_FINGERPRINT = ("run.seed", "training.batching", "data.")
 """Prefixes of the keys of the run file that decide its fingerprint."""
 
@@ -38,6 +38,27 @@ _NOT_OF_THE_FINGERPRINT = (
     ".maximum_epochs",
     ".maximum_document_bytes",
 )
+
+
+def continued(run: ResolvedRun, state: TrainState) -> ResolvedRun:
+    """Returns the run as it continues from a checkpoint, whatever its run file says now of how it began.
+
+    It keeps the initial weights that it records and, while the layout is the same, the cost weights.
+
+    Raises: CheckpointError if it cannot continue.
+    """
+    config = run.config.model_dump(mode="json")
+    require_same_past_mixture(state, run.config.data)
+    require_fingerprint(state, run.fingerprint(state.step), config)
+    compare_run_files(state, config, has_fewer_accumulations=run.settled.has_fewer_accumulations)
+    began_with = state.config["training"]["initialize_from"]
+    training = run.config.training.model_copy(
+        update={"initialize_from": None if began_with is None else Path(began_with)}
+    )
+    run = replace(run, config=run.config.model_copy(update={"training": training}))
+    if _keeps_cost_weights(state, config["training"]):
+        run = replace(run, shape=replace(run.shape, cost_weights=state.cost_weights), cost_model=None)
+    return run
 
 
 def require_fingerprint(state: TrainState, fingerprint: str, config: dict[str, Any]) -> None:
@@ -104,8 +125,7 @@ def compare_run_files(state: TrainState, config: dict[str, Any], *, has_fewer_ac
     """
     changed = differences(with_defaults(state.config, RunConfig), config)
     _log_unused_initial_weights(state, *changed.pop(_INITIAL_WEIGHTS, (None, None)))
-    keeps_weights = kept_cost_weights(state, config["training"]["layout"]) is not None
-    if keeps_weights and changed.pop(_COST_MODEL, None) is not None:
+    if _keeps_cost_weights(state, config["training"]) and changed.pop(_COST_MODEL, None) is not None:
         log.info(
             "%s is now %s and has no effect: the run still assigns by the weights with which it began (%s). "
             "Choose another run.output_dir to begin with others.",
@@ -184,18 +204,9 @@ def _skipped_steps(training: dict[str, Any]) -> SkippedSteps:
     return SkippedSteps.of(entry if isinstance(entry, int) else (entry[0], entry[1]) for entry in entries)
 
 
-def kept_cost_weights(state: TrainState, layout: str) -> CostWeights | None:
-    """Returns the weights by which the run still assigns.
-
-    None in another layout, whose slots depend on other lengths.
-    """
-    return state.cost_weights if state.config["training"]["layout"] == layout else None
-
-
-def kept_initial_weights(state: TrainState) -> Path | None:
-    """Returns the `training.initialize_from` with which the run began."""
-    began_with = state.config["training"]["initialize_from"]
-    return None if began_with is None else Path(began_with)
+def _keeps_cost_weights(state: TrainState, training: dict[str, Any]) -> bool:
+    """Returns whether the run still assigns by the checkpoint's weights: those of another layout are of other slots."""
+    return bool(state.config["training"]["layout"] == training["layout"])
 
 
 def _log_unused_initial_weights(state: TrainState, began_with: str | None, asked_for: str | None) -> None:

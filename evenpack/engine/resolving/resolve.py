@@ -9,11 +9,10 @@ import math
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from functools import cached_property
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from evenpack.data.order.mixture import MixtureSchedule
-from evenpack.data.order.step_shape import CostWeights, StepShape
+from evenpack.data.order.step_shape import StepShape
 from evenpack.data.prepared import PreparedData
 from evenpack.engine.config import RunConfig, TrainingSection
 from evenpack.engine.resolving.cost_model import CostModel
@@ -129,15 +128,6 @@ class ResolvedRun:
     def is_evaluation_due(self, step: int) -> bool:
         """Whether the model is evaluated after `step` updates; see the function."""
         return is_evaluation_due(self.config.training, step, samples_per_step=self.samples_per_step)
-
-    def with_cost_weights(self, weights: CostWeights) -> "ResolvedRun":
-        """Returns the run with the cost weights of the checkpoint from which it resumes."""
-        return replace(self, shape=replace(self.shape, cost_weights=weights))
-
-    def with_initial_weights(self, path: Path | None) -> "ResolvedRun":
-        """Returns the run with the initial weights that its checkpoints record, even if the run file has changed."""
-        training = self.config.training.model_copy(update={"initialize_from": path})
-        return replace(self, config=self.config.model_copy(update={"training": training}))
 
     def capacity(self, ranks: int) -> "BatchCapacity":
         """Returns the sizes of the index arrays in each batch of a run on so many ranks.
