@@ -60,10 +60,9 @@ def train_one_step(run_file: Path, overrides: tuple[str, ...]) -> Seconds:
 def resume(run_file: Path, overrides: tuple[str, ...], positions: tuple[int, ...]) -> Seconds:
     """Returns the seconds of each part of a resume."""
     from evenpack.data.batches.pipeline import training_batches
-    from evenpack.engine.build import build
+    from evenpack.engine import build
     from evenpack.engine.checkpoints import loading
     from evenpack.engine.checkpoints.files import CHECKPOINTS, UNIVERSAL
-    from evenpack.engine.checkpoints.store import CheckpointStore
     from evenpack.engine.resolving.resolve import open_run
     from evenpack.engine.world.distributed import joined_world
 
@@ -74,11 +73,11 @@ def resume(run_file: Path, overrides: tuple[str, ...], positions: tuple[int, ...
         with timing(found, "open"):
             run = open_run(config)
         with (
-            timed_method(found, "find", CheckpointStore, "newest"),
+            timed_method(found, "find", build, "newest_whole"),
             timed_method(found, "convert", loading, "make_universal"),
             timed_method(found, "load", "deepspeed.DeepSpeedEngine", "load_checkpoint"),
         ):
-            resumed = build(run, world)
+            resumed = build.build(run, world)
         shutil.rmtree(config.run.output_dir / CHECKPOINTS / UNIVERSAL, ignore_errors=True)
         if resumed.first_step != 1:
             raise SystemExit(f"expected to resume after step 1, found step {resumed.first_step}")

@@ -15,7 +15,9 @@ from evenpack.engine.activity import OnActivity, ignore_activity, own_work
 from evenpack.engine.checkpoints.continuation import continued
 from evenpack.engine.checkpoints.files import CHECKPOINTS, Checkpoint, TrainState
 from evenpack.engine.checkpoints.initial_weights import initialize
-from evenpack.engine.checkpoints.store import CheckpointStore
+from evenpack.engine.checkpoints.keeping import KeepPolicy
+from evenpack.engine.checkpoints.loading import load_checkpoint, newest_whole
+from evenpack.engine.checkpoints.saving import CheckpointWriter
 from evenpack.engine.config import RunConfig
 from evenpack.engine.deepspeed_config import deepspeed_config
 from evenpack.engine.engine import TrainingEngine
@@ -33,7 +35,6 @@ class Start:
 
     resolved: ResolvedRun
     world: World
-    checkpoints: CheckpointStore
     checkpoint: Checkpoint | None
     """The checkpoint from which it continues."""
 
@@ -85,6 +86,7 @@ class TrainingRun(Start):
     """All parts of a training run, at the step where it begins or continues."""
 
     engine: TrainingEngine
+    checkpoints: CheckpointWriter
     first_samples: int
     """Sequences trained on before."""
     on_activity: OnActivity
@@ -117,19 +119,10 @@ def find_start(resolved: ResolvedRun, world: World) -> Start:
     check_attention(resolved.config, world.device.type)
     resolved.micro_batches(world.size)
     _require_shared_fingerprint(resolved, world)
-    directory = resolved.config.run.output_dir / CHECKPOINTS
-    training = resolved.config.training
-    checkpoints = CheckpointStore(
-        directory,
-        world,
-        keep=training.keep_checkpoints,
-        every_hours=training.keep_checkpoint_every_hours,
-        best=training.keep_best_checkpoint,
-    )
-    checkpoint = checkpoints.newest()
+    checkpoint = newest_whole(resolved.config.run.output_dir / CHECKPOINTS, world)
     if checkpoint is not None:
         resolved = continued(resolved, checkpoint.state)
-    return Start(resolved=resolved, world=world, checkpoints=checkpoints, checkpoint=checkpoint)
+    return Start(resolved=resolved, world=world, checkpoint=checkpoint)
 
 
 def build(resolved: ResolvedRun, world: World, *, on_activity: OnActivity = ignore_activity) -> TrainingRun:
@@ -163,15 +156,15 @@ def build_at(start: Start, *, on_activity: OnActivity = ignore_activity) -> Trai
     if checkpoint is not None:
         step = checkpoint.step
         on_activity("loading the checkpoint", step)
-        start.checkpoints.load(
-            engine.deepspeed, checkpoint, on_conversion=lambda: on_activity("converting the checkpoint", step)
+        load_checkpoint(
+            engine.deepspeed, checkpoint, world, on_conversion=lambda: on_activity("converting the checkpoint", step)
         )
     return TrainingRun(
         resolved=resolved,
         world=world,
         engine=engine,
-        checkpoints=start.checkpoints,
         checkpoint=checkpoint,
+        checkpoints=_writer(resolved.config, world, resumed_step=None if checkpoint is None else checkpoint.step),
         first_samples=0 if checkpoint is None else checkpoint.state.samples,
         on_activity=on_activity,
     )
@@ -199,6 +192,16 @@ def build_placed_model(run: ResolvedRun, world: World) -> Model:
         model = build_model(run, torch.device("meta"))
     run.config.deepspeed.sharding.place(model, run.config.run.seed, world, settings)
     return model
+
+
+def _writer(config: RunConfig, world: World, *, resumed_step: int | None) -> CheckpointWriter:
+    training = config.training
+    policy = KeepPolicy(
+        newest=training.keep_checkpoints,
+        every_hours=training.keep_checkpoint_every_hours,
+        best=training.keep_best_checkpoint,
+    )
+    return CheckpointWriter(config.run.output_dir / CHECKPOINTS, world, policy, resumed_step=resumed_step)
 
 
 def _require_shared_fingerprint(run: ResolvedRun, world: World) -> None:

@@ -16,8 +16,11 @@ import torch
 import torch.distributed as dist
 
 from evenpack.data.order.step_shape import CostWeights
+from evenpack.engine.checkpoints.background import BackgroundWriter
 from evenpack.engine.checkpoints.files import TrainState
-from evenpack.engine.checkpoints.store import CheckpointStore, newest_whole
+from evenpack.engine.checkpoints.keeping import KeepPolicy
+from evenpack.engine.checkpoints.loading import newest_whole
+from evenpack.engine.checkpoints.saving import CheckpointWriter
 from evenpack.engine.world.distributed import World
 from evenpack.testing.ranks import fork_context
 
@@ -120,15 +123,16 @@ def save_and_die(
     if ranks > 1:
         dist.init_process_group("gloo", init_method=f"file://{directory}.meeting", rank=rank, world_size=ranks)
     world = World(rank=rank, size=ranks, local_rank=rank, device=torch.device("cpu"))
-    store = CheckpointStore(directory, world, keep=1)
+    writer = CheckpointWriter(directory, world, KeepPolicy(newest=1))
     crossed = count_borders(kill_at)
     engine, state = PlainEngine(world, content), train_state(step, world_size=ranks)
     if in_background:
-        store.background.begin(engine, state)
+        background = BackgroundWriter(writer, world)
+        background.begin(engine, state)
         engine.content[:] = b"later" * 1000
-        store.background.finish()
+        background.finish()
     else:
-        store.save(engine, state)
+        writer.save(engine, state)
     answer.send(len(crossed))
     os._exit(0)
 
@@ -182,8 +186,8 @@ def assert_whole_and_usable(directory: Path, *, old_step: int, new_step: int) ->
     content = contents.pop()
     if old_step != new_step:
         assert found.step == {OLD: old_step, NEW: new_step}[content]
-    store = CheckpointStore(directory, SOLO, keep=1)
-    store.save(PlainEngine(SOLO, b"next"), train_state(new_step + 1, world_size=1))
+    writer = CheckpointWriter(directory, SOLO, KeepPolicy(newest=1))
+    writer.save(PlainEngine(SOLO, b"next"), train_state(new_step + 1, world_size=1))
     next_name = f"step_{new_step + 1:06d}"
     assert sorted(path.name for path in directory.iterdir()) == ["latest", next_name]
     return content

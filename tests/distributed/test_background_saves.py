@@ -12,9 +12,11 @@ import pytest
 from killed_saves import NEW, OLD, PlainEngine, kill_everywhere, train_state
 from test_checkpoint import batch_of, training_engine
 
-from evenpack.engine.checkpoints.background import RankReport
+from evenpack.engine.checkpoints.background import BackgroundWriter, RankReport
 from evenpack.engine.checkpoints.files import Checkpoint
-from evenpack.engine.checkpoints.store import CheckpointStore
+from evenpack.engine.checkpoints.keeping import KeepPolicy
+from evenpack.engine.checkpoints.loading import newest_whole
+from evenpack.engine.checkpoints.saving import CheckpointWriter
 from evenpack.engine.world.distributed import World
 from evenpack.errors import SaveError
 from evenpack.testing import run_ranks
@@ -49,25 +51,27 @@ def save_both_ways(world: World, directory: Path, stage: int) -> tuple[dict[str,
 
     Returns the checksums of both, and the ranks that left a report.
     """
-    stores = [CheckpointStore(directory / f"{way}_{stage}", world, keep=1) for way in ("foreground", "background")]
+    places = [directory / f"{way}_{stage}" for way in ("foreground", "background")]
+    writers = [CheckpointWriter(place, world, KeepPolicy(newest=1)) for place in places]
+    background = BackgroundWriter(writers[1], world)
     engine = training_engine(world, zero_stage=stage)
     first = world.rank * engine.micro_batches
     micro_batches = [batch_of(0, first + index) for index in range(engine.micro_batches)]
     engine.train_step(0, micro_batches)
     state = train_state(1, world_size=world.size, zero_stage=stage)
-    in_foreground = stores[0].save(engine.deepspeed, state)
+    in_foreground = writers[0].save(engine.deepspeed, state)
     reported = []
     read = RankReport.read
     RankReport.read = classmethod(lambda _, path: reported.append(int(path.stem[-1])) or read(path))  # type: ignore
     files, trained = engine.deepspeed.checkpoint_engine, threading.Event()
     write = files.save
     files.save = lambda state_dict, path: trained.wait(60) and write(state_dict, path)
-    stores[1].background.begin(engine.deepspeed, state)
+    background.begin(engine.deepspeed, state)
     engine.train_step(1, micro_batches)
     trained.set()
-    stores[1].background.finish()
+    background.finish()
     RankReport.read = read  # type: ignore[method-assign]
-    in_background = stores[1].newest()
+    in_background = newest_whole(places[1], world)
     assert in_background is not None
     return checksums(in_foreground), checksums(in_background), reported
 
@@ -98,7 +102,7 @@ def plain_engine(world: World, *, seconds: float = 0.0) -> PlainEngine:
 
 def save_without_a_report(world: World, directory: Path) -> list[str]:
     """Saves on ranks of which one writes and cannot report it, and then cannot write either; returns the results."""
-    store = CheckpointStore(directory / "without_report", world, keep=3)
+    background = BackgroundWriter(CheckpointWriter(directory / "without_report", world, KeepPolicy(newest=3)), world)
 
     def fail(*_: Any, **__: Any) -> None:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
@@ -111,52 +115,52 @@ def save_without_a_report(world: World, directory: Path) -> list[str]:
             engine = plain_engine(world)
             if world.rank == 1 and step == 2:
                 engine.checkpoint_engine.save = fail  # type: ignore[method-assign]
-            store.background.begin(engine, train_state(step, world_size=world.size))
-            store.background.finish()
-            ended = store.background.ended()
+            background.begin(engine, train_state(step, world_size=world.size))
+            background.finish()
+            ended = background.ended()
             if ended is not None:
                 failed = isinstance(ended.result, SaveError)
                 results.append(str(ended.result) if failed else f"step {ended.result.step}")
                 results.append(" ".join(sorted(path.name for path in (directory / "without_report").iterdir())))
-            assert store.background.ended() is None
+            assert background.ended() is None
     return results
 
 
 def wait_alone(world: World, directory: Path) -> list[int | None]:
     """Returns the newest step after a wait that is too short, and after one that is not."""
-    store = CheckpointStore(directory / "alone", world, keep=1)
-    store.background.begin(plain_engine(world, seconds=0.3), train_state(1, world_size=world.size))
+    background = BackgroundWriter(CheckpointWriter(directory / "alone", world, KeepPolicy(newest=1)), world)
+    background.begin(plain_engine(world, seconds=0.3), train_state(1, world_size=world.size))
     newest = []
     for seconds in (0.0, 60.0):
-        store.background.wait_alone(seconds=seconds)
+        background.wait_alone(seconds=seconds)
         world.barrier()
-        found = store.newest()
+        found = newest_whole(directory / "alone", world)
         newest.append(None if found is None else found.step)
     return newest
 
 
 def save_with_a_thread_that_dies(world: World, directory: Path) -> str:
     """Returns what rank 0 learns of a save whose thread has died on rank 1 of something that nobody expects."""
-    store = CheckpointStore(directory / "died", world, keep=1)
+    background = BackgroundWriter(CheckpointWriter(directory / "died", world, KeepPolicy(newest=1)), world)
     engine = plain_engine(world)
     if world.rank == 1:
         engine.checkpoint_engine.save = lambda *_: {}["nothing"]
-    store.background.begin(engine, train_state(1, world_size=world.size))
+    background.begin(engine, train_state(1, world_size=world.size))
     if world.rank == 1:
         with pytest.raises(KeyError, match="nothing"):
-            store.background.finish()
+            background.finish()
         return "died"
-    store.background.wait_alone(seconds=20.0)
-    ended = store.background.ended()
+    background.wait_alone(seconds=20.0)
+    ended = background.ended()
     return "waits" if ended is None else str(ended.result)
 
 
 def priorities(world: World, directory: Path) -> tuple[int, int]:
     """Returns the priorities of the thread that writes and of the one that trains."""
     engine = plain_engine(world)
-    store = CheckpointStore(directory / "priorities", world, keep=1)
-    store.background.begin(engine, train_state(1, world_size=world.size))
-    store.background.finish()
+    background = BackgroundWriter(CheckpointWriter(directory / "priorities", world, KeepPolicy(newest=1)), world)
+    background.begin(engine, train_state(1, world_size=world.size))
+    background.finish()
     return engine.checkpoint_engine.priority, priority()
 
 

@@ -17,8 +17,9 @@ from torch import nn
 from evenpack.batch import PackedBatch, SlotTargets
 from evenpack.engine.checkpoints import files as checkpoint_files
 from evenpack.engine.checkpoints.files import checkpoint_name, find_candidates, read_manifest
-from evenpack.engine.checkpoints.loading import newest_whole
-from evenpack.engine.checkpoints.store import CheckpointStore
+from evenpack.engine.checkpoints.keeping import KeepPolicy
+from evenpack.engine.checkpoints.loading import load_checkpoint, newest_whole
+from evenpack.engine.checkpoints.saving import CheckpointWriter
 from evenpack.engine.checkpoints.weights import load_model_weights
 from evenpack.engine.world.distributed import World
 from evenpack.errors import CheckpointError
@@ -132,17 +133,13 @@ def weights_of(engine: "TrainingEngine") -> dict[str, torch.Tensor]:
         return {name: value.detach().clone() for name, value in engine.model.named_parameters()}
 
 
-def deepspeed_store(directory: Path, world: World, zero_stage: int) -> CheckpointStore:
-    return CheckpointStore(directory / f"stage_{zero_stage}", world, keep=2)
-
-
 def train_throughout_then_die(world: World, directory: Path) -> None:
     """Trains at each stage without a stop and saves on the way; rank 1 is killed during the last save."""
     for stage in STAGES:
         engine = training_engine(world, zero_stage=stage)
-        store = deepspeed_store(directory, world, stage)
+        writer = CheckpointWriter(directory / f"stage_{stage}", world, KeepPolicy(newest=2))
         losses = train(engine, world, 0, SAVED_STEP)
-        store.save(engine.deepspeed, train_state(SAVED_STEP, world_size=world.size, zero_stage=stage))
+        writer.save(engine.deepspeed, train_state(SAVED_STEP, world_size=world.size, zero_stage=stage))
         at_save = weights_of(engine)
         losses += train(engine, world, SAVED_STEP, STEPS)
         if world.is_main:
@@ -151,7 +148,7 @@ def train_throughout_then_die(world: World, directory: Path) -> None:
         if stage == STAGES[-1]:
             torch.save = write_half_and_die if world.rank == 1 else torch.save
         if stage in (0, STAGES[-1]):
-            store.save(engine.deepspeed, train_state(STEPS, world_size=world.size, zero_stage=stage))
+            writer.save(engine.deepspeed, train_state(STEPS, world_size=world.size, zero_stage=stage))
 
 
 def write_half_and_die(_: Any, path: str, **options: Any) -> None:
@@ -162,10 +159,9 @@ def write_half_and_die(_: Any, path: str, **options: Any) -> None:
 def go_on(world: World, directory: Path, zero_stage: int) -> tuple[int, list[float], dict[str, torch.Tensor]]:
     """Resumes and trains to the end; returns the first step, the losses and the weights."""
     engine = training_engine(world, zero_stage=zero_stage)
-    store = deepspeed_store(directory, world, zero_stage)
-    checkpoint = store.newest()
+    checkpoint = newest_whole(directory / f"stage_{zero_stage}", world)
     assert checkpoint is not None
-    store.load(engine.deepspeed, checkpoint)
+    load_checkpoint(engine.deepspeed, checkpoint, world)
     losses = train(engine, world, checkpoint.step, STEPS)
     return checkpoint.step, losses, weights_of(engine)
 
@@ -195,7 +191,7 @@ def read_wrongly_on_rank_1(world: World, directory: Path) -> str:
 
 
 def resume_at_the_same_size(world: World, directory: Path) -> dict[str, Any]:
-    newest = deepspeed_store(directory, world, 0).newest()
+    newest = newest_whole(directory / "stage_0", world)
     assert newest is not None
     hide_from_rank_1(world, f"stage_0/{checkpoint_name(STEPS)}/mp_rank_00")
     return {
@@ -212,7 +208,7 @@ def go_on_from_the_first_save(world: World, directory: Path) -> tuple[dict[str, 
     """Resumes at ZeRO 0 with any number of ranks; returns the loaded weights, and the losses to the end."""
     engine = training_engine(world, zero_stage=0)
     checkpoint = read_manifest(directory / "stage_0" / checkpoint_name(SAVED_STEP))
-    deepspeed_store(directory, world, 0).load(engine.deepspeed, checkpoint)
+    load_checkpoint(engine.deepspeed, checkpoint, world)
     return weights_of(engine), train(engine, world, SAVED_STEP, STEPS)
 
 
@@ -243,20 +239,18 @@ def refusal_of_code(world: World, directory: Path) -> tuple[str, bool]:
 def settings_after_load(world: World, directory: Path, zero_stage: int) -> tuple[list[float], float | None]:
     """Returns the weight decay of both groups, and DeepSpeed's clipping, after the run file has changed them."""
     engine = training_engine(world, zero_stage=zero_stage, weight_decay=0.5, clipping=0.25)
-    store = deepspeed_store(directory, world, zero_stage)
-    checkpoint = store.newest()
+    checkpoint = newest_whole(directory / f"stage_{zero_stage}", world)
     assert checkpoint is not None
-    store.load(engine.deepspeed, checkpoint)
+    load_checkpoint(engine.deepspeed, checkpoint, world)
     optimizer = engine.deepspeed.optimizer
     return [group["weight_decay"] for group in optimizer.param_groups], getattr(optimizer, "clip_grad", None)
 
 
 def refusal(world: World, directory: Path, engine: "TrainingEngine") -> str:
-    store = CheckpointStore(directory, world, keep=2)
-    checkpoint = store.newest()
+    checkpoint = newest_whole(directory, world)
     assert checkpoint is not None
     with pytest.raises(CheckpointError) as caught:
-        store.load(engine.deepspeed, checkpoint)
+        load_checkpoint(engine.deepspeed, checkpoint, world)
     return str(caught.value)
 
 

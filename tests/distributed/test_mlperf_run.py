@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from tiny_training import changed, never
 
-from evenpack.engine.checkpoints.store import CheckpointStore
+from evenpack.engine.checkpoints.saving import CheckpointWriter
 from evenpack.engine.config import RunConfig
 from evenpack.engine.reporting.metrics import read_metrics
 from evenpack.engine.train import TrainOutcome, train_in
@@ -156,7 +156,7 @@ def go_on_in_pieces(world: World, config: RunConfig) -> list[TrainOutcome]:
     if world.is_main:
         (config.run.output_dir / "metrics.jsonl").unlink()
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(CheckpointStore, "save", interrupted)
+        patch.setattr(CheckpointWriter, "save", interrupted)
         with pytest.raises(KeyboardInterrupt):
             train_in(world, config, stop_requested=never)
     return [*outcomes, train_in(world, config, stop_requested=never)]

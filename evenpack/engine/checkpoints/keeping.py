@@ -18,9 +18,9 @@ class KeepPolicy:
 
     newest: int
     """Number of newest checkpoints to keep, at least 1: the run continues from the newest."""
-    every_hours: float | None
+    every_hours: float | None = None
     """Keep the oldest, and each that was saved at least so many hours after the one before it that this rule keeps."""
-    best: bool
+    best: bool = False
     """Keep the checkpoint of the lowest validation loss."""
 
     def __post_init__(self) -> None:

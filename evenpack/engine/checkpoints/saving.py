@@ -53,17 +53,14 @@ class WritingEngine(Protocol):
 class CheckpointWriter:
     """Writes the checkpoints of one run into a directory that all ranks see; `save` is called by all ranks."""
 
-    def __init__(self, directory: Path, world: World, policy: KeepPolicy) -> None:
+    def __init__(self, directory: Path, world: World, policy: KeepPolicy, *, resumed_step: int | None = None) -> None:
+        """`resumed_step`: that of the checkpoint that was loaded, as later ones are broken, and count no more."""
         self._directory = directory
         self._world = world
         self._policy = policy
-        self._resumed_step: int | None = None
+        self._resumed_step = resumed_step
         self._saved_steps: set[int] = set()
         """Steps whose checkpoints this start has saved."""
-
-    def resumed_at(self, step: int) -> None:
-        """Notes the step of the checkpoint that was loaded: later ones are broken, and count no more."""
-        self._resumed_step = step
 
     def save(self, engine: WritingEngine, state: TrainState) -> Checkpoint:
         """Writes a checkpoint and returns once it is on disk under its name, on all ranks.

@@ -7,6 +7,7 @@ from contextlib import contextmanager
 
 from evenpack.engine.activity import own_work
 from evenpack.engine.build import TrainingRun
+from evenpack.engine.checkpoints.background import BackgroundWriter
 from evenpack.engine.checkpoints.files import Checkpoint, TrainState
 from evenpack.engine.evaluate import overall_loss
 from evenpack.engine.parts.metrics_writer import MetricsWriter, SaveCost
@@ -26,7 +27,7 @@ class Saves(Part):
         self._run = run
         self._writer = writer
         self._on_activity = run.on_activity
-        self._background = run.checkpoints.background
+        self._background = BackgroundWriter(run.checkpoints, run.world)
         self._step = run.first_step
         """The step of the save in flight."""
         self._pause_seconds = 0.0

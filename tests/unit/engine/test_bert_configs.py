@@ -77,10 +77,7 @@ def test_eight_gpus_divide_a_step_packed_and_padded(name: str) -> None:
         assert adjusted.training.step_size.micro_batches(GPUS) * GPUS * adjusted.training.packs_per_micro_batch == (
             adjusted.training.packs_per_step
         )
-        assert (
-            deepspeed_config(adjusted, GPUS)["train_batch_size"]
-            == adjusted.training.packs_per_step
-        )
+        assert deepspeed_config(adjusted, GPUS)["train_batch_size"] == adjusted.training.packs_per_step
         sequences = adjusted.training.packs_per_step * factor_of(config)
         meant = 768 if name == SPRINT else config.training.packs_per_step
         assert sequences == pytest.approx(meant, rel=0.01), "the batch that the learning rate was chosen for"

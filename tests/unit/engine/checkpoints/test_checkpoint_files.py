@@ -28,9 +28,9 @@ from evenpack.engine.checkpoints.files import (
     remove_checkpoint,
     write_manifest,
 )
-from evenpack.engine.checkpoints.loading import newest_whole, whole_at
+from evenpack.engine.checkpoints.keeping import KeepPolicy
+from evenpack.engine.checkpoints.loading import load_checkpoint, newest_whole, whole_at
 from evenpack.engine.checkpoints.saving import CheckpointWriter
-from evenpack.engine.checkpoints.store import CheckpointStore
 from evenpack.engine.checkpoints.weights import load_model_weights
 from evenpack.engine.config import RunConfig
 from evenpack.engine.world.distributed import World
@@ -77,11 +77,11 @@ def train_state(step: int) -> TrainState:
     )
 
 
-def save_steps(directory: Path, *steps: int, keep: int = 9) -> CheckpointStore:
-    store = CheckpointStore(directory, SOLO, keep=keep)
+def save_steps(directory: Path, *steps: int, keep: int = 9) -> CheckpointWriter:
+    writer = CheckpointWriter(directory, SOLO, KeepPolicy(newest=keep))
     for step in steps:
-        store.save(FileEngine(), train_state(step))
-    return store
+        writer.save(FileEngine(), train_state(step))
+    return writer
 
 
 class RunsWhenRead:
@@ -128,8 +128,8 @@ DAMAGE: dict[str, Callable[[Path], None]] = {"truncated": truncate, "one bit fli
 
 class TestSave:
     def test_what_was_saved_is_found_as_it_was(self, tmp_path: Path):
-        store = save_steps(tmp_path / "checkpoints", 200)
-        found = store.newest()
+        save_steps(tmp_path / "checkpoints", 200)
+        found = newest_whole(tmp_path / "checkpoints", SOLO)
         assert found is not None
         assert found.path == tmp_path / "checkpoints" / "step_000200"
         assert found.state == train_state(200)
@@ -140,7 +140,7 @@ class TestSave:
     def test_a_file_that_goes_before_the_checkpoint_has_its_name_leaves_the_older_one(
         self, tmp_path: Path, damage: str, monkeypatch: pytest.MonkeyPatch
     ):
-        store = save_steps(tmp_path, 1, keep=1)
+        writer = save_steps(tmp_path, 1, keep=1)
         publish = CheckpointWriter.publish
 
         def publish_without(writer: Any, partial: Path, state: TrainState, files: Any) -> Checkpoint:
@@ -149,7 +149,7 @@ class TestSave:
 
         monkeypatch.setattr(CheckpointWriter, "publish", publish_without)
         with pytest.raises(SaveError, match=rf"{files_of(tmp_path)[0]}"):
-            store.save(FileEngine(), train_state(2))
+            writer.save(FileEngine(), train_state(2))
         assert names(tmp_path) == ["latest", "step_000001"]
 
     def test_the_manifest_lists_every_other_file(self, tmp_path: Path):
@@ -187,38 +187,37 @@ class TestSave:
             assert find_wrong_size(checkpoint) == f"{record.name} has {size} bytes, expected {record.size}"
 
     def test_a_broken_checkpoint_does_not_count_among_those_kept(self, tmp_path: Path):
-        store = save_steps(tmp_path, 1, 2, 3, keep=3)
+        save_steps(tmp_path, 1, 2, 3, keep=3)
         for step in (2, 3):
             truncate(tmp_path / checkpoint_name(step) / "mp_rank_00_model_states.pt")
-        found = store.newest()
+        found = newest_whole(tmp_path, SOLO)
         assert found is not None
         assert found.step == 1
-        CheckpointStore(tmp_path, SOLO, keep=2).save(FileEngine(), train_state(4))
+        CheckpointWriter(tmp_path, SOLO, KeepPolicy(newest=2)).save(FileEngine(), train_state(4))
         assert names(tmp_path) == ["latest", "step_000001", "step_000004"]
 
     def test_later_steps_of_a_run_that_went_back_are_removed(self, tmp_path: Path):
-        store = save_steps(tmp_path, 1, 5, keep=2)
+        writer = save_steps(tmp_path, 1, 5, keep=2)
         flip_a_bit(tmp_path / "step_000005" / "mp_rank_00_model_states.pt")  # its size stays right
-        store.save(FileEngine(), train_state(3))
+        writer.save(FileEngine(), train_state(3))
         assert names(tmp_path) == ["latest", "step_000001", "step_000003"]
 
     def test_one_that_the_resume_has_passed_over_displaces_no_whole_one(self, tmp_path: Path):
         save_steps(tmp_path, 4, 5)
         flip_a_bit(tmp_path / "step_000005" / "mp_rank_00_model_states.pt")  # its size stays right
-        store = CheckpointStore(tmp_path, SOLO, keep=2)
-        found = store.newest()
+        found = newest_whole(tmp_path, SOLO)
         assert found is not None
         assert found.step == 4
-        store.load(FileEngine(), found)
-        store.save(FileEngine(), train_state(6))
+        writer = CheckpointWriter(tmp_path, SOLO, KeepPolicy(newest=2), resumed_step=found.step)
+        writer.save(FileEngine(), train_state(6))
         assert names(tmp_path) == ["latest", "step_000004", "step_000006"]
-        store.save(FileEngine(), train_state(8))
+        writer.save(FileEngine(), train_state(8))
         assert names(tmp_path) == ["latest", "step_000006", "step_000008"]
 
     def test_the_same_step_can_be_saved_again(self, tmp_path: Path):
-        store = save_steps(tmp_path, 1)
-        store.save(FileEngine(), replace(train_state(1), fingerprint="other"))
-        found = store.newest()
+        writer = save_steps(tmp_path, 1)
+        writer.save(FileEngine(), replace(train_state(1), fingerprint="other"))
+        found = newest_whole(tmp_path, SOLO)
         assert found is not None
         assert found.state.fingerprint == "other"
         assert names(tmp_path) == ["latest", "step_000001"]
@@ -240,7 +239,7 @@ class TestSave:
                 seen.append((tmp_path / ".universal").exists())
                 super().save_checkpoint(save_dir, **options)
 
-        CheckpointStore(tmp_path, SOLO, keep=2).save(Looking(), train_state(2))
+        CheckpointWriter(tmp_path, SOLO, KeepPolicy(newest=2)).save(Looking(), train_state(2))
         assert seen == [False]
 
     def test_a_full_disk_is_named_in_the_error_and_leaves_the_older_checkpoint(self, tmp_path: Path):
@@ -249,10 +248,10 @@ class TestSave:
                 (Path(save_dir) / "half").touch()
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-        store = save_steps(tmp_path, 1, keep=1)
+        writer = save_steps(tmp_path, 1, keep=1)
         with pytest.raises(RunError, match=rf"(?s)rank 0 .*{tmp_path}.*GB free.*No space left.*continues from"):
-            store.save(FullDisk(), train_state(2))
-        found = store.newest()
+            writer.save(FullDisk(), train_state(2))
+        found = newest_whole(tmp_path, SOLO)
         assert found is not None
         assert found.step == 1
         assert (tmp_path / "latest").read_text() == "step_000001\n"
@@ -275,7 +274,7 @@ class TestSave:
         monkeypatch.setattr(os, "rename", lambda old, new: (note("name", new), rename(old, new)))
         monkeypatch.setattr(os, "replace", lambda old, new: (note("name", new), replace_file(old, new)))
         monkeypatch.setattr(shutil, "rmtree", lambda path, **options: (note("delete", path), rmtree(path, **options)))
-        CheckpointStore(tmp_path / "runs", SOLO, keep=1).save(FileEngine(), train_state(2))
+        CheckpointWriter(tmp_path / "runs", SOLO, KeepPolicy(newest=1)).save(FileEngine(), train_state(2))
         partial = "runs/.step_000002.partial"
         first = events.index(f"flush {partial}/mp_rank_00_model_states.pt")
         assert events[first:] == [
@@ -309,9 +308,9 @@ class TestNewest:
     def test_a_damaged_file_is_named_and_the_older_checkpoint_taken(
         self, tmp_path: Path, caplog: pytest.LogCaptureFixture, name: str, damage: str
     ):
-        store = save_steps(tmp_path, 1, 2)
+        save_steps(tmp_path, 1, 2)
         DAMAGE[damage](tmp_path / "step_000002" / name)
-        found = store.newest()
+        found = newest_whole(tmp_path, SOLO)
         assert found is not None
         assert found.step == 1
         (warning,) = caplog.records
@@ -336,55 +335,55 @@ class TestNewest:
             assert found.state == train_state(1)
 
     def test_expected_and_found_are_both_reported(self, tmp_path: Path, caplog: pytest.LogCaptureFixture):
-        store = save_steps(tmp_path, 1, 2, 3)
+        save_steps(tmp_path, 1, 2, 3)
         short = read_manifest(tmp_path / "step_000003").files[0]
         flipped = read_manifest(tmp_path / "step_000002").files[0]
         truncate(tmp_path / "step_000003" / short.name)
         flip_a_bit(tmp_path / "step_000002" / flipped.name)
-        assert store.newest() is not None
+        assert newest_whole(tmp_path, SOLO) is not None
         assert f"{short.name} has {short.size // 2} bytes, expected {short.size}" in caplog.text
         assert f"expected {flipped.checksum} (seen by rank 0" in caplog.text
 
     def test_a_directory_renamed_to_another_step_is_broken(self, tmp_path: Path):
-        store = save_steps(tmp_path, 1, 2)
+        save_steps(tmp_path, 1, 2)
         (tmp_path / "step_000002").rename(tmp_path / "step_000020")
-        found = store.newest()
+        found = newest_whole(tmp_path, SOLO)
         assert found is not None
         assert found.step == 1
 
     def test_if_none_is_whole_the_run_does_not_start_from_zero(self, tmp_path: Path):
-        store = save_steps(tmp_path, 1, 2)
+        save_steps(tmp_path, 1, 2)
         truncate(tmp_path / "step_000001" / "manifest.json")
         (tmp_path / "step_000002" / "mp_rank_00_model_states.pt").unlink()
         with pytest.raises(CheckpointError) as caught:
-            store.newest()
+            newest_whole(tmp_path, SOLO)
         for part in ("2 checkpoints", "step_000001: manifest.json", "step_000002: mp_rank_00", "move"):
             assert part in str(caught.value)
 
     def test_one_moved_aside_by_a_killed_save_still_counts(self, tmp_path: Path):
-        store = save_steps(tmp_path, 1, 2)
+        save_steps(tmp_path, 1, 2)
         (tmp_path / "step_000002").rename(tmp_path / ".step_000002.replaced")
-        found = store.newest()
+        found = newest_whole(tmp_path, SOLO)
         assert found is not None
         assert found.path.name == ".step_000002.replaced"
         engine = FileEngine()
-        store.load(engine, found)
+        load_checkpoint(engine, found, SOLO)
         assert engine.loaded == ".step_000002.replaced"
 
     def test_looking_changes_nothing(self, tmp_path: Path):
-        store = save_steps(tmp_path, 1, 2)
+        save_steps(tmp_path, 1, 2)
         truncate(tmp_path / "step_000002" / "manifest.json")
         (tmp_path / ".step_000003.partial").mkdir()
         before = names(tmp_path)
-        store.newest()
+        newest_whole(tmp_path, SOLO)
         assert names(tmp_path) == before
 
 
 class TestLoad:
     def test_zero_0_takes_any_number_of_ranks_as_it_is(self, tmp_path: Path):
-        store = save_steps(tmp_path, 1)
+        save_steps(tmp_path, 1)
         checkpoint, engine = read_manifest(tmp_path / "step_000001"), FileEngine()
-        store.load(engine, replace(checkpoint, state=replace(checkpoint.state, world_size=4)))
+        load_checkpoint(engine, replace(checkpoint, state=replace(checkpoint.state, world_size=4)), SOLO)
         assert engine.loaded == "step_000001"
 
     def test_a_model_of_another_shape_is_an_error_that_says_so(self, tmp_path: Path):
@@ -392,18 +391,18 @@ class TestLoad:
             def load_checkpoint(self, load_dir: str, *, tag: str) -> tuple[str | None, Any]:
                 raise RuntimeError("size mismatch for embedding.weight")
 
-        store = save_steps(tmp_path, 1)
+        save_steps(tmp_path, 1)
         with pytest.raises(CheckpointError, match=r"(?s)does not fit this run's model.*size mismatch"):
-            store.load(OtherModel(), read_manifest(tmp_path / "step_000001"))
+            load_checkpoint(OtherModel(), read_manifest(tmp_path / "step_000001"), SOLO)
 
     def test_what_deepspeed_does_not_find_is_an_error(self, tmp_path: Path):
         class Nothing(FileEngine):
             def load_checkpoint(self, load_dir: str, *, tag: str) -> tuple[str | None, Any]:
                 return None, None
 
-        store = save_steps(tmp_path, 1)
+        save_steps(tmp_path, 1)
         with pytest.raises(CheckpointError, match="nothing to load"):
-            store.load(Nothing(), read_manifest(tmp_path / "step_000001"))
+            load_checkpoint(Nothing(), read_manifest(tmp_path / "step_000001"), SOLO)
 
     def test_the_run_files_optimizer_settings_outlive_the_saved_ones(self, tmp_path: Path):
         class RestoringEngine(FileEngine):
@@ -412,24 +411,25 @@ class TestLoad:
                 group.update(weight_decay=0.1, betas=(0.0, 0.0), params=[torch.zeros(1)])
                 return load_dir, {}
 
-        store, engine = save_steps(tmp_path, 1), RestoringEngine()
-        store.load(engine, read_manifest(tmp_path / "step_000001"))
+        save_steps(tmp_path, 1)
+        engine = RestoringEngine()
+        load_checkpoint(engine, read_manifest(tmp_path / "step_000001"), SOLO)
         (group,) = engine.optimizer.param_groups
         assert (group["weight_decay"], group["betas"]) == (0.5, (0.9, 0.999))
         assert group["params"] == [torch.zeros(1)]
 
     @pytest.mark.parametrize("name", ["mp_rank_00_model_states.pt", "zero_pp_rank_0_mp_rank_00_optim_states.pt"])
     def test_a_file_that_would_run_code_is_named_before_deepspeed_reads_it(self, tmp_path: Path, name: str):
-        store = save_steps(tmp_path, 1)
+        save_steps(tmp_path, 1)
         checkpoint = forged(tmp_path / "step_000001", name, RunsWhenRead(tmp_path / "ran"))
         engine = FileEngine()
         with pytest.raises(CheckpointError, match=rf"step_000001: {name} requires posix.mkdir when it is read"):
-            store.load(engine, checkpoint)
+            load_checkpoint(engine, checkpoint, SOLO)
         assert engine.loaded is None
         assert not (tmp_path / "ran").exists()
 
     def test_no_code_is_run_even_where_nobody_has_looked(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-        store = save_steps(tmp_path, 1)
+        save_steps(tmp_path, 1)
         checkpoint = forged(tmp_path / "step_000001", "unlisted.bin", RunsWhenRead(tmp_path / "ran"))
         engine = FileEngine()
 
@@ -439,7 +439,7 @@ class TestLoad:
         engine.load_checkpoint = load_as_deepspeed_does  # type: ignore[method-assign]
         monkeypatch.setenv("TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD", "1")
         with pytest.raises(CheckpointError, match="step_000001: a file of it cannot be read without running code"):
-            store.load(engine, checkpoint)
+            load_checkpoint(engine, checkpoint, SOLO)
         assert not (tmp_path / "ran").exists()
         assert "TORCH_FORCE_WEIGHTS_ONLY_LOAD" not in os.environ
         assert os.environ["TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD"] == "1"
@@ -447,10 +447,10 @@ class TestLoad:
         assert (tmp_path / "ran").exists()  # so the file does what it is said to do
 
     def test_a_pickle_that_torch_did_not_write_is_named(self, tmp_path: Path):
-        store = save_steps(tmp_path, 1)
+        save_steps(tmp_path, 1)
         checkpoint = forged(tmp_path / "step_000001", "mp_rank_00_model_states.pt", b"no pickle")
         with pytest.raises(CheckpointError, match=r"model_states\.pt is not in the form of torch\.save"):
-            store.load(FileEngine(), checkpoint)
+            load_checkpoint(FileEngine(), checkpoint, SOLO)
 
     @pytest.mark.parametrize(
         ("number", "expected"),
@@ -548,11 +548,6 @@ def test_a_kill_between_taking_the_name_and_deleting_leaves_no_checkpoint_behind
     monkeypatch.setattr(shutil, "rmtree", lambda *_, **__: None)
     assert not remove_checkpoint(tmp_path / "step_000001")
     assert find_candidates(tmp_path) == []
-
-
-def test_keep_none_is_refused(tmp_path: Path):
-    with pytest.raises(ValueError, match="at least 1"):
-        CheckpointStore(tmp_path, SOLO, keep=0)
 
 
 def test_steps_of_another_size_are_refused_and_other_changes_are_reported_once(caplog: pytest.LogCaptureFixture):

@@ -39,7 +39,7 @@ def write_words(folder: Path, words: list[str]) -> Path:
 
 
 def save_checkpoint(output_dir: Path, model: Model, step: int) -> Path:
-    """Saves a checkpoint in the form of DeepSpeed and `CheckpointStore`, without the optimizer's state."""
+    """Saves a checkpoint in the form of DeepSpeed and `CheckpointWriter`, without the optimizer's state."""
     path = output_dir / CHECKPOINTS / checkpoint_name(step)
     path.mkdir(parents=True)
     torch.save({"module": model.state_dict()}, path / "mp_rank_00_model_states.pt")

@@ -15,7 +15,7 @@ from test_checkpoint_files import FileEngine, names, train_state
 
 from evenpack.engine.checkpoints.files import Checkpoint
 from evenpack.engine.checkpoints.keeping import KeepPolicy, best_step
-from evenpack.engine.checkpoints.store import CheckpointStore
+from evenpack.engine.checkpoints.saving import CheckpointWriter
 from evenpack.engine.config import RunConfig
 from evenpack.engine.evaluate import SourceEvaluation, overall_loss
 from evenpack.engine.world.distributed import World
@@ -97,11 +97,11 @@ def test_a_policy_that_keeps_nothing_is_refused():
 
 
 class TestOnDisk:
-    def save(self, directory: Path, losses: dict[int, float | None]) -> CheckpointStore:
-        store = CheckpointStore(directory, SOLO, keep=1, best=True)
+    def save(self, directory: Path, losses: dict[int, float | None]) -> CheckpointWriter:
+        writer = CheckpointWriter(directory, SOLO, KeepPolicy(newest=1, best=True))
         for step, loss in losses.items():
-            store.save(FileEngine(), replace(train_state(step), validation_loss=loss))
-        return store
+            writer.save(FileEngine(), replace(train_state(step), validation_loss=loss))
+        return writer
 
     def test_the_best_stays_while_newer_ones_come_and_go(self, tmp_path: Path):
         self.save(tmp_path, {1: 3.0, 2: 1.5, 3: 2.0, 4: None})
@@ -109,9 +109,9 @@ class TestOnDisk:
         assert best_step(tmp_path) == 2
 
     def test_a_broken_checkpoint_is_not_the_best(self, tmp_path: Path):
-        store = self.save(tmp_path, {1: 3.0, 2: 1.5})
+        writer = self.save(tmp_path, {1: 3.0, 2: 1.5})
         (tmp_path / "step_000002" / "mp_rank_00_model_states.pt").write_bytes(b"")
-        store.save(FileEngine(), replace(train_state(3), validation_loss=2.0))
+        writer.save(FileEngine(), replace(train_state(3), validation_loss=2.0))
         assert names(tmp_path) == ["latest", "step_000003"]
 
     def test_one_that_a_kill_left_under_a_hidden_name_is_not_kept_once_another_is_whole(self, tmp_path: Path):

@@ -18,7 +18,7 @@ from evenpack.data.checksums import ChunkReader, Damage
 from evenpack.data.prepare.verification import FileChunk, Verified, Verifier, explained_damage
 from evenpack.data.prepared import PreparedData
 from evenpack.engine.build import Start
-from evenpack.engine.checkpoints.store import CheckpointStore
+from evenpack.engine.checkpoints.saving import CheckpointWriter
 from evenpack.engine.config import RunConfig
 from evenpack.engine.reporting.metrics import read_metrics
 from evenpack.engine.train import TrainOutcome, train_in
@@ -89,7 +89,7 @@ def test_sound_data_is_said_to_be_sound_with_the_rate(
 
 
 def slow_verification(monkeypatch: pytest.MonkeyPatch, wait: Callable[[], None], events: list[str]) -> None:
-    verify, save = Verifier.verify_share, CheckpointStore.save
+    verify, save = Verifier.verify_share, CheckpointWriter.save
 
     def verify_slowly(self: Verifier, share: int, shares: int, **options: Any) -> Verified:
         wait()
@@ -97,12 +97,12 @@ def slow_verification(monkeypatch: pytest.MonkeyPatch, wait: Callable[[], None],
         events.append("verified")
         return found
 
-    def save_noting(self: CheckpointStore, *arguments: Any) -> Any:
+    def save_noting(self: CheckpointWriter, *arguments: Any) -> Any:
         events.append("saved")
         return save(self, *arguments)
 
     monkeypatch.setattr(Verifier, "verify_share", verify_slowly)
-    monkeypatch.setattr(CheckpointStore, "save", save_noting)
+    monkeypatch.setattr(CheckpointWriter, "save", save_noting)
 
 
 def test_the_first_checkpoint_waits_for_the_verification(
