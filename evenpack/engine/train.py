@@ -135,14 +135,14 @@ def _train(
         places = world.all_gather(place_of(world))
         world.on_main(lambda: write_start(run, places))
         on_activity("starting the loader", run.first_step)
-        parts = _parts(run, places, started=started)
+        parts = _parts(run, places, stop_requested=stop_requested, started=started)
         with parts.opened():
             with own_work():
                 first = next(batches)  # waits for the loader's processes, which is not part of a step's time
-            return _loop(run, chain([first], batches), parts, lambda: stop_requested() or parts.wants_stop)
+            return _loop(run, chain([first], batches), parts)
 
 
-def _parts(run: TrainingRun, places: Sequence[Place], *, started: float) -> Parts:
+def _parts(run: TrainingRun, places: Sequence[Place], *, stop_requested: Callable[[], bool], started: float) -> Parts:
     """Returns what hangs on the loop, in the order in which it is called at each hook."""
     config, writer = run.config, MetricsWriter(run)
     return Parts(
@@ -159,23 +159,19 @@ def _parts(run: TrainingRun, places: Sequence[Place], *, started: float) -> Part
             Saves(run, writer),
         ],
         run.world,
+        stop_requested=stop_requested,
     )
 
 
-def _loop(
-    run: TrainingRun,
-    batches_of_steps: Iterator[StepBatches | SkippedStep],
-    parts: Parts,
-    stop_requested: Callable[[], bool],
-) -> TrainOutcome:
+def _loop(run: TrainingRun, batches_of_steps: Iterator[StepBatches | SkippedStep], parts: Parts) -> TrainOutcome:
     samples = run.first_samples
     for batches, loader_seconds in _timed(run, batches_of_steps):
         step = Step(run, batches, samples_before=samples)
         parts.call("before_step", step)
         if isinstance(batches, SkippedStep):
-            step.stop = run.world.any(stop_requested())
+            step.stop = run.world.any(parts.wants_stop)
         else:
-            step.update = _update(run, batches, parts, stop_requested, loader_seconds=loader_seconds)
+            step.update = _update(run, batches, parts, loader_seconds=loader_seconds)
             step.stop = step.update.totals.stop
         parts.call("after_step", step)
         samples = step.samples
@@ -198,9 +194,7 @@ def _loop(
     raise AssertionError("the batches end with the last step")
 
 
-def _update(
-    run: TrainingRun, batches: StepBatches, parts: Parts, stop_requested: Callable[[], bool], *, loader_seconds: float
-) -> Update:
+def _update(run: TrainingRun, batches: StepBatches, parts: Parts, *, loader_seconds: float) -> Update:
     started = time.perf_counter()
     local = run.engine.train_step(batches.step, batches.micro_batches)
     totals = sum_over_ranks(
@@ -208,7 +202,7 @@ def _update(
         batches,
         local,
         exact_denominators(run.config.model, batches.counts),
-        stop=stop_requested(),
+        stop=parts.wants_stop,
         loader_seconds=loader_seconds,
         others=parts.shares(batches, local, loader_seconds=loader_seconds),
     )

@@ -11,7 +11,7 @@ parts in the order of their list, so that a part may wait for the other ranks in
     ending        the last step is recorded and saved
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
@@ -147,7 +147,9 @@ class Part:
 class Parts:
     """The list of a loop's parts on one rank."""
 
-    def __init__(self, parts: Sequence[Part], world: World) -> None:
+    def __init__(self, parts: Sequence[Part], world: World, *, stop_requested: Callable[[], bool]) -> None:
+        """`stop_requested` is called once per step."""
+        self._stop_requested = stop_requested
         self._parts = [part for part in parts if world.is_main or not part.is_for_main_alone]
 
     @contextmanager
@@ -160,8 +162,8 @@ class Parts:
 
     @property
     def wants_stop(self) -> bool:
-        """Whether one of them wants the run to stop."""
-        return any(part.wants_stop for part in self._parts)
+        """Whether this rank wants the run to stop: because it is asked to, or because one of the parts does."""
+        return self._stop_requested() or any(part.wants_stop for part in self._parts)
 
     def shares(self, batches: StepBatches, local: LocalStep, *, loader_seconds: float) -> dict[str, RankValue]:
         """Returns the values that the parts reduce with the step's own, when its update is made."""

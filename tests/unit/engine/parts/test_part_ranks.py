@@ -25,5 +25,5 @@ def test_parts_of_rank_0_alone_are_not_called_on_the_others() -> None:
     for rank, expected in ((0, [3]), (1, [])):
         everywhere, on_main = Noted(), NotedOnMain()
         world = World(rank=rank, size=2, local_rank=rank, device=torch.device("cpu"))
-        Parts([everywhere, on_main], world).call("before_step", step_of(3))
+        Parts([everywhere, on_main], world, stop_requested=lambda: False).call("before_step", step_of(3))
         assert (everywhere.begun, on_main.begun) == ([3], expected)
