@@ -4,11 +4,10 @@ import logging
 from dataclasses import replace
 from pathlib import Path
 
-from evenpack.data.order.step_shape import CostWeights, Layout
+from evenpack.data.order.step_shape import CostWeights
 from evenpack.data.prepared import PreparedData
-from evenpack.data.recipes import MaskingConfig
 from evenpack.data.sequences import MaskedPairsView
-from evenpack.engine.config import TrainingSection
+from evenpack.engine.config import RunConfig, TrainingSection
 from evenpack.engine.resolving.cost_model import CostModel
 from evenpack.errors import ConfigError
 from evenpack.models.config import ModelConfig
@@ -74,20 +73,15 @@ def _warn_of_other_width(cost_model: CostModel, path: Path, model: ModelConfig) 
         )
 
 
-def operation_weights(
-    model: ModelConfig, masking: MaskingConfig, prepared: PreparedData, *, layout: Layout
-) -> CostWeights:
+def operation_weights(config: RunConfig, prepared: PreparedData) -> CostWeights:
     """Returns weights by the model's floating-point operations; segments cost nothing.
 
     The unit is a pair of tokens that attend to each other in all layers: without windows, a squared length.
-
-    Args:
-        masking: settings of masks that each epoch draws again; ignored if the data stores masks, or needs none.
     """
-    if layout == "packed" and not model.windows:
+    if config.training.layout == "packed" and not config.model.windows:
         return CostWeights(per_token=0.0, per_squared_length=1.0, per_segment=0.0)
-    share = head_share(model, masking, prepared)
-    return counted_weights(model, vocabulary_size=prepared.vocabulary_size, head_share=share)
+    share = head_share(config, prepared)
+    return counted_weights(config.model, vocabulary_size=prepared.vocabulary_size, head_share=share)
 
 
 def counted_weights(model: ModelConfig, *, vocabulary_size: int, head_share: float) -> CostWeights:
@@ -114,15 +108,15 @@ def counted_weights(model: ModelConfig, *, vocabulary_size: int, head_share: flo
     )
 
 
-def head_share(model: ModelConfig, masking: MaskingConfig, prepared: PreparedData) -> float:
-    """Returns the rows of the output head per token: those masked, or all for a model of next tokens."""
-    return _masked_share(prepared, masking) if family_of(model).objective == "masked_tokens" else 1.0
+def head_share(config: RunConfig, prepared: PreparedData) -> float:
+    """Returns the rows of the output head per token: all for a model of next tokens, or those masked.
 
-
-def _masked_share(prepared: PreparedData, masking: MaskingConfig) -> float:
-    """Returns the masked fraction of the training tokens, from the stored masks or from the settings."""
+    The masked share of the training tokens is that of the stored masks, or else that of the section `masking`.
+    """
+    if family_of(config.model).objective != "masked_tokens":
+        return 1.0
     if not prepared.config.has_stored_masks:
-        return masking.share
+        return config.masking.share
     masks = tokens = 0
     for name in prepared.source_names:
         view = prepared.view(name, "train")

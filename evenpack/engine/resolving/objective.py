@@ -8,31 +8,28 @@ import numpy as np
 from evenpack.data.batches.objectives import DynamicMasks, Objective, StoredMasks, next_tokens
 from evenpack.data.order.step_shape import Batching, StepShape
 from evenpack.data.prepared import PreparedData
-from evenpack.data.recipes import MaskingConfig
 from evenpack.data.sequences import MaskedPairsView
 from evenpack.data.sequences.masking import masked_count
-from evenpack.engine.resolving.data_facts import average_item, items_of_an_epoch
+from evenpack.engine.config import RunConfig
+from evenpack.engine.resolving.data_facts import AverageItem, average_item, items_of_an_epoch
 from evenpack.losses import MASKED_TOKEN, NEXT_SENTENCE, StepCounts
 from evenpack.models.common.losses import Denominators, exact_denominators, expected_denominators
-from evenpack.models.config import ModelConfig
 from evenpack.models.families import family_of
 
 DenominatorsOf = Callable[[StepCounts], Denominators]
 """Maps the counts of a step over all ranks, or of a micro-batch, to the denominators of its gradients' losses."""
 
 
-def build_objective(model: ModelConfig, masking: MaskingConfig, prepared: PreparedData, *, seed: int) -> Objective:
+def build_objective(config: RunConfig, prepared: PreparedData) -> Objective:
     """Returns the objective of the model's family.
 
-    Args:
-        masking: settings of masks that each epoch draws again; ignored if the data stores masks, or needs none.
-        seed: the run's seed, which decides those masks.
+    The section `masking` is ignored if the data stores masks, or needs none.
 
     Raises: DataError if the vocabulary lacks the special tokens that masks need, or the pieces of whole words.
     """
-    if family_of(model).objective == "next_tokens":
+    if family_of(config.model).objective == "next_tokens":
         return next_tokens(prepared.config.recipe)
-    declared = {loss.name: loss for loss in model.losses}
+    declared = {loss.name: loss for loss in config.model.losses}
     losses = {
         "masked_token": declared.get(MASKED_TOKEN.name, MASKED_TOKEN),
         "next_sentence": declared.get(NEXT_SENTENCE.name, NEXT_SENTENCE),
@@ -40,39 +37,44 @@ def build_objective(model: ModelConfig, masking: MaskingConfig, prepared: Prepar
     if prepared.config.has_stored_masks:
         return StoredMasks(vocabulary_size=prepared.vocabulary_size, **losses)
     vocabulary = prepared.masking_vocabulary
-    if masking.whole_words:
+    if config.masking.whole_words:
         vocabulary.require_words()
-    return DynamicMasks(recipe=prepared.config.recipe, masking=masking, vocabulary=vocabulary, seed=seed, **losses)
+    return DynamicMasks(
+        recipe=prepared.config.recipe,
+        masking=config.masking,
+        vocabulary=vocabulary,
+        seed=config.run.seed,
+        **losses,
+    )
 
 
-def build_denominators(
-    model: ModelConfig, masking: MaskingConfig, prepared: PreparedData, shape: StepShape
-) -> DenominatorsOf:
+def build_denominators(config: RunConfig, prepared: PreparedData, shape: StepShape) -> DenominatorsOf:
     """Returns the denominators of the model's section; the reported loss is still divided by the exact ones.
 
     For `micro_batch`, give the counts of the micro-batch (`TrainingEngine.denominators_of`).
     """
-    if model.denominators != "expected":
-        return partial(exact_denominators, model)
+    if config.model.denominators != "expected":
+        return partial(exact_denominators, config.model)
     item = average_item(prepared, shape.batching)
+    if prepared.config.has_stored_masks:
+        targets_of_a_full_pack = _stored_masks_of_an_item(prepared, shape.batching) / item.fill
+    else:
+        targets_of_a_full_pack = _masked_tokens_of_a_full_row(config, item)
     expected = expected_denominators(
-        model,
+        config.model,
         packs=shape.items_per_step,
-        targets_of_a_full_pack=_masked_tokens_of_a_full_row(masking, prepared, shape),
+        targets_of_a_full_pack=targets_of_a_full_pack,
         token_efficiency=item.fill,
         packing_factor=float(item.sequences),
     )
     return lambda step_counts: expected
 
 
-def _masked_tokens_of_a_full_row(masking: MaskingConfig, prepared: PreparedData, shape: StepShape) -> float:
-    """Returns the masked tokens of sequences of full length; for stored masks, as many per token as they have."""
-    item = average_item(prepared, shape.batching)
-    if prepared.config.has_stored_masks:
-        return _stored_masks_of_an_item(prepared, shape.batching) / item.fill
-    longest = prepared.config.recipe.max_sequence_length
+def _masked_tokens_of_a_full_row(config: RunConfig, item: AverageItem) -> float:
+    """Returns the tokens that are masked of a row which sequences of full length fill."""
+    longest = config.data.recipe.max_sequence_length
     whole, rest = divmod(item.row_slots, longest)
-    return float(masked_count(np.array([longest] * whole + [rest] * (rest > 0)), masking).sum())
+    return float(masked_count(np.array([longest] * whole + [rest] * (rest > 0)), config.masking).sum())
 
 
 def _stored_masks_of_an_item(prepared: PreparedData, batching: Batching) -> float:

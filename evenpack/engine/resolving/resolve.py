@@ -51,14 +51,14 @@ class ResolvedRun:
         """The training objective. Raises: DataError if the vocabulary lacks a special token for it."""
         from evenpack.engine.resolving.objective import build_objective
 
-        return build_objective(self.config.model, self.config.masking, self.prepared, seed=self.config.run.seed)
+        return build_objective(self.config, self.prepared)
 
     @cached_property
     def denominators(self) -> "DenominatorsOf":
         """The denominators of a step's losses."""
         from evenpack.engine.resolving.objective import build_denominators
 
-        return build_denominators(self.config.model, self.config.masking, self.prepared, self.shape)
+        return build_denominators(self.config, self.prepared, self.shape)
 
     def fingerprint(self, last_step: int | None = None) -> str:
         """Returns a hash of all that decides which packs form which step, up to `last_step`; None: all steps."""
@@ -173,10 +173,7 @@ def resolve(config: RunConfig, prepared: PreparedData) -> ResolvedRun:
     settled = settle_prepared(config, prepared)
     config, training = settled.config, settled.config.training
     cost_model = read_cost_model(training, config.model)
-    if cost_model is None:
-        weights = operation_weights(config.model, config.masking, prepared, layout=training.layout)
-    else:
-        weights = cost_model.cost_weights
+    weights = operation_weights(config, prepared) if cost_model is None else cost_model.cost_weights
     shape = StepShape(
         **vars(training.step_size),
         layout=training.layout,

@@ -142,7 +142,7 @@ class EvennessCommand:
         if config is None or prepared is None:
             return self._models_of("bert_large_phase2,gpt2_xl")
         name = f"{config.model.kind} {config.model.preset}"
-        share = head_share(config.model, config.masking, prepared)
+        share = head_share(config, prepared)
         size = self.vocabulary_size or prepared.vocabulary_size
         return [WeighedModel.counted(name, config.model, vocabulary_size=size, head_share=share)]
 

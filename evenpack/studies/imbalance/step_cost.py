@@ -124,7 +124,7 @@ def estimate_for(run: ResolvedRun) -> StepCost:
         model=config.model,
         vocabulary_size=prepared.vocabulary_size,
         max_positions=run.config.max_positions,
-        head_share=head_share(config.model, config.masking, prepared),
+        head_share=head_share(config, prepared),
         optimizer=config.optimizer,
         device=_DEVICE,
     )

@@ -31,7 +31,6 @@ from evenpack.engine.resolving.objective import build_objective
 from evenpack.engine.resolving.resolve import resolve
 from evenpack.errors import ConfigError, DataError
 from evenpack.losses import MASKED_TOKEN, NEXT_SENTENCE, StepCounts
-from evenpack.models.bert.config import BertConfig
 
 LONGEST = 48
 MASKS: dict[str, Any] = {"share": 0.2, "max_predictions": 6}
@@ -300,8 +299,8 @@ def test_a_run_reads_the_stored_masks(run: RunConfig) -> None:
     assert weights[0] != weights[1]
     views = [view_of(run.prepared_dir, run.data, source=name) for name in prepared.source_names]
     share = sum(len(view.mask_labels) for view in views) / sum(view.token_file.tokens for view in views)
-    as_stored = MaskingConfig(share=share)
-    assert weights[0] == operation_weights(drawn.model, as_stored, drawn_again, layout="unpadded")
+    as_stored = changed(drawn, **unpadded, masking={"share": share})
+    assert weights[0] == operation_weights(as_stored, drawn_again)
     with pytest.raises(ConfigError, match=r"data\.recipe\.static_masks they are drawn once: leave\n? *masking out"):
         changed(run, masking={"share": 0.2})
 
@@ -324,7 +323,9 @@ def test_expected_denominators_are_the_mean_of_the_stored_counts(run: RunConfig)
     assert both["masked_token"] == both["next_sentence"] == denominators(counts)["next_sentence"]
 
 
-def test_whole_words_of_a_vocabulary_that_marks_none_are_refused(text_file: Path, tmp_path: Path) -> None:
+def test_whole_words_of_a_vocabulary_that_marks_none_are_refused(
+    run: RunConfig, text_file: Path, tmp_path: Path
+) -> None:
     """As ModernBERT's: byte-level BPE with BERT's special tokens."""
     vocabulary = tokenizers.Tokenizer(tokenizers.models.BPE())
     vocabulary.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
@@ -341,7 +342,7 @@ def test_whole_words_of_a_vocabulary_that_marks_none_are_refused(text_file: Path
     drawn = config_of(text_file, None, tokenizer=tokenizer)
     prepare(drawn, tmp_path / "drawn")
     prepared = PreparedData.open(tmp_path / "drawn", drawn)
-    model = BertConfig(kind="bert", preset="tiny")
-    build_objective(model, MaskingConfig(), prepared, seed=0)
+    config = changed(run, data=drawn.model_dump())
+    build_objective(config, prepared)
     with refused:
-        build_objective(model, MaskingConfig(whole_words=True), prepared, seed=0)
+        build_objective(changed(config, masking={"whole_words": True}), prepared)

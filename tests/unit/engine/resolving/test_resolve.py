@@ -74,9 +74,7 @@ def test_a_padded_run_is_evaluated_in_rows_only_if_its_attention_needs_them(
 def test_without_a_cost_model_operations_decide_and_segments_cost_nothing(config: RunConfig) -> None:
     assert open_run(config).shape.cost_weights == SQUARES
     unpadded = open_run(changed(config, training={"layout": "unpadded"}))
-    assert unpadded.shape.cost_weights == operation_weights(
-        unpadded.config.model, unpadded.config.masking, unpadded.prepared, layout="unpadded"
-    )
+    assert unpadded.shape.cost_weights == operation_weights(unpadded.config, unpadded.prepared)
     assert unpadded.shape.cost_weights.per_token > 0.0
     assert unpadded.shape.cost_weights.per_segment == 0.0
 
@@ -130,12 +128,12 @@ def test_weights_with_windows_are_the_operations_of_each_kind_of_layer(config: R
     assert here % 2 == 0, "half of the layers see a window"
     prepared = open_run(config).prepared
     with layers_with_windows():
-        model = with_windows(config.model, (None, 5))
+        in_layouts = {layout: changed(config, training={"layout": layout}) for layout in ("packed", "unpadded")}
+        windows = {"model": with_windows(config.model, (None, 5))}
         weights = {
-            layout: operation_weights(model, config.masking, prepared, layout=layout)
-            for layout in ("packed", "unpadded")
+            layout: operation_weights(one.model_copy(update=windows), prepared) for layout, one in in_layouts.items()
         }
-        full = operation_weights(config.model, config.masking, prepared, layout="unpadded")
+        full = operation_weights(in_layouts["unpadded"], prepared)
     for found in weights.values():
         assert (found.per_squared_length, found.per_pair_within, found.per_segment) == (0.5, {5: 0.5}, 0.0)
     assert weights["unpadded"].per_token == pytest.approx(full.per_token, rel=1e-12)
