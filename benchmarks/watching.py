@@ -9,7 +9,6 @@ this machine. CPU time, in one process; the other ranks are processes that sleep
 
 import os
 import subprocess
-import sys
 import tempfile
 import time
 from dataclasses import replace
@@ -62,7 +61,6 @@ def measure(output_dir: Path, pids: list[int], *, looks: int) -> dict[str, float
         stop=StopFlag(),
         heartbeat=heartbeat,
         hang_timeout_seconds=_TIMEOUT_SECONDS,
-        say=lambda message: print(message, file=sys.stderr),
     )
     guard.look()  # the first one imports and identifies
     began = time.thread_time()

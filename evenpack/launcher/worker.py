@@ -18,7 +18,7 @@ import socket
 import sys
 import time
 import traceback
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, NoReturn, Protocol, runtime_checkable
@@ -117,7 +117,7 @@ def main(arguments: Sequence[str] | None = None, *, train: TrainFunction | None 
         return EXIT_BAD_INPUT
     ancestors = Ancestors() if place.launched else None
     if ancestors is not None:
-        watch_early(ancestors, place.rank, say=say)
+        watch_early(ancestors, place.rank)
     share_cores(place)
     try:
         config = _load_config(options.run_file, options.overrides)
@@ -233,7 +233,6 @@ class Rank:
             stop=self._stop,
             heartbeat=self._heartbeat,
             hang_timeout_seconds=timeout,
-            say=say,
         )
 
     def run(self, train: TrainFunction) -> int:
@@ -248,7 +247,7 @@ class Rank:
                 self._fail(str(error))
             except BaseException as error:
                 self._crash(error)
-            exit_code = _stopped_exit_code(os.environ) if outcome.state == "stopped" else 0
+            exit_code = _stopped_exit_code() if outcome.state == "stopped" else 0
             with suppress(OSError):
                 self._folder.write_status(self._status.ended(outcome.state, exit_code=exit_code, step=outcome.step))
             self._guard.finish(exit_code)
@@ -331,7 +330,7 @@ class Rank:
             first = self._wait_for_other_failure(seconds=_SIGNALLED_SECONDS)
             if first is not None:
                 self._end_after(first, "asked to stop before all ranks had come")
-        exit_code = _stopped_exit_code(os.environ)
+        exit_code = _stopped_exit_code()
         with suppress(OSError):
             write_stop_request(output_dir, StopRequest(run_id=self._status.run_id, at_once=False))
             self._folder.write_status(self._status.ended("stopped", exit_code=exit_code))
@@ -414,12 +413,12 @@ def share_cores(place: RankPlace) -> None:
     os.environ.setdefault("OMP_NUM_THREADS", str(max(1, cpu_cores() // place.local_world_size)))
 
 
-def _stopped_exit_code(environment: Mapping[str, str]) -> int:
+def _stopped_exit_code() -> int:
     """Returns the exit code of a rank that was asked to stop and has saved.
 
     `torchrun --max-restarts` takes each code but 0 for a failure, and would start the ranks again.
     """
-    return 0 if MAX_RESTARTS.read(environment) else EXIT_STOPPED
+    return 0 if MAX_RESTARTS.read(os.environ) else EXIT_STOPPED
 
 
 def _load_config(path: Path, overrides: Sequence[str]) -> "RunConfig":

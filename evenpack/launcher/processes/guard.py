@@ -9,7 +9,6 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable
 from contextlib import suppress
 from typing import NoReturn
 
@@ -28,7 +27,7 @@ from evenpack.launcher.processes.ranks import (
     is_deepspeed_launcher,
     parent_command,
 )
-from evenpack.launcher.processes.stop import StopFlag, read_stop_request
+from evenpack.launcher.processes.stop import StopFlag, read_stop_request, say
 from evenpack.worker_pool import is_resource_tracker, named_semaphores, remove_names
 
 EXIT_ENDED_BY_GUARD = 128 + 9
@@ -82,7 +81,7 @@ class Ancestors:
         return None
 
 
-def watch_early(ancestors: Ancestors, rank: int, *, say: Callable[[str], None]) -> None:
+def watch_early(ancestors: Ancestors, rank: int) -> None:
     """Ends a rank whose launcher has ended, from the start of the process on, by a thread.
 
     A rank meets others, and waits for an output directory, before its guard can know where to write what.
@@ -113,14 +112,12 @@ class Guard(threading.Thread):
         stop: StopFlag,
         heartbeat: Heartbeat,
         hang_timeout_seconds: float | None,
-        say: Callable[[str], None],
     ) -> None:
         super().__init__(name="evenpack guard", daemon=True)
         self._status = status
         self._place = place
         self._folder = folder
         self._stop_flag = stop
-        self._say = say
         self._launcher = None if token is None else token.process_if_here()
         self._ancestors = ancestors
         self._neighbours = Neighbours(status, place, folder)
@@ -209,7 +206,7 @@ class Guard(threading.Thread):
     def _monitor(self, timeout_seconds: float, token: LaunchToken | None) -> HangMonitor:
         warns = token is None and self._place.rank == 0  # otherwise `evenpack train` does
         return HangMonitor.of_rank(
-            self._place, self._folder, timeout_seconds=timeout_seconds, warn=self._say if warns else _say_nothing
+            self._place, self._folder, timeout_seconds=timeout_seconds, warn=say if warns else _say_nothing
         )
 
     def _check_hangs(self) -> None:
@@ -229,14 +226,14 @@ class Guard(threading.Thread):
         elif self._stop_flag.is_set() and not self._announced and self._place.rank == 0:
             self._announced = True
             with suppress(OSError):
-                self._say("asked to stop: saving at the end of this step")
+                say("asked to stop: saving at the end of this step")
 
     def _end(self, reason: str) -> None:
         """Ends this process immediately, because the main thread may be anywhere."""
         end_in_any_case()
         status = self._status.ended("failed", exit_code=EXIT_ENDED_BY_GUARD, error=reason)
         with suppress(OSError):
-            self._say(f"rank {self._place.rank}: {reason}")
+            say(f"rank {self._place.rank}: {reason}")
         with suppress(OSError):
             self._folder.write_status(status)
             self._folder.claim_failure(Failure.of(status))  # informs the machines that cannot see this failure
