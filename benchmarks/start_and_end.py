@@ -116,7 +116,7 @@ def start_transformers(arguments: argparse.Namespace, output: Path, last_step: i
         },
         "length": run.prepared.pack_length,
         "rows": config.training.items_per_micro_batch,
-        "accumulation": run.micro_batches(1),
+        "accumulation": run.settled.micro_batches(1),
         "workers": config.training.loader_workers,
         "learning_rate": config.optimizer.learning_rate,
         "steps": arguments.steps,

@@ -114,7 +114,7 @@ class Run:
             raise ConfigError(f"stop_step ({last_step}) must be at most training.steps ({training.planned_steps})")
         if not 0 <= _whole("start_step", start_step) <= last_step:
             raise ConfigError(f"start_step ({start_step}) must lie between 0 and stop_step ({last_step})")
-        resolved.micro_batches(ranks)
+        resolved.settled.micro_batches(ranks)
         return _steps(resolved, (rank, ranks), range(start_step, last_step), loader_workers=loader_workers)
 
     def batches(

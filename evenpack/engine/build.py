@@ -117,7 +117,7 @@ def find_start(resolved: ResolvedRun, world: World) -> Start:
     """
     announce(resolved)
     check_attention(resolved.config, world.device.type)
-    resolved.micro_batches(world.size)
+    resolved.settled.micro_batches(world.size)
     _require_shared_fingerprint(resolved, world)
     checkpoint = newest_whole(resolved.config.run.output_dir / CHECKPOINTS, world)
     if checkpoint is not None:

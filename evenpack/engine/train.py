@@ -35,7 +35,7 @@ from evenpack.engine.parts.verification import DataVerification
 from evenpack.engine.reporting.run_record import Place, place_of, write_start
 from evenpack.engine.reporting.step_totals import sum_over_ranks
 from evenpack.engine.resolving.requirements import require_trackers, require_trainable
-from evenpack.engine.resolving.resolve import ResolvedRun, open_run
+from evenpack.engine.resolving.resolve import ResolvedRun, is_evaluation_due, open_run
 from evenpack.engine.world.distributed import World, configure_logging, joined_world, require_shared_directory
 from evenpack.files import file_checksum
 from evenpack.models.common.losses import exact_denominators
@@ -175,7 +175,7 @@ def _loop(run: TrainingRun, batches_of_steps: Iterator[StepBatches | SkippedStep
             step.stop = step.update.totals.stop
         parts.call("after_step", step)
         samples = step.samples
-        if run.resolved.is_evaluation_due(step.number):
+        if is_evaluation_due(run.config.training, step.number, samples_per_step=run.resolved.samples_per_step):
             evaluating = partial(run.on_activity, "evaluating", step.number)
             evaluating()  # and again for each batch, which is progress
             parts.call("evaluating", step)

@@ -109,7 +109,7 @@ def check_training(config: RunConfig, *, ranks: int) -> ResolvedRun:
         run = open_run(config)
         require_trainable(run)
         require_trackers(run.config.metrics)
-        run.micro_batches(ranks)
+        run.settled.micro_batches(ranks)
         deepspeed_config(run.config, ranks)
         implausible = implausible_epochs(run.config, epochs_of_steps(run.config, run.prepared))
         if implausible is not None:
@@ -134,7 +134,7 @@ def _plan(run: ResolvedRun, *, ranks: int, device: "DevicePeak | None") -> Train
     from evenpack.engine.memory.estimate import run_memory
 
     prepared, training = run.prepared, run.config.training
-    micro_batches = run.micro_batches(ranks)
+    micro_batches = run.settled.micro_batches(ranks)
     settings = deepspeed_config(run.config, ranks)
     item, counts = run.item, items_of_an_epoch(prepared, training.batching)
     padded_alike = training.batching == "sequences" and (training.layout, training.policy) == ("padded", "arrival")

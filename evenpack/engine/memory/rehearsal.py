@@ -65,7 +65,7 @@ def rehearse(run: ResolvedRun, *, rank: int, ranks: int) -> RankRehearsal:
     """
     if not 0 <= rank < ranks:
         raise ConfigError(f"--rank {rank}: {ranks:,} ranks have the numbers from 0 to {ranks - 1:,}")
-    run.micro_batches(ranks)
+    run.settled.micro_batches(ranks)
     world = World(rank=rank, size=ranks, local_rank=0, device=_CPU)
     dataset = MicroBatchDataset(run.prepared, run.pipeline_settings(world))
     plan = dataset.planner.plan(0)

@@ -95,13 +95,6 @@ class ResolvedRun:
         """Number of the model's parameters; see `parameters_of`."""
         return parameters_of(self.config, self.prepared.vocabulary_size)
 
-    def micro_batches(self, ranks: int) -> int:
-        """Returns the micro-batches of each rank per step.
-
-        Raises: ConfigError, with the valid choices, if a step cannot be divided among the ranks.
-        """
-        return self.settled.micro_batches(ranks)
-
     @property
     def evaluation_shape(self) -> StepShape:
         """The shape of validation: packs in order, with isolated sequences, whatever the shape of training.
@@ -124,10 +117,6 @@ class ResolvedRun:
             items_per_micro_batch=rows,
             cost_weights=self.shape.cost_weights.in_layout(layout),
         )
-
-    def is_evaluation_due(self, step: int) -> bool:
-        """Whether the model is evaluated after `step` updates; see the function."""
-        return is_evaluation_due(self.config.training, step, samples_per_step=self.samples_per_step)
 
     def capacity(self, ranks: int) -> "BatchCapacity":
         """Returns the sizes of the index arrays in each batch of a run on so many ranks.

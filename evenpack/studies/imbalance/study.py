@@ -283,7 +283,7 @@ def _step_of(run: ResolvedRun, ranks: int | None, given: ImbalanceCommand) -> St
     return StepOfRun(
         packs=items if training.batching == "packs" else None,
         batch=items if training.batching == "sequences" else None,
-        accumulation=run.micro_batches(ranks) if ranks is not None and given.accumulation is None else None,
+        accumulation=run.settled.micro_batches(ranks) if ranks is not None and given.accumulation is None else None,
         ranks=ranks,
         zero_stage=run.config.deepspeed.zero_stage,
     )

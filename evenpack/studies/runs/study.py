@@ -282,7 +282,7 @@ def _accumulation(training: TrainingSection, resolved: ResolvedRun | None, ranks
     Raises: ConfigError if a step cannot be divided.
     """
     if resolved is not None:
-        return resolved.micro_batches(ranks)
+        return resolved.settled.micro_batches(ranks)
     is_stated = training.stated_items_per_step is not None and training.packing_adjustment == "none"
     return training.step_size.micro_batches(ranks) if is_stated else None
 
