@@ -22,8 +22,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from evenpack.kernels.attention import AttentionRequest, packed_attention
-from evenpack.kernels.capabilities import able_backends
+from evenpack.kernels.attention import packed_attention
+from evenpack.kernels.capabilities import AttentionRequest, able_backends
 from evenpack.kernels.sdpa import attend_groups, plan_groups
 from evenpack.models.common.positions import alibi_slopes
 

@@ -19,8 +19,6 @@ from evenpack.kernels.capabilities import AttentionRequest, resolve_backend
 from evenpack.kernels.config import WHOLE_ROWS
 from evenpack.kernels.shared import constant_when_compiled, one_operator
 
-__all__ = ["BACKENDS", "AttentionRequest", "packed_attention", "resolve_backend"]
-
 
 class AttentionBackend(Protocol):
     """The signature of each backend's `attend`."""

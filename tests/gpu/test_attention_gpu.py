@@ -5,8 +5,8 @@ import torch
 from torch import Tensor
 from torch._dynamo.utils import counters
 
-from evenpack.kernels.attention import AttentionRequest, packed_attention
-from evenpack.kernels.capabilities import able_backends
+from evenpack.kernels.attention import packed_attention
+from evenpack.kernels.capabilities import AttentionRequest, able_backends
 from evenpack.kernels.cross_entropy import linear_cross_entropy
 from evenpack.kernels.isolation import probe_isolation
 

@@ -6,8 +6,7 @@ import pytest
 import torch
 from masked_batches import build_masked_batch, random_pairs, roughen
 
-from evenpack.kernels.attention import AttentionRequest
-from evenpack.kernels.capabilities import FUSED, able_backends
+from evenpack.kernels.capabilities import FUSED, AttentionRequest, able_backends
 from evenpack.models.bert.config import BertConfig
 from evenpack.models.bert.model import Bert
 

@@ -9,8 +9,7 @@ import torch.nn.functional as F
 from batches import build_batch, random_sequences
 from scored_tokens import next_token_logits
 
-from evenpack.kernels.attention import AttentionRequest
-from evenpack.kernels.capabilities import FUSED, able_backends
+from evenpack.kernels.capabilities import FUSED, AttentionRequest, able_backends
 from evenpack.models.build import new_model
 from evenpack.models.gpt2.config import Gpt2Config
 from evenpack.models.gpt2.model import Gpt2
