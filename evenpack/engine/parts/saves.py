@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from evenpack.engine.activity import own_work
 from evenpack.engine.build import TrainingRun
 from evenpack.engine.checkpoints.background import BackgroundWriter
-from evenpack.engine.checkpoints.files import Checkpoint, TrainState
+from evenpack.engine.checkpoints.files import Checkpoint
 from evenpack.engine.evaluate import overall_loss
 from evenpack.engine.parts.metrics_writer import MetricsWriter, SaveCost
 from evenpack.engine.parts.part import Part, Step
@@ -61,16 +61,19 @@ class Saves(Part):
         self._collect()
         with own_work("flushing the metrics"):
             self._writer.commit()
-        training = self._run.config.training
+        training, engine = self._run.config.training, self._run.engine.deepspeed
         state = self._run.state(
             step.number,
             samples=step.samples,
             reached_accuracy=step.reached_accuracy,
             validation_loss=overall_loss(step.evaluations or {}, training.validation_weights),
         )
-        result: Checkpoint | SaveError | None
+        result: Checkpoint | SaveError | None = None
         try:
-            result = self._write(state, in_background=goes_on and training.checkpoint_in_background)
+            if goes_on and training.checkpoint_in_background:
+                self._background.begin(engine, state)
+            else:
+                result = self._run.checkpoints.save(engine, state)
         except SaveError as error:
             if not goes_on:
                 raise
@@ -83,13 +86,6 @@ class Saves(Part):
         ended = self._background.ended()
         if ended is not None:
             self._note(ended.result, seconds=ended.seconds)
-
-    def _write(self, state: TrainState, *, in_background: bool) -> Checkpoint | None:
-        engine = self._run.engine.deepspeed
-        if not in_background:
-            return self._run.checkpoints.save(engine, state)
-        self._background.begin(engine, state)
-        return None
 
     def _note(self, result: Checkpoint | SaveError, *, seconds: float) -> None:
         if not self._run.world.is_main:
