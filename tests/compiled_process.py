@@ -88,13 +88,13 @@ def taken_by_hand(job: Job, compiled: bool) -> dict[str, Any]:
 
 def taken_by_engine(job: Job, compiled: bool, folder: Path, world: Any) -> dict[str, Any]:
     """Steps of a run with its evaluation at the end."""
-    from evenpack.engine.build import build
+    from evenpack.engine.build import build_at, find_start
     from evenpack.engine.evaluate import evaluate_model
     from evenpack.engine.resolving.resolve import open_run
     from evenpack.testing import changed
 
     config = changed(run_of(job, folder), training={"compile": compiled}, run={"output_dir": str(folder / "none")})
-    run = build(open_run(config), world)
+    run = build_at(find_start(open_run(config), world))
     losses, graphs = [], []
     for batches in run.batches(stop_step=job.steps):
         local = run.engine.train_step(batches.step, batches.micro_batches)

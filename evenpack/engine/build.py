@@ -102,7 +102,7 @@ class TrainingRun(Start):
             world_size=self.world.size,
             zero_stage=self.engine.sharding.stage,
             cost_weights=self.resolved.shape.cost_weights,
-            config=self.resolved.config.model_dump(mode="json"),
+            config=self.config.model_dump(mode="json"),
             reached_accuracy=reached_accuracy,
             samples=samples,
             validation_loss=validation_loss,
@@ -123,11 +123,6 @@ def find_start(resolved: ResolvedRun, world: World) -> Start:
     if checkpoint is not None:
         resolved = continued(resolved, checkpoint.state)
     return Start(resolved=resolved, world=world, checkpoint=checkpoint)
-
-
-def build(resolved: ResolvedRun, world: World, *, on_activity: OnActivity = ignore_activity) -> TrainingRun:
-    """Makes the run: `find_start`, then `build_at`. Raises: as these."""
-    return build_at(find_start(resolved, world), on_activity=on_activity)
 
 
 def build_at(start: Start, *, on_activity: OnActivity = ignore_activity) -> TrainingRun:

@@ -15,7 +15,7 @@ from tiny_training import changed, never, prepare_run, records, refusal, train_a
 from evenpack.data.order.assignment import PADDED_WIDTH_MULTIPLE
 from evenpack.data.order.step_shape import POLICIES
 from evenpack.data.prepare.prepare import prepare
-from evenpack.engine.build import CHECKPOINTS, build
+from evenpack.engine.build import CHECKPOINTS, build_at, find_start
 from evenpack.engine.checkpoints.files import read_manifest
 from evenpack.engine.checkpoints.weights import load_model_weights
 from evenpack.engine.config import RunConfig
@@ -94,7 +94,7 @@ def measure(world: World, configs: dict[str, RunConfig]) -> Measures:
 
 
 def measure_one(world: World, config: RunConfig) -> Measured:
-    run = build(open_run(config), world)
+    run = build_at(find_start(open_run(config), world))
     roughen(run.engine.model)
     micro_batches = list(run.batches(stop_step=STEP + 1))[STEP].micro_batches
     assert len(micro_batches) == 4 // world.size

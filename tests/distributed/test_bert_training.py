@@ -17,7 +17,7 @@ from evenpack.data.order.step_plan import StepPlanner
 from evenpack.data.prepare.prepare import prepare
 from evenpack.data.prepared import PreparedData, packed_sources
 from evenpack.data.sequences.masking import mask_sequences, masked_count, masking_keys
-from evenpack.engine.build import CHECKPOINTS, build, build_model
+from evenpack.engine.build import CHECKPOINTS, build_at, build_model, find_start
 from evenpack.engine.checkpoints.files import read_manifest
 from evenpack.engine.checkpoints.weights import load_model_weights
 from evenpack.engine.config import RunConfig
@@ -82,7 +82,7 @@ def measure_one(world: World, config: RunConfig, setting: Setting) -> Measured:
         training={"packs_per_micro_batch": packs, "layout": setting.layout, "gradient_clipping": None},
         model={"mlm_reduction": setting.reduction, "loss_balancing": setting.balancing},
     )
-    run = build(open_run(config), world)
+    run = build_at(find_start(open_run(config), world))
     roughen(run.engine.model)
     batches = list(run.batches(stop_step=STEP + 1))[STEP]
     assert len(batches.micro_batches) == setting.accumulation

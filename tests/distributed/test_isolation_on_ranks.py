@@ -10,7 +10,7 @@ from masked_batches import roughen
 from tiny_training import logged, never, prepare_run, train_all
 
 from evenpack.batch import PackedBatch
-from evenpack.engine.build import TrainingRun, build
+from evenpack.engine.build import Run, build_at, find_start
 from evenpack.engine.config import RunConfig
 from evenpack.engine.resolving.resolve import open_run
 from evenpack.engine.train import train_in
@@ -44,10 +44,10 @@ def probe(world: World, configs: dict[str, RunConfig]) -> dict[str, list[Felt]]:
     """Changes each sequence of this rank's first micro-batch; in `mixed ...` each pack is one segment."""
     found = {}
     for name, config in configs.items():
-        borders = first_batch(build(open_run(config), world)).cu_seqlens.tolist()
+        borders = first_batch(build_at(find_start(open_run(config), world))).cu_seqlens.tolist()
         sequences = [slice(start, stop) for start, stop in pairwise(borders) if start < stop]
         for label, isolate in ((name, True), (f"mixed {name}", False)):
-            run = build(open_run(changed(config, attention={"isolate": isolate})), world)
+            run = build_at(find_start(open_run(changed(config, attention={"isolate": isolate})), world))
             roughen(run.engine.model)
             model, batch = run.engine.model.eval(), first_batch(run)
             found[label] = [feel(model, batch, sequence) for sequence in sequences]

@@ -14,7 +14,7 @@ from transformers import AutoModelForMaskedLM, AutoTokenizer
 
 from evenpack.batch import ChosenTargets, PackedBatch
 from evenpack.data.batches.pipeline import StepBatches, training_batches
-from evenpack.engine.build import build, build_model
+from evenpack.engine.build import build_at, build_model, find_start
 from evenpack.engine.config import RunConfig
 from evenpack.engine.evaluate import evaluate_model
 from evenpack.engine.reporting.metrics import read_metrics
@@ -97,7 +97,9 @@ def measure(world: World, configs: dict[str, RunConfig]) -> dict[tuple[str, str]
     found = {}
     for name, config in configs.items():
         for layout in LAYOUTS:
-            run = build(open_run(changed(config, training={"layout": layout, "gradient_clipping": None})), world)
+            run = build_at(
+                find_start(open_run(changed(config, training={"layout": layout, "gradient_clipping": None})), world)
+            )
             roughen(run.engine.model)
             (step,) = run.batches(stop_step=1)
             assert step.counts.targets > 0

@@ -9,7 +9,7 @@ import torch
 from prepared_files import sentence_documents
 from tiny_training import changed, never, numbered_lines, prepare_run, records, refusal, train_all
 
-from evenpack.engine.build import build
+from evenpack.engine.build import build_at, find_start
 from evenpack.engine.checkpoints.files import read_manifest
 from evenpack.engine.checkpoints.weights import load_model_weights
 from evenpack.engine.config import RunConfig
@@ -42,7 +42,7 @@ def prepare_phase(folder: Path, number: int, length: int, **training: Any) -> Ru
 
 def begin_phase_2(world: World, phase1: RunConfig, phase2: RunConfig) -> dict[str, Any]:
     train_in(world, phase1, stop_requested=never)
-    run = build(open_run(phase2), world)
+    run = build_at(find_start(open_run(phase2), world))
     trained = load_model_weights(read_manifest(phase1.run.output_dir / "checkpoints" / "step_000002"))
     first = {
         "trained": trained,
@@ -52,7 +52,7 @@ def begin_phase_2(world: World, phase1: RunConfig, phase2: RunConfig) -> dict[st
     }
     train_in(world, phase2, stop_requested=never)
     world.on_main(lambda: shutil.rmtree(phase1.run.output_dir))  # needed once, not to go on
-    again = build(open_run(changed(phase2, training={"initialize_from": Path("elsewhere")})), world)
+    again = build_at(find_start(open_run(changed(phase2, training={"initialize_from": Path("elsewhere")})), world))
     return first | {
         "step_again": again.first_step,
         "weights_again": {name: tensor.clone() for name, tensor in again.engine.model.state_dict().items()},

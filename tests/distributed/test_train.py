@@ -17,7 +17,7 @@ from windowed_models import layers_with_windows, with_windows
 
 from evenpack.data.prepare.prepare import prepare
 from evenpack.data.prepared import PreparedData
-from evenpack.engine.build import build
+from evenpack.engine.build import build_at, find_start
 from evenpack.engine.config import RunConfig
 from evenpack.engine.parts.metrics_writer import step_record
 from evenpack.engine.reporting.metrics import read_metrics
@@ -159,8 +159,8 @@ def disagree(world: World, config: RunConfig, folder: Path) -> list[str]:
     with pytest.raises(RunError) as directory:
         require_shared_directory(folder / f"machine_{world.rank}", world, patience_seconds=0.5)
     with pytest.raises(RunError) as data:  # the seed is in the fingerprint, as the files are
-        build(open_run(changed(config, run={"seed": world.rank})), world)
-    run = build(open_run(config), world)
+        find_start(open_run(changed(config, run={"seed": world.rank})), world)
+    run = build_at(find_start(open_run(config), world))
     batches = next(run.batches(stop_step=1))
     if world.rank == 1:
         counts = batches.micro_batches[0].local_counts
@@ -189,7 +189,7 @@ def test_ranks_that_do_not_see_the_same_files_or_plan_get_an_error(config: RunCo
 
 def records_of_a_step(world: World, config: RunConfig) -> list[dict[str, Any]]:
     """Returns one step's record with a known device peak, and without."""
-    run = build(open_run(config), world)
+    run = build_at(find_start(open_run(config), world))
     batches = next(run.batches(stop_step=1))
     local = run.engine.train_step(0, batches.micro_batches)
     denominators = exact_denominators(config.model, batches.counts)

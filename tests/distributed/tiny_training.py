@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from evenpack.engine.build import build
+from evenpack.engine.build import build_at, find_start
 from evenpack.engine.config import RunConfig
 from evenpack.engine.reporting.metrics import METRICS, read_metrics
 from evenpack.engine.resolving.resolve import open_run
@@ -71,7 +71,7 @@ def records(config: RunConfig) -> list[dict[str, Any]]:
 def refusal(world: World, config: RunConfig) -> str:
     """Returns why a run does not begin, or go on."""
     with pytest.raises(CheckpointError) as caught:
-        build(open_run(config), world)
+        build_at(find_start(open_run(config), world))
     return str(caught.value)
 
 

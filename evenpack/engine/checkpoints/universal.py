@@ -45,6 +45,7 @@ from evenpack.engine.checkpoints.files import (
 from evenpack.engine.checkpoints.pickles import forbidding_code
 from evenpack.engine.checkpoints.saving import free_space
 from evenpack.engine.checkpoints.shards import STATES, SavedTensors, saved_tensors
+from evenpack.engine.optimizers.build import whole_shape
 from evenpack.engine.world.distributed import World
 from evenpack.errors import CheckpointError
 from evenpack.files import file_checksum, fsync_directory, read_json_object, write_json
@@ -199,9 +200,7 @@ def _together(checkpoint: Checkpoint, world: World) -> Iterator[None]:
 
 def parameter_shapes(module: nn.Module) -> Shapes:
     """Returns the shapes of whole parameters by name, also where a rank holds only its part of them."""
-    return {
-        name: tuple(getattr(parameter, "ds_shape", parameter.shape)) for name, parameter in module.named_parameters()
-    }
+    return {name: tuple(whole_shape(parameter)) for name, parameter in module.named_parameters()}
 
 
 def require_only_parameters(module: nn.Module, checkpoint: Checkpoint) -> None:

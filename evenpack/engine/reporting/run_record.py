@@ -110,7 +110,7 @@ def write_start(run: "TrainingRun", places: Sequence[Place]) -> None:
         places=tuple(places),
     )
     record = RunRecord(
-        config=run.resolved.config.model_dump(mode="json"),
+        config=run.config.model_dump(mode="json"),
         data=DataIdentity(
             fingerprint=prepared.fingerprint(seed=0),
             tokenizer=prepared.manifest.tokenizer.checksum,
