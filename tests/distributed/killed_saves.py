@@ -127,7 +127,7 @@ def save_and_die(
     crossed = count_borders(kill_at)
     engine, state = PlainEngine(world, content), train_state(step, world_size=ranks)
     if in_background:
-        background = BackgroundWriter(writer, world)
+        background = BackgroundWriter(writer)
         background.begin(engine, state)
         engine.content[:] = b"later" * 1000
         background.finish()

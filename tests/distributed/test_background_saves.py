@@ -53,7 +53,7 @@ def save_both_ways(world: World, directory: Path, stage: int) -> tuple[dict[str,
     """
     places = [directory / f"{way}_{stage}" for way in ("foreground", "background")]
     writers = [CheckpointWriter(place, world, KeepPolicy(newest=1)) for place in places]
-    background = BackgroundWriter(writers[1], world)
+    background = BackgroundWriter(writers[1])
     engine = training_engine(world, zero_stage=stage)
     first = world.rank * engine.micro_batches
     micro_batches = [batch_of(0, first + index) for index in range(engine.micro_batches)]
@@ -102,7 +102,7 @@ def plain_engine(world: World, *, seconds: float = 0.0) -> PlainEngine:
 
 def save_without_a_report(world: World, directory: Path) -> list[str]:
     """Saves on ranks of which one writes and cannot report it, and then cannot write either; returns the results."""
-    background = BackgroundWriter(CheckpointWriter(directory / "without_report", world, KeepPolicy(newest=3)), world)
+    background = BackgroundWriter(CheckpointWriter(directory / "without_report", world, KeepPolicy(newest=3)))
 
     def fail(*_: Any, **__: Any) -> None:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
@@ -128,7 +128,7 @@ def save_without_a_report(world: World, directory: Path) -> list[str]:
 
 def wait_alone(world: World, directory: Path) -> list[int | None]:
     """Returns the newest step after a wait that is too short, and after one that is not."""
-    background = BackgroundWriter(CheckpointWriter(directory / "alone", world, KeepPolicy(newest=1)), world)
+    background = BackgroundWriter(CheckpointWriter(directory / "alone", world, KeepPolicy(newest=1)))
     background.begin(plain_engine(world, seconds=0.3), train_state(1, world_size=world.size))
     newest = []
     for seconds in (0.0, 60.0):
@@ -141,7 +141,7 @@ def wait_alone(world: World, directory: Path) -> list[int | None]:
 
 def save_with_a_thread_that_dies(world: World, directory: Path) -> str:
     """Returns what rank 0 learns of a save whose thread has died on rank 1 of something that nobody expects."""
-    background = BackgroundWriter(CheckpointWriter(directory / "died", world, KeepPolicy(newest=1)), world)
+    background = BackgroundWriter(CheckpointWriter(directory / "died", world, KeepPolicy(newest=1)))
     engine = plain_engine(world)
     if world.rank == 1:
         engine.checkpoint_engine.save = lambda *_: {}["nothing"]
@@ -158,7 +158,7 @@ def save_with_a_thread_that_dies(world: World, directory: Path) -> str:
 def priorities(world: World, directory: Path) -> tuple[int, int]:
     """Returns the priorities of the thread that writes and of the one that trains."""
     engine = plain_engine(world)
-    background = BackgroundWriter(CheckpointWriter(directory / "priorities", world, KeepPolicy(newest=1)), world)
+    background = BackgroundWriter(CheckpointWriter(directory / "priorities", world, KeepPolicy(newest=1)))
     background.begin(engine, train_state(1, world_size=world.size))
     background.finish()
     return engine.checkpoint_engine.priority, priority()

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from tiny_training import changed, never, prepare_run
 
-from evenpack.engine.build import build_at, find_start
+from evenpack.engine.build import find_start
 from evenpack.engine.config import RunConfig
 from evenpack.engine.reporting.metrics import read_metrics
 from evenpack.engine.resolving.resolve import open_run
@@ -37,7 +37,7 @@ def config(tmp_path_factory: pytest.TempPathFactory) -> RunConfig:
 
 def draw_and_train(world: World, config: RunConfig) -> tuple[int, list[Drawn]]:
     """Returns the packs of an epoch of `few` and those that this rank draws; then trains, which writes metrics."""
-    run = build_at(find_start(open_run(config), world))
+    run = find_start(open_run(config), world)
     epoch = run.prepared.plan("few", "train", seed=config.run.seed).packs
     drawn = []
     for batches in run.batches(stop_step=config.training.steps):

@@ -29,7 +29,6 @@ from torch import Tensor, UntypedStorage
 from evenpack.engine.activity import own_work, saving
 from evenpack.engine.checkpoints.files import Checkpoint, FileRecord, TrainState, commit_files, list_files
 from evenpack.engine.checkpoints.saving import CheckpointWriter, WritingEngine
-from evenpack.engine.world.distributed import World
 from evenpack.errors import SaveError
 from evenpack.files import read_json_object, write_json
 
@@ -73,9 +72,9 @@ class EndedSave:
 class BackgroundWriter:
     """Writes checkpoints in the background, one at a time; all ranks call its methods, unless they say otherwise."""
 
-    def __init__(self, writer: CheckpointWriter, world: World) -> None:
+    def __init__(self, writer: CheckpointWriter) -> None:
         self._writer = writer
-        self._world = world
+        self._world = writer.world
         self._copies = HostCopies()
         self._flight: _Flight | None = None
         self._is_over = True
@@ -93,7 +92,7 @@ class BackgroundWriter:
                 self._writer.call_deepspeed(engine, partial, state)
             writing = self._world.all_gather(bool(writes))
         others = [rank for rank in range(1, self._world.size) if writing[rank]]
-        self._flight = _Flight(self._writer, self._world, state, partial, writes=writes, others=others, started=started)
+        self._flight = _Flight(self._writer, state, partial, writes=writes, others=others, started=started)
         self._is_over = self._is_taken = False
         self._flight.start()
 
@@ -224,7 +223,6 @@ class _Flight:
     def __init__(
         self,
         writer: CheckpointWriter,
-        world: World,
         state: TrainState,
         partial: Path,
         *,
@@ -238,7 +236,7 @@ class _Flight:
         self.published: Future[EndedSave] = Future()
         """Set on rank 0 alone."""
         self._writer = writer
-        self._world = world
+        self._world = writer.world
         self._state = state
         self._partial = partial
         self._writes = writes

@@ -56,7 +56,7 @@ class CheckpointWriter:
     def __init__(self, directory: Path, world: World, policy: KeepPolicy, *, resumed_step: int | None = None) -> None:
         """`resumed_step`: that of the checkpoint that was loaded, as later ones are broken, and count no more."""
         self._directory = directory
-        self._world = world
+        self.world = world
         self._policy = policy
         self._resumed_step = resumed_step
         self._saved_steps: set[int] = set()
@@ -74,7 +74,7 @@ class CheckpointWriter:
         with self.partial_of(state) as partial:
             self.call_deepspeed(engine, partial, state)
             files = self._commit_files(partial)
-            return self._world.on_main(lambda: self.publish(partial, state, files))
+            return self.world.on_main(lambda: self.publish(partial, state, files))
 
     @contextmanager
     def partial_of(self, state: TrainState) -> Iterator[Path]:
@@ -84,15 +84,15 @@ class CheckpointWriter:
         """
         partial = self._directory / hidden(checkpoint_name(state.step), PARTIAL)
         try:
-            self._world.on_main(lambda: self._begin(partial))
+            self.world.on_main(lambda: self._begin(partial))
             yield partial
         except SaveError:
-            self._world.on_main(lambda: self.discard(partial))
+            self.world.on_main(lambda: self.discard(partial))
             raise
 
     def call_deepspeed(self, engine: WritingEngine, partial: Path, state: TrainState) -> None:
         """Lets DeepSpeed save into the directory; for all ranks. Raises: SaveError if a rank cannot write."""
-        with self._world.together(), self.explaining_failures(), writing_to_the_end(engine):
+        with self.world.together(), self.explaining_failures(), writing_to_the_end(engine):
             # With the tag "." DeepSpeed's recovery scripts go into the same directory instead of the one above.
             client_state = {"train_state": state.to_json()}
             engine.save_checkpoint(str(partial), tag=".", client_state=client_state, save_latest=False)
@@ -135,10 +135,10 @@ class CheckpointWriter:
 
     def _commit_files(self, partial: Path) -> list[FileRecord]:
         """Flushes and checksums the files, each rank a part of them; returns the records of all."""
-        names = self._world.on_main(lambda: self._list_files(partial))
-        with self._world.together(), self.explaining_failures(), own_work("flushing its part of the checkpoint"):
-            records = commit_files(partial, names[self._world.rank :: self._world.size])
-        return [record for share in self._world.all_gather(records) for record in share]
+        names = self.world.on_main(lambda: self._list_files(partial))
+        with self.world.together(), self.explaining_failures(), own_work("flushing its part of the checkpoint"):
+            records = commit_files(partial, names[self.world.rank :: self.world.size])
+        return [record for share in self.world.all_gather(records) for record in share]
 
     def _list_files(self, partial: Path) -> list[str]:
         with self.explaining_failures():
@@ -174,7 +174,7 @@ class CheckpointWriter:
             yield
         except (OSError, RuntimeError) as error:
             raise SaveError(
-                f"rank {self._world.rank} on {socket.gethostname()} failed while saving a checkpoint into "
+                f"rank {self.world.rank} on {socket.gethostname()} failed while saving a checkpoint into "
                 f"{self._directory} ({free_space(self._directory)}): {error}\n"
                 "Older checkpoints are untouched. Remove the cause (is the disk full?); a run that has ended continues "
                 "from the newest by the same command"

@@ -27,7 +27,7 @@ class Saves(Part):
         self._run = run
         self._writer = writer
         self._on_activity = run.on_activity
-        self._background = BackgroundWriter(run.checkpoints, run.world)
+        self._background = BackgroundWriter(run.checkpoints)
         self._step = run.first_step
         """The step of the save in flight."""
         self._pause_seconds = 0.0
