@@ -10,7 +10,7 @@ from masked_batches import roughen
 from tiny_training import logged, never, prepare_run, train_all
 
 from evenpack.batch import PackedBatch
-from evenpack.engine.build import Run, build_at, find_start
+from evenpack.engine.build import TrainingRun, build_at, find_start
 from evenpack.engine.config import RunConfig
 from evenpack.engine.resolving.resolve import open_run
 from evenpack.engine.train import train_in
