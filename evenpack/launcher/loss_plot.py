@@ -74,7 +74,7 @@ def _curve(
     )
 
 
-def draw_loss(output_dir: Path, *, name: str) -> Path:
+def plot_loss(output_dir: Path, *, name: str) -> Path:
     """Writes OUTPUT_DIR/loss.png. Raises: ConfigError without matplotlib, or before the first step; DataError."""
     path = output_dir / LOSS_PLOT
     origin = provenance_of_runs(name, [read_run_record(output_dir)])

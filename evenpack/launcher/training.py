@@ -328,10 +328,10 @@ def _standard_error() -> IO[str] | None:
 
 def _try_to_draw(run: RunSection) -> Path | None:
     """Draws the loss plot; a run does not fail without it."""
-    from evenpack.launcher.loss_plot import draw_loss
+    from evenpack.launcher.loss_plot import plot_loss
 
     try:
-        return draw_loss(run.output_dir, name=run.name)
+        return plot_loss(run.output_dir, name=run.name)
     except (ConfigError, DataError) as error:
         say(f"no loss plot: {error}")
         return None

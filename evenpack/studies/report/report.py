@@ -71,18 +71,18 @@ def time_axis(runs: Sequence[ReportedRun]) -> Axis:
     return Axis(label=f"time in training steps ({unit})", title="time", values=lambda course: course.seconds / seconds)
 
 
-def draw_figures(runs: Sequence[ReportedRun], comparison: Comparison, folder: Path) -> dict[str, Path]:
+def plot_figures(runs: Sequence[ReportedRun], comparison: Comparison, folder: Path) -> dict[str, Path]:
     """Writes a PNG for each figure that the runs have something for; by their names.
 
     Raises: ConfigError without matplotlib.
     """
     drawn = [run for run in runs if len(run.course.steps)]
     figures: dict[str, Callable[[Sequence[ReportedRun], Comparison, Path], None]] = {
-        "loss": draw_losses,
-        "validation": draw_validation,
-        "throughput": draw_throughput,
-        "padding": draw_padding,
-        "waits": draw_waits,
+        "loss": plot_losses,
+        "validation": plot_validation,
+        "throughput": plot_throughput,
+        "padding": plot_padding,
+        "waits": plot_waits,
     }
     if not any(run.course.validation for run in drawn):
         del figures["validation"]
@@ -92,7 +92,7 @@ def draw_figures(runs: Sequence[ReportedRun], comparison: Comparison, folder: Pa
     return paths
 
 
-def draw_losses(runs: Sequence[ReportedRun], comparison: Comparison, path: Path) -> None:
+def plot_losses(runs: Sequence[ReportedRun], comparison: Comparison, path: Path) -> None:
     """Draws the training loss against steps (over the same data alone), tokens and time."""
     axes_of_x = [*([STEPS] if comparison.shares_steps else []), TOKENS, time_axis(runs)]
     label = f"training {_loss_of(runs)} (nats/token)"
@@ -103,7 +103,7 @@ def draw_losses(runs: Sequence[ReportedRun], comparison: Comparison, path: Path)
         _legend(figure, runs)
 
 
-def draw_validation(runs: Sequence[ReportedRun], comparison: Comparison, path: Path) -> None:
+def plot_validation(runs: Sequence[ReportedRun], comparison: Comparison, path: Path) -> None:
     """Draws the held-out loss, with a panel for each source."""
     sources = list(dict.fromkeys(source for run in runs for source in run.course.validation))
     with _panels(path, len(sources)) as (figure, panels):
@@ -117,7 +117,7 @@ def draw_validation(runs: Sequence[ReportedRun], comparison: Comparison, path: P
         _legend(figure, runs, has_single_steps=False)
 
 
-def draw_throughput(runs: Sequence[ReportedRun], comparison: Comparison, path: Path) -> None:
+def plot_throughput(runs: Sequence[ReportedRun], comparison: Comparison, path: Path) -> None:
     """Draws tokens/s of the steps, and the median of each run with the middle half of its steps."""
     axis = _first_axis(comparison)
     with _panels(path, 2) as (figure, (courses, medians)):
@@ -136,7 +136,7 @@ def draw_throughput(runs: Sequence[ReportedRun], comparison: Comparison, path: P
         _legend(figure, runs)
 
 
-def draw_padding(runs: Sequence[ReportedRun], comparison: Comparison, path: Path) -> None:
+def plot_padding(runs: Sequence[ReportedRun], comparison: Comparison, path: Path) -> None:
     """Draws the share of the slots of each step that hold no real token."""
     axis = _first_axis(comparison)
     with _panels(path, 1) as (figure, (panel,)):
@@ -146,7 +146,7 @@ def draw_padding(runs: Sequence[ReportedRun], comparison: Comparison, path: Path
         _legend(figure, runs)
 
 
-def draw_waits(runs: Sequence[ReportedRun], comparison: Comparison, path: Path) -> None:
+def plot_waits(runs: Sequence[ReportedRun], comparison: Comparison, path: Path) -> None:
     """Draws the shares of time that ranks wait for batches and for the slowest rank; of a single run also by cause."""
     axis = _first_axis(comparison)
     waits = runs[0].course.waits if len(runs) == 1 else None
@@ -284,7 +284,7 @@ def make_report(output_dirs: Sequence[Path], folder: Path, *, is_held: Callable[
     runs = read_runs(output_dirs, is_held=is_held)
     require_folder(folder, option="--output")
     comparison = compare(runs)
-    figures = draw_figures(runs, comparison, folder)
+    figures = plot_figures(runs, comparison, folder)
     sources = list(dict.fromkeys(source for run in runs for source in run.course.validation))
     has_causes = any(run.course.waits is not None for run in runs)
     rows = [row_of(run, sources, has_causes=has_causes) for run in runs]

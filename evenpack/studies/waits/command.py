@@ -5,7 +5,7 @@ from pathlib import Path
 from evenpack.console import Report, text
 from evenpack.studies.plotting import require_plot
 from evenpack.studies.waits.accounting import read_waits
-from evenpack.studies.waits.presentation import draw_waits, waits_tables
+from evenpack.studies.waits.presentation import plot_waits, waits_tables
 
 
 def explain_waits(output_dir: Path, *, replay: Path | None, plot: Path | None) -> Report:
@@ -14,6 +14,6 @@ def explain_waits(output_dir: Path, *, replay: Path | None, plot: Path | None) -
     found, course = read_waits(output_dir, replay=replay)
     shown = waits_tables(found)
     if plot is not None:
-        draw_waits(found, course, plot)
+        plot_waits(found, course, plot)
         shown.append(text(f"Wrote {plot}"))
     return Report(value=found, shown=shown)

@@ -96,7 +96,7 @@ def _slow_ranks(episodes: Sequence[Episode], least_slowdown: float | None) -> Re
     return table_of(episodes, _OF_EPISODE, title="Ranks that were slow")
 
 
-def draw_waits(found: WaitsOfRun, course: WaitCourse, path: Path) -> None:
+def plot_waits(found: WaitsOfRun, course: WaitCourse, path: Path) -> None:
     """Draws, by cause, the share of the time that devices wait in each step, the hours lost so far, and those by rank.
 
     Raises: ConfigError without matplotlib.
