@@ -63,7 +63,7 @@ _TENTHS = 10
 class Order:
     """One epoch of N sequences."""
 
-    ranks: Int64[np.ndarray, " N"]
+    positions: Int64[np.ndarray, " N"]
     """Position of each sequence in the corpus, in the order of training."""
     packs: Int64[np.ndarray, " N"]
     """Pack of each sequence, counted from 0; ascending."""
@@ -92,14 +92,14 @@ def drawn_order(plan: PackStream, source_ids: Integer[np.ndarray, " N"] | None) 
         ids.append(drawn.sequence_ids)
         sizes.append(np.diff(drawn.offsets))
     sequence_ids = np.concatenate(ids)
-    ranks = sequence_ids if source_ids is None else np.asarray(source_ids)[sequence_ids].astype(np.int64)
-    return Order(ranks=ranks, packs=np.repeat(np.arange(plan.packs), np.concatenate(sizes)))
+    positions = sequence_ids if source_ids is None else np.asarray(source_ids)[sequence_ids].astype(np.int64)
+    return Order(positions=positions, packs=np.repeat(np.arange(plan.packs), np.concatenate(sizes)))
 
 
 def corpus_order(lengths: Integer[np.ndarray, " N"], *, pack_length: int) -> Order:
     """Returns the order without shuffle: sequences in order, added to a pack until the next one does not fit."""
-    ranks = np.arange(len(lengths))
-    return Order(ranks=ranks, packs=next_fit(lengths, pack_length=pack_length))
+    positions = np.arange(len(lengths))
+    return Order(positions=positions, packs=next_fit(lengths, pack_length=pack_length))
 
 
 def buffer_order(lengths: Integer[np.ndarray, " N"], *, pack_length: int, buffer: int, seed: int) -> Order:
@@ -107,17 +107,17 @@ def buffer_order(lengths: Integer[np.ndarray, " N"], *, pack_length: int, buffer
     rng = np.random.default_rng(seed)
     count = len(lengths)
     held = list(range(min(buffer, count)))
-    ranks = np.empty(count, dtype=np.int64)
+    positions = np.empty(count, dtype=np.int64)
     for place in range(count):
         chosen = int(rng.integers(len(held)))
-        ranks[place] = held[chosen]
+        positions[place] = held[chosen]
         coming = buffer + place
         if coming < count:
             held[chosen] = coming
         else:
             held[chosen] = held[-1]
             held.pop()
-    return Order(ranks=ranks, packs=next_fit(lengths[ranks], pack_length=pack_length))
+    return Order(positions=positions, packs=next_fit(lengths[positions], pack_length=pack_length))
 
 
 def next_fit(lengths: Integer[np.ndarray, " N"], *, pack_length: int) -> Int64[np.ndarray, " N"]:
@@ -151,16 +151,16 @@ def file_labels(config: DataConfig, source: str, prepared: PreparedData) -> Int6
 
 def quality(order: Order, labels: Int64[np.ndarray, " N"], section: ShuffleSection, *, packs_per_step: int) -> Quality:
     """Measures an order; `labels` are the part of the corpus, such as the file, of each sequence by rank."""
-    count = len(order.ranks)
-    stretches = order.ranks * section.stretches // count
+    count = len(order.positions)
+    stretches = order.positions * section.stretches // count
     pack_equal, pack_pairs = _equal_pairs(order.packs, stretches)
     step_equal, step_pairs = _equal_pairs(order.packs // packs_per_step, stretches)
     step_equal, step_pairs = step_equal - pack_equal, step_pairs - pack_pairs
     return Quality(
-        displacement=float(np.abs(order.ranks - np.arange(count)).mean() / count),
+        displacement=float(np.abs(order.positions - np.arange(count)).mean() / count),
         pack_mates=pack_equal / pack_pairs if pack_pairs else None,
         step_mates=step_equal / step_pairs if step_pairs else None,
-        window_distance=window_distance(labels[order.ranks], windows=section.windows),
+        window_distance=window_distance(labels[order.positions], windows=section.windows),
     )
 
 
@@ -243,7 +243,7 @@ def measure_order(arm: str, config: RunConfig, section: ShuffleSection) -> ArmOr
     return ArmOrder(
         arm=arm,
         quality=quality(order, labels, section, packs_per_step=per_step),
-        reading=read_steps(packed, packs_per_step=per_step, steps=section.steps_read),
+        reading=measure_reading(packed, packs_per_step=per_step, steps=section.steps_read),
         borders=tuple(borders(packed.plan, packs_per_step=per_step, steps=packed.plan.packs // per_step)),
     )
 
@@ -269,7 +269,7 @@ def measure_simulated(config: RunConfig, section: ShuffleSection) -> tuple[ArmOr
     )
 
 
-def read_steps(source: PackedSource, *, packs_per_step: int, steps: int) -> Reading:
+def measure_reading(source: PackedSource, *, packs_per_step: int, steps: int) -> Reading:
     """Reads the sequences of the first `steps` steps in their order, with the read-ahead of training."""
     view = source.view
     assert isinstance(view, StoredView | ShuffledView), "views of token files are the only ones there are"

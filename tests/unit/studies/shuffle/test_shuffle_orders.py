@@ -26,7 +26,7 @@ N = 4000
 
 
 def permuted(seed: int) -> Order:
-    return Order(ranks=np.random.default_rng(seed).permutation(N), packs=np.arange(N) // 4)
+    return Order(positions=np.random.default_rng(seed).permutation(N), packs=np.arange(N) // 4)
 
 
 def test_a_permutation_has_the_figures_of_chance() -> None:
@@ -47,11 +47,11 @@ def test_the_order_of_the_corpus_has_neighbours_alone() -> None:
 def test_pack_mates_and_step_mates_are_distinguished() -> None:
     """Packs of neighbours in random order; then packs of strangers whose steps are of neighbours."""
     packs = np.random.default_rng(0).permutation(N // 4)
-    neighbours = Order(ranks=(packs[:, None] * 4 + np.arange(4)).ravel(), packs=np.arange(N) // 4)
+    neighbours = Order(positions=(packs[:, None] * 4 + np.arange(4)).ravel(), packs=np.arange(N) // 4)
     found = quality(neighbours, np.zeros(N, dtype=np.int64), SECTION, packs_per_step=8)
     assert found.pack_mates == 1.0
     assert found.step_mates == pytest.approx(1 / 20, abs=0.02)
-    single = Order(ranks=np.arange(N), packs=np.arange(N))
+    single = Order(positions=np.arange(N), packs=np.arange(N))
     found = quality(single, np.zeros(N, dtype=np.int64), SECTION, packs_per_step=10)
     assert found.pack_mates is None
     assert found.step_mates == 1.0
@@ -63,10 +63,10 @@ def test_a_rolling_buffer_gives_each_sequence_once_and_none_long_before_its_turn
     count: int, buffer: int, seed: int
 ) -> None:
     order = buffer_order(np.full(count, 3), pack_length=9, buffer=buffer, seed=seed)
-    assert sorted(order.ranks.tolist()) == list(range(count))
-    assert (order.ranks - np.arange(count) < buffer).all()
+    assert sorted(order.positions.tolist()) == list(range(count))
+    assert (order.positions - np.arange(count) < buffer).all()
     if buffer == 1:
-        assert order.ranks.tolist() == list(range(count))
+        assert order.positions.tolist() == list(range(count))
 
 
 @given(lengths=st.lists(st.integers(1, 10), min_size=1, max_size=60))
@@ -96,10 +96,10 @@ def test_the_order_of_a_plan_is_its_first_epoch_by_the_ids_of_the_corpus() -> No
     plan, _ = plans()
     drawn = plan.draw(np.arange(plan.packs))
     order = drawn_order(plan, None)
-    np.testing.assert_array_equal(order.ranks, drawn.sequence_ids)
+    np.testing.assert_array_equal(order.positions, drawn.sequence_ids)
     np.testing.assert_array_equal(np.bincount(order.packs), np.diff(drawn.offsets))
     moved = np.random.default_rng(0).permutation(600).astype(np.int32)
-    np.testing.assert_array_equal(drawn_order(plan, moved).ranks, moved[drawn.sequence_ids])
+    np.testing.assert_array_equal(drawn_order(plan, moved).positions, moved[drawn.sequence_ids])
 
 
 def test_borders_are_the_first_steps_with_packs_of_a_further_block_alone() -> None:
