@@ -167,7 +167,7 @@ def _universal(engine: Any, checkpoint: Checkpoint, world: World, on_conversion:
             counted(world.size, "rank"),
             engine.zero_optimization_stage(),
         )
-    return make_universal(checkpoint, parameter_shapes(engine.module), world, on_progress=on_conversion)
+    return make_universal(checkpoint, parameter_shapes(engine.module), world, on_conversion=on_conversion)
 
 
 def _verify(path: Path, world: World) -> tuple[Checkpoint | None, str | None]:

@@ -70,12 +70,12 @@ def existing_universal(checkpoint: Checkpoint) -> Checkpoint | None:
 
 
 def make_universal(
-    checkpoint: Checkpoint, shapes: Shapes, world: World, *, on_progress: Callable[[], None]
+    checkpoint: Checkpoint, shapes: Shapes, world: World, *, on_conversion: Callable[[], None]
 ) -> Checkpoint:
     """Writes the universal form of a complete checkpoint; all ranks call it, and have it when it returns.
 
     Each parameter is checked against the model's `shapes`, and its numbers and the optimizer's count of updates for
-    being possible. `on_progress` is called for each parameter that this rank has written.
+    being possible. `on_conversion` is called for each parameter that this rank has written.
 
     Raises: CheckpointError on every rank alike if a file is missing, or not of this model, or there is no space; what
     was written is removed then.
@@ -91,7 +91,7 @@ def make_universal(
             names = _write_common(saved, shapes, partial) if world.is_main else []
             for name in sorted(shapes)[world.rank :: world.size]:
                 names += _write_parameter(saved, name, partial)
-                on_progress()
+                on_conversion()
             records = [_record(partial, name) for name in names]
         shares = world.all_gather(records)
         with _together(checkpoint, world):

@@ -81,7 +81,7 @@ def recorded(path: Path, **state: Any) -> Checkpoint:
 
 
 def convert(checkpoint: Checkpoint) -> Checkpoint:
-    return make_universal(checkpoint, SHAPES, SOLO, on_progress=lambda: None)
+    return make_universal(checkpoint, SHAPES, SOLO, on_conversion=lambda: None)
 
 
 def of(converted: Checkpoint, name: str, state: str) -> torch.Tensor:
@@ -100,7 +100,7 @@ def refusal(checkpoint: Checkpoint) -> str:
 def test_every_parameter_has_its_own_weights_moments_and_count(tmp_path: Path) -> None:
     checkpoint = saved_at_zero_0(tmp_path)
     shown: list[None] = []
-    converted = make_universal(checkpoint, SHAPES, SOLO, on_progress=lambda: shown.append(None))
+    converted = make_universal(checkpoint, SHAPES, SOLO, on_conversion=lambda: shown.append(None))
     for name, parameter in MODEL.named_parameters():
         assert torch.equal(of(converted, name, "fp32"), parameter.detach())
         for key in ("exp_avg", "exp_avg_sq"):
