@@ -115,7 +115,7 @@ class Run:
         if not 0 <= _whole("start_step", start_step) <= last_step:
             raise ConfigError(f"start_step ({start_step}) must lie between 0 and stop_step ({last_step})")
         resolved.settled.micro_batches(ranks)
-        return _steps(resolved, (rank, ranks), range(start_step, last_step), loader_workers=loader_workers)
+        return _steps(resolved, range(start_step, last_step), rank=rank, ranks=ranks, loader_workers=loader_workers)
 
     def batches(
         self,
@@ -257,15 +257,14 @@ def _require_rank(rank: int, ranks: int) -> None:
 
 
 def _steps(
-    resolved: "ResolvedRun", place: tuple[int, int], steps: range, *, loader_workers: int
+    resolved: "ResolvedRun", steps: range, *, rank: int, ranks: int, loader_workers: int
 ) -> "Iterator[StepBatches]":
-    """Yields the steps of one rank, `place` being (rank, ranks), on the CPU; closing it ends the loader."""
+    """Yields the steps of one rank, on the CPU; closing it ends the loader."""
     import torch
 
     from evenpack.data.batches.pipeline import StepBatches, training_batches
     from evenpack.engine.world.distributed import World
 
-    rank, ranks = place
     world = World(rank=rank, size=ranks, local_rank=0, device=torch.device("cpu"))
     settings = replace(resolved.pipeline_settings(world), loader_workers=loader_workers)
     skipped = resolved.config.training.skipped
