@@ -53,8 +53,10 @@ def test_a_line_shows_position_facts_rate_and_time_to_go_and_is_never_folded() -
     progress, stream = log_file(clock)
     reading = progress.begin("[wiki]: reading", unit="bytes")
     clock.now += 2.0
-    reading.update(1_000_000, 4_000_000, facts=("5 documents", "no [bold] words"))
-    assert stream.getvalue() == "[wiki]: reading  25 %  5 documents  no [bold] words  500k bytes/s  6s to go\n"
+    reading.update(1_000_000, 4_000_000, counts={"documents": 5, "tokens": 45_300}, facts=("no [bold] words",))
+    assert stream.getvalue() == (
+        "[wiki]: reading  25 %  5 documents  45.3k tokens  no [bold] words  500k bytes/s  6s to go\n"
+    )
 
 
 def test_the_rate_can_be_of_another_amount_than_what_is_done() -> None:
@@ -181,6 +183,7 @@ def test_a_terminal_that_cannot_write_over_a_line_gets_lines() -> None:
 def test_a_silent_rank_shows_nothing() -> None:
     progress, stream = log_file(Clock(), silent=True)
     progress.begin("step").update(1, 1)
+    progress.note("done")
     assert stream.getvalue() == ""
 
 
