@@ -23,9 +23,8 @@ if TYPE_CHECKING:
     from evenpack.api.run import open_run_file as open  # noqa: A004 - it is called as evenpack.open
     from evenpack.api.study import study
     from evenpack.batch import ChosenTargets, PackedBatch, SlotTargets
-    from evenpack.data.batches.objectives import RandomMasks
     from evenpack.data.batches.pipeline import StepBatches
-    from evenpack.data.loader import Loader
+    from evenpack.data.loader import Loader, RandomMasks
     from evenpack.data.order.step_plan import StepPlan
     from evenpack.data.order.step_shape import CostWeights
     from evenpack.data.packing import pack_lengths as pack
@@ -88,12 +87,11 @@ _MODULES = {
     "evenpack.api.run": ("open", "Run"),
     "evenpack.api.study": ("study",),
     "evenpack.batch": ("PackedBatch", "SlotTargets", "ChosenTargets"),
-    "evenpack.data.batches.objectives": ("RandomMasks",),
     "evenpack.data.batches.pipeline": ("StepBatches",),
     "evenpack.data.packing.histogram": ("LengthHistogram",),
     "evenpack.data.packing": ("pack",),
     "evenpack.data.packing.strategy": ("Packing",),
-    "evenpack.data.loader": ("Loader",),
+    "evenpack.data.loader": ("Loader", "RandomMasks"),
     "evenpack.data.order.step_plan": ("StepPlan",),
     "evenpack.data.order.step_shape": ("CostWeights",),
     "evenpack.data.prepared": ("PreparedData",),

@@ -17,7 +17,7 @@ import xxhash
 
 from evenpack.config import validate
 from evenpack.data.batches.capacity import BatchCapacity
-from evenpack.data.batches.objectives import Objective, RandomMasks, next_tokens
+from evenpack.data.batches.objectives import DynamicMasks, Objective, next_tokens
 from evenpack.data.batches.pipeline import (
     MicroBatchDataset,
     PipelineSettings,
@@ -35,14 +35,15 @@ from evenpack.data.order.weight_change import WeightChange
 from evenpack.data.packing import Packing, check_options
 from evenpack.data.permutation import derive_key, sequence_id_type
 from evenpack.data.prepared import PreparedData
-from evenpack.data.recipes import DocumentsRecipe
+from evenpack.data.recipes import DocumentsRecipe, MaskingConfig
 from evenpack.data.sequences import TokenAccounting, ViewOfDocuments, build_view, length_chunks, open_view
+from evenpack.data.tokenizers.special_tokens import MaskingVocabulary
 from evenpack.data.tokens.file import TokenFile, expect_random_reads
 from evenpack.data.tokens.own import TokenArrays, TokenRows, hash_content
 from evenpack.errors import CheckpointError, ConfigError, DataError, EvenpackError
 from evenpack.extras import require
 from evenpack.files import remove_abandoned, unfinished_directory
-from evenpack.losses import StepCounts
+from evenpack.losses import MASKED_TOKEN, NEXT_SENTENCE, StepCounts
 
 if TYPE_CHECKING:
     from evenpack.batch import PackedBatch
@@ -65,6 +66,44 @@ class LoaderState(TypedDict):
     seed: int
     step: int
     """The next step, counted from 0."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class RandomMasks:
+    """Masked tokens for documents of one's own: the `objective` of a Loader, which draws masks again in each epoch."""
+
+    mask_token: int
+    special_tokens: Sequence[int]
+    """Tokens that are never masked and never drawn, such as [CLS], [SEP] and [PAD]; at most two in a document."""
+    vocabulary_size: int
+    share: float = 0.15
+    """Share of a document's tokens, special ones counted, that is masked: at least one, and at most 65,536."""
+    mask_share: float = 0.8
+    """Share of the masked tokens that is replaced by `mask_token`."""
+    random_share: float = 0.1
+    """Share of the masked tokens that is replaced by a random token; the remaining ones are kept."""
+
+    def drawn(self, pack_length: int, seed: int) -> DynamicMasks:
+        """Returns the objective of these documents. Raises: ConfigError for ids beyond the vocabulary, or shares."""
+        special = np.zeros(self.vocabulary_size, dtype=bool)
+        ids = [self.mask_token, *self.special_tokens]
+        wrong = [one for one in ids if not 0 <= one < self.vocabulary_size]
+        if wrong or len(set(ids)) == self.vocabulary_size:
+            raise ConfigError(
+                f"mask_token and special_tokens must be ids below vocabulary_size ({self.vocabulary_size}), and leave "
+                f"others to draw, found {', '.join(map(str, wrong or ids))}"
+            )
+        special[ids] = True
+        shares = {"share": self.share, "mask_share": self.mask_share, "random_share": self.random_share}
+        origin = "arguments of evenpack.RandomMasks"
+        return DynamicMasks(
+            masked_token=MASKED_TOKEN,
+            next_sentence=NEXT_SENTENCE,
+            recipe=DocumentsRecipe(kind="documents", max_sequence_length=pack_length),
+            masking=validate({**shares, "max_predictions": 1 << 16}, MaskingConfig, origin=origin),
+            vocabulary=MaskingVocabulary(mask_id=self.mask_token, special=special, continues=np.zeros_like(special)),
+            seed=seed,
+        )
 
 
 class Loader:

@@ -1,4 +1,4 @@
-"""Plans the steps of fine-tuning, which end with each epoch.
+"""Plans the steps of fine-tuning, which end with each epoch, and makes their targets of the sequences' labels.
 
 The steps are a function of (seed, epoch), the same in every layout. A step counts packs of a single packing of all
 sequences; or single sequences, which the packed layout packs step by step. Each epoch has every sequence once; its last
@@ -7,11 +7,16 @@ step may be smaller. The steps of pretraining (`data/order/step_plan.py`) go on 
 Shapes: N = sequences of the task's file, M = sequences of a step, P = packs.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import ClassVar
 
 import numpy as np
 from jaxtyping import Int64
 
+from evenpack.batch import ChosenTargets
+from evenpack.data.batches.objectives import BatchSizes, SequenceContent, Task, filled, token_types
+from evenpack.data.batches.placement import Placement
 from evenpack.data.order.assignment import StepAssignment
 from evenpack.data.order.plan import PackPlan, sort_by_length
 from evenpack.data.order.selection import PackedSource, PackSelection, select_packs
@@ -19,8 +24,9 @@ from evenpack.data.order.step_plan import StepPlan
 from evenpack.data.order.step_shape import StepShape
 from evenpack.data.packing import LengthHistogram, pack
 from evenpack.data.permutation import derive_key, permute
-from evenpack.data.sequences import LabelledSequences
-from evenpack.losses import StepCounts
+from evenpack.data.recipes import EndOfText
+from evenpack.data.sequences import LabelledSequences, SequenceView
+from evenpack.losses import Loss, StepCounts
 
 _SEQUENCE_ORDER = 2
 """Purpose of a key; `PackPlan` uses 0 and 1."""
@@ -95,4 +101,55 @@ class EpochPlanner:
             offsets=offsets,
             sequence_ids=sequence_ids,
             lengths=lengths,
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class SequenceLabels:
+    """The label that a task's file gives each of its sequences: a class, a score, or the span of an answer."""
+
+    loss: Loss
+    """The loss of the head that predicts it."""
+    is_bidirectional = True
+    end_of_text_in_loss: ClassVar[EndOfText] = "all"
+    """A label is not a token."""
+
+    def check(self, view: SequenceView) -> None:
+        assert isinstance(view, LabelledSequences), "no recipe makes sequences with labels"
+
+    def count_targets(
+        self,
+        view: SequenceView,
+        sequence_ids: Int64[np.ndarray, " K"],
+        lengths: Int64[np.ndarray, " K"],
+        segments: Int64[np.ndarray, " K"],
+    ) -> Int64[np.ndarray, " K"]:
+        return np.ones_like(lengths)
+
+    def most_targets(self, view: SequenceView) -> Int64[np.ndarray, " lengths"]:
+        return np.ones(1 + view.max_sequence_length, dtype=np.int64)
+
+    def for_validation(self) -> "SequenceLabels":
+        return self
+
+    def make(
+        self, content: SequenceContent, placement: Placement, sources: Sequence[PackedSource], sizes: BatchSizes
+    ) -> Task:
+        (view,) = (source.view for source in sources)
+        assert isinstance(view, LabelledSequences), "checked when the collator was made"
+        labels = view.labels[content.sequence_ids]
+        tokens, weight, size = content.starts, 1.0, sizes.sequences
+        if labels.ndim == 2:  # the tokens at which an answer begins and ends
+            tokens, weight, size = (content.starts[:, None] + labels).reshape(-1), 0.5, 2 * sizes.sequences
+            labels = np.tile([0, 1], len(content.lengths))
+        targets = ChosenTargets(
+            positions=filled(placement.slot_of_token[tokens], size),
+            labels=filled(labels, size),
+            weights=filled(np.full(len(labels), weight, dtype=np.float32), size),
+        )
+        return Task(
+            tokens=content.tokens,
+            token_types=token_types(content, view.first_lengths[content.sequence_ids]),
+            targets={self.loss.name: targets},
+            target_count=len(content.lengths),
         )

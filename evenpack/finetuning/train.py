@@ -9,7 +9,6 @@ import torch
 
 from evenpack.data.batches.capacity import BatchCapacity
 from evenpack.data.batches.collate import Collator
-from evenpack.data.batches.objectives import SequenceLabels
 from evenpack.data.order.step_plan import StepPlan
 from evenpack.data.order.step_shape import Batching, CostWeights, StepShape
 from evenpack.data.sequences import LabelledSequences
@@ -23,7 +22,7 @@ from evenpack.finetuning.config import FinetuneConfig, FinetuneTrainingSection
 from evenpack.finetuning.data import TaskData
 from evenpack.finetuning.model import HEADS, FinetunedModel
 from evenpack.finetuning.results import SeedResult
-from evenpack.finetuning.steps import EpochPlanner, packed_source
+from evenpack.finetuning.steps import EpochPlanner, SequenceLabels, packed_source
 from evenpack.finetuning.tasks import TaskScores
 from evenpack.losses import StepCounts
 from evenpack.models.common.losses import LossOutputs, exact_denominators, scaled_loss

@@ -1,4 +1,4 @@
-"""Defines the training objectives: next tokens, or masked tokens, with next sentences where the data has pairs; labels.
+"""Defines the training objectives: next tokens, or masked tokens, with next sentences where the data has pairs.
 
 An objective computes the number of targets of a sequence from its length and its number of segments, or from a stored
 column, so that every rank counts the targets of a whole step without reading tokens. It also makes the targets of a
@@ -16,7 +16,6 @@ import numpy as np
 from jaxtyping import Bool, Int64, Integer, Shaped
 
 from evenpack.batch import ChosenTargets, SlotTargets, Targets
-from evenpack.config import validate
 from evenpack.data.batches.placement import Placement
 from evenpack.data.order.selection import PackedSource
 from evenpack.data.order.step_plan import TargetCounter
@@ -31,7 +30,6 @@ from evenpack.data.recipes import (
 )
 from evenpack.data.sequences import (
     LabelledDocumentsView,
-    LabelledSequences,
     MaskedPairsView,
     PaddingView,
     SentencePairsView,
@@ -262,10 +260,10 @@ class _MaskedObjective(ABC):
                 weights=filled(weights, max_targets),
             )
         }
-        token_types = None
+        types = None
         if isinstance(sources[0].view, SentencePairsView):  # all sources are of one recipe
             first_lengths, labels = _pair_columns(content, sources)
-            token_types = _token_types(content, first_lengths)
+            types = token_types(content, first_lengths)
             sequence_weights = np.ones(len(labels), dtype=np.float32)
             if self.next_sentence.divided_by == "packs":
                 sequence_weights /= content.pack_sizes
@@ -274,7 +272,7 @@ class _MaskedObjective(ABC):
                 labels=filled(labels, sizes.sequences),
                 weights=filled(sequence_weights, sizes.sequences),
             )
-        return Task(tokens=masked.tokens, token_types=token_types, targets=targets, target_count=len(masked.positions))
+        return Task(tokens=masked.tokens, token_types=types, targets=targets, target_count=len(masked.positions))
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -346,44 +344,6 @@ class DynamicMasks(_MaskedObjective):
 
 
 @dataclass(frozen=True, kw_only=True)
-class RandomMasks:
-    """Masked tokens for documents of one's own: the `objective` of a Loader, which draws masks again in each epoch."""
-
-    mask_token: int
-    special_tokens: Sequence[int]
-    """Tokens that are never masked and never drawn, such as [CLS], [SEP] and [PAD]; at most two in a document."""
-    vocabulary_size: int
-    share: float = 0.15
-    """Share of a document's tokens, special ones counted, that is masked: at least one, and at most 65,536."""
-    mask_share: float = 0.8
-    """Share of the masked tokens that is replaced by `mask_token`."""
-    random_share: float = 0.1
-    """Share of the masked tokens that is replaced by a random token; the remaining ones are kept."""
-
-    def drawn(self, pack_length: int, seed: int) -> DynamicMasks:
-        """Returns the objective of these documents. Raises: ConfigError for ids beyond the vocabulary, or shares."""
-        special = np.zeros(self.vocabulary_size, dtype=bool)
-        ids = [self.mask_token, *self.special_tokens]
-        wrong = [one for one in ids if not 0 <= one < self.vocabulary_size]
-        if wrong or len(set(ids)) == self.vocabulary_size:
-            raise ConfigError(
-                f"mask_token and special_tokens must be ids below vocabulary_size ({self.vocabulary_size}), and leave "
-                f"others to draw, found {', '.join(map(str, wrong or ids))}"
-            )
-        special[ids] = True
-        shares = {"share": self.share, "mask_share": self.mask_share, "random_share": self.random_share}
-        origin = "arguments of evenpack.RandomMasks"
-        return DynamicMasks(
-            masked_token=MASKED_TOKEN,
-            next_sentence=NEXT_SENTENCE,
-            recipe=DocumentsRecipe(kind="documents", max_sequence_length=pack_length),
-            masking=validate({**shares, "max_predictions": 1 << 16}, MaskingConfig, origin=origin),
-            vocabulary=MaskingVocabulary(mask_id=self.mask_token, special=special, continues=np.zeros_like(special)),
-            seed=seed,
-        )
-
-
-@dataclass(frozen=True, kw_only=True)
 class StoredMasks(_MaskedObjective):
     """Masks that were drawn once and are stored with pairs, with the number of each pair's."""
 
@@ -431,57 +391,6 @@ class StoredMasks(_MaskedObjective):
         return MaskedTokens(tokens=content.tokens, positions=positions, labels=labels, counts=counts)
 
 
-@dataclass(frozen=True, kw_only=True)
-class SequenceLabels:
-    """The label that a task's file gives each of its sequences: a class, a score, or the span of an answer."""
-
-    loss: Loss
-    """The loss of the head that predicts it."""
-    is_bidirectional = True
-    end_of_text_in_loss: ClassVar[EndOfText] = "all"
-    """A label is not a token."""
-
-    def check(self, view: SequenceView) -> None:
-        assert isinstance(view, LabelledSequences), "no recipe makes sequences with labels"
-
-    def count_targets(
-        self,
-        view: SequenceView,
-        sequence_ids: Int64[np.ndarray, " K"],
-        lengths: Int64[np.ndarray, " K"],
-        segments: Int64[np.ndarray, " K"],
-    ) -> Int64[np.ndarray, " K"]:
-        return np.ones_like(lengths)
-
-    def most_targets(self, view: SequenceView) -> Int64[np.ndarray, " lengths"]:
-        return np.ones(1 + view.max_sequence_length, dtype=np.int64)
-
-    def for_validation(self) -> "SequenceLabels":
-        return self
-
-    def make(
-        self, content: SequenceContent, placement: Placement, sources: Sequence[PackedSource], sizes: BatchSizes
-    ) -> Task:
-        (view,) = (source.view for source in sources)
-        assert isinstance(view, LabelledSequences), "checked when the collator was made"
-        labels = view.labels[content.sequence_ids]
-        tokens, weight, size = content.starts, 1.0, sizes.sequences
-        if labels.ndim == 2:  # the tokens at which an answer begins and ends
-            tokens, weight, size = (content.starts[:, None] + labels).reshape(-1), 0.5, 2 * sizes.sequences
-            labels = np.tile([0, 1], len(content.lengths))
-        targets = ChosenTargets(
-            positions=filled(placement.slot_of_token[tokens], size),
-            labels=filled(labels, size),
-            weights=filled(np.full(len(labels), weight, dtype=np.float32), size),
-        )
-        return Task(
-            tokens=content.tokens,
-            token_types=_token_types(content, view.first_lengths[content.sequence_ids]),
-            targets={self.loss.name: targets},
-            target_count=len(content.lengths),
-        )
-
-
 _VALIDATION_SEED = 0
 
 
@@ -506,7 +415,7 @@ def _pair_columns(
     return first_lengths, labels
 
 
-def _token_types(content: SequenceContent, first_lengths: Int64[np.ndarray, " M"]) -> Int64[np.ndarray, " tokens"]:
+def token_types(content: SequenceContent, first_lengths: Int64[np.ndarray, " M"]) -> Int64[np.ndarray, " tokens"]:
     """Returns 0 for the tokens of first halves, which have these lengths, and 1 for the others."""
     token_of_sequence = np.arange(len(content.tokens)) - np.repeat(content.starts, content.lengths)
     is_second = token_of_sequence >= np.repeat(first_lengths, content.lengths)
