@@ -82,9 +82,7 @@ class RankTimes(Part):
         if self._model is not None:
             step.waits = self._model.explain(step.number, update.totals.reduced)
             if step.waits is not None:
-                self._add_waits(
-                    step.waits, update.batches.micro_batches, work_seconds=update.local.stopwatch.busy_seconds()
-                )
+                self._add_waits(step.waits)
                 for kind in step.waits.changed:
                     log.warning("%s", self._described(kind, step.number))
 
@@ -134,13 +132,11 @@ class RankTimes(Part):
             values["pairs_within"] = {str(window): [rank[window] for rank in pairs] for window in within}
         return {**counts, **values}
 
-    def _add_waits(
-        self, explained: ExplainedStep, micro_batches: Sequence[PackedBatch], *, work_seconds: float
-    ) -> None:
+    def _add_waits(self, explained: ExplainedStep) -> None:
         self._split_steps += 1
         sums = self._sums
-        sums["cost"] += sum(batch.cost for batch in micro_batches)
-        sums["work_seconds"] += work_seconds
+        sums["cost"] += explained.cost
+        sums["work_seconds"] += explained.work_seconds
         for cause in WAIT_CAUSES:
             sums[f"wait_{cause}_seconds"] += getattr(explained.own, cause)
         sums["waited_for_seconds"] += explained.waited_for

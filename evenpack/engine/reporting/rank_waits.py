@@ -283,6 +283,10 @@ class ExplainedStep:
     """Of the mean rank, the same on all ranks."""
     own: Waits
     """Of this rank."""
+    cost: float
+    """Planned cost of this rank's work."""
+    work_seconds: float
+    """Seconds for which this rank's device was at work."""
     slow_ranks: int
     """Ranks that are named as slow, by the steps before."""
     waited_for: float
@@ -309,7 +313,7 @@ class WaitModel:
         """Share by which this rank needs longer than the mean one for the same work, over its last steps."""
         self._spread = 0.0
         self._own = Arrival(planned=0.0, expected=0.0, compute=0.0, arrival=0.0)
-        self._work, self._loader = 0.0, 0.0
+        self._cost, self._work, self._loader = 0.0, 0.0, 0.0
 
     @property
     def is_slow(self) -> bool:
@@ -329,7 +333,7 @@ class WaitModel:
         planned = fixed + slope * cost
         expected = planned * (1.0 + self.slowness)
         self._own = Arrival(planned=planned, expected=expected, compute=compute, arrival=compute + loader)
-        self._work, self._loader = work, loader
+        self._cost, self._work, self._loader = cost, work, loader
         steady = work / (1.0 + self.slowness)
         if self._is_fitted:  # a single step that stalls does not bend the line
             reach = max(4.0 * self._spread, 0.2)
@@ -393,6 +397,8 @@ class WaitModel:
         return ExplainedStep(
             mean=Waits.between(last, mean, per_work_second=per_work_second),
             own=Waits.between(last, own, per_work_second=per_work_second),
+            cost=self._cost,
+            work_seconds=self._work,
             slow_ranks=int(reduced["_wait_slow"]),
             waited_for=ranks * (last.arrival - mean.arrival) if is_last else 0.0,
             changed=tuple(kind for kind, excess in excesses.items() if self.tests[kind].observe(step, excess)),
