@@ -3,8 +3,8 @@
 import json
 import logging
 import time
-from collections.abc import Callable, Generator, Iterator, Sequence
-from contextlib import AbstractContextManager, closing, nullcontext
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing
 from dataclasses import dataclass
 from datetime import timedelta
 from functools import partial
@@ -17,7 +17,7 @@ from evenpack.data.manifest import MANIFEST
 from evenpack.data.prepare.verification import explained_damage
 from evenpack.differences import flatten
 from evenpack.engine.activity import OnActivity, entered_as_own_work, ignore_activity, own_work
-from evenpack.engine.build import TrainingRun, build_at, find_start
+from evenpack.engine.build import TrainingRun, Start, build_at, find_start
 from evenpack.engine.compilation import compiling_as_own_work
 from evenpack.engine.config import RunConfig
 from evenpack.engine.evaluate import evaluate_model
@@ -123,15 +123,13 @@ def _train(
 ) -> TrainOutcome:
     on_activity("building the model", 0)
     start = find_start(resolved, world)
-    last_step = start.config.training.last_step
-    # Its processes start while the model is built. A run that is done needs none.
-    loader: AbstractContextManager[Generator[StepBatches | SkippedStep] | None]
-    loader = nullcontext() if start.is_done else entered_as_own_work(closing(start.batches(stop_step=last_step)))
-    with loader as batches:
+    if start.is_done:
+        return _nothing_to_do(start)
+    # The loader's processes start while the model is built.
+    loader = closing(start.batches(stop_step=start.config.training.last_step))
+    with entered_as_own_work(loader) as batches:
         run = build_at(start, on_activity=on_activity)
-        log.info("%s", describe(run, last_step=last_step))
-        if batches is None:
-            return _nothing_to_do(run)
+        log.info("%s", describe(run))
         places = world.all_gather(place_of(world))
         world.on_main(lambda: write_start(run, places))
         on_activity("starting the loader", run.first_step)
@@ -210,14 +208,16 @@ def _update(run: TrainingRun, batches: StepBatches, parts: Parts, *, loader_seco
     return Update(batches=batches, local=local, totals=totals, seconds=seconds)
 
 
-def _nothing_to_do(run: TrainingRun) -> TrainOutcome:
+def _nothing_to_do(run: Start) -> TrainOutcome:
+    """Writes the summary of a run that is done, before which a kill may have come; no model is built for it."""
+    log.info("%s", describe(run))
     reached = run.reached_accuracy if run.has_reached_target else None  # the target may have been raised since
     if reached is not None:
         log.info("nothing to do: step %d has reached an accuracy of %.4f", run.first_step, reached)
     else:
         log.info("nothing to do: step %d of %d is done", run.first_step, run.config.training.last_step)
     writer = MetricsWriter(run)
-    with own_work(), writer.opened():  # a kill may have come before the summary
+    with own_work(), writer.opened():
         writer.summarise("finished", run.first_step, reached_accuracy=reached)
     return TrainOutcome(state="finished", step=run.first_step, reached_accuracy=reached)
 
@@ -236,9 +236,9 @@ def _timed(
         yield batches, time.perf_counter() - started
 
 
-def describe(run: TrainingRun, *, last_step: int) -> str:
+def describe(run: Start) -> str:
     """Returns a description of the run in a few lines, for the start of its log."""
-    config, world, training = run.config, run.world, run.config.training
+    config, world, training, last_step = run.config, run.world, run.config.training, run.config.training.last_step
     weights = zip(run.prepared.source_names, run.prepared.weights, strict=True)
     shares = ", ".join(f"{name} {weight}" for name, weight in weights)
     for change in config.data.weight_changes:
@@ -260,7 +260,7 @@ def describe(run: TrainingRun, *, last_step: int) -> str:
             f"{config.model.positions} positions, vocabulary {run.prepared.vocabulary_size:,}",
             f"  data     {shares} (source and weight); {rows}, layout {training.layout}",
             f"  step     {training.items_per_step} {training.batching} = {counted(world.size, 'rank')} "
-            f"({world.device.type}) x {run.engine.micro_batches} micro-batches x "
+            f"({world.device.type}) x {run.resolved.settled.micro_batches(world.size)} micro-batches x "
             f"{training.items_per_micro_batch} {training.batching}",
             f"  balance  {training.policy}" + ("" if training.assignment else " (chosen: training.assignment is null)"),
             f"  update   {config.optimizer.kind}, learning rate {config.optimizer.learning_rate:g}, "

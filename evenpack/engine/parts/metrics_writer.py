@@ -12,7 +12,7 @@ import torch
 from evenpack.console import save_json
 from evenpack.data.batches.pipeline import SkippedStep, StepBatches
 from evenpack.engine.activity import entered_as_own_work, own_work
-from evenpack.engine.build import TrainingRun
+from evenpack.engine.build import Start
 from evenpack.engine.config import RunConfig
 from evenpack.engine.evaluate import aggregate_loss, evaluations_to_json
 from evenpack.engine.parts.part import Part, Step
@@ -51,7 +51,7 @@ class SaveCost:
 class MetricsWriter(Part):
     """Records each step of a run on rank 0; on the other ranks it writes nothing."""
 
-    def __init__(self, run: TrainingRun) -> None:
+    def __init__(self, run: Start) -> None:
         self._run = run
         self._metrics: MetricsLog | None = None
         """The log of metrics; None on other ranks."""
@@ -150,13 +150,7 @@ class MetricsWriter(Part):
 
 
 def step_record(
-    run: TrainingRun,
-    step: int,
-    totals: StepTotals,
-    *,
-    learning_rate: float,
-    step_seconds: float,
-    peak_flops: float | None,
+    run: Start, step: int, totals: StepTotals, *, learning_rate: float, step_seconds: float, peak_flops: float | None
 ) -> dict[str, Any]:
     """Returns the record of a step in metrics.jsonl. Amounts are sums over all ranks, times are in seconds."""
     counts, losses = totals.counts, run.config.model.losses

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from evenpack.engine.build import TrainingRun
+from evenpack.engine.build import Start
 from evenpack.engine.reporting.metrics import seconds_of, trained_steps
 from evenpack.losses import losses_logged_apart
 
@@ -43,7 +43,7 @@ def _is_whole(record: dict[str, Any]) -> bool:
 
 
 def run_summary(
-    run: TrainingRun, records: list[dict[str, Any]], *, state: str, step: int, reached_accuracy: float | None
+    run: Start, records: list[dict[str, Any]], *, state: str, step: int, reached_accuracy: float | None
 ) -> dict[str, Any]:
     """Returns a summary of the whole run, earlier starts included.
 
@@ -120,7 +120,7 @@ def segment_room(trained: list[dict[str, Any]]) -> dict[str, Any]:
     }
 
 
-def _target(run: TrainingRun, records: list[dict[str, Any]], reached_accuracy: float | None) -> dict[str, Any] | None:
+def _target(run: Start, records: list[dict[str, Any]], reached_accuracy: float | None) -> dict[str, Any] | None:
     """Returns whether and when `training.target_accuracy` was reached; None without one. Seconds leave saving out."""
     target = run.config.training.target_accuracy
     if target is None:
