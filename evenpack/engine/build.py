@@ -54,6 +54,11 @@ class Start:
         return 0 if self.checkpoint is None else self.checkpoint.step
 
     @property
+    def first_samples(self) -> int:
+        """Sequences trained on before."""
+        return 0 if self.checkpoint is None else self.checkpoint.state.samples
+
+    @property
     def reached_accuracy(self) -> float | None:
         """Accuracy of the checkpoint that reached the target of an earlier start; None without one."""
         return None if self.checkpoint is None else self.checkpoint.state.reached_accuracy
@@ -87,8 +92,6 @@ class TrainingRun(Start):
 
     engine: TrainingEngine
     checkpoints: CheckpointWriter
-    first_samples: int
-    """Sequences trained on before."""
     on_activity: OnActivity
     """Function that is told what this rank begins to do."""
 
@@ -160,7 +163,6 @@ def build_at(start: Start, *, on_activity: OnActivity = ignore_activity) -> Trai
         engine=engine,
         checkpoint=checkpoint,
         checkpoints=_writer(resolved.config, world, resumed_step=None if checkpoint is None else checkpoint.step),
-        first_samples=0 if checkpoint is None else checkpoint.state.samples,
         on_activity=on_activity,
     )
 

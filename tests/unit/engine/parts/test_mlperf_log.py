@@ -35,7 +35,7 @@ def test_the_clock_stops_with_the_last_step_and_not_with_the_verification_after_
     pytest.importorskip("mlperf_logging")
     path = tmp_path / "mlperf.log"
     with closing(logging.FileHandler(path)) as file:
-        log = MlperfLog(run_of(first_samples=0), started=0.0)
+        log = MlperfLog(run_of(), started=0.0)
         log.write_to(file)
         log.run_stopped(is_reached=True, samples=30, evaluated_samples=7, stopped=1234.5678)
     events = {one["key"]: one for _, one in parse_events(path, path.read_text().splitlines())}
@@ -49,7 +49,7 @@ def test_a_block_whose_steps_are_all_skipped_has_neither_a_start_nor_an_end(tmp_
     path = tmp_path / "mlperf.log"
     trained = {"update": 1, "batches": SimpleNamespace(counts=SimpleNamespace(sequences=5))}
     with closing(logging.FileHandler(path)) as file:
-        log = MlperfLog(run_of(first_samples=0), started=0.0)
+        log = MlperfLog(run_of(), started=0.0)
         log.write_to(file)
         for number, values in ((4, trained), (8, {"update": None}), (12, trained)):
             step = step_of(number, is_left_out=False, evaluations=None, _samples_before=0, **values)
