@@ -17,7 +17,7 @@ from evenpack.data.manifest import MANIFEST
 from evenpack.data.prepare.verification import explained_damage
 from evenpack.differences import flatten
 from evenpack.engine.activity import OnActivity, entered_as_own_work, ignore_activity, own_work
-from evenpack.engine.build import TrainingRun, Start, build_at, find_start
+from evenpack.engine.build import Start, TrainingRun, build_at, find_start
 from evenpack.engine.compilation import compiling_as_own_work
 from evenpack.engine.config import RunConfig
 from evenpack.engine.evaluate import evaluate_model
