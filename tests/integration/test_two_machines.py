@@ -226,13 +226,6 @@ def test_a_machine_that_is_not_reached_is_named(cluster: Cluster) -> None:
     assert "node3: ssh: Could not resolve hostname node3" in run.log
 
 
-def test_torchrun_trains_on_both(cluster: Cluster, on_one_machine: Path) -> None:
-    output_dir = cluster.run_file.parent / "torchrun"
-    run = cluster.torchrun(output_dir)
-    assert run.end() == [0, 0], run.log
-    assert_same_order(output_dir, on_one_machine)
-
-
 @pytest.mark.parametrize("rendezvous", ["static", "c10d"])
 def test_torchrun_starts_ranks_of_both_machines_again(cluster: Cluster, on_one_machine: Path, rendezvous: str) -> None:
     output_dir = cluster.run_file.parent / f"again_{rendezvous}"
