@@ -1,30 +1,47 @@
 """Runs that begin compiled and go on uncompiled, and the reverse, are the run that is neither."""
 
+import sys
 from pathlib import Path
 
 import pytest
-from small_run import COMMAND, STEPS, evenpack_process, final_weights, losses, process, write_run
+from small_run import COMMAND, STEPS, final_weights, losses, process, train_on, write_run
 
 from evenpack.config import load_run_file
 from evenpack.engine.compilation import why_not_compiled
 from evenpack.engine.config import RunConfig
-from evenpack.testing import prepared
+from evenpack.testing import prepared, run_ranks
 
 HALF = STEPS // 2
+WITHOUT_DROPOUT = ("model.dropout=0", "optimizer.learning_rate=1e-4")
+
+
+@pytest.fixture(scope="module")
+def run_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Returns a run file whose data are prepared."""
+    path = write_run(tmp_path_factory.mktemp("compiled"))
+    prepared(load_run_file(path, RunConfig))
+    return path
+
+
+@pytest.fixture(scope="module")
+def plain(run_file: Path) -> Path:
+    """Returns the output of the run without dropout that is not compiled in any step, and does not stop."""
+    output_dir = run_file.parent / "plain"
+    overrides = [*WITHOUT_DROPOUT, f"run.output_dir={output_dir}"]
+    run_ranks(train_on, 1, load_run_file(run_file, RunConfig, overrides))
+    return output_dir
 
 
 @pytest.mark.slow
 @pytest.mark.skipif(why_not_compiled("cpu") is not None, reason=str(why_not_compiled("cpu")))
 @pytest.mark.parametrize("begins_compiled", [True, False])
-def test_a_resumed_run_may_be_compiled_or_not(tmp_path: Path, begins_compiled: bool) -> None:
-    run_file = write_run(tmp_path)
-    prepared(load_run_file(run_file, RunConfig))
-    settings = ["model.dropout=0", "optimizer.learning_rate=1e-4"]
-    for first, second in ((begins_compiled, not begins_compiled), (False, False)):
-        outputs = [*settings, f"run.output_dir={tmp_path / str(first or second)}"]
-        train_half(run_file, *outputs, f"training.compile={str(first).lower()}")
-        train(run_file, *outputs, f"training.compile={str(second).lower()}")
-    plain, mixed = tmp_path / "False", tmp_path / "True"
+def test_a_resumed_run_may_be_compiled_or_not(
+    run_file: Path, plain: Path, tmp_path: Path, begins_compiled: bool
+) -> None:
+    mixed = tmp_path / "mixed"
+    overrides = [*WITHOUT_DROPOUT, f"run.output_dir={mixed}"]
+    train_half(run_file, *overrides, f"training.compile={str(begins_compiled).lower()}")
+    train(run_file, *overrides, f"training.compile={str(not begins_compiled).lower()}")
     assert losses(mixed) == pytest.approx(losses(plain), rel=1e-5)
     weights, expected = final_weights(mixed), final_weights(plain)
     assert weights.keys() == expected.keys()
@@ -33,9 +50,7 @@ def test_a_resumed_run_may_be_compiled_or_not(tmp_path: Path, begins_compiled: b
 
 @pytest.mark.slow
 @pytest.mark.skipif(why_not_compiled("cpu") is not None, reason=str(why_not_compiled("cpu")))
-def test_a_compiled_run_with_dropout_resumes_bit_for_bit(tmp_path: Path) -> None:
-    run_file = write_run(tmp_path)
-    prepared(load_run_file(run_file, RunConfig))
+def test_a_compiled_run_with_dropout_resumes_bit_for_bit(run_file: Path, tmp_path: Path) -> None:
     straight, resumed = (["training.compile=true", f"run.output_dir={tmp_path / name}"] for name in ("all", "parts"))
     train(run_file, *straight)
     train_half(run_file, *resumed)
@@ -51,13 +66,14 @@ exit 1
 
 
 @pytest.mark.slow
-def test_a_compilation_that_fails_in_the_first_step_ends_the_run_with_the_way_back(tmp_path: Path) -> None:
-    run_file = write_run(tmp_path)
-    prepared(load_run_file(run_file, RunConfig))
+def test_a_compilation_that_fails_in_the_first_step_ends_the_run_with_the_way_back(
+    run_file: Path, tmp_path: Path
+) -> None:
     compiler = tmp_path / "g++"
     compiler.write_text(BROKEN_COMPILER)
     compiler.chmod(0o755)
-    command = [*COMMAND, "train", "--cpu-ranks", "1", str(run_file), "training.compile=true"]
+    overrides = ["training.compile=true", f"run.output_dir={tmp_path / 'out'}"]
+    command = [*COMMAND, "train", "--cpu-ranks", "1", str(run_file), *overrides]
     settings = {"CXX": str(compiler), "TORCHINDUCTOR_CACHE_DIR": str(tmp_path / "cache")}
     said = process(command, expected=2, **settings).stderr
     assert "training.compile is true, and torch.compile cannot make code for this model: CppCompileError" in said
@@ -74,4 +90,5 @@ def train_half(run_file: Path, *overrides: str) -> None:
 
 
 def train(run_file: Path, *overrides: str) -> None:
-    evenpack_process("train", run_file, *overrides, options=["--cpu-ranks", "1"])
+    """Trains in a process of its own, without the checks of types that torch.compile would have to trace."""
+    process([sys.executable, "-m", "evenpack.launcher.worker", str(run_file), *overrides], DS_ACCELERATOR="cpu")
