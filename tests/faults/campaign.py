@@ -16,6 +16,7 @@ from pathlib import Path
 from random import Random
 
 from evenpack.errors import CheckpointError
+from faults import subject
 from faults.at_rest import Damage, damage_a_file
 from faults.converting import ConvertingFaults
 from faults.disks import remove_small_disk, small_disk
@@ -32,7 +33,7 @@ from faults.running import (
     wait_for_moment,
     write_spoil,
 )
-from faults.subject import CASES, STEPS, Case, Result, Stack, Subject, SubjectRun
+from faults.subject import CASES, Case, Result, Stack, Subject, SubjectRun
 from faults.tried import (
     BrokenError,
     MissedError,
@@ -211,7 +212,7 @@ class Campaign:
         if state.lives > 1 and drawn < 0.5:
             damaged = damage_a_file(state.run, self._random)
             if damaged is not None and damaged.path.name == "metrics.jsonl":
-                state.logged_after = STEPS
+                state.logged_after = subject.STEPS
             return damaged, None
         if drawn <= 0.75:
             return None, None
@@ -249,7 +250,7 @@ class Campaign:
             raise
         tried = state.add(fault.name, moment, injected.detail)
         if "metrics.jsonl" in injected.detail:
-            state.logged_after = STEPS
+            state.logged_after = subject.STEPS
         goes_on = self._judge(life, fault, injected, tried)
         if not goes_on and step > 0 and fault.asks_to_save and life.run.case.stack in _PASS_CODES_ON:
             require_saved(state.run, tried, exit_code=life.process.wait(), step=step)
@@ -271,7 +272,7 @@ class Campaign:
             raise BrokenError("the run did not go on")
         if end is None:
             raise BrokenError(f"the run neither went on nor ended within {END_SECONDS:.0f} s")
-        if end.exit_code == 0 and life.step() >= STEPS:
+        if end.exit_code == 0 and life.step() >= subject.STEPS:
             tried.outcome = "went on"  # the fault came when all was saved
             return True
         require_clear(
@@ -286,7 +287,7 @@ class Campaign:
     def _goes_on(self, life: Life) -> bool:
         """Returns whether the run makes more steps, or has reached its last one."""
         target = life.step() + _ENOUGH_STEPS
-        if target > STEPS:
+        if target > subject.STEPS:
             life.wait_for(lambda: False, seconds=_START_SECONDS)
             return not life.is_on() and life.process.returncode == 0
         return life.wait_for(lambda: life.step() >= target, seconds=_START_SECONDS) and life.is_on()
