@@ -37,7 +37,7 @@ class Report:
     unmet: str | None = None
     """The request besides the result that was not possible: the result is printed, and the command fails."""
     exit_code: int = 0
-    """Exit code of a command that has printed its result but is not finished (`EXIT_STOPPED`)."""
+    """Exit code of a command whose result is printed, and not final (`EXIT_STOPPED`) or not as it should be."""
 
     def show(self) -> None:
         """Prints the tables on standard output."""

@@ -104,11 +104,10 @@ def verify(run_file: RunFile, overrides: Overrides = None, *, as_json: AsJson = 
     """
     config = load(run_file, overrides)
     with reporting(as_json) as report:
-        is_sound = _verify(config.prepared_dir, config.data, report)
-    raise typer.Exit(0 if is_sound else EXIT_DAMAGED)
+        _verify(config.prepared_dir, config.data, report)
 
 
-def _verify(prepared_dir: Path, config: "DataConfig", report: Report) -> bool:
+def _verify(prepared_dir: Path, config: "DataConfig", report: Report) -> None:
     """Verifies the files.
 
     Raises: NotPreparedError without prepared data; DataError for a damaged manifest or other data.
@@ -126,6 +125,7 @@ def _verify(prepared_dir: Path, config: "DataConfig", report: Report) -> bool:
     report.value = {"directory": directory, "files": len(manifest.files), **_figures(verified)}
     lines = [f"{directory}: all {len(manifest.files)} files are as they were written; {_rate(verified)}"]
     if verified.damages:
+        report.exit_code = EXIT_DAMAGED
         report.value["remedy"] = verifier.remedy(verified.damages)
         lines = [
             f"{directory}: {len(verified.damages)} of {len(manifest.files)} files are damaged; {_rate(verified)}",
@@ -133,7 +133,6 @@ def _verify(prepared_dir: Path, config: "DataConfig", report: Report) -> bool:
             report.value["remedy"],
         ]
     report.shown.append(console.text("\n".join(lines)))
-    return not verified.damages
 
 
 def _figures(verified: "Verified") -> dict[str, Any]:

@@ -64,7 +64,6 @@ def train(
     config = load(run_file, overrides)
     rehearsed = RehearsedRanks(ranks=ranks, rank=rank, device=device)
     rehearsed.require_valid(dry_run=dry_run, places_given=(num_gpus, cpu_ranks, hostfile) != (None, None, None))
-    exit_code = 0
     with reporting(as_json) as report:
         from evenpack.launcher.training import (
             check_training,
@@ -100,8 +99,7 @@ def train(
             assert launch is not None, "there are ranks to start"
             result = run_training(launch, check_training(config, ranks=ranks))
             report.value, report.shown = describe_result(config.run.name, result)
-            exit_code = result.exit_code
-    raise typer.Exit(exit_code)
+            report.exit_code = result.exit_code
 
 
 def stop(run_file: RunFile, overrides: Overrides = None, *, as_json: AsJson = False) -> None:
@@ -219,4 +217,4 @@ def doctor(*, as_json: AsJson = False) -> None:
 
         found = examine()
         report.value, report.shown = found, tables(found)
-    raise typer.Exit(0 if found.ok else EXIT_PROBE_FAILED)
+        report.exit_code = 0 if found.ok else EXIT_PROBE_FAILED
