@@ -96,11 +96,16 @@ class ThisMachine:
         return self._asked_to_stop
 
     def device_groups(self, devices_per_run: int | None) -> list[DeviceGroup]:
-        """Returns GPUs if there are any, else CPU cores, a rank on each; surplus devices stay idle."""
+        """Returns GPUs if there are any, else CPU cores, a rank on each; surplus devices stay idle.
+
+        Raises: ConfigError for a number that is not there, or GPUs in CUDA_VISIBLE_DEVICES that are not numbers.
+        """
         if devices_per_run is not None and devices_per_run < 1:
             raise ConfigError(f"--devices-per-run must be at least 1, found {devices_per_run}")
         gpus = 0 if requested_accelerator(os.environ) == "cpu" else cuda_devices()
-        devices = _visible_gpus(gpus) if gpus else [str(core) for core in range(cpu_cores())]
+        devices = [str(core) for core in range(cpu_cores())]
+        if gpus:
+            devices = local_devices(gpus, cuda_count=gpus, environment=os.environ).numbers.split(",")
         size = devices_per_run or len(devices)
         if size > len(devices):
             kind = "CUDA devices" if gpus else "cores of the CPU"
@@ -146,10 +151,3 @@ class ThisMachine:
         self._tell(signal.SIGTERM)
         for process in self._processes:
             process.wait()
-
-
-def _visible_gpus(count: int) -> list[str]:
-    """Returns the GPUs as `deepspeed` counts them. Raises: ConfigError for names that it does not accept."""
-    local_devices(count, cuda_count=count, environment=os.environ)
-    visible = os.environ.get("CUDA_VISIBLE_DEVICES", "")
-    return [name.strip() for name in visible.split(",")][:count] if visible else [str(n) for n in range(count)]
