@@ -19,6 +19,7 @@ from evenpack.engine.config import RunConfig
 from evenpack.errors import ConfigError
 from evenpack.files import write_text
 from evenpack.launcher.key_reference import Key, find_keys, keys_of
+from evenpack.launcher.processes.start import DEFAULT_CPU_RANKS
 from evenpack.models.families import find_family
 from evenpack.shipped import first_comment, shipped_run_files
 from evenpack.units import counted
@@ -40,8 +41,6 @@ MODELS = {
 }
 """Each with the shipped run file that it begins with; those called mini are for CPU cores, the others for GPUs."""
 
-_CPU_RANKS = 2
-"""CPU ranks that `train` starts on a machine without a GPU."""
 _GPUS_OF_A_NODE = 8
 """GPUs of one machine; a larger number is taken to be on several machines."""
 _COLUMNS = 100
@@ -64,11 +63,11 @@ class NewRun:
     @property
     def place(self) -> str:
         """Says in words where the run takes place."""
-        return counted(self.devices, "GPU") if self.devices else f"{_CPU_RANKS} CPU ranks"
+        return counted(self.devices, "GPU") if self.devices else f"{DEFAULT_CPU_RANKS} CPU ranks"
 
     def budget_command(self, run_file: Path) -> str:
         """Returns the command that shows the budget on these devices."""
-        return f"evenpack budget {shlex.quote(str(run_file))} --devices {self.devices or _CPU_RANKS}"
+        return f"evenpack budget {shlex.quote(str(run_file))} --devices {self.devices or DEFAULT_CPU_RANKS}"
 
     def next_commands(self, run_file: Path) -> list[str]:
         """Returns the commands that follow."""
@@ -141,7 +140,7 @@ def require_tokenizer(new: NewRun) -> None:
 
 def _training(shipped: Mapping[str, Any], devices: int) -> dict[str, Any]:
     """The micro-batch and the step nearest to the shipped one that divide by the ranks, precision and compilation."""
-    ranks = devices or _CPU_RANKS
+    ranks = devices or DEFAULT_CPU_RANKS
     of_a_rank = max(1, shipped["packs_per_step"] // ranks)
     micro_batch = min(shipped["packs_per_micro_batch"], of_a_rank)
     micro_batches = max(1, round(shipped["packs_per_step"] / (ranks * micro_batch)))

@@ -35,8 +35,9 @@ WORKER_MODULE = "evenpack.launcher.worker"
 
 LOCAL_LAUNCHER = "evenpack.launcher.processes.local_launcher"
 
-_DEFAULT_CPU_RANKS = 2
-"""Ranks on a CPU: enough to show that ranks work together; more only share the same cores."""
+DEFAULT_CPU_RANKS = 2
+"""Ranks on the CPU of a machine without a GPU, if it has as many cores: enough to show that ranks work together, and
+more only share the same cores."""
 
 _DEEPSPEED_HOSTFILE = Path("/job/hostfile")
 """The hostfile that `deepspeed` uses by default."""
@@ -174,7 +175,7 @@ def local_devices(
     usable = 0 if hidden else cuda_count
     reason = "DS_ACCELERATOR is cpu" if hidden else "PyTorch sees no CUDA device"
     if num_gpus is None and usable == 0:
-        return _on_cpu(min(_DEFAULT_CPU_RANKS, cpu_cores()), why=f"{reason}; --cpu-ranks chooses another number")
+        return _on_cpu(min(DEFAULT_CPU_RANKS, cpu_cores()), why=f"{reason}; --cpu-ranks chooses another number")
     if num_gpus is not None and usable == 0:
         raise ConfigError(
             f"--num-gpus {num_gpus}: {reason} (`evenpack doctor` lists the devices). For ranks on the CPU say "
