@@ -153,7 +153,7 @@ def _parts(run: TrainingRun, places: Sequence[Place], *, stop_requested: Callabl
             DataVerification(run),  # first of all that the next ones write at a save
             *([] if config.mlperf is None else [MlperfLog(run, started=started)]),
             writer,
-            Trackers.of(run),
+            Trackers(run),
             Saves(run, writer),
         ],
         run.world,

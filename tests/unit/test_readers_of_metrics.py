@@ -3,14 +3,16 @@
 import json
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 
 from evenpack.data.batches.pipeline import SkippedStep
+from evenpack.engine.build import TrainingRun
 from evenpack.engine.parts.metrics_writer import skipped_record
-from evenpack.engine.parts.trackers import CSV_TABLE, CsvMetrics, RunLog
+from evenpack.engine.parts.trackers import CSV_TABLE, CsvMetrics
 from evenpack.engine.reporting.metrics import METRICS, find_record, read_metrics, save_totals
 from evenpack.engine.reporting.summary import computed_alike, whole_steps
 from evenpack.errors import DataError
@@ -22,6 +24,7 @@ from evenpack.studies.imbalance.measurement import read_logged_run
 from evenpack.studies.report.comparison import read_runs
 from evenpack.studies.runs.jobs import steps_done
 from evenpack.studies.shuffle.study import jump, read_losses
+from evenpack.testing import run_config, run_values
 
 STEPS = 100
 LEFT_OUT = {
@@ -132,7 +135,10 @@ def other_log_functions(folder: Path) -> Any:
 
 
 def csv_table(folder: Path) -> Any:
-    CsvMetrics(RunLog(name="run", output_dir=folder, config={}, first_step=STEPS)).close(failed=False)
+    config = run_config(run_values("gpt2", folder, run={"output_dir": str(folder)}))
+    run = object.__new__(TrainingRun)
+    object.__setattr__(run, "resolved", SimpleNamespace(config=config))
+    CsvMetrics(run).close(failed=False)
     head, *lines = (folder / CSV_TABLE).read_text().splitlines()
     assert {line.count(",") for line in lines} == {head.count(",")}
     return len(lines)

@@ -9,14 +9,12 @@ import csv
 import logging
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass
 from io import StringIO
-from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
 from evenpack.engine.activity import entered_as_own_work, own_work
 from evenpack.engine.build import TrainingRun
-from evenpack.engine.config import MetricsSection, WandbSection
+from evenpack.engine.config import WandbSection
 from evenpack.engine.parts.part import Part, Step
 from evenpack.engine.reporting.definitions import scalars
 from evenpack.engine.reporting.metrics import METRICS, read_metrics
@@ -56,22 +54,6 @@ class Tracker(Protocol):
         ...
 
 
-@dataclass(frozen=True, kw_only=True)
-class RunLog:
-    """A run as it begins or resumes; its metrics.jsonl is truncated to that step."""
-
-    name: str
-    output_dir: Path
-    config: dict[str, Any]
-    """The resolved run file, as JSON values."""
-    first_step: int
-    """Number of updates done before."""
-
-    def records(self) -> list[dict[str, Any]]:
-        """Returns the records of the steps up to `first_step`, for a tracker that does not have them."""
-        return read_metrics(self.output_dir / METRICS)
-
-
 class Trackers(Part):
     """The trackers of a run, on rank 0. One that fails causes one warning and is left out from then on.
 
@@ -80,21 +62,10 @@ class Trackers(Part):
 
     is_for_main_alone = True
 
-    def __init__(self, section: MetricsSection, run: RunLog) -> None:
-        self._section = section
+    def __init__(self, run: TrainingRun) -> None:
         self._run = run
+        self._section = run.config.metrics
         self._open: dict[str, Tracker] = {}
-
-    @classmethod
-    def of(cls, run: TrainingRun) -> "Trackers":
-        """Returns the trackers of a run."""
-        run_log = RunLog(
-            name=run.config.run.name,
-            output_dir=run.config.run.output_dir,
-            config=run.resolved.config.model_dump(mode="json"),
-            first_step=run.first_step,
-        )
-        return cls(run.config.metrics, run_log)
 
     def opened(self) -> AbstractContextManager[None]:
         """Opens those that the section names; `MetricsWriter` has truncated metrics.jsonl before.
@@ -162,13 +133,18 @@ class Trackers(Part):
                 )
 
 
+def _earlier_records(run: TrainingRun) -> list[dict[str, Any]]:
+    """Returns the records of the steps up to `first_step`, for a tracker that does not have them."""
+    return read_metrics(run.config.run.output_dir / METRICS)
+
+
 class CsvMetrics:
     """Writes the table from metrics.jsonl when a run begins or resumes, and then a line for each step."""
 
-    def __init__(self, log: RunLog) -> None:
-        self._path = log.output_dir / CSV_TABLE
+    def __init__(self, run: TrainingRun) -> None:
+        self._path = run.config.run.output_dir / CSV_TABLE
         self._columns = [_STEP]
-        self._replace([{_STEP: record["step"], **scalars(record)} for record in log.records()])
+        self._replace([{_STEP: record["step"], **scalars(record)} for record in _earlier_records(run)])
 
     def write(self, step: int, values: Mapping[str, int | float]) -> None:
         row = {_STEP: step, **values}
@@ -203,15 +179,15 @@ def _csv_lines(columns: Sequence[str], rows: Iterable[Row]) -> bytes:
 class TensorBoardEvents:
     """Writes with torch's `SummaryWriter`. A resumed run makes TensorBoard discard the steps that are repeated."""
 
-    def __init__(self, log: RunLog) -> None:
+    def __init__(self, run: TrainingRun) -> None:
         from torch.utils.tensorboard import SummaryWriter
 
-        directory = log.output_dir / TENSORBOARD
+        directory = run.config.run.output_dir / TENSORBOARD
         is_new = not any(directory.glob("events.out.tfevents.*"))
-        purge_step = None if is_new else log.first_step + 1
+        purge_step = None if is_new else run.first_step + 1
         self._writer = SummaryWriter(str(directory), purge_step=purge_step, flush_secs=_FLUSH_SECONDS)
         if is_new:
-            for record in log.records():
+            for record in _earlier_records(run):
                 self.write(record["step"], scalars(record))
 
     def write(self, step: int, values: Mapping[str, int | float]) -> None:
@@ -228,10 +204,11 @@ class TensorBoardEvents:
 class WandbRun:
     """Logs with W&B's own library. A step that its server already has keeps its first values."""
 
-    def __init__(self, section: WandbSection, run: RunLog) -> None:
+    def __init__(self, section: WandbSection, run: TrainingRun) -> None:
         import wandb
 
-        self._path = run.output_dir / WANDB_RUN
+        output_dir = run.config.run.output_dir
+        self._path = output_dir / WANDB_RUN
         self._step = run.first_step
         known = self._known_id(section, run)
         self._run = wandb.init(
@@ -239,12 +216,12 @@ class WandbRun:
             entity=section.entity,
             group=section.group,
             tags=section.tags,
-            name=run.name,
+            name=run.config.run.name,
             id=known,
             resume="allow",
             mode=section.mode,
-            dir=str(run.output_dir),
-            config=run.config,
+            dir=str(output_dir),
+            config=run.config.model_dump(mode="json"),
             allow_val_change=True,
             settings=wandb.Settings(silent=True, console="off"),
         )
@@ -253,7 +230,7 @@ class WandbRun:
         is_offline = section.mode == "offline"
         self._next_step = run.first_step + 1 if known and is_offline else self._run.step
         log.info("Weights & Biases: %s", self._run.dir if is_offline else self._run.url)
-        for record in run.records():
+        for record in _earlier_records(run):
             self.write(record["step"], scalars(record))
 
     def write(self, step: int, values: Mapping[str, int | float]) -> None:
@@ -268,7 +245,7 @@ class WandbRun:
         self._run.finish(exit_code=int(failed))
         self._note(ended_at_step=self._step)
 
-    def _known_id(self, section: WandbSection, run: RunLog) -> str | None:
+    def _known_id(self, section: WandbSection, run: TrainingRun) -> str | None:
         """Returns the id of the W&B run that has exactly the earlier steps; None if a new W&B run begins.
 
         Offline, a kill loses what W&B's process has not written, and a W&B run from which training goes back to an
@@ -282,7 +259,7 @@ class WandbRun:
         write_json(self._path, {"id": self._run.id, "project": self._run.project, "ended_at_step": ended_at_step})
 
 
-_OPENERS: dict[str, Callable[[Any, RunLog], Tracker]] = {
+_OPENERS: dict[str, Callable[[Any, TrainingRun], Tracker]] = {
     "csv": lambda _, run: CsvMetrics(run),
     "tensorboard": lambda _, run: TensorBoardEvents(run),
     "wandb": WandbRun,

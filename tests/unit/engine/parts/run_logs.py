@@ -2,26 +2,28 @@
 
 from collections.abc import Iterable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
-from evenpack.engine.parts.trackers import RunLog
+from loop_steps import run_of
+
+from evenpack.engine.build import TrainingRun
+from evenpack.engine.config import MetricsSection
 from evenpack.engine.reporting.metrics import METRICS, MetricsLog
+from evenpack.testing import run_config, run_values
 
 
 def record(step: int, **values: Any) -> dict[str, Any]:
     return {"step": step, "loss": 10.0 / step, "tokens": 100 + step, **values}
 
 
-def run_log(folder: Path, *, steps: Iterable[int] = ()) -> RunLog:
+def run_with_log(folder: Path, *, steps: Iterable[int] = (), metrics: MetricsSection | None = None) -> TrainingRun:
     """Returns a run that begins, or resumes after the last of `steps`."""
     told = list(steps)
     (folder / METRICS).unlink(missing_ok=True)
     with MetricsLog(folder / METRICS) as log:
         for step in told:
             log.append(record(step))
-    return RunLog(
-        name="tried",
-        output_dir=folder,
-        config={"run": {"seed": 3}},
-        first_step=max(told, default=0),
-    )
+    config = run_config(run_values("gpt2", folder, run={"name": "tried", "output_dir": str(folder)}))
+    resolved = SimpleNamespace(config=config.model_copy(update={"metrics": metrics or MetricsSection()}))
+    return run_of(resolved=resolved, checkpoint=SimpleNamespace(step=told[-1]) if told else None)

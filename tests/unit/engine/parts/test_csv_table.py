@@ -3,7 +3,7 @@
 import csv
 from pathlib import Path
 
-from run_logs import record, run_log
+from run_logs import record, run_with_log
 
 from evenpack.engine.parts.trackers import CsvMetrics
 from evenpack.engine.reporting.definitions import scalars
@@ -15,7 +15,7 @@ def rows(folder: Path) -> list[dict[str, str]]:
 
 
 def test_a_column_that_comes_later_is_empty_before(tmp_path: Path) -> None:
-    table = CsvMetrics(run_log(tmp_path))
+    table = CsvMetrics(run_with_log(tmp_path))
     table.write(1, scalars(record(1)))
     table.write(2, scalars(record(2, validation={"a, b": {"loss": 2.5}})))
     table.write(3, scalars(record(3)))
@@ -28,13 +28,13 @@ def test_a_column_that_comes_later_is_empty_before(tmp_path: Path) -> None:
 
 
 def test_a_run_that_resumes_has_each_step_once(tmp_path: Path) -> None:
-    first = CsvMetrics(run_log(tmp_path))
+    first = CsvMetrics(run_with_log(tmp_path))
     for step in range(1, 6):
         first.write(step, scalars(record(step)))
     first.close(failed=True)
     with (tmp_path / "metrics.csv").open("a") as file:
         file.write("6,1.2")  # killed in the middle of a line
-    table = CsvMetrics(run_log(tmp_path, steps=range(1, 4)))
+    table = CsvMetrics(run_with_log(tmp_path, steps=range(1, 4)))
     table.write(4, {"training/loss": 7.0})
     table.close(failed=False)
     assert [(row["step"], row["training/loss"]) for row in rows(tmp_path)] == [

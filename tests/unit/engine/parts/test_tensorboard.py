@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from run_logs import record, run_log
+from run_logs import record, run_with_log
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from evenpack.engine.parts.trackers import TensorBoardEvents
@@ -15,12 +15,12 @@ def losses(folder: Path) -> list[tuple[int, float]]:
 
 
 def test_a_run_that_resumes_shows_no_step_twice(tmp_path: Path) -> None:
-    killed = TensorBoardEvents(run_log(tmp_path))
+    killed = TensorBoardEvents(run_with_log(tmp_path))
     for step in range(1, 9):
         killed.write(step, scalars(record(step)))
     killed.flush()
     assert [step for step, _ in losses(tmp_path)] == [1, 2, 3, 4, 5, 6, 7, 8]
-    again = TensorBoardEvents(run_log(tmp_path, steps=range(1, 5)))
+    again = TensorBoardEvents(run_with_log(tmp_path, steps=range(1, 5)))
     again.write(5, {"training/loss": 0.5})
     again.write(6, {"training/loss": 0.25})
     again.close(failed=False)
@@ -29,7 +29,7 @@ def test_a_run_that_resumes_shows_no_step_twice(tmp_path: Path) -> None:
 
 
 def test_what_is_switched_on_later_gets_the_earlier_steps(tmp_path: Path) -> None:
-    events = TensorBoardEvents(run_log(tmp_path, steps=[1, 2]))
+    events = TensorBoardEvents(run_with_log(tmp_path, steps=[1, 2]))
     events.write(3, {"training/loss": 0.5})
     events.close(failed=False)
     assert losses(tmp_path) == [(1, 10.0), (2, 5.0), (3, 0.5)]

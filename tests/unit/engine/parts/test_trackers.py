@@ -9,7 +9,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from run_logs import record, run_log
+from run_logs import record, run_with_log
 
 from evenpack.engine.config import MetricsSection, WandbSection
 from evenpack.engine.parts import trackers
@@ -53,7 +53,7 @@ def test_a_tracker_that_fails_is_warned_of_once_and_the_others_continue(
 ) -> None:
     broken, whole = Kept(fails_at=3), Kept()
     opening(monkeypatch, tensorboard=broken, csv=whole)
-    found = Trackers(BOTH, run_log(tmp_path))
+    found = Trackers(run_with_log(tmp_path, metrics=BOTH))
     with found.opened():
         for step in range(1, 7):
             found.write(record(step))
@@ -68,7 +68,7 @@ def test_a_tracker_that_fails_is_warned_of_once_and_the_others_continue(
 def test_trackers_are_notified_that_the_run_has_failed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     kept = Kept()
     opening(monkeypatch, csv=kept)
-    with pytest.raises(KeyError), Trackers(BOTH, run_log(tmp_path)).opened():
+    with pytest.raises(KeyError), Trackers(run_with_log(tmp_path, metrics=BOTH)).opened():
         raise KeyError
     assert kept.closed is True
 
@@ -76,7 +76,7 @@ def test_trackers_are_notified_that_the_run_has_failed(tmp_path: Path, monkeypat
 def test_only_what_the_run_file_names_is_opened(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     kept = Kept()
     opening(monkeypatch, csv=kept)
-    found = Trackers(MetricsSection(), run_log(tmp_path))
+    found = Trackers(run_with_log(tmp_path, metrics=MetricsSection()))
     with found.opened():
         found.write(record(1))
     assert kept.steps == []
@@ -93,11 +93,11 @@ def test_a_tracker_that_cannot_be_opened_ends_the_run_unless_it_may_continue(
     monkeypatch.setattr(trackers, "_OPENERS", {"csv": lambda value, run: kept, "tensorboard": refuse})
     with (
         pytest.raises(ConfigError, match=r"metrics.tensorboard: it cannot be opened \(OSError: read-only\)"),
-        Trackers(BOTH, run_log(tmp_path)).opened(),
+        Trackers(run_with_log(tmp_path, metrics=BOTH)).opened(),
     ):
         raise AssertionError("the run does not begin")
     assert kept.closed is True, "those that are open are closed"
-    found = Trackers(BOTH.model_copy(update={"on_missing_tracker": "warn"}), run_log(tmp_path))
+    found = Trackers(run_with_log(tmp_path, metrics=BOTH.model_copy(update={"on_missing_tracker": "warn"})))
     with found.opened():
         found.write(record(1))
     assert kept.steps == [1]

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import wandb
-from run_logs import record, run_log
+from run_logs import record, run_with_log
 from wandb.proto import wandb_internal_pb2
 
 from evenpack.engine.config import WandbSection
@@ -62,13 +62,13 @@ def known_id(folder: Path) -> str:
 
 
 def test_a_run_resumes_under_its_id(tmp_path: Path) -> None:
-    first = WandbRun(OFFLINE, run_log(tmp_path))
+    first = WandbRun(OFFLINE, run_with_log(tmp_path))
     for step in range(1, 5):
         first.write(step, scalars(record(step)))
     first.close(failed=True)
     before = known_id(tmp_path)
     time.sleep(1.1)  # W&B names a start by the second
-    again = WandbRun(OFFLINE, run_log(tmp_path, steps=range(1, 5)))
+    again = WandbRun(OFFLINE, run_with_log(tmp_path, steps=range(1, 5)))
     for step in range(5, 7):
         again.write(step, {"training/loss": 0.5})
     again.close(failed=False)
@@ -86,7 +86,7 @@ def test_a_run_that_went_back_or_was_killed_is_a_new_one_with_all_its_steps(
     tmp_path: Path, ended_at_step: int | None
 ) -> None:
     (tmp_path / "wandb_run.json").write_text(json.dumps({"id": "ofbefore", "ended_at_step": ended_at_step}))
-    again = WandbRun(OFFLINE, run_log(tmp_path, steps=[1, 2]))
+    again = WandbRun(OFFLINE, run_with_log(tmp_path, steps=[1, 2]))
     again.write(3, {"training/loss": 0.5})
     again.close(failed=False)
     (start,) = finished(tmp_path)
@@ -100,7 +100,7 @@ def test_online_the_server_says_which_steps_it_lacks(tmp_path: Path, monkeypatch
         server = Server(has_steps)
         monkeypatch.setattr(wandb, "init", server.init)
         (tmp_path / "wandb_run.json").write_text('{"id": "ofbefore", "ended_at_step": null}')
-        online = WandbRun(WandbSection(project="packing"), run_log(tmp_path, steps=range(1, 6)))
+        online = WandbRun(WandbSection(project="packing"), run_with_log(tmp_path, steps=range(1, 6)))
         for step in (6, 7):
             online.write(step, {"training/loss": 0.5})
         online.close(failed=False)
@@ -119,7 +119,7 @@ def test_a_step_that_could_not_be_logged_is_not_among_those_that_ended(
 
     server = Server(0)
     monkeypatch.setattr(wandb, "init", server.init)
-    found = WandbRun(WandbSection(project="packing"), run_log(tmp_path))
+    found = WandbRun(WandbSection(project="packing"), run_with_log(tmp_path))
     found.write(1, {"training/loss": 0.5})
     monkeypatch.setattr(server, "log", refuse)
     with pytest.raises(OSError, match="no space"):
