@@ -51,7 +51,7 @@ def measure(output_dir: Path, pids: list[int], *, looks: int) -> dict[str, float
         process = ProcessIdentity.of(pid)
         assert process is not None, "it has just been started"
         folder.write_status(replace(RankStatus.starting("run", place), process=process))
-    heartbeat = Heartbeat(folder.path, run_id="run", rank=0, timeout_seconds=_TIMEOUT_SECONDS)
+    heartbeat = Heartbeat(folder, rank=0, timeout_seconds=_TIMEOUT_SECONDS)
     guard = Guard(
         RankStatus.starting("run", places[0]),
         places[0],

@@ -223,7 +223,7 @@ class Rank:
         """Whether the files of ranks in the output directory are this run's."""
         self._stop = StopFlag()
         timeout = config.run.hang_timeout_seconds
-        self._heartbeat = Heartbeat(self._folder.path, run_id=run_id, rank=place.rank, timeout_seconds=timeout)
+        self._heartbeat = Heartbeat(self._folder, rank=place.rank, timeout_seconds=timeout)
         self._guard = Guard(
             self._status,
             place,

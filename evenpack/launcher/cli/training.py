@@ -122,7 +122,7 @@ def stop(run_file: RunFile, overrides: Overrides = None, *, as_json: AsJson = Fa
         output_dir = config.run.output_dir
         run_id = running_run(output_dir)
         request = write_stop_request(output_dir, StopRequest(run_id=run_id, at_once=False))
-        silent = silent_seconds(RankFolder(output_dir, run_id).path, 0, run_id=run_id, now=request)
+        silent = silent_seconds(RankFolder(output_dir, run_id), 0, now=request)
         report.value = {"output_dir": output_dir, "silent_seconds": silent}
         report.shown = [console.text(f"Asked the run in {output_dir} to save and end at the end of its step")]
         if silent is not None:

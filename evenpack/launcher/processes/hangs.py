@@ -27,7 +27,7 @@ from pathlib import Path
 import psutil
 
 from evenpack.engine.activity import ACTIVITIES, Activity, current_own_work
-from evenpack.files import read_json_object, write_text
+from evenpack.files import write_text
 from evenpack.launcher.processes.ranks import Failure, RankFolder, RankPlace, describe_silence
 
 _BEATS_PER_TIMEOUT = 20
@@ -129,9 +129,8 @@ class Heartbeat:
 
     def __init__(
         self,
-        folder: Path,
+        folder: RankFolder,
         *,
-        run_id: str,
         rank: int,
         timeout_seconds: float | None,
         clock: Callable[[], float] = time.monotonic,
@@ -139,7 +138,6 @@ class Heartbeat:
     ) -> None:
         """Begins without writing anything. `timeout_seconds`: None if the run is not watched: nothing is written."""
         self._folder = folder
-        self._run_id = run_id
         self._rank = rank
         self._timeout = timeout_seconds
         self._count = 0
@@ -180,10 +178,10 @@ class Heartbeat:
         moves = moment.moves + self._own_moves
         if self._stack_of not in (None, moves):
             self._stack_of = None
-            stack_file(self._folder, self._rank).unlink(missing_ok=True)
+            self._folder.stack_file(self._rank).unlink(missing_ok=True)
         if self._stack_of is None and now - max(moment.since, self._own_moved_at) > _STACK_AT * self._timeout:
             self._stack_of = moves
-            write_text(stack_file(self._folder, self._rank), _main_thread())
+            write_text(self._folder.stack_file(self._rank), _main_thread())
         self._beat(moment, moves, work)
 
     def _watch_own_work(self, work: str | None, now: float) -> None:
@@ -199,7 +197,7 @@ class Heartbeat:
     def _beat(self, moment: _Moment, moves: int, work: str | None) -> None:
         self._count += 1
         beat = Beat(
-            run_id=self._run_id,
+            run_id=self._folder.run_id,
             rank=self._rank,
             host=socket.gethostname(),
             pid=os.getpid(),
@@ -209,40 +207,28 @@ class Heartbeat:
             activity=moment.activity,
             own_work=work,
         )
-        descriptor = os.open(heartbeat_file(self._folder, self._rank), os.O_WRONLY | os.O_CREAT, 0o644)
+        descriptor = os.open(self._folder.heartbeat_file(self._rank), os.O_WRONLY | os.O_CREAT, 0o644)
         try:
             os.pwrite(descriptor, json.dumps(asdict(beat)).ljust(_FILE_BYTES).encode(), 0)
         finally:
             os.close(descriptor)
 
 
-def stack_file(folder: Path, rank: int) -> Path:
-    """Returns the file into which a rank without progress writes where its main thread is."""
-    return folder / f"stack_{rank}.txt"
-
-
-def heartbeat_file(folder: Path, rank: int) -> Path:
-    """Returns the file of a rank's heartbeat in `OUTPUT_DIR/ranks`."""
-    return folder / f"heartbeat_{rank}"
-
-
-def read_beat(folder: Path, rank: int, *, run_id: str) -> Beat | None:
+def read_beat(folder: RankFolder, rank: int) -> Beat | None:
     """Returns the last heartbeat of a rank; None if it has written none in this run, or is writing one now."""
-    values = read_json_object(heartbeat_file(folder, rank)) or {}
     with suppress(TypeError):
-        beat = Beat(**values)
-        return beat if beat.run_id == run_id else None
+        return Beat(**folder.read(folder.heartbeat_file(rank)))
     return None
 
 
-def silent_seconds(folder: Path, rank: int, *, run_id: str, now: Path) -> float | None:
+def silent_seconds(folder: RankFolder, rank: int, *, now: Path) -> float | None:
     """Returns for how long a rank has written no heartbeat; None if it does, or writes none.
 
     `now` is a file on the same disk that was just written: no clock of another machine is compared with this one's.
     """
-    if read_beat(folder, rank, run_id=run_id) is None:
+    if read_beat(folder, rank) is None:
         return None
-    seconds = now.stat().st_mtime - heartbeat_file(folder, rank).stat().st_mtime
+    seconds = now.stat().st_mtime - folder.heartbeat_file(rank).stat().st_mtime
     return seconds if seconds > 3 * _LONGEST_SECONDS else None
 
 
@@ -408,7 +394,7 @@ class HangMonitor:
         if now < self._next:
             return
         self._next = now + self._every
-        found = (read_beat(self._folder.path, rank, run_id=self._folder.run_id) for rank in self._ranks)
+        found = (read_beat(self._folder, rank) for rank in self._ranks)
         self._finder.observe(filter(None, found), now=now)
         if any(self._finder.answers(rank, now=now) for rank in self._leaves_it_to):
             return
@@ -438,7 +424,7 @@ class HangMonitor:
                 self._warn("the run goes on")
 
     def _stack_of(self, hang: Hang) -> str:
-        path = stack_file(self._folder.path, hang.rank)
+        path = self._folder.stack_file(hang.rank)
         return f"; where it waits: {path}" if hang.answers and path.exists() else ""
 
 

@@ -313,7 +313,7 @@ class RankFolder:
 
     def read_status(self, rank: int) -> RankStatus | None:
         """Returns a rank's status; None if it has not written any in this run."""
-        values = self._read(self._status_file(rank))
+        values = self.read(self._status_file(rank))
         with suppress(KeyError, TypeError):  # a file of another program
             return RankStatus(**{**values, "process": ProcessIdentity(**values["process"])})
         return None
@@ -332,7 +332,7 @@ class RankFolder:
     def read_failure(self) -> Failure | None:
         """Returns the first failure; None while no rank of this run has failed."""
         with suppress(TypeError):
-            return Failure(**self._read(self._failure_file))
+            return Failure(**self.read(self._failure_file))
         return None
 
     def refuse(self) -> None:
@@ -358,14 +358,22 @@ class RankFolder:
         except OSError as error:
             raise RunError(f"{self.path} cannot be made: {error.strerror}") from error
         for path in chain.from_iterable(map(self.path.glob, _OF_A_RUN)):
-            if not self._read(path) and not path.name.endswith(self.run_id):
+            if not self.read(path) and not path.name.endswith(self.run_id):
                 try:
                     path.unlink(missing_ok=True)
                 except OSError as error:
                     raise RunError(f"{path} is in the way and cannot be removed: {error.strerror}") from error
 
-    def _read(self, path: Path) -> dict[str, Any]:
-        """Returns the content of a file; empty if it is not of this run."""
+    def heartbeat_file(self, rank: int) -> Path:
+        """Returns the file of a rank's heartbeat (`hangs.py`)."""
+        return self.path / f"heartbeat_{rank}"
+
+    def stack_file(self, rank: int) -> Path:
+        """Returns the file into which a rank without progress writes where its main thread is."""
+        return self.path / f"stack_{rank}.txt"
+
+    def read(self, path: Path) -> dict[str, Any]:
+        """Returns the content of a file of the folder; empty if it is not of this run."""
         values = read_json_object(path) or {}
         return values if values.get("run_id") == self.run_id else {}
 

@@ -130,8 +130,7 @@ class WatchedVerification:
         self.folder = RankFolder(output_dir, "now")
         self.folder.path.mkdir(parents=True)
         self.heartbeat = Heartbeat(
-            self.folder.path,
-            run_id="now",
+            self.folder,
             rank=0,
             timeout_seconds=100.0,
             clock=lambda: self.now,

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from command_line import evenpack
 
-from evenpack.launcher.processes.hangs import Heartbeat, heartbeat_file
+from evenpack.launcher.processes.hangs import Heartbeat
 from evenpack.launcher.processes.ranks import RankFolder, RankPlace, RankStatus
 from evenpack.launcher.processes.stop import read_stop_request
 from evenpack.testing import prepared, run_config, run_values, text_sources, write_run_file
@@ -83,10 +83,10 @@ def test_a_run_whose_rank_0_has_long_been_silent_may_have_been_killed(run_file: 
     folder = RankFolder(run_file.parent / "out", "now")
     folder.path.mkdir(parents=True, exist_ok=True)
     folder.write_status(RankStatus.starting("now", RankPlace.of_environment({})))
-    Heartbeat(folder.path, run_id="now", rank=0, timeout_seconds=900.0).keep_up()
+    Heartbeat(folder, rank=0, timeout_seconds=900.0).keep_up()
     done = evenpack("stop", run_file)
     assert (done.code, "heartbeat" in done.stdout) == (0, False)
-    file = heartbeat_file(folder.path, 0)
+    file = folder.heartbeat_file(0)
     os.utime(file, (0.0, file.stat().st_mtime - 3700.0))
     done = evenpack("stop", run_file)
     assert done.code == 0

@@ -23,7 +23,6 @@ from evenpack.launcher.processes.hangs import (
     Heartbeat,
     beat_seconds,
     read_beat,
-    stack_file,
 )
 from evenpack.launcher.processes.ranks import RankFolder, RankPlace, RankStatus
 
@@ -176,8 +175,7 @@ class WatchedRank:
         self.now = 0.0
         self.effort = Effort(seconds=100.0, bytes=10_000)
         self.heartbeat = Heartbeat(
-            self.folder.path,
-            run_id="now",
+            self.folder,
             rank=0,
             timeout_seconds=100.0,
             clock=lambda: self.now,
@@ -211,7 +209,7 @@ class WatchedRank:
 def test_the_monitor_warns_once_and_then_records_the_failure(tmp_path: Path) -> None:
     rank = WatchedRank(tmp_path)
     rank.heartbeat.enter("evaluating", 12)
-    stack = stack_file(rank.folder.path, 0)
+    stack = rank.folder.stack_file(0)
     stack.write_text("there")
     rank.wait(125.0)
     (warning,) = rank.said
@@ -242,7 +240,7 @@ def test_work_without_the_others_is_progress_as_long_as_it_moves(
     with own_work("reading"):
         rank.wait(250.0, **effort)
         assert bool(rank.said) is not moves
-        assert stack_file(rank.folder.path, 0).exists() is not moves
+        assert rank.folder.stack_file(0).exists() is not moves
         rank.wait(125.0)  # a disk that does not answer
     failure = rank.folder.read_failure()
     assert failure is not None
@@ -315,40 +313,46 @@ def test_a_rank_with_a_final_status_does_not_hang(tmp_path: Path) -> None:
 
 
 def test_a_heartbeat_is_read_as_it_was_written(tmp_path: Path) -> None:
-    heartbeat = Heartbeat(tmp_path, run_id="now", rank=3, timeout_seconds=4.0)
+    folder = RankFolder(tmp_path, "now")
+    folder.path.mkdir()
+    heartbeat = Heartbeat(folder, rank=3, timeout_seconds=4.0)
     heartbeat.enter("saving a checkpoint", 12345)
     heartbeat.keep_up()
-    first = read_beat(tmp_path, 3, run_id="now")
+    first = read_beat(folder, 3)
     assert first is not None
     assert (first.rank, first.step, first.activity, first.count) == (3, 12345, "saving a checkpoint", 1)
     assert (first.host, first.pid) == (socket.gethostname(), os.getpid())
     heartbeat.enter("waiting for a batch", 1)  # a shorter text in the same place
     heartbeat._due = 0.0
     heartbeat.keep_up()
-    second = read_beat(tmp_path, 3, run_id="now")
+    second = read_beat(folder, 3)
     assert second is not None
     assert (second.step, second.count, second.moves) == (1, 2, 2)
-    assert read_beat(tmp_path, 3, run_id="earlier") is None
-    assert read_beat(tmp_path, 4, run_id="now") is None
+    assert read_beat(RankFolder(tmp_path, "earlier"), 3) is None
+    assert read_beat(folder, 4) is None
 
 
 def test_a_rank_without_progress_writes_where_its_main_thread_is(tmp_path: Path) -> None:
-    heartbeat = Heartbeat(tmp_path, run_id="now", rank=0, timeout_seconds=100.0)
+    folder = RankFolder(tmp_path, "now")
+    folder.path.mkdir()
+    heartbeat = Heartbeat(folder, rank=0, timeout_seconds=100.0)
     heartbeat.keep_up()
-    assert not stack_file(tmp_path, 0).exists()
+    assert not folder.stack_file(0).exists()
     heartbeat._moment = replace(heartbeat._moment, since=heartbeat._moment.since - 41.0)
     heartbeat._due = 0.0
     heartbeat.keep_up()
-    assert "test_a_rank_without_progress_writes_where_its_main_thread_is" in stack_file(tmp_path, 0).read_text()
+    assert "test_a_rank_without_progress_writes_where_its_main_thread_is" in folder.stack_file(0).read_text()
     heartbeat.enter("updating weights", 1)
     heartbeat._due = 0.0
     heartbeat.keep_up()
-    assert not stack_file(tmp_path, 0).exists()  # a stack from before would mislead in the next hang
+    assert not folder.stack_file(0).exists()  # a stack from before would mislead in the next hang
 
 
 def test_nobody_watches_without_a_time_out(tmp_path: Path) -> None:
-    Heartbeat(tmp_path, run_id="now", rank=0, timeout_seconds=None).keep_up()
-    assert list(tmp_path.iterdir()) == []
+    folder = RankFolder(tmp_path, "now")
+    folder.path.mkdir()
+    Heartbeat(folder, rank=0, timeout_seconds=None).keep_up()
+    assert list(folder.path.iterdir()) == []
 
 
 @pytest.mark.parametrize(("timeout", "every"), [(2.0, 0.2), (100.0, 5.0), (900.0, 30.0)])
@@ -367,10 +371,7 @@ def test_a_rank_that_sees_only_its_machine_leaves_the_judgement_to_others(tmp_pa
         )
         for rank in (1, 0)
     )
-    heartbeats = [
-        Heartbeat(folder.path, run_id="now", rank=rank, timeout_seconds=100.0, clock=lambda: clock[0])
-        for rank in range(6)
-    ]
+    heartbeats = [Heartbeat(folder, rank=rank, timeout_seconds=100.0, clock=lambda: clock[0]) for rank in range(6)]
     for rank, heartbeat in enumerate(heartbeats):
         heartbeat.enter("computing gradients" if rank == 3 else "reducing gradients", 8)
 
