@@ -64,17 +64,13 @@ class MlperfLog(Part):
         else:
             has_open_block = truncate_log(path, samples=run.first_samples)
         with closing(_LogFile(path)) as file:
-            self.write_to(file)
+            self._logger = mlperf_logger(file)
             if run.first_step == 0:
                 self._describe()
                 self._logger.start(key="run_start")
             if not has_open_block:
                 self._block_start = time.time()
             yield
-
-    def write_to(self, file: logging.Handler) -> None:
-        """Writes all later events to a file."""
-        self._logger = _mlperf_logger(file)
 
     def after_step(self, step: Step) -> None:
         """Writes the start of a block of steps if this step is the first of its block that is trained on."""
@@ -104,22 +100,14 @@ class MlperfLog(Part):
 
         A run in whose data damage was found never comes here, so its log has no end.
         """
-        if step.ends_schedule:
-            self.run_stopped(
-                is_reached=step.reached_accuracy is not None,
-                samples=step.samples,
-                evaluated_samples=self._evaluated_samples,
-                stopped=self._stopped,
-            )
-
-    def run_stopped(self, *, is_reached: bool, samples: int, evaluated_samples: int, stopped: float) -> None:
-        """Writes the end of the run, at its target or at the schedule's end; `stopped` is a value of `time.time`."""
-        self._samples = samples
+        if not step.ends_schedule:
+            return
+        self._samples = step.samples
         self._stop_block()
-        self._logger.event(key="train_samples", value=samples, metadata=self._now())
-        self._logger.event(key="eval_samples", value=evaluated_samples, metadata=self._now())
-        status = {"status": "success" if is_reached else "aborted"}
-        self._logger.end(key="run_stop", metadata=status | self._now(), time_ms=int(stopped * 1e3))
+        self._logger.event(key="train_samples", value=self._samples, metadata=self._now())
+        self._logger.event(key="eval_samples", value=self._evaluated_samples, metadata=self._now())
+        status = {"status": "aborted" if step.reached_accuracy is None else "success"}
+        self._logger.end(key="run_stop", metadata=status | self._now(), time_ms=int(self._stopped * 1e3))
 
     def _stop_block(self) -> None:
         """Writes the end of a block of steps, unless none of them was trained on: it then has no start either."""
@@ -227,7 +215,7 @@ class _LogFile(logging.FileHandler):
         raise RunError(f"cannot write to {self.baseFilename}: is the disk full?") from sys.exc_info()[1]
 
 
-def _mlperf_logger(file: logging.Handler) -> Any:
+def mlperf_logger(file: logging.Handler) -> Any:
     """Returns MLPerf's own logger, which writes to this file alone."""
     from mlperf_logging.mllog.mllog import MLLogger
 

@@ -2,6 +2,7 @@
 
 import json
 import logging
+import time
 from contextlib import closing
 from pathlib import Path
 from types import SimpleNamespace
@@ -9,7 +10,8 @@ from types import SimpleNamespace
 import pytest
 from loop_steps import run_of, step_of
 
-from evenpack.engine.parts.mlperf_log import PREFIX, MlperfLog, parse_events, truncate_log
+from evenpack.engine.evaluate import SourceEvaluation
+from evenpack.engine.parts.mlperf_log import PREFIX, MlperfLog, mlperf_logger, parse_events, truncate_log
 
 
 def event(key: str, samples: int | None = None) -> str:
@@ -31,13 +33,29 @@ def test_a_run_that_resumes_keeps_the_events_up_to_its_checkpoint(tmp_path: Path
         assert is_open == bool(later)
 
 
-def test_the_clock_stops_with_the_last_step_and_not_with_the_verification_after_it(tmp_path: Path) -> None:
+def test_the_clock_stops_with_the_last_step_and_not_with_the_verification_after_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     pytest.importorskip("mlperf_logging")
+    evaluation = SourceEvaluation(loss=1.0, accuracy=0.75, others={}, targets=8, sequences=7, packs=2)
     path = tmp_path / "mlperf.log"
     with closing(logging.FileHandler(path)) as file:
-        log = MlperfLog(run_of(), started=0.0)
-        log.write_to(file)
-        log.run_stopped(is_reached=True, samples=30, evaluated_samples=7, stopped=1234.5678)
+        log = MlperfLog(run_of(first_samples=0), started=0.0)
+        log._logger = mlperf_logger(file)
+        step = step_of(
+            6,
+            update=1,
+            is_left_out=False,
+            batches=SimpleNamespace(counts=SimpleNamespace(sequences=5)),
+            evaluations={"text": evaluation},
+            _samples_before=25,
+            _training=SimpleNamespace(planned_steps=9, target_accuracy=0.7),
+        )
+        monkeypatch.setattr(time, "time", lambda: 1234.5678)
+        for hook in (log.after_step, log.evaluating, log.evaluated):
+            hook(step)
+        monkeypatch.setattr(time, "time", lambda: 1300.0)
+        log.saving(step)
     events = {one["key"]: one for _, one in parse_events(path, path.read_text().splitlines())}
     assert events["run_stop"]["time_ms"] == 1_234_567
     assert events["run_stop"]["metadata"]["status"] == "success"
@@ -49,8 +67,8 @@ def test_a_block_whose_steps_are_all_skipped_has_neither_a_start_nor_an_end(tmp_
     path = tmp_path / "mlperf.log"
     trained = {"update": 1, "batches": SimpleNamespace(counts=SimpleNamespace(sequences=5))}
     with closing(logging.FileHandler(path)) as file:
-        log = MlperfLog(run_of(), started=0.0)
-        log.write_to(file)
+        log = MlperfLog(run_of(first_samples=0), started=0.0)
+        log._logger = mlperf_logger(file)
         for number, values in ((4, trained), (8, {"update": None}), (12, trained)):
             step = step_of(number, is_left_out=False, evaluations=None, _samples_before=0, **values)
             for hook in (log.after_step, log.evaluating, log.evaluated):
