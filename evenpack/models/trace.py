@@ -635,14 +635,11 @@ _PRODUCTS_MISSED: dict[Any, Callable[..., int]] = {aten.addmm_: _added_product}
 
 
 def read_and_written(
-    operator: OpOverload, arguments: Any, named: Any, result: Any, *, fills: bool = False
+    operator: OpOverload, arguments: Any, named: Any, result: Any
 ) -> tuple[list[Tensor], list[Tensor]]:
     """Returns the tensors that an operator reads, and those that it writes.
 
     Look-ups read the rows that they return, not the whole table.
-
-    Args:
-        fills: whether it only writes the tensors that it is given to be written.
     """
     packet = operator.overloadpacket
     results = [leaf for leaf in tree_iter(result) if isinstance(leaf, Tensor)]
@@ -662,7 +659,7 @@ def read_and_written(
         is_written = argument.alias_info is not None and argument.alias_info.is_write
         if is_written:
             written += tensors
-        if not is_written or not (fills or packet in _ONLY_WRITTEN or argument.name == "out"):
+        if not is_written or not (packet in _ONLY_WRITTEN or argument.name == "out"):
             read += tensors
     return read, written or results
 

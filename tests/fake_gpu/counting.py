@@ -122,8 +122,9 @@ class TrafficMeter(TorchDispatchMode):  # type: ignore[no-untyped-call]
         packet = operator.overloadpacket
         if operator.is_view or packet in NOTHING_MOVED or operator.namespace in ("prim", "profiler"):
             return result
-        # The gradients of attention are given to be filled.
-        read, written = read_and_written(operator, arguments, named, result, fills=is_attention(packet))
+        read, written = read_and_written(operator, arguments, named, result)
+        if is_attention(packet):  # its gradients are given to be filled
+            read = [tensor for tensor in read if all(tensor is not filled for filled in written)]
         moved = sum(bytes_of(tensor) for tensor in (*read, *written) if tensor.is_cuda)
         if moved:
             kind = self._kind(packet)
