@@ -193,10 +193,10 @@ class Guard(threading.Thread):
         owner = self._folder.owner_of(0)
         self._has_seen_own_run |= owner == self._folder.run_id  # before, rank 0 may not have started
         if self._has_seen_own_run and owner not in (self._folder.run_id, None):
-            self._end(f"another run has begun in {self._folder.path.parent}")
+            self._end(f"another run has begun in {self._folder.output_dir}")
 
     def _check_stop_file(self) -> None:
-        request = read_stop_request(self._folder.path.parent, self._status.run_id)
+        request = read_stop_request(self._folder.output_dir, self._folder.run_id)
         if request is not None:
             self._stop_flag.set()
             self._announced = True  # by `evenpack train`, which wrote the request

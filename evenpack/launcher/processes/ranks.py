@@ -297,6 +297,7 @@ class RankFolder:
     """`OUTPUT_DIR/ranks` of one run."""
 
     def __init__(self, output_dir: Path, run_id: str) -> None:
+        self.output_dir = output_dir
         self.path = output_dir / "ranks"
         self.run_id = run_id
 

@@ -152,7 +152,7 @@ def supervise(
         folder.remove_earlier()
         remove_stop_request(output_dir)
         try:
-            supervisor = _Supervisor(plan, output_dir, token=token, folder=folder, say=say)
+            supervisor = _Supervisor(plan, token, folder, say=say)
             return supervisor.run(output, hang_timeout_seconds=hang_timeout_seconds)
         finally:
             remove_stop_request(output_dir)
@@ -184,11 +184,8 @@ def kill_session(session: int) -> None:
 
 
 class _Supervisor:
-    def __init__(
-        self, plan: LaunchPlan, output_dir: Path, *, token: LaunchToken, folder: RankFolder, say: Callable[[str], None]
-    ) -> None:
+    def __init__(self, plan: LaunchPlan, token: LaunchToken, folder: RankFolder, *, say: Callable[[str], None]) -> None:
         self._plan = plan
-        self._output_dir = output_dir
         self._token = token
         self._folder = folder
         self._say = say
@@ -220,7 +217,9 @@ class _Supervisor:
             return killed(self._killed_by)
         statuses = self._wait_for_final_statuses()
         if not self._folder.path.is_dir():
-            message = f"{self._output_dir} was removed while the run was writing into it; start the same command again"
+            message = (
+                f"{self._folder.output_dir} was removed while the run was writing into it; start the same command again"
+            )
             return LaunchResult(state="failed", exit_code=EXIT_BAD_INPUT, message=message, error=None)
         return launch_result(
             statuses,
@@ -268,10 +267,11 @@ class _Supervisor:
                 self._wait_for_final_statuses()
 
     def _request_stop(self, *, at_once: bool) -> None:
+        output_dir = self._folder.output_dir
         try:
-            write_stop_request(self._output_dir, StopRequest(run_id=self._token.run_id, at_once=at_once))
+            write_stop_request(output_dir, StopRequest(run_id=self._folder.run_id, at_once=at_once))
         except OSError as error:
-            self._say(f"{self._output_dir} cannot be written ({error.strerror}): asking this machine's ranks directly")
+            self._say(f"{output_dir} cannot be written ({error.strerror}): asking this machine's ranks directly")
             for status in self._living_ranks():
                 os.kill(status.process.pid, signal.SIGTERM)
 
