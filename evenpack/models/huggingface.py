@@ -135,7 +135,7 @@ def read_huggingface(directory: Path) -> tuple[Model, NamedWeights]:
     Raises: as `from_huggingface`, but for tensors that are missing, surplus or of another shape.
     """
     path = directory / "config.json"
-    values = _read_json(path)
+    values = read_description(path)
     mapping = _mapping_for(values, path)
     config, sizes = mapping.read_config(values, str(path))
     tensors = _read_weights(directory)
@@ -253,10 +253,11 @@ def _write_model_inputs(path: Path, model: Model) -> None:
     Without token types BERT would take both halves of a pair for the first; GPT-2 would add the types up as tokens.
     """
     if path.is_file():
-        write_json(path, _read_json(path) | {"model_input_names": list(mapping_of(model.config).input_names)})
+        write_json(path, read_description(path) | {"model_input_names": list(mapping_of(model.config).input_names)})
 
 
-def _read_json(path: Path) -> dict[str, Any]:
+def read_description(path: Path) -> dict[str, Any]:
+    """Returns the content of a JSON file beside weights. Raises: CheckpointError if it is missing or broken."""
     try:
         return read_json(path)
     except FileNotFoundError as error:
@@ -282,7 +283,7 @@ def _weight_files(directory: Path) -> Iterator[Path]:
     index = directory / _INDEX
     if not index.is_file():
         return iter([directory / _ONE_FILE])
-    names = _read_json(index).get("weight_map")
+    names = read_description(index).get("weight_map")
     if not isinstance(names, dict) or not all(isinstance(name, str) for name in names.values()):
         raise CheckpointError(
             f"{index} must name the file of each tensor in its weight_map: copy it again from the source of the weights"

@@ -12,14 +12,13 @@ from pathlib import Path
 from torch import Tensor
 
 from evenpack.errors import CheckpointError
-from evenpack.files import read_json
 from evenpack.models.build import Model
 from evenpack.models.common.section import TransformerConfig
 from evenpack.models.common.tensors import ForeignNames, NamedWeights, TensorName
 from evenpack.models.families import find_family, known_families
 from evenpack.models.foreign.tensor_bundle import BundleEntry, TensorBundle
 from evenpack.models.foreign.torch_file import read_state_dict
-from evenpack.models.huggingface import mapping_of
+from evenpack.models.huggingface import mapping_of, read_description
 
 
 def read_tensorflow(prefix: Path, like: Model) -> NamedWeights:
@@ -139,8 +138,4 @@ def _section(config_file: Path, like: Model) -> tuple[TransformerConfig, list[st
     if not config_file.is_file():
         heads = like.config.shape["heads"]
         return like.config, [f"neither a tensor nor a {config_file.name} gives the number of heads: {heads}, as here"]
-    try:
-        values = read_json(config_file)
-    except (OSError, ValueError) as error:
-        raise CheckpointError(f"{config_file}: {error}") from error
-    return mapping_of(like.config).read_config(values, str(config_file))[0], []
+    return mapping_of(like.config).read_config(read_description(config_file), str(config_file))[0], []
