@@ -44,21 +44,22 @@ def new(
         from evenpack.launcher.preparing import source_sections
 
         require_file(run_file, ".yaml", option="evenpack new")
-        paths = data or shell_words("--data", _asked(None, "--data", "Files, folders or patterns of text"))
-        chosen = _asked(model, "--model", f"The model, one of {', '.join(MODELS)}", default="gpt2_mini")
-        if chosen not in MODELS:
-            raise ConfigError(f"--model {chosen}: there is no such model; {nearest(chosen, tuple(MODELS))}")
-        count = _asked(
-            None if devices is None else str(devices), "--devices", "How many GPUs; 0: CPU cores", default="0"
-        )
-        if not count.isdecimal():
-            raise ConfigError(f"--devices {count} is not a number of GPUs: give 0 for CPU cores, 8 for a node of 8")
+        paths = data or shell_words("--data", _ask("--data", "Files, folders or patterns of text"))
+        if model is None:
+            model = _ask("--model", f"The model, one of {', '.join(MODELS)}", default="gpt2_mini")
+        if model not in MODELS:
+            raise ConfigError(f"--model {model}: there is no such model; {nearest(model, tuple(MODELS))}")
+        if devices is None:
+            count = _ask("--devices", "How many GPUs; 0: CPU cores", default="0")
+            if not count.isdecimal():
+                raise ConfigError(f"--devices {count} is not a number of GPUs: give 0 for CPU cores, 8 for a node of 8")
+            devices = int(count)
         run = NewRun(
             name=run_file.stem,
             sources=source_sections(paths, text_key=text_key),
-            model=chosen,
+            model=model,
             tokenizer=tokenizer,
-            devices=int(count),
+            devices=devices,
         )
         require_tokenizer(run)
         write_run_file(run_file, run)
@@ -72,10 +73,8 @@ def new(
         ]
 
 
-def _asked(given: str | None, option: str, question: str, *, default: str | None = None) -> str:
-    """Returns the given value, or the answer to a question. Raises: ConfigError without a terminal."""
-    if given is not None:
-        return given
+def _ask(option: str, question: str, *, default: str | None = None) -> str:
+    """Asks for the value of an option that is missing. Raises: ConfigError without a terminal."""
     if not sys.stdin.isatty():
         raise ConfigError(f"{option} is missing, and there is no terminal to ask at: {question}")
     return str(typer.prompt(question, default=default, err=True))

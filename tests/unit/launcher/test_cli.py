@@ -598,7 +598,7 @@ def test_a_file_that_cannot_be_saved_is_refused_before_the_work(name: str, messa
 
 
 def test_an_answer_with_an_open_quote_is_refused(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr("evenpack.launcher.cli.run_files._asked", lambda *_, **__: "books/it's.txt")
+    monkeypatch.setattr("evenpack.launcher.cli.run_files._ask", lambda *_, **__: "books/it's.txt")
     done = evenpack("new", tmp_path / "mine.yaml")
     assert done.code == 2
     assert "expected words that are quoted as in a shell (No closing quotation)" in done.stderr
