@@ -1,10 +1,10 @@
 """What the keys of YAML files mean, derived from their schemas: for a terminal, and as JSON schema."""
 
 import difflib
-import importlib
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from pkgutil import resolve_name
 from typing import Any
 
 from pydantic import ByteSize, TypeAdapter
@@ -63,8 +63,7 @@ def schema_of(file: str) -> type[Section]:
     """Returns the schema of a kind of file. Raises: ConfigError if there is no such kind."""
     if file not in FILES:
         raise ConfigError(f"--file {file}: there is no such kind of file; {nearest(file, tuple(FILES))}")
-    module, _, name = FILES[file].partition(":")
-    schema: type[Section] = getattr(importlib.import_module(module), name)
+    schema: type[Section] = resolve_name(FILES[file])
     return schema
 
 

@@ -10,6 +10,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, fields
 from functools import cache
 from importlib.metadata import EntryPoint
+from pkgutil import resolve_name
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from evenpack.config import nearest
@@ -80,16 +81,16 @@ class ModelFamily:
 
     def load_model(self) -> type[Any]:
         """Imports the model's class."""
-        loaded: type[Any] = _loaded(self.model)
+        loaded: type[Any] = resolve_name(self.model)
         return loaded
 
     def load_huggingface(self) -> "HuggingFaceMapping | None":
         """Imports the mapping of transformers; None if there is none."""
-        return None if self.huggingface is None else _loaded(self.huggingface)
+        return None if self.huggingface is None else resolve_name(self.huggingface)
 
     def load_foreign(self) -> "ForeignNames | None":
         """Imports the names in other codes; None if there are none."""
-        return None if self.foreign is None else _loaded(self.foreign)
+        return None if self.foreign is None else resolve_name(self.foreign)
 
 
 def family_of(config: TransformerConfig) -> ModelFamily:
@@ -161,11 +162,6 @@ def _entry_points() -> Mapping[str, EntryPoint]:
 
 def _is_missing(field: str, value: object) -> bool:
     return value in (None, (), "") and field not in ("huggingface", "foreign")
-
-
-def _loaded(place: str) -> Any:
-    """Returns what a `module:name` stands for."""
-    return EntryPoint(name="", value=place, group="").load()
 
 
 def _origin(entry: EntryPoint) -> str:
