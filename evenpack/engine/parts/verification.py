@@ -90,7 +90,7 @@ class DataVerification(Part):
         if self._thread.is_alive() and self._world.is_main:
             log.info("the checkpoint waits until the prepared data is verified")
         on_progress()
-        while not all(self._world.all_gather(self._is_read(_MESSAGE_SECONDS, on_progress))):
+        while not all(self._world.all_gather(self._is_read(on_progress))):
             pass
         self._is_due = False
         reports = self._world.all_gather((self._verified, self._error, socket.gethostname()))
@@ -114,9 +114,9 @@ class DataVerification(Part):
     def _note_bytes(self, count: int) -> None:
         self._read_bytes = count
 
-    def _is_read(self, patience_seconds: float, on_progress: Callable[[], None]) -> bool:
-        """Waits for this rank's part, and returns whether it is read."""
-        deadline, seen = time.monotonic() + patience_seconds, self._read_bytes
+    def _is_read(self, on_progress: Callable[[], None]) -> bool:
+        """Waits for this rank's part, until the next message at most, and returns whether it is read."""
+        deadline, seen = time.monotonic() + _MESSAGE_SECONDS, self._read_bytes
         while self._thread.is_alive() and time.monotonic() < deadline:
             with own_work("its part of the files"):
                 self._thread.join(_POLL_SECONDS)
