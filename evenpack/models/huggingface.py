@@ -63,7 +63,8 @@ def to_huggingface(model: Model, directory: Path, *, tokenizer_dir: Path | None,
     Raises: ConfigError if transformers has no such model, the id is outside the vocabulary, the directory has content,
     or there is no tokenizer in `tokenizer_dir`; RunError if the disk does not take it.
     """
-    names = mapping_of(model.config).tensor_names(model)
+    mapping = mapping_of(model.config)
+    names = mapping.tensor_names(model)
     if not 0 <= special_token_id < model.vocabulary_size:
         raise ConfigError(
             f"special_token_id must be an entry of the model's vocabulary (0 to {model.vocabulary_size - 1}), "
@@ -75,8 +76,7 @@ def to_huggingface(model: Model, directory: Path, *, tokenizer_dir: Path | None,
         for name, content in tokenizer.items():
             (unfinished / name).write_bytes(content)
         _write_model_inputs(unfinished / _TOKENIZER_CONFIG, model)
-        values = mapping_of(model.config).config_values(model, special_token_id)
-        _write_model(unfinished, named_parameters(model, names), values)
+        _write_model(unfinished, named_parameters(model, names), mapping.config_values(model, special_token_id))
 
 
 def task_model_to_huggingface(
