@@ -14,7 +14,7 @@ from rich.console import RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from evenpack.console import percent, table, text
+from evenpack.console import Report, percent, table, text
 from evenpack.data.config import DataConfig
 from evenpack.data.manifest import Manifest
 from evenpack.data.prepare.verification import explained_damage
@@ -193,14 +193,14 @@ def _evaluate(config: RunConfig, *, step: StepOrBest, split: Split, data: Path |
     )
 
 
-def describe_evaluation(found: RunEvaluation) -> tuple[dict[str, Any], list[RenderableType]]:
-    """Returns an evaluation as a value for JSON and as rich tables."""
+def describe_evaluation(found: RunEvaluation) -> Report:
+    """Returns the report of an evaluation."""
     value = found.to_json()
     place = "" if found.data is None else f", on {found.data}"
     shown: list[RenderableType] = [evaluation_table(value["sources"], title=f"After step {found.step:,}{place}")]
     if found.aggregate is not None:
         shown.append(aggregate_line(found.aggregate))
-    return value, shown
+    return Report(value=value, shown=shown)
 
 
 @contextmanager

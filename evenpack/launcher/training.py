@@ -14,7 +14,7 @@ from rich.console import RenderableType
 from rich.table import Table
 
 from evenpack import console
-from evenpack.console import pairs, percent
+from evenpack.console import Report, pairs, percent
 from evenpack.data.order.step_shape import AssignmentPolicy, Batching, Layout
 from evenpack.data.prepare.verification import explained_damage
 from evenpack.engine.config import CHINCHILLA_RATIO, RunConfig, RunSection
@@ -241,8 +241,8 @@ def report_training(run: ResolvedRun) -> TrainingReport | None:
     )
 
 
-def describe_run(launch: LaunchPlan | None, plan: TrainingPlan) -> tuple[dict[str, Any], list[RenderableType]]:
-    """Returns the plan of `evenpack train --dry-run` as a value for JSON and as rich tables.
+def describe_run(launch: LaunchPlan | None, plan: TrainingPlan) -> Report:
+    """Returns the report of `evenpack train --dry-run`.
 
     `launch` is None for ranks whose machines are not known.
     """
@@ -257,13 +257,13 @@ def describe_run(launch: LaunchPlan | None, plan: TrainingPlan) -> tuple[dict[st
     would_run = f"Would run on {counted(plan.ranks, 'rank')}, as --ranks says; nothing could be started here"
     if launch is not None:
         would_run = f"Would run on {launch.devices.choice}:\n\n{launch.shell_line()}"
-    shown: list[RenderableType] = [
+    shown = [
         console.text(would_run),
         plan_table(plan),
         console.text(memory_text(plan.memory, batching=plan.batching)),
         console.text(f"DeepSpeed gets {json.dumps(plan.deepspeed, indent=2)}"),
     ]
-    return value, shown
+    return Report(value=value, shown=shown)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -298,8 +298,8 @@ def run_training(launch: LaunchPlan, checked: ResolvedRun) -> TrainingResult:
     )
 
 
-def describe_result(name: str, result: TrainingResult) -> tuple[dict[str, Any], list[RenderableType]]:
-    """Returns the outcome of the run `name` as a value for JSON and as rich tables.
+def describe_result(name: str, result: TrainingResult) -> Report:
+    """Returns the report of the run `name` that has ended.
 
     The reason of a failure or stop is printed on standard error.
     """
@@ -314,7 +314,7 @@ def describe_result(name: str, result: TrainingResult) -> tuple[dict[str, Any], 
         shown.append(report_table(result.report, title=f"{name}: {result.state}"))
         if result.loss_plot is not None:
             shown.append(console.text(f"Loss plot: {result.loss_plot}"))
-    return value, shown
+    return Report(value=value, shown=shown, exit_code=result.exit_code)
 
 
 def _standard_error() -> IO[str] | None:

@@ -43,7 +43,7 @@ def evaluate(
     with reporting(as_json, save=save) as report:
         from evenpack.launcher.trained import describe_evaluation, evaluate_run
 
-        report.value, report.shown = describe_evaluation(evaluate_run(config, step=checkpoint, data=data))
+        report.take(describe_evaluation(evaluate_run(config, step=checkpoint, data=data)))
 
 
 Runs = Annotated[

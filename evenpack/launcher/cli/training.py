@@ -91,15 +91,14 @@ def train(
             prepare_run(config)
         if dry_run:
             plan = plan_training(config, ranks=ranks, device=rehearsed.known_device())
-            report.value, report.shown = describe_run(launch, plan)
+            report.take(describe_run(launch, plan))
             if rank is not None:
                 report.value["rehearsal"], shown = rehearsed.rehearse(config, ranks=ranks)
                 report.shown.append(shown)
         else:
             assert launch is not None, "there are ranks to start"
             result = run_training(launch, check_training(config, ranks=ranks))
-            report.value, report.shown = describe_result(config.run.name, result)
-            report.exit_code = result.exit_code
+            report.take(describe_result(config.run.name, result))
 
 
 def stop(run_file: RunFile, overrides: Overrides = None, *, as_json: AsJson = False) -> None:

@@ -56,9 +56,9 @@ def test_a_failure_keeps_its_error_and_its_message_is_printed(
 ) -> None:
     found, _ = outcome(FAILED, tmp_path, monkeypatch)
     assert (found.state, found.error, found.exit_code, found.report) == ("failed", "no space", 2, None)
-    value, shown = describe_result("a", found)
-    assert value == {"state": "failed", "message": "rank 1 on host ended", "output_dir": tmp_path}
-    assert shown == []
+    reported = describe_result("a", found)
+    assert reported.value == {"state": "failed", "message": "rank 1 on host ended", "output_dir": tmp_path}
+    assert (reported.shown, reported.exit_code) == ([], 2)
     assert "error: rank 1 on host ended" in capsys.readouterr().err
 
 
