@@ -125,48 +125,49 @@ def plan_training(config: RunConfig, *, ranks: int, device: "DevicePeak | None" 
 
     Raises: as `check_training`; DataError for a vocabulary that the objective cannot use.
     """
-    run = check_training(config, ranks=ranks)
-    with explained_damage(config.prepared_dir):
-        return _plan(run, ranks=ranks, device=device)
+    return plan_checked(check_training(config, ranks=ranks), ranks=ranks, device=device)
 
 
-def _plan(run: ResolvedRun, *, ranks: int, device: "DevicePeak | None") -> TrainingPlan:
+def plan_checked(run: ResolvedRun, *, ranks: int, device: "DevicePeak | None") -> TrainingPlan:
+    """Computes the plan of a run that `check_training` has returned.
+
+    Raises: DataError for a vocabulary that the objective cannot use, or for damaged data.
+    """
     from evenpack.engine.memory.estimate import run_memory
 
     prepared, training = run.prepared, run.config.training
-    micro_batches = run.settled.micro_batches(ranks)
-    settings = deepspeed_config(run.config, ranks)
-    item, counts = run.item, items_of_an_epoch(prepared, training.batching)
-    padded_alike = training.batching == "sequences" and (training.layout, training.policy) == ("padded", "arrival")
-    items = training.planned_steps * training.items_per_step
-    row_slots = item.row_slots if training.layout == "packed" or padded_alike else None
-    return TrainingPlan(
-        ranks=ranks,
-        layout=training.layout,
-        batching=training.batching,
-        items_per_step=training.items_per_step,
-        items_per_micro_batch=training.items_per_micro_batch,
-        assignment=training.policy,
-        micro_batches_per_rank=micro_batches,
-        steps=training.planned_steps,
-        slots_per_step=None if row_slots is None else training.items_per_step * row_slots,
-        slots_per_micro_batch=None if row_slots is None else training.items_per_micro_batch * row_slots,
-        capacity=run.capacity(ranks),
-        tokens_per_step=float(training.items_per_step * item.tokens),
-        samples_per_step=float(run.samples_per_step),
-        tokens=float(items * item.tokens),
-        parameters=run.parameters,
-        tokens_per_parameter=float(items * item.tokens / run.parameters),
-        epochs=epochs_of_steps(run.config, prepared),
-        epochs_of_all=items / sum(counts.values()),
-        packing_efficiency=item.fill,
-        packing_factor=float(item.sequences),
-        packing_adjustment=run.settled.adjustment,
-        gradient_clipping=_clipping(run.config),
-        initial_weights=_initial_weights(training.initialize_from),
-        memory=run_memory(run.config, item, vocabulary_size=prepared.vocabulary_size, ranks=ranks, device=device),
-        deepspeed=settings,
-    )
+    with explained_damage(run.config.prepared_dir):
+        item, counts = run.item, items_of_an_epoch(prepared, training.batching)
+        padded_alike = training.batching == "sequences" and (training.layout, training.policy) == ("padded", "arrival")
+        items = training.planned_steps * training.items_per_step
+        row_slots = item.row_slots if training.layout == "packed" or padded_alike else None
+        return TrainingPlan(
+            ranks=ranks,
+            layout=training.layout,
+            batching=training.batching,
+            items_per_step=training.items_per_step,
+            items_per_micro_batch=training.items_per_micro_batch,
+            assignment=training.policy,
+            micro_batches_per_rank=run.settled.micro_batches(ranks),
+            steps=training.planned_steps,
+            slots_per_step=None if row_slots is None else training.items_per_step * row_slots,
+            slots_per_micro_batch=None if row_slots is None else training.items_per_micro_batch * row_slots,
+            capacity=run.capacity(ranks),
+            tokens_per_step=float(training.items_per_step * item.tokens),
+            samples_per_step=float(run.samples_per_step),
+            tokens=float(items * item.tokens),
+            parameters=run.parameters,
+            tokens_per_parameter=float(items * item.tokens / run.parameters),
+            epochs=epochs_of_steps(run.config, prepared),
+            epochs_of_all=items / sum(counts.values()),
+            packing_efficiency=item.fill,
+            packing_factor=float(item.sequences),
+            packing_adjustment=run.settled.adjustment,
+            gradient_clipping=_clipping(run.config),
+            initial_weights=_initial_weights(training.initialize_from),
+            memory=run_memory(run.config, item, vocabulary_size=prepared.vocabulary_size, ranks=ranks, device=device),
+            deepspeed=deepspeed_config(run.config, ranks),
+        )
 
 
 def _initial_weights(path: Path | None) -> str | None:
@@ -370,17 +371,17 @@ class RehearsedRanks:
             return find_device_peak(self.device)
         return known_device(torch.cuda.get_device_name()) if torch.cuda.is_available() else None
 
-    def rehearse(self, config: RunConfig, *, ranks: int) -> "tuple[RankRehearsal, RenderableType]":
-        """Rehearses the first step of the rank, and returns it with its table; once in a process.
+    def rehearse(self, run: ResolvedRun, *, ranks: int) -> "tuple[RankRehearsal, RenderableType]":
+        """Rehearses the first step of the rank in a run, and returns it with its table; once in a process.
 
         Raises: ConfigError if there is no such rank, or if the ranks cannot divide a step; DataError for damaged data.
         """
         from evenpack.engine.memory.rehearsal import rehearse
 
         assert self.rank is not None, "asked for"
-        with explained_damage(config.prepared_dir):
-            found = rehearse(open_run(config), rank=self.rank, ranks=ranks)
-        return found, rehearsal_table(found, config.training.batching)
+        with explained_damage(run.config.prepared_dir):
+            found = rehearse(run, rank=self.rank, ranks=ranks)
+        return found, rehearsal_table(found, run.config.training.batching)
 
 
 def plan_table(plan: TrainingPlan) -> Table:

@@ -69,7 +69,7 @@ def train(
             check_training,
             describe_result,
             describe_run,
-            plan_training,
+            plan_checked,
             run_training,
         )
 
@@ -89,16 +89,16 @@ def train(
             from evenpack.launcher.preparing import prepare_run
 
             prepare_run(config)
+        device_of_plan = rehearsed.known_device() if dry_run else None
+        checked = check_training(config, ranks=ranks)
         if dry_run:
-            plan = plan_training(config, ranks=ranks, device=rehearsed.known_device())
-            report.take(describe_run(launch, plan))
+            report.take(describe_run(launch, plan_checked(checked, ranks=ranks, device=device_of_plan)))
             if rank is not None:
-                report.value["rehearsal"], shown = rehearsed.rehearse(config, ranks=ranks)
+                report.value["rehearsal"], shown = rehearsed.rehearse(checked, ranks=ranks)
                 report.shown.append(shown)
         else:
             assert launch is not None, "there are ranks to start"
-            result = run_training(launch, check_training(config, ranks=ranks))
-            report.take(describe_result(config.run.name, result))
+            report.take(describe_result(config.run.name, run_training(launch, checked)))
 
 
 def stop(run_file: RunFile, overrides: Overrides = None, *, as_json: AsJson = False) -> None:

@@ -27,7 +27,7 @@ from evenpack.errors import DataError, EvenpackError, RunError
 from evenpack.launcher.processes.hangs import Effort, HangMonitor, Heartbeat
 from evenpack.launcher.processes.ranks import RankFolder
 from evenpack.launcher.trained import evaluate_run
-from evenpack.launcher.training import RehearsedRanks, plan_training
+from evenpack.launcher.training import RehearsedRanks, check_training, plan_training
 from evenpack.testing import prepared
 
 
@@ -294,7 +294,9 @@ def test_an_evaluation_and_a_rehearsal_name_damage_too(world: World, config: Run
     train(world, config)
     for split, use in {
         "validation": lambda: evaluate_run(config),
-        "train": lambda: RehearsedRanks(ranks=2, rank=1, device=None).rehearse(config, ranks=2),
+        "train": lambda: RehearsedRanks(ranks=2, rank=1, device=None).rehearse(
+            check_training(config, ranks=2), ranks=2
+        ),
     }.items():
         path = damage_ids(config, split)
         with pytest.raises(DataError, match=rf"is damaged.*:\n  {path} is not as it was written") as raised:
