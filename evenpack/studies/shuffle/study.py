@@ -26,6 +26,7 @@ from evenpack.data.manifest import MANIFEST
 from evenpack.data.order.blocked_plan import BlockedPlan
 from evenpack.data.order.pack_stream import PackStream
 from evenpack.data.order.selection import PackedSource, select_packs
+from evenpack.data.packing.baselines import next_fit_ends
 from evenpack.data.prepared import PreparedData, packed_sources
 from evenpack.data.sequences.documents import DocumentsView
 from evenpack.data.sequences.shuffled import ShuffledView
@@ -99,7 +100,7 @@ def drawn_order(plan: PackStream, source_ids: Integer[np.ndarray, " N"] | None) 
 def corpus_order(lengths: Integer[np.ndarray, " N"], *, pack_length: int) -> Order:
     """Returns the order without shuffle: sequences in order, added to a pack until the next one does not fit."""
     positions = np.arange(len(lengths))
-    return Order(positions=positions, packs=next_fit(lengths, pack_length=pack_length))
+    return Order(positions=positions, packs=_packs_in_order(lengths, pack_length))
 
 
 def buffer_order(lengths: Integer[np.ndarray, " N"], *, pack_length: int, buffer: int, seed: int) -> Order:
@@ -117,19 +118,14 @@ def buffer_order(lengths: Integer[np.ndarray, " N"], *, pack_length: int, buffer
         else:
             held[chosen] = held[-1]
             held.pop()
-    return Order(positions=positions, packs=next_fit(lengths[positions], pack_length=pack_length))
+    return Order(positions=positions, packs=_packs_in_order(lengths[positions], pack_length))
 
 
-def next_fit(lengths: Integer[np.ndarray, " N"], *, pack_length: int) -> Int64[np.ndarray, " N"]:
+def _packs_in_order(lengths: Integer[np.ndarray, " N"], pack_length: int) -> Int64[np.ndarray, " N"]:
     """Returns the pack of each sequence where a pack is closed as soon as the next sequence does not fit."""
-    packs = np.empty(len(lengths), dtype=np.int64)
-    pack = filled = 0
-    for place, length in enumerate(lengths.tolist()):
-        if filled + length > pack_length:
-            pack, filled = pack + 1, 0
-        filled += length
-        packs[place] = pack
-    return packs
+    ends = next_fit_ends(lengths, pack_length, max_sequences_per_pack=pack_length, separators=0)
+    depths = np.concatenate([np.diff(ends_of_block, prepend=0) for _, ends_of_block in ends])
+    return np.repeat(np.arange(len(depths)), depths)
 
 
 def file_labels(config: DataConfig, source: str, prepared: PreparedData) -> Int64[np.ndarray, " N"]:

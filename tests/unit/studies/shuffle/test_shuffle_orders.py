@@ -16,7 +16,6 @@ from evenpack.studies.shuffle.study import (
     corpus_order,
     drawn_order,
     jump,
-    next_fit,
     quality,
     window_distance,
 )
@@ -71,9 +70,9 @@ def test_a_rolling_buffer_gives_each_sequence_once_and_none_long_before_its_turn
 
 @given(lengths=st.lists(st.integers(1, 10), min_size=1, max_size=60))
 @settings(max_examples=50, deadline=None)
-def test_next_fit_closes_a_pack_only_where_the_next_sequence_does_not_fit(lengths: list[int]) -> None:
+def test_the_order_of_the_corpus_closes_a_pack_only_where_the_next_sequence_does_not_fit(lengths: list[int]) -> None:
     array = np.array(lengths)
-    packs = next_fit(array, pack_length=10)
+    packs = corpus_order(array, pack_length=10).packs
     sums = np.bincount(packs, weights=array)
     assert sums.max() <= 10
     firsts = array[np.flatnonzero(np.diff(packs)) + 1]
