@@ -21,7 +21,6 @@ from pydantic import TypeAdapter
 from rich.console import RenderableType
 
 from evenpack.data.batches.read_ahead import ReadAhead
-from evenpack.data.config import DataConfig
 from evenpack.data.manifest import MANIFEST
 from evenpack.data.order.blocked_plan import BlockedPlan
 from evenpack.data.order.pack_stream import PackStream
@@ -128,17 +127,17 @@ def _packs_in_order(lengths: Integer[np.ndarray, " N"], pack_length: int) -> Int
     return np.repeat(np.arange(len(depths)), depths)
 
 
-def file_labels(config: DataConfig, source: str, prepared: PreparedData) -> Int64[np.ndarray, " N"]:
+def file_labels(prepared: PreparedData, source: str) -> Int64[np.ndarray, " N"]:
     """Returns the file of each of the N training sequences of a source, by number, in the order of the corpus.
 
     Tenths of the corpus if it is one file, or no view of documents.
     """
     view = prepared.view(source, "train")
     view = view.source_view if isinstance(view, ShuffledView) else view
-    files = [Path(file.path) for file in source_inputs(source, config.sources[source])]
+    section = prepared.config.sources[source]
+    files = [Path(file.path) for file in source_inputs(source, section)]
     if len(files) < 2 or not isinstance(view, DocumentsView):
         return np.arange(view.count) * _TENTHS // view.count
-    section = config.sources[source]
     of_files = [section.model_copy(update={"path": file, "validation_path": None}) for file in files]
     counts = [sum(1 for _ in open_corpus(source, of_file).documents()) for of_file in of_files]
     documents = np.repeat(view.documents, np.diff(view.first_sequences))
@@ -228,41 +227,40 @@ def check_run(config: RunConfig) -> None:
         raise ConfigError("a shuffle study needs training.packs_per_step: it measures steps of packs")
 
 
-def measure_order(arm: str, config: RunConfig, section: ShuffleSection) -> ArmOrder:
-    """Measures the first epoch of a prepared run."""
-    prepared, source = _opened(config)
+def measure_orders(arm: str, config: RunConfig, section: ShuffleSection) -> list[ArmOrder]:
+    """Measures the first epoch of a prepared run; of the reference's sequences also two orders that are simulated.
+
+    These are a rolling buffer and no shuffle.
+    """
+    assert config.training.packs_per_step is not None, "the study has checked its runs"
+    per_step, source = config.training.packs_per_step, next(iter(config.data.sources))
+    prepared = PreparedData.open(config.prepared_dir, config.data)
     (packed,) = packed_sources(prepared, "train", seed=config.run.seed)
-    labels = file_labels(config.data, source, prepared)
+    labels = file_labels(prepared, source)
     source_ids = packed.view.source_ids if isinstance(packed.view, ShuffledView) else None
-    order = drawn_order(packed.plan, source_ids)
-    per_step = _packs_per_step(config)
-    return ArmOrder(
+    drawn = drawn_order(packed.plan, source_ids)
+    measured = ArmOrder(
         arm=arm,
-        quality=quality(order, labels, section, packs_per_step=per_step),
+        quality=quality(drawn, labels, section, packs_per_step=per_step),
         reading=measure_reading(packed, packs_per_step=per_step, steps=section.steps_read),
         borders=tuple(borders(packed.plan, packs_per_step=per_step, steps=packed.plan.packs // per_step)),
     )
-
-
-def measure_simulated(config: RunConfig, section: ShuffleSection) -> tuple[ArmOrder, ...]:
-    """Measures a rolling buffer and no shuffle, for the sequences of a run that is not shuffled on disk."""
-    prepared, source = _opened(config)
-    view = prepared.view(source, "train")
-    labels, lengths = file_labels(config.data, source, prepared), view.lengths()
-    orders = {
-        BUFFER: buffer_order(lengths, pack_length=prepared.pack_length, buffer=section.buffer, seed=config.run.seed),
-        NO_SHUFFLE: corpus_order(lengths, pack_length=prepared.pack_length),
+    if arm != section.reference:
+        return [measured]
+    lengths, pack_length = packed.view.lengths(), prepared.pack_length
+    simulated = {
+        BUFFER: buffer_order(lengths, pack_length=pack_length, buffer=section.buffer, seed=config.run.seed),
+        NO_SHUFFLE: corpus_order(lengths, pack_length=pack_length),
     }
-    per_step = _packs_per_step(config)
-    return tuple(
-        ArmOrder(
-            arm=name,
-            quality=quality(order, labels, section, packs_per_step=per_step),
-            reading=None,
-            borders=(),
-        )
-        for name, order in orders.items()
-    )
+    return [
+        measured,
+        *(
+            ArmOrder(
+                arm=name, quality=quality(order, labels, section, packs_per_step=per_step), reading=None, borders=()
+            )
+            for name, order in simulated.items()
+        ),
+    ]
 
 
 def measure_reading(source: PackedSource, *, packs_per_step: int, steps: int) -> Reading:
@@ -325,15 +323,6 @@ def jumps_at(
     """Returns, by seed, the mean jump of the loss at the given steps; seeds without one are left out."""
     found = {seed: jump(values, at, around=around) for seed, values in losses.items()}
     return {seed: value for seed, value in found.items() if value is not None}
-
-
-def _opened(config: RunConfig) -> tuple[PreparedData, str]:
-    return PreparedData.open(config.prepared_dir, config.data), next(iter(config.data.sources))
-
-
-def _packs_per_step(config: RunConfig) -> int:
-    assert config.training.packs_per_step is not None, "the study has checked its runs"
-    return config.training.packs_per_step
 
 
 def _forget(path: Path) -> None:
@@ -545,13 +534,7 @@ class ShuffleStudy(TrainedStudy[ShuffleStudyConfig]):
     def _kept(self, run: StudyRun) -> "Kept":
         """Returns what the report needs of a finished run, and keeps it; orders are measured for the first seed."""
         is_first = run.seed == self.study.phases[run.phase].seeds[0]
-        return keep(run, measure=lambda: self._orders(run) if is_first else [])
-
-    def _orders(self, run: StudyRun) -> list[ArmOrder]:
-        """Returns the order of an arm, and the simulated orders if it is the reference."""
-        section = self.study.shuffle
-        simulated = measure_simulated(run.config, section) if run.arm == section.reference else ()
-        return [measure_order(run.arm, run.config, section), *simulated]
+        return keep(run, measure=lambda: measure_orders(run.arm, run.config, self.study.shuffle) if is_first else [])
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
