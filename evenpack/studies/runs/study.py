@@ -3,6 +3,7 @@
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
@@ -90,7 +91,7 @@ class TrainedStudy(ABC, Generic[StudyT]):
             if key not in named and key not in (*PLACES, ROWS_SEED) and _ABSENT not in pair
         }
 
-    @property
+    @cached_property
     def unnamed(self) -> dict[str, dict[str, tuple[Any, Any]]]:
         """The `unnamed_differences` of each arm that has any from its reference."""
         first = {run.arm: run for run in reversed(self.compared)}  # arms of a phase have the same seeds
@@ -151,15 +152,17 @@ class TrainedStudy(ABC, Generic[StudyT]):
         return ended
 
     def _report(self, ended: Sequence[EndedRun], plot: Path | None, *, only_report: bool) -> Report:
-        compared = finished_runs(ended, self.study.last_phase)
+        finished = [one.run for one in ended if isinstance(one.run, StudyRun) and one.state == "finished"]
+        compared = [run for run in finished if run.phase == self.study.last_phase]
+        records = {run.key: read_run_record(run.output_dir) for run in finished}
         by_arm = {arm: {run.seed: run for run in compared if run.arm == arm} for arm in self.study.arms}
         found = self.compare(by_arm, ended)
-        origin = provenance_of_runs(self.study.study.name, [read_run_record(run.output_dir) for run in compared])
+        origin = provenance_of_runs(self.study.study.name, [records[run.key] for run in compared])
         report = Report(
             value={
                 "study": self.study,
                 "origin": origin,
-                "measured_on": measured_on([read_run_record(run.output_dir) for run in finished_runs(ended)]),
+                "measured_on": measured_on(list(records.values())),
                 "runs": [{"run": one.run.key, "state": one.state, "message": one.message} for one in ended],
                 "unnamed_differences": self.unnamed,
                 **found.value,
@@ -169,15 +172,6 @@ class TrainedStudy(ABC, Generic[StudyT]):
         if plot is not None and compared:
             report.shown.append(console.text("\n".join(f"Drew {path}" for path in found.draw(plot, origin))))
         return report
-
-
-def finished_runs(ended: Sequence[EndedRun], phase: str | None = None) -> list[StudyRun]:
-    """Returns the trainings that have finished, of one phase or of all."""
-    return [
-        one.run
-        for one in ended
-        if isinstance(one.run, StudyRun) and one.state == "finished" and phase in (None, one.run.phase)
-    ]
 
 
 def measured_on(records: Sequence[RunRecord | None]) -> dict[str, Any]:

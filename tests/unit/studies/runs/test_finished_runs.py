@@ -1,35 +1,16 @@
-"""The runs of a study that are compared: those that have finished, of one phase or of all."""
+"""The runs of a study that are compared, which are those of the last phase that have finished, and their provenance."""
 
-import json
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 from study_files import FakeMachine, write_study
 
 from evenpack.engine.reporting.run_record import RUN_RECORD, DataIdentity, RunRecord, StartRecord
 from evenpack.studies.equivalence.config import EquivalenceConfig
-from evenpack.studies.runs.jobs import StudyRun, expand
-from evenpack.studies.runs.runner import EndedRun, RunResult
-from evenpack.studies.runs.study import Findings, TrainedStudy, finished_runs
-from evenpack.studies.runs.study_file import load_study
-
-
-def runs_of(folder: Path) -> list[StudyRun]:
-    study, words = load_study(write_study(folder), EquivalenceConfig, ())
-    runs = list(expand(study, words))
-    for run in runs:
-        run.output_dir.mkdir(parents=True)
-        (run.output_dir / "summary.json").write_text(json.dumps({"ranks": 2, "device": "cpu"}))
-    return runs
-
-
-def test_finished_runs_are_those_of_the_phase(tmp_path: Path) -> None:
-    runs = runs_of(tmp_path)
-    states = ["finished", "finished", "failed", "unfinished", "finished"]
-    ended = [EndedRun(run=run, state=state, message="") for run, state in zip(runs, states, strict=True)]  # type: ignore[arg-type]
-    assert finished_runs(ended, "second") == [runs[1], runs[4]]
-    assert finished_runs(ended) == [runs[0], runs[1], runs[4]]
+from evenpack.studies.runs.jobs import StudyRun
+from evenpack.studies.runs.runner import RunResult
+from evenpack.studies.runs.study import Findings, RunsByArm, TrainedStudy
 
 
 class Study(TrainedStudy[EquivalenceConfig]):
@@ -38,8 +19,23 @@ class Study(TrainedStudy[EquivalenceConfig]):
     def reference_of(self, arm: str) -> str:
         return self.study.equivalence.reference
 
-    def compare(self, runs: Any, ended: Any) -> Findings:
+    def compare(self, runs: RunsByArm, ended: Any) -> Findings:
+        self.found = [run.key for of_seed in runs.values() for run in of_seed.values()]
         return Findings(value={}, shown=[], draw=lambda path, origin: [])
+
+
+def test_the_runs_that_are_compared_are_those_of_the_last_phase_that_have_finished(tmp_path: Path) -> None:
+    study = Study(EquivalenceConfig, write_study(tmp_path), ())
+    finish(study.runs[0])
+    finish(study.runs[1])
+    finish(study.runs[2], "failed")
+    finish(study.runs[4])
+    study.run(FakeMachine(), devices_per_run=None, only_report=True, plot=None)
+    assert sorted(study.found) == sorted([study.runs[1].key, study.runs[4].key])
+
+
+def finish(run: StudyRun, state: Literal["finished", "failed"] = "finished") -> None:
+    RunResult(state=state, message="", config=run.config.model_dump(mode="json")).write(run.output_dir)
 
 
 @pytest.mark.parametrize(
@@ -57,7 +53,7 @@ def test_what_is_reported_later_was_measured_where_the_runs_were(
     """The process that reports may run another commit on another machine."""
     study = Study(EquivalenceConfig, write_study(tmp_path), ())
     for run, commit in zip(study.runs, recorded, strict=False):
-        RunResult(state="finished", message="", config=run.config.model_dump(mode="json")).write(run.output_dir)
+        finish(run)
         if commit is not None:
             write_record(run, commit, date="2026-11-21" if commit == "a" else "2026-11-22")
     report = study.run(FakeMachine(), devices_per_run=None, only_report=True, plot=None)
