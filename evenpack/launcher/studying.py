@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from evenpack.console import Report
 from evenpack.engine.config import RunConfig
@@ -25,7 +26,8 @@ from evenpack.launcher.processes.start import local_devices
 from evenpack.launcher.processes.stop import Lifeline, handled_stop_signals, say
 from evenpack.launcher.worker import share_cores
 from evenpack.studies.lengths.options import SubjectOptions
-from evenpack.studies.registry import LengthsStudy, RunStudy, StudyOfRuns
+from evenpack.studies.registry import LengthsStudy, RunStudy
+from evenpack.studies.runs.command import TrainedStudyCommand
 
 
 def study_lengths(study: LengthsStudy, lengths: str, overrides: Sequence[str], options: SubjectOptions) -> Report:
@@ -44,7 +46,7 @@ def study_run(study: RunStudy, config: RunConfig) -> Report:
     return study.run(config)
 
 
-def study_runs(study: StudyOfRuns, study_file: Path, overrides: Sequence[str]) -> Report:
+def study_runs(study: TrainedStudyCommand[Any], study_file: Path, overrides: Sequence[str]) -> Report:
     """Runs a study that trains runs in processes of their own."""
     choose_accelerator()
     return study.run(study_file, overrides, ThisMachine())

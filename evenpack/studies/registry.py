@@ -4,9 +4,8 @@ A study is a frozen dataclass: each field is an option of the command line, its 
 work. It is in `command.py` of the study's folder, and imports heavy modules inside `run`.
 """
 
-from collections.abc import Callable, Sequence
-from pathlib import Path
-from typing import TYPE_CHECKING, Protocol, runtime_checkable
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 from evenpack.console import Report
 from evenpack.studies.chunking.command import ChunkingCommand
@@ -15,13 +14,13 @@ from evenpack.studies.evenness.command import EvennessCommand
 from evenpack.studies.imbalance.command import ImbalanceCommand
 from evenpack.studies.packing.command import PackingCommand
 from evenpack.studies.roofline.command import RooflineCommand
+from evenpack.studies.runs.command import TrainedStudyCommand
 from evenpack.studies.shuffle.command import ShuffleCommand
 from evenpack.studies.throughput.command import ThroughputCommand
 
 if TYPE_CHECKING:
     from evenpack.engine.config import RunConfig
     from evenpack.studies.lengths.subject import Subject
-    from evenpack.studies.runs.runner import Machine
 
 
 @runtime_checkable
@@ -46,18 +45,6 @@ class RunStudy(Protocol):
         ...
 
 
-@runtime_checkable
-class StudyOfRuns(Protocol):
-    """A study that trains the runs of a study file, in processes of their own, and compares them."""
-
-    def run(self, study_file: Path, overrides: Sequence[str], machine: "Machine") -> Report:
-        """Runs the study; `overrides`, each `section.key=value`, are for the study file or for every run.
-
-        Raises: EvenpackError.
-        """
-        ...
-
-
 LENGTHS_STUDIES: dict[str, type[LengthsStudy]] = {
     "packing": PackingCommand,
     "imbalance": ImbalanceCommand,
@@ -69,7 +56,7 @@ RUN_STUDIES: dict[str, type[RunStudy]] = {
     "roofline": RooflineCommand,
 }
 
-STUDIES_OF_RUNS: dict[str, type[StudyOfRuns]] = {
+STUDIES_OF_RUNS: dict[str, type[TrainedStudyCommand[Any]]] = {
     "equivalence": EquivalenceCommand,
     "chunking": ChunkingCommand,
     "shuffle": ShuffleCommand,

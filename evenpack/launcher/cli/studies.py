@@ -26,8 +26,8 @@ from evenpack.studies.registry import (
     STUDIES_OF_RUNS,
     LengthsStudy,
     RunStudy,
-    StudyOfRuns,
 )
+from evenpack.studies.runs.command import TrainedStudyCommand
 
 
 def lengths_command(study_class: type[LengthsStudy]) -> Callable[..., None]:
@@ -70,14 +70,14 @@ def run_command(study_class: type[RunStudy]) -> Callable[..., None]:
     return _explained(takes("study", study_class)(command), study_class)
 
 
-def runs_command(study_class: type[StudyOfRuns]) -> Callable[..., None]:
+def runs_command(study_class: type[TrainedStudyCommand[Any]]) -> Callable[..., None]:
     """Makes a command of a study of training runs."""
 
     def command(
         study_file: StudyFile,
         overrides: StudyOverrides = None,
         *,
-        study: StudyOfRuns,
+        study: TrainedStudyCommand[Any],
         save: Save = None,
         as_json: AsJson = False,
     ) -> None:

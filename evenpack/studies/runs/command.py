@@ -38,7 +38,10 @@ class TrainedStudyCommand(ABC, Generic[StudyT]):
         """Loads the study. Raises: ConfigError."""
 
     def run(self, study_file: Path, overrides: Sequence[str], machine: "Machine") -> Report:
-        """Runs the study. Raises: ConfigError for an invalid study or option, before anything is started."""
+        """Runs the study; `overrides`, each `section.key=value`, are for the study file or for every run.
+
+        Raises: ConfigError for an invalid study or option, before anything is started; RunError, DataError.
+        """
         study = self.load(study_file, overrides)
         if self.dry_run:
             return self.describe(study, machine.device_groups(self.devices_per_run))
