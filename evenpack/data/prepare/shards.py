@@ -26,7 +26,7 @@ from evenpack.data.prepared import PreparedData, Split
 from evenpack.data.recipes import MaskedPairsRecipe
 from evenpack.data.sequences import PAIRS, MaskedPairsView, TokenAccounting
 from evenpack.data.sequences.pairs import MASK_COLUMNS
-from evenpack.data.shards.reading import MaskedSequences, RowLimits, ShardSet, ShardSlice, check_limits, read_slices
+from evenpack.data.shards.reading import MaskedSequences, ShardSet, ShardSlice, check_limits, read_slices
 from evenpack.data.shards.writing import ShardForm, WrittenLayout, new_shard
 from evenpack.data.sources.config import Hdf5Source
 from evenpack.data.sources.kinds import held_out
@@ -141,15 +141,6 @@ class ShardPreparation(SourceInPreparation):
         return self._record(views), self.split_files()
 
     @property
-    def _limits(self) -> RowLimits:
-        return RowLimits(
-            max_sequence_length=self._recipe.max_sequence_length,
-            max_predictions=self._recipe.max_predictions,
-            vocabulary_size=self.vocabulary.vocabulary_size,
-            pair_tokens=self.pair_tokens,
-        )
-
-    @property
     def _recipe(self) -> MaskedPairsRecipe:
         assert isinstance(self.config.recipe, MaskedPairsRecipe), "hdf5 sources and masked_pairs go together"
         return self.config.recipe
@@ -209,9 +200,9 @@ class ShardPreparation(SourceInPreparation):
     ) -> None:
         """Imports the rows that the writer does not have yet, and stores `state` with them."""
         begin_masks(writer, _COLUMNS, state)
-        limits, resumed = self._limits, state["bytes_read"]
+        recipe, size, resumed = self._recipe, self.vocabulary.vocabulary_size, state["bytes_read"]
         for part in read_slices(shards, state["rows"]):
-            check_limits(part.sequences, limits, part.place)
+            check_limits(part, recipe, vocabulary_size=size, pair_tokens=self.pair_tokens)
             _append(part.sequences.select(choose(part)), writer, state)
             state |= {"rows": part.rows_read, "bytes_read": part.bytes_read}
             if writer.is_commit_due:

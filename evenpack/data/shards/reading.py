@@ -25,6 +25,7 @@ import numpy as np
 import xxhash
 from jaxtyping import Bool, Int64, Integer, UInt64
 
+from evenpack.data.recipes import MaskedPairsRecipe
 from evenpack.data.sequences import MaskedPairsView
 from evenpack.data.sequences.pairs import PairMasks
 from evenpack.data.tokenizers.special_tokens import PairTokens
@@ -254,17 +255,6 @@ class RawSequences:
         return f"{self.path}, row {row} (from 0){part}"
 
 
-@dataclass(frozen=True, kw_only=True)
-class RowLimits:
-    """The limits that a run's recipe and vocabulary set for a row."""
-
-    max_sequence_length: int
-    max_predictions: int
-    vocabulary_size: int
-    pair_tokens: PairTokens | None
-    """Special tokens of pairs; None where only the vocabulary's size is known."""
-
-
 def checked(raw: RawSequences) -> MaskedSequences:
     """Returns the sequences, if each is a masked pair.
 
@@ -292,35 +282,41 @@ def checked(raw: RawSequences) -> MaskedSequences:
     )
 
 
-def check_limits(sequences: MaskedSequences, limits: RowLimits, place: Callable[[int], str]) -> None:
-    """Checks the limits of some sequences.
+def check_limits(
+    part: "ShardSlice", recipe: MaskedPairsRecipe, *, vocabulary_size: int, pair_tokens: PairTokens | None
+) -> None:
+    """Checks that sequences keep the limits of a run's recipe and vocabulary.
+
+    Args:
+        pair_tokens: special tokens of pairs; None where only the vocabulary's size is known.
 
     Raises: DataError naming file and row of the first sequence that is too long, has more masks than the cap, holds
     an id outside the vocabulary, or does not begin and end with the vocabulary's [CLS] and [SEP].
     """
+    sequences, place = part.sequences, part.place
     lengths, counts = sequences.lengths, sequences.masks.counts
-    if (bad := _first(lengths > limits.max_sequence_length)) is not None:
+    if (bad := _first(lengths > recipe.max_sequence_length)) is not None:
         raise DataError(
             f"{place(bad)}: it has {lengths[bad]} tokens, and data.recipe.max_sequence_length is "
-            f"{limits.max_sequence_length}"
+            f"{recipe.max_sequence_length}"
         )
-    if (bad := _first(counts > limits.max_predictions)) is not None:
+    if (bad := _first(counts > recipe.max_predictions)) is not None:
         raise DataError(
             f"{place(bad)}: it has {counts[bad]} masked tokens, and data.recipe.max_predictions is "
-            f"{limits.max_predictions}"
+            f"{recipe.max_predictions}"
         )
     for name, ids, parts in (
         ("input_ids", sequences.tokens, lengths),
         ("masked_lm_ids", sequences.masks.labels, counts),
     ):
-        outside = (ids < 0) | (ids >= limits.vocabulary_size)
+        outside = (ids < 0) | (ids >= vocabulary_size)
         if (bad := _first_part(outside, parts)) is not None:
             raise DataError(
                 f"{place(bad)}: {name} has token id {ids[outside][0]}, and the vocabulary has "
-                f"{limits.vocabulary_size} entries: give the vocabulary that the shards were made with"
+                f"{vocabulary_size} entries: give the vocabulary that the shards were made with"
             )
-    if limits.pair_tokens is not None:
-        _check_ends(sequences, limits.pair_tokens, place)
+    if pair_tokens is not None:
+        _check_ends(sequences, pair_tokens, place)
 
 
 def _check_ends(sequences: MaskedSequences, special: PairTokens, place: Callable[[int], str]) -> None:

@@ -24,8 +24,9 @@ from shard_files import (
     write_variable,
 )
 
+from evenpack.data.recipes import MaskedPairsRecipe
 from evenpack.data.shards import reading
-from evenpack.data.shards.reading import MaskedSequences, RowLimits, ShardSet, check_limits, read_slices
+from evenpack.data.shards.reading import MaskedSequences, ShardSet, check_limits, read_slices
 from evenpack.data.tokenizers.special_tokens import PairTokens
 from evenpack.errors import ConfigError, DataError
 
@@ -36,12 +37,8 @@ def pair_tokens(classification_id: int, separator_id: int) -> PairTokens:
     return PairTokens(classification_id=classification_id, separator_id=separator_id, mask_id=4)
 
 
-LIMITS = RowLimits(
-    max_sequence_length=SLOTS,
-    max_predictions=MASK_SLOTS,
-    vocabulary_size=VOCABULARY_SIZE,
-    pair_tokens=pair_tokens(CLS, SEP),
-)
+RECIPE = MaskedPairsRecipe(kind="masked_pairs", max_sequence_length=SLOTS, max_predictions=MASK_SLOTS)
+LIMITS = {"recipe": RECIPE, "vocabulary_size": VOCABULARY_SIZE, "pair_tokens": pair_tokens(CLS, SEP)}
 
 
 def as_rows(sequences: MaskedSequences) -> list[Row]:
@@ -62,16 +59,16 @@ def as_rows(sequences: MaskedSequences) -> list[Row]:
     ]
 
 
-def read(files: tuple[Path, ...], start: int = 0, limits: RowLimits | None = None) -> list[Row]:
+def read(files: tuple[Path, ...], start: int = 0, limits: dict[str, Any] | None = None) -> list[Row]:
     rows = []
     for part in read_slices(ShardSet.open(files), start):
         if limits is not None:
-            check_limits(part.sequences, limits, part.place)
+            check_limits(part, **limits)
         rows += as_rows(part.sequences)
     return rows
 
 
-def refusal(*files: Path, limits: RowLimits | None = None) -> str:
+def refusal(*files: Path, limits: dict[str, Any] | None = None) -> str:
     with pytest.raises(DataError) as caught:
         read(files, limits=limits)
     return str(caught.value)
@@ -180,8 +177,14 @@ def test_a_row_that_is_no_masked_pair_is_named(name: str, place: Any, value: Any
 @pytest.mark.parametrize(
     ("changes", "problem"),
     [
-        ({"max_sequence_length": SLOTS - 4}, f"max_sequence_length is {SLOTS - 4}"),
-        ({"max_predictions": 2}, "masked tokens, and data.recipe.max_predictions is 2"),
+        (
+            {"recipe": RECIPE.model_copy(update={"max_sequence_length": SLOTS - 4})},
+            f"max_sequence_length is {SLOTS - 4}",
+        ),
+        (
+            {"recipe": RECIPE.model_copy(update={"max_predictions": 2})},
+            "masked tokens, and data.recipe.max_predictions is 2",
+        ),
         ({"vocabulary_size": 60}, "and the vocabulary has 60 entries"),
         (
             {"pair_tokens": PairTokens(classification_id=1, separator_id=SEP, mask_id=4)},
@@ -193,7 +196,7 @@ def test_a_row_that_is_no_masked_pair_is_named(name: str, place: Any, value: Any
 def test_a_row_beyond_the_limits_of_the_run_is_named(changes: dict[str, Any], problem: str, tmp_path: Path) -> None:
     path = write_variable(tmp_path / "a.hdf5", ROWS)
     assert read((path,), limits=LIMITS) == ROWS
-    message = refusal(path, limits=RowLimits(**{**LIMITS.__dict__, **changes}))
+    message = refusal(path, limits=LIMITS | changes)
     assert message.startswith(f"{path}, row ")
     assert problem in message
 
