@@ -130,7 +130,7 @@ def _rows(run: ResolvedRun, source: PackedSource, *, isolate: bool) -> Rows:
         shape=shape,
         objective=run.objective,
         pack_length=run.prepared.pack_length,
-        padding_token=run.prepared.padding_id,
+        padding_token=run.prepared.tokenizer.padding_id,
         vocabulary_size=run.prepared.vocabulary_size,
     )
     return Rows(planner=StepPlanner([source], [1], shape=shape, ranks=1, objective=run.objective), collator=collator)

@@ -126,6 +126,7 @@ def _pair_rates(config: DataConfig, directory: Path, index: SentenceIndex) -> di
     offsets = np.append(0, np.cumsum(lengths))
     keys = masking_keys(0, np.zeros_like(ids), np.zeros_like(ids, dtype=np.uint64), ids)
     rates = {"pair_making_sentences_per_second": PASSES * (len(index.places) - 1) / pairs}
+    vocabulary = prepared.tokenizer.masking_vocabulary()
     for whole_words in (False, True):
         settings = MaskingConfig(whole_words=whole_words)
         for batch in (len(ids), 16):
@@ -134,7 +135,6 @@ def _pair_rates(config: DataConfig, directory: Path, index: SentenceIndex) -> di
                 for first in range(0, len(ids), batch):
                     bounds = offsets[first : first + batch + 1]
                     chunk = tokens[bounds[0] : bounds[-1]]
-                    vocabulary = prepared.masking_vocabulary
                     mask_sequences(chunk, bounds - bounds[0], keys[first : first + batch], settings, vocabulary)
 
             name = f"masking_{'words' if whole_words else 'tokens'}_{batch}_sequences_tokens_per_second"

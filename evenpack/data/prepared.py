@@ -24,7 +24,6 @@ from evenpack.data.sequences import SentencePairsView, ViewOfDocuments, open_vie
 from evenpack.data.sequences.pairs import ORIGIN_COLUMNS
 from evenpack.data.sequences.shuffled import SHUFFLED, OrderedView, ShuffledView
 from evenpack.data.sequences.view import StoredView
-from evenpack.data.tokenizers.special_tokens import MaskingVocabulary, PairTokens
 from evenpack.data.tokens.file import TokenFile, expect_random_reads
 from evenpack.errors import DataError
 
@@ -82,22 +81,8 @@ class PreparedData:
         return self.directory / TOKENIZER_FOLDER
 
     @cached_property
-    def pair_tokens(self) -> PairTokens:
-        """The ids of [CLS], [SEP] and [MASK]. Raises: DataError if the vocabulary has none."""
-        return self._tokenizer.pair_tokens
-
-    @cached_property
-    def padding_id(self) -> int:
-        """The id of [PAD]. Raises: DataError if the vocabulary has none."""
-        return self._tokenizer.padding_id
-
-    @cached_property
-    def masking_vocabulary(self) -> MaskingVocabulary:
-        """The vocabulary from which masks are drawn. Raises: DataError if it lacks the special tokens for that."""
-        return self._tokenizer.masking_vocabulary()
-
-    @cached_property
-    def _tokenizer(self) -> "Tokenizer":
+    def tokenizer(self) -> "Tokenizer":
+        """The tokenizer of the text. Raises: DataError if it is missing, as where the source holds tokens."""
         from evenpack.data.tokenizers.tokenizer import Tokenizer
 
         return Tokenizer.load(self.tokenizer_dir)

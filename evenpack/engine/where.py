@@ -13,7 +13,6 @@ from evenpack.data.sequences import SentencePairsView
 from evenpack.data.sequences.pairs import PairOrigins, PairsAsDocuments
 from evenpack.data.sequences.view import SequenceOrigins
 from evenpack.data.sources.kinds import held_out
-from evenpack.data.tokenizers.tokenizer import Tokenizer
 from evenpack.data.tokens.file import TokenFile
 from evenpack.data.tokens.writer import DOCUMENT_HASHES
 from evenpack.data.where import Decode, StepContent, TracedSource, Where
@@ -88,4 +87,4 @@ def _decoder(prepared: PreparedData) -> Decode:
             f"{prepared.directory} holds no tokenizer, because its source holds tokens, so there is no text to show: "
             "leave --text out"
         )
-    return Tokenizer.load(prepared.tokenizer_dir).decode
+    return prepared.tokenizer.decode

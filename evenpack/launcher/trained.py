@@ -22,7 +22,6 @@ from evenpack.data.prepared import PreparedData, Split
 from evenpack.data.recipes import SentencePairsRecipe
 from evenpack.data.shuffle.config import PermutationShuffle
 from evenpack.data.sources.config import Source
-from evenpack.data.tokenizers.tokenizer import Tokenizer
 from evenpack.engine.build import build_model
 from evenpack.engine.checkpoints.files import CHECKPOINTS, Checkpoint
 from evenpack.engine.checkpoints.keeping import best_step
@@ -70,7 +69,7 @@ class TrainedModel:
         and the vocabulary has none.
         """
         is_padding = mapping_of(self.model.config).special_token == "padding"
-        return self.run.prepared.padding_id if is_padding else self.run.prepared.end_of_text_id
+        return self.run.prepared.tokenizer.padding_id if is_padding else self.run.prepared.end_of_text_id
 
 
 def load_trained_model(config: RunConfig, device: torch.device, *, step: StepOrBest = None) -> TrainedModel:
@@ -215,7 +214,7 @@ def run_over_text(config: RunConfig, path: Path) -> Iterator[RunConfig]:
     not prepared, as its tokenizer is missing then; DataError if the files cannot be read.
     """
     sources = _sources(config.data, path)
-    tokenizer = Tokenizer.load(PreparedData.open(config.prepared_dir, config.data).tokenizer_dir)
+    tokenizer = PreparedData.open(config.prepared_dir, config.data).tokenizer
     with tempfile.TemporaryDirectory(prefix="evenpack_evaluate_") as folder:
         data = _data(config.data, sources, Path(folder) / "data")
         run = config.model_copy(update={**_one_step(config), "data": data})

@@ -107,7 +107,7 @@ def sequences_of_step(config: RunConfig) -> list[MaskedPair]:
     objective = resolve(config, prepared).objective
     shape = step_shape(items_per_step=config.training.packs_per_step)
     packs = StepPlanner(sources, prepared.weights, shape=shape, ranks=1, objective=objective).plan(STEP).packs
-    pairs = []
+    pairs, vocabulary = [], prepared.tokenizer.masking_vocabulary()
     for index in range(packs.packs):
         source = sources[packs.sources[index]]
         epoch = packs.stream_positions[index : index + 1] // source.plan.packs
@@ -116,7 +116,7 @@ def sequences_of_step(config: RunConfig) -> list[MaskedPair]:
             tokens = source.view.gather(ids).astype(np.int64)
             key = masking_keys(config.run.seed, epoch, np.array([source.key], dtype=np.uint64), ids)
             bounds = np.array([0, len(tokens)])
-            masked = mask_sequences(tokens, bounds, key, config.masking, prepared.masking_vocabulary)
+            masked = mask_sequences(tokens, bounds, key, config.masking, vocabulary)
             first = int(source.view.first_segment_lengths[sequence])  # type: ignore[attr-defined]
             pair = MaskedPair(
                 tokens=masked.tokens.tolist(),

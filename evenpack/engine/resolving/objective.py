@@ -36,7 +36,7 @@ def build_objective(config: RunConfig, prepared: PreparedData) -> Objective:
     }
     if prepared.config.has_stored_masks:
         return StoredMasks(vocabulary_size=prepared.vocabulary_size, **losses)
-    vocabulary = prepared.masking_vocabulary
+    vocabulary = prepared.tokenizer.masking_vocabulary()
     if config.masking.whole_words:
         vocabulary.require_words()
     return DynamicMasks(

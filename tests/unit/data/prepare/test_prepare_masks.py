@@ -99,7 +99,7 @@ def test_labels_put_back_make_the_pairs_without_masks(
     restored[places] = view.mask_labels
     np.testing.assert_array_equal(restored, expected)
     assert (np.diff(places) > 0).all()
-    vocabulary = original.masking_vocabulary
+    vocabulary = original.tokenizer.masking_vocabulary()
     assert not vocabulary.special[view.mask_labels].any()
     masking = MaskingConfig(**settings)
     counts = masked_count(view.lengths().astype(np.int64), masking)

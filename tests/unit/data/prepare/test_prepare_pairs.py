@@ -102,7 +102,7 @@ def test_pairs_are_neighbouring_text_of_a_document_of_the_split_or_of_two(
     made: Path, text_file: Path, split: str
 ) -> None:
     prepared = PreparedData.open(made, pairs_config(text_file))
-    view, ids = view_of(made, pairs_config(text_file), split), prepared.pair_tokens
+    view, ids = view_of(made, pairs_config(text_file), split), prepared.tokenizer.pair_tokens
     documents = ["".join(chr(0x4E00 + token) for token in text) for text in texts_of_split(made, split)]
     foreign = "validation" if split == "train" else "train"
     foreign_documents = ["".join(chr(0x4E00 + token) for token in text) for text in texts_of_split(made, foreign)]

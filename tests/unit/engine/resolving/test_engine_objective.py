@@ -93,7 +93,7 @@ def test_each_model_gets_its_objective(config: RunConfig, corpus: Path, finished
     assert isinstance(objective, DynamicMasks)
     assert (objective.seed, objective.masking) == (run.run.seed, run.masking)
     assert objective.masked_token.divided_by == "sequences"
-    assert objective.vocabulary.mask_id == prepared.pair_tokens.mask_id
+    assert objective.vocabulary.mask_id == prepared.tokenizer.pair_tokens.mask_id
     data = two_sources(corpus)
     values = {**config.model_dump(), "data": data.model_dump(), "model": {"kind": "gpt2", "preset": "tiny"}}
     gpt2 = validate(values, RunConfig, origin="test")
