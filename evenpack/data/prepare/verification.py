@@ -7,7 +7,7 @@ parallel, so that one large file is no slower than many.
 import os
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Container, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -74,7 +74,8 @@ class Verifier:
     def verify_all(self, progress: Progress) -> Verified:
         """Reads all files with several threads, one for each processor and at most eight."""
         threads = min(len(os.sched_getaffinity(0)), _MOST_THREADS)
-        local, pieces, started, done = threading.local(), self.pieces(), time.monotonic(), 0
+        damages = self.find_wrong_sizes()
+        local, pieces, started, done = threading.local(), self._pieces(damages), time.monotonic(), 0
         shown = progress.begin(f"{self._directory}: verifying", unit="bytes")
 
         def verify(piece: FileChunk) -> tuple[FileChunk, Damage | None]:
@@ -82,7 +83,6 @@ class Verifier:
                 local.reader = ChunkReader()
             return piece, self._find_damage(piece, local.reader)
 
-        damages: dict[Path, Damage] = self.find_wrong_sizes()
         with ThreadPoolExecutor(threads, thread_name_prefix="verify") as executor:
             for piece, damage in map_in_order(verify, iter(pieces), executor, threads=threads):
                 done += piece.bytes
@@ -104,16 +104,17 @@ class Verifier:
         A set that takes more than half of the machine's memory is not left in the page cache, which the loader needs;
         it ends early if `is_cancelled`. `on_read` is called with the bytes read so far.
         """
-        pieces = self.pieces()
+        wrong = self.find_wrong_sizes()
+        pieces = self._pieces(wrong)
         mine = pieces[len(pieces) * share // shares : len(pieces) * (share + 1) // shares]
-        damages = self.find_wrong_sizes() if share == 0 else {}
-        return self._verify(mine, damages, is_cancelled=is_cancelled, on_read=on_read)
+        return self._verify(mine, wrong if share == 0 else {}, is_cancelled=is_cancelled, on_read=on_read)
 
     def verify_smallest(self, *, seconds: float) -> Verified:
         """Reads as many files as it can in that time, in the calling thread, the smallest first."""
         deadline = time.monotonic() + seconds
-        pieces = sorted(self.pieces(), key=lambda piece: piece.record.content.bytes)
-        return self._verify(pieces, self.find_wrong_sizes(), is_cancelled=lambda: time.monotonic() > deadline)
+        wrong = self.find_wrong_sizes()
+        pieces = sorted(self._pieces(wrong), key=lambda piece: piece.record.content.bytes)
+        return self._verify(pieces, wrong, is_cancelled=lambda: time.monotonic() > deadline)
 
     def _verify(
         self,
@@ -136,9 +137,8 @@ class Verifier:
             on_read(done)
         return Verified(bytes=done, elapsed_seconds=time.monotonic() - started, damages=tuple(damages.values()))
 
-    def pieces(self) -> list[FileChunk]:
-        """Returns every chunk of every file that has the right size."""
-        wrong = self.find_wrong_sizes()
+    def _pieces(self, wrong: Container[Path]) -> list[FileChunk]:
+        """Returns every chunk of every file but those of a wrong size."""
         return [
             FileChunk(path, record, chunk)
             for path, record in self._files()
