@@ -41,7 +41,7 @@ def measure(config: FinetuneConfig, *, rounds: int) -> dict[str, Any]:
     """Returns the rates of each layout, and the speed-up of packing."""
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     pretrained = read_pretrained(config)
-    data = read_task(config.data, config.folder, pretrained.tokenizer)
+    data = read_task(config.data, pretrained.tokenizer)
     finetuning = Finetuning(config=config, data=data, tokenizer=pretrained.tokenizer, device=device)
     trainer = Trainer(new_finetuned(config, pretrained, 0).to(device), config.training, steps=1 + rounds)
     planner = finetuning.planner(0)

@@ -40,7 +40,7 @@ def main() -> None:
     if config.data.definition.predicts != "class":
         parser.error(f"{config.data.task} is not a task of classes")
     pretrained = read_pretrained(config)
-    data = read_task(config.data, config.folder, pretrained.tokenizer)
+    data = read_task(config.data, pretrained.tokenizer)
     finetuning = Finetuning(config=config, data=data, tokenizer=pretrained.tokenizer, device=torch.device("cpu"))
     with tempfile.TemporaryDirectory() as folder:
         exported = Path(folder) / "exported"

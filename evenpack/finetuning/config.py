@@ -75,6 +75,11 @@ class FinetuneDataSection(Section):
         return self
 
     @property
+    def task_folder(self) -> Path:
+        """Folder of the task's files; the current directory by default."""
+        return self.folder or Path()
+
+    @property
     def definition(self) -> AnyTask:
         """The definition of the task."""
         return TASKS[self.task]
@@ -150,8 +155,3 @@ class FinetuneConfig(Section):
         if not attention.isolate:
             raise ValueError("isolate: false is for pretraining only: in fine-tuning, sequences must be isolated")
         return attention
-
-    @property
-    def folder(self) -> Path:
-        """Folder of the task's files; the current directory by default."""
-        return self.data.folder or Path()

@@ -86,13 +86,13 @@ class QuestionSet:
         return None
 
 
-def read_task(section: FinetuneDataSection, folder: Path, tokenizer: Tokenizer) -> TaskData:
-    """Reads the task's files in `folder`.
+def read_task(section: FinetuneDataSection, tokenizer: Tokenizer) -> TaskData:
+    """Reads the task's files.
 
     Raises: DataError that names the file and its row for invalid content; nothing is written.
     """
     task = section.definition
-    files = {name: folder / name for name in (task.training_file, *task.evaluation_files)}
+    files = {name: section.task_folder / name for name in (task.training_file, *task.evaluation_files)}
     return TaskData(
         training=_read(files[task.training_file], section, tokenizer).sequences,
         evaluation={Path(name).stem: _read(files[name], section, tokenizer) for name in task.evaluation_files},

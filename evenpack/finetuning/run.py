@@ -46,7 +46,7 @@ def finetune(
     pretrained = read_pretrained(config)
     models = SavedModels(config=config, tokenizer=pretrained.tokenizer)
     models.require(pretrained.section)
-    data = read_task(config.data, config.folder, pretrained.tokenizer)
+    data = read_task(config.data, pretrained.tokenizer)
     settings = _settings(config, pretrained, data)
     folder = ResultFolder(config.run.output_dir)
     device = _device()

@@ -372,7 +372,7 @@ def _refuse_undoing(phase: str, arm: str, settings: Iterable[str], overrides: Se
 
 
 def _require_files(one: FinetuneRun) -> None:
-    definition, folder = one.config.data.definition, one.config.folder
+    definition, folder = one.config.data.definition, one.config.data.task_folder
     for name in (definition.training_file, *definition.evaluation_files):
         if not (folder / name).is_file():
             raise ConfigError(

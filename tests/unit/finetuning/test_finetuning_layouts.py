@@ -46,7 +46,7 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 
 def opened(config: FinetuneConfig) -> tuple[Finetuning, FinetunedModel]:
     pretrained = read_pretrained(config)
-    data = read_task(config.data, config.folder, pretrained.tokenizer)
+    data = read_task(config.data, pretrained.tokenizer)
     finetuning = Finetuning(config=config, data=data, tokenizer=pretrained.tokenizer, device=torch.device("cpu"))
     return finetuning, new_finetuned(config, pretrained, seed=0)
 

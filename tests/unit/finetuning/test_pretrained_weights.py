@@ -67,4 +67,4 @@ def test_texts_that_the_vocabulary_does_not_contain_are_refused(tmp_path: Path) 
     (tmp_path / "dev.tsv").write_text("sentence\tlabel\nquidquid agis prudenter agas et respice finem\t1\n")
     pretrained = read_pretrained(checked)
     with pytest.raises(DataError, match=r"dev\.tsv: 78 % of the tokens are unknown to the vocabulary"):
-        read_task(checked.data, checked.folder, pretrained.tokenizer)
+        read_task(checked.data, pretrained.tokenizer)

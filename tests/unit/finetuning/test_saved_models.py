@@ -71,7 +71,7 @@ def outputs_and_sequences(
     config: Any, pretrained: Pretrained, model: FinetunedModel
 ) -> list[tuple[torch.Tensor, dict[str, np.ndarray]]]:
     """Returns our head's outputs for each packed training sequence, and the sequences for transformers."""
-    data = read_task(config.data, config.folder, pretrained.tokenizer)
+    data = read_task(config.data, pretrained.tokenizer)
     finetuning = Finetuning(config=config, data=data, tokenizer=pretrained.tokenizer, device=torch.device("cpu"))
     planner = finetuning.planner(0)
     plan = planner.plan(0)
@@ -97,7 +97,7 @@ def test_the_folder_has_the_tokenizer_and_the_tasks_labels(tmp_path: Path) -> No
     assert values["id2label"] == {"0": "entailment", "1": "not_entailment"}
     assert values["problem_type"] == "single_label_classification"
     tokenizer = AutoTokenizer.from_pretrained(tmp_path / "out" / "seed_0")
-    sequences = read_task(config.data, config.folder, pretrained.tokenizer).training
+    sequences = read_task(config.data, pretrained.tokenizer).training
     first, second = (tmp_path / "task" / "train.tsv").read_text().splitlines()[1].split("\t")[1:3]
     encoded = tokenizer(first, second)
     length = int(sequences.lengths()[0])

@@ -68,7 +68,7 @@ def test_every_run_of_the_last_phase_is_fine_tuned_in_its_own_folder(tmp_path: P
     assert one.config.training.initialize_from == one.pretraining.output_dir
     assert one.config.training.epochs == 7
     assert one.config.run.seeds == (5, 6)
-    assert one.config.folder == tmp_path / "SST-2"
+    assert one.config.data.task_folder == tmp_path / "SST-2"
     assert load_run_file(one.run_file, FinetuneConfig, one.overrides) == one.config
 
 
