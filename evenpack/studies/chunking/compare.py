@@ -15,7 +15,7 @@ from scipy.stats import rankdata
 
 from evenpack.data.recipes import atom_of
 from evenpack.errors import ConfigError
-from evenpack.studies.chunking.config import ChunkingConfig
+from evenpack.studies.chunking.config import ChunkingSection
 from evenpack.studies.chunking.curves import Curve, HeldOut
 from evenpack.studies.runs.arms import difference_from, over_seeds, paired_values
 from evenpack.studies.runs.jobs import StudyRun
@@ -57,36 +57,31 @@ class Arm:
 ArmsByName = Mapping[str, Arm]
 
 
-def describe_arms(study: ChunkingConfig, runs: Sequence[StudyRun]) -> dict[str, Arm]:
+def describe_arms(section: ChunkingSection, runs: Sequence[StudyRun]) -> dict[str, Arm]:
     """Returns the arms, by name. `runs`: the runs of the last phase.
 
     Raises: ConfigError if runs could not be compared: lengths that are not in epochs, parameters that depend on the
     MSL, or a length without its reference.
     """
-    grid = study.chunking.grid
+    grid = section.grid
     recipes = {} if grid is None else {arm.name: arm.recipe for arm in grid.arms}
     _require_equal_parameters(runs)
     arms = {run.arm: _describe(run, recipes.get(run.arm, run.arm)) for run in runs}
-    unknown = [name for name in study.chunking.references if name not in arms]
+    unknown = [name for name in section.references if name not in arms]
     if unknown:
         raise ConfigError(f"chunking.references: expected arms ({', '.join(arms)}), found {', '.join(unknown)}")
     for arm in arms.values():
-        name = reference_of(study, arm)
+        name = section.reference_of(arm.name, arm.max_sequence_length)
         _require_equal_epochs(arm, arms)
         if name not in arms or arms[name].max_sequence_length != arm.max_sequence_length:
             same = [one.name for one in arms.values() if one.max_sequence_length == arm.max_sequence_length]
-            own = arm.name in study.chunking.references
-            key, of = ("references", arm.name) if own else ("reference", study.chunking.reference)
+            own = arm.name in section.references
+            key, of = ("references", arm.name) if own else ("reference", section.reference)
             raise ConfigError(
                 f"chunking.{key}: expected an arm of MSL {arm.max_sequence_length} ({', '.join(same)}), found "
                 f"{name} (of '{of}')"
             )
     return arms
-
-
-def reference_of(study: ChunkingConfig, arm: Arm) -> str:
-    """Returns the name of the arm with which this one is compared."""
-    return study.chunking.reference_of(arm.name, arm.max_sequence_length)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -153,34 +148,36 @@ _JUDGED: Mapping[str, Callable[[Arm, Finished], float | None]] = {
 """The measures with a verdict, by their name in a row."""
 
 
-def compare(finished: FinishedRuns, arms: ArmsByName, study: ChunkingConfig) -> tuple[ArmRow, ...]:
+def compare(finished: FinishedRuns, arms: ArmsByName, section: ChunkingSection) -> tuple[ArmRow, ...]:
     """Returns a row for each arm that has a finished run, in the study's order."""
     present = {name: arms[name] for name, of_seed in finished.items() if of_seed}
     rows = []
     for name, arm in present.items():
         at_length = [one.name for one in present.values() if one.max_sequence_length == arm.max_sequence_length]
         in_recipe = [one for one in at_length if present[one].recipe == arm.recipe]
-        reference = {} if reference_of(study, arm) == name else finished.get(reference_of(study, arm), {})
-        steps = study.chunking.perplexity_at_steps or _quarters(finished, at_length)
+        reference = section.reference_of(name, arm.max_sequence_length)
+        steps = section.perplexity_at_steps or _quarters(finished, at_length)
         rows.append(
             _row(
                 arm,
                 finished[name],
-                reference,
+                {} if reference == name else finished.get(reference, {}),
                 rank_in_recipe=_mean_ranks(finished, in_recipe, arm),
                 rank_at_length=_mean_ranks(finished, at_length, arm),
                 steps=steps,
-                significance=study.chunking.significance,
+                significance=section.significance,
             )
         )
     for length in {row.arm.max_sequence_length for row in rows}:
         places = [index for index, row in enumerate(rows) if row.arm.max_sequence_length == length]
         for name in _JUDGED:
-            _judge(rows, places, name, finished, study)
+            _judge(rows, places, name, finished, section)
     return tuple(rows)
 
 
-def _judge(rows: list[ArmRow], places: Sequence[int], name: str, finished: FinishedRuns, study: ChunkingConfig) -> None:
+def _judge(
+    rows: list[ArmRow], places: Sequence[int], name: str, finished: FinishedRuns, section: ChunkingSection
+) -> None:
     """Sets the verdicts on one measure of the arms of one length, corrected for their number.
 
     The smallest difference that matters is a share of the reference's mean over the seeds that are paired.
@@ -188,12 +185,13 @@ def _judge(rows: list[ArmRow], places: Sequence[int], name: str, finished: Finis
     compared = [place for place in places if getattr(rows[place], f"{name}_difference") is not None]
     effects = []
     for arm in (rows[place].arm for place in compared):
-        pairs = paired_values(finished[reference_of(study, arm)], finished[arm.name], partial(_JUDGED[name], arm))
-        effects.append(study.chunking.effect * fmean(other for _, other in pairs))
+        reference = finished[section.reference_of(arm.name, arm.max_sequence_length)]
+        pairs = paired_values(reference, finished[arm.name], partial(_JUDGED[name], arm))
+        effects.append(section.effect * fmean(other for _, other in pairs))
     verdicts = verdicts_of_family(
         [getattr(rows[place], f"{name}_difference") for place in compared],
         effects=effects,
-        significance=study.chunking.significance,
+        significance=section.significance,
     )
     for place, verdict in zip(compared, verdicts, strict=True):
         changed: dict[str, Any] = {f"{name}_verdict": verdict}

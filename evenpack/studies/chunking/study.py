@@ -15,7 +15,7 @@ from evenpack.data.prepare.tokens_dir import find_tokens
 from evenpack.data.recipes import atom_of
 from evenpack.studies.budget.options import BudgetOptions
 from evenpack.studies.budget.study import Budget, budget_of
-from evenpack.studies.chunking.compare import Finished, compare, describe_arms, reference_of
+from evenpack.studies.chunking.compare import Finished, compare, describe_arms
 from evenpack.studies.chunking.config import ChunkingConfig
 from evenpack.studies.chunking.curves import held_out_evaluations, read_curve, read_held_out
 from evenpack.studies.chunking.presentation import comparison_tables, plot_lengths, require_plots
@@ -32,11 +32,11 @@ class ChunkingStudy(TrainedStudy[ChunkingConfig]):
     def __init__(self, study_file: Path, overrides: Sequence[str]) -> None:
         """Loads the study. Raises: ConfigError for settings that make runs invalid, or not comparable."""
         super().__init__(ChunkingConfig, study_file, overrides)
-        self.arms = describe_arms(self.study, self.compared)
+        self.arms = describe_arms(self.study.chunking, self.compared)
         self.evaluations = held_out_evaluations(self.study, self.compared)
 
     def reference_of(self, arm: str) -> str:
-        return reference_of(self.study, self.arms[arm])
+        return self.study.chunking.reference_of(arm, self.arms[arm].max_sequence_length)
 
     def unnamed_differences(self, run: StudyRun, reference: StudyRun) -> dict[str, tuple[Any, Any]]:
         """Adds the order of rows, which recipes without an atom draw again in each epoch and others keep."""
@@ -51,7 +51,7 @@ class ChunkingStudy(TrainedStudy[ChunkingConfig]):
 
     def compare(self, runs: RunsByArm, ended: Sequence[EndedRun]) -> Findings:
         finished = of_each_run(runs, self._finished)
-        rows = compare(finished, self.arms, self.study)
+        rows = compare(finished, self.arms, self.study.chunking)
         segments = {
             name: {seed: one.curve.segments(self.arms[name].epochs).tolist() for seed, one in of_seed.items()}
             for name, of_seed in finished.items()

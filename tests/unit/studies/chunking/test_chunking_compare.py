@@ -49,7 +49,7 @@ FOUND = {
 
 
 def rows_of(**changes: dict[int, Finished]) -> dict[str, ArmRow]:
-    return {row.arm.name: row for row in compare(FOUND | changes, ARMS, study())}
+    return {row.arm.name: row for row in compare(FOUND | changes, ARMS, study().chunking)}
 
 
 def test_arms_are_ranked_among_atoms_and_among_all_of_a_length() -> None:
@@ -122,7 +122,7 @@ def test_verdicts_are_those_of_the_comparisons_of_a_length_and_of_the_last_tenth
 def test_arms_with_a_reference_of_their_own_are_judged_by_it_in_one_family() -> None:
     ends = {"low": [10.0, 10.0, 10.0], "low_other": [10.1, 10.1, 10.1], "high": [40.0] * 3, "high_other": [40.3] * 3}
     found = {name: runs(*[[9.0]] * 3, documents=of_seed) for name, of_seed in ends.items()}
-    section = study(reference="low", references={"high": "high", "high_other": "high"})
+    section = study(reference="low", references={"high": "high", "high_other": "high"}).chunking
     rows = {row.arm.name: row for row in compare(found, {name: arm(name) for name in ends}, section)}
     assert [row.documents_difference is None for row in rows.values()] == [True, False, True, False]
     difference = rows["high_other"].documents_difference
@@ -138,7 +138,7 @@ def test_arms_with_a_reference_of_their_own_are_judged_by_it_in_one_family() -> 
     verdicts = [row.documents_verdict for row in rows.values()]
     assert verdicts == [None, "cannot tell", None, "no effect"], "2 % of 10 and of 40 matter; 0.05 / 2 is not reached"
     file = io.StringIO()
-    for shown in comparison_tables(list(rows.values()), section.chunking):
+    for shown in comparison_tables(list(rows.values()), section):
         Console(file=file, width=300).print(shown)
     assert "from low or high (as the study file says), seed by seed" in " ".join(file.getvalue().split())
 
@@ -152,7 +152,7 @@ def test_a_reference_of_a_seed_that_no_arm_is_paired_with_decides_nothing(third:
         "documents_64": runs([9.2, 9.2], [9.4, 9.4], documents=[10.3, 10.5]),
         "padding_64_atom_64": runs(ends, ends, documents=[10.0, 10.0]),
     }
-    rows = {row.arm.name: row for row in compare(found, ARMS, study())}
+    rows = {row.arm.name: row for row in compare(found, ARMS, study().chunking)}
     for name, verdict in {"documents_64": "cannot tell", "padding_64_atom_64": "no effect"}.items():
         difference = rows[name].documents_difference
         assert difference is not None
@@ -165,7 +165,7 @@ def test_perplexity_at_steps_is_taken_where_the_shortest_run_of_the_length_has_b
     rows = rows_of(documents_64=short)
     assert [*rows["concat_64_atom_64"].at_steps] == [50, 100, 150, 200]
     assert [*rows["concat_32_atom_32"].at_steps] == [100, 200, 300, 400]
-    (row,) = compare({"documents_64": short}, ARMS, study(perplexity_at_steps=[200, 300]))
+    (row,) = compare({"documents_64": short}, ARMS, study(perplexity_at_steps=[200, 300]).chunking)
     assert row.at_steps[300] is None
     assert row.at_steps[200] is not None
     assert row.at_steps[200].mean == pytest.approx(15.0)
@@ -177,7 +177,7 @@ def test_an_arm_evaluated_differently_from_training_has_no_rows_of_its_own() -> 
         "concat_64_atom_64": arm("concat_64_atom_64", atom=64),
         "best_fit": replace(arm("best_fit"), isolates=False),
     }
-    first, second = compare(dict.fromkeys(arms, of_seed), arms, study())
+    first, second = compare(dict.fromkeys(arms, of_seed), arms, study().chunking)
     assert first.own_rows is not None
     assert second.own_rows is None
 
@@ -239,13 +239,17 @@ def test_arms_without_atoms_have_a_colour_each(tmp_path: Path, monkeypatch: pyte
     monkeypatch.setattr(Figure, "savefig", lambda figure, *_, **__: figures.append(figure))
     arms = {name: arm(name, recipe=name) for name in "abcdefgh"}
     found = {name: runs([9.0]) for name in arms}
-    plot_lengths(found, compare(found, arms, study(reference="a")), study(reference="a"), tmp_path, origin="ORIGIN")
+    plot_lengths(
+        found, compare(found, arms, study(reference="a").chunking), study(reference="a"), tmp_path, origin="ORIGIN"
+    )
     axes = figures[0].axes[0]
     assert axes.get_title(loc="left") == "Arms side by side; dots: mean of the last 10 %"
     assert len(line_styles(axes)) == 8
     arms |= {f"i_atom_{atom}": arm(f"i_atom_{atom}", recipe="i", atom=atom) for atom in (32, 64)}
     found = {name: runs([9.0]) for name in arms}
-    plot_lengths(found, compare(found, arms, study(reference="a")), study(reference="a"), tmp_path, origin="ORIGIN")
+    plot_lengths(
+        found, compare(found, arms, study(reference="a").chunking), study(reference="a"), tmp_path, origin="ORIGIN"
+    )
     recipes = next(axes for axes in figures[1].axes if axes.get_title(loc="left").startswith("Recipes side by side"))
     assert len(line_styles(recipes)) == 9, "beside atoms there are fewer colours, and dashes distinguish the others"
 

@@ -10,7 +10,7 @@ from repository import CONFIGS
 
 from evenpack.errors import ConfigError
 from evenpack.models.build import Model, new_model
-from evenpack.studies.chunking.compare import describe_arms, reference_of
+from evenpack.studies.chunking.compare import Arm, describe_arms
 from evenpack.studies.chunking.config import ChunkingConfig, GridSection
 from evenpack.studies.chunking.curves import held_out_evaluations
 from evenpack.studies.chunking.study import ChunkingStudy, PlannedRun, unknown_text
@@ -47,6 +47,11 @@ def write(folder: Path, *, arms: Any = None, training: Any = None, model: Any = 
 def load(path: Path) -> tuple[ChunkingConfig, tuple[StudyRun, ...]]:
     study, overrides = load_study(path, ChunkingConfig, ())
     return study, expand(study, overrides)
+
+
+def described(path: Path) -> dict[str, Arm]:
+    study, runs = load(path)
+    return describe_arms(study.chunking, runs)
 
 
 def test_a_grid_stands_for_an_arm_with_each_atom_at_each_length() -> None:
@@ -88,7 +93,7 @@ def test_arms_of_a_grid_become_runs_before_those_of_the_phase(tmp_path: Path) ->
         4,
         1,
     )
-    arms = describe_arms(study, runs)
+    arms = describe_arms(study.chunking, runs)
     assert (arms["concat_16_atom_64"].recipe, arms["concat_16_atom_64"].atom_label) == ("concat", "4 MSL")
     assert (arms["own"].recipe, arms["own"].max_sequence_length, arms["own"].atom) == ("own", 32, None)
     natural = ["concat_16_atom_16", "documents_16", "concat_32_atom_32", "documents_32", "own"]
@@ -132,15 +137,16 @@ def test_a_grid_that_makes_no_sense_is_refused(tmp_path: Path, grid: Any, arms: 
 def test_every_length_needs_its_reference(tmp_path: Path) -> None:
     grid = GRID | {"lengths": [SHORT, LONG | {"atoms": [16]}]}
     with pytest.raises(ConfigError, match=r"MSL 32 \(concat_32_atom_16, documents_32\), found concat_32_atom_32 "):
-        describe_arms(*load(write(tmp_path, grid=grid)))
-    describe_arms(*load(write(tmp_path, grid=grid, reference="documents_{msl}")))
+        described(write(tmp_path, grid=grid))
+    described(write(tmp_path, grid=grid, reference="documents_{msl}"))
 
 
 def test_an_arm_may_have_another_reference_which_must_be_an_arm_of_its_length(tmp_path: Path) -> None:
     def compared(**references: str) -> dict[str, str]:
         path = write(tmp_path, grid=documents_alone(), reference="documents_{msl}", references=references)
         study, runs = load(path)
-        return {name: reference_of(study, arm) for name, arm in describe_arms(study, runs).items()}
+        arms = describe_arms(study.chunking, runs)
+        return {arm.name: study.chunking.reference_of(arm.name, arm.max_sequence_length) for arm in arms.values()}
 
     same = {"documents_16": "documents_16", "documents_32": "documents_32"}
     assert compared() == compared(**same) == same
@@ -172,23 +178,23 @@ def test_the_shipped_ablation_changes_one_thing_at_a_time() -> None:
 @pytest.mark.parametrize("training", [{"epochs": None, "steps": 9}, {"epochs": 0.5}])
 def test_runs_without_a_whole_epoch_are_refused(tmp_path: Path, training: Any) -> None:
     with pytest.raises(ConfigError, match=r"run training/documents_16/seed_1 .* training\.epochs to 1 or more"):
-        describe_arms(*load(write(tmp_path, grid=documents_alone(), training=training, reference="documents_{msl}")))
+        described(write(tmp_path, grid=documents_alone(), training=training, reference="documents_{msl}"))
 
 
 def test_arms_of_a_length_have_as_many_epochs(tmp_path: Path) -> None:
     longer = {"data.recipe.max_sequence_length": 16, "data.pack_length": 16, "training.epochs": 4}
     path = write(tmp_path, grid=GRID | {"lengths": [SHORT]}, reference="documents_{msl}", arms={"longer": longer})
     with pytest.raises(ConfigError, match=r"longer of MSL 16 have training\.epochs 2 and 4"):
-        describe_arms(*load(path))
+        described(path)
 
 
 def test_positions_whose_parameters_depend_on_the_length_are_refused(tmp_path: Path) -> None:
     model, reference = {"positions": "learned"}, "documents_{msl}"
-    loaded = load(write(tmp_path, grid=documents_alone(), model=model, reference=reference))
+    path = write(tmp_path, grid=documents_alone(), model=model, reference=reference)
     with pytest.raises(ConfigError, match="16 positions in documents_16 and 32 positions in documents_32"):
-        describe_arms(*loaded)
+        described(path)
     same = model | {"max_positions": 32}
-    assert len(describe_arms(*load(write(tmp_path, grid=documents_alone(), model=same, reference=reference)))) == 2
+    assert len(described(write(tmp_path, grid=documents_alone(), model=same, reference=reference))) == 2
 
 
 def documents_alone() -> dict[str, Any]:
