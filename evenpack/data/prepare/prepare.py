@@ -261,10 +261,10 @@ def _shared_tokens(config: DataConfig, directory: Path, progress: PrepareProgres
     return SharedTokens(directory=shared, needed_bytes=progress.needed_bytes)
 
 
-def _total_bytes(config: DataConfig, corpora: Mapping[str, Corpus]) -> dict[str, int]:
-    """Returns the bytes to read of each source to be written, except for token files in their original location."""
-    shards = {name: bytes_to_read(name, source) for name, source in config.sources.items() if source.kind == "hdf5"}
-    return shards | {name: corpus.total_bytes for name, corpus in corpora.items()}
+def _total_bytes(config: DataConfig, corpora: Mapping[str, Corpus]) -> int:
+    """Returns the bytes to read of all sources to be written, except for token files in their original location."""
+    shards = [bytes_to_read(name, source) for name, source in config.sources.items() if isinstance(source, Hdf5Source)]
+    return sum(shards) + sum(corpus.total_bytes for corpus in corpora.values())
 
 
 def _check_pair_tokens(config: DataConfig, tokenizer: Tokenizer | None) -> None:

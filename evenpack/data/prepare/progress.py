@@ -1,6 +1,5 @@
 """The progress of `prepare` with each source, and the disk space that it still needs."""
 
-from collections.abc import Mapping
 from typing import Literal
 
 from evenpack.progress import Piece, Progress
@@ -69,10 +68,10 @@ class SourceProgress:
 class PrepareProgress:
     """The stages of all sources in one call of `prepare`."""
 
-    def __init__(self, progress: Progress, total_bytes: Mapping[str, int]) -> None:
-        """Takes the bytes to read of each source."""
+    def __init__(self, progress: Progress, total_bytes: int) -> None:
+        """Takes the bytes to read of all sources."""
         self._progress = progress
-        self._total_bytes = sum(total_bytes.values())
+        self._total_bytes = total_bytes
         self._stages: list[SourceProgress] = []
 
     def begin(self, source: str, stage: Stage, total_bytes: int) -> SourceProgress:

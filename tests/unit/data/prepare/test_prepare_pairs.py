@@ -325,7 +325,7 @@ def test_pairs_killed_again_and_again_end_up_byte_for_byte_the_same(
 
 
 def test_what_the_disk_still_has_to_take_is_estimated_from_the_pairs() -> None:
-    progress = PrepareProgress(Recorder(), {"wiki": 1000, "books": 5000})
+    progress = PrepareProgress(Recorder(), 6000)
 
     def report(source: str, stage: Stage, read: int, total: int, tokens: int) -> None:
         begun = progress.begin(source, stage, total)

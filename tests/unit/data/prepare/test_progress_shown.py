@@ -24,7 +24,7 @@ def report(stage: SourceProgress, bytes_read: int) -> None:
 def test_progress_is_a_line_every_few_seconds_where_there_is_no_terminal() -> None:
     stream, clock = io.StringIO(), Clock()
     with Progress(Console(file=stream, width=160), interval_seconds=5.0, clock=clock) as display:
-        progress = PrepareProgress(display, {"wiki": 4_000_000})
+        progress = PrepareProgress(display, 4_000_000)
         tokenising = progress.begin("wiki", "tokens", 4_000_000)
         for seconds in range(12):
             clock.now = float(seconds)
@@ -40,7 +40,7 @@ def test_progress_is_a_line_every_few_seconds_where_there_is_no_terminal() -> No
 def test_progress_is_a_bar_for_each_source_on_a_terminal() -> None:
     stream = io.StringIO()
     with Progress(Console(file=stream, width=100, force_terminal=True)) as display:
-        progress = PrepareProgress(display, {"wiki": 4_000_000, "code": 4_000_000})
+        progress = PrepareProgress(display, 8_000_000)
         wiki = progress.begin("wiki", "tokens", 4_000_000)
         report(wiki, 1_000_000)
         report(wiki, 4_000_000)
@@ -55,7 +55,7 @@ def test_the_rate_of_pairs_is_that_of_their_split() -> None:
     """Each split has bytes of its own, counted from 0: they are no step back from those of the split before."""
     stream, clock = io.StringIO(), Clock()
     with Progress(Console(file=stream, width=160), interval_seconds=5.0, clock=clock) as display:
-        progress = PrepareProgress(display, {"wiki": 4_000_000})
+        progress = PrepareProgress(display, 4_000_000)
         for total in (100_000_000, 10_000_000):
             pairs = progress.begin("wiki", "pairs", total)
             for bytes_read in range(0, total + 1, 1_000_000):
