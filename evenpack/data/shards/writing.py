@@ -29,7 +29,6 @@ from evenpack.progress import Progress
 _CHUNK_ROWS = 256
 """Rows that are compressed together: half a megabyte of ids at 512 slots."""
 _GZIP_LEVEL = 4
-MLPERF_SAMPLES = 10_000
 
 
 WrittenLayout = Literal["fixed", "variable"]

@@ -9,9 +9,12 @@ from rich.console import Console
 from shard_files import random_rows, write_fixed, write_packed, write_variable
 
 from evenpack.data.shards.reading import ShardSet, read_slices
-from evenpack.data.shards.writing import MLPERF_SAMPLES, evenly_spaced, pick_evaluation_set
+from evenpack.data.shards.writing import evenly_spaced, pick_evaluation_set
 from evenpack.errors import ConfigError, DataError
 from evenpack.progress import Progress
+
+SAMPLES = 10_000
+"""MLPerf's number, which the command takes unless it is told another."""
 
 
 @pytest.fixture
@@ -22,11 +25,11 @@ def progress() -> Progress:
 @pytest.mark.parametrize("candidates", [10_000, 10_008, 10_288, 20_000, 136_527])
 def test_ten_thousand_samples_are_those_of_the_reference_s_loop(candidates: int) -> None:
     """10,008 and 10,288 are numbers of rows for which exact integers would choose others."""
-    ratio = candidates / MLPERF_SAMPLES
-    expected = [int(sample * ratio) for sample in range(MLPERF_SAMPLES)]
-    chosen = evenly_spaced(candidates, MLPERF_SAMPLES)
+    ratio = candidates / SAMPLES
+    expected = [int(sample * ratio) for sample in range(SAMPLES)]
+    chosen = evenly_spaced(candidates, SAMPLES)
     assert chosen.tolist() == expected
-    assert len(np.unique(chosen)) == MLPERF_SAMPLES
+    assert len(np.unique(chosen)) == SAMPLES
 
 
 def test_ten_thousand_rows_are_picked_from_synthetic_shards(tmp_path: Path, progress: Progress) -> None:
@@ -37,7 +40,7 @@ def test_ten_thousand_rows_are_picked_from_synthetic_shards(tmp_path: Path, prog
         changes = {"next_sentence_labels": labels[130 * shard : 130 * (shard + 1)].astype("i1")}
         files.append(write_fixed(tmp_path / f"in/{shard:03d}.hdf5", rows, **changes))
     output = tmp_path / "out/eval_10k.hdf5"
-    picked = pick_evaluation_set(tuple(files), output, samples=MLPERF_SAMPLES, layout=None, progress=progress)
+    picked = pick_evaluation_set(tuple(files), output, samples=SAMPLES, layout=None, progress=progress)
     assert (picked.samples, picked.candidates, picked.layout) == (10_000, 13_000, "fixed")
     chosen = [int(sample * 1.3) for sample in range(10_000)]
     with h5py.File(files[0]) as first, h5py.File(output) as found:
