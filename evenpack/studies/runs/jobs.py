@@ -67,8 +67,11 @@ class Job(ABC):
     """Data that must be prepared before it starts; None: none."""
     starts_from: str | None
     """Key of the job with whose weights it begins; None: no job of this study."""
-    options: tuple[str, ...] = ()
-    """Options of its command, and of none that prepares its data."""
+
+    @property
+    def options(self) -> tuple[str, ...]:
+        """Options of its command, and of none that prepares its data."""
+        return ()
 
     @abstractmethod
     def planned(self) -> int:
@@ -134,6 +137,10 @@ class Evaluation(Job):
     def result(self) -> Path:
         return self.output_dir / "evaluation.json"
 
+    @property
+    def options(self) -> tuple[str, ...]:
+        return ("--save", str(self.result), *(() if self.text is None else ("--data", str(self.text))))
+
     def planned(self) -> int:
         """Returns 1: an evaluation counts as one step."""
         return 1
@@ -191,7 +198,6 @@ def evaluation_of(
     if settings:
         overrides += _shared_data(study_dir, _load(RunConfig, run.run_file, label, overrides))
     config = _load(RunConfig, run.run_file, label, overrides)
-    output_dir = run.output_dir / "held_out" / name
     return Evaluation(
         **_following(run, f"held_out/{name}"),
         name=name,
@@ -199,9 +205,8 @@ def evaluation_of(
         run_file=run.run_file,
         overrides=tuple(overrides),
         config=config,
-        output_dir=output_dir,
+        output_dir=run.output_dir / "held_out" / name,
         prepared_dir=config.prepared_dir,
-        options=("--save", str(output_dir / "evaluation.json"), *(() if text is None else ("--data", str(text)))),
     )
 
 
