@@ -18,7 +18,7 @@ from evenpack.data.tokenizers.tokenizer import Tokenizer
 from evenpack.engine.resolving.attention_choice import attention_request, check_request
 from evenpack.finetuning.config import FinetuneConfig
 from evenpack.finetuning.data import TaskData, read_task
-from evenpack.finetuning.model import FinetunedModel, Pretrained, new_head, read_pretrained
+from evenpack.finetuning.model import HEADS, FinetunedModel, Pretrained, new_head, read_pretrained
 from evenpack.finetuning.results import ResultFolder, SeedResult, Summary, summarise
 from evenpack.finetuning.tasks import AnyTask, SentenceTask, require_metrics
 from evenpack.finetuning.train import Finetuning, train_seed
@@ -133,7 +133,7 @@ class SavedModels:
     def require(self, section: TransformerConfig) -> None:
         """Checks the setting. Raises: ConfigError if transformers has no such model."""
         if self.config.run.save_models is not None:
-            task_model_of(section, "span" if self.config.data.definition.predicts == "span" else "sequence")
+            task_model_of(section, HEADS[self.config.data.definition.predicts].reads)
 
     def save(self, model: FinetunedModel, seed: int) -> None:
         """Saves the model of a seed that has just been trained, if it is requested."""
