@@ -12,7 +12,6 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any, Protocol, cast, runtime_checkable
 
-from evenpack.data.checksums import digest_of
 from evenpack.data.prepare.tokenising import TokenisingState, append_parts, columns, encoder
 from evenpack.data.sources.corpus import CorpusPart
 from evenpack.data.tokenizers.tokenizer import Tokenizer
@@ -20,6 +19,7 @@ from evenpack.data.tokens.array_file import open_array
 from evenpack.data.tokens.file import TokenFile, bin_path, index_path
 from evenpack.data.tokens.writer import Journal, TokenFileWriter, column_path, read_journal
 from evenpack.errors import ConfigError, DataError, RunError
+from evenpack.files import file_checksum
 from evenpack.launch_environment import MPI_LOCAL_SIZE, MPI_WORLD_SIZE
 from evenpack.worker_pool import worker_pool
 
@@ -66,7 +66,7 @@ class PartFile:
     def append_to(self, writer: TokenFileWriter) -> None:
         """Copies tokens and columns. Raises: RunError for a file that is not as the worker wrote it."""
         for path in (bin_path(self.prefix), index_path(self.prefix), *map(self._column, self.journal.column_values)):
-            found, expected = digest_of(path).whole, self.journal.checksums[path.name].whole
+            found, expected = file_checksum(path), self.journal.checksums[path.name].whole
             if found != expected:
                 raise RunError(
                     f"{path} is not as {self.worker} wrote it (its checksum is {found}, expected {expected}): check "
