@@ -6,9 +6,11 @@ CsvTable        .csv, .tsv, with a header row
 JsonlTable      one JSON object per line
 """
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import islice
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
@@ -87,16 +89,39 @@ class Block:
     """Bytes of the requested columns, stored or in memory: in proportion to the bytes of the file's other blocks."""
 
 
-@runtime_checkable
-class BlockTable(Table, Protocol):
+class BlockTable(ABC):
     """A table whose rows are in blocks and have types that are known beforehand."""
 
-    def blocks(self, columns: Sequence[str]) -> tuple[Block, ...]:
-        """Returns all blocks, in order. Raises: DataError."""
+    untyped = False
+    origin: str
+    total_bytes: int
+    _schema: Any
+    """The `pyarrow.Schema` of the file, which may have several columns of one name."""
+
+    @cached_property
+    def schema(self) -> dict[str, Any]:
+        return {field.name: field.type for field in self._schema}
 
     def text_column(self, name: str) -> tuple[str]:
         """Returns the column, if it is one of text. Raises: DataError with the existing columns."""
+        count = self._schema.names.count(name)
+        if count != 1:
+            raise DataError(
+                f"{self.origin} has {'no column' if count == 0 else f'{count} columns'} '{name}'; existing columns: "
+                f"{', '.join(self._schema.names)}. Set the source's text_key"
+            )
+        found = self._schema.field(name).type
+        if not is_text(found):
+            raise DataError(
+                f"column '{name}' of {self.origin} must be of strings, found {found}. Set the source's text_key"
+            )
+        return (name,)
 
+    @abstractmethod
+    def blocks(self, columns: Sequence[str]) -> tuple[Block, ...]:
+        """Returns all blocks, in order. Raises: DataError."""
+
+    @abstractmethod
     def rows(
         self,
         columns: Sequence[str],
@@ -119,20 +144,6 @@ def is_text(type_: Any) -> bool:
     return bool(pa.types.is_string(type_) or pa.types.is_large_string(type_) or pa.types.is_string_view(type_))
 
 
-def only_text_column(origin: str, schema: Any, name: str) -> tuple[str]:
-    """Returns the column of a `pyarrow.Schema`, if it is one of text. Raises: DataError with the existing columns."""
-    count = schema.names.count(name)
-    if count != 1:
-        raise DataError(
-            f"{origin} has {'no column' if count == 0 else f'{count} columns'} '{name}'; existing columns: "
-            f"{', '.join(schema.names)}. Set the source's text_key"
-        )
-    found = schema.field(name).type
-    if not is_text(found):
-        raise DataError(f"column '{name}' of {origin} must be of strings, found {found}. Set the source's text_key")
-    return (name,)
-
-
 def overlap(first: int, count: int, asked: range) -> range:
     """Returns the requested ones of the `count` rows from number `first` on."""
     return range(max(first, asked.start), min(first + count, asked.stop))
@@ -152,10 +163,8 @@ def arrow_errors_as_data_errors(origin: str, format_name: str) -> Iterator[None]
         raise DataError(f"{origin} is not readable as {format_name}: {error}") from error
 
 
-class ParquetTable:
+class ParquetTable(BlockTable):
     """A .parquet file."""
-
-    untyped = False
 
     def __init__(self, path: Path) -> None:
         """Reads the footer. Raises: DataError if there is none."""
@@ -164,11 +173,7 @@ class ParquetTable:
         with arrow_errors_as_data_errors(self.origin, "parquet"):
             self._file = pyarrow.parquet.ParquetFile(path, buffer_size=_READ_BYTES, pre_buffer=False)
             self._schema = self._file.schema_arrow
-        self.schema: dict[str, Any] = {field.name: field.type for field in self._schema}
         self.count = int(self._file.metadata.num_rows)
-
-    def text_column(self, name: str) -> tuple[str]:
-        return only_text_column(self.origin, self._schema, name)
 
     def blocks(self, columns: Sequence[str]) -> tuple[Block, ...]:
         """Returns the row groups."""
@@ -221,10 +226,8 @@ def _stored_bytes(group: Any, columns: Sequence[str]) -> int:
     return sum(int(chunk.total_compressed_size) for chunk in chunks if chunk.path_in_schema in columns)
 
 
-class ArrowTable:
+class ArrowTable(BlockTable):
     """A file of record batches, mapped into memory: skipped batches are not read, unless they are compressed."""
-
-    untyped = False
 
     def __init__(self, path: Path) -> None:
         """Reads the schema. Raises: DataError if there is none, or if a stream has no end."""
@@ -235,10 +238,6 @@ class ArrowTable:
             self._schema = self._reader(source).schema
         if _begins_with(path, _MESSAGE):
             _require_end(path)
-        self.schema: dict[str, Any] = {field.name: field.type for field in self._schema}
-
-    def text_column(self, name: str) -> tuple[str]:
-        return only_text_column(self.origin, self._schema, name)
 
     def blocks(self, columns: Sequence[str]) -> tuple[Block, ...]:
         """Returns the record batches."""
