@@ -113,14 +113,18 @@ def all_cases() -> list[Case]:
 
 
 def pairwise(cases: Sequence[Case]) -> list[Case]:
-    """Returns cases that hold every pair of settings that any of `cases` holds: each time the one with most new."""
-    pairs = {case: frozenset(_pairs(case)) for case in cases}
-    missing = frozenset().union(*pairs.values())
+    """Returns cases that hold every pair of settings that any of `cases` holds: each time the one with most new.
+
+    The pairs of a case are the bits of a number: every process of the tests chooses them.
+    """
+    bits: dict[tuple[Any, ...], int] = {}
+    pairs = [sum(1 << bits.setdefault(pair, len(bits)) for pair in _pairs(case)) for case in cases]
+    missing = (1 << len(bits)) - 1
     chosen = []
     while missing:
-        best = max(cases, key=lambda case: len(pairs[case] & missing))
-        chosen.append(best)
-        missing -= pairs[best]
+        best = max(range(len(cases)), key=lambda number: (pairs[number] & missing).bit_count())
+        chosen.append(cases[best])
+        missing &= ~pairs[best]
     return chosen
 
 

@@ -22,11 +22,18 @@ import torch  # noqa: E402 - after the device
 from batches import build_batch, random_sequences  # noqa: E402
 from compiled_blocks import graphs_of  # noqa: E402
 from fake_gpu.counting import StepOperators  # noqa: E402
-from fake_gpu.trace import trace_steps  # noqa: E402
+from fake_gpu.trace import StepStopped, trace_steps  # noqa: E402
 from masked_batches import build_masked_batch, random_pairs  # noqa: E402
-from spoilers import SPOILERS  # noqa: E402
+from spoilers import FAULTY, SPOILERS  # noqa: E402
 from torch.distributed._tools.mem_tracker import MemTracker  # noqa: E402
-from traced_cases import CASES, EXPECTED_WAITS, Case, whole_preset  # noqa: E402
+from traced_cases import (  # noqa: E402
+    CASES,
+    EXPECTED_WAITS,
+    Case,
+    has_estimated_blocks,
+    is_estimated,
+    whole_preset,
+)
 
 from evenpack.engine.memory.estimate import MicroBatchSize, training_memory  # noqa: E402
 from evenpack.kernels.sdpa import GROUP_TOKENS, plan_groups  # noqa: E402
@@ -142,6 +149,21 @@ def expected_update(config, parameters, in_partition):
     return {"kernels": found.kernels, "bytes": found.bytes + parameters * (reduced + gathered + unread) + kept}
 
 
+def estimates(case, config, work):
+    """The memory of the step and of a block as the formulas have them; {} where they are for other steps."""
+    if not is_estimated(case):
+        return {}
+    size = MicroBatchSize(slots=work.slots, head_rows=work.head_slots)
+    memory = training_memory(config, size, vocabulary_size=VOCABULARY, ranks=RANKS)
+    has_block = case.preset is None and has_estimated_blocks(case)
+    return {
+        "estimated_peak": memory.peak.total,
+        "estimated_phase": memory.peak.phase,
+        "estimated_phases": {phase.phase: phase.total for phase in memory.phases},
+        **({"estimated_block_bytes": estimated_block(config, size, memory)} if has_block else {}),
+    }
+
+
 def estimated_block(config, size, memory):
     """What a block keeps: what one layer more adds to the activations at the loss."""
     deeper = config.model.model_copy(update={"layers": config.model.shape["layers"] + 1})
@@ -159,6 +181,8 @@ def traced(job):
     peaks, counting, sizes_of_update = [], [], {}
 
     def beside(engine):
+        if prefix in FAULTY:
+            raise StepStopped("the first step has shown the faults")
         if prefix == "torch":
             return measured_by_torch(engine, peaks)
         counting.append(StepOperators(engine))
@@ -183,12 +207,10 @@ def traced(job):
         beside=beside,
     )
     work = performed_work(batch)
-    size = MicroBatchSize(slots=work.slots, head_rows=work.head_slots)
-    memory = training_memory(config, size, vocabulary_size=sizes["vocabulary_size"], ranks=RANKS)
     parameters = parameter_count(config.model, **sizes)
     return {
         **asdict(trace),
-        "estimated_block_bytes": estimated_block(config, size, memory),
+        **({} if prefix == "torch" else estimates(case, config, work)),
         "peak_by_torch": max(peaks, default=None),
         "faults": [str(fault) for fault in trace.faults],
         "model": config.model.model_dump(mode="json"),
@@ -197,9 +219,6 @@ def traced(job):
         "expected_update": expected_update(config, parameters, sizes_of_update["in_partition"] if counting else 0),
         "work": asdict(work),
         "attended_squares": attended_squares(case, batch),
-        "estimated_peak": memory.peak.total,
-        "estimated_phase": memory.peak.phase,
-        "estimated_phases": {phase.phase: phase.total for phase in memory.phases},
         "operators": [[*asdict(kind).values(), n] for mode in counting for kind, n in mode.counts.items()],
         **sizes_of_update,
     }
