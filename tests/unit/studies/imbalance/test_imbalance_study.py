@@ -15,6 +15,7 @@ from tiny_run import tiny_gpt2_run
 
 from evenpack.data.prepared import PreparedData
 from evenpack.engine.resolving.resolve import resolve
+from evenpack.studies.imbalance import study as study_module
 from evenpack.studies.imbalance.cluster import BALANCED_PACKS, BASELINE, DENSE_PACKS, SCHEMES, Scheme
 from evenpack.studies.imbalance.extrapolation import forecast_from_log
 from evenpack.studies.imbalance.measurement import read_step_log
@@ -27,6 +28,12 @@ DEVICES = (1, 4, 16)
 QUICK = ("--steps", "30", "--batch", "4")
 
 study = partial(evenpack, "study", "imbalance")
+
+
+@pytest.fixture
+def few_rounds(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Fits laws to a tenth of the resampled logs: here it matters that intervals are shown, not how wide they are."""
+    monkeypatch.setattr(study_module, "forecast_from_log", partial(forecast_from_log, rounds=20))
 
 
 def steps(mean_seconds: float, *, spread: float = 0.0) -> StepTimes:
@@ -85,6 +92,7 @@ def test_every_scheme_but_the_base_is_held_against_both_kinds_of_packs() -> None
     assert {one.verdict for one in found} == {"undecided"}
 
 
+@pytest.mark.usefixtures("few_rounds")
 def test_json_has_all_sources_and_every_row(tmp_path: Path) -> None:
     log = tmp_path / "log.csv"
     random = np.random.default_rng(0)
@@ -164,6 +172,7 @@ def test_tables_name_the_estimate_every_scheme_and_what_crosses(tmp_path: Path) 
     assert plot.read_bytes().startswith(b"\x89PNG")
 
 
+@pytest.mark.usefixtures("few_rounds")
 def test_one_number_of_devices_and_a_log_can_be_drawn(tmp_path: Path) -> None:
     log = tmp_path / "log.csv"
     log.write_text("seq/s\n" + "\n".join(f"{100 + 10 * (number % 7)}" for number in range(100)))
@@ -188,6 +197,7 @@ def heavy_tailed_log(path: Path) -> Path:
     return path
 
 
+@pytest.mark.usefixtures("few_rounds")
 def test_the_log_is_shown_by_every_method_with_its_range(tmp_path: Path) -> None:
     log = heavy_tailed_log(tmp_path / "log.csv")
     arguments = ("squad_1_1_384", "--devices", "1,64,128", *QUICK, "--log", log)
