@@ -92,10 +92,10 @@ def test_the_bound_is_below_the_best_that_trying_all_finds(counts, limit):
         ("wikipedia_512", 3, 8_143_829, 8_143_839),
         ("wikipedia_512", 4, 8_135_727, 8_135_740),
         ("wikipedia_512", 8, 8_135_727, 8_135_732),
-        ("wikipedia_1024", 4, 21_697_115, 21_697_125),
+        pytest.param("wikipedia_1024", 4, 21_697_115, 21_697_125, marks=pytest.mark.slow),
         ("wikipedia_2048", None, 6_294_495, 6_294_495),
         ("wikipedia_2048", 3, 9_236_660, 9_236_662),
-        ("wikipedia_2048", 8, 6_294_495, 6_294_525),
+        pytest.param("wikipedia_2048", 8, 6_294_495, 6_294_525, marks=pytest.mark.slow),
         ("squad_1_1_384", None, 40_195, 40_195),
     ],
 )
