@@ -254,9 +254,9 @@ def test_labels_say_what_is_predicted_and_targets_are_counted_exactly(kind: str,
     cache = tmp_path / "cache" if cached else None
     plain = made()
     for _ in range(1 + cached):  # at the second time from the cache
-        loader = made(LABELLED_KINDS[kind](tmp_path), packs_per_step=4, ranks=2, micro_batches=2, cache=cache)
+        loader = made(LABELLED_KINDS[kind](tmp_path), packs_per_step=16, ranks=2, micro_batches=2, cache=cache)
         found = []
-        for step in range(-(-loader.packs // 4)):
+        for step in range(-(-loader.packs // 16)):
             batches = [b for rank in (0, 1) for b in replaced(loader, rank).batches_of(step)]
             weights = sum(int(batch.targets["next_token"].weights.sum()) for batch in batches)
             assert weights == sum(batch.local_counts.targets for batch in batches) == loader.plan(step).counts.targets
@@ -266,8 +266,8 @@ def test_labels_say_what_is_predicted_and_targets_are_counted_exactly(kind: str,
         expected = sorted((tokens, [-100, *labels[1:]]) for tokens, labels in pairs)
         assert [one for one in sorted(found) if one in expected] == sorted(found)
         assert {tuple(tokens) for tokens, _ in found} == {tuple(tokens) for tokens, _ in expected}
-    assert loader.fingerprint == made(LABELLED_KINDS["lists"](tmp_path), packs_per_step=4).fingerprint
-    assert loader.fingerprint != made(packs_per_step=4).fingerprint
+    assert loader.fingerprint == made(LABELLED_KINDS["lists"](tmp_path), packs_per_step=16).fingerprint
+    assert loader.fingerprint != made(packs_per_step=16).fingerprint
     assert sorted(loader.accounting) == sorted(plain.accounting)
     (batch,) = pickle.loads(pickle.dumps(replaced(loader, 0)._dataset)).arrays(0), *()
     assert predicted(batch) == predicted(replaced(loader, 0)[0])
