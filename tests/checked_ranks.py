@@ -1,8 +1,14 @@
 """Prepares the checks of signatures where ranks are forked from, so that not each of them has to."""
 
-import checked_types
+import gc
 
-import evenpack.engine.train
-import evenpack.launcher.cli.app  # noqa: F401 - with the former, what nearly all ranks import
+gc.disable()  # what is imported here stays to the end, and searching it again and again takes a second of six
+
+import checked_types  # noqa: E402
+
+import evenpack.engine.train  # noqa: E402
+import evenpack.launcher.cli.app  # noqa: E402, F401 - with the former, what nearly all ranks import
 
 checked_types.prepare()
+gc.freeze()
+gc.enable()
