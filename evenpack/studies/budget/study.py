@@ -143,7 +143,12 @@ def budget_of(config: RunConfig, options: BudgetOptions) -> Budget:
     data that is not prepared; DataError for data that was prepared from another section.
     """
     peak = None if options.device is None else find_device_peak(options.device)
-    settled, data = settled_data(config, options)
+    settled, data = settled_data(
+        config,
+        vocabulary_size=options.vocabulary_size,
+        corpus_tokens=options.corpus_tokens,
+        corpus_documents=options.corpus_documents,
+    )
     config = settled.config
     batch = _batch(settled, data, devices=options.devices)
     steps = config.training.planned_steps
@@ -178,27 +183,32 @@ def budget_of(config: RunConfig, options: BudgetOptions) -> Budget:
     )
 
 
-def settled_data(config: RunConfig, options: BudgetOptions) -> tuple[SettledRun, RunData]:
-    """Returns the run in packs and steps, and its data."""
-    if options.corpus_tokens is not None and options.corpus_documents is not None:
-        data = data_of_counts(
-            config,
-            tokens=options.corpus_tokens,
-            documents=options.corpus_documents,
-            vocabulary_size=options.vocabulary_size,
-        )
+def settled_data(
+    config: RunConfig,
+    *,
+    vocabulary_size: int | None,
+    corpus_tokens: int | None = None,
+    corpus_documents: int | None = None,
+) -> tuple[SettledRun, RunData]:
+    """Returns the run in packs and steps, and its data; the arguments are as in `BudgetOptions`.
+
+    Raises: ConfigError for a vocabulary size of data that has one, or a length that follows from data that is not
+    prepared; DataError for data that was prepared from another section.
+    """
+    if corpus_tokens is not None and corpus_documents is not None:
+        data = data_of_counts(config, tokens=corpus_tokens, documents=corpus_documents, vocabulary_size=vocabulary_size)
     else:
         prepared = _prepared(config)
         if prepared is not None:
-            _refuse_vocabulary_size(options, prepared.vocabulary_size)
+            _refuse_vocabulary_size(vocabulary_size, prepared.vocabulary_size)
             run = resolve(config, prepared)
             return run.settled, data_of_run(run)
         tokens = find_tokens(config.data)
         if tokens is None:
-            data = estimated_data(config, vocabulary_size=options.vocabulary_size)
+            data = estimated_data(config, vocabulary_size=vocabulary_size)
         else:
             data = data_of_tokens(config, tokens)
-            _refuse_vocabulary_size(options, data.vocabulary_size)
+            _refuse_vocabulary_size(vocabulary_size, data.vocabulary_size)
     return settle(config, data), data
 
 
@@ -209,8 +219,8 @@ def _prepared(config: RunConfig) -> PreparedData | None:
         return None
 
 
-def _refuse_vocabulary_size(options: BudgetOptions, known: int) -> None:
-    if options.vocabulary_size is not None:
+def _refuse_vocabulary_size(given: int | None, known: int) -> None:
+    if given is not None:
         raise ConfigError(
             f"--vocabulary-size is for data that is not prepared; this run's vocabulary has {known:,} entries: leave "
             "the option out"

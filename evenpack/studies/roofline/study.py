@@ -12,7 +12,6 @@ from evenpack.models.cost import Work
 from evenpack.models.families import family_of
 from evenpack.models.traffic import FUSIONS
 from evenpack.studies.budget.data import RunData
-from evenpack.studies.budget.options import BudgetOptions
 from evenpack.studies.budget.study import settled_data
 from evenpack.studies.roofline.command import RooflineCommand
 from evenpack.studies.roofline.estimate import StepSeconds, excesses, paper_step, step_seconds
@@ -111,7 +110,7 @@ def study_roofline(config: RunConfig, given: RooflineCommand) -> Roofline:
     """
     device = _checked_device(given)
     _require_counted(config)
-    settled, data = settled_data(config, BudgetOptions(devices=given.devices, vocabulary_size=given.vocabulary_size))
+    settled, data = settled_data(config, vocabulary_size=given.vocabulary_size)
     config = settled.config
     items, micro_batches = config.training.items_per_micro_batch, settled.micro_batches(given.devices)
     work = _work(config, data, items)
