@@ -20,6 +20,7 @@ def compute_budget(config: RunConfig | None, options: BudgetOptions) -> Report:
     report = Report(value={} if budget is None else dict(vars(budget)))
     if budget is not None:
         report.shown += budget_tables(budget)
+    optimum = None
     if options.compute is not None:
         optimum = compute_optimal(options.compute)
         report.value["compute_optimal"] = {
@@ -29,16 +30,14 @@ def compute_budget(config: RunConfig | None, options: BudgetOptions) -> Report:
         }
         report.shown.append(optimum_table(options.compute, optimum))
     if options.served_tokens is not None:
-        serving = serve(_start(budget, options), options.served_tokens, law)
+        serving = serve(optimum or _start(budget), options.served_tokens, law)
         report.value["serving"] = serving
         report.shown.append(serving_table(serving))
     return report
 
 
-def _start(budget: Budget | None, options: BudgetOptions) -> Allocation:
-    """Returns the compute-optimal model whose loss smaller ones are to reach."""
-    if options.compute is not None:
-        return compute_optimal(options.compute)
+def _start(budget: Budget | None) -> Allocation:
+    """Returns the run's model at the tokens that are optimal for it, whose loss smaller ones are to reach."""
     assert budget is not None, "there is a run or a number of operations"
     if not budget.is_causal:
         raise ConfigError(

@@ -153,7 +153,9 @@ def budget_of(config: RunConfig, options: BudgetOptions) -> Budget:
     batch = _batch(settled, data, devices=options.devices)
     steps = config.training.planned_steps
     items = steps * config.training.items_per_step
-    work = _work(data, items)
+    work = data.useful.of_items(
+        items, slots=round(items * data.item.tokens), sequences=round(items * data.item.sequences)
+    )
     flops = step_flops(config.model, vocabulary_size=data.vocabulary_size, work=work)
     parameters = parameters_of(config, data.vocabulary_size)
     tokens = float(items * data.item.tokens)
@@ -175,7 +177,7 @@ def budget_of(config: RunConfig, options: BudgetOptions) -> Budget:
         flops=flops,
         flops_by_rule=TRAINING_FLOPS * parameters * tokens,
         time=time,
-        padding=_padding(config, data, items, useful=flops, time=time),
+        padding=_padding(config, data, items, work, useful=flops, time=time),
         memory=run_memory(config, data.item, vocabulary_size=data.vocabulary_size, ranks=options.devices, device=peak),
         adjustment=settled.adjustment,
         assumptions=data.assumptions,
@@ -253,13 +255,6 @@ def _source(source: SourceData, config: RunConfig, items: int) -> SourceBudget:
     )
 
 
-def _work(data: RunData, items: int) -> Work:
-    """Returns the work of so many packs or sequences without padding."""
-    return data.useful.of_items(
-        items, slots=round(items * data.item.tokens), sequences=round(items * data.item.sequences)
-    )
-
-
 def _hours(config: RunConfig, peak: DevicePeak, options: BudgetOptions, *, flops: int, tokens: float) -> Hours:
     dtype = torch.bfloat16 if config.training.precision == "bf16_autocast" else torch.float32
     of_one = peak.require_flops(dtype)
@@ -275,11 +270,18 @@ def _hours(config: RunConfig, peak: DevicePeak, options: BudgetOptions, *, flops
     )
 
 
-def _padding(config: RunConfig, data: RunData, items: int, *, useful: int, time: Hours | None) -> tuple[Padding, ...]:
-    """Returns the padding of the run's packs, and of rows with one sequence each; none if lengths are unknown."""
+def _padding(
+    config: RunConfig, data: RunData, items: int, work: Work, *, useful: int, time: Hours | None
+) -> tuple[Padding, ...]:
+    """Returns the padding of the run's packs, and of rows with one sequence each; none if lengths are unknown.
+
+    Args:
+        work: on the real tokens of `items` packs or sequences.
+        useful: its operations.
+    """
     if not data.sources:
         return ()
-    work, recipe = _work(data, items), config.data.recipe
+    recipe = config.data.recipe
 
     def flops(performed: Work) -> int:
         return step_flops(config.model, vocabulary_size=data.vocabulary_size, work=performed)
