@@ -104,9 +104,7 @@ class EvennessCommand:
         tolerated = None
         if self.tolerance is not None:
             tolerated = [
-                row
-                for model, of_model in zip(models, costs, strict=True)
-                for row in tolerance_rows(histogram, model, of_model, devices, tolerance=self.tolerance)
+                row for of_model in costs for row in tolerance_rows(of_model, devices, tolerance=self.tolerance)
             ]
             shown.append(tolerance_table(tolerated, tolerance=self.tolerance))
         if histogram is not subject.histogram:
@@ -124,7 +122,7 @@ class EvennessCommand:
             "pack_length": subject.pack_length,
             "sequences": histogram.sequences,
             "long_sequences": subject.long_sequences(),
-            "sequences_alone": {of_model.model: of_model.alone for of_model in costs},
+            "sequences_alone": {of_model.model.name: of_model.alone for of_model in costs},
             "rows": rows,
             "tolerance": self.tolerance,
             "tolerance_rows": tolerated,

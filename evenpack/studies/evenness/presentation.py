@@ -87,15 +87,15 @@ def plot_evenness(
                 if name in packings:
                     values = np.sort(packings[name])
                     left.plot(np.linspace(0, 100, len(values)), values / values.mean(), **style)
-                of_name = [row for row in rows if (row.model, row.packs_are) == (costs.model, name)]
+                of_name = [row for row in rows if (row.model, row.packs_are) == (costs.model.name, name)]
                 heights = draw_series(right, of_name, x=_DEVICES, y=_WAITING, marker="o", markersize=4, **style)
                 ends.append((f"{label} {heights[-1]:.1f} %", heights[-1], colour))
             left.axhline(1.0, color=INK, linewidth=0.8)
             left.set_xlabel("packs, by cost (%)")
             left.set_ylabel("cost / mean cost")
-            write_title(left, f"{costs.model}: costs of packs of {costs.pack_length:,} slots")
+            write_title(left, f"{costs.model.name}: costs of packs of {costs.pack_length:,} slots")
             logarithmic_counts(right, devices, label="devices")
             right.set_ylim(bottom=0.0)
             label_ends(right, ends)
-            write_title(right, f"{costs.model}: waiting")
+            write_title(right, f"{costs.model.name}: waiting")
         write_footer(figure, footer)

@@ -90,10 +90,9 @@ class WeighedModel:
 class PackCosts:
     """The costs of all packs of some lengths for a model, in each packing; padding costs what tokens do."""
 
-    model: str
+    histogram: LengthHistogram
+    model: WeighedModel
     pack_length: int
-    unit_flops: float
-    """Floating-point operations of a unit of cost."""
     of_slots: float
     """The part of a pack's cost that is the same in all."""
     full: Float64[np.ndarray, " packs"]
@@ -121,9 +120,9 @@ def cost_packs(histogram: LengthHistogram, model: WeighedModel, *, pack_length: 
     least, alone = least_spread(costs, packing.packs)
     of_slots = model.weights.per_token * pack_length
     return PackCosts(
-        model=model.name,
+        histogram=histogram,
+        model=model,
         pack_length=pack_length,
-        unit_flops=model.unit_flops,
         of_slots=of_slots,
         full=of_slots + _attention_of(packing, model),
         even=tuple(
@@ -262,7 +261,7 @@ def evenness_rows(costs: PackCosts, devices: Sequence[int], *, packs_per_device:
             mean = float(values.mean())
             rows.append(
                 EvennessRow(
-                    model=costs.model,
+                    model=costs.model.name,
                     devices=count,
                     packs_are=name,
                     packs=len(values),
@@ -270,8 +269,8 @@ def evenness_rows(costs: PackCosts, devices: Sequence[int], *, packs_per_device:
                     deviation=float(values.std()) / mean,
                     most=float(values.max()) / mean,
                     waiting=1 - mean / slowest[name],
-                    pack_flops=mean * costs.unit_flops,
-                    waiting_flops=(slowest[name] - mean) * costs.unit_flops,
+                    pack_flops=mean * costs.model.unit_flops,
+                    waiting_flops=(slowest[name] - mean) * costs.model.unit_flops,
                     time=len(values) * slowest[name] / (len(costs.full) * slowest["full"]),
                 )
             )
@@ -301,18 +300,16 @@ class ToleranceRow:
     """Length at which longer sequences are cut so that full packs meet it; None: cutting them to 64 does not do."""
 
 
-def tolerance_rows(
-    histogram: LengthHistogram, model: WeighedModel, costs: PackCosts, devices: Sequence[int], *, tolerance: float
-) -> list[ToleranceRow]:
-    """Returns a row for each number of devices; `costs` are of the same sequences and model."""
+def tolerance_rows(costs: PackCosts, devices: Sequence[int], *, tolerance: float) -> list[ToleranceRow]:
+    """Returns a row for each number of devices."""
     rows = []
     for count in devices:
         waiting = {name: _waiting(values, count) for name, values in costs.by_name(count).items()}
         met = (name for name in ("full", "even", "least") if waiting[name] <= tolerance)
-        cuts = (cut for cut, values in _full_when_cut(histogram, model, costs) if _waiting(values, count) <= tolerance)
+        cuts = (cut for cut, values in _full_when_cut(costs) if _waiting(values, count) <= tolerance)
         rows.append(
             ToleranceRow(
-                model=costs.model,
+                model=costs.model.name,
                 devices=count,
                 met_by=_MET_BY[next(met, None)],
                 full=waiting["full"],
@@ -356,12 +353,12 @@ def _enough_packs(costs: Float64[np.ndarray, " packs"], devices: int, tolerance:
     return None
 
 
-def _full_when_cut(
-    histogram: LengthHistogram, model: WeighedModel, costs: PackCosts
-) -> Iterator[tuple[int, Float64[np.ndarray, " packs"]]]:
+def _full_when_cut(costs: PackCosts) -> Iterator[tuple[int, Float64[np.ndarray, " packs"]]]:
     """Yields a whole pack, a half, a quarter and so on, with the costs of full packs whose sequences are cut there."""
     cut = costs.pack_length
     while cut >= _SHORTEST_CUT:
-        packing = pack(histogram.fitted(cut, "split").histogram, "longest_pack_first", pack_length=costs.pack_length)
-        yield cut, costs.of_slots + _attention_of(packing, model)
+        packing = pack(
+            costs.histogram.fitted(cut, "split").histogram, "longest_pack_first", pack_length=costs.pack_length
+        )
+        yield cut, costs.of_slots + _attention_of(packing, costs.model)
         cut //= 2

@@ -167,7 +167,7 @@ def test_a_tolerance_is_met_or_missed_by_so_much_and_what_would_do_meets_it():
     assert full.waiting > least.waiting > 0.2
 
     def row_of(tolerance):
-        (row,) = tolerance_rows(histogram, SQUARES, costs, [8], tolerance=tolerance)
+        (row,) = tolerance_rows(costs, [8], tolerance=tolerance)
         return row
 
     assert row_of(full.waiting).met_by == "full packs"
