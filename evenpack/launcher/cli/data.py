@@ -290,7 +290,6 @@ def inspect(
     """
     with reporting(as_json) as report:
         from evenpack.studies.inspection.inspect import (
-            distance_table,
             inspect_lengths,
             inspect_side_by_side,
             read_against,
@@ -306,15 +305,10 @@ def inspect(
         if more:
             if pack_lengths is not None:
                 raise ConfigError("--pack-lengths compares the packs of a single input; several have --pack-length")
-            report.value, report.shown = inspect_side_by_side(subjects, plot=plot)
+            report.take(inspect_side_by_side(subjects, plot=plot))
         else:
             compared = None if against is None else read_against(subjects[0], against)
-            report.value, report.shown = inspect_lengths(
-                subjects[0], pack_lengths=pack_lengths, plot=plot, against=compared
-            )
-            if compared is not None:
-                report.value["against"] = compared.distance
-                report.shown.append(distance_table(compared.distance))
+            report.take(inspect_lengths(subjects[0], pack_lengths=pack_lengths, plot=plot, against=compared))
 
 
 shards_app = typer.Typer(

@@ -10,7 +10,7 @@ from rich.console import RenderableType
 from rich.table import Table
 
 from evenpack import console
-from evenpack.console import pairs, percent, text
+from evenpack.console import Report, pairs, percent, text
 from evenpack.data.packing import LengthHistogram, pack
 from evenpack.errors import ConfigError, EvenpackError
 from evenpack.shipped import names_run_file
@@ -290,20 +290,31 @@ def read_against(subject: Subject, against: str) -> Against:
 
 def inspect_lengths(
     subject: Subject, *, pack_lengths: str | None, plot: Path | None, against: Against | None = None
-) -> tuple[dict[str, Any], list[RenderableType]]:
-    """Returns the figures as a value for JSON and as rich tables; draws them if requested, with the lengths `against`.
+) -> Report:
+    """Returns the figures, compared with the lengths `against` if there are any; draws them if requested.
 
     Raises: PackingError if a sequence is longer than a pack; ConfigError for a plot without matplotlib, invalid pack
     lengths, or either of them for rows that are packs already.
     """
     if subject.keeps_order:
-        return _inspect_rows(subject, is_drawn=plot is not None or pack_lengths is not None)
+        report = _inspect_rows(subject, is_drawn=plot is not None or pack_lengths is not None)
+    else:
+        report = _inspect_packs(subject, pack_lengths=pack_lengths, plot=plot, against=against)
+    if against is not None:
+        report.value["against"] = against.distance
+        report.shown.append(distance_table(against.distance))
+    return report
+
+
+def _inspect_packs(subject: Subject, *, pack_lengths: str | None, plot: Path | None, against: Against | None) -> Report:
+    """Reports on lengths, the packs that they fill at several pack lengths, and the cost of other recipes."""
     require_plot(plot)
     pack_length = subject.pack_length
     tried = pack_lengths_to_try(pack_length) if pack_lengths is None else parse_pack_lengths(pack_lengths)
     packings, sweep = _pack(subject, sorted({pack_length, *tried}))
     advice = _advice(subject)
-    shown = _shown(subject, packings, sweep, advice)
+    statistics = length_statistics(subject.histogram, pack_length=pack_length)
+    shown = _shown(subject, statistics, packings, sweep, advice)
     if plot is not None:
         _draw(subject, packings, sweep, against, plot)
         shown.append(console.text(f"Drew {plot}"))
@@ -314,7 +325,7 @@ def inspect_lengths(
         "long_sequences": subject.long_sequences(),
         "splits": subject.splits,
         "source_rows": subject.source_rows,
-        "lengths": length_statistics(subject.histogram, pack_length=pack_length),
+        "lengths": statistics,
         "histogram": subject.histogram.counts[: subject.histogram.longest].tolist(),
         "packings": packings,
         "pack_lengths": sweep.rows,
@@ -322,7 +333,7 @@ def inspect_lengths(
         "recommendation": sweep.recommended,
         "recipes": advice,
     }
-    return value, shown
+    return Report(value=value, shown=shown)
 
 
 def _pack(subject: Subject, lengths: Sequence[int]) -> tuple[Sequence[PackingRow], Sweep]:
@@ -346,10 +357,13 @@ def _pack(subject: Subject, lengths: Sequence[int]) -> tuple[Sequence[PackingRow
 
 
 def _shown(
-    subject: Subject, packings: Sequence[PackingRow], sweep: Sweep, advice: RecipeAdvice | None
+    subject: Subject,
+    statistics: LengthStatistics,
+    packings: Sequence[PackingRow],
+    sweep: Sweep,
+    advice: RecipeAdvice | None,
 ) -> list[RenderableType]:
-    histogram, pack_length = subject.histogram, subject.pack_length
-    statistics = length_statistics(histogram, pack_length=pack_length)
+    pack_length = subject.pack_length
     by_pack_length = {
         f"{length:,} slots": [row for row in sweep.rows if row.pack_length == length]
         for length in dict.fromkeys(row.pack_length for row in sweep.rows)
@@ -360,7 +374,7 @@ def _shown(
         *([splits_table(subject.splits, title="Sources")] if subject.splits else []),
         *map(console.text, subject.long_sentences()),
         lengths_table(statistics, origin=subject.origin, pack_length=pack_length),
-        histogram_table(length_ranges(histogram), sequences=statistics.sequences),
+        histogram_table(length_ranges(subject.histogram), sequences=statistics.sequences),
         packing_table(packings, pack_length=pack_length),
         depth_curves_table(by_pack_length, sweep.fullest, title=title),
         recommendation_text(sweep.recommended),
@@ -394,7 +408,7 @@ def _draw(subject: Subject, packings: Sequence[PackingRow], sweep: Sweep, agains
     )
 
 
-def _inspect_rows(subject: Subject, *, is_drawn: bool) -> tuple[dict[str, Any], list[RenderableType]]:
+def _inspect_rows(subject: Subject, *, is_drawn: bool) -> Report:
     """Reports on rows that are packs already: their content, and the cost of other recipes.
 
     Raises: ConfigError if other packs, or a plot of packs, are requested.
@@ -421,7 +435,7 @@ def _inspect_rows(subject: Subject, *, is_drawn: bool) -> tuple[dict[str, Any], 
         "source_rows": subject.source_rows,
         "recipes": advice,
     }
-    return value, shown
+    return Report(value=value, shown=shown)
 
 
 def _advice(subject: Subject) -> RecipeAdvice | None:
@@ -430,9 +444,7 @@ def _advice(subject: Subject) -> RecipeAdvice | None:
     return advise_recipe(subject.documents, max_sequence_length=subject.max_sequence_length)
 
 
-def inspect_side_by_side(
-    subjects: Sequence[Subject], *, plot: Path | None
-) -> tuple[dict[str, Any], list[RenderableType]]:
+def inspect_side_by_side(subjects: Sequence[Subject], *, plot: Path | None) -> Report:
     """Returns the packing results of several lists of lengths, by depth, each at its own pack length.
 
     Raises: as `inspect_lengths`.
@@ -457,7 +469,7 @@ def inspect_side_by_side(
         plot_depth_curves(curves, plot, footer=_footer_of_curves(subjects))
         shown.append(console.text(f"Drew {plot}"))
     contents = {subject.origin: _content(subject) for subject in subjects if subject.verified_by is not None}
-    return {"curves": curves, **({"contents": contents} if contents else {})}, shown
+    return Report(value={"curves": curves, **({"contents": contents} if contents else {})}, shown=shown)
 
 
 def _footer_of_curves(subjects: Sequence[Subject]) -> list[str]:
