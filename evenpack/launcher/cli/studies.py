@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 import typer
 
@@ -47,7 +47,8 @@ def lengths_command(study_class: type[LengthsStudy]) -> Callable[..., None]:
 
             report.take(study_lengths(study, lengths, overrides or [], options))
 
-    return takes("options", SubjectOptions)(_explained(takes("study", study_class)(command), study_class))
+    command.__doc__ = study_class.__doc__
+    return takes("options", SubjectOptions)(takes("study", study_class)(command))
 
 
 def run_command(study_class: type[RunStudy]) -> Callable[..., None]:
@@ -67,7 +68,8 @@ def run_command(study_class: type[RunStudy]) -> Callable[..., None]:
 
             report.take(study_run(study, config))
 
-    return _explained(takes("study", study_class)(command), study_class)
+    command.__doc__ = study_class.__doc__
+    return takes("study", study_class)(command)
 
 
 def runs_command(study_class: type[TrainedStudyCommand[Any]]) -> Callable[..., None]:
@@ -86,12 +88,8 @@ def runs_command(study_class: type[TrainedStudyCommand[Any]]) -> Callable[..., N
 
             report.take(study_runs(study, study_file, overrides or []))
 
-    return _explained(takes("study", study_class)(command), study_class)
-
-
-def _explained(command: Callable[..., None], study_class: type[Any]) -> Callable[..., None]:
     command.__doc__ = study_class.__doc__
-    return command
+    return takes("study", study_class)(command)
 
 
 STUDIES: dict[str, Callable[..., None]] = {
