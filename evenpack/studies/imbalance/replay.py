@@ -11,13 +11,16 @@ arrival, are timed once.
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
-from jaxtyping import Float64
+from jaxtyping import Float64, Int64
 from scipy.optimize import lsq_linear
 
+from evenpack.batch import PackedBatch
+from evenpack.data.batches.pipeline import MicroBatchDataset
+from evenpack.data.order.step_plan import StepPlan
 from evenpack.data.packing import LengthHistogram
 from evenpack.data.sequences import length_chunks
 from evenpack.engine.config import RunConfig
@@ -42,7 +45,6 @@ from evenpack.studies.imbalance.extrapolation import SlowestForecast, forecast_s
 from evenpack.studies.imbalance.simulation import SchemeRow, StepTimes, summarise
 from evenpack.studies.provenance import made_by
 from evenpack.studies.throughput.contenders import (
-    VirtualRanks,
     changed,
     run_to_measure,
     sequences_per_item,
@@ -61,6 +63,54 @@ _FEWEST_STEPS_OF_ONE = 20
 Part = tuple[str, tuple[tuple[int, ...], ...]]
 """One rank's part of a step, by which it is recognised: its layout, and the items of each of its micro-batches."""
 Seconds = Float64[np.ndarray, "steps ranks micro_batches"]
+
+
+class VirtualRanks:
+    """The parts of a step that ranks would get, planned in one process; every rank has the work of the run's step.
+
+    Step and rank say which items a part has; for one layout and one seed, item i of the run is the same one on any
+    number of ranks.
+    """
+
+    def __init__(self, run: ResolvedRun, world: World) -> None:
+        self._run = run
+        self._world = world
+        self._datasets: dict[int, MicroBatchDataset] = {}
+        self._plans: dict[tuple[int, int], StepPlan] = {}
+
+    def share(self, ranks: int, step: int, rank: int) -> list[PackedBatch]:
+        """Returns the micro-batches of one rank."""
+        dataset, plan = self.dataset(ranks), self._plan(ranks, step)
+        packs = [plan.micro_batch(rank, index) for index in range(dataset.settings.micro_batches)]
+        return [dataset.collator.collate(each, plan.counts) for each in packs]
+
+    def items(self, ranks: int, step: int, rank: int) -> tuple[tuple[int, ...], ...]:
+        """Returns the items of each micro-batch of one rank, by their numbers in the run's order, ascending."""
+        settings, plan = self.dataset(ranks).settings, self._plan(ranks, step)
+        first = step * settings.shape.items_per_step
+        shares = [plan.shares.share(rank * settings.micro_batches + index) for index in range(settings.micro_batches)]
+        return tuple(tuple(sorted((first + share).tolist())) for share in shares)
+
+    def lengths(self, ranks: int, step: int, rank: int) -> Int64[np.ndarray, " sequences"]:
+        """Returns the lengths of all sequences of one rank."""
+        settings, plan = self.dataset(ranks).settings, self._plan(ranks, step)
+        packs = [plan.micro_batch(rank, index).lengths for index in range(settings.micro_batches)]
+        return np.concatenate(packs)
+
+    def dataset(self, ranks: int) -> MicroBatchDataset:
+        """Returns the data of so many ranks."""
+        if ranks not in self._datasets:
+            shape = self._run.shape
+            of_all = replace(shape, items_per_step=ranks * shape.items_per_step)
+            settings = replace(self._run.pipeline_settings(self._world), shape=of_all, ranks=ranks, planned_steps=None)
+            self._datasets[ranks] = MicroBatchDataset(self._run.prepared, settings)
+        return self._datasets[ranks]
+
+    def _plan(self, ranks: int, step: int) -> StepPlan:
+        """Returns the plan of a step, which all ranks have in common."""
+        if (ranks, step) not in self._plans:
+            self._plans[ranks, step] = self.dataset(ranks).planner.plan(step)
+        return self._plans[ranks, step]
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -35,8 +35,8 @@ from evenpack.studies.imbalance.cluster import (
     ClusterOptions,
     Scheme,
 )
-from evenpack.studies.imbalance.replay import REPLAYED, Replay, _forecasts, replay
-from evenpack.studies.throughput.contenders import VirtualRanks, changed, formed, run_to_measure, with_steps
+from evenpack.studies.imbalance.replay import REPLAYED, Replay, VirtualRanks, _forecasts, replay
+from evenpack.studies.throughput.contenders import changed, formed, run_to_measure, with_steps
 from evenpack.studies.throughput.measure import MeasuredStep, StepTimer
 
 BATCH, PACKS, STEPS = 6, 3, 4
