@@ -25,6 +25,8 @@ from evenpack.studies.imbalance.step_cost import StepCost
 
 FEWEST_STEPS = 30
 """Least number of steps; below, an interval over steps is meaningless."""
+_BATCHINGS: tuple[Batching, ...] = ("packs", "sequences")
+"""The items that a step draws, in this order."""
 _LAYOUTS: tuple[tuple[Batching, Layout], ...] = (
     ("packs", "packed"),
     ("sequences", "unpadded"),
@@ -97,11 +99,6 @@ def attended_padding(
         rest
     )
     return pairs
-
-
-def waits_in_each_micro_batch(zero_stage: int) -> bool:
-    """Whether ranks wait for each other in each micro-batch, and not once a step."""
-    return zero_stage >= 2
 
 
 def slowest_seconds(
@@ -225,6 +222,11 @@ class ClusterOptions:
         if (self.all_reduce_bytes > 0) != (self.bandwidth is not None):
             raise ConfigError("--all-reduce-bytes and --bandwidth go together: give both or none")
 
+    @property
+    def waits_often(self) -> bool:
+        """Whether ranks wait for each other in each micro-batch, and not once a step."""
+        return self.zero_stage >= 2
+
     def packs_with(self, packing_factor: float) -> int:
         """Returns the packs of a micro-batch, where a pack has so many sequences on average."""
         return self.packs or max(1, round(self.batch / packing_factor))
@@ -280,7 +282,7 @@ class Cluster:
 
     def _draw(self, generator: np.random.Generator, devices: int) -> dict[Batching, "_Draw"]:
         drawn = {}
-        for batching, _ in _LAYOUTS[:2]:
+        for batching in _BATCHINGS:
             kinds = self.kinds(batching)
             items = kinds.draw(generator, self.items_per_step(batching, devices))
             work = np.bincount(items, minlength=len(kinds.tokens)) @ kinds.work / len(items)
@@ -302,11 +304,10 @@ class Cluster:
         self, scheme: Scheme, draw: "_Draw", noise: Float64[np.ndarray, "ranks micro_batches"]
     ) -> tuple[float, float, float]:
         devices = len(noise)
-        waits_often = waits_in_each_micro_batch(self.options.zero_stage)
         shape = self.shape(scheme, devices)
         shares = assign_step(shape, draw.tokens, self._assignment_costs(shape, draw), ranks=devices)
         seconds = self.micro_batch_seconds(scheme, draw.items, shares).reshape(noise.shape) * noise
-        slowest = float(slowest_seconds(seconds, waits_often=waits_often)) + self.cost.per_step
+        slowest = float(slowest_seconds(seconds, waits_often=self.options.waits_often)) + self.cost.per_step
         mean = float(seconds.sum()) / devices + self.cost.per_step
         return slowest + self.options.all_reduce_seconds(devices), slowest, mean
 
@@ -326,7 +327,7 @@ class Cluster:
             policy=scheme.policy,
             cost_weights=weights.in_layout(scheme.layout),
             windows=(),
-            balances_each_micro_batch=waits_in_each_micro_batch(self.options.zero_stage),
+            balances_each_micro_batch=self.options.waits_often,
         )
 
     def _assignment_costs(self, shape: StepShape, draw: "_Draw") -> Float64[np.ndarray, " items"]:

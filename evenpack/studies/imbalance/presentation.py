@@ -25,7 +25,6 @@ from evenpack.studies.imbalance.cluster import (
     UNPADDED_ARRIVAL,
     UNPADDED_BALANCED,
     Scheme,
-    waits_in_each_micro_batch,
 )
 from evenpack.studies.imbalance.extrapolation import LogForecast, ReferenceCurve
 from evenpack.studies.imbalance.measurement import Cut, MeasuredComparison, MeasuredSteps
@@ -148,8 +147,7 @@ def _setting_table(study: ImbalanceStudy) -> RenderableType:
             f"{simulation.pack_length:,} slots (by {simulation.packing_algorithm}, "
             f"{simulation.packing_factor:.3f} sequences per pack)",
             "step": f"{options.accumulation} micro-batch{'es' if options.accumulation > 1 else ''} per device, ZeRO "
-            f"{options.zero_stage}: devices wait "
-            + ("in every micro-batch" if waits_in_each_micro_batch(options.zero_stage) else "once a step"),
+            f"{options.zero_stage}: devices wait " + ("in every micro-batch" if options.waits_often else "once a step"),
             **({} if study.step is None else {"of the run": _of_run(study.step)}),
             "cost model": f"{simulation.cost.name}: {simulation.cost.origin}",
             "attention": "causal: a padded row costs its width squared"

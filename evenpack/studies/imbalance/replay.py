@@ -39,7 +39,6 @@ from evenpack.studies.imbalance.cluster import (
     ClusterOptions,
     Scheme,
     slowest_seconds,
-    waits_in_each_micro_batch,
 )
 from evenpack.studies.imbalance.extrapolation import SlowestForecast, forecast_slowest
 from evenpack.studies.imbalance.simulation import SchemeRow, StepTimes, summarise
@@ -201,11 +200,10 @@ def replay(
         timed = _time_parts(timer, ranks, clusters, progress)
         origin = measured_on(runs[BASELINE], world, layouts=tuple(scheme.label for scheme in REPLAYED))
     update = float(np.median([one.update_seconds + one.all_reduce_seconds for one in timed.values()]))
-    waits_often = waits_in_each_micro_batch(options.zero_stage)
     seconds = {scheme: _seconds(scheme, virtual, clusters, timed) for scheme, virtual in ranks.items()}
     times: dict[tuple[Scheme, int], StepTimes] = {}
     for scheme, virtual in ranks.items():
-        times |= _step_times(scheme, virtual, clusters, seconds[scheme], update=update, waits_often=waits_often)
+        times |= _step_times(scheme, virtual, clusters, seconds[scheme], update=update, waits_often=options.waits_often)
     return Replay(
         measured_on=origin,
         batch=options.batch,
@@ -215,7 +213,7 @@ def replay(
         update_seconds=update,
         timed_parts=len(timed),
         rows=tuple(row for scheme in REPLAYED for row in summarise(scheme, times)),
-        forecasts=_forecasts(seconds[UNPADDED_ARRIVAL], waits_often=waits_often),
+        forecasts=_forecasts(seconds[UNPADDED_ARRIVAL], waits_often=options.waits_often),
     )
 
 
