@@ -171,6 +171,18 @@ def start_and_end(files: Files) -> Rows:
     ]
 
 
+def against_checkout(files: Files) -> Rows:
+    """For each measure the medians of both checkouts, and the median, least and greatest ratio of a pair."""
+    this, other = files[0]["seconds"]["this"], files[0]["seconds"]["other"]
+
+    def row(name: str) -> list[float]:
+        ours, theirs = ([seconds[name] for seconds in side] for side in (this, other))
+        ratios = [a / b for a, b in zip(ours, theirs, strict=True)]
+        return [*map(statistics.median, (ours, theirs, ratios)), min(ratios), max(ratios)]
+
+    return [row(name) for name in this[0]]
+
+
 def bert_mini(files: Files) -> Rows:
     """What the small BERT predicts, beside guessing."""
     trained, guessed = files[0]["evaluation_of_all_held_out_pairs"], files[0]["unigram"]
@@ -792,6 +804,7 @@ READINGS: dict[str, Callable[[Files], Rows]] = {
     "healthy_runs": healthy_runs,
     "slowed_runs": slowed_runs,
     "start_and_end": start_and_end,
+    "against_checkout": against_checkout,
     "bert_mini": bert_mini,
     "modernbert_mini": modernbert_mini,
     "packs_over_padding": packs_over_padding,

@@ -12,7 +12,7 @@ from evenpack.data.order.step_shape import CostWeights
 from evenpack.engine.resolving.cost_model import CostModel, MeasuredOn
 from evenpack.errors import ConfigError, DataError
 from evenpack.kernels.visible_pairs import visible_pairs
-from evenpack.studies import cost_model
+from evenpack.studies import cost_model_fit
 from evenpack.studies.cost_model_fit import MicroBatchTimes, fit_cost_model, shuffled_places
 
 SHIPPED = Path(evenpack.__file__).parent / "studies" / "imbalance" / "cost_models"
@@ -229,6 +229,6 @@ def test_a_fit_that_does_not_converge_is_named(monkeypatch: pytest.MonkeyPatch) 
     def stuck(*_: object) -> None:
         raise RuntimeError("Maximum number of iterations reached.")
 
-    monkeypatch.setattr(cost_model, "nnls", stuck)
+    monkeypatch.setattr(cost_model_fit, "nnls", stuck)
     with pytest.raises(DataError, match=r"does not converge \(Maximum number of iterations reached"):
         fit(times())
