@@ -10,14 +10,15 @@ the process, one thread; rounds take turns, and ratios are within a round. Media
 import statistics
 import time
 from collections.abc import Callable, Iterator
-from functools import partial
 from typing import Any
 
 import measuring
 import numpy as np
+import torch
+from transformers import LlamaConfig
 
 import evenpack
-from evenpack.adapters.huggingface import model_inputs
+from evenpack.adapters.huggingface import ModelInputs
 
 _STEPS = 40
 
@@ -27,10 +28,12 @@ def main() -> None:
     parser.add_argument("--pack-length", type=int, default=2048)
     parser.add_argument("--rounds", type=int, default=7)
     arguments = parser.parse_args()
+    llama, flash = (LlamaConfig(attn_implementation=name, vocab_size=1 << 16) for name in ("sdpa", "flash_attention_2"))
+    common: dict[str, Any] = {"causal": True, "mask": "none", "first_position": 0, "dtype": torch.float32}
     forms: dict[str, Callable[[Any], Any]] = {
         "loader": lambda batch: batch,
-        "model_inputs": model_inputs,
-        "model_inputs, for_flash": partial(model_inputs, for_flash=True),
+        "model_inputs": ModelInputs(config=llama, embeddings=1 << 16, **common),
+        "model_inputs, for_flash": ModelInputs(config=flash, embeddings=1 << 16, **common),
     }
     loader = own_loader(arguments.pack_length)
     rounds = [{name: rate(loader, form) for name, form in forms.items()} for _ in range(arguments.rounds)]

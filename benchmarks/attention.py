@@ -25,6 +25,7 @@ from torch import Tensor
 from evenpack.kernels.attention import packed_attention
 from evenpack.kernels.capabilities import AttentionRequest, able_backends
 from evenpack.kernels.sdpa import attend_groups, plan_groups
+from evenpack.kernels.segments import Segments
 from evenpack.models.common.positions import alibi_slopes
 
 DOCUMENTS_PER_PACK = {"one": 1, "long": 4, "medium": 10, "short": 80}
@@ -112,16 +113,14 @@ def ways(arguments: argparse.Namespace, lengths: list[int]) -> dict[str, Attend]
         alibi=arguments.alibi,
         dropout=False,
     )
-    cu_seqlens = torch.tensor([0, *lengths], device=device).cumsum(0).to(torch.int32)
+    segments = Segments(
+        cu_seqlens=torch.tensor([0, *lengths], device=device).cumsum(0).to(torch.int32),
+        max_sequence_length=arguments.pack_length,
+        causal=causal,
+        alibi_slopes=slopes,
+    )
     return {
-        backend: partial(
-            packed_attention,
-            cu_seqlens=cu_seqlens,
-            max_sequence_length=arguments.pack_length,
-            causal=causal,
-            alibi_slopes=slopes,
-            backend=backend,
-        )
+        backend: partial(packed_attention, segments=segments, backend=backend)
         for backend in able_backends(request)
         if backend != "reference"  # its dense scores of 16 packs would be 13 GB
     }

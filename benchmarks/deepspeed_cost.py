@@ -91,7 +91,7 @@ def bare(run: "ResolvedRun", world: "World") -> Step:
     from evenpack.engine.build import build_model
     from evenpack.engine.optimizers.build import build_optimizer
     from evenpack.engine.optimizers.norms import total_norm
-    from evenpack.models.common.losses import scaled_loss
+    from evenpack.models.common.loss_sums import scaled_loss
 
     model = build_model(run, world.device)
     optimizer = build_optimizer(model, run.config.optimizer, world.device)

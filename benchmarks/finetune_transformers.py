@@ -119,7 +119,7 @@ def rows(sequences: LabelledSequences, sequence_ids: np.ndarray) -> dict[str, to
     columns = np.arange(lengths.max())
     real = columns < lengths[:, None]
     tokens = np.zeros(real.shape, dtype=np.int64)
-    tokens[real] = sequences.gather(sequence_ids)
+    tokens[real] = sequences.read(sequence_ids).tokens
     second = real & (columns >= sequences.first_lengths[sequence_ids][:, None])
     return {
         "input_ids": torch.from_numpy(tokens),

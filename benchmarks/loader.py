@@ -11,7 +11,6 @@ import json
 import resource
 import statistics
 import time
-from dataclasses import replace
 
 import measuring
 import numpy as np
@@ -52,7 +51,7 @@ def main() -> None:
 
 def dataset_of(config: RunConfig) -> MicroBatchDataset:
     run = open_run(config)
-    settings = replace(run.pipeline_settings(measuring.lone_cpu()), planned_steps=None)
+    settings = run.pipeline_settings(measuring.lone_cpu())
     return MicroBatchDataset(run.prepared, settings)
 
 
@@ -72,7 +71,7 @@ def _read_only(dataset: MicroBatchDataset, steps: int) -> float:
     for packs in portions:
         sources = np.repeat(packs.sources, np.diff(packs.offsets))
         for index, source in enumerate(dataset.planner.sources):
-            source.view.gather(packs.sequence_ids[sources == index])
+            source.view.read(packs.sequence_ids[sources == index])
     return time.process_time() - started
 
 

@@ -46,9 +46,7 @@ def main() -> None:
 def measure(config: RunConfig, arguments: argparse.Namespace) -> dict[str, Any]:
     run = open_run(config)
     steps = arguments.warmup + arguments.steps
-    settings = replace(
-        run.pipeline_settings(measuring.lone_cpu()), loader_workers=arguments.workers, planned_steps=steps
-    )
+    settings = replace(run.pipeline_settings(measuring.lone_cpu()), loader_workers=arguments.workers)
     waits, slept, fetching = [], 0.0, 0.0
     tokens = targets = 0
     load_before = os.getloadavg()[0]

@@ -127,8 +127,13 @@ def loops(update: Callable[[list[dict[str, Any]], bool], None], batches: Any = N
         update: takes them, and whether their loss is a share of the step's mean, to be added.
         batches: the host's DataLoader of padded rows.
     """
-    from evenpack.adapters.huggingface import model_inputs
+    import torch
 
+    from evenpack.adapters.huggingface import ModelInputs
+
+    model_inputs = ModelInputs(
+        config=None, causal=True, mask="none", first_position=0, dtype=torch.float32, embeddings=None
+    )
     loader = own_loader()
     rows = padded_batches() if batches is None else batches
 

@@ -13,7 +13,6 @@ import os
 import subprocess
 import sys
 import tempfile
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -47,7 +46,7 @@ def rank_seconds(config: RunConfig, world: World, scheme: Scheme, *, each: int, 
     timer = StepTimer(resolved, world, clock="wall")
     if world.device.type == "cpu":
         timer._clock = timer.engine.observer = PhaseClock(world.device, "cpu")  # of this rank alone, which waits unseen
-    dataset = MicroBatchDataset(run.prepared, replace(resolved.pipeline_settings(world), planned_steps=None))
+    dataset = MicroBatchDataset(run.prepared, resolved.pipeline_settings(world))
     for step in range(_WARMUP):
         timer.time_step_of(dataset, steps + step)
     seconds = [float(timer.time_step_of(dataset, step).micro_batches.seconds.sum()) for step in range(steps)]

@@ -77,10 +77,10 @@ def resume(run_file: Path, overrides: tuple[str, ...], positions: tuple[int, ...
             timed_method(found, "convert", loading, "make_universal"),
             timed_method(found, "load", "deepspeed.DeepSpeedEngine", "load_checkpoint"),
         ):
-            resumed = build.build_at(build.find_start(run, world))
+            resumed = build.build_at(build.find_start(run, world)).start
         shutil.rmtree(config.run.output_dir / CHECKPOINTS / UNIVERSAL, ignore_errors=True)
-        if resumed.first_step != 1:
-            raise SystemExit(f"expected to resume after step 1, found step {resumed.first_step}")
+        if resumed.steps_done != 1:
+            raise SystemExit(f"expected to resume after step 1, found step {resumed.steps_done}")
         settings = resumed.resolved.pipeline_settings(world)
         found["model"] = time.perf_counter() - started - sum(found.values())
         for position in (1, *positions):

@@ -122,7 +122,7 @@ def _pair_rates(config: DataConfig, directory: Path, index: SentenceIndex) -> di
     pairs = measuring.median_cpu_seconds(lambda: prepare(config, directory), 1)
     view = prepared.view("text", "train")
     ids = np.arange(8192)
-    tokens, lengths = view.gather(ids).astype(np.int64), view.lengths()[ids]
+    tokens, lengths = view.read(ids).tokens.astype(np.int64), view.lengths()[ids]
     offsets = np.append(0, np.cumsum(lengths))
     keys = masking_keys(0, np.zeros_like(ids), np.zeros_like(ids, dtype=np.uint64), ids)
     rates = {"pair_making_sentences_per_second": PASSES * (len(index.places) - 1) / pairs}

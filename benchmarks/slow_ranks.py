@@ -141,29 +141,29 @@ def _slowed(rank: int, faults: list[Fault]) -> Iterator[None]:
 @contextmanager
 def _observed(observed: dict[str, list[tuple[int, float]]], seconds: list[float]) -> Iterator[None]:
     """Keeps the excesses that are judged, and what all of the model costs in a step."""
-    shares, explain, observe = WaitModel.shares, WaitModel.explain, SlowTest.observe
+    own_values, explain, observe = WaitModel.own_values, WaitModel.explain, SlowTest.observe
     kinds: dict[int, str] = {}
 
     def keep(test: SlowTest, step: int, excess: float) -> bool:
         observed[kinds[id(test)]].append((step, excess))
         return observe(test, step, excess)
 
-    def timed_shares(one: Any, **values: float) -> Any:
+    def timed_values(one: Any, **values: float) -> Any:
         kinds.update({id(test): kind for kind, test in one.tests.items()})
         started = time.process_time()
-        found = shares(one, **values)
+        found = own_values(one, **values)
         seconds.append(time.process_time() - started)
         return found
 
-    def timed_explain(one: Any, step: int, reduced: Any) -> Any:
+    def timed_explain(one: Any, step: int, *reduced: Any) -> Any:
         started = time.process_time()
-        found = explain(one, step, reduced)
+        found = explain(one, step, *reduced)
         seconds[-1] += time.process_time() - started
         return found
 
     with (
         patch.object(SlowTest, "observe", keep),
-        patch.object(WaitModel, "shares", timed_shares),
+        patch.object(WaitModel, "own_values", timed_values),
         patch.object(WaitModel, "explain", timed_explain),
     ):
         yield
@@ -313,7 +313,7 @@ def trained(given: argparse.Namespace) -> dict[str, Any]:
         folder = given.keep or Path(temporary)
         folder.mkdir(parents=True, exist_ok=True)
         config, faults, ranks = train_all(folder, steps=given.steps)
-        found, _ = read_waits(config.run.output_dir)
+        found = read_waits(config.run.output_dir)
         records = read_metrics(config.run.output_dir / METRICS)
         record = read_run_record(config.run.output_dir)
     assert record is not None, "it has just trained"

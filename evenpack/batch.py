@@ -1,14 +1,13 @@
 """`PackedBatch`, the value that the data side gives to the model side.
 
-Shapes: T = slots of the micro-batch, S = segments it can hold, N = sequences it can hold, M = masked tokens it can
-hold. S, N and M are the same for many steps, and grow a few times in a long run (`data/batches/capacity.py`). T is
-fixed, except in the un-padded layout and where the rows of a rectangle are the sequences of packs.
+Shapes: T = slots of the micro-batch, S = segments it has room for, N = sequences, M = masked tokens. S, N and M are
+what it needs, rounded up to a multiple of 64. T is fixed, except in the un-padded layout and where the rows of a
+rectangle are the sequences of packs.
 """
 
-import copy
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Generic, Protocol, cast, runtime_checkable
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, Generic, Protocol, runtime_checkable
 
 import numpy as np
 from jaxtyping import Float, Int
@@ -49,7 +48,7 @@ class SlotTargets(Generic[A]):
 
 @dataclass(frozen=True, kw_only=True)
 class ChosenTargets(Generic[A]):
-    """Labels of K chosen slots: K is fixed, and unused entries have position 0, label 0 and weight 0.
+    """Labels of K chosen slots: K is a multiple of 64, and unused entries have position 0, label 0 and weight 0.
 
     A loss is the sum of the targets' losses times these weights: 1 each for a mean over targets, 1 / (targets of the
     sequence) each for a mean over sequences of each sequence's mean.
@@ -69,8 +68,8 @@ Targets = SlotTargets[A] | ChosenTargets[A]
 class PackedBatch(Generic[A]):
     """One micro-batch of one rank.
 
-    A segment is a range of slots that attends only to itself. `cu_seqlens` has a fixed size S + 1 and ends in empty
-    segments; the padding at the end of a pack is a separate segment, to which no other attends.
+    A segment is a range of slots that attends only to itself. `cu_seqlens` ends in empty segments, so that S is a
+    multiple of 64; the padding at the end of a pack is a separate segment, to which no other attends.
     """
 
     tokens: Int[A, " T"]
@@ -80,7 +79,7 @@ class PackedBatch(Generic[A]):
     cu_seqlens: Int[A, " S_plus_1"]
     """Starts of the segments, and their end: int32, from 0 to T, never decreasing."""
     max_sequence_length: int
-    """Upper bound of a segment's length, the same for each batch of a run, so that shapes stay static."""
+    """Upper bound of a segment's length, the same for each batch of a run, so that compiled code is."""
     row_slots: int
     """Slots of a row: a divisor of T, and no segment crosses the end of a row. T in the un-padded layout."""
     position_rows: int
@@ -100,7 +99,7 @@ class PackedBatch(Generic[A]):
     local_counts: StepCounts
     """Counts of this micro-batch."""
     sequence_ids: Int[A, " N"]
-    """Ids within their sources, in slot order, padded with -1 to a fixed size."""
+    """Ids within their sources, in slot order, padded with -1 to a multiple of 64."""
     source_tokens: tuple[int, ...]
     """Real tokens of each source in this micro-batch, in the mixture's order."""
     squared_lengths: int
@@ -108,9 +107,7 @@ class PackedBatch(Generic[A]):
     pairs_within: Mapping[int, int]
     """For each window of the model's layers, the pairs of tokens of one such segment that are at most so far apart."""
     cost: float
-    """Planned cost of this micro-batch to its rank, as its assignment counts it (`data/order/step_plan.py`)."""
-    padding_targets: int
-    """Targets of this micro-batch that only pad sequences, and are nevertheless predicted."""
+    """Cost of this micro-batch to its rank in the plan of its step (`data/order/step_plan.py`); 0 without a plan."""
     order_hash: int
     """Sum mod 2**64 of hash(source, pack, slot, sequence id) over the sequences collated here."""
 
@@ -184,10 +181,9 @@ def _check_shapes(holder: Any, names: tuple[str, ...], size: int, *, of: str = "
 
 def _mapped(batch: Any, change: Callable[[Any], Any], names: tuple[str, ...]) -> PackedBatch:
     """Returns the batch with the named fields, and all of its targets, after `change`."""
-    changed = copy.copy(batch)  # without its checks again: a tensor changes its kind or place, and keeps its shape
-    vars(changed).update({name: change(getattr(batch, name)) for name in names})
-    vars(changed)["targets"] = {
-        name: type(each)(**{field: change(getattr(each, field)) for field in _fields_of(each)})
+    targets = {
+        name: replace(each, **{field: change(getattr(each, field)) for field in _fields_of(each)})
         for name, each in batch.targets.items()
     }
-    return cast(PackedBatch, changed)
+    changed: PackedBatch = replace(batch, **{name: change(getattr(batch, name)) for name in names}, targets=targets)
+    return changed

@@ -2,10 +2,11 @@
 
 import difflib
 import logging
+import re
 import textwrap
 import types
 import typing
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -25,6 +26,7 @@ from pydantic.json_schema import JsonSchemaValue
 from pydantic_core import CoreSchema, core_schema
 
 from evenpack.errors import ConfigError
+from evenpack.files import expand_user, expand_users
 from evenpack.shipped import shipped_run_files
 from evenpack.yaml_text import cut, quoted, read_yaml
 
@@ -35,6 +37,7 @@ _USUAL_NAMES = {
     "min_lr lr_min min_lr_ratio": "schedule.final_fraction",
     "lr_schedule lr_scheduler lr_scheduler_type scheduler": "schedule.kind",
     "warmup warmup_steps num_warmup_steps": "schedule.warmup_steps training.warmup_fraction",
+    "num_decay_steps lr_wsd_decay_iters": "schedule.decay_steps",
     "warmup_ratio warmup_fraction": "schedule.warmup_steps training.warmup_fraction",
     "betas adam_betas": "optimizer.beta1 optimizer.beta2",
     "eps adam_epsilon": "optimizer.epsilon",
@@ -58,11 +61,20 @@ _USUAL_NAMES = {
     "gradient_checkpointing recompute": "model.activation_checkpointing",
     "clip_grad grad_clip max_grad_norm max_norm": "training.gradient_clipping",
     "bf16 dtype fp16 fp32 mixed_precision": "training.precision",
+    "fp32_residual_connection residual_in_fp32": "training.residual_dtype",
     "eval_every eval_interval eval_steps": "training.evaluate_every_steps",
     "checkpoint_interval save_every save_interval save_steps": "training.checkpoint_every_steps",
     "dataloader_num_workers num_workers": "training.loader_workers",
     "init_from load_checkpoint pretrained": "training.initialize_from",
     "stage zero zero_optimization": "deepspeed.zero_stage",
+    "deepspeed_config ds_config": "deepspeed.extra deepspeed.zero_stage",
+    "dataset_path data_path train_data train_file train_files": "data.sources",
+    "eval_data validation_data validation_file": "data.sources.NAME.validation_path data.validation_fraction",
+    "tokenizer_name tokenizer_path": "data.tokenizer.path data.tokenizer.name",
+    "attention_backend attn attn_impl attn_implementation fa4 flash4 flash_attention "
+    "flash_attention_4 use_flash_attn": "attention.backend",
+    "epochs_max n_epochs train_epochs": "training.epochs",
+    "save_total_limit": "training.keep_checkpoints",
     "logging_dir out_dir save_dir": "run.output_dir",
     "wandb wandb_project": "metrics.wandb.project",
 }
@@ -76,6 +88,9 @@ _MOST_NAME_BYTES, _MOST_PATH_BYTES = 255, 4095
 
 _LINE_CHARACTERS = 118
 """Characters of a line of known words."""
+
+_MOST_NEAR = 6
+"""Known words that are shown where all of them would take more than two lines; keys that are shown for one name."""
 
 
 class Section(BaseModel):
@@ -137,12 +152,10 @@ def _expand_user(value: Any) -> Any:
             f"expected a path of at most {_MOST_PATH_BYTES:,} bytes, and of names of at most {_MOST_NAME_BYTES}, found "
             f"one of {_file_name_bytes(str(value)):,} with the name {quoted(longest)} of {_file_name_bytes(longest):,}"
         )
-    if not str(value).startswith("~"):
-        return value
-    try:
-        return Path(value).expanduser()
-    except RuntimeError as error:
-        raise ValueError(f"{value}: expected '~' or the name of a user after it, found no such user") from error
+    expanded = expand_users(value)
+    if str(expanded).startswith("~"):
+        raise ValueError(f"{value}: expected '~' or the name of a user after it, found no such user")
+    return expanded
 
 
 def _file_name_bytes(name: str) -> int:
@@ -150,7 +163,10 @@ def _file_name_bytes(name: str) -> int:
 
 
 UserPath = Annotated[Path, BeforeValidator(_expand_user)]
-"""A path of a run file. `~` is expanded here and nowhere else, so that all readers of a key use the same path."""
+"""A path of a run file. `~` is expanded here, so that all readers of a key use the same path."""
+
+UserName = Annotated[str, BeforeValidator(expand_users)]
+"""A name on the hub, or a folder, whose `~` is expanded."""
 
 
 def _expand_users(value: Any) -> Any:
@@ -218,7 +234,7 @@ def load_run_file(path: Path, schema: type[SectionT], overrides: Sequence[str] =
     values = read_yaml(text, f"{path} is not readable YAML")
     if not isinstance(values, dict):
         raise ConfigError(f"{path} must hold sections such as 'run:' and 'data:', found {type(values).__name__}")
-    given = tuple(_apply_override(values, override, schema) for override in overrides)
+    given = tuple(_apply_override(values, override, schema, overrides[at:]) for at, override in enumerate(overrides))
     for place in dict.fromkeys(name.removesuffix(".kind") for name in given if name.endswith(".kind")):
         dropped = _drop_keys_of_old_kind(values, read_yaml(text, str(path)), place, given, schema)
         if dropped:
@@ -231,6 +247,7 @@ def find_run_file(path: Path) -> Path:
 
     Raises: ConfigError with the nearest names if there is neither.
     """
+    path = expand_user(path)
     shipped, name = shipped_run_files(), path.as_posix().removesuffix(".yaml")
     try:
         is_file, exists = path.is_file(), path.exists()
@@ -243,7 +260,8 @@ def find_run_file(path: Path) -> Path:
     if exists:
         raise ConfigError(f"run file {path} is not a file")
     endings = {known.rpartition("/")[2]: known for known in shipped}
-    near = difflib.get_close_matches(name.rpartition("/")[2], endings, n=3)
+    endings |= {file.stem: str(file) for file in sorted(path.parent.glob("*.y*ml"))} if path.name else {}
+    near = difflib.get_close_matches(path.stem, endings, n=3)
     hint = f"did you mean {', '.join(endings[ending] for ending in near)}? " if near else ""
     raise ConfigError(
         f"run file {cut(str(path))} does not exist, and none of this name comes with evenpack; {hint}"
@@ -281,10 +299,13 @@ def with_values(config: SectionT, sections: Mapping[str, Mapping[str, Any]], *, 
 
 
 def nearest(word: str, known: Sequence[str]) -> str:
-    """Returns a hint for an unknown word: the nearest known one, and the whole list."""
+    """Returns a hint for an unknown word: the nearest known one, and the whole list, or of a long one the nearest."""
     close = difflib.get_close_matches(word, known, n=1, cutoff=0.5)
     hint = f"did you mean '{close[0]}'? " if close else ""
     names = f" {', '.join(sorted(known))}"
+    if len(names) > 2 * _LINE_CHARACTERS:
+        near = difflib.get_close_matches(word, known, n=_MOST_NEAR, cutoff=0.0)
+        names = f" {', '.join(near)} and {len(known) - len(near)} more"
     if len(names) > _LINE_CHARACTERS:
         names = "\n" + textwrap.fill(names.strip(), _LINE_CHARACTERS, initial_indent="  ", subsequent_indent="  ")
     return f"{hint}known:{names}"
@@ -296,10 +317,39 @@ def usual_keys(name: str) -> tuple[str, ...]:
     return next((tuple(keys.split()) for names, keys in _USUAL_NAMES.items() if asked in names.split()), ())
 
 
-def _nearest_key(name: str, known: Sequence[str], schema: type[Section]) -> str:
-    """Returns the hint of `nearest`, with the keys of the file that are usually called `name` if there are any."""
-    keys = [key for key in usual_keys(name) if _has_key([schema], key.split("."))]
-    return f"did you mean {', or '.join(keys)}? {nearest('', known)}" if keys else nearest(name, known)
+def _nearest_key(place: str, known: Sequence[str], schema: type[Section], *, value: str = "") -> str:
+    """Returns a hint for an unknown key: those that are usually called so, or so called elsewhere, or `nearest`.
+
+    Args:
+        place: dotted path of the key.
+        value: follows a key of the same name, for example `=60`.
+    """
+    name = place.rpartition(".")[2]
+    usual = [key for key in usual_keys(name) if _has_key([schema], key.split("."))]  # their units may be others
+    same = [key for key in dict.fromkeys(_places_of(name, [schema], "")) if not _is_place(place, key)]
+    keys = usual or [f"{key}{value}" for key in same]
+    return f"did you mean {', or '.join(keys)}?" if 0 < len(keys) <= _MOST_NEAR else nearest(name, known)
+
+
+def _places_of(name: str, kinds: Sequence[Any], place: str) -> Iterator[str]:
+    """Yields the dotted paths of all keys that have this name, with NAME where the user chooses one."""
+    for kind in kinds:
+        if isinstance(kind, type) and issubclass(kind, Section):
+            for key, field in kind.model_fields.items():
+                if key == name:
+                    yield f"{place}{key}"
+                by_kind = [mark for mark in field.metadata if isinstance(mark, SectionByKind)]
+                below = [mark.find(known) for mark in by_kind for known in mark.known()] or _open_union(
+                    field.annotation
+                )
+                yield from _places_of(name, below, f"{place}{key}.")
+        elif typing.get_origin(kind) is dict:
+            yield from _places_of(name, _open_union(typing.get_args(kind)[1]), f"{place}NAME.")
+
+
+def _is_place(asked: str, place: str) -> bool:
+    """Returns whether a path is one of `place`, in which NAME stands for any name."""
+    return re.fullmatch(re.escape(place).replace("NAME", "[^.]+"), asked) is not None
 
 
 def _has_key(kinds: list[Any], parts: Sequence[str]) -> bool:
@@ -310,12 +360,19 @@ def _has_key(kinds: list[Any], parts: Sequence[str]) -> bool:
     )
 
 
-def _apply_override(values: dict[str, Any], override: str, schema: type[Section]) -> str:
-    """Sets one `a.b.c=value` and returns `a.b.c`; the key must exist in the schema, a source in the file."""
+def _apply_override(values: dict[str, Any], override: str, schema: type[Section], words: Sequence[str]) -> str:
+    """Sets one `a.b.c=value` and returns `a.b.c`; the key must exist in the schema, a source in the file.
+
+    Args:
+        words: the override with all that follow, of which its value may be one that was written apart.
+    """
     override = str(override)  # which a library's user may have given as anything
     name, separator, text = override.partition("=")
-    if not separator or not name:
-        raise ConfigError(f"override {quoted(override)} is not of the form section.key=value")
+    is_apart = not text and len(words) > 1 and ("=" not in words[1] or words[1].startswith("="))
+    if not separator or not name or is_apart:
+        joined = re.match(r"(-*)([^\s=:]+):?[\s=]+([^\s=]+)", " ".join(map(str, words)))
+        hint = f"; did you mean {cut(f'{joined[2]}={joined[3]}')}, without a space?" if is_apart and joined else ""
+        raise ConfigError(f"override {quoted(override)} is not of the form section.key=value{hint}")
     origin = f"override {quoted(override)}"
     value = read_yaml(text, f"{origin}: the value is not readable YAML") if text else None
     *parents, last = name.split(".")
@@ -325,7 +382,9 @@ def _apply_override(values: dict[str, Any], override: str, schema: type[Section]
         known = _known_keys(kinds, place)
         if known is not None and key not in known:
             where = ".".join(name.split(".")[:depth]) or "the run file"
-            raise ConfigError(f"{origin}: '{cut(where)}' has no key {quoted(key)}; {_nearest_key(key, known, schema)}")
+            at = ".".join(name.split(".")[: depth + 1])
+            hint = _nearest_key(at, known, schema, value=f"={cut(text)}" if depth == len(parents) else "")
+            raise ConfigError(f"{origin}: '{cut(where)}' has no key {quoted(key)}; {hint}")
         if depth == len(parents):
             place[key] = value
             return name
@@ -457,7 +516,7 @@ def _explain(detail: Any, schema: type[Section], values: dict[str, Any]) -> str:
         tags = set(location)
         tagged = [kind for kind in chosen if _tag(kind) in tags]
         known = sorted({field for kind in tagged or chosen for field in kind.model_fields})
-        return f"{name}: no such key; {_nearest_key(last, known, schema)}"
+        return f"{name}: no such key; {_nearest_key('.'.join([*place, last]), known, schema)}"
     message = detail["msg"].removeprefix("Value error, ")
     if detail["type"] == "missing":
         return f"{name}: this key is required"

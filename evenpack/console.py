@@ -4,11 +4,12 @@ Results go to standard output, everything else to standard error.
 """
 
 import dataclasses
+import errno
 import json
 import logging
 import math
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from rich.table import Table
 from rich.text import Text
 
 from evenpack.files import write_json
+from evenpack.units import visible
 
 _FILE_COLUMNS = 160
 """Width of tables where the output is not a terminal."""
@@ -58,10 +60,15 @@ def messages() -> Console:
     return _console(sys.stderr.isatty(), stderr=True)
 
 
+class _VisibleFormatter(logging.Formatter):
+    def format(self, record: logging.LogRecord) -> str:
+        return visible(super().format(record))
+
+
 def log_to_stderr(*, prefix: str = "", level: int = logging.INFO) -> None:
     """Shows the log messages of evenpack in this process, from a level on."""
     handler = logging.StreamHandler(sys.stderr)
-    handler.setFormatter(logging.Formatter(f"{prefix}%(message)s"))
+    handler.setFormatter(_VisibleFormatter(f"{prefix}%(message)s"))
     logger = logging.getLogger("evenpack")
     logger.handlers = [handler]
     logger.propagate = False
@@ -73,9 +80,9 @@ def print_json(value: Any) -> None:
     print(json.dumps(plain(value), indent=2, allow_nan=False))
 
 
-def save_json(value: Any, path: Path) -> None:
-    """Writes the document of `print_json` into a file, atomically."""
-    write_json(path, plain(value))
+def save_json(value: Any, path: Path, *, check: Callable[[], None] | None = None) -> None:
+    """Writes the document of `print_json` into a file, atomically; `check` as in `files.atomic_path`."""
+    write_json(path, plain(value), check=check)
 
 
 def plain(value: Any) -> Any:
@@ -108,7 +115,7 @@ def print_apart(results_shown: Sequence[RenderableType]) -> None:
 
 def print_error(message: str) -> None:
     """Prints an error that the user can correct."""
-    messages().print(Text.assemble(("error: ", "bold red"), message), soft_wrap=True)
+    messages().print(Text.assemble(("error: ", "bold red"), visible(message)), soft_wrap=True)
 
 
 def table(rows: Sequence[Mapping[str, Any]], *, title: str = "") -> Table:
@@ -166,7 +173,7 @@ def pairs(values: Mapping[str, Any], *, title: str = "") -> Table:
 
 def text(message: str, *, bold: bool = False) -> Text:
     """Returns one or several lines without markup."""
-    return Text(message, style="bold" if bold else "")
+    return Text(visible(message), style="bold" if bold else "")
 
 
 def percent(share: float) -> str:
@@ -174,10 +181,20 @@ def percent(share: float) -> str:
     return f"{100 * share:.2f} %"
 
 
+class _Console(Console):
+    def render_str(self, text: str, **options: Any) -> Text:
+        """Renders the strings that are printed, cells and titles of tables among them, without control characters."""
+        return super().render_str(visible(text), **options)
+
+    def on_broken_pipe(self) -> None:
+        """Leaves the error to who prints; rich would end the process with exit code 1."""
+        raise BrokenPipeError(errno.EPIPE, "the reader has gone")
+
+
 def _console(is_terminal: bool, *, stderr: bool = False) -> Console:
     width = None if is_terminal else _FILE_COLUMNS
     # Set explicitly: an environment variable for colours would put escape codes and bars into log files.
-    return Console(stderr=stderr, highlight=False, markup=False, width=width, force_terminal=is_terminal)
+    return _Console(stderr=stderr, highlight=False, markup=False, width=width, force_terminal=is_terminal)
 
 
 def _plain_table(title: str, *, show_header: bool = True) -> Table:

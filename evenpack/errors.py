@@ -9,6 +9,7 @@
     ├── FitError           measurements that a law or model could not be fitted to
     ├── MissingExtraError  a package that an extra of evenpack brings is not installed; an ImportError, too
     ├── CheckpointError    a checkpoint that is missing, broken or of another run
+    │   └── UnjudgedCheckpointError
     └── RunError           a run that could not continue: a rank died, the disk is full
         └── SaveError, StoppedEarlyError
 
@@ -57,6 +58,10 @@ class FitError(EvenpackError):
 
 class CheckpointError(EvenpackError):
     """A checkpoint is missing, broken, or belongs to another run."""
+
+
+class UnjudgedCheckpointError(CheckpointError):
+    """A checkpoint cannot be read now, or is of another format: it may be complete, so that it is left alone."""
 
 
 class RunError(EvenpackError):

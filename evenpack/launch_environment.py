@@ -6,9 +6,10 @@ Errors name the variable, its value and what was expected: a value that is wrong
 
 import os
 import random
+import re
 import shlex
 import socket
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 
@@ -62,11 +63,25 @@ MAX_RESTARTS = WholeNumber(names=("TORCHELASTIC_MAX_RESTARTS",), least=0)
 RUST_THREADS = WholeNumber(names=("RAYON_NUM_THREADS",), least=0)
 """Threads of the tokenizers' library, whose 0 means all cores."""
 
+AGENT_STORE = "TORCHELASTIC_USE_AGENT_STORE"
+"""Set by torchrun: it holds the store in which its ranks meet."""
+
+_OF_RANKS = (RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE)
+_OF_TASKS = ("PMI_", "MPI_")
+"""What names begin with that `srun` may set for a task in which another launcher starts the ranks."""
+
 _ACCELERATORS = ("cpu", "cuda")
+
+
+def without_launcher(environment: Mapping[str, str]) -> dict[str, str]:
+    """Returns an environment for a launcher of ranks, without what another one has left in it, as in a shell."""
+    left = {name for variable in (*_OF_RANKS, MACHINE, MAX_RESTARTS) for name in variable.names} | {AGENT_STORE}
+    return {name: value for name, value in environment.items() if name not in left}
 
 
 def check_ranks(environment: Mapping[str, str]) -> None:
     """Checks all numbers of ranks, and that they fit together. Raises: ConfigError naming the variables."""
+    _refuse_two_values(environment)
     for lower, upper in ((RANK, WORLD_SIZE), (LOCAL_RANK, LOCAL_WORLD_SIZE)):
         number, size = lower.read(environment), upper.read(environment)
         if number is not None and size is not None and number >= size:
@@ -75,14 +90,31 @@ def check_ranks(environment: Mapping[str, str]) -> None:
                 f"{size}: ranks are numbered 0 to {size - 1}; {_REMEDY}"
             )
     local, size = LOCAL_WORLD_SIZE.read(environment), WORLD_SIZE.read(environment)
-    if local is not None and size is not None and local > size:
+    if local is not None and local > (size or 1):
+        whole = "no WORLD_SIZE" if size is None else f"{WORLD_SIZE.found_in(environment)}={size}"
         raise ConfigError(
-            f"environment variables {LOCAL_WORLD_SIZE.found_in(environment)}={local} and "
-            f"{WORLD_SIZE.found_in(environment)}={size}: a machine has at most all ranks; {_REMEDY}"
+            f"environment variables {LOCAL_WORLD_SIZE.found_in(environment)}={local} and {whole}: a machine has at "
+            f"most all ranks; {_REMEDY}"
         )
     for variable in (MASTER_PORT, MACHINE, MAX_RESTARTS):
         variable.read(environment)
     requested_accelerator(environment)
+
+
+def _refuse_two_values(environment: Mapping[str, str]) -> None:
+    """Refuses values of two launchers, of which each reader would take another. Raises: ConfigError."""
+    contradictions: list[list[str]] = []
+    for variable in _OF_RANKS:
+        names = [name for name in variable.names if name in environment and not name.startswith(_OF_TASKS)]
+        values = {WholeNumber(names=(name,), least=variable.least).read(environment) for name in names}
+        contradictions += [names] if len(values) > 1 else []
+    if contradictions:
+        shown = ", ".join(" and ".join(f"{name}={environment[name]}" for name in names) for names in contradictions)
+        left = " ".join(f"-u {names[-1]}" for names in contradictions)
+        raise ConfigError(
+            f"environment variables {shown} contradict each other: some were left by another launcher, perhaps in "
+            f"this shell; unset them (`env {left} ...`), or start with `evenpack train`, which does"
+        )
 
 
 def requested_accelerator(environment: Mapping[str, str]) -> str | None:
@@ -111,6 +143,19 @@ def shell_words(origin: str, text: str) -> list[str]:
         return shlex.split(text)
     except ValueError as error:
         raise ConfigError(f"{origin}={text!r:.80}: expected words that are quoted as in a shell ({error})") from error
+
+
+def refuse_other_options(words: Sequence[str]) -> None:
+    """Refuses options of other programs. Raises: ConfigError for a key with dashes, and for DeepSpeed's own file."""
+    for option in (word for word in words if word.startswith("--")):
+        name, _, value = option.removeprefix("--").partition("=")
+        if name in ("deepspeed", "deepspeed_config", "deepspeed-config"):
+            raise ConfigError(
+                f"--{name}: DeepSpeed's configuration is made of the run file: give your own keys in deepspeed.extra,"
+                " for example deepspeed.extra.wall_clock_breakdown=true; ZeRO's stage is deepspeed.zero_stage"
+            )
+        if re.fullmatch(r"\w+(\.\w+)+", name):
+            raise ConfigError(f"{option}: a key of the run file is given without dashes: {name}={value or 'VALUE'}")
 
 
 def choose_cpu() -> None:

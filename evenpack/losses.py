@@ -23,6 +23,13 @@ class StepCounts:
     """Real tokens, without padding."""
     targets: int
     """Tokens to be predicted: next tokens, or masked ones."""
+    padding_targets: int = 0
+    """Targets among them that only pad sequences, and are nevertheless predicted."""
+
+    @property
+    def real_targets(self) -> int:
+        """Targets without those that only pad."""
+        return self.targets - self.padding_targets
 
     def __add__(self, other: "StepCounts") -> "StepCounts":
         sums = {field.name: getattr(self, field.name) + getattr(other, field.name) for field in fields(self)}

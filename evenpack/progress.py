@@ -11,6 +11,8 @@ from rich.console import Console
 from rich.progress import BarColumn, TaskID, TextColumn
 from rich.progress import Progress as Bars
 
+from evenpack.units import visible
+
 Amount = int | float
 """An amount of work, in whatever unit it is counted."""
 
@@ -81,7 +83,7 @@ class Progress:
     def note(self, message: str) -> None:
         """Shows a message once."""
         if not self._silent:
-            self._console.print(message, soft_wrap=True, highlight=False, markup=False)
+            self._console.print(visible(message), soft_wrap=True, highlight=False, markup=False)
 
     @contextmanager
     def paused(self) -> Iterator[None]:
@@ -129,7 +131,7 @@ class Piece:
         self, progress: Progress, name: str, *, done: Amount, unit: str, counted: bool, elapsed_seconds: float
     ) -> None:
         self._progress = progress
-        self._name = name
+        self._name = visible(name)
         self._unit = unit
         self._counted = counted
         self._began = progress.clock() - elapsed_seconds

@@ -1,5 +1,6 @@
-"""Defines the units of the numbers in a run file, which `evenpack config explain` shows; and counts as text."""
+"""Defines the units of the numbers in a run file, which `evenpack config explain` shows; and text for messages."""
 
+import re
 from dataclasses import dataclass
 from typing import Annotated, Any
 
@@ -54,3 +55,11 @@ TokensPerParameter = Annotated[float, Unit("tokens/parameter")]
 def counted(number: int, noun: str) -> str:
     """Returns a number with its noun: "1 rank", "2 ranks"."""
     return f"{number:,} {noun}" if number == 1 else f"{number:,} {noun}s"
+
+
+_CONTROLS = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\ud800-\udfff]")
+
+
+def visible(text: str) -> str:
+    """Returns a text for a terminal: control characters, as a file's name may have them, are written as escapes."""
+    return _CONTROLS.sub(lambda found: ascii(found[0])[1:-1], text)

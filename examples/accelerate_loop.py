@@ -15,7 +15,7 @@ from accelerate import Accelerator
 
 import evenpack
 from evenpack.adapters.first_step import require_whole_step
-from evenpack.adapters.huggingface import model_inputs
+from evenpack.adapters.isolation import prove_isolation
 
 MICRO_BATCHES = 2
 
@@ -37,6 +37,7 @@ def main(folder: Path, steps: int) -> None:
     accelerator.register_for_checkpointing(loader)
     if checkpoint := tiny.newest(folder):
         accelerator.load_state(checkpoint)
+    model_inputs = prove_isolation(model, loader)
     first = loader.step
     for step in loader.steps():
         inputs = [model_inputs(batch.to(accelerator.device)) for batch in step.micro_batches]

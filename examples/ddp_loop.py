@@ -16,7 +16,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 import evenpack
 from evenpack.adapters.first_step import require_whole_step
-from evenpack.adapters.huggingface import model_inputs
+from evenpack.adapters.isolation import prove_isolation
 
 MICRO_BATCHES = 2
 
@@ -40,6 +40,8 @@ def main(folder: Path, steps: int) -> None:
         model.module.load_state_dict(state["model"])
         optimizer.load_state_dict(state["optimizer"])
         loader.load_state_dict(state["loader"])
+    folder.mkdir(parents=True, exist_ok=True)
+    model_inputs = prove_isolation(model, loader)
     first = loader.step
     for step in loader.steps():
         inputs = [model_inputs(batch) for batch in step.micro_batches]
@@ -59,6 +61,7 @@ def main(folder: Path, steps: int) -> None:
             state = {"model": model.module.state_dict(), "optimizer": optimizer.state_dict()}
             torch.save({**state, "loader": loader.state_dict()}, folder / "unfinished")
             (folder / "unfinished").rename(folder / f"step_{step.step + 1}")
+    del model  # else it ends the group, and waits for gloo's thread while that thread waits for Python's lock
     dist.destroy_process_group()
 
 

@@ -13,12 +13,13 @@ import torch.distributed as dist
 
 import evenpack
 from evenpack.adapters.first_step import require_whole_step
-from evenpack.adapters.huggingface import model_inputs
+from evenpack.adapters.isolation import prove_isolation
 
 MICRO_BATCHES = 2
 
 
 def main(folder: Path, steps: int) -> None:
+    deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False  # for the CPU it would be compiled now, for minutes
     deepspeed.init_distributed(dist_backend="gloo")  # nccl on GPUs
     rank, ranks = dist.get_rank(), dist.get_world_size()
     loader = evenpack.Loader(
@@ -42,6 +43,7 @@ def main(folder: Path, steps: int) -> None:
     if checkpoint := tiny.newest(folder):
         _, kept = engine.load_checkpoint(str(folder), tag=checkpoint.name)
         loader.load_state_dict(kept["loader"])
+    model_inputs = prove_isolation(engine, loader)
     first = loader.step
     for step in loader.steps():
         inputs = [model_inputs(batch.to(engine.device)) for batch in step.micro_batches]
@@ -62,4 +64,5 @@ def main(folder: Path, steps: int) -> None:
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), int(sys.argv[2]))
+    folder, steps = (word for word in sys.argv[1:] if not word.startswith("--local_rank"))  # which `deepspeed` inserts
+    main(Path(folder), int(steps))

@@ -16,7 +16,7 @@ from torch.distributed.fsdp import fully_shard
 
 import evenpack
 from evenpack.adapters.first_step import require_whole_step
-from evenpack.adapters.huggingface import model_inputs
+from evenpack.adapters.isolation import prove_isolation
 
 MICRO_BATCHES = 2
 
@@ -46,6 +46,7 @@ def main(folder: Path, steps: int) -> None:
         dcp.load(state, checkpoint_id=checkpoint)
         set_state_dict(model, optimizer, model_state_dict=state["model"], optim_state_dict=state["optimizer"])
         loader.load_state_dict(state["loader"])
+    model_inputs = prove_isolation(model, loader)
     first = loader.step
     for step in loader.steps():
         inputs = [model_inputs(batch) for batch in step.micro_batches]

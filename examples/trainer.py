@@ -39,6 +39,7 @@ def main(folder: Path, steps: int) -> None:
     )
     trainer = PackTrainer(model=tiny.build_model(), args=arguments, loader=loader)
     trainer.train(resume_from_checkpoint=tiny.newest(folder, "checkpoint-*") is not None)
+    trainer.accelerator.end_training()  # ranks leave together: a process may abort while the group ends by itself
 
 
 if __name__ == "__main__":

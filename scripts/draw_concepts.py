@@ -10,6 +10,7 @@ import torch
 from svg import COLOURS, FAINT, PADDING, document, rectangle, text
 
 from evenpack.kernels.attention import packed_attention
+from evenpack.kernels.segments import Segments
 
 LENGTHS = (6, 4, 3)
 PADDED = 1
@@ -54,15 +55,9 @@ def visible(slots: int, boundaries: tuple[int, ...]) -> np.ndarray:
     """Returns which keys have a weight in the attention of the reference backend, as bool[queries, keys]."""
     nothing = torch.zeros(slots, 1, slots)
     each_its_own = torch.eye(slots).unsqueeze(1)
-    weights = packed_attention(
-        nothing,
-        nothing,
-        each_its_own,
-        torch.tensor(boundaries, dtype=torch.int32),
-        max_sequence_length=slots,
-        causal=True,
-        backend="reference",
-    )
+    borders = torch.tensor(boundaries, dtype=torch.int32)
+    segments = Segments(cu_seqlens=borders, max_sequence_length=slots, causal=True)
+    weights = packed_attention(nothing, nothing, each_its_own, segments, backend="reference")
     return weights.squeeze(1).numpy() > 0
 
 

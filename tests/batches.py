@@ -7,8 +7,8 @@ import numpy as np
 import torch
 
 from evenpack.batch import PackedBatch, SlotTargets
-from evenpack.kernels.visible_pairs import total_pairs_within
 from evenpack.losses import StepCounts
+from evenpack.visible_pairs import total_pairs_within
 
 Layout = Literal["packed", "unpadded", "padded"]
 LAYOUTS: tuple[Layout, ...] = ("packed", "unpadded", "padded")
@@ -78,7 +78,6 @@ def build_batch(
         squared_lengths=sum(len(sequence) ** 2 for sequence in sequences),
         pairs_within=total_pairs_within(np.array([len(sequence) for sequence in sequences]), windows),
         cost=0.0,
-        padding_targets=0,
         order_hash=0,
     )
     return batch, spans

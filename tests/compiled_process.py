@@ -9,7 +9,7 @@ import json
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -50,7 +50,7 @@ def compiling_by(code: str) -> Iterator[None]:
 
 
 def taken_by_hand(job: Job, compiled: bool) -> dict[str, Any]:
-    """Forward and backward passes of a model over batches of other lengths each."""
+    """Training and evaluation passes of a model over batches of other lengths each, and of other room for segments."""
     from batches import build_batch, random_sequences
 
     from evenpack.config import validate
@@ -66,7 +66,10 @@ def taken_by_hand(job: Job, compiled: bool) -> dict[str, Any]:
         "positions": job.positions,
     }
     section |= {"dropout": job.dropout, "activation_checkpointing": job.checkpointing}
-    config = validate(section, find_family(job.kind).config, origin="a test")
+    family = find_family(job.kind)
+    if family.objective == "masked_tokens":
+        section |= {"window": 6, "layers": 4}
+    config = validate(section, family.config, origin="a test")
     model = new_model(config, vocabulary_size=64, max_positions=32, attention_backend=job.backend, seed=3)
     if compiled:
         model.compile_parts(varying_slots=job.layout != "packed")
@@ -77,13 +80,34 @@ def taken_by_hand(job: Job, compiled: bool) -> dict[str, Any]:
         batch = build_batch(packs[: 3 if job.layout == "packed" else 2 + step % 2], job.layout, max_sequence_length=32)[
             0
         ]
+        room = torch.full((1 + 5 * step,), batch.slots, dtype=torch.int32)
+        batch = replace(batch, cu_seqlens=torch.cat([batch.cu_seqlens, room]))
         torch.manual_seed(step)
-        loss = model(batch)["next_token"].loss_sum
+        model.train()
+        loss = loss_of(model, batch)
         loss.backward()
-        losses += [loss.item(), sum(float(parameter.grad.square().sum()) for parameter in model.parameters())]
+        gradients = [parameter.grad for parameter in model.parameters() if parameter.grad is not None]
+        losses += [loss.item(), sum(float(gradient.square().sum()) for gradient in gradients)]
         model.zero_grad()
+        with torch.no_grad():
+            losses.append(loss_of(model.eval(), batch).item())
         graphs.append(counters["stats"]["unique_graphs"])
-    return {"losses": losses, "graphs": graphs, "names": list(model.state_dict())}
+    left_eager = sum(counters["unimplemented"].values())
+    return {"losses": losses, "graphs": graphs, "names": list(model.state_dict()), "left_eager": left_eager}
+
+
+def loss_of(model: Any, batch: Any) -> torch.Tensor:
+    """The next-token loss, or for a model of masked tokens, which the batches have none of, that of the first slots.
+
+    These are another number in each batch.
+    """
+    if "masked_token" in [loss.name for loss in model.config.losses]:
+        from evenpack.batch import ChosenTargets
+
+        slots = torch.arange(3 + len(batch.cu_seqlens) % 17)
+        targets = ChosenTargets(positions=slots, labels=slots, weights=torch.ones(len(slots)))
+        return model.masked_token_loss(model.hidden_states(batch), targets).loss_sum
+    return model(batch)["next_token"].loss_sum
 
 
 def taken_by_engine(job: Job, compiled: bool, folder: Path, world: Any) -> dict[str, Any]:
@@ -96,11 +120,11 @@ def taken_by_engine(job: Job, compiled: bool, folder: Path, world: Any) -> dict[
     config = changed(run_of(job, folder), training={"compile": compiled}, run={"output_dir": str(folder / "none")})
     run = build_at(find_start(open_run(config), world))
     losses, graphs = [], []
-    for batches in run.batches(stop_step=job.steps):
+    for batches in run.start.batches(stop_step=job.steps):
         local = run.engine.train_step(batches.step, batches.micro_batches)
         losses += [*(float(sums.double().sum()) for sums in local.loss_sums.values()), float(local.gradient_norm)]
         graphs.append(counters["stats"]["unique_graphs"])
-    evaluations = evaluate_model(run.engine.model, run.resolved, world)
+    evaluations = evaluate_model(run.engine.model, run.start.resolved, world)
     losses += [found.loss for found in evaluations.values()]
     return {"losses": losses, "graphs": graphs, "names": list(run.engine.model.state_dict())}
 

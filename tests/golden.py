@@ -3,11 +3,13 @@
     .venv/bin/python tests/golden.py        records again, after a change that is meant to be seen
 
 The record holds, for each case, the prepared files, every step of `metrics.jsonl`, and `--json` of the commands that
-read a run; and an archive holds one run that was stopped half way. Values that differ between two recordings (times,
+read a run; for each way to make sequences, the batches of a few steps; and an archive holds one run that was stopped
+half way. Values that differ between two recordings (times,
 paths) are kept by their type alone. Floating-point numbers depend on the processor: they are compared bit for bit
 where it is the one of the record, and to the `tolerance_of` their case elsewhere.
 """
 
+import io
 import json
 import math
 import os
@@ -17,17 +19,29 @@ import shutil
 import sys
 import tarfile
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from dataclasses import asdict, fields, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 import xxhash
 import yaml
 from integration.small_run import evenpack, train_on
+from rich.console import Console
 
+from evenpack import Loader, RandomMasks, TokenArrays
+from evenpack.batch import PackedBatch
 from evenpack.config import load_run_file
+from evenpack.data.batches.pipeline import MicroBatchDataset, PipelineSettings, evaluation_batches
+from evenpack.data.order.step_shape import CostWeights
+from evenpack.data.prepare.shards import export_shards
 from evenpack.engine.config import RunConfig
+from evenpack.engine.resolving.resolve import open_run
+from evenpack.engine.world.distributed import _processor
+from evenpack.losses import NO_COUNTS, StepCounts
+from evenpack.progress import Progress
 from evenpack.testing import prepared, run_config, run_ranks
 
 FIXTURES = Path(__file__).parent / "fixtures" / "golden"
@@ -119,8 +133,7 @@ CASES: dict[str, list[dict[str, Any]]] = {
 
 COMMANDS: tuple[tuple[str, ...], ...] = (
     ("config", "show"),
-    ("inspect",),
-    ("budget", "--devices", "4", "--device", "h100"),
+    ("plan", "--ranks", "4", "--device", "h100", "--mfu", "0.4"),
     ("where", "--step", "2"),
     ("evaluate",),
     ("report",),
@@ -129,6 +142,48 @@ COMMANDS: tuple[tuple[str, ...], ...] = (
 )
 """Commands whose `--json` is recorded for the first causal case and the first of BERT."""
 COMMANDS_OF = ("gpt2_packed", "bert_packed")
+
+_UNPADDED, _PADDED = ({"training": {**_SEQUENCES, "layout": layout}} for layout in ("unpadded", "padded"))
+_MODERNBERT = {
+    "data": {"tokenizer": _BERT["data"]["tokenizer"]},
+    "model": {"kind": "modernbert", "preset": "tiny", "hidden_size": 32, "heads": 2, "window": 6},
+}
+_MOST_MASKED = {"masking": {"share": 0.95}}
+"""So many that rows of several documents have too few tokens that are not special."""
+_OF_TEXTS = ("all", "none")
+
+
+def _recipe(kind: str, **settings: Any) -> dict[str, Any]:
+    return {"data": {"recipe": {"kind": kind, "max_sequence_length": 64, **settings}}}
+
+
+BATCHES: dict[str, tuple[list[dict[str, Any]], tuple[str, ...]]] = {
+    "documents": ([_recipe("documents", max_sequence_length=24)], _OF_TEXTS),
+    "documents_truncated_unpadded": ([_recipe("documents", long_documents="truncate"), _UNPADDED], _OF_TEXTS),
+    "documents_dropped_padded": ([_recipe("documents", long_documents="drop"), _PADDED], _OF_TEXTS),
+    "documents_grid": ([_recipe("documents", max_sequence_length=24), {"data": {"shuffle": "grid"}}], _OF_TEXTS),
+    "documents_masked": ([_MODERNBERT, _recipe("documents", max_sequence_length=24)], ("all",)),
+    "concat": ([_recipe("concat", max_sequence_length=48)], _OF_TEXTS),
+    "concat_joined": ([_recipe("concat", isolate_documents=False)], _OF_TEXTS),
+    "concat_joined_grid": ([_recipe("concat", isolate_documents=False), {"data": {"shuffle": "grid"}}], _OF_TEXTS),
+    "concat_atoms": ([_recipe("concat", atom=16)], _OF_TEXTS),
+    "concat_long_atoms": ([_recipe("concat", atom=128)], _OF_TEXTS),
+    "concat_masked": ([_MODERNBERT, _MOST_MASKED, _recipe("concat", atom=16)], ("all",)),
+    "concat_joined_masked": ([_MODERNBERT, _MOST_MASKED, _recipe("concat", isolate_documents=False)], ("all",)),
+    "padding": ([_recipe("padding", atom=16)], ("all", "closing", "none")),
+    "padding_joined": ([_recipe("padding", atom=16, isolate_documents=False)], ("all", "closing", "none")),
+    "padding_rows": ([_recipe("padding", atom=128)], ("all", "closing", "none")),
+    "padding_atoms": ([_recipe("padding", atom=128, pad_tails_to="atom")], ("all", "closing", "none")),
+    "pairs": ([_BERT], ("all",)),
+    "pairs_padded": ([_BERT, {"model": {"mlm_reduction": "sequence"}}, _PADDED], ("all",)),
+    "stored_masks": ([_BERT, {"data": {"recipe": {"static_masks": {"max_predictions": 10}}}}], ("all",)),
+    "masked_pairs": ([_BERT, {"data": {"recipe": {"static_masks": {"max_predictions": 10}}}}], ("all",)),
+}
+"""Changes of `_COMMON` for each way to make sequences, and each `end_of_text_in_loss` with which they are read; those
+of `masked_pairs` are exported and read again."""
+OWN_DOCUMENTS = ("labels", "random_masks")
+"""Cases of documents that a Loader is given."""
+BATCH_STEPS = (0, 1, 9)
 
 
 def write_sources(folder: Path) -> None:
@@ -149,8 +204,12 @@ def write_sources(folder: Path) -> None:
 
 def run_values(name: str, folder: Path) -> dict[str, Any]:
     """Returns the sections of a case whose files lie in `folder`."""
+    return _values(name, CASES[name], folder)
+
+
+def _values(name: str, changes: Iterable[dict[str, Any]], folder: Path) -> dict[str, Any]:
     values: dict[str, Any] = json.loads(json.dumps(_COMMON))
-    for change in CASES[name]:
+    for change in changes:
         values = _laid_over(values, change)
     values["run"]["output_dir"] = str(folder / name)
     for entry in values["data"]["sources"].values():
@@ -222,9 +281,14 @@ def differences(expected: Any, found: Any, *, tolerance: float, place: str = "")
 
 
 def record_all(folder: Path) -> dict[str, Any]:
-    """Runs every case in `folder` and returns what it left."""
+    """Runs every case in `folder` and returns what it left, and all batches."""
     write_sources(folder)
-    return {name: record_case(name, folder) for name in CASES}
+    cases = {name: record_case(name, folder) for name in CASES}
+    return {"cases": cases, "batches": record_all_batches(folder)}
+
+
+def record_all_batches(folder: Path) -> dict[str, Any]:
+    return {name: record_batches(name, folder) for name in (*BATCHES, *OWN_DOCUMENTS)}
 
 
 def record_case(name: str, folder: Path) -> dict[str, Any]:
@@ -247,7 +311,147 @@ def record_case(name: str, folder: Path) -> dict[str, Any]:
             if command == "report":
                 options += ("--output", str(folder / "report"))
             found[command] = json.loads(evenpack(command, run_file, options=(*options, "--json")).stdout)
+        found["report"] = json.loads(json.dumps(found["report"]).replace(_processor(), VARIES))
+        for run in found["report"]["runs"]:
+            run.update(dict.fromkeys(("commit", "time in training steps"), VARIES))
+    found["summary"]["checkpoints"]["bytes"] = VARIES  # with the length of the folder's name, which is in each
     return found
+
+
+def record_batches(name: str, folder: Path) -> dict[str, Any]:
+    """Returns the batches of a case for each `end_of_text_in_loss` and window, a hash for all arrays of a kind.
+
+    Raises: AssertionError unless they hold what the plans of their steps have counted.
+    """
+    if name in OWN_DOCUMENTS:
+        return {"windows": _hashed(_batches_of_loader(name, folder / "cache"))}
+    changes, ends_of_text = BATCHES[name]
+    config = prepared(run_config(_values(name, changes, folder)))
+    if name == "masked_pairs":
+        config = prepared(run_config(_values_of_shards(config, folder / "shards")))
+    return {
+        f"{ends}{' windows' if windows else ''}": _hashed(_batches_of_run(config, ends, windows))
+        for ends in ends_of_text
+        for windows in ((), (3, 6))
+    }
+
+
+def _batches_of_run(config: RunConfig, ends: str, windows: tuple[int, ...]) -> Iterator[PackedBatch[np.ndarray]]:
+    if len(BATCHES[config.run.output_dir.name.removesuffix("_again")][1]) > 1:
+        values = json.loads(config.model_dump_json())
+        values["data"]["recipe"]["end_of_text_in_loss"] = ends
+        config = run_config(values)
+    run = open_run(config)
+    # Sums of these are exact, in any order.
+    weights = CostWeights(
+        per_token=4.0, per_squared_length=0.5, per_segment=8.0, per_pair_within=dict.fromkeys(windows[1:], 0.25)
+    )
+    settings = PipelineSettings(
+        seed=config.run.seed,
+        objective=run.objective,
+        shape=replace(run.shape, windows=windows, cost_weights=weights.in_layout(run.shape.layout)),
+        ranks=2,
+        rank=0,
+        loader_workers=0,
+        pin_memory=False,
+    )
+    ranks = [MicroBatchDataset(run.prepared, replace(settings, rank=rank)) for rank in range(2)]
+    for step in BATCH_STEPS:
+        plan, held = ranks[0].planner.plan(step), NO_COUNTS
+        for rank, dataset in enumerate(ranks):
+            cost = 0.0
+            for index in range(plan.micro_batches):
+                batch = dataset.arrays(step * plan.micro_batches + index)
+                held, cost = held + batch.local_counts, cost + batch.cost
+                yield batch
+            assert cost == plan.cost(rank), (step, rank)
+        assert held == plan.counts == batch.step_counts, step
+    shape = replace(run.evaluation_shape, windows=windows, cost_weights=weights, items_per_micro_batch=3)
+    for source in run.prepared.source_names:
+        given = {"objective": run.objective, "rank": 0, "ranks": 2, "max_packs": 10, "seed": config.run.seed}
+        for evaluated in evaluation_batches(run.prepared, source, shape=shape, **given):  # type: ignore[arg-type]
+            yield replace(evaluated.with_tensors(lambda one: one.numpy()), cost=0.0)  # type: ignore[arg-type, return-value]
+
+
+def _values_of_shards(config: RunConfig, folder: Path) -> dict[str, Any]:
+    """Exports the pairs of a run and returns the sections of one that reads them."""
+    written, progress = open_run(config).prepared, Progress(Console(file=io.StringIO()), silent=True)
+    export_shards(written, folder, layout="variable", rows_per_shard=100, progress=progress)
+    values: dict[str, Any] = json.loads(config.model_dump_json())
+    values["run"]["output_dir"] = f"{config.run.output_dir}_again"
+    values["data"] |= {
+        "sources": {
+            name: {
+                "kind": "hdf5",
+                "path": str(folder / name / "train"),
+                "validation_path": str(folder / name / "validation"),
+                "weight": source.weight,
+            }
+            for name, source in config.data.sources.items()
+        },
+        "tokenizer": {"kind": "external", "vocabulary_size": written.vocabulary_size, "end_of_text_id": 3},
+        "recipe": {"kind": "masked_pairs", "max_sequence_length": 64, "max_predictions": 10},
+    }
+    return values
+
+
+def _batches_of_loader(name: str, cache: Path) -> Iterator[PackedBatch[np.ndarray]]:
+    """Yields batches of documents of which some tokens have no label, or any may be masked; from a cache, too."""
+    random = np.random.default_rng(5)
+    sources = {}
+    for source in ("one", "two"):
+        documents = [random.integers(10, 300, size=random.integers(1, 50)) for _ in range(150)]
+        labels = [np.where(random.random(len(one)) < 0.3, -100, one) for one in documents]
+        sources[source] = TokenArrays.of_lists(documents, labels=labels if name == "labels" else None)
+    masks = RandomMasks(mask_token=3, special_tokens=(1, 2), vocabulary_size=300) if name == "random_masks" else None
+    weights = CostWeights(per_token=0.0, per_squared_length=0.5, per_segment=8.0, per_pair_within={6: 0.25})
+    for stored in (None, cache, cache):
+        for rank in range(2):
+            loader = Loader(
+                sources,
+                pack_length=32,
+                packs_per_step=16,
+                rank=rank,
+                ranks=2,
+                micro_batches=2,
+                weights={"one": 2, "two": 1},
+                objective=masks,
+                cost_weights=weights,
+                cache=stored,
+                arrays="numpy",
+            )
+            for step in BATCH_STEPS:
+                batches = loader.batches_of(step)
+                assert sum(batch.cost for batch in batches) == loader.plan(step).cost(rank)
+                yield from batches
+
+
+def _hashed(batches: Iterable[PackedBatch[np.ndarray]]) -> dict[str, str]:
+    """Returns a hash of each field of all batches together, and of each array of their targets."""
+    hashes: dict[str, xxhash.xxh3_64] = {}
+
+    def add(place: str, value: Any) -> None:
+        content = repr(value).encode()
+        if isinstance(value, np.ndarray):
+            content = f"{value.dtype}{value.shape}".encode() + value.tobytes()
+        hashes.setdefault(place, xxhash.xxh3_64()).update(content)
+
+    for batch in batches:
+        for field in fields(batch):
+            value = getattr(batch, field.name)
+            if field.name == "targets":
+                add("targets", list(value))
+                for name, targets in value.items():
+                    for part in fields(targets):
+                        add(f"targets.{name}.{part.name}", getattr(targets, part.name))
+            else:
+                if isinstance(value, StepCounts):
+                    value = asdict(value)
+                    padding_targets = value.pop("padding_targets")
+                    if field.name == "local_counts":
+                        add("padding_targets", padding_targets)
+                add(field.name, value)
+    return {place: one.hexdigest() for place, one in hashes.items()}
 
 
 def write_stopped_run(folder: Path) -> None:
@@ -297,7 +501,14 @@ def _in_lines(record: dict[str, Any]) -> str:
         + "\n }"
         for name, case in record["cases"].items()
     ]
-    return f'{{"processor": {json.dumps(record["processor"])},\n"cases": {{\n ' + ",\n ".join(cases) + "\n}}\n"
+    batches = [f"{json.dumps(name)}: {json.dumps(found, sort_keys=True)}" for name, found in record["batches"].items()]
+    return (
+        f'{{"processor": {json.dumps(record["processor"])},\n"cases": {{\n '
+        + ",\n ".join(cases)
+        + '\n},\n"batches": {\n '
+        + ",\n ".join(batches)
+        + "\n}}\n"
+    )
 
 
 def main() -> None:
@@ -309,7 +520,7 @@ def main() -> None:
         records.append(record_all(folder))
         shutil.rmtree(folder)
     FIXTURES.mkdir(parents=True, exist_ok=True)
-    record = {"processor": processor(), "cases": _without_what_varies(*records)}
+    record = {"processor": processor(), **_without_what_varies(*records)}
     RECORD.write_text(_in_lines(record), encoding="utf-8")
     with tempfile.TemporaryDirectory(prefix="golden_stopped_") as folder:
         write_stopped_run(Path(folder))

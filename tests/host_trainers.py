@@ -10,6 +10,7 @@ import torch
 import torch.nn.functional as F
 
 import evenpack
+from evenpack.adapters.huggingface import ModelInputs
 
 VOCABULARY = 61
 PACK_LENGTH = 32
@@ -38,6 +39,20 @@ def tiny_llama(attention: str = "sdpa") -> Any:
     config = LlamaConfig(vocab_size=VOCABULARY, num_key_value_heads=2, max_position_embeddings=PACK_LENGTH, **sizes)
     config._attn_implementation = attention
     return LlamaForCausalLM(config)
+
+
+def plain_inputs(
+    config: Any = None, *, causal: bool = True, mask: Any = "none", first_position: int = 0
+) -> ModelInputs:
+    """Returns inputs of which nothing was proved, of a model in FP32."""
+    return ModelInputs(
+        config=config,
+        causal=causal,
+        mask=mask,
+        first_position=first_position,
+        dtype=torch.float32,
+        embeddings=None,
+    )
 
 
 def flat_gradients(model: torch.nn.Module) -> torch.Tensor:
@@ -82,11 +97,14 @@ Read = list[tuple[int, list[list[int]]]]
 
 
 def watched(model: torch.nn.Module, step: Callable[[], int]) -> Read:
-    """Returns a list to which every forward pass of the model adds what it reads, and in which step."""
+    """Returns a list to which every forward pass in training adds what the model reads, and in which step."""
     read: Read = []
-    model.register_forward_pre_hook(
-        lambda _module, _arguments, inputs: read.append((step(), inputs["input_ids"].tolist())), with_kwargs=True
-    )
+
+    def keep(_module: Any, _arguments: Any, inputs: dict[str, Any]) -> None:
+        if torch.is_grad_enabled():  # the proof of isolation takes none
+            read.append((step(), inputs["input_ids"].tolist()))
+
+    model.register_forward_pre_hook(keep, with_kwargs=True)
     return read
 
 

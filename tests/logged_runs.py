@@ -43,7 +43,7 @@ def log_run(
         ),
         starts=(
             StartRecord(
-                first_step=0,
+                steps_done=0,
                 ranks=ranks,
                 device=device,
                 commit=commit,

@@ -10,8 +10,8 @@ from batches import PADDING_TOKEN, Layout
 from torch import nn
 
 from evenpack.batch import ChosenTargets, PackedBatch, Targets
-from evenpack.kernels.visible_pairs import total_pairs_within
 from evenpack.losses import StepCounts
+from evenpack.visible_pairs import total_pairs_within
 
 FIRST_TOKEN = 1
 MASK_TOKEN = 2
@@ -128,7 +128,6 @@ def build_masked_batch(
         squared_lengths=sum(len(pair.tokens) ** 2 for pair in pairs),
         pairs_within=total_pairs_within(np.array([len(pair.tokens) for pair in pairs]), windows),
         cost=0.0,
-        padding_targets=0,
         order_hash=0,
     )
     return batch, spans

@@ -24,7 +24,6 @@ PER_SLOT = StepCost(
     window_shares={},
     per_segment=0.0,
     per_step=0.0,
-    noise=0.0,
 )
 
 
@@ -82,7 +81,5 @@ def some_steps(
             )
             for one, columns in zip((BASELINE, scheme), both, strict=True)
         }
-        alone = {(one, 1): of_one for (one, _), of_one in times.items()}
-        times = alone | times
         rows.append(summarise(scheme, times)[-1])
     return rows

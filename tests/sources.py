@@ -7,7 +7,7 @@ import numpy as np
 from evenpack.data.order.plan import PackPlan
 from evenpack.data.order.selection import PackedSource
 from evenpack.data.packing import LengthHistogram, pack
-from evenpack.data.sequences.view import NumberedSequences, TokenAccounting
+from evenpack.data.sequences.view import NumberedSequences, SequenceContent, SequenceCounts, TokenAccounting
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,19 +39,19 @@ class ListView(NumberedSequences):
         start = self.first_token + sequence * self.max_sequence_length
         return start + np.arange(sum(self.sequences[sequence]))
 
-    def gather(self, sequence_ids: np.ndarray) -> np.ndarray:
-        return np.concatenate([np.zeros(0, dtype=np.int64), *(self.tokens(int(i)) for i in sequence_ids)])
-
-    def segments(self, sequence_ids: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    def counts(self, sequence_ids: np.ndarray, lengths: np.ndarray) -> SequenceCounts:
         chosen = [self.sequences[int(i)] for i in sequence_ids]
-        flat = np.array([length for segments in chosen for length in segments], dtype=np.int64)
-        return flat, np.array([len(segments) for segments in chosen], dtype=np.int64)
+        segments = np.array([len(one) for one in chosen], dtype=np.int64)
+        return SequenceCounts(
+            lengths=lengths.astype(np.int64),
+            segment_lengths=np.array([length for one in chosen for length in one], dtype=np.int64),
+            segments=segments,
+            targets=lengths - segments,
+        )
 
-    def statistics(self, sequence_ids: np.ndarray, lengths: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        chosen = [self.sequences[int(i)] for i in sequence_ids]
-        counts = np.array([len(segments) for segments in chosen], dtype=np.int64)
-        squares = np.array([sum(length**2 for length in segments) for segments in chosen], dtype=np.int64)
-        return counts, squares
+    def read(self, sequence_ids: np.ndarray) -> SequenceContent:
+        tokens = np.concatenate([np.zeros(0, dtype=np.int64), *(self.tokens(int(i)) for i in sequence_ids)])
+        return SequenceContent(counts=self.counts(sequence_ids, self.lengths()[sequence_ids]), tokens=tokens)
 
 
 def packed_source(

@@ -1,7 +1,9 @@
 """Writes small token files for tests."""
 
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import xxhash
@@ -49,3 +51,9 @@ def write(prefix: Path, documents: list[np.ndarray], *, vocabulary_size: int = 5
 def all_documents(tokens: TokenFile) -> list[list[int]]:
     offsets = tokens.document_offsets.tolist()
     return [tokens.read(start, stop).tolist() for start, stop in pairwise(offsets)]
+
+
+def left_out_of(view: Any, sequence_ids: np.ndarray, predicted: str) -> Any:
+    """Returns which tokens the sequences of a view leave out of the loss with another `end_of_text_in_loss`."""
+    recipe = view.recipe.model_copy(update={"end_of_text_in_loss": predicted})
+    return replace(view, recipe=recipe).read(sequence_ids).left_out

@@ -1,7 +1,7 @@
 """Ranks of a cluster that is made up, step by step, through the model that explains their waits."""
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 
 import numpy as np
 from jaxtyping import Float64
@@ -72,19 +72,17 @@ def watch(
 
 
 def _step(found: Watched, step: int, cost: Seconds, compute: Seconds, waited: Seconds) -> list[ExplainedStep | None]:
-    shares = [
-        model.shares(cost=own, work=seconds, compute=seconds, loader=late)
+    values = [
+        model.own_values(cost=own, work=seconds, compute=seconds, loader=late)
         for model, own, seconds, late in zip(
             found.models, cost.tolist(), compute.tolist(), waited.tolist(), strict=True
         )
     ]
-    reduced = {name: (max if name.endswith("_max") else sum)(each[name] for each in shares) for name in shares[0]}
-    reduced |= {
-        "compute_seconds_mean": float(compute.mean()),
-        "compute_seconds_max": float(compute.max()),
-        "loader_seconds": float(waited.mean()),
-    }
-    explained = [model.explain(step, reduced) for model in found.models]
+    sums, maxima = (
+        type(each[0])(**{part.name: over(getattr(one, part.name) for one in each) for part in fields(each[0])})
+        for over, each in zip((sum, max), zip(*values, strict=True), strict=True)
+    )
+    explained = [model.explain(step, sums, maxima) for model in found.models]
     for rank, (one, model) in enumerate(zip(explained, found.models, strict=True)):
         for kind in () if one is None else one.changed:
             test = model.tests[kind]

@@ -23,7 +23,7 @@ from torch import Tensor
 from evenpack.engine.world.distributed import World, joined_world
 from evenpack.files import write_json
 from evenpack.launcher.processes.devices import choose_accelerator
-from gpu_day.stepping import device_name, synchronise
+from gpu_day.stepping import synchronise
 
 MEGABYTES = (1, 16, 256, 1024)
 """Sizes of the whole vector, from a small model's gradients to nearly those of BERT-large."""
@@ -112,7 +112,7 @@ def main() -> int:
     rows: list[dict[str, Any]] = []
     choose_accelerator()
     with joined_world() as world:
-        about = {"device": device_name(world), "ranks": world.size, "backend": dist.get_backend(), "repeats": repeats}
+        about = {"device": world.device_name, "ranks": world.size, "backend": dist.get_backend(), "repeats": repeats}
         for megabytes in sizes:
             values = megabytes * 2**20 // 4 // world.size * world.size
             for one in collectives(world, values):

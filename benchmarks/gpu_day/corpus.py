@@ -9,6 +9,7 @@ Corpora that are there are kept.
 """
 
 import argparse
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ import numpy as np
 import yaml
 
 from evenpack.config import validate
-from evenpack.data.permutation import derive_key
+from evenpack.data.keys import derive_key
 from evenpack.data.sequences.pairs import PairMasks
 from evenpack.data.shards.reading import MaskedSequences
 from evenpack.data.shards.writing import ShardForm, new_shard
@@ -32,6 +33,7 @@ MASK_SHARE = 0.15
 MOST_MASKS = 76
 SHORTEST_PAIR = 7
 
+_MOST_PACKS = {"gpt2_xl": 8}
 RUNS = {"bert_large_phase2_sprint": "pairs", "gpt2_small": "documents", "gpt2_xl": "documents"}
 """The shipped run files of the day, and the corpus of each."""
 
@@ -104,6 +106,8 @@ def run_values(name: str, directory: Path, *, tiny: bool) -> dict[str, Any]:
     values["deepspeed"] = {"zero_stage": 0}
     training.pop("initialize_from", None)
     training["packs_per_step"] //= GPUS
+    # One GPU holds the whole optimizer at ZeRO 0: of GPT-2 XL 80 GB then have no room for the run file's 16 packs.
+    training["packs_per_micro_batch"] = min(training["packs_per_micro_batch"], _MOST_PACKS.get(name, 1 << 30))
     training["compile"] = False
     if tiny:
         values["model"] |= {"preset": "tiny"}
@@ -111,20 +115,14 @@ def run_values(name: str, directory: Path, *, tiny: bool) -> dict[str, Any]:
     return values
 
 
-def main() -> None:
+def make(directory: Path, runs: Sequence[str], *, tiny: bool) -> None:
     """Writes and prepares what these runs need."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("directory", type=Path)
-    parser.add_argument("runs", nargs="+", choices=list(RUNS), metavar="RUN")
-    parser.add_argument("--tiny", action="store_true")
-    given = parser.parse_args()
-    directory, tiny = given.directory.absolute(), given.tiny
     (directory / "run_files").mkdir(parents=True, exist_ok=True)
     configs = {}
-    for name in given.runs:
+    for name in runs:
         values = run_values(name, directory, tiny=tiny)
         configs[RUNS[name]] = validate(values, RunConfig, origin=name)
-        write_text(directory / "run_files" / f"{name}.yaml", yaml.safe_dump(values, sort_keys=False))
+        write_text(run_file(directory, name), yaml.safe_dump(values, sort_keys=False))
     for corpus, config in configs.items():
         if not (directory / corpus).is_dir():
             with atomic_directory(directory / corpus) as folder:
@@ -135,6 +133,21 @@ def main() -> None:
                     vocabulary = TINY_VOCABULARY if tiny else GPT2_VOCABULARY
                     write_documents(folder, count=150 if tiny else 30_000, vocabulary_size=vocabulary)
         prepare_run(config)
+
+
+def run_file(directory: Path, name: str) -> Path:
+    """Returns the path of a run file of the day."""
+    return directory / "run_files" / f"{name}.yaml"
+
+
+def main() -> None:
+    """Makes what these runs need."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("directory", type=Path)
+    parser.add_argument("runs", nargs="+", choices=list(RUNS), metavar="RUN")
+    parser.add_argument("--tiny", action="store_true")
+    given = parser.parse_args()
+    make(given.directory.absolute(), given.runs, tiny=given.tiny)
 
 
 if __name__ == "__main__":

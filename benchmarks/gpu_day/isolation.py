@@ -15,7 +15,6 @@ from evenpack.files import write_json
 from evenpack.kernels.capabilities import AttentionRequest
 from evenpack.launcher.doctor import IsolationReport, attention_requests, probe_all
 from evenpack.launcher.processes.devices import choose_accelerator
-from gpu_day.stepping import device_name
 
 
 def over_ranks(world: World, request: AttentionRequest) -> list[dict[str, Any]]:
@@ -53,7 +52,7 @@ def main() -> int:
         for request in attention_requests(world.device.type):
             rows += over_ranks(world, request)
             if world.is_main:
-                write_json(given.out, {"device": device_name(world), "ranks": world.size, "rows": rows})
+                write_json(given.out, {"device": world.device_name, "ranks": world.size, "rows": rows})
         failed = [one for one in rows if one["passed_on"] < world.size]
         if world.is_main:
             print(f"{len(rows)} probes on {world.size} ranks, failed: {failed or 'none'}")

@@ -5,9 +5,11 @@ Limits are those of a slow node of eight H100, and together less than `MINUTES`:
 
 import sys
 from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
 
-from gpu_day.runner import ROOT, Step
-from gpu_day.steps import BERT, SMALL, XL, Plan, in_patience, on_ranks, preparation, resuming, throughput
+from gpu_day import BERT, ROOT, SMALL, XL
+from gpu_day.runner import Step
 
 MINUTES = 60.0
 
@@ -24,9 +26,33 @@ leave time for few rounds. Padding lays out the same sequences in two and three 
 _ZERO_STAGES = {BERT: 0, XL: 1}
 """Those of the run files."""
 
-_PLANNED_STEPS = 200
-"""Steps that the timed runs have: each rank first counts the segments of all of them, which with several ranks takes
-minutes for the 30,000 of GPT-2 XL's run file."""
+
+@dataclass(frozen=True, kw_only=True)
+class Plan:
+    """What the steps are made for."""
+
+    scratch: Path
+    """Corpora, run files, and the steps' values."""
+    has_gpu: bool
+    is_tiny: bool
+
+    @property
+    def patience(self) -> int:
+        """How many times longer than a GPU a step may take here."""
+        return 1 if self.has_gpu else 20
+
+    @property
+    def corpora(self) -> Path:
+        """The folder of corpora and run files."""
+        return self.scratch / ("tiny" if self.is_tiny else "full")
+
+    def run_file(self, name: str) -> str:
+        """Returns the path of a run file of the day."""
+        return str(self.corpora / "run_files" / f"{name}.yaml")
+
+    def value(self, slug: str) -> str:
+        """Returns the path of a step's values."""
+        return str(self.scratch / "values" / f"{slug}.json")
 
 
 def counts_of(gpus: int) -> list[int]:
@@ -36,16 +62,26 @@ def counts_of(gpus: int) -> list[int]:
 
 
 def steps_of_node(plan: Plan, gpus: int) -> tuple[Step, ...]:
-    """Returns the steps: what the others need, then what is worth most."""
-    return in_patience(plan, (*preparation(plan, (SMALL, BERT, XL)), *_measurements(plan, gpus)))
+    """Returns the steps: what the others need, then what is worth most; limits are those that this machine needs."""
+    return tuple(replace(one, limit_seconds=one.limit_seconds * plan.patience) for one in _measurements(plan, gpus))
 
 
 def _measurements(plan: Plan, gpus: int) -> Iterator[Step]:
     tiny = ("--tiny",) if plan.is_tiny else ()
+    corpus = (sys.executable, str(_GPU_DAY / "corpus.py"), str(plan.corpora), SMALL, BERT, XL, *tiny)
+    yield Step(name="corpora", command=corpus, limit_seconds=90)
     for name, options, minutes in (("collectives", tiny, 3.0), ("isolation", (), 4.0)):
-        command = on_ranks(gpus, str(_GPU_DAY / f"{name}.py"), "--out", plan.value(name), *options)
+        command = _on_ranks(gpus, str(_GPU_DAY / f"{name}.py"), "--out", plan.value(name), *options)
         yield Step(name=name, command=command, limit_seconds=60 * minutes)
-    yield resuming(plan, ranks=gpus, seconds=60 * 11.0)
+    resuming = (
+        str(_GPU_DAY / "resuming.py"),
+        plan.run_file(SMALL),
+        "--ranks",
+        str(gpus),
+        "--out",
+        plan.value("resuming"),
+    )
+    yield Step(name="resuming", command=(sys.executable, *resuming), limit_seconds=60 * 11.0)
     all_ranks, *fewer = counts_of(gpus)
     yield from _layouts(plan, all_ranks)
     for ranks in fewer:
@@ -60,14 +96,19 @@ def _layouts(plan: Plan, ranks: int) -> Iterator[Step]:
         overrides = (
             f"training.packs_per_step={packs * ranks}",
             f"training.packs_per_micro_batch={each}",
-            f"training.steps={_PLANNED_STEPS}",
-            "schedule.warmup_steps=1",
             f"deepspeed.zero_stage={_ZERO_STAGES[run]}",
         )
-        layouts = ("--layouts", "packed,unpadded,padded", "--samples", "0")
-        evenpack = on_ranks(ranks, "--module", "evenpack.launcher.cli")
         name = f"throughput {run} on {ranks}"
-        yield throughput(plan, name, run, *overrides, *layouts, seconds=60 * minutes, evenpack=evenpack)
+        size = ("--rounds", "1", "--warmup", "1") if plan.is_tiny else ("--rounds", "8", "--warmup", "3")
+        options = ("--layouts", "packed,unpadded,padded", "--samples", "0", "--depths", "", *size)
+        study = ("--module", "evenpack.launcher.cli", "study", "throughput", plan.run_file(run), *overrides, *options)
+        command = _on_ranks(ranks, *study, "--save", plan.value(name.replace(" ", "_")))
+        yield Step(name=name, command=command, limit_seconds=60 * minutes)
+
+
+def _on_ranks(ranks: int, *words: str) -> tuple[str, ...]:
+    """Returns the command that starts these words, a program or `--module NAME`, on so many ranks by `deepspeed`."""
+    return (sys.executable, str(_GPU_DAY / "ranks.py"), str(ranks), *words)
 
 
 def _waits(plan: Plan, gpus: int) -> Step:

@@ -1,6 +1,6 @@
-"""A page for people of a part's values. It needs nothing but Python."""
+"""A page for people of the values of an hour on a node. It needs nothing but Python."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any
 
 Rows = list[dict[str, str]]
@@ -10,7 +10,6 @@ def page(name: str, value: Mapping[str, Any]) -> str:
     """Returns the tables of all values that are there, and how the steps ended, as Markdown."""
     results: Mapping[str, Any] = value["results"]
     sections = {title: rows(results) for title, rows in _SECTIONS.items()}
-    sections |= {f"Design: {question}": _design_rows(rows) for question, rows in results.get("design", {}).items()}
     sections["Steps"] = [
         {
             "step": step,
@@ -106,69 +105,6 @@ def _wait_rows(results: Mapping[str, Any]) -> Rows:
     ]
 
 
-def _law_rows(results: Mapping[str, Any]) -> Rows:
-    law = results.get("law_of_one_device")
-    if law is None:
-        return []
-    return [
-        {
-            "law": which,
-            "location": f"{law[which]['location']:.3f}",
-            "scale": f"{law[which]['scale']:.3f}",
-            "largest gap to the steps": f"{100 * law[f'{which}_distance']:.1f} %",
-        }
-        for which in ("fitted", "published")
-    ]
-
-
-def _replay_rows(results: Mapping[str, Any]) -> Rows:
-    replay = (results.get("replay") or {}).get("replay") or {}
-    return [
-        {
-            "scheme": f"{row['layout']} {row['policy']}",
-            "ranks": str(row["devices"]),
-            "steps": str(row["steps"]),
-            "sequences/s": f"{row['sequences_per_second']:,.1f}",
-            "over padding": f"{row['speed_up']:.3f} ({row['speed_up_low']:.3f} to {row['speed_up_high']:.3f})",
-            "slowest / mean": f"{row['slowest_over_mean']:.4f}",
-            "efficiency": f"{row['efficiency']:.4f}",
-        }
-        for row in replay.get("rows", [])
-    ]
-
-
-def _profile_rows(results: Mapping[str, Any]) -> Rows:
-    return [
-        {"run": name} | {category: f"{seconds:.5f}" for category, seconds in value["seconds_per_step"].items()}
-        for name, value in _named(results, "profile")
-    ]
-
-
-def _check_rows(results: Mapping[str, Any]) -> Rows:
-    return [
-        {
-            "run": name,
-            "waits": "-" if value["waits"] is None else str(value["waits"]),
-            "recompilations": str(value["recompilations"]),
-            "copies, ms": ", ".join(f"{kind} {one:.3f}" for kind, one in value["copy_milliseconds"].items()),
-        }
-        for name, value in _named(results, "checks")
-    ]
-
-
-def _overhead_rows(results: Mapping[str, Any]) -> Rows:
-    rows = results.get("packing_overhead", {}).get("costs", {})
-    return [
-        {"over full rows": name} | {kind: f"{100 * one:.1f} %" for kind, one in costs.items()}
-        for name, costs in rows.items()
-    ]
-
-
-def _design_rows(rows: Sequence[Mapping[str, Any]]) -> Rows:
-    names = list(dict.fromkeys(name for row in rows for name in row))
-    return [{name: _shown(row.get(name, "")) for name in names} for row in rows]
-
-
 def _shown(value: Any) -> str:
     return f"{value:.4g}" if isinstance(value, float) else str(value).replace("|", "\\|")
 
@@ -179,11 +115,6 @@ _SECTIONS: dict[str, Callable[[Mapping[str, Any]], Rows]] = {
     "Other ranks, and resuming": _resuming_rows,
     "Throughput": _throughput_rows,
     "Waits beside the replay": _wait_rows,
-    "Un-padding, step by step": _law_rows,
-    "Replayed ranks": _replay_rows,
-    "Seconds of a step by category": _profile_rows,
-    "Waits, recompilations, copies": _check_rows,
-    "Cost of packs": _overhead_rows,
 }
 
 

@@ -2,7 +2,7 @@
 
     steps  ->  run_part  ->  PREFIX.json (values), PREFIX.md (a page of them), PREFIX.txt (all output)
 
-It needs nothing but Python: the first step installs what the others need.
+It needs nothing but Python.
 """
 
 import json
@@ -18,9 +18,8 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import IO, Any, Literal
 
+from gpu_day import ROOT
 from gpu_day.report import page
-
-ROOT = Path(__file__).absolute().parents[2]
 
 Status = Literal["done", "failed", "timed out", "left out"]
 """left out: the part's time is used up."""
@@ -34,7 +33,7 @@ LEAST_SECONDS = 15.0
 
 @dataclass(frozen=True, kw_only=True)
 class Step:
-    """One command of a part."""
+    """One command."""
 
     name: str
     command: tuple[str, ...]
@@ -55,7 +54,7 @@ class StepResult:
 
 @dataclass(frozen=True, kw_only=True)
 class Part:
-    """What is written of a part of the day."""
+    """What is written of an hour's steps."""
 
     prefix: Path
     """Of the names of its three files."""
@@ -101,16 +100,21 @@ def run_part(part: Part, steps: Sequence[Step], *, limit_seconds: float, environ
         else:
             print(f"{step.name} ...", flush=True)
             limit = min(step.limit_seconds, left)
-            result = _run(step, limit, part.file("txt"), {**os.environ, **environment}, part.publish)
+            result = run_step(step, limit, part.file("txt"), {**os.environ, **environment}, part.publish)
         print(f"{step.name}: {result.status}, {result.seconds:.0f} s: {result.last_line}", flush=True)
         part.results[step.name] = result
         part.publish()
     return all(part.results[step.name].status == "done" for step in steps)
 
 
-def _run(
-    step: Step, limit_seconds: float, log_file: Path, environment: Mapping[str, str], publish: Callable[[], None]
+def run_step(
+    step: Step,
+    limit_seconds: float,
+    log_file: Path,
+    environment: Mapping[str, str],
+    publish: Callable[[], object] = lambda: None,
 ) -> StepResult:
+    """Runs a command to its end or its limit, in this environment alone, and adds what it says to the log."""
     started = time.monotonic()
     status: Status
     with log_file.open("a+", encoding="utf-8", errors="replace") as log:
@@ -134,7 +138,7 @@ def _run(
     return StepResult(status=status, seconds=round(time.monotonic() - started, 1), exit_code=code, last_line=said)
 
 
-def _wait(process: "subprocess.Popen[bytes]", end: float, publish: Callable[[], None]) -> int:
+def _wait(process: "subprocess.Popen[bytes]", end: float, publish: Callable[[], object]) -> int:
     """Returns the exit code; values are published once a second meanwhile. Raises: TimeoutExpired at `end`."""
     while True:
         try:
@@ -169,33 +173,42 @@ def _replace(path: Path, text: str) -> None:
     partial.replace(path)
 
 
-_PROBE = """
-import json, platform, torch
-has_gpu = torch.cuda.is_available()
-print(json.dumps({
-    "device": torch.cuda.get_device_name() if has_gpu else "CPU",
-    "python": platform.python_version(),
-    "torch": torch.__version__,
-    "cuda": torch.version.cuda,
-    "gpus": torch.cuda.device_count(),
-    "gpu_memory_bytes": torch.cuda.get_device_properties(0).total_memory if has_gpu else None,
-    "nccl": ".".join(map(str, torch.cuda.nccl.version())) if torch.distributed.is_nccl_available() else None,
-}))
-"""
+def devices() -> dict[str, Any]:
+    """Returns the devices and the versions that PyTorch names in this process."""
+    import platform
+
+    import torch
+
+    has_gpu = torch.cuda.is_available()
+    nccl: Any = torch.cuda.nccl  # has no annotations
+    return {
+        "device": torch.cuda.get_device_name() if has_gpu else "CPU",
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "cuda": torch.version.cuda,
+        "gpus": torch.cuda.device_count(),
+        "gpu_memory_bytes": torch.cuda.get_device_properties(0).total_memory if has_gpu else None,
+        "nccl": ".".join(map(str, nccl.version())) if torch.distributed.is_nccl_available() else None,
+    }
 
 
 def examine_machine(environment: Mapping[str, str]) -> dict[str, Any]:
-    """Returns the devices and the versions that PyTorch names, and what `nvidia-smi` says of driver and links.
+    """Returns what PyTorch names in a process of its own, and what `nvidia-smi` says of driver and links.
 
     Raises: RuntimeError where there is no PyTorch.
     """
-    command = [sys.executable, "-c", _PROBE]
+    command = [sys.executable, "-c", "import json; from gpu_day.runner import devices; print(json.dumps(devices()))"]
     done = subprocess.run(command, env={**os.environ, **environment}, capture_output=True, text=True, check=False)
     if done.returncode != 0:
         raise RuntimeError(f"PyTorch does not start, and the day installs none: {done.stderr.strip()[-500:]}")
     found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
-    driver = _nvidia_smi("--query-gpu=driver_version", "--format=csv,noheader")
-    return found | {"driver": driver and driver.splitlines()[0], "topology": _nvidia_smi("topo", "-m")}
+    return found | {"driver": driver_version(), "topology": _nvidia_smi("topo", "-m")}
+
+
+def driver_version() -> str | None:
+    """Returns the version of NVIDIA's driver; None where there is none."""
+    found = _nvidia_smi("--query-gpu=driver_version", "--format=csv,noheader")
+    return found and found.splitlines()[0]
 
 
 def _nvidia_smi(*words: str) -> str | None:
@@ -207,7 +220,7 @@ def _nvidia_smi(*words: str) -> str | None:
     return done.stdout.strip() if done.returncode == 0 and done.stdout.strip() else None
 
 
-def environment_of_steps(*folders: Path) -> dict[str, str]:
+def environment_of_steps(*folders: Path | str) -> dict[str, str]:
     """Returns what the steps need of the environment: they import from these folders first, then from the checkout."""
     paths = [*folders, ROOT, ROOT / "benchmarks", ROOT / "tests"]
     given = os.environ.get("PYTHONPATH", "")

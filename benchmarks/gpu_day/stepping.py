@@ -1,58 +1,102 @@
-"""One engine over a run of the day, for the measurements that `study throughput` does not make."""
+"""Engines over the runs of the day, and their steps in turn: timed, profiled, and with the losses of the first ones.
 
-import argparse
-import os
-from collections.abc import Iterator
-from contextlib import contextmanager
+    variants of a run  ->  Contender.of  ->  in_turn  ->  MeasuredStep of every variant, over the same batches
+
+A profile has the batches of a timed step too, those that `evenpack train` would collate.
+"""
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
+from torch.profiler import ProfilerActivity, profile
 
+from evenpack.batch import PackedBatch
 from evenpack.config import load_run_file
 from evenpack.data.batches.pipeline import MicroBatchDataset
 from evenpack.engine.config import RunConfig
-from evenpack.engine.world.distributed import World, configure_logging, joined_world
-from evenpack.launcher.processes.devices import choose_accelerator
+from evenpack.engine.parts.profile import kernels_of, summary_of
+from evenpack.engine.world.distributed import World
 from evenpack.studies.throughput.contenders import contender, run_to_measure
-from evenpack.studies.throughput.measure import StepTimer
+from evenpack.studies.throughput.measure import MeasuredStep, StepTimer, micro_batches_of
+
+FEWEST_ROUNDS = 3
+"""Rounds that are made even if the time is over."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Arguments:
-    """What each of these programs takes."""
+class Variant:
+    """One way to take the steps of a run."""
 
-    config: RunConfig
-    out: Path
-    steps: int
-
-
-def read_arguments(description: str | None, *, steps: int) -> Arguments:
-    """Reads `RUN.yaml --out FILE.json [--steps N] [section.key=value ...]`."""
-    parser = argparse.ArgumentParser(description=description)
-    parser.add_argument("run_file", type=Path)
-    parser.add_argument("overrides", nargs="*")
-    parser.add_argument("--out", type=Path, required=True)
-    parser.add_argument("--steps", type=int, default=steps)
-    given = parser.parse_intermixed_args()  # overrides may stand behind options
-    return Arguments(config=load_run_file(given.run_file, RunConfig, given.overrides), out=given.out, steps=given.steps)
+    name: str
+    overrides: tuple[str, ...] = ()
+    patched: Callable[[], AbstractContextManager[None]] = nullcontext
+    """In this the steps are taken."""
 
 
-@contextmanager
-def stepping(config: RunConfig, *forms: str) -> Iterator[tuple[StepTimer, list[MicroBatchDataset]]]:
-    """Yields an engine, and the run's batches in these forms, on one device."""
-    choose_accelerator()
-    with joined_world() as world:
-        configure_logging(world)
-        run = run_to_measure(config)
-        yield StepTimer(run, world, clock="wall"), [contender(form, run, world) for form in forms]
+@dataclass(frozen=True, kw_only=True)
+class Contender:
+    """A variant with its engine."""
+
+    variant: Variant
+    timer: StepTimer
+    dataset: MicroBatchDataset
+
+    @classmethod
+    def of(cls, run_file: Path, settings: Sequence[str], variant: Variant, world: World) -> "Contender":
+        """Returns a variant over the packs of a run file, with an engine of its own."""
+        run = run_to_measure(load_run_file(run_file, RunConfig, [*settings, *variant.overrides]))
+        return cls(variant=variant, timer=StepTimer(run, world, clock="wall"), dataset=contender("packed", run, world))
+
+    def losses(self, steps: int) -> list[float]:
+        """Takes the run's first steps, without timing them, and returns the loss of each in nats over all ranks."""
+        return [self.loss_of_step(step, micro_batches_of(self.dataset, step)) for step in range(steps)]
+
+    def loss_of_step(self, step: int, batches: Sequence[PackedBatch]) -> float:
+        """Takes a step that is not timed, and returns its loss in nats over all ranks."""
+        engine, observed = self.timer.engine, self.timer.engine.observer
+        engine.observer = lambda _: None  # else its phases would count for the next step
+        try:
+            with self.variant.patched():
+                losses = engine.train_step(step, batches).optimised_losses
+        finally:
+            engine.observer = observed
+        return float(self.timer.world.all_sum(torch.stack(list(losses.values()))).sum())
+
+    def profiled(self, step: int, batches: Sequence[PackedBatch]) -> dict[str, Any]:
+        """Returns the seconds of a step's kernels by category; on a CPU those of its operators."""
+        is_cuda = self.timer.world.device.type == "cuda"
+        synchronise(self.timer.world)
+        # Operators of the host would be many times as many events: those of GPT-2 XL took minutes to add up.
+        with profile(activities=[ProfilerActivity.CUDA if is_cuda else ProfilerActivity.CPU]) as profiler:
+            self.loss_of_step(step, batches)
+            synchronise(self.timer.world)
+        return summary_of(kernels_of(profiler.key_averages(), is_cuda), steps=1)
 
 
-def device_name(world: World) -> str:
-    """Returns what a result calls the device."""
-    if world.device.type == "cuda":
-        return torch.cuda.get_device_name(world.device)
-    return f"CPU, {os.environ.get('OMP_NUM_THREADS', 'all')} threads"
+def in_turn(
+    contenders: Mapping[str, Contender], *, first: int, rounds: int, until: float
+) -> dict[str, list[MeasuredStep]]:
+    """Takes a step of each in every round, over the same batches; the first round does not count.
+
+    Args:
+        until: by `time.monotonic`, after which no round begins.
+    """
+    measured: dict[str, list[MeasuredStep]] = {name: [] for name in contenders}
+    dataset = next(iter(contenders.values())).dataset
+    for number in range(rounds + 1):
+        if number > FEWEST_ROUNDS and time.monotonic() > until:
+            break
+        batches = micro_batches_of(dataset, first + number)
+        for name, each in contenders.items():
+            with each.variant.patched():
+                step = each.timer.time_step(batches)
+            measured[name] += [step] if number else []
+    return measured
 
 
 def synchronise(world: World) -> None:

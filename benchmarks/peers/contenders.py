@@ -1,4 +1,13 @@
-"""Lists the packers that are compared, and the largest input of each."""
+"""Lists the packers that are compared, and the largest input of each.
+
+Each starts with its own input, built in advance: lengths, the begin and end of each document (OLMo-core), or rows of
+tokens (TRL, Grain, torchtune), of which it writes packs, with more work and memory than the others need. A packer
+without a limit of depth is run without one only.
+
+Left out: TRL's `bfd_split` (the same if no sequence is longer than a pack) and `wrapped` (cuts sequences);
+LightBinPack's `ffd` and `bfd` (the packs of `obfd`); OR-Tools (its vector bin packing cannot be called from Python);
+`seqpacker` (its Rust crates are not on PyPI); LLM Foundry's collator (packs within a batch, and needs Composer).
+"""
 
 from collections.abc import Callable
 from dataclasses import dataclass

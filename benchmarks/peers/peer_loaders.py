@@ -107,10 +107,15 @@ class Evenpack(PeerLoader):
 
     def __init__(self, task: Task) -> None:
         super().__init__(task)
-        import evenpack
-        from evenpack.adapters.huggingface import model_inputs
+        import torch
 
-        self._package, self._class, self._model_inputs = evenpack, evenpack.Loader, model_inputs
+        import evenpack
+        from evenpack.adapters.huggingface import ModelInputs
+
+        self._package, self._class = evenpack, evenpack.Loader
+        self._model_inputs = ModelInputs(
+            config=None, causal=True, mask="none", first_position=0, dtype=torch.float32, embeddings=None
+        )
         self._loader: Any = None
         self._place = (0, 0)
 

@@ -42,7 +42,7 @@ def require_whole_step(
     if accumulation is not None and accumulation != loader.micro_batches:
         problem = f"the host accumulates {accumulation} micro-batches, the loader makes {loader.micro_batches} a step"
     here = (loader.rank, loader.ranks, loader.fingerprint, problem, sum(batch.order_hash for batch in expected))
-    reports = _all_gathered(here)
+    reports = all_gathered(here)
     problems = [f"rank {rank}: {report[3]}" for rank, report in enumerate(reports) if report[3]]
     places = [report[:2] for report in reports]
     if places != [(rank, len(reports)) for rank in range(len(reports))]:
@@ -66,7 +66,8 @@ def _counted(values: Any) -> str:
     return ", ".join(f"rank {rank} {value}" for rank, value in enumerate(values))
 
 
-def _all_gathered(value: Any) -> list[Any]:
+def all_gathered(value: Any) -> list[Any]:
+    """Returns the value of each rank, on all of them; all ranks call it."""
     import torch.distributed as dist
 
     if not (dist.is_available() and dist.is_initialized()):

@@ -2,34 +2,20 @@
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from evenpack.adapters.first_step import require_whole_step
-from evenpack.adapters.huggingface import model_inputs
+from evenpack.adapters.huggingface import ModelInputs
 from evenpack.batch import PackedBatch
 from evenpack.data.loader import Loader
 from evenpack.errors import CheckpointError, ConfigError
 from evenpack.extras import missing_host
-from evenpack.losses import MASKED_TOKEN
 
 try:
     from lightning.pytorch import LightningDataModule
 except ModuleNotFoundError as error:
     raise missing_host(error, "evenpack.adapters.lightning") from error
-
-
-def counted_inputs(batch: PackedBatch) -> dict[str, Any]:
-    """Returns `model_inputs`, and the targets of the whole step as `num_items_in_batch`, which divides the loss.
-
-    Raises: ConfigError for masked tokens: encoders need masks of their attention, and BERT's loss divides otherwise.
-    """
-    if MASKED_TOKEN.name in batch.targets:
-        raise ConfigError(
-            "encoders mix sequences without an attention_mask, and BERT's own loss is a mean over the micro-batch: "
-            "give PackDataModule a form that adds attention_masks(batch, config), and take the loss by "
-            "masked_token_loss of evenpack.adapters.trainer (docs/adapters.md)"
-        )
-    return {**model_inputs(batch), "num_items_in_batch": batch.step_counts.targets}
 
 
 class PackDataModule(LightningDataModule):  # type: ignore[misc]  # lightning is not typed here
@@ -43,11 +29,22 @@ class PackDataModule(LightningDataModule):  # type: ignore[misc]  # lightning is
     loader: Loader
     """This rank's; there from `setup` on."""
 
-    def __init__(self, documents: Any, *, form: Callable[[PackedBatch], Any] = counted_inputs, **settings: Any) -> None:
+    def __init__(
+        self,
+        documents: Any,
+        *,
+        form: Callable[[PackedBatch], Any] | None = None,
+        own_loss: bool = True,
+        allow_leaks: bool = False,
+        **settings: Any,
+    ) -> None:
         """Takes the documents and settings of an `evenpack.Loader`, but for those that the Trainer knows.
 
         Args:
-            form: makes of a batch what `training_step` takes.
+            form: makes of a batch what `training_step` takes, of which nothing is proved. None: the arguments of the
+                LightningModule's one model of transformers, with the targets of the step as `num_items_in_batch`.
+            own_loss: whether `training_step` takes that model's own loss, and not one of its logits.
+            allow_leaks: whether to train a model that is not proved to keep the sequences of a pack apart.
 
         Raises: ConfigError if rank, ranks, micro_batches or steps are given.
         """
@@ -58,7 +55,11 @@ class PackDataModule(LightningDataModule):  # type: ignore[misc]  # lightning is
                 f"leave out {', '.join(sorted(own))}: Lightning's Trainer says them (devices, accumulate_grad_batches, "
                 "max_steps)"
             )
-        self._documents, self._form, self._settings = documents, form, settings
+        self._documents, self._settings = documents, settings
+        self._form: Callable[[PackedBatch], Any] | None = form
+        self._is_own_form = form is not None
+        self._own_loss, self._allow_leaks = own_loss, allow_leaks
+        self._isolation: dict[str, Any] = {}
         self._state: Mapping[str, Any] | None = None
         self._first = self._arrived = 0
         self._found: list[Any] = []
@@ -75,6 +76,11 @@ class PackDataModule(LightningDataModule):  # type: ignore[misc]  # lightning is
         if shards is not None and shards["num_replicas"] != trainer.world_size:
             raise ConfigError("PackDataModule is for data parallelism (DDP, FSDP): ranks must not share packs")
         micro_batches, limit = trainer.accumulate_grad_batches, trainer.limit_train_batches
+        if trainer.fast_dev_run and trainer.fast_dev_run % micro_batches:
+            raise ConfigError(
+                f"fast_dev_run ({trainer.fast_dev_run:d} batches) ends within a step of accumulate_grad_batches "
+                f"({micro_batches}): give fast_dev_run={micro_batches}, which is one step"
+            )
         if isinstance(limit, int) and limit % micro_batches:
             raise ConfigError(
                 f"limit_train_batches ({limit}) cuts a step of accumulate_grad_batches ({micro_batches}): give a "
@@ -87,12 +93,35 @@ class PackDataModule(LightningDataModule):  # type: ignore[misc]  # lightning is
             micro_batches=micro_batches,
             **self._settings,
         )
+        self._form = self._form if self._is_own_form else None
+        if _shards_all(trainer.strategy):  # its forward pass can only be run as a whole, so before it is sharded
+            self._prove()
+
+    @property
+    def form(self) -> Callable[[PackedBatch], Any]:
+        """Makes of a batch what `training_step` takes; there from Trainer's first batch on."""
+        assert self._form is not None, "it was proved with the first loader"
+        return self._form
+
+    def _prove(self) -> None:
+        """Makes the form, after the proof that the model keeps sequences apart, on all ranks."""
+        from evenpack.adapters.isolation import isolation_on, required
+
+        if self._form is not None:
+            return
+        first = self.loader[self.trainer.global_step * self.loader.micro_batches]
+        with self.trainer.precision_plugin.train_step_context():
+            found = isolation_on(_model_of(self.trainer.lightning_module), first, own_loss=self._own_loss)
+        inputs_of = required(found, allow_leaks=self._allow_leaks, rank=self.loader.rank)
+        self._isolation = found.summary
+        self._form = partial(_counted, inputs_of)
 
     def train_dataloader(self) -> Any:
         """Returns this rank's micro-batches from the Trainer's global step on.
 
         Raises: CheckpointError if the checkpoint that it resumes is of other data.
         """
+        self._prove()
         step = self.trainer.global_step
         if self._state is None and step:
             raise CheckpointError(
@@ -112,7 +141,7 @@ class PackDataModule(LightningDataModule):  # type: ignore[misc]  # lightning is
 
     def state_dict(self) -> dict[str, Any]:
         """Returns the loader's state at the Trainer's global step: Lightning reads a batch ahead."""
-        return {**self.loader.state_dict(), "step": self.trainer.global_step}
+        return {**self.loader.state_dict(), "step": self.trainer.global_step, "isolation": self._isolation}
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         """Keeps the state, which is compared once the Trainer has its global step."""
@@ -137,7 +166,7 @@ class PackDataModule(LightningDataModule):  # type: ignore[misc]  # lightning is
         if not self._checked:
             self._found.append(batch)
             if len(self._found) == self.loader.micro_batches:
-                require_whole_step(self.loader, step, self._found, self._form)
+                require_whole_step(self.loader, step, self._found, self.form)
                 self._checked = True
                 self._found = []
         return batch
@@ -146,6 +175,33 @@ class PackDataModule(LightningDataModule):  # type: ignore[misc]  # lightning is
         assert self._state is not None, "a loader or a checkpoint gave it"
         self.loader.load_state_dict({**self._state, "step": step})
         self._first, self._arrived, self._found = step, 0, []
+
+
+def _counted(inputs_of: ModelInputs, batch: PackedBatch) -> dict[str, Any]:
+    """Returns the model's inputs, and the targets of the whole step as `num_items_in_batch`, which divides the loss."""
+    return {**inputs_of(batch), "num_items_in_batch": batch.step_counts.targets}
+
+
+def _shards_all(strategy: Any) -> bool:
+    return any(kind.__name__ == "FSDPStrategy" for kind in type(strategy).__mro__)
+
+
+def _model_of(module: Any) -> Any:
+    """Returns the one model of transformers in a LightningModule. Raises: ConfigError if there is not just one."""
+    found: list[Any] = []
+    names: list[str] = []
+    for name, part in module.named_modules():
+        is_model = hasattr(part, "config") and hasattr(part, "get_input_embeddings")
+        if is_model and not any(name.startswith(f"{one}.") for one in names):
+            found.append(part)
+            names.append(name)
+    if len(found) != 1:
+        raise ConfigError(
+            f"{type(module).__name__} has {len(found)} models of transformers ({', '.join(names)}), and packs are "
+            "proved on one: give PackDataModule a form, which makes of a batch what training_step takes; "
+            "prove_isolation(model, loader) returns one for a model (docs/adapters.md)"
+        )
+    return found[0]
 
 
 @dataclass(frozen=True)
@@ -157,4 +213,4 @@ class _Feed:
     def __iter__(self) -> Iterator[Any]:
         self.module._move_to(self.module.trainer.global_step)
         for batch in self.module.loader:
-            yield self.module._form(batch)
+            yield self.module.form(batch)

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from evenpack.adapters.huggingface import model_inputs
+from evenpack.adapters.huggingface import labels_of
 from evenpack.batch import PackedBatch
 from evenpack.data.loader import Loader
 from evenpack.errors import CheckpointError, ConfigError
@@ -25,9 +25,10 @@ if TYPE_CHECKING:
 
 def torchtitan_inputs(batch: PackedBatch) -> "tuple[dict[str, Tensor], Tensor]":
     """Returns ({"input": [B, L], "positions": [B, L]}, labels [B, L]); labels are what each slot predicts, or -100."""
-    inputs = model_inputs(batch)
-    rows = {name: inputs[name].view(-1, batch.row_slots) for name in ("input_ids", "position_ids", "shift_labels")}
-    return {"input": rows["input_ids"], "positions": rows["position_ids"]}, rows["shift_labels"]
+    tokens, positions, labels = (
+        each.view(-1, batch.row_slots) for each in (batch.tokens, batch.position_ids, labels_of(batch)["shift_labels"])
+    )
+    return {"input": tokens, "positions": positions}, labels
 
 
 class PackDataLoader(BaseDataLoader):  # type: ignore[misc]  # torchtitan is not typed

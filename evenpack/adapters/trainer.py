@@ -3,23 +3,29 @@
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from evenpack.adapters.first_step import require_whole_step
-from evenpack.adapters.huggingface import attention_masks, model_inputs
-from evenpack.batch import PackedBatch
+from evenpack.adapters.huggingface import ModelInputs, text_config
 from evenpack.data.loader import Loader
+from evenpack.data.tokens.own import IGNORED
 from evenpack.errors import CheckpointError, ConfigError, RunError
 from evenpack.extras import missing_host
-from evenpack.losses import MASKED_TOKEN
+from evenpack.losses import NEXT_TOKEN
 
 try:
     from transformers import Trainer, TrainerCallback
 except ModuleNotFoundError as error:
     raise missing_host(error, "evenpack.adapters.trainer") from error
 
+if TYPE_CHECKING:
+    from evenpack.adapters.isolation import Isolation
+
 _STATE = "evenpack.Loader"
 """The key of the loader's state in the `stateful_callbacks` of trainer_state.json."""
+
+
+_STRATEGIES = ("eval_strategy", "save_strategy", "logging_strategy")
 
 
 class PackTrainer(Trainer):  # type: ignore[misc]  # transformers is not typed
@@ -30,37 +36,73 @@ class PackTrainer(Trainer):  # type: ignore[misc]  # transformers is not typed
     """
 
     compute_loss_func: Any
+    isolation: "Isolation"
+    """What was proved of the model; there once training has begun, and in each checkpoint."""
+    _form: ModelInputs | None = None
+    _computes_loss = False
+    """Whether `compute_loss_func` is this class's own."""
+    tokens_seen = 0
+    """Real tokens of all steps that this trainer has begun, over all processes."""
+    _host_smooths = False
+    """Whether a subclass of Trainer computes next-token losses itself, from logits and with label smoothing."""
 
-    def __init__(self, *arguments: Any, loader: Loader, **keywords: Any) -> None:
+    def __init__(self, *arguments: Any, loader: Loader, allow_leaks: bool = False, **keywords: Any) -> None:
         """Takes a Trainer's arguments and a loader, which takes the place of `train_dataset`.
+
+        Args:
+            allow_leaks: whether to train a model that is not proved to keep the sequences of a pack apart.
 
         Raises: ConfigError if the arguments count processes, micro-batches or targets in another way than the loader.
         """
         super().__init__(*arguments, **keywords)
         if self.train_dataset is not None:
             raise ConfigError("give loader or train_dataset, not both: PackTrainer trains on the loader")
-        self._take(loader)
+        self._take(loader, allow_leaks=allow_leaks)
 
-    def _take(self, loader: Loader) -> None:
-        self.loader = loader
+    def _take(self, loader: Loader, *, allow_leaks: bool) -> None:
+        self.loader, self._allow_leaks = loader, allow_leaks
         if loader.step:
             raise ConfigError(
                 f"the loader is at step {loader.step}, and a Trainer begins at 0: give a new loader, and resume by "
                 "trainer.train(resume_from_checkpoint=...), which moves it"
             )
         self._check_arguments()
-        self.add_callback(_LoaderState(loader))
+        self._check_loss()
+        self.add_callback(_LoaderState(self))
 
     def get_train_dataloader(self) -> Any:
         """Returns this rank's micro-batches from Trainer's step on."""
         # Trainer would read and drop the batches of all earlier steps; the loader begins behind them.
         self.args.ignore_data_skip = True
         self._check_arguments()
-        self._checked = False
-        self._form = partial(_inputs, config=getattr(self.model, "config", None))
-        if MASKED_TOKEN.name in self.loader[0].targets and self.compute_loss_func is None:
-            self.compute_loss_func = masked_token_loss
+        if self._computes_loss:  # of an earlier training, whose options may have been others
+            self._computes_loss, self.compute_loss_func = False, None
+        self._check_loss()
+        self._checked, self._form = False, None
+        smoothing, shifts = self.args.label_smoothing_factor, NEXT_TOKEN.name in self.loader[0].targets
+        smooths = smoothing or self.label_smoother is not None  # which keeps what was the option when it was made
+        if self.compute_loss_func is None and not self._host_smooths and (smooths or not shifts):
+            self._computes_loss = True
+            self.compute_loss_func = partial(token_loss, shifts=shifts, label_smoothing=smoothing)
         return _Feed(self)
+
+    def prove_isolation(self) -> ModelInputs:
+        """Returns what makes the model's inputs of a batch; all ranks call it, once Trainer has wrapped the model.
+
+        Raises: ConfigError unless the model is proved to keep sequences apart, or `allow_leaks` was given.
+        """
+        from evenpack.adapters.isolation import isolation_on, required
+
+        self.model_wrapped.train()  # as Trainer does with each step
+        found = isolation_on(
+            self.model_wrapped,
+            self.loader[self.loader.step * self.loader.micro_batches],
+            device=self.args.device,
+            own_loss=self.model_accepts_loss_kwargs and self.compute_loss_func is None and not self._host_smooths,
+        )
+        self._form = required(found, allow_leaks=self._allow_leaks, rank=self.loader.rank)
+        self.isolation = found
+        return self._form
 
     def get_batch_samples(self, epoch_iterator: Iterator[Any], num_batches: int, device: Any) -> tuple[list[Any], Any]:
         """Returns the micro-batches of a step and the number of its targets over all ranks; checks those of the first.
@@ -76,9 +118,23 @@ class PackTrainer(Trainer):  # type: ignore[misc]  # transformers is not typed
             )
         if not self._checked:
             self._checked = True
+            assert self._form is not None, "it made the samples"
             require_whole_step(self.loader, step, samples, self._form)
             self._check_count(count, self.loader.plan(step).counts.targets)
+        self.tokens_seen += self._step_tokens
+        if self.args.include_num_input_tokens_seen == "non_padding":
+            self.state.num_input_tokens_seen += self._step_tokens
         return samples, count
+
+    def log(self, logs: dict[str, float], *arguments: Any, **keywords: Any) -> None:
+        """Logs without Trainer's samples per second, which counts by a batch size that packs do not have."""
+        logs.pop("train_samples_per_second", None)
+        super().log(logs, *arguments, **keywords)
+
+    def _track_num_input_tokens(self, inputs: Any) -> None:
+        """Counts slots for "all"; real tokens are counted with each step, as the plan has them."""
+        if self.args.include_num_input_tokens_seen != "non_padding":
+            super()._track_num_input_tokens(inputs)
 
     def _check_arguments(self) -> None:
         args, loader = self.args, self.loader
@@ -107,6 +163,43 @@ class PackTrainer(Trainer):  # type: ignore[misc]  # transformers is not typed
                 "average_tokens_across_devices must be True: each rank would divide by its own number of targets"
             )
 
+        by_epoch = [name for name in _STRATEGIES if str(getattr(args, name).value) == "epoch"]
+        if by_epoch:
+            raise ConfigError(
+                f"{', '.join(by_epoch)}='epoch' would be the end alone, since the loader is endless: give 'steps'; an "
+                f"epoch of its data has {-(-loader.packs // loader.packs_per_step):,} of them"
+            )
+
+    def _check_loss(self) -> None:
+        """Raises: ConfigError for options of the loss that would not be computed, or otherwise on packs."""
+        args = self.args
+        if args.neftune_noise_alpha is not None:
+            raise ConfigError(
+                "neftune_noise_alpha is for rows of one document: its noise is divided by the root of the row's "
+                "length, and a row of packs holds many; leave it out"
+            )
+        router = getattr(text_config(getattr(self.model, "config", None)), "output_router_logits", False)
+        parts = self.loader.micro_batches * self.loader.ranks
+        if router and parts > 1 and self.compute_loss_func is None:
+            raise ConfigError(
+                "config.output_router_logits=True adds the router's auxiliary loss of each micro-batch whole, so a "
+                f"step of {parts} (micro_batches x ranks) would add it {parts} times: set it to False (TRL sets it, "
+                "unless router_aux_loss_coef=0.0 in SFTConfig), or give a compute_loss_func"
+            )
+        if not args.label_smoothing_factor:
+            return
+        others = {
+            "compute_loss_func": self.compute_loss_func is not None,
+            "loss_type='dft'": getattr(args, "loss_type", None) == "dft",
+            "the router's auxiliary loss (config.output_router_logits)": router,
+        }
+        found = [name for name, is_given in others.items() if is_given]
+        if found:
+            raise ConfigError(
+                f"label_smoothing_factor ({args.label_smoothing_factor}) and {' and '.join(found)} are not computed "
+                "together: leave one out"
+            )
+
     def _check_count(self, count: Any, targets: int) -> None:
         if count is None:
             raise ConfigError(
@@ -117,24 +210,26 @@ class PackTrainer(Trainer):  # type: ignore[misc]  # transformers is not typed
             raise ConfigError(f"Trainer counts {int(count)} targets in a step that has {targets}: labels were changed")
 
 
-def masked_token_loss(outputs: Any, labels: Any, num_items_in_batch: Any) -> Any:
-    """Returns the sum of losses at masked tokens over the targets of the step.
+def token_loss(
+    outputs: Any, labels: Any, num_items_in_batch: Any, *, shifts: bool, label_smoothing: float = 0.0
+) -> Any:
+    """Returns the sum of losses at the labels over the targets of the step, from logits.
 
     BERT's own loss in transformers is a mean over the micro-batch, which Trainer takes for such a share.
+
+    Args:
+        shifts: whether each label is predicted by the slot before it, as next tokens are: `ModelInputs.causal`.
+        label_smoothing: the share of a target that all tokens have in equal parts.
     """
     from torch.nn.functional import cross_entropy
 
     logits = outputs["logits"].float()
-    return cross_entropy(logits.flatten(0, 1), labels.flatten(), reduction="sum") / num_items_in_batch
-
-
-def _inputs(batch: PackedBatch, *, config: Any) -> dict[str, Any]:
-    """Returns what the model is given; encoders do not look at positions, and get masks."""
-    attention = str(getattr(config, "_attn_implementation", None))
-    found = model_inputs(batch, for_flash="flash" in attention)
-    if MASKED_TOKEN.name in batch.targets and "flash" not in attention:
-        found["attention_mask"] = attention_masks(batch, config)
-    return found
+    if shifts:
+        logits, labels = logits[:, :-1], labels[:, 1:]
+    total = cross_entropy(
+        logits.flatten(0, 1), labels.flatten(), reduction="sum", label_smoothing=label_smoothing, ignore_index=IGNORED
+    )
+    return total / num_items_in_batch
 
 
 @dataclass(frozen=True)
@@ -144,15 +239,17 @@ class _Feed:
     trainer: PackTrainer
 
     def __iter__(self) -> Iterator[dict[str, Any]]:
+        inputs_of = self.trainer._form or self.trainer.prove_isolation()
         for batch in self.trainer.loader:
-            yield self.trainer._form(batch)
+            self.trainer._step_tokens = batch.step_counts.tokens  # Trainer asks for one step at a time
+            yield inputs_of(batch)
 
 
 class _LoaderState(TrainerCallback):  # type: ignore[misc]  # transformers is not typed
     """Keeps the loader's state in Trainer's own, which it writes to each checkpoint."""
 
-    def __init__(self, loader: Loader) -> None:
-        self._loader = loader
+    def __init__(self, trainer: PackTrainer) -> None:
+        self._trainer, self._loader = trainer, trainer.loader
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         """Moves the loader to Trainer's step. Raises: CheckpointError if the checkpoint is of other data."""
@@ -164,6 +261,7 @@ class _LoaderState(TrainerCallback):  # type: ignore[misc]  # transformers is no
             )
         start = self._loader.state_dict() if kept is None else kept["attributes"]
         self._loader.load_state_dict({**start, "step": state.global_step})
+        self._trainer.prove_isolation()
         self._keep(state)
 
     def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
@@ -172,5 +270,5 @@ class _LoaderState(TrainerCallback):  # type: ignore[misc]  # transformers is no
         state.epoch = state.global_step * self._loader.packs_per_step / self._loader.packs
 
     def _keep(self, state: Any) -> None:
-        kept = {**self._loader.state_dict(), "step": state.global_step}
+        kept = {**self._loader.state_dict(), "step": state.global_step, "isolation": self._trainer.isolation.summary}
         state.stateful_callbacks[_STATE] = {"args": {}, "attributes": kept}

@@ -21,15 +21,22 @@ class PackSFTTrainer(PackTrainer, SFTTrainer):  # type: ignore[misc]  # trl is n
     """
 
     train_dataset: Any
+    _host_smooths = True
 
     def __init__(
-        self, *arguments: Any, packs_per_step: int, loader_settings: dict[str, Any] | None = None, **keywords: Any
+        self,
+        *arguments: Any,
+        packs_per_step: int,
+        loader_settings: dict[str, Any] | None = None,
+        allow_leaks: bool = False,
+        **keywords: Any,
     ) -> None:
         """Takes an SFTTrainer's arguments.
 
         Args:
             packs_per_step: packs of one update over all processes.
             loader_settings: other arguments of `evenpack.Loader`, such as `seed`, `packing`, `cache` or `workers`.
+            allow_leaks: as of `PackTrainer`.
 
         Raises: ConfigError for arguments by which TRL would pack or keep what is too long, or that count otherwise.
         """
@@ -56,4 +63,12 @@ class PackSFTTrainer(PackTrainer, SFTTrainer):  # type: ignore[misc]  # trl is n
             **(loader_settings or {}),
         )
         self.train_dataset = None
-        self._take(loader)
+        self._take(loader, allow_leaks=allow_leaks)
+
+    def compute_loss(self, *arguments: Any, **keywords: Any) -> Any:
+        """Returns TRL's loss; its `num_tokens` are the real tokens of the steps, as the plan has them."""
+        found = super().compute_loss(*arguments, **keywords)
+        if self.model.training:
+            self._total_train_tokens = self.tokens_seen
+            self._metrics["train"]["num_tokens"] = [self.tokens_seen]
+        return found

@@ -11,6 +11,7 @@ from evenpack.data.prepared import PreparedData
 from evenpack.engine.config import RunConfig
 from evenpack.errors import ConfigError, RunError
 from evenpack.extras import require
+from evenpack.files import expand_user
 
 if TYPE_CHECKING:
     import torch
@@ -20,8 +21,9 @@ if TYPE_CHECKING:
     from evenpack.data.manifest import Manifest
     from evenpack.engine.resolving.resolve import ResolvedRun
     from evenpack.launcher.trained import Export, RunEvaluation
-    from evenpack.launcher.training import TrainingPlan, TrainingResult
+    from evenpack.launcher.training import TrainingResult
     from evenpack.models.build import Model
+    from evenpack.studies.plan.plan import RunPlan
 
 
 def open_run_file(run_file: str | Path, *overrides: str) -> "Run":
@@ -69,18 +71,18 @@ class Run:
 
     @property
     def prepared(self) -> PreparedData:
-        """The prepared data, opened again at each access, which reads no payload.
+        """The prepared data, opened again at each access, which checks sizes; its `verify()` compares the content.
 
         Raises: NotPreparedError before `prepare`; DataError if it was prepared from another data section.
         """
-        return PreparedData.open(self.config.prepared_dir, self.config.data)
+        return PreparedData.open(self.config.prepared_dir, self.config.data, verify="nothing")
 
-    def plan(self, *, ranks: int = 1) -> "TrainingPlan":
-        """Returns what training on so many ranks will do: steps, tokens, epochs, accumulation, DeepSpeed's settings.
+    def plan(self, *, ranks: int = 1) -> "RunPlan":
+        """Returns what training on so many ranks will do: data, step, memory, cost, DeepSpeed's settings.
 
         Raises: as `prepared`; ConfigError if the ranks cannot divide a step, or if the run cannot be trained.
         """
-        from evenpack.launcher.training import plan_training
+        from evenpack.launcher.planning import plan_training
 
         return plan_training(self.config, ranks=ranks)
 
@@ -96,7 +98,8 @@ class Run:
         """Yields one rank's share of each training step, in order, with its `step` (from 0) and `micro_batches`.
 
         They are the steps of `evenpack train`: step t holds the same sequences for any number of ranks, and starting at
-        any step costs the same. Steps of `training.skip_steps` are left out.
+        any step costs the same. Steps of `training.skip_steps` are left out. The first call of a process compares all
+        prepared files with their checksums, unless `data.verify_in_training` is false.
 
         Args:
             start_step: the first step, from 0.
@@ -107,15 +110,15 @@ class Run:
         Raises: as `prepared`; ConfigError if there is no such rank or step, or if the ranks cannot divide a step.
         """
         _require_rank(rank, ranks)
-        resolved = self._resolved
+        resolved = self._resolved()
         training = resolved.config.training
-        last_step = training.last_step if stop_step is None else _whole("stop_step", stop_step)
-        if last_step > training.planned_steps:
-            raise ConfigError(f"stop_step ({last_step}) must be at most training.steps ({training.planned_steps})")
-        if not 0 <= _whole("start_step", start_step) <= last_step:
-            raise ConfigError(f"start_step ({start_step}) must lie between 0 and stop_step ({last_step})")
+        stop = training.stop_step if stop_step is None else _whole("stop_step", stop_step)
+        if stop > training.planned_steps:
+            raise ConfigError(f"stop_step ({stop}) must be at most training.steps ({training.planned_steps})")
+        if not 0 <= _whole("start_step", start_step) <= stop:
+            raise ConfigError(f"start_step ({start_step}) must lie between 0 and stop_step ({stop})")
         resolved.settled.micro_batches(ranks)
-        return _steps(resolved, range(start_step, last_step), rank=rank, ranks=ranks, loader_workers=loader_workers)
+        return _steps(resolved, range(start_step, stop), rank=rank, ranks=ranks, loader_workers=loader_workers)
 
     def batches(
         self,
@@ -151,7 +154,7 @@ class Run:
                 f"the run has no source '{source}'; {nearest(str(source), list(self.config.data.sources))}"
             )
         _require_rank(rank, ranks)
-        return validation_batches(self._resolved, source, rank=rank, ranks=ranks)
+        return validation_batches(self._resolved(), source, rank=rank, ranks=ranks)
 
     def new_model(self, device: "torch.device | str" = "cpu") -> "Model":
         """Returns the run's model with the initial weights of its seed; `model(batch)` returns sums of losses.
@@ -162,7 +165,7 @@ class Run:
 
         from evenpack.engine.build import build_model
 
-        return build_model(self._resolved, torch.device(device))
+        return build_model(self._resolved(verify="later"), torch.device(device))
 
     def train(
         self,
@@ -184,8 +187,9 @@ class Run:
             hostfile: machines, in lines `NAME slots=N`.
             deepspeed_options: options of `deepspeed`, in one string; it starts the ranks then.
 
-        Raises: as `prepared`; ConfigError if the ranks cannot divide a step, or if the run cannot be trained; RunError
-            if it fails, with the error of the first failed rank.
+        Raises:
+            ConfigError: as `prepared`, if the ranks cannot divide a step, or if the run cannot be trained.
+            RunError: if it fails, with the error of the first failed rank.
         """
         from evenpack.launcher.processes.start import plan_launch
         from evenpack.launcher.training import check_training, run_training
@@ -229,18 +233,18 @@ class Run:
 
         return export_run(self.config, _path("directory", directory), step=checkpoint)
 
-    @property
-    def _resolved(self) -> "ResolvedRun":
+    def _resolved(self, *, verify: Literal["all", "later"] = "all") -> "ResolvedRun":
+        """Returns the resolved run; what depends on the manifest alone, which has a checksum, verifies no more."""
         from evenpack.engine.resolving.resolve import open_run
 
-        return open_run(self.config)
+        return open_run(self.config, verify=verify)
 
 
 def _path(name: str, value: object) -> Path:
-    """Returns the path. Raises: ConfigError for anything but a text or path."""
+    """Returns the path, with its `~` expanded. Raises: ConfigError for anything but a text or path."""
     if not isinstance(value, str | Path):
         raise ConfigError(f"{name} must be a path, found {value!r:.80}")
-    return Path(value)
+    return expand_user(value)
 
 
 def _whole(name: str, value: object) -> int:

@@ -9,6 +9,7 @@ from evenpack.config import load_run_file, nearest
 from evenpack.console import Report
 from evenpack.engine.config import RunConfig
 from evenpack.errors import ConfigError
+from evenpack.files import expand_users
 from evenpack.studies.lengths.options import SubjectOptions
 from evenpack.studies.registry import LENGTHS_STUDIES, RUN_STUDIES, STUDIES_OF_RUNS
 
@@ -30,17 +31,18 @@ def study(name: str, subject: str | Path, *overrides: str, **options: Any) -> Re
     """
     from evenpack.launcher import studying
 
-    name = str(name)  # a library's user may give anything
+    name, subject = str(name), str(expand_users(subject))  # a library's user may give anything
+    options = {key: expand_users(value) for key, value in options.items()}
     if name in LENGTHS_STUDIES:
         of_subject = {one.name for one in fields(SubjectOptions)} & options.keys()
         subject_options = SubjectOptions(**{key: options.pop(key) for key in of_subject})
         of_lengths = _made(name, LENGTHS_STUDIES[name], options, further=SubjectOptions)
-        return studying.study_lengths(of_lengths, str(subject), overrides, subject_options)
+        return studying.study_lengths(of_lengths, subject, overrides, subject_options)
     if name in RUN_STUDIES:
         of_run = _made(name, RUN_STUDIES[name], options)
-        return studying.study_run(of_run, load_run_file(Path(str(subject)), RunConfig, overrides))
+        return studying.study_run(of_run, load_run_file(Path(subject), RunConfig, overrides))
     if name in STUDIES_OF_RUNS:
-        return studying.study_runs(_made(name, STUDIES_OF_RUNS[name], options), Path(str(subject)), overrides)
+        return studying.study_runs(_made(name, STUDIES_OF_RUNS[name], options), Path(subject), overrides)
     raise ConfigError(
         f"there is no study '{name}'; {nearest(name, [*LENGTHS_STUDIES, *RUN_STUDIES, *STUDIES_OF_RUNS])}"
     )

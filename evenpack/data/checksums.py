@@ -9,6 +9,8 @@ from typing import Any
 
 import xxhash
 
+from evenpack.files import is_missing, system_error
+
 CHUNK_BYTES = 1 << 24
 """Bytes of a file under one checksum: a terabyte has 60,000 chunks, 1.2 MB in a manifest. Another size is another
 format."""
@@ -32,10 +34,14 @@ class Damage:
     path: Path
     problem: str
     first_bad_byte: tuple[int, int] | None
-    """The first and the last byte that it can be; None if the file cannot be read at all."""
+    """The first and the last byte that it can be; None if the file is missing, or cannot be read."""
+    unreadable: str | None = None
+    """The message of an error of the system, which says nothing about the content; None: the file is damaged."""
 
     def describe(self) -> str:
-        """Returns a description in one line, without a remedy."""
+        """Returns a description in one line; without a remedy, except for a file that cannot be read."""
+        if self.unreadable is not None:
+            return self.unreadable
         if self.first_bad_byte is None:
             return f"{self.path} {self.problem}"
         first, last = self.first_bad_byte
@@ -114,7 +120,7 @@ def find_wrong_size(path: Path, expected: Checksums) -> Damage | None:
     try:
         size = path.stat().st_size
     except OSError as error:
-        return Damage(path=path, problem=f"cannot be found ({error.strerror})", first_bad_byte=None)
+        return _of_system_error(path, error)
     if size == expected.bytes:
         return None
     end = min(size, expected.bytes)
@@ -128,12 +134,17 @@ def find_damage(path: Path, expected: Checksums, reader: ChunkReader, *, chunk: 
     try:
         content = reader.read(path, chunk)
     except OSError as error:
-        problem = f"cannot be read from byte {begin:,} on ({error.strerror})"
-        return Damage(path=path, problem=problem, first_bad_byte=None)
+        return _of_system_error(path, error, place=f" from byte {begin:,} on")
     if xxhash.xxh3_64_hexdigest(content) == expected.chunks[chunk]:
         return None
     last = min(begin + CHUNK_BYTES, expected.bytes) - 1
     return Damage(path=path, problem="is not as it was written", first_bad_byte=(begin, last))
+
+
+def _of_system_error(path: Path, error: OSError, *, place: str = "") -> Damage:
+    message = None if is_missing(error) else system_error(error, path, action="read", place=place)
+    problem = f"cannot be found ({error.strerror})"
+    return Damage(path=path, problem=problem, first_bad_byte=None, unreadable=message)
 
 
 def find_first_damage(path: Path, expected: Checksums) -> Damage | None:
@@ -143,6 +154,19 @@ def find_first_damage(path: Path, expected: Checksums) -> Damage | None:
     for chunk in range(len(expected.chunks)):
         found = found or find_damage(path, expected, reader, chunk=chunk)
     return found
+
+
+def with_checksum(content: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns the object with its checksum under the key `checksum`."""
+    return {**content, "checksum": checksum_of_json(content)}
+
+
+def without_checksum(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns the object that `with_checksum` got. Raises: ValueError if it is not what its checksum says."""
+    content = {key: value for key, value in values.items() if key != "checksum"}
+    if values.get("checksum") != checksum_of_json(content):
+        raise ValueError(f"its content does not have its checksum {values.get('checksum')}")
+    return content
 
 
 def checksum_of_json(content: Mapping[str, Any]) -> str:

@@ -53,7 +53,8 @@ class DataConfig(Section):
     or its packs in ascending order of their longest sequence. Preparation is the same for both."""
     verify_in_training: bool = True
     """Whether `train` reads all prepared files during its first steps, each rank a share, and compares their checksums
-    before it saves a checkpoint; false: only file sizes are compared."""
+    before it saves a checkpoint, and whether other commands that read the content compare it first; false: only file
+    sizes are compared, which the other commands say."""
     mixture_schedule: tuple[MixtureChange, ...] = ()
     """Changes of the sources' weights at given steps; a source keeps its weight until an entry changes it. The stream
     of each source continues across a change. Entries of future steps may be edited."""

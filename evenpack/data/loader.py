@@ -6,24 +6,27 @@ the state of a loader is the number of its step, the same on every rank, and it 
 
 import json
 import math
+import os
+import sys
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, TypedDict, cast
+from typing import TYPE_CHECKING, Any, Literal, NoReturn, TypedDict, cast
 
 import numpy as np
 import xxhash
 
 from evenpack.config import validate
-from evenpack.data.batches.capacity import BatchCapacity
-from evenpack.data.batches.objectives import DynamicMasks, Objective, next_tokens
+from evenpack.data.batches.objectives import DynamicMasks, NextTokens, Objective
 from evenpack.data.batches.pipeline import (
     MicroBatchDataset,
     PipelineSettings,
     StepBatches,
     training_batches,
 )
+from evenpack.data.checksums import Checksums, checksum_of_json, digest_of, find_first_damage
+from evenpack.data.keys import derive_key
 from evenpack.data.limits import MOST_PACKS_A_STEP, MOST_SLOTS, MOST_STEPS, MOST_VOCABULARY
 from evenpack.data.order.config import HIGHEST_WEIGHT, PackingConfig
 from evenpack.data.order.plan import PackPlan, sort_chunks_by_length
@@ -33,16 +36,17 @@ from evenpack.data.order.step_shape import Batching, CostWeights, StepShape, div
 from evenpack.data.order.stored_plan import open_packing, open_plan, pack_view, store_plan
 from evenpack.data.order.weight_change import WeightChange
 from evenpack.data.packing import Packing, check_options
-from evenpack.data.permutation import derive_key, sequence_id_type
+from evenpack.data.permutation import sequence_id_type
 from evenpack.data.prepared import PreparedData
 from evenpack.data.recipes import DocumentsRecipe, MaskingConfig
 from evenpack.data.sequences import TokenAccounting, ViewOfDocuments, build_view, length_chunks, open_view
+from evenpack.data.sources.files import refuse_splits
 from evenpack.data.tokenizers.special_tokens import MaskingVocabulary
 from evenpack.data.tokens.file import TokenFile, expect_random_reads
-from evenpack.data.tokens.own import TokenArrays, TokenRows, hash_content
-from evenpack.errors import CheckpointError, ConfigError, DataError, EvenpackError
+from evenpack.data.tokens.own import ABOUT_THE_LOSS, TokenArrays, TokenRows, hash_content
+from evenpack.errors import CheckpointError, ConfigError, DataError, EvenpackError, RunError
 from evenpack.extras import require
-from evenpack.files import remove_abandoned, unfinished_directory
+from evenpack.files import expand_user, read_json, remove_abandoned, system_error, unfinished_directory, write_json
 from evenpack.losses import MASKED_TOKEN, NEXT_SENTENCE, StepCounts
 
 if TYPE_CHECKING:
@@ -55,6 +59,22 @@ ATTENTION = CostWeights(per_token=0.0, per_squared_length=1.0, per_segment=0.0)
 
 _ONLY_SOURCE = "data"
 """The name of a source that has none."""
+
+
+_CACHE_VERSION = 2
+"""Of the files in a cache. Those of version 1 had no checksums; they are not read any more."""
+_CHECKSUMS = "checksums.json"
+
+_NO_DATASET = (
+    "It is no Dataset: iterate over it (workers=N reads ahead), or take the adapter of your trainer, PackTrainer, "
+    "PackSFTTrainer, PackDataModule or PackDataLoader (docs/adapters.md)"
+)
+_OF_PARENTS: list[Any] = []
+"""Iterations whose worker processes belong to the process from which this one was forked."""
+
+
+class _NoLengthError(ConfigError, TypeError):
+    """A TypeError too, since `list(loader)` goes on after one."""
 
 
 class LoaderState(TypedDict):
@@ -85,9 +105,11 @@ class RandomMasks:
 
     def drawn(self, pack_length: int, seed: int) -> DynamicMasks:
         """Returns the objective of these documents. Raises: ConfigError for ids beyond the vocabulary, or shares."""
+        _whole("vocabulary_size", self.vocabulary_size, 1, MOST_VOCABULARY)
+        _require_type("special_tokens", self.special_tokens, Sequence | np.ndarray, "a list of token ids")
         special = np.zeros(self.vocabulary_size, dtype=bool)
         ids = [self.mask_token, *self.special_tokens]
-        wrong = [one for one in ids if not 0 <= one < self.vocabulary_size]
+        wrong = [one for one in ids if not isinstance(one, int | np.integer) or not 0 <= one < self.vocabulary_size]
         if wrong or len(set(ids)) == self.vocabulary_size:
             raise ConfigError(
                 f"mask_token and special_tokens must be ids below vocabulary_size ({self.vocabulary_size}), and leave "
@@ -144,8 +166,9 @@ class Loader:
 
         Args:
             documents: lists of token ids; `TokenArrays`, which may be mapped; a Hugging Face dataset with a column
-                `input_ids`; the prefix of a token file (PREFIX.bin and PREFIX.idx, as Megatron-LM writes them); a
-                mapping from names to several of these, with `weights`; or `PreparedData`.
+                `input_ids`, whose rows are divided where other columns mark several documents; the prefix of a token
+                file (PREFIX.bin and PREFIX.idx, as Megatron-LM writes them); a mapping from names to several of these,
+                with `weights`; or `PreparedData`.
             packs_per_step: packs of one optimizer update over all ranks.
             pack_length: slots of a pack; None: that of prepared data.
             micro_batches: parts of a rank's share of a step (gradient accumulation).
@@ -168,9 +191,10 @@ class Loader:
                 begin its work below `if __name__ == "__main__":`.
             arrays: `torch` for tensors, `numpy` for a machine without torch.
 
-        Raises: ConfigError for numbers that do not fit together, with those that would; DataError for documents that
-            cannot be read; PackingError for an unknown `packing`, and from the first batch, plan or state if the
-            documents cannot be packed.
+        Raises: ConfigError for numbers that do not fit together, with those that would, and for other types; DataError
+            for documents that cannot be read, that are splits, or whose columns contradict each other, and from the
+            first batch or plan for a damaged cache or damaged prepared data; PackingError for an unknown `packing`, and
+            from the first batch, plan or state if the documents cannot be packed.
         """
         packs_per_step = _whole("packs_per_step", packs_per_step, 1, MOST_PACKS_A_STEP)
         ranks = _whole("ranks", ranks, 1, MOST_PACKS_A_STEP)
@@ -179,8 +203,10 @@ class Loader:
         seed = _whole("seed", seed, 0, (1 << 63) - 1)
         workers = _whole("workers", workers, 0, 1 << 10)
         steps = MOST_STEPS if steps is None else _whole("steps", steps, 0, MOST_STEPS)
-        if cost_weights is not None and not isinstance(cost_weights, CostWeights):
-            raise ConfigError(f"cost_weights must be evenpack.CostWeights or None, found {cost_weights!r}")
+        _require_type("cost_weights", cost_weights, CostWeights, "evenpack.CostWeights or None")
+        _require_type("objective", objective, Objective | RandomMasks, "evenpack.RandomMasks, an Objective or None")
+        _require_type("cache", cache, str | Path, "the path of a folder or None")
+        _require_type("balances_each_micro_batch", balances_each_micro_batch, bool, "True or False")
         if arrays not in ("torch", "numpy"):
             raise ConfigError(f"arrays must be 'torch' or 'numpy', found {arrays!r}")
         if arrays == "torch":
@@ -211,14 +237,12 @@ class Loader:
             ),
             padding_token=padding_token,
             vocabulary_size=vocabulary_size,
-            cache=None if cache is None else Path(cache),
+            cache=None if cache is None else expand_user(cache),
         )
         if isinstance(objective, RandomMasks):
             objective = objective.drawn(self.data.pack_length, seed)
         elif objective is None:
-            objective = next_tokens(
-                self.data.recipe if isinstance(self.data, OwnDocuments) else self.data.config.recipe
-            )
+            objective = NextTokens()
         shape = StepShape(
             batching="packs",
             items_per_step=packs_per_step,
@@ -237,7 +261,6 @@ class Loader:
             shape=shape,
             ranks=ranks,
             rank=rank,
-            planned_steps=None,
             loader_workers=workers,
             pin_memory=False,
         )
@@ -328,12 +351,22 @@ class Loader:
 
         Raises: IndexError for an index before the first step or beyond the last; a loader has no end to count from.
         """
+        self._require_own_process()
+        if not isinstance(index, int | np.integer) or isinstance(index, bool):
+            raise ConfigError(f"a loader takes the number of a micro-batch, a whole one, found loader[{index!r:.60}]")
         step = index // self.micro_batches
         if not 0 <= step <= MOST_STEPS:
             raise IndexError(f"micro-batches are counted from 0, in steps up to {MOST_STEPS:,}; found index {index}")
         batch = self._dataset.arrays(index)
         self._require_targets(step, batch.step_counts)
         return batch.tensors() if self._arrays == "torch" else batch
+
+    def __len__(self) -> NoReturn:
+        """Raises: a ConfigError that is a TypeError: there is no length, of which torch's DataLoader asks first."""
+        raise _NoLengthError(f"an evenpack.Loader has no length: it is an endless stream of steps. {_NO_DATASET}")
+
+    def __bool__(self) -> bool:
+        return True
 
     def plan(self, step: int) -> StepPlan:
         """Returns all packs of a step, counted from 0, with their assignment to ranks. Reads lengths, no tokens."""
@@ -353,6 +386,10 @@ class Loader:
 
         Raises: CheckpointError if it is not a state, or not that of these documents, packs and seed.
         """
+        if not isinstance(state, Mapping):
+            raise CheckpointError(
+                f"a loader's state is what its `state_dict()` returned, a mapping, found {state!r:.60}"
+            )
         missing = [key for key in LoaderState.__annotations__ if key not in state]
         if missing:
             raise CheckpointError(
@@ -385,26 +422,50 @@ class Loader:
                 "load_state_dict or by another iteration; begin a new iteration after that, and use one at a time"
             )
 
+    @staticmethod
+    def _require_own_process() -> None:
+        """Raises: ConfigError in a worker of torch's DataLoader, each of which would give the same batches again."""
+        module: Any = sys.modules.get("torch.utils.data")
+        if module is not None and module.get_worker_info() is not None:
+            raise ConfigError(
+                "an evenpack.Loader is read within a worker of torch's DataLoader: each worker would give every batch "
+                f"again, and the state outside would stay behind. {_NO_DATASET}"
+            )
+
+    @cached_property
+    def _verified(self) -> "OwnDocuments | PreparedData":
+        """The data; prepared data is compared with its checksums first. Own documents have none, their cache has."""
+        if isinstance(self.data, PreparedData):
+            self.data.verify()
+        return self.data
+
     @cached_property
     def _dataset(self) -> MicroBatchDataset:
-        return MicroBatchDataset(self.data, self._settings, capacity=BatchCapacity.of_each_batch())
+        return MicroBatchDataset(self._verified, self._settings)
 
     def _read(self) -> Iterator[StepBatches]:
+        self._require_own_process()
         if self._settings.loader_workers == 0:
             for step in range(self.step, self._stop):
                 yield StepBatches(step=step, micro_batches=self.batches_of(step))
             return
         steps = training_batches(
-            self.data,
+            self._verified,
             self._settings,
             start_step=self.step,
             stop_step=self._stop,
-            capacity=BatchCapacity.of_each_batch(),
         )
+        process = os.getpid()
         for found in steps:
             assert isinstance(found, StepBatches), "no step is skipped"
             self._require_targets(found.step, found.counts)
             yield found
+            if os.getpid() != process:
+                _OF_PARENTS.append(steps)  # closing it here would end the processes that the parent reads from
+                raise ConfigError(
+                    "this iteration began before a fork, and its worker processes belong to the parent: begin a new "
+                    "one in this process, or take workers=0"
+                )
 
     @staticmethod
     def _require_targets(step: int, counts: StepCounts) -> None:
@@ -461,7 +522,7 @@ class OwnDocuments:
 
     def _packing(self, name: str, documents: TokenFile) -> Packing:
         if self.cache is not None:
-            return open_packing(self._stored(name, documents, self.cache))
+            return open_packing(self._stored[name])
         return pack_view(self._view(name, documents), self.packing, pack_length=self.pack_length)
 
     def training_sources(self, *, seed: int, batching: Batching) -> tuple[PackedSource, ...]:
@@ -472,15 +533,14 @@ class OwnDocuments:
 
     def _source(self, name: str, documents: TokenFile, seed: int) -> PackedSource:
         key = int(derive_key(seed, xxhash.xxh3_64_intdigest(name.encode())))
-        folder = None if self.cache is None else self._stored(name, documents, self.cache)
-        if folder is None:
+        if self.cache is None:
             view, packing = self._view(name, documents), self._packings[name]
             ids = np.empty(view.count, dtype=sequence_id_type(view.count))
             sort_chunks_by_length(length_chunks(view), packing.histogram, ids)
             plan: Any = PackPlan(packing, ids, key=key)
         else:
-            view = cast(ViewOfDocuments, open_view(folder, documents))
-            plan = open_plan(folder, key=key)
+            view = cast(ViewOfDocuments, open_view(self._stored[name], documents, self.recipe))
+            plan = open_plan(self._stored[name], key=key)
         return PackedSource(view=view, plan=plan, key=xxhash.xxh3_64_intdigest(name.encode()))
 
     def _view(self, name: str, documents: TokenFile, directory: Path | None = None) -> ViewOfDocuments:
@@ -506,21 +566,66 @@ class OwnDocuments:
         }
         return _hexdigest(made)
 
-    def _stored(self, name: str, documents: TokenFile, cache: Path) -> Path:
-        """Returns the folder of the source's view and plan, which this process or another one has written whole."""
-        folder = cache / self._hashes[name]
-        remove_abandoned(folder)
-        if not folder.exists():
-            with unfinished_directory(folder) as unfinished:
-                try:
+    @cached_property
+    def _stored(self) -> dict[str, Path]:
+        """The folders of each source's view and plan, filled or verified; pickled for each worker process."""
+        assert self.cache is not None, "asked of a loader with a cache alone"
+        return {name: self._fill(name, documents, self.cache) for name, documents in self.token_files.items()}
+
+    def _fill(self, name: str, documents: TokenFile, cache: Path) -> Path:
+        """Returns a folder that this process has written whole, or that another one has and that is as it was then."""
+        key = self._hashes[name]
+        folder = cache / f"{key}-{_CACHE_VERSION}"
+        try:
+            remove_abandoned(folder)
+            if not folder.exists():
+                with unfinished_directory(folder) as unfinished:
                     view = self._view(name, documents, unfinished)
                     store_plan(unfinished, view, self.packing, pack_length=self.pack_length)
+                    _write_checksums(unfinished, key)
                     if not folder.exists():  # another rank may have been faster
                         unfinished.rename(folder)
-                except OSError:
-                    if not folder.exists():
-                        raise
+                        return folder
+        except OSError as error:
+            if not folder.is_dir():
+                reason = system_error(error, cache, then="begin again, or give another folder or no `cache`")
+                raise RunError(f"the loader's cache cannot be filled: {reason}") from error
+        _verify(folder, key)
         return folder
+
+
+def _write_checksums(folder: Path, key: str) -> None:
+    files = {path.name: asdict(digest_of(path).checksums()) for path in sorted(folder.iterdir())}
+    content = {"version": _CACHE_VERSION, "key": key, "files": files}
+    write_json(folder / _CHECKSUMS, {"checksum": checksum_of_json(content), **content})
+
+
+def _verify(folder: Path, key: str) -> None:
+    """Reads a folder of a cache. Raises: DataError if it is not as it was written, or cannot be read."""
+    path, damage = folder / _CHECKSUMS, ""
+    message: str | None = None
+    try:
+        content = read_json(path)
+        version = content.get("version", _CACHE_VERSION)
+        if version != _CACHE_VERSION:
+            message = f"{path} is of version {version!r}, expected {_CACHE_VERSION}; give another `cache`"
+        elif content.pop("checksum", None) != checksum_of_json(content) or content["key"] != key:
+            damage = f"{path} is not as it was written"
+    except FileNotFoundError:
+        damage = f"{path} is missing"
+    except OSError as error:
+        message = system_error(error, path, action="read")
+    except ValueError as error:
+        damage = f"{path} is {error}"
+    for name, record in {} if message or damage else content["files"].items():
+        found = find_first_damage(folder / name, Checksums(**record | {"chunks": tuple(record["chunks"])}))
+        if found is not None:
+            message, damage = found.unreadable, found.describe()
+            break
+    if message:
+        raise DataError(f"the loader's cache cannot be checked: {message}")
+    if damage:
+        raise DataError(f"{damage}: the loader's cache is damaged. Remove {folder}, and the next loader fills it again")
 
 
 def _training_data(
@@ -560,11 +665,7 @@ def _training_data(
     size = _whole("vocabulary_size", size, 1, MOST_VOCABULARY)
     check_options(packing.algorithm, packing.options)
     named = documents if isinstance(documents, Mapping) else {_ONLY_SOURCE: documents}
-    if not named:
-        raise ConfigError("the mapping of sources is empty: give documents under at least one name")
-    wrong = [name for name in named if not isinstance(name, str)]
-    if wrong:
-        raise ConfigError(f"the sources of a mapping must have strings as names, found {wrong[0]!r}")
+    _check_names(named)
     token_files = {name: _opened(name, one) for name, one in named.items()}
     return OwnDocuments(
         token_files=token_files,
@@ -582,13 +683,46 @@ def _training_data(
     )
 
 
+def _check_names(named: Mapping[Any, Any]) -> None:
+    """Checks the names of sources. Raises: ConfigError, and DataError for splits or columns instead of sources."""
+    if not named:
+        raise ConfigError("the mapping of sources is empty: give documents under at least one name")
+    wrong = [name for name in named if not isinstance(name, str)]
+    if wrong:
+        raise ConfigError(f"the sources of a mapping must have strings as names, found {wrong[0]!r}")
+    remedy = (
+        f"and no split is named: give one, such as documents[{next(iter(named))!r}]. Sources of a mixture have other "
+        "names, in a plain dict"
+    )
+    if _is_dataset_dict(named):
+        raise DataError(f"the documents are of the splits {', '.join(named)}, {remedy}")
+    refuse_splits(list(named), remedy)
+    if len(named) > 1 and "input_ids" in named:
+        raise DataError(
+            f"a mapping gives sources by name, and {', '.join(named)} are columns: give one table of them, "
+            "datasets.Dataset.from_dict(documents)"
+        )
+
+
+def _is_dataset_dict(documents: Any) -> bool:
+    module = sys.modules.get("datasets")
+    kinds = (getattr(module, name, None) for name in ("DatasetDict", "IterableDatasetDict"))
+    return any(isinstance(kind, type) and isinstance(documents, kind) for kind in kinds)
+
+
 def _opened(name: str, documents: Any) -> TokenFile:
+    if isinstance(documents, Mapping):
+        _check_names(documents)
     if isinstance(documents, TokenFile):
         return documents
     if isinstance(documents, str | Path):
-        return TokenFile(Path(documents))
+        return TokenFile(expand_user(documents))
     if hasattr(documents, "column_names") and hasattr(documents, "select_columns"):
         return TokenRows(documents, name=name)
+    table: Any = getattr(documents, "source", None)  # of a column, as of dataset["input_ids"]
+    if hasattr(table, "select_columns"):
+        kept = [one for one in table.column_names or () if one not in ABOUT_THE_LOSS or one == documents.column_name]
+        return TokenRows(table.select_columns(kept), column=documents.column_name, name=name)
     if isinstance(documents, Sequence) or (isinstance(documents, np.ndarray) and documents.dtype == object):
         return TokenArrays.of_lists(documents, name=name)
     raise DataError(
@@ -629,6 +763,12 @@ def _whole(name: str, value: Any, least: int, greatest: int, *, error: type[Even
     if not is_whole or not least <= value <= greatest:
         raise error(f"{name} must be a whole number from {least:,} to {greatest:,}, found {value!r}")
     return int(value)
+
+
+def _require_type(name: str, value: Any, kind: Any, expected: str) -> None:
+    """Checks an argument that may be None. Raises: ConfigError, also for a class in place of its instance."""
+    if value is not None and (isinstance(value, type) or not isinstance(value, kind)):
+        raise ConfigError(f"{name} must be {expected}, found {value!r}")
 
 
 def _hash_of_packs(packing: Packing) -> str:

@@ -19,7 +19,7 @@ from evenpack.data.sources.files import InputFile
 from evenpack.data.sources.rows import RowAccounting
 from evenpack.differences import differences
 from evenpack.errors import DataError, NotPreparedError
-from evenpack.files import read_json, write_json
+from evenpack.files import explained, read_json, write_json
 
 MANIFEST = "manifest.json"
 TOKENIZER_FOLDER = "tokenizer"
@@ -34,6 +34,8 @@ _OFF_UNLESS_GIVEN: dict[str, bool | None] = {
     "allow_validation_overlap": False,
 }
 """Keys of a source of text with their defaults, which decide nothing then: left out unless they have another value."""
+_TOKENIZER_AS_EVER = {"encoder": "files", "beginning": "none"}
+"""Keys of a tokenizer with defaults that change nothing; they are newer than prepared sets that exist."""
 _NOT_OF_FILES = dict.fromkeys(
     (
         *("prepared_dir", "tokens_dir", "order", "verify_in_training", "on_changed_sources"),
@@ -170,17 +172,16 @@ class Manifest(Section):
         Raises: NotPreparedError if there is none, DataError if it is broken or of another format.
         """
         path = directory / MANIFEST
-        if not path.is_file():
+        try:
+            with explained(path, DataError):
+                content = read_json(path)
+            checksum = content.pop("checksum", None)
+            manifest = cls.model_validate(content)
+        except (FileNotFoundError, NotADirectoryError) as error:
             begun = ", or only in part" if (directory / "sources").is_dir() else ""
             raise NotPreparedError(
                 f"{directory} has not been prepared{begun}: run `evenpack prepare` with this run file"
-            )
-        try:
-            content = read_json(path)
-            checksum = content.pop("checksum", None)
-            manifest = cls.model_validate(content)
-        except OSError as error:
-            raise DataError(f"{path} cannot be read: {error.strerror}; make it readable for this user") from error
+            ) from error
         except ValueError as error:
             finding = error.errors()[0]["msg"] if isinstance(error, ValidationError) else str(error)
             raise DataError(
@@ -247,6 +248,9 @@ def data_section(config: DataConfig) -> dict[str, Any]:
         if source["kind"] != "hdf5":
             for key in [key for key, default in _OFF_UNLESS_GIVEN.items() if source.get(key, default) == default]:
                 source.pop(key, None)
+    for key, default in _TOKENIZER_AS_EVER.items():
+        if section["tokenizer"].get(key) == default:
+            del section["tokenizer"][key]
     for part in (section["tokenizer"], *section["sources"].values()):
         for key in _PATHS & part.keys():
             part[key] = _absolute(part[key])

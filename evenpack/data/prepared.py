@@ -1,14 +1,16 @@
 """A prepared directory, opened for a run."""
 
 import json
+import logging
 import math
-from functools import cached_property
+from functools import cache, cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 import xxhash
 
 from evenpack.data.config import DataConfig
+from evenpack.data.keys import derive_key
 from evenpack.data.manifest import TOKENIZER_FOLDER, Manifest, data_section, refuse_differences, remedy
 from evenpack.data.opened_directories import record_opened
 from evenpack.data.order.config import PackingConfig
@@ -18,19 +20,29 @@ from evenpack.data.order.selection import PackedSource
 from evenpack.data.order.step_shape import Batching
 from evenpack.data.order.stored_plan import open_blocked_plan, open_plan
 from evenpack.data.order.weight_change import WeightChange
-from evenpack.data.permutation import derive_key
 from evenpack.data.recipes import OF_THE_LOSS
-from evenpack.data.sequences import SentencePairsView, ViewOfDocuments, open_view
+from evenpack.data.sequences import MaskedPairsView, SentencePairsView, ViewOfDocuments, open_view
 from evenpack.data.sequences.pairs import ORIGIN_COLUMNS
 from evenpack.data.sequences.shuffled import SHUFFLED, OrderedView, ShuffledView
 from evenpack.data.sequences.view import StoredView
 from evenpack.data.tokens.file import TokenFile, expect_random_reads
+from evenpack.data.verification import Content, require_verified
 from evenpack.errors import DataError
+from evenpack.files import expand_user, explained
 
 if TYPE_CHECKING:
     from evenpack.data.tokenizers.tokenizer import Tokenizer
 
+log = logging.getLogger(__name__)
+
 Split = Literal["train", "validation"]
+Verification = Content | Literal["nothing", "later"]
+"""What `PreparedData.open` verifies; `nothing` says so, `later` leaves it to the caller."""
+
+_OTHER_FILES = 256
+"""Open files of a process besides those of prepared data: libraries, sockets, logs."""
+_MAPPINGS = 4
+"""Times that a file may be mapped at once: by the views and plans of training, and by those of validation."""
 
 
 class PreparedData:
@@ -47,18 +59,40 @@ class PreparedData:
         """How plans pack the sequences; None: as prepared."""
 
     @classmethod
-    def open(cls, directory: Path, config: DataConfig) -> "PreparedData":
-        """Opens the output of `prepare`, in time that does not grow with the corpus: it checks sizes and reads no data.
+    def open(cls, directory: Path, config: DataConfig, *, verify: Verification = "all") -> "PreparedData":
+        """Opens the output of `prepare`, whose sizes are checked.
+
+        Args:
+            verify: what is compared with its checksums first, once in a process, in time that grows with it unless
+                `data.verify_in_training` is false. Without it the time does not grow with the corpus: for `nothing` a
+                line of the log says that the content was not verified; for `later` the caller sees to it.
 
         Raises: NotPreparedError if the directory is not prepared, or incomplete; DataError if it was prepared from
-        another data section, or if files are missing or cut short.
+        another data section, or if files are missing, cut short, damaged or unreadable.
         """
-        directory = directory.absolute()
+        directory = expand_user(directory).absolute()
         manifest = Manifest.read(directory)
         refuse_differences(manifest.data, data_section(config), directory)
         check_sizes(directory, manifest)
         record_opened(directory)
-        return cls(directory, config, manifest)
+        _allow_open_files(len(manifest.files))
+        prepared = cls(directory, config, manifest)
+        if verify != "later":
+            prepared.verify(verify)
+        return prepared
+
+    def verify(self, content: Content | Literal["nothing"] = "all", *, share: tuple[int, int] = (0, 1)) -> None:
+        """Compares files with their checksums, or says in the log that it does not: see `open`.
+
+        Args:
+            share: index and number of the processes that open the set together, each of which reads its part.
+
+        Raises: DataError that names each damaged or unreadable file.
+        """
+        if content == "nothing" or not self.config.verify_in_training:
+            _say_unverified(self.directory, "" if content == "nothing" else " (data.verify_in_training is false)")
+        else:
+            require_verified(self.directory, self.manifest, content, share=share)
 
     def __reduce__(self) -> tuple[Any, ...]:
         return _reopen, (self.directory, self.config, self.repacking)
@@ -133,11 +167,17 @@ class PreparedData:
     def view(self, source: str, split: Split) -> ViewOfDocuments | SentencePairsView | ShuffledView:
         """Returns the sequences of a split, which may have none."""
         token_file = TokenFile(self.token_file_prefix(source), verify=False)
-        view = open_view(self._folder(source, split), token_file)
+        view = open_view(self._folder(source, split), token_file, self.config.recipe)
         if split == "train" and self.config.shuffle.kind == "grid":
             assert isinstance(view, OrderedView), "the configuration takes no other recipes"
             return ShuffledView(view, TokenFile(self.source_folder(source) / SHUFFLED, verify=False))
         return view
+
+    def stored_masks(self, source: str) -> int:
+        """Returns the number of masks that are stored with the training pairs of a source."""
+        view = self.view(source, "train")
+        assert isinstance(view, MaskedPairsView), "prepared with masks"
+        return len(view.mask_positions)
 
     def plan(self, source: str, split: Split, *, seed: int, batching: Batching = "packs") -> PackStream:
         """Opens the plan of the packs of a split.
@@ -174,11 +214,11 @@ class PreparedData:
             keeps_order=self.config.keeps_order,
         )
 
-    def fingerprint(self, seed: int, batching: Batching = "packs", *, last_step: int | None = None) -> str:
+    def fingerprint(self, seed: int, batching: Batching = "packs", *, stop_step: int | None = None) -> str:
         """Returns a hash of everything that decides which packs form which step.
 
-        Paths, times, world size and workers are not part of it. `last_step` leaves out the mixture's schedule for later
-        steps; None includes all steps.
+        Paths, times, world size and workers are not part of it. `stop_step` leaves out the mixture's schedule from that
+        step on; None includes all steps.
         """
         content = {
             "files": {
@@ -197,9 +237,9 @@ class PreparedData:
             content["batching"] = batching
         if self.config.order != "shuffled":
             content["order"] = self.config.order
-        changes = [one for one in self.config.weight_changes if last_step is None or one.step <= last_step]
+        changes = [one for one in self.config.weight_changes if stop_step is None or one.step < stop_step]
         if changes:
-            content["mixture_schedule"] = [[change.step, self._mixture(change.weights)] for change in changes]
+            content["mixture_schedule"] = [[change.step + 1, self._mixture(change.weights)] for change in changes]
         if self.repacking is not None:
             content["repacking"] = self.repacking.model_dump()
         return xxhash.xxh3_128_hexdigest(json.dumps(content, sort_keys=True).encode())
@@ -217,8 +257,18 @@ class PreparedData:
         return self.source_folder(source) / split
 
 
+@cache
+def _say_unverified(directory: Path, reason: str) -> None:
+    """Says it once in a process: studies open a set for each of their runs."""
+    log.info(
+        "the content of %s is not verified here, only its sizes%s; `evenpack verify` compares all of it",
+        directory,
+        reason,
+    )
+
+
 def _reopen(directory: Path, config: DataConfig, repacking: PackingConfig | None) -> PreparedData:
-    prepared = PreparedData.open(directory, config)
+    prepared = PreparedData.open(directory, config, verify="later")  # by whoever opened what was pickled
     return prepared if repacking is None else prepared.repacked(repacking)
 
 
@@ -227,7 +277,8 @@ def check_sizes(directory: Path, manifest: Manifest) -> None:
     wrong, shared = [], []
     for record in manifest.files.values():
         path = record.locate(directory)
-        found = path.stat().st_size if path.is_file() else None
+        with explained(path, DataError):
+            found = path.stat().st_size if path.is_file() else None
         if found != record.content.bytes:
             wrong.append(
                 f"  {path}: expected {record.content.bytes} bytes, found {'no file' if found is None else found}"
@@ -235,6 +286,15 @@ def check_sizes(directory: Path, manifest: Manifest) -> None:
             shared += [path] if record.is_shared else []
     if wrong:
         raise DataError("\n".join([f"{directory} is not as it was prepared:", *wrong, remedy(directory, shared)]))
+
+
+def _allow_open_files(files: int) -> None:
+    """Raises this process's soft limit of open files to the hard one if it may be too low: each mapped file is open."""
+    import resource  # which Windows lacks
+
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft < _OTHER_FILES + _MAPPINGS * files:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
 
 def packed_sources(

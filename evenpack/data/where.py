@@ -10,8 +10,8 @@ for a thousand sequences and for a billion; only stored pairs are searched (`seq
     where.step(1200).sequences          # what the ranks trained on in step 1200
     where.document(7, "wiki").visits    # in which steps document 7 of source wiki was, in every epoch
 
-This package does not depend on runs: `engine/where.py` opens this class for a run file. Steps are numbered
-from 1, as in metrics.jsonl.
+This package does not depend on runs: `engine/where.py` opens this class for a run file. Questions and answers number
+steps from 1, as the records of metrics.jsonl with which they are compared.
 """
 
 from collections.abc import Callable, Sequence
@@ -179,7 +179,7 @@ class Where:
             )
         return StepContent(
             step=step,
-            skipped=step in self.skipped,
+            skipped=step - 1 in self.skipped,
             packs=packs.packs,
             order_hash=f"{order_hash(packs):016x}",
             sequences=tuple(sequences),
@@ -227,10 +227,10 @@ class Where:
         visits = []
         for place in order[positions[order] < end].tolist():
             member, draw, position = int(members[place]), int(draws[place]), int(positions[place])
-            step = draw // self.items_per_step + 1
+            step = draw // self.items_per_step
             visits += [
                 Visit(
-                    step=step,
+                    step=step + 1,
                     skipped=step in self.skipped,
                     epoch=int(epochs[place]),
                     pack=draw % self.items_per_step,
@@ -293,10 +293,7 @@ def _absence(traced: TracedSource, document: int) -> str:
 
 def _lengths(source: PackedSource, sequence_ids: Int64[np.ndarray, " K"]) -> Int64[np.ndarray, " K"]:
     """Returns the tokens of each sequence, by which its plan finds it."""
-    segments, counts = source.view.segments(sequence_ids)
-    ends = np.concatenate([[0], np.cumsum(segments)])[np.cumsum(counts)]
-    lengths: Int64[np.ndarray, " K"] = np.diff(ends, prepend=0)
-    return lengths
+    return np.array([source.view.lengths(one, one + 1)[0] for one in sequence_ids.tolist()], dtype=np.int64)
 
 
 def _by_sequence(origins: Origins) -> list[list[tuple[int, int, int]]]:

@@ -31,7 +31,7 @@ from evenpack.models.build import Model, new_model
 
 @dataclass(frozen=True, kw_only=True)
 class Start:
-    """The step where a training run begins or continues."""
+    """The point at which a training run begins or continues."""
 
     resolved: ResolvedRun
     world: World
@@ -49,12 +49,12 @@ class Start:
         return self.resolved.prepared
 
     @property
-    def first_step(self) -> int:
-        """Updates done before: 0, or the checkpoint's number."""
+    def steps_done(self) -> int:
+        """Steps done before: 0, or the checkpoint's number."""
         return 0 if self.checkpoint is None else self.checkpoint.step
 
     @property
-    def first_samples(self) -> int:
+    def samples_done(self) -> int:
         """Sequences trained on before."""
         return 0 if self.checkpoint is None else self.checkpoint.state.samples
 
@@ -64,14 +64,14 @@ class Start:
         return None if self.checkpoint is None else self.checkpoint.state.reached_accuracy
 
     def batches(self, *, stop_step: int) -> Generator[StepBatches | SkippedStep]:
-        """This rank's part of the steps from `first_step` up to `stop_step`.
+        """This rank's part of the steps from the first that is not done up to `stop_step`.
 
         The loader's processes start at the call; closing what it returns ends them.
         """
         settings = self.resolved.pipeline_settings(self.world)
         skipped = self.config.training.skipped
         return training_batches(
-            self.prepared, settings, start_step=self.first_step, stop_step=stop_step, skipped=skipped
+            self.prepared, settings, start_step=self.steps_done, stop_step=stop_step, skipped=skipped
         )
 
     @property
@@ -82,30 +82,31 @@ class Start:
 
     @property
     def is_done(self) -> bool:
-        """Whether an earlier start has reached the target or the last step."""
-        return self.first_step >= self.config.training.last_step or self.has_reached_target
+        """Whether an earlier start has reached the target or done the last step."""
+        return self.steps_done >= self.config.training.stop_step or self.has_reached_target
 
 
 @dataclass(frozen=True, kw_only=True)
-class TrainingRun(Start):
-    """All parts of a training run, at the step where it begins or continues."""
+class TrainingRun:
+    """A run with all that trains it."""
 
+    start: Start
     engine: TrainingEngine
     checkpoints: CheckpointWriter
     on_activity: OnActivity
     """Function that is told what this rank begins to do."""
 
     def state(
-        self, step: int, *, samples: int, reached_accuracy: float | None, validation_loss: float | None
+        self, steps_done: int, *, samples: int, reached_accuracy: float | None, validation_loss: float | None
     ) -> TrainState:
-        """Returns the state of a checkpoint after `step` updates, without weights and optimizer."""
+        """Returns the state of a checkpoint after so many steps, without weights and optimizer."""
         return TrainState(
-            step=step,
-            fingerprint=self.resolved.fingerprint(step),
-            world_size=self.world.size,
+            step=steps_done,
+            fingerprint=self.start.resolved.fingerprint(steps_done),
+            world_size=self.start.world.size,
             zero_stage=self.engine.sharding.stage,
-            cost_weights=self.resolved.shape.cost_weights,
-            config=self.config.model_dump(mode="json"),
+            cost_weights=self.start.resolved.shape.cost_weights,
+            config=self.start.config.model_dump(mode="json"),
             reached_accuracy=reached_accuracy,
             samples=samples,
             validation_loss=validation_loss,
@@ -158,11 +159,9 @@ def build_at(start: Start, *, on_activity: OnActivity = ignore_activity) -> Trai
             engine.deepspeed, checkpoint, world, on_conversion=lambda: on_activity("converting the checkpoint", step)
         )
     return TrainingRun(
-        resolved=resolved,
-        world=world,
+        start=start,
         engine=engine,
-        checkpoint=checkpoint,
-        checkpoints=_writer(resolved.config, world, resumed_step=None if checkpoint is None else checkpoint.step),
+        checkpoints=_writer(resolved.config, world, steps_done=start.steps_done),
         on_activity=on_activity,
     )
 
@@ -170,13 +169,16 @@ def build_at(start: Start, *, on_activity: OnActivity = ignore_activity) -> Trai
 def build_model(run: ResolvedRun, device: torch.device) -> Model:
     """Returns the run's model with the initial weights of its seed."""
     with device:
-        return new_model(
+        model = new_model(
             run.config.model,
             vocabulary_size=run.prepared.vocabulary_size,
             max_positions=run.config.max_positions,
             attention_backend=run.config.attention.backend,
             seed=run.config.run.seed,
         )
+    if run.config.training.residual_dtype == "bf16":
+        model.residual_dtype = torch.bfloat16
+    return model
 
 
 def build_placed_model(run: ResolvedRun, world: World) -> Model:
@@ -191,14 +193,14 @@ def build_placed_model(run: ResolvedRun, world: World) -> Model:
     return model
 
 
-def _writer(config: RunConfig, world: World, *, resumed_step: int | None) -> CheckpointWriter:
+def _writer(config: RunConfig, world: World, *, steps_done: int) -> CheckpointWriter:
     training = config.training
     policy = KeepPolicy(
         newest=training.keep_checkpoints,
         every_hours=training.keep_checkpoint_every_hours,
         best=training.keep_best_checkpoint,
     )
-    return CheckpointWriter(config.run.output_dir / CHECKPOINTS, world, policy, resumed_step=resumed_step)
+    return CheckpointWriter(config.run.output_dir / CHECKPOINTS, world, policy, steps_done=steps_done)
 
 
 def _require_shared_fingerprint(run: ResolvedRun, world: World) -> None:

@@ -4,6 +4,7 @@ import logging
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 
+import torch
 from torch import nn
 from torch._dynamo.callback import CallbackArgs, callback_handler
 from torch._dynamo.utils import counters
@@ -22,6 +23,12 @@ _COMPILERS = ("torch._dynamo", "torch._functorch", "torch._inductor", "triton")
 
 _LINES_OF_CAUSE = 3
 
+_MOST_VARIANTS = 64
+"""Variants of one function before torch.compile gives it up; its own limit is 8. ModernBERT's blocks have six: three
+kinds, in training and in evaluation."""
+
+_REMINDER_STEPS = 100
+
 
 class Compilation:
     """Says what torch.compile could not do for a run's model, and how to train without it.
@@ -36,20 +43,45 @@ class Compilation:
             is_asked: whether the run file compiles; else nothing here has an effect.
             warns_of_cuts: whether a graph that is cut is worth a warning.
         """
-        self._is_asked = is_asked
+        self.is_asked = is_asked
         self._warns_of_cuts = warns_of_cuts
         self._known = set(counters["graph_break"])
+        self._given_up_before = _given_up()
+        self._updates = 0
+
+    @property
+    def left_eager(self) -> int | None:
+        """Functions that torch.compile has given up, which run as they are written; None if nothing is compiled."""
+        return _given_up() - self._given_up_before if self.is_asked else None
+
+    def count_update(self) -> None:
+        """Counts an update of the weights; from the first one on, a function that is given up no longer ends the run.
+
+        A warning is repeated as long as there are such functions.
+        """
+        if self.left_eager and self._updates % _REMINDER_STEPS == 0:
+            log.warning("%s", self._slower())
+        self._updates += 1
+
+    def _slower(self) -> str:
+        reason = str(next(reversed(counters["unimplemented"]))).partition("\n  Hint")[0]
+        return (
+            f"training.compile: torch.compile has given up {self.left_eager} functions, which run uncompiled and "
+            f"slower: {' '.join(reason.split())}"
+        )
 
     @contextmanager
     def explained(self) -> Iterator[None]:
         """Explains a compilation that fails within the block, and warns once for each reason that cuts a graph.
 
-        Raises: RunError with the way back.
+        Raises: RunError with the way back; before the first update also for a function that is given up, where torch
+        would run it uncompiled to the end.
         """
+        given_up = self.left_eager
         try:
             yield
         except Exception as error:
-            if not self._is_asked or not type(error).__module__.startswith(_COMPILERS):
+            if not self.is_asked or not type(error).__module__.startswith(_COMPILERS):
                 raise
             cause = getattr(error, "inner_exception", error)
             lines = [line.strip() for line in f"{type(cause).__name__}: {cause}".splitlines() if line.strip()]
@@ -58,6 +90,12 @@ class Compilation:
                 f"{' '.join(lines[:_LINES_OF_CAUSE])}\n"
                 "Set training.compile=false to train without it; checkpoints stay valid"
             ) from error
+        if self.left_eager != given_up:
+            if not self._updates:
+                raise RunError(
+                    f"{self._slower()}\nSet training.compile=false to train without it; checkpoints stay valid"
+                )
+            log.warning("%s", self._slower())
         if not self._warns_of_cuts:
             return
         for reason in counters["graph_break"].keys() - self._known:
@@ -66,6 +104,11 @@ class Compilation:
                 "training.compile: a graph is cut, so less is fused: %s; training.compile=false trains without it",
                 reason.partition("\n")[0],
             )
+
+
+def _given_up() -> int:
+    """Returns how many functions of this process torch.compile has given up."""
+    return sum(counters["unimplemented"].values())
 
 
 def compile_if_asked(model: nn.Module, config: RunConfig, device_type: str) -> Compilation:
@@ -94,11 +137,12 @@ def compile_if_asked(model: nn.Module, config: RunConfig, device_type: str) -> C
     is_cut = backend in capabilities.LEFT_TO_PYTHON
     if is_cut and device_type == "cuda":
         log.warning(
-            "training.compile: attention by %s is left to Python, which cuts each block into several graphs; attention "
-            "by varlen and flash is in the graph. Choose one by attention.backend, or set training.compile=false",
+            "training.compile: attention by %s is left to Python, which cuts each block into several graphs; varlen, "
+            "flash and flash4 are in the graph. Choose one by attention.backend, or set training.compile=false",
             backend,
         )
     assert isinstance(model, PackedTransformer), "the model of a family"
+    torch._dynamo.config.recompile_limit = max(_MOST_VARIANTS, torch._dynamo.config.recompile_limit)
     model.compile_parts(varying_slots=training.has_varying_slots)
     return Compilation(is_asked=True, warns_of_cuts=not is_cut)
 

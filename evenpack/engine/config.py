@@ -10,7 +10,7 @@ from evenpack.config import Section, UserPath, nearest
 from evenpack.data.config import DataConfig
 from evenpack.data.limits import MOST_PACKS_A_STEP, MOST_STEPS
 from evenpack.data.order.skipped_steps import SkippedSteps
-from evenpack.data.order.step_shape import POLICIES, AssignmentPolicy, Batching, Layout, StepSize, default_policy
+from evenpack.data.order.step_shape import POLICIES, AssignmentPolicy, Batching, Layout, default_policy, micro_batches
 from evenpack.data.recipes import MaskedPairsRecipe, MaskingConfig
 from evenpack.engine.optimizers.config import OptimizerSection, ScheduleSection
 from evenpack.engine.sharding import SHARDINGS, Sharding
@@ -104,7 +104,7 @@ class TrainingSection(Section):
     average, where assignment is max_tokens."""
     tokens_per_step: Tokens | None = Field(default=None, ge=1)
     """Real tokens of one optimizer update over all ranks, on average, in place of packs_per_step (or
-    sequences_per_step): rounded to whole micro-batches, as `--dry-run` shows."""
+    sequences_per_step): rounded to whole micro-batches, as `evenpack plan` shows."""
     packing_adjustment: Literal["none", "fewer_accumulations", "lamb_betas"] = "none"
     """How to adjust hyperparameters chosen for steps of single sequences: a step of as many packs holds more sequences,
     by the packing factor (PackedBERT, section 3.3). fewer_accumulations: packs_per_step is divided by that factor.
@@ -112,10 +112,10 @@ class TrainingSection(Section):
 
     steps: Steps | None = Field(default=None, ge=1, le=MOST_STEPS)
     """Length of the learning-rate schedule, in optimizer updates. Exactly one of steps, epochs, max_samples, tokens and
-    chinchilla_ratio is given; steps are computed from the others and the prepared data, and `--dry-run` shows them."""
+    chinchilla_ratio is given; steps are computed from the others and the prepared data, and `plan` shows them."""
     epochs: Epochs | None = Field(default=None, gt=0.0, le=MOST_STEPS)
     """Passes over all sources together; the last step is filled from the next pass. With several sources, the number
-    of passes over each depends on their weights; `--dry-run` shows it."""
+    of passes over each depends on their weights; `evenpack plan` shows it."""
     max_samples: Sequences | None = Field(default=None, ge=1)
     """Sequences to train on, on average at most: steps are rounded down."""
     tokens: Tokens | None = Field(default=None, ge=1)
@@ -147,6 +147,9 @@ class TrainingSection(Section):
 
     precision: Literal["fp32", "bf16_autocast"] = "bf16_autocast"
     """Number formats; bf16_autocast keeps FP32 parameters and computes matrix products in bfloat16."""
+    residual_dtype: Literal["fp32", "bf16"] = "fp32"
+    """Number format of the sums that go from block to block, and of their gradients. bf16 halves their bytes, as in
+    llm.c and nanochat, and rounds each sum to 8 bits; it needs precision bf16_autocast."""
     compile: bool = False
     """Compile the blocks and the loss by torch.compile, which fuses the operators between matrix products and
     attention. The first step takes up to minutes longer. Results are the same to rounding; dropout draws other
@@ -214,14 +217,12 @@ class TrainingSection(Section):
         count: int = getattr(self, f"{self.batching}_per_micro_batch")
         return count
 
-    @property
-    def step_size(self) -> StepSize:
-        """The size of a step and of a micro-batch; the size of a step must be stated, or settled."""
-        return StepSize(
-            batching=self.batching,
-            items_per_step=self.items_per_step,
-            items_per_micro_batch=self.items_per_micro_batch,
-        )
+    def micro_batches(self, ranks: int) -> int:
+        """Returns the micro-batches of each rank in each step, whose items must be stated, or settled.
+
+        Raises: ConfigError with valid values, if the items cannot be divided evenly.
+        """
+        return micro_batches(self.batching, self.items_per_step, self.items_per_micro_batch, ranks=ranks)
 
     @property
     def policy(self) -> AssignmentPolicy:
@@ -240,7 +241,12 @@ class TrainingSection(Section):
     @property
     def skipped(self) -> SkippedSteps:
         """The skipped steps."""
-        return SkippedSteps.of(self.skip_steps)
+        return SkippedSteps.named(self.skip_steps)
+
+    @property
+    def is_evaluated(self) -> bool:
+        """Whether the model is ever evaluated."""
+        return self.evaluate_every_steps is not None or self.evaluate_every_samples is not None
 
     @property
     def planned_steps(self) -> int:
@@ -249,8 +255,8 @@ class TrainingSection(Section):
         return self.steps
 
     @property
-    def last_step(self) -> int:
-        """The step at which this start of the run ends at the latest."""
+    def stop_step(self) -> int:
+        """The step before which this start of the run ends at the latest."""
         return self.stop_after_steps or self.planned_steps
 
     @field_validator("skip_steps", mode="before")
@@ -274,11 +280,19 @@ class TrainingSection(Section):
                 f"expected exactly one of {', '.join(LENGTHS)}, found {' and '.join(given) or 'none'}: give one, and "
                 "set the others to null or leave them out"
             )
-        is_evaluated = self.evaluate_every_steps is not None or self.evaluate_every_samples is not None
-        if self.target_accuracy is not None and not is_evaluated:
+        if self.target_accuracy is not None and not self.is_evaluated:
             raise ValueError(
                 "target_accuracy is compared with evaluations, and there are none: set evaluate_every_steps or "
                 "evaluate_every_samples"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _check_residual(self) -> "TrainingSection":
+        if self.residual_dtype == "bf16" and self.precision == "fp32":
+            raise ValueError(
+                "residual_dtype is bf16, and precision fp32 keeps every number in FP32: set precision=bf16_autocast, "
+                "or residual_dtype=fp32"
             )
         return self
 
@@ -416,15 +430,24 @@ class RunConfig(Section):
         if steps is None:
             return self
         last_skipped = training.skipped.spans[-1][1] if training.skipped else 0
-        if self.schedule.warmup_steps > steps:
-            raise ValueError(f"schedule.warmup_steps ({self.schedule.warmup_steps}) is above training.steps ({steps})")
+        schedule = self.schedule
+        if schedule.warmup_steps > steps:
+            raise ValueError(
+                f"schedule.warmup_steps ({schedule.warmup_steps}) is above training.steps ({steps}): for so short "
+                f"a run set it too, for example schedule.warmup_steps={steps // 10}"
+            )
+        if schedule.warmup_steps + (schedule.decay_steps or 0) > steps:
+            raise ValueError(
+                f"schedule.warmup_steps ({schedule.warmup_steps}) and decay_steps ({schedule.decay_steps}) are more "
+                f"than training.steps ({steps}): the decay would begin before the warm-up ends"
+            )
         if training.stop_after_steps is not None and training.stop_after_steps > steps:
             raise ValueError(
                 f"training.stop_after_steps ({training.stop_after_steps}) is above training.steps ({steps})"
             )
         if last_skipped > steps:
             raise ValueError(f"training.skip_steps names step {last_skipped}, above training.steps ({steps})")
-        if next(training.skipped.gaps(1, steps), None) is None:
+        if next(training.skipped.gaps(0, steps), None) is None:
             raise ValueError(f"training.skip_steps leaves none of the {steps} steps to be trained")
         if changes and changes[-1].step > steps:
             raise ValueError(

@@ -45,7 +45,7 @@ def deepspeed_config(config: RunConfig, world_size: int) -> dict[str, Any]:
     derived: dict[str, Any] = {
         "train_batch_size": training.items_per_step,
         "train_micro_batch_size_per_gpu": training.items_per_micro_batch,
-        "gradient_accumulation_steps": training.step_size.micro_batches(world_size),
+        "gradient_accumulation_steps": training.micro_batches(world_size),
         **section.sharding.deepspeed_settings(training.gradient_clipping),
         # It would synchronise the device before and after each step.
         "timers": {"throughput": {"enabled": False}},

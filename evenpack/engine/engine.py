@@ -11,7 +11,7 @@ from jaxtyping import Float, Float64, Int
 from torch import Tensor, nn
 
 from evenpack.batch import PackedBatch
-from evenpack.data.permutation import derive_key
+from evenpack.data.keys import derive_key
 from evenpack.engine.compilation import compile_if_asked
 from evenpack.engine.config import RunConfig
 from evenpack.engine.deepspeed_config import deepspeed_config
@@ -19,7 +19,7 @@ from evenpack.engine.optimizers.build import build_optimizer
 from evenpack.engine.optimizers.schedules import learning_rate
 from evenpack.engine.resolving.objective import DenominatorsOf
 from evenpack.engine.world.distributed import World, quiet_deepspeed
-from evenpack.models.common.losses import Denominators, LossOutputs, scaled_loss
+from evenpack.models.common.loss_sums import Denominators, LossOutputs, scaled_loss
 
 Phase = Literal["begin", "forward", "backward", "all_reduce", "update"]
 """Phases of a step, in this order; forward and backward alternate, once for each micro-batch."""
@@ -47,6 +47,8 @@ class LocalStep:
     """L2 norm of this rank's own part of the gradient, before the mean over the ranks; None from ZeRO 2 on, where each
     backward pass replaces that part by one of the mean."""
     learning_rate: float
+    left_eager: int | None
+    """Functions that torch.compile has given up so far; None if nothing is compiled."""
     stopwatch: "Stopwatch"
     """Time from the first forward to the end of the last backward pass, without the all-reduce after it; from ZeRO 2 on
     the reduction is within it."""
@@ -62,7 +64,7 @@ class TrainingEngine:
         """
         settings = deepspeed_config(config, world.size)
         model.to(world.device)
-        self._compilation = compile_if_asked(model, config, world.device.type)
+        self.compilation = compile_if_asked(model, config, world.device.type)
         self.config = config
         self.world = world
         self.denominators = denominators
@@ -88,37 +90,40 @@ class TrainingEngine:
     def train_step(self, step: int, micro_batches: Sequence[PackedBatch]) -> LocalStep:
         """Runs update number `step` + 1 (steps count from 0), over this rank's micro-batches of the step.
 
-        Nothing here waits for the device, except to check the gradient norm: from ZeRO 1 on DeepSpeed checks it (at
-        ZeRO 1 by three reads and two blocking copies), and at ZeRO 0 this method does with `on_nan: skip`. Where it is
-        checked, an update whose norm is not finite is left out; elsewhere such an update is made and is invalid, so the
+        Nothing here waits for the device, except to check the gradient norm as the sharding does (`Sharding.update`).
+        An update whose norm is not finite is left out with `on_nan: skip`; else it may be made and is invalid, so the
         caller must check the norm.
         """
         loss_sums, correct, stopwatch = self.compute_gradients(step, micro_batches)
-        local_gradient_norm, gradient_norm = self.reduce_gradients()
-        if self.config.training.on_nan == "skip":
-            self.sharding.leave_out_unless_finite(self.model, gradient_norm)
+        own_norm = self.reduction.finish()
         self.observer("all_reduce")
         rate = self.learning_rate(step)
         for group in self.deepspeed.optimizer.param_groups:
             group["lr"] = rate
-        self.deepspeed.step()
+        training = self.config.training
+        norm = self.sharding.update(
+            self.deepspeed,
+            training.gradient_clipping,
+            norm=own_norm if self.world.size == 1 else None,
+            leaves_out=training.on_nan == "skip",
+        )
+        self.compilation.count_update()
         self.observer("update")
-        if gradient_norm is None:
-            gradient_norm = torch.as_tensor(self.sharding.norm_of_update(self.deepspeed), device=self.world.device)
         return LocalStep(
             loss_sums=loss_sums,
             optimised_losses=self.optimised_losses(loss_sums, micro_batches),
             correct=correct,
-            gradient_norm=gradient_norm.float(),
-            local_gradient_norm=local_gradient_norm,
+            gradient_norm=torch.as_tensor(norm, device=self.world.device).float(),
+            local_gradient_norm=own_norm,
             learning_rate=rate,
+            left_eager=self.compilation.left_eager,
             stopwatch=stopwatch,
         )
 
     def learning_rate(self, step: int) -> float:
-        """Returns the rate of update number `step` + 1, whether it is made or skipped."""
+        """Returns the rate of a step's update, whether it is made or skipped."""
         return learning_rate(
-            step + 1,
+            step,
             peak=self.config.optimizer.learning_rate,
             steps=self.config.training.planned_steps,
             schedule=self.config.schedule,
@@ -142,7 +147,7 @@ class TrainingEngine:
             slot = self.world.rank * self.micro_batches + index
             torch.manual_seed(dropout_seed(self.config.run.seed, step, slot))
             self.deepspeed.set_gradient_accumulation_boundary(index == self.micro_batches - 1)
-            with self._compilation.explained():
+            with self.compilation.explained():
                 outputs: LossOutputs = self.deepspeed(batch)
             loss = scaled_loss(
                 outputs, self.denominators_of(batch), world_size=self.world.size, accumulation=self.micro_batches
@@ -150,7 +155,7 @@ class TrainingEngine:
             self.observer("forward")
             if index == self.micro_batches - 1:
                 self.reduction.begin()
-            with self._compilation.explained():
+            with self.compilation.explained():
                 self.deepspeed.backward(loss)
             self.observer("backward")
             for name, output in outputs.items():
@@ -183,14 +188,6 @@ class TrainingEngine:
         sums = torch.stack(list(loss_sums.values()), dim=1)  # [micro-batches, losses]
         losses = (sums.double() / table.to(sums.device, non_blocking=True)).sum(dim=0)
         return dict(zip(loss_sums, losses.unbind(), strict=True))
-
-    def reduce_gradients(self) -> tuple[Float[Tensor, ""] | None, Float[Tensor, ""] | None]:
-        """Averages the gradients over the ranks and clips them, as the sharding requires; see there.
-
-        Returns: the norm of this rank's own part, and of the mean before clipping.
-        """
-        own = self.reduction.finish()
-        return own, self.sharding.clip(self.model, self.config.training.gradient_clipping)
 
 
 class DeviceCopies:

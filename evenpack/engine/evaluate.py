@@ -2,8 +2,9 @@
 
 import logging
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from itertools import islice
 from typing import Any
 
 import torch
@@ -18,7 +19,7 @@ from evenpack.engine.resolving.resolve import ResolvedRun
 from evenpack.engine.world.distributed import World
 from evenpack.errors import DataError
 from evenpack.losses import LOSSES, NO_COUNTS, StepCounts
-from evenpack.models.common.losses import LossOutputs
+from evenpack.models.common.loss_sums import LossOutputs
 from evenpack.models.common.section import TransformerConfig
 
 log = logging.getLogger(__name__)
@@ -130,6 +131,7 @@ def evaluate_model(
     *,
     split: Split = "validation",
     on_batch: Callable[[], None] = lambda: None,
+    most_batches: int | None = None,
 ) -> Evaluations:
     """Evaluates `model`, called as `model(batch) -> LossOutputs`, on each source's validation packs, by source name.
 
@@ -137,6 +139,9 @@ def evaluate_model(
     a rank may have one batch fewer than another. At ZeRO 3, where a forward pass gathers parameters from all ranks, it
     then computes a batch that does not count. Sums are kept in float64 and reduced over ranks once. The model's mode
     (training or evaluation) is restored. `on_batch` is called before each batch.
+
+    Args:
+        most_batches: of each source on each rank; None: all.
 
     A source without held-out targets is not in the result, and rank 0 logs a warning with its name.
     """
@@ -149,7 +154,10 @@ def evaluate_model(
     try:
         with precision:
             sums = torch.stack(
-                [_sum_source(model, run, name, world, split=split, on_batch=on_batch) for name in prepared.source_names]
+                [
+                    _sum_source(model, run, world, islice(_in_step(run, name, world, split), most_batches), on_batch)
+                    for name in prepared.source_names
+                ]
             )
     finally:
         model.train(was_training)
@@ -160,7 +168,7 @@ def evaluate_model(
         if total[_TARGETS] > 0
     }
     absent = [name for name in prepared.source_names if name not in evaluations]
-    if absent and world.is_main:
+    if absent and world.is_main and most_batches is None:
         log.warning(
             "no validation loss for %s: nothing to predict was held out (data.validation_fraction is %g)",
             ", ".join(absent),
@@ -194,9 +202,13 @@ def evaluations_to_json(prepared: PreparedData, evaluations: Evaluations) -> dic
 
 
 def _sum_source(
-    model: nn.Module, run: ResolvedRun, source: str, world: World, *, split: Split, on_batch: Callable[[], None]
+    model: nn.Module,
+    run: ResolvedRun,
+    world: World,
+    batches: Iterable[tuple[PackedBatch, bool]],
+    on_batch: Callable[[], None],
 ) -> Float64[Tensor, " sums"]:
-    """Returns this rank's sums for a source.
+    """Returns this rank's sums for a source, from its batches and whether each counts.
 
     They are the numbers of targets, sequences and packs, then for each loss of the model its sum and the number of
     correct targets.
@@ -204,7 +216,7 @@ def _sum_source(
     losses = [loss.name for loss in run.config.model.losses]
     sums = torch.zeros(2 * len(losses), dtype=torch.float64, device=world.device)
     counts = NO_COUNTS
-    for batch, counts_here in _in_step(run, source, world, split):
+    for batch, counts_here in batches:
         on_batch()
         outputs: LossOutputs = model(batch.to(world.device, non_blocking=True))
         if not counts_here:

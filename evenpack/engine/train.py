@@ -2,6 +2,7 @@
 
 import json
 import logging
+import os
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
@@ -14,13 +15,14 @@ from typing import Literal
 from evenpack.data.batches.loader_processes import explained_loader_deaths
 from evenpack.data.batches.pipeline import SkippedStep, StepBatches
 from evenpack.data.manifest import MANIFEST
-from evenpack.data.prepare.verification import explained_damage
+from evenpack.data.verification import explained_damage
 from evenpack.differences import flatten
 from evenpack.engine.activity import OnActivity, entered_as_own_work, ignore_activity, own_work
 from evenpack.engine.build import Start, TrainingRun, build_at, find_start
 from evenpack.engine.compilation import compiling_as_own_work
 from evenpack.engine.config import RunConfig
 from evenpack.engine.evaluate import evaluate_model
+from evenpack.engine.memory.host import require_host_memory
 from evenpack.engine.memory.text import explained_memory
 from evenpack.engine.parts.bad_steps import BadSteps
 from evenpack.engine.parts.metrics_writer import MetricsWriter
@@ -38,7 +40,8 @@ from evenpack.engine.resolving.requirements import require_trackers, require_tra
 from evenpack.engine.resolving.resolve import ResolvedRun, is_evaluation_due, open_run
 from evenpack.engine.world.distributed import World, configure_logging, joined_world, require_shared_directory
 from evenpack.files import file_checksum
-from evenpack.models.common.losses import exact_denominators
+from evenpack.launch_environment import LOCAL_WORLD_SIZE
+from evenpack.models.common.loss_sums import exact_denominators
 from evenpack.units import counted
 
 log = logging.getLogger(__name__)
@@ -56,7 +59,7 @@ class TrainOutcome:
     """`finished`: the step or the accuracy that the run file names is reached; `stopped`: asked to stop, saved, can be
     resumed."""
     step: int
-    """Number of updates done."""
+    """Steps done, skipped ones included: the number by which records and messages name the last one."""
     reached_accuracy: float | None
     """The accuracy that reached the run's target; None if none did."""
 
@@ -106,9 +109,12 @@ def train_in(
         explained_damage(config.prepared_dir),
     ):
         with own_work():
-            resolved = open_run(config)
+            resolved = open_run(config, verify="later")  # by a part of the loop, before the first save
             require_trainable(resolved)
         world.on_main(lambda: require_trackers(resolved.config.metrics))
+        if world.device.type == "cpu":
+            ranks_here = LOCAL_WORLD_SIZE.read(os.environ) or 1
+            world.on_main(lambda: require_host_memory(resolved, ranks=world.size, ranks_here=ranks_here))
         with explained_memory(resolved, world):
             return _train(world, resolved, stop_requested=stop_requested, on_activity=on_activity, started=started)
 
@@ -126,83 +132,96 @@ def _train(
     if start.is_done:
         return _nothing_to_do(start)
     # The loader's processes start while the model is built.
-    loader = closing(start.batches(stop_step=start.config.training.last_step))
+    loader = closing(start.batches(stop_step=start.config.training.stop_step))
     with entered_as_own_work(loader) as batches:
         run = build_at(start, on_activity=on_activity)
-        log.info("%s", describe(run))
+        log.info("%s", describe(start))
         places = world.all_gather(place_of(world))
-        world.on_main(lambda: write_start(run, places))
-        on_activity("starting the loader", run.first_step)
+        world.on_main(lambda: write_start(start, places, run.engine.model))
+        on_activity("starting the loader", start.steps_done)
         parts = _parts(run, places, stop_requested=stop_requested, started=started)
         with parts.opened():
             with own_work():
                 first = next(batches)  # waits for the loader's processes, which is not part of a step's time
+            _compile_evaluation(run)
             return _loop(run, chain([first], batches), parts)
 
 
 def _parts(run: TrainingRun, places: Sequence[Place], *, stop_requested: Callable[[], bool], started: float) -> Parts:
     """Returns what hangs on the loop, in the order in which it is called at each hook."""
-    config, writer = run.config, MetricsWriter(run)
+    start = run.start
+    config, writer = start.config, MetricsWriter(start)
     return Parts(
         [
-            ProgressLine(run),
+            ProgressLine(start),
             StepActivities(run),
-            StepProfile(config.run.output_dir, run.world, config.run.profile_steps),
-            BadSteps(run),
-            RankTimes.of(run, places),
+            StepProfile(config.run.output_dir, start.world, config.run.profile_steps),
+            BadSteps(start),
+            RankTimes.of(start, places),
             DataVerification(run),  # first of all that the next ones write at a save
-            *([] if config.mlperf is None else [MlperfLog(run, started=started)]),
+            *([] if config.mlperf is None else [MlperfLog(start, started=started)]),
             writer,
-            Trackers(run),
+            Trackers(start),
             Saves(run, writer),
         ],
-        run.world,
+        start.world,
         stop_requested=stop_requested,
     )
 
 
 def _loop(run: TrainingRun, batches_of_steps: Iterator[StepBatches | SkippedStep], parts: Parts) -> TrainOutcome:
-    samples = run.first_samples
+    start, training = run.start, run.start.config.training
+    samples = start.samples_done
     for batches, loader_seconds in _timed(run, batches_of_steps):
         step = Step(run, batches, samples_before=samples)
         parts.call("before_step", step)
         if isinstance(batches, SkippedStep):
-            step.stop = run.world.any(parts.wants_stop)
+            step.stop = start.world.any(parts.wants_stop)
         else:
             step.update = _update(run, batches, parts, loader_seconds=loader_seconds)
-            step.stop = step.update.totals.stop
+            step.stop = step.update.totals.sums.stop > 0
         parts.call("after_step", step)
         samples = step.samples
-        if is_evaluation_due(run.config.training, step.number, samples_per_step=run.resolved.samples_per_step):
-            evaluating = partial(run.on_activity, "evaluating", step.number)
+        if is_evaluation_due(training, step.steps_done, samples_per_step=start.resolved.samples_per_step):
+            evaluating = partial(run.on_activity, "evaluating", step.steps_done)
             evaluating()  # and again for each batch, which is progress
             parts.call("evaluating", step)
-            step.evaluations = evaluate_model(run.engine.model, run.resolved, run.world, on_batch=evaluating)
+            with run.engine.compilation.explained():
+                step.evaluations = evaluate_model(run.engine.model, start.resolved, start.world, on_batch=evaluating)
             parts.call("evaluated", step)
-        run.on_activity("recording the step", step.number)
+        run.on_activity("recording the step", step.steps_done)
         parts.call("recording", step)
-        if step.ends_loop or step.is_due(run.config.training.checkpoint_every_steps):
+        if step.ends_loop or step.is_due(training.checkpoint_every_steps):
             parts.call("saving", step)
             parts.call("saved", step)
         if step.ends_loop:
-            run.on_activity("writing the summary", step.number)
+            run.on_activity("writing the summary", step.steps_done)
             parts.call("ending", step)
             state: Literal["finished", "stopped"] = "finished" if step.is_last else "stopped"
-            return TrainOutcome(state=state, step=step.number, reached_accuracy=step.reached_accuracy)
+            return TrainOutcome(state=state, step=step.steps_done, reached_accuracy=step.reached_accuracy)
     raise AssertionError("the batches end with the last step")
+
+
+def _compile_evaluation(run: TrainingRun) -> None:
+    """Evaluates a batch of each source if the run compiles: what cannot be compiled ends it before its first update."""
+    start = run.start
+    if run.engine.compilation.is_asked and start.config.training.is_evaluated:
+        run.on_activity("evaluating", start.steps_done)
+        with run.engine.compilation.explained():
+            evaluate_model(run.engine.model, start.resolved, start.world, most_batches=1)
 
 
 def _update(run: TrainingRun, batches: StepBatches, parts: Parts, *, loader_seconds: float) -> Update:
     started = time.perf_counter()
     local = run.engine.train_step(batches.step, batches.micro_batches)
     totals = sum_over_ranks(
-        run.world,
+        run.start.world,
         batches,
         local,
-        exact_denominators(run.config.model, batches.counts),
+        exact_denominators(run.start.config.model, batches.counts),
         stop=parts.wants_stop,
         loader_seconds=loader_seconds,
-        others=parts.shares(batches, local, loader_seconds=loader_seconds),
+        waits=parts.wait_values(batches, local, loader_seconds=loader_seconds),
     )
     seconds = loader_seconds + time.perf_counter() - started
     return Update(batches=batches, local=local, totals=totals, seconds=seconds)
@@ -213,20 +232,20 @@ def _nothing_to_do(run: Start) -> TrainOutcome:
     log.info("%s", describe(run))
     reached = run.reached_accuracy if run.has_reached_target else None  # the target may have been raised since
     if reached is not None:
-        log.info("nothing to do: step %d has reached an accuracy of %.4f", run.first_step, reached)
+        log.info("nothing to do: step %d has reached an accuracy of %.4f", run.steps_done, reached)
     else:
-        log.info("nothing to do: step %d of %d is done", run.first_step, run.config.training.last_step)
+        log.info("nothing to do: step %d of %d is done", run.steps_done, run.config.training.stop_step)
     writer = MetricsWriter(run)
     with own_work(), writer.opened():
-        writer.summarise("finished", run.first_step, reached_accuracy=reached)
-    return TrainOutcome(state="finished", step=run.first_step, reached_accuracy=reached)
+        writer.summarise("finished", run.steps_done, reached_accuracy=reached)
+    return TrainOutcome(state="finished", step=run.steps_done, reached_accuracy=reached)
 
 
 def _timed(
     run: TrainingRun, batches_of_steps: Iterator[StepBatches | SkippedStep]
 ) -> Iterator[tuple[StepBatches | SkippedStep, float]]:
     """Yields each step's batches, and the seconds that the rank waited for them."""
-    for step in count(run.first_step + 1):
+    for step in count(run.start.steps_done + 1):
         run.on_activity("waiting for a batch", step)
         started = time.perf_counter()
         with own_work():
@@ -238,18 +257,18 @@ def _timed(
 
 def describe(run: Start) -> str:
     """Returns a description of the run in a few lines, for the start of its log."""
-    config, world, training, last_step = run.config, run.world, run.config.training, run.config.training.last_step
+    config, world, training, stop = run.config, run.world, run.config.training, run.config.training.stop_step
     weights = zip(run.prepared.source_names, run.prepared.weights, strict=True)
-    shares = ", ".join(f"{name} {weight}" for name, weight in weights)
+    sources = ", ".join(f"{name} {weight}" for name, weight in weights)
     for change in config.data.weight_changes:
         pairs = zip(run.prepared.source_names, change.weights, strict=True)
-        shares += f"; from step {change.step} " + ", ".join(f"{name} {weight}" for name, weight in pairs)
+        sources += f"; from step {change.step + 1} " + ", ".join(f"{name} {weight}" for name, weight in pairs)
     clipping = "off" if training.gradient_clipping is None else f"{training.gradient_clipping:g}"
     rows = f"packs of {config.data.pack_length} slots"
     if training.batching == "sequences":
         rows = f"sequences of up to {config.data.recipe.max_sequence_length} tokens"
-    begin = "from the start" if run.first_step == 0 else f"continuing after step {run.first_step}"
-    until = f"{last_step} of {training.planned_steps}" if last_step < training.planned_steps else f"{last_step}"
+    begin = "from the start" if run.steps_done == 0 else f"continuing after step {run.steps_done}"
+    until = f"{stop} of {training.planned_steps}" if stop < training.planned_steps else f"{stop}"
     if training.target_accuracy is not None:
         until += f" or an accuracy of {training.target_accuracy:g}"
     skipped = training.skipped
@@ -258,7 +277,7 @@ def describe(run: Start) -> str:
             f"run {config.run.name} in {config.run.output_dir}: {begin}, up to step {until}",
             f"  model    {config.model.kind} {config.model.preset}, {run.resolved.parameters:,} parameters, "
             f"{config.model.positions} positions, vocabulary {run.prepared.vocabulary_size:,}",
-            f"  data     {shares} (source and weight); {rows}, layout {training.layout}",
+            f"  data     {sources} (source and weight); {rows}, layout {training.layout}",
             f"  step     {training.items_per_step} {training.batching} = {counted(world.size, 'rank')} "
             f"({world.device.type}) x {run.resolved.settled.micro_batches(world.size)} micro-batches x "
             f"{training.items_per_micro_batch} {training.batching}",

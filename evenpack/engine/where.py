@@ -13,6 +13,7 @@ from evenpack.data.sequences import SentencePairsView
 from evenpack.data.sequences.pairs import PairOrigins, PairsAsDocuments
 from evenpack.data.sequences.view import SequenceOrigins
 from evenpack.data.sources.kinds import held_out
+from evenpack.data.tokens.array_file import open_array
 from evenpack.data.tokens.file import TokenFile
 from evenpack.data.tokens.writer import DOCUMENT_HASHES
 from evenpack.data.where import Decode, StepContent, TracedSource, Where
@@ -28,7 +29,7 @@ def open_where(config: RunConfig, *, with_text: bool = False) -> Where:
     Raises: NotPreparedError or DataError if the data are missing or incomplete; ConfigError for text of a source that
     holds only tokens.
     """
-    prepared = PreparedData.open(config.prepared_dir, config.data)
+    prepared = PreparedData.open(config.prepared_dir, config.data, verify="nothing")
     config = settle_prepared(config, prepared).config
     training = config.training
     packed = packed_sources(prepared, "train", seed=config.run.seed, batching=training.batching)
@@ -77,7 +78,7 @@ def differs_from_trained(content: StepContent, output_dir: Path) -> str | None:
 def _is_held_out(prepared: PreparedData, source: str, document: int) -> bool:
     """Returns whether documents are held out, for a source that is split by the hash of its documents."""
     record = prepared.manifest.files[f"sources/{source}/{DOCUMENT_HASHES}.npy"]
-    identity = np.array(np.load(prepared.directory / record.path, mmap_mode="r")[document : document + 1])
+    identity = np.array(open_array(prepared.directory / record.path)[document : document + 1])
     return bool(held_out(identity, prepared.config.sources[source], prepared.config.validation_fraction)[0])
 
 

@@ -24,11 +24,11 @@ from evenpack.engine.checkpoints.weights import require_fitting
 from evenpack.errors import CheckpointError, ConfigError
 from evenpack.finetuning.config import FinetuneConfig
 from evenpack.finetuning.tasks import Prediction
-from evenpack.kernels.shared import segment_of_slots
+from evenpack.kernels.segments import segment_of_slots
 from evenpack.losses import ANSWER_SPAN, SEQUENCE_CLASS, SEQUENCE_SCORE, Loss
 from evenpack.models.build import Encoder, new_model
 from evenpack.models.common.encoder import PackedEncoder, Pooler
-from evenpack.models.common.losses import LossOutput, LossOutputs
+from evenpack.models.common.loss_sums import LossOutput, LossOutputs
 from evenpack.models.common.section import TransformerConfig
 from evenpack.models.common.transformer import INITIAL_DEVIATION
 from evenpack.models.families import family_of

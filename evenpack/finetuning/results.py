@@ -15,10 +15,10 @@ from rich.table import Table
 
 from evenpack import console
 from evenpack.config import Section
-from evenpack.data.checksums import checksum_of_json
+from evenpack.data.checksums import with_checksum, without_checksum
 from evenpack.differences import differences
 from evenpack.errors import ConfigError, DataError
-from evenpack.files import read_json_object, write_json
+from evenpack.files import read_kept, write_json
 
 _SETTINGS = "settings.json"
 _RESULTS = "results.json"
@@ -83,7 +83,7 @@ class ResultFolder:
             self.directory.mkdir(parents=True, exist_ok=True)
             write_json(path, dict(settings))
             return
-        found = read_json_object(path)
+        found = read_kept(path)
         if found is None:
             raise ConfigError(f"{path} is not readable JSON: remove the folder or give another run.output_dir")
         wrong = [
@@ -101,14 +101,11 @@ class ResultFolder:
         Raises: DataError for a file of another form.
         """
         path = self._path(seed)
-        values = read_json_object(path)
+        values = read_kept(path)
         if values is None:
             return None
-        checksum = values.pop("checksum", None)
         try:
-            if checksum != checksum_of_json(values):
-                raise ValueError(f"its content does not have its checksum {checksum}")
-            return SeedResult.model_validate(values)
+            return SeedResult.model_validate(without_checksum(values))
         except ValueError as error:
             raise DataError(
                 f"{path} is damaged, or no result of this version: remove it, and the seed is trained again"
@@ -120,8 +117,7 @@ class ResultFolder:
 
     def write(self, result: SeedResult) -> None:
         """Marks the seed as done."""
-        values = result.model_dump(mode="json")
-        write_json(self._path(result.seed), values | {"checksum": checksum_of_json(values)})
+        write_json(self._path(result.seed), with_checksum(result.model_dump(mode="json")))
 
     def write_summary(self, summary: Summary) -> None:
         """Writes the results of the command."""
@@ -131,7 +127,7 @@ class ResultFolder:
     def read_summary(self) -> Summary:
         """Reads the results of the command. Raises: DataError if they are missing, or of another form."""
         path = self.directory / _RESULTS
-        values = read_json_object(path)
+        values = read_kept(path)
         try:
             if values is None:
                 raise ValueError("there is no such object")

@@ -12,6 +12,7 @@ from evenpack.data.tasks.glue import GlueTask, TaskRow, read_task_rows
 from evenpack.data.tokenizers.special_tokens import PairTokens
 from evenpack.data.tokenizers.tokenizer import EncodedText, Tokenizer
 from evenpack.errors import DataError
+from evenpack.files import explained
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,12 +31,8 @@ def read_sentences(path: Path, task: GlueTask) -> SentenceExamples:
     Raises: DataError that names file and line for an error of `read_task_rows`, an empty sentence, or an unknown label;
     that names the file if it is missing or has no rows.
     """
-    try:
+    with explained(path, DataError, then="give the folder of the task's files as data.folder=FOLDER", missing=True):
         path.stat()
-    except OSError as error:
-        raise DataError(
-            f"{path} cannot be opened: {error.strerror}; give the folder of the task's files as data.folder=FOLDER"
-        ) from error
     sentences, labels = [], []
     for row in read_task_rows(path, task):
         sentences.append(_sentences(row, task))

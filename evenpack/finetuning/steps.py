@@ -9,23 +9,22 @@ Shapes: N = sequences of the task's file, M = sequences of a step, P = packs.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import ClassVar
 
 import numpy as np
 from jaxtyping import Int64
 
 from evenpack.batch import ChosenTargets
-from evenpack.data.batches.objectives import BatchSizes, SequenceContent, Task, filled, token_types
+from evenpack.data.batches.objectives import Task, filled, rounded_size, token_types
 from evenpack.data.batches.placement import Placement
+from evenpack.data.keys import derive_key
 from evenpack.data.order.assignment import StepAssignment
 from evenpack.data.order.plan import PackPlan, sort_by_length
 from evenpack.data.order.selection import PackedSource, PackSelection, select_packs
 from evenpack.data.order.step_plan import StepPlan
 from evenpack.data.order.step_shape import StepShape
 from evenpack.data.packing import LengthHistogram, pack
-from evenpack.data.permutation import derive_key, permute
-from evenpack.data.recipes import EndOfText
-from evenpack.data.sequences import LabelledSequences, SequenceView
+from evenpack.data.permutation import permute
+from evenpack.data.sequences import LabelledSequences, SequenceContent, SequenceCounts, SequenceView
 from evenpack.losses import Loss, StepCounts
 
 _SEQUENCE_ORDER = 2
@@ -68,7 +67,7 @@ class EpochPlanner:
             counts=StepCounts(
                 packs=packs.packs, sequences=sequences, tokens=int(packs.lengths.sum()), targets=sequences
             ),
-            shares=StepAssignment(items=np.arange(packs.packs), offsets=offsets),
+            assignment=StepAssignment(items=np.arange(packs.packs), offsets=offsets),
             costs=np.zeros(packs.packs),
             micro_batches=len(offsets) - 1,
         )
@@ -88,7 +87,7 @@ class EpochPlanner:
 
     def _selected(self, sequence_ids: Int64[np.ndarray, " M"]) -> PackSelection:
         """Returns these sequences, packed with each other if the layout packs."""
-        lengths, _ = self.source.view.segments(sequence_ids)
+        lengths = self.source.view.lengths()[sequence_ids].astype(np.int64)
         offsets = np.arange(len(sequence_ids) + 1)
         if self.shape.layout == "packed":
             plan = _plan(lengths, "longest_pack_first", pack_length=self.source.plan.pack_length, seed=self.seed)
@@ -111,37 +110,28 @@ class SequenceLabels:
     loss: Loss
     """The loss of the head that predicts it."""
     is_bidirectional = True
-    end_of_text_in_loss: ClassVar[EndOfText] = "all"
-    """A label is not a token."""
 
     def check(self, view: SequenceView) -> None:
         assert isinstance(view, LabelledSequences), "no recipe makes sequences with labels"
 
     def count_targets(
-        self,
-        view: SequenceView,
-        sequence_ids: Int64[np.ndarray, " K"],
-        lengths: Int64[np.ndarray, " K"],
-        segments: Int64[np.ndarray, " K"],
+        self, view: SequenceView, sequence_ids: Int64[np.ndarray, " K"], counts: SequenceCounts
     ) -> Int64[np.ndarray, " K"]:
-        return np.ones_like(lengths)
-
-    def most_targets(self, view: SequenceView) -> Int64[np.ndarray, " lengths"]:
-        return np.ones(1 + view.max_sequence_length, dtype=np.int64)
+        return np.ones_like(counts.lengths)
 
     def for_validation(self) -> "SequenceLabels":
         return self
 
     def make(
-        self, content: SequenceContent, placement: Placement, sources: Sequence[PackedSource], sizes: BatchSizes
+        self, content: SequenceContent, placement: Placement, packs: PackSelection, sources: Sequence[PackedSource]
     ) -> Task:
-        (view,) = (source.view for source in sources)
-        assert isinstance(view, LabelledSequences), "checked when the collator was made"
-        labels = view.labels[content.sequence_ids]
-        tokens, weight, size = content.starts, 1.0, sizes.sequences
+        labels = content.labels
+        assert labels is not None, "checked when the collator was made"
+        tokens, weight = content.starts, 1.0
         if labels.ndim == 2:  # the tokens at which an answer begins and ends
-            tokens, weight, size = (content.starts[:, None] + labels).reshape(-1), 0.5, 2 * sizes.sequences
+            tokens, weight = (content.starts[:, None] + labels).reshape(-1), 0.5
             labels = np.tile([0, 1], len(content.lengths))
+        size = rounded_size(len(labels))
         targets = ChosenTargets(
             positions=filled(placement.slot_of_token[tokens], size),
             labels=filled(labels, size),
@@ -149,7 +139,7 @@ class SequenceLabels:
         )
         return Task(
             tokens=content.tokens,
-            token_types=token_types(content, view.first_lengths[content.sequence_ids]),
+            token_types=token_types(content),
             targets={self.loss.name: targets},
             target_count=len(content.lengths),
         )

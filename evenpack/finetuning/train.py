@@ -7,7 +7,6 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from evenpack.data.batches.capacity import BatchCapacity
 from evenpack.data.batches.collate import Collator
 from evenpack.data.order.step_plan import StepPlan
 from evenpack.data.order.step_shape import Batching, CostWeights, StepShape
@@ -15,8 +14,8 @@ from evenpack.data.sequences import LabelledSequences
 from evenpack.data.tokenizers.tokenizer import Tokenizer
 from evenpack.engine.optimizers.build import build_optimizer
 from evenpack.engine.optimizers.config import ScheduleSection
+from evenpack.engine.optimizers.norms import clip_gradients
 from evenpack.engine.optimizers.schedules import learning_rate
-from evenpack.engine.sharding import SHARDINGS
 from evenpack.errors import RunError
 from evenpack.finetuning.config import FinetuneConfig, FinetuneTrainingSection
 from evenpack.finetuning.data import TaskData
@@ -25,7 +24,7 @@ from evenpack.finetuning.results import SeedResult
 from evenpack.finetuning.steps import EpochPlanner, SequenceLabels, packed_source
 from evenpack.finetuning.tasks import TaskScores
 from evenpack.losses import StepCounts
-from evenpack.models.common.losses import LossOutputs, exact_denominators, scaled_loss
+from evenpack.models.common.loss_sums import LossOutputs, exact_denominators, scaled_loss
 from evenpack.progress import Progress
 
 _EVALUATION_PACKS = 32
@@ -61,7 +60,7 @@ class Finetuning:
             pack_length=self.config.data.max_sequence_length,
             padding_token=self.tokenizer.padding_id,
             vocabulary_size=self.tokenizer.vocabulary_size,
-            capacity=BatchCapacity.of_each_batch(),
+            fills_rows=False,
         )
 
     def _shape(self, batching: Batching, items_per_step: int, packs_per_micro_batch: int | None) -> StepShape:
@@ -152,20 +151,19 @@ class Trainer:
             kind="linear", warmup_steps=round(training.warmup_fraction * steps), final_fraction=0.0
         )
         self._device = next(model.parameters()).device
-        self._sharding = SHARDINGS[0]
         self._optimizer = build_optimizer(model, training.optimizer, self._device, fused_on_cpu=True)
 
     def step(self, collator: Collator, plan: StepPlan) -> tuple[float, int]:
         """Updates by the mean loss over the sequences of a step; returns that loss, and the slots computed."""
         self.model.train()
         loss, slots = self.accumulate(collator, plan)
-        self._sharding.clip(self.model, self.training.gradient_clipping)
-        self.steps_done += 1
+        clip_gradients(self.model, self.training.gradient_clipping)
         peak = self.training.learning_rate
         for group in self._optimizer.param_groups:
             group["lr"] = learning_rate(self.steps_done, peak=peak, steps=self.steps, schedule=self._schedule)
         self._optimizer.step()
         self._optimizer.zero_grad()
+        self.steps_done += 1
         return loss, slots
 
     def accumulate(self, collator: Collator, plan: StepPlan) -> tuple[float, int]:

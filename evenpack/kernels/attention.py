@@ -2,8 +2,8 @@
 
 Shapes: T = slots, H = heads, G = key/value heads, D = head_dim, S = segments.
 
-    q [T, H, D], k, v [T, G, D], cu_seqlens [S + 1]
-      ->  resolve_backend  ->  reference | sdpa | varlen | flash | flex | dense_mask  ->  [T, H, D]
+    q [T, H, D], k, v [T, G, D], segments
+      ->  resolve_backend  ->  reference | sdpa | varlen | flash | flash4 | flex | dense_mask  ->  [T, H, D]
 """
 
 from functools import partial
@@ -11,12 +11,12 @@ from itertools import pairwise
 from typing import Protocol
 
 import torch
-from jaxtyping import Float, Int32
+from jaxtyping import Float
 from torch import Tensor
 
-from evenpack.kernels import dense_mask, flash, flex, reference, sdpa, varlen
+from evenpack.kernels import dense_mask, flash, flash4, flex, reference, sdpa, varlen
 from evenpack.kernels.capabilities import AttentionRequest, resolve_backend
-from evenpack.kernels.config import WHOLE_ROWS
+from evenpack.kernels.segments import Segments
 from evenpack.kernels.shared import constant_when_compiled, one_operator
 
 
@@ -24,17 +24,7 @@ class AttentionBackend(Protocol):
     """The signature of each backend's `attend`."""
 
     def __call__(
-        self,
-        q: Tensor,
-        k: Tensor,
-        v: Tensor,
-        cu_seqlens: Tensor,
-        max_sequence_length: int,
-        *,
-        causal: bool,
-        alibi_slopes: Tensor | None,
-        dropout: float,
-        window: int | None,
+        self, q: Tensor, k: Tensor, v: Tensor, segments: Segments, *, dropout: float, window: int | None
     ) -> Tensor: ...
 
 
@@ -43,6 +33,7 @@ BACKENDS: dict[str, AttentionBackend] = {
     "sdpa": sdpa.attend,
     "varlen": varlen.attend,
     "flash": flash.attend,
+    "flash4": flash4.attend,
     "flex": flex.attend,
     "dense_mask": dense_mask.attend,
 }
@@ -53,33 +44,28 @@ def packed_attention(
     q: Float[Tensor, " T H D"],
     k: Float[Tensor, " T G D"],
     v: Float[Tensor, " T G D"],
-    cu_seqlens: Int32[Tensor, " S_plus_1"],
-    max_sequence_length: int,
+    segments: Segments,
     *,
-    causal: bool,
-    alibi_slopes: Float[Tensor, " H"] | None = None,
     dropout: float = 0.0,
-    backend: str = "auto",
-    row_slots: int | None = None,
     window: int | None = None,
+    backend: str = "auto",
+    merged: Float[Tensor, " T H_plus_2_G D"] | None = None,
 ) -> Float[Tensor, " T H D"]:
-    """Computes attention within segments; no slot attends across a boundary of `cu_seqlens`.
+    """Computes attention within segments; no slot attends across a boundary of `segments`.
 
     Under autocast q, k and v are computed in the autocast dtype, as in any matrix product.
 
     Args:
         q: queries.
-        k, v: keys and values, of as many heads or fewer: neighbouring query heads then share one (grouped queries).
-        cu_seqlens: boundaries of the segments, from 0 to T, ascending. Repeated values are empty segments.
-        max_sequence_length: upper bound of a segment's length; a fixed number keeps kernel launches the same.
-        causal: position i sees j <= i only.
-        alibi_slopes: one per head; -slope * |i - j| is added to the scores (Press et al. 2022, arXiv:2108.12409).
+        k: keys, of as many heads or fewer: neighbouring query heads then share one (grouped queries).
+        v: values, of as many heads as the keys.
+        segments: where segments begin and end, and what a slot sees of its own.
         dropout: fraction of attention probabilities set to zero; the caller passes 0 when it evaluates.
-        backend: `auto`, or a name in `BACKENDS`.
-        row_slots: slots of a row, whose end no segment crosses, for backends that compute whole rows; None: all slots
-            are one row.
         window: tokens on each side that a position sees, besides itself: those with |i - j| <= window; None: all of
             its segment.
+        backend: `auto`, or a name in `BACKENDS`.
+        merged: q, k and v side by side, where they are parts of one tensor: a backend that can reads it in place of
+            them, and its gradient is then computed as one.
 
     Raises:
         BackendError: the named backend cannot serve.
@@ -90,7 +76,7 @@ def packed_attention(
     if torch.is_autocast_enabled(device_type):
         dtype = torch.get_autocast_dtype(device_type)
         q, k, v = q.to(dtype), k.to(dtype), v.to(dtype)
-    _check_arguments(q, k, v, cu_seqlens, max_sequence_length)
+    _check_arguments(q, k, v, segments)
     if window is not None and window < 1:
         raise ValueError(f"a window is the tokens on each side that are seen, at least 1, found {window}; None: all")
     name = _backend_for(
@@ -98,25 +84,17 @@ def packed_attention(
         device_type=device_type,
         dtype=q.dtype,
         head_dim=q.shape[2],
-        causal=causal,
-        alibi=alibi_slopes is not None,
+        causal=segments.causal,
+        alibi=segments.alibi_slopes is not None,
         dropout=True if dropout > 0 else False,  # noqa: SIM210 - the comparison alone may be symbolic when compiled
         window=window is not None,
     )
-    attend = partial(dense_mask.attend, row_slots=row_slots) if name in WHOLE_ROWS else BACKENDS[name]
+    attend = BACKENDS[name]
+    if name == "flash4" and merged is not None:
+        attend = partial(flash4.attend, merged=merged.to(q.dtype))
     # Autocast has chosen the dtype. If left on, it would round the oracle's FP32 and the ALiBi bias to 8 bits.
     with torch.autocast(device_type, enabled=False):
-        return attend(
-            q,
-            k,
-            v,
-            cu_seqlens,
-            max_sequence_length,
-            causal=causal,
-            alibi_slopes=alibi_slopes,
-            dropout=dropout,
-            window=window,
-        )
+        return attend(q, k, v, segments, dropout=dropout, window=window)
 
 
 @constant_when_compiled
@@ -144,13 +122,14 @@ def _backend_for(
     return resolve_backend(backend, request)
 
 
-def _check_arguments(q: Tensor, k: Tensor, v: Tensor, cu_seqlens: Tensor, max_sequence_length: int) -> None:
+def _check_arguments(q: Tensor, k: Tensor, v: Tensor, segments: Segments) -> None:
     if q.dim() != 3 or k.shape != v.shape or q.shape[::2] != k.shape[::2]:
         raise ValueError(f"expected q of shape [T, H, D], k and v of [T, G, D], found {_shapes(q, k, v)}")
     if k.shape[1] == 0 or q.shape[1] % k.shape[1]:
         raise ValueError(
             f"the heads of k and v ({k.shape[1]}) must divide the heads of q ({q.shape[1]}), found {_shapes(q, k, v)}"
         )
+    cu_seqlens, longest = segments.cu_seqlens, segments.max_sequence_length
     if cu_seqlens.dtype != torch.int32 or cu_seqlens.dim() != 1:
         raise ValueError(f"cu_seqlens must be int32 [S + 1], found {cu_seqlens.dtype} {tuple(cu_seqlens.shape)}")
     if cu_seqlens.device.type != "cpu" or torch.compiler.is_compiling():
@@ -159,8 +138,8 @@ def _check_arguments(q: Tensor, k: Tensor, v: Tensor, cu_seqlens: Tensor, max_se
     lengths = [stop - start for start, stop in pairwise(borders)]
     if not lengths or borders[0] != 0 or borders[-1] != q.shape[0] or min(lengths) < 0:
         raise ValueError(f"cu_seqlens must rise from 0 to {q.shape[0]} (the slots of q), found {borders}")
-    if max(lengths) > max_sequence_length:
-        raise ValueError(f"a segment of {max(lengths)} slots is longer than max_sequence_length={max_sequence_length}")
+    if max(lengths) > longest:
+        raise ValueError(f"a segment of {max(lengths)} slots is longer than max_sequence_length={longest}")
 
 
 def _shapes(*tensors: Tensor) -> str:

@@ -6,12 +6,14 @@
 | sdpa      | any                | any        | any                          | yes   | yes     | yes             |
 | varlen    | CUDA, sm_80 and up | fp16, bf16 | multiple of 8, at most 256   | no    | yes     | without dropout |
 | flash     | CUDA, sm_80 and up | fp16, bf16 | at most 256                  | yes   | yes     | yes             |
+| flash4    | CUDA, sm_90, sm_100 | fp16, bf16 | multiple of 8, at most 128  | no    | no      | yes             |
 | flex      | CUDA, sm_80 and up | any        | 16 to 256                    | yes   | no      | yes             |
 | dense_mask | any               | any        | any                          | yes   | yes     | yes             |
 
-`dense_mask` computes whole rows, which is a baseline, and like the oracle `reference` is never chosen by `auto`.
+`dense_mask` computes whole rows, which is a baseline, and like the oracle `reference` is never chosen by `auto`. Nor is
+`flash4`, FlashAttention 4, whose gradients were not compared on a GPU yet.
 
-The device is queried and flash-attn imported only when a request is made.
+The device is queried, and flash-attn and flash-attn-4 are imported, only when a request is made.
 """
 
 import importlib.util
@@ -23,7 +25,7 @@ from functools import lru_cache
 import torch
 
 from evenpack.errors import BackendError
-from evenpack.kernels import flash, varlen
+from evenpack.kernels import flash, flash4, varlen
 
 _LOGGER = logging.getLogger("evenpack")
 
@@ -33,7 +35,7 @@ _PREFERENCE = ("flash", "varlen", "flex", "sdpa")
 _WIDEST_DROPPED_ANYWHERE = 192
 """Widest head for which FlashAttention 2 has gradients with dropout on every device that it runs on."""
 
-FUSED = ("flash", "varlen", "flex")
+FUSED = ("flash", "varlen", "flex", "flash4")
 """Backends that compute all segments in one kernel and never wait for the device."""
 
 LEFT_TO_PYTHON = ("sdpa", "dense_mask", "flex")
@@ -125,7 +127,7 @@ def slow_choice(request: AttentionRequest, *, dropout_key: str = "model.attentio
     """
     if request.device_type != "cuda" or resolve_backend("auto", request) in FUSED:
         return None
-    reasons = "; ".join(f"{name}: {unavailable_reason(name, request)}" for name in FUSED)
+    reasons = "; ".join(f"{name}: {unavailable_reason(name, request)}" for name in _PREFERENCE if name in FUSED)
     return (
         f"attention ({request}) is left to {resolve_backend('auto', request)}, which reads segment lengths on the "
         f"host and so waits for the GPU in every layer and pass, and calls a kernel for each group of segments "
@@ -164,12 +166,26 @@ def _varlen_unavailable_reason(request: AttentionRequest) -> str | None:
     if not torch.backends.cuda.is_flash_attention_available():
         return "this build of PyTorch has no FlashAttention"
     if request.window:
-        return varlen.window_failure(dropout=request.dropout)
-    return varlen.dropout_failure() if request.dropout else None
+        return varlen.window_failure(dropout=request.dropout) or varlen.cudnn_failure()
+    return varlen.dropout_failure() if request.dropout else varlen.cudnn_failure()
 
 
 def _flash_unavailable_reason(request: AttentionRequest) -> str | None:
     return _fused_unavailable_reason(request) or flash.import_failure()
+
+
+def _flash4_unavailable_reason(request: AttentionRequest) -> str | None:
+    if request.alibi or request.dropout:
+        return f"FlashAttention 4 has no {'ALiBi' if request.alibi else 'dropout'}"
+    reason = _fused_unavailable_reason(request)
+    if reason is not None:
+        return reason
+    if request.head_dim % 8 or request.head_dim > 128:
+        return f"head_dim {request.head_dim} is not a multiple of 8 up to 128"
+    major, minor = torch.cuda.get_device_capability()
+    if major not in (9, 10):
+        return f"it needs compute capability 9.0 (H100, H200) or 10 (B200), this device has {major}.{minor}"
+    return flash4.import_failure()
 
 
 def _flex_unavailable_reason(request: AttentionRequest) -> str | None:
@@ -223,6 +239,7 @@ _RULES: dict[str, Callable[[AttentionRequest], str | None]] = {
     "sdpa": _serves_everything,
     "varlen": _varlen_unavailable_reason,
     "flash": _flash_unavailable_reason,
+    "flash4": _flash4_unavailable_reason,
     "flex": _flex_unavailable_reason,
     "dense_mask": _serves_everything,
 }

@@ -1,4 +1,4 @@
-"""What attention and the loss cost as single operators: products, bytes moved, kernels, memory. Needs no device.
+"""What attention and the loss cost as single operators: products and memory. Needs no device.
 
 They are the two things of a model that are not made of torch's operators, so each states here what it does;
 `models/trace.py` counts everything else on the model itself.
@@ -6,26 +6,11 @@ They are the two things of a model that are not made of torch's operators, so ea
 Shapes: T = slots, H = heads, G = key/value heads, D = head_dim, R = rows of the loss, C = hidden size, V = vocabulary.
 """
 
-from dataclasses import dataclass
-
 from evenpack.kernels.cross_entropy import default_chunk_tokens, whole_tiles
-from evenpack.units import BF16_BYTES, FP32_BYTES
+from evenpack.units import FP32_BYTES
 
 PRODUCTS_OF_A_PAIR = 2
 """A score and the weighted value: one multiplication and addition for each channel, twice."""
-
-_WITHIN_CHUNK = 19
-"""Operators of a chunk of the loss on a number for each row, or for all."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class KernelTraffic:
-    """Kernels and the bytes that they move; and both as a fused implementation would have them."""
-
-    kernels: int
-    bytes: int
-    fused_kernels: int
-    fused_bytes: int
 
 
 def attention_products(*, heads: int, head_dim: int) -> int:
@@ -41,11 +26,6 @@ def attention_buffers(*, slots: int, heads: int, key_value_heads: int, head_dim:
     """
     repeated = 2 * number_bytes * heads * head_dim if key_value_heads != heads else 0
     return slots * (FP32_BYTES * heads * (head_dim + 1) + repeated)
-
-
-def loss_products(*, rows: int, hidden_size: int, vocabulary_size: int) -> int:
-    """Returns the operations of the logits, which are a third of all: two more products give the gradients."""
-    return 2 * rows * hidden_size * vocabulary_size
 
 
 def loss_chunks(*, rows: int, vocabulary_size: int) -> int:
@@ -71,47 +51,3 @@ def loss_chunk_bytes(*, rows: int, hidden_size: int, vocabulary_size: int, numbe
     cast = number_bytes * hidden_size * (entries + chunk_rows) if is_cast else 0
     # A chunk's logits become their gradient in place, in both types if they differ. The next product begins beside it.
     return cast + logits + (products if is_cast or chunks > 1 else 0)
-
-
-def loss_product_traffic(*, rows: int, hidden_size: int, vocabulary_size: int) -> KernelTraffic:
-    """Returns the products of all chunks under bf16 autocast; no fusion changes them."""
-    chunks = loss_chunks(rows=rows, vocabulary_size=vocabulary_size)
-    entries = whole_tiles(vocabulary_size)
-    # The matrix is read twice, and its FP32 gradient read and written by the product that is added to it.
-    matrices = chunks * (2 * BF16_BYTES + 2 * FP32_BYTES) * entries * hidden_size
-    moved = 3 * BF16_BYTES * rows * (entries + hidden_size) + matrices
-    return KernelTraffic(kernels=3 * chunks, bytes=moved, fused_kernels=3 * chunks, fused_bytes=moved)
-
-
-def loss_other_traffic(*, rows: int, hidden_size: int, vocabulary_size: int, has_bias: bool) -> list[KernelTraffic]:
-    """Returns what surrounds these products: logits, the matrix and its gradient, and the hidden states.
-
-    A fused implementation keeps logits BF16, makes their gradient by one kernel, and scales nothing afterwards.
-    """
-    both = BF16_BYTES + FP32_BYTES
-    chunks, elements = loss_chunks(rows=rows, vocabulary_size=vocabulary_size), vocabulary_size * hidden_size
-    # Cast, largest, minus it, exponential, sum, times weight, cast back; with a bias: added, and its gradient summed.
-    logits = both + FP32_BYTES + 2 * FP32_BYTES + 2 * FP32_BYTES + FP32_BYTES + 2 * FP32_BYTES + both
-    logits += (2 * FP32_BYTES + FP32_BYTES) if has_bias else 0
-    wide = 7 + (3 if has_bias else 0)
-    return [
-        KernelTraffic(
-            kernels=chunks * (wide + _WITHIN_CHUNK),
-            bytes=logits * rows * vocabulary_size,
-            fused_kernels=chunks,
-            fused_bytes=2 * BF16_BYTES * rows * vocabulary_size,
-        ),
-        # The weight is cast and its gradient set to zero, and multiplied in the backward pass.
-        KernelTraffic(
-            kernels=2 + 1,
-            bytes=(both + FP32_BYTES + 2 * FP32_BYTES) * elements,
-            fused_kernels=1,
-            fused_bytes=both * elements,
-        ),
-        KernelTraffic(
-            kernels=chunks + 2,
-            bytes=(2 * both + 2 * FP32_BYTES) * rows * hidden_size,
-            fused_kernels=1,
-            fused_bytes=both * rows * hidden_size,
-        ),
-    ]

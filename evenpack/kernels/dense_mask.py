@@ -19,7 +19,8 @@ from jaxtyping import Float, Int32
 from torch import Tensor
 from torch.utils.weak import WeakIdKeyDictionary
 
-from evenpack.kernels.shared import never_compiled, repeat_heads, segment_of_slots
+from evenpack.kernels.segments import Heads, Segments, SharedHeads, segment_of_slots
+from evenpack.kernels.shared import never_compiled, repeat_heads
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -38,35 +39,21 @@ _MASKS: MutableMapping[Tensor, dict[int | None, _Known]] = WeakIdKeyDictionary()
 
 @never_compiled  # the layers share a mask that is found by identity
 def attend(
-    q: Float[Tensor, " T H D"],
-    k: Float[Tensor, " T G D"],
-    v: Float[Tensor, " T G D"],
-    cu_seqlens: Int32[Tensor, " S_plus_1"],
-    max_sequence_length: int,
-    *,
-    causal: bool,
-    alibi_slopes: Float[Tensor, " H"] | None,
-    dropout: float,
-    window: int | None = None,
-    row_slots: int | None = None,
-) -> Float[Tensor, " T H D"]:
+    q: Heads, k: SharedHeads, v: SharedHeads, segments: Segments, *, dropout: float = 0.0, window: int | None = None
+) -> Heads:
     """Returns softmax(q k^T / sqrt(D) - slope |i - j| + mask) v for each row; nothing is read from the device.
 
     Scores of all R x H x L x L pairs exist at once, in q's dtype; their softmax is computed in FP32.
-    `max_sequence_length` is not needed.
 
-    Args:
-        row_slots: L, a divisor of T; no segment crosses the end of a row. None: all slots are one row.
-
-    Raises: ValueError if rows of this length do not divide the slots.
+    Raises: ValueError if rows of `segments.row_slots` do not divide the slots.
     """
     slots, heads, head_dim = q.shape
-    length = row_slots or slots
+    length = segments.row_slots or slots
     if slots % length:
         raise ValueError(f"{slots} slots are not whole rows of {length}; dense_mask needs rows of equal length")
     k, v = repeat_heads(k, heads), repeat_heads(v, heads)
     queries, keys, values = (part.view(-1, length, heads, head_dim).transpose(1, 2) for part in (q, k, v))
-    known = _known(cu_seqlens, slots, length, causal=causal, dtype=q.dtype, alibi_slopes=alibi_slopes, window=window)
+    known = _known(segments, slots, length, dtype=q.dtype, window=window)
     scores = (queries / math.sqrt(head_dim)) @ keys.transpose(2, 3)
     if known.alibi_bias is not None:
         scores = scores + known.alibi_bias
@@ -96,27 +83,19 @@ def additive_mask(
     return mask.masked_fill_(hidden, -math.inf)[:, None]
 
 
-def _known(
-    cu_seqlens: Int32[Tensor, " S_plus_1"],
-    slots: int,
-    row_slots: int,
-    *,
-    causal: bool,
-    dtype: torch.dtype,
-    alibi_slopes: Float[Tensor, " H"] | None,
-    window: int | None,
-) -> _Known:
+def _known(segments: Segments, slots: int, row_slots: int, *, dtype: torch.dtype, window: int | None) -> _Known:
     """Returns what is added to the scores; only another micro-batch or window needs another mask."""
-    version = 0 if cu_seqlens.is_inference() else cu_seqlens._version  # tensors of inference mode count none
+    borders, causal, slopes = segments.cu_seqlens, segments.causal, segments.alibi_slopes
+    version = 0 if borders.is_inference() else borders._version  # tensors of inference mode count none
     made_for = (version, slots, row_slots, causal, dtype)
-    of_windows = _MASKS.setdefault(cu_seqlens, {})
+    of_windows = _MASKS.setdefault(borders, {})
     known = of_windows.get(window)
-    if known is None or known.made_for != made_for or known.alibi_slopes is not alibi_slopes:
+    if known is None or known.made_for != made_for or known.alibi_slopes is not slopes:
         known = of_windows[window] = _Known(
             made_for=made_for,
-            alibi_slopes=alibi_slopes,
-            mask=additive_mask(cu_seqlens, slots, row_slots, causal=causal, dtype=dtype, window=window),
-            alibi_bias=None if alibi_slopes is None else _alibi_bias(alibi_slopes, row_slots, dtype),
+            alibi_slopes=slopes,
+            mask=additive_mask(borders, slots, row_slots, causal=causal, dtype=dtype, window=window),
+            alibi_bias=None if slopes is None else _alibi_bias(slopes, row_slots, dtype),
         )
     return known
 

@@ -14,7 +14,8 @@ from torch import Tensor
 from torch.nn.attention.flex_attention import BlockMask, flex_attention
 from torch.utils.weak import WeakIdKeyDictionary
 
-from evenpack.kernels.shared import never_compiled, segment_of_slots
+from evenpack.kernels.segments import Heads, Segments, SharedHeads, segment_of_slots
+from evenpack.kernels.shared import never_compiled
 
 BLOCK = 128
 """Slots along one side of a block, in queries and in keys."""
@@ -26,24 +27,15 @@ _MASKS: MutableMapping[Tensor, dict[int | None, tuple[_Key, BlockMask]]] = WeakI
 
 @never_compiled  # it compiles its own kernel, and the layers share a mask that is found by identity
 def attend(
-    q: Float[Tensor, " T H D"],
-    k: Float[Tensor, " T G D"],
-    v: Float[Tensor, " T G D"],
-    cu_seqlens: Int32[Tensor, " S_plus_1"],
-    max_sequence_length: int,
-    *,
-    causal: bool,
-    alibi_slopes: Float[Tensor, " H"] | None,
-    dropout: float,
-    window: int | None = None,
-) -> Float[Tensor, " T H D"]:
-    """Runs FlexAttention over the segments, without dropout. `max_sequence_length` is not needed."""
+    q: Heads, k: SharedHeads, v: SharedHeads, segments: Segments, *, dropout: float = 0.0, window: int | None = None
+) -> Heads:
+    """Runs FlexAttention over the segments, without dropout."""
     if dropout:
         raise ValueError("FlexAttention has no dropout; resolve_backend keeps such requests away")
     output = _kernel(is_compiled=q.device.type == "cuda")(
         *(part.transpose(0, 1)[None] for part in (q, k, v)),  # [1, H, T, D]
-        score_mod=None if alibi_slopes is None else _alibi(alibi_slopes.float()),
-        block_mask=_mask(cu_seqlens, len(q), causal=causal, window=window),
+        score_mod=None if segments.alibi_slopes is None else _alibi(segments.alibi_slopes.float()),
+        block_mask=_mask(segments.cu_seqlens, len(q), causal=segments.causal, window=window),
         enable_gqa=k.shape[1] != q.shape[1],
     )
     if not isinstance(output, Tensor):

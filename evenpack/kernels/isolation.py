@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from evenpack.kernels.attention import packed_attention
+from evenpack.kernels.segments import Segments
 
 _SEGMENT_LENGTHS = (37, 1, 0, 130, 5, 64, 11, 0, 0, 0)
 """Long and short neighbours, a single token, empty segments in the middle and at the end."""
@@ -89,20 +90,16 @@ def probe_isolation(
     replacement = replacement * _REPLACED_SCALE
 
     def largest_deviation(boundaries: Tensor) -> float:
-        cu_seqlens = boundaries.to(device, torch.int32)
+        segments = Segments(
+            cu_seqlens=boundaries.to(device, torch.int32),
+            max_sequence_length=int(borders[-1]),
+            causal=causal,
+            alibi_slopes=slopes,
+        )
 
         def attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-            return packed_attention(
-                q,
-                k[:, :key_value_heads],
-                v[:, :key_value_heads],
-                cu_seqlens,
-                len(q),
-                causal=causal,
-                alibi_slopes=slopes,
-                backend=backend,
-                window=window,
-            )
+            k, v = k[:, :key_value_heads], v[:, :key_value_heads]
+            return packed_attention(q, k, v, segments, window=window, backend=backend)
 
         tensors = original.to(device, dtype), replacement.to(device, dtype)
         found = torch.stack([_deviation(attend, *tensors, replaced) for replaced in spans])
@@ -115,9 +112,15 @@ def probe_isolation(
     )
 
 
+def relative_changes(old: Tensor, new: Tensor, rows: Tensor | slice) -> Tensor:
+    """Returns the largest change of any value in each of these rows, relative to the largest old value in all rows."""
+    changes = (new[rows] - old[rows]).abs()
+    return changes.reshape(len(changes), -1).amax(1) / old.abs().max()
+
+
 def relative_change(old: Tensor, new: Tensor, rows: Tensor | slice) -> Tensor:
     """Returns the largest change of any value in these rows, relative to the largest old value in all rows."""
-    return (new[rows] - old[rows]).abs().max() / old.abs().max()
+    return relative_changes(old, new, rows).max()
 
 
 def _deviation(attend: _Attention, original: Tensor, replacement: Tensor, replaced: slice) -> Tensor:

@@ -12,9 +12,10 @@ from functools import lru_cache
 
 import torch
 import torch.nn.functional as F
-from jaxtyping import Float, Int32
+from jaxtyping import Float
 from torch import Tensor
 
+from evenpack.kernels.segments import Heads, Segments, SharedHeads
 from evenpack.kernels.shared import never_compiled, repeat_heads
 
 GROUP_TOKENS = 64
@@ -51,47 +52,31 @@ class Group:
 
 @never_compiled  # its calls depend on lengths, which are other numbers in each batch
 def attend(
-    q: Float[Tensor, " T H D"],
-    k: Float[Tensor, " T G D"],
-    v: Float[Tensor, " T G D"],
-    cu_seqlens: Int32[Tensor, " S_plus_1"],
-    max_sequence_length: int,
-    *,
-    causal: bool,
-    alibi_slopes: Float[Tensor, " H"] | None,
-    dropout: float,
-    window: int | None = None,
-) -> Float[Tensor, " T H D"]:
+    q: Heads, k: SharedHeads, v: SharedHeads, segments: Segments, *, dropout: float = 0.0, window: int | None = None
+) -> Heads:
     """Computes SDPA group by group.
 
-    Lengths and slopes are read on the host, which synchronises with a CUDA device in every call. `max_sequence_length`
-    is not needed.
+    Lengths and slopes are read on the host, which synchronises with a CUDA device in every call.
     """
     if q.device.type != "cpu":  # CUDA's only fused kernel for FP32 and masks takes no groups; CPU kernels do
         k, v = repeat_heads(k, q.shape[1]), repeat_heads(v, q.shape[1])
     groups = plan_groups(
-        tuple(cu_seqlens.diff().tolist()),
+        tuple(segments.cu_seqlens.diff().tolist()),
         group_tokens=GROUP_TOKENS,
-        causal=causal,
-        slopes=None if alibi_slopes is None else tuple(alibi_slopes.tolist()),
+        causal=segments.causal,
+        slopes=None if segments.alibi_slopes is None else tuple(segments.alibi_slopes.tolist()),
         # On CPU the kernels take FP32 masks with any q. On CUDA cuDNN would read one as if it had q's dtype:
         # https://github.com/pytorch/pytorch/pull/191612
         mask_dtype=torch.promote_types(q.dtype, torch.float32) if q.device.type == "cpu" else q.dtype,
         device=q.device,
         window=window,
     )
-    return attend_groups(q, k, v, groups, causal=causal, dropout=dropout)
+    return attend_groups(q, k, v, groups, causal=segments.causal, dropout=dropout)
 
 
 def attend_groups(
-    q: Float[Tensor, " T H D"],
-    k: Float[Tensor, " T G D"],
-    v: Float[Tensor, " T G D"],
-    groups: tuple[Group, ...],
-    *,
-    causal: bool,
-    dropout: float,
-) -> Float[Tensor, " T H D"]:
+    q: Heads, k: SharedHeads, v: SharedHeads, groups: tuple[Group, ...], *, causal: bool, dropout: float
+) -> Heads:
     """Returns the outputs of one SDPA call per group, concatenated."""
     sizes = [group.tokens for group in groups]
     outputs = []

@@ -1,23 +1,21 @@
-"""What several backends use: repeated heads of keys and values, the segment of each slot, and marks for torch.
+"""What several backends use: repeated heads of keys and values, and marks for torch.
 
 The marks cost nothing where nothing is compiled. Those of `torch.compiler` import torch._dynamo where they are written,
 which takes a second of every command and process that imports a kernel. torch marks its own functions like this.
-
-Shapes: T = slots, H = query heads, G = key/value heads, D = head_dim, S = segments; G divides H.
 """
 
 from collections.abc import Callable
 from typing import Any, TypeVar
 
 import torch
-from jaxtyping import Float, Int32, Int64
-from torch import Tensor
 from torch.overrides import wrap_torch_function
+
+from evenpack.kernels.segments import Heads, SharedHeads
 
 FunctionT = TypeVar("FunctionT", bound=Callable[..., Any])
 
 
-def repeat_heads(keys_or_values: Float[Tensor, " T G D"], query_heads: int) -> Float[Tensor, " T H D"]:
+def repeat_heads(keys_or_values: SharedHeads, query_heads: int) -> Heads:
     """Returns each key/value head repeated for the query heads that share it; no copy if they are as many.
 
     Source: Ainslie et al. 2023, GQA: Training Generalized Multi-Query Transformer Models, section 2.2
@@ -25,12 +23,6 @@ def repeat_heads(keys_or_values: Float[Tensor, " T G D"], query_heads: int) -> F
     """
     group = query_heads // keys_or_values.shape[1]
     return keys_or_values if group == 1 else keys_or_values.repeat_interleave(group, dim=1)
-
-
-def segment_of_slots(cu_seqlens: Int32[Tensor, " S_plus_1"], tokens: int) -> Int64[Tensor, " T"]:
-    """Returns the segment of each slot; empty segments have none."""
-    slots = torch.arange(tokens, device=cu_seqlens.device, dtype=cu_seqlens.dtype)
-    return torch.searchsorted(cu_seqlens[1:], slots, right=True)
 
 
 def never_compiled(function: FunctionT) -> FunctionT:

@@ -12,9 +12,9 @@ from functools import cache
 from typing import Any
 
 import torch
-from jaxtyping import Float, Int32
 from torch import Tensor
 
+from evenpack.kernels.segments import Heads, Segments, SharedHeads
 from evenpack.kernels.shared import constant_when_compiled, repeat_heads
 
 DROPPING = {
@@ -38,6 +38,20 @@ def dropout_failure() -> str | None:
         if found != expected:
             return f"aten.{name} of torch {torch.__version__} takes ({found}), expected ({expected})"
     return None
+
+
+def cudnn_failure() -> str | None:
+    """Returns the reason why this PyTorch's varlen_attn is not FlashAttention 2, in a line; None if it is.
+
+    Later builds prefer cuDNN, which was four times slower (torchtitan#4458, pytorch#187770) and in some of them wrong
+    at unaligned strides (pytorch#194818).
+    """
+    from torch.nn.attention import varlen
+
+    chooses = getattr(varlen, "_should_use_cudnn", None)
+    if chooses is None or not chooses(0):  # the GPUs of a machine are of one kind
+        return None
+    return f"varlen_attn of torch {torch.__version__} runs cuDNN in place of FlashAttention: install torch<2.14"
 
 
 @cache
@@ -70,26 +84,17 @@ def window_failure(*, dropout: bool) -> str | None:
 
 
 def attend(
-    q: Float[Tensor, " T H D"],
-    k: Float[Tensor, " T G D"],
-    v: Float[Tensor, " T G D"],
-    cu_seqlens: Int32[Tensor, " S_plus_1"],
-    max_sequence_length: int,
-    *,
-    causal: bool,
-    alibi_slopes: Float[Tensor, " H"] | None,
-    dropout: float,
-    window: int | None = None,
-) -> Float[Tensor, " T H D"]:
+    q: Heads, k: SharedHeads, v: SharedHeads, segments: Segments, *, dropout: float = 0.0, window: int | None = None
+) -> Heads:
     """Runs FlashAttention 2 over the segments, without ALiBi, and without a window where it has dropout."""
-    if alibi_slopes is not None:
+    if segments.alibi_slopes is not None:
         raise ValueError("varlen has no ALiBi; resolve_backend keeps such requests away")
+    borders, longest = segments.cu_seqlens, segments.max_sequence_length
     if dropout > 0:
         if window is not None:
             raise ValueError("varlen has no dropout in a window; resolve_backend keeps such requests away")
-        longest = max_sequence_length
         dropped: Tensor = torch.ops.aten._flash_attention_forward(
-            q, k, v, cu_seqlens, cu_seqlens, longest, longest, dropout, causal, False
+            q, k, v, borders, borders, longest, longest, dropout, segments.causal, False
         )[0]
         return dropped
     from torch.nn.attention.varlen import varlen_attn
@@ -100,17 +105,8 @@ def attend(
             grouped = {"enable_gqa": True}
         else:
             k, v = repeat_heads(k, q.shape[1]), repeat_heads(v, q.shape[1])
-    output = varlen_attn(
-        q,
-        k,
-        v,
-        cu_seqlens,
-        cu_seqlens,
-        max_sequence_length,
-        max_sequence_length,
-        **_span_arguments(causal, window),
-        **grouped,
-    )
+    span = _span_arguments(segments.causal, window)
+    output = varlen_attn(q, k, v, borders, borders, longest, longest, **span, **grouped)
     if not isinstance(output, Tensor):
         raise TypeError(f"varlen_attn returned {type(output).__name__}, expected a tensor")
     return output

@@ -19,12 +19,12 @@ from evenpack.errors import RunError
 from evenpack.kernels.attention import BACKENDS
 from evenpack.kernels.capabilities import AttentionRequest, able_backends, unavailable_reason
 from evenpack.kernels.isolation import probe_isolation
-from evenpack.kernels.varlen import DROPPING, dropout_failure
+from evenpack.kernels.varlen import DROPPING, cudnn_failure, dropout_failure
 from evenpack.launch_environment import check_ranks
 from evenpack.launcher.processes.devices import cpu_cores
 from evenpack.launcher.processes.start import find_deepspeed
 
-_PACKAGES = ("evenpack", "torch", "deepspeed", "transformers", "flash-attn")
+_PACKAGES = ("evenpack", "torch", "deepspeed", "transformers", "flash-attn", "flash-attn-4")
 
 _PROBE_COLUMNS = {
     "isolated": (
@@ -219,6 +219,8 @@ def _versions() -> dict[str, str]:
         except importlib.metadata.PackageNotFoundError:
             versions[package] = "not installed"
     versions["cuda"] = torch.version.cuda or "none: this build of PyTorch runs on the CPU only"
+    by_torch = f"FlashAttention 2, by varlen_attn of torch {torch.__version__}"
+    versions["varlen"] = (cudnn_failure() if torch.cuda.is_available() else None) or by_torch
     found = f"aten.{next(iter(DROPPING))} of torch {torch.__version__}"
     versions["varlen with dropout"] = dropout_failure() or found
     return versions

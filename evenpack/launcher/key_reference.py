@@ -316,6 +316,8 @@ _MOST_HINTS = 4
 def find_keys(keys: Sequence[Key], place: str) -> tuple[Key, ...]:
     """Returns the keys at `place`: several if a key of this name differs between the kinds of its section.
 
+    Where there is none, it returns those that are usually called so, or the keys of this name in any section.
+
     Args:
         place: dotted path; any name may be given where the user chooses one, such as a source's name.
 
@@ -323,7 +325,9 @@ def find_keys(keys: Sequence[Key], place: str) -> tuple[Key, ...]:
     """
     asked = _parts(place)
     found = tuple(key for key in keys if _matches(asked, key.place) or _matches(asked, key.inside))
-    if not found:
+    found = found or tuple(key for key in keys if key.place in usual_keys(asked[-1]))
+    found = found or tuple(key for key in keys if place.replace("-", "_") == key.name)
+    if not found or len({key.place for key in found}) > _MOST_HINTS:
         raise ConfigError(f"there is no key {quoted(place)}; {_hint(keys, asked)}")
     return found
 
@@ -353,13 +357,12 @@ def _matches(asked: Sequence[str], place: str) -> bool:
 
 
 def _hint(keys: Sequence[Key], asked: Sequence[str]) -> str:
-    """Returns a hint that names keys usually called so, then those with a similar last part, or a similar path."""
+    """Returns a hint that names keys with a similar last part, or a similar path."""
     places = list(dict.fromkeys(key.place for key in keys))
-    usual = [place for place in usual_keys(asked[-1]) if place in places]
     name = difflib.get_close_matches(asked[-1], {place.rpartition(".")[2] for place in places}, n=1, cutoff=0.7)
     alike = [place for place in places if place.rpartition(".")[2] in name]
     near = difflib.get_close_matches(".".join(asked), places, n=_MOST_HINTS, cutoff=0.6)
-    hints = [place.replace(ENTRY, "") for place in dict.fromkeys(usual or [*alike, *near])][:_MOST_HINTS]
+    hints = [place.replace(ENTRY, "") for place in dict.fromkeys([*alike, *near])][:_MOST_HINTS]
     return f"did you mean {', or '.join(hints)}?" if hints else "`evenpack config explain` lists all keys"
 
 

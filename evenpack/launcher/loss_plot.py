@@ -25,9 +25,7 @@ from evenpack.studies.provenance import provenance_of_runs
 
 LOSS_PLOT = "loss.png"
 
-_PANEL_INCHES = 8.0
-_PANEL_SPACE = 0.45
-"""Between two panels, for the names of the lines, as a share of a panel."""
+_PANEL_INCHES = 10.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -89,12 +87,8 @@ def plot_losses(curves: Sequence[LossCurve], path: Path, *, name: str, origin: s
     """
     if not all(curve.steps for curve in curves):
         raise ConfigError(f"run '{name}' has no step yet whose loss could be plotted")
-    width = _PANEL_INCHES * (len(curves) + _PANEL_SPACE * (len(curves) - 1))
-    with figure_as_png(path, width=width, height=4.5) as figure:
-        grid = {"wspace": _PANEL_SPACE}
-        for axes, curve in zip(
-            figure.subplots(1, len(curves), squeeze=False, gridspec_kw=grid)[0], curves, strict=True
-        ):
+    with figure_as_png(path, width=_PANEL_INCHES * len(curves), height=4.5) as figure:
+        for axes, curve in zip(figure.subplots(1, len(curves), squeeze=False)[0], curves, strict=True):
             _draw(axes, curve, name)
         write_footer(figure, [origin, THIN_AND_BOLD])
 

@@ -44,6 +44,8 @@ MODELS = {
 _GPUS_OF_A_NODE = 8
 """GPUs of one machine; a larger number is taken to be on several machines."""
 _COLUMNS = 100
+_MINI_VOCABULARY = 8192
+"""Entries of a vocabulary that is trained for a model on CPU cores."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,9 +67,10 @@ class NewRun:
         """Says in words where the run takes place."""
         return counted(self.devices, "GPU") if self.devices else f"{DEFAULT_CPU_RANKS} CPU ranks"
 
-    def budget_command(self, run_file: Path) -> str:
-        """Returns the command that shows the budget on these devices."""
-        return f"evenpack budget {shlex.quote(str(run_file))} --devices {self.devices or DEFAULT_CPU_RANKS}"
+    def plan_command(self, run_file: Path) -> str:
+        """Returns the command that shows the plan on these devices."""
+        ranks = f" --ranks {self.devices}" if self.devices else ""
+        return f"evenpack plan {shlex.quote(str(run_file))}{ranks}"
 
     def next_commands(self, run_file: Path) -> list[str]:
         """Returns the commands that follow."""
@@ -77,7 +80,7 @@ class NewRun:
             where = f" --num-gpus {self.devices}" if self.devices <= _GPUS_OF_A_NODE else " --hostfile HOSTFILE"
         return [
             f"evenpack prepare {file}",
-            self.budget_command(run_file),
+            self.plan_command(run_file),
             f"evenpack train {file}{where}",
             f"evenpack evaluate {file}",
         ]
@@ -94,7 +97,7 @@ def write_run_file(path: Path, new: NewRun) -> None:
         f"Made of {shipped} ({first_comment(shipped_run_files()[shipped]).rstrip('.')}) for "
         f"{' and '.join(new.sources)}, on {new.place}. `evenpack config explain KEY` explains a key, also one "
         "that is not in this file. Steps and learning rate are taken from the shipped file: "
-        f"`{new.budget_command(path)}` shows what they mean for this data."
+        f"`{new.plan_command(path)}` shows what they mean for this data."
     )
     write_text(path, "\n".join([*_comment(comment), *_lines(values, keys_of(RunConfig), ""), ""]))
 
@@ -118,24 +121,34 @@ def _tokenizer(shipped: Mapping[str, Any], new: NewRun) -> dict[str, Any]:
         return {"kind": kind, "name" if kind == "hub" else "path": str(new.tokenizer)}
     is_mini = new.model.endswith("_mini")
     if find_family(shipped["model"]["kind"]).objective == "masked_tokens":
-        return {"kind": "train_word_pieces", "vocabulary_size": 8192 if is_mini else 30_522}
-    return {"kind": "train", "vocabulary_size": 8192 if is_mini else 32_768}
+        return {"kind": "train_word_pieces", "vocabulary_size": _MINI_VOCABULARY if is_mini else 30_522}
+    return {"kind": "train", "vocabulary_size": _MINI_VOCABULARY if is_mini else 32_768}
 
 
-def require_tokenizer(new: NewRun) -> None:
-    """Loads the given vocabulary, if there is one in files. Raises: ConfigError or DataError if it cannot be used."""
+def require_tokenizer(new: NewRun) -> list[str]:
+    """Loads the given vocabulary, if there is one in files, and returns a sentence on its cost where it is large.
+
+    Raises: ConfigError or DataError if it cannot be used.
+    """
     if new.tokenizer is None:
-        return
+        return []
     section = run_values(new)["data"]["tokenizer"]
     is_name = section["kind"] == "hub" and not new.tokenizer.is_absolute() and len(new.tokenizer.parts) <= 2
     if new.tokenizer.is_dir():
         files: Any = TypeAdapter(TokenizerConfig).validate_python(section)  # of a kind that is read from files
-        load_tokenizer(files)
+        entries = load_tokenizer(files).vocabulary_size
+        if not new.devices and entries > 2 * _MINI_VOCABULARY:
+            return [
+                f"The vocabulary has {entries:,} entries: on CPU cores they are most of a small model's work, whose "
+                f"steps take several times as long as with {_MINI_VOCABULARY:,} that are trained on the data (leave "
+                "--tokenizer out)"
+            ]
     elif not is_name:
         raise ConfigError(
             f"--tokenizer {new.tokenizer} is not a folder: give the folder of a vocabulary for {new.model}, or leave "
             "the option out to train one on the data"
         )
+    return []
 
 
 def _training(shipped: Mapping[str, Any], devices: int) -> dict[str, Any]:

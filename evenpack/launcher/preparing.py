@@ -2,13 +2,15 @@
 
 import logging
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from glob import escape
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
 from pydantic import TypeAdapter
+from rich.table import Table
 
 from evenpack import console
 from evenpack.data.manifest import Manifest
@@ -17,7 +19,7 @@ from evenpack.data.prepare.workers import Workers
 from evenpack.data.prepared import PreparedData
 from evenpack.data.sources.config import Source
 from evenpack.data.sources.files import files_below, find_files, saved_files, saved_splits
-from evenpack.data.sources.kinds import KINDS, open_corpus
+from evenpack.data.sources.kinds import KINDS, open_corpus, source_inputs
 from evenpack.data.sources.lines import SourceReader
 from evenpack.data.tokenizers.tokenizer import Tokenizer
 from evenpack.engine.config import RunConfig
@@ -25,9 +27,16 @@ from evenpack.engine.resolving.data_facts import epochs_of_steps, implausible_ep
 from evenpack.errors import ConfigError, DataError
 from evenpack.files import expand_user
 from evenpack.progress import FREQUENT_LINES_SECONDS, Progress
+from evenpack.studies.columns import Column, table_of
+from evenpack.units import counted
 
 _ENDINGS = {name: kind.recognised_endings for name, kind in KINDS.items() if kind.recognised_endings}
 """Endings of files' names by the kind of their source."""
+
+FEW_DOCUMENTS = 100
+"""Below this number of documents, a hash that holds out a few per cent of them may take none."""
+MOST_COUNTED = 10_000
+"""Documents after which their count ends."""
 
 _GLOB_CHARACTERS = re.compile(r"[*?[]")
 _LONGEST_NAME = 40
@@ -71,6 +80,8 @@ def find_text(paths: Sequence[str]) -> tuple[FoundText, ...]:
 def source_sections(paths: Sequence[str], *, text_key: str | None) -> dict[str, dict[str, Any]]:
     """Returns the sections of sources that read the text at the paths; the first document of each has been read.
 
+    Plain text in fewer files than `FEW_DOCUMENTS` is divided at blank lines, if that makes at least as many documents.
+
     Args:
         text_key: the key or column of the text; None where there is only one that can be meant.
 
@@ -84,10 +95,43 @@ def source_sections(paths: Sequence[str], *, text_key: str | None) -> dict[str, 
         section = sections[text.name] = text.section
         if text.kind != "text":
             section["text_key"] = text_key or _text_key(text)
-        source: Any = TypeAdapter(Source).validate_python(section)
-        if next(iter(open_corpus(text.name, source).documents()), None) is None:
+        elif len(text.files) < FEW_DOCUMENTS:
+            paragraphs = section | {"document_separator": "blank_line"}
+            if count_documents(text.name, paragraphs, most=FEW_DOCUMENTS) == FEW_DOCUMENTS:
+                section |= paragraphs
+        if not count_documents(text.name, section, most=1):
             raise DataError(f"{_first(text.path)} holds no document")
     return sections
+
+
+def count_documents(name: str, section: Mapping[str, Any], *, most: int = MOST_COUNTED) -> int:
+    """Returns the number of documents of a source, of which at most `most` are read. Raises: DataError."""
+    source: Any = TypeAdapter(Source).validate_python(section)
+    return sum(1 for _ in islice(open_corpus(name, source).documents(), most))
+
+
+def notes_of_plain_text(sections: Mapping[str, Mapping[str, Any]]) -> list[str]:
+    """Returns a sentence for each source of plain text: its files, its documents, and the key that divides them."""
+    return [_note_of_plain_text(name, section) for name, section in sections.items() if section["kind"] == "text"]
+
+
+def _note_of_plain_text(name: str, section: Mapping[str, Any]) -> str:
+    source: Any = TypeAdapter(Source).validate_python(section)
+    files, key = len(source_inputs(name, source)), f"data.sources.{name}.document_separator"
+    if source.document_separator == "file" and files >= FEW_DOCUMENTS:
+        return f"{name}: {files:,} files, each one document ({key}: file; blank_line: each paragraph is one)"
+    documents = count_documents(name, section)
+    found = (
+        f"{name}: {counted(files, 'file')} = {counted(documents, 'document')}{' or more' * (documents == MOST_COUNTED)}"
+    )
+    if source.document_separator == "file":
+        parts = count_documents(name, {**section, "document_separator": "blank_line"})
+        return (
+            f"{found}, each file is one ({key}: file): too few to hold some out for validation. Blank lines would "
+            f"divide it into {parts:,} ({key}: blank_line), fewer than {FEW_DOCUMENTS}; if each line is a document, "
+            f"set {key}: line; else name files for validation (data.sources.{name}.validation_path)"
+        )
+    return f"{found}, the paragraphs between blank lines ({key}: blank_line; with file, each file would be one)"
 
 
 def _at_path(given: str) -> Iterator[FoundText]:
@@ -233,7 +277,49 @@ def warn_of_epochs(config: RunConfig) -> None:
     """Warns of prepared sources that the run would read implausibly often; `train` warns of all kinds of lengths."""
     if config.training.steps is None or config.training.stated_items_per_step is None:
         return  # its steps follow from the data
-    epochs = epochs_of_steps(config, PreparedData.open(config.prepared_dir, config.data))
+    epochs = epochs_of_steps(config, PreparedData.open(config.prepared_dir, config.data, verify="later"))
     implausible = implausible_epochs(config, epochs)
     if implausible is not None:
         log.warning("%s", implausible)
+
+
+_READ = (
+    Column("source"),
+    Column("split"),
+    Column("documents"),
+    Column("sequences"),
+    Column("tokens"),
+    Column("cut", "tokens_cut"),
+    Column("dropped", "tokens_dropped"),
+)
+_FILLED_UP = (Column("ends put", "subsequence_ends"), Column("tails padded", "tail_padding"))
+_PACKED = (
+    Column("packs"),
+    Column("efficiency", lambda row: row["packing_efficiency"] if row["packs"] else None, ".2%"),
+    Column("factor", lambda row: row["packing_factor"] if row["packs"] else None, ".3f"),
+    Column("packed by", "packing_algorithm"),
+)
+_ROWS = (
+    Column("source"),
+    *(
+        Column(heading.format(unit), f"{unit}_{key}", form)
+        for unit in ("rows", "words")
+        for heading, key, form in (
+            ("{} read", "read", ""),
+            ("{} dropped", "dropped", ""),
+            ("% of {}", "dropped_share", ".2%"),
+            ("{} kept", "kept", ""),
+        )
+    ),
+)
+
+
+def splits_table(rows: Sequence[Mapping[str, Any]], *, title: str) -> Table:
+    """Returns `Manifest.summary` as a table."""
+    fills_up = any(row["subsequence_ends"] or row["tail_padding"] for row in rows)
+    return table_of(rows, [*_READ, *(_FILLED_UP if fills_up else ()), *_PACKED], title=title)
+
+
+def rows_table(rows: Sequence[Mapping[str, Any]]) -> Table:
+    """Returns `Manifest.row_summary` as a table."""
+    return table_of(rows, _ROWS, title="Rows and words before tokenising")

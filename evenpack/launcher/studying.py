@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from evenpack.console import Report
 from evenpack.engine.config import RunConfig
@@ -29,6 +29,9 @@ from evenpack.studies.lengths.options import SubjectOptions
 from evenpack.studies.registry import LengthsStudy, RunStudy
 from evenpack.studies.runs.command import TrainedStudyCommand
 
+if TYPE_CHECKING:
+    from evenpack.studies.lengths.subject import Subject
+
 
 def study_lengths(study: LengthsStudy, lengths: str, overrides: Sequence[str], options: SubjectOptions) -> Report:
     """Runs a study of lengths, which checks its options before the lengths are read."""
@@ -36,7 +39,11 @@ def study_lengths(study: LengthsStudy, lengths: str, overrides: Sequence[str], o
         settle_device()
     from evenpack.studies.lengths.subject import find_subject
 
-    return study.run(lambda: find_subject(lengths, overrides, options))
+    def find(other: str | None = None) -> "Subject":
+        """Finds INPUT, or another list of lengths with the same options."""
+        return find_subject(lengths, overrides, options) if other is None else find_subject(other, [], options)
+
+    return study.run(find)
 
 
 def study_run(study: RunStudy, config: RunConfig) -> Report:

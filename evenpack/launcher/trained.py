@@ -17,12 +17,13 @@ from rich.text import Text
 from evenpack.console import Report, percent, table, text
 from evenpack.data.config import DataConfig
 from evenpack.data.manifest import Manifest
-from evenpack.data.prepare.verification import explained_damage
-from evenpack.data.prepared import PreparedData, Split
+from evenpack.data.prepared import PreparedData, Split, Verification
 from evenpack.data.recipes import SentencePairsRecipe
 from evenpack.data.shuffle.config import PermutationShuffle
 from evenpack.data.sources.config import Source
+from evenpack.data.verification import explained_damage
 from evenpack.engine.build import build_model
+from evenpack.engine.checkpoints.continuation import require_checkpoint
 from evenpack.engine.checkpoints.files import CHECKPOINTS, Checkpoint
 from evenpack.engine.checkpoints.keeping import best_step
 from evenpack.engine.checkpoints.loading import newest_whole, whole_at
@@ -37,7 +38,7 @@ from evenpack.engine.evaluate import SourceEvaluation, aggregate_loss, evaluate_
 from evenpack.engine.optimizers.config import ScheduleSection
 from evenpack.engine.resolving.resolve import ResolvedRun, open_run
 from evenpack.engine.world.distributed import World
-from evenpack.errors import CheckpointError, ConfigError, DataError
+from evenpack.errors import ConfigError, DataError
 from evenpack.files import require_new_folder
 from evenpack.launcher.preparing import FoundText, find_text, prepare_run
 from evenpack.launcher.processes.devices import choose_accelerator
@@ -72,22 +73,25 @@ class TrainedModel:
         return self.run.prepared.tokenizer.padding_id if is_padding else self.run.prepared.end_of_text_id
 
 
-def load_trained_model(config: RunConfig, device: torch.device, *, step: StepOrBest = None) -> TrainedModel:
+def load_trained_model(
+    config: RunConfig, device: torch.device, *, step: StepOrBest = None, verify: Verification = "all"
+) -> TrainedModel:
     """Opens the run's data and loads its newest complete checkpoint, or that after `step` steps, or the best.
 
-    The data may differ from the training data, for example in the recipe, if the tokenizer is the same.
+    The data may differ from the training data, for example in the recipe, if the tokenizer is the same; `verify` is as
+    in `PreparedData.open`.
 
     Raises: NotPreparedError; DataError, also for data of another tokenizer; CheckpointError if there is no checkpoint,
     or of another model.
     """
-    run = open_run(_without_cost_model(config))
+    require_checkpoint(config)
+    run = open_run(_without_cost_model(config), verify=verify)
     world = World(rank=0, size=1, local_rank=0, device=device)
     directory = config.run.output_dir / CHECKPOINTS
     if step == "best":
         step = best_step(directory)
     checkpoint = newest_whole(directory, world) if step is None else whole_at(directory, step, world)
-    if checkpoint is None:
-        raise CheckpointError(f"there is no checkpoint in {directory}: run `evenpack train` with this run file first")
+    assert checkpoint is not None, "required above"
     if checkpoint.state.fingerprint != run.fingerprint(checkpoint.step):
         _compare_data(checkpoint, run)
     model = build_model(run, torch.device("meta"))
@@ -183,6 +187,8 @@ def _evaluate(config: RunConfig, *, step: StepOrBest, split: Split, data: Path |
     with explained_damage(config.prepared_dir):
         trained = load_trained_model(config, device, step=step)
         evaluations = evaluate_model(trained.model, trained.run, trained.world, split=split)
+        if config.data.verify_in_training:
+            trained.run.prepared.verify()  # which reads again only if a file has changed meanwhile
     return RunEvaluation(
         checkpoint=trained.checkpoint.path,
         step=trained.checkpoint.step,
@@ -214,7 +220,7 @@ def run_over_text(config: RunConfig, path: Path) -> Iterator[RunConfig]:
     not prepared, as its tokenizer is missing then; DataError if the files cannot be read.
     """
     sources = _sources(config.data, path)
-    tokenizer = PreparedData.open(config.prepared_dir, config.data).tokenizer
+    tokenizer = PreparedData.open(config.prepared_dir, config.data, verify="tokenizer").tokenizer
     with tempfile.TemporaryDirectory(prefix="evenpack_evaluate_") as folder:
         data = _data(config.data, sources, Path(folder) / "data")
         run = config.model_copy(update={**_one_step(config), "data": data})
@@ -325,7 +331,17 @@ def export_run(config: RunConfig, directory: Path, *, step: StepOrBest = None) -
     """
     require_new_folder(directory)  # before the weights are read, which takes minutes
     choose_accelerator()
-    trained = load_trained_model(config, torch.device("cpu"), step=step)
-    tokenizer = trained.run.prepared.tokenizer_dir if trained.run.prepared.tokenizer_dir.is_dir() else None
-    to_huggingface(trained.model, directory, tokenizer_dir=tokenizer, special_token_id=trained.special_token_id)
+    trained = load_trained_model(config, torch.device("cpu"), step=step, verify="tokenizer")
+    prepared = trained.run.prepared
+    tokenizer = prepared.tokenizer if prepared.tokenizer_dir.is_dir() else None
+    with tempfile.TemporaryDirectory() as folder:
+        if tokenizer is not None:
+            tokenizer.save(Path(folder))  # an earlier version may have prepared it with a template of its own
+        to_huggingface(
+            trained.model,
+            directory,
+            tokenizer_dir=None if tokenizer is None else Path(folder),
+            special_token_id=trained.special_token_id,
+            beginning_id=None if tokenizer is None else tokenizer.beginning_id,
+        )
     return Export(directory=directory, step=trained.checkpoint.step, tokenizer=tokenizer is not None)

@@ -11,6 +11,7 @@ Loader processes import this module again, so heavy modules are imported only wh
 """
 
 import argparse
+import faulthandler
 import hashlib
 import os
 import signal
@@ -25,7 +26,8 @@ from typing import TYPE_CHECKING, Literal, NoReturn, Protocol, runtime_checkable
 
 from evenpack.engine.activity import OnActivity, own_work
 from evenpack.errors import EXIT_BAD_INPUT, EXIT_STOPPED, EvenpackError, RunError, StoppedEarlyError
-from evenpack.launch_environment import MAX_RESTARTS
+from evenpack.files import explained, is_of_the_system, system_error
+from evenpack.launch_environment import MAX_RESTARTS, refuse_other_options
 from evenpack.launcher.processes.devices import (
     choose_accelerator,
     configure_allocator,
@@ -38,9 +40,11 @@ from evenpack.launcher.processes.hangs import Heartbeat
 from evenpack.launcher.processes.ranks import (
     Failure,
     LaunchToken,
+    ProcessIdentity,
     RankFolder,
     RankPlace,
     RankStatus,
+    held_as_writer,
     held_output_dir,
     is_lost_connection,
     output_dir_of_first,
@@ -108,9 +112,12 @@ class TrainFunction(Protocol):
 
 def main(arguments: Sequence[str] | None = None, *, train: TrainFunction | None = None) -> int:
     """Runs one rank and returns its exit code. `train` replaces evenpack's own loop."""
-    options = _parser().parse_intermixed_args(arguments)
     survive_readers()
+    if sys.__stderr__ is not None:
+        faulthandler.enable(sys.__stderr__)  # says where a signal such as SIGBUS has met this process
     try:
+        refuse_other_options(sys.argv[1:] if arguments is None else arguments)
+        options = _parser().parse_intermixed_args(arguments)
         place = RankPlace.of_environment(os.environ, parent_command())
     except EvenpackError as error:
         say(f"error: {error}")  # no rank knows its number, so each says it
@@ -217,6 +224,7 @@ class Rank:
         self._meeting = meeting
         self._place = place
         self._token = token
+        self._ancestors = ancestors
         self._folder = RankFolder(config.run.output_dir, run_id)
         self._status = RankStatus.starting(run_id, place)
         self._owns_files = False
@@ -246,6 +254,10 @@ class Rank:
             except EvenpackError as error:
                 self._fail(str(error))
             except BaseException as error:
+                if is_of_the_system(error):
+                    path = None if error.filename else self._config.run.output_dir
+                    place = f" on {socket.gethostname()} while {self._heartbeat.activity}"
+                    self._fail(system_error(error, path, place=place))
                 self._crash(error)
             exit_code = _stopped_exit_code() if outcome.state == "stopped" else 0
             with suppress(OSError):
@@ -261,12 +273,12 @@ class Rank:
         launcher = None if self._token is None else self._token.process_if_here()
         if launcher is not None and not launcher.is_alive():  # a later run may have the folder already
             end_process(EXIT_ERROR)
-        try:
+        with explained(output_dir, action="written"):
             self._folder.path.mkdir(parents=True, exist_ok=True)
-            self._folder.write_status(self._status)
+            self._folder.write_status(self._status)  # by which ranks that a killed launcher has left know to end
             self._heartbeat.keep_up()  # so that a rank which is stopped at once is known
-        except OSError as error:
-            raise RunError(f"run.output_dir {output_dir} cannot be written: {error.strerror}") from error
+        if self._token is not None and self._place.rank == 0:
+            held.enter_context(held_as_writer(output_dir, needs=self._needs()))
         self._stop.install()
         self._guard.start()
 
@@ -277,7 +289,8 @@ class Rank:
         """
         if self._place.rank == 0:
             try:
-                held.enter_context(held_output_dir(self._config.run.output_dir))
+                held.enter_context(held_output_dir(self._config.run.output_dir, needs=self._needs()))
+                held.enter_context(held_as_writer(self._config.run.output_dir, needs=self._needs()))
                 self._folder.remove_earlier()
             except RunError:
                 self._say_whose_directory(is_own=False)
@@ -288,6 +301,12 @@ class Rank:
                 end_process(EXIT_BAD_INPUT)  # rank 0 says why
         else:
             self._wait_for_owner()
+
+    def _needs(self) -> list[ProcessIdentity]:
+        """Returns the processes of this machine with which this one ends, as its guard sees to."""
+        launcher = None if self._token is None else self._token.process_if_here()
+        parent = None if self._ancestors is None else ProcessIdentity.of(self._ancestors.parent)
+        return [process for process in (launcher, parent) if process is not None]
 
     def _say_whose_directory(self, *, is_own: bool) -> None:
         if self._meeting is not None:
@@ -361,7 +380,8 @@ class Rank:
             first = self._record(self._status.ended("failed", exit_code=EXIT_ERROR, error=summary))
         if first is not None and first.rank != self._place.rank:
             self._end_after(first, summary)
-        say(f"rank {self._place.rank} failed:\n{''.join(traceback.format_exception(error)).rstrip()}")
+        shown = "".join(traceback.format_exception(error)).rstrip()
+        say(f"rank {self._place.rank} on {self._status.host} failed:\n{shown}")
         end_process(EXIT_ERROR)
 
     def _end_after(self, first: Failure, summary: str) -> NoReturn:

@@ -8,7 +8,7 @@ Conventions, so that a reported MFU can be checked by hand:
   scores and logits recomputed by fused kernels) is not counted, because it brings no progress.
 - Causal attention counts the pairs (i, j) with j <= i of one segment: l (l + 1) / 2 for length l, not l².
   Bidirectional attention counts all l². A layer with a window counts the pairs that are at most so far apart
-  (`kernels/visible_pairs.py`).
+  (`visible_pairs.py`).
 - An output head counts where a loss is taken: the masked-token head at the masked tokens, the pooler and the
   next-sentence head at each sequence's first token.
 - Tokens that only pad a sequence are not useful work, including their attended pairs, and the head if they are targets.
@@ -17,14 +17,15 @@ Every count is linear in the work, so it is made once for a model, on the meta d
 something is counted for the first time.
 """
 
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from functools import cache, partial
 from typing import TYPE_CHECKING
 
-from evenpack.kernels.visible_pairs import total_pairs_within
 from evenpack.losses import NEXT_SENTENCE
 from evenpack.models.common.section import TransformerConfig
+from evenpack.visible_pairs import total_pairs_within
 
 if TYPE_CHECKING:
     from evenpack.batch import PackedBatch
@@ -82,7 +83,7 @@ def useful_work(batch: "PackedBatch") -> Work:
     return Work(
         slots=batch.local_counts.tokens,
         squared_lengths=batch.squared_lengths,
-        head_slots=batch.local_counts.targets - batch.padding_targets,
+        head_slots=batch.local_counts.real_targets,
         sequences=batch.local_counts.sequences,
         pairs_within=batch.pairs_within,
     )
@@ -120,14 +121,12 @@ class ModelSizes:
 
     parameters: int
     """Trained numbers; a matrix that is used twice counts once."""
-    tensors: int
-    """Trained tensors."""
-    tables: tuple[int, ...]
-    """Elements of the token embedding, and of an output matrix of its own."""
-    has_output_bias: bool
     merged: tuple[int, ...]
     """Elements of the matrices that are several layers in one, a sum for each kind: LAMB updates each kind apart from
     the rest."""
+    matrices: tuple[int, ...]
+    """Elements of the weights of linear layers in blocks, a sum for each shape that one layer has: Muon updates those
+    of one shape together."""
 
 
 def parameter_count(config: TransformerConfig, *, vocabulary_size: int, max_positions: int) -> int:
@@ -139,6 +138,7 @@ def parameter_count(config: TransformerConfig, *, vocabulary_size: int, max_posi
 def model_sizes(config: TransformerConfig, *, vocabulary_size: int, max_positions: int) -> ModelSizes:
     """Builds the model without memory and returns its sizes."""
     import torch
+    from torch import nn
 
     from evenpack.models.build import new_model
     from evenpack.models.common.layers import MergedLinear
@@ -149,13 +149,15 @@ def model_sizes(config: TransformerConfig, *, vocabulary_size: int, max_position
     for module in model.modules():
         if isinstance(module, MergedLinear):
             merged[module.parts] = merged.get(module.parts, 0) + module.weight.numel()
-    parameters = list(model.parameters())
+    matrices: Counter[tuple[int, int]] = Counter()
+    for name, module in model.named_modules():
+        if name.startswith("blocks.") and isinstance(module, nn.Linear):
+            for rows in module.parts if isinstance(module, MergedLinear) else (module.out_features,):
+                matrices[rows, module.in_features] += rows * module.in_features
     return ModelSizes(
-        parameters=sum(parameter.numel() for parameter in parameters),
-        tensors=len(parameters),
-        tables=tuple(one.numel() for one in parameters if one.shape == model.token_embedding.weight.shape),
-        has_output_bias=any(one.shape == (vocabulary_size,) for one in parameters),
+        parameters=sum(parameter.numel() for parameter in model.parameters()),
         merged=tuple(merged.values()),
+        matrices=tuple(matrices.values()),
     )
 
 

@@ -16,7 +16,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from evenpack.errors import CheckpointError, ConfigError, RunError
-from evenpack.files import atomic_directory, read_json, require_new_folder, write_json
+from evenpack.files import atomic_directory, explained, read_json, require_new_folder, write_json
 from evenpack.models.build import Model, new_model
 from evenpack.models.common.section import TransformerConfig
 from evenpack.models.common.tensors import (
@@ -48,7 +48,14 @@ _TOKENIZER_FILES = (
 )
 
 
-def to_huggingface(model: Model, directory: Path, *, tokenizer_dir: Path | None, special_token_id: int) -> None:
+def to_huggingface(
+    model: Model,
+    directory: Path,
+    *,
+    tokenizer_dir: Path | None,
+    special_token_id: int,
+    beginning_id: int | None = None,
+) -> None:
     """Writes a directory that transformers loads, with equal logits.
 
     config.json names the class to load (`architectures`). The directory is renamed to its final name once it is
@@ -59,6 +66,8 @@ def to_huggingface(model: Model, directory: Path, *, tokenizer_dir: Path | None,
         directory: must not exist yet, or be empty.
         tokenizer_dir: its tokenizer files are copied, and list the inputs that the model takes; None leaves them out.
         special_token_id: the id of the mapping's `special_token`, written to config.json.
+        beginning_id: the token that documents begin with, for the configurations that have one; None: those of the
+            mapping stay.
 
     Raises: ConfigError if transformers has no such model, the id is outside the vocabulary, the directory has content,
     or there is no tokenizer in `tokenizer_dir`; RunError if the disk does not take it.
@@ -76,7 +85,10 @@ def to_huggingface(model: Model, directory: Path, *, tokenizer_dir: Path | None,
         for name, content in tokenizer.items():
             (unfinished / name).write_bytes(content)
         _write_model_inputs(unfinished / _TOKENIZER_CONFIG, model)
-        _write_model(unfinished, named_parameters(model, names), mapping.config_values(model, special_token_id))
+        values = mapping.config_values(model, special_token_id)
+        if beginning_id is not None and "bos_token_id" in values:
+            values["bos_token_id"] = beginning_id
+        _write_model(unfinished, named_parameters(model, names), values)
 
 
 def task_model_to_huggingface(
@@ -109,7 +121,7 @@ def task_model_to_huggingface(
     for ours, theirs in task.head.items():
         parameters += named_parameters(head, [name for name in renamed(ours, theirs) if name.ours in trained])
     values = mapping.config_values(encoder, special_token_id) | {"architectures": [task.architecture], **about_task}
-    with _new_directory(directory) as unfinished:
+    with _new_directory(directory, replaces=True) as unfinished:
         save_tokenizer(unfinished)
         _write_model_inputs(unfinished / _TOKENIZER_CONFIG, encoder)
         _write_model(unfinished, parameters, values)
@@ -229,14 +241,13 @@ def _write_model(directory: Path, parameters: NamedParameters, values: Mapping[s
 
 
 @contextmanager
-def _new_directory(directory: Path) -> Iterator[Path]:
+def _new_directory(directory: Path, *, replaces: bool = False) -> Iterator[Path]:
     """Makes a directory as `atomic_directory` does. Raises: RunError that names it if it cannot be written."""
     try:
-        with atomic_directory(directory) as unfinished:
+        with explained(directory, action="written"), atomic_directory(directory, replaces=replaces) as unfinished:
             yield unfinished
-    except (OSError, SafetensorError) as error:  # safetensors raises its own for a full disk
-        reason = error.strerror if isinstance(error, OSError) else error
-        raise RunError(f"{directory} cannot be written: {reason}; free space on its disk, or choose another") from error
+    except SafetensorError as error:  # its own for a full disk
+        raise RunError(f"{directory} cannot be written: {error}; make room on its disk, or choose another") from error
 
 
 def _read_tokenizer(tokenizer_dir: Path) -> dict[str, bytes]:
@@ -269,6 +280,8 @@ def read_description(path: Path) -> dict[str, Any]:
 def _read_weights(directory: Path) -> dict[str, Tensor]:
     weights: dict[str, Tensor] = {}
     for path in _weight_files(directory):
+        if path.exists() and not path.is_file():  # reading a FIFO would wait for its writer
+            raise CheckpointError(f"{path} is not a file; expected weights in safetensors format")
         try:
             weights |= load_file(path)
         except FileNotFoundError as error:

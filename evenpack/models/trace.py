@@ -1,8 +1,8 @@
 """What a model does and holds in a forward and a backward pass, found by running it on fake tensors.
 
     count_products    meta device, forward               ->  `Products`: matrix products and attention
-    trace_passes      fake tensors, forward and backward ->  `Passes`: each operator, and what is alive after it
-    moments_of        passes of two depths               ->  `Moments`: the same for a whole model
+    trace_passes      fake tensors, forward and backward ->  `Moments`: what is alive after each operator
+    moments_of        passes of two depths               ->  the same for a whole model, without the phases of blocks
 
 Sizes of the batch are three primes that no size of a model reaches, so a number of bytes or operations that one of
 them divides grows with it: a pass gives not numbers for one batch but factors for every batch (`AXES`). Layers repeat,
@@ -36,9 +36,9 @@ from evenpack.batch import ChosenTargets, PackedBatch, SlotTargets
 from evenpack.kernels.attention import packed_attention
 from evenpack.kernels.costs import attention_buffers, attention_products
 from evenpack.kernels.cross_entropy import linear_cross_entropy
+from evenpack.kernels.segments import Segments
 from evenpack.losses import NEXT_TOKEN, StepCounts
 from evenpack.models.build import Model, new_model
-from evenpack.models.common.layers import SelfAttention
 from evenpack.models.common.section import TransformerConfig
 from evenpack.units import FP32_BYTES
 
@@ -49,10 +49,6 @@ AXES = ("constant", "slots", "head_slots", "sequences")
 
 _SIZES = (16_777_259, 16_777_289, 16_777_291)
 """Slots, rows of the head and sequences of the batch that is passed through: primes above every size of a model."""
-
-TracedPart = Literal[
-    "embedding", "norms and sums", "projections", "attention", "feed-forward", "head and loss", "weights"
-]
 
 Phase = Literal["forward", "loss", "head", "last block", "between", "first block", "embedding"]
 
@@ -79,44 +75,13 @@ class Products:
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class TracedKernel:
-    """One operator of a pass, as a kernel that reads its inputs from memory and writes its results there."""
+class Moments:
+    """What a model holds at each moment of a forward and a backward pass."""
 
-    part: TracedPart
-    layer: int | None
-    """Index of the block; None outside of the blocks."""
-    name: str
-    is_product: bool
-    reads: tuple[tuple[int, Factors], ...]
-    """Storages, by number, and their bytes."""
-    writes: tuple[tuple[int, Factors], ...]
-    operations: Factors
-
-    @property
-    def moved(self) -> Factors:
-        """Returns the bytes read and written."""
-        return sum((size for _, size in (*self.reads, *self.writes)), np.zeros(len(AXES), dtype=np.int64))
-
-
-@dataclass(frozen=True, kw_only=True, eq=False)
-class Passes:
-    """A forward and a backward pass of a model with few layers."""
-
-    kernels: tuple[TracedKernel, ...]
-    """The kernels in order, attention as one of them, without the loss's operators."""
-    moments: Mapping[Phase, Factors]
+    alive: Mapping[Phase, Factors]
     """[moments, LIVE, AXES]: bytes alive after each operator of a phase."""
     loss_moment: int
     """The moment of the phase `loss` in which the loss is computed."""
-
-
-@dataclass(frozen=True, kw_only=True, eq=False)
-class Moments:
-    """What a complete model holds at each moment of each phase."""
-
-    alive: Mapping[Phase, Factors]
-    """Bytes as in `Passes.moments`; without the phases of blocks if the model has none."""
-    loss_moment: int
 
 
 def count_products(config: TransformerConfig, *, vocabulary_size: int) -> Products:
@@ -125,11 +90,9 @@ def count_products(config: TransformerConfig, *, vocabulary_size: int) -> Produc
         model = new_model(config, vocabulary_size=vocabulary_size, max_positions=1)
         batch = _batch(config)
     recorder = _Recorder(model, vocabulary_size=vocabulary_size)
-    with torch.no_grad(), _Substitutes(recorder), _Operators(recorder):
+    with torch.no_grad(), _Substitutes(recorder), _Products(recorder):
         model.train()(batch)
-    total = sum((kernel.operations for kernel in recorder.kernels), np.zeros(len(AXES), dtype=np.int64))
-    total = total + recorder.loss_operations
-    return Products(linear=tuple(int(one) for one in total), attention=dict(recorder.attention))
+    return Products(linear=tuple(int(one) for one in recorder.operations), attention=dict(recorder.attention))
 
 
 def trace_passes(
@@ -139,14 +102,12 @@ def trace_passes(
     max_positions: int,
     number_bytes: int,
     accumulates: bool,
-    counts_kernels: bool,
-) -> Passes:
+) -> Moments:
     """Traces a forward and a backward pass.
 
     Args:
         number_bytes: of the type of products: 2 under bf16 autocast, 4 in FP32.
         accumulates: whether gradients of an earlier micro-batch are there, to which these are added.
-        counts_kernels: whether the kernels are wanted; without them it takes half as long.
     """
     autocast = torch.autocast("cpu", torch.bfloat16) if number_bytes != FP32_BYTES else nullcontext()
     with torch.device("meta"):
@@ -154,7 +115,7 @@ def trace_passes(
     with FakeTensorMode():
         place_parameters(model)
         batch = _batch(config)
-        recorder = _Recorder(model, vocabulary_size=vocabulary_size, counts_kernels=counts_kernels)
+        recorder = _Recorder(model, vocabulary_size=vocabulary_size)
         with recorder.following(), _Substitutes(recorder), _Operators(recorder):
             if accumulates:
                 for parameter in model.parameters():
@@ -165,9 +126,8 @@ def trace_passes(
                 losses = _losses(model.train()(batch))
             recorder.phase = "head"
             _run_backward(losses)
-    return Passes(
-        kernels=tuple(recorder.kernels),
-        moments={phase: np.stack(found) for phase, found in recorder.moments.items()},
+    return Moments(
+        alive={phase: np.stack(found) for phase, found in recorder.moments.items()},
         loss_moment=recorder.loss_moment,
     )
 
@@ -183,13 +143,12 @@ def moments_of(
         max_positions=max_positions,
         number_bytes=number_bytes,
         accumulates=accumulates,
-        counts_kernels=False,
     )
     first, second, further = at_two_depths(config, trace, periods=2)
     return Moments(
         alive={
-            phase: found + further * (second.moments[phase] - found)
-            for phase, found in first.moments.items()
+            phase: found + further * (second.alive[phase] - found)
+            for phase, found in first.alive.items()
             if phase not in ("forward", "between")
         },
         loss_moment=first.loss_moment,
@@ -216,9 +175,10 @@ def _batch(config: TransformerConfig) -> PackedBatch:
     targets: dict[str, SlotTargets | ChosenTargets] = {}
     for loss in config.losses:
         size = slots if loss.name == NEXT_TOKEN.name else rows if loss.counted_by == "targets" else sequences
-        found = SlotTargets(labels=labels(size), weights=torch.empty(size))
-        is_chosen = size != slots
-        targets[loss.name] = ChosenTargets(positions=labels(size), **vars(found)) if is_chosen else found
+        wanted, weights = labels(size), torch.empty(size)
+        targets[loss.name] = SlotTargets(labels=wanted, weights=weights)
+        if size != slots:
+            targets[loss.name] = ChosenTargets(positions=labels(size), labels=wanted, weights=weights)
     counts = StepCounts(packs=1, sequences=sequences, tokens=slots, targets=rows)
     return PackedBatch(
         tokens=labels(slots),
@@ -236,7 +196,6 @@ def _batch(config: TransformerConfig) -> PackedBatch:
         squared_lengths=slots,
         pairs_within={},
         cost=0.0,
-        padding_targets=0,
         order_hash=0,
     )
 
@@ -270,74 +229,25 @@ class _Recorder:
 
     model: Model
     vocabulary_size: int
-    counts_kernels: bool = True
-    """Whether operators are recorded in addition to what is alive, which takes as long again."""
-    kernels: list[TracedKernel] = field(default_factory=list)
     attention: dict[tuple[bool, int | None], int] = field(default_factory=dict)
     moments: dict[Phase, list[Factors]] = field(default_factory=dict)
     loss_moment: int = 0
-    loss_operations: Factors = field(default_factory=lambda: np.zeros(len(AXES), dtype=np.int64))
+    operations: Factors = field(default_factory=lambda: np.zeros(len(AXES), dtype=np.int64))
+    """Operations of products outside attention."""
     phase: Phase = "forward"
     in_loss: bool = False
-    modules: list[nn.Module] = field(default_factory=list)
-    labels: dict[Any, tuple[TracedPart, int | None]] = field(default_factory=dict)
-    """TracedPart and block of the node of autograd that an operator has left."""
 
     def __post_init__(self) -> None:
-        self.layers = {id(block): index for index, block in enumerate(self.model.blocks)}
         self.parameters = {id(parameter.untyped_storage()) for parameter in self.model.parameters()}
         self.output_shape = (self.vocabulary_size, self.model.token_embedding.embedding_dim)
         self.live: Factors = np.zeros((len(LIVE), len(AXES)), dtype=np.int64)
-        self._numbers: Any = WeakIdKeyDictionary()
         self._kinds: Any = WeakIdKeyDictionary()
-        self._next_number = 0
-
-    # What belongs to which part
-
-    @property
-    def place(self) -> tuple[TracedPart, int | None]:
-        """The part and the block of the operator that runs now."""
-        if self.modules:
-            return self._place_of_modules()
-        node = torch._C._current_autograd_node()
-        if node in self.labels:
-            return self.labels[node]
-        if self.phase in ("first block", "between", "last block"):
-            return "norms and sums", None
-        return ("embedding", None) if self.phase == "embedding" else ("head and loss", None)
-
-    def _place_of_modules(self) -> tuple[TracedPart, int | None]:
-        layer = next((self.layers[id(module)] for module in self.modules if id(module) in self.layers), None)
-        innermost = self.modules[-1]
-        if layer is None:
-            return ("embedding" if self.phase == "forward" else "head and loss"), None
-        if any(isinstance(module, SelfAttention) for module in self.modules):
-            return ("projections" if isinstance(innermost, nn.Linear) else "attention"), layer
-        is_block = id(innermost) in self.layers
-        has_linear = any(isinstance(child, nn.Linear) for child in innermost.children())
-        is_feed_forward = isinstance(innermost, nn.Linear) or (has_linear and not is_block)
-        return ("feed-forward" if is_feed_forward else "norms and sums"), layer
-
-    def label(self, result: Any) -> None:
-        """Notes which part the nodes of autograd behind a result belong to."""
-        part, layer = self.place
-        open_nodes = [leaf.grad_fn for leaf in tree_iter(result) if isinstance(leaf, Tensor)]
-        while open_nodes:
-            node = open_nodes.pop()
-            if node is None or node in self.labels:
-                continue
-            following = [one for one, _ in node.next_functions if one is not None]
-            self.labels[node] = part, layer
-            if "ToCopyBackward" in node.name() or "AccumulateGrad" in node.name():
-                is_weight = not following or any("AccumulateGrad" in one.name() for one in following)
-                is_moved = part in ("projections", "feed-forward")
-                self.labels[node] = ("weights" if is_weight else "norms and sums" if is_moved else part), layer
-            open_nodes += following
 
     @contextmanager
     def following(self) -> Iterator[None]:
-        """Follows modules, and the phases of the backward pass."""
+        """Follows the phases of the passes."""
         blocks = tuple(self.model.blocks)
+        layers = {id(block) for block in blocks}
 
         def enter(phase: Phase) -> Callable[[Tensor], None]:
             def hook(_: Tensor) -> None:
@@ -346,7 +256,6 @@ class _Recorder:
             return hook
 
         def before(module: nn.Module, arguments: Any) -> None:
-            self.modules.append(module)
             if self.phase == "forward" and blocks:
                 if module is blocks[0]:
                     arguments[0].register_hook(enter("embedding"))
@@ -354,8 +263,7 @@ class _Recorder:
                     self.phase = "loss"
 
         def after(module: nn.Module, _: Any, result: Any) -> None:
-            self.modules.pop()
-            if self.phase in ("forward", "loss") and id(module) in self.layers:
+            if self.phase in ("forward", "loss") and id(module) in layers:
                 is_last, is_first = module is blocks[-1], module is blocks[0]
                 result.register_hook(enter("last block" if is_last else "first block" if is_first else "between"))
 
@@ -368,42 +276,6 @@ class _Recorder:
         finally:
             for handle in handles:
                 handle.remove()
-
-    def add_kernel(
-        self,
-        part: TracedPart,
-        layer: int | None,
-        name: str,
-        *,
-        read: Sequence[Tensor],
-        written: Sequence[Tensor],
-        operations: int | None = 0,
-    ) -> None:
-        """Adds one operator; its operations are None unless it is a product, or attention."""
-        if not self.counts_kernels:
-            return
-        self.kernels.append(
-            TracedKernel(
-                part=part,
-                layer=layer,
-                name=name,
-                is_product=operations is not None,
-                reads=tuple((self.number_of(one), factors_of(bytes_of(one))) for one in read),
-                writes=tuple((self.number_of(one), factors_of(bytes_of(one))) for one in written),
-                operations=factors_of(operations or 0),
-            )
-        )
-
-    # What is alive
-
-    def number_of(self, tensor: Tensor) -> int:
-        """Returns the number of a tensor's storage, which is counted from now on until it is freed."""
-        storage = tensor.untyped_storage()
-        if storage not in self._numbers:
-            self._next_number += 1
-            self._numbers[storage] = self._next_number
-        found: int = self._numbers[storage]
-        return found
 
     def hold(self, tensor: Tensor, kind: int) -> None:
         """Counts the storage of a new tensor as alive."""
@@ -457,13 +329,7 @@ class _Substitutes(TorchFunctionMode):
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         substitute = _SUBSTITUTES.get(func)
-        result = func(*args, **kwargs) if substitute is None else substitute(self.recorder, *args, **kwargs)
-        if self.recorder.counts_kernels and self.recorder.phase in (
-            "forward",
-            "loss",
-        ):  # nodes of recomputed blocks would be kept with what they hold
-            self.recorder.label(result)
-        return result
+        return func(*args, **kwargs) if substitute is None else substitute(self.recorder, *args, **kwargs)
 
 
 def _dropped(_: _Recorder, values: Tensor, p: float = 0.5, training: bool = True, inplace: bool = False) -> Tensor:
@@ -487,9 +353,9 @@ def _rms_norm(
 
 
 def _attend(
-    recorder: _Recorder, q: Tensor, k: Tensor, v: Tensor, *_: Any, causal: bool, window: int | None, **__: Any
+    recorder: _Recorder, q: Tensor, k: Tensor, v: Tensor, segments: Segments, *, window: int | None, **_: Any
 ) -> Tensor:
-    kind = causal, window
+    kind = segments.causal, window
     products = attention_products(heads=q.shape[1], head_dim=q.shape[2])
     recorder.attention[kind] = recorder.attention.get(kind, 0) + products
     if torch.is_autocast_enabled("cpu"):
@@ -501,7 +367,7 @@ def _attend(
 def _loss(
     recorder: _Recorder, hidden: Tensor, weight: Tensor, labels: Tensor, _: Tensor, *, bias: Any = None, **__: Any
 ) -> tuple[Tensor, Tensor]:
-    recorder.loss_operations[AXES.index("head_slots")] += 2 * weight.numel()
+    recorder.operations[AXES.index("head_slots")] += 2 * weight.numel()
     result: tuple[Tensor, Tensor] = _Loss.apply(hidden, weight, bias, recorder)  # type: ignore[no-untyped-call]
     return result
 
@@ -523,17 +389,13 @@ class _Attention(torch.autograd.Function):
         result = torch.empty_like(q)
         logarithms = q.new_empty(q.shape[:2], dtype=torch.float32)
         ctx.save_for_backward(q, k, v, result, logarithms)
-        ctx.recorder, ctx.layer = recorder, recorder.place[1]
-        recorder.add_kernel("attention", ctx.layer, "attention", read=[q, k, v], written=[result, logarithms])
+        ctx.recorder = recorder
         return result
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
-        saved = ctx.saved_tensors  # once: recomputed tensors can be taken but once
-        q, k, v, *_ = saved
+        q, k, v, *_ = ctx.saved_tensors  # once: recomputed tensors can be taken but once
         gradients = [torch.empty_like(one) for one in (q, k, v)]
-        read = [gradient, *saved]
-        ctx.recorder.add_kernel("attention", ctx.layer, "attention_backward", read=read, written=gradients)
         slots, heads, head_dim = q.shape
         buffers = attention_buffers(
             slots=slots,
@@ -572,23 +434,8 @@ class _Loss(torch.autograd.Function):
         return *scaled, None
 
 
-NOTHING_MOVED = {
-    aten.empty,
-    aten.empty_like,
-    aten.new_empty,
-    aten.empty_strided,
-    aten.detach,
-    aten.promote_types,
-}
-"""Operators other than views that start no kernel."""
-_LOOK_UPS = {aten.embedding, aten.index_select, aten.gather}
-_SCATTERS = {aten.scatter_add_}
-_FILLS = {aten.zeros_like, aten.ones_like, aten.full_like, aten.new_zeros, aten.new_ones, aten.new_full}
-_ONLY_WRITTEN = {aten.copy_, aten.fill_, aten.zero_}
-
-
 class _Operators(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Records each operator: its products, what it reads and writes, and what is alive after it."""
+    """Records what is alive after each operator."""
 
     def __init__(self, recorder: _Recorder) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -599,74 +446,28 @@ class _Operators(TorchDispatchMode):  # type: ignore[no-untyped-call]
         result = operator(*arguments, **named)
         if not isinstance(operator, OpOverload) or operator.is_view or operator.namespace in ("prim", "profiler"):
             return result
-        recorder, packet = self.recorder, operator.overloadpacket
+        recorder = self.recorder
         for leaf in tree_iter(result):
             if isinstance(leaf, Tensor):
                 recorder.hold(leaf, recorder.kind_of(operator, arguments, leaf))
         recorder.note()
-        if recorder.counts_kernels and packet not in NOTHING_MOVED and not recorder.in_loss:
-            self._add_kernel(operator, arguments, named, result)
         return result
 
-    def _add_kernel(self, operator: Any, arguments: Any, named: Any, result: Any) -> None:
-        recorder, packet = self.recorder, operator.overloadpacket
-        part, layer = recorder.place
-        if packet is aten._to_copy and recorder.modules and isinstance(recorder.modules[-1], nn.Linear):
-            is_weight = id(arguments[0].untyped_storage()) in recorder.parameters
-            part = "weights" if is_weight else "norms and sums" if layer is not None else part
-        formula = flop_registry.get(packet, _PRODUCTS_MISSED.get(packet))
-        read, written = read_and_written(operator, arguments, named, result)
-        recorder.add_kernel(
-            part,
-            layer,
-            str(packet).removeprefix("aten."),
-            read=read,
-            written=written,
-            operations=None if formula is None else formula(*arguments, **named, out_val=result),
-        )
 
+class _Products(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Counts the operations of products outside attention."""
 
-def _added_product(_: Any, left: Tensor, right: Tensor, *__: Any, **___: Any) -> int:
-    return 2 * left.shape[0] * left.shape[1] * right.shape[1]
+    def __init__(self, recorder: _Recorder) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.recorder = recorder
 
-
-_PRODUCTS_MISSED: dict[Any, Callable[..., int]] = {aten.addmm_: _added_product}
-"""Formulas for products that `flop_registry` lacks."""
-
-
-def read_and_written(
-    operator: OpOverload, arguments: Any, named: Any, result: Any
-) -> tuple[list[Tensor], list[Tensor]]:
-    """Returns the tensors that an operator reads, and those that it writes.
-
-    Look-ups read the rows that they return, not the whole table.
-    """
-    packet = operator.overloadpacket
-    results = [leaf for leaf in tree_iter(result) if isinstance(leaf, Tensor)]
-    if packet in _LOOK_UPS:
-        return results, results
-    if packet in _SCATTERS:
-        return [arguments[3], arguments[3]], [arguments[3]]
-    if packet in _FILLS:
-        return [], results
-    read: list[Tensor] = []
-    written: list[Tensor] = []
-    schema = operator._schema.arguments
-    given = [(schema[index], value) for index, value in enumerate(arguments)]
-    given += [(argument, named[argument.name]) for argument in schema if argument.name in named]
-    for argument, value in given:
-        tensors = [leaf for leaf in tree_iter(value) if isinstance(leaf, Tensor)]
-        is_written = argument.alias_info is not None and argument.alias_info.is_write
-        if is_written:
-            written += tensors
-        if not is_written or not (packet in _ONLY_WRITTEN or argument.name == "out"):
-            read += tensors
-    return read, written or results
-
-
-def bytes_of(tensor: Tensor) -> int:
-    """Returns the bytes of a tensor's numbers in memory, where one number may be expanded to many."""
-    return min(tensor.numel() * tensor.element_size(), tensor.untyped_storage().nbytes())
+    def __torch_dispatch__(self, operator: Any, types: Any, arguments: Any = (), named: Any = None) -> Any:
+        named = named or {}
+        result = operator(*arguments, **named)
+        formula = flop_registry.get(operator.overloadpacket) if isinstance(operator, OpOverload) else None
+        if formula is not None:
+            self.recorder.operations += factors_of(formula(*arguments, **named, out_val=result))
+        return result
 
 
 def at_two_depths(

@@ -41,12 +41,10 @@ _STYLE: dict[str, Any] = {
     "ytick.color": INK,
     "xtick.major.size": 0,
     "ytick.major.size": 0,
+    "figure.constrained_layout.wspace": 0.05,
+    "figure.constrained_layout.hspace": 0.05,
 }
 
-_LABEL_POINTS = 13.0
-"""Height of a line's name in points."""
-_LEADER = 0.03
-"""Length of the line that leads to a name, as a fraction of the axes' width."""
 _FOOTER_COLUMNS_PER_INCH = 16
 """Characters of a footer, of 8 points, that surely fit an inch."""
 _FOOTER_GAP_INCHES = 0.12
@@ -80,7 +78,7 @@ def figure_as_png(path: Path, *, width: float, height: float) -> Iterator[Any]:
     from matplotlib.figure import Figure
 
     with mpl.rc_context(_STYLE):
-        figure = Figure(figsize=(width, height))
+        figure = Figure(figsize=(width, height), layout="constrained")
         yield figure
         path.parent.mkdir(parents=True, exist_ok=True)
         with atomic_open(path) as file:
@@ -102,6 +100,7 @@ def write_footer(figure: Any, lines: Sequence[str]) -> None:
 
     Long lines go on in the next, so that the figure does not become wider.
     """
+    figure.draw_without_rendering()  # lays out what is above
     drawn = figure.get_tightbbox()  # in inches
     width, height = figure.get_size_inches()
     columns = int(_FOOTER_COLUMNS_PER_INCH * drawn.width)
@@ -136,11 +135,6 @@ def draw_series(
     return heights
 
 
-def draw_band(axes: Any, rows: Sequence[Any], *, x: Column, low: Column, high: Column, **style: Any) -> None:
-    """Fills between two columns of rows, without a border."""
-    axes.fill_between(x.numbers(rows), low.numbers(rows), high.numbers(rows), linewidth=0, **style)
-
-
 def logarithmic_counts(axes: Any, counts: Sequence[int], *, label: str) -> None:
     """Makes the horizontal axis one of doublings, with a tick at each of the counts."""
     axes.set_xscale("log", base=2)
@@ -163,50 +157,10 @@ def smooth(values: Float64[np.ndarray, " n"]) -> Float64[np.ndarray, " n"]:
 
 
 def label_ends(axes: Any, ends: Sequence[tuple[str, float, str]]) -> None:
-    """Writes (text, height, colour) right of the axes where each line ends, moved apart where two would overlap.
+    """Names lines right of the axes by (text, height of its end, colour), from the highest to the lowest."""
+    from matplotlib.lines import Line2D
 
-    A thin line leads from the end of a line to its text. Axes may be linear or logarithmic.
-    """
+    ordered = sorted(ends, key=lambda end: -end[1])
+    handles = [Line2D([], [], color=colour, label=text, linewidth=2.0) for text, _, colour in ordered]
     axes.margins(x=0.02)
-    axes.set_ylim(*axes.get_ylim())  # the labels depend on it
-    height_points = axes.get_window_extent().height / axes.figure.dpi * 72
-    to_fraction = axes.transData + axes.transAxes.inverted()
-    at = axes.get_xlim()[1]
-    heights = ((text, float(to_fraction.transform((at, y))[1]), colour) for text, y, colour in ends)
-    ordered = sorted(heights, key=lambda end: -end[1])  # from top to bottom
-    gap = _LABEL_POINTS / height_points
-    places = spread([end[1] for end in ordered], gap=gap)
-    for (text, height, colour), place in zip(ordered, places, strict=True):
-        moved = abs(place - height) > gap / 2
-        if moved:
-            axes.plot(
-                [1.0, 1.0 + _LEADER],
-                [height, place],
-                color=colour,
-                linewidth=0.7,
-                transform=axes.transAxes,
-                clip_on=False,
-            )
-        axes.annotate(
-            text,
-            (1.0 + (_LEADER if moved else 0.0), place),
-            xycoords="axes fraction",
-            xytext=(2 if moved else 6, 0),
-            textcoords="offset points",
-            va="center",
-            color=colour,
-            fontweight="bold",
-            annotation_clip=False,
-        )
-
-
-def spread(heights: Sequence[float], *, gap: float) -> list[float]:
-    """Moves descending heights down until each is `gap` below the one before, then up until none is below 0."""
-    places: list[float] = []
-    for height in heights:
-        places.append(min(height, places[-1] - gap) if places else height)
-    floor = 0.0
-    for index in reversed(range(len(places))):
-        places[index] = max(places[index], floor)
-        floor = places[index] + gap
-    return places
+    axes.legend(handles=handles, loc="center left", bbox_to_anchor=(1.0, 0.5), frameon=False)

@@ -20,6 +20,7 @@ import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, Literal
@@ -29,12 +30,14 @@ from jaxtyping import Int32, Int64
 from torch import Tensor, nn
 
 from evenpack import console
+from evenpack.adapters.huggingface import ModelInputs
+from evenpack.adapters.isolation import first_position
 from evenpack.console import Report
 from evenpack.errors import BackendError, ConfigError
 from evenpack.files import read_json
-from evenpack.kernels.dense_mask import additive_mask
 from evenpack.kernels.isolation import IsolationResult, Verdict, relative_change
 from evenpack.studies.columns import Column, table_of
+from evenpack.studies.tiny_copies import TOKENS, text_configuration, tiny_model
 
 EXIT_NOT_PROVED = 1
 """Exit code unless at least one combination is isolated and none leaks or cannot be told."""
@@ -48,9 +51,6 @@ MASKS = ("none", "ones", "block")
 Mode = Literal["eval", "train"]
 
 _SEQUENCE_LENGTHS = (17, 1, 9, 5)
-_TOKENS = (10, 100)
-"""Range of token ids: above the special tokens of all families, and inside of any vocabulary."""
-
 _SEED = 0
 _TOLERATED_EPSILONS = 16.0
 """Tolerance for changes, in epsilons of the dtype.
@@ -62,35 +62,8 @@ sequences change, and products of other shapes round otherwise: states of a tiny
 _ALONE_EPSILONS = 100.0
 """Tolerance between a sequence in a pack and alone, in epsilons of the dtype: other shapes round otherwise."""
 
-_ATTENTION = ("full_attention", "sliding_attention", "chunked_attention")
-"""Kinds of layers that attend, as `layer_types` of a configuration names them."""
-
-_TINY = {
-    "vocab_size": 128,
-    "hidden_size": 64,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "head_dim": 16,
-    "intermediate_size": 96,
-    "sliding_window": 6,
-    **dict.fromkeys(("d_model", "dim", "embedding_size", "hidden_dim", "ffn_hidden_size", "ffn_dim"), 64),
-    **dict.fromkeys(("n_routed_experts", "num_experts", "num_local_experts"), 4),
-    **dict.fromkeys(("num_experts_per_tok", "n_group", "topk_group", "n_groups", "first_k_dense_replace"), 1),
-    **dict.fromkeys(("q_lora_rank", "kv_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim"), 16),
-    **dict.fromkeys(("moe_intermediate_size", "shared_expert_intermediate_size"), 32),
-    **dict.fromkeys(("local_attention", "window_size", "chunk_size", "attention_window_size"), 8),
-    "state_size": 16,
-    "num_kv_heads": 2,
-    "rotary_dim": 8,
-}
-"""Sizes of a tiny copy, by the names of configurations; what a configuration has smaller stays."""
-
 _SHOWN_CHARACTERS = 250
 """Characters of others' errors."""
-
-_INITIALIZER_RANGE = 0.2
-"""Standard deviation of a tiny copy's weights: large enough that what attention adds is no small part of a state."""
 
 _NO_POSITIONS = (
     "{name} takes no position_ids, which tell a model of transformers where a sequence begins: expected a forward with "
@@ -196,7 +169,7 @@ class Pack:
 
     def replaced(self, span: slice) -> "Pack":
         """Returns a pack with other tokens in this span."""
-        low, high = _TOKENS
+        low, high = TOKENS
         tokens = self.tokens.clone()
         tokens[span] = (tokens[span] - low + 1 + torch.arange(len(tokens[span])).to(tokens)) % (high - low) + low
         return replace(self, tokens=tokens)
@@ -272,7 +245,7 @@ def probe(
 
 def probe_combination(subject: Subject, combination: Combination) -> ProbedCombination:
     """Probes one combination. Raises: ConfigError if the subject breaks its convention."""
-    low, high = _TOKENS
+    low, high = TOKENS
     borders = (0, *itertools.accumulate(_SEQUENCE_LENGTHS))
     tokens = torch.randint(low, high, (borders[-1],), generator=_generator())
     pack = Pack(tokens=tokens.to(subject.device), borders=borders)
@@ -549,33 +522,24 @@ class _Transformer(Subject):
             yield
 
     def _boundaries(self, pack: Pack, combination: Combination) -> dict[str, Any]:
-        given: dict[str, Any] = {}
-        if "position_ids" in self._takes:
-            given["position_ids"] = pack.position_ids + _first_position(self.model)
+        inputs = ModelInputs(
+            config=self.model.config,
+            causal=self.causal,
+            mask="block" if combination.mask == "block" else "none",
+            first_position=self._first_position,
+            dtype=self.dtype(combination),
+            embeddings=None,
+        )
+        given = inputs.boundaries(pack.position_ids[0], pack.cu_seqlens, pack.max_seqlen)
         if combination.mask == "ones":
-            given["attention_mask"] = torch.ones_like(pack.tokens)[None]
-        elif combination.mask == "block":
-            given["attention_mask"] = self._block_masks(pack, self.dtype(combination))
-        elif combination.backend == "flash":
-            given |= dict.fromkeys(("cu_seq_lens_q", "cu_seq_lens_k"), pack.cu_seqlens)
-            given |= dict.fromkeys(("max_length_q", "max_length_k"), pack.max_seqlen)
+            given = {"position_ids": given["position_ids"], "attention_mask": torch.ones_like(pack.tokens)[None]}
+        if "position_ids" not in self._takes:
+            del given["position_ids"]
         return given
 
-    def _block_masks(self, pack: Pack, dtype: torch.dtype) -> Tensor | dict[str, Any]:
-        """Returns a mask [1, 1, T, T] that is added to the scores, or one for each kind of layer by its name."""
-        config = self.model.config
-        window = getattr(config, "sliding_window", None)
-        kinds = sorted(set(getattr(config, "layer_types", None) or ("sliding_attention",)))
-
-        def mask(kind: str) -> Tensor:
-            seen = window - self.causal if window and kind == "sliding_attention" else None
-            slots = len(pack.tokens)
-            return additive_mask(pack.cu_seqlens, slots, slots, causal=self.causal, dtype=dtype, window=seen)
-
-        masks = {kind: mask(kind) for kind in kinds if kind in _ATTENTION}
-        if len(masks) < 2:  # layers without attention make their own of it: none
-            return next(iter(masks.values()), mask("full_attention"))
-        return dict.fromkeys(kinds) | masks
+    @cached_property
+    def _first_position(self) -> int:
+        return first_position(self.model)
 
 
 def _layers(model: Any) -> Sequence[nn.Module]:
@@ -583,14 +547,6 @@ def _layers(model: Any) -> Sequence[nn.Module]:
     count = getattr(model.config, "num_hidden_layers", None)
     lists = (part for part in model.modules() if isinstance(part, nn.ModuleList) and len(part) == count)
     return list(next(lists, ()))
-
-
-def _first_position(model: nn.Module) -> int:
-    """Returns the first position of a sequence: RoBERTa's families count from behind their padding."""
-    for name, module in model.named_modules():
-        if name.endswith("position_embeddings") and getattr(module, "padding_idx", None) is not None:
-            return int(module.padding_idx) + 1
-    return 0
 
 
 def _has_flash() -> bool:
@@ -625,8 +581,8 @@ def _transformer(model: str) -> _Transformer:
         if path.is_dir() and any(itertools.chain(path.glob("*.safetensors*"), path.glob("pytorch_model*.bin*"))):
             loaded = auto.from_pretrained(path, config=config, dtype=torch.float32)
             return _Transformer(model, "with its weights", loaded, causal=causal)
-        made = auto.from_config(tiny(config))
-        return _Transformer(model, "a tiny copy with random weights", made, causal=causal)
+        made = tiny_model(auto.from_config, text_configuration(config, auto._model_mapping))
+        return _Transformer(model, f"a tiny {type(made).__name__} with random weights", made, causal=causal)
     except ConfigError:
         raise
     except Exception as error:
@@ -651,30 +607,6 @@ def _model_type(path: Path) -> str:
             "transformers: remove auto_map if it is one, or load it in a function of yours and probe module:function"
         )
     return str(values.get("model_type"))
-
-
-def tiny(config: Any) -> Any:
-    """Returns a configuration of the same kinds of layers in small sizes: two layers, or one of each kind."""
-    values = config.to_dict()
-    for name, size in _TINY.items():
-        own = getattr(config, "attribute_map", {}).get(name, name)
-        found = values.get(own)
-        if isinstance(found, int) and not isinstance(found, bool):
-            values[own] = min(size, found)
-    if values.get("num_key_value_heads") and config.num_key_value_heads == config.num_attention_heads:
-        values["num_key_value_heads"] = _TINY["num_attention_heads"]
-    if {"expand", "num_heads", "head_dim"} <= set(values):  # Mamba 2 checks this product
-        values["num_heads"] = values["expand"] * values["hidden_size"] // values["head_dim"]
-    if "initializer_range" in values:
-        values["initializer_range"] = _INITIALIZER_RANGE
-    kinds = list(dict.fromkeys(values.get("layer_types") or ()))
-    if kinds:
-        values["layer_types"] = kinds if len(kinds) > 1 else kinds * 2
-        values[config.attribute_map.get("num_hidden_layers", "num_hidden_layers")] = len(values["layer_types"])
-    for name, found in values.items():
-        if name.endswith("_token_id") and isinstance(found, int) and found >= _TINY["vocab_size"]:
-            values[name] = 0
-    return type(config).from_dict(values)
 
 
 @contextlib.contextmanager

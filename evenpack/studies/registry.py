@@ -10,10 +10,8 @@ from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 from evenpack.console import Report
 from evenpack.studies.chunking.command import ChunkingCommand
 from evenpack.studies.equivalence.command import EquivalenceCommand
-from evenpack.studies.evenness.command import EvennessCommand
 from evenpack.studies.imbalance.command import ImbalanceCommand
 from evenpack.studies.packing.command import PackingCommand
-from evenpack.studies.roofline.command import RooflineCommand
 from evenpack.studies.runs.command import TrainedStudyCommand
 from evenpack.studies.shuffle.command import ShuffleCommand
 from evenpack.studies.throughput.command import ThroughputCommand
@@ -31,8 +29,8 @@ class LengthsStudy(Protocol):
         """Returns whether it computes steps on this machine's device, as its options ask for."""
         ...
 
-    def run(self, find_subject: "Callable[[], Subject]") -> Report:
-        """Checks its options, then reads the lengths. Raises: EvenpackError."""
+    def run(self, find_subject: "Callable[..., Subject]") -> Report:
+        """Checks its options, then reads the lengths: of INPUT, or of another one by name. Raises: EvenpackError."""
         ...
 
 
@@ -48,12 +46,10 @@ class RunStudy(Protocol):
 LENGTHS_STUDIES: dict[str, type[LengthsStudy]] = {
     "packing": PackingCommand,
     "imbalance": ImbalanceCommand,
-    "evenness": EvennessCommand,
 }
 
 RUN_STUDIES: dict[str, type[RunStudy]] = {
     "throughput": ThroughputCommand,
-    "roofline": RooflineCommand,
 }
 
 STUDIES_OF_RUNS: dict[str, type[TrainedStudyCommand[Any]]] = {

@@ -20,7 +20,7 @@ from multiprocessing.connection import Connection, wait
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from evenpack.errors import EvenpackError
-from evenpack.launch_environment import free_port
+from evenpack.launch_environment import free_port, without_launcher
 from evenpack.worker_pool import make_sockets_of_short_names
 
 if TYPE_CHECKING:
@@ -140,7 +140,7 @@ def _environment(settings: dict[str, str]) -> Iterator[None]:
 def _rank_environment(rank: int, ranks: int, port: int) -> dict[str, str]:
     place = {"RANK": str(rank), "WORLD_SIZE": str(ranks), "LOCAL_RANK": str(rank)}
     master = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
-    return {**os.environ, **place, **master, "OMP_NUM_THREADS": "1", "DS_ACCELERATOR": "cpu"}
+    return {**without_launcher(os.environ), **place, **master, "OMP_NUM_THREADS": "1", "DS_ACCELERATOR": "cpu"}
 
 
 def _collect(answers: list[Connection], deadline: float) -> list[tuple[bool, Any]]:

@@ -70,6 +70,9 @@ class PlainEngine:
     def zero_optimization_stage(self) -> int:
         return 0
 
+    def _copy_recovery_script(self, save_path: str) -> None:
+        raise NotImplementedError
+
     def save_checkpoint(self, save_dir: str, *, tag: str, client_state: dict[str, Any], save_latest: bool) -> None:
         assert not save_latest
         names = [f"optimizer_{self.world.rank}.pt"] + ["model.pt"] * self.world.is_main
@@ -81,15 +84,18 @@ class PlainEngine:
         raise NotImplementedError
 
 
-def count_borders(kill_at: int | None) -> list[str]:
-    """Kills this process right before its `kill_at`-th border; returns the list that grows as borders are crossed."""
+def count_borders(kill_at: int | None, *, number: signal.Signals = signal.SIGKILL) -> list[str]:
+    """Kills this process right before its `kill_at`-th border, or sends it another signal.
+
+    Returns the list that grows as borders are crossed.
+    """
     crossed: list[str] = []
 
     def watched(name: str, call: Callable[..., Any]) -> Callable[..., Any]:
         def watching(*arguments: Any, **options: Any) -> Any:
-            if len(crossed) == kill_at:
-                os.kill(os.getpid(), signal.SIGKILL)
             crossed.append(name)
+            if len(crossed) - 1 == kill_at:
+                os.kill(os.getpid(), number)
             return call(*arguments, **options)
 
         return watching

@@ -96,10 +96,10 @@ def measure(world: World, configs: dict[str, RunConfig]) -> Measures:
 def measure_one(world: World, config: RunConfig) -> Measured:
     run = build_at(find_start(open_run(config), world))
     roughen(run.engine.model)
-    micro_batches = list(run.batches(stop_step=STEP + 1))[STEP].micro_batches
+    micro_batches = list(run.start.batches(stop_step=STEP + 1))[STEP].micro_batches
     assert len(micro_batches) == 4 // world.size
     loss_sums, _, _ = run.engine.compute_gradients(STEP, micro_batches)
-    run.engine.reduce_gradients()
+    run.engine.reduction.finish()
     gradients = [parameter.grad for parameter in run.engine.model.parameters()]
     measured = Measured(
         loss_sums=world.all_sum(torch.stack([sums.double().sum() for sums in loss_sums.values()])).tolist(),

@@ -63,7 +63,7 @@ def save_both_ways(world: World, directory: Path, stage: int) -> tuple[dict[str,
     reported = []
     read = RankReport.read
     RankReport.read = classmethod(lambda _, path: reported.append(int(path.stem[-1])) or read(path))  # type: ignore
-    files, trained = engine.deepspeed.checkpoint_engine, threading.Event()
+    files, trained = engine.deepspeed.checkpoint_engine.files, threading.Event()
     write = files.save
     files.save = lambda state_dict, path: trained.wait(60) and write(state_dict, path)
     background.begin(engine.deepspeed, state)
@@ -161,7 +161,7 @@ def priorities(world: World, directory: Path) -> tuple[int, int]:
     background = BackgroundWriter(CheckpointWriter(directory / "priorities", world, KeepPolicy(newest=1)))
     background.begin(engine, train_state(1, world_size=world.size))
     background.finish()
-    return engine.checkpoint_engine.priority, priority()
+    return engine.checkpoint_engine.files.priority, priority()
 
 
 def save_on_two_ranks(world: World, directory: Path) -> dict[str, Any]:

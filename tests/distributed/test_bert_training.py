@@ -84,10 +84,10 @@ def measure_one(world: World, config: RunConfig, setting: Setting) -> Measured:
     )
     run = build_at(find_start(open_run(config), world))
     roughen(run.engine.model)
-    batches = list(run.batches(stop_step=STEP + 1))[STEP]
+    batches = list(run.start.batches(stop_step=STEP + 1))[STEP]
     assert len(batches.micro_batches) == setting.accumulation
     loss_sums, correct, _ = run.engine.compute_gradients(STEP, batches.micro_batches)
-    run.engine.reduce_gradients()
+    run.engine.reduction.finish()
     gradients = [parameter.grad for parameter in run.engine.model.parameters()]
     assert all(gradient is not None for gradient in gradients)
     sums = world.all_sum(torch.stack([*map(torch.Tensor.sum, loss_sums.values()), *correct.values()]).double()).tolist()
@@ -113,7 +113,7 @@ def sequences_of_step(config: RunConfig) -> list[MaskedPair]:
         epoch = packs.stream_positions[index : index + 1] // source.plan.packs
         for sequence in packs.sequence_ids[packs.offsets[index] : packs.offsets[index + 1]]:
             ids = np.array([sequence])
-            tokens = source.view.gather(ids).astype(np.int64)
+            tokens = source.view.read(ids).tokens.astype(np.int64)
             key = masking_keys(config.run.seed, epoch, np.array([source.key], dtype=np.uint64), ids)
             bounds = np.array([0, len(tokens)])
             masked = mask_sequences(tokens, bounds, key, config.masking, vocabulary)

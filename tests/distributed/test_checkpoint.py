@@ -4,6 +4,7 @@ import errno
 import os
 import shutil
 import signal
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -22,9 +23,9 @@ from evenpack.engine.checkpoints.loading import load_checkpoint, newest_whole
 from evenpack.engine.checkpoints.saving import CheckpointWriter
 from evenpack.engine.checkpoints.weights import load_model_weights
 from evenpack.engine.world.distributed import World
-from evenpack.errors import CheckpointError
+from evenpack.errors import CheckpointError, UnjudgedCheckpointError
 from evenpack.losses import StepCounts
-from evenpack.models.common.losses import LossOutput, LossOutputs, exact_denominators
+from evenpack.models.common.loss_sums import LossOutput, LossOutputs, exact_denominators
 from evenpack.testing import RanksFailed, run_config, run_ranks, run_values
 
 if TYPE_CHECKING:  # imports DeepSpeed, which the ranks do once they have their environment
@@ -111,7 +112,6 @@ def batch_of(step: int, slot: int) -> PackedBatch:
         squared_lengths=SLOTS**2,
         pairs_within={},
         cost=0.0,
-        padding_targets=0,
         order_hash=0,
     )
 
@@ -166,17 +166,34 @@ def go_on(world: World, directory: Path, zero_stage: int) -> tuple[int, list[flo
     return checkpoint.step, losses, weights_of(engine)
 
 
-def hide_from_rank_1(world: World, hidden_part: str) -> None:
-    """Hides files whose path contains `hidden_part` from rank 1, as on a node with another folder."""
-    if world.rank == 1:
-        look = Path.stat
+def hide(hidden_part: str, number: int = errno.ENOENT) -> None:
+    """Hides files whose path contains `hidden_part`, as on a node with another folder, or a bad mount."""
 
-        def look_elsewhere(path: Path, **options: Any) -> os.stat_result:
+    def hidden(call: Callable[..., Any]) -> Callable[..., Any]:
+        def look_elsewhere(path: Path, *arguments: Any, **options: Any) -> Any:
             if hidden_part in str(path):
-                raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT))
-            return look(path, **options)
+                raise OSError(number, os.strerror(number), str(path))
+            return call(path, *arguments, **options)
 
-        Path.stat = look_elsewhere
+        return look_elsewhere
+
+    Path.stat, Path.open = hidden(Path.stat), hidden(Path.open)
+
+
+def refusals_of_what_only_rank_1_misses(world: World, directory: Path) -> list[str]:
+    """Returns the errors where rank 1 does not see a file of the newest checkpoint, and where its disk has an error.
+
+    The last is of rank 0's manifest.
+    """
+    seeing, found = (Path.stat, Path.open), []
+    for name, number in (("mp_rank_00", errno.ENOENT), ("mp_rank_00", errno.EIO), ("manifest", errno.EACCES)):
+        if world.rank == (0 if name == "manifest" else 1):
+            hide(f"{checkpoint_name(STEPS)}/{name}", number)
+        with pytest.raises(UnjudgedCheckpointError) as caught:
+            newest_whole(directory, world)
+        found.append(str(caught.value))
+        Path.stat, Path.open = seeing
+    return found
 
 
 def read_wrongly_on_rank_1(world: World, directory: Path) -> str:
@@ -193,9 +210,11 @@ def read_wrongly_on_rank_1(world: World, directory: Path) -> str:
 def resume_at_the_same_size(world: World, directory: Path) -> dict[str, Any]:
     newest = newest_whole(directory / "stage_0", world)
     assert newest is not None
-    hide_from_rank_1(world, f"stage_0/{checkpoint_name(STEPS)}/mp_rank_00")
+    refusals = refusals_of_what_only_rank_1_misses(world, directory / "stage_0")
+    hide(f"stage_0/{checkpoint_name(STEPS)}/mp_rank_00")
     return {
         "newest": newest.step,
+        "refusals": refusals,
         "read_wrongly": read_wrongly_on_rank_1(world, directory / "stage_1"),
         **{f"stage_{stage}": go_on(world, directory, stage) for stage in STAGES},
         "settings": [settings_after_load(world, directory, stage) for stage in STAGES],
@@ -284,9 +303,22 @@ def test_all_ranks_refuse_a_checkpoint_in_which_one_file_would_run_code(runs: di
         assert not has_run
 
 
-def test_all_ranks_pass_over_a_checkpoint_that_a_single_rank_does_not_see(runs: dict[str, Any]):
+def test_all_ranks_pass_over_a_checkpoint_that_they_find_broken(runs: dict[str, Any]):
     assert [result["newest"] for result in runs["after"]] == [STEPS, STEPS]
     assert [result["stage_0"][0] for result in runs["after"]] == [SAVED_STEP, SAVED_STEP]
+
+
+def test_all_ranks_refuse_to_go_on_without_a_checkpoint_that_a_single_rank_does_not_see(runs: dict[str, Any]):
+    """The next save would remove it."""
+    for result in runs["after"]:
+        missing, broken_disk, forbidden = result["refusals"]
+        assert f"{checkpoint_name(STEPS)}: mp_rank_00_model_states.pt cannot be found" in missing
+        assert "seen by rank 1" in missing
+        assert "but rank 0 reads the same files as they were saved" in missing
+        assert "mp_rank_00_model_states.pt cannot be read on" in broken_disk
+        assert "Input/output error" in broken_disk
+        assert "manifest.json cannot be read on" in forbidden
+        assert "Permission denied" in forbidden
 
 
 def test_all_ranks_refuse_what_a_single_rank_reads_wrongly_and_name_it(runs: dict[str, Any]):
@@ -298,7 +330,7 @@ def test_all_ranks_refuse_what_a_single_rank_reads_wrongly_and_name_it(runs: dic
 def test_a_rank_killed_inside_deepspeeds_save_leaves_the_older_checkpoint(runs: dict[str, Any]):
     assert [path.name for path in find_candidates(runs["directory"] / "stage_1")] == [checkpoint_name(SAVED_STEP)]
     assert (runs["directory"] / "stage_1" / "latest").read_text() == "step_000003\n"
-    assert (runs["directory"] / "stage_1" / f".{checkpoint_name(STEPS)}.partial").exists()
+    assert list((runs["directory"] / "stage_1").glob(f".{checkpoint_name(STEPS)}.*.partial"))
 
 
 def test_zero_0_resumes_at_another_world_size(runs: dict[str, Any]):

@@ -1,10 +1,12 @@
 """The training loops of examples/ over real processes learn what documents alone teach, also after a kill."""
 
+import math
 import os
 import pickle
 import re
 import runpy
 import signal
+import subprocess
 import sys
 import time
 from functools import cache
@@ -16,10 +18,11 @@ import torch
 import torch.nn.functional as F
 from host_trainers import relative_error
 from repository import ROOT
+from slow_cases import slow_but
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
 import evenpack
-from evenpack.launch_environment import free_port
+from evenpack.launch_environment import free_port, without_launcher
 from evenpack.testing.ranks import fork_context
 
 EXAMPLES = ROOT / "examples"
@@ -121,9 +124,10 @@ def losses_in(output: str) -> list[float]:
     return [float(loss) for loss in re.findall(r"loss'?:? '?([\d.]+)", output.replace("train_loss", ""))]
 
 
-@pytest.mark.parametrize(
-    "name", ["ddp_loop", "fsdp2_loop", "accelerate_loop", "deepspeed_loop", "lightning_loop", "trainer"]
-)
+LOOPS = ("ddp_loop", "fsdp2_loop", "accelerate_loop", "deepspeed_loop", "lightning_loop", "trainer")
+
+
+@pytest.mark.parametrize("name", slow_but(["ddp_loop"], LOOPS))
 def test_a_loop_learns_the_same_through_kills_and_on_other_ranks(name: str, tmp_path: Path) -> None:
     """Two ranks are killed in their third update, one goes on for two steps, and four for the last two."""
     script = f"{name}.py"
@@ -131,6 +135,38 @@ def test_a_loop_learns_the_same_through_kills_and_on_other_ranks(name: str, tmp_
     _require_same(run_script(script, tmp_path, 2, STEPS, dies_at=2), losses[:2], gradients[:2])
     _require_same(run_script(script, tmp_path, 1, 4), losses[2:4], gradients[2:4])
     _require_same(run_script(script, tmp_path, 4, STEPS), losses[4:], gradients[4:])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", LOOPS)
+def test_a_loop_starts_as_its_page_says_and_learns_from_text(name: str, tmp_path: Path) -> None:
+    """By the real launcher, whose arguments come in between, into a new folder; only its port is chosen here."""
+    found = re.search(
+        rf"^ *(\w.* examples/{name}.py) FOLDER STEPS$", (EXAMPLES / f"{name}.py").read_text("utf-8"), re.M
+    )
+    assert found is not None
+    launcher, *words = found[1].split()
+    port = "--main_process_port" if launcher == "accelerate" else "--master_port"
+    words.insert(launcher == "accelerate", f"{port}={free_port()}")  # after `launch`
+    environment = {
+        **without_launcher(os.environ),
+        "OMP_NUM_THREADS": "1",
+        "TORCH_EXTENSIONS_DIR": str(tmp_path / "extensions"),
+    }
+    done = subprocess.run(
+        [Path(sys.executable).with_name(launcher), *words, tmp_path / "new/folder", "12"],
+        cwd=ROOT,
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=900,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    losses = losses_in(done.stdout)
+    assert losses[0] == pytest.approx(math.log(256), abs=0.05)
+    assert losses[11] < losses[0] - 1
+    assert not list(tmp_path.glob("extensions/*/deepspeed*")), "an operator of DeepSpeed's was compiled"
 
 
 def _require_same(results: list[dict[str, Any]], losses: list[float], gradients: list[torch.Tensor]) -> None:

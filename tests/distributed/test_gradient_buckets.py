@@ -14,7 +14,7 @@ from evenpack.engine.optimizers.norms import gradient_norm_of
 from evenpack.engine.sharding.buckets import BucketedReduction, buckets_of
 from evenpack.engine.sharding.replicated import BUCKET_SIZE
 from evenpack.engine.world.distributed import World
-from evenpack.models.common.losses import exact_denominators
+from evenpack.models.common.loss_sums import exact_denominators
 from evenpack.testing import run_ranks
 
 RANKS = 2
@@ -104,6 +104,26 @@ def test_buckets_are_reduced_within_the_last_backward_pass_alone(
         passes = ("begin", "forward", "backward", "forward")
         assert of_rank[2, True].events == (*passes, *["bucket"] * buckets, "backward")
         assert of_rank[2, False].events == (*passes, "backward", *["bucket"] * buckets)
+
+
+def norms_of_one_rank(world: World) -> tuple[float, float, float]:
+    """Returns the norm of the rank's own gradients, that before clipping, and the expected one."""
+    config = run_config(Setting(accumulation=2), ranks=1)
+    engine = TrainingEngine(make_model(), config, world, denominators=partial(exact_denominators, config.model))
+    engine.compute_gradients(0, micro_batches(rank=0, ranks=1, accumulation=2))
+    expected = gradient_norm_of(engine.model)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("evenpack.engine.optimizers.norms.gradient_norm_of", pytest.fail)
+        own = engine.reduction.finish()
+        clipped = engine.sharding.update(engine.deepspeed, 1.0, norm=own, leaves_out=False)
+    engine.deepspeed.destroy()
+    assert own is not None
+    return float(own), float(clipped), float(expected)
+
+
+def test_one_rank_computes_the_norm_once() -> None:
+    ((own, clipped, expected),) = run_ranks(norms_of_one_rank, 1)
+    assert own == clipped == pytest.approx(expected, rel=1e-6)
 
 
 def test_a_parameter_without_a_gradient_holds_up_no_other_and_has_a_mean_as_well() -> None:

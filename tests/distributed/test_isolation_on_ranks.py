@@ -55,7 +55,7 @@ def probe(world: World, configs: dict[str, RunConfig]) -> dict[str, list[Felt]]:
 
 
 def first_batch(run: TrainingRun) -> PackedBatch:
-    return next(run.batches(stop_step=1)).micro_batches[0]
+    return next(run.start.batches(stop_step=1)).micro_batches[0]
 
 
 def feel(model: torch.nn.Module, batch: PackedBatch, sequence: slice) -> Felt:

@@ -101,10 +101,10 @@ def measure(world: World, configs: dict[str, RunConfig]) -> dict[tuple[str, str]
                 find_start(open_run(changed(config, training={"layout": layout, "gradient_clipping": None})), world)
             )
             roughen(run.engine.model)
-            (step,) = run.batches(stop_step=1)
+            (step,) = run.start.batches(stop_step=1)
             assert step.counts.targets > 0
             sums, _, _ = run.engine.compute_gradients(0, step.micro_batches)
-            run.engine.reduce_gradients()
+            run.engine.reduction.finish()
             loss = world.all_sum(sums["masked_token"].double().sum().view(1)).item()
             gradients = [parameter.grad for parameter in run.engine.model.parameters()]
             found[name, layout] = (loss, torch.cat([one.flatten() for one in gradients if one is not None]))
@@ -127,7 +127,7 @@ def test_special_tokens_surround_documents_and_are_never_masked(runs: dict[str, 
     config = runs[recipe]
     run = open_run(config)
     view = run.prepared.view("repeating", "train")
-    tokens, firsts = view.gather(np.arange(view.count)), np.cumsum(view.lengths()) - view.lengths()
+    tokens, firsts = view.read(np.arange(view.count)).tokens, np.cumsum(view.lengths()) - view.lengths()
     assert tokens[0] == SPECIAL["[CLS]"]
     assert np.count_nonzero(tokens == SPECIAL["[CLS]"]) == np.count_nonzero(tokens == SPECIAL["[SEP]"])
     assert (tokens[firsts] != SPECIAL["[CLS]"]).any(), "a long document has pieces that begin with its text"

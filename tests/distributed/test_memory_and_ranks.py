@@ -39,10 +39,10 @@ def test_a_run_without_memory_ends_with_the_estimate_and_what_to_change(config: 
     (message,) = run_ranks(train_without_memory, 1, config)
     first, *table = message.splitlines()
     assert first.endswith("has too little memory for this step: CUDA out of memory. Tried to allocate 2.00 GiB.")
-    assert table[0].startswith("Memory of one rank of 1, estimated for a GPU, in MB: micro-batch of 2 packs, 64 slots")
+    assert table[0].startswith("Memory of one rank of 1, estimated for a GPU, in MB: 2 packs, 64 slots")
     assert table[1].split()[:3] == ["phase", "parameters", "gradients"]
     assert "fit" not in message, "nothing is known of a CPU's memory, so nothing is said of what fits"
-    assert "training.packs_per_micro_batch, or model.activation_checkpointing=true" in table[-1]
+    assert table[-1].startswith("Take training.packs_per_micro_batch=1 or less, or model.activation_checkpointing=true")
 
 
 def train_as_told(world: World, config: RunConfig) -> TrainOutcome:
@@ -55,6 +55,7 @@ def losses_on(ranks: int, config: RunConfig, folder: Path) -> list[list[float]]:
     return [[record["loss"], record["gradient_norm"]] for record in read_metrics(folder / "metrics.jsonl")]
 
 
+@pytest.mark.slow
 def test_eight_ranks_learn_what_one_learns(config: RunConfig, tmp_path: Path) -> None:
     one, eight = (losses_on(ranks, config, tmp_path / str(ranks)) for ranks in (1, 8))
     assert len(one) == 3

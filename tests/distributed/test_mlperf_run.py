@@ -166,6 +166,7 @@ def interrupted(*_: object) -> None:
     raise KeyboardInterrupt
 
 
+@pytest.mark.slow
 def test_a_run_in_pieces_ends_as_an_unbroken_one_and_logs_each_sample_once(reached: RunConfig, tmp_path: Path) -> None:
     """Stops without an evaluation, continues without metrics, and is killed between evaluation and checkpoint."""
     config = changed(reached, run={"output_dir": tmp_path}, data={"prepared_dir": reached.prepared_dir})
@@ -181,6 +182,7 @@ def test_a_run_in_pieces_ends_as_an_unbroken_one_and_logs_each_sample_once(reach
     assert told[0] == told[1]
 
 
+@pytest.mark.slow
 def test_resuming_a_finished_run_logs_one_end_and_is_refused_without_the_log(
     reached: RunConfig, tmp_path: Path
 ) -> None:

@@ -4,12 +4,12 @@ from copy import copy
 from dataclasses import dataclass, replace
 from functools import cache, partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from batches import build_batch, random_sequences
-from torch import nn
 
 from evenpack.batch import PackedBatch
 from evenpack.engine.config import RunConfig
@@ -17,7 +17,7 @@ from evenpack.engine.engine import TrainingEngine
 from evenpack.engine.sharding import SHARDINGS
 from evenpack.engine.world.distributed import World
 from evenpack.losses import StepCounts
-from evenpack.models.common.losses import exact_denominators
+from evenpack.models.common.loss_sums import exact_denominators
 from evenpack.models.gpt2.model import Gpt2
 from evenpack.testing import run_config as checked_run
 from evenpack.testing import run_ranks, run_values
@@ -159,15 +159,15 @@ def spy_on_gradients(engine: TrainingEngine) -> list[torch.Tensor]:
     from deepspeed.utils import safe_get_full_grad
 
     seen: list[torch.Tensor] = []
-    clip = engine.sharding.clip
+    update = engine.sharding.update
 
-    def look_and_clip(model: nn.Module, limit: float | None) -> torch.Tensor | None:
+    def look_and_update(deepspeed: Any, limit: float | None, **named: Any) -> torch.Tensor | float:
         if not seen:
-            seen.extend(safe_get_full_grad(parameter).clone() for parameter in model.parameters())
-        return clip(model, limit)
+            seen.extend(safe_get_full_grad(parameter).clone() for parameter in engine.model.parameters())
+        return update(deepspeed, limit, **named)
 
     engine.sharding = copy(engine.sharding)
-    engine.sharding.clip = look_and_clip  # type: ignore[method-assign]
+    engine.sharding.update = look_and_update  # type: ignore[method-assign]
     return seen
 
 

@@ -14,7 +14,7 @@ from evenpack.engine.config import RunConfig
 from evenpack.engine.engine import TrainingEngine
 from evenpack.engine.world.distributed import World
 from evenpack.models.bert.model import Bert
-from evenpack.models.common.losses import exact_denominators
+from evenpack.models.common.loss_sums import exact_denominators
 from evenpack.testing import pair_run_values, run_ranks
 from evenpack.testing import run_config as checked_run
 
@@ -99,7 +99,7 @@ def largest_errors(world: World) -> dict[tuple[str, int], float]:
                 make_model(config), config, world, denominators=partial(exact_denominators, config.model)
             )
             engine.compute_gradients(0, micro_batches(world, accumulation=accumulation, mlm_reduction=mlm_reduction))
-            engine.reduce_gradients()
+            engine.reduction.finish()
             expected = reference_gradients(make_model(config), mlm_reduction)
             errors[mlm_reduction, accumulation] = max(
                 float((parameter.grad - wanted).norm() / wanted.norm())
@@ -128,7 +128,7 @@ def plain_means(world: World) -> tuple[float, float, list[list[float]]]:
     batches = micro_batches(world, accumulation=2, mlm_reduction="token")
     loss_sums, _, _ = engine.compute_gradients(0, batches)
     optimised = torch.stack(list(engine.optimised_losses(loss_sums, batches).values()))
-    engine.reduce_gradients()
+    engine.reduction.finish()
     model, losses = make_model(config), []
     size = PACKS // (2 * world.size)
     for first in range(0, PACKS, size):

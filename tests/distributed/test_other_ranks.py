@@ -16,7 +16,7 @@ from evenpack.engine.sharding import SHARDINGS
 from evenpack.engine.train import train_in
 from evenpack.engine.world.distributed import World
 from evenpack.errors import CheckpointError, ConfigError
-from evenpack.launcher.training import plan_training
+from evenpack.launcher.planning import plan_training
 from evenpack.testing import run_ranks
 
 STEPS, SAVED = 6, 2
@@ -184,7 +184,7 @@ def test_ranks_that_cannot_divide_the_step_are_refused_and_those_that_can_named(
     with pytest.raises(ConfigError) as caught:
         plan_training(config, ranks=3)
     assert "the number of ranks can be 1, 2, 4, 8" in str(caught.value)
-    assert plan_training(config, ranks=8).micro_batches_per_rank == 1
+    assert plan_training(config, ranks=8).step.micro_batches == 1
 
 
 def other_model(world: World, config: RunConfig) -> str:

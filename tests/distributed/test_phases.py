@@ -46,7 +46,7 @@ def begin_phase_2(world: World, phase1: RunConfig, phase2: RunConfig) -> dict[st
     trained = load_model_weights(read_manifest(phase1.run.output_dir / "checkpoints" / "step_000002"))
     first = {
         "trained": trained,
-        "step": run.first_step,
+        "step": run.start.steps_done,
         "weights": {name: tensor.clone() for name, tensor in run.engine.model.state_dict().items()},
         "optimizer": len(run.engine.deepspeed.optimizer.state),
     }
@@ -54,7 +54,7 @@ def begin_phase_2(world: World, phase1: RunConfig, phase2: RunConfig) -> dict[st
     world.on_main(lambda: shutil.rmtree(phase1.run.output_dir))  # needed once, not to go on
     again = build_at(find_start(open_run(changed(phase2, training={"initialize_from": Path("elsewhere")})), world))
     return first | {
-        "step_again": again.first_step,
+        "step_again": again.start.steps_done,
         "weights_again": {name: tensor.clone() for name, tensor in again.engine.model.state_dict().items()},
         "told_again": again.state(2, samples=0, reached_accuracy=None, validation_loss=None).config["training"][
             "initialize_from"

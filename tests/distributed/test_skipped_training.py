@@ -18,7 +18,9 @@ STEPS = 5
 SKIPPED = {2, 3, 5}
 EXACT = ("step", "loss", "learning_rate", "gradient_norm", "tokens", "samples", "order_hash", "skipped")
 LATER_WEIGHTS = {"mixture_schedule": [{"step": 3, "weights": {"words": 9}}]}
-RUNS = {"plain": ("adamw", 0), "skipping": ("adamw", 0), "stopped": ("adamw", 0), "lamb": ("lamb", 0)}
+RUNS = {"plain": ("adamw", 0), "skipping": ("adamw", 0), "stopped": ("adamw", 0), "lamb": ("lamb", 0)} | {
+    "muon": ("muon", 0)
+}
 SHARDED = {"sharded": ("adamw", 1), "sharded_stopped": ("adamw", 1), "zero_3": ("adamw", 3)}
 """Optimizer and ZeRO stage."""
 
@@ -64,7 +66,7 @@ def are_equal(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> b
     return all(torch.equal(one[place], other[place]) for place in one)
 
 
-@pytest.mark.parametrize("name", ["skipping", "lamb", "sharded", "zero_3"])
+@pytest.mark.parametrize("name", ["skipping", "lamb", "muon", "sharded", "zero_3"])
 def test_nothing_is_learned_from_skipped_steps_and_the_schedule_continues(trained: dict[str, RunConfig], name: str):
     plain, skipping = trained["plain"], trained[name]
     whole, found = records(plain), records(skipping)
@@ -81,6 +83,11 @@ def test_nothing_is_learned_from_skipped_steps_and_the_schedule_continues(traine
     assert found[3]["loss"] != whole[3]["loss"]
     for step in range(2, STEPS + 1):
         assert are_equal(saved_everything(skipping, step), saved_everything(skipping, step - 1)) == (step in SKIPPED)
+    record = read_json_object(skipping.run.output_dir / "run.json")
+    assert record is not None
+    is_muon = name == "muon"
+    assert ("blocks.0.attention.query_key_value.weight" in record["muon_parameters"]) == is_muon
+    assert [key for key in record["muon_parameters"] if not key.startswith("blocks.")] == []
     counts = [tensor.item() for place, tensor in saved_everything(skipping, STEPS).items() if place.endswith(".step")]
     assert set(counts) == {float(STEPS - len(SKIPPED))}
 

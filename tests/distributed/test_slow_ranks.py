@@ -23,7 +23,7 @@ LATE = Fault(name="slow loader", rank=1, first=300, last=350, kind="loader")
 def trained(tmp_path_factory: pytest.TempPathFactory) -> tuple[WaitsOfRun, Path]:
     config = run_of(tmp_path_factory.mktemp("slow_ranks"), steps=LATE.last)
     run_ranks(train_with_faults, RANKS, config, [SLOW, LATE])
-    return read_waits(config.run.output_dir)[0], config.run.output_dir
+    return read_waits(config.run.output_dir), config.run.output_dir
 
 
 @pytest.mark.slow

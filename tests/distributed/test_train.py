@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from tiny_training import MAX_SEQUENCE_LENGTH, changed, never, numbered_lines, prepare_run, records, stop_after
 from windowed_models import layers_with_windows, with_windows
 
@@ -27,10 +28,10 @@ from evenpack.engine.train import TrainOutcome, train_in
 from evenpack.engine.world.distributed import World, require_shared_directory
 from evenpack.errors import CheckpointError, RunError
 from evenpack.files import read_json_object
-from evenpack.kernels.visible_pairs import total_pairs_within
-from evenpack.models.common.losses import exact_denominators
+from evenpack.models.common.loss_sums import exact_denominators
 from evenpack.models.cost import Work, step_flops
 from evenpack.testing import run_ranks
+from evenpack.visible_pairs import total_pairs_within
 
 EXACT = ("step", "loss", "learning_rate", "gradient_norm", "tokens", "targets", "order_hash", "validation")
 
@@ -163,7 +164,7 @@ def disagree(world: World, config: RunConfig, folder: Path) -> list[str]:
     with pytest.raises(RunError) as data:  # the seed is in the fingerprint, as the files are
         find_start(open_run(changed(config, run={"seed": world.rank})), world)
     run = build_at(find_start(open_run(config), world))
-    batches = next(run.batches(stop_step=1))
+    batches = next(run.start.batches(stop_step=1))
     if world.rank == 1:
         counts = batches.micro_batches[0].local_counts
         wrong = replace(batches.micro_batches[0], local_counts=replace(counts, targets=counts.targets + 1))
@@ -192,11 +193,15 @@ def test_ranks_that_do_not_see_the_same_files_or_plan_get_an_error(config: RunCo
 def records_of_a_step(world: World, config: RunConfig) -> list[dict[str, Any]]:
     """Returns one step's record with a known device peak, and without."""
     run = build_at(find_start(open_run(config), world))
-    batches = next(run.batches(stop_step=1))
+    batches = next(run.start.batches(stop_step=1))
     local = run.engine.train_step(0, batches.micro_batches)
+    if not world.is_main:  # only that of rank 0 counts
+        local = replace(local, gradient_norm=torch.tensor(math.inf))
     denominators = exact_denominators(config.model, batches.counts)
     totals = sum_over_ranks(world, batches, local, denominators, stop=False, loader_seconds=float(world.rank))
-    return [step_record(run, 1, totals, learning_rate=0.5, step_seconds=2.0, peak_flops=peak) for peak in (1e9, None)]
+    return [
+        step_record(run.start, 1, totals, learning_rate=0.5, step_seconds=2.0, peak_flops=peak) for peak in (1e9, None)
+    ]
 
 
 def test_a_record_says_what_the_step_was_over_all_ranks(config: RunConfig, tmp_path: Path):
@@ -212,6 +217,7 @@ def test_a_record_says_what_the_step_was_over_all_ranks(config: RunConfig, tmp_p
     assert record["loss"] == pytest.approx(math.log(260), abs=0.3), "weights at the start know nothing"
     assert 0.0 < record["compute_seconds_mean"] <= record["compute_seconds_max"]
     assert record["loader_seconds"] == 0.5
+    assert math.isfinite(record["gradient_norm"])
     assert 0.0 < record["mfu"] < 1.0
     assert without_peak == {name: value for name, value in record.items() if name != "mfu"}
     assert not {"padding_targets", "loss_per_real_target"} & record.keys()
@@ -223,7 +229,7 @@ def windowed_utilisation(world: World, config: RunConfig) -> tuple[float, float]
         model = with_windows(config.model, (None, 3))
         ((record, _),) = (records_of_a_step(world, config.model_copy(update={"model": model})),)
         view = PreparedData.open(config.prepared_dir, config.data).view("lines", "train")
-        lengths = view.real_segment_lengths(np.arange(8))
+        lengths = view.read(np.arange(8)).counts.real_lengths
         work = Work(
             slots=record["tokens"],
             squared_lengths=int((lengths**2).sum()),
@@ -249,7 +255,7 @@ def test_a_record_distinguishes_predicted_padding(config: RunConfig, tmp_path: P
     real = record["targets"] - record["padding_targets"]
     assert record["loss_per_real_target"] * real == pytest.approx(record["loss"] * record["targets"])
     view = PreparedData.open(rows.prepared_dir, rows.data).view("lines", "train")
-    lengths = length - view.ends_of_text(np.arange(8), closing=False).reshape(8, length).sum(axis=1)
+    lengths = view.read(np.arange(8)).counts.real_lengths
     work = Work(slots=record["tokens"], squared_lengths=int((lengths**2).sum()), head_slots=real, sequences=8)
     assert record["mfu"] == pytest.approx(step_flops(rows.model, vocabulary_size=260, work=work) / 2e9)
     for found, expected in run_ranks(windowed_utilisation, 2, rows):

@@ -7,7 +7,7 @@ import pytest
 from tiny_training import changed, never, numbered_lines, prepare_run
 
 from evenpack.data.manifest import Manifest
-from evenpack.data.prepare.verification import Verifier
+from evenpack.data.verification import Verifier
 from evenpack.engine.config import RunConfig
 from evenpack.engine.train import train_in
 from evenpack.engine.world.distributed import World

@@ -16,9 +16,9 @@ from evenpack.engine.checkpoints.files import read_manifest
 from evenpack.engine.checkpoints.weight_sources import OwnCheckpoint, find_weights
 from evenpack.engine.checkpoints.weights import load_model_weights
 from evenpack.engine.config import RunConfig
+from evenpack.engine.memory.state import StateSizes, saved_bytes
 from evenpack.engine.resolving.resolve import open_run
 from evenpack.engine.sharding import SHARDINGS
-from evenpack.engine.sharding.base import StateSizes
 from evenpack.engine.world.distributed import World, quiet_deepspeed
 from evenpack.files import read_json_object
 from evenpack.launcher.trained import load_trained_model
@@ -158,7 +158,7 @@ def require_estimated_files(config: RunConfig, *, ranks: int) -> None:
         largest_group=parameters,
         ranks=ranks,
     )
-    estimated = config.deepspeed.sharding.saved_bytes(sizes)
+    estimated = saved_bytes(config.deepspeed.zero_stage, sizes)
     written = [0] * ranks
     for path in newest(config).glob("*.pt"):
         rank = re.match(r"zero_pp_rank_(\d+)_", path.name)

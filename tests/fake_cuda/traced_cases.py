@@ -1,8 +1,8 @@
-"""The steps that are traced: as few as hold every pair of two settings that go together. Needs no torch."""
+"""The steps that are traced: one of each family and positions, and few that hold all other settings. Needs no torch."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, fields
-from itertools import combinations, product
+from itertools import product
 from typing import Any, get_args
 
 from evenpack.models.families import find_family, known_families
@@ -39,6 +39,9 @@ class Case:
     preset: str | None = None
     times: int = 1
     """How often the micro-batch has each of its packs."""
+    residual: str = "fp32"
+    rooms: tuple[int, ...] = ()
+    """Empty segments at the end of each micro-batch; (): none."""
 
     @property
     def name(self) -> str:
@@ -71,7 +74,7 @@ def can_serve(backend: str, *, precision: str, positions: str, dropout: float) -
 
 def is_estimated(case):
     """Whether the formula of `engine/memory/phases.py` is for such a step."""
-    return case.backend in ("varlen", "flash", "flex")
+    return case.backend in ("varlen", "flash", "flash4", "flex")
 
 
 def has_estimated_blocks(case):
@@ -80,8 +83,8 @@ def has_estimated_blocks(case):
 
 
 def whole_presets():
-    """The names of all models of all families."""
-    return [f"{name}:{preset}" for name in known_families() for preset in find_family(name).config.presets]
+    """Returns the names of the largest model of each family."""
+    return [f"{name}:{[*find_family(name).config.presets][-1]}" for name in known_families()]
 
 
 def families() -> list[tuple[str, str]]:
@@ -112,27 +115,27 @@ def all_cases() -> list[Case]:
     return [case for case in cases if case.can_be and not case.drops_in_varlen]
 
 
-def pairwise(cases: Sequence[Case]) -> list[Case]:
-    """Returns cases that hold every pair of settings that any of `cases` holds: each time the one with most new.
+def settings_of(case: Case) -> set[tuple[Any, ...]]:
+    """Returns each setting of a case with its value; a family and its positions are one."""
+    values = asdict(case)
+    return {(field.name, values[field.name]) for field in fields(case)[2:-5]} | {(case.family, case.positions)}
 
-    The pairs of a case are the bits of a number: every process of the tests chooses them.
-    """
-    bits: dict[tuple[Any, ...], int] = {}
-    pairs = [sum(1 << bits.setdefault(pair, len(bits)) for pair in _pairs(case)) for case in cases]
-    missing = (1 << len(bits)) - 1
+
+def covering(cases: Sequence[Case]) -> list[Case]:
+    """Returns cases that hold every setting that any of `cases` holds: each time the one with most new."""
+    missing = set().union(*map(settings_of, cases))
     chosen = []
     while missing:
-        best = max(range(len(cases)), key=lambda number: (pairs[number] & missing).bit_count())
-        chosen.append(cases[best])
-        missing &= ~pairs[best]
+        chosen.append(max(cases, key=lambda case: len(missing & settings_of(case))))
+        missing -= settings_of(chosen[-1])
     return chosen
 
 
-def _pairs(case: Case) -> Iterator[tuple[Any, ...]]:
-    values = asdict(case)
-    settings = [(field.name, values[field.name]) for field in fields(case)[2:-3]]
-    settings.append(("family", (case.family, case.positions)))
-    yield from combinations(settings, 2)
+def of_family(family: str, positions: str) -> Case:
+    """Returns the step whose memory and operations the formulas have, of a family."""
+    backend = "flash" if positions == "alibi" else "varlen"
+    training = {"layout": "packed", "precision": "bf16_autocast", "update": "adamw", "checkpointing": False}
+    return Case(family=family, positions=positions, backend=backend, dropout=0.0, micro_batches=1, **training)
 
 
 _DROPPING = {
@@ -147,16 +150,48 @@ DROPPING = (
     Case(family="gpt2", layout="unpadded", update="adamw", checkpointing=False, **_DROPPING),
 )
 
-CASES = {case.name: case for case in [*pairwise(all_cases()), *DROPPING]}
+_FOURTH = {
+    "backend": "flash4",
+    "layout": "packed",
+    "precision": "bf16_autocast",
+    "update": "adamw",
+    "dropout": 0.0,
+    "micro_batches": 1,
+}
+FOURTH = (
+    Case(family="bert", positions="learned", checkpointing=False, **_FOURTH),
+    Case(family="gpt2", positions="learned", checkpointing=True, **_FOURTH),
+    Case(family="llama", positions="rotary", checkpointing=False, **_FOURTH),
+    Case(family="modernbert", positions="rotary", checkpointing=False, **_FOURTH),
+)
+
+MUON = Case(
+    family="gpt2",
+    positions="learned",
+    backend="varlen",
+    layout="packed",
+    precision="bf16_autocast",
+    update="muon",
+    dropout=0.0,
+    checkpointing=False,
+    micro_batches=1,
+)
+
+CASES = {
+    case.name: case
+    for case in [*(of_family(*one) for one in families()), *covering(all_cases()), *DROPPING, *FOURTH, MUON]
+}
 
 
 def whole_preset(name):
     """Returns the step of a whole model, `FAMILY:PRESET`, or of another as words after that say.
 
-    These are `+checkpointing`, `+zero1`, `+2_layers`, and `+16_times` for a larger micro-batch.
+    These are `+checkpointing`, `+zero1`, `+bf16`, `+2_layers`, and `+16_times` for a larger micro-batch. `+bf16` is the
+    residual stream's type; with `+rooms` three micro-batches differ in their number of segments, as those of a run do.
     """
     model, *words = name.split("+")
     family, preset = model.split(":")
+    rooms = (64, 0, 192) if "rooms" in words else ()
     counts = {unit: int(number) for number, _, unit in (word.partition("_") for word in words) if unit}
     return Case(
         family=family,
@@ -167,8 +202,10 @@ def whole_preset(name):
         update="adamw_zero1" if "zero1" in words else "adamw",
         dropout=0.0,
         checkpointing="checkpointing" in words,
-        micro_batches=1,
+        micro_batches=max(1, len(rooms)),
+        rooms=rooms,
         layers=counts.get("layers"),
         preset=preset,
         times=counts.get("times", 1),
+        residual="bf16" if "bf16" in words else "fp32",
     )

@@ -12,7 +12,6 @@ from evenpack.config import validate
 from evenpack.models.cost import PASSES, Work, attention_flops, model_products, step_flops
 from evenpack.models.families import find_family
 from evenpack.models.trace import Products
-from evenpack.models.traffic import accumulation_operations, gradient_operations
 
 ROOT = Path(__file__).parents[2]
 BUILT = ROOT / "build/fake_cuda"
@@ -60,19 +59,3 @@ def forward_of_blocks(result):
     heads_left_out = {**result["work"], "head_slots": 0, "sequences": 0}
     products, attention = expected_flops({**result, "work": heads_left_out})
     return products // PASSES, attention // PASSES
-
-
-def expected_traffic(result, micro_batches):
-    """Kernels and bytes of forward and backward as they are estimated."""
-    family = find_family(result["model"]["kind"])
-    config, work = validate(result["model"], family.config, origin="a trace"), work_of(result)
-    size = {"vocabulary_size": result["vocabulary_size"]}
-    operations = [one.times(micro_batches) for one in gradient_operations(config, **size, work=work)]
-    added = accumulation_operations(config, **size, max_positions=result["max_positions"])
-    operations += [one.times(micro_batches - 1) for one in added]
-    found = {kind: {"kernels": 0, "bytes": 0} for kind in ("products", "attention", "others")}
-    for one in operations:
-        kind = "others" if not one.flops else "attention" if one.part == "attention" else "products"
-        found[kind]["kernels"] += one.kernels
-        found[kind]["bytes"] += one.bytes
-    return found

@@ -1,8 +1,8 @@
 """Traces steps in a process of its own: `tracing_process.py LIBRARY JOB ...` writes a line of JSON for each job.
 
 A job is the name of a case, of a preset as `whole_preset` reads it, `SPOILER:CASE` for a case with a fault put into it,
-`torch:CASE` for a case whose memory torch's own tracker measures beside ours, or `compiled:BACKEND` for a block that
-torch.compile makes graphs of.
+`torch:CASE` for a case whose memory torch's own tracker measures beside ours, `compiled:BACKEND` for a block that
+torch.compile makes graphs of, or `stream:BLOCK` for what goes between these.
 """
 
 import gc
@@ -11,7 +11,7 @@ import sys
 import time
 import traceback
 import warnings
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 
 from fake_gpu.device import pretend_cuda
@@ -20,7 +20,7 @@ pretend_cuda(Path(sys.argv[1]))
 
 import torch  # noqa: E402 - after the device
 from batches import build_batch, random_sequences  # noqa: E402
-from compiled_blocks import graphs_of  # noqa: E402
+from compiled_blocks import graphs_of, stream_of  # noqa: E402
 from fake_gpu.counting import StepOperators  # noqa: E402
 from fake_gpu.trace import StepStopped, trace_steps  # noqa: E402
 from masked_batches import build_masked_batch, random_pairs  # noqa: E402
@@ -37,9 +37,8 @@ from traced_cases import (  # noqa: E402
 
 from evenpack.engine.memory.estimate import MicroBatchSize, training_memory  # noqa: E402
 from evenpack.kernels.sdpa import GROUP_TOKENS, plan_groups  # noqa: E402
-from evenpack.models.cost import parameter_count, performed_work  # noqa: E402
+from evenpack.models.cost import performed_work  # noqa: E402
 from evenpack.models.families import find_family  # noqa: E402
-from evenpack.studies.roofline.estimate import update_operation  # noqa: E402
 from evenpack.testing.runs import run_config, run_values  # noqa: E402
 
 VOCABULARY = 32_000
@@ -56,9 +55,14 @@ def batch_of(case, windows):
     return build(packs, case.layout, max_sequence_length=LONGEST, pack_length=LONGEST, windows=windows)[0]
 
 
+def with_room(batch, segments):
+    """The batch with so many empty segments more."""
+    ends = batch.cu_seqlens.new_full((segments,), batch.slots)
+    return replace(batch, cu_seqlens=torch.cat([batch.cu_seqlens, ends]))
+
+
 _PRESETS = {"llama": "1.1b"}
-"""Those that are traced where a family's last one is not: tensors of 8b fill buckets of the reduction alone, which are
-not copied, and `expected_update` counts copies of all."""
+"""Those that are traced where a family's last one is not: tensors of 8b fill buckets of the reduction alone."""
 
 
 def config_of(case):
@@ -79,6 +83,7 @@ def config_of(case):
         "packs_per_step": RANKS * case.micro_batches * case.times * len(PACKS),
         "packs_per_micro_batch": case.times * len(PACKS),
         "precision": case.precision,
+        "residual_dtype": case.residual,
     }
     values = run_values(
         case.family,
@@ -127,28 +132,6 @@ def measured_by_torch(engine, peaks):
     return tracker
 
 
-def numbers_in_partition(optimizer):
-    """Numbers of the parameters of which a rank of ZeRO 1 updates all or a part."""
-    return sum(one.numel() for group in getattr(optimizer, "params_in_partition", ()) for one in group)
-
-
-def expected_update(config, parameters, in_partition):
-    """Kernels and bytes between gradients and the next step, with what passes through collectives."""
-    stage = config.deepspeed.zero_stage
-    found = update_operation(
-        config.model,
-        vocabulary_size=VOCABULARY,
-        max_positions=LONGEST,
-        optimizer=config.optimizer,
-        zero_stage=stage,
-        ranks=RANKS,
-    )
-    reduced, gathered = 8, 4 + 4 * RANKS / 2 + 2 if stage else 0
-    unread = 4 / (RANKS if stage else 1)  # the fused kernel of Adam declares gradients as written, which it only reads
-    kept = 8 * in_partition  # DeepSpeed copies these gradients out of its buckets
-    return {"kernels": found.kernels, "bytes": found.bytes + parameters * (reduced + gathered + unread) + kept}
-
-
 def estimates(case, config, work):
     """The memory of the step and of a block as the formulas have them; {} where they are for other steps."""
     if not is_estimated(case):
@@ -175,6 +158,8 @@ def traced(job):
     prefix, _, name = job.partition(":")
     if prefix == "compiled":
         return graphs_of(name)
+    if prefix == "stream":
+        return stream_of(name)
     if prefix != "torch" and prefix not in SPOILERS:
         prefix, name = "", job
     case: Case = CASES.get(name) or whole_preset(name)
@@ -190,7 +175,6 @@ def traced(job):
             parameters=len(list(engine.model.parameters())),
             groups=len(engine.deepspeed.optimizer.param_groups),
             buckets=[len(bucket) for bucket in getattr(engine.reduction, "buckets", ())],
-            in_partition=numbers_in_partition(engine.deepspeed.optimizer),
         )
         return counting[0]
 
@@ -199,7 +183,7 @@ def traced(job):
     sizes = {"vocabulary_size": VOCABULARY, "max_positions": LONGEST}
     trace = trace_steps(
         config,
-        [batch] * case.micro_batches,
+        [with_room(batch, segments) for segments in case.rooms] or [batch] * case.micro_batches,
         **sizes,
         world_size=RANKS,
         expected_waits=EXPECTED_WAITS,
@@ -207,7 +191,6 @@ def traced(job):
         beside=beside,
     )
     work = performed_work(batch)
-    parameters = parameter_count(config.model, **sizes)
     return {
         **asdict(trace),
         **({} if prefix == "torch" else estimates(case, config, work)),
@@ -215,8 +198,6 @@ def traced(job):
         "faults": [str(fault) for fault in trace.faults],
         "model": config.model.model_dump(mode="json"),
         **sizes,
-        "parameters": parameters,
-        "expected_update": expected_update(config, parameters, sizes_of_update["in_partition"] if counting else 0),
         "work": asdict(work),
         "attended_squares": attended_squares(case, batch),
         "operators": [[*asdict(kind).values(), n] for mode in counting for kind, n in mode.counts.items()],

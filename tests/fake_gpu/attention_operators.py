@@ -1,11 +1,14 @@
-"""FlashAttention 2 as operators of fake tensors: what its kernels ask of their arguments, and what they compute.
+"""FlashAttention as operators of fake tensors: what its kernels ask of their arguments, and what they compute.
 
-Two packages bring the kernels. Torch's `varlen_attn`, and the operator with dropout below it, have fake implementations
+Two packages bring version 2. Torch's `varlen_attn`, and the operator with dropout below it, have fake implementations
 that check nothing. flash-attn cannot be installed without a GPU, so its operators and its one function that we call are
 declared here, with the names, arguments and results of versions 2.8.3 to 2.8.4 (`flash_attn/flash_attn_interface.py`).
 What both kernels refuse is in `csrc/flash_attn/flash_api.cpp`, `mha_varlen_fwd`.
+
+Of FlashAttention 4 the operators are ours, and its package is a module whose functions take the right arguments.
 """
 
+import inspect
 import sys
 from collections.abc import Mapping, Sequence
 from types import ModuleType
@@ -15,6 +18,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from evenpack.kernels import flash4
 from fake_gpu import flex_operator
 
 FORWARD = (
@@ -43,11 +47,21 @@ OPERATORS = {
     "aten::_flash_attention_backward": ("query", "key", "value", "cum_seq_q", "cum_seq_k"),
     "flash_attn::_flash_attn_varlen_forward": ("q", "k", "v", "cu_seqlens_q", "cu_seqlens_k"),
     "flash_attn::_flash_attn_varlen_backward": ("q", "k", "v", "cu_seqlens_q", "cu_seqlens_k"),
+    "evenpack::flash_attention_4": ("inputs", "cu_seqlens", "cu_seqlens"),
+    "evenpack::flash_attention_4_backward": ("inputs", "cu_seqlens", "cu_seqlens"),
     flex_operator.FORWARD: ("q", "k", "v", "segments", "segments"),
     flex_operator.BACKWARD: ("q", "k", "v", "segments", "segments"),
 }
 """Operators of attention over segments, and their names for queries, keys, values and both boundaries, in place of
-which FlexAttention has the segment of each slot."""
+which FlexAttention has the segment of each slot. FlashAttention 4 takes the first three in a list, or as one tensor."""
+
+
+def tensors_of(name: str, given: Mapping[str, Any]) -> list[Tensor]:
+    """Returns queries, keys, values and both boundaries of a call, by the arguments that it was given."""
+    first, *others = (given[argument] for argument in OPERATORS[name])
+    parts = flash4._parts(first, given["heads"]) if isinstance(first, list) else [first]
+    return [*parts, *others]
+
 
 _libraries: list[Any] = []
 
@@ -67,6 +81,19 @@ def provide_flash_attn() -> None:
     module.__version__ = "2.8.3"
     module.flash_attn_varlen_func = flash_attn_varlen_func
     sys.modules["flash_attn"] = module
+    fourth = ModuleType(flash4.MODULE)
+    for name, arguments in flash4.ARGUMENTS.items():
+        setattr(fourth, name, _never_called(arguments.split()))
+    sys.modules[flash4.MODULE] = fourth
+
+
+def _never_called(arguments: Sequence[str]) -> Any:
+    def kernel(*_: Any, **__: Any) -> Any:
+        raise AssertionError("FlashAttention 4 was called, though nothing on a fake device is")
+
+    parameters = [inspect.Parameter(argument, inspect.Parameter.KEYWORD_ONLY) for argument in arguments]
+    kernel.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+    return kernel
 
 
 def flash_attn_varlen_func(  # noqa: PLR0917 - as published
@@ -156,11 +183,11 @@ def broken_contract(
     if name not in OPERATORS:
         return None
     given = by_name(operator, arguments, named)
-    names = OPERATORS[name]
+    tensors = tensors_of(name, given)
     if name in (flex_operator.FORWARD, flex_operator.BACKWARD):
-        found = {given[part].dtype for part in names[:3]}
+        found = {tensor.dtype for tensor in tensors[:3]}
         return None if found == {dtype} else f"q, k and v must be {dtype}"
-    tensors, borders = [given[name] for name in names[:3]], [given[name] for name in names[3:]]
+    tensors, borders = tensors[:3], tensors[3:]
     q, k, v = tensors
     checks = {
         f"q, k and v must be {dtype}, one of the kernel's types": (

@@ -1,29 +1,22 @@
-"""Counts what a traced step would do on the device: floating-point operations, kernels with their bytes, operators.
-
-Each operator on the device counts as one kernel that reads its inputs from memory once and writes its results there, as
-in `models/trace.py`; views and uninitialised tensors are none.
-"""
+"""Counts what a traced step would do on the device: floating-point operations, and operators by phase and caller."""
 
 import sys
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from types import FrameType
-from typing import Any, Literal, get_args
+from typing import Any, Literal
 
 import numpy as np
 import torch
 import torch.nn.attention.varlen  # declares operators that are asked for here
 from torch import Tensor
-from torch._ops import OpOverload
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_iter
 
 from evenpack.engine.engine import Phase, TrainingEngine
-from evenpack.kernels.visible_pairs import visible_pairs
-from evenpack.models.trace import NOTHING_MOVED, bytes_of, read_and_written
-from fake_gpu.attention_operators import OPERATORS, by_name
-from fake_gpu.slow_kernels import PRODUCTS
+from evenpack.visible_pairs import visible_pairs
+from fake_gpu.attention_operators import OPERATORS, by_name, tensors_of
 
 aten = torch.ops.aten
 
@@ -59,11 +52,11 @@ def is_attention(packet: Any) -> bool:
 def _attention(operator: Any, passes: int, lengths_of: Callable[[Tensor], Sequence[int]]) -> Callable[..., int]:
     def operations(*arguments: Any, out_val: Any = None, **named: Any) -> int:
         given = by_name(operator, arguments, named)
-        queries, _, _, boundaries, _ = OPERATORS[operator.name()]
+        queries, _, _, boundaries, _ = tensors_of(operator.name(), given)
         is_causal = given.get("is_causal", given.get("causal", False))
-        lengths = lengths_of(given[boundaries])
+        lengths = lengths_of(boundaries)
         pairs = int(visible_pairs(np.array(lengths), window=_window(given), causal=is_causal).sum())
-        channels = given[queries].numel() // sum(lengths)
+        channels = queries.numel() // sum(lengths)
         scores: int = 2 * channels * pairs
         return passes * 2 * scores  # and as many for the weighted sums of values
 
@@ -81,70 +74,20 @@ def _added_product(_: Any, left: Sequence[int], right: Sequence[int], *__: Any, 
     return 2 * left[0] * left[1] * right[1]
 
 
-Kind = Literal["products", "attention", "others", "update"]
-
-
-@dataclass(frozen=True, kw_only=True)
-class Traffic:
-    """Kernels and what they move."""
-
-    kernels: int
-    bytes: int
-
-    def __add__(self, other: "Traffic") -> "Traffic":
-        return Traffic(kernels=self.kernels + other.kernels, bytes=self.bytes + other.bytes)
-
-
-class TrafficMeter(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Counts all operators on the device within the context, by their kind."""
-
-    supports_higher_order_operators = True
-
-    def __init__(self, engine: TrainingEngine) -> None:
-        """Follows the phases of the engine's step, from now on."""
-        super().__init__()  # type: ignore[no-untyped-call]
-        self.found: dict[str, Traffic] = {kind: Traffic(kernels=0, bytes=0) for kind in get_args(Kind)}
-        self._micro_batches = engine.micro_batches
-        self._reduction_stream = getattr(engine.reduction, "stream", None)
-        observer = engine.observer
-
-        def follow(phase: Phase) -> None:
-            observer(phase)
-            self._micro_batches -= phase == "backward"
-
-        engine.observer = follow
-
-    def __torch_dispatch__(self, operator: Any, types: Any, arguments: Any = (), named: Any = None) -> Any:
-        named = named or {}
-        result = operator(*arguments, **named)
-        if not isinstance(operator, OpOverload):
-            return result
-        packet = operator.overloadpacket
-        if operator.is_view or packet in NOTHING_MOVED or operator.namespace in ("prim", "profiler"):
-            return result
-        read, written = read_and_written(operator, arguments, named, result)
-        if is_attention(packet):  # its gradients are given to be filled
-            read = [tensor for tensor in read if all(tensor is not filled for filled in written)]
-        moved = sum(bytes_of(tensor) for tensor in (*read, *written) if tensor.is_cuda)
-        if moved:
-            kind = self._kind(packet)
-            self.found[kind] += Traffic(kernels=1, bytes=moved)
-        return result
-
-    def _kind(self, packet: Any) -> Kind:
-        if self._micro_batches == 0 or torch.cuda.current_stream() is self._reduction_stream:
-            return "update"
-        if packet in PRODUCTS:
-            return "products"
-        return "attention" if is_attention(packet) else "others"
-
-
 Caller = Literal["evenpack", "DeepSpeed", "optimizer", "backward pass"]
 
 _CALLERS: dict[str, Caller] = {"evenpack": "evenpack", "deepspeed": "DeepSpeed", "torch.optim": "optimizer"}
 """Packages and who they are; what has none of them on its stack is the backward pass."""
 
-_WITHOUT_WORK = NOTHING_MOVED | {aten.lift_fresh}
+_WITHOUT_WORK = {
+    aten.empty,
+    aten.empty_like,
+    aten.new_empty,
+    aten.empty_strided,
+    aten.detach,
+    aten.promote_types,
+    aten.lift_fresh,
+}
 """Operators that make a tensor without writing it; views are recognised by their schemas."""
 
 

@@ -3,7 +3,8 @@
 A kernel may take memory for itself while it runs, which no operator returns and a trace of tensors would miss.
 FlashAttention 2 adds up the gradient of the queries in FP32, in rows that lie 128 further apart for each segment, empty
 ones included, so that no segment's last block runs into the next. Source: `mha_varlen_bwd` of
-`csrc/flash_attn/flash_api.cpp`, in flash-attn 2.8 and, with the same sizes, in PyTorch 2.11 to 2.13.
+`csrc/flash_attn/flash_api.cpp`, in flash-attn 2.8 and, with the same sizes, in PyTorch 2.11 to 2.13. FlashAttention 4
+does likewise, and keeps two numbers for each row (`_flash_attn_bwd` of `flash_attn/cute/interface.py`, 4.0.0b36).
 """
 
 import weakref
@@ -17,11 +18,12 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_iter
 from torch.utils.weak import WeakIdKeyDictionary
 
-from fake_gpu.attention_operators import OPERATORS, by_name
+from fake_gpu.attention_operators import by_name, tensors_of
 
 _RETURNED = "flash_attn::_flash_attn_varlen_backward"
 """The one whose sums for each row are a result."""
-_BACKWARD = {"torch_attn::_varlen_attn_backward", "aten::_flash_attention_backward", _RETURNED}
+_FOURTH = "evenpack::flash_attention_4_backward"
+_BACKWARD = {_FOURTH, "torch_attn::_varlen_attn_backward", "aten::_flash_attention_backward", _RETURNED}
 _ROWS_OF_A_SEGMENT = 128
 _PROCESSORS = 132
 """Multiprocessors of an H100 or H200: deterministic kernels add up as many parts as keep them busy."""
@@ -34,9 +36,12 @@ def buffer_sizes(operator: Any, arguments: Sequence[Any], named: Mapping[str, An
     if name not in _BACKWARD:
         return ()
     given = by_name(operator, arguments, named)
-    queries, keys, boundaries = (given[OPERATORS[name][part]] for part in (0, 1, 3))
+    queries, keys, _, boundaries, _ = tensors_of(name, given)
     (slots, heads, width), segments = queries.shape, boundaries.shape[0] - 1
     rows = slots + _ROWS_OF_A_SEGMENT * segments
+    if name == _FOURTH:
+        shared = 2 * keys.shape[1] if keys.shape[1] != heads else 0
+        return (_FP32_BYTES * rows * ((heads + shared) * _rounded(width) + 2 * heads),)
     parts = 1
     if given.get("deterministic", torch.are_deterministic_algorithms_enabled()):
         parts = -(-_PROCESSORS // (segments * heads))

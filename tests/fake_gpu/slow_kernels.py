@@ -3,7 +3,7 @@
 Products: tensor cores are used best if every line of each matrix, rows or columns, begins at a multiple of 16 bytes
 and is as long. Others compute the same by a slower kernel, and nothing says so. Source: NVIDIA, cuBLAS library, section
 "Tensor Core Usage" (conditions on pointers and leading dimensions). The length of a line was measured: lines of 50,257
-numbers at multiples of 16 bytes have 97 to 500 of an H100's 790 TFLOP/s (docs/gpu.md).
+numbers at multiples of 16 bytes have 97 to 500 of an H100's 790 TFLOP/s (docs/studies/one_h100.md).
 
 Lists of tensors take a few kernels for all of them, or a kernel for each. The rules are taken from PyTorch 2.11 to 2.13
 for CUDA: `can_use_fast_route` of `ATen/native/ForeachUtils.h`, and one more of

@@ -28,9 +28,9 @@ from evenpack.kernels.capabilities import FUSED
 from evenpack.kernels.config import WHOLE_ROWS
 from evenpack.kernels.sdpa import plan_groups
 from evenpack.models.build import Model, new_model
-from evenpack.models.common.losses import exact_denominators
+from evenpack.models.common.loss_sums import exact_denominators
 from fake_gpu.attention_operators import provide_flash_attn
-from fake_gpu.counting import Traffic, TrafficMeter, flop_formulas, is_attention
+from fake_gpu.counting import flop_formulas, is_attention
 from fake_gpu.flex_operator import provide_flex_attention
 from fake_gpu.memory import MemoryMeter
 from fake_gpu.watch import Fault, Watch
@@ -62,9 +62,6 @@ class StepTrace:
     peak_bytes: int
     phase_bytes: Mapping[Phase, int]
     """The peak in each phase of the step, of the micro-batch that needs most."""
-    traffic: Mapping[str, Traffic]
-    """Kernels and bytes of the step by their kind: products, attention and others of forward and backward, and the
-    update, which begins with the reduction of gradients."""
 
 
 class StepStopped(EvenpackError):  # noqa: N818 - reads as what happened
@@ -120,6 +117,8 @@ def trace_steps(
                 attention_backend=config.attention.backend,
                 seed=config.run.seed,
             )
+        if config.training.residual_dtype == "bf16":
+            model.residual_dtype = torch.bfloat16
         if spoil is not None:
             spoil(model)
         engine = _engine(model, config, meter)
@@ -157,8 +156,7 @@ def _traced(
     meter.restart()
     second = beside(engine)
     notes = _Notes(engine, meter)
-    traffic = TrafficMeter(engine)
-    with watch.watching(), meter, traffic, second:
+    with watch.watching(), meter, second:
         local = engine.train_step(1, batches)
     _check_results(engine, local, watch)
     operations = counter.get_flop_counts()["Global"]
@@ -173,7 +171,6 @@ def _traced(
         block_bytes=notes.kept_by_a_block() - _cast_bytes(engine, notes.blocks[-2]),
         peak_bytes=meter.peak_bytes,
         phase_bytes=notes.phase_bytes,
-        traffic=traffic.found,
     )
 
 

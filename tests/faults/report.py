@@ -48,7 +48,7 @@ def text_of(campaigns: list[dict[str, Any]], not_added_up: Sequence[dict[str, An
         "",
         f"{counted(tried, 'fault')} in {counted(len(campaigns), 'campaign')}: "
         f"{tried - total['lost']} survived, {total['lost']} lost. "
-        'What counts as survived: docs/operations.md, "Tried out".',
+        'What counts as survived: docs/operations.md, "Fault campaigns".',
         "",
         "| fault | tried | went on | ended clearly | lost | longest end, s |",
         "| --- | --- | --- | --- | --- | --- |",

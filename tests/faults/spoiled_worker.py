@@ -21,7 +21,7 @@ def spoil_a_loss(wanted: dict[str, Any]) -> None:
     import torch
 
     from evenpack.engine import engine
-    from evenpack.models.common.losses import scaled_loss
+    from evenpack.models.common.loss_sums import scaled_loss
 
     compute = engine.TrainingEngine.compute_gradients
 

@@ -24,7 +24,7 @@ from evenpack.engine.checkpoints.files import read_manifest
 from evenpack.engine.checkpoints.weights import load_model_weights
 from evenpack.launch_environment import free_port
 
-Stack = Literal["evenpack train", "deepspeed", "torchrun", "python"]
+Stack = Literal["evenpack train", "deepspeed", "torchrun", "mpirun", "python"]
 
 STEPS = 240
 CHECKPOINT_EVERY = 10
@@ -114,6 +114,10 @@ class SubjectRun:
         if self.case.stack == "torchrun":
             rendezvous = ["--nnodes=1", "--rdzv-backend=c10d", f"--rdzv-endpoint=127.0.0.1:{free_port()}"]
             return [str(_BIN / "torchrun"), *rendezvous, f"--nproc-per-node={ranks}", "-m", worker, file]
+        if self.case.stack == "mpirun":
+            port = f"MASTER_PORT={free_port()}"
+            options = ["--allow-run-as-root", "--oversubscribe", "-x", port, "-n", ranks]
+            return [str(_BIN / "mpirun"), *options, sys.executable, "-m", worker, file]
         return [sys.executable, "-m", worker, file]
 
     def spoiled(self) -> "SubjectRun":

@@ -6,9 +6,10 @@ from torch import Tensor
 from torch._dynamo.utils import counters
 
 from evenpack.kernels.attention import packed_attention
-from evenpack.kernels.capabilities import AttentionRequest, able_backends
+from evenpack.kernels.capabilities import AttentionRequest, able_backends, unavailable_reason
 from evenpack.kernels.cross_entropy import linear_cross_entropy
 from evenpack.kernels.isolation import probe_isolation
+from evenpack.kernels.segments import Segments
 
 pytestmark = pytest.mark.gpu
 
@@ -54,6 +55,12 @@ def boundaries() -> Tensor:
     return torch.tensor((0, *STATIC_LENGTHS), device="cuda").cumsum(0).to(torch.int32)
 
 
+def segments(cu_seqlens: Tensor | None = None, *, causal: bool, slopes: Tensor | None = None) -> Segments:
+    """Returns segments that are at most 1024 long, an upper bound above the longest one here."""
+    borders = boundaries() if cu_seqlens is None else cu_seqlens
+    return Segments(cu_seqlens=borders, max_sequence_length=1024, causal=causal, alibi_slopes=slopes)
+
+
 def random_inputs(dtype: torch.dtype, count: int) -> list[Tensor]:
     generator = torch.Generator().manual_seed(0)
     shape = (sum(STATIC_LENGTHS), HEADS, HEAD_DIM)
@@ -63,7 +70,7 @@ def random_inputs(dtype: torch.dtype, count: int) -> list[Tensor]:
 def dropped(backend: str, inputs: list[Tensor], *, causal: bool, seed: int = 5) -> Tensor:
     """Returns attention with a tenth of the probabilities dropped, the same ones for the same seed."""
     torch.manual_seed(seed)
-    return packed_attention(*inputs, boundaries(), 1024, causal=causal, dropout=RATE, backend=backend)
+    return packed_attention(*inputs, segments(causal=causal), dropout=RATE, backend=backend)
 
 
 def run(
@@ -79,15 +86,8 @@ def run(
     q, k, v, upstream = random_inputs(dtype, 4)
     k, v = k[:, :key_value_heads].clone(), v[:, :key_value_heads].clone()
     inputs = [tensor.requires_grad_() for tensor in (q, k, v)]
-    output = packed_attention(
-        *inputs,
-        boundaries(),
-        1024,  # an upper bound, above the longest segment here
-        causal=causal,
-        alibi_slopes=torch.exp2(-2 * torch.arange(1.0, HEADS + 1, device="cuda")) if alibi else None,
-        backend=backend,
-        window=window,
-    )
+    slopes = torch.exp2(-2 * torch.arange(1.0, HEADS + 1, device="cuda")) if alibi else None
+    output = packed_attention(*inputs, segments(causal=causal, slopes=slopes), window=window, backend=backend)
     return [tensor.detach().float() for tensor in (output, *torch.autograd.grad(output, inputs, upstream))]
 
 
@@ -121,6 +121,29 @@ def test_windows_are_those_of_the_reference(dtype: torch.dtype, causal: bool) ->
     for backend in sorted(able):
         actual = run(backend, dtype, causal=causal, window=32)
         assert_near(actual, expected, dtype, backend)
+
+
+@pytest.mark.parametrize("segments", [12, 400])
+@pytest.mark.parametrize("window", [None, 32])
+@pytest.mark.parametrize("causal", [False, True])
+def test_flash4_computes_one_tensor_as_the_reference_does(causal: bool, window: int | None, segments: int) -> None:
+    request = AttentionRequest(
+        device_type="cuda", dtype=torch.bfloat16, head_dim=HEAD_DIM, causal=causal, alibi=False, dropout=False
+    )
+    reason = unavailable_reason("flash4", request)
+    if reason is not None:
+        pytest.skip(reason)
+    borders = torch.cat([boundaries(), boundaries()[-1:].expand(segments - len(STATIC_LENGTHS))])
+    merged = torch.cat(random_inputs(torch.bfloat16, 3), dim=1)
+    upstream = random_inputs(torch.bfloat16, 4)[3]
+    found = []
+    for backend in ("flash4", "reference"):
+        leaf = merged.detach().requires_grad_()
+        q, k, v = leaf.split(HEADS, dim=1)
+        within = segments(borders, causal=causal)
+        output = packed_attention(q, k, v, within, window=window, backend=backend, merged=leaf)
+        found.append([output.detach().float(), torch.autograd.grad(output, leaf, upstream)[0].float()])
+    assert_near(*found, torch.bfloat16, "flash4")
 
 
 @pytest.mark.parametrize(("dtype", "causal", "alibi"), CASES)
@@ -177,7 +200,7 @@ def test_flex_is_compiled_once_for_all_boundaries() -> None:
     for shift in range(4):
         moved = boundaries().clone()
         moved[1:-1] = torch.clamp(moved[1:-1] - shift, min=0)
-        output = packed_attention(q, k, v, moved, 1024, causal=True, backend="flex")
+        output = packed_attention(q, k, v, segments(moved, causal=True), backend="flex")
         output.float().sum().backward()
         graphs.append(int(counters["stats"]["unique_graphs"]))
     assert graphs[1:] == graphs[:1] * 3

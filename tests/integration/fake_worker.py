@@ -3,6 +3,7 @@
 It imports no torch, which would take most of a test's time: ranks meet by sockets of their own.
 """
 
+import errno
 import os
 import signal
 import socket
@@ -15,6 +16,7 @@ from pathlib import Path
 
 from evenpack.engine.activity import own_work, saving
 from evenpack.errors import CheckpointError, RunError, StoppedEarlyError
+from evenpack.launch_environment import AGENT_STORE, RANK, WORLD_SIZE
 from evenpack.launcher.worker import main
 
 STEP_SECONDS = 0.05
@@ -32,7 +34,8 @@ class Meeting:
     def __init__(self) -> None:
         self.rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
         several_machines = os.environ.get("LOCAL_SIZE", str(size)) != str(size)
-        port = int(os.environ["MASTER_PORT"]) + several_machines  # torch's store has the port itself then
+        is_taken = several_machines or AGENT_STORE in os.environ  # torch's store has the port itself then
+        port = int(os.environ["MASTER_PORT"]) + is_taken
         address = (os.environ["MASTER_ADDR"], port)
         if self.rank == 0:
             with socket.create_server(address) as server:
@@ -156,6 +159,23 @@ def compute_while_a_thread_saves(config, *, stop_requested, on_activity):
     return hang(config, stop_requested=stop_requested, on_activity=on_activity)
 
 
+def fill_the_disk(config, *, stop_requested, on_activity):
+    """No rank can write a new file any more, neither metrics nor the record of a failure; rank 0 sees it first."""
+    from evenpack import files
+    from evenpack.launcher.processes import ranks
+
+    meeting = Meeting()
+    on_activity("recording the step", 3)
+
+    def refuse(*_, **__):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    ranks.write_text = ranks.write_text_once = files.atomic_open = Path.touch = refuse
+    if meeting.rank == 0:
+        refuse()
+    meeting.any(False)
+
+
 def break_connection_on_rank_1(config, *, stop_requested, on_activity):
     if os.environ["RANK"] == "1":
         raise RuntimeError("[gloo/transport/tcp/pair.cc:553] Connection closed: the network is down")
@@ -238,6 +258,7 @@ def loop_with_helper(config, *, stop_requested, on_activity):
 TRAININGS = {
     function.__name__: function
     for function in (
+        fill_the_disk,
         finish,
         meet_in_vain,
         crash_while_others_meet,
@@ -260,6 +281,13 @@ TRAININGS = {
     )
 }
 
+
+def train(config, **given):
+    """Does what FAKE_TRAINING names; the place of a rank has the same names then, whatever `mpirun` calls it."""
+    os.environ |= {"RANK": str(RANK.read(os.environ) or 0), "WORLD_SIZE": str(WORLD_SIZE.read(os.environ) or 1)}
+    return TRAININGS[os.environ["FAKE_TRAINING"]](config, **given)
+
+
 if __name__ == "__main__":
-    (Path(os.environ["FAKE_PIDS"]) / f"{os.environ.get('RANK', '0')}").write_text(str(os.getpid()))
-    sys.exit(main(train=TRAININGS[os.environ["FAKE_TRAINING"]]))
+    (Path(os.environ["FAKE_PIDS"]) / str(RANK.read(os.environ) or 0)).write_text(str(os.getpid()))
+    sys.exit(main(train=train))

@@ -34,9 +34,13 @@ def write_corpus(path: Path, *, documents: int, first: int) -> None:
     """Writes documents of very unequal length, each with words of its own."""
     with path.open("w", encoding="utf-8") as file:
         for number in range(first, first + documents):
-            length = 3 + (number * number * 7919) % (400 if number % 9 == 0 else 60)
-            words = [f"{WORDS[(number + i * i) % len(WORDS)]}{(number * i) % 13}" for i in range(length)]
-            file.write(json.dumps({"text": " ".join(words)}) + "\n")
+            file.write(json.dumps({"text": document(number)}) + "\n")
+
+
+def document(number: int) -> str:
+    """Returns one of the documents."""
+    length = 3 + (number * number * 7919) % (400 if number % 9 == 0 else 60)
+    return " ".join(f"{WORDS[(number + i * i) % len(WORDS)]}{(number * i) % 13}" for i in range(length))
 
 
 def small_run_values(folder: Path) -> RunValues:

@@ -84,12 +84,14 @@ def run_in(bare: Path, script: str) -> "subprocess.CompletedProcess[str]":
     )
 
 
+@pytest.mark.slow
 def test_the_wheel_alone_packs_plans_and_reads(bare: Path) -> None:
     done = run_in(bare, READS.format(heavy=HEAVY))
     assert done.returncode == 0, done.stderr
     assert done.stdout.splitlines() == ["3 (128,) 128", "2 1", "[]"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("module", "trainer"),
     [
@@ -97,6 +99,7 @@ def test_the_wheel_alone_packs_plans_and_reads(bare: Path) -> None:
         ("trl", "transformers"),  # which TRL needs, too
         ("lightning", "lightning"),
         ("torchtitan", "torchtitan"),
+        ("isolation", "torch"),
     ],
 )
 def test_an_adapter_without_its_trainer_says_how_to_install_it(bare: Path, module: str, trainer: str) -> None:
@@ -109,13 +112,13 @@ def test_an_adapter_without_its_trainer_says_how_to_install_it(bare: Path, modul
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("call", "lacking", "extra"),
     [
         ("evenpack.open('demo')", "deepspeed", "train"),
         ("evenpack.study('packing', 'glue:rte')", "rich", "train"),
         ("evenpack.Loader([[1, 2]], pack_length=4, packs_per_step=1)", "torch", "torch"),
-        ("from evenpack.adapters.huggingface import model_inputs; model_inputs(None)", "torch", "torch"),
         ("from evenpack.adapters.first_step import require_whole_step as r; r(None, 0, [], None)", "torch", "torch"),
     ],
 )
@@ -128,6 +131,7 @@ def test_what_is_missing_names_its_extra(bare: Path, call: str, lacking: str, ex
     assert message.endswith(f"pip install 'evenpack[{extra}]'")
 
 
+@pytest.mark.slow
 def test_the_command_line_names_its_extra(bare: Path) -> None:
     done = run_in(bare, "from evenpack.launcher.cli.__main__ import main; main()")
     assert done.returncode == 2

@@ -69,7 +69,7 @@ def test_a_reader_gets_from_text_to_a_fine_tuned_model(tmp_path: Path, monkeypat
         start = evenpack_process if command == "train" else evenpack
         start(command, ROOT / run_file, *written, *(f"{key}={value}" for key, value in tiny.items()), options=options)
         done.append(command)
-    assert done.count("train") == 3
+    assert (done.count("plan"), done.count("train")) == (1, 2)
     phase1, phase2 = (metrics(tmp_path / "runs" / f"bert_large_phase{phase}") for phase in (1, 2))
     assert [record["step"] for record in phase1] == [record["step"] for record in phase2] == [1, 2]
     assert phase2[0]["loss"] < phase1[0]["loss"], "phase 2 begins with what phase 1 has learned"

@@ -4,7 +4,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from small_run import COMMAND, STEPS, final_weights, losses, process, train_on, write_run
+from small_run import COMMAND, STEPS, final_weights, losses, metrics, process, train_on, write_run
 
 from evenpack.config import load_run_file
 from evenpack.engine.compilation import why_not_compiled
@@ -56,6 +56,7 @@ def test_a_compiled_run_with_dropout_resumes_bit_for_bit(run_file: Path, tmp_pat
     train_half(run_file, *resumed)
     train(run_file, *resumed)
     assert losses(tmp_path / "all") == losses(tmp_path / "parts")
+    assert {step["left_eager"] for step in metrics(tmp_path / "parts")} == {0}
 
 
 BROKEN_COMPILER = """#!/bin/sh

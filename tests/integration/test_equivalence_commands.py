@@ -11,6 +11,7 @@ from pair_sources import pair_run_values
 from repository import CONFIGS
 from small_run import evenpack
 
+from evenpack.launcher import studying
 from evenpack.testing import write_run_file
 
 ARMS = {"unpacked": {"training.layout": "padded"}, "lost": {"training.initialize_from": "/nowhere/weights"}}
@@ -45,6 +46,7 @@ def study_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
+@pytest.mark.slow
 def test_a_study_trains_compares_and_shows_what_failed(study_file: Path, tmp_path: Path) -> None:
     plot, saved = tmp_path / "figure.png", tmp_path / "found.json"
     options = ["--devices-per-run", "1", "--plot", str(plot), "--save", str(saved)]
@@ -117,6 +119,18 @@ def test_a_wrong_study_is_refused_before_anything_is_written(
     assert message in done.stderr
     assert "Traceback" not in done.stderr
     assert not output_dir.exists()
+
+
+@pytest.mark.parametrize("options", [["--dry-run"], []])
+def test_ranks_that_cannot_divide_a_step_are_told_the_option_before_anything_is_trained(
+    study_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, options: list[str]
+) -> None:
+    monkeypatch.setattr(studying, "cpu_cores", lambda: 2)
+    words = [f"study.output_dir={tmp_path / 'other'}", "training.packs_per_step=7", "training.packs_per_micro_batch=1"]
+    done = evenpack("study equivalence", study_file, *words, options=options, expected=2, DS_ACCELERATOR="cpu")
+    assert "--devices-per-run" in done.stderr
+    assert not list(tmp_path.glob("other/**/metrics.jsonl"))
+    evenpack("study equivalence", study_file, *words, options=["--dry-run", "--devices-per-run", "1"])
 
 
 SHIPPED = [path for path in sorted((CONFIGS / "studies").glob("*.yaml")) if "equivalence:" in path.read_text()]

@@ -6,11 +6,14 @@ from typing import Any
 
 import pytest
 from golden import (
+    BATCHES,
     CASES,
     COMMANDS_OF,
+    OWN_DOCUMENTS,
     RECORD,
     TOLERANCE,
     differences,
+    record_batches,
     record_case,
     steps_of,
     stopped_run,
@@ -36,6 +39,17 @@ def test_a_run_leaves_what_it_left(name: str, record: dict[str, Any], tmp_path: 
     found = json.loads(json.dumps(record_case(name, tmp_path)))
     lines = list(differences(record["cases"][name], found, tolerance=tolerance_of(name, record["processor"])))
     assert not lines, "\n".join(lines[:40])
+
+
+@pytest.mark.parametrize("name", [*BATCHES, *OWN_DOCUMENTS])
+def test_batches_are_what_they_were_and_hold_what_their_plans_count(
+    name: str, record: dict[str, Any], tmp_path: Path
+) -> None:
+    write_sources(tmp_path)
+    found = record_batches(name, tmp_path)
+    lines = list(differences(record["batches"][name], found, tolerance=0.0))
+    assert not lines, "\n".join(lines)
+    assert len({tuple(one.items()) for one in found.values()}) == len(found), "each reading differs from the others"
 
 
 def test_a_run_that_was_stopped_at_the_commit_of_the_record_goes_on(record: dict[str, Any], tmp_path: Path) -> None:

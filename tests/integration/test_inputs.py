@@ -1,4 +1,4 @@
-"""Inputs of `inspect` and `study packing` as a user types them, each in a process of its own."""
+"""Inputs of `study packing` as a user types them, each in a process of its own."""
 
 import json
 from pathlib import Path
@@ -33,7 +33,7 @@ def test_the_same_lengths_come_out_of_a_dataset_its_file_and_a_column_of_numbers
         (file, ["--column", "length"]),
     ]
     for source, choice in inputs:
-        done = evenpack("inspect", source, options=[*choice, *options], HF_HOME=str(tmp_path / "hub"))
+        done = evenpack("study packing", source, options=[*choice, *options], HF_HOME=str(tmp_path / "hub"))
         values = json.loads(done.stdout)
         assert values["histogram"] == [0, 0, 40, 40, 40, 40, 40], source
         assert values["long_sequences"] == {"policy": "truncate", "sequences": 40, "tokens_lost": 40}

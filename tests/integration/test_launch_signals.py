@@ -11,7 +11,7 @@ import psutil
 import pytest
 from fake_runs import HANGS_SECONDS, HERE, FakeRun, training, wait_until
 
-from evenpack.errors import EXIT_STOPPED, RunError
+from evenpack.errors import EXIT_BAD_INPUT, EXIT_STOPPED, RunError
 from evenpack.launcher.processes.ranks import held_output_dir, running_run
 from evenpack.launcher.processes.start import LOCAL_LAUNCHER
 from evenpack.launcher.processes.stop import StopRequest, write_stop_request
@@ -166,3 +166,15 @@ def test_plain_deepspeed_stops_in_order_and_leaves_no_orphan_when_terminated(fak
     fake_run.wait_until_nothing_lives()
     assert int(fake_run.wait_for("saved")) == fake_run.status(1)["step"]
     assert "saving at the end of this step" in fake_run.errors()
+
+
+@training("fill_the_disk")
+def test_a_run_on_a_full_disk_ends_with_2_and_the_cause_last(fake_run: FakeRun) -> None:
+    """Rank 1, which lost its connection to rank 0, is not to blame, though nobody could record the first failure."""
+    assert fake_run.launch().wait() == EXIT_BAD_INPUT
+    assert fake_run.result()["exit_code"] == EXIT_BAD_INPUT
+    last = fake_run.result()["message"].splitlines()[-1]
+    assert last.startswith("rank 0 on ")
+    assert f"{fake_run.output_dir} cannot be written on " in last
+    assert ": No space left on device; make room on its disk" in last
+    assert "Traceback" not in fake_run.errors()

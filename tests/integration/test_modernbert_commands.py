@@ -83,6 +83,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@pytest.mark.slow
 def test_the_run_learns(folder: Path) -> None:
     records = metrics(folder / "runs" / "modernbert_base")
     assert len(records) == TINY["training.steps"]
@@ -90,6 +91,7 @@ def test_the_run_learns(folder: Path) -> None:
     assert records[-1]["validation"]["web"]["targets"] > 0
 
 
+@pytest.mark.slow
 def test_transformers_gives_the_logits_of_the_exported_model(folder: Path) -> None:
     directory = folder / "modernbert_export"
     theirs, loading = ModernBertForMaskedLM.from_pretrained(directory, output_loading_info=True)
@@ -109,6 +111,7 @@ def test_transformers_gives_the_logits_of_the_exported_model(folder: Path) -> No
     torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.slow
 def test_the_fine_tuned_model_is_kept_for_transformers(folder: Path) -> None:
     results = json.loads((folder / "runs" / "finetune_sst2" / "results.json").read_text())
     assert results["seeds"][0]["steps"] == 8

@@ -3,6 +3,7 @@
 import json
 from itertools import pairwise
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import datasets
@@ -14,10 +15,12 @@ from small_run import evenpack
 
 from evenpack.config import load_run_file
 from evenpack.data.sources.kinds import source_inputs
+from evenpack.data.sources.lines import LONGEST_LINE_BYTES
 from evenpack.engine.config import RunConfig
 from evenpack.errors import ConfigError, DataError
-from evenpack.launcher.new_run import MODELS, NewRun, run_values, write_run_file
-from evenpack.launcher.preparing import source_sections
+from evenpack.launcher import new_run
+from evenpack.launcher.new_run import MODELS, NewRun, require_tokenizer, run_values, write_run_file
+from evenpack.launcher.preparing import FEW_DOCUMENTS, MOST_COUNTED, notes_of_plain_text, source_sections
 
 TEXTS = ["a first document", "a second one"]
 
@@ -61,13 +64,55 @@ def write(folder: Path, kind: str) -> Path:
 def test_the_run_file_names_the_text_as_it_is(kind: str, name: str, expected: dict[str, Any], tmp_path: Path) -> None:
     data, run_file = write(tmp_path, kind), tmp_path / "mine.yaml"
     done = evenpack("new", run_file, options=["--data", str(data), "--model", "gpt2_mini", "--devices", "0"])
-    for command in (f"prepare {run_file}", f"budget {run_file} --devices 2", f"train {run_file}"):
+    for command in (f"prepare {run_file}", f"plan {run_file}", f"train {run_file}"):
         assert f"  evenpack {command}\n" in done.stdout
     config = load_run_file(run_file, RunConfig)
     assert config.run.name == "mine"
     assert list(config.data.sources) == [name]
     assert {key: getattr(config.data.sources[name], key) for key in expected} == expected
     assert str(data) in run_file.read_text()
+
+
+@pytest.mark.parametrize(
+    ("text", "files", "separator", "said"),
+    [
+        ("a paragraph\nof two lines\n\n", FEW_DOCUMENTS // 2 - 1, "file", f"{FEW_DOCUMENTS // 2 - 1} files = "),
+        ("a paragraph\n\n" * 7, 3, "file", "21 (data.sources.{name}.document_separator: blank_line), fewer than 100"),
+        ("a paragraph\n\nanother\n\n", FEW_DOCUMENTS // 2, "blank_line", f"= {FEW_DOCUMENTS} documents"),
+        ("a paragraph\nof two lines\n \n" * FEW_DOCUMENTS, 1, "blank_line", f"1 file = {FEW_DOCUMENTS} documents"),
+        ("a paragraph\n\n" * (MOST_COUNTED + 1), 1, "blank_line", f"{MOST_COUNTED:,} documents or more"),
+        ("one\nof\nmany\nlines\n" * FEW_DOCUMENTS, 1, "file", "1 file = 1 document,"),
+        ("one\nof\nmany\nlines\n" * FEW_DOCUMENTS, 1, "file", "Blank lines would divide it into 1 ("),
+        ("a paragraph\n\n", FEW_DOCUMENTS, "file", f"{FEW_DOCUMENTS} files"),
+    ],
+)
+def test_plain_text_in_few_files_is_divided_at_blank_lines(
+    text: str, files: int, separator: str, said: str, tmp_path: Path
+) -> None:
+    for number in range(files):
+        (tmp_path / f"{number}.txt").write_text(text)
+    sections = source_sections([str(tmp_path)], text_key=None)
+    ((name, section),) = sections.items()
+    assert section.get("document_separator", "file") == separator
+    (note,) = notes_of_plain_text(sections)
+    assert said.format(name=name) in note
+    assert f"data.sources.{name}.document_separator: {separator}" in note
+
+
+@pytest.mark.parametrize(("entries", "devices", "is_said"), [(50_257, 0, True), (8192, 0, False), (50_257, 8, False)])
+def test_a_vocabulary_that_slows_a_small_model_is_said(
+    entries: int, devices: int, is_said: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(new_run, "load_tokenizer", lambda section: SimpleNamespace(vocabulary_size=entries))
+    sources = {"text": {"kind": "jsonl", "path": "text.jsonl"}}
+    new = NewRun(name="mine", sources=sources, model="gpt2_mini", tokenizer=tmp_path, devices=devices)
+    assert [f"{entries:,}" in note for note in require_tokenizer(new)] == [True] * is_said
+
+
+def test_a_file_that_is_too_large_for_one_document_may_hold_many(tmp_path: Path) -> None:
+    """The size is checked as the source will be read."""
+    (tmp_path / "large.txt").write_text(f"{'a' * (LONGEST_LINE_BYTES // FEW_DOCUMENTS)}\n\n" * (FEW_DOCUMENTS + 1))
+    assert source_sections([str(tmp_path)], text_key=None)
 
 
 @pytest.mark.parametrize("devices", [0, 1, 3, 8, 64])
@@ -109,22 +154,27 @@ def test_every_key_is_explained(model: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("files", "kind", "key"),
+    ("model", "files", "kind", "key"),
     [
-        (["vocab.json", "merges.txt"], "gpt2", "path"),
-        (["vocab.txt"], "bert", "path"),
-        (["tokenizer.json", "vocab.json", "merges.txt"], "hub", "name"),
-        ([], "hub", "name"),
+        ("llama_8b", ["vocab.json", "merges.txt"], "gpt2", "path"),
+        ("llama_8b", ["vocab.txt"], "bert", "path"),
+        ("llama_8b", ["tokenizer.json", "vocab.json", "merges.txt"], "hub", "name"),
+        ("llama_8b", [], "hub", "name"),
+        ("gpt2_small", ["vocab.json", "merges.txt"], "gpt2", "path"),
+        ("gpt2_small", ["tokenizer.json", "vocab.json", "merges.txt"], "gpt2", "path"),
+        ("gpt2_mini", ["tokenizer.json", "tokenizer_config.json"], "hub", "name"),
+        ("gpt2_mini", [], "gpt2", "path"),
+        ("bert_mini", ["tokenizer.json", "tokenizer_config.json"], "bert", "path"),
     ],
 )
-def test_a_folder_with_a_vocabulary_alone_gets_the_kind_that_reads_it(
-    files: list[str], kind: str, key: str, tmp_path: Path
+def test_a_folder_gets_the_kind_that_reads_its_vocabulary(
+    model: str, files: list[str], kind: str, key: str, tmp_path: Path
 ) -> None:
-    """Where the shipped run file names a tokenizer of the hub, which must be whole."""
+    """The kind of the shipped run file, or where a folder has not what it reads, another."""
     for name in files:
         (tmp_path / name).write_text("")
     sources = {"one": {"kind": "text", "path": "text.txt"}}
-    new = NewRun(name="mine", sources=sources, model="llama_8b", tokenizer=tmp_path, devices=8)
+    new = NewRun(name="mine", sources=sources, model=model, tokenizer=tmp_path, devices=8)
     assert run_values(new)["data"]["tokenizer"] == {"kind": kind, key: str(tmp_path)}
 
 
@@ -203,7 +253,7 @@ def test_every_path_and_every_kind_becomes_a_source_of_its_own(tmp_path: Path, m
     paths = ["--data", "mixed", "--data", "books/*.jsonl", "--data", "books/x-1.txt", "--data", "books/[wx]*"]
     options = [*paths[:6], "--model", "gpt2_mini", "--devices", "8"]
     done = evenpack("new", Path("mine.yaml"), options=options)
-    assert "  evenpack budget mine.yaml --devices 8\n  evenpack train mine.yaml --num-gpus 8\n" in done.stdout
+    assert "  evenpack plan mine.yaml --ranks 8\n  evenpack train mine.yaml --num-gpus 8\n" in done.stdout
     sources = load_run_file(Path("mine.yaml"), RunConfig).data.sources
     found = {
         name: [Path(file.path).relative_to(tmp_path).as_posix() for file in source_inputs(name, source)]
@@ -237,3 +287,14 @@ def test_a_file_without_a_document_is_refused(tmp_path: Path) -> None:
     (path := tmp_path / "empty.txt").write_text(" \n")
     with pytest.raises(DataError, match=r"empty\.txt holds no document"):
         source_sections([str(path)], text_key=None)
+
+
+def test_a_folder_of_several_splits_is_refused_and_one_of_them_is_taken(tmp_path: Path) -> None:
+    for split in ("train", "test"):
+        (tmp_path / f"{split}.jsonl").write_text(json.dumps({"text": split}) + "\n")
+    with pytest.raises(
+        DataError, match=r"leads to files of several splits, .*train.jsonl for training, and .*test.jsonl"
+    ):
+        source_sections([str(tmp_path)], text_key=None)
+    (section,) = source_sections([str(tmp_path / "tr*")], text_key=None).values()
+    assert section["path"] == str(tmp_path / "tr*")

@@ -48,7 +48,7 @@ MODEL = """
 from torch import nn
 
 from evenpack.kernels.cross_entropy import linear_cross_entropy
-from evenpack.models.common.losses import LossOutput
+from evenpack.models.common.loss_sums import LossOutput
 from evenpack.models.common.transformer import PackedTransformer
 
 
@@ -140,6 +140,7 @@ def answers(site: Path, run_file: Path) -> list[str]:
     return [" ".join((done.stdout + done.stderr).split()) for done in answers]
 
 
+@pytest.mark.slow
 def test_three_steps_on_two_ranks_learn(run_file: Path, answers: list[str]) -> None:
     records = metrics(run_file.parent / "out")
     assert [record["step"] for record in records] == [1, 2, 3]
@@ -149,6 +150,7 @@ def test_three_steps_on_two_ranks_learn(run_file: Path, answers: list[str]) -> N
     assert summary["step"] == STEPS
 
 
+@pytest.mark.slow
 def test_its_section_is_checked_by_its_own_schema(answers: list[str]) -> None:
     assert "scale: 2.5" in answers[0]
     assert "model.scle: no such key; did you mean 'scale'?" in answers[1]
@@ -156,11 +158,13 @@ def test_its_section_is_checked_by_its_own_schema(answers: list[str]) -> None:
     assert f"there is no model family 'bigrm'; did you mean 'bigram'? known: {known}" in answers[2]
 
 
+@pytest.mark.slow
 def test_a_recipe_that_it_cannot_learn_from_is_refused(answers: list[str]) -> None:
     refused = "model.kind bigram and data.recipe.kind concat do not go together: bigram learns from documents"
     assert refused in answers[3]
 
 
+@pytest.mark.slow
 def test_what_has_no_counterpart_in_transformers_says_so(run_file: Path, answers: list[str]) -> None:
     assert "transformers has no model of family 'bigram'" in answers[4]
     assert not (run_file.parent / "exported").exists()

@@ -39,10 +39,16 @@ def mpirun(ranks: int, run_file: Path, *arguments: str, expected: int = 0) -> Do
 
 def test_workers_write_what_one_process_writes(run_file: Path, alone: dict[str, bytes], tmp_path: Path) -> None:
     prepared = f"data.prepared_dir={tmp_path / 'data'}"
-    evenpack("prepare", run_file, prepared, "--workers", "2", "--part-bytes", PART_BYTES)
+    evenpack("prepare", run_file, prepared, "--workers", "2", "--part-bytes", "8kB")
     assert contents(tmp_path / "data") == alone
 
 
+@pytest.mark.parametrize("size", ["0", "", "1x", "-4", "nan", "0.5"])
+def test_a_size_of_parts_that_is_none_is_refused_with_examples(run_file: Path, size: str) -> None:
+    assert "16MiB" in evenpack("prepare", run_file, f"--part-bytes={size}", expected=2).stderr
+
+
+@pytest.mark.slow
 def test_ranks_of_mpi_write_what_one_process_writes(run_file: Path, alone: dict[str, bytes], tmp_path: Path) -> None:
     prepared = f"data.prepared_dir={tmp_path / 'data'}"
     done = mpirun(3, run_file, prepared, "--part-bytes", PART_BYTES)
@@ -74,6 +80,7 @@ def test_a_rank_that_dies_ends_the_job_and_the_same_command_resumes(tmp_path: Pa
     assert contents(tmp_path / "data") == contents(tmp_path / "alone")
 
 
+@pytest.mark.slow
 def test_a_mistake_under_mpirun_is_reported_once_and_ends_every_rank(run_file: Path, tmp_path: Path) -> None:
     prepared = f"data.prepared_dir={tmp_path / 'data'}"
     done = mpirun(2, run_file, prepared, "data.sources.one.text_key=body", expected=2)

@@ -38,7 +38,7 @@ def test_the_combination_asked_for_decides_and_the_json_has_every_number(tmp_pat
     value: dict[str, Any] = json.loads(done.stdout)
     assert json.loads(saved.read_text()) == value
     assert value["isolated"] is True
-    assert value["kind"] == "a tiny copy with random weights"
+    assert value["kind"] == "a tiny ModernBertForMaskedLM with random weights"
     assert set(value["versions"]) == {"torch", "transformers"}
     (row,) = value["combinations"]
     assert row["combination"] == {"backend": "sdpa", "cache": None, "mask": "block", "mode": "eval"}

@@ -4,12 +4,12 @@ import json
 import re
 import subprocess
 import sys
+import textwrap
 from pathlib import Path
 
 import pytest
-import transformers
 from repository import ROOT
-from small_run import COMMAND, metrics, process, write_corpus
+from small_run import COMMAND, document, metrics, process
 
 
 def blocks(language: str) -> list[str]:
@@ -17,33 +17,38 @@ def blocks(language: str) -> list[str]:
     return re.findall(rf"```{language}\n(.*?)```", text, re.DOTALL)
 
 
+def write_book(path: Path, *, first: int) -> None:
+    """Writes a thousand paragraphs as plain text of short lines."""
+    paragraphs = (textwrap.fill(document(number), 72) for number in range(first, first + 1000))
+    path.write_text("\n\n".join(paragraphs) + "\n", encoding="utf-8")
+
+
 @pytest.mark.slow
 def test_a_newcomer_gets_from_text_to_an_exported_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "texts").mkdir()
-    write_corpus(tmp_path / "texts" / "documents.jsonl", documents=2000, first=0)
+    for number in range(2):
+        write_book(tmp_path / "texts" / f"book_{number}.txt", first=1000 * number)
     commands = [line.split() for block in blocks("bash") for line in block.splitlines()]
-    assert [words[1] for words in commands] == [
-        "new",
-        "prepare",
-        "inspect",
-        "budget",
-        "train",
-        "evaluate",
-        "export",
-        "report",
-    ]
+    assert [words[1] for words in commands] == ["new", "prepare", "plan", "train", "evaluate", "export", "report"]
+    said = {}
     for program, *words in commands:
         assert program == "evenpack"
-        process([*COMMAND, *words])
+        done = process([*COMMAND, *words])
+        said[words[0]] = done.stdout + done.stderr
+    assert "2 files = 2,000 documents" in said["new"]
+    assert "warning" not in said["prepare"]
+    assert re.search(r"^step 60  validation loss, texts \d+\.\d{4}$", said["train"], re.MULTILINE)
     losses = [record["loss"] for record in metrics(tmp_path / "runs" / "my_run")]
     assert len(losses) == 60
     assert losses[-1] < losses[0] - 1
-    model = transformers.AutoModelForCausalLM.from_pretrained("exported")
-    tokenizer = transformers.AutoTokenizer.from_pretrained("exported")
-    assert model(**tokenizer("pack0 sequence1", return_tensors="pt")).logits.shape[-1] == model.config.vocab_size
     assert "<html" in (tmp_path / "report" / "report.html").read_text().lower()
-    (loop,) = blocks("python")
-    done = subprocess.run([sys.executable, "-c", loop], check=True, capture_output=True, text=True)
-    assert len(done.stdout.splitlines()) >= 2
+    words, loop = (
+        subprocess.run([sys.executable, "-c", block], check=True, capture_output=True, text=True).stdout
+        for block in blocks("python")
+    )
+    before, prompt, written = words.partition("The next morning")
+    assert (before.strip(), prompt != "") == ("", True)
+    assert written.strip()
+    assert len(loop.splitlines()) >= 2
     assert json.loads((tmp_path / "runs" / "my_run" / "summary.json").read_text())

@@ -159,12 +159,12 @@ def test_the_commands_of_the_page_run(tmp_path: Path, monkeypatch: pytest.Monkey
     (tmp_path / "bert").mkdir()
     (tmp_path / "bert/vocab.txt").write_text("\n".join(words) + "\n")
 
-    page = (ROOT / "docs/hdf5.md").read_text(encoding="utf-8")
+    page = (ROOT / "docs/data.md").read_text(encoding="utf-8").partition("## HDF5 shards")[2].partition("\n## ")[0]
     (section,) = re.findall(r"```yaml\n(.*?)```", page, re.DOTALL)
     values = pair_run_values(tmp_path)
     write_run_file(tmp_path / "RUN.yaml", values | {"data": yaml.safe_load(section)["data"]})
     commands = re.findall(r"^evenpack (.*)$", page, re.MULTILINE)
-    assert [command.partition(" ")[0] for command in commands] == ["shards", "prepare", "train", "shards"]
+    assert [command.partition(" ")[0] for command in commands] == ["shards", "prepare", "plan", "shards"]
     for command in commands:
         evenpack(*_words(command))
     with h5py.File(tmp_path / "exported/wiki/validation/part_00000_of_00001.hdf5") as file:

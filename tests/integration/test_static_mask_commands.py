@@ -30,6 +30,7 @@ def run_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
 MASKS = ("data.recipe.static_masks.share=0.25", "data.recipe.static_masks.max_predictions=8")
 
 
+@pytest.mark.slow
 def test_prepare_train_and_evaluate_with_masks_drawn_once(run_file: Path) -> None:
     out = run_file.parent
     evenpack("prepare", run_file, *MASKS)

@@ -12,7 +12,9 @@ from pathlib import Path
 import pytest
 from fake_runs import HERE, FakeRun
 
+from evenpack.launch_environment import LOCAL_RANK, LOCAL_WORLD_SIZE, MACHINE, MAX_RESTARTS, RANK, WORLD_SIZE
 from evenpack.launcher.processes import supervise as module
+from evenpack.launcher.processes.ranks import RankPlace
 from evenpack.launcher.processes.start import Devices, LaunchPlan
 from evenpack.launcher.processes.stop import Lifeline, end_with_starter
 from evenpack.launcher.processes.supervise import LaunchResult, session_processes, supervise
@@ -54,6 +56,24 @@ def send(*numbers: signal.Signals, pause_seconds: float = 0.0) -> None:
         if index:
             time.sleep(pause_seconds)
         os.kill(os.getpid(), number)
+
+
+def test_what_a_launcher_has_left_in_a_shell_does_not_reach_the_ranks(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    variables = (RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE, MACHINE, MAX_RESTARTS)
+    for name in ("TORCHELASTIC_USE_AGENT_STORE", *(name for variable in variables for name in variable.names)):
+        monkeypatch.setenv(name, "left")
+    code = (
+        "import os, pathlib; from evenpack.launcher.processes.local_launcher import environment_of; "
+        "from evenpack.launcher.processes.ranks import RankPlace; "
+        "seen = os.environ | environment_of(1, 2, devices='0,1', port='29500'); "
+        f"pathlib.Path({str(tmp_path / 'seen')!r}).write_text(f'{{RankPlace.of_environment(seen)}} '"
+        " + ' '.join(name for name, value in seen.items() if value == 'left'))"
+    )
+    supervise(plan("-c", code), tmp_path / "out", say=lambda _: None)
+    place = RankPlace(rank=1, world_size=2, local_rank=1, local_world_size=2, launched=True, first_of_machine=0)
+    assert (tmp_path / "seen").read_text() == f"{place} "
 
 
 def test_signals_close_together_are_one_request_to_stop(looping: FakeRun) -> None:

@@ -18,6 +18,7 @@ def run_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
+@pytest.mark.slow
 def test_a_throughput_study_prints_draws_and_writes_a_cost_model(run_file: Path, tmp_path: Path) -> None:
     plot, model = tmp_path / "figure.png", tmp_path / "model.json"
     options = ["--rounds", "2", "--warmup", "1", "--depths", "1,none", "--samples", "24", "--clock", "cpu"]

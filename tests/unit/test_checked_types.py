@@ -15,6 +15,7 @@ from jaxtyping import Float
 
 from evenpack.engine.world.distributed import World
 from evenpack.kernels.attention import packed_attention
+from evenpack.kernels.segments import Segments
 from evenpack.losses import StepCounts
 from evenpack.testing import ranks, run_ranks, write_run_file
 from evenpack.worker_pool import worker_pool
@@ -23,8 +24,8 @@ from evenpack.worker_pool import worker_pool
 def attend(keys: int) -> torch.Tensor:
     """Computes attention with one head; there may be other numbers of `keys` than queries."""
     q, k = torch.ones(4, 1, 8), torch.ones(keys, 1, 8)
-    lengths = torch.tensor([0, 4], dtype=torch.int32)
-    return packed_attention(q, k, k, lengths, 4, causal=True, backend="sdpa")
+    segments = Segments(cu_seqlens=torch.tensor([0, 4], dtype=torch.int32), max_sequence_length=4, causal=True)
+    return packed_attention(q, k, k, segments, backend="sdpa")
 
 
 @checked

@@ -1,4 +1,4 @@
-"""The Dockerfile copies files that exist, and installs as scripts/install does; no image is built here."""
+"""The Dockerfile copies files that exist, and hadolint has no objection; no image is built here."""
 
 import re
 import subprocess
@@ -15,24 +15,6 @@ def test_every_file_that_it_copies_exists_and_is_sent_to_the_build() -> None:
     assert {"README.md", "LICENSE", "constraints.txt", "pyproject.toml", "configs", "evenpack"} <= set(copied)
     assert sorted(copied) == sorted(sent)
     assert [name for name in copied if not (ROOT / name).exists()] == []
-
-
-def test_torch_comes_first_and_versions_from_constraints_alone() -> None:
-    installs = re.findall(r"pip install (.+)", DOCKERFILE)
-    assert re.search(r"\btorch\b", installs[0])
-    assert all("--constraint constraints.txt" in install and "==" not in install for install in installs)
-    assert any("train" in install for install in installs)  # the bare package cannot
-
-
-def test_the_base_image_has_a_supported_version_and_the_user_is_not_root() -> None:
-    base = re.search(r"^FROM python:(\d+)\.(\d+)\.", DOCKERFILE, re.MULTILINE)
-    supported = re.search(r'requires-python = ">=(\d+)\.(\d+),<(\d+)\.(\d+)"', (ROOT / "pyproject.toml").read_text())
-    assert base is not None
-    assert supported is not None
-    low, high = (tuple(map(int, supported.groups()[i : i + 2])) for i in (0, 2))
-    assert low <= tuple(map(int, base.groups())) < high
-    (user,) = re.findall(r"^USER (\S+)$", DOCKERFILE, re.MULTILINE)
-    assert user not in ("0", "root")
 
 
 def test_hadolint_has_no_objection() -> None:

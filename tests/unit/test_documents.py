@@ -22,24 +22,16 @@ def named_tests(document: str) -> set[str]:
 
 
 def test_every_test_that_a_document_names_exists() -> None:
-    for document in ("docs/invariants.md", "CONTRIBUTING.md"):
-        names = named_tests(document)
-        assert names
-        assert [name for name in sorted(names) if not (TESTS / name).is_file()] == [], document
+    names = named_tests("tests/README.md")
+    assert names
+    assert [name for name in sorted(names) if not (TESTS / name).is_file()] == []
 
 
 def test_each_invariant_has_a_test_over_real_processes() -> None:
-    rows = re.findall(r"^\| (\d) \|.*\|(.*)\|$", (ROOT / "docs/invariants.md").read_text("utf-8"), re.MULTILINE)
+    rows = re.findall(r"^\| (\d) \|.*\|(.*)\|$", (ROOT / "tests/README.md").read_text("utf-8"), re.MULTILINE)
     assert [number for number, _ in rows] == list("123456789")
     for number, over_processes in rows:
         assert re.search(r"`(distributed|integration)/", over_processes), number
-
-
-def test_every_file_with_slow_tests_stands_in_the_list_of_them() -> None:
-    mark = "@pytest." + "mark.slow"
-    slow = {path.relative_to(TESTS).as_posix() for path in TESTS.rglob("test_*.py") if mark in path.read_text("utf-8")}
-    assert slow
-    assert slow <= named_tests("CONTRIBUTING.md")
 
 
 def test_every_room_of_the_data_has_a_readme() -> None:

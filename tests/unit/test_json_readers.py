@@ -1,48 +1,42 @@
 """Whatever is in a file of JSON, and wherever it is read: an error that names it, never a traceback."""
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
 
 from evenpack.data.manifest import Manifest
 from evenpack.data.order.blocked_plan import open_blocks
-from evenpack.data.sequences.view import read_description
+from evenpack.data.recipes import DocumentsRecipe
+from evenpack.data.sequences import open_view
 from evenpack.data.sources.files import saved_splits
 from evenpack.data.tokenizers.byte_pairs import read_byte_pairs
 from evenpack.data.tokenizers.tokenizer import Tokenizer
+from evenpack.data.tokens.file import TokenFile
 from evenpack.data.tokens.writer import read_journal
 from evenpack.engine.checkpoints.files import read_manifest
 from evenpack.engine.parts.mlperf_log import PREFIX, parse_events
 from evenpack.engine.reporting.run_record import read_run_record
 from evenpack.engine.resolving.cost_model import CostModel
-from evenpack.errors import DataError, EvenpackError
+from evenpack.errors import EvenpackError
 from evenpack.files import parse_json_object
 from evenpack.finetuning.squad import read_questions
 from evenpack.studies.chunking.curves import read_curve
 from evenpack.studies.lengths.reading import from_json
 
-CONTENTS: dict[str, bytes] = {
-    "nothing": b"",
-    "a list": b"[1, 2]",
-    "a number": b"1",
-    "a text": b'"text"',
-    "null": b"null",
-    "half an object": b'{"a": 1',
-    "another object": b'{"a": {"b": [1e999, null]}}',
-    "a deep list": b"[" * 100_000,
-    "a deep object": b'{"a":' * 100_000,
-    "a deep list that ends": b'{"data": ' + b"[" * 500 + b"]" * 500 + b"}",
-    "a list that Python can read": b'{"data": ' + b"[" * 250 + b"]" * 250 + b"}",
-    "bytes that are not UTF-8": b'{"a": "\xff\xfe"}',
-    "zeros": b"\0" * 100,
-}
+CONTENTS = (b"", b"[1, 2]", b'{"a": 1', b'{"a": {"b": [1e999, null]}}', b'{"a": "\xff\xfe"}')
+"""Nothing, no object, half an object, another object, and no text."""
+
+RECIPE = DocumentsRecipe(kind="documents", max_sequence_length=64)
 
 READERS: dict[str, tuple[str, Callable[[Path], Any]]] = {
     "a prepared set": ("manifest.json", lambda file: Manifest.read(file.parent)),
     "a journal": ("tokens.journal.json", lambda file: read_journal(file.parent / "tokens")),
-    "a view": ("view.json", lambda file: read_description(file.parent)["recipe"]),
+    "a view": ("view.json", lambda file: open_view(file.parent, TokenFile.__new__(TokenFile), RECIPE)),
     "blocks": ("blocks.json", lambda file: open_blocks(file.parent)),
     "a checkpoint": ("manifest.json", lambda file: read_manifest(file.parent)),
     "a cost model": ("cost.json", CostModel.read),
@@ -61,15 +55,29 @@ READERS: dict[str, tuple[str, Callable[[Path], Any]]] = {
 def test_a_file_that_holds_something_else_is_refused(tmp_path: Path, reader: str) -> None:
     name, read = READERS[reader]
     (tmp_path / "merges.txt").write_text("#version: 0.2\n")
-    for content, written in CONTENTS.items():
-        if (reader, content) in {("a histogram", "a list"), ("a view", "another object")}:
-            continue  # that is one; and a view's reader leaves the keys to its caller
-        (tmp_path / name).write_bytes(written)
+    for content in CONTENTS:
+        if (reader, content) == ("a histogram", b"[1, 2]"):
+            continue  # that is one
+        (tmp_path / name).write_bytes(content)
         try:
             found = read(tmp_path / name)
         except EvenpackError:
             continue
-        pytest.fail(f"{content} was read as {found}")
+        pytest.fail(f"{content!r} was read as {found}")
+
+
+@given(st.binary() | st.recursive(st.text() | st.integers(), st.lists).map(lambda value: json.dumps(value).encode()))
+@example(b"[" * 100_000)
+@example(b'{"a":' * 100_000)
+@example(b"\0" * 100)
+def test_whatever_is_no_object_is_an_error_of_its_value(content: bytes) -> None:
+    try:
+        found = json.loads(content)
+    except (ValueError, RecursionError):
+        found = None
+    if not isinstance(found, dict):
+        with pytest.raises(ValueError):  # noqa: PT011 - the messages are those of json
+            parse_json_object(content)
 
 
 @pytest.mark.parametrize("reader", ["a prepared set", "a journal", "a checkpoint", "a cost model", "a view"])
@@ -98,9 +106,3 @@ def test_levels_are_counted_and_brackets_in_a_text_are_none() -> None:
         else:
             with pytest.raises(ValueError, match="at most 200 levels"):
                 parse_json_object(line)
-
-
-def test_the_manifest_is_named(tmp_path: Path) -> None:
-    (tmp_path / "manifest.json").write_text("[1]")
-    with pytest.raises(DataError, match=r"manifest\.json is broken.*expected a JSON object, found list.*prepare again"):
-        Manifest.read(tmp_path)

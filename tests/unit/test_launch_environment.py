@@ -30,8 +30,25 @@ WRONG = {
         "LOCAL_RANK=2 and LOCAL_WORLD_SIZE=2",
     ),
     "a machine of more ranks": ({"WORLD_SIZE": "2", "LOCAL_SIZE": "4"}, "LOCAL_SIZE=4 and WORLD_SIZE=2"),
+    "ranks of a machine, left in a shell": ({"LOCAL_SIZE": "8"}, "LOCAL_SIZE=8 and no WORLD_SIZE"),
     "Open MPI's": ({"OMPI_COMM_WORLD_RANK": "x"}, "OMPI_COMM_WORLD_RANK='x'"),
     "MPICH's": ({"PMI_RANK": "0", "PMI_SIZE": "-1"}, "PMI_SIZE='-1'"),
+    "Open MPI's of a shell, alone on its machine": (
+        {"RANK": "1", "WORLD_SIZE": "2", "LOCAL_RANK": "1", "OMPI_COMM_WORLD_RANK": "0", "OMPI_COMM_WORLD_SIZE": "1"},
+        "RANK=1 and OMPI_COMM_WORLD_RANK=0, WORLD_SIZE=2 and OMPI_COMM_WORLD_SIZE=1 contradict each other",
+    ),
+    "the local rank that DeepSpeed compares": (
+        {"RANK": "1", "WORLD_SIZE": "2", "LOCAL_RANK": "1", "OMPI_COMM_WORLD_LOCAL_RANK": "0"},
+        "LOCAL_RANK=1 and OMPI_COMM_WORLD_LOCAL_RANK=0 contradict each other",
+    ),
+    "ranks of a machine by two launchers": (
+        {"WORLD_SIZE": "8", "LOCAL_WORLD_SIZE": "1", "LOCAL_SIZE": "8"},
+        "LOCAL_WORLD_SIZE=1 and LOCAL_SIZE=8 contradict each other",
+    ),
+    "a number of ranks by two launchers": (
+        {"RANK": "0", "WORLD_SIZE": "2", "OMPI_COMM_WORLD_SIZE": "4"},
+        "WORLD_SIZE=2 and OMPI_COMM_WORLD_SIZE=4 contradict each other",
+    ),
     "a port in words": ({"MASTER_PORT": "abc"}, "MASTER_PORT='abc': expected a whole number from 1 to 65535"),
     "a port too large": ({"MASTER_PORT": "99999"}, "MASTER_PORT='99999': expected a whole number from 1 to 65535"),
     "a machine's number": ({"CROSS_RANK": "-1"}, "CROSS_RANK='-1'"),
@@ -51,6 +68,16 @@ def test_a_wrong_variable_is_named_wherever_a_rank_begins(case: str) -> None:
 
 def test_a_number_may_have_space_around_it() -> None:
     assert RankPlace.of_environment({"RANK": " 1\n", "WORLD_SIZE": "2"}).rank == 1
+
+
+def test_launchers_that_agree_and_tasks_of_srun_in_which_another_starts_ranks_are_right() -> None:
+    ranks = {"RANK": "9", "WORLD_SIZE": "16", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "8"}
+    for others in (
+        {"OMPI_COMM_WORLD_RANK": "9", "OMPI_COMM_WORLD_SIZE": "16", "OMPI_COMM_WORLD_LOCAL_RANK": "1"},
+        {"PMI_RANK": "1", "PMI_SIZE": "2", "MPI_LOCALRANKID": "0", "MPI_LOCALNRANKS": "1"},
+    ):
+        place = RankPlace.of_environment(ranks | others)
+        assert (place.rank, place.world_size, place.local_rank, place.local_world_size) == (9, 16, 1, 8)
 
 
 def test_variables_of_single_commands_are_checked_too(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from evenpack.data.batches.pipeline import SkippedStep
-from evenpack.engine.build import TrainingRun
+from evenpack.engine.build import Start
 from evenpack.engine.parts.metrics_writer import skipped_record
 from evenpack.engine.parts.trackers import CSV_TABLE, CsvMetrics
 from evenpack.engine.reporting.metrics import METRICS, find_record, read_metrics, save_totals
@@ -106,13 +106,13 @@ def equivalence(folder: Path) -> Any:
 def report(folder: Path) -> Any:
     (run,) = read_runs([folder], is_held=lambda _: False)
     course = run.course
-    means = [float(np.nanmean(values)) for values in (course.loss, course.tokens_per_second, course.padding_share)]
+    means = [float(np.nanmean(values)) for values in (course.loss, course.tokens_per_second)]
     shares = course.tokens[-1] / course.seconds[-1], run.predicts_masked_tokens, run.missing_steps, run.tokens_per_step
     return means, shares, [points.tolist() for points in course.validation["text"]]
 
 
 def imbalance(folder: Path) -> Any:
-    found = read_logged_run(folder / METRICS, warm_up_steps=0).log
+    found = read_logged_run(folder / METRICS).log
     return set(found.rates.tolist()), found.devices, found.sequences_per_step, pytest.approx(found.wait_share)
 
 
@@ -136,7 +136,7 @@ def other_log_functions(folder: Path) -> Any:
 
 def csv_table(folder: Path) -> Any:
     config = run_config(run_values("gpt2", folder, run={"output_dir": str(folder)}))
-    run = object.__new__(TrainingRun)
+    run = object.__new__(Start)
     object.__setattr__(run, "resolved", SimpleNamespace(config=config))
     CsvMetrics(run).close(failed=False)
     head, *lines = (folder / CSV_TABLE).read_text().splitlines()

@@ -10,31 +10,17 @@ Shapes: M = sequences of the batch, T = its slots, K = values given.
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import ClassVar, NamedTuple, Protocol, TypeVar, runtime_checkable
+from typing import Protocol, TypeVar, runtime_checkable
 
 import numpy as np
-from jaxtyping import Bool, Int64, Integer, Shaped
+from jaxtyping import Int64, Integer, Shaped
 
 from evenpack.batch import ChosenTargets, SlotTargets, Targets
 from evenpack.data.batches.placement import Placement
-from evenpack.data.order.selection import PackedSource
+from evenpack.data.order.selection import PackedSource, PackSelection
 from evenpack.data.order.step_plan import TargetCounter
-from evenpack.data.recipes import (
-    ConcatRecipe,
-    DocumentsRecipe,
-    EndOfText,
-    MaskingConfig,
-    PaddingRecipe,
-    Recipe,
-    SentencePairsRecipe,
-)
-from evenpack.data.sequences import (
-    LabelledDocumentsView,
-    MaskedPairsView,
-    PaddingView,
-    SentencePairsView,
-    SequenceView,
-)
+from evenpack.data.recipes import ConcatRecipe, MaskingConfig, Recipe, SentencePairsRecipe
+from evenpack.data.sequences import SequenceContent, SequenceCounts, SequenceView
 from evenpack.data.sequences.masking import (
     SPECIAL_TOKENS_OF_A_DOCUMENT,
     SPECIAL_TOKENS_OF_A_PAIR,
@@ -43,45 +29,17 @@ from evenpack.data.sequences.masking import (
     masked_count,
     masking_keys,
 )
-from evenpack.data.sequences.view import PaddingCounts, SequenceOrigins
+from evenpack.data.sequences.view import SequenceOrigins
 from evenpack.data.tokenizers.special_tokens import MaskingVocabulary
 from evenpack.errors import ConfigError, DataError
 from evenpack.losses import MASKED_TOKEN, NEXT_SENTENCE, NEXT_TOKEN, Loss
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class SequenceContent:
-    """The sequences of a batch, in slot order."""
-
-    tokens: Int64[np.ndarray, " tokens"]
-    """Tokens of all sequences, concatenated."""
-    lengths: Int64[np.ndarray, " M"]
-    sources: Int64[np.ndarray, " M"]
-    """Index into the batch's sources."""
-    epochs: Int64[np.ndarray, " M"]
-    """Epoch of each sequence's source."""
-    sequence_ids: Int64[np.ndarray, " M"]
-    segments: Int64[np.ndarray, " M"]
-    """Number of segments of each sequence."""
-    pack_sizes: Int64[np.ndarray, " M"]
-    """Number of sequences in each one's pack."""
-    padding: PaddingCounts
-    """Padding inside each sequence."""
-    left_out: Bool[np.ndarray, " tokens"] | None
-    """Tokens that are not predicted, by labels or as an end-of-text by `end_of_text_in_loss`; None: none."""
-
-    @property
-    def starts(self) -> Int64[np.ndarray, " M"]:
-        """First token of each sequence."""
-        starts: Int64[np.ndarray, " M"] = np.cumsum(self.lengths) - self.lengths
-        return starts
-
-
-@dataclass(frozen=True, kw_only=True, eq=False)
 class Task:
     """The inputs that a batch shows the model, and its targets."""
 
-    tokens: Int64[np.ndarray, " tokens"]
+    tokens: Integer[np.ndarray, " tokens"]
     """Tokens as the model sees them, in the order of the content."""
     token_types: Int64[np.ndarray, " tokens"] | None
     """The half of its pair to which each token belongs; None where there are no pairs."""
@@ -95,25 +53,12 @@ _SIZE_MULTIPLE = 64
 
 
 def rounded_size(count: int) -> int:
-    """Returns the size of an index array that follows its micro-batch: few different sizes, suited to tensor cores."""
+    """Returns the size of an index array, which follows its micro-batch: few different sizes, suited to tensor cores.
+
+    It is a dynamic dimension of compiled code. One size for all micro-batches would hold empty segments, for each of
+    which a kernel starts blocks: 5 % of a step of GPT-2 XL on an H100.
+    """
     return -(-count // _SIZE_MULTIPLE) * _SIZE_MULTIPLE
-
-
-class BatchSizes(NamedTuple):
-    """The sizes of the index arrays of one batch."""
-
-    sequences: int
-    segments: int
-    targets: int | None
-    """None: a `rounded_size` of the batch's own number."""
-
-
-def beyond_capacity(name: str, found: int, expected: int) -> str:
-    """Returns the message about a micro-batch that does not fit into the fixed sizes of a run's batches."""
-    return (
-        f"a micro-batch has {found} {name}, but no step of the run was to have more than {expected} in one: the "
-        "prepared data has changed since the run started; start it again, and prepare the data again if this repeats"
-    )
 
 
 @runtime_checkable
@@ -124,77 +69,49 @@ class Objective(TargetCounter, Protocol):
     def is_bidirectional(self) -> bool:
         """Whether a token attends to later tokens, too."""
 
-    @property
-    def end_of_text_in_loss(self) -> EndOfText:
-        """The end-of-text tokens that are among the targets."""
-
     def check(self, view: SequenceView) -> None:
         """Checks the sequences of a source. Raises: ConfigError if the objective cannot use them."""
-
-    def most_targets(self, view: SequenceView) -> Int64[np.ndarray, " lengths"] | None:
-        """Returns the largest number of targets of a sequence, by its length; None if a batch does not list targets.
-
-        It reads neither tokens nor sequences.
-        """
 
     def for_validation(self) -> "Objective":
         """Returns the objective for evaluation, which is independent of the run's seed."""
 
     def make(
-        self, content: SequenceContent, placement: Placement, sources: Sequence[PackedSource], sizes: BatchSizes
+        self,
+        content: SequenceContent,
+        placement: Placement,
+        packs: PackSelection,
+        sources: Sequence[PackedSource],
     ) -> Task:
-        """Returns the task of one batch.
-
-        Its index arrays have the given sizes, which are the same for many batches of the run.
-        """
+        """Returns the task of one batch, whose index arrays have a `rounded_size`: the content of these packs."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class NextTokens:
     """Next-token prediction: each token predicts the next one in its segment."""
 
-    end_of_text_in_loss: EndOfText = "all"
     is_bidirectional = False
 
     def check(self, view: SequenceView) -> None:
-        if isinstance(view, SentencePairsView):
+        if "pairs" in view.traits:
             raise ConfigError(
-                f"data.recipe.kind {view.recipe.kind} is for models of masked tokens: choose another model.kind or "
-                "another recipe"
-            )
-        if isinstance(view, LabelledDocumentsView) and self.end_of_text_in_loss != "all":
-            raise ConfigError(
-                f"end_of_text_in_loss is '{self.end_of_text_in_loss}', and these documents have labels, which say what "
-                "is predicted: leave it out, and give an end-of-text that is not to be predicted the label -100"
+                "data.recipe.kind sentence_pairs and masked_pairs are for models of masked tokens: choose another "
+                "model.kind or another recipe"
             )
 
     def count_targets(
-        self,
-        view: SequenceView,
-        sequence_ids: Int64[np.ndarray, " K"],
-        lengths: Int64[np.ndarray, " K"],
-        segments: Int64[np.ndarray, " K"],
+        self, view: SequenceView, sequence_ids: Int64[np.ndarray, " K"], counts: SequenceCounts
     ) -> Int64[np.ndarray, " K"]:
-        targets: Int64[np.ndarray, " K"]
-        if isinstance(view, LabelledDocumentsView):
-            targets = view.targets[sequence_ids].astype(np.int64)
-            return targets
-        targets = lengths - segments
-        padding = None if self.end_of_text_in_loss == "all" else view.padding_counts(sequence_ids)
-        if padding is not None:
-            targets -= padding.targets
-        if self.end_of_text_in_loss == "none":
-            targets -= view.closing_targets(sequence_ids)
-        return targets
-
-    def most_targets(self, view: SequenceView) -> None:
-        """Returns None: there is a label for each slot."""
+        return counts.targets
 
     def for_validation(self) -> "NextTokens":
         return self
 
     def make(
-        self, content: SequenceContent, placement: Placement, sources: Sequence[PackedSource], sizes: BatchSizes
+        self,
+        content: SequenceContent,
+        placement: Placement,
+        packs: PackSelection,
+        sources: Sequence[PackedSource],
     ) -> Task:
         is_target = np.zeros(placement.slots, dtype=bool)
         is_target[placement.slot_of_token] = True
@@ -213,13 +130,6 @@ class NextTokens:
         )
 
 
-def next_tokens(recipe: Recipe) -> NextTokens:
-    """Returns the objective of next tokens for a recipe's sequences."""
-    if isinstance(recipe, DocumentsRecipe | ConcatRecipe | PaddingRecipe):
-        return NextTokens(end_of_text_in_loss=recipe.end_of_text_in_loss)
-    return NextTokens()
-
-
 MaskedT = TypeVar("MaskedT", bound="_MaskedObjective")
 
 
@@ -231,8 +141,6 @@ class _MaskedObjective(ABC):
     next_sentence: Loss
     """The losses as the run divides them, which decides the weights of their targets."""
     is_bidirectional = True
-    end_of_text_in_loss: ClassVar[EndOfText] = "all"
-    """A run file with another value is refused, and sequences with padding too."""
 
     def for_validation(self: MaskedT) -> MaskedT:
         return replace(
@@ -240,37 +148,39 @@ class _MaskedObjective(ABC):
         )
 
     @abstractmethod
-    def _masked(self, content: SequenceContent, sources: Sequence[PackedSource]) -> MaskedTokens:
+    def _masked(self, content: SequenceContent, packs: PackSelection, sources: Sequence[PackedSource]) -> MaskedTokens:
         """Returns the masked form of the content's tokens."""
 
     def make(
-        self, content: SequenceContent, placement: Placement, sources: Sequence[PackedSource], sizes: BatchSizes
+        self,
+        content: SequenceContent,
+        placement: Placement,
+        packs: PackSelection,
+        sources: Sequence[PackedSource],
     ) -> Task:
-        masked = self._masked(content, sources)
-        max_targets = rounded_size(len(masked.positions)) if sizes.targets is None else sizes.targets
-        if len(masked.positions) > max_targets:
-            raise DataError(beyond_capacity("targets", len(masked.positions), max_targets))
+        masked = self._masked(content, packs, sources)
+        size = rounded_size(len(masked.positions))
         weights = np.ones(len(masked.positions), dtype=np.float32)
         if self.masked_token.divided_by == "sequences":
             weights /= np.repeat(masked.counts, masked.counts)
         targets = {
             MASKED_TOKEN.name: ChosenTargets(
-                positions=filled(placement.slot_of_token[masked.positions], max_targets),
-                labels=filled(masked.labels, max_targets),
-                weights=filled(weights, max_targets),
+                positions=filled(placement.slot_of_token[masked.positions], size),
+                labels=filled(masked.labels, size),
+                weights=filled(weights, size),
             )
         }
         types = None
-        if isinstance(sources[0].view, SentencePairsView):  # all sources are of one recipe
-            first_lengths, labels = _pair_columns(content, sources)
-            types = token_types(content, first_lengths)
-            sequence_weights = np.ones(len(labels), dtype=np.float32)
+        if content.labels is not None:
+            types = token_types(content)
+            sequence_weights = np.ones(len(content.labels), dtype=np.float32)
             if self.next_sentence.divided_by == "packs":
-                sequence_weights /= content.pack_sizes
+                sequence_weights /= np.repeat(packs.sizes, packs.sizes)
+            size = rounded_size(len(content.labels))
             targets[NEXT_SENTENCE.name] = ChosenTargets(
-                positions=filled(placement.slot_of_token[content.starts], sizes.sequences),
-                labels=filled(labels, sizes.sequences),
-                weights=filled(sequence_weights, sizes.sequences),
+                positions=filled(placement.slot_of_token[content.starts], size),
+                labels=filled(content.labels, size),
+                weights=filled(sequence_weights, size),
             )
         return Task(tokens=masked.tokens, token_types=types, targets=targets, target_count=len(masked.positions))
 
@@ -286,48 +196,44 @@ class DynamicMasks(_MaskedObjective):
     seed: int
 
     def check(self, view: SequenceView) -> None:
-        if isinstance(view, LabelledDocumentsView):
+        if "labels" in view.traits:
             raise ConfigError("labels say which next tokens count, and masks are drawn: give the documents without")
-        if isinstance(view, PaddingView):
+        if "padding" in view.traits:
             raise ConfigError(
                 "data.recipe.kind padding pads sequences with end-of-text, and masked tokens have no loss that leaves "
                 "it out: choose documents, concat or sentence_pairs, or a model.kind of next tokens"
             )
-        if isinstance(view, MaskedPairsView):
+        if "masks" in view.traits:
             raise ConfigError(
                 "the pairs have masks that were drawn once, and would be masked again in each epoch: set "
                 "data.recipe.static_masks to the values with which they were prepared"
             )
 
     def count_targets(
-        self,
-        view: SequenceView,
-        sequence_ids: Int64[np.ndarray, " K"],
-        lengths: Int64[np.ndarray, " K"],
-        segments: Int64[np.ndarray, " K"],
+        self, view: SequenceView, sequence_ids: Int64[np.ndarray, " K"], counts: SequenceCounts
     ) -> Int64[np.ndarray, " K"]:
-        return masked_count(lengths, self.masking, self._special_tokens(view, sequence_ids, segments))
-
-    def most_targets(self, view: SequenceView) -> Int64[np.ndarray, " lengths"]:
-        is_pair = isinstance(self.recipe, SentencePairsRecipe)
-        special_tokens = SPECIAL_TOKENS_OF_A_PAIR if is_pair else SPECIAL_TOKENS_OF_A_DOCUMENT
-        return masked_count(np.arange(1 + view.max_sequence_length), self.masking, special_tokens)
+        return masked_count(counts.lengths, self.masking, self._special_tokens(view, sequence_ids, counts.segments))
 
     def for_validation(self) -> "DynamicMasks":
         return replace(super().for_validation(), seed=_VALIDATION_SEED)
 
-    def _masked(self, content: SequenceContent, sources: Sequence[PackedSource]) -> MaskedTokens:
-        offsets = np.concatenate([[0], np.cumsum(content.lengths)])
-        source_keys = np.array([source.key for source in sources], dtype=np.uint64)[content.sources]
-        keys = masking_keys(self.seed, content.epochs, source_keys, content.sequence_ids)
+    def _masked(self, content: SequenceContent, packs: PackSelection, sources: Sequence[PackedSource]) -> MaskedTokens:
+        epochs = packs.stream_positions // np.array([source.plan.packs for source in sources])[packs.sources]
+        source_keys = np.array([source.key for source in sources], dtype=np.uint64)[packs.sequence_sources]
+        keys = masking_keys(self.seed, np.repeat(epochs, packs.sizes), source_keys, packs.sequence_ids)
         special_tokens = np.empty_like(content.lengths)
-        for index, source in enumerate(sources):
-            members = content.sources == index
+        for index, members in packs.members_of(len(sources)):
             special_tokens[members] = self._special_tokens(
-                source.view, content.sequence_ids[members], content.segments[members]
+                sources[index].view, packs.sequence_ids[members], content.counts.segments[members]
             )
+        offsets = np.concatenate([[0], np.cumsum(content.lengths)])
         return mask_sequences(
-            content.tokens, offsets, keys, self.masking, self.vocabulary, special_tokens=special_tokens
+            content.tokens.astype(np.int64),
+            offsets,
+            keys,
+            self.masking,
+            self.vocabulary,
+            special_tokens=special_tokens,
         )
 
     def _special_tokens(
@@ -350,75 +256,41 @@ class StoredMasks(_MaskedObjective):
     vocabulary_size: int
 
     def check(self, view: SequenceView) -> None:
-        if not isinstance(view, MaskedPairsView):
+        if "masks" not in view.traits:
             raise ConfigError(
                 "the pairs were prepared without masks: leave data.recipe.static_masks out, or prepare again with it"
             )
 
     def count_targets(
-        self,
-        view: SequenceView,
-        sequence_ids: Int64[np.ndarray, " K"],
-        lengths: Int64[np.ndarray, " K"],
-        segments: Int64[np.ndarray, " K"],
+        self, view: SequenceView, sequence_ids: Int64[np.ndarray, " K"], counts: SequenceCounts
     ) -> Int64[np.ndarray, " K"]:
-        return _masked_pairs(view).mask_counts(sequence_ids, lengths)
+        return counts.targets
 
-    def most_targets(self, view: SequenceView) -> Int64[np.ndarray, " lengths"]:
-        return _masked_pairs(view).most_masks.astype(np.int64)
-
-    def _masked(self, content: SequenceContent, sources: Sequence[PackedSource]) -> MaskedTokens:
+    def _masked(self, content: SequenceContent, packs: PackSelection, sources: Sequence[PackedSource]) -> MaskedTokens:
         """Reads the stored masks of the sequences. Raises: DataError if they are damaged."""
-        taken = {}
-        counts = np.empty(len(content.lengths), dtype=np.int64)
-        for index, source in enumerate(sources):
-            members = content.sources == index
-            taken[index] = _masked_pairs(source.view).masks(content.sequence_ids[members], content.lengths[members])
-            counts[members] = taken[index].counts
-        positions = np.repeat(content.starts, counts)
-        labels = np.empty_like(positions)
-        target_sources = np.repeat(content.sources, counts)
-        for index, masks in taken.items():
-            positions[target_sources == index] += masks.places
-            labels[target_sources == index] = masks.labels
+        places, labels, counts = content.mask_places, content.mask_labels, content.counts.targets
+        assert places is not None, "checked when the collator was made"
+        assert labels is not None, "checked when the collator was made"
         wrong = np.flatnonzero((labels < 0) | (labels >= self.vocabulary_size))
         if len(wrong):
+            sequence = np.repeat(np.arange(len(counts)), counts)[wrong[0]]
             raise DataError(
-                f"mask_labels has token id {labels[wrong[0]]} for sequence "
-                f"{np.repeat(content.sequence_ids, counts)[wrong[0]]} of source number {target_sources[wrong[0]]}, the "
-                f"vocabulary has {self.vocabulary_size} entries: the file is damaged or was replaced; prepare it again"
+                f"mask_labels has token id {labels[wrong[0]]} for sequence {packs.sequence_ids[sequence]} of source "
+                f"number {packs.sequence_sources[sequence]}, the vocabulary has {self.vocabulary_size} entries: the "
+                "file is damaged or was replaced; prepare it again"
             )
+        positions = np.repeat(content.starts, counts) + places
         return MaskedTokens(tokens=content.tokens, positions=positions, labels=labels, counts=counts)
 
 
 _VALIDATION_SEED = 0
 
 
-def _masked_pairs(view: SequenceView) -> MaskedPairsView:
-    assert isinstance(view, MaskedPairsView), "checked when the collator was made"
-    return view
-
-
-def _pair_columns(
-    content: SequenceContent, sources: Sequence[PackedSource]
-) -> tuple[Int64[np.ndarray, " M"], Int64[np.ndarray, " M"]]:
-    """Returns the lengths of the first halves, and the next-sentence labels."""
-    first_lengths = np.empty(len(content.lengths), dtype=np.int64)
-    labels = np.empty(len(content.lengths), dtype=np.int64)
-    for index, source in enumerate(sources):
-        members = content.sources == index
-        view = source.view
-        assert isinstance(view, SentencePairsView), "checked when the collator was made"
-        chosen = content.sequence_ids[members]
-        first_lengths[members] = view.first_segment_lengths[chosen]
-        labels[members] = view.next_sentence_labels[chosen]
-    return first_lengths, labels
-
-
-def token_types(content: SequenceContent, first_lengths: Int64[np.ndarray, " M"]) -> Int64[np.ndarray, " tokens"]:
-    """Returns 0 for the tokens of first halves, which have these lengths, and 1 for the others."""
+def token_types(content: SequenceContent) -> Int64[np.ndarray, " tokens"]:
+    """Returns 0 for the tokens of first halves, and 1 for the others."""
+    assert content.first_lengths is not None, "sequences of two halves"
     token_of_sequence = np.arange(len(content.tokens)) - np.repeat(content.starts, content.lengths)
-    is_second = token_of_sequence >= np.repeat(first_lengths, content.lengths)
+    is_second = token_of_sequence >= np.repeat(content.first_lengths, content.lengths)
     types: Int64[np.ndarray, " tokens"] = is_second.astype(np.int64)
     return types
 

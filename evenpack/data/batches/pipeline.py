@@ -1,15 +1,13 @@
 """Micro-batches of one rank, prefetched by worker processes in a fixed order; only these load torch."""
 
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Generator, Iterator
 from dataclasses import dataclass, replace
-from functools import partial
 from itertools import chain
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 import numpy as np
 
 from evenpack.batch import PackedBatch
-from evenpack.data.batches.capacity import BatchCapacity, CapacityAhead
 from evenpack.data.batches.collate import Collator
 from evenpack.data.batches.objectives import Objective
 from evenpack.data.batches.read_ahead import ReadAhead
@@ -61,8 +59,6 @@ class PipelineSettings:
     shape: StepShape
     ranks: int
     rank: int
-    planned_steps: int | None
-    """Steps of the run, for whose micro-batches there is room in the index arrays; None: for any micro-batch."""
     loader_workers: int
     pin_memory: bool
 
@@ -102,15 +98,7 @@ class MicroBatchDataset:
     Items are a pure function of the index. The dataset is picklable: worker processes map the files again.
     """
 
-    def __init__(
-        self,
-        data: TrainingData,
-        settings: PipelineSettings,
-        *,
-        start_step: int = 0,
-        capacity: BatchCapacity | None = None,
-    ) -> None:
-        """Takes the `capacity` at `start_step`; None: counted for the planned steps, or that of any batch."""
+    def __init__(self, data: TrainingData, settings: PipelineSettings) -> None:
         self.data = data
         self.settings = settings
         sources = data.training_sources(seed=settings.seed, batching=settings.shape.batching)
@@ -122,28 +110,12 @@ class MicroBatchDataset:
             objective=settings.objective,
             changes=data.weight_changes,
         )
-        self._capacity: CapacityAhead | None = None
-        if settings.planned_steps is not None:
-            self._capacity = CapacityAhead(
-                self.planner,
-                planned_steps=settings.planned_steps,
-                objective=settings.objective,
-                pack_length=data.pack_length,
-                start_step=start_step,
-                known=capacity,
-            )
-        self.collator = _collator(
-            data,
-            sources,
-            shape=settings.shape,
-            objective=settings.objective,
-            capacity=capacity if self._capacity is None else self._capacity.now,
-        )
+        self.collator = _collator(data, sources, shape=settings.shape, objective=settings.objective)
         self.read_ahead = ReadAhead(sources)
         self._planned: StepPlan | None = None
 
-    def __reduce__(self) -> tuple[Callable[..., "MicroBatchDataset"], tuple[TrainingData, PipelineSettings]]:
-        return partial(type(self), capacity=self.collator.capacity), (self.data, self.settings)
+    def __reduce__(self) -> tuple[type["MicroBatchDataset"], tuple[TrainingData, PipelineSettings]]:
+        return type(self), (self.data, self.settings)
 
     def __getitem__(self, index: int) -> PackedBatch:
         return self.arrays(index).tensors()
@@ -154,10 +126,9 @@ class MicroBatchDataset:
         if self._planned is None or self._planned.step != step:
             self._planned = self.planner.plan(step)
             self.read_ahead.follow(self._planned.packs)
-            if self._capacity is not None:
-                self.collator.capacity = self._capacity.at(step)
-        packs = self._planned.micro_batch(self.settings.rank, micro_batch)
-        return self.collator.collate_arrays(packs, self._planned.counts)
+        place = (self.settings.rank, micro_batch)
+        packs, cost = self._planned.micro_batch(*place), self._planned.cost_of(*place)
+        return self.collator.collate_arrays(packs, self._planned.counts, cost=cost)
 
 
 def training_batches(
@@ -167,12 +138,11 @@ def training_batches(
     start_step: int,
     stop_step: int,
     skipped: SkippedSteps = NO_STEPS,
-    capacity: BatchCapacity | None = None,
 ) -> Generator[StepBatches | SkippedStep]:
     """Returns the steps from `start_step` up to `stop_step`, in order. The cost does not depend on the start.
 
     The worker processes start at the call, and end when the generator is closed. `skipped` steps are planned but not
-    read; in that argument, steps count from 1. The `capacity` is as in `MicroBatchDataset`.
+    read.
     """
     from torch.utils.data import DataLoader
 
@@ -186,11 +156,11 @@ def training_batches(
     from evenpack.worker_pool import named_semaphores
 
     per_step = settings.micro_batches
-    dataset = MicroBatchDataset(data, settings, start_step=start_step, capacity=capacity)
-    kept = skipped.gaps(start_step + 1, stop_step)
+    dataset = MicroBatchDataset(data, settings)
+    kept = skipped.gaps(start_step, stop_step)
     loader: DataLoader[FlatBatch] = DataLoader(
         dataset,  # type: ignore[arg-type]  # no subclass of torch's Dataset, which would load torch to plan a step
-        sampler=chain.from_iterable(range((first - 1) * per_step, last * per_step) for first, last in kept),
+        sampler=chain.from_iterable(range(start * per_step, stop * per_step) for start, stop in kept),
         batch_size=None,
         collate_fn=FlatBatch.of,  # type: ignore[arg-type]  # without a batch_size it is given single items
         worker_init_fn=begin_loader_process,
@@ -214,7 +184,7 @@ def _steps(
 
     per_step, taken = dataset.planner.micro_batches, 0
     for step in steps:
-        if step + 1 in skipped:
+        if step in skipped:
             yield SkippedStep(step=step, counts=dataset.planner.plan(step).counts)
         else:
             with explained_lost_loader():
@@ -268,7 +238,6 @@ def _collator(
     *,
     shape: StepShape,
     objective: Objective,
-    capacity: BatchCapacity | None = None,
 ) -> Collator:
     return Collator(
         sources,
@@ -277,5 +246,5 @@ def _collator(
         pack_length=data.pack_length,
         padding_token=data.end_of_text_id,
         vocabulary_size=data.vocabulary_size,
-        capacity=capacity,
+        fills_rows=shape.policy != "max_tokens",
     )

@@ -71,35 +71,6 @@ class Placer:
         """Upper bound of all positions, exclusive."""
         return self.max_sequence_length if self.shape.reset_positions else self.pack_length
 
-    def segments_of(
-        self,
-        *,
-        sequences: Int64[np.ndarray, " N"],
-        segments: Int64[np.ndarray, " N"],
-        tokens: Int64[np.ndarray, " N"],
-    ) -> Int64[np.ndarray, " N"]:
-        """Returns the segments that each pack gives a batch, its padding included.
-
-        In a rectangle it is an upper bound: a sequence as long as the row has no padding.
-        """
-        if self.shape.layout == "padded":
-            return segments + sequences if self.is_bidirectional else segments
-        if self.shape.layout == "unpadded":
-            return segments
-        padding: Int64[np.ndarray, " N"] = -(-(self.pack_length - tokens) // self.max_sequence_length)
-        return padding + (segments if self.shape.isolate else 1)
-
-    @property
-    def segments_after_packs(self) -> int:
-        """Upper bound of the segments of padding that belong to no pack of a full batch."""
-        return -(-(UNPADDED_SLOT_MULTIPLE - 1) // self.max_sequence_length) if self.shape.layout == "unpadded" else 0
-
-    def max_padding_segments(self, max_sequences: int) -> int:
-        """Returns the largest number of padding segments of a batch of up to `max_sequences`."""
-        if self.shape.layout == "padded":
-            return max_sequences
-        return self.rows * -(-max(self.pack_length, UNPADDED_SLOT_MULTIPLE) // self.max_sequence_length)
-
     def place(
         self,
         packs: PackSelection,
@@ -155,15 +126,12 @@ class Placer:
         if self.shape.layout == "unpadded":
             slots = -(-tokens // UNPADDED_SLOT_MULTIPLE) * UNPADDED_SLOT_MULTIPLE
             return tight_starts, slots, self._padding_starts(np.array([tokens]), np.array([slots]))
-        row_ends = (np.arange(rows) + 1) * self.pack_length
-        row_tokens = np.zeros(rows, dtype=np.int64)
-        before = np.append(tight_starts, packs.lengths.sum())[packs.offsets]
-        row_tokens[: packs.packs] = before[1:] - before[:-1]
-        row_of_sequence = np.arange(packs.packs).repeat(packs.offsets[1:] - packs.offsets[:-1])
-        tokens_before_row = (np.cumsum(row_tokens) - row_tokens)[row_of_sequence]
-        starts = row_of_sequence * self.pack_length + tight_starts - tokens_before_row
-        padding = self._padding_starts(row_ends - self.pack_length + row_tokens, row_ends)
-        return starts, rows * self.pack_length, padding
+        row_starts = np.arange(rows) * self.pack_length
+        before = np.append(tight_starts, tokens)[packs.offsets]  # tokens before each pack, and all
+        starts = tight_starts + np.repeat(row_starts[: packs.packs] - before[:-1], packs.sizes)
+        filled = row_starts.copy()
+        filled[: packs.packs] += before[1:] - before[:-1]
+        return starts, rows * self.pack_length, self._padding_starts(filled, row_starts + self.pack_length)
 
     def _padding_starts(
         self, starts: Int64[np.ndarray, " R"], ends: Int64[np.ndarray, " R"]

@@ -32,15 +32,15 @@ _FITTED: tuple[AssignmentPolicy, ...] = ("sorted", "max_tokens")
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class StepAssignment:
-    """The assignment of a step: share r * micro_batches + m is micro-batch m of rank r."""
+    """The assignment of a step: its part r * micro_batches + m is micro-batch m of rank r."""
 
     items: Int64[np.ndarray, " items"]
     """A permutation of the step's items."""
-    offsets: Int64[np.ndarray, " shares_plus_1"]
-    """Share s holds items[offsets[s]:offsets[s + 1]], and is never empty."""
+    offsets: Int64[np.ndarray, " parts_plus_1"]
+    """Part s holds items[offsets[s]:offsets[s + 1]], and is never empty."""
 
-    def share(self, number: int) -> Int64[np.ndarray, " K"]:
-        """Returns the items of one share."""
+    def items_of(self, number: int) -> Int64[np.ndarray, " K"]:
+        """Returns the items of one part."""
         return self.items[self.offsets[number] : self.offsets[number + 1]]
 
 
@@ -57,31 +57,31 @@ def assign_step(
     requires; ValueError for a length below 1, or a cost that is negative or not finite.
     """
     policy, micro_batches = shape.policy, shape.micro_batches(ranks)
-    shares = ranks * micro_batches
+    parts = ranks * micro_batches
     if policy == "cost_balanced":
         assigned = assign_by_cost(
             costs, ranks=ranks, micro_batches=micro_batches, per_micro_batch=shape.balances_each_micro_batch
         )
-        return _equal_shares(assigned.reshape(-1), shares)
+        return _equal_parts(assigned.reshape(-1), parts)
     _require_divisible(policy, len(lengths), ranks, micro_batches)
     if lengths.min() < 1:
         raise ValueError(f"item {lengths.argmin()} of a step must have 1 token or more, found {lengths.min()}")
     if policy == "arrival":
-        return _equal_shares(np.arange(len(lengths)), shares)
+        return _equal_parts(np.arange(len(lengths)), parts)
     if policy == "max_tokens" and shape.layout != "padded":
-        return StepAssignment(items=np.arange(len(lengths)), offsets=_cut_by_tokens(lengths, shares))
+        return StepAssignment(items=np.arange(len(lengths)), offsets=_cut_by_tokens(lengths, parts))
     order = _longest_first(lengths)
     if policy == "sorted_serpentine":
         return _serpentine(order, ranks, micro_batches)
-    offsets = np.arange(shares + 1) * (len(lengths) // shares)
+    offsets = np.arange(parts + 1) * (len(lengths) // parts)
     if policy == "max_tokens":
-        offsets = _cut_into_rectangles(_filled_up(lengths[order]), shares)
+        offsets = _cut_into_rectangles(_filled_up(lengths[order]), parts)
     return _assign_runs(order, offsets, ranks, micro_batches)
 
 
 def padded_width(
-    policy: AssignmentPolicy, longest: Int64[np.ndarray, "*shares"], max_sequence_length: int
-) -> Int64[np.ndarray, "*shares"]:
+    policy: AssignmentPolicy, longest: Int64[np.ndarray, "*parts"], max_sequence_length: int
+) -> Int64[np.ndarray, "*parts"]:
     """Returns the slots of each row of a padded micro-batch whose longest sequence has `longest` tokens.
 
     It follows the longest sequence where similar lengths are assigned together; else it is `max_sequence_length`, as
@@ -89,18 +89,18 @@ def padded_width(
     """
     if policy not in _FITTED:
         return np.full_like(longest, max_sequence_length)
-    width: Int64[np.ndarray, "*shares"] = np.minimum(_filled_up(longest), max_sequence_length)
+    width: Int64[np.ndarray, "*parts"] = np.minimum(_filled_up(longest), max_sequence_length)
     return width
 
 
 def _require_divisible(policy: AssignmentPolicy, items: int, ranks: int, micro_batches: int) -> None:
-    shares = ranks * micro_batches
-    if items >= shares and (policy == "max_tokens" or items % shares == 0):
+    parts = ranks * micro_batches
+    if items >= parts and (policy == "max_tokens" or items % parts == 0):
         return
     how = "with one or more for each" if policy == "max_tokens" else "equally"
     raise ConfigError(
         f"a step of {items} items cannot be assigned {how} to {ranks} ranks x {micro_batches} micro-batches by "
-        f"{policy}; choose a step of a multiple of {shares} items"
+        f"{policy}; choose a step of a multiple of {parts} items"
     )
 
 
@@ -109,8 +109,8 @@ def _filled_up(lengths: Int64[np.ndarray, "*items"]) -> Int64[np.ndarray, "*item
     return filled
 
 
-def _equal_shares(items: Int64[np.ndarray, " items"], shares: int) -> StepAssignment:
-    return StepAssignment(items=items, offsets=np.arange(shares + 1) * (len(items) // shares))
+def _equal_parts(items: Int64[np.ndarray, " items"], parts: int) -> StepAssignment:
+    return StepAssignment(items=items, offsets=np.arange(parts + 1) * (len(items) // parts))
 
 
 def _longest_first(lengths: Int64[np.ndarray, " items"]) -> Int64[np.ndarray, " items"]:
@@ -119,60 +119,60 @@ def _longest_first(lengths: Int64[np.ndarray, " items"]) -> Int64[np.ndarray, " 
     return np.argsort((longest - lengths).astype(narrow), kind="stable")
 
 
-def _back_and_forth(ranks: int, micro_batches: int) -> Int64[np.ndarray, " shares"]:
-    """Returns all shares, micro-batch index by index: over the ranks upwards, then downwards, and so on."""
+def _back_and_forth(ranks: int, micro_batches: int) -> Int64[np.ndarray, " parts"]:
+    """Returns all parts, micro-batch index by index: over the ranks upwards, then downwards, and so on."""
     rank = np.tile(np.arange(ranks), (micro_batches, 1))
     rank[1::2] = rank[1::2, ::-1].copy()
-    shares: Int64[np.ndarray, " shares"] = (rank * micro_batches + np.arange(micro_batches)[:, None]).reshape(-1)
-    return shares
+    parts: Int64[np.ndarray, " parts"] = (rank * micro_batches + np.arange(micro_batches)[:, None]).reshape(-1)
+    return parts
 
 
 def _serpentine(order: Int64[np.ndarray, " items"], ranks: int, micro_batches: int) -> StepAssignment:
     layers = order.reshape(-1, ranks * micro_batches).copy()
     layers[1::2] = layers[1::2, ::-1].copy()
-    by_share = np.empty_like(layers)
-    by_share[:, _back_and_forth(ranks, micro_batches)] = layers
-    return _equal_shares(np.ascontiguousarray(by_share.T).reshape(-1), ranks * micro_batches)
+    by_part = np.empty_like(layers)
+    by_part[:, _back_and_forth(ranks, micro_batches)] = layers
+    return _equal_parts(np.ascontiguousarray(by_part.T).reshape(-1), ranks * micro_batches)
 
 
 def _assign_runs(
-    order: Int64[np.ndarray, " items"], cuts: Int64[np.ndarray, " shares_plus_1"], ranks: int, micro_batches: int
+    order: Int64[np.ndarray, " items"], cuts: Int64[np.ndarray, " parts_plus_1"], ranks: int, micro_batches: int
 ) -> StepAssignment:
-    """Gives each share a run of `order`: ranks get neighbouring runs in each micro-batch, the longest in the first."""
+    """Gives each part a run of `order`: ranks get neighbouring runs in each micro-batch, the longest in the first."""
     if micro_batches == 1:
         return StepAssignment(items=order, offsets=cuts)
-    run_of_share = np.argsort(_back_and_forth(ranks, micro_batches))
-    sizes = np.diff(cuts)[run_of_share]
+    run_of_part = np.argsort(_back_and_forth(ranks, micro_batches))
+    sizes = np.diff(cuts)[run_of_part]
     offsets = np.concatenate([[0], np.cumsum(sizes)])
-    places = np.repeat(cuts[run_of_share] - offsets[:-1], sizes) + np.arange(len(order))
+    places = np.repeat(cuts[run_of_part] - offsets[:-1], sizes) + np.arange(len(order))
     return StepAssignment(items=order[places], offsets=offsets)
 
 
-def _cut_by_tokens(lengths: Int64[np.ndarray, " items"], shares: int) -> Int64[np.ndarray, " shares_plus_1"]:
-    """Cuts at the positions nearest to equal token counts, at least one item in each share."""
+def _cut_by_tokens(lengths: Int64[np.ndarray, " items"], parts: int) -> Int64[np.ndarray, " parts_plus_1"]:
+    """Cuts at the positions nearest to equal token counts, at least one item in each part."""
     ends = np.cumsum(lengths)
-    wanted = np.arange(1, shares) * int(ends[-1]) // shares
+    wanted = np.arange(1, parts) * int(ends[-1]) // parts
     after = np.searchsorted(ends, wanted)  # the item that crosses the target
     cuts = after + (2 * wanted >= 2 * ends[after] - lengths[after])
-    numbers = np.arange(1, shares)
+    numbers = np.arange(1, parts)
     cuts = np.maximum.accumulate(np.maximum(cuts, 1) - numbers) + numbers
-    cuts = np.minimum(cuts, len(lengths) - shares + numbers)
+    cuts = np.minimum(cuts, len(lengths) - parts + numbers)
     return np.concatenate([[0], cuts, [len(lengths)]])
 
 
-def _cut_into_rectangles(falling: Int64[np.ndarray, " items"], shares: int) -> Int64[np.ndarray, " shares_plus_1"]:
+def _cut_into_rectangles(falling: Int64[np.ndarray, " items"], parts: int) -> Int64[np.ndarray, " parts_plus_1"]:
     """Cuts falling widths into runs so that the largest count * width is as small as any cut makes it.
 
     Runs that are as long as a bound allows are the fewest possible, so the smallest bound is found by bisection.
     """
-    count = -(-len(falling) // shares)
-    least = max(int(falling[0]), -(-int(falling.sum()) // shares))
+    count = -(-len(falling) // parts)
+    least = max(int(falling[0]), -(-int(falling.sum()) // parts))
     enough = int(falling[0]) * count
     starts_within = _fullest_runs(falling)
-    bound = least + bisect_left(range(least, enough), -shares, key=lambda bound: -len(starts_within(bound)))
+    bound = least + bisect_left(range(least, enough), -parts, key=lambda bound: -len(starts_within(bound)))
     cuts = np.array([*starts_within(bound), len(falling)], dtype=np.int64)
-    while len(cuts) <= shares:
-        cuts = _halve_largest(falling, cuts, shares + 1 - len(cuts))
+    while len(cuts) <= parts:
+        cuts = _halve_largest(falling, cuts, parts + 1 - len(cuts))
     return cuts
 
 

@@ -26,10 +26,11 @@ from pathlib import Path
 import numpy as np
 from jaxtyping import Int32, Int64, Integer
 
-from evenpack.data.order.pack_stream import DrawnPacks, largest_of, merged
+from evenpack.data.keys import derive_key
+from evenpack.data.order.pack_stream import DrawnPacks, merged
 from evenpack.data.order.plan import PackPlan, sort_by_length
 from evenpack.data.packing import LengthHistogram, Packing
-from evenpack.data.permutation import derive_key, permute, sequence_id_type
+from evenpack.data.permutation import permute, sequence_id_type
 from evenpack.data.sequences import SequenceView
 from evenpack.data.tokens.array_file import damage_named, mapped_array, open_array, write_array
 from evenpack.errors import DataError
@@ -205,13 +206,6 @@ class BlockedPlan:
         self._shuffles_blocks = shuffles_blocks
         self._plan = lru_cache(maxsize=_OPEN_BLOCKS)(self._open_plan)
         self._epoch = lru_cache(maxsize=2)(self._order_blocks)
-
-    def largest_sums(self, values: Int64[np.ndarray, " lengths"], packs: int) -> Int64[np.ndarray, " up_to_packs"]:
-        """Returns the greatest sums of `values` at the lengths of a pack's sequences; see `PackStream`."""
-        depths = self.blocks.strategy_depths
-        begins = np.cumsum(depths, dtype=np.int64) - depths
-        sums = np.add.reduceat(values[self.blocks.slot_lengths], begins)
-        return largest_of(sums, np.asarray(self.blocks.strategy_counts), packs)
 
     def draw(self, stream_positions: Int64[np.ndarray, " N"]) -> DrawnPacks:
         """Returns the packs at these positions of the stream, in any order and of any epochs.

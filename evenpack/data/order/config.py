@@ -74,5 +74,5 @@ def weight_changes(schedule: Sequence[MixtureChange], weights: Mapping[str, int]
     changes = []
     for entry in schedule:
         current |= entry.weights
-        changes.append(WeightChange(step=entry.step, weights=tuple(current.values())))
+        changes.append(WeightChange(step=entry.step - 1, weights=tuple(current.values())))
     return tuple(changes)

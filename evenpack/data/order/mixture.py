@@ -131,7 +131,7 @@ class MixtureSchedule:
         made: dict[tuple[int, ...], Mixture] = {}
         given = (tuple(weights), *(change.weights for change in changes))
         self._mixtures = [made.get(one) or made.setdefault(one, Mixture(one)) for one in given]
-        self._starts = [0, *((change.step - 1) * items_per_step for change in changes)]
+        self._starts = [0, *(change.step * items_per_step for change in changes)]
         self._offsets = np.zeros((len(given), len(weights)), dtype=np.int64)
         """How often each source was drawn before each change."""
         for part in range(1, len(given)):

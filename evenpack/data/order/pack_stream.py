@@ -36,12 +36,6 @@ class PackStream(Protocol):
     def pack_length(self) -> int:
         """Slots of a pack."""
 
-    def largest_sums(self, values: Int64[np.ndarray, " lengths"], packs: int) -> Int64[np.ndarray, " up_to_packs"]:
-        """Returns the greatest sums of `values` at the lengths of a pack's sequences, over the packs of one epoch.
-
-        They descend; there are `packs` of them, or as many as an epoch has packs.
-        """
-
     def draw(self, stream_positions: Int64[np.ndarray, " N"]) -> DrawnPacks:
         """Returns the packs at these positions of the stream, in any order and of any epochs.
 
@@ -72,12 +66,3 @@ def merged(groups: Int64[np.ndarray, " N"], drawn: Mapping[int, DrawnPacks]) -> 
         sequence_ids[members] = packs.sequence_ids
         lengths[members] = packs.lengths
     return DrawnPacks(offsets=offsets, sequence_ids=sequence_ids, lengths=lengths)
-
-
-def largest_of(
-    sums: Int64[np.ndarray, " kinds"], counts: Int64[np.ndarray, " kinds"], packs: int
-) -> Int64[np.ndarray, " up_to_packs"]:
-    """Returns the greatest of sums that occur `counts` times each, in descending order, at most `packs` of them."""
-    order = np.argsort(-sums, kind="stable")
-    order = order[counts[order] > 0][:packs]  # the only row of a source is its last one, so it has no others
-    return np.repeat(sums[order], np.minimum(counts[order], packs))[:packs]

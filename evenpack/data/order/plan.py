@@ -18,10 +18,11 @@ from dataclasses import dataclass
 import numpy as np
 from jaxtyping import Int64, Integer
 
+from evenpack.data.keys import derive_key
 from evenpack.data.mapped_pages import release_mapped_pages
-from evenpack.data.order.pack_stream import DrawnPacks, largest_of
+from evenpack.data.order.pack_stream import DrawnPacks
 from evenpack.data.packing import LengthHistogram, Packing
-from evenpack.data.permutation import derive_key, permute, sequence_id_type
+from evenpack.data.permutation import permute, sequence_id_type
 from evenpack.errors import DataError, PackingError
 
 _PACK_ORDER = 0
@@ -131,12 +132,6 @@ class PackPlan:
         self._class_begins = _class_begins(packing.histogram)
         self._class_sizes = np.diff(self._class_begins)
         self._slots = _StrategySlots.of(packing, self._class_begins)
-
-    def largest_sums(self, values: Int64[np.ndarray, " lengths"], packs: int) -> Int64[np.ndarray, " up_to_packs"]:
-        """Returns the greatest sums of `values` at the lengths of a pack's sequences; see `PackStream`."""
-        slots = self._slots
-        sums = np.add.reduceat(values[slots.lengths], slots.begins)
-        return largest_of(sums, slots.strategy_ends - slots.strategy_begins, packs)
 
     def draw(self, stream_positions: Int64[np.ndarray, " N"]) -> DrawnPacks:
         """Returns the packs at these positions of the stream, in any order and of any epochs.

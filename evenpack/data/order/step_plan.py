@@ -3,12 +3,12 @@
 If a run counts single sequences, each of them is a pack of one.
 
 The packs depend on (seed, step) and the prepared data alone. World size, accumulation and balancing only change
-`shares`: which rank computes which packs of the step.
+`assignment`: which rank computes which packs of the step.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple, Protocol, runtime_checkable
+from typing import Protocol, runtime_checkable
 
 import numpy as np
 from jaxtyping import Float64, Int64, Real
@@ -18,9 +18,9 @@ from evenpack.data.order.mixture import MixtureSchedule
 from evenpack.data.order.selection import PackedSource, PackSelection, select_packs
 from evenpack.data.order.step_shape import CostWeights, StepShape
 from evenpack.data.order.weight_change import WeightChange
-from evenpack.data.sequences import SequenceView
-from evenpack.kernels.visible_pairs import visible_pairs
+from evenpack.data.sequences import SequenceCounts, SequenceView
 from evenpack.losses import StepCounts
+from evenpack.visible_pairs import visible_pairs
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,7 +30,7 @@ class StepPlan:
     step: int
     packs: PackSelection
     counts: StepCounts
-    shares: StepAssignment
+    assignment: StepAssignment
     """Assignment of indices into `packs`."""
     costs: Float64[np.ndarray, " packs"]
     """Cost of each pack to its rank, in the unit of the shape's weights."""
@@ -40,28 +40,16 @@ class StepPlan:
     def cost(self, rank: int) -> float:
         """Returns the cost of all that `rank` computes."""
         first = rank * self.micro_batches
-        start, stop = self.shares.offsets[[first, first + self.micro_batches]]
-        return float(self.costs[self.shares.items[start:stop]].sum())
+        start, stop = self.assignment.offsets[[first, first + self.micro_batches]]
+        return float(self.costs[self.assignment.items[start:stop]].sum())
+
+    def cost_of(self, rank: int, index: int) -> float:
+        """Returns the cost of what `rank` computes as its micro-batch `index`."""
+        return float(self.costs[self.assignment.items_of(rank * self.micro_batches + index)].sum())
 
     def micro_batch(self, rank: int, index: int) -> PackSelection:
         """Returns the packs that `rank` computes as its micro-batch `index`."""
-        return self.packs.take(self.shares.share(rank * self.micro_batches + index))
-
-
-@dataclass(frozen=True, kw_only=True, eq=False)
-class StepLoads:
-    """What each of the N packs of one step holds, and their assignment."""
-
-    sequences: Int64[np.ndarray, " N"]
-    segments: Int64[np.ndarray, " N"]
-    tokens: Int64[np.ndarray, " N"]
-    """Slots that are not padding of the pack."""
-    targets: Int64[np.ndarray, " N"]
-    shares: StepAssignment
-
-    def largest_share(self, values: Int64[np.ndarray, " N"]) -> int:
-        """Returns the greatest sum of `values` over the packs of a micro-batch of any rank."""
-        return int(np.add.reduceat(values[self.shares.items], self.shares.offsets[:-1]).max())
+        return self.packs.take(self.assignment.items_of(rank * self.micro_batches + index))
 
 
 @runtime_checkable
@@ -69,20 +57,9 @@ class TargetCounter(Protocol):
     """The part of an objective (`objectives.py`) that a plan needs."""
 
     def count_targets(
-        self,
-        view: SequenceView,
-        sequence_ids: Int64[np.ndarray, " K"],
-        lengths: Int64[np.ndarray, " K"],
-        segments: Int64[np.ndarray, " K"],
+        self, view: SequenceView, sequence_ids: Int64[np.ndarray, " K"], counts: SequenceCounts
     ) -> Int64[np.ndarray, " K"]:
-        """Returns the targets of these sequences of the view, from length and number of segments or a stored column.
-
-        It reads no token. Raises: DataError if the column is damaged.
-        """
-
-
-_DRAWN_AT_ONCE = 1 << 16
-"""Packs whose loads are computed together: larger arrays are no faster."""
+        """Returns the targets of these sequences of the view, whose counts are given. Reads no token."""
 
 
 class StepPlanner:
@@ -111,86 +88,39 @@ class StepPlanner:
 
     def plan(self, step: int) -> StepPlan:
         """Plans the step (counted from 0) over all ranks. Reads lengths, never tokens."""
-        packs = self._draw(step, step + 1)
-        per_sequence = self._statistics(packs)
-        statistics = _by_pack(packs, per_sequence)
+        packs = self._draw(step)
+        held, targets = self._counts(packs)
+        statistics = _by_pack(packs, held, self.shape.cost_weights.per_pair_within)
         counts = StepCounts(
             packs=packs.packs,
             sequences=len(packs.sequence_ids),
-            tokens=int(statistics.tokens.sum() - per_sequence.padding.sum()),
-            targets=int(per_sequence.targets.sum()),
+            tokens=int(statistics.tokens.sum()) - held.padding_tokens,
+            targets=targets,
+            padding_targets=held.padding_targets,
         )
         costs = item_costs(self.shape.cost_weights, statistics)
-        shares = assign_step(self.shape, statistics.tokens, costs, ranks=self.ranks)
+        assignment = assign_step(self.shape, statistics.tokens, costs, ranks=self.ranks)
         return StepPlan(
-            step=step, packs=packs, counts=counts, shares=shares, costs=costs, micro_batches=self.micro_batches
+            step=step,
+            packs=packs,
+            counts=counts,
+            assignment=assignment,
+            costs=costs,
+            micro_batches=self.micro_batches,
         )
 
-    def loads(self, steps: range) -> Iterator[StepLoads]:
-        """Yields the loads of steps from the first to the last, at less cost than their plans: drawn many at once."""
+    def _draw(self, step: int) -> PackSelection:
         size = self.shape.items_per_step
-        at_once = max(1, _DRAWN_AT_ONCE // size)
-        for first in range(steps.start, steps.stop, at_once):
-            packs = self._draw(first, min(first + at_once, steps.stop))
-            per_sequence = self._statistics(packs)
-            statistics = _by_pack(packs, per_sequence)
-            targets, sequences = _sum_by_pack(per_sequence.targets, packs.offsets), np.diff(packs.offsets)
-            costs = item_costs(self.shape.cost_weights, statistics)
-            for start in range(0, packs.packs, size):
-                step = slice(start, start + size)
-                yield StepLoads(
-                    sequences=sequences[step],
-                    segments=statistics.segments[step],
-                    tokens=statistics.tokens[step],
-                    targets=targets[step],
-                    shares=assign_step(self.shape, statistics.tokens[step], costs[step], ranks=self.ranks),
-                )
+        return select_packs(self.sources, *self.mixture.draws(step * size, (step + 1) * size))
 
-    def _draw(self, first_step: int, stop_step: int) -> PackSelection:
-        size = self.shape.items_per_step
-        return select_packs(self.sources, *self.mixture.draws(first_step * size, stop_step * size))
-
-    def _statistics(self, packs: PackSelection) -> "_SequenceStatistics":
-        sequence_sources = np.repeat(packs.sources, np.diff(packs.offsets))
-        windows = self.shape.cost_weights.per_pair_within
-        count = len(packs.sequence_ids)
-        targets, squared_lengths, segments, padding = np.empty((4, count), dtype=np.int64)
-        found = _SequenceStatistics(
-            targets=targets,
-            squared_lengths=squared_lengths,
-            segments=segments,
-            padding=padding,
-            pairs_within={window: np.empty(count, dtype=np.int64) for window in windows},
-        )
-        for index, source in enumerate(self.sources):
-            members = sequence_sources == index
-            lengths, sequence_ids = packs.lengths[members], packs.sequence_ids[members]
-            found.segments[members], found.squared_lengths[members] = source.view.statistics(sequence_ids, lengths)
-            padding_counts = source.view.padding_counts(sequence_ids)
-            found.padding[members] = 0 if padding_counts is None else padding_counts.tokens
-            found.targets[members] = self.objective.count_targets(
-                source.view, sequence_ids, lengths, found.segments[members]
-            )
-            if windows:
-                segment_lengths, per_sequence = source.view.segments(sequence_ids)
-                ends = np.cumsum(per_sequence)
-                for window, pairs in found.pairs_within.items():
-                    of_segments = visible_pairs(segment_lengths, window=window, causal=False)
-                    pairs[members] = _sum_by_pack(of_segments, np.append(0, ends))
-        return found
-
-
-class _SequenceStatistics(NamedTuple):
-    """The statistics of each sequence of a step."""
-
-    targets: Int64[np.ndarray, " M"]
-    squared_lengths: Int64[np.ndarray, " M"]
-    """Sum of length² over the sequence's segments."""
-    segments: Int64[np.ndarray, " M"]
-    padding: Int64[np.ndarray, " M"]
-    """Tokens that only pad the sequence."""
-    pairs_within: Mapping[int, Int64[np.ndarray, " M"]]
-    """For each window that costs something, the pairs of tokens of one segment that are at most so far apart."""
+    def _counts(self, packs: PackSelection) -> tuple[SequenceCounts, int]:
+        """Returns what the sequences of the packs hold, and the number of the objective's targets."""
+        parts, targets = {}, 0
+        for index, members in packs.members_of(len(self.sources)):
+            view, sequence_ids = self.sources[index].view, packs.sequence_ids[members]
+            parts[index] = view.counts(sequence_ids, packs.lengths[members])
+            targets += int(self.objective.count_targets(view, sequence_ids, parts[index]).sum())
+        return SequenceCounts.joined(packs.sequence_sources, parts), targets
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -215,18 +145,20 @@ def item_costs(weights: CostWeights, statistics: PackStatistics) -> Float64[np.n
     return costs + weights.per_segment * statistics.segments if weights.per_segment else costs
 
 
-def _by_pack(packs: PackSelection, per_sequence: _SequenceStatistics) -> PackStatistics:
+def _by_pack(packs: PackSelection, held: SequenceCounts, windows: Iterable[int]) -> PackStatistics:
+    ends = np.concatenate([[0], np.cumsum(held.segments)])[packs.offsets]
     return PackStatistics(
-        tokens=_sum_by_pack(packs.lengths, packs.offsets),
-        squared_lengths=_sum_by_pack(per_sequence.squared_lengths, packs.offsets),
-        segments=_sum_by_pack(per_sequence.segments, packs.offsets),
+        tokens=_sums(packs.lengths, packs.offsets),
+        squared_lengths=_sums(held.segment_lengths**2, ends),
+        segments=np.diff(ends),
         pairs_within={
-            window: _sum_by_pack(pairs, packs.offsets) for window, pairs in per_sequence.pairs_within.items()
+            window: _sums(visible_pairs(held.segment_lengths, window=window, causal=False), ends) for window in windows
         },
     )
 
 
-def _sum_by_pack(values: Int64[np.ndarray, " M"], offsets: Int64[np.ndarray, " N_plus_1"]) -> Int64[np.ndarray, " N"]:
+def _sums(values: Int64[np.ndarray, " M"], offsets: Int64[np.ndarray, " N_plus_1"]) -> Int64[np.ndarray, " N"]:
+    """Returns the sums of the values between each two offsets."""
     cumulated = np.concatenate([[0], np.cumsum(values)])
     sums: Int64[np.ndarray, " N"] = cumulated[offsets[1:]] - cumulated[offsets[:-1]]
     return sums

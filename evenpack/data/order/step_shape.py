@@ -89,47 +89,42 @@ class CostWeights:
         return replace(self, per_token=0.0) if layout == "packed" else self
 
 
+def micro_batches(batching: Batching, items_per_step: int, items_per_micro_batch: int, *, ranks: int) -> int:
+    """Returns the micro-batches of each rank in each step (gradient accumulation).
+
+    Raises: ConfigError with valid values, if the items of a step cannot be divided evenly.
+    """
+    number, rest = divmod(items_per_step, ranks * items_per_micro_batch)
+    if rest == 0:
+        return number
+    sizes = "no number of ranks is valid"
+    if items_per_step % items_per_micro_batch == 0:
+        sizes = f"the number of ranks can be {_listed(divisors(items_per_step // items_per_micro_batch))}"
+    remedy = f"no {batching}_per_micro_batch helps {ranks} ranks: only a new run may have another {batching}_per_step"
+    choices = micro_batch_choices(items_per_step, ranks=ranks)
+    if choices:
+        remedy = f"{ranks} ranks can do {batching}_per_micro_batch {_listed(choices)}"
+    raise ConfigError(
+        f"{ranks} ranks x training.{batching}_per_micro_batch ({items_per_micro_batch}) must divide "
+        f"training.{batching}_per_step ({items_per_step}), so that every rank gets the same number of {batching}. With "
+        f"this {batching}_per_micro_batch {sizes}; {remedy}"
+    )
+
+
+def micro_batch_choices(items_per_step: int, *, ranks: int) -> list[int]:
+    """Returns the items of a micro-batch with which so many ranks can divide a step; none may do."""
+    return [] if items_per_step % ranks else divisors(items_per_step // ranks)
+
+
 @dataclass(frozen=True, kw_only=True)
-class StepSize:
-    """How many items a step has, and how it is divided among ranks."""
+class StepShape:
+    """How every step of a run or a Loader is formed, whatever the number of ranks."""
 
     batching: Batching
     items_per_step: int
     """Packs or sequences of one optimizer update over all ranks."""
     items_per_micro_batch: int
     """Items that a rank computes at once; an average, where the policy is `max_tokens`."""
-
-    def micro_batches(self, ranks: int) -> int:
-        """Returns the micro-batches of each rank in each step (gradient accumulation).
-
-        Raises: ConfigError with valid values, if the items of a step cannot be divided evenly.
-        """
-        step, micro_batch, items = self.items_per_step, self.items_per_micro_batch, self.batching
-        micro_batches, rest = divmod(step, ranks * micro_batch)
-        if rest == 0:
-            return micro_batches
-        sizes = "no number of ranks is valid"
-        if step % micro_batch == 0:
-            sizes = f"the number of ranks can be {_listed(divisors(step // micro_batch))}"
-        remedy = f"no {items}_per_micro_batch helps {ranks} ranks: only a new run may have another {items}_per_step"
-        choices = self.micro_batch_choices(ranks)
-        if choices:
-            remedy = f"{ranks} ranks can do {items}_per_micro_batch {_listed(choices)}"
-        raise ConfigError(
-            f"{ranks} ranks x training.{items}_per_micro_batch ({micro_batch}) must divide training.{items}_per_step "
-            f"({step}), so that every rank gets the same number of {items}. With this {items}_per_micro_batch "
-            f"{sizes}; {remedy}"
-        )
-
-    def micro_batch_choices(self, ranks: int) -> list[int]:
-        """Returns the values of `items_per_micro_batch` with which so many ranks can divide a step; none may do."""
-        return [] if self.items_per_step % ranks else divisors(self.items_per_step // ranks)
-
-
-@dataclass(frozen=True, kw_only=True)
-class StepShape(StepSize):
-    """How every step of a run or a Loader is formed, whatever the number of ranks."""
-
     layout: Layout
     isolate: bool
     """False, for study and in the packed layout alone: all sequences of a pack are one segment."""
@@ -142,6 +137,10 @@ class StepShape(StepSize):
     """Windows of the model's layers, whose pairs each batch counts; empty if all layers see whole sequences."""
     balances_each_micro_batch: bool
     """Whether ranks synchronise in each micro-batch and not only in each step; depends on the sharding."""
+
+    def micro_batches(self, ranks: int) -> int:
+        """Returns the micro-batches of each rank in each step; see `micro_batches`."""
+        return micro_batches(self.batching, self.items_per_step, self.items_per_micro_batch, ranks=ranks)
 
 
 def default_policy(batching: Batching, layout: Layout) -> AssignmentPolicy:

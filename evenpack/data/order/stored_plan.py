@@ -16,7 +16,7 @@ from jaxtyping import Int64, Integer
 
 from evenpack.data.order.blocked_plan import BlockedPlan, Blocks, block_files, open_blocks
 from evenpack.data.order.config import PackingConfig
-from evenpack.data.order.pack_stream import DrawnPacks, PackStream, largest_of
+from evenpack.data.order.pack_stream import DrawnPacks, PackStream
 from evenpack.data.order.plan import PackPlan, sort_chunks_by_length
 from evenpack.data.order.step_shape import Batching
 from evenpack.data.packing import LengthHistogram, Packing, pack
@@ -169,10 +169,6 @@ class SequentialPlan:
                 f"expected rows of {packing.pack_length} tokens and at most one that is shorter, found rows of "
                 f"{', '.join(map(str, lengths[:5]))}: they are of another preparation; prepare the data again"
             )
-
-    def largest_sums(self, values: Int64[np.ndarray, " lengths"], packs: int) -> Int64[np.ndarray, " up_to_packs"]:
-        """Returns the greatest of `values` at the rows' lengths; see `PackStream`."""
-        return largest_of(values[[self.pack_length, self._last_length]], np.array([self.packs - 1, 1]), packs)
 
     def draw(self, stream_positions: Int64[np.ndarray, " N"]) -> DrawnPacks:
         """Returns the rows at these positions of the stream. Raises: ValueError for a negative position."""

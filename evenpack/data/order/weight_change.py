@@ -8,6 +8,6 @@ class WeightChange:
     """New weights of all sources from a given step."""
 
     step: int
-    """The first step drawn by these weights, from 2; steps count from 1."""
+    """The first step drawn by these weights."""
     weights: tuple[int, ...]
     """Weights of all sources, in the mixture's order."""

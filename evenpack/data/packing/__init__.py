@@ -45,6 +45,18 @@ ALGORITHMS: dict[str, Packer] = {
     "none": unpacked,
 }
 
+_OTHER_NAMES = {
+    "lpfhp": "longest_pack_first",
+    "spfhp": "shortest_pack_first",
+    "nnlshp": "least_squares",
+    "bfd": "longest_pack_first",
+    "best_fit_decreasing": "longest_pack_first",
+    "wfd": "shortest_pack_first",
+    "worst_fit_decreasing": "shortest_pack_first",
+    "ffd": "first_fit_decreasing",
+}
+"""Names of algorithms in papers and other packers; only for messages."""
+
 _RELATIVE_TOLERANCE = 1e-4
 """Relative distance of longest_pack_first from a full packing of the tokens below which nothing better is sought."""
 _SECONDS_UP_TO = 2048
@@ -141,7 +153,8 @@ def check_options(algorithm: str, options: Mapping[str, Option]) -> dict[str, Op
     Raises: PackingError for an unknown algorithm or option, or a value of another type.
     """
     if algorithm not in ("auto", *ALGORITHMS):
-        near = _nearest(str(algorithm), ["auto", *ALGORITHMS])
+        usual = _OTHER_NAMES.get(str(algorithm).lower().replace("-", "_"), str(algorithm))
+        near = _nearest(usual, ["auto", *ALGORITHMS])
         raise PackingError(f"there is no packing algorithm '{algorithm}'; {near}")
     parameters = inspect.signature(ALGORITHMS[algorithm]).parameters.values() if algorithm != "auto" else ()
     defaults = {one.name: one.default for one in parameters if one.kind is inspect.Parameter.KEYWORD_ONLY}

@@ -1,6 +1,5 @@
 """The prepared directory: one `prepare` at a time, remains of killed ones, and full disks."""
 
-import errno
 import fcntl
 import os
 import shutil
@@ -10,10 +9,9 @@ from pathlib import Path
 
 from evenpack.data.manifest import MANIFEST, TOKENIZER_FOLDER, TRAINED_ON
 from evenpack.errors import DataError, RunError
-from evenpack.files import is_at
+from evenpack.files import FULL, is_at
 
 _LOCK = ".prepare.lock"
-_FULL = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 _OURS = frozenset({_LOCK, MANIFEST, TOKENIZER_FOLDER, TRAINED_ON, "sources"})
 
 
@@ -83,7 +81,7 @@ def explain_write_failures(directory: Path, needed_bytes: Callable[[], int | Non
             raise DataError(
                 f"{directory} was removed while it was being prepared ({cause}): run the same command again"
             ) from error
-        if cause.errno not in _FULL:
+        if cause.errno not in FULL:
             raise DataError(
                 f"{directory} is not prepared yet: {cause}. If a file of a source was moved, put it back; if a file or "
                 "folder cannot be read or written, make it so. What has been written is kept: the same command resumes "

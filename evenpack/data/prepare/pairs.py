@@ -71,7 +71,7 @@ def store_view(
         most_masks = most_masks_by_length(mask_offsets, lengths, longest=recipe.max_sequence_length)
         write_array(column_path(token_file.prefix, MOST_MASKS), most_masks)
     write_description(directory, recipe, token_file, accounting)
-    return open_stored(kind, directory, token_file)
+    return open_stored(kind, directory, token_file, recipe)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

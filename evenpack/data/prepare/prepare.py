@@ -41,18 +41,21 @@ from evenpack.data.prepare.tokenising import encoding_threads
 from evenpack.data.prepare.tokenizer import prepare_tokenizer, tokenizer_files, tokenizer_record
 from evenpack.data.prepare.tokens import Tokenising
 from evenpack.data.prepare.tokens_dir import SharedTokens, sentence_language
-from evenpack.data.prepare.verification import Verifier, refuse_changed_sources
 from evenpack.data.prepare.workers import Workers
 from evenpack.data.recipes import MaskedPairsRecipe, SentencePairsRecipe
 from evenpack.data.sequences.pair_drawing import LANGUAGES_WITH_RULES
-from evenpack.data.sources.config import Hdf5Source, MegatronSource
+from evenpack.data.sources.config import Hdf5Source, MegatronSource, SourceOfText, TextSource
 from evenpack.data.sources.corpus import Corpus
+from evenpack.data.sources.files import refuse_splits
 from evenpack.data.sources.kinds import open_corpus, source_inputs
 from evenpack.data.tokenizers.config import ExternalTokenizer, TrainedTokenizer, TrainedWordPieces
 from evenpack.data.tokenizers.loading import load_tokenizer
 from evenpack.data.tokenizers.tokenizer import Tokenizer
+from evenpack.data.verification import Verifier, refuse_changed_sources
 from evenpack.errors import DataError
+from evenpack.files import explained
 from evenpack.progress import Progress
+from evenpack.units import counted
 
 
 def prepare(
@@ -79,11 +82,11 @@ def prepare(
     """
     directory = directory.absolute()
     progress = progress or Progress(console.messages(), silent=True)
-    if (directory / MANIFEST).is_file():
+    if _is_finished(directory):
         return _confirm(config, directory, progress)
     preparation = _Preparation(config, directory, progress, workers=workers, part_bytes=part_bytes, tokenizer=tokenizer)
     with hold_lock(directory):
-        if (directory / MANIFEST).is_file():  # the previous holder of the lock has finished it
+        if _is_finished(directory):  # the previous holder of the lock has finished it
             return _confirm(config, directory, progress)
         refuse_foreign_files(directory)
         with explain_write_failures(directory, preparation.progress.needed_bytes):
@@ -92,6 +95,13 @@ def prepare(
             except DataError:
                 _clear_if_without_sources(directory)
                 raise
+
+
+def _is_finished(directory: Path) -> bool:
+    """Returns whether there is a manifest. Raises: DataError if the system cannot say."""
+    path = directory / MANIFEST
+    with explained(path, DataError):
+        return path.is_file()
 
 
 def _confirm(config: DataConfig, directory: Path, progress: Progress) -> Manifest:
@@ -103,6 +113,10 @@ def _confirm(config: DataConfig, directory: Path, progress: Progress) -> Manifes
     verifier.refuse(verifier.verify_all(progress).damages)
     progress.note(f"{directory} is prepared already, and every file is as it was written: nothing to do")
     return manifest
+
+
+_FAR_MORE = 5
+"""Multiple of `validation_fraction` of which a warning says that chance has held out so much."""
 
 
 class _Preparation:
@@ -125,6 +139,11 @@ class _Preparation:
         self.directory = directory
         self.workers = workers
         self.part_bytes = part_bytes
+        refuse_splits(
+            list(config.sources),
+            "and each source is trained on: leave the held-out ones out (data.sources), and name their files in a "
+            "validation_path; sources of a mixture have other names",
+        )
         self.inputs = {name: source_inputs(name, source) for name, source in config.sources.items()}
         self.corpora = {
             name: open_corpus(name, source)
@@ -162,8 +181,7 @@ class _Preparation:
         for name in self.config.sources:
             records[name], source_files = self._prepare_source(name, tokenizer, vocabulary)
             files |= source_files
-            if records[name].validation.packing is None:
-                self._note_nothing_held_out(name, documents=records[name].documents)
+            self._note_few_documents(name, records[name])
         _require_files(self.directory, files)
         manifest = Manifest(data=data_section(self.config), tokenizer=vocabulary, sources=records, files=files)
         manifest.write(self.directory)
@@ -177,16 +195,30 @@ class _Preparation:
                 f"a related language, or of English; it has them for {', '.join(sorted(LANGUAGES_WITH_RULES))}"
             )
 
-    def _note_nothing_held_out(self, name: str, *, documents: int) -> None:
-        """Warns that no sequence of a source is held out, although that was asked."""
-        warning = f"warning: source '{name}' holds nothing out, and will have no validation loss: "
-        if self.config.sources[name].has_validation_documents:
-            self.progress.note(f"{warning}the recipe takes none of the documents that its section names for validation")
-        elif self.config.validation_fraction:
+    def _note_few_documents(self, name: str, record: SourceRecord) -> None:
+        """Warns that nothing of a source is held out, although that was asked, or that chance decided how much."""
+        source, fraction = self.config.sources[name], self.config.validation_fraction
+        is_nothing, place = record.validation.packing is None, f"data.sources.{name}"
+        warning, held_out = f"warning: source '{name}' holds ", record.validation.accounting.documents_read
+        warning += "nothing out, and will have no validation loss: " if is_nothing else "out more than asked: "
+        if source.has_validation_documents:
+            if is_nothing:
+                self.progress.note(
+                    f"{warning}the recipe takes none of the documents that its section names for validation"
+                )
+        elif fraction and (is_nothing or held_out > _FAR_MORE * fraction * record.documents):
+            remedy = f"give it more documents, or name files for validation ({place}.validation_path)"
+            if isinstance(source, TextSource) and source.document_separator == "file" and source.rows is None:
+                remedy = (
+                    f"each file is one document; {place}.document_separator=blank_line makes one of each paragraph, "
+                    "line one of each line"
+                )
+            elif isinstance(source, SourceOfText) and source.rows is None:
+                remedy += f", or make a document of each paragraph ({place}.rows=paragraphs)"
+            taken = "none that the recipe takes" if is_nothing else f"{held_out:,}"
             self.progress.note(
-                f"{warning}of its {documents} documents none that the recipe takes falls into data.validation_fraction "
-                f"({self.config.validation_fraction:g}); raise it, give the source more documents, or name files for "
-                f"validation (data.sources.{name}.validation_path)"
+                f"{warning}of its {counted(record.documents, 'document')}, {taken} fell into data.validation_fraction "
+                f"({fraction:g}), by a hash; {remedy}"
             )
 
     def _prepare_source(

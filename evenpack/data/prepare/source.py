@@ -12,8 +12,8 @@ import numpy as np
 import xxhash
 from jaxtyping import Int64, UInt64
 
+from evenpack.data.keys import derive_key
 from evenpack.data.manifest import SPLITS, FileRecord, SourceRecord, data_section
-from evenpack.data.permutation import derive_key
 from evenpack.data.prepare.pairs import PairSettings, write_pairs
 from evenpack.data.prepare.splits import SourceInPreparation
 from evenpack.data.prepare.tokenising import columns

@@ -7,10 +7,11 @@ import logging
 import os
 import threading
 from collections import deque
-from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor, Future, ThreadPoolExecutor
-from contextlib import closing
+from contextlib import closing, contextmanager
 from dataclasses import asdict, dataclass, replace
+from itertools import chain
 from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
@@ -25,7 +26,7 @@ from evenpack.data.sources.corpus import Corpus, CorpusPart, Document
 from evenpack.data.sources.kinds import held_out
 from evenpack.data.sources.rows import RowAccounting, RowPart
 from evenpack.data.tokenizers.special_tokens import SENTENCE_LENGTHS
-from evenpack.data.tokenizers.tokenizer import EncodedDocuments, Tokenizer
+from evenpack.data.tokenizers.tokenizer import EncodedDocuments, TextError, Tokenizer
 from evenpack.data.tokens.writer import DOCUMENT_HASHES, HASH_COLUMN, TokenFileWriter
 from evenpack.errors import DataError
 from evenpack.launch_environment import RUST_THREADS
@@ -250,12 +251,12 @@ def append_parts(
         report: is given the state after each batch.
 
     Returns: the state at the end.
-    Raises: DataError for a part that cannot be read.
+    Raises: DataError for a part that cannot be read, or a text that cannot be encoded, with its place.
     """
     bytes_before = sum(part.total_bytes for part in parts[: state.parts])
     begin = writer.documents - state.part_documents
     # Closed at once, so that a traceback that holds the frame does not keep the threads alive.
-    with closing(_encoded(parts[state.parts :], begin, encode)) as steps:
+    with _naming_place(parts), closing(_encoded(parts[state.parts :], begin, encode)) as steps:
         for step in steps:
             if isinstance(step, EndOfPart):
                 bytes_before += step.part.total_bytes
@@ -268,6 +269,18 @@ def append_parts(
                 writer.commit(state.to_json())
             report(state)
     return state
+
+
+@contextmanager
+def _naming_place(parts: Iterable[CorpusPart]) -> Iterator[None]:
+    """Puts the place of a text that cannot be encoded before the message: its document is looked for once more."""
+    try:
+        yield
+    except TextError as error:
+        for document in chain.from_iterable(part.documents() for part in parts):
+            if error.text in document.text:
+                raise DataError(f"{document.where()}: {error}") from error
+        raise
 
 
 def encoding_threads() -> int:

@@ -24,7 +24,7 @@ from evenpack.data.tokenizers.config import ExternalTokenizer, TrainedTokenizer,
 from evenpack.data.tokenizers.loading import tokenizer_inputs, train_tokenizer
 from evenpack.data.tokenizers.tokenizer import Tokenizer
 from evenpack.errors import DataError
-from evenpack.files import atomic_directory, file_checksum, read_json, write_json
+from evenpack.files import atomic_directory, explained, file_checksum, read_json, write_json
 
 
 def prepare_tokenizer(
@@ -77,7 +77,7 @@ def _train(
         for name, corpus in corpora.items()
     )
     tokenizer = train_tokenizer(config.tokenizer, texts)
-    with atomic_directory(folder) as unfinished:
+    with atomic_directory(folder, replaces=True) as unfinished:
         tokenizer.save(unfinished)
         record = {"checksum": tokenizer.checksum, "files": _file_checksums(unfinished)}
         content = origin | record
@@ -114,7 +114,7 @@ def tokenizer_files(directory: Path) -> dict[str, FileRecord]:
 
 
 def _save(tokenizer: Tokenizer, folder: Path) -> None:
-    with atomic_directory(folder) as unfinished:
+    with atomic_directory(folder, replaces=True) as unfinished:
         tokenizer.save(unfinished)
 
 
@@ -124,7 +124,8 @@ def _trained_before(directory: Path, origin: Origin) -> Tokenizer:
     Raises: DataError if it was trained on other data, or not trained at all, or differs from the saved one.
     """
     try:
-        before = read_json(directory / TRAINED_ON)
+        with explained(directory / TRAINED_ON, DataError):
+            before = read_json(directory / TRAINED_ON)
         vouched = before.pop("record_checksum", None)
         if vouched != checksum_of_json(before):
             raise ValueError(f"its content does not have its checksum {vouched}")

@@ -40,8 +40,9 @@ from evenpack.data.tokenizers.config import (
     TrainedWordPieces,
 )
 from evenpack.data.tokenizers.loading import load_tokenizer, tokenizer_inputs
+from evenpack.data.tokens.array_file import open_array
 from evenpack.data.tokens.file import TokenFile
-from evenpack.data.tokens.writer import hashes_path, read_journal
+from evenpack.data.tokens.writer import damaged_file_error, hashes_path, journal_path, read_journal
 from evenpack.errors import DataError
 from evenpack.files import read_json_object
 
@@ -172,8 +173,8 @@ def find_tokens(config: DataConfig) -> dict[str, KnownTokens] | None:
         hashes = hashes_path(prefix)
         damage = find_first_damage(hashes, journal.checksums[hashes.name])
         if damage is not None:
-            raise DataError(f"{damage.describe()}; remove the folder {prefix.parent} and prepare again")
-        is_held_out = held_out(np.load(hashes), source, config.validation_fraction)
+            raise damaged_file_error(damage, journal_path(prefix))
+        is_held_out = held_out(open_array(hashes), source, config.validation_fraction)
         known[name] = KnownTokens(
             token_file=TokenFile(prefix),
             training_documents=np.flatnonzero(~is_held_out),

@@ -339,8 +339,9 @@ def mpi_workers() -> Iterator[MpiWorkers | None]:
     ranks = MPI.COMM_WORLD.Get_size()
     if ranks != started_ranks():
         raise ConfigError(
-            f"mpirun has started {started_ranks()} ranks, but mpi4py sees {ranks}: it was built for another MPI than "
-            "this mpirun; install mpi4py for it, or use the mpirun of evenpack[mpi]"
+            f"{MPI_WORLD_SIZE.found_in(os.environ)}={started_ranks()} says that mpirun has started so many ranks, but "
+            f"mpi4py sees {ranks}. Without mpirun unset the variable. With it, mpi4py was built for another MPI: "
+            "install mpi4py for this mpirun, or use the mpirun of evenpack[mpi]"
         )
     with MPICommExecutor(MPI.COMM_WORLD, root=0) as entered:
         executor = cast("Executor | None", entered)  # its stub names another class

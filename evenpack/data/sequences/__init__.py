@@ -17,12 +17,26 @@ from pathlib import Path
 import numpy as np
 from jaxtyping import Int64
 
-from evenpack.data.recipes import ConcatRecipe, DocumentsRecipe, PaddingRecipe
+from evenpack.data.recipes import (
+    ConcatRecipe,
+    DocumentsRecipe,
+    MaskedPairsRecipe,
+    PaddingRecipe,
+    Recipe,
+    SentencePairsRecipe,
+)
 from evenpack.data.sequences.documents import DocumentsView, LabelledDocumentsView, build_documents
 from evenpack.data.sequences.labelled import LabelledSequences
 from evenpack.data.sequences.pairs import PAIRS, MaskedPairsView, SentencePairsView
 from evenpack.data.sequences.pieces import ConcatView, PaddingView, ShuffledConcatView, build_concat, build_padding
-from evenpack.data.sequences.view import SequenceView, TokenAccounting, length_chunks, open_stored, read_description
+from evenpack.data.sequences.view import (
+    SequenceContent,
+    SequenceCounts,
+    SequenceView,
+    TokenAccounting,
+    length_chunks,
+    open_stored,
+)
 from evenpack.data.tokens.file import TokenFile
 
 __all__ = [
@@ -33,6 +47,8 @@ __all__ = [
     "PaddingView",
     "TokenAccounting",
     "SentencePairsView",
+    "SequenceContent",
+    "SequenceCounts",
     "SequenceView",
     "ViewOfDocuments",
     "build_view",
@@ -68,27 +84,29 @@ def build_view(
     if directory is None:
         return view
     view.save(directory)
-    return open_stored(type(view), directory.absolute(), token_file)
+    return open_stored(type(view), directory.absolute(), token_file, recipe)
 
 
-def open_view(directory: Path, token_file: TokenFile) -> ViewOfDocuments | SentencePairsView:
+def open_view(directory: Path, token_file: TokenFile, recipe: Recipe) -> ViewOfDocuments | SentencePairsView:
     """Opens a stored view, memory-mapped and cheap to pickle. `token_file` holds the documents; pairs have their own.
 
-    Raises: DataError if it is missing, incomplete, or made for another token file.
+    Raises: DataError if it is missing, incomplete, or made by another recipe or for another token file.
     """
     directory = directory.absolute()
-    recipe = read_description(directory)["recipe"]
-    match recipe["kind"]:
-        case "sentence_pairs":
-            kind = SentencePairsView if recipe.get("static_masks") is None else MaskedPairsView
-            return open_stored(kind, directory, TokenFile(directory / PAIRS, verify=False))
-        case "masked_pairs":
-            return open_stored(MaskedPairsView, directory, TokenFile(directory / PAIRS, verify=False))
-        case "concat":
-            if recipe.get("atom") is None:
-                return open_stored(ConcatView, directory, token_file)
-            return open_stored(ShuffledConcatView, directory, token_file)
-        case "padding":
-            return open_stored(PaddingView, directory, token_file)
-        case _:
-            return open_stored(LabelledDocumentsView if token_file.labelled else DocumentsView, directory, token_file)
+    kind: type[ViewOfDocuments | SentencePairsView]
+    match recipe:
+        case SentencePairsRecipe(static_masks=None):
+            kind = SentencePairsView
+        case SentencePairsRecipe() | MaskedPairsRecipe():
+            kind = MaskedPairsView
+        case ConcatRecipe(atom=None):
+            kind = ConcatView
+        case ConcatRecipe():
+            kind = ShuffledConcatView
+        case PaddingRecipe():
+            kind = PaddingView
+        case DocumentsRecipe():
+            kind = LabelledDocumentsView if token_file.labelled else DocumentsView
+    if issubclass(kind, SentencePairsView):
+        token_file = TokenFile(directory / PAIRS, verify=False)
+    return open_stored(kind, directory, token_file, recipe)

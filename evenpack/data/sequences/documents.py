@@ -3,17 +3,18 @@
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import ExitStack
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 
 import numpy as np
-from jaxtyping import Bool, Int32, Int64
+from jaxtyping import Bool, Int32, Int64, Integer
 
 from evenpack.data.recipes import DocumentsRecipe
 from evenpack.data.sequences.view import (
     NO_SEQUENCES,
     LocatedSequences,
     Origins,
+    SequenceCounts,
     StoredView,
     TokenAccounting,
     index_of_kept,
@@ -60,25 +61,25 @@ class DocumentsView(LocatedSequences, StoredView):
         offsets, in_file = self.token_file.spans(documents)
         return offsets + skipped, np.minimum(in_file - skipped, self.max_sequence_length)
 
-    def ends_of_text(
-        self, sequence_ids: Int64[np.ndarray, " K"], *, closing: bool
-    ) -> Bool[np.ndarray, " tokens"] | None:
-        if not closing:
+    def counts(self, sequence_ids: Int64[np.ndarray, " K"], lengths: Integer[np.ndarray, " K"]) -> SequenceCounts:
+        counts = super().counts(sequence_ids, lengths)
+        if self.recipe.end_of_text_in_loss == "all":
+            return counts
+        return replace(counts, targets=counts.targets - (self._is_closed(sequence_ids) & (counts.targets > 0)))
+
+    def left_out(self, sequence_ids: Int64[np.ndarray, " K"]) -> Bool[np.ndarray, " tokens"] | None:
+        if self.recipe.end_of_text_in_loss == "all":
             return None
-        is_closed, lengths = self._closed(sequence_ids)
-        ends = np.zeros(int(lengths.sum()), dtype=bool)
-        ends[np.cumsum(lengths)[is_closed] - 1] = True
+        stops = np.cumsum(self.locate(sequence_ids)[1])
+        ends = np.zeros(int(stops[-1]), dtype=bool)
+        ends[stops[self._is_closed(sequence_ids)] - 1] = True
         return ends
 
-    def closing_targets(self, sequence_ids: Int64[np.ndarray, " K"]) -> Int64[np.ndarray, " K"]:
-        is_closed, lengths = self._closed(sequence_ids)
-        return (is_closed & (lengths > 1)).astype(np.int64)
-
-    def _closed(self, sequence_ids: Int64[np.ndarray, " K"]) -> tuple[Bool[np.ndarray, " K"], Int64[np.ndarray, " K"]]:
-        """Returns which sequences hold their document's end, and the lengths of all."""
+    def _is_closed(self, sequence_ids: Int64[np.ndarray, " K"]) -> Bool[np.ndarray, " K"]:
+        """Returns which sequences hold their document's end."""
         documents, skipped = self._pieces(sequence_ids)
-        left = self.token_file.spans(documents)[1] - skipped
-        return left <= self.max_sequence_length, np.minimum(left, self.max_sequence_length)
+        closed: Bool[np.ndarray, " K"] = self.token_file.spans(documents)[1] - skipped <= self.max_sequence_length
+        return closed
 
     @property
     def document_file(self) -> TokenFile:
@@ -109,7 +110,13 @@ class LabelledDocumentsView(DocumentsView):
     targets: Int32[np.ndarray, " sequences"]
     """Tokens of each sequence that are predicted: neither left out nor its first."""
 
-    def unpredicted(self, sequence_ids: Int64[np.ndarray, " K"]) -> Bool[np.ndarray, " tokens"]:
+    traits = frozenset({"labels"})
+
+    def counts(self, sequence_ids: Int64[np.ndarray, " K"], lengths: Integer[np.ndarray, " K"]) -> SequenceCounts:
+        targets = self.targets[sequence_ids].astype(np.int64)
+        return replace(super().counts(sequence_ids, lengths), targets=targets)
+
+    def left_out(self, sequence_ids: Int64[np.ndarray, " K"]) -> Bool[np.ndarray, " tokens"]:
         """Returns what labels leave out. Raises: DataError if a sequence has not the targets that were counted."""
         offsets, lengths = self.locate(sequence_ids)
         left_out = self.token_file.unpredicted(offsets, lengths)
@@ -173,7 +180,7 @@ def build_documents(
     if directory is None:
         return view
     write_description(directory, recipe, token_file, accounting)
-    return open_stored(type(view), directory.absolute(), token_file)
+    return open_stored(type(view), directory.absolute(), token_file, recipe)
 
 
 def _account(

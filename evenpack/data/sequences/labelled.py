@@ -10,7 +10,7 @@ import numpy as np
 from jaxtyping import Int32, Int64, Shaped
 
 from evenpack.data.ranges import ranges
-from evenpack.data.sequences.view import LocatedSequences, TokenAccounting
+from evenpack.data.sequences.view import LocatedSequences, SequenceContent, TokenAccounting
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -74,6 +74,11 @@ class LabelledSequences(LocatedSequences):
         starts = self.offsets[sequence_ids]
         return starts, self.offsets[sequence_ids + 1] - starts
 
-    def gather(self, sequence_ids: Int64[np.ndarray, " K"]) -> Int64[np.ndarray, " tokens"]:
-        tokens: Int64[np.ndarray, " tokens"] = self.tokens[ranges(*self.locate(sequence_ids))]
-        return tokens
+    def read(self, sequence_ids: Int64[np.ndarray, " K"]) -> SequenceContent:
+        starts, lengths = self.locate(sequence_ids)
+        return SequenceContent(
+            counts=self.counts(sequence_ids, lengths),
+            tokens=self.tokens[ranges(starts, lengths)],
+            first_lengths=self.first_lengths[sequence_ids],
+            labels=self.labels[sequence_ids],
+        )

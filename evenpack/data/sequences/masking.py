@@ -19,7 +19,7 @@ from itertools import pairwise
 import numpy as np
 from jaxtyping import Bool, Int64, Integer, UInt64
 
-from evenpack.data.permutation import derive_key, hash64
+from evenpack.data.keys import derive_key, hash64
 from evenpack.data.ranges import ranges
 from evenpack.data.recipes import MaskingConfig
 from evenpack.data.tokenizers.special_tokens import MaskingVocabulary

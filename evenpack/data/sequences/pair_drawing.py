@@ -25,12 +25,13 @@ from dataclasses import dataclass
 import numpy as np
 from jaxtyping import Bool, Float64, Int64, Integer, UInt64
 
-from evenpack.data.permutation import derive_key
+from evenpack.data.keys import derive_key
 from evenpack.data.ranges import ranges
 from evenpack.data.recipes import MaskingConfig, SentencePairsRecipe
 from evenpack.data.sequences.masking import SPECIAL_TOKENS_OF_A_PAIR, mask_sequences, masking_keys
 from evenpack.data.sequences.pairs import PairMasks
 from evenpack.data.tokenizers.special_tokens import SENTENCE_LENGTHS, MaskingVocabulary
+from evenpack.data.tokens.array_file import open_array
 from evenpack.data.tokens.file import TokenFile
 from evenpack.data.tokens.writer import column_path
 from evenpack.errors import DataError
@@ -68,14 +69,7 @@ class SentenceIndex:
     @classmethod
     def open(cls, token_file: TokenFile) -> "SentenceIndex":
         """Reads the column. Raises: DataError if it is missing or is not of this token file."""
-        path = column_path(token_file.prefix, SENTENCE_LENGTHS)
-        try:
-            lengths = np.load(path, mmap_mode="r")
-        except (OSError, ValueError, EOFError) as error:
-            raise DataError(
-                f"{path} is not readable ({error}); remove the folder {path.parent} and prepare again"
-            ) from error
-        return cls.of(token_file, lengths)
+        return cls.of(token_file, open_array(column_path(token_file.prefix, SENTENCE_LENGTHS)))
 
     @classmethod
     def of(cls, token_file: TokenFile, sentence_lengths: Integer[np.ndarray, " S"]) -> "SentenceIndex":

@@ -17,14 +17,20 @@ N = sequences, M = masked tokens, L = the greatest length, K = sequences asked f
 """
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from jaxtyping import Bool, Int32, Int64, Integer, UInt8, UInt16
 
 from evenpack.data.ranges import ranges
 from evenpack.data.recipes import MaskedPairsRecipe, SentencePairsRecipe
-from evenpack.data.sequences.view import LocatedSequences, Origins, StoredView
+from evenpack.data.sequences.view import (
+    LocatedSequences,
+    Origins,
+    SequenceContent,
+    SequenceCounts,
+    StoredView,
+)
 from evenpack.data.tokens.array_file import open_array
 from evenpack.data.tokens.file import TokenFile
 from evenpack.data.tokens.writer import column_path
@@ -88,6 +94,7 @@ class SentencePairsView(LocatedSequences, StoredView):
     """Tokens of [CLS] A [SEP]; the others, B [SEP], are of the other token type."""
     next_sentence_labels: UInt8[np.ndarray, " sequences"]
     """Label: 0 where B follows A in its document, 1 where it is from another document."""
+    traits = frozenset({"pairs"})
 
     def lengths(self, start: int = 0, stop: int | None = None) -> Int32[np.ndarray, " asked"]:
         return self.token_file.document_lengths(start, stop).astype(np.int32)
@@ -95,6 +102,13 @@ class SentencePairsView(LocatedSequences, StoredView):
     def locate(self, sequence_ids: Int64[np.ndarray, " K"]) -> tuple[Int64[np.ndarray, " K"], Int64[np.ndarray, " K"]]:
         self._check_ids(sequence_ids)
         return self.token_file.spans(sequence_ids)
+
+    def read(self, sequence_ids: Int64[np.ndarray, " K"]) -> SequenceContent:
+        return replace(
+            super().read(sequence_ids),
+            first_lengths=self.first_segment_lengths[sequence_ids].astype(np.int64),
+            labels=self.next_sentence_labels[sequence_ids].astype(np.int64),
+        )
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -108,6 +122,7 @@ class MaskedPairsView(SentencePairsView):
     mask_positions: UInt16[np.ndarray, " masks"]
     mask_labels: Int32[np.ndarray, " labels"]
     most_masks: UInt16[np.ndarray, " lengths"]
+    traits = frozenset({"masks", "pairs"})
 
     def __post_init__(self) -> None:
         found = (len(self.mask_offsets) - 1, len(self.most_masks) - 1)
@@ -124,10 +139,8 @@ class MaskedPairsView(SentencePairsView):
                 f"labels, offsets from {ends[0]} to {ends[1]}; prepare again"
             )
 
-    def mask_counts(
-        self, sequence_ids: Int64[np.ndarray, " K"], lengths: Int64[np.ndarray, " K"]
-    ) -> Int64[np.ndarray, " K"]:
-        """Returns the masked tokens of each sequence; reads neither positions nor labels.
+    def counts(self, sequence_ids: Int64[np.ndarray, " K"], lengths: Integer[np.ndarray, " K"]) -> SequenceCounts:
+        """Counts stored masks; reads neither positions nor labels.
 
         Raises: DataError for a count that no sequence of that length has.
         """
@@ -140,24 +153,22 @@ class MaskedPairsView(SentencePairsView):
                 f"{counts[wrong[0]]} masks, and most_masks allows 0 to {most[wrong[0]]}: the stored masks are damaged "
                 "or of other sequences; prepare again"
             )
-        return counts
+        return replace(super().counts(sequence_ids, lengths), targets=counts)
 
-    def masks(self, sequence_ids: Int64[np.ndarray, " K"], lengths: Int64[np.ndarray, " K"]) -> PairMasks:
-        """Returns the masks of sequences that have these lengths.
-
-        Raises: DataError if a mask is beyond the end of its sequence, or as `mask_counts` does.
-        """
-        counts = self.mask_counts(sequence_ids, lengths)
+    def read(self, sequence_ids: Int64[np.ndarray, " K"]) -> SequenceContent:
+        """Returns the content with its masks. Raises: DataError if one is beyond its sequence, or as `counts` does."""
+        content = super().read(sequence_ids)
+        counts = content.counts.targets
         chosen = ranges(self.mask_offsets[sequence_ids], counts)
         places = self.mask_positions[chosen].astype(np.int64)
-        outside = np.flatnonzero(places >= np.repeat(lengths, counts))
+        outside = np.flatnonzero(places >= np.repeat(content.lengths, counts))
         if len(outside):
             sequence = int(np.repeat(sequence_ids, counts)[outside[0]])
             raise DataError(
                 f"mask_positions has a mask at position {places[outside[0]]} of sequence {sequence}, beyond its "
                 "end: the stored masks are damaged or of other sequences; prepare again"
             )
-        return PairMasks(counts=counts, places=places, labels=self.mask_labels[chosen].astype(np.int64))
+        return replace(content, mask_places=places, mask_labels=self.mask_labels[chosen].astype(np.int64))
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

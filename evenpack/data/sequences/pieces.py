@@ -24,13 +24,15 @@ from typing import Any
 import numpy as np
 from jaxtyping import Bool, Int32, Int64, Integer
 
-from evenpack.data.permutation import derive_key, permute, sequence_id_type
+from evenpack.data.keys import derive_key
+from evenpack.data.permutation import permute, sequence_id_type
 from evenpack.data.ranges import ranges
 from evenpack.data.recipes import ConcatRecipe, PaddingRecipe
 from evenpack.data.sequences.view import (
     NO_SEQUENCES,
     Origins,
-    PaddingCounts,
+    SequenceContent,
+    SequenceCounts,
     StoredView,
     TokenAccounting,
     index_of_kept,
@@ -131,11 +133,6 @@ class Pieces:
         begins[self.first_of_rows] = True
         return begins
 
-    def segments(self) -> tuple[Int64[np.ndarray, " segments"], Int64[np.ndarray, " K"]]:
-        """Returns the lengths of all segments, and how many each row has."""
-        begins = self.segment_begins()
-        return np.add.reduceat(self.slots, np.flatnonzero(begins)), self.sum_by_row(begins)
-
     def sum_by_row(self, values: np.ndarray) -> Int64[np.ndarray, " K"]:
         """Returns the sum over each row of a value per piece; every row has a piece."""
         sums: Int64[np.ndarray, " K"] = np.add.reduceat(values, self.first_of_rows, dtype=np.int64)
@@ -177,22 +174,50 @@ class RowsView(StoredView):
     def closings(self, pieces: Pieces) -> Int64[np.ndarray, " P"]:
         """Returns the end-of-text tokens of each piece that close its text: 0 or 1."""
 
-    def ends_of_text(
-        self, sequence_ids: Int64[np.ndarray, " K"], *, closing: bool
-    ) -> Bool[np.ndarray, " tokens"] | None:
-        pieces = self.pieces(sequence_ids)
-        left_out = pieces.paddings + self.closings(pieces) if closing else pieces.paddings
+    def counts(self, sequence_ids: Int64[np.ndarray, " K"], lengths: Integer[np.ndarray, " K"]) -> SequenceCounts:
+        if self.recipe.isolate_documents or "padding" in self.traits or self.recipe.end_of_text_in_loss != "all":
+            return self._counts(self._pieces(sequence_ids), lengths.astype(np.int64, copy=False))
+        self._check_ids(sequence_ids)
+        return SequenceCounts.of_single_segments(lengths)
+
+    def read(self, sequence_ids: Int64[np.ndarray, " K"]) -> SequenceContent:
+        pieces = self._pieces(sequence_ids)
+        return SequenceContent(
+            counts=self._counts(pieces, pieces.sum_by_row(pieces.slots)),
+            tokens=self._gather(pieces),
+            left_out=self._left_out(pieces),
+        )
+
+    def left_out(self, sequence_ids: Int64[np.ndarray, " K"]) -> Bool[np.ndarray, " tokens"] | None:
+        """Returns `SequenceContent.left_out` of the rows."""
+        return self._left_out(self._pieces(sequence_ids))
+
+    def _counts(self, pieces: Pieces, lengths: Int64[np.ndarray, " K"]) -> SequenceCounts:
+        begins = self._begins_segment(pieces)
+        firsts, slots, segments = np.flatnonzero(begins), pieces.slots, pieces.sum_by_row(begins)
+        targets, predicts_all = lengths - segments, self.recipe.end_of_text_in_loss == "all"
+        if not predicts_all:
+            left_out = self._ends_left_out(pieces)
+            is_first = begins & (left_out == slots)  # the first token of a segment is no target anyway
+            targets -= pieces.sum_by_row(left_out - is_first)
+        return SequenceCounts(
+            lengths=lengths,
+            segment_lengths=np.add.reduceat(slots, firsts),
+            segments=segments,
+            targets=targets,
+            padding=np.add.reduceat(pieces.paddings, firsts) if "padding" in self.traits else None,
+            predicts_padding=predicts_all,
+        )
+
+    def _left_out(self, pieces: Pieces) -> Bool[np.ndarray, " tokens"] | None:
+        if self.recipe.end_of_text_in_loss == "all":
+            return None
+        left_out = self._ends_left_out(pieces)
         return ~_first_of_each(pieces.slots - left_out, left_out)
 
-    def closing_targets(self, sequence_ids: Int64[np.ndarray, " K"]) -> Int64[np.ndarray, " K"]:
-        if len(sequence_ids) == 0:
-            return sequence_ids
-        pieces = self.pieces(sequence_ids)
-        closings = self.closings(pieces)
-        is_alone = (closings == 1) & (pieces.tokens + pieces.ends == 1)
-        no_targets = pieces.sum_by_row(is_alone & self._begins_segment(pieces))
-        targets: Int64[np.ndarray, " K"] = pieces.sum_by_row(closings) - no_targets
-        return targets
+    def _ends_left_out(self, pieces: Pieces) -> Int64[np.ndarray, " P"]:
+        """Returns the end-of-text tokens at the end of each piece that are not predicted."""
+        return pieces.paddings + (self.closings(pieces) if self.recipe.end_of_text_in_loss == "none" else 0)
 
     def _begins_segment(self, pieces: Pieces) -> Bool[np.ndarray, " P"]:
         """Returns which pieces begin a segment, whose first token is no target."""
@@ -207,9 +232,7 @@ class RowsView(StoredView):
         return self.token_file
 
     def origins(self, sequence_ids: Int64[np.ndarray, " K"]) -> Origins:
-        if len(sequence_ids) == 0:
-            return Origins(documents=sequence_ids, starts=sequence_ids, tokens=sequence_ids, per_sequence=sequence_ids)
-        pieces = self.pieces(sequence_ids)
+        pieces = self._pieces(sequence_ids)
         is_of_a_document = pieces.tokens + pieces.ends > 0  # and not padding alone
         return Origins(
             documents=self.documents[pieces.documents[is_of_a_document]],
@@ -226,13 +249,9 @@ class RowsView(StoredView):
         found: Int64[np.ndarray, " sequences"] = near[self.origins(near).of_document(document).per_sequence > 0]
         return found
 
-    def pieces(self, sequence_ids: Int64[np.ndarray, " K"]) -> Pieces:
-        """Returns the pieces of these rows; the last result is cached, because a batch requests it several times."""
-        last = self._last_asked
-        if not last or last[0][0] is not sequence_ids:
-            self._check_ids(sequence_ids)
-            last[:] = [(sequence_ids, self.find_pieces(sequence_ids))]
-        return last[0][1]
+    def _pieces(self, sequence_ids: Int64[np.ndarray, " K"]) -> Pieces:
+        self._check_ids(sequence_ids)
+        return self.find_pieces(sequence_ids)
 
     def lengths(self, start: int = 0, stop: int | None = None) -> Int32[np.ndarray, " asked"]:
         stop = self.count if stop is None else stop
@@ -241,15 +260,7 @@ class RowsView(StoredView):
             lengths[-1] = self.total_slots - (self.count - 1) * self.max_sequence_length
         return lengths
 
-    def segments(
-        self, sequence_ids: Int64[np.ndarray, " K"]
-    ) -> tuple[Int64[np.ndarray, " segments"], Int64[np.ndarray, " K"]]:
-        if len(sequence_ids) == 0 or not self.recipe.isolate_documents:
-            return self._row_lengths(sequence_ids), np.ones_like(sequence_ids)
-        return self.pieces(sequence_ids).segments()
-
-    def gather(self, sequence_ids: Int64[np.ndarray, " K"]) -> Integer[np.ndarray, " tokens"]:
-        pieces = self.pieces(sequence_ids)
+    def _gather(self, pieces: Pieces) -> Integer[np.ndarray, " tokens"]:
         offsets, _ = self.token_file.spans(self.documents[pieces.documents])
         tokens = self.token_file.gather(*_join_neighbours(offsets + pieces.starts, pieces.tokens))
         filled = pieces.ends + pieces.paddings
@@ -259,32 +270,11 @@ class RowsView(StoredView):
         slots[_first_of_each(pieces.tokens, filled)] = tokens
         return slots
 
-    def statistics(
-        self, sequence_ids: Int64[np.ndarray, " K"], lengths: Integer[np.ndarray, " K"]
-    ) -> tuple[Int64[np.ndarray, " K"], Int64[np.ndarray, " K"]]:
-        lengths = lengths.astype(np.int64)
-        if len(sequence_ids) == 0 or not self.recipe.isolate_documents:
-            self._check_ids(sequence_ids)
-            return np.ones_like(lengths), lengths**2
-        segments, per_row = self.pieces(sequence_ids).segments()
-        return per_row, np.add.reduceat(segments**2, np.cumsum(per_row) - per_row)
-
-    @cached_property
-    def _last_asked(self) -> list[tuple[Int64[np.ndarray, " K"], Pieces]]:
-        """At most one pair: row ids, and their pieces."""
-        return []
-
     @cached_property
     def _end_of_text(self) -> int:
         """Returns the token in which each document ends."""
         offsets, lengths = self.token_file.spans(self.documents[:1])
         return int(self.token_file.gather(offsets + lengths - 1, np.ones_like(lengths))[0])
-
-    def _row_lengths(self, sequence_ids: Int64[np.ndarray, " K"]) -> Int64[np.ndarray, " K"]:
-        self._check_ids(sequence_ids)
-        begins = sequence_ids * self.max_sequence_length
-        lengths: Int64[np.ndarray, " K"] = np.minimum(self.total_slots - begins, self.max_sequence_length)
-        return lengths
 
 
 def most_segments(view: RowsView) -> int:
@@ -294,7 +284,7 @@ def most_segments(view: RowsView) -> int:
     most = 1
     for start in range(0, view.count, _ROWS_AT_ONCE):
         rows = np.arange(start, min(start + _ROWS_AT_ONCE, view.count))
-        most = max(most, int(view.pieces(rows).segments()[1].max()))
+        most = max(most, int(view.counts(rows, view.lengths(start, start + len(rows))).segments.max()))
     return most
 
 
@@ -325,11 +315,6 @@ class _StreamView(RowsView):
     @property
     def total_slots(self) -> int:
         return int(self.stream_starts[-1])
-
-    def ends_of_text(
-        self, sequence_ids: Int64[np.ndarray, " K"], *, closing: bool
-    ) -> Bool[np.ndarray, " tokens"] | None:
-        return super().ends_of_text(sequence_ids, closing=True) if closing else None  # nothing pads
 
     def closings(self, pieces: Pieces) -> Int64[np.ndarray, " P"]:
         lengths = np.diff(self.stream_starts)[pieces.documents]
@@ -466,6 +451,7 @@ class PaddingView(RowsView):
     """The atom at each rank of the order."""
     row_ends: Int64[np.ndarray, " places"]
     """Number of rows that the atoms up to each rank of the order fill; empty where all fill as many."""
+    traits = frozenset({"padding"})
 
     @property
     def total_slots(self) -> int:
@@ -475,32 +461,6 @@ class PaddingView(RowsView):
 
     def closings(self, pieces: Pieces) -> Int64[np.ndarray, " P"]:
         return pieces.ends
-
-    def padding_counts(self, sequence_ids: Int64[np.ndarray, " K"]) -> PaddingCounts:
-        if len(sequence_ids) == 0:
-            return PaddingCounts(sequence_ids, sequence_ids, sequence_ids)
-        pieces = self.pieces(sequence_ids)
-        firsts, lengths, paddings = self._padded_segments(pieces)
-        squares = np.zeros_like(pieces.paddings)
-        squares[firsts] = lengths**2 - (lengths - paddings) ** 2
-        no_target = np.zeros_like(pieces.paddings)
-        no_target[firsts] = pieces.tokens[firsts] + pieces.ends[firsts] == 0  # a segment's first token is none anyway
-        tokens = pieces.sum_by_row(pieces.paddings)
-        return PaddingCounts(tokens, tokens - pieces.sum_by_row(no_target), pieces.sum_by_row(squares))
-
-    def real_segment_lengths(self, sequence_ids: Int64[np.ndarray, " K"]) -> Int64[np.ndarray, " segments"]:
-        if len(sequence_ids) == 0:
-            return sequence_ids
-        _, lengths, paddings = self._padded_segments(self.pieces(sequence_ids))
-        real: Int64[np.ndarray, " segments"] = lengths - paddings
-        return real
-
-    def _padded_segments(
-        self, pieces: Pieces
-    ) -> tuple[Int64[np.ndarray, " segments"], Int64[np.ndarray, " segments"], Int64[np.ndarray, " segments"]]:
-        """Returns for each segment its first piece, its slots, and those of them that are padding."""
-        firsts = np.flatnonzero(self._begins_segment(pieces))
-        return firsts, np.add.reduceat(pieces.slots, firsts), np.add.reduceat(pieces.paddings, firsts)
 
     def find_pieces(self, sequence_ids: Int64[np.ndarray, " K"]) -> Pieces:
         parts = self._parts(sequence_ids)

@@ -7,7 +7,7 @@ from jaxtyping import Bool, Int32, Int64, Integer
 
 from evenpack.data.sequences.documents import DocumentsView
 from evenpack.data.sequences.pieces import ConcatView
-from evenpack.data.sequences.view import NO_SEQUENCES, LocatedSequences, Origins
+from evenpack.data.sequences.view import NO_SEQUENCES, LocatedSequences, Origins, SequenceCounts
 from evenpack.data.tokens.array_file import open_array
 from evenpack.data.tokens.file import TokenFile
 from evenpack.data.tokens.writer import column_path
@@ -62,13 +62,11 @@ class ShuffledView(LocatedSequences):
         self._check_ids(sequence_ids)
         return self.token_file.spans(sequence_ids)
 
-    def ends_of_text(
-        self, sequence_ids: Int64[np.ndarray, " K"], *, closing: bool
-    ) -> Bool[np.ndarray, " tokens"] | None:
-        return self.source_view.ends_of_text(self._ids_in_source(sequence_ids), closing=closing)
+    def counts(self, sequence_ids: Int64[np.ndarray, " K"], lengths: Integer[np.ndarray, " K"]) -> SequenceCounts:
+        return self.source_view.counts(self._ids_in_source(sequence_ids), lengths)
 
-    def closing_targets(self, sequence_ids: Int64[np.ndarray, " K"]) -> Int64[np.ndarray, " K"]:
-        return self.source_view.closing_targets(self._ids_in_source(sequence_ids))
+    def left_out(self, sequence_ids: Int64[np.ndarray, " K"]) -> Bool[np.ndarray, " tokens"] | None:
+        return self.source_view.left_out(self._ids_in_source(sequence_ids))
 
     @property
     def document_file(self) -> TokenFile:

@@ -9,21 +9,23 @@ Views tell which parts of which documents are in which sequence (`Origins`), and
 """
 
 from abc import abstractmethod
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol, TypeVar, runtime_checkable
+from typing import Any, Literal, Protocol, TypeVar, runtime_checkable
 
 import numpy as np
-from jaxtyping import Bool, Int32, Int64, Integer
-from pydantic import TypeAdapter
+from jaxtyping import Bool, Int32, Int64, Integer, Shaped
 
 from evenpack.data.mapped_pages import release_mapped_pages
 from evenpack.data.recipes import OF_THE_LOSS, Recipe
-from evenpack.data.tokens.array_file import write_array
+from evenpack.data.tokens.array_file import open_array, write_array
 from evenpack.data.tokens.file import TokenFile
 from evenpack.errors import DataError
-from evenpack.files import fsync_directory, read_json, write_json
+from evenpack.files import explained, fsync_directory, read_json, write_json
+
+Trait = Literal["labels", "masks", "padding", "pairs"]
+"""Labels of single tokens, stored masks, tokens that only pad, and halves that follow each other or not."""
 
 _DESCRIPTION = "view.json"
 _CHUNK_SEQUENCES = 1 << 20
@@ -114,8 +116,12 @@ class SequenceView(Protocol):
     """The sequences of one split of one source, numbered from 0; K = number of requested sequences.
 
     A sequence has one segment, or several where documents share it and must not see each other. Ids outside
-    [0, count) raise IndexError.
+    [0, count) raise IndexError. What counts in the loss is known from the recipe with which the view was opened.
     """
+
+    @property
+    def traits(self) -> frozenset[Trait]:
+        """What the sequences have besides tokens, which an objective may need or refuse."""
 
     @property
     def max_sequence_length(self) -> int: ...
@@ -134,52 +140,136 @@ class SequenceView(Protocol):
     def lengths(self, start: int = 0, stop: int | None = None) -> Int32[np.ndarray, " asked"]:
         """Returns the tokens of the sequences `start` to `stop`, by default of all; takes memory for these alone."""
 
-    def segments(
-        self, sequence_ids: Int64[np.ndarray, " K"]
-    ) -> tuple[Int64[np.ndarray, " segments"], Int64[np.ndarray, " K"]]:
-        """Returns the lengths of all segments, sequence by sequence, and how many each sequence has."""
+    def counts(self, sequence_ids: Int64[np.ndarray, " K"], lengths: Integer[np.ndarray, " K"]) -> "SequenceCounts":
+        """Returns what the sequences hold, without reading a token; `lengths` are theirs, which a plan already has.
 
-    def real_segment_lengths(self, sequence_ids: Int64[np.ndarray, " K"]) -> Int64[np.ndarray, " segments"]:
-        """Returns the lengths of all segments without tokens that only pad them."""
-
-    def gather(self, sequence_ids: Int64[np.ndarray, " K"]) -> Integer[np.ndarray, " tokens"]:
-        """Returns the tokens of the sequences, concatenated, in the token file's type."""
-
-    def statistics(
-        self, sequence_ids: Int64[np.ndarray, " K"], lengths: Integer[np.ndarray, " K"]
-    ) -> tuple[Int64[np.ndarray, " K"], Int64[np.ndarray, " K"]]:
-        """Returns, for each sequence, its segments and the sum of their squared lengths.
-
-        It reads no token; `lengths` are the lengths of the sequences, which a plan already has.
+        Raises: DataError if a stored column is damaged.
         """
 
-    def padding_counts(self, sequence_ids: Int64[np.ndarray, " K"]) -> "PaddingCounts | None":
-        """Returns the padding of each sequence, or None if no sequence has any. Reads no token."""
-
-    def ends_of_text(
-        self, sequence_ids: Int64[np.ndarray, " K"], *, closing: bool
-    ) -> Bool[np.ndarray, " tokens"] | None:
-        """Returns which tokens of the sequences are padding, or None if none can be. Reads no token.
-
-        Args:
-            closing: whether the end-of-text that closes a document, or a piece of one, counts too.
-        """
-
-    def closing_targets(self, sequence_ids: Int64[np.ndarray, " K"]) -> Int64[np.ndarray, " K"]:
-        """Returns the end-of-text tokens of each sequence that close a text and are not the first of their segment."""
-
-    def unpredicted(self, sequence_ids: Int64[np.ndarray, " K"]) -> Bool[np.ndarray, " tokens"] | None:
-        """Returns which tokens of the sequences labels leave out of the loss, or None if there are no labels."""
+    def read(self, sequence_ids: Int64[np.ndarray, " K"]) -> "SequenceContent":
+        """Returns the content of the sequences. Raises: DataError if a stored column is damaged."""
 
 
-class PaddingCounts(NamedTuple):
-    """The padding inside each of K sequences."""
+@dataclass(frozen=True, kw_only=True, eq=False)
+class SequenceCounts:
+    """What K sequences hold."""
 
-    tokens: Int64[np.ndarray, " K"]
+    lengths: Int64[np.ndarray, " K"]
+    segment_lengths: Int64[np.ndarray, " segments"]
+    """Lengths of all segments, sequence by sequence."""
+    segments: Int64[np.ndarray, " K"]
+    """Number of segments of each sequence, at least 1."""
     targets: Int64[np.ndarray, " K"]
-    """Number of these that would be targets if they were treated as other tokens."""
-    squared_lengths: Int64[np.ndarray, " K"]
-    """Part of the sum of squared lengths over the sequence's segments that falls on these tokens."""
+    """Tokens of each sequence that are predicted: its stored masks; or those that its labels, or the recipe's
+    `end_of_text_in_loss`, leave in the loss, but for the first of each segment."""
+    padding: Int64[np.ndarray, " segments"] | None = None
+    """Tokens of each segment that only pad; None: none do."""
+    predicts_padding: bool = False
+    """Whether these are among the targets, as other tokens are."""
+
+    @classmethod
+    def of_single_segments(cls, lengths: Integer[np.ndarray, " K"]) -> "SequenceCounts":
+        """Returns the counts of sequences that are a segment each, in which nothing pads and all is predicted."""
+        lengths = lengths.astype(np.int64, copy=False)
+        return cls(lengths=lengths, segment_lengths=lengths, segments=np.ones_like(lengths), targets=lengths - 1)
+
+    @classmethod
+    def joined(cls, groups: Int64[np.ndarray, " K"], parts: Mapping[int, "SequenceCounts"]) -> "SequenceCounts":
+        """Returns the counts of K sequences, each of which is the next one of its group; all are of one recipe."""
+        one = next(iter(parts.values()))
+        if len(parts) == 1:
+            return one
+        segments = _in_order(groups, parts, "segments")
+        return cls(
+            lengths=_in_order(groups, parts, "lengths"),
+            segment_lengths=_in_order(groups, parts, "segment_lengths", segments),
+            segments=segments,
+            targets=_in_order(groups, parts, "targets"),
+            padding=_in_order(groups, parts, "padding", segments),
+            predicts_padding=one.predicts_padding,
+        )
+
+    @property
+    def real_lengths(self) -> Int64[np.ndarray, " segments"]:
+        """Lengths of all segments without what only pads them."""
+        return self.segment_lengths if self.padding is None else self.segment_lengths - self.padding
+
+    @property
+    def padding_tokens(self) -> int:
+        """Number of tokens that only pad."""
+        return 0 if self.padding is None else int(self.padding.sum())
+
+    @property
+    def padding_targets(self) -> int:
+        """Number of targets that only pad: a segment's first token is none."""
+        if self.padding is None or not self.predicts_padding:
+            return 0
+        return int((self.padding - (self.padding == self.segment_lengths)).sum())
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class SequenceContent:
+    """The content of K sequences, one after another."""
+
+    counts: SequenceCounts
+    tokens: Integer[np.ndarray, " tokens"]
+    """Tokens in the token file's type."""
+    left_out: Bool[np.ndarray, " tokens"] | None = None
+    """Tokens that are not predicted, by labels or as an end-of-text; None: none."""
+    first_lengths: Int64[np.ndarray, " K"] | None = None
+    """Tokens of the first half of each, where sequences have two halves."""
+    labels: Shaped[np.ndarray, " K *parts"] | None = None
+    """The label of each sequence as a whole: whether its halves follow each other, or what a task's file says."""
+    mask_places: Int64[np.ndarray, " targets"] | None = None
+    """Ascending positions of the stored masks within each sequence, of which the targets are its number."""
+    mask_labels: Int64[np.ndarray, " targets"] | None = None
+    """The tokens to predict there."""
+
+    @classmethod
+    def joined(cls, groups: Int64[np.ndarray, " K"], parts: Mapping[int, "SequenceContent"]) -> "SequenceContent":
+        """Returns the content of K sequences, each of which is the next one of its group."""
+        if len(parts) == 1:
+            return next(iter(parts.values()))
+        counts = SequenceCounts.joined(groups, {group: one.counts for group, one in parts.items()})
+        return cls(
+            counts=counts,
+            tokens=_in_order(groups, parts, "tokens", counts.lengths),
+            left_out=_in_order(groups, parts, "left_out", counts.lengths),
+            first_lengths=_in_order(groups, parts, "first_lengths"),
+            labels=_in_order(groups, parts, "labels"),
+            mask_places=_in_order(groups, parts, "mask_places", counts.targets),
+            mask_labels=_in_order(groups, parts, "mask_labels", counts.targets),
+        )
+
+    @property
+    def lengths(self) -> Int64[np.ndarray, " K"]:
+        return self.counts.lengths
+
+    @property
+    def starts(self) -> Int64[np.ndarray, " K"]:
+        """First token of each sequence."""
+        starts: Int64[np.ndarray, " K"] = np.cumsum(self.lengths) - self.lengths
+        return starts
+
+
+def _in_order(
+    groups: Int64[np.ndarray, " K"], parts: Mapping[int, Any], name: str, sizes: Int64[np.ndarray, " K"] | None = None
+) -> Any:
+    """Returns a field of K sequences, each of which takes its next values from the part of its group.
+
+    None if no part has the field; zeros where one has not.
+
+    Args:
+        sizes: number of values of each sequence; None: one.
+    """
+    given = {group: values for group, part in parts.items() if (values := getattr(part, name)) is not None}
+    if not given:
+        return None
+    of_values = groups if sizes is None else np.repeat(groups, sizes)
+    joined = np.zeros(len(of_values), dtype=np.result_type(*given.values()))
+    for group, values in given.items():
+        joined[of_values == group] = values
+    return joined
 
 
 def length_chunks(view: SequenceView) -> Iterator[Int32[np.ndarray, " chunk"]]:
@@ -191,34 +281,14 @@ def length_chunks(view: SequenceView) -> Iterator[Int32[np.ndarray, " chunk"]]:
 
 
 class NumberedSequences:
-    """Sequences numbered from 0, without padding or an end-of-text unless a subclass says otherwise."""
+    """Sequences numbered from 0."""
+
+    traits: frozenset[Trait] = frozenset()
 
     @property
     @abstractmethod
     def count(self) -> int:
         """Number of sequences."""
-
-    @abstractmethod
-    def segments(
-        self, sequence_ids: Int64[np.ndarray, " K"]
-    ) -> tuple[Int64[np.ndarray, " segments"], Int64[np.ndarray, " K"]]: ...
-
-    def real_segment_lengths(self, sequence_ids: Int64[np.ndarray, " K"]) -> Int64[np.ndarray, " segments"]:
-        return self.segments(sequence_ids)[0]
-
-    def padding_counts(self, sequence_ids: Int64[np.ndarray, " K"]) -> "PaddingCounts | None":
-        return None
-
-    def ends_of_text(
-        self, sequence_ids: Int64[np.ndarray, " K"], *, closing: bool
-    ) -> Bool[np.ndarray, " tokens"] | None:
-        return None
-
-    def closing_targets(self, sequence_ids: Int64[np.ndarray, " K"]) -> Int64[np.ndarray, " K"]:
-        return np.zeros_like(sequence_ids)
-
-    def unpredicted(self, sequence_ids: Int64[np.ndarray, " K"]) -> Bool[np.ndarray, " tokens"] | None:
-        return None
 
     def _check_ids(self, sequence_ids: Int64[np.ndarray, " K"]) -> None:
         if len(sequence_ids) and not 0 <= sequence_ids.min() <= sequence_ids.max() < self.count:
@@ -236,21 +306,21 @@ class LocatedSequences(NumberedSequences):
     def locate(self, sequence_ids: Int64[np.ndarray, " K"]) -> tuple[Int64[np.ndarray, " K"], Int64[np.ndarray, " K"]]:
         """Returns the start of each sequence in the token file, and its length in tokens."""
 
-    def segments(
-        self, sequence_ids: Int64[np.ndarray, " K"]
-    ) -> tuple[Int64[np.ndarray, " segments"], Int64[np.ndarray, " K"]]:
-        _, lengths = self.locate(sequence_ids)
-        return lengths, np.ones_like(lengths)
-
-    def gather(self, sequence_ids: Int64[np.ndarray, " K"]) -> Integer[np.ndarray, " tokens"]:
-        return self.token_file.gather(*self.locate(sequence_ids))
-
-    def statistics(
-        self, sequence_ids: Int64[np.ndarray, " K"], lengths: Integer[np.ndarray, " K"]
-    ) -> tuple[Int64[np.ndarray, " K"], Int64[np.ndarray, " K"]]:
+    def counts(self, sequence_ids: Int64[np.ndarray, " K"], lengths: Integer[np.ndarray, " K"]) -> SequenceCounts:
         self._check_ids(sequence_ids)
-        lengths = lengths.astype(np.int64)
-        return np.ones_like(lengths), lengths**2
+        return SequenceCounts.of_single_segments(lengths)
+
+    def read(self, sequence_ids: Int64[np.ndarray, " K"]) -> SequenceContent:
+        starts, lengths = self.locate(sequence_ids)
+        return SequenceContent(
+            counts=self.counts(sequence_ids, lengths),
+            tokens=self.token_file.gather(starts, lengths),
+            left_out=self.left_out(sequence_ids),
+        )
+
+    def left_out(self, sequence_ids: Int64[np.ndarray, " K"]) -> Bool[np.ndarray, " tokens"] | None:
+        """Returns `SequenceContent.left_out` of the sequences."""
+        return None
 
 
 ViewT = TypeVar("ViewT", bound="StoredView")
@@ -291,7 +361,7 @@ class StoredView(NumberedSequences):
     def __reduce_ex__(self, protocol: Any) -> Any:
         if self.directory is None:
             return super().__reduce_ex__(protocol)
-        return open_stored, (type(self), self.directory, self.token_file)
+        return open_stored, (type(self), self.directory, self.token_file, self.recipe)
 
 
 def remove_description(directory: Path) -> None:
@@ -310,7 +380,7 @@ def write_description(
 ) -> None:
     """Writes the description of a view, once its arrays are stored."""
     description = {
-        "recipe": recipe.model_dump(mode="json", exclude_none=True, exclude=OF_THE_LOSS),
+        "recipe": _stored_form(recipe),
         "token_file_tokens": token_file.tokens,
         "accounting": asdict(accounting),
         "max_segments_per_sequence": max_segments_per_sequence,
@@ -318,30 +388,34 @@ def write_description(
     write_json(directory / _DESCRIPTION, description)
 
 
-def read_description(directory: Path) -> dict[str, Any]:
-    """Returns the recipe and figures of a stored view. Raises: DataError if they are missing or unreadable."""
+def _stored_form(recipe: Recipe) -> dict[str, Any]:
+    return recipe.model_dump(mode="json", exclude_none=True, exclude=OF_THE_LOSS)
+
+
+def open_stored(kind: type[ViewT], directory: Path, token_file: TokenFile, recipe: Recipe) -> ViewT:
+    """Maps a stored view; what counts in the loss is not stored, and is what `recipe` says.
+
+    Raises: DataError if a file is missing or cut short, or if the view is of another recipe or token file.
+    """
+    path = directory / _DESCRIPTION
     try:
-        return read_json(directory / _DESCRIPTION)
+        with explained(path, DataError):
+            description = read_json(path)
     except (OSError, ValueError) as error:
         raise DataError(f"{directory} holds no stored view ({error}); remove the folder and prepare again") from error
-
-
-def open_stored(kind: type[ViewT], directory: Path, token_file: TokenFile) -> ViewT:
-    """Maps a stored view. Raises: DataError if a file is missing, cut short, or made for another token file."""
-    description = read_description(directory)
+    if description.get("recipe") != _stored_form(recipe):
+        raise DataError(
+            f"{directory} was made by the recipe {description.get('recipe')}, asked for is {_stored_form(recipe)}; "
+            "prepare again"
+        )
     if description["token_file_tokens"] != token_file.tokens:
         raise DataError(
             f"{directory} was made for a token file of {description['token_file_tokens']} tokens, "
             f"{token_file.prefix} has {token_file.tokens}; prepare again"
         )
-    try:
-        arrays = {
-            name: np.load(directory / f"{name}.npy", mmap_mode="r").view(np.ndarray) for name in _array_names(kind)
-        }
-    except (OSError, ValueError, EOFError) as error:
-        raise DataError(f"{directory} is not whole ({error}); remove the folder and prepare again") from error
+    arrays = {name: open_array(directory / f"{name}.npy") for name in _array_names(kind)}
     return kind(
-        recipe=TypeAdapter(Recipe).validate_python(description["recipe"]),
+        recipe=recipe,
         token_file=token_file,
         accounting=TokenAccounting(**description["accounting"]),
         max_segments_per_sequence=description["max_segments_per_sequence"],

@@ -195,14 +195,15 @@ class MaskedSequences:
     @classmethod
     def of_view(cls, view: MaskedPairsView, first: int, last: int) -> "MaskedSequences":
         """Returns the sequences `first` to `last` of a prepared split."""
-        ids = np.arange(first, last)
-        lengths = view.lengths(first, last).astype(np.int64)
+        content = view.read(np.arange(first, last))
+        assert content.mask_places is not None, "of masked pairs"
+        assert content.mask_labels is not None, "of masked pairs"
         return cls(
-            tokens=view.gather(ids),
-            lengths=lengths,
+            tokens=content.tokens,
+            lengths=content.lengths,
             first_segment_lengths=view.first_segment_lengths[first:last].astype(np.int64),
             next_sentence_labels=view.next_sentence_labels[first:last].astype(np.int64),
-            masks=view.masks(ids, lengths),
+            masks=PairMasks(counts=content.counts.targets, places=content.mask_places, labels=content.mask_labels),
         )
 
     @property

@@ -17,7 +17,8 @@ from itertools import pairwise
 import numpy as np
 from jaxtyping import Int64, Integer
 
-from evenpack.data.permutation import derive_key, permute
+from evenpack.data.keys import derive_key
+from evenpack.data.permutation import permute
 from evenpack.errors import DataError
 
 PROGRAM_BYTES = 640 << 20

@@ -204,7 +204,7 @@ class ColumnFolder:
         tokens = self.buffer.take(int(lengths.sum(dtype=np.int64)))
         place = 0
         for index, (begin, end) in enumerate(chunks(lengths)):
-            read = view.gather(np.arange(first + begin, first + end))
+            read = view.read(np.arange(first + begin, first + end)).tokens
             tokens[place : place + len(read)] = read
             place += len(read)
             if index % _CHUNKS_MAPPED == 0:

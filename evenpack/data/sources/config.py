@@ -105,7 +105,8 @@ class TextSource(SourceOfFiles):
 
     kind: Literal["text"]
     document_separator: Literal["file", "blank_line", "line"] = "file"
-    """What ends a document."""
+    """Where a document ends, at the end of its file, at a blank line (each paragraph is a document) or at the end of
+    each line."""
 
     @model_validator(mode="after")
     def _check(self) -> "TextSource":
@@ -160,7 +161,7 @@ class MegatronSource(_SourceBase):
 
 
 class Hdf5Source(_SourceBase):
-    """HDF5 shards of finished, masked pairs, as MLPerf's and NVIDIA's BERT pipelines make them: docs/hdf5.md."""
+    """HDF5 shards of finished, masked pairs, as MLPerf's and NVIDIA's BERT pipelines make them."""
 
     kind: Literal["hdf5"]
     path: UserPaths | None = None

@@ -7,8 +7,8 @@ A corpus of files reads pieces of them one after the other, and its parts consis
 """
 
 from collections.abc import Callable, Generator, Iterable, Iterator
-from dataclasses import dataclass
-from typing import Generic, NamedTuple, Protocol, TypeVar, runtime_checkable
+from dataclasses import dataclass, field
+from typing import Generic, Protocol, TypeVar, runtime_checkable
 
 import xxhash
 
@@ -18,7 +18,8 @@ from evenpack.errors import DataError
 SectionT = TypeVar("SectionT")
 
 
-class Document(NamedTuple):
+@dataclass(slots=True)
+class Document:
     """One document and its properties without tokens."""
 
     text: str
@@ -28,8 +29,10 @@ class Document(NamedTuple):
     """xxh3_64 of the text in UTF-8, which identifies equal documents and decides the validation split."""
     bytes_read: int
     """Bytes of the source's files read so far, including this document; ends at `Corpus.total_bytes`."""
-    is_held_out: bool | None = None
+    is_held_out: bool | None
     """Whether the document is one for validation, if the source's section names these; None if a hash decides."""
+    where: Callable[[], str] = field(compare=False, repr=False)
+    """Names its place in the source, until the next document is read."""
 
     @property
     def stored_identity(self) -> int:
@@ -80,7 +83,7 @@ class SourceKind(Generic[SectionT]):
 def make_document(text: str, bytes_read: int, where: Callable[[], str], *, is_held_out: bool | None = None) -> Document:
     """Makes the document of a text; `where` gives its position if it is not valid Unicode, which raises DataError."""
     encoded = encode_text(text, where)
-    return Document(text, len(encoded), xxhash.xxh3_64_intdigest(encoded), bytes_read, is_held_out)
+    return Document(text, len(encoded), xxhash.xxh3_64_intdigest(encoded), bytes_read, is_held_out, where)
 
 
 def encode_text(text: str, where: Callable[[], str]) -> bytes:

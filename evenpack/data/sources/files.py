@@ -6,8 +6,11 @@ FOLDER/state.json, dataset_info.json, data-00000-of-00002.arrow ...      a Datas
 FOLDER/dataset_dict.json, train/, test/ ...                              a DatasetDict; each folder is a Dataset
 """
 
-from collections.abc import Callable, Sequence
+import logging
+import re
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from functools import cache
 from itertools import takewhile
 from pathlib import Path
 from typing import Any
@@ -15,9 +18,21 @@ from typing import Any
 from evenpack.config import Section
 from evenpack.data.sources.config import Hdf5Source, SourceOfFiles
 from evenpack.errors import DataError
-from evenpack.files import read_json
+from evenpack.files import explained, read_json
+
+log = logging.getLogger(__name__)
 
 _GLOB_CHARACTERS = frozenset("*?[")
+_SPLITS = {
+    "validation": re.compile(r"(vals?|valid|validate|validation|dev|devel|development)(set|data)?"),
+    "test": re.compile(r"(tests?|testing|evals?|evaluation|unseen)(set|data)?|(news)?test[ab]?|tst|(held|hold)(out)?"),
+    "train": re.compile(r"train(ing)?(set|data)?|trn"),
+}
+"""The words by which names of files, folders and sources say a split; of two, the first here counts."""
+_MOST_WORDS = 5
+"""Words of a name in which a split may stand anywhere; in a longer one, or a title, at its ends alone."""
+_OF_TITLES = frozenset(("a", "an", "and", "for", "how", "my", "on", "the", "to", "what", "with", "your"))
+_MOST_NAMED = 3
 ARROW_SUFFIXES = (".arrow", ".arrows", ".feather")
 """Suffixes of files in Arrow's own format."""
 _STATE = "state.json"
@@ -49,14 +64,16 @@ def find_files(
     suffixes: tuple[str, ...] | None,
     key: str = "path",
     own_files: FolderFiles = lambda _: None,
+    of_one_split: bool = False,
 ) -> tuple[Path, ...]:
     """Returns the files of each path of a source, one path after the other.
 
     A path is a file; a folder, with the files of the given suffixes in it and in its folders; or a glob pattern. Hidden
     files are left out of folders and patterns, which are sorted by path: part by part, by code points. `key` is the
-    paths' key in the source's section.
+    paths' key in the source's section. With `of_one_split`, names that say other splits are not passed over.
 
-    Raises: DataError if a path leads to no file, or if two lead to the same one.
+    Raises: DataError if a path leads to no file, if two lead to the same one, or if a folder or pattern leads to files
+    for training and to others for validation or test.
     """
     if paths is None:
         raise DataError(f"source '{name}' has no path: give data.sources.{name}.{key}=FILE (a file, folder or pattern)")
@@ -64,7 +81,10 @@ def find_files(
     found: dict[Path, tuple[Path, Path]] = {}
     for path in (paths,) if isinstance(paths, Path) else paths:
         try:
-            for file in search.files_of(path):
+            files = search.files_of(path)
+            if of_one_split and not path.is_file() and (not path.is_dir() or own_files(path) is None):
+                refuse_mixed_splits(name, files, path, key)
+            for file in files:
                 target = file.resolve()
                 if target in found:
                     raise _found_twice(name, key, first=found[target], second=(file, path))
@@ -95,11 +115,13 @@ class SourceFiles:
 
         Raises: DataError as `find_files`, and for a file that is both for training and for validation.
         """
-        training = find_files(name, source.path, suffixes=suffixes, own_files=own_files("path"))
+        training = find_files(name, source.path, suffixes=suffixes, own_files=own_files("path"), of_one_split=True)
         if source.validation_path is None:
             return cls(training=training, validation=())
         key = "validation_path"
-        validation = find_files(name, source.validation_path, suffixes=suffixes, key=key, own_files=own_files(key))
+        validation = find_files(
+            name, source.validation_path, suffixes=suffixes, key=key, own_files=own_files(key), of_one_split=True
+        )
         shared = {path.resolve() for path in training} & {path.resolve() for path in validation}
         if shared:
             raise DataError(
@@ -107,6 +129,91 @@ class SourceFiles:
                 f"trained on; correct data.sources.{name}.path"
             )
         return cls(training=training, validation=validation)
+
+
+def split_of(name: str) -> str | None:
+    """Returns the split that a name says, without its ending: `train`, `validation` or `test`; None if it says none.
+
+    Numbers do not count: `train-00000-of-00002`, `wikiDev` and `test2` say one, and `how_to_train_a_dog` none. A name
+    that says training and another split says the other: `train_test`.
+    """
+    divided = re.sub(r"(?<=[a-z])(?=[A-Z])", "_", name).lower()
+    words = [word.rstrip("0123456789") for word in re.split(r"[\W_]+", divided)]
+    words = [word for word in words if word and word not in ("of", "v", "part", "shard")]
+    is_title = len(words) > _MOST_WORDS or not _OF_TITLES.isdisjoint(words)
+    said = [words[0], words[-1]] if is_title else words
+    return next((split for split, known in _SPLITS.items() if any(map(known.fullmatch, said))), None)
+
+
+def refuse_splits(names: Sequence[str], remedy: str) -> None:
+    """Looks at the names of the sources of a mixture; a warning names those that seem to be held out.
+
+    Raises: DataError, ending in `remedy`, if they are splits: `train` and `test`.
+    """
+    said = {name: split_of(name) for name in names}
+    exact = {said[name] for name in names if any(known.fullmatch(name.lower()) for known in _SPLITS.values())}
+    if "train" in exact and len(exact) > 1:
+        raise DataError(f"the documents are of the splits {', '.join(names)}, {remedy}")
+    others = [name for name, split in said.items() if split in ("validation", "test")]
+    if 0 < len(others) < len(names):
+        _warn_once(
+            f"the sources {', '.join(others)} are trained on, and their names say that they are held out: if they are, "
+            "leave them out"
+        )
+
+
+def _split_of_file(file: Path, base: Path) -> str | None:
+    """Returns the split that the folders of a file below `base` or its own name say; held out, if one says so."""
+    parts = file.relative_to(base).parts if file.is_relative_to(base) else (file.name,)
+    endings = (file.suffix, "".join(file.suffixes[-2:]), "")  # the last: some have the split as their ending
+    names = [*parts[:-1], *(parts[-1].removesuffix(ending) for ending in endings)]
+    said = set(map(split_of, names))
+    return next((split for split in _SPLITS if split in said), None)
+
+
+def refuse_mixed_splits(source: str, files: Iterable[Path], path: Path, key: str, *, kinds: str = "") -> None:
+    """Looks at the names of the files of a folder or pattern; a warning names those that seem to be held out.
+
+    Held out may be, too, what stands beside files for training and says nothing. `kinds` follows the key in messages:
+    the kinds of sources that have it, if it is not one of this source.
+
+    Raises: DataError if some say that they are for training, and others for validation or test.
+    """
+    base = path if path.is_dir() else _before_glob(path)
+    place = f"data.sources.{source}.{key}{kinds}"
+    splits: dict[str | None, list[Path]] = {}
+    for file in files:
+        splits.setdefault(_split_of_file(file, base), []).append(file)
+    others = [file for split in ("validation", "test") for file in splits.get(split, [])]
+    if not others:
+        if key == "path" and "train" in splits and None in splits:
+            _warn_once(
+                f"source '{source}' trains on {_named(splits[None])} beside {_named(splits['train'])}, which alone say "
+                f"that they are for training: if the others are held out, leave them out of {place}"
+            )
+        return
+    if "train" in splits:
+        raise DataError(
+            f"source '{source}': {path} leads to files of several splits, {_named(splits['train'])} for training, and "
+            f"{_named(others)}: name one split, by its files, its folder or a pattern such as '*train*', in "
+            f"{place}{'' if kinds else ' (`evenpack new`: in --data)'}"
+        )
+    named = [base.resolve().name, *path.parts[len(base.parts) :]]
+    if key == "path" and not any(map(split_of, named)):
+        _warn_once(
+            f"source '{source}' trains on {_named(others)}, whose names say that they are held out: if they are, name "
+            f"the others in {place} (by files, a folder or a pattern)"
+        )
+
+
+def _named(files: Sequence[Path]) -> str:
+    more = len(files) - _MOST_NAMED
+    return ", ".join(map(str, files[:_MOST_NAMED])) + (f" and {more:,} more" if more > 0 else "")
+
+
+@cache
+def _warn_once(message: str) -> None:
+    log.warning("%s", message)
 
 
 def files_below(folder: Path) -> tuple[Path, ...]:
@@ -245,7 +352,8 @@ def _listed_files(folder: Path) -> tuple[Path, ...]:
 
 def _read_description(path: Path) -> dict[str, Any]:
     try:
-        return read_json(path)
+        with explained(path, DataError):
+            return read_json(path)
     except (OSError, ValueError) as error:
         raise _damaged(path, str(error)) from error
 

@@ -1,21 +1,26 @@
 """The source `hub`: a dataset of the Hugging Face hub, or a local folder of that form, through `datasets`."""
 
+import re
 from collections.abc import Generator, Iterator
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 from evenpack.data.sources.config import HubSource
 from evenpack.data.sources.corpus import Document, FileCorpus, SourceKind, make_document
 from evenpack.data.sources.file_sources import refuse_long_text
-from evenpack.data.sources.files import InputFile, files_below, saved_splits
+from evenpack.data.sources.files import InputFile, files_below, refuse_mixed_splits, saved_splits, split_of
 from evenpack.errors import DataError
 from evenpack.files import expand_user
 
 _ROWS_AT_ONCE = 1000
 
 
-def load_rows(name: str, subset: str | None, split: str, *, label: str) -> Any:
-    """Returns a split as a `datasets.Dataset`. Raises: DataError, beginning with `label`, if it cannot be loaded."""
+def load_rows(name: str, subset: str | None, split: str, *, label: str) -> tuple[Any, Any]:
+    """Returns a split as a `datasets.Dataset`, and the builder that found its files.
+
+    Raises: DataError, beginning with `label`, if it cannot be loaded.
+    """
     import datasets
 
     folder = expand_user(name)
@@ -27,7 +32,9 @@ def load_rows(name: str, subset: str | None, split: str, *, label: str) -> Any:
     bars_were_off = datasets.are_progress_bars_disabled()
     datasets.disable_progress_bars()  # they would write over the caller's own
     try:
-        return datasets.load_dataset(str(folder) if folder.is_dir() else name, subset, split=split)
+        builder = datasets.load_dataset_builder(str(folder) if folder.is_dir() else name, subset)
+        builder.download_and_prepare()
+        return builder.as_dataset(split), builder
     except Exception as error:  # `datasets` raises all errors of its readers, filesystems and the network
         raise DataError(
             f"{label}: datasets.load_dataset('{name}', {subset!r}, split='{split}') failed: "
@@ -42,8 +49,14 @@ class HubPiece:
     """The text column of a split of a dataset that `datasets` loads."""
 
     def __init__(self, name: str, source: HubSource, split: str, *, is_held_out: bool | None) -> None:
-        """Loads the split. Raises: DataError if it cannot be loaded, or has no such column."""
-        dataset = load_rows(source.name, source.subset, split, label=f"source '{name}'")
+        """Loads the split. Raises: DataError if it cannot be loaded, is of files of several, or has no such column."""
+        dataset, builder = load_rows(source.name, source.subset, split, label=f"source '{name}'")
+        folder = expand_user(source.name)
+        base = folder.resolve() if folder.is_dir() else Path(builder.base_path, "*")
+        for part, files in (builder.config.data_files or {}).items():
+            if part in re.findall(r"[\w.-]+", split) and (is_held_out or split_of(str(part)) in (None, "train")):
+                key, kinds = "validation_path" if is_held_out else "path", " of kind jsonl, parquet, arrow or text"
+                refuse_mixed_splits(name, map(Path, files), base, key, kinds=kinds)
         if source.text_key not in dataset.column_names:
             raise DataError(
                 f"source '{name}': {source.name} has no column '{source.text_key}'; existing columns: "

@@ -5,7 +5,7 @@ from typing import Any
 import numpy as np
 from jaxtyping import Bool, UInt64
 
-from evenpack.data.permutation import derive_key
+from evenpack.data.keys import derive_key
 from evenpack.data.sources.builtin import BUILTIN
 from evenpack.data.sources.config import Source, SourceOfText
 from evenpack.data.sources.corpus import Corpus, SourceKind

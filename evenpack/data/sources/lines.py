@@ -9,7 +9,7 @@ from typing import IO, Any
 
 from evenpack.data.limits import TOKENISING_BYTES
 from evenpack.errors import DataError
-from evenpack.files import parse_json_object
+from evenpack.files import explained, parse_json_object
 
 LONGEST_LINE_BYTES = 1 << 26
 """Bytes of the longest line that is read unless more is asked for: it is in memory as a whole, some times over."""
@@ -47,10 +47,8 @@ class SourceReader:
         self.line_bytes = 0
         """Bytes of the last line, after decompression."""
         self._longest_line_bytes = longest_line_bytes
-        try:
+        with explained(path, DataError, missing=True):
             self._file: IO[bytes] = path.open("rb", buffering=0)
-        except OSError as error:
-            raise DataError(f"{path} cannot be opened: {error.strerror}") from error
         self._file.seek(begin)
         raw: Any = _DECOMPRESSORS[path.suffix](self._file, path) if is_compressed(path) else self._file
         self._stream = io.BufferedReader(raw, _LINE_BUFFER_BYTES)
@@ -102,7 +100,10 @@ class SourceReader:
         return (line for line in self.lines() if not line.isspace())
 
     def decode(self, line: bytes) -> str:
-        """Returns the last line as text, without a byte order mark. Raises: DataError if it is not UTF-8."""
+        """Returns the last line as text, without a byte order mark.
+
+        Raises: DataError if it is not UTF-8, or holds the character NUL, as UTF-16 without a mark and binary files do.
+        """
         try:
             text = line.decode()
         except UnicodeDecodeError as error:
@@ -112,6 +113,11 @@ class SourceReader:
                 f"of the {'uncompressed ' if is_compressed(self.path) else ''}file ({error.reason}). "
                 "Convert the file to UTF-8"
             ) from error
+        if "\0" in text:
+            raise DataError(
+                f"{self.where}: character {text.index(chr(0)) + 1} is NUL, which text in UTF-16 and binary files hold. "
+                "Convert the file to UTF-8, remove such characters, or leave the file out"
+            )
         return text.removeprefix("\ufeff") if self._line_start == 0 else text
 
     def json_object(self, line: bytes) -> dict[str, Any]:

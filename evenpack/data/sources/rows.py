@@ -6,7 +6,7 @@ follow "Optimizing Packing and Shuffling Strategies for Enhanced Performance in 
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 
 from evenpack.data.sources.config import SourceOfText
 from evenpack.data.sources.corpus import Corpus, CorpusPart, Document, make_document
@@ -71,7 +71,7 @@ class RowPart:
                 yield last
             last = document
         if last is not None:
-            yield last._replace(bytes_read=self.total_bytes)  # later rows were read and dropped
+            yield replace(last, bytes_read=self.total_bytes)  # later rows were read and dropped
 
     def _kept(self, start: int) -> Iterator[Document]:
         counts: Counter[str] = Counter()

@@ -4,9 +4,12 @@ from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
-from evenpack.config import Section, UserPath
+from evenpack.config import Section, UserName, UserPath
 from evenpack.data.limits import MOST_VOCABULARY
 from evenpack.units import Entries
+
+EncoderChoice = Literal["files", "class"]
+Beginning = Literal["none", "bos"]
 
 
 class Gpt2Tokenizer(Section):
@@ -14,15 +17,27 @@ class Gpt2Tokenizer(Section):
 
     kind: Literal["gpt2"]
     path: UserPath | None = None
-    """A folder with vocab.json and merges.txt."""
+    """A folder with tokenizer.json, or with vocab.json and merges.txt."""
+    encoder: EncoderChoice = "files"
+    """What tokenises: tokenizer.json, or else the vocabulary's files (`files`), or what the class of transformers makes
+    of them that the folder names (`class`). Where these differ it is said."""
+    beginning: Beginning = "none"
+    """What each document begins with, and a prompt of the exported tokenizer: nothing, or <|endoftext|> (`bos`).
+    Kind hub takes the bos_token that the folder names."""
 
 
 class HubTokenizer(Section):
-    """Any tokenizer of the hub, by name, or a folder that `AutoTokenizer` can load."""
+    """Any tokenizer of the hub, by name, or a folder with tokenizer.json, or one that `AutoTokenizer` can load."""
 
     kind: Literal["hub"]
-    name: str
+    name: UserName
     """Name on the hub, for example `openai-community/gpt2`, or a folder."""
+    encoder: EncoderChoice = "files"
+    """What tokenises: tokenizer.json if there is one (`files`), or what the class of transformers makes of the files
+    that the folder names (`class`). Where these differ it is said."""
+    beginning: Beginning = "none"
+    """What each document begins with, and a prompt of the exported tokenizer: nothing, or the bos_token (`bos`); [CLS]
+    for tokenizers whose eos_token is their sep_token, such as RoBERTa's."""
 
 
 class TrainedTokenizer(Section):
@@ -39,10 +54,13 @@ class BertTokenizer(Section):
     kind: Literal["bert"]
     path: UserPath | None = None
     """A folder with tokenizer.json, or with vocab.txt."""
-    name: str | None = None
+    name: UserName | None = None
     """Name on the hub, for example `google-bert/bert-base-uncased`; instead of `path`."""
     lower_case: bool = True
     """Whether text is lower-cased and accents are stripped; for vocab.txt, which does not contain this setting."""
+    encoder: EncoderChoice = "files"
+    """What tokenises: tokenizer.json, or else vocab.txt (`files`), or what the class of transformers makes of them that
+    the folder names (`class`). Where these differ it is said."""
 
     @model_validator(mode="after")
     def _check(self) -> "BertTokenizer":

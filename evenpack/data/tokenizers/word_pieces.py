@@ -25,35 +25,24 @@ CONTINUATION = "##"
 """Prefix of a piece that continues the word before."""
 
 _SPECIAL = ("[PAD]", UNKNOWN, "[CLS]", "[SEP]", "[MASK]")
-_VOCABULARY_FILE = "vocab.txt"
+VOCABULARY_FILE = "vocab.txt"
 _ALWAYS_KEPT_LETTERS = 256
 _LETTER_COVERAGE = 0.9995
 log = logging.getLogger(__name__)
 
 
-def word_pieces_file(directory: Path) -> Path:
-    """Returns the file that describes the tokenizer completely. Raises: DataError if the folder holds none."""
-    return first_file(directory, BACKEND_FILE, _VOCABULARY_FILE)
-
-
 def read_word_pieces(directory: Path, *, lower_case: bool | None) -> tokenizers.Tokenizer:
-    """Reads BERT's tokenizer from a folder; `lower_case` is for vocab.txt, None: true if no entry has a capital letter.
+    """Reads BERT's tokenizer from vocab.txt; `lower_case` None: text is lowercased if no entry has a capital letter.
 
     Raises: DataError if no file is there or readable, if the vocabulary lacks a special token, or if its letters
     contradict `lower_case`.
     """
-    path = word_pieces_file(directory)
+    path = first_file(directory, BACKEND_FILE, VOCABULARY_FILE)
     try:
-        if path.name == BACKEND_FILE:
-            backend = tokenizers.Tokenizer.from_file(str(path))
-            _refuse_missing_tokens(backend.get_vocab(with_added_tokens=True), path)
-            return backend
         vocabulary: dict[str, int] = models.WordPiece.read_file(str(path))
-    except DataError:
-        raise
     except Exception as error:  # `tokenizers` raises bare Exception
         raise DataError(f"{path} is not a readable WordPiece vocabulary: {error}") from error
-    _refuse_missing_tokens(vocabulary, path)
+    refuse_missing_tokens(vocabulary, path)
     cased = [token for token in vocabulary if token != token.lower() and not token.startswith("[")]
     if lower_case is None:
         return _assemble(vocabulary, lower_case=not cased)
@@ -127,11 +116,12 @@ def _letters(texts: list[str], *, lower_case: bool) -> list[str]:
     return sorted(by_frequency[:needed])
 
 
-def _refuse_missing_tokens(vocabulary: Mapping[str, int], path: Path) -> None:
+def refuse_missing_tokens(vocabulary: Mapping[str, int], place: str | Path) -> None:
+    """Checks the names of BERT's special tokens. Raises: DataError naming those that the vocabulary lacks."""
     missing = [token for token in _SPECIAL if token not in vocabulary]
     if missing:
         raise DataError(
-            f"{path} is not a BERT vocabulary: its {len(vocabulary)} entries lack {', '.join(missing)}; take the file "
+            f"{place} is not a BERT vocabulary: its {len(vocabulary)} entries lack {', '.join(missing)}; take the file "
             "that the model was made with"
         )
 

@@ -10,7 +10,7 @@ from typing import IO, Any
 import numpy as np
 
 from evenpack.errors import DataError
-from evenpack.files import atomic_open
+from evenpack.files import atomic_open, explained
 
 _ZEROS = bytes(1 << 20)
 
@@ -50,13 +50,14 @@ def open_array(path: Path) -> np.ndarray:
 
 @contextmanager
 def damage_named(path: Path) -> Iterator[None]:
-    """Turns what a missing or damaged file raises into a DataError with its name."""
+    """Turns what a missing, damaged or unreadable file raises into a DataError with its name."""
     try:
-        yield
+        with explained(path, DataError):
+            yield
     except (OSError, EOFError, ValueError, KeyError, TypeError) as error:
         raise DataError(
-            f"{path} is missing or damaged ({type(error).__name__}: {error}): `evenpack verify` lists all such files "
-            "of prepared data; remove the directory, and prepare again or let the loader fill its cache again"
+            f"{path} is missing or damaged ({type(error).__name__}: {error}): `evenpack verify` lists all such "
+            "files of prepared data; remove the directory, and prepare again or let the loader fill its cache again"
         ) from error
 
 

@@ -30,6 +30,7 @@ from jaxtyping import Bool, Int32, Int64, Integer, UInt64
 
 from evenpack.data.mapped_pages import exceeds_page_cache, read_alone, release_mapped_pages
 from evenpack.errors import DataError
+from evenpack.files import explained
 
 _MAGIC = b"MMIDIDX\x00\x00"
 _OLDER_MAGIC = b"TNTIDX\x00\x00"
@@ -142,13 +143,15 @@ def read_index(prefix: Path) -> TokenIndex:
     """
     path = index_path(prefix)
     for file in (path, bin_path(prefix)):
-        if not file.is_file():
-            raise DataError(
-                f"token file {prefix}: {file} does not exist; a token file is a pair PREFIX.bin and PREFIX.idx, "
-                "and its path is given without either ending"
-            )
-    code, sequences = _read_header(path)
-    content = np.memmap(path, mode="r").view(np.ndarray)[_HEADER.size :]
+        with explained(file, DataError):
+            if not file.is_file():
+                raise DataError(
+                    f"token file {prefix}: {file} does not exist; a token file is a pair PREFIX.bin and PREFIX.idx, "
+                    "and its path is given without either ending"
+                )
+    with explained(path, DataError):
+        code, sequences = _read_header(path)
+        content = np.memmap(path, mode="r").view(np.ndarray)[_HEADER.size :]
     parts = np.split(content, [4 * sequences, 12 * sequences])
     lengths, pointers, document_indices = parts[0].view("<i4"), parts[1].view("<i8"), parts[2].view("<i8")
     if document_indices[0] != 0 or document_indices[-1] != sequences:
@@ -270,11 +273,10 @@ class TokenFile:
         self.tokens = self._index.tokens
         self.dtype = self._index.dtype
         # An empty file cannot be mapped. A plain array, since each slice of np.memmap costs a microsecond more.
-        self._tokens = (
-            np.memmap(bin_path(self.prefix), dtype=self.dtype, mode="r").view(np.ndarray)
-            if self.tokens
-            else np.empty(0, dtype=self.dtype)
-        )
+        self._tokens = np.empty(0, dtype=self.dtype)
+        if self.tokens:
+            with explained(bin_path(self.prefix), DataError):
+                self._tokens = np.memmap(bin_path(self.prefix), dtype=self.dtype, mode="r").view(np.ndarray)
 
     def __reduce__(self) -> tuple[Any, ...]:
         return partial(TokenFile, verify=False), (self.prefix,), self.reads_alone

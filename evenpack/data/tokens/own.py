@@ -2,13 +2,14 @@
 
 lists of token ids            TokenArrays.of_lists
 flat tokens and offsets       TokenArrays: in memory, or mapped (`np.load(..., mmap_mode="r")`, `np.memmap`)
-a Hugging Face dataset        TokenRows: one column of lists, read where it is
+a Hugging Face dataset        TokenRows: one column of lists, read where it is; rows of several documents are divided
+                              as other columns say (borders.py)
 
 Each may have labels: for each token the token itself, or -100 where it is not predicted, as in a prompt.
 """
 
 import mmap
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
@@ -17,24 +18,38 @@ import numpy as np
 import xxhash
 from jaxtyping import Bool, Int32, Int64, Integer
 
+from evenpack.data.keys import derive_key
 from evenpack.data.mapped_pages import read_at_random
-from evenpack.data.permutation import derive_key, permute
+from evenpack.data.permutation import permute
+from evenpack.data.tokens.borders import document_offsets, list_lengths
 from evenpack.data.tokens.file import TokenFile
 from evenpack.errors import DataError
 
 MOST_HASHED = 1 << 26
-"""Tokens up to which a fingerprint reads all of them; of more it reads a sample."""
+"""Tokens up to which a fingerprint reads all of them; of more it reads a sample, and all borders."""
 _SAMPLED_DOCUMENTS = 1 << 10
 _SAMPLED_TOKENS = 256
 """Tokens of each sampled document that are read, from its start."""
 _HASH_CHUNK = 1 << 22
+_DOCUMENTS_AT_ONCE = 1 << 18
+"""2 MiB of offsets, which stay in the processor's cache from their copy to their hash."""
 _MOST_ID = (1 << 31) - 1
 _ROWS_AT_ONCE = 1 << 14
 IGNORED = -100
 """The label of a token that is not predicted, as in the losses of transformers and torch."""
 _LABELS = "labels"
-_WEIGHTS = ("loss_weights", "token_weights", "weights")
+_LOSS_MASKS = tuple(
+    f"{part}_mask{ending}"
+    for part in ("completion", "assistant", "loss", "prompt", "response", "label", "target", "action")
+    for ending in ("", "s")
+)
+_WEIGHTS = tuple(
+    f"{part}{ending}"
+    for part in ("weight", "loss_weight", "token_weight", "sample_weight", "example_weight", "loss_scale")
+    for ending in ("", "s")
+)
 """Columns of weights in the loss, which no batch would have."""
+ABOUT_THE_LOSS = frozenset((_LABELS, *_LOSS_MASKS, *_WEIGHTS))
 
 
 class OwnTokens(TokenFile):
@@ -184,13 +199,24 @@ class TokenArrays(OwnTokens):
 
 
 class TokenRows(OwnTokens):
-    """The documents of a Hugging Face dataset, a list of token ids in each row; rows are read when they are needed."""
+    """The documents of a Hugging Face dataset: a row of token ids is one, or several; rows are read when needed."""
 
-    def __init__(self, dataset: Any, *, column: str = "input_ids", name: str = "own documents") -> None:
-        """Reads the lengths of all rows. A row that is null is an empty document. A column `labels` is used.
+    def __init__(
+        self,
+        dataset: Any,
+        *,
+        column: str = "input_ids",
+        name: str = "own documents",
+        offsets: Int64[np.ndarray, " documents_plus_1"] | None = None,
+    ) -> None:
+        """Reads the lengths of all rows, and the columns that divide rows into documents.
+
+        A row that is null is an empty document. A column `labels` is used. `offsets` are those of the documents, where
+        they were found before.
 
         Raises: DataError if there is no such column, or if it or `labels` holds anything but lists of integers, or if
-            these have other lengths, or for a column that says otherwise what counts in the loss.
+            these have other lengths, or for a column that says otherwise what counts in the loss, or as
+            `document_offsets` for rows that were padded or packed before.
         """
         import pyarrow as pa
 
@@ -210,13 +236,12 @@ class TokenRows(OwnTokens):
                 "read: write them with dataset.map, or drop it by dataset.with_format(None)"
             )
         self.prefix = Path(name)
-        self.documents = len(dataset)
         self.labelled = _LABELS in dataset.column_names
-        masks = [one for one in ("completion_mask", "assistant_masks") if one in dataset.column_names]
+        masks = [one for one in _LOSS_MASKS if one in dataset.column_names]
         if masks and not self.labelled:
             raise DataError(
                 f"{name}: the dataset says in {', '.join(masks)} what counts in the loss, and has no column "
-                f"'{_LABELS}': make it, with -100 where the mask is 0 (PackSFTTrainer does), or remove the masks"
+                f"'{_LABELS}': make it, with -100 where a token does not count (PackSFTTrainer does), or remove them"
             )
         weights = [one for one in _WEIGHTS if one in dataset.column_names]
         if weights:
@@ -224,8 +249,6 @@ class TokenRows(OwnTokens):
                 f"{name}: the dataset has weights in {', '.join(weights)}, and the loader none: a token counts in the "
                 f"loss, or has the label -100 in '{_LABELS}'; remove them, and weight the losses in a loop of your own"
             )
-        if "attention_mask" in dataset.column_names:
-            _refuse_padding(dataset, name)
         self._column = column
         self._dataset = dataset = dataset.with_format("arrow")
         self._rows: dict[str, Any] = {}
@@ -246,27 +269,30 @@ class TokenRows(OwnTokens):
                     f"{name}: {len(wrong)} rows, the first of them row {wrong[0]}, have not as many '{_LABELS}' as "
                     f"'{column}': give a label for each token, -100 where it is not to be predicted"
                 )
+        if offsets is None:
+            offsets = document_offsets(dataset, self._offsets, name, others={column, *ABOUT_THE_LOSS})
+        self._documents = offsets
+        self.documents = len(self._documents) - 1
 
     def __reduce__(self) -> tuple[Any, ...]:
         rows = self._dataset.select_columns(list(self._rows))
-        return partial(TokenRows, column=self._column, name=str(self.prefix)), (rows,)
+        offsets = None if self._documents is self._offsets else self._documents
+        return partial(TokenRows, column=self._column, name=str(self.prefix), offsets=offsets), (rows,)
 
     @cached_property
-    def _offsets(self) -> Int64[np.ndarray, " documents_plus_1"]:
+    def _offsets(self) -> Int64[np.ndarray, " rows_plus_1"]:
         return self._offsets_of(self._column)
 
-    def _offsets_of(self, column: str) -> Int64[np.ndarray, " documents_plus_1"]:
-        import pyarrow.compute as pc
-
-        offsets = np.zeros(self.documents + 1, dtype=np.int64)
-        for start in range(0, self.documents, _ROWS_AT_ONCE):
-            rows = self._rows[column][start : start + _ROWS_AT_ONCE][column]
-            lengths = pc.fill_null(pc.list_value_length(rows), 0).to_numpy(zero_copy_only=False)
+    def _offsets_of(self, column: str) -> Int64[np.ndarray, " rows_plus_1"]:
+        count = len(self._dataset)
+        offsets = np.zeros(count + 1, dtype=np.int64)
+        for start in range(0, count, _ROWS_AT_ONCE):
+            lengths = list_lengths(self._rows[column][start : start + _ROWS_AT_ONCE][column])
             offsets[1 + start : 1 + start + len(lengths)] = lengths
         return np.cumsum(offsets, out=offsets)
 
     def document_starts(self, boundaries: Integer[np.ndarray, " K"] | slice) -> Int64[np.ndarray, " K"]:
-        starts: Int64[np.ndarray, " K"] = self._offsets[boundaries]
+        starts: Int64[np.ndarray, " K"] = self._documents[boundaries]
         return starts
 
     def read(self, start: int, stop: int) -> Integer[np.ndarray, " tokens"]:
@@ -288,7 +314,7 @@ class TokenRows(OwnTokens):
         if len(token_offsets) == 0:
             return np.empty(0, dtype=self.dtype)
         # An empty slice at the end of the last row begins in no row.
-        firsts = np.minimum(np.searchsorted(self._offsets, token_offsets, side="right"), self.documents) - 1
+        firsts = np.minimum(np.searchsorted(self._offsets, token_offsets, side="right"), len(self._dataset)) - 1
         lasts = np.maximum(np.searchsorted(self._offsets, token_offsets + lengths, side="left") - 1, firsts)
         rows = np.unique(np.concatenate([np.arange(a, b + 1) for a, b in zip(firsts, lasts, strict=True)]))
         content = self._flat(column, rows.tolist())
@@ -313,18 +339,6 @@ class TokenRows(OwnTokens):
         return array
 
 
-def _refuse_padding(dataset: Any, name: str) -> None:
-    """Looks at the first rows. Raises: DataError if their attention masks leave tokens out, as padding does."""
-    import pyarrow.compute as pc
-
-    rows = dataset.select_columns(["attention_mask"]).with_format("arrow")[:_ROWS_AT_ONCE]["attention_mask"]
-    if pc.min(pc.list_flatten(rows)).as_py() == 0:
-        raise DataError(
-            f"{name}: rows of the dataset are padded (their attention_mask has zeros), and the padding would be "
-            "trained on: tokenise without padding, or remove attention_mask if it says something else"
-        )
-
-
 def _flat_of(parts: Sequence[np.ndarray]) -> Int32[np.ndarray, " values"]:
     return np.concatenate([np.empty(0, dtype=np.int32), *parts], dtype=np.int32)
 
@@ -339,9 +353,11 @@ def _token_ids(document: Any, where: str) -> Int32[np.ndarray, " tokens"]:
         right = isinstance(document, Sequence) and not isinstance(document, str | bytes | bytearray)
         right = right and all(type(token) is int or isinstance(token, np.integer) for token in document)
     if not right:
+        is_row = isinstance(document, Mapping)
+        advice = "rows make a datasets.Dataset (from_list), which is taken whole" if is_row else "tokenise texts first"
         raise DataError(
             f"{where} must be a list of token ids (whole numbers), or an array of them with one axis, found "
-            f"{document!r:.60}; tokenise texts first"
+            f"{document!r:.60}; {advice}"
         )
     least, greatest = (
         (values.min(initial=0), values.max(initial=0))
@@ -356,7 +372,7 @@ def _token_ids(document: Any, where: str) -> Int32[np.ndarray, " tokens"]:
 def hash_content(documents: TokenFile) -> str:
     """Returns a hash of the tokens, their division into documents and which are predicted, whatever the arrays' types.
 
-    Up to 2**26 tokens all are read; of more, a fixed sample of 1,024 documents, and how many there are of each.
+    Up to 2**26 tokens all are read; of more, where each document begins, and the tokens of a fixed sample of 1,024.
     """
     digest = xxhash.xxh3_128(f"{documents.documents} documents, {documents.tokens} tokens".encode())
     if documents.tokens <= MOST_HASHED:
@@ -367,6 +383,10 @@ def hash_content(documents: TokenFile) -> str:
             if documents.labelled:
                 digest.update(documents.unpredicted(np.array([start]), np.array([len(tokens)])).view(np.uint8).data)
         return digest.hexdigest()
+    for start in range(0, documents.documents, _DOCUMENTS_AT_ONCE):
+        starts = documents.document_starts(slice(start, min(start + _DOCUMENTS_AT_ONCE, documents.documents)))
+        digest.update(np.ascontiguousarray(starts, dtype="<i8").data)
+        documents.release_pages()
     sample = np.arange(min(_SAMPLED_DOCUMENTS, documents.documents))
     key = derive_key(0, documents.documents)
     chosen = permute(sample, np.full(len(sample), documents.documents), np.full(len(sample), key, dtype=np.uint64))

@@ -12,7 +12,7 @@ import json
 import os
 import shutil
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -21,10 +21,18 @@ from typing import Any
 import numpy as np
 from jaxtyping import Integer
 
-from evenpack.data.checksums import Checksums, Digest, checksum_of_json, digest_of, find_first_damage
+from evenpack.data.checksums import (
+    Checksums,
+    Damage,
+    Digest,
+    digest_of,
+    find_first_damage,
+    with_checksum,
+    without_checksum,
+)
 from evenpack.data.tokens.file import bin_path, index_path, token_type, write_index
 from evenpack.errors import DataError, RunError
-from evenpack.files import fsync_directory, read_json, write_json
+from evenpack.files import explained, fsync_directory, read_json, write_json
 
 DOCUMENT_HASHES = "document_hashes"
 """The column of every token file that was made from text."""
@@ -71,20 +79,16 @@ def hashes_path(prefix: Path) -> Path:
 def read_journal(prefix: Path) -> Journal | None:
     """Reads the journal of a complete or partial file, None if there is none. Raises: DataError if it is broken."""
     path = journal_path(prefix)
-    if not path.is_file():
-        return None
     try:
-        values = read_json(path)
-        checksum = values.pop("checksum", None)
-        if checksum != checksum_of_json(values):
-            raise ValueError(f"its content does not have its checksum {checksum}")
+        with explained(path, DataError):
+            values = without_checksum(read_json(path))
         checksums = {
             name: Checksums(**{**found, "chunks": tuple(found["chunks"])})
             for name, found in values.pop("checksums").items()
         }
         return Journal(**values, checksums=checksums)
-    except OSError as error:
-        raise DataError(f"{path} cannot be read: {error.strerror}; make it readable for this user") from error
+    except (FileNotFoundError, NotADirectoryError):
+        return None
     except (ValueError, TypeError, KeyError, AttributeError) as error:
         raise DataError(
             f"{path} is damaged, or no journal of a token file ({error}); remove the folder {path.parent} and prepare "
@@ -140,14 +144,16 @@ class GrowingFile:
         os.truncate(self.path, size)
         self.digest = digest_of(self.path)
         if self.digest.whole != checksum:
-            raise damaged_file_error(f"{self.path} is not as it was written", journal)
+            damage = Damage(path=self.path, problem="is not as it was written", first_bad_byte=None)
+            raise damaged_file_error(damage, journal)
 
 
-def damaged_file_error(finding: str, journal: Path) -> DataError:
-    """Returns the error for a file that is damaged according to its journal."""
+def damaged_file_error(damage: Damage, journal: Path) -> DataError:
+    """Returns the error for a file that is damaged according to its journal, or unreadable."""
     return DataError(
-        f"{finding}, by the checksum in {journal}; copy it again from an intact copy, or "
-        f"remove the folder {journal.parent} and prepare again"
+        damage.unreadable
+        or f"{damage.describe()}, by the checksum in {journal}; copy it again from an intact copy, or remove the "
+        f"folder {journal.parent} and prepare again"
     )
 
 
@@ -346,7 +352,7 @@ class TokenFileWriter:
             state=json.loads(json.dumps(state)),  # as a resumed writer will see it
         )
         content = asdict(journal)
-        write_json(journal_path(self.prefix), content | {"checksum": checksum_of_json(content)})
+        write_json(journal_path(self.prefix), with_checksum(content))
         self._journal = journal
 
     def _cut_to_journal(self) -> None:
@@ -361,7 +367,7 @@ class TokenFileWriter:
             path = partial if partial.exists() else final
             damage = find_first_damage(path, self._journal.checksums[final.name])
             if damage is not None:
-                raise damaged_file_error(damage.describe(), journal_path(self.prefix))
+                raise damaged_file_error(damage, journal_path(self.prefix))
 
     def _checksums(self, partial: Path) -> Checksums:
         """Returns checksums: of the tokens as they were appended; of derived files as they are on disk."""
@@ -394,13 +400,17 @@ class TokenFileWriter:
         if index.exists():
             index.replace(final_index)
         fsync_directory(self.prefix.parent)
-        for kind in self._files:
-            self._partial(kind).unlink(missing_ok=True)
+        for path in [*map(self._partial, self._files), *self._unfinished_journals()]:
+            path.unlink(missing_ok=True)
+
+    def _unfinished_journals(self) -> Iterable[Path]:
+        """Returns what killed writers have left of journals, under names that no other writer takes."""
+        return self.prefix.parent.glob(f".{journal_path(self.prefix).name}.*.partial")
 
     def _remove_unfinished(self) -> None:
         journal = journal_path(self.prefix)
         leftovers = [self._partial(kind) for kind in self._files] + [partial for partial, _ in self._renames()]
-        for path in [journal, *leftovers, *journal.parent.glob(f".{journal.name}.*.partial")]:
+        for path in [journal, *leftovers, *self._unfinished_journals()]:
             path.unlink(missing_ok=True)
 
     @contextmanager

@@ -10,25 +10,23 @@ disk does not even take its report gives it in `finish`, which is collective.
 
 import copy
 import errno
-import functools
 import os
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
-from unittest import mock
 
 import torch
 from torch import Tensor, UntypedStorage
 
 from evenpack.engine.activity import own_work, saving
 from evenpack.engine.checkpoints.files import Checkpoint, FileRecord, TrainState, commit_files, list_files
-from evenpack.engine.checkpoints.saving import CheckpointWriter, WritingEngine
+from evenpack.engine.checkpoints.saving import CheckpointWriter, DeferredWrite, WritingEngine
 from evenpack.errors import SaveError
 from evenpack.files import read_json_object, write_json
 
@@ -88,8 +86,8 @@ class BackgroundWriter:
         self.finish()
         started = time.perf_counter()
         with self._writer.partial_of(state) as partial:
-            with deferring_writes(engine, self._copies) as writes:
-                self._writer.call_deepspeed(engine, partial, state)
+            self._copies.begin()
+            writes = self._writer.call_deepspeed(engine, partial, state, self._copies.copy)
             writing = self._world.all_gather(bool(writes))
         others = [rank for rank in range(1, self._world.size) if writing[rank]]
         self._flight = _Flight(self._writer, state, partial, writes=writes, others=others, started=started)
@@ -193,28 +191,6 @@ class HostCopies:
                     "training.checkpoint_in_background=false saves without a copy",
                 ) from error
         return self._buffers[index]
-
-
-@dataclass(frozen=True, kw_only=True)
-class DeferredWrite:
-    """A file that is to be written."""
-
-    path: Path
-    write: Callable[[], Any]
-
-
-@contextmanager
-def deferring_writes(engine: Any, copies: HostCopies) -> Iterator[list[DeferredWrite]]:
-    """Makes DeepSpeed copy each file's content instead of writing it; yields the list that grows as it does so."""
-    writes: list[DeferredWrite] = []
-    write = engine.checkpoint_engine.save
-    copies.begin()
-
-    def defer(state_dict: Any, path: str) -> None:
-        writes.append(DeferredWrite(path=Path(path), write=functools.partial(write, copies.copy(state_dict), path)))
-
-    with mock.patch.object(engine.checkpoint_engine, "save", defer):
-        yield writes
 
 
 class _Flight:

@@ -1,7 +1,7 @@
 """The changes that a run may and may not have when it is resumed from a checkpoint."""
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -9,8 +9,15 @@ from typing import Any
 from evenpack.config import with_defaults
 from evenpack.data.config import DataConfig
 from evenpack.data.order.skipped_steps import SkippedSteps
+from evenpack.data.prepared import PreparedData
 from evenpack.differences import differences
-from evenpack.engine.checkpoints.files import TrainState
+from evenpack.engine.checkpoints.files import (
+    CHECKPOINTS,
+    TrainState,
+    find_candidates,
+    find_wrong_size,
+    manifest_or_problem,
+)
 from evenpack.engine.config import RunConfig
 from evenpack.engine.resolving.resolve import ResolvedRun
 from evenpack.errors import CheckpointError
@@ -40,17 +47,18 @@ _NOT_OF_THE_FINGERPRINT = (
 )
 
 
-def continued(run: ResolvedRun, state: TrainState) -> ResolvedRun:
+def continued(run: ResolvedRun, state: TrainState, *, tell: Callable[..., None] = log.info) -> ResolvedRun:
     """Returns the run as it continues from a checkpoint, whatever its run file says now of how it began.
 
-    It keeps the initial weights that it records and, while the layout is the same, the cost weights.
+    It keeps the initial weights that it records and, while the layout is the same, the cost weights. `tell` logs what
+    has changed.
 
     Raises: CheckpointError if it cannot continue.
     """
     config = run.config.model_dump(mode="json")
     require_same_past_mixture(state, run.config.data)
     require_fingerprint(state, run.fingerprint(state.step), config)
-    compare_run_files(state, config, has_fewer_accumulations=run.settled.has_fewer_accumulations)
+    compare_run_files(state, config, has_fewer_accumulations=run.settled.has_fewer_accumulations, tell=tell)
     began_with = state.config["training"]["initialize_from"]
     training = run.config.training.model_copy(
         update={"initialize_from": None if began_with is None else Path(began_with)}
@@ -59,6 +67,29 @@ def continued(run: ResolvedRun, state: TrainState) -> ResolvedRun:
     if _keeps_cost_weights(state, config["training"]):
         run = replace(run, shape=replace(run.shape, cost_weights=state.cost_weights), cost_model=None)
     return run
+
+
+def require_resumable(run: ResolvedRun) -> None:
+    """Judges the newest checkpoint before ranks are started, which will compare its content too.
+
+    Raises: as `continued`.
+    """
+    for path in find_candidates(run.config.run.output_dir / CHECKPOINTS):
+        checkpoint, _ = manifest_or_problem(path)
+        if checkpoint is not None and find_wrong_size(checkpoint) is None:
+            continued(run, checkpoint.state, tell=lambda *_: None)  # rank 0 tells
+            return
+
+
+def require_checkpoint(config: RunConfig) -> None:
+    """Checks, without torch, that a run is prepared and has been trained.
+
+    Raises: as `PreparedData.open`; CheckpointError if there is no checkpoint.
+    """
+    PreparedData.open(config.prepared_dir, config.data, verify="later")
+    directory = config.run.output_dir / CHECKPOINTS
+    if not find_candidates(directory):
+        raise CheckpointError(f"there is no checkpoint in {directory}: run `evenpack train` with this run file first")
 
 
 def require_fingerprint(state: TrainState, fingerprint: str, config: dict[str, Any]) -> None:
@@ -111,7 +142,13 @@ def _shown(weights: dict[str, int] | None) -> str:
     return "not there" if weights is None else ", ".join(f"{name} {weight}" for name, weight in weights.items())
 
 
-def compare_run_files(state: TrainState, config: dict[str, Any], *, has_fewer_accumulations: bool = False) -> None:
+def compare_run_files(
+    state: TrainState,
+    config: dict[str, Any],
+    *,
+    has_fewer_accumulations: bool = False,
+    tell: Callable[..., None] = log.info,
+) -> None:
     """Logs the changes of the run file since the checkpoint once, and refuses steps of another size.
 
     A key that the checkpoint's run file lacks did not exist when it was saved: it counts as having had its default.
@@ -124,9 +161,9 @@ def compare_run_files(state: TrainState, config: dict[str, Any], *, has_fewer_ac
     model structure.
     """
     changed = differences(with_defaults(state.config, RunConfig), config)
-    _log_unused_initial_weights(state, *changed.pop(_INITIAL_WEIGHTS, (None, None)))
+    _tell_unused_initial_weights(state, *changed.pop(_INITIAL_WEIGHTS, (None, None)), tell=tell)
     if _keeps_cost_weights(state, config["training"]) and changed.pop(_COST_MODEL, None) is not None:
-        log.info(
+        tell(
             "%s is now %s and has no effect: the run still assigns by the weights with which it began (%s). "
             "Choose another run.output_dir to begin with others.",
             _COST_MODEL,
@@ -146,7 +183,7 @@ def compare_run_files(state: TrainState, config: dict[str, Any], *, has_fewer_ac
             "Restore these values, or choose another run.output_dir to start again."
         )
     if changed:
-        log.info("the run file has changed since step %d and applies from here on:\n%s", state.step, _lines(changed))
+        tell("the run file has changed since step %d and applies from here on:\n%s", state.step, _lines(changed))
 
 
 def _lines(changed: Mapping[str, tuple[Any, Any]]) -> str:
@@ -181,7 +218,7 @@ def _require_skipped_steps(state: TrainState, training: dict[str, Any]) -> None:
 
     Raises: CheckpointError if a completed step is newly skipped, or a skipped one is not any more.
     """
-    before, now = (_skipped_steps(section).up_to(state.step) for section in (state.config["training"], training))
+    before, now = (_skipped_steps(section).before(state.step) for section in (state.config["training"], training))
     if before == now:
         return
     named, taken_out = now.without(before), before.without(now)
@@ -201,7 +238,7 @@ def _require_skipped_steps(state: TrainState, training: dict[str, Any]) -> None:
 def _skipped_steps(training: dict[str, Any]) -> SkippedSteps:
     """Returns the skipped steps of a training section as JSON values."""
     entries = training["skip_steps"]
-    return SkippedSteps.of(entry if isinstance(entry, int) else (entry[0], entry[1]) for entry in entries)
+    return SkippedSteps.named(entry if isinstance(entry, int) else (entry[0], entry[1]) for entry in entries)
 
 
 def _keeps_cost_weights(state: TrainState, training: dict[str, Any]) -> bool:
@@ -209,10 +246,12 @@ def _keeps_cost_weights(state: TrainState, training: dict[str, Any]) -> bool:
     return bool(state.config["training"]["layout"] == training["layout"])
 
 
-def _log_unused_initial_weights(state: TrainState, began_with: str | None, asked_for: str | None) -> None:
-    """Logs that the initial weights that the run file now names are not used."""
+def _tell_unused_initial_weights(
+    state: TrainState, began_with: str | None, asked_for: str | None, *, tell: Callable[..., None]
+) -> None:
+    """Tells that the initial weights that the run file now names are not used."""
     if asked_for is not None:
-        log.info(
+        tell(
             "%s is now %s and has no effect: the run continues with its own weights after step %d and began with %s. "
             "Choose another run.output_dir to begin with others.",
             _INITIAL_WEIGHTS,

@@ -6,7 +6,7 @@
         manifest.json                written last: the TrainState, and each other file's size and checksum
         mp_rank_00_model_states.pt   DeepSpeed's: the weights, and at ZeRO 0 the optimizer's state
         zero_pp_rank_0_mp_rank_00_optim_states.pt   and so on, from ZeRO 1 on
-      .step_000400.partial/          an unfinished save: in progress, or interrupted by a kill
+      .step_000400.ID.partial/       an unfinished save: in progress, or interrupted by a kill
       .step_000200.replaced/         moved aside for a new checkpoint of the same step
       .step_000100.removed/          being deleted
       .universal/                    a checkpoint rewritten for other ranks; removed by the next save (`universal.py`)
@@ -17,8 +17,10 @@
 import json
 import re
 import shutil
+import socket
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import AbstractContextManager, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -26,8 +28,8 @@ from typing import Any
 import xxhash
 
 from evenpack.data.order.step_shape import CostWeights
-from evenpack.errors import CheckpointError, ConfigError
-from evenpack.files import file_checksum, fsync_directory, fsync_file, read_json, write_json
+from evenpack.errors import CheckpointError, ConfigError, UnjudgedCheckpointError
+from evenpack.files import explained, file_checksum, fsync_directory, fsync_file, read_json, write_json
 
 CHECKPOINTS = "checkpoints"
 """Name of the folder in a run's output directory."""
@@ -47,7 +49,9 @@ default is the earlier behaviour needs no new number (`continuation.compare_run_
 
 _VISIBLE = re.compile(r"step_(\d{6,})")
 _REPLACED = re.compile(rf"\.step_(\d{{6,}})\.{REPLACED}")
-_HIDDEN = re.compile(rf"\.step_\d+\.({PARTIAL}|{REPLACED}|{REMOVED})|\.{LATEST}\.\d+\.partial|\{UNIVERSAL}")
+_HIDDEN = re.compile(
+    rf"\.step_\d+\.(([0-9a-f]+\.)?{PARTIAL}|{REPLACED}|{REMOVED})|\.{LATEST}\.[0-9a-f]+\.partial|\{UNIVERSAL}"
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,7 +59,7 @@ class TrainState:
     """What a run needs, besides its weights and its optimizer's state, to continue as if it had never stopped."""
 
     step: int
-    """Optimizer updates done."""
+    """Steps done, skipped ones included."""
     fingerprint: str
     """Fingerprint of the prepared data and the seed: it determines which packs form which step."""
     world_size: int
@@ -127,6 +131,8 @@ def find_candidates(directory: Path) -> list[Path]:
     """Returns checkpoints by their names alone, newest first.
 
     One that was moved aside counts if a kill came before the new one had the name.
+
+    Raises: UnjudgedCheckpointError if the directory cannot be read.
     """
     found: dict[int, Path] = {}
     for pattern in (_REPLACED, _VISIBLE):  # a visible name has precedence over the one moved aside
@@ -182,21 +188,24 @@ def write_manifest(
 def read_manifest(path: Path) -> Checkpoint:
     """Reads the manifest of the checkpoint at `path`; its other files are not read.
 
-    Raises: CheckpointError with the problem of the manifest, without the checkpoint's path.
+    Raises: CheckpointError with the problem of the manifest, without the checkpoint's path; UnjudgedCheckpointError if
+    it cannot be read now, or is of another version of evenpack.
     """
     try:
-        content = read_json(path / MANIFEST)
+        with leaving_alone(path / MANIFEST):
+            content = read_json(path / MANIFEST)
+        _require_no_later_format(path, content)
         checksum = content.pop("checksum")
         found = _content_checksum(content)
         if checksum != found:
             raise CheckpointError(f"{MANIFEST} has checksum {found}, expected {checksum}")
-        _require_format(content["format"])
+        _require_no_earlier_format(path, content["format"])
         files = tuple(FileRecord(**record) for record in content["files"])
         state = TrainState.from_json(content["state"])
         checkpoint = Checkpoint(path=path, state=state, files=files, saved_at=content["saved_at"])
     except FileNotFoundError as error:
         raise CheckpointError(f"{MANIFEST} is missing") from error
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, ConfigError) as error:
+    except (NotADirectoryError, ValueError, KeyError, TypeError, AttributeError, ConfigError) as error:
         raise CheckpointError(f"{MANIFEST} is unreadable ({type(error).__name__}: {error})") from error
     if checkpoint.step != step_of(path):
         raise CheckpointError(f"{MANIFEST} is of step {checkpoint.step}, unlike the directory's name")
@@ -204,20 +213,26 @@ def read_manifest(path: Path) -> Checkpoint:
 
 
 def manifest_or_problem(path: Path) -> tuple[Checkpoint | None, str | None]:
-    """Returns the checkpoint at `path`, or the problem of its manifest."""
+    """Returns the checkpoint at `path`, or the problem of its manifest. Raises: UnjudgedCheckpointError."""
     try:
         return read_manifest(path), None
+    except UnjudgedCheckpointError:
+        raise
     except CheckpointError as error:
         return None, str(error)
 
 
 def find_wrong_size(checkpoint: Checkpoint) -> str | None:
-    """Returns the problem of the first file that is missing or of another size than when it was saved, else None."""
+    """Returns the problem of the first file that is missing or of another size than when it was saved, else None.
+
+    Raises: UnjudgedCheckpointError if the system cannot say.
+    """
     for record in checkpoint.files:
-        path = checkpoint.path / record.name
+        file = checkpoint.path / record.name
         try:
-            size = path.stat().st_size
-        except OSError as error:
+            with leaving_alone(file):
+                size = file.stat().st_size
+        except (FileNotFoundError, NotADirectoryError) as error:
             return f"{record.name} cannot be found ({error.strerror})"
         if size != record.size:
             return f"{record.name} has {size} bytes, expected {record.size}"
@@ -225,26 +240,32 @@ def find_wrong_size(checkpoint: Checkpoint) -> str | None:
 
 
 def find_wrong_content(checkpoint: Checkpoint, files: Iterable[FileRecord]) -> str | None:
-    """Returns the problem of the first of `files` whose bytes are not those that were saved; None if there is none."""
+    """Returns the problem of the first of `files` whose bytes are not those that were saved; None if there is none.
+
+    Raises: UnjudgedCheckpointError if one cannot be read now.
+    """
     for record in files:
+        file = checkpoint.path / record.name
         try:
-            checksum = file_checksum(checkpoint.path / record.name)
-        except OSError as error:
-            return f"{record.name} cannot be read ({error.strerror})"
+            with leaving_alone(file):
+                checksum = file_checksum(file)
+        except (FileNotFoundError, NotADirectoryError) as error:
+            return f"{record.name} cannot be found ({error.strerror})"
         if checksum != record.checksum:
             return f"{record.name} has checksum {checksum}, expected {record.checksum}"
     return None
 
 
-def remove_checkpoint(path: Path) -> bool:
-    """Removes a checkpoint's name, then deletes its files; returns whether all could be deleted.
+def remove_checkpoint(path: Path, *, rename: Callable[[Path, Path], object] = Path.rename) -> bool:
+    """Removes a checkpoint's name by `rename`, then deletes its files; returns whether all could be deleted.
 
     A kill in between leaves a hidden rest, never half a checkpoint under its own name.
     """
     if not path.name.startswith("."):
         remnant = path.with_name(hidden(path.name, REMOVED))
         shutil.rmtree(remnant, ignore_errors=True)
-        path = path.rename(remnant)
+        rename(path, remnant)
+        path = remnant
     if path.is_dir():
         shutil.rmtree(path, ignore_errors=True)
     else:
@@ -252,16 +273,28 @@ def remove_checkpoint(path: Path) -> bool:
     return not path.exists()
 
 
-def _require_format(found: int) -> None:
-    if found > FORMAT:
-        raise CheckpointError(
-            f"{MANIFEST} has format {found}, which a later version of evenpack writes; this one reads {FORMAT}: upgrade"
+def leaving_alone(path: Path) -> AbstractContextManager[None]:
+    """Makes an error of the system at a checkpoint, or a file of one, an UnjudgedCheckpointError; see `explained`."""
+    then = "run the same command again, or move the checkpoint away: it may be complete, and is left alone"
+    return explained(path, UnjudgedCheckpointError, place=f" on {socket.gethostname()}", then=then)
+
+
+def _require_no_later_format(path: Path, content: dict[str, Any]) -> None:
+    """Checks it before anything else, because a later version may compute the checksum in another way."""
+    found = content.get("format")
+    if isinstance(found, int) and found > FORMAT:
+        raise UnjudgedCheckpointError(
+            f"{path / MANIFEST} has format {found}, which a later version of evenpack writes; this one reads {FORMAT}, "
+            f"and leaves it alone: upgrade, or move {path} away"
         )
+
+
+def _require_no_earlier_format(path: Path, found: int) -> None:
     if found < FORMAT:
-        raise CheckpointError(
-            f"{MANIFEST} has format {found}, of an earlier version of evenpack; this one reads {FORMAT}: continue "
-            "with the version that wrote it, or export its weights with that one, for training.initialize_from "
-            "of a new run"
+        raise UnjudgedCheckpointError(
+            f"{path / MANIFEST} has format {found}, of an earlier version of evenpack; this one reads {FORMAT}: "
+            "continue with the version that wrote it, or export its weights with that one, for "
+            "training.initialize_from of a new run"
         )
 
 
@@ -271,7 +304,9 @@ def _step_in_name(path: Path, pattern: re.Pattern[str]) -> int | None:
 
 
 def _children(directory: Path) -> list[Path]:
-    return sorted(directory.iterdir()) if directory.is_dir() else []
+    with suppress(FileNotFoundError, NotADirectoryError), leaving_alone(directory):
+        return sorted(directory.iterdir())
+    return []
 
 
 def _content_checksum(content: dict[str, Any]) -> str:

@@ -2,11 +2,10 @@
 
 import math
 from collections.abc import Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from evenpack.engine.checkpoints.files import Checkpoint, find_candidates, read_manifest
+from evenpack.engine.checkpoints.files import Checkpoint, find_candidates, find_wrong_size, manifest_or_problem
 from evenpack.errors import CheckpointError
 
 _SECONDS_PER_HOUR = 3600.0
@@ -67,29 +66,21 @@ def best_step(directory: Path) -> int:
 
 
 def whole_by_size(directory: Path) -> list[Checkpoint]:
-    """Returns the checkpoints whose files have the right sizes: reading all bytes at each save would be slow."""
-    found = []
-    for path in find_candidates(directory):
-        with suppress(OSError):
-            found.append(checkpoint_by_size(path))
+    """Returns the checkpoints whose files have the right sizes: reading all bytes at each save would be slow.
+
+    Raises: UnjudgedCheckpointError.
+    """
+    found = (checkpoint_by_size(path) for path in find_candidates(directory))
     return [checkpoint for checkpoint in found if checkpoint is not None]
 
 
 def checkpoint_by_size(path: Path) -> Checkpoint | None:
     """Returns the checkpoint at `path`; None if its manifest is damaged, or a file is missing or of another size.
 
-    Raises: OSError if the disk does not answer: the checkpoint may be complete all the same.
+    Raises: UnjudgedCheckpointError if that cannot be told: it may be complete all the same.
     """
-    try:
-        checkpoint = read_manifest(path)
-        sizes = [(path / record.name).stat().st_size for record in checkpoint.files]
-    except (FileNotFoundError, NotADirectoryError):
-        return None
-    except CheckpointError as error:
-        if isinstance(error.__cause__, OSError) and not isinstance(error.__cause__, FileNotFoundError):
-            raise error.__cause__ from error
-        return None
-    return checkpoint if sizes == [record.size for record in checkpoint.files] else None
+    checkpoint, _ = manifest_or_problem(path)
+    return checkpoint if checkpoint is not None and find_wrong_size(checkpoint) is None else None
 
 
 def _spaced(ascending: Sequence[Checkpoint], *, seconds: float) -> list[int]:

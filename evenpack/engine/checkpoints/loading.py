@@ -7,9 +7,6 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
-from unittest import mock
-
-import torch
 
 from evenpack.engine.activity import own_work
 from evenpack.engine.checkpoints.files import (
@@ -17,6 +14,7 @@ from evenpack.engine.checkpoints.files import (
     find_candidates,
     find_wrong_content,
     find_wrong_size,
+    leaving_alone,
     manifest_or_problem,
     step_of,
 )
@@ -29,7 +27,7 @@ from evenpack.engine.checkpoints.universal import (
     require_only_parameters,
 )
 from evenpack.engine.world.distributed import World
-from evenpack.errors import CheckpointError
+from evenpack.errors import CheckpointError, UnjudgedCheckpointError
 from evenpack.units import counted
 
 log = logging.getLogger(__name__)
@@ -53,7 +51,9 @@ def newest_whole(directory: Path, world: World) -> Checkpoint | None:
     Each rank checks the sizes of all files, and the checksums of a part of them. A broken checkpoint is named in a
     warning and skipped.
 
-    Raises: CheckpointError if there are checkpoints but none is complete: starting from step 0 would hide the loss.
+    Raises: CheckpointError if there are checkpoints but none is complete: starting from step 0 would hide the loss;
+    UnjudgedCheckpointError for a newer one that cannot be read now, that is of another format, or that only some of the
+    machines see broken: the next save would remove it.
     """
     broken = []
     for path in world.on_main(lambda: find_candidates(directory)):
@@ -113,15 +113,17 @@ def load_checkpoint(
     Raises: CheckpointError if it does not fit this run's model or optimizer, if it cannot be converted, or if one of
         its files requests code to be run; none is run.
     """
+    from evenpack.engine.checkpoints.checkpoint_engine import steered
+
     classes = _require_plain(checkpoint, world)
     optimizer = engine.optimizer
     settings = [_without_parameters(group) for group in optimizer.param_groups]
     clipping = getattr(optimizer, "clip_grad", None)
-    reading = own_work("reading its part of the checkpoint")(torch.load)
-    with _explained(checkpoint), mock.patch.object(torch, "load", reading):
+    with _explained(checkpoint), leaving_alone(checkpoint.path):
         if _needs_conversion(engine, checkpoint, world):
             load_universal(engine, _universal(engine, checkpoint, world, on_conversion), world)
         else:
+            steered(engine)
             with forbidding_code(classes):
                 path, _ = engine.load_checkpoint(str(checkpoint.path.parent), tag=checkpoint.path.name)
             if path is None:
@@ -138,6 +140,10 @@ def _explained(checkpoint: Checkpoint) -> Iterator[None]:
         yield
     except pickle.UnpicklingError as error:
         raise _refusal_of_code(checkpoint, f"a file of it cannot be read without running code ({error})") from error
+    except FileNotFoundError as error:  # after the checks
+        raise CheckpointError(
+            f"checkpoint {checkpoint.path}: {error.filename} was removed while it was read"
+        ) from error
     except (AssertionError, KeyError, RuntimeError, ValueError) as error:
         raise CheckpointError(
             f"checkpoint {checkpoint.path} is complete, but does not fit this run's model or optimizer: {error}\n"
@@ -174,19 +180,44 @@ def _verify(path: Path, world: World) -> tuple[Checkpoint | None, str | None]:
     """Returns the checkpoint as rank 0 reads its manifest, and the problem that the first rank finds with it."""
     checkpoint, problem = world.on_main(lambda: manifest_or_problem(path))
     if checkpoint is None:
+        with world.together():
+            _, seen_here = manifest_or_problem(path)
+        if None in world.all_gather(seen_here):
+            raise UnjudgedCheckpointError(
+                f"checkpoint {path}: {problem} on rank 0, but not on other ranks. It is left alone: look at the mount "
+                "and the disk of rank 0's machine, then start the same command again"
+            )
         return None, problem
     return checkpoint, _problem_of(checkpoint, world)
 
 
 def _problem_of(checkpoint: Checkpoint, world: World) -> str | None:
-    """Returns the problem with its files that the first rank finds, each reading a part of them; None without one."""
-    share = checkpoint.files[world.rank :: world.size]
-    with own_work("comparing checksums of the checkpoint"):
-        seen_here = find_wrong_size(checkpoint) or find_wrong_content(checkpoint, share)
-    if seen_here is not None:
-        seen_here += f" (seen by rank {world.rank} on {socket.gethostname()})"
-    objections = [objection for objection in world.all_gather(seen_here) if objection is not None]
-    return objections[0] if objections else None
+    """Returns the problem with its files that the first rank finds, each reading a part of them; None without one.
+
+    Raises: UnjudgedCheckpointError if a rank of another half of the world finds none there.
+    """
+    objections = _objections(checkpoint, world, part_of=world.rank)
+    if not objections:
+        return None
+    shift = world.size // 2  # most often another machine: one with a bad mount, disk or memory judges for no other
+    again = _objections(checkpoint, world, part_of=(world.rank + shift) % world.size)
+    confirmed = [text for rank, text in objections.items() if (rank - shift) % world.size in again]
+    if not confirmed:
+        rank, text = next(iter(objections.items()))
+        raise UnjudgedCheckpointError(
+            f"checkpoint {checkpoint.path}: {text}, but rank {(rank - shift) % world.size} reads the same files as "
+            "they were saved. It is left alone: look at the mount, disk and memory of that machine, then start the "
+            "same command again"
+        )
+    return confirmed[0]
+
+
+def _objections(checkpoint: Checkpoint, world: World, *, part_of: int) -> dict[int, str]:
+    """Returns the problems that ranks find in the sizes, and in the checksums of the part of a rank, by rank."""
+    with world.together(), own_work("comparing checksums of the checkpoint"):
+        problem = find_wrong_size(checkpoint) or find_wrong_content(checkpoint, checkpoint.files[part_of :: world.size])
+    seen_here = None if problem is None else f"{problem} (seen by rank {world.rank} on {socket.gethostname()})"
+    return {rank: text for rank, text in enumerate(world.all_gather(seen_here)) if text is not None}
 
 
 def _require_plain(checkpoint: Checkpoint, world: World) -> frozenset[str]:
@@ -194,7 +225,7 @@ def _require_plain(checkpoint: Checkpoint, world: World) -> frozenset[str]:
 
     That is: tensors and plain values. Raises: CheckpointError on all ranks otherwise.
     """
-    with own_work("scanning its part of the checkpoint"):
+    with world.together(), own_work("scanning its part of the checkpoint"):
         found = find_classes(checkpoint, checkpoint.files[world.rank :: world.size])
     reports = world.all_gather(found)
     for _, problem in reports:

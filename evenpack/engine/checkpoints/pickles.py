@@ -15,7 +15,7 @@ from typing import Any
 
 from torch.serialization import get_unsafe_globals_in_checkpoint, safe_globals
 
-from evenpack.engine.checkpoints.files import Checkpoint, FileRecord
+from evenpack.engine.checkpoints.files import Checkpoint, FileRecord, leaving_alone
 from evenpack.engine.world.distributed import quiet_deepspeed
 
 ALLOWED = frozenset(
@@ -33,13 +33,17 @@ _FORCE, _FORCE_OFF = "TORCH_FORCE_WEIGHTS_ONLY_LOAD", "TORCH_FORCE_NO_WEIGHTS_ON
 
 
 def find_classes(checkpoint: Checkpoint, files: Iterable[FileRecord]) -> tuple[frozenset[str], str | None]:
-    """Returns the classes of `ALLOWED` that pickles of `files` name, and the error of the first that names others."""
+    """Returns the classes of `ALLOWED` that pickles of `files` name, and the error of the first that names others.
+
+    Raises: UnjudgedCheckpointError if one cannot be read now.
+    """
     found: set[str] = set()
     for record in files:
         if not record.name.endswith(".pt"):
             continue
         try:
-            names = set(get_unsafe_globals_in_checkpoint(checkpoint.path / record.name))
+            with leaving_alone(checkpoint.path / record.name):
+                names = set(get_unsafe_globals_in_checkpoint(checkpoint.path / record.name))
         except (OSError, RuntimeError, ValueError, EOFError, pickle.UnpicklingError) as error:
             return frozenset(), f"{record.name} is not in the form of torch.save ({error})"
         if names - ALLOWED:

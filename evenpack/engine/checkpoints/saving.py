@@ -8,11 +8,12 @@ it a checkpoint. Then `latest` is updated, and checkpoints that are no longer ke
 import logging
 import shutil
 import socket
+import uuid
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
-from unittest import mock
 
 from evenpack.engine.activity import own_work
 from evenpack.engine.checkpoints.files import (
@@ -27,17 +28,22 @@ from evenpack.engine.checkpoints.files import (
     commit_files,
     find_candidates,
     find_leftovers,
+    find_wrong_content,
     hidden,
     list_files,
     remove_checkpoint,
+    step_of,
     write_manifest,
 )
 from evenpack.engine.checkpoints.keeping import KeepPolicy, checkpoint_by_size
+from evenpack.engine.ownership import WRITER, require_owned
 from evenpack.engine.world.distributed import World
-from evenpack.errors import SaveError
-from evenpack.files import fsync_directory, write_text
+from evenpack.errors import RunError, SaveError, UnjudgedCheckpointError
+from evenpack.files import fsync_directory, fsync_file, write_text
 
 log = logging.getLogger(__name__)
+
+_PROBE_BYTES = 1 << 20
 
 
 @runtime_checkable
@@ -45,31 +51,48 @@ class WritingEngine(Protocol):
     """The part of `deepspeed.DeepSpeedEngine` that writes its own files."""
 
     checkpoint_engine: Any
-    """Object whose `save(state_dict, path)` writes one file."""
+    """DeepSpeed's checkpoint engine, whose `save(state_dict, path)` writes one file."""
 
     def save_checkpoint(self, save_dir: str, *, tag: str, client_state: dict[str, Any], save_latest: bool) -> Any: ...
 
 
-class CheckpointWriter:
-    """Writes the checkpoints of one run into a directory that all ranks see; `save` is called by all ranks."""
+@dataclass(frozen=True, kw_only=True)
+class DeferredWrite:
+    """A file that is to be written."""
 
-    def __init__(self, directory: Path, world: World, policy: KeepPolicy, *, resumed_step: int | None = None) -> None:
-        """`resumed_step`: that of the checkpoint that was loaded, as later ones are broken, and count no more."""
+    path: Path
+    write: Callable[[], Any]
+
+
+class CheckpointWriter:
+    """Writes the checkpoints of one run into a directory that all ranks see; `save` is called by all ranks.
+
+    Every change that others see is made by rank 0, and only while the output directory is this start's
+    (`ownership.py`).
+    """
+
+    def __init__(self, directory: Path, world: World, policy: KeepPolicy, *, steps_done: int | None = None) -> None:
+        """`steps_done`: number of the checkpoint from which the run goes on, 0 without one; later ones were broken.
+
+        None: whatever lies there belongs to the steps before the first that is saved.
+        """
         self._directory = directory
         self.world = world
         self._policy = policy
-        self._resumed_step = resumed_step
+        self._steps_done = steps_done
         self._saved_steps: set[int] = set()
         """Steps whose checkpoints this start has saved."""
+        self._left_alone: set[Path] = set()
+        """Checkpoints of which a warning has said so."""
 
     def save(self, engine: WritingEngine, state: TrainState) -> Checkpoint:
         """Writes a checkpoint and returns once it is on disk under its name, on all ranks.
 
-        Checkpoints that the policy does not keep are removed, and so are checkpoints of later steps: a run that reached
-        this step again does not need them.
+        Checkpoints that the policy does not keep are removed, and so are its own checkpoints of later steps: a run that
+        reached this step again does not need them. Those that another process has written since stay.
 
         Raises: SaveError on every rank alike if it cannot be written; the older checkpoints stay as they were, and what
-            was written of this one is removed.
+            was written of this one is removed. RunError if another start has taken the directory.
         """
         with self.partial_of(state) as partial:
             self.call_deepspeed(engine, partial, state)
@@ -82,7 +105,9 @@ class CheckpointWriter:
 
         Raises: SaveError if it cannot be made.
         """
-        partial = self._directory / hidden(checkpoint_name(state.step), PARTIAL)
+        # A name of its own: a stopped rank of an earlier start may go on to write into the directory of its save.
+        name = self.world.broadcast(f"{uuid.uuid4().hex}.{PARTIAL}")
+        partial = self._directory / hidden(checkpoint_name(state.step), name)
         try:
             self.world.on_main(lambda: self._begin(partial))
             yield partial
@@ -90,17 +115,28 @@ class CheckpointWriter:
             self.world.on_main(lambda: self.discard(partial))
             raise
 
-    def call_deepspeed(self, engine: WritingEngine, partial: Path, state: TrainState) -> None:
-        """Lets DeepSpeed save into the directory; for all ranks. Raises: SaveError if a rank cannot write."""
-        with self.world.together(), self.explaining_failures(), writing_to_the_end(engine):
+    def call_deepspeed(
+        self, engine: WritingEngine, partial: Path, state: TrainState, copy: Callable[[Any], Any] | None = None
+    ) -> Sequence[DeferredWrite]:
+        """Lets DeepSpeed save into the directory; for all ranks. Raises: SaveError if a rank cannot write.
+
+        Args:
+            copy: of a file's content; None: files are written at once.
+
+        Returns: the files that remain to be written, from copies of their content.
+        """
+        from evenpack.engine.checkpoints.checkpoint_engine import steered
+
+        with self.world.together(), self.explaining_failures(), steered(engine).saving(copy) as writes:
             # With the tag "." DeepSpeed's recovery scripts go into the same directory instead of the one above.
             client_state = {"train_state": state.to_json()}
             engine.save_checkpoint(str(partial), tag=".", client_state=client_state, save_latest=False)
+        return writes
 
     def publish(self, partial: Path, state: TrainState, files: Sequence[FileRecord]) -> Checkpoint:
         """Makes a directory whose files are on disk a checkpoint, and removes obsolete ones; for rank 0 alone.
 
-        Raises: SaveError if the manifest cannot be written.
+        Raises: SaveError if the manifest cannot be written; RunError if another start has taken the directory.
         """
         final = self._directory / checkpoint_name(state.step)
         with self.explaining_failures():
@@ -109,16 +145,24 @@ class CheckpointWriter:
             if final.exists():
                 # No rename swaps two directories, so the old one is moved aside to where `find_candidates` finds it.
                 aside = final.with_name(hidden(final.name, REPLACED))
+                self._require_owned()
                 shutil.rmtree(aside, ignore_errors=True)
-                final.rename(aside)
-            partial.rename(final)
+                self._rename(final, aside)
+            self._rename(partial, final)
             fsync_directory(self._directory)
         self._saved_steps.add(state.step)
         # From here on the checkpoint is complete, and older ones must go, or a full disk would stay full.
+        obsolete: list[Path] = []
+        newest = final
         with _only_warning(final):
-            write_text(self._directory / LATEST, f"{final.name}\n")
+            obsolete, newest = self._judge(final, step=state.step)
         with _only_warning(final):
-            self._remove_obsolete(final, step=state.step)
+            self._write_latest(newest)
+        for path in obsolete:
+            with _only_warning(final):
+                self._require_owned()
+                if not remove_checkpoint(path, rename=self._rename):
+                    log.warning("could not delete all of %s; the next save will try again", path)
         log.info("saved checkpoint %s", final)
         return Checkpoint(path=final, state=state, files=tuple(files), saved_at=saved_at)
 
@@ -128,8 +172,12 @@ class CheckpointWriter:
 
     def _begin(self, partial: Path) -> None:
         with self.explaining_failures():
+            self._require_owned()
             shutil.rmtree(self._directory / UNIVERSAL, ignore_errors=True)  # all have loaded it, and it is large
-            shutil.rmtree(partial, ignore_errors=True)
+            for earlier in find_leftovers(self._directory):  # gives room, as one save is in flight at a time
+                if earlier.name.endswith(PARTIAL):
+                    self._require_owned()
+                    remove_checkpoint(earlier)
             partial.mkdir(parents=True)
             fsync_directory(self._directory.parent)
 
@@ -144,40 +192,88 @@ class CheckpointWriter:
         with self.explaining_failures():
             return list_files(partial)
 
-    def _remove_obsolete(self, newest: Path, *, step: int) -> None:
-        """Removes what the policy does not keep, and what is broken; a checkpoint that cannot be judged stays."""
+    def _judge(self, newest: Path, *, step: int) -> tuple[list[Path], Path]:
+        """Returns what is to be removed: what the policy does not keep, and what is broken; and the newest that stays.
+
+        What cannot be judged stays, and so does what another process has written since this start.
+        """
         leftovers = find_leftovers(self._directory)
         candidates = [path for path in find_candidates(self._directory) if path not in leftovers]
-        whole, kept = [], {newest}
+        whole, kept = [], [newest]
         for path in candidates:
             try:
                 found = checkpoint_by_size(path)
-            except OSError as error:
-                log.warning("%s cannot be read and is left alone: %s", path, error)
-                kept.add(path)
+                if found is None:
+                    continue
+                if not self._is_known(found, step) and self._is_foreign(found):
+                    self._leave_alone(path, "this start has neither written nor read it")
+                    kept.append(path)
+            except UnjudgedCheckpointError as error:
+                self._leave_alone(path, str(error))
+                kept.append(path)
             else:
-                whole += [found] if found is not None and self._is_of_this_run(found, step) else []
-        kept |= {checkpoint.path for checkpoint in self._policy.kept(whole)}
-        for path in sorted({*leftovers, *candidates} - kept):
-            if not remove_checkpoint(path):
-                log.warning("could not delete all of %s; the next save will try again", path)
+                whole += [found] if self._is_of_this_run(found, step) else []
+        kept += [checkpoint.path for checkpoint in self._policy.kept(whole)]
+        obsolete = sorted({*leftovers, *candidates} - {*kept})
+        return obsolete, max(kept, key=lambda path: step_of(path) or 0)
+
+    def _is_known(self, found: Checkpoint, step: int) -> bool:
+        """Returns whether this start has read a checkpoint, has written it, or was there before the run's steps."""
+        was_there = found.step <= (step if self._steps_done is None else self._steps_done)
+        return was_there or found.step in self._saved_steps
+
+    def _is_foreign(self, unknown: Checkpoint) -> bool:
+        """Returns whether a checkpoint is another process's: it is complete, other than one that was passed over."""
+        return unknown.path in self._left_alone or find_wrong_content(unknown, unknown.files) is None
 
     def _is_of_this_run(self, found: Checkpoint, step: int) -> bool:
         """Returns whether a checkpoint lies on the way to this step: one that the resume has passed over does not."""
-        was_there = self._resumed_step is None or found.step <= self._resumed_step
-        return found.step <= step and (was_there or found.step in self._saved_steps)
+        return found.step <= step and self._is_known(found, step)
+
+    def _leave_alone(self, path: Path, reason: str) -> None:
+        if path not in self._left_alone:
+            self._left_alone.add(path)
+            log.warning("%s is left alone: %s", path, reason)
+
+    def _require_owned(self) -> None:
+        require_owned(self._directory.parent)
+
+    def _rename(self, path: Path, target: Path) -> None:
+        """Renames within the directory; undone if another start has taken it between the look and the renaming.
+
+        So a process that is stopped there, and woken later, loses nothing where a file system has no locks. A start
+        that came after the renaming, by the times of the file system, has found the new name, and keeps it.
+        """
+        self._require_owned()
+        path.rename(target)
+        try:
+            self._require_owned()
+        except RunError:
+            with suppress(OSError):
+                if (self._directory.parent / WRITER).stat().st_mtime_ns <= target.stat().st_ctime_ns:
+                    target.rename(path)
+            raise
+
+    def _write_latest(self, newest: Path) -> None:
+        """Writes the name of the newest checkpoint; of the other start's newest, if one has taken the directory."""
+        write_text(self._directory / LATEST, f"{newest.name}\n", check=self._require_owned)
+        try:
+            self._require_owned()
+        except RunError:
+            write_text(self._directory / LATEST, f"{find_candidates(self._directory)[0].name}\n")
+            raise
 
     @contextmanager
     def explaining_failures(self) -> Iterator[None]:
-        """Makes a failure to write a SaveError with this rank's place; torch reports a full disk as RuntimeError."""
+        """Makes a failure to write a SaveError with this rank's place and its cause."""
         try:
             yield
-        except (OSError, RuntimeError) as error:
+        except (OSError, RuntimeError, UnjudgedCheckpointError) as error:
             raise SaveError(
                 f"rank {self.world.rank} on {socket.gethostname()} failed while saving a checkpoint into "
-                f"{self._directory} ({free_space(self._directory)}): {error}\n"
-                "Older checkpoints are untouched. Remove the cause (is the disk full?); a run that has ended continues "
-                "from the newest by the same command"
+                f"{self._directory} ({free_space(self._directory)}): {_cause(error, self._directory)}. Older "
+                "checkpoints are untouched. Remove the cause; a run that has ended continues from the newest by the "
+                "same command"
             ) from error
 
 
@@ -186,10 +282,32 @@ def _only_warning(checkpoint: Path) -> Iterator[None]:
     """Makes a failure after a checkpoint is complete a warning."""
     try:
         yield
-    except OSError as error:
+    except (OSError, UnjudgedCheckpointError) as error:
         log.warning(
             "checkpoint %s is complete, but not all of %s is up to date: %s", checkpoint, checkpoint.parent, error
         )
+
+
+def _cause(error: BaseException, directory: Path) -> str:
+    """Returns why something could not be written into a directory.
+
+    torch's writer reports that a file has another size than it expected, when the disk has taken no more. The disk is
+    as full as then while that file is there, so it is asked by writing a little.
+    """
+    if isinstance(error, RuntimeError):
+        probe = directory / hidden(LATEST, f"0.{PARTIAL}")  # a leftover, if a kill comes now
+        try:
+            with probe.open("wb") as file:
+                file.write(bytes(_PROBE_BYTES))
+            fsync_file(probe)
+        except OSError as cause:
+            return f"{cause.strerror} (torch says: {error})"
+        finally:
+            with suppress(OSError):
+                probe.unlink(missing_ok=True)
+        if "unexpected pos" in str(error):
+            return f"a file was not written to its end, as by a disk that was full or failed for a while ({error})"
+    return str(error)
 
 
 def _require_files(partial: Path, files: Sequence[FileRecord]) -> None:
@@ -202,34 +320,6 @@ def _require_files(partial: Path, files: Sequence[FileRecord]) -> None:
         found = path.stat().st_size
         if found != record.size:
             raise OSError(f"{path} was written with {record.size:,} bytes and has {found:,} now")
-
-
-@contextmanager
-def writing_to_the_end(engine: Any) -> Iterator[None]:
-    """Lets DeepSpeed's save go through its barriers on a rank that cannot write; its error is raised afterwards.
-
-    Otherwise the other ranks would wait for it in the next barrier.
-    """
-    problems: list[str] = []  # an exception would keep the open file, whose space would not be free
-
-    def guarded(write: Callable[..., Any]) -> Callable[..., Any]:
-        def try_to_write(*arguments: Any, **named: Any) -> Any:
-            try:
-                with own_work("writing its part of the checkpoint"):
-                    return write(*arguments, **named)
-            except (OSError, RuntimeError) as error:
-                problems.append(str(error))
-                return None
-
-        return try_to_write
-
-    with ExitStack() as patched:
-        for holder, name in ((getattr(engine, "checkpoint_engine", None), "save"), (engine, "_copy_recovery_script")):
-            if hasattr(holder, name):
-                patched.enter_context(mock.patch.object(holder, name, guarded(getattr(holder, name))))
-        yield
-    if problems:
-        raise OSError(problems[0])
 
 
 def free_space(directory: Path) -> str:

@@ -21,7 +21,7 @@ from typing import Any, ClassVar, Literal, cast
 import torch
 from torch import Tensor
 
-from evenpack.engine.checkpoints.files import Checkpoint
+from evenpack.engine.checkpoints.files import Checkpoint, leaving_alone
 from evenpack.engine.checkpoints.pickles import ALLOWED, forbidding_code
 from evenpack.engine.optimizers.build import decays
 from evenpack.errors import CheckpointError
@@ -121,7 +121,8 @@ class SavedTensors(ABC):
     def _explained(self, name: str = "") -> Iterator[None]:
         """Explains errors of the files; `name`: the one that is read."""
         try:
-            yield
+            with leaving_alone(self.checkpoint.path / name):
+                yield
         except FileNotFoundError as error:
             raise CheckpointError(
                 f"{error.filename} does not exist, and no other file of the checkpoint holds the same (it was saved by "

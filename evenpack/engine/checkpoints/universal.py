@@ -5,14 +5,15 @@
         manifest.json            as of a checkpoint; written last, before the directory gets its name
         source.json              the checkpoint that it was made of
         zero/NAME/               of each complete parameter: fp32.pt, exp_avg.pt, exp_avg_sq.pt, step.pt
-        zero/optimizer_state.pt, *_model_states.pt         what DeepSpeed reads beside them
+        zero/optimizer_state.pt  what DeepSpeed reads beside them
+        counters.pt              DeepSpeed's counts of steps and samples
       .step_000200.partial/      in progress, or interrupted by a kill
 
 DeepSpeed's own converter reads no ZeRO 0, cannot go between ZeRO 3 and the others, and writes everything twice. This
 one reads by `shards.py`; every rank writes a part of the parameters. The next save removes the directory before it
 writes, because the disk may have no room for both.
 
-From ZeRO 1 on DeepSpeed's own loader loads it, with two corrections: at ZeRO 3 it lets all groups of parameters share
+From ZeRO 1 on DeepSpeed's optimizer loads it, with two corrections: at ZeRO 3 it lets all groups of parameters share
 one count of updates, which then grows by as many as there are groups; and it puts counts on the CPU, where torch's
 fused AdamW does not look for them.
 """
@@ -25,7 +26,6 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
-from unittest import mock
 
 import torch
 from torch import nn
@@ -46,6 +46,7 @@ from evenpack.engine.checkpoints.pickles import forbidding_code
 from evenpack.engine.checkpoints.saving import free_space
 from evenpack.engine.checkpoints.shards import STATES, SavedTensors, saved_tensors
 from evenpack.engine.optimizers.build import whole_shape
+from evenpack.engine.ownership import require_owned
 from evenpack.engine.world.distributed import World
 from evenpack.errors import CheckpointError
 from evenpack.files import file_checksum, fsync_directory, read_json_object, write_json
@@ -56,9 +57,8 @@ SOURCE = "source.json"
 Shapes = Mapping[str, tuple[int, ...]]
 """Shapes of a model's parameters by name."""
 
-_COUNTERS = ("dp_world_size", "mp_world_size", "global_steps", "global_samples", "skipped_steps", "ds_version")
-_MODEL_FILES = ("mp_rank_00_model_states.pt", "zero_pp_rank_0_mp_rank_00_model_states.pt")
-"""Names under which ZeRO 0, 1 and 2, and ZeRO 3, look for DeepSpeed's counters."""
+_COUNTERS = ("global_steps", "global_samples", "skipped_steps")
+_COUNTERS_FILE = "counters.pt"
 
 
 def existing_universal(checkpoint: Checkpoint) -> Checkpoint | None:
@@ -106,6 +106,7 @@ def make_universal(
 
 
 def _begin(partial: Path) -> None:
+    require_owned(partial.parents[2])
     shutil.rmtree(partial.parent, ignore_errors=True)  # what was made of other checkpoints as well
     (partial / "zero").mkdir(parents=True)
 
@@ -116,16 +117,14 @@ def _write_common(saved: SavedTensors, shapes: Shapes, partial: Path) -> list[st
     _require_steps(saved)
     step = torch.tensor(float(next(iter(saved.steps), 0)))
     groups: list[dict[str, list[int]]] = [{"params": []} for _ in range(saved.group_count)]
-    counters = {name: saved.model_states[name] for name in _COUNTERS}
-    common = counters | {"param_groups": groups}  # ZeRO 3 looks one level below
+    common = {"ds_version": saved.model_states["ds_version"], "param_groups": groups}  # ZeRO 3 looks one level below
     torch.save(
         common | {"optimizer_state_dict": {"state": {0: {"step": step}}, "param_groups": groups}},
         partial / "zero" / "optimizer_state.pt",
     )
-    for name in _MODEL_FILES:
-        torch.save(counters, partial / name)
+    torch.save({name: saved.model_states[name] for name in _COUNTERS}, partial / _COUNTERS_FILE)
     write_json(partial / SOURCE, _source(saved.checkpoint))
-    return ["zero/optimizer_state.pt", *_MODEL_FILES, SOURCE]
+    return ["zero/optimizer_state.pt", _COUNTERS_FILE, SOURCE]
 
 
 def _write_parameter(saved: SavedTensors, name: str, partial: Path) -> list[str]:
@@ -151,6 +150,7 @@ def _record(partial: Path, name: str) -> FileRecord:
 
 def _publish(partial: Path, final: Path, checkpoint: Checkpoint, records: list[FileRecord]) -> None:
     write_manifest(partial, checkpoint.state, records, flushes_folders=False)
+    require_owned(final.parents[2])
     partial.rename(final)
     fsync_directory(final.parent)
 
@@ -226,11 +226,28 @@ def load_universal(engine: Any, universal: Checkpoint, world: World) -> None:
     with forbidding_code(()):
         if engine.zero_optimization_stage() == 0:
             _load_whole(engine, universal.path)
-            return
-        _require_part_of_each_group(engine, world)
-        with mock.patch.object(engine, "load_universal_checkpoint", return_value=True), _only_errors():
-            engine.load_checkpoint(str(universal.path.parent), tag=universal.path.name)
-    _separate_counts(engine.optimizer.optimizer)
+        else:
+            _require_part_of_each_group(engine, world)
+            _load_part(engine, universal.path)
+        for name, value in _read(universal.path / _COUNTERS_FILE).items():
+            setattr(engine, name, value)
+
+
+def _load_part(engine: Any, path: Path) -> None:
+    """Loads a rank's part of it, as `load_checkpoint` of DeepSpeed's engine does with `checkpoint.load_universal`.
+
+    That engine would also read the counters, under names that depend on the ZeRO stage.
+    """
+    optimizer, divides_parameters = engine.optimizer, engine.zero_optimization_stage() == 3
+    if divides_parameters:
+        optimizer.checkpoint_event_prologue()
+    with own_work("reading its part of the checkpoint"), _only_errors():
+        optimizer.load_state_dict(None, checkpoint_folder=str(path))
+    if divides_parameters:
+        optimizer.checkpoint_event_epilogue()
+    else:
+        optimizer.update_lp_params()
+    _separate_counts(optimizer.optimizer)
 
 
 def _load_whole(engine: Any, path: Path) -> None:
@@ -246,11 +263,9 @@ def _load_whole(engine: Any, path: Path) -> None:
             **{key: _read(folder / f"{key}.pt")["param"].to(parameter.device) for key in ("exp_avg", "exp_avg_sq")},
         }
     _separate_counts(optimizer)
-    counters = _read(path / "mp_rank_00_model_states.pt")
-    for name in ("global_steps", "global_samples", "skipped_steps"):
-        setattr(engine, name, counters[name])
 
 
+@own_work("reading its part of the checkpoint")
 def _read(path: Path) -> Any:
     return torch.load(path, map_location="cpu", weights_only=True)
 

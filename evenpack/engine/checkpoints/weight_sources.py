@@ -1,6 +1,7 @@
 """The possible origins of a run's initial weights, and how each kind is read."""
 
 from abc import ABC, abstractmethod
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
@@ -8,7 +9,8 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from evenpack.data.manifest import TOKENIZER_FOLDER
+from evenpack.data.manifest import TOKENIZER_FOLDER, Manifest
+from evenpack.data.verification import require_verified
 from evenpack.engine.checkpoints.files import (
     CHECKPOINTS,
     MANIFEST,
@@ -20,7 +22,7 @@ from evenpack.engine.checkpoints.files import (
 from evenpack.engine.checkpoints.loading import newest_whole
 from evenpack.engine.checkpoints.weights import load_model_weights, saved_model_section
 from evenpack.engine.world.distributed import World
-from evenpack.errors import CheckpointError
+from evenpack.errors import CheckpointError, NotPreparedError
 from evenpack.models.build import Model
 from evenpack.models.common.section import TransformerConfig
 from evenpack.models.common.tensors import NamedWeights, TensorName
@@ -83,8 +85,10 @@ class OwnCheckpoint(DescribedWeights):
     @property
     def tokenizer_dir(self) -> Path:
         config = self.checkpoint.state.config
-        prepared = config["data"]["prepared_dir"] or Path(config["run"]["output_dir"]) / "data"
-        return Path(prepared) / TOKENIZER_FOLDER
+        prepared = Path(config["data"]["prepared_dir"] or Path(config["run"]["output_dir"]) / "data").absolute()
+        with suppress(NotPreparedError):  # whoever reads the vocabulary says that it is gone
+            require_verified(prepared, Manifest.read(prepared), "tokenizer")
+        return prepared / TOKENIZER_FOLDER
 
     def read_described(self) -> tuple[TransformerConfig, dict[str, Tensor]]:
         return saved_model_section(self.checkpoint), load_model_weights(self.checkpoint)

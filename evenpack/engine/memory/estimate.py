@@ -1,23 +1,27 @@
 """The memory of a run's GPUs, estimated from its settings before it starts.
 
-The estimate holds for attention kernels that keep no scores. `phases.py` explains the phases of a step.
+The estimate holds for attention kernels that keep no scores. `phases.py` explains the phases of a step, and imports
+torch, which this module does when it estimates.
 """
 
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from fractions import Fraction
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+from evenpack.data.order.step_shape import micro_batch_choices
 from evenpack.engine.config import RunConfig
 from evenpack.engine.deepspeed_config import deepspeed_config
-from evenpack.engine.memory.phases import TrainingMemory, estimate_training_memory
+from evenpack.engine.memory.state import SavedBytes, StateSizes, saved_bytes, state_bytes
 from evenpack.engine.resolving.data_facts import AverageItem
-from evenpack.engine.sharding.base import SavedBytes, StateSizes
-from evenpack.models.common.device_peaks import DevicePeak
 from evenpack.models.cost import model_sizes
 from evenpack.models.families import family_of
 from evenpack.units import BF16_BYTES, FP32_BYTES
+
+if TYPE_CHECKING:
+    from evenpack.engine.memory.phases import TrainingMemory
+    from evenpack.models.common.device_peaks import DevicePeak
 
 FREE_SHARE = Fraction(1, 10)
 """Part of a device that is left for what the estimate lacks: the context, NCCL's buffers, fragmentation. An assumption:
@@ -57,7 +61,7 @@ class RunMemory:
     ranks: int
     items_per_micro_batch: int
     size: MicroBatchSize
-    memory: TrainingMemory
+    memory: "TrainingMemory"
     total: int
     """Bytes at the peak."""
     device: str | None
@@ -83,8 +87,10 @@ class RunMemory:
         return None if self.usable is None else self.total <= self.usable
 
 
-def training_memory(config: RunConfig, size: MicroBatchSize, *, vocabulary_size: int, ranks: int) -> TrainingMemory:
+def training_memory(config: RunConfig, size: MicroBatchSize, *, vocabulary_size: int, ranks: int) -> "TrainingMemory":
     """Estimates a micro-batch of this size. Raises: ConfigError if the ranks cannot divide a step."""
+    from evenpack.engine.memory.phases import estimate_training_memory
+
     state = _state_sizes(config, vocabulary_size=vocabulary_size, ranks=ranks)
     settings = deepspeed_config(config, ranks)
     return estimate_training_memory(
@@ -94,19 +100,27 @@ def training_memory(config: RunConfig, size: MicroBatchSize, *, vocabulary_size:
         slots=size.slots,
         head_rows=size.head_rows,
         number_bytes=_number_bytes(config),
-        accumulates=config.training.step_size.micro_batches(ranks) > 1,
-        state=config.deepspeed.sharding.state_bytes(state, settings),
+        accumulates=config.training.micro_batches(ranks) > 1,
+        state=state_bytes(config.deepspeed.zero_stage, state, settings),
     )
 
 
 def _state_sizes(config: RunConfig, *, vocabulary_size: int, ranks: int) -> StateSizes:
+    from evenpack.engine.optimizers.muon import TOGETHER
+
     sizes = model_sizes(config.model, vocabulary_size=vocabulary_size, max_positions=config.max_positions)
+    largest_group, fewer_states = max(sizes.parameters - sum(sizes.merged), *sizes.merged, 0), 0
+    if config.optimizer.kind == "muon":
+        alike = max(sizes.matrices, default=0)
+        largest_group = min(alike, max(TOGETHER, alike // config.model.shape["layers"]))
+        fewer_states = sum(sizes.matrices)
     return StateSizes(
         parameters=sizes.parameters,
         largest_tensor=vocabulary_size * config.model.shape["hidden_size"],
         states=config.optimizer.fp32_states,
+        fewer_states=fewer_states,
         temporaries=config.optimizer.fp32_temporaries,
-        largest_group=max(sizes.parameters - sum(sizes.merged), *sizes.merged, 0),
+        largest_group=largest_group,
         ranks=ranks,
     )
 
@@ -138,12 +152,22 @@ def micro_batch_size(config: RunConfig, item: AverageItem) -> MicroBatchSize:
 
 
 def run_memory(
-    config: RunConfig, item: AverageItem, *, vocabulary_size: int, ranks: int, device: DevicePeak | None
+    config: RunConfig,
+    item: AverageItem,
+    *,
+    vocabulary_size: int,
+    ranks: int,
+    device: "DevicePeak | None",
+    capacity: int | None = None,
 ) -> RunMemory:
-    """Estimates a run whose step is settled. Raises: ConfigError if the ranks cannot divide a step."""
+    """Estimates a run whose step is settled; `capacity` is the device's bytes, None: those of its name.
+
+    Raises: ConfigError if the ranks cannot divide a step.
+    """
     size = micro_batch_size(config, item)
     memory = training_memory(config, size, vocabulary_size=vocabulary_size, ranks=ranks)
-    capacity = None if device is None else device.memory_bytes
+    if capacity is None and device is not None:
+        capacity = device.memory_bytes
     found = RunMemory(
         ranks=ranks,
         items_per_micro_batch=config.training.items_per_micro_batch,
@@ -154,12 +178,12 @@ def run_memory(
         capacity=capacity,
         largest=None,
         alternatives=(),
-        notes=tuple(_notes(config, device)),
+        notes=tuple(_notes(config, device if capacity is None else None)),
         host_copies=_host_copies(config, vocabulary_size=vocabulary_size, ranks=ranks),
     )
     if found.usable is None:
         return found
-    search = _Search(item=item, vocabulary_size=vocabulary_size, ranks=ranks, usable=found.usable)
+    search = FittingSearch(item=item, vocabulary_size=vocabulary_size, ranks=ranks, usable=found.usable)
     alternatives = () if found.fits else tuple(search.alternatives(config))
     return replace(found, largest=search.largest(config), alternatives=alternatives)
 
@@ -169,10 +193,10 @@ def _host_copies(config: RunConfig, *, vocabulary_size: int, ranks: int) -> Save
     if training.checkpoint_every_steps is None or not training.checkpoint_in_background:
         return None
     state = _state_sizes(config, vocabulary_size=vocabulary_size, ranks=ranks)
-    return config.deepspeed.sharding.saved_bytes(state)
+    return saved_bytes(config.deepspeed.zero_stage, state)
 
 
-def _notes(config: RunConfig, device: DevicePeak | None) -> Iterator[str]:
+def _notes(config: RunConfig, device: "DevicePeak | None") -> Iterator[str]:
     if config.attention.backend in _KEEP_PAIRS:
         yield f"attention.backend {config.attention.backend} keeps scores or masks, which are not counted"
     if config.training.layout != "packed":
@@ -183,7 +207,7 @@ def _notes(config: RunConfig, device: DevicePeak | None) -> Iterator[str]:
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Search:
+class FittingSearch:
     """Tries settings until they fit."""
 
     item: AverageItem
@@ -193,7 +217,7 @@ class _Search:
 
     def largest(self, config: RunConfig, *overrides: str) -> FittingSettings | None:
         """Returns the largest micro-batch that fits, of those that divide the step on these ranks."""
-        for items in reversed(config.training.step_size.micro_batch_choices(self.ranks)):
+        for items in reversed(micro_batch_choices(config.training.items_per_step, ranks=self.ranks)):
             changed = with_micro_batch(config, items)
             size = micro_batch_size(changed, self.item)
             memory = training_memory(changed, size, vocabulary_size=self.vocabulary_size, ranks=self.ranks)

@@ -12,7 +12,7 @@ Later micro-batches of a step begin with the gradients of the first ones. Left o
 collectives' own buffers, and fragmentation.
 
 What is alive in a phase is traced on the model itself (`models/trace.py`); what the optimizer and the sharding hold
-beside it are formulas (`engine/sharding/`).
+beside it are formulas (`state.py`).
 """
 
 from collections.abc import Mapping
@@ -21,7 +21,7 @@ from typing import Literal, get_args
 
 import numpy as np
 
-from evenpack.engine.sharding.base import StateBytes
+from evenpack.engine.memory.state import StateBytes
 from evenpack.kernels.costs import loss_chunk_bytes
 from evenpack.models.common.section import TransformerConfig
 from evenpack.models.cost import parameter_count

@@ -1,23 +1,23 @@
-"""The estimated memory of a run as text: the same before a run, in its budget, and when a GPU runs out of memory."""
+"""The estimated memory of a run as text: the same in its plan, and when a GPU runs out of memory."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from evenpack.data.order.step_shape import Batching
+from evenpack.data.order.step_shape import Batching, micro_batch_choices
 from evenpack.engine.memory.estimate import FREE_SHARE, FittingSettings, RunMemory, run_memory
 from evenpack.engine.memory.phases import PhaseMemory
 from evenpack.engine.resolving.resolve import ResolvedRun
 from evenpack.engine.world.distributed import World
 from evenpack.errors import RunError
 from evenpack.models.common.device_peaks import known_device
-from evenpack.units import counted
 
 _GIGABYTE = 1e9
 
 _PARTS = ("parameters", "gradients", "optimizer", "activations", "head", "buffers", "total")
 
-_FIRST_WIDTH = 14
-_WIDTH = 13
+_FIRST_WIDTH = 11
+_WIDTH = 12
+"""With the mark of the peak a row has 100 characters."""
 
 
 def memory_text(found: RunMemory, *, batching: Batching) -> str:
@@ -31,12 +31,12 @@ def _table(found: RunMemory, batching: Batching) -> Iterator[str]:
     peak = found.memory.peak
     unit, name = (_GIGABYTE, "GB") if peak.total >= _GIGABYTE else (1e6, "MB")
     yield (
-        f"Memory of one rank of {found.ranks:,}, estimated for a GPU, in {name}: micro-batch of "
+        f"Memory of one rank of {found.ranks:,}, estimated for a GPU, in {name}: "
         f"{found.items_per_micro_batch:,} {batching}, {size.slots:,} slots, {size.head_rows:,} rows of logits"
     )
     yield "phase".ljust(_FIRST_WIDTH) + "".join(part.rjust(_WIDTH) for part in _PARTS)
     for phase in found.memory.phases:
-        yield _row(phase, unit) + ("  peak" if phase is peak else "")
+        yield _row(phase, unit) + (" peak" if phase is peak else "")
 
 
 def _row(phase: PhaseMemory, unit: float) -> str:
@@ -48,13 +48,14 @@ def _advice(found: RunMemory, batching: Batching) -> Iterator[str]:
     if found.usable is None or found.capacity is None:
         return
     room = (
-        f"{found.usable / _GIGABYTE:,.1f} GB of {found.device}'s {found.capacity / _GIGABYTE:,.0f}, "
+        f"{found.usable / _GIGABYTE:,.1f} GB of {found.device or 'the device'}'s {found.capacity / _GIGABYTE:,.0f}, "
         f"{float(FREE_SHARE):.0%} being left for what is not estimated"
     )
     if found.fits:
         assert found.largest is not None, "this micro-batch is one that fits"
         yield f"It fits into {room}."
-        yield f"The largest micro-batch that fits and divides the step: {_fitting(found.largest, batching)}"
+        largest = f"{_override(found.largest, batching)}, {_peak(found.largest)}"
+        yield f"The largest micro-batch that fits and divides the step: {largest}"
         return
     yield f"It does not fit into {room}."
     if found.alternatives:
@@ -76,15 +77,10 @@ def _host_copies(found: RunMemory) -> Iterator[str]:
     unit, name = (_GIGABYTE, "GB") if copies.first_rank >= _GIGABYTE else (1e6, "MB")
     others = f", {copies.other_rank / unit:,.2f} {name} on each other" if copies.other_rank and found.ranks > 1 else ""
     yield (
-        "Host memory for what a background checkpoint copies, estimated: "
+        "Host memory for what a background checkpoint copies, estimated:\n  "
         f"{copies.first_rank / unit:,.2f} {name} on rank 0{others} (training.checkpoint_in_background); "
         "pinned for GPUs, up to twice as much"
     )
-
-
-def _fitting(settings: FittingSettings, batching: Batching) -> str:
-    items = counted(settings.items_per_micro_batch, batching.removesuffix("s"))
-    return f"{items}, {_peak(settings)}"
 
 
 def _override(settings: FittingSettings, batching: Batching) -> str:
@@ -97,23 +93,28 @@ def _peak(settings: FittingSettings) -> str:
 
 @contextmanager
 def explained_memory(run: ResolvedRun, world: World) -> Iterator[None]:
-    """Explains a lack of memory within the block. Raises: RunError with the table of `evenpack train --dry-run`."""
+    """Explains a lack of memory within the block. Raises: RunError with the table of `evenpack plan`."""
     import torch
 
     try:
         yield
     except torch.OutOfMemoryError as error:
+        is_cuda = world.device.type == "cuda"
         found = run_memory(
             run.config,
             run.item,
             vocabulary_size=run.prepared.vocabulary_size,
             ranks=world.size,
             device=known_device(world.device_name),
+            capacity=torch.cuda.get_device_properties(world.device).total_memory if is_cuda else None,
         )
         first_line = str(error).partition("\n")[0]
+        training = run.config.training
+        choices = micro_batch_choices(training.items_per_step, ranks=world.size)
+        smaller = [items for items in choices if items < training.items_per_micro_batch]
+        remedy = "" if not smaller else f"training.{training.batching}_per_micro_batch={smaller[-1]} or less, or "
         raise RunError(
             f"{world.device_name} has too little memory for this step: {first_line}\n"
-            f"{memory_text(found, batching=run.config.training.batching)}\n"
-            f"Take a smaller training.{run.config.training.batching}_per_micro_batch, or "
-            "model.activation_checkpointing=true; checkpoints stay valid with either"
+            f"{memory_text(found, batching=training.batching)}\n"
+            f"Take {remedy}model.activation_checkpointing=true; checkpoints stay valid with either"
         ) from error

@@ -1,14 +1,19 @@
 """The optimizer of a run."""
 
+import logging
+import re
 from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from evenpack.engine.optimizers.config import AdamWSection, LambSection, OptimizerBase
+from evenpack.engine.optimizers.config import AdamWSection, LambSection, MuonSection, OptimizerBase
 from evenpack.engine.optimizers.lamb import Lamb
+from evenpack.engine.optimizers.muon import Muon, hidden_matrices
 from evenpack.models.common.layers import MergedLinear
+
+log = logging.getLogger(__name__)
 
 
 def build_optimizer(
@@ -54,7 +59,37 @@ def _lamb(model: nn.Module, section: LambSection, fused: bool) -> torch.optim.Op
     )
 
 
-BUILDERS: dict[str, Callable[[nn.Module, Any, bool], torch.optim.Optimizer]] = {"adamw": _adamw, "lamb": _lamb}
+def _muon(model: nn.Module, section: MuonSection, fused: bool) -> torch.optim.Optimizer:
+    """Makes the optimizer of `muon.py`, and says what it takes; matrices of one division into parts are a group."""
+    names = {id(parameter): name for name, parameter in model.named_parameters()}
+    matrices = hidden_matrices(model)
+    kinds = dict.fromkeys(re.sub(r"\.\d+\.", ".*.", name) for name in matrices)
+    log.info("Muon updates %s; AdamW updates all other parameters", ", ".join(kinds))
+    by_parts: dict[tuple[int, ...], list[nn.Parameter]] = {}
+    groups = parameter_groups(model, weight_decay=section.weight_decay)
+    for parameter in groups[0]["params"]:
+        by_parts.setdefault(matrices.get(names[id(parameter)], ()), []).append(parameter)
+    groups[0]["params"] = by_parts.pop((), [])
+    return Muon(
+        [
+            *(group for group in groups if group["params"]),
+            *(
+                {"params": params, "parts": parts, "momentum": section.momentum, "weight_decay": section.weight_decay}
+                for parts, params in by_parts.items()
+            ),
+        ],
+        lr=section.learning_rate,
+        betas=(section.beta1, section.beta2),
+        eps=section.epsilon,
+        fused=fused,
+    )
+
+
+BUILDERS: dict[str, Callable[[nn.Module, Any, bool], torch.optim.Optimizer]] = {
+    "adamw": _adamw,
+    "lamb": _lamb,
+    "muon": _muon,
+}
 """Builders by the kind of the section that each takes; the last argument is whether to use fused kernels."""
 
 

@@ -17,8 +17,6 @@ class OptimizerBase(Section):
     """FP32 numbers that are kept for each parameter in addition to it; for estimates of memory."""
     fp32_temporaries: ClassVar[int]
     """FP32 numbers that an update on a GPU needs for each parameter while it lasts."""
-    update_bytes: ClassVar[int]
-    """Bytes per parameter that an update reads and writes, of weight, gradient and states, by fused kernels."""
 
     kind: str
     """The optimizer's name."""
@@ -28,15 +26,11 @@ class OptimizerBase(Section):
     """Weight decay, multiplied by the learning rate of the step; not applied to biases and norms."""
 
 
-class AdamWSection(OptimizerBase):
-    """AdamW (Loshchilov and Hutter 2019); weight decay is not applied to biases and norms."""
+class AdamWKeys(OptimizerBase):
+    """The keys of AdamW, for the sections of optimizers that update by it."""
 
-    reason_for_whole_tensors = None
     fp32_states = 2
-    fp32_temporaries = 0
-    update_bytes = 4 * (4 + 3)  # weight, gradient and two moments are read, all but the gradient written
 
-    kind: Literal["adamw"] = "adamw"
     beta1: float = Field(default=0.9, ge=0.0, lt=1.0)
     """Decay of the mean of gradients, from one step to the next."""
     beta2: float = Field(default=0.95, ge=0.0, lt=1.0)
@@ -47,13 +41,32 @@ class AdamWSection(OptimizerBase):
     """Weight decay, multiplied by the learning rate of the step; not applied to biases and norms."""
 
 
+class AdamWSection(AdamWKeys):
+    """AdamW (Loshchilov and Hutter 2019); weight decay is not applied to biases and norms."""
+
+    reason_for_whole_tensors = None
+    fp32_temporaries = 0
+
+    kind: Literal["adamw"] = "adamw"
+
+
+class MuonSection(AdamWKeys):
+    """Muon (Jordan et al. 2024) for the matrices of the blocks, AdamW for all else, at one learning rate."""
+
+    reason_for_whole_tensors = "it orthogonalises whole matrices"
+    fp32_temporaries = 2  # four numbers in BF16: the direction, its iterate, the next one and their products
+
+    kind: Literal["muon"]
+    momentum: float = Field(default=0.95, ge=0.0, lt=1.0)
+    """Decay of the mean of gradients of matrices, from one step to the next; Nesterov's."""
+
+
 class LambSection(OptimizerBase):
     """LAMB (You et al. 2020); weight decay and trust ratios are not applied to biases and norms."""
 
     reason_for_whole_tensors = "its trust ratios are norms of whole tensors"
     fp32_states = 2
     fp32_temporaries = 1
-    update_bytes = 4 * (2 + 7 + 2 + 3)  # the decay, the moments and the change, two norms, the weight
 
     kind: Literal["lamb"]
     beta1: float = Field(default=0.9, ge=0.0, lt=1.0)
@@ -73,7 +86,9 @@ def _optimizer_kind(section: Any) -> Any:
     return section.get("kind", "adamw") if isinstance(section, dict) else getattr(section, "kind", None)
 
 
-_AnyOptimizer = Annotated[AdamWSection, Tag("adamw")] | Annotated[LambSection, Tag("lamb")]
+_AnyOptimizer = (
+    Annotated[AdamWSection, Tag("adamw")] | Annotated[LambSection, Tag("lamb")] | Annotated[MuonSection, Tag("muon")]
+)
 _KINDS = [tag.tag for _, tag in map(get_args, get_args(_AnyOptimizer))]
 
 OptimizerSection = Annotated[
@@ -87,22 +102,30 @@ OptimizerSection = Annotated[
 
 
 class ScheduleSection(Section):
-    """Linear warm-up from zero, then a decay to `final_fraction` of the learning rate."""
+    """Linear warm-up from zero to the learning rate, and what follows it."""
 
-    kind: Literal["cosine", "linear", "constant", "polynomial"] = "cosine"
-    """Form of the decay after warm-up; `polynomial` is MLPerf's for BERT."""
+    kind: Literal["cosine", "linear", "constant", "wsd", "inverse_sqrt", "polynomial"] = "cosine"
+    """Form after warm-up; `wsd` is constant before its decay; `polynomial` is MLPerf's for BERT. The rate of a step of
+    `constant`, `inverse_sqrt`, and `wsd` before its decay, does not depend on the length of the run."""
     warmup_steps: Steps = Field(default=0, ge=0)
     """Steps over which the learning rate rises linearly from zero."""
     final_fraction: Share = Field(default=0.1, ge=0.0, le=1.0)
-    """Learning rate at the last step, as a share of the highest one."""
+    """Learning rate at the last step of a decay, as a share of the highest one."""
+    decay_steps: Steps | None = Field(default=None, ge=0)
+    """Last steps of the run, over which the learning rate of `wsd` decays; for this kind alone. 0: it stays."""
+    decay: Literal["linear", "cosine", "1-sqrt"] = "linear"
+    """Form of the decay of `wsd`; for this kind alone."""
     degree: float = Field(default=1.0, gt=0.0)
     """Degree of the polynomial; for kind polynomial alone."""
 
     @model_validator(mode="after")
     def _check(self) -> "ScheduleSection":
-        if self.kind != "polynomial" and self.degree != 1.0:
-            raise ValueError(
-                f"degree ({self.degree:g}) is for kind polynomial, found kind {self.kind}: leave it out, or set "
-                "degree=1"
-            )
+        for key, kind in {"decay_steps": "wsd", "decay": "wsd", "degree": "polynomial"}.items():
+            value, default = getattr(self, key), type(self).model_fields[key].default
+            if self.kind != kind and value != default:
+                raise ValueError(f"{key} ({value}) is for kind {kind}, found kind {self.kind}: leave it out")
+        if self.kind == "wsd" and self.decay_steps is None:
+            raise ValueError("kind wsd needs decay_steps: the last steps of the run, or 0 for a trunk that stays")
+        if self.kind == "inverse_sqrt" and self.warmup_steps == 0:
+            raise ValueError("kind inverse_sqrt falls from the end of warm-up: give warmup_steps")
         return self

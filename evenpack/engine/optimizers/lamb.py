@@ -78,6 +78,8 @@ class Lamb(torch.optim.Optimizer):
             "fused": fused,  # torch reads it when it loads a state: `step` is then on the parameter's device
         }
         super().__init__(params, defaults)
+        self.grad_scale: Tensor | None = None
+        """What fused kernels divide gradients by as they read them, as in torch's Adam; None: nothing."""
         for group in self.param_groups:
             _require_masters(group["params"])
             _require_parts(group["params"], group["parts"])
@@ -98,7 +100,10 @@ class Lamb(torch.optim.Optimizer):
     def _update(self, group: dict[str, Any], parameters: list[Tensor]) -> None:
         tensors = self._with_state(parameters, fused=group["fused"])
         torch._foreach_add_(tensors.steps, 1.0)
-        changes = _fused_changes(group, tensors) if group["fused"] else _foreach_changes(group, tensors)
+        if group["fused"]:
+            changes = _fused_changes(group, tensors, self.grad_scale)
+        else:
+            changes = _foreach_changes(group, tensors)
         if group["trust_ratio"]:
             weights, changes = _parts(parameters, group["parts"]), _parts(changes, group["parts"])
             # Ratios come first: tensors without dimensions have a kernel for the whole list there alone.
@@ -172,7 +177,7 @@ def _foreach_changes(group: dict[str, Any], tensors: _Tensors) -> list[Tensor]:
     return changes
 
 
-def _fused_changes(group: dict[str, Any], tensors: _Tensors) -> list[Tensor]:
+def _fused_changes(group: dict[str, Any], tensors: _Tensors, grad_scale: Tensor | None) -> list[Tensor]:
     """Does the same by torch's fused Adam, which at a learning rate of 1 steps away from minus the decay.
 
     The kernel always corrects for the start at zero; after infinitely many steps there is nothing to correct.
@@ -196,6 +201,7 @@ def _fused_changes(group: dict[str, Any], tensors: _Tensors) -> list[Tensor]:
         eps=group["eps"],
         amsgrad=False,
         maximize=False,
+        grad_scale=grad_scale,
     )
     return changes
 

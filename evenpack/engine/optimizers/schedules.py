@@ -1,31 +1,49 @@
-"""The learning rate as a pure function of the update's number: a resumed run needs no state for it."""
+"""The learning rate as a pure function of the step: a resumed run needs no state for it."""
 
 import math
+from collections.abc import Callable
 
 from evenpack.engine.optimizers.config import ScheduleSection
 
 
-def learning_rate(update: int, *, peak: float, steps: int, schedule: ScheduleSection) -> float:
-    """Returns the rate of update `update`, counted from 1 to `steps`.
+def learning_rate(step: int, *, peak: float, steps: int, schedule: ScheduleSection) -> float:
+    """Returns the rate of a step's update.
 
-    It rises linearly from 0 (before the first update) to `peak` at update `warmup_steps`, then decays to
-    `final_fraction` of it at update `steps`: by half a cosine (Loshchilov and Hutter 2017, SGDR, equation 5, one
-    cycle), linearly, or not at all. It stays there after `steps`. `polynomial` has rules of its own, see
-    `_polynomial_rate`.
+    After so many steps as `warmup_steps` it has risen linearly from 0 to `peak`. Then it
 
-    Raises: ValueError for an update below 1.
+    cosine, linear  decays to `final_fraction` of it after `steps`, by half a cosine (Loshchilov and Hutter 2017, SGDR,
+                    equation 5, one cycle) or linearly, and stays there
+    constant        stays
+    wsd             stays until `decay_steps` steps are left, in which it decays to `final_fraction` of it (Hu et al.
+                    2024, MiniCPM) in the form `decay`; `1-sqrt` is of Hägele et al. 2024, equation 2
+    inverse_sqrt    falls with the inverse square root of the number of steps (Vaswani et al. 2017, equation 3)
+    polynomial      has rules of its own, see `_polynomial_rate`
+
+    Raises: ValueError for a step below 0.
     """
-    if update < 1:
-        raise ValueError(f"updates are counted from 1, got {update}")
+    if step < 0:
+        raise ValueError(f"steps are counted from 0, got {step}")
     if schedule.kind == "polynomial":
-        return _polynomial_rate(update - 1, peak=peak, steps=steps, schedule=schedule)
-    if update <= schedule.warmup_steps:
-        return peak * update / schedule.warmup_steps
-    if schedule.kind == "constant":
+        return _polynomial_rate(step, peak=peak, steps=steps, schedule=schedule)
+    update, warmup = step + 1, schedule.warmup_steps  # the rate is that at the step's end
+    if update <= warmup:
+        return peak * update / warmup
+    if schedule.kind == "inverse_sqrt":
+        return peak * math.sqrt(warmup / update)
+    if schedule.kind == "constant" or schedule.decay_steps == 0:
         return peak
-    progress = min(1.0, (update - schedule.warmup_steps) / max(1, steps - schedule.warmup_steps))
-    remaining = 0.5 * (1.0 + math.cos(math.pi * progress)) if schedule.kind == "cosine" else 1.0 - progress
+    begin = warmup if schedule.decay_steps is None else steps - schedule.decay_steps
+    progress = min(1.0, max(0, update - begin) / max(1, steps - begin))
+    remaining = _REMAINING[schedule.decay if schedule.kind == "wsd" else schedule.kind](progress)
     return peak * (schedule.final_fraction + (1.0 - schedule.final_fraction) * remaining)
+
+
+_REMAINING: dict[str, Callable[[float], float]] = {
+    "cosine": lambda progress: 0.5 * (1.0 + math.cos(math.pi * progress)),
+    "linear": lambda progress: 1.0 - progress,
+    "1-sqrt": lambda progress: 1.0 - math.sqrt(progress),
+}
+"""What is left of a decay from 1 to 0, by the part of it that is done."""
 
 
 def _polynomial_rate(done: int, *, peak: float, steps: int, schedule: ScheduleSection) -> float:

@@ -14,7 +14,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from evenpack.engine.build import TrainingRun
+from evenpack.engine.build import Start
 from evenpack.engine.parts.part import Part, Step, Update
 from evenpack.engine.where import open_where
 from evenpack.errors import EvenpackError, RunError
@@ -47,7 +47,7 @@ class _RankPart:
 class BadSteps(Part):
     """Judges each step of a run, on every rank by the same totals."""
 
-    def __init__(self, run: TrainingRun) -> None:
+    def __init__(self, run: Start) -> None:
         self._run = run
         self._keys = run.config.training
         self._norms: deque[float] = deque(maxlen=_REMEMBERED_STEPS)
@@ -148,7 +148,7 @@ def _store(path: Path, report: dict[str, Any]) -> None:
         log.warning("%s cannot be written: %s", path, error.strerror)
 
 
-def _own_part(run: TrainingRun, update: Update) -> _RankPart:
+def _own_part(run: Start, update: Update) -> _RankPart:
     local = update.local
     sums = {name: each.tolist() for name, each in local.loss_sums.items()}
     return _RankPart(

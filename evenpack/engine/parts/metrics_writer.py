@@ -5,6 +5,7 @@ from collections import deque
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -15,16 +16,22 @@ from evenpack.engine.activity import entered_as_own_work, own_work
 from evenpack.engine.build import Start
 from evenpack.engine.config import RunConfig
 from evenpack.engine.evaluate import aggregate_loss, evaluations_to_json
+from evenpack.engine.ownership import require_owned
 from evenpack.engine.parts.part import Part, Step
 from evenpack.engine.reporting.definitions import WAIT_CAUSES
 from evenpack.engine.reporting.metrics import METRICS, MetricsLog, read_metrics, save_totals
 from evenpack.engine.reporting.step_totals import StepTotals
 from evenpack.engine.reporting.summary import run_summary, whole_steps
 from evenpack.engine.world.distributed import World
+from evenpack.files import explained
 from evenpack.models.common.device_peaks import device_peak_flops
 from evenpack.models.cost import Work, step_flops
 
 SUMMARY = "summary.json"
+
+_SUMMARISE = (
+    "start the same command again: the last checkpoint of this run is complete, and only its summary is missing"
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -70,7 +77,7 @@ class MetricsWriter(Part):
         if not self._run.world.is_main:
             yield
             return
-        resumed = MetricsLog.resume(self._run.config.run.output_dir / METRICS, step=self._run.first_step)
+        resumed = MetricsLog.resume(self._run.config.run.output_dir / METRICS, step=self._run.steps_done)
         with resumed as self._metrics:
             yield
 
@@ -101,21 +108,25 @@ class MetricsWriter(Part):
     def ending(self, step: Step) -> None:
         state = "finished" if step.is_last else "stopped"
         with own_work():
-            self.summarise(state, step.number, reached_accuracy=step.reached_accuracy)
+            self.summarise(state, step.steps_done, reached_accuracy=step.reached_accuracy)
 
     def summarise(self, state: str, step: int, *, reached_accuracy: float | None) -> None:
         """Writes summary.json from the records in metrics.jsonl; writes nothing if there are none.
 
         `reached_accuracy`: the accuracy that reached the run's target; None if the target was not reached.
+
+        Raises: RunError if it cannot be written, or if another start has taken the directory.
         """
         if self._metrics is None:
             return
         output_dir = self._run.config.run.output_dir
-        records = whole_steps(read_metrics(output_dir / METRICS))
+        with explained(output_dir / METRICS, then=_SUMMARISE):
+            records = whole_steps(read_metrics(output_dir / METRICS))
         if records:
             summary = run_summary(self._run, records, state=state, step=step, reached_accuracy=reached_accuracy)
             summary["checkpoints"] = save_totals(records, [cost.to_json() for cost in self._saves])
-            save_json(summary, output_dir / SUMMARY)
+            with explained(output_dir / SUMMARY, action="written", then=_SUMMARISE):
+                save_json(summary, output_dir / SUMMARY, check=partial(require_owned, output_dir))
 
     def _record(self, step: Step) -> dict[str, Any]:
         if step.update is None or not step.is_trained:
@@ -125,7 +136,7 @@ class MetricsWriter(Part):
         else:
             record = step_record(
                 self._run,
-                step.number,
+                step.steps_done,
                 step.update.totals,
                 learning_rate=step.learning_rate,
                 step_seconds=step.update.seconds,
@@ -135,7 +146,7 @@ class MetricsWriter(Part):
             record |= {f"wait_{cause}_seconds": getattr(step.waits.mean, cause) for cause in WAIT_CAUSES}
             record["slow_ranks"] = step.waits.slow_ranks
         record["samples"] = step.samples
-        record["source_epochs"] = self._run.resolved.epochs(step.number)
+        record["source_epochs"] = self._run.resolved.epochs(step.steps_done)
         if step.evaluations is not None:
             record["validation"] = evaluations_to_json(self._run.prepared, step.evaluations)
             aggregate = aggregate_loss(step.evaluations, self._run.config.training.validation_weights)
@@ -161,19 +172,19 @@ def step_record(
         "accuracy": totals.accuracy(main),
         "learning_rate": learning_rate,
         **totals.metrics,
-        "padding_share": 1.0 - counts.tokens / totals.slots,
+        "padding_share": 1.0 - counts.tokens / totals.sums.slots,
         "order_hash": f"{totals.order_hash:016x}",
         "world_size": run.world.size,
         "step_seconds": step_seconds,
         "tokens_per_second": counts.tokens / step_seconds,
         "targets_per_second": counts.targets / step_seconds,
-        "slots_per_second": totals.slots / step_seconds,
+        "slots_per_second": totals.sums.slots / step_seconds,
         "sequences_per_second": counts.sequences / step_seconds,
-        "source_tokens": dict(zip(run.prepared.source_names, totals.source_tokens, strict=True)),
+        "source_tokens": dict(zip(run.prepared.source_names, totals.sums.source_tokens, strict=True)),
     }
-    if totals.padding_targets:
+    if counts.padding_targets:
         record |= {
-            "padding_targets": totals.padding_targets,
+            "padding_targets": counts.padding_targets,
             "loss_per_real_target": totals.loss_per_real_target,
         }
     if others:
@@ -183,10 +194,10 @@ def step_record(
     if peak_flops is not None:
         work = Work(
             slots=counts.tokens,
-            squared_lengths=totals.squared_lengths,
-            head_slots=counts.targets - totals.padding_targets,
+            squared_lengths=totals.sums.squared_lengths,
+            head_slots=counts.real_targets,
             sequences=counts.sequences,
-            pairs_within=totals.pairs_within,
+            pairs_within=totals.sums.pairs_within,
         )
         flops = step_flops(run.config.model, vocabulary_size=run.prepared.vocabulary_size, work=work)
         record["mfu"] = flops / step_seconds / peak_flops

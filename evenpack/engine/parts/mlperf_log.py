@@ -9,12 +9,14 @@ import sys
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-from evenpack.engine.build import TrainingRun
+from evenpack.engine.build import Start
 from evenpack.engine.evaluate import overall_accuracy
 from evenpack.engine.optimizers.config import LambSection
+from evenpack.engine.ownership import require_owned
 from evenpack.engine.parts.part import Part, Step
 from evenpack.engine.reporting.metrics import free_name
 from evenpack.errors import DataError, RunError
@@ -37,13 +39,13 @@ class MlperfLog(Part):
 
     is_for_main_alone = True
 
-    def __init__(self, run: TrainingRun, *, started: float) -> None:
+    def __init__(self, run: Start, *, started: float) -> None:
         """Takes the time at which building the run began, by `time.time`."""
         self._run = run
         self._started = started
         self._logger: Any = None
         """MLPerf's own, once the log is open."""
-        self._samples = run.first_samples
+        self._samples = run.samples_done
         self._evaluated_samples = 0
         self._block_start: float | None = None
         """Start time of a block whose first step is not done; it is written with that step."""
@@ -58,14 +60,15 @@ class MlperfLog(Part):
         """
         run = self._run
         path = run.config.run.output_dir / MLPERF_LOG
+        require_owned(path.parent)
         has_open_block = False
-        if run.first_step == 0:
+        if run.steps_done == 0:
             _keep_earlier(path)
         else:
-            has_open_block = truncate_log(path, samples=run.first_samples)
+            has_open_block = truncate_log(path, samples=run.samples_done)
         with closing(_LogFile(path)) as file:
             self._logger = mlperf_logger(file)
-            if run.first_step == 0:
+            if run.steps_done == 0:
                 self._describe()
                 self._logger.start(key="run_start")
             if not has_open_block:
@@ -128,7 +131,7 @@ class MlperfLog(Part):
             "cache_clear": section.cache_cleared,
             "seed": config.run.seed,
             "global_batch_size": round(resolved.samples_per_step),
-            "gradient_accumulation_steps": self._run.engine.micro_batches,
+            "gradient_accumulation_steps": resolved.settled.micro_batches(self._run.world.size),
             "max_sequence_length": config.data.recipe.max_sequence_length,
             "opt_name": optimizer.kind,
             "opt_base_learning_rate": optimizer.learning_rate,
@@ -194,7 +197,7 @@ def truncate_log(path: Path, *, samples: int) -> bool:
         for line, event in events
         if event["key"] not in _END and event["metadata"].get("samples_count", 0) <= samples
     ]
-    with atomic_open(path) as file:
+    with atomic_open(path, check=partial(require_owned, path.parent)) as file:
         file.writelines(line.encode() for line, _ in kept)
     blocks = [key for _, key in kept if key.startswith("block_")]
     return bool(blocks) and blocks[-1] == "block_start"

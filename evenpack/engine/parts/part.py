@@ -11,7 +11,7 @@ parts in the order of their list, so that a part may wait for the other ranks in
     ending        the last step is recorded and saved
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
@@ -20,8 +20,8 @@ from evenpack.data.batches.pipeline import SkippedStep, StepBatches
 from evenpack.engine.build import TrainingRun
 from evenpack.engine.engine import LocalStep
 from evenpack.engine.evaluate import Evaluations, overall_accuracy
-from evenpack.engine.reporting.rank_waits import ExplainedStep
-from evenpack.engine.reporting.step_totals import RankValue, StepTotals
+from evenpack.engine.reporting.rank_waits import ExplainedStep, WaitValues
+from evenpack.engine.reporting.step_totals import StepTotals
 from evenpack.engine.world.distributed import World
 
 Hook = Literal["before_step", "after_step", "evaluating", "evaluated", "recording", "saving", "saved", "ending"]
@@ -46,8 +46,8 @@ class Step:
 
     def __init__(self, run: TrainingRun, batches: StepBatches | SkippedStep, *, samples_before: int) -> None:
         self.batches = batches
-        self.number = batches.step + 1
-        """Counts from 1: the number of updates done with it."""
+        self.steps_done = batches.step + 1
+        """Steps done with it, skipped ones included: the number by which records and messages name it."""
         self.learning_rate: float = run.engine.learning_rate(batches.step)
         """The rate of its update, whether that is made or not."""
         self.update: Update | None = None
@@ -64,7 +64,7 @@ class Step:
         """Times of each rank; None if they are not due (`rank_times.py`)."""
         self.record: dict[str, Any] | None = None
         """Its record in metrics.jsonl, on rank 0 (`metrics_writer.py`)."""
-        self._training = run.config.training
+        self._training = run.start.config.training
         self._samples_before = samples_before
 
     @property
@@ -91,12 +91,12 @@ class Step:
     @property
     def is_last(self) -> bool:
         """Whether the run file has no more steps, or the target is reached."""
-        return self.number == self._training.last_step or self.reached_accuracy is not None
+        return self.steps_done == self._training.stop_step or self.reached_accuracy is not None
 
     @property
     def ends_schedule(self) -> bool:
         """Whether the run is complete with it, and not only this start of it."""
-        return self.number == self._training.planned_steps or self.reached_accuracy is not None
+        return self.steps_done == self._training.planned_steps or self.reached_accuracy is not None
 
     @property
     def ends_loop(self) -> bool:
@@ -105,7 +105,7 @@ class Step:
 
     def is_due(self, every_steps: int | None) -> bool:
         """Returns whether something that is done every so many steps is due; None: never."""
-        return every_steps is not None and self.number % every_steps == 0
+        return every_steps is not None and self.steps_done % every_steps == 0
 
 
 class Part:
@@ -123,9 +123,9 @@ class Part:
         """Whether the run should stop at the end of this step; checked once per step, on each rank alone."""
         return False
 
-    def shares(self, batches: StepBatches, local: LocalStep, *, loader_seconds: float) -> Mapping[str, RankValue]:
-        """Returns values of this rank that are reduced with the step's own; their names begin with an underscore."""
-        return {}
+    def wait_values(self, batches: StepBatches, local: LocalStep, *, loader_seconds: float) -> WaitValues | None:
+        """Returns what splits the waits of the ranks; it is reduced with the step's own values, and one part has it."""
+        return None
 
     def before_step(self, step: Step) -> None: ...
 
@@ -165,10 +165,10 @@ class Parts:
         """Whether this rank wants the run to stop: because it is asked to, or because one of the parts does."""
         return self._stop_requested() or any(part.wants_stop for part in self._parts)
 
-    def shares(self, batches: StepBatches, local: LocalStep, *, loader_seconds: float) -> dict[str, RankValue]:
-        """Returns the values that the parts reduce with the step's own, when its update is made."""
-        each = (part.shares(batches, local, loader_seconds=loader_seconds) for part in self._parts)
-        return {name: value for shares in each for name, value in shares.items()}
+    def wait_values(self, batches: StepBatches, local: LocalStep, *, loader_seconds: float) -> WaitValues | None:
+        """Returns those of the part that has them, when the step's update is made."""
+        each = (part.wait_values(batches, local, loader_seconds=loader_seconds) for part in self._parts)
+        return next((one for one in each if one is not None), None)
 
     def call(self, hook: Hook, step: Step) -> None:
         """Calls a hook of each part."""

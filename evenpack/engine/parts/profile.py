@@ -77,11 +77,11 @@ class StepProfile(Part):
             profiler.stop()
             self._kernels.update(dict(kernels_of(profiler.key_averages(), self._world.device.type == "cuda")))
             self._folder.mkdir(parents=True, exist_ok=True)
-            trace = self._folder / f"step_{step.number}.trace.json.gz"
+            trace = self._folder / f"step_{step.steps_done}.trace.json.gz"
             unfinished = trace.with_name(f".{trace.name}")
             profiler.export_chrome_trace(str(unfinished))  # compressed, by its name
             unfinished.replace(trace)
-        self._done.append(step.number)
+        self._done.append(step.steps_done)
         self._left -= 1
         if not self._left:
             self._summarise()

@@ -4,21 +4,21 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 
 from evenpack import console
-from evenpack.engine.build import TrainingRun
+from evenpack.engine.build import Start, TrainingRun
 from evenpack.engine.engine import Phase
 from evenpack.engine.parts.part import Part, Step
 from evenpack.progress import Piece, Progress
 
 
 class ProgressLine(Part):
-    """Shows the step, loss, learning rate, tokens/s and remaining time.
+    """Shows the step, loss, learning rate, tokens/s and remaining time, and the result of each evaluation.
 
     The time of evaluations and saves is in no rate.
     """
 
     is_for_main_alone = True
 
-    def __init__(self, run: TrainingRun) -> None:
+    def __init__(self, run: Start) -> None:
         self._run = run
         self._progress = Progress(console.messages())
         self._steps: Piece | None = None
@@ -32,7 +32,7 @@ class ProgressLine(Part):
 
     def before_step(self, step: Step) -> None:
         if self._steps is None:
-            self._steps = self._progress.begin("step", done=self._run.first_step, unit="tokens", counted=True)
+            self._steps = self._progress.begin("step", done=self._run.steps_done, unit="tokens", counted=True)
 
     def evaluating(self, step: Step) -> None:
         self._pause_counting()
@@ -46,8 +46,12 @@ class ProgressLine(Part):
         if step.update is not None and step.is_trained:
             self._tokens += step.update.totals.counts.tokens
             self._facts = (f"loss {step.update.totals.loss:.4f}", f"lr {step.learning_rate:.2e}")
-        last_step = self._run.config.training.last_step
-        self._steps.update(step.number, last_step, amount=self._tokens, facts=self._facts)
+        stop = self._run.config.training.stop_step
+        self._steps.update(step.steps_done, stop, amount=self._tokens, facts=self._facts)
+        if step.evaluations:
+            kind = "token loss" if self._run.config.model.losses[1:] else "loss"
+            losses = ", ".join(f"{source} {found.loss:.4f}" for source, found in step.evaluations.items())
+            self._progress.note(f"step {step.steps_done}  validation {kind}, {losses}")
 
     def saving(self, step: Step) -> None:
         self._pause_counting()
@@ -76,8 +80,8 @@ class StepActivities(Part):
 
     def before_step(self, step: Step) -> None:
         if not step.is_skipped:
-            self._step, self._left = step.number, self._engine.micro_batches
-            self._on_activity("computing gradients", step.number)
+            self._step, self._left = step.steps_done, self._engine.micro_batches
+            self._on_activity("computing gradients", step.steps_done)
 
     def _end_of(self, phase: Phase) -> None:
         """Takes a phase that the engine has ended."""

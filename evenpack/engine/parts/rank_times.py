@@ -7,18 +7,17 @@ steps, and whenever another number of ranks is slow.
 import logging
 import math
 from collections import Counter, defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from evenpack.batch import PackedBatch
 from evenpack.data.batches.pipeline import StepBatches
-from evenpack.engine.build import TrainingRun
+from evenpack.engine.build import Start
 from evenpack.engine.engine import LocalStep
 from evenpack.engine.parts.part import Part, Step
 from evenpack.engine.reporting.definitions import WAIT_CAUSES
-from evenpack.engine.reporting.rank_waits import ExplainedStep, Kind, WaitModel
+from evenpack.engine.reporting.rank_waits import ExplainedStep, Kind, WaitModel, WaitValues
 from evenpack.engine.reporting.run_record import Place
-from evenpack.engine.reporting.step_totals import RankValue
 from evenpack.engine.world.distributed import World
 
 log = logging.getLogger(__name__)
@@ -52,22 +51,22 @@ class RankTimes(Part):
         self._begin()
 
     @classmethod
-    def of(cls, run: TrainingRun, places: Sequence[Place]) -> "RankTimes":
+    def of(cls, run: Start, places: Sequence[Place]) -> "RankTimes":
         """Makes the part of a run whose ranks are at these places.
 
         At ZeRO 2 and 3 a backward pass waits for the other ranks within, so that nothing says which of them was slow.
         """
         model, training = None, run.config.training
-        if run.world.size > 1 and not run.engine.sharding.balances_each_micro_batch:
+        if run.world.size > 1 and not run.config.deepspeed.sharding.balances_each_micro_batch:
             is_alike = len({place.model for place in places}) == 1
             model = WaitModel(rank_count=run.world.size, planned_steps=training.planned_steps, is_alike=is_alike)
         every_steps = training.log_rank_times_every_steps
         return cls(run.world, every_steps=every_steps, model=model, place=places[run.world.rank])
 
-    def shares(self, batches: StepBatches, local: LocalStep, *, loader_seconds: float) -> Mapping[str, RankValue]:
+    def wait_values(self, batches: StepBatches, local: LocalStep, *, loader_seconds: float) -> WaitValues | None:
         if self._model is None:
-            return {}
-        return self._model.shares(
+            return None
+        return self._model.own_values(
             cost=sum(batch.cost for batch in batches.micro_batches),
             work=local.stopwatch.busy_seconds(),
             compute=local.stopwatch.seconds(),
@@ -80,11 +79,12 @@ class RankTimes(Part):
         update = step.update
         self.add(update.batches.micro_batches, update.local.stopwatch.seconds())
         if self._model is not None:
-            step.waits = self._model.explain(step.number, update.totals.reduced)
+            assert update.totals.waits is not None, "what this part gave"
+            step.waits = self._model.explain(step.steps_done, *update.totals.waits)
             if step.waits is not None:
                 self._add_waits(step.waits)
                 for kind in step.waits.changed:
-                    log.warning("%s", self._described(kind, step.number))
+                    log.warning("%s", self._described(kind, step.steps_done))
 
     def recording(self, step: Step) -> None:
         has_changed = step.waits is not None and step.waits.slow_ranks != self._slow_ranks

@@ -28,7 +28,7 @@ class Saves(Part):
         self._writer = writer
         self._on_activity = run.on_activity
         self._background = BackgroundWriter(run.checkpoints)
-        self._step = run.first_step
+        self._step = run.start.steps_done
         """The step of the save in flight."""
         self._pause_seconds = 0.0
         self._has_warned = False
@@ -54,16 +54,16 @@ class Saves(Part):
         started = time.perf_counter()
         goes_on = not step.ends_loop
         if goes_on:
-            self._warn_of_waiting(step.number)
-        self._on_activity("saving a checkpoint", step.number)
-        self._background.finish(lambda: self._on_activity("waiting for a save", step.number))
-        self._on_activity("saving a checkpoint", step.number)
+            self._warn_of_waiting(step.steps_done)
+        self._on_activity("saving a checkpoint", step.steps_done)
+        self._background.finish(lambda: self._on_activity("waiting for a save", step.steps_done))
+        self._on_activity("saving a checkpoint", step.steps_done)
         self._collect()
         with own_work("flushing the metrics"):
             self._writer.commit()
-        training, engine = self._run.config.training, self._run.engine.deepspeed
+        training, engine = self._run.start.config.training, self._run.engine.deepspeed
         state = self._run.state(
-            step.number,
+            step.steps_done,
             samples=step.samples,
             reached_accuracy=step.reached_accuracy,
             validation_loss=overall_loss(step.evaluations or {}, training.validation_weights),
@@ -78,7 +78,7 @@ class Saves(Part):
             if not goes_on:
                 raise
             result = error
-        self._step, self._pause_seconds = step.number, time.perf_counter() - started
+        self._step, self._pause_seconds = step.steps_done, time.perf_counter() - started
         if result is not None:
             self._note(result, seconds=self._pause_seconds)
 
@@ -88,7 +88,7 @@ class Saves(Part):
             self._note(ended.result, seconds=ended.seconds)
 
     def _note(self, result: Checkpoint | SaveError, *, seconds: float) -> None:
-        if not self._run.world.is_main:
+        if not self._run.start.world.is_main:
             return
         written: float | None = seconds
         size = 0
@@ -101,12 +101,12 @@ class Saves(Part):
         self._writer.note_save(cost)
 
     def _warn_of_waiting(self, step: int) -> None:
-        if self._background.is_writing and self._run.world.is_main and not self._has_warned:
+        if self._background.is_writing and self._run.start.world.is_main and not self._has_warned:
             self._has_warned = True
             log.warning(
                 "the checkpoint of step %d is still being written when that of step %d is due, so training waits for "
                 "it, now and whenever that happens: raise training.checkpoint_every_steps (%d) to go on without waits",
                 self._step,
                 step,
-                self._run.config.training.checkpoint_every_steps,
+                self._run.start.config.training.checkpoint_every_steps,
             )

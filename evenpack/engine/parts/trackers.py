@@ -9,12 +9,14 @@ import csv
 import logging
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
+from functools import partial
 from io import StringIO
 from typing import Any, Protocol, runtime_checkable
 
 from evenpack.engine.activity import entered_as_own_work, own_work
-from evenpack.engine.build import TrainingRun
+from evenpack.engine.build import Start
 from evenpack.engine.config import WandbSection
+from evenpack.engine.ownership import require_owned
 from evenpack.engine.parts.part import Part, Step
 from evenpack.engine.reporting.definitions import scalars
 from evenpack.engine.reporting.metrics import METRICS, read_metrics
@@ -62,7 +64,7 @@ class Trackers(Part):
 
     is_for_main_alone = True
 
-    def __init__(self, run: TrainingRun) -> None:
+    def __init__(self, run: Start) -> None:
         self._run = run
         self._section = run.config.metrics
         self._open: dict[str, Tracker] = {}
@@ -133,15 +135,15 @@ class Trackers(Part):
                 )
 
 
-def _earlier_records(run: TrainingRun) -> list[dict[str, Any]]:
-    """Returns the records of the steps up to `first_step`, for a tracker that does not have them."""
+def _earlier_records(run: Start) -> list[dict[str, Any]]:
+    """Returns the records of the steps done before, for a tracker that does not have them."""
     return read_metrics(run.config.run.output_dir / METRICS)
 
 
 class CsvMetrics:
     """Writes the table from metrics.jsonl when a run begins or resumes, and then a line for each step."""
 
-    def __init__(self, run: TrainingRun) -> None:
+    def __init__(self, run: Start) -> None:
         self._path = run.config.run.output_dir / CSV_TABLE
         self._columns = [_STEP]
         self._replace([{_STEP: record["step"], **scalars(record)} for record in _earlier_records(run)])
@@ -165,7 +167,7 @@ class CsvMetrics:
     def _replace(self, rows: Sequence[Row]) -> None:
         """Writes the whole table, with a column for each name in any row, and opens it for appending."""
         self._columns = list(dict.fromkeys([*self._columns, *(name for row in rows for name in row)]))
-        with atomic_open(self._path) as file:
+        with atomic_open(self._path, check=partial(require_owned, self._path.parent)) as file:
             file.write(_csv_lines(self._columns, [{name: name for name in self._columns}, *rows]))
         self._file = self._path.open("ab", buffering=0)
 
@@ -179,12 +181,12 @@ def _csv_lines(columns: Sequence[str], rows: Iterable[Row]) -> bytes:
 class TensorBoardEvents:
     """Writes with torch's `SummaryWriter`. A resumed run makes TensorBoard discard the steps that are repeated."""
 
-    def __init__(self, run: TrainingRun) -> None:
+    def __init__(self, run: Start) -> None:
         from torch.utils.tensorboard import SummaryWriter
 
         directory = run.config.run.output_dir / TENSORBOARD
         is_new = not any(directory.glob("events.out.tfevents.*"))
-        purge_step = None if is_new else run.first_step + 1
+        purge_step = None if is_new else run.steps_done + 1
         self._writer = SummaryWriter(str(directory), purge_step=purge_step, flush_secs=_FLUSH_SECONDS)
         if is_new:
             for record in _earlier_records(run):
@@ -204,12 +206,12 @@ class TensorBoardEvents:
 class WandbRun:
     """Logs with W&B's own library. A step that its server already has keeps its first values."""
 
-    def __init__(self, section: WandbSection, run: TrainingRun) -> None:
+    def __init__(self, section: WandbSection, run: Start) -> None:
         import wandb
 
         output_dir = run.config.run.output_dir
         self._path = output_dir / WANDB_RUN
-        self._step = run.first_step
+        self._step = run.steps_done
         known = self._known_id(section, run)
         self._run = wandb.init(
             project=section.project,
@@ -228,7 +230,7 @@ class WandbRun:
         self._note(ended_at_step=None)
         # Online the server returns the next step; offline a W&B run is resumed only if it has all earlier steps.
         is_offline = section.mode == "offline"
-        self._next_step = run.first_step + 1 if known and is_offline else self._run.step
+        self._next_step = run.steps_done + 1 if known and is_offline else self._run.step
         log.info("Weights & Biases: %s", self._run.dir if is_offline else self._run.url)
         for record in _earlier_records(run):
             self.write(record["step"], scalars(record))
@@ -245,21 +247,21 @@ class WandbRun:
         self._run.finish(exit_code=int(failed))
         self._note(ended_at_step=self._step)
 
-    def _known_id(self, section: WandbSection, run: TrainingRun) -> str | None:
+    def _known_id(self, section: WandbSection, run: Start) -> str | None:
         """Returns the id of the W&B run that has exactly the earlier steps; None if a new W&B run begins.
 
         Offline, a kill loses what W&B's process has not written, and a W&B run from which training goes back to an
         earlier step has too many.
         """
         known = read_json_object(self._path) or {}
-        is_whole = section.mode == "online" or known.get("ended_at_step") == run.first_step
-        return known.get("id") if run.first_step and is_whole else None
+        is_whole = section.mode == "online" or known.get("ended_at_step") == run.steps_done
+        return known.get("id") if run.steps_done and is_whole else None
 
     def _note(self, *, ended_at_step: int | None) -> None:
         write_json(self._path, {"id": self._run.id, "project": self._run.project, "ended_at_step": ended_at_step})
 
 
-_OPENERS: dict[str, Callable[[Any, TrainingRun], Tracker]] = {
+_OPENERS: dict[str, Callable[[Any, Start], Tracker]] = {
     "csv": lambda _, run: CsvMetrics(run),
     "tensorboard": lambda _, run: TensorBoardEvents(run),
     "wandb": WandbRun,

@@ -2,7 +2,8 @@
 
 opened        reports whether the sources have changed, and starts a thread on each rank
 wants_stop    damage is found: the ranks then stop together
-saving        waits until all is read: nothing learned from damaged data is kept
+saving        waits until all is read, and looks at each save whether a file has changed since the start: nothing
+              learned from damaged or changed data is kept
 """
 
 import logging
@@ -11,10 +12,12 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
+from evenpack.data.checksums import Damage
 from evenpack.data.manifest import MANIFEST
-from evenpack.data.prepare.verification import Verified, Verifier, refuse_changed_sources
 from evenpack.data.prepared import PreparedData
+from evenpack.data.verification import FileState, Verified, Verifier, refuse_changed_sources
 from evenpack.engine.activity import own_work
 from evenpack.engine.build import TrainingRun
 from evenpack.engine.parts.part import Part, Step
@@ -34,10 +37,10 @@ class DataVerification(Part):
     """Reads a rank's part of the prepared files once, by a thread, unless data.verify_in_training is false."""
 
     def __init__(self, run: TrainingRun) -> None:
-        self._prepared = run.prepared
-        self._world = run.world
+        self._prepared = run.start.prepared
+        self._world = run.start.world
         self._on_activity = run.on_activity
-        self._verifier = Verifier(run.prepared.directory, run.prepared.manifest)
+        self._verifier = Verifier(self._prepared.directory, self._prepared.manifest)
         self._share = (0, 1)
         self._cancelled = threading.Event()
         self._verified: Verified | None = None
@@ -45,7 +48,8 @@ class DataVerification(Part):
         self._read_bytes = 0
         # A daemon, because a run that ends with an error must not wait for the disk.
         self._thread = threading.Thread(target=self._read, name="verification", daemon=True)
-        self._is_due = run.prepared.config.verify_in_training
+        self._is_due = self._prepared.config.verify_in_training
+        self._before: dict[Path, FileState] = {}
 
     @contextmanager
     def opened(self) -> Iterator[None]:
@@ -55,6 +59,8 @@ class DataVerification(Part):
         """
         _check_changed_sources(self._prepared, self._world)
         self._share = _share(self._prepared, self._world)
+        if self._sees_changes:
+            self._before = self._verifier.states()
         if self._is_due:
             self._thread.start()
         try:
@@ -77,15 +83,28 @@ class DataVerification(Part):
         return self._verified is not None and bool(self._verified.damages)
 
     def saving(self, step: Step) -> None:
-        """Waits until all files are read; later calls do nothing.
+        """Waits until all files are read, at the first save, and compares their states with those of the start.
 
-        Raises: DataError, on all ranks, naming each damaged file.
+        Raises: DataError, on all ranks, naming each damaged or changed file.
         """
-        if not self._is_due:
-            return
+        if self._is_due:
+            self._wait_until_verified(step)
+        changes: tuple[Damage, ...] = ()
+        if self._sees_changes:
+            with own_work("the state of the files"):
+                changes = self._verifier.find_changes(self._before)
+        for rank, (found, host) in enumerate(self._world.all_gather((changes, socket.gethostname()))):
+            seen = f" (seen by rank {rank} on {host}; the checkpoint of step {step.steps_done} is not saved)"
+            self._verifier.refuse(found, seen=seen)
 
+    @property
+    def _sees_changes(self) -> bool:
+        """Whether this rank compares states: one on each machine does, which may have a copy of its own."""
+        return self._world.local_rank == 0
+
+    def _wait_until_verified(self, step: Step) -> None:
         def on_progress() -> None:
-            self._on_activity("verifying the data", step.number)
+            self._on_activity("verifying the data", step.steps_done)
 
         if self._thread.is_alive() and self._world.is_main:
             log.info("the checkpoint waits until the prepared data is verified")

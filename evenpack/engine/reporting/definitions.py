@@ -171,6 +171,8 @@ _DEFINED: dict[Group, tuple[dict[str, Any], ...]] = {
         _metric("sequences_per_second", "sequences/s", None, "Sequences over step_seconds.", when=_TRAINED),
         _metric("mfu", "share", None, "Model FLOPs utilization: operations on real tokens over the dense peak of all "
                 "devices.", when="devices whose peak is known"),
+        _metric("left_eager", "functions", "max", "Functions that torch.compile has given up so far on a rank, which "
+                "run uncompiled and slower; 0 is right.", when="runs with training.compile"),
     ),
     "waiting": (
         _metric("loader_seconds", "s", "mean", "Time for which a rank waited for its batches.", when=_TRAINED),

@@ -6,14 +6,16 @@ import logging
 import os
 import shutil
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, ExitStack, suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from evenpack.console import plain
+from evenpack.engine.ownership import require_owned
 from evenpack.engine.reporting.definitions import wrong_value
 from evenpack.errors import RunError
-from evenpack.files import atomic_open, parse_json_object
+from evenpack.files import atomic_path, explained, parse_json_object
 
 log = logging.getLogger(__name__)
 
@@ -27,20 +29,38 @@ class MetricsLog:
     A value that is not finite is written as null, because JSON has neither NaN nor infinity.
     """
 
-    def __init__(self, path: Path) -> None:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        self._path = path
-        self._file = path.open("ab", buffering=0)  # so that `close` has nothing to write and cannot fail to write it
+    def __init__(self, path: Path, *, gets_name: Path | None = None) -> None:
+        """Opens the file at `path`, which is about to be renamed to `gets_name` if that is given."""
+        self._path = gets_name or path
+        with self._writing():
+            path.parent.mkdir(parents=True, exist_ok=True)
+            self._file = path.open("ab", buffering=0)  # so that `close` has nothing to write, and cannot fail in that
 
     @classmethod
     def resume(cls, path: Path, *, step: int) -> "MetricsLog":
-        """Opens the log of a run that resumes after `step`; 0 starts a new log.
+        """Opens the log of a run that resumes after `step`, with the complete records up to it; 0 starts a new log.
 
-        Records that do not belong to the checkpoint are kept in a file of another name.
+        Records that do not belong to the checkpoint are kept in a file of another name. The log is always a new file,
+        which replaces the old one atomically, so that a stopped process of an earlier start, when it is woken, appends
+        to none that counts.
+
+        Raises: RunError if it cannot be read or written, or if another start has taken the directory.
         """
-        _keep_unrelated_records(path, step)
-        truncate_log(path, step=step)
-        return cls(path)
+        require_owned(path.parent)
+        with explained(path, action="read or written"):
+            _keep_unrelated_records(path, step)
+            before = _count_lines(path)
+            path.parent.mkdir(parents=True, exist_ok=True)
+            with ExitStack() as opened:
+                with atomic_path(path, check=partial(require_owned, path.parent)) as temporary:
+                    with temporary.open("wb") as file:
+                        file.writelines(_lines_up_to(path, step) if before else ())
+                    resumed = opened.enter_context(cls(temporary, gets_name=path))
+                opened.pop_all()
+            removed = before - _count_lines(path)
+        if removed:
+            log.info("truncated %s to step %d: %d lines removed", path, step, removed)
+        return resumed
 
     def append(self, record: dict[str, Any]) -> None:
         """Adds one record, which must have the key `step`.
@@ -81,12 +101,8 @@ class MetricsLog:
         with suppress(*([RunError] if error else [])):  # the error that is being raised is its cause
             self.close()
 
-    @contextmanager
-    def _writing(self) -> Iterator[None]:
-        try:
-            yield
-        except OSError as error:
-            raise RunError(f"cannot write to {self._path}: {error}; is the disk full?") from error
+    def _writing(self) -> AbstractContextManager[None]:
+        return explained(self._path, action="written")
 
 
 def read_metrics(path: Path) -> list[dict[str, Any]]:
@@ -136,20 +152,11 @@ def seconds_of(records: Sequence[dict[str, Any]]) -> float:
     return sum(each, start=0.0)
 
 
-def truncate_log(path: Path, *, step: int) -> int:
-    """Truncates the log to the complete records of steps up to `step`; returns the number of lines removed.
-
-    The file is replaced atomically; if there is nothing to remove, it is not touched.
-    """
+def _count_lines(path: Path) -> int:
     if not path.exists():
         return 0
     with path.open("rb") as file:
-        removed = sum(1 for _ in file) - sum(1 for _ in _lines_up_to(path, step))
-    if removed:
-        with atomic_open(path) as file:
-            file.writelines(_lines_up_to(path, step))
-        log.info("truncated %s to step %d: %d lines removed", path, step, removed)
-    return removed
+        return sum(1 for _ in file)
 
 
 def _keep_unrelated_records(path: Path, step: int) -> None:

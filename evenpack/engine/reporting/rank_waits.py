@@ -19,7 +19,6 @@ each rank judges itself, and the cost does not depend on their number.
 """
 
 import math
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
@@ -266,16 +265,6 @@ class Waits:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Arrival:
-    """What is planned, expected and measured of a rank; the largest of each, or the mean."""
-
-    planned: float
-    expected: float
-    compute: float
-    arrival: float
-
-
-@dataclass(frozen=True, kw_only=True)
 class ExplainedStep:
     """The waits of a step."""
 
@@ -295,8 +284,36 @@ class ExplainedStep:
     """In what this rank has just become slow, or well again."""
 
 
+@dataclass(frozen=True, kw_only=True)
+class WaitSums:
+    """What a rank adds to the model of all ranks in a step; over all ranks, the sums."""
+
+    cost: float
+    cost_squares: float
+    steady: float
+    cost_steady: float
+    work: float
+    expected: float
+    compute: float
+    loader: float
+    slow: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Arrival:
+    """What is planned, expected and measured of a rank, in seconds; the mean over ranks, or the largest of each."""
+
+    planned: float
+    expected: float
+    compute: float
+    arrival: float
+
+
+WaitValues = tuple[WaitSums, Arrival]
+
+
 class WaitModel:
-    """The model on one rank of several. Each step calls `shares`, the step's reduction, and `explain`."""
+    """The model on one rank of several. Each step calls `own_values`, the step's reduction, and `explain`."""
 
     def __init__(self, *, rank_count: int, planned_steps: int, is_alike: bool) -> None:
         """`is_alike`: whether the ranks have equal devices."""
@@ -320,8 +337,8 @@ class WaitModel:
         """Whether this rank is slow in any kind, by the steps up to the last one."""
         return any(test.since is not None for test in self.tests.values())
 
-    def shares(self, *, cost: float, work: float, compute: float, loader: float) -> dict[str, int | float]:
-        """Takes this rank's values of a step, and returns what is reduced: sums, and maxima by `_max`.
+    def own_values(self, *, cost: float, work: float, compute: float, loader: float) -> WaitValues:
+        """Takes this rank's values of a step, and returns what is reduced.
 
         Args:
             cost: the planned cost.
@@ -338,53 +355,45 @@ class WaitModel:
         if self._is_fitted:  # a single step that stalls does not bend the line
             reach = max(4.0 * self._spread, 0.2)
             steady = min(max(steady, planned * (1.0 - reach)), planned * (1.0 + reach))
-        return {
-            "_wait_cost": cost,
-            "_wait_cost_squares": cost**2,
-            "_wait_steady": steady,
-            "_wait_cost_steady": cost * steady,
-            "_wait_work": work,
-            "_wait_expected": expected,
-            "_wait_slow": int(self.is_slow),
-            "_wait_planned_max": planned,
-            "_wait_expected_max": expected,
-            "_wait_arrival_max": compute + loader,
-        }
+        sums = WaitSums(
+            cost=cost,
+            cost_squares=cost**2,
+            steady=steady,
+            cost_steady=cost * steady,
+            work=work,
+            expected=expected,
+            compute=compute,
+            loader=loader,
+            slow=int(self.is_slow),
+        )
+        return sums, self._own
 
-    def explain(self, step: int, reduced: Mapping[str, int | float]) -> ExplainedStep | None:
-        """Takes the reduced values, those of `shares` and the metrics; returns the waits, None if they are not split.
+    def explain(self, step: int, sums: WaitSums, last: Arrival) -> ExplainedStep | None:
+        """Takes what `own_values` gave, over all ranks; returns the waits, None if they are not split.
 
         They are split from step WARM_UP_STEPS + FIT_STEPS + 1 of a start on.
         """
         self._seen += 1
         if self._seen <= WARM_UP_STEPS:
             return None
-        explained = self._explained(step, reduced) if self._is_fitted else None
-        self._fit.add(
-            *(reduced[f"_wait_{name}"] / self._ranks for name in ("cost", "cost_squares", "steady", "cost_steady"))
-        )
+        explained = self._explained(step, sums, last) if self._is_fitted else None
+        self._fit.add(*(one / self._ranks for one in (sums.cost, sums.cost_squares, sums.steady, sums.cost_steady)))
         return explained
 
     @property
     def _is_fitted(self) -> bool:
         return self._fit.steps >= FIT_STEPS
 
-    def _explained(self, step: int, reduced: Mapping[str, int | float]) -> ExplainedStep:
+    def _explained(self, step: int, sums: WaitSums, last: Arrival) -> ExplainedStep:
         ranks, own = self._ranks, self._own
         fixed, slope = self._fit.line()
-        planned, work = ranks * fixed + slope * reduced["_wait_cost"], reduced["_wait_work"]
-        compute, loader = reduced["compute_seconds_mean"], reduced["loader_seconds"]
+        planned, work = ranks * fixed + slope * sums.cost, sums.work
+        compute, loader = sums.compute / ranks, sums.loader / ranks
         mean = Arrival(
             planned=planned / ranks,
-            expected=reduced["_wait_expected"] / ranks,
+            expected=sums.expected / ranks,
             compute=compute,
             arrival=compute + loader,
-        )
-        last = Arrival(
-            planned=reduced["_wait_planned_max"],
-            expected=reduced["_wait_expected_max"],
-            compute=reduced["compute_seconds_max"],
-            arrival=reduced["_wait_arrival_max"],
         )
         per_work_second = compute / mean.expected
         self._track(self._work / own.planned / (work / planned) - 1.0)
@@ -399,7 +408,7 @@ class WaitModel:
             own=Waits.between(last, own, per_work_second=per_work_second),
             cost=self._cost,
             work_seconds=self._work,
-            slow_ranks=int(reduced["_wait_slow"]),
+            slow_ranks=sums.slow,
             waited_for=ranks * (last.arrival - mean.arrival) if is_last else 0.0,
             changed=tuple(kind for kind, excess in excesses.items() if self.tests[kind].observe(step, excess)),
         )

@@ -1,22 +1,30 @@
 """Writes OUTPUT_DIR/run.json: the settings, data and starts of a run, for readers of its metrics."""
 
+import logging
 import socket
 from collections.abc import Sequence
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pydantic import Field, ValidationError, field_validator
 
 from evenpack.config import Section
+from evenpack.engine.ownership import require_owned
 from evenpack.engine.provenance import commit_of_source
-from evenpack.errors import DataError, RunError
-from evenpack.files import read_json_object, write_json
+from evenpack.engine.reporting.metrics import free_name
+from evenpack.errors import DataError
+from evenpack.files import explained, read_json, write_json
 from evenpack.version import VERSION
 
 if TYPE_CHECKING:
-    from evenpack.engine.build import TrainingRun
+    from torch import nn
+
+    from evenpack.engine.build import Start
     from evenpack.engine.world.distributed import World
+
+log = logging.getLogger(__name__)
 
 RUN_RECORD = "run.json"
 
@@ -46,8 +54,8 @@ class Place(Section):
 class StartRecord(Section):
     """Describes one start of the run, from the beginning or from a checkpoint."""
 
-    first_step: int = Field(ge=0)
-    """Number of updates done before."""
+    steps_done: int = Field(ge=0)
+    """Steps done before, skipped ones included."""
     ranks: int = Field(ge=1)
     device: str
     """Name of the device of each rank."""
@@ -73,6 +81,8 @@ class RunRecord(Section):
     config: dict[str, Any]
     """The resolved run file of the newest start, as JSON values."""
     data: DataIdentity
+    muon_parameters: tuple[str, ...] = ()
+    """Parameters that Muon updates, where it is the optimizer; AdamW updates the others."""
     starts: tuple[StartRecord, ...] = Field(min_length=1)
     """All starts, oldest first; a start replaces those that began at the same step or a later one."""
 
@@ -90,17 +100,19 @@ def place_of(world: "World") -> Place:
     return Place(host=socket.gethostname(), device=str(world.device), model=world.device_name)
 
 
-def write_start(run: "TrainingRun", places: Sequence[Place]) -> None:
+def write_start(run: "Start", places: Sequence[Place], model: "nn.Module") -> None:
     """Adds this start, with the place of each rank, to the record; called by rank 0.
 
-    Raises: RunError if it cannot be written.
+    Raises: RunError if it cannot be read or written, or if another start has taken the directory.
     """
     import torch
+
+    from evenpack.engine.optimizers.muon import hidden_matrices
 
     path = run.config.run.output_dir / RUN_RECORD
     prepared = run.prepared
     start = StartRecord(
-        first_step=run.first_step,
+        steps_done=run.steps_done,
         ranks=run.world.size,
         device=run.world.device_name,
         commit=commit_of_source(),
@@ -118,21 +130,29 @@ def write_start(run: "TrainingRun", places: Sequence[Place]) -> None:
             pack_length=prepared.pack_length,
             sources=tuple(prepared.source_names),
         ),
-        starts=(*earlier_starts(path.parent, run.first_step), start),
+        muon_parameters=tuple(hidden_matrices(model)) if run.config.optimizer.kind == "muon" else (),
+        starts=(*earlier_starts(path.parent, run.steps_done), start),
     )
-    try:
-        write_json(path, record.model_dump(mode="json"))
-    except OSError as error:
-        raise RunError(f"cannot write to {path}: {error}; is the disk full?") from error
+    with explained(path, action="written"):
+        write_json(path, record.model_dump(mode="json"), check=partial(require_owned, path.parent))
 
 
 def read_run_record(output_dir: Path) -> RunRecord | None:
-    """Reads run.json; None if there is none, as before a run has started. Raises: DataError naming a broken file."""
+    """Reads run.json; None if there is none, as before a run has started.
+
+    Raises: DataError naming a broken file, or one of another version; RunError if it cannot be read now.
+    """
     path = output_dir / RUN_RECORD
-    if not path.exists():
-        return None
+    values = None
+    with explained(path):
+        try:
+            values = read_json(path)
+        except (FileNotFoundError, NotADirectoryError):
+            return None
+        except ValueError:
+            pass  # None is not in the form of a record either
     try:
-        return RunRecord.model_validate(read_json_object(path))
+        return RunRecord.model_validate(values)
     except ValidationError as error:
         place = ".".join(str(part) for part in error.errors()[0]["loc"]) or "the whole file"
         raise DataError(
@@ -141,10 +161,18 @@ def read_run_record(output_dir: Path) -> RunRecord | None:
         ) from error
 
 
-def earlier_starts(output_dir: Path, first_step: int) -> tuple[StartRecord, ...]:
-    """Returns the recorded starts that have led to `first_step`."""
+def earlier_starts(output_dir: Path, steps_done: int) -> tuple[StartRecord, ...]:
+    """Returns the recorded starts before the one after so many steps; a record that is not understood is kept aside.
+
+    Raises: RunError if it cannot be read now.
+    """
+    path = output_dir / RUN_RECORD
     try:
         known = read_run_record(output_dir)
-    except DataError:
-        return ()  # training does not need it
-    return () if known is None else tuple(start for start in known.starts if start.first_step < first_step)
+    except DataError as error:  # training does not need it
+        require_owned(output_dir)
+        with explained(path, action="renamed"):
+            path.replace(kept := free_name(path))
+        log.warning("%s. It is kept as %s", error, kept.name)
+        return ()
+    return () if known is None else tuple(start for start in known.starts if start.steps_done < steps_done)

@@ -1,14 +1,12 @@
 """Reduces the values of a step over all ranks: a sum of a vector and a maximum, where the host waits for the device.
 
 The size of both is independent of the number of ranks. Values of single ranks are gathered rarely (`rank_times.py`).
-A name that begins with an underscore is a sum from which other values are computed, or with `_max` at its end a
-maximum; it is not a metric of its own.
 """
 
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from types import MappingProxyType
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, fields, is_dataclass, replace
+from typing import Any, TypeVar
 
 import torch
 from jaxtyping import Float64
@@ -16,26 +14,56 @@ from torch import Tensor
 
 from evenpack.data.batches.pipeline import StepBatches
 from evenpack.engine.engine import LocalStep
-from evenpack.engine.reporting.definitions import Reduction, find_metric
+from evenpack.engine.reporting.rank_waits import Arrival, WaitSums, WaitValues
 from evenpack.engine.world.distributed import World
 from evenpack.errors import RunError
 from evenpack.losses import Loss, StepCounts
-from evenpack.models.common.losses import Denominators
+from evenpack.models.common.loss_sums import Denominators
 
 _LIMBS = 4
 _LIMB_BITS = 16
 """A 64-bit number is sent as four 16-bit ones, whose sums over ranks float64 represents exactly."""
 
-_LIMB = "_order_hash_{}"
-_SOURCE_TOKENS = "_source_tokens_{}"
-_LOSS_SUM = "_loss_sum_{}"
-_OPTIMISED = "_optimised_{}"
-_CORRECT = "_correct_{}"
-_PAIRS_WITHIN = "_pairs_within_{}"
-"""Names of the parts of values that are more than one number."""
-
 RankValue = int | float | Tensor
 """One measured number; a tensor is on the rank's device, with which the host synchronises once."""
+
+SumsT = TypeVar("SumsT")
+MaximaT = TypeVar("MaximaT")
+
+
+@dataclass(frozen=True, kw_only=True)
+class RankSums:
+    """What a rank adds to a step; over all ranks, the sums. The names are those of metrics, where there is one."""
+
+    stop: int
+    """1 if a stop was requested."""
+    counts: StepCounts
+    slots: int
+    host_to_device_bytes: int
+    squared_lengths: int
+    pairs_within: Mapping[int, int]
+    source_tokens: tuple[int, ...]
+    order_hash: tuple[int, ...]
+    """Its limbs."""
+    gradient_norm: RankValue
+    """Of all ranks together, on rank 0; 0 on the others."""
+    loss_sums: Mapping[str, RankValue]
+    optimised_losses: Mapping[str, RankValue]
+    correct: Mapping[str, RankValue]
+    compute_seconds: float
+    loader_seconds: float
+    waits: WaitSums | None
+    """What splits the waits by cause; None if they are not split."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class RankMaxima:
+    """What a rank has at most in a step; over all ranks, the maxima."""
+
+    segment_room: int
+    compute_seconds: float
+    left_eager: int | None
+    waits: Arrival | None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,34 +91,47 @@ class StepTotals:
 
     losses: Mapping[str, LossTotals]
     """The model's losses by name, the main one first."""
-    stop: bool
-    """Whether a stop was requested on any rank."""
-    counts: StepCounts
-    """The counts of what the ranks collated."""
-    squared_lengths: int
-    """Sum of length² over segments, padding left out."""
-    pairs_within: Mapping[int, int]
-    """The same for layers with a window: the pairs of tokens of a segment that are at most so far apart."""
-    padding_targets: int
-    """Number of targets that are padding within sequences."""
-    order_hash: int
-    """Sum mod 2**64 over what the ranks collated; it does not depend on the assignment to ranks."""
-    source_tokens: tuple[int, ...]
-    """Real tokens of each source, in the mixture's order."""
-    reduced: Mapping[str, int | float]
-    """All reduced values by name."""
-    metrics: Mapping[str, int | float]
-    """Measured values that go into the step's record unchanged (`definitions.py`)."""
+    sums: RankSums
+    maxima: RankMaxima
+    ranks: int
+
+    @property
+    def counts(self) -> StepCounts:
+        """The counts of what the ranks collated."""
+        return self.sums.counts
+
+    @property
+    def order_hash(self) -> int:
+        """Sum mod 2**64 over what the ranks collated; it does not depend on the assignment to ranks."""
+        return sum(limb << (_LIMB_BITS * index) for index, limb in enumerate(self.sums.order_hash)) % (1 << 64)
 
     @property
     def gradient_norm(self) -> float:
         """L2 norm of the global mean gradient before clipping."""
-        return self.metrics["gradient_norm"]
+        return float(self.sums.gradient_norm)
 
     @property
-    def slots(self) -> int:
-        """Number of slots, padding included."""
-        return int(self.metrics["slots"])
+    def waits(self) -> WaitValues | None:
+        """What splits the waits by cause; None if they are not split."""
+        sums, maxima = self.sums.waits, self.maxima.waits
+        return None if sums is None or maxima is None else (sums, maxima)
+
+    @property
+    def metrics(self) -> dict[str, int | float]:
+        """Measured values that go into the step's record unchanged, by the names of their metrics."""
+        sums, maxima = self.sums, self.maxima
+        return {
+            "gradient_norm": self.gradient_norm,
+            "tokens": sums.counts.tokens,
+            "targets": sums.counts.targets,
+            "sequences": sums.counts.sequences,
+            "slots": sums.slots,
+            "segment_room": maxima.segment_room,
+            "host_to_device_bytes": sums.host_to_device_bytes,
+            "compute_seconds_mean": sums.compute_seconds / self.ranks,
+            "compute_seconds_max": maxima.compute_seconds,
+            "loader_seconds": sums.loader_seconds / self.ranks,
+        } | ({} if maxima.left_eager is None else {"left_eager": maxima.left_eager})
 
     @property
     def loss_per_real_target(self) -> float:
@@ -100,7 +141,7 @@ class StepTotals:
         that mean as the loss of padding becomes negligible.
         """
         main = next(iter(self.losses.values()))
-        return main.loss_sum / max(self.counts.targets - self.padding_targets, 1)
+        return main.loss_sum / max(self.counts.real_targets, 1)
 
     @property
     def loss(self) -> float:
@@ -126,137 +167,107 @@ def sum_over_ranks(
     *,
     stop: bool,
     loader_seconds: float,
-    others: Mapping[str, RankValue] = MappingProxyType({}),
+    waits: WaitValues | None = None,
 ) -> StepTotals:
     """Returns the totals of a step over all ranks; every rank calls it once per step.
 
-    Args:
-        others: further values of this rank to reduce, whose names begin with an underscore.
-
     Raises: RunError if the ranks together did not collate what this rank's plan of the step holds.
     """
-    measured = _measured(batches, local, stop=stop, loader_seconds=loader_seconds)
-    totals = _totals(reduce_over_ranks(world, measured | dict(others)), denominators)
-    if totals.counts != batches.counts:
+    micro_batches = batches.micro_batches
+    order_hash = sum(batch.order_hash for batch in micro_batches)
+    compute_seconds = local.stopwatch.seconds()
+    norm: RankValue = local.gradient_norm
+    if not world.is_main:  # no product: infinity times 0 is NaN
+        norm = torch.zeros_like(norm) if isinstance(norm, Tensor) else 0.0
+    wait_sums, wait_maxima = waits or (None, None)
+    sums, maxima = reduce_over_ranks(
+        world,
+        RankSums(
+            stop=int(stop),
+            counts=sum((batch.local_counts for batch in micro_batches[1:]), micro_batches[0].local_counts),
+            slots=sum(batch.slots for batch in micro_batches),
+            host_to_device_bytes=sum(batch.moved_bytes for batch in micro_batches),
+            squared_lengths=sum(batch.squared_lengths for batch in micro_batches),
+            pairs_within={
+                window: sum(batch.pairs_within[window] for batch in micro_batches)
+                for window in micro_batches[0].pairs_within
+            },
+            source_tokens=tuple(
+                sum(tokens) for tokens in zip(*(batch.source_tokens for batch in micro_batches), strict=True)
+            ),
+            order_hash=tuple((order_hash >> (_LIMB_BITS * index)) % (1 << _LIMB_BITS) for index in range(_LIMBS)),
+            gradient_norm=norm,
+            loss_sums={name: losses.double().sum() for name, losses in local.loss_sums.items()},
+            optimised_losses=local.optimised_losses,
+            correct=local.correct,
+            compute_seconds=compute_seconds,
+            loader_seconds=loader_seconds,
+            waits=wait_sums,
+        ),
+        RankMaxima(
+            segment_room=max(len(batch.cu_seqlens) - 1 for batch in micro_batches),
+            compute_seconds=compute_seconds,
+            left_eager=local.left_eager,
+            waits=wait_maxima,
+        ),
+    )
+    if sums.counts != batches.counts:
         raise RunError(
             f"step {batches.step + 1}: the plan of rank {world.rank} has {batches.counts}, the ranks together "
-            f"collated {totals.counts}: do all ranks read the same prepared data and the same run file?"
+            f"collated {sums.counts}: do all ranks read the same prepared data and the same run file?"
         )
-    return totals
-
-
-def _measured(batches: StepBatches, local: LocalStep, *, stop: bool, loader_seconds: float) -> dict[str, RankValue]:
-    """Returns the values measured on this rank. A new metric is a line here and one in `definitions.py`."""
-    micro_batches = batches.micro_batches
-    counts = sum((batch.local_counts for batch in micro_batches[1:]), micro_batches[0].local_counts)
-    order_hash = sum(batch.order_hash for batch in micro_batches)
-    source_tokens = [sum(tokens) for tokens in zip(*(batch.source_tokens for batch in micro_batches), strict=True)]
-    compute_seconds = local.stopwatch.seconds()
-    loss_sums = {name: sums.double().sum() for name, sums in local.loss_sums.items()}
-    return {
-        "gradient_norm": local.gradient_norm,
-        "tokens": counts.tokens,
-        "targets": counts.targets,
-        "sequences": counts.sequences,
-        "slots": sum(batch.slots for batch in micro_batches),
-        "segment_room": max(len(batch.cu_seqlens) - 1 for batch in micro_batches),
-        "host_to_device_bytes": sum(batch.moved_bytes for batch in micro_batches),
-        "compute_seconds_mean": compute_seconds,
-        "compute_seconds_max": compute_seconds,
-        "loader_seconds": loader_seconds,
-        **{_LOSS_SUM.format(name): loss_sum for name, loss_sum in loss_sums.items()},
-        **{_OPTIMISED.format(name): loss for name, loss in local.optimised_losses.items()},
-        **{_CORRECT.format(name): correct for name, correct in local.correct.items()},
-        "_stop": stop,
-        "_packs": counts.packs,
-        "_squared_lengths": sum(batch.squared_lengths for batch in micro_batches),
-        **{
-            _PAIRS_WITHIN.format(window): sum(batch.pairs_within[window] for batch in micro_batches)
-            for window in micro_batches[0].pairs_within
-        },
-        "_padding_targets": sum(batch.padding_targets for batch in micro_batches),
-        **{_LIMB.format(index): (order_hash >> (_LIMB_BITS * index)) % (1 << _LIMB_BITS) for index in range(_LIMBS)},
-        **{_SOURCE_TOKENS.format(index): tokens for index, tokens in enumerate(source_tokens)},
+    losses = {
+        name: LossTotals(
+            loss_sum=float(sums.loss_sums[name]),
+            denominator=denominator,
+            optimised=float(sums.optimised_losses[name]),
+            correct=int(sums.correct[name]) if name in sums.correct else None,
+        )
+        for name, denominator in denominators.items()
     }
+    return StepTotals(losses=losses, sums=sums, maxima=maxima, ranks=world.size)
 
 
-def _totals(reduced: Mapping[str, int | float], denominators: Denominators) -> StepTotals:
-    whole = {name: int(value) for name, value in reduced.items() if isinstance(value, int)}
-    within = _PAIRS_WITHIN.format("")
-    sources = sum(name.startswith(_SOURCE_TOKENS.format("")) for name in reduced)
-    return StepTotals(
-        losses={
-            name: LossTotals(
-                loss_sum=reduced[_LOSS_SUM.format(name)],
-                denominator=denominator,
-                optimised=reduced[_OPTIMISED.format(name)],
-                correct=whole.get(_CORRECT.format(name)),
-            )
-            for name, denominator in denominators.items()
-        },
-        stop=whole["_stop"] > 0,
-        counts=StepCounts(
-            packs=whole["_packs"],
-            sequences=whole["sequences"],
-            tokens=whole["tokens"],
-            targets=whole["targets"],
-        ),
-        squared_lengths=whole["_squared_lengths"],
-        pairs_within={
-            int(name.removeprefix(within)): pairs for name, pairs in whole.items() if name.startswith(within)
-        },
-        padding_targets=whole["_padding_targets"],
-        order_hash=sum(whole[_LIMB.format(index)] << (_LIMB_BITS * index) for index in range(_LIMBS)) % (1 << 64),
-        source_tokens=tuple(whole[_SOURCE_TOKENS.format(index)] for index in range(sources)),
-        reduced=reduced,
-        metrics={name: value for name, value in reduced.items() if not name.startswith("_")},
-    )
+def reduce_over_ranks(world: World, sums: SumsT, maxima: MaximaT) -> tuple[SumsT, MaximaT]:
+    """Returns dataclasses of numbers with the sums and the maxima over ranks. Whole numbers stay whole.
 
-
-def reduce_over_ranks(world: World, values: Mapping[str, RankValue]) -> dict[str, int | float]:
-    """Returns the reduced values by name; every rank calls it with the same names. Whole numbers stay whole.
-
-    Raises: ValueError for a name that is not a metric, or is not measured on the ranks.
+    Every rank calls it with the same fields.
     """
-    reductions = {name: reduction_of(name) for name in values}
-    sums = [name for name in values if reductions[name] != "max"]
-    maxima = [name for name in values if reductions[name] == "max"]
-    names = [*_tensors_first(sums, values), *_tensors_first(maxima, values)]
-    shares = {name: _share(values[name], reductions[name], world) for name in names}
-    reduced = world.all_sum(_vector(list(shares.values()), world), maxima=len(maxima)).tolist()
-    found = dict(zip(names, reduced, strict=True))
-    return {name: round(found[name]) if _is_whole(shares[name]) else found[name] for name in values}
+    added, greatest = list(_numbers(sums)), list(_numbers(maxima))
+    reduced = world.all_sum(_vector([*added, *greatest], world), maxima=len(greatest)).tolist()
+    values = iter(reduced)
+    return _with_numbers(sums, values), _with_numbers(maxima, values)
 
 
-def reduction_of(name: str) -> Reduction:
-    """Returns the reduction of a name. Raises: ValueError; see `reduce_over_ranks`."""
-    if name.startswith("_"):
-        return "max" if name.endswith("_max") else "sum"
-    reduction = find_metric(tuple(name.split("/"))).over_ranks
-    if reduction is None:
-        raise ValueError(f"'{name}' is computed from other metrics: give it a reduction to measure it on the ranks")
-    return reduction
+def _numbers(value: Any) -> Iterator[RankValue]:
+    """Yields the numbers in dataclasses, mappings and tuples, in their order."""
+    if is_dataclass(value):
+        for field in fields(value):
+            yield from _numbers(getattr(value, field.name))
+    elif isinstance(value, Mapping | tuple):
+        for one in value.values() if isinstance(value, Mapping) else value:
+            yield from _numbers(one)
+    elif value is not None:
+        yield value
 
 
-def _tensors_first(names: Sequence[str], values: Mapping[str, RankValue]) -> list[str]:
-    return sorted(names, key=lambda name: not isinstance(values[name], Tensor))
+def _with_numbers(value: Any, numbers: Iterator[float]) -> Any:
+    """Returns the same dataclass, mapping or tuple with other numbers."""
+    if is_dataclass(value):
+        values = {field.name: _with_numbers(getattr(value, field.name), numbers) for field in fields(value)}
+        return replace(value, **values)  # type: ignore[type-var]
+    if isinstance(value, Mapping):
+        return {name: _with_numbers(one, numbers) for name, one in value.items()}
+    if isinstance(value, tuple):
+        return tuple(_with_numbers(one, numbers) for one in value)
+    if value is None:
+        return None
+    is_whole = not value.is_floating_point() if isinstance(value, Tensor) else isinstance(value, int)
+    return round(next(numbers)) if is_whole else next(numbers)
 
 
-def _share(value: RankValue, reduction: Reduction, world: World) -> RankValue:
-    """Returns this rank's summand; for a maximum, its value."""
-    if reduction == "mean":
-        return value / world.size
-    if reduction == "same" and not world.is_main:
-        return torch.zeros_like(value) if isinstance(value, Tensor) else 0  # no product: infinity times 0 is NaN
-    return value
-
-
-def _vector(shares: Sequence[RankValue], world: World) -> Float64[Tensor, " n"]:
-    """Returns the shares in the given order; the values on the host are copied to the device together."""
-    on_host = torch.tensor([one for one in shares if not isinstance(one, Tensor)], dtype=torch.float64)
+def _vector(values: list[RankValue], world: World) -> Float64[Tensor, " n"]:
+    """Returns the values in the given order; those on the host are copied to the device together."""
+    on_host = torch.tensor([one for one in values if not isinstance(one, Tensor)], dtype=torch.float64)
     moved = iter(on_host.to(world.device, non_blocking=True).unbind())
-    return torch.stack([one.double() if isinstance(one, Tensor) else next(moved) for one in shares])
-
-
-def _is_whole(share: RankValue) -> bool:
-    return not share.is_floating_point() if isinstance(share, Tensor) else isinstance(share, int)
+    return torch.stack([one.double() if isinstance(one, Tensor) else next(moved) for one in values])

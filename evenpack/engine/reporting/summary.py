@@ -3,7 +3,6 @@
 import logging
 import statistics
 from collections import Counter
-from itertools import pairwise
 from typing import Any
 
 import torch
@@ -75,7 +74,6 @@ def run_summary(
         "skipped": {"steps": len(skipped), "not_finite": sum("not_finite" in step for step in skipped)}
         | {name: sum(step[name] for step in skipped) for name in _OF_SKIPPED},
         "padding_share": 1.0 - tokens / slots if slots else 0.0,
-        "segment_room": segment_room(trained),
         "tokens_per_second": _median(alike, "tokens_per_second"),
         "step_seconds_median": _median(alike, "step_seconds"),
         "parameters": run.resolved.parameters,
@@ -109,15 +107,6 @@ def _added(records: list[dict[str, Any]], name: str) -> dict[str, int]:
 def _median(records: list[dict[str, Any]], name: str) -> float:
     """Returns the median of a value; 0 without records, that is if all steps so far were skipped."""
     return statistics.median(record[name] for record in records) if records else 0.0
-
-
-def segment_room(trained: list[dict[str, Any]]) -> dict[str, Any]:
-    """Returns the segments for which the last step's micro-batches had room, and how often that number has changed."""
-    rooms = [record["segment_room"] for record in trained if "segment_room" in record]
-    return {
-        "segments": rooms[-1] if rooms else None,
-        "changes": sum(before != after for before, after in pairwise(rooms)),
-    }
 
 
 def _target(run: Start, records: list[dict[str, Any]], reached_accuracy: float | None) -> dict[str, Any] | None:

@@ -11,7 +11,7 @@ from pydantic import Field, model_serializer
 from evenpack.config import Section, validate
 from evenpack.data.order.step_shape import CostWeights
 from evenpack.errors import ConfigError
-from evenpack.files import read_json, write_json
+from evenpack.files import explained, read_json, write_json
 
 
 class MeasuredOn(Section):
@@ -121,17 +121,14 @@ class CostModel(LinearSeconds):
 
     def write(self, path: Path) -> None:
         """Writes JSON. Raises: ConfigError if the file cannot be written."""
-        try:
+        with explained(path, ConfigError, action="written"):
             write_json(path, self.model_dump(mode="json"))
-        except OSError as error:
-            raise ConfigError(f"cost model {path} cannot be written: {error.strerror}") from error
 
 
 def read_cost_values(path: Path) -> dict[str, Any]:
     """Returns the content of a cost model's file. Raises: ConfigError if it is missing or is not a JSON object."""
     try:
-        return read_json(path)
-    except OSError as error:
-        raise ConfigError(f"cost model {path} cannot be read: {error.strerror}") from error
+        with explained(path, ConfigError, missing=True):
+            return read_json(path)
     except ValueError as error:
         raise ConfigError(f"cost model {path}: {error}") from error

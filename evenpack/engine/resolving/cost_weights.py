@@ -6,7 +6,6 @@ from pathlib import Path
 
 from evenpack.data.order.step_shape import CostWeights
 from evenpack.data.prepared import PreparedData
-from evenpack.data.sequences import MaskedPairsView
 from evenpack.engine.config import RunConfig, TrainingSection
 from evenpack.engine.resolving.cost_model import CostModel
 from evenpack.errors import ConfigError
@@ -78,20 +77,16 @@ def operation_weights(config: RunConfig, prepared: PreparedData) -> CostWeights:
 
     The unit is a pair of tokens that attend to each other in all layers: without windows, a squared length.
     """
-    if config.training.layout == "packed" and not config.model.windows:
+    model = config.model
+    if config.training.layout == "packed" and not model.windows:
         return CostWeights(per_token=0.0, per_squared_length=1.0, per_segment=0.0)
-    share = head_share(config, prepared)
-    return counted_weights(config.model, vocabulary_size=prepared.vocabulary_size, head_share=share)
-
-
-def counted_weights(model: ModelConfig, *, vocabulary_size: int, head_share: float) -> CostWeights:
-    """Returns the same from `head_share`, the rows of the output head per token, with the cost of all tokens."""
 
     def flops(work: Work) -> int:
-        return step_flops(model, vocabulary_size=vocabulary_size, work=work)
+        return step_flops(model, vocabulary_size=prepared.vocabulary_size, work=work)
 
+    head_slots = round(_TOKENS * head_share(config, prepared))
     nothing = Work(slots=0, squared_lengths=0, head_slots=0, sequences=0, pairs_within=dict.fromkeys(model.windows, 0))
-    of_tokens = flops(replace(nothing, slots=_TOKENS, head_slots=round(_TOKENS * head_share)))
+    of_tokens = flops(replace(nothing, slots=_TOKENS, head_slots=head_slots))
     of_squares = flops(replace(nothing, squared_lengths=_TOKENS))
     of_windows = {
         window: flops(replace(nothing, pairs_within={**nothing.pairs_within, window: _TOKENS}))
@@ -119,10 +114,8 @@ def head_share(config: RunConfig, prepared: PreparedData) -> float:
         return config.masking.share
     masks = tokens = 0
     for name in prepared.source_names:
-        view = prepared.view(name, "train")
-        assert isinstance(view, MaskedPairsView), "prepared with the settings of this run"
-        masks += len(view.mask_positions)
-        tokens += view.accounting.tokens_kept
+        masks += prepared.stored_masks(name)
+        tokens += prepared.view(name, "train").accounting.tokens_kept
     return masks / tokens
 
 

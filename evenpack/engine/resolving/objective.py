@@ -5,15 +5,14 @@ from functools import partial
 
 import numpy as np
 
-from evenpack.data.batches.objectives import DynamicMasks, Objective, StoredMasks, next_tokens
+from evenpack.data.batches.objectives import DynamicMasks, NextTokens, Objective, StoredMasks
 from evenpack.data.order.step_shape import Batching, StepShape
 from evenpack.data.prepared import PreparedData
-from evenpack.data.sequences import MaskedPairsView
 from evenpack.data.sequences.masking import masked_count
 from evenpack.engine.config import RunConfig
 from evenpack.engine.resolving.data_facts import AverageItem, average_item, items_of_an_epoch
 from evenpack.losses import MASKED_TOKEN, NEXT_SENTENCE, StepCounts
-from evenpack.models.common.losses import Denominators, exact_denominators, expected_denominators
+from evenpack.models.common.loss_sums import Denominators, exact_denominators, expected_denominators
 from evenpack.models.families import family_of
 
 DenominatorsOf = Callable[[StepCounts], Denominators]
@@ -28,7 +27,7 @@ def build_objective(config: RunConfig, prepared: PreparedData) -> Objective:
     Raises: DataError if the vocabulary lacks the special tokens that masks need, or the pieces of whole words.
     """
     if family_of(config.model).objective == "next_tokens":
-        return next_tokens(prepared.config.recipe)
+        return NextTokens()
     declared = {loss.name: loss for loss in config.model.losses}
     losses = {
         "masked_token": declared.get(MASKED_TOKEN.name, MASKED_TOKEN),
@@ -82,7 +81,5 @@ def _stored_masks_of_an_item(prepared: PreparedData, batching: Batching) -> floa
     items = items_of_an_epoch(prepared, batching)
     masks = 0.0
     for name, weight in zip(prepared.source_names, prepared.weights, strict=True):
-        view = prepared.view(name, "train")
-        assert isinstance(view, MaskedPairsView), "prepared with the settings of this run"
-        masks += weight / sum(prepared.weights) * len(view.mask_positions) / items[name]
+        masks += weight / sum(prepared.weights) * prepared.stored_masks(name) / items[name]
     return masks

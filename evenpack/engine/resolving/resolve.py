@@ -1,6 +1,6 @@
 """Computes a `ResolvedRun` from a run file and its prepared data, once, before anything is built.
 
-Training, `--dry-run`, evaluation and the studies all use it, so they agree on the contents of a step. What needs torch
+Training, plans, evaluation and the studies all use it, so they agree on the contents of a step. What needs torch
 is imported where it is used: `evenpack train` checks a run without it.
 """
 
@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from evenpack.data.order.mixture import MixtureSchedule
 from evenpack.data.order.step_shape import StepShape
-from evenpack.data.prepared import PreparedData
+from evenpack.data.prepared import PreparedData, Verification
 from evenpack.engine.config import RunConfig, TrainingSection
 from evenpack.engine.resolving.cost_model import CostModel
 from evenpack.engine.resolving.cost_weights import operation_weights, read_cost_model
@@ -24,7 +24,6 @@ from evenpack.kernels.config import WHOLE_ROWS
 from evenpack.models.config import study_switches
 
 if TYPE_CHECKING:
-    from evenpack.data.batches.capacity import BatchCapacity
     from evenpack.data.batches.objectives import Objective
     from evenpack.data.batches.pipeline import PipelineSettings
     from evenpack.engine.resolving.objective import DenominatorsOf
@@ -60,9 +59,9 @@ class ResolvedRun:
 
         return build_denominators(self.config, self.prepared, self.shape)
 
-    def fingerprint(self, last_step: int | None = None) -> str:
-        """Returns a hash of all that decides which packs form which step, up to `last_step`; None: all steps."""
-        return self.prepared.fingerprint(self.config.run.seed, self.shape.batching, last_step=last_step)
+    def fingerprint(self, stop_step: int | None = None) -> str:
+        """Returns a hash of all that decides which packs form which step before `stop_step`; None: all steps."""
+        return self.prepared.fingerprint(self.config.run.seed, self.shape.batching, stop_step=stop_step)
 
     @cached_property
     def mixture(self) -> MixtureSchedule:
@@ -74,9 +73,9 @@ class ResolvedRun:
         """Share of each source among all packs or sequences that the run draws."""
         return drawn_shares(self.config)
 
-    def epochs(self, step: int) -> dict[str, float]:
-        """Returns the number of passes over each source after `step` steps, skipped ones included."""
-        draws = step * self.shape.items_per_step
+    def epochs(self, steps_done: int) -> dict[str, float]:
+        """Returns the number of passes over each source after so many steps, skipped ones included."""
+        draws = steps_done * self.shape.items_per_step
         items = items_of_an_epoch(self.prepared, self.shape.batching)
         return {name: self.mixture.drawn_before(index, draws) / items[name] for index, name in enumerate(items)}
 
@@ -118,17 +117,6 @@ class ResolvedRun:
             cost_weights=self.shape.cost_weights.in_layout(layout),
         )
 
-    def capacity(self, ranks: int) -> "BatchCapacity":
-        """Returns the sizes of the index arrays in each batch of a run on so many ranks.
-
-        Raises: ConfigError if a step cannot be divided among them; DataError for a vocabulary that the objective cannot
-        use.
-        """
-        from evenpack.data.batches.pipeline import MicroBatchDataset
-
-        settings = self._pipeline_settings(rank=0, ranks=ranks, pin_memory=False)
-        return MicroBatchDataset(self.prepared, settings).collator.capacity
-
     def pipeline_settings(self, world: "World") -> "PipelineSettings":
         """Returns the settings of this rank's data pipeline."""
         return self._pipeline_settings(rank=world.rank, ranks=world.size, pin_memory=world.device.type == "cuda")
@@ -142,15 +130,17 @@ class ResolvedRun:
             shape=self.shape,
             ranks=ranks,
             rank=rank,
-            planned_steps=self.config.training.planned_steps,
             loader_workers=self.config.training.loader_workers,
             pin_memory=pin_memory,
         )
 
 
-def open_run(config: RunConfig) -> ResolvedRun:
-    """Opens the run's prepared data and resolves the run. Raises: NotPreparedError, DataError; and see `resolve`."""
-    return resolve(config, PreparedData.open(config.prepared_dir, config.data))
+def open_run(config: RunConfig, *, verify: Verification = "all") -> ResolvedRun:
+    """Opens the run's prepared data and resolves the run; `verify` is as in `PreparedData.open`.
+
+    Raises: NotPreparedError, DataError; and see `resolve`.
+    """
+    return resolve(config, PreparedData.open(config.prepared_dir, config.data, verify=verify))
 
 
 def resolve(config: RunConfig, prepared: PreparedData) -> ResolvedRun:
@@ -164,7 +154,9 @@ def resolve(config: RunConfig, prepared: PreparedData) -> ResolvedRun:
     cost_model = read_cost_model(training, config.model)
     weights = operation_weights(config, prepared) if cost_model is None else cost_model.cost_weights
     shape = StepShape(
-        **vars(training.step_size),
+        batching=training.batching,
+        items_per_step=training.items_per_step,
+        items_per_micro_batch=training.items_per_micro_batch,
         layout=training.layout,
         isolate=config.attention.isolate,
         reset_positions=config.model.reset_positions,
@@ -187,21 +179,21 @@ def resolve(config: RunConfig, prepared: PreparedData) -> ResolvedRun:
     )
 
 
-def is_evaluation_due(training: TrainingSection, step: int, *, samples_per_step: Fraction) -> bool:
-    """Returns whether the model is evaluated after `step` updates; the end of the schedule is included if any is.
+def is_evaluation_due(training: TrainingSection, steps_done: int, *, samples_per_step: Fraction) -> bool:
+    """Returns whether the model is evaluated after so many steps; the end of the schedule is included if any is.
 
     A stop before the end adds no evaluation, so that a run that was stopped and resumed has the same log as another.
     """
     every = training.evaluate_every_samples
-    is_last = step == training.planned_steps
+    is_last = steps_done == training.planned_steps
     if every is None:
         steps = training.evaluate_every_steps
-        return steps is not None and (is_last or step % steps == 0)
+        return steps is not None and (is_last or steps_done % steps == 0)
     if is_last:
         return True
     if every == "mlperf":
         every = mlperf_evaluation_interval(float(samples_per_step))
-    return math.floor(step * samples_per_step / every) > math.floor((step - 1) * samples_per_step / every)
+    return math.floor(steps_done * samples_per_step / every) > math.floor((steps_done - 1) * samples_per_step / every)
 
 
 def mlperf_evaluation_interval(samples_per_step: float) -> int:

@@ -5,7 +5,7 @@
     epochs, max_samples, tokens or chinchilla_ratio     -> steps
 
 All of it is computed in one pass, with a line for people on each result, and the run is validated once with the new
-values. Nothing here opens prepared data, so that a budget can be computed before there is any; and nothing depends on
+values. Nothing here opens prepared data, so that a run can be planned before there is any; and nothing depends on
 ranks, so that every split of the run, and every process that resumes it, computes the same values.
 
 A pack holds p sequences on average, the packing factor, so a step of as many packs as there were sequences is a batch
@@ -73,11 +73,11 @@ class SettledRun:
         Raises: ConfigError, if the ranks cannot divide a step, with valid values; in tokens too if the run file gives
         the step in tokens.
         """
-        size = self.config.training.step_size
+        training = self.config.training
         try:
-            return size.micro_batches(ranks)
+            return training.micro_batches(ranks)
         except ConfigError as error:
-            raise ConfigError(self._explained(str(error), ranks * size.items_per_micro_batch, ranks)) from error
+            raise ConfigError(self._explained(str(error), ranks * training.items_per_micro_batch, ranks)) from error
 
     def _explained(self, error: str, share: int, ranks: int) -> str:
         """Returns the message with the value of the run file from which the step was computed, if it was.
@@ -230,12 +230,20 @@ def _packs_for(sequences: int, factor: float) -> int:
 
 
 def _raise_lamb_betas(config: RunConfig, items: int, item: AverageItem, values: _Values) -> None:
-    optimizer, training, before = config.optimizer, config.training, config.schedule.warmup_steps
+    optimizer, training = config.optimizer, config.training
     factor = float(item.sequences)
     betas = {"beta1": optimizer.beta1**factor, "beta2": optimizer.beta2**factor}
-    warmup = _rounded(before / factor)
     values.optimizer |= betas
-    values.schedule["warmup_steps"] = warmup
+    warmup, decay = config.schedule.warmup_steps, config.schedule.decay_steps
+    values.schedule["warmup_steps"] = _rounded(warmup / factor)
+    if decay:  # rounded apart they may be more than all steps; and a decay of one step stays one
+        together = _rounded((warmup + decay) / factor)
+        values.schedule["decay_steps"] = max(1, together - values.schedule["warmup_steps"])
+    of_schedule = [
+        f"schedule.{key} {before} -> {values.schedule[key]} (exactly {before / factor:.2f})"
+        for key, before in {"warmup_steps": warmup, "decay_steps": decay}.items()
+        if before is not None and key in values.schedule
+    ]
     of_steps = []
     if training.steps is not None:  # epochs and samples already count sequences
         steps = max(1, _rounded(training.steps / factor))
@@ -250,7 +258,7 @@ def _raise_lamb_betas(config: RunConfig, items: int, item: AverageItem, values: 
         f"optimizer.beta1 {optimizer.beta1:g} -> {betas['beta1']:.6g}, beta2 {optimizer.beta2:g} -> "
         f"{betas['beta2']:.6g}",
         *of_steps,
-        f"schedule.warmup_steps {before} -> {warmup} (exactly {before / factor:.2f})",
+        *of_schedule,
         f"training.packs_per_step {items} stays: {items * factor:.1f} sequences per step on average",
     )
 

@@ -1,4 +1,4 @@
-"""The split of a model's training state over the ranks (ZeRO), and everything that depends on it.
+"""The split of a model's training state over the ranks (ZeRO), and what a run needs of it.
 
     stage   split over the ranks                                         here
     0       nothing                                                      `Replicated`

@@ -54,6 +54,7 @@ def machine_facts(device: str) -> dict[str, str]:
         facts["CUDA of torch"] = str(torch.version.cuda)
         facts["NCCL"] = ".".join(map(str, nccl.version()))  # type: ignore[no-untyped-call]
         facts["flash-attn"] = _version_or_none("flash-attn")  # decides what attention.backend=auto takes
+        facts["flash-attn-4"] = _version_or_none("flash-attn-4")
     return facts
 
 

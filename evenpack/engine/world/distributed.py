@@ -28,7 +28,9 @@ from evenpack.engine.activity import own_work
 from evenpack.engine.world.agreement import machine_facts, report_problem, require_agreement
 from evenpack.engine.world.meeting import Meeting
 from evenpack.errors import EvenpackError, RunError
+from evenpack.files import explained
 from evenpack.launch_environment import (
+    AGENT_STORE,
     LOCAL_RANK,
     MASTER_PORT,
     MPI_LOCAL_SIZE,
@@ -239,10 +241,10 @@ def require_shared_directory(directory: Path, world: World, *, patience_seconds:
     Raises: RunError naming the machines that do not see it.
     """
     token = world.broadcast(uuid.uuid4().hex)
-    proof = directory / f".seen_by_all.{token}"
-    world.on_main(lambda: _write_proof(proof))
+    proof = directory / ".seen_by_all"  # always the same, so that a kill leaves one at most
+    world.on_main(lambda: _write_proof(proof, token))
     deadline = time.monotonic() + patience_seconds
-    while not (seen := proof.exists()) and time.monotonic() < deadline:
+    while not (seen := _has_proof(proof, token)) and time.monotonic() < deadline:
         time.sleep(0.1)
         with suppress(OSError):
             list(directory.iterdir())  # makes network file systems refresh
@@ -257,12 +259,16 @@ def require_shared_directory(directory: Path, world: World, *, patience_seconds:
         )
 
 
-def _write_proof(proof: Path) -> None:
-    try:
+def _has_proof(proof: Path, token: str) -> bool:
+    with suppress(OSError):
+        return proof.read_text() == token
+    return False
+
+
+def _write_proof(proof: Path, token: str) -> None:
+    with explained(proof.parent, action="written", then="run the same command again, or name another run.output_dir"):
         proof.parent.mkdir(parents=True, exist_ok=True)
-        proof.touch()
-    except OSError as error:
-        raise RunError(f"run.output_dir ({proof.parent}) cannot be written: {error.strerror}") from error
+        proof.write_text(token)
 
 
 def complete_environment(environment: MutableMapping[str, str]) -> tuple[int, int, int]:
@@ -288,6 +294,7 @@ def complete_environment(environment: MutableMapping[str, str]) -> tuple[int, in
             )
         alone = {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0"}
         environment.update(alone, MASTER_ADDR="127.0.0.1", MASTER_PORT=str(free_port()))
+        environment.pop(AGENT_STORE, None)  # torch would wait for a store that is not there
     elif len(present) < len(names):
         missing = ", ".join(sorted(set(names) - set(present)))
         raise RunError(

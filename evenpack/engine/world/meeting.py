@@ -18,7 +18,7 @@ import torch.distributed as dist
 from torch.distributed.rendezvous import register_rendezvous_handler
 
 from evenpack.errors import RunError, StoppedEarlyError
-from evenpack.launch_environment import MASTER_PORT
+from evenpack.launch_environment import AGENT_STORE, MASTER_PORT
 
 MEETING_SECONDS = 600.0
 """Seconds for all ranks to come: importing torch from a cold network file system takes minutes on many machines."""
@@ -194,7 +194,7 @@ def _open_store(prefix: str, *, rank: int, patience_seconds: float, stop_request
             f"{host} does not know the address of rank 0, {address} ({error.strerror}): set MASTER_ADDR, or with "
             '`evenpack train` --deepspeed-options "--master_addr ADDRESS"'
         ) from error
-    is_server = rank == 0 and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True"
+    is_server = rank == 0 and os.environ.get(AGENT_STORE) != "True"
     deadline = time.monotonic() + patience_seconds
     while True:
         if stop_requested():

@@ -4,36 +4,38 @@ Commands are in files by subject. Each reads its arguments, calls the code that 
 imports heavy modules itself.
 """
 
-import errno
+import functools
+import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
 from evenpack.data.opened_directories import recorded_directories
 from evenpack.errors import EvenpackError
-from evenpack.launcher.cli.arguments import SETTINGS, fail
-from evenpack.launcher.cli.data import inspect, prepare, shards_app, verify, where
+from evenpack.files import expand_users, is_of_the_system, system_error
+from evenpack.launch_environment import refuse_other_options
+from evenpack.launcher.cli.arguments import SETTINGS, fail, onto_stdout
+from evenpack.launcher.cli.data import prepare, shards_app, verify, where
 from evenpack.launcher.cli.results import evaluate, export, finetune, mlperf_app, report, waits
 from evenpack.launcher.cli.run_files import config_app, new
-from evenpack.launcher.cli.studies import STUDIES, budget, probe
-from evenpack.launcher.cli.training import doctor, slurm, stop, train
-from evenpack.launcher.processes.stop import end_with_starter
+from evenpack.launcher.cli.studies import STUDIES, probe
+from evenpack.launcher.cli.training import doctor, plan, slurm, stop, train
+from evenpack.launcher.processes.stop import end_with_starter, open_closed_streams
 from evenpack.version import VERSION
 
 COMMANDS: tuple[Callable[..., None], ...] = (
     new,
     prepare,
     verify,
-    budget,
+    plan,
     train,
     stop,
     slurm,
     evaluate,
     report,
     waits,
-    inspect,
     where,
     export,
     finetune,
@@ -42,7 +44,17 @@ COMMANDS: tuple[Callable[..., None], ...] = (
 )
 """The commands in the order in which `--help` lists them; each has the name of its function."""
 
-_CANNOT_WRITE = (errno.ENOSPC, errno.EDQUOT, errno.EACCES, errno.EROFS)
+GONE = {
+    "budget": "plan",
+    "inspect": "plan for a run, study packing for lengths",
+    "plan --devices": "--ranks",
+    "train --ranks": "plan --ranks",
+    "train --rank": "plan --rank",
+    "train --device": "plan --device",
+    "study evenness": "study imbalance; docs/imbalance.md has its result",
+    "study roofline": "study throughput; docs/gpu.md has measured steps",
+}
+"""Commands and options that there were, and what to use."""
 
 app = typer.Typer(
     help="Distributed pretraining on DeepSpeed: equal packs for every GPU, nearly no padding, no attention "
@@ -62,7 +74,8 @@ for name, study in STUDIES.items():
 
 def _show_version(is_asked: bool | None) -> None:
     if is_asked:
-        typer.echo(f"evenpack {VERSION}")
+        with onto_stdout():
+            typer.echo(f"evenpack {VERSION}")
         raise typer.Exit
 
 
@@ -82,40 +95,64 @@ app.add_typer(study_app, name="study")
 app.add_typer(mlperf_app, name="mlperf")
 
 
+def expanding(command: Callable[..., None]) -> Callable[..., None]:
+    """Returns a command whose arguments have their `~` expanded: a shell leaves that of `--option=~/file` alone."""
+
+    @functools.wraps(command)
+    def run(*arguments: Any, **given: Any) -> None:
+        command(*arguments, **{name: expand_users(value) for name, value in given.items()})
+
+    return run
+
+
+for group in (app, *(added.typer_instance for added in app.registered_groups)):
+    assert group is not None, "each was added above"
+    for registered in group.registered_commands:
+        assert registered.callback is not None, "each has a function"
+        registered.callback = expanding(registered.callback)
+
+
 def main() -> None:
     """Runs the command line. An error that the user can correct becomes a message and exit code 2.
 
     An unexplained one makes it verify the prepared data that the command has opened: damage is named instead.
     """
+    open_closed_streams()
+    try:
+        _run()
+    finally:
+        with onto_stdout():  # what Python would only write at its end
+            pass
+
+
+def _run() -> None:
     end_with_starter()
     with recorded_directories() as opened:
         try:
+            refuse_other_options(sys.argv[1:])
+            _refuse_what_is_gone(sys.argv[1:])
             app()
         except EvenpackError as error:
             fail(str(error))
         except Exception as error:
-            if isinstance(error, OSError) and error.errno == errno.ENAMETOOLONG:
-                from evenpack.yaml_text import quoted
-
-                fail(
-                    f"{quoted(error.filename)}: {error.strerror}; a name in a path has at most 255 bytes: give another"
-                )
-            if isinstance(error, OSError) and error.errno in _CANNOT_WRITE:
-                fail(_cannot_write(error))
+            if is_of_the_system(error):
+                fail(system_error(error))
             _fail_if_damaged(opened, error)
             raise
 
 
-def _cannot_write(error: OSError) -> str:
-    place = error.filename or "a file"
-    if error.errno == errno.EACCES:
-        return f"{place} cannot be read or written: {error.strerror}; change its permissions, or choose another"
-    return f"{place} cannot be written: {error.strerror}; free space or choose another folder"
+def _refuse_what_is_gone(arguments: list[str]) -> None:
+    for gone, instead in GONE.items():
+        *command, name = gone.split()
+        words = arguments[len(command) :] if arguments[: len(command)] == command else []
+        is_option = name.startswith("-")
+        if name in [word.partition("=")[0] for word in (words if is_option else words[:1])]:
+            fail(f"No such {'option' if is_option else 'command'} '{name}': use {instead}")
 
 
 def _fail_if_damaged(directories: list[Path], error: Exception) -> None:
     for directory in directories:
-        from evenpack.data.prepare.verification import damage_behind
+        from evenpack.data.verification import damage_behind
 
         damage = damage_behind(error, directory)
         if damage is not None:

@@ -1,20 +1,23 @@
 """The common parts of commands: their arguments and options, reading run files, and one way to report."""
 
 import dataclasses
+import errno
 import functools
 import inspect
 import json
+import os
+import signal
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, redirect_stdout
+from contextlib import contextmanager, redirect_stdout, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
 import typer
 
 from evenpack.console import Report
-from evenpack.errors import EXIT_BAD_INPUT
-from evenpack.files import require_file
+from evenpack.errors import EXIT_BAD_INPUT, ConfigError
+from evenpack.files import explained, require_file
 
 if TYPE_CHECKING:
     from evenpack.engine.config import RunConfig
@@ -47,6 +50,19 @@ def parse_step(text: str) -> int | str:
     if text.isdecimal() and int(text) >= 1:
         return int(text)
     raise typer.BadParameter(f"expected a step, from 1, or best, found {text!r}")
+
+
+def parse_bytes(text: str) -> int:
+    """Returns a number of bytes, given with a unit or without. Raises: BadParameter for anything else, and for 0."""
+    from pydantic import ByteSize, TypeAdapter, ValidationError
+
+    try:
+        size = int(TypeAdapter(ByteSize).validate_python(text))
+    except ValidationError:
+        size = 0
+    if size < 1:
+        raise typer.BadParameter(f"expected bytes, from 1, such as 40000 or 16MiB, found {text!r}")
+    return size
 
 
 AtStep = Annotated[
@@ -83,17 +99,35 @@ def reporting(as_json: bool, *, save: Path | None = None) -> Iterator[Report]:
     if report.is_silent:
         return
     if save is not None:
-        console.save_json(report.value, save)
+        with explained(save, ConfigError, action="written", then="name another --save"):
+            console.save_json(report.value, save)
         report.shown.append(console.text(f"Wrote {save}"))
-    if as_json:
-        console.print_json(report.value)
-    else:
-        report.show()
+    with onto_stdout():
+        if as_json:
+            console.print_json(report.value)
+        else:
+            report.show()
     if report.unmet is not None:
         console.print_error(report.unmet)
         sys.exit(report.exit_code or EXIT_BAD_INPUT)
     if report.exit_code:
         sys.exit(report.exit_code)
+
+
+@contextmanager
+def onto_stdout() -> Iterator[None]:
+    """Prints within the block; where that cannot be written, the process ends with a message and `EXIT_BAD_INPUT`.
+
+    Where the reader has gone it ends as by the signal for it, which is usual.
+    """
+    try:
+        yield
+        sys.stdout.flush()
+    except OSError as error:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # for what is left, which Python writes at its end
+        if error.errno == errno.EPIPE:
+            sys.exit(128 + signal.SIGPIPE)
+        fail(f"standard output cannot be written: {error.strerror}")
 
 
 def load(run_file: Path, overrides: Sequence[str] | None) -> "RunConfig":
@@ -110,9 +144,11 @@ def fail(message: str) -> NoReturn:
     """Shows the message and ends with `EXIT_BAD_INPUT`."""
     from evenpack import console
 
-    console.print_error(message)
+    with suppress(OSError):  # where nobody reads it, the exit code still says it
+        console.print_error(message)
     if "--json" in sys.argv:  # in every command, because it has not reached its own document
-        print(json.dumps({"state": "failed", "message": message}))
+        with suppress(OSError):
+            print(json.dumps({"state": "failed", "message": message}))
     sys.exit(EXIT_BAD_INPUT)
 
 

@@ -1,4 +1,4 @@
-"""Commands on data: `evenpack prepare`, `verify`, `where`, `inspect` and `shards ...`."""
+"""Commands on data: `evenpack prepare`, `verify`, `where` and `shards ...`."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -8,25 +8,22 @@ import typer
 
 from evenpack import console
 from evenpack.console import Report
-from evenpack.errors import ConfigError
+from evenpack.errors import EXIT_BAD_INPUT, ConfigError
 from evenpack.launcher.cli.arguments import (
     SETTINGS,
     AsJson,
-    LengthsInput,
     Overrides,
     RunFile,
     Save,
     load,
+    parse_bytes,
     reporting,
-    takes,
 )
-from evenpack.studies.lengths.options import SubjectOptions
-from evenpack.studies.shared_options import Plot
 
 if TYPE_CHECKING:
     from evenpack.data.config import DataConfig
-    from evenpack.data.prepare.verification import Verified
     from evenpack.data.prepare.workers import Workers
+    from evenpack.data.verification import Verified
     from evenpack.data.where import DocumentVisits, PlacedSequence, StepContent
 
 
@@ -40,8 +37,12 @@ def prepare(
     *,
     workers: Annotated[int | None, typer.Option(min=1, help=_WORKERS_HELP)] = None,
     part_bytes: Annotated[
-        int | None,
-        typer.Option(min=1, help="Bytes of the source that a worker takes at a time; by default 16 MiB to 1 GiB."),
+        Any,
+        typer.Option(
+            metavar="BYTES",
+            parser=parse_bytes,
+            help="Bytes of the source that a worker takes at a time, such as 16MiB; by default 16 MiB to 1 GiB.",
+        ),
     ] = None,
     as_json: AsJson = False,
 ) -> None:
@@ -71,8 +72,7 @@ def _prepare(
 ) -> None:
     config = load(run_file, overrides)
     with reporting(as_json) as report:
-        from evenpack.launcher.preparing import prepare_run, warn_of_epochs
-        from evenpack.studies.inspection.inspect import rows_table, splits_table
+        from evenpack.launcher.preparing import prepare_run, rows_table, splits_table, warn_of_epochs
 
         manifest = prepare_run(config, workers=workers, part_bytes=part_bytes)
         warn_of_epochs(config)
@@ -96,7 +96,7 @@ def verify(run_file: RunFile, overrides: Overrides = None, *, as_json: AsJson = 
     """Compare every file of the prepared data with its checksum.
 
     Names each damaged file and the start of its damage. Exit code 0 if all are as they were written, 1 if one is not, 2
-    if the data is not prepared.
+    if the data is not prepared, or the system cannot read it.
 
     \b
     Example:
@@ -113,7 +113,7 @@ def _verify(prepared_dir: Path, config: "DataConfig", report: Report) -> None:
     Raises: NotPreparedError without prepared data; DataError for a damaged manifest or other data.
     """
     from evenpack.data.manifest import Manifest, data_section, refuse_differences
-    from evenpack.data.prepare.verification import Verifier
+    from evenpack.data.verification import Verifier
     from evenpack.progress import FREQUENT_LINES_SECONDS, Progress
 
     directory = prepared_dir.absolute()
@@ -125,10 +125,12 @@ def _verify(prepared_dir: Path, config: "DataConfig", report: Report) -> None:
     report.value = {"directory": directory, "files": len(manifest.files), **_figures(verified)}
     lines = [f"{directory}: all {len(manifest.files)} files are as they were written; {_rate(verified)}"]
     if verified.damages:
-        report.exit_code = EXIT_DAMAGED
+        is_damaged = any(damage.unreadable is None for damage in verified.damages)
+        report.exit_code = EXIT_DAMAGED if is_damaged else EXIT_BAD_INPUT
         report.value["remedy"] = verifier.remedy(verified.damages)
+        finding = "are damaged" if is_damaged else "cannot be read"
         lines = [
-            f"{directory}: {len(verified.damages)} of {len(manifest.files)} files are damaged; {_rate(verified)}",
+            f"{directory}: {len(verified.damages)} of {len(manifest.files)} files {finding}; {_rate(verified)}",
             *(f"  {damage.describe()}" for damage in verified.damages),
             report.value["remedy"],
         ]
@@ -259,56 +261,6 @@ def _table(rows: Sequence[Mapping[str, Any]], *, title: str) -> list[Any]:
     if len(rows) > _MOST_ROWS:
         shown.append(console.text(f"and {len(rows) - _MOST_ROWS:,} more rows; --json shows all"))
     return shown
-
-
-@takes("options", SubjectOptions)
-def inspect(
-    lengths: LengthsInput,
-    overrides: Overrides = None,
-    *,
-    options: SubjectOptions,
-    pack_lengths: Annotated[
-        str | None, typer.Option(help="Compare these pack lengths: 512,640. Default: up to twice as long.")
-    ] = None,
-    against: Annotated[
-        str | None, typer.Option(metavar="NAME|FILE", help="Compare with these lengths: wikipedia_512.")
-    ] = None,
-    plot: Plot = None,
-    as_json: AsJson = False,
-) -> None:
-    """Show lengths, the cost of padding, and packing.
-
-    The input is a prepared run, or any list of lengths. Several inputs are compared by depth.
-
-    \b
-    Examples:
-      evenpack inspect demo.yaml --plot lengths.png
-      evenpack inspect bert_large_phase2.yaml --against wikipedia_512
-      evenpack inspect tokenized.parquet --column input_ids --json
-      evenpack inspect glue:mrpc --tokenizer bert-base-uncased
-      evenpack inspect wikipedia_128 wikipedia_512 wikipedia_2048 --plot depths.png
-    """
-    with reporting(as_json) as report:
-        from evenpack.studies.inspection.inspect import (
-            inspect_lengths,
-            inspect_side_by_side,
-            read_against,
-            require_one_on_each_side,
-        )
-        from evenpack.studies.lengths.subject import find_subject
-
-        more = [word for word in overrides or [] if "=" not in word]
-        changes = [word for word in overrides or [] if "=" in word]
-        if against is not None:
-            require_one_on_each_side(against, (lengths, *more))
-        subjects = [find_subject(one, changes, options) for one in (lengths, *more)]
-        if more:
-            if pack_lengths is not None:
-                raise ConfigError("--pack-lengths compares the packs of a single input; several have --pack-length")
-            report.take(inspect_side_by_side(subjects, plot=plot))
-        else:
-            compared = None if against is None else read_against(subjects[0], against)
-            report.take(inspect_lengths(subjects[0], pack_lengths=pack_lengths, plot=plot, against=compared))
 
 
 shards_app = typer.Typer(

@@ -10,7 +10,6 @@ from evenpack import console
 from evenpack.errors import ConfigError
 from evenpack.launcher.cli.arguments import SETTINGS, AsJson, AtStep, Overrides, RunFile, Save, load, reporting
 from evenpack.shipped import names_run_file
-from evenpack.studies.shared_options import Plot
 
 if TYPE_CHECKING:
     from evenpack.studies.mlperf import MlperfResult
@@ -41,6 +40,9 @@ def evaluate(
     """
     config = load(run_file, overrides)
     with reporting(as_json, save=save) as report:
+        from evenpack.engine.checkpoints.continuation import require_checkpoint
+
+        require_checkpoint(config)  # before torch is imported
         from evenpack.launcher.trained import describe_evaluation, evaluate_run
 
         report.take(describe_evaluation(evaluate_run(config, step=checkpoint, data=data)))
@@ -59,14 +61,14 @@ def report(
     runs: Runs,
     *,
     output: Annotated[
-        Path, typer.Option("--output", "-o", metavar="DIR", help="Where the page and figures go.")
+        Path, typer.Option("--output", "-o", metavar="DIR", help="Where the page and the figure go.")
     ] = Path("report"),
     save: Save = None,
     as_json: AsJson = False,
 ) -> None:
-    """Draw one or more training runs side by side: losses, throughput, padding, waits.
+    """Draw one or more training runs side by side: losses and throughput, with the settings that differ.
 
-    Writes report.html, which needs nothing beside it, and each figure as PNG. Runs may still be on. Runs of other data
+    Writes report.html, which needs nothing beside it, and the figure as PNG. Runs may still be on. Runs of other data
     are drawn against tokens and time, and the page says so.
 
     \b
@@ -82,6 +84,10 @@ def report(
         raise ConfigError(f"{overrides[0]} replaces a value of a run file, and none is given: give RUN.yaml")
     with reporting(as_json, save=save) as shown:
         from evenpack.launcher.processes.ranks import is_held
+        from evenpack.studies.waits.accounting import require_log
+
+        for output_dir in output_dirs:  # before torch is imported
+            require_log(output_dir)
         from evenpack.studies.report.report import make_report
 
         shown.take(make_report(output_dirs, output, is_held=is_held))
@@ -93,15 +99,6 @@ def waits(
     ],
     overrides: Overrides = None,
     *,
-    replay: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="FILE.json",
-            help="What `study imbalance --replay --save` has written of this run, to be shown beside it.",
-            show_default=False,
-        ),
-    ] = None,
-    plot: Plot = None,
     save: Save = None,
     as_json: AsJson = False,
 ) -> None:
@@ -109,21 +106,20 @@ def waits(
 
     A wait is split into plan (the last rank was given more work), machine (it is slower than its work says), noise and
     loader. A rank that has become slow is named by host and device, with the step at which it began and recovered. The
-    run may still be on. docs/waits.md says how, and how soon.
+    run may still be on. docs/runs_compared.md says how, and how soon.
 
     \b
     Examples:
       evenpack waits runs/demo
-      evenpack waits RUN.yaml --plot waits.png
-      evenpack waits RUN.yaml --replay replay.json --save waits.json
+      evenpack waits RUN.yaml --save waits.json
     """
     if overrides and not names_run_file(run):
         raise ConfigError(f"{overrides[0]} replaces a value of a run file, and none is given: give RUN.yaml")
     output_dir = _output_dir(run, overrides or [])
     with reporting(as_json, save=save) as shown:
-        from evenpack.studies.waits.command import explain_waits
+        from evenpack.studies.waits.presentation import explain_waits
 
-        shown.take(explain_waits(output_dir, replay=replay, plot=plot))
+        shown.take(explain_waits(output_dir))
 
 
 def _output_dir(run: Path, overrides: list[str]) -> Path:
@@ -151,6 +147,9 @@ def export(
     """
     config = load(run_file, overrides)
     with reporting(as_json) as report:
+        from evenpack.engine.checkpoints.continuation import require_checkpoint
+
+        require_checkpoint(config)
         from evenpack.launcher.trained import export_run
 
         report.value = done = export_run(config, directory, step=checkpoint)

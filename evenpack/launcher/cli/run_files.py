@@ -31,7 +31,7 @@ def new(
     """Write a commented run file for your own text.
 
     Asks for what is not given. Each --data becomes a source of the run; a folder with files of several kinds becomes a
-    source for each kind.
+    source for each kind. Plain text in few files is divided into paragraphs, and what is printed says so.
 
     \b
     Examples:
@@ -41,7 +41,7 @@ def new(
     with reporting(as_json) as report:
         from evenpack.config import nearest
         from evenpack.launcher.new_run import MODELS, NewRun, require_tokenizer, write_run_file
-        from evenpack.launcher.preparing import source_sections
+        from evenpack.launcher.preparing import notes_of_plain_text, source_sections
 
         require_file(run_file, ".yaml", option="evenpack new")
         paths = data or shell_words("--data", _ask("--data", "Files, folders or patterns of text"))
@@ -61,7 +61,7 @@ def new(
             tokenizer=tokenizer,
             devices=devices,
         )
-        require_tokenizer(run)
+        notes = [*notes_of_plain_text(run.sources), *require_tokenizer(run)]
         write_run_file(run_file, run)
         commands = run.next_commands(run_file)
         report.value = {"run_file": run_file, "sources": run.sources, "next": commands}
@@ -69,6 +69,7 @@ def new(
             console.table(
                 [{"source": name, "kind": at["kind"], "path": at["path"]} for name, at in run.sources.items()]
             ),
+            *map(console.text, notes),
             console.text("\n  ".join([f"Wrote {run_file} for {run.place}. Next:", *commands])),
         ]
 

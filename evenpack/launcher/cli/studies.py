@@ -1,7 +1,6 @@
-"""Commands that measure and predict: `evenpack study NAME`, for each of `studies.registry`, `budget` and `probe`."""
+"""Commands that measure and predict: `evenpack study NAME`, for each of `studies.registry`, and `probe`."""
 
 from collections.abc import Callable
-from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import typer
@@ -18,7 +17,6 @@ from evenpack.launcher.cli.arguments import (
     reporting,
     takes,
 )
-from evenpack.studies.budget.options import BudgetOptions
 from evenpack.studies.lengths.options import SubjectOptions
 from evenpack.studies.registry import (
     LENGTHS_STUDIES,
@@ -98,35 +96,6 @@ STUDIES: dict[str, Callable[..., None]] = {
     **{name: runs_command(study_class) for name, study_class in STUDIES_OF_RUNS.items()},
 }
 """The studies in the order of `evenpack study --help`."""
-
-
-@takes("options", BudgetOptions)
-def budget(
-    run_file: Annotated[
-        Path | None, typer.Argument(metavar="RUN.yaml", help="The run file; --compute needs none.")
-    ] = None,
-    overrides: Overrides = None,
-    *,
-    options: BudgetOptions,
-    save: Save = None,
-    as_json: AsJson = False,
-) -> None:
-    """Show the budget of a run: its batch, epochs, operations, hours, and the cost of padding.
-
-    It is exact over prepared data; otherwise it is estimated from --corpus-tokens, or from the run file alone.
-    docs/budget.md explains how each figure is computed.
-
-    \b
-    Examples:
-      evenpack budget gpt2_small --devices 8 --device h100 --mfu 0.4
-      evenpack budget RUN.yaml --corpus-tokens 114400095 --corpus-documents 803000 training.steps=null training.epochs=2
-      evenpack budget --compute 1e21 --served-tokens 1e12
-    """
-    config = None if run_file is None else load(run_file, overrides)
-    with reporting(as_json, save=save) as report:
-        from evenpack.studies.budget.command import compute_budget
-
-        report.take(compute_budget(config, options))
 
 
 def probe(

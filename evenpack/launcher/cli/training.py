@@ -1,45 +1,107 @@
-"""Commands on training and its machines: `evenpack train`, `stop`, `slurm` and `doctor`."""
+"""Commands on training and its machines: `evenpack plan`, `train`, `stop`, `slurm` and `doctor`."""
 
+import dataclasses
 import shlex
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
 from evenpack import console
-from evenpack.launcher.cli.arguments import AsJson, Overrides, RunFile, load, reporting
+from evenpack.files import explained
+from evenpack.launcher.cli.arguments import AsJson, Overrides, RunFile, Save, load, reporting, takes
+from evenpack.studies.plan.options import PlanOptions
+
+NumGpus = Annotated[
+    int | None,
+    typer.Option("--num-gpus", "-n", help="GPUs of this machine (or of each in a hostfile). Default: all."),
+]
+CpuRanks = Annotated[
+    int | None, typer.Option("--cpu-ranks", help="Ranks on this machine's CPU. Default: 2 if it has no GPU.")
+]
+Hostfile = Annotated[Path | None, typer.Option("--hostfile", help="Machines to run on, in lines 'NAME slots=N'.")]
+DeepspeedOptions = Annotated[
+    str, typer.Option("--deepspeed-options", help="Options of `deepspeed`, in one string; it starts the ranks then.")
+]
+Prepare = Annotated[bool, typer.Option("--prepare", help="Prepare missing data first.")]
+
+
+@takes("options", PlanOptions)
+def plan(
+    run_file: RunFile,
+    overrides: Overrides = None,
+    *,
+    num_gpus: NumGpus = None,
+    cpu_ranks: CpuRanks = None,
+    hostfile: Hostfile = None,
+    deepspeed_options: DeepspeedOptions = "",
+    ranks: Annotated[
+        int | None,
+        typer.Option(min=1, help="So many ranks, without their machines. Default: those of this one; with --device 1."),
+    ] = None,
+    rank: Annotated[int | None, typer.Option(min=0, help="Rehearse the first step of this rank.")] = None,
+    options: PlanOptions,
+    prepare: Prepare = False,
+    save: Save = None,
+    as_json: AsJson = False,
+) -> None:
+    """Show what a run is before it starts: its data, a step, memory, cost, and what would be started.
+
+    It is exact over prepared data; otherwise it is estimated from --corpus-tokens, or from the run file alone.
+    docs/plan.md explains how each figure is computed.
+
+    \b
+    Examples:
+      evenpack plan demo
+      evenpack plan gpt2_small --ranks 8 --device h100
+      evenpack plan RUN.yaml --corpus-tokens 114400095 --corpus-documents 799439 training.steps=null training.epochs=2
+      evenpack plan gpt2_xl --ranks 2048 --rank 1777 --device h100
+    """
+    config = load(run_file, overrides)
+    with reporting(as_json, save=save) as report:
+        from evenpack.errors import ConfigError
+        from evenpack.launcher.planning import describe_plan
+        from evenpack.launcher.processes.start import plan_launch
+
+        options.require_valid()
+        has_places = (num_gpus, cpu_ranks, hostfile) != (None, None, None)
+        if ranks is not None and has_places:
+            raise ConfigError(
+                "--ranks is for ranks without machines: leave --num-gpus, --cpu-ranks and --hostfile out, or leave "
+                "--ranks out"
+            )
+        launch = None
+        if ranks is None and (has_places or options.device is None):
+            launch = plan_launch(
+                run_file,
+                overrides or [],
+                num_gpus=num_gpus,
+                cpu_ranks=cpu_ranks,
+                hostfile=hostfile,
+                deepspeed_options=deepspeed_options,
+            )
+            ranks = launch.devices.ranks
+        if prepare:
+            from evenpack.launcher.preparing import prepare_run
+
+            prepare_run(config)
+        report.take(describe_plan(config, options, launch=launch, ranks=ranks or 1, rank=rank))
 
 
 def train(
     run_file: RunFile,
     overrides: Overrides = None,
     *,
-    num_gpus: Annotated[
-        int | None,
-        typer.Option("--num-gpus", "-n", help="GPUs of this machine (or of each in a hostfile). Default: all."),
-    ] = None,
-    cpu_ranks: Annotated[
-        int | None, typer.Option("--cpu-ranks", help="Ranks on this machine's CPU. Default: 2 if it has no GPU.")
-    ] = None,
-    hostfile: Annotated[Path | None, typer.Option(help="Machines to run on, in lines 'NAME slots=N'.")] = None,
-    deepspeed_options: Annotated[
-        str, typer.Option(help="Options of `deepspeed`, in one string; it starts the ranks then.")
-    ] = "",
+    num_gpus: NumGpus = None,
+    cpu_ranks: CpuRanks = None,
+    hostfile: Hostfile = None,
+    deepspeed_options: DeepspeedOptions = "",
     profile: Annotated[
         int | None,
         typer.Option(metavar="STEPS", help="Sets run.profile_steps: a trace of so many steps, and a table."),
     ] = None,
-    prepare: Annotated[bool, typer.Option("--prepare", help="Prepare missing data first; also for --dry-run.")] = False,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Show what would be started, and stop.")] = False,
-    ranks: Annotated[
-        int | None, typer.Option(min=1, help="For --dry-run: so many ranks, without their machines.")
-    ] = None,
-    rank: Annotated[
-        int | None, typer.Option(min=0, help="For --dry-run: rehearse the first step of this rank.")
-    ] = None,
-    device: Annotated[
-        str | None, typer.Option(metavar="NAME", help="For --dry-run: the GPU, as h100. Default: this machine's.")
-    ] = None,
+    prepare: Prepare = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Show the plan (evenpack plan), and stop.")] = False,
     as_json: AsJson = False,
 ) -> None:
     """Train a prepared run by DeepSpeed.
@@ -51,54 +113,34 @@ def train(
     Examples:
       evenpack train gpt2_small --num-gpus 8 training.steps=5000
       evenpack train demo --cpu-ranks 4
-      evenpack train gpt2_xl --dry-run --ranks 2048 --rank 1777 --device h100
     """
-    from evenpack.launcher.processes.start import plan_launch
-    from evenpack.launcher.processes.stop import survive_readers
-    from evenpack.launcher.training import RehearsedRanks
-
-    if not dry_run:
-        survive_readers()
     if profile is not None:
         overrides = [*(overrides or []), f"run.profile_steps={profile}"]
-    config = load(run_file, overrides)
-    rehearsed = RehearsedRanks(ranks=ranks, rank=rank, device=device)
-    rehearsed.require_valid(dry_run=dry_run, places_given=(num_gpus, cpu_ranks, hostfile) != (None, None, None))
-    with reporting(as_json) as report:
-        from evenpack.launcher.training import (
-            check_training,
-            describe_result,
-            describe_run,
-            plan_checked,
-            run_training,
-        )
+    places: dict[str, Any] = {
+        "num_gpus": num_gpus,
+        "cpu_ranks": cpu_ranks,
+        "hostfile": hostfile,
+        "deepspeed_options": deepspeed_options,
+    }
+    if dry_run:
+        of_plan = {field.name: None for field in dataclasses.fields(PlanOptions)}
+        plan(run_file=run_file, overrides=overrides, **places, **of_plan, prepare=prepare, as_json=as_json)
+        return
+    from evenpack.launcher.processes.start import plan_launch
+    from evenpack.launcher.processes.stop import survive_readers
 
-        launch = None
-        if ranks is None:
-            launch = plan_launch(
-                run_file,
-                overrides or [],
-                config=None if dry_run else config,
-                num_gpus=num_gpus,
-                cpu_ranks=cpu_ranks,
-                hostfile=hostfile,
-                deepspeed_options=deepspeed_options,
-            )
-            ranks = launch.devices.ranks
+    survive_readers()
+    config = load(run_file, overrides)
+    with reporting(as_json) as report:
+        from evenpack.launcher.training import check_training, describe_result, run_training
+
+        launch = plan_launch(run_file, overrides or [], config=config, **places)
         if prepare:
             from evenpack.launcher.preparing import prepare_run
 
             prepare_run(config)
-        device_of_plan = rehearsed.known_device() if dry_run else None
-        checked = check_training(config, ranks=ranks)
-        if dry_run:
-            report.take(describe_run(launch, plan_checked(checked, ranks=ranks, device=device_of_plan)))
-            if rank is not None:
-                report.value["rehearsal"], shown = rehearsed.rehearse(checked, ranks=ranks)
-                report.shown.append(shown)
-        else:
-            assert launch is not None, "there are ranks to start"
-            report.take(describe_result(config.run.name, run_training(launch, checked)))
+        checked = check_training(config, ranks=launch.devices.ranks)
+        report.take(describe_result(config.run.name, run_training(launch, checked)))
 
 
 def stop(run_file: RunFile, overrides: Overrides = None, *, as_json: AsJson = False) -> None:
@@ -160,7 +202,7 @@ def slurm(
         from evenpack.errors import ConfigError
         from evenpack.files import write_text
         from evenpack.launcher.slurm import SlurmJob, slurm_script
-        from evenpack.launcher.training import plan_training
+        from evenpack.launcher.training import check_training
 
         job = SlurmJob(
             nodes=nodes,
@@ -173,7 +215,7 @@ def slurm(
         script = output or Path(f"{run_file.name.removesuffix('.yaml').removesuffix('.yml')}.sbatch")
         if script.exists():
             raise ConfigError(f"{script} exists already: remove it, or choose another name with --output")
-        plan_training(config, ranks=job.ranks)
+        check_training(config, ranks=job.ranks)
         text = slurm_script(
             job,
             name=config.run.name,
@@ -183,14 +225,10 @@ def slurm(
             script=script,
             directory=Path.cwd(),
         )
-        try:
+        with explained(config.run.output_dir, ConfigError, action="made", then="name another run.output_dir"):
             config.run.output_dir.mkdir(parents=True, exist_ok=True)  # Slurm writes its log there, and makes no folder
-        except OSError as error:
-            raise ConfigError(f"run.output_dir {config.run.output_dir} cannot be made: {error.strerror}") from error
-        try:
+        with explained(script, ConfigError, action="written", then="name another --output"):
             write_text(script, text)
-        except OSError as error:
-            raise ConfigError(f"--output {script} cannot be written: {error.strerror}") from error
         report.value = {"script": script, "ranks": job.ranks}
         report.shown = [
             console.text(f"Wrote {script} for {job.ranks} ranks. Submit it: sbatch {shlex.quote(str(script))}")

@@ -1,4 +1,4 @@
-"""How the ranks of a run report to each other: files in `OUTPUT_DIR/ranks`, the directory's lock, the roll call.
+"""How the ranks of a run report to each other: files in `OUTPUT_DIR/ranks`, the directory's locks, the roll call.
 
 Through these files `evenpack train`, on one machine, learns how the processes ended that `deepspeed` started on any
 machine that shares the folder. A run id in each file distinguishes it from files of an earlier run.
@@ -10,6 +10,7 @@ import fcntl
 import json
 import os
 import re
+import signal
 import socket
 import time
 import uuid
@@ -22,9 +23,11 @@ from typing import Any, Literal
 
 import psutil
 
+from evenpack.engine.ownership import WRITER, owning
 from evenpack.errors import RunError
-from evenpack.files import read_json_object, write_json, write_text_once
+from evenpack.files import explained, read_json_object, write_text, write_text_once
 from evenpack.launch_environment import LOCAL_RANK, LOCAL_WORLD_SIZE, MACHINE, RANK, WORLD_SIZE, check_ranks
+from evenpack.launcher.processes.stop import say
 
 _MODULE = "deepspeed.launcher.launch"
 
@@ -61,34 +64,78 @@ def first_rank_of_machine(command: Sequence[str], machine: int) -> int | None:
 _LOCK_SECONDS = 15.0
 """Seconds that a new run waits for the ranks of a killed one to notice and end."""
 
+_LEASE_SECONDS = 120.0
+"""The same for the lock of a rank on another machine: where that has lost power, a network file system keeps its locks
+for a lease, 90 s in NFS 4."""
+
+_ORPHAN_SECONDS = 3.0
+"""Seconds in which a rank whose launcher is gone ends by itself, unless it is stopped."""
+
 
 @contextmanager
-def held_output_dir(output_dir: Path, *, patience_seconds: float = _LOCK_SECONDS) -> Iterator[None]:
+def held_output_dir(
+    output_dir: Path, *, patience_seconds: float = _LOCK_SECONDS, needs: Sequence["ProcessIdentity"] = ()
+) -> Iterator[None]:
     """Locks the output directory for one run; the kernel releases the lock however the process ends.
 
-    Raises: RunError if another run has locked it, or it cannot be written.
+    `needs`: processes without which this one ends by itself. A later start kills it if one of them has ended and it has
+    not: it is stopped.
+
+    Raises: RunError naming the process that has locked it, or if it cannot be written.
     """
-    try:
-        output_dir.mkdir(parents=True, exist_ok=True)
-        file = (output_dir / ".lock").open("a")
-    except OSError as error:
-        raise RunError(f"run.output_dir {output_dir} cannot be written: {error.strerror}") from error
-    deadline = time.monotonic() + patience_seconds
-    with file:
-        while True:
-            try:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                break
-            except BlockingIOError:
-                if time.monotonic() > deadline:
-                    raise RunError(
-                        f"another run is writing into {output_dir}: wait for its end, or give this one a "
-                        "run.output_dir of its own"
-                    ) from None
-            except OSError:
-                break  # a file system without locks: other runs cannot be detected
-            time.sleep(0.2)
+    with _locked(output_dir / ".lock", patience_seconds, needs):
         yield
+
+
+@contextmanager
+def held_as_writer(
+    output_dir: Path, *, patience_seconds: float = _LEASE_SECONDS, needs: Sequence["ProcessIdentity"] = ()
+) -> Iterator[None]:
+    """Makes this process, rank 0, the one that writes the run's files, until another one claims that.
+
+    Arguments and errors are those of `held_output_dir`, whose lock `evenpack train` may hold instead of its ranks.
+    """
+    with _locked(output_dir / WRITER, patience_seconds, needs) as claim, owning(output_dir, claim):
+        yield
+
+
+@contextmanager
+def _locked(path: Path, patience_seconds: float, needs: Sequence["ProcessIdentity"]) -> Iterator[bytes]:
+    """Locks a file, which names its holder; yields what it says then, which nobody has written before."""
+    if time.time() < 0:
+        raise RunError("the clock of this machine stands before 1970: set it, then start the same command again")
+    with explained(path.parent, action="written"):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
+    started = time.monotonic()
+    try:
+        while not _try_to_lock(descriptor):
+            holder, waited = _Holder.read(path), time.monotonic() - started
+            if holder is not None and waited > _ORPHAN_SECONDS:
+                holder.end_orphan(path)
+            if waited > patience_seconds:
+                raise RunError(
+                    f"another run is writing into {path.parent}{'' if holder is None else f': {holder}'}. Wait for its "
+                    "end, or give this one a run.output_dir of its own"
+                )
+            time.sleep(0.2)
+        claim = _Holder.this_process(needs).to_bytes()
+        with explained(path, action="written"):
+            os.pwrite(descriptor, claim, 0)  # in place, for which a full disk has room
+            os.truncate(descriptor, len(claim))
+        yield claim
+    finally:
+        os.close(descriptor)
+
+
+def _try_to_lock(descriptor: int) -> bool:
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    except OSError:
+        pass  # a file system without locks: `ownership.require_owned` must do
+    return True
 
 
 def is_held(output_dir: Path) -> bool:
@@ -101,7 +148,21 @@ def is_held(output_dir: Path) -> bool:
     return False
 
 
-_OF_A_RUN = ("rank_*.json", "failure_*.json", "refused_*", "heartbeat_*", "stack_*.txt", "roll_call_*", "present_*")
+_STATUS_BYTES = 4095
+
+_UNFINISHED = tuple(f".{name}.*.partial" for name in ("run.json", "summary.json", "metrics.jsonl", "metrics.csv"))
+"""Temporary names of files that rank 0 alone writes."""
+
+_OF_A_RUN = (
+    ".*.partial",
+    "rank_*.json",
+    "failure_*.json",
+    "refused_*",
+    "heartbeat_*",
+    "stack_*.txt",
+    "roll_call_*",
+    "present_*",
+)
 _RANK_FILE = re.compile(r"rank_(\d+)\.json")
 
 
@@ -216,6 +277,60 @@ def this_machine() -> str:
     return ""
 
 
+@dataclass(frozen=True, kw_only=True)
+class _Holder:
+    """The process that has locked a file, as the file names it."""
+
+    id: str
+    """Of this locking."""
+    host: str
+    machine: str
+    process: ProcessIdentity
+    needs: tuple[ProcessIdentity, ...]
+
+    @classmethod
+    def this_process(cls, needs: Sequence[ProcessIdentity]) -> "_Holder":
+        return cls(
+            id=uuid.uuid4().hex,
+            host=socket.gethostname(),
+            machine=this_machine(),
+            process=ProcessIdentity(pid=os.getpid(), session=os.getsid(0)),
+            needs=tuple(needs),
+        )
+
+    def to_bytes(self) -> bytes:
+        return (json.dumps(asdict(self)) + "\n").encode()
+
+    @classmethod
+    def read(cls, path: Path) -> "_Holder | None":
+        """Returns the holder; None while it has not said who it is."""
+        values = read_json_object(path) or {}
+        with suppress(KeyError, TypeError):
+            process, *needs = (ProcessIdentity(**one) for one in (values["process"], *values["needs"]))
+            return cls(**{**values, "process": process, "needs": tuple(needs)})
+        return None
+
+    def __str__(self) -> str:
+        stopped = ""
+        with suppress(psutil.Error):
+            if self._is_here and psutil.Process(self.process.pid).status() == psutil.STATUS_STOPPED:
+                stopped = f", which is stopped (kill -CONT {self.process.pid} wakes it, kill -9 ends it)"
+        return f"process {self.process.pid} on {self.host}{stopped}"
+
+    @property
+    def _is_here(self) -> bool:
+        return (self.host, self.machine) == (socket.gethostname(), this_machine())
+
+    def end_orphan(self, path: Path) -> None:
+        """Kills a rank of this machine that should have ended with its launcher, and still has the file open."""
+        if not self._is_here or all(needed.is_alive() for needed in self.needs) or not self.process.is_alive():
+            return
+        with suppress(psutil.Error, OSError):
+            if any(Path(file.path).samefile(path) for file in psutil.Process(self.process.pid).open_files()):
+                say(f"ending process {self.process.pid}, a rank of an earlier start that has outlived its launcher")
+                os.kill(self.process.pid, signal.SIGKILL)
+
+
 State = Literal["running", "finished", "stopped", "failed"]
 
 
@@ -302,10 +417,24 @@ class RankFolder:
         self.run_id = run_id
 
     def write_status(self, status: RankStatus) -> None:
-        """Writes a status; a final one does not replace the status of a later run. Raises: OSError."""
+        """Writes a status; a final one does not replace the status of a later run. Raises: OSError.
+
+        The file has room for the reason of an end, so that a full disk, which may be that reason, does not hide it.
+        """
         if status.state != "running" and self.owner_of(status.rank) not in (self.run_id, None):
             return
-        write_json(self._status_file(status.rank), asdict(status))
+        path = self._status_file(status.rank)
+        text = json.dumps(asdict(status), indent=2).ljust(_STATUS_BYTES) + "\n"
+        try:
+            write_text(path, text)
+        except OSError:
+            if status.state == "running":
+                raise
+            short = (
+                status if len(text.encode()) <= _STATUS_BYTES + 1 else replace(status, error=_shortened(status.error))
+            )
+            with path.open("r+b") as file:
+                file.write((json.dumps(asdict(short)).ljust(_STATUS_BYTES) + "\n").encode())
 
     def owner_of(self, rank: int) -> str | None:
         """Returns the id of the run that has written the status of a rank; None if there is no status."""
@@ -352,18 +481,17 @@ class RankFolder:
     def remove_earlier(self) -> None:
         """Removes the files of earlier runs, and makes the folder; for the owner of the output directory.
 
+        With them go what killed processes have left of files that they had not finished.
+
         Raises: RunError if a file cannot be removed, or the folder cannot be made.
         """
-        try:
+        with explained(self.path, action="made"):
             self.path.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise RunError(f"{self.path} cannot be made: {error.strerror}") from error
-        for path in chain.from_iterable(map(self.path.glob, _OF_A_RUN)):
+        unfinished = chain.from_iterable(map(self.output_dir.glob, _UNFINISHED))
+        for path in chain(unfinished, *map(self.path.glob, _OF_A_RUN)):
             if not self.read(path) and not path.name.endswith(self.run_id):
-                try:
+                with explained(path, action="removed"):
                     path.unlink(missing_ok=True)
-                except OSError as error:
-                    raise RunError(f"{path} is in the way and cannot be removed: {error.strerror}") from error
 
     def heartbeat_file(self, rank: int) -> Path:
         """Returns the file of a rank's heartbeat (`hangs.py`)."""
@@ -388,6 +516,11 @@ class RankFolder:
     @property
     def _failure_file(self) -> Path:
         return self.path / f"failure_{self.run_id}.json"
+
+
+def _shortened(error: str | None) -> str:
+    """Returns the beginning of an error, which takes at most six bytes a character as JSON has it."""
+    return (error or "")[: _STATUS_BYTES // 8]
 
 
 def plain_run_id(place: RankPlace) -> str:
@@ -484,6 +617,10 @@ class RollCall:
                     return self._folder.claim_failure(self._silence(missing))
                 return None
             time.sleep(_POLL_SECONDS)
+        if failure is None:  # a rank that could not record its failure, as on a full disk, has a status all the same
+            statuses = self._folder.read_statuses().values()
+            failed = [status for status in statuses if status.state == "failed" and status.rank != rank]
+            failure = Failure.of(failed[0]) if failed else None
         return failure
 
     def unanswered(self, world_size: int) -> Failure | None:

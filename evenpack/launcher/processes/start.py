@@ -22,7 +22,8 @@ from typing import TYPE_CHECKING
 import psutil
 
 from evenpack.errors import ConfigError, RunError
-from evenpack.launch_environment import free_port, requested_accelerator, shell_words, ssh_arguments
+from evenpack.files import explained
+from evenpack.launch_environment import free_port, requested_accelerator, shell_words, ssh_arguments, without_launcher
 from evenpack.launcher.processes.devices import cpu_cores, cuda_devices, require_seen_gpus
 from evenpack.launcher.processes.ranks import LaunchToken
 from evenpack.units import counted
@@ -138,7 +139,7 @@ def plan_launch(
         _refuse_shell_characters([str(run_file), *overrides])
     else:
         if config is not None and cpu_ranks is None and num_gpus is None:
-            require_seen_gpus(config, os.environ)
+            require_seen_gpus(config, without_launcher(os.environ))
         cuda_count = cuda_devices() if cpu_ranks is None else 0  # counting them imports torch
         devices = local_devices(num_gpus, cpu_ranks, cuda_count=cuda_count, environment=os.environ)
     if devices.kind == "cpu":
@@ -157,7 +158,7 @@ def plan_launch(
 
 
 def _plan_elsewhere(num_gpus: int) -> str:
-    return f"To plan for GPUs of another machine say --dry-run --ranks {num_gpus} --device NAME, as h100"
+    return f"For GPUs of another machine, `evenpack plan` takes --ranks {num_gpus} --device NAME, as h100"
 
 
 def local_devices(
@@ -329,9 +330,8 @@ def read_hostfile(hostfile: Path) -> dict[str, int]:
     Raises: ConfigError with the invalid line, or if the file cannot be read or is not UTF-8.
     """
     try:
-        lines = hostfile.read_text(encoding="utf-8").splitlines()
-    except OSError as error:
-        raise ConfigError(f"hostfile {hostfile} cannot be read: {error.strerror}") from error
+        with explained(hostfile, ConfigError, missing=True):
+            lines = hostfile.read_text(encoding="utf-8").splitlines()
     except UnicodeDecodeError as error:
         raise ConfigError(
             f"hostfile {hostfile}: expected lines 'NAME slots=N' in UTF-8, found {error.object[error.start]:#04x} at "

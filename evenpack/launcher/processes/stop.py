@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from evenpack.files import read_json_object, write_json
+from evenpack.units import visible
 
 STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
@@ -176,8 +177,23 @@ class LastingFile(io.FileIO):
             return memoryview(data).nbytes
 
 
+def open_closed_streams() -> None:
+    """Opens the null device in place of standard streams with which this process was started closed.
+
+    Python has no object for these, and the next file that is opened would get the number.
+    """
+    for number, name in enumerate(("stdin", "stdout", "stderr")):
+        try:
+            os.fstat(number)
+        except OSError:
+            os.open(os.devnull, os.O_RDWR)  # gets the lowest number that is free
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(number, "w" if number else "r", encoding="utf-8", closefd=False))  # noqa: SIM115
+
+
 def survive_readers() -> None:
     """Makes `sys.stdout` and `sys.stderr` survive a terminal, a reader or a disk that takes no more."""
+    open_closed_streams()
     for name in ("stdout", "stderr"):
         stream = getattr(sys, name)
         with suppress(OSError):  # it has no descriptor
@@ -193,4 +209,4 @@ def _lasting_text(descriptor: int, encoding: str) -> io.TextIOWrapper:
 
 def say(message: str) -> None:
     """Prints one line to standard error, without buffering."""
-    print(message, file=sys.stderr, flush=True)
+    print(visible(message), file=sys.stderr, flush=True)

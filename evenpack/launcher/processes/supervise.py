@@ -21,8 +21,17 @@ from typing import IO, Literal
 import psutil
 
 from evenpack.errors import EXIT_BAD_INPUT, EXIT_STOPPED
+from evenpack.launch_environment import without_launcher
 from evenpack.launcher.processes.hangs import HangMonitor
-from evenpack.launcher.processes.ranks import Failure, LaunchToken, RankFolder, RankStatus, RollCall, held_output_dir
+from evenpack.launcher.processes.ranks import (
+    Failure,
+    LaunchToken,
+    RankFolder,
+    RankStatus,
+    RollCall,
+    held_output_dir,
+    is_lost_connection,
+)
 from evenpack.launcher.processes.start import LaunchPlan
 from evenpack.launcher.processes.stop import (
     StopRequest,
@@ -54,7 +63,9 @@ def launch_result(
 
     `launcher_code` is the exit code of the launcher; it is only used for a rank that could not report how it ended.
     """
-    failure = failure or next((Failure.of(status) for status in statuses.values() if not _ended_well(status)), None)
+    if failure is None:  # none was recorded, as on a full disk
+        failures = [Failure.of(status) for status in statuses.values() if not _ended_well(status)]
+        failure = min(failures, key=_follows_from_others, default=None)
     if failure is not None:
         everyone = all(status.error == failure.error for status in statuses.values())
         return _failed(failure, launcher_code, everyone=everyone)
@@ -90,19 +101,30 @@ def describe_exit(launcher_code: int) -> str:
     names = {known.value: known.name for known in signal.Signals}  # most real-time signals have no name
     if number not in names or launcher_code in (254, 255):
         return f"exit code {launcher_code}"
-    hint = "; the kernel does that when memory runs out" if number == signal.SIGKILL else ""
-    return f"killed by {names[number]}{hint}"
+    return f"killed by {names[number]}{_HINTS.get(number, '')}"
+
+
+_HINTS: dict[int, str] = {
+    signal.SIGKILL: "; the kernel does that when memory runs out",
+    signal.SIGBUS: "; the kernel does that when a file that is mapped was cut short, or its disk fails",
+}
 
 
 def _failed(failure: Failure, launcher_code: int, *, everyone: bool) -> LaunchResult:
     if failure.exit_code == EXIT_BAD_INPUT:  # the rank has printed why
-        message = "" if everyone else f"rank {failure.rank} on {failure.host} ended with the error above"
+        message = "" if everyone else f"rank {failure.rank} on {failure.host} ended with this error: {failure.error}"
         return LaunchResult(state="failed", exit_code=EXIT_BAD_INPUT, message=message, error=failure.error)
     if failure.error is None and launcher_code == EXIT_BAD_INPUT:
         message = f"rank {failure.rank} on {failure.host} ended with an error that it could not record; see above"
         return LaunchResult(state="failed", exit_code=EXIT_BAD_INPUT, message=message, error=None)
     how = f" ({describe_exit(launcher_code)})" if failure.error is None else ""
     return _error(failure.describe() + how)
+
+
+def _follows_from_others(failure: Failure) -> tuple[bool, bool]:
+    """Returns what sorts failures that another one has caused behind it."""
+    is_lost = failure.error is not None and is_lost_connection(RuntimeError(failure.error))
+    return is_lost, failure.exit_code != EXIT_BAD_INPUT
 
 
 def _ended_well(status: RankStatus) -> bool:
@@ -203,7 +225,7 @@ class _Supervisor:
         with handled_stop_signals(self._on_signal):
             child = subprocess.Popen(
                 self._plan.command_of(self._token),
-                env={**os.environ, **self._plan.environment},
+                env={**without_launcher(os.environ), **self._plan.environment},
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 start_new_session=True,

@@ -11,11 +11,12 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from evenpack.batch import ChosenTargets, PackedBatch
+from evenpack.kernels.segments import Segments
 from evenpack.losses import MASKED_TOKEN, NEXT_SENTENCE
 from evenpack.models.bert.config import BertConfig
 from evenpack.models.common.encoder import MaskedTokenHead, PackedEncoder, Pooler
-from evenpack.models.common.layers import BERT_NORM_EPSILON, PostNormBlock, Segments
-from evenpack.models.common.losses import LossOutput, LossOutputs
+from evenpack.models.common.layers import BERT_NORM_EPSILON, PostNormBlock
+from evenpack.models.common.loss_sums import LossOutput, LossOutputs
 from evenpack.models.common.positions import LearnedPositions
 
 _NEXT_OR_RANDOM = 2
@@ -76,18 +77,19 @@ class Bert(PackedEncoder[BertConfig]):
         return outputs
 
     def hidden_states(self, batch: PackedBatch) -> Float[Tensor, " T C"]:
-        embedded: Tensor = self.token_embedding(batch.tokens) + self.token_type_embedding(batch.token_type_ids)
-        embedded = embedded + self.positions(batch.position_ids, batch.position_rows)
-        hidden: Tensor = self.embedding_dropout(self.embedding_norm(embedded))
-        segments = Segments(
-            cu_seqlens=batch.cu_seqlens,
-            max_sequence_length=batch.max_sequence_length,
-            row_slots=batch.row_slots,
-            causal=False,
-            alibi_slopes=None,
-            rotation=None,
-        )
-        return self._through_blocks(hidden, [segments] * len(self.blocks))
+        segments = Segments.of_batch(batch, causal=False)
+        return self._through_blocks(self._embed(self, *self._rows(batch)), segments, [None] * len(self.blocks))
+
+    def _rows(self, batch: PackedBatch) -> tuple[Float[Tensor, " T C"], Float[Tensor, " T C"], Float[Tensor, " T C"]]:
+        """Returns rows of the tables of tokens, types and positions; no name holds them while blocks run."""
+        tokens, types = self.token_embedding(batch.tokens), self.token_type_embedding(batch.token_type_ids)
+        return tokens, types, self.positions(batch.position_ids, batch.position_rows)
+
+    def _embedded(
+        self, tokens: Float[Tensor, " T C"], types: Float[Tensor, " T C"], positions: Float[Tensor, " T C"]
+    ) -> Float[Tensor, " T C"]:
+        hidden: Tensor = self.embedding_dropout(self.embedding_norm(tokens + types + positions))
+        return hidden
 
     @property
     def pooler(self) -> Pooler | None:

@@ -11,9 +11,9 @@ from torch import Tensor, nn
 
 from evenpack.batch import PackedBatch, SlotTargets
 from evenpack.kernels.cross_entropy import linear_cross_entropy
+from evenpack.kernels.segments import Segments
 from evenpack.losses import NEXT_TOKEN
-from evenpack.models.common.layers import Segments
-from evenpack.models.common.losses import LossOutput, LossOutputs
+from evenpack.models.common.loss_sums import LossOutput, LossOutputs
 from evenpack.models.common.positions import LearnedPositions, Rotation, alibi_slopes
 from evenpack.models.common.section import DecoderConfig
 from evenpack.models.common.transformer import INITIAL_DEVIATION, PackedTransformer
@@ -67,29 +67,25 @@ class PackedDecoder(PackedTransformer[DecoderConfigT]):
         Raises: ValueError if sequences may be longer than the learned position table; BackendError if the attention
         backend cannot serve on this device, dtype, head size, dropout or kind of positions.
         """
-        hidden: Tensor = self.token_embedding(batch.tokens)
-        if self.positions is not None:
-            hidden = hidden + self.positions(batch.position_ids, batch.position_rows)
-        hidden = self._through_blocks(self.embedding_dropout(hidden), [self._segments(batch)] * len(self.blocks))
-        normalised: Tensor = self.final_norm(hidden)
-        return normalised
+        config = self.config
+        slopes: Tensor | None = None
+        rotation: Rotation | None = None
+        if config.positions == "alibi":
+            slopes = alibi_slopes(config.shape["heads"], batch.tokens.device)
+        if config.positions == "rotary":
+            base, scaling = config.rotary_base, config.scaled_rotations
+            rotation = Rotation.at(batch.position_ids, head_dim=config.head_dim, base=base, scaling=scaling)
+        segments = Segments.of_batch(batch, causal=True, alibi_slopes=slopes)
+        hidden = self._through_blocks(self._embed(self, *self._rows(batch)), segments, [rotation] * len(self.blocks))
+        return self._normalise(self.final_norm, hidden)
 
-    def _segments(self, batch: PackedBatch) -> Segments:
-        kind, heads = self.config.positions, self.config.shape["heads"]
-        return Segments(
-            cu_seqlens=batch.cu_seqlens,
-            max_sequence_length=batch.max_sequence_length,
-            row_slots=batch.row_slots,
-            causal=True,
-            alibi_slopes=alibi_slopes(heads, batch.tokens.device) if kind == "alibi" else None,
-            rotation=(
-                Rotation.at(
-                    batch.position_ids,
-                    head_dim=self.config.head_dim,
-                    base=self.config.rotary_base,
-                    scaling=self.config.scaled_rotations,
-                )
-                if kind == "rotary"
-                else None
-            ),
-        )
+    def _rows(self, batch: PackedBatch) -> tuple[Float[Tensor, " T C"], Float[Tensor, " T C"] | None]:
+        """Returns rows of the tables of tokens and positions; no name holds them while blocks run."""
+        positions = None if self.positions is None else self.positions(batch.position_ids, batch.position_rows)
+        return self.token_embedding(batch.tokens), positions
+
+    def _embedded(
+        self, tokens: Float[Tensor, " T C"], positions: Float[Tensor, " T C"] | None
+    ) -> Float[Tensor, " T C"]:
+        hidden: Tensor = self.embedding_dropout(tokens if positions is None else tokens + positions)
+        return hidden

@@ -24,8 +24,6 @@ class DevicePeak:
     """Peak of FP32 with TF32 off (torch's default)."""
     memory_bytes: int | None
     """Memory as it is sold; None where one name stands for several sizes."""
-    memory_bandwidth: float | None
-    """Peak of that memory in TB/s; None where one name stands for several."""
 
     def flops(self, dtype: torch.dtype) -> float | None:
         """Returns matrix-product operations per second; None for a type that its tensor cores or torch do not have."""
@@ -51,7 +49,6 @@ def _peak(
     half: float,
     single: float,
     gigabytes: int | None,
-    bandwidth: float | None,
     has_bfloat16: bool = True,
 ) -> DevicePeak:
     return DevicePeak(
@@ -61,40 +58,39 @@ def _peak(
         has_bfloat16=has_bfloat16,
         single_precision=single,
         memory_bytes=None if gigabytes is None else gigabytes * 10**9,
-        memory_bandwidth=bandwidth,
     )
 
 
 DEVICE_PEAKS = (
-    _peak("h100-pcie", half=756.0, single=51.2, gigabytes=80, bandwidth=2.0),
-    _peak("h100-nvl", half=835.5, single=60.0, gigabytes=94, bandwidth=3.9),
-    _peak("h100", "h100", "hbm3", half=989.4, single=66.9, gigabytes=80, bandwidth=3.35),
-    _peak("h200-nvl", half=835.5, single=60.0, gigabytes=141, bandwidth=4.8),
-    _peak("h200", half=989.4, single=66.9, gigabytes=141, bandwidth=4.8),
-    _peak("gh200", half=989.4, single=66.9, gigabytes=None, bandwidth=None),
-    _peak("h20", half=148.0, single=44.0, gigabytes=96, bandwidth=4.0),
-    _peak("b200", half=2250.0, single=75.0, gigabytes=180, bandwidth=8.0),
-    _peak("b300", half=2250.0, single=75.0, gigabytes=288, bandwidth=8.0),
-    _peak("a100-40gb", half=312.0, single=19.5, gigabytes=40, bandwidth=1.555),
-    _peak("a100-80gb", half=312.0, single=19.5, gigabytes=80, bandwidth=2.039),
-    _peak("a100", half=312.0, single=19.5, gigabytes=None, bandwidth=None),
-    _peak("a30", half=165.0, single=10.3, gigabytes=24, bandwidth=0.933),
-    _peak("a10", half=125.0, single=31.2, gigabytes=24, bandwidth=0.6),
-    _peak("a40", half=149.7, single=37.4, gigabytes=48, bandwidth=0.696),
-    _peak("rtx-a6000", half=154.8, single=38.7, gigabytes=48, bandwidth=0.768),
-    _peak("l4", half=121.0, single=30.3, gigabytes=24, bandwidth=0.3),
-    _peak("l40", half=181.05, single=90.5, gigabytes=48, bandwidth=0.864),
-    _peak("l40s", half=362.05, single=91.6, gigabytes=48, bandwidth=0.864),
-    _peak("rtx-6000-ada", half=364.2, single=91.1, gigabytes=48, bandwidth=0.96),
-    _peak("rtx-3090", half=71.0, single=35.6, gigabytes=24, bandwidth=0.936),
-    _peak("rtx-4080", half=97.5, single=48.7, gigabytes=16, bandwidth=0.7168),
-    _peak("rtx-4090", half=165.2, single=82.6, gigabytes=24, bandwidth=1.008),
-    _peak("rtx-5080", half=112.6, single=56.3, gigabytes=16, bandwidth=0.96),
-    _peak("rtx-5090", half=209.5, single=104.8, gigabytes=32, bandwidth=1.792),
-    _peak("t4", half=65.0, single=8.1, gigabytes=16, bandwidth=0.32, has_bfloat16=False),
-    _peak("v100-pcie", half=112.0, single=14.0, gigabytes=None, bandwidth=0.9, has_bfloat16=False),
-    _peak("v100", "v100", "sxm2", half=125.0, single=15.7, gigabytes=None, bandwidth=0.9, has_bfloat16=False),
-    _peak("mi300x", half=1307.4, single=163.4, gigabytes=192, bandwidth=5.3),
+    _peak("h100-pcie", half=756.0, single=51.2, gigabytes=80),
+    _peak("h100-nvl", half=835.5, single=60.0, gigabytes=94),
+    _peak("h100", "h100", "hbm3", half=989.4, single=66.9, gigabytes=80),
+    _peak("h200-nvl", half=835.5, single=60.0, gigabytes=141),
+    _peak("h200", half=989.4, single=66.9, gigabytes=141),
+    _peak("gh200", half=989.4, single=66.9, gigabytes=None),
+    _peak("h20", half=148.0, single=44.0, gigabytes=96),
+    _peak("b200", half=2250.0, single=75.0, gigabytes=180),
+    _peak("b300", half=2250.0, single=75.0, gigabytes=288),
+    _peak("a100-40gb", half=312.0, single=19.5, gigabytes=40),
+    _peak("a100-80gb", half=312.0, single=19.5, gigabytes=80),
+    _peak("a100", half=312.0, single=19.5, gigabytes=None),
+    _peak("a30", half=165.0, single=10.3, gigabytes=24),
+    _peak("a10", half=125.0, single=31.2, gigabytes=24),
+    _peak("a40", half=149.7, single=37.4, gigabytes=48),
+    _peak("rtx-a6000", half=154.8, single=38.7, gigabytes=48),
+    _peak("l4", half=121.0, single=30.3, gigabytes=24),
+    _peak("l40", half=181.05, single=90.5, gigabytes=48),
+    _peak("l40s", half=362.05, single=91.6, gigabytes=48),
+    _peak("rtx-6000-ada", half=364.2, single=91.1, gigabytes=48),
+    _peak("rtx-3090", half=71.0, single=35.6, gigabytes=24),
+    _peak("rtx-4080", half=97.5, single=48.7, gigabytes=16),
+    _peak("rtx-4090", half=165.2, single=82.6, gigabytes=24),
+    _peak("rtx-5080", half=112.6, single=56.3, gigabytes=16),
+    _peak("rtx-5090", half=209.5, single=104.8, gigabytes=32),
+    _peak("t4", half=65.0, single=8.1, gigabytes=16, has_bfloat16=False),
+    _peak("v100-pcie", half=112.0, single=14.0, gigabytes=None, has_bfloat16=False),
+    _peak("v100", "v100", "sxm2", half=125.0, single=15.7, gigabytes=None, has_bfloat16=False),
+    _peak("mi300x", half=1307.4, single=163.4, gigabytes=192),
 )
 """The known devices; the first entry counts whose words all occur in a device's name.
 

@@ -8,13 +8,13 @@ from typing import TypeVar
 
 import torch
 import torch.nn.functional as F
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from evenpack.batch import ChosenTargets, PackedBatch
 from evenpack.kernels.cross_entropy import linear_cross_entropy
 from evenpack.losses import Loss
-from evenpack.models.common.losses import LossOutput
+from evenpack.models.common.loss_sums import LossOutput
 from evenpack.models.common.section import TransformerConfig
 from evenpack.models.common.transformer import PackedTransformer
 
@@ -80,6 +80,11 @@ class PackedEncoder(PackedTransformer[EncoderConfigT]):
         None if pretraining did not train any: the head has a new `Pooler`.
         """
 
+    def compile_parts(self, *, varying_slots: bool) -> None:
+        """Compiles the layers before the masked tokens' output matrix too, for any number of masked tokens."""
+        super().compile_parts(varying_slots=varying_slots)
+        self.masked_token_head.compile()
+
     @property
     def token_layers(self) -> nn.Module | None:
         """The layers between the activations of each token and a task's classifier of tokens; None: there are none."""
@@ -88,7 +93,7 @@ class PackedEncoder(PackedTransformer[EncoderConfigT]):
     def masked_token_loss(self, hidden: Float[Tensor, " T C"], targets: ChosenTargets) -> LossOutput:
         """Returns the sum of the masked-token losses at the targets' slots; the logits never exist as a whole."""
         loss = linear_cross_entropy(
-            self.masked_token_head(hidden.index_select(0, targets.positions)),
+            self.masked_token_head(self._at_slots(hidden, targets.positions)),
             self.token_embedding.weight,
             targets.labels,
             targets.weights,
@@ -96,6 +101,12 @@ class PackedEncoder(PackedTransformer[EncoderConfigT]):
             compiled=self.is_compiled,
         )
         return LossOutput(*loss)
+
+    def _at_slots(self, hidden: Float[Tensor, " T C"], slots: Int[Tensor, " M"]) -> Float[Tensor, " M C"]:
+        chosen = hidden.index_select(0, slots)
+        if self.is_compiled:  # micro-batches differ in their number of targets
+            torch._dynamo.maybe_mark_dynamic(chosen, 0)
+        return chosen
 
     def chosen_targets(
         self, batch: PackedBatch, loss: Loss, *, remedy: str = "choose a model.kind that learns from those"

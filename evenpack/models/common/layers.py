@@ -5,35 +5,19 @@ S = segments.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Literal
 
 import torch.nn.functional as F
-from jaxtyping import Float, Int
+from jaxtyping import Float
 from torch import Tensor, nn
 
 from evenpack.kernels.attention import packed_attention
+from evenpack.kernels.segments import Segments
 from evenpack.models.common.positions import Rotation
 from evenpack.models.common.section import FEED_FORWARD_RATIO
 
 GPT2_NORM_EPSILON = 1e-5
 BERT_NORM_EPSILON = 1e-12
-
-
-@dataclass(frozen=True, kw_only=True)
-class Segments:
-    """The segments of a batch and how attention works within them."""
-
-    cu_seqlens: Int[Tensor, " S_plus_1"]
-    max_sequence_length: int
-    row_slots: int
-    """Slots of a row, whose end no segment crosses."""
-    causal: bool
-    """Whether a slot sees only itself and those before it."""
-    alibi_slopes: Float[Tensor, " H"] | None
-    """Slopes of ALiBi's bias; None for other positions."""
-    rotation: Rotation | None
-    """Rotation of queries and keys; None for other positions."""
 
 
 class MergedLinear(nn.Linear):
@@ -51,8 +35,12 @@ class MergedLinear(nn.Linear):
 
     def separately(self, inputs: Float[Tensor, " T C"]) -> tuple[Tensor, ...]:
         """Returns the output of each layer: [T, part]."""
-        outputs: tuple[Tensor, ...] = self(inputs).split_with_sizes(self.parts, dim=1)
-        return outputs
+        return self.divide(self(inputs))
+
+    def divide(self, outputs: Float[Tensor, " T parts"]) -> tuple[Tensor, ...]:
+        """Returns the part of each layer in the outputs of all."""
+        parts: tuple[Tensor, ...] = outputs.split_with_sizes(self.parts, dim=1)
+        return parts
 
 
 class SelfAttention(nn.Module):
@@ -88,23 +76,23 @@ class SelfAttention(nn.Module):
         self.query_key_value = MergedLinear(hidden_size, (hidden_size, key_value_size, key_value_size), bias=bias)
         self.output = nn.Linear(hidden_size, hidden_size, bias=bias)
 
-    def forward(self, hidden: Float[Tensor, " T C"], segments: Segments) -> Float[Tensor, " T C"]:
-        parts = self.query_key_value.separately(hidden)
-        query, key, value = (part.view(len(hidden), -1, self.head_dim) for part in parts)
-        if segments.rotation is not None:
-            query, key = segments.rotation.turn(query), segments.rotation.turn(key)
+    def forward(
+        self, hidden: Float[Tensor, " T C"], segments: Segments, rotation: Rotation | None
+    ) -> Float[Tensor, " T C"]:
+        outputs: Tensor = self.query_key_value(hidden)
+        parts = (outputs, *self.query_key_value.divide(outputs))
+        merged, query, key, value = (part.view(len(hidden), -1, self.head_dim) for part in parts)
+        if rotation is not None:
+            query, key = rotation.turn(query), rotation.turn(key)
         attended = packed_attention(
             query,
             key,
             value,
-            segments.cu_seqlens,
-            segments.max_sequence_length,
-            causal=segments.causal,
-            alibi_slopes=segments.alibi_slopes,
+            segments,
             dropout=self.dropout if self.training else 0.0,
-            backend=self.backend,
-            row_slots=segments.row_slots,
             window=self.window,
+            backend=self.backend,
+            merged=merged if rotation is None else None,
         )
         result: Tensor = self.output(attended.flatten(1))
         return result
@@ -163,8 +151,10 @@ class PreNormBlock(nn.Module):
         self.feed_forward = feed_forward
         self.residual_dropout = nn.Dropout(dropout)
 
-    def forward(self, hidden: Float[Tensor, " T C"], segments: Segments) -> Float[Tensor, " T C"]:
-        attended: Tensor = self.residual_dropout(self.attention(self.attention_norm(hidden), segments))
+    def forward(
+        self, hidden: Float[Tensor, " T C"], segments: Segments, rotation: Rotation | None
+    ) -> Float[Tensor, " T C"]:
+        attended: Tensor = self.residual_dropout(self.attention(self.attention_norm(hidden), segments, rotation))
         hidden = hidden + attended
         transformed: Tensor = self.residual_dropout(self.feed_forward(self.feed_forward_norm(hidden)))
         return hidden + transformed
@@ -176,7 +166,10 @@ class PreNormBlock(nn.Module):
 
 
 class PostNormBlock(nn.Module):
-    """BERT's block: attention, then feed-forward, each output added to its input and the sum normalised."""
+    """BERT's block: attention, then feed-forward, each output added to its input and the sum normalised.
+
+    Norms are FP32 under autocast on CUDA; their results get the type of the block's input.
+    """
 
     def __init__(self, hidden_size: int, heads: int, *, dropout: float, attention_dropout: float, backend: str) -> None:
         super().__init__()
@@ -186,9 +179,11 @@ class PostNormBlock(nn.Module):
         self.feed_forward_norm = nn.LayerNorm(hidden_size, eps=BERT_NORM_EPSILON)
         self.residual_dropout = nn.Dropout(dropout)
 
-    def forward(self, hidden: Float[Tensor, " T C"], segments: Segments) -> Float[Tensor, " T C"]:
-        attended: Tensor = self.residual_dropout(self.attention(hidden, segments))
-        hidden = self.attention_norm(hidden + attended)
+    def forward(
+        self, hidden: Float[Tensor, " T C"], segments: Segments, rotation: Rotation | None
+    ) -> Float[Tensor, " T C"]:
+        attended: Tensor = self.residual_dropout(self.attention(hidden, segments, rotation))
+        hidden = self.attention_norm(hidden + attended).to(hidden.dtype)
         transformed: Tensor = self.residual_dropout(self.feed_forward(hidden))
-        normalised: Tensor = self.feed_forward_norm(hidden + transformed)
+        normalised: Tensor = self.feed_forward_norm(hidden + transformed).to(hidden.dtype)
         return normalised

@@ -16,8 +16,10 @@ from torch.overrides import TorchFunctionMode
 from torch.utils.checkpoint import checkpoint
 
 from evenpack.batch import PackedBatch
-from evenpack.models.common.layers import PreNormBlock, Segments
-from evenpack.models.common.losses import LossOutputs
+from evenpack.kernels.segments import Segments
+from evenpack.models.common.layers import PreNormBlock
+from evenpack.models.common.loss_sums import LossOutputs
+from evenpack.models.common.positions import Rotation
 from evenpack.models.common.section import TransformerConfig
 
 INITIAL_DEVIATION = 0.02
@@ -64,6 +66,10 @@ class PackedTransformer(nn.Module, ABC, Generic[ConfigT]):
         self.vocabulary_size = vocabulary_size
         self.max_positions = max_positions
         self.is_compiled = False
+        self.residual_dtype: torch.dtype | None = None
+        """Type of what goes from block to block; None: that of the embedding."""
+        self._embed: Callable[..., Tensor] = type(self)._embedded
+        self._normalise: Callable[[nn.Module, Tensor], Tensor] = _normalised
         device = torch.get_default_device()
         with torch.device("meta"), _WithoutInitialValues():
             self._build(attention_backend)
@@ -136,8 +142,16 @@ class PackedTransformer(nn.Module, ABC, Generic[ConfigT]):
         weights.uniform_(-share, share, generator=generator).erfinv_().mul_(math.sqrt(2))
         weights.clamp_(-self.initial_cutoff, self.initial_cutoff).mul_(deviation)
 
+    def _embedded(self, *vectors: Any) -> Float[Tensor, " T C"]:
+        """Returns what the first block reads, from rows of tables; called as `self._embed(self, ...)`.
+
+        A family that defines it has it compiled. Rows are looked up outside: compiled code would add their gradients in
+        any order, so that no run could be repeated to the bit.
+        """
+        raise NotImplementedError(f"{type(self).__name__} embeds in its forward pass")
+
     def compile_parts(self, *, varying_slots: bool) -> None:
-        """Lets torch.compile make one graph for all blocks, and one for the loss of a chunk of tokens.
+        """Lets torch.compile make one graph for all blocks, and one each for embedding, final norm and a chunk's loss.
 
         Names of parameters stay as they are. Graphs are made when they are first called.
 
@@ -145,26 +159,46 @@ class PackedTransformer(nn.Module, ABC, Generic[ConfigT]):
             varying_slots: whether batches differ in their number of slots: the graphs are then for any number.
         """
         self.is_compiled = True
+        dynamic = True if varying_slots else None
+        self._embed = torch.compile(type(self)._embedded, dynamic=dynamic)
+        self._normalise = torch.compile(_normalised, dynamic=dynamic)
         for block in self.blocks:
-            block.compile(dynamic=True if varying_slots else None)
+            block.compile(dynamic=dynamic)
 
-    def _through_blocks(self, hidden: Float[Tensor, " T C"], segments: Sequence[Segments]) -> Float[Tensor, " T C"]:
+    def _through_blocks(
+        self, hidden: Float[Tensor, " T C"], segments: Segments, rotations: Sequence[Rotation | None]
+    ) -> Float[Tensor, " T C"]:
         """Returns the output of all blocks; activation checkpointing keeps only their inputs for the backward pass.
 
         Args:
-            segments: of each block, which may differ in the rotation of positions.
+            rotations: of queries and keys in each block; None for other positions.
         """
         recompute = self.config.activation_checkpointing and self.training and torch.is_grad_enabled()
-        for block, its_segments in zip(self.blocks, segments, strict=True):
+        if self.is_compiled:  # micro-batches differ in their number of segments, which no graph is made for
+            torch._dynamo.maybe_mark_dynamic(segments.cu_seqlens, 0)
+        hidden = hidden.to(self.residual_dtype or hidden.dtype)
+        for block, rotation in zip(self.blocks, rotations, strict=True):
             if recompute:
                 # Saving the random state makes the device wait; only dropout needs it.
                 keeps_random_state = max(self.config.dropout, self.config.dropout_of_attention) > 0.0
                 hidden = checkpoint(
-                    block, hidden, its_segments, use_reentrant=False, preserve_rng_state=keeps_random_state
+                    block, hidden, segments, rotation, use_reentrant=False, preserve_rng_state=keeps_random_state
                 )
             else:
-                hidden = block(hidden, its_segments)
+                hidden = block(hidden, segments, rotation)
+            if self.residual_dtype not in (None, hidden.dtype):
+                raise TypeError(
+                    f"{type(block).__name__} was given {self.residual_dtype} and returned {hidden.dtype}, so the "
+                    "residual stream is not what training.residual_dtype says: return the type of the input, or set "
+                    "training.residual_dtype=fp32"
+                )
         return hidden
+
+
+def _normalised(norm: nn.Module, hidden: Float[Tensor, " T C"]) -> Float[Tensor, " T C"]:
+    """Returns the result of a norm; its own `compile` does nothing, because torch.compile skips torch's modules."""
+    result: Tensor = norm(hidden)
+    return result
 
 
 class _WithoutInitialValues(TorchFunctionMode):

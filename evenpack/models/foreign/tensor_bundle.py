@@ -30,6 +30,7 @@ import torch
 from torch import Tensor
 
 from evenpack.errors import CheckpointError
+from evenpack.files import explained
 
 
 def take(stream: BytesIO, count: int) -> bytes:
@@ -89,11 +90,10 @@ def read_table(path: Path) -> dict[bytes, bytes]:
 
     Raises: CheckpointError if the file is missing, no such table, or damaged (by its checksums).
     """
-    try:
+    with explained(path, CheckpointError, missing=True):
         content = path.read_bytes()
+    try:
         return dict(_entries(content))
-    except OSError as error:
-        raise CheckpointError(f"{path} cannot be read: {error}") from error
     except ValueError as error:
         raise CheckpointError(
             f"{path} is not a whole index of a TensorFlow checkpoint: {error}; copy it again"
@@ -243,15 +243,13 @@ def _read_entry(value: bytes) -> BundleEntry:
 
 
 def _read_bytes(path: Path, entry: BundleEntry) -> np.ndarray:
-    try:
+    with explained(path, CheckpointError, missing=True):
         found = path.stat().st_size
         if found < entry.offset + entry.size:
             raise CheckpointError(
                 f"{path} is cut off: expected at least {entry.offset + entry.size} bytes, found {found}; copy it again"
             )
         return np.memmap(path, np.uint8, "c", entry.offset, entry.size)
-    except OSError as error:
-        raise CheckpointError(f"{path} cannot be read: {error}; the index needs it") from error
 
 
 _POLYNOMIAL = 0x82F63B78

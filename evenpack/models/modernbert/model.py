@@ -12,10 +12,11 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from evenpack.batch import PackedBatch
+from evenpack.kernels.segments import Segments
 from evenpack.losses import MASKED_TOKEN
 from evenpack.models.common.encoder import MaskedTokenHead, PackedEncoder
-from evenpack.models.common.layers import GatedFeedForward, PreNormBlock, Segments, SelfAttention
-from evenpack.models.common.losses import LossOutputs
+from evenpack.models.common.layers import GatedFeedForward, PreNormBlock, SelfAttention
+from evenpack.models.common.loss_sums import LossOutputs
 from evenpack.models.common.positions import Rotation
 from evenpack.models.common.transformer import INITIAL_DEVIATION
 from evenpack.models.modernbert.config import ModernBertConfig
@@ -72,23 +73,19 @@ class ModernBert(PackedEncoder[ModernBertConfig]):
         return {MASKED_TOKEN.name: self.masked_token_loss(self.hidden_states(batch), targets)}
 
     def hidden_states(self, batch: PackedBatch) -> Float[Tensor, " T C"]:
-        embedded = self.embedding_dropout(self.embedding_norm(self.token_embedding(batch.tokens)))
         # Layers of one kind share the object, which compiled blocks and recomputation take as it is.
-        everything = self._segments(batch, self.config.rotary_base)
-        nearby = self._segments(batch, self.config.local_rotary_base)
-        segments = [everything if window is None else nearby for window in self.config.attention_windows]
-        hidden: Tensor = self.final_norm(self._through_blocks(embedded, segments))
-        return hidden
-
-    def _segments(self, batch: PackedBatch, rotary_base: float) -> Segments:
-        return Segments(
-            cu_seqlens=batch.cu_seqlens,
-            max_sequence_length=batch.max_sequence_length,
-            row_slots=batch.row_slots,
-            causal=False,
-            alibi_slopes=None,
-            rotation=Rotation.at(batch.position_ids, head_dim=self.config.head_dim, base=rotary_base),
+        everything, nearby = (
+            Rotation.at(batch.position_ids, head_dim=self.config.head_dim, base=base)
+            for base in (self.config.rotary_base, self.config.local_rotary_base)
         )
+        rotations = [everything if window is None else nearby for window in self.config.attention_windows]
+        segments = Segments.of_batch(batch, causal=False)
+        hidden = self._through_blocks(self._embed(self, self.token_embedding(batch.tokens)), segments, rotations)
+        return self._normalise(self.final_norm, hidden)
+
+    def _embedded(self, tokens: Float[Tensor, " T C"]) -> Float[Tensor, " T C"]:
+        hidden: Tensor = self.embedding_dropout(self.embedding_norm(tokens))
+        return hidden
 
     @property
     def pooler(self) -> MaskedTokenHead:

@@ -25,10 +25,9 @@ from scipy.signal import lfilter
 from evenpack.data.recipes import ConcatRecipe, DocumentsRecipe, PaddingRecipe
 from evenpack.engine.parts.metrics_writer import SUMMARY
 from evenpack.engine.reporting.metrics import METRICS
-from evenpack.errors import DataError
-from evenpack.files import read_json_object, write_json
+from evenpack.files import read_kept
 from evenpack.studies.chunking.config import ChunkingConfig
-from evenpack.studies.runs.arms import loss_of_evaluation, mean_loss, read_steps
+from evenpack.studies.runs.arms import kept_values, loss_of_evaluation, mean_loss, read_steps
 from evenpack.studies.runs.jobs import Evaluation, StudyRun, evaluation_of
 from evenpack.studies.runs.study_file import Settings
 
@@ -123,26 +122,12 @@ def read_curve(output_dir: Path) -> Curve:
     Raises: DataError if there is neither, if curve.json is damaged, or the log does not have each step once or has no
     trained step.
     """
-    path, kept = output_dir / METRICS, output_dir / CURVE
-    if path.exists():
-        values = _from_log(output_dir)
-        if read_json_object(kept) != values:
-            write_json(kept, values)
-    else:
-        found = read_json_object(kept)
-        if found is None:
-            raise DataError(
-                f"neither {path} nor {kept} exists, and a finished run's curve is in one of them: restore it, or "
-                f"remove {output_dir} to train that run again"
-            )
-        values = found
-    try:
-        losses = [math.inf if loss is None else loss for loss in values["losses"]]
-        return Curve(**(values | {"losses": np.array(losses, dtype=np.float64)}))
-    except (KeyError, TypeError, ValueError) as error:
-        raise DataError(
-            f"{kept} is damaged or of another version: restore it, or remove {output_dir} to train that run again"
-        ) from error
+    return kept_values(output_dir / CURVE, [output_dir / METRICS], lambda: _from_log(output_dir), _curve_of)
+
+
+def _curve_of(values: dict[str, Any]) -> Curve:
+    losses = [math.inf if loss is None else loss for loss in values["losses"]]
+    return Curve(**(values | {"losses": np.array(losses, dtype=np.float64)}))
 
 
 def held_out_evaluations(study: ChunkingConfig, runs: Sequence[StudyRun]) -> tuple[Evaluation, ...]:
@@ -212,7 +197,7 @@ def _means(
 
 def _from_log(output_dir: Path) -> dict[str, Any]:
     records, trained = read_steps(output_dir)
-    summary = read_json_object(output_dir / SUMMARY) or {}
+    summary = read_kept(output_dir / SUMMARY) or {}
     evaluated = [record["validation"] for record in records if record.get("validation")]
     return {
         "losses": _losses(records, first=trained[0]),

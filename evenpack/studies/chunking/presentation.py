@@ -192,7 +192,7 @@ def _plot_length(
     lines = len(by_atom) + 1
     section = study.chunking
     with figure_as_png(path, width=19.0, height=_ROW_INCHES * lines) as figure:
-        grid = figure.add_gridspec(lines, 4, hspace=0.5, wspace=0.3, width_ratios=[1.25, 1.25, 0.8, 0.8])
+        grid = figure.add_gridspec(lines, 4, width_ratios=[1.25, 1.25, 0.8, 0.8])
         for line, (name, arms) in enumerate(by_atom.items()):
             axes = [figure.add_subplot(grid[line, column]) for column in range(4)]
             _draw_curves(axes[0], finished, arms, section, last_epoch=False)
@@ -201,7 +201,7 @@ def _plot_length(
             write_title(axes[1], f"{name}: last epoch")
             _draw_bars(axes[2], arms, [row.last_tenth for row in arms], "perplexity, last 10 %")
             _draw_bars(axes[3], arms, [row.rank_in_recipe for row in arms], "mean rank (1: lowest perplexity)")
-        left, right = grid[lines - 1, :].subgridspec(1, 2, wspace=0.3, width_ratios=[1.5, 1.0])
+        left, right = grid[lines - 1, :].subgridspec(1, 2, width_ratios=[1.5, 1.0])
         _draw_recipes(figure.add_subplot(left), finished, natural, section, beside_atoms=bool(by_atom))
         _draw_held_out(figure.add_subplot(right), rows)
         write_footer(figure, [origin, *_captions(rows, study)])
@@ -293,12 +293,9 @@ def _draw_bars(axes: Any, rows: Sequence[ArmRow], spreads: Sequence[Spread | Non
     means = [np.nan if spread is None or not np.isfinite(spread.mean) else spread.mean for spread in spreads]
     reach = [0.0 if spread is None else spread.deviation or 0.0 for spread in spreads]
     errors = reach if any(reach) else None
-    axes.bar(places, means, yerr=errors, color=[_colour(row.arm) for row in rows], width=0.7, capsize=3, ecolor=INK)
-    for place, mean, up in zip(places, means, reach, strict=True):
-        if np.isfinite(mean):
-            at = (place, mean + up)
-            text = f"{mean:.4g}"
-            axes.annotate(text, at, xytext=(0, 3), textcoords="offset points", ha="center", fontsize=8.5)
+    colours = [_colour(row.arm) for row in rows]
+    bars = axes.bar(places, means, yerr=errors, color=colours, width=0.7, capsize=3, ecolor=INK)
+    axes.bar_label(bars, fmt="{:.4g}", padding=3, fontsize=8.5)
     axes.set_xticks(places, [row.arm.atom_label.replace(" ", "\n") for row in rows], fontsize=8.5)
     axes.set_ylabel(label)
     axes.margins(y=0.12)

@@ -173,13 +173,13 @@ def plot_equivalence(
     width = _CURVES_INCHES * (panels + 1) + _TASK_INCHES * len(tasks)
     with figure_as_png(path, width=width, height=height) as figure:
         ratios = [*[1.0] * panels, 1.1, *[1.1] * len(tasks)]
-        axes = list(figure.subplots(1, len(ratios), gridspec_kw={"wspace": 0.38, "width_ratios": ratios}))
+        axes = list(figure.subplots(1, len(ratios), width_ratios=ratios))
         _draw_curves(axes[:panels], curves, comparison, section, styles)
         _draw_verdicts(axes[panels], compared, section, styles)
         for task, below in zip(tasks, axes[panels + 1 :], strict=True):
             _draw_task(below, task, section)
         handles, arms = axes[0].get_legend_handles_labels()
-        figure.legend(handles, arms, loc="lower left", bbox_to_anchor=(0.11, 0.98), ncols=3 * panels, frameon=False)
+        figure.legend(handles, arms, loc="outside upper left", ncols=3 * panels, frameon=False)
         write_footer(figure, [origin, _caption(curves, comparison, study)])
 
 

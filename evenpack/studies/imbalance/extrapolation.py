@@ -2,7 +2,6 @@
 
 import math
 from collections.abc import Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from typing import Literal
 
@@ -10,24 +9,17 @@ import numpy as np
 from jaxtyping import Float64
 from scipy import special
 
-from evenpack.errors import FitError
 from evenpack.studies.imbalance.measurement import StepLog
 from evenpack.studies.statistics.fits import (
-    FITTERS,
     ROUNDS,
     FitReport,
     FittedLaws,
-    LawName,
-    best_law,
     fit_laws,
     interval,
-    resampled,
 )
 from evenpack.studies.statistics.laws import (
     Gumbel,
     Law,
-    expected_maximum,
-    expected_maximum_of_draws,
     expected_minima,
     minimum_weights,
 )
@@ -39,50 +31,35 @@ PUBLISHED_DEVICES = 8
 PUBLISHED_LENGTHS = "wikipedia_512"
 """Name of the lengths on which it was measured."""
 
-Method = Literal["gumbel", "normal", "generalised_extreme_value", "reference", "empirical"]
+Method = Literal["gumbel", "normal", "generalised_extreme_value", "empirical", "without_levels"]
 _STEPS_IN_TAIL = 20
 """The minimum of k steps is taken from the steps themselves if this many times k were logged."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class ReferenceRow:
+class PublishedRow:
     """The expected speed-up at a number of devices."""
 
     devices: int
     expected: float
-    """Expected speed-up by the published inference, by quadrature."""
-    by_moments: float
-    """Expected speed-up if one device's Gumbel is to match the cluster's mean and deviation instead of its median
-    and mode."""
+    """By the published inference of one device's law, by quadrature."""
     direct: float
-    """Expected speed-up if the cluster is a Gumbel and one device has the law that follows."""
-    spread: float
-    """Range of the three inferences: the uncertainty from the choice of the law."""
+    """If the cluster of 8 is a Gumbel and one device has the law that follows."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class ReferenceCurve:
-    """The prediction of one cluster's Gumbel for other counts."""
+class PublishedCurve:
+    """The published speed-up of un-padding by number of devices, inferred from 8."""
 
     fitted: Gumbel
-    """Gumbel of the cluster."""
-    devices: int
-    """Devices of the cluster."""
+    """Law of the 8."""
     single: Gumbel
-    """Gumbel of one device, by median and mode."""
-    rows: tuple[ReferenceRow, ...]
+    """Law of one device, by median and mode."""
+    rows: tuple[PublishedRow, ...]
     expected_at_fitted: float
-    """Mean that `single` predicts for the cluster."""
+    """Mean that `single` predicts for the 8."""
     fitted_mean: float
-    """Mean of the cluster's Gumbel."""
-    model_error_at_fitted: float
-    """Error of the inference: the first minus the second."""
-
-    @property
-    def name(self) -> str:
-        """Returns a name for people."""
-        is_published = (self.fitted, self.devices) == (PUBLISHED_CLUSTER, PUBLISHED_DEVICES)
-        return "published (BERT, 512)" if is_published else "reference"
+    """Mean of their Gumbel; what `single` predicts differs by the error of the inference."""
 
 
 def single_device_gumbel(cluster: Gumbel, devices: int) -> Gumbel:
@@ -98,59 +75,22 @@ def single_device_gumbel(cluster: Gumbel, devices: int) -> Gumbel:
     return Gumbel(location=cluster.location - scale * at_mode, scale=scale)
 
 
-def single_device_gumbel_by_moments(cluster: Gumbel, devices: int) -> Gumbel:
-    """Returns one device's Gumbel whose minimum of `devices` draws has the cluster's mean and deviation."""
-    standard = Gumbel(location=0.0, scale=1.0)
-    mean = float(expected_minima(standard, [devices])[0])
-    square = float(expected_minima(_Squared(law=standard), [devices])[0])
-    scale = math.pi / math.sqrt(6.0) * cluster.scale / math.sqrt(square - mean**2)
-    return Gumbel(location=cluster.mean - scale * mean, scale=scale)
-
-
-def reference_curve(cluster: Gumbel, devices: int, counts: Sequence[int]) -> ReferenceCurve:
-    """Returns the expected speed-up of each of `counts` devices, given the Gumbel of a cluster of `devices`."""
-    single = single_device_gumbel(cluster, devices)
-    rows = []
-    for count, expected, by_moments, direct in zip(
-        counts,
-        expected_minima(single, counts).tolist(),
-        expected_minima(single_device_gumbel_by_moments(cluster, devices), counts).tolist(),
-        expected_minima(cluster, [count / devices for count in counts]).tolist(),
-        strict=True,
-    ):
-        inferred = (expected, by_moments, direct)
-        rows.append(
-            ReferenceRow(
-                devices=count,
-                expected=expected,
-                by_moments=by_moments,
-                direct=direct,
-                spread=max(inferred) - min(inferred),
-            )
-        )
-    expected_at_fitted = float(expected_minima(single, [devices])[0])
-    return ReferenceCurve(
-        fitted=cluster,
-        devices=devices,
+def published_curve(counts: Sequence[int]) -> PublishedCurve:
+    """Returns the expected speed-up of each of `counts` devices."""
+    single = single_device_gumbel(PUBLISHED_CLUSTER, PUBLISHED_DEVICES)
+    inferred = expected_minima(single, [*counts, PUBLISHED_DEVICES]).tolist()
+    direct = expected_minima(PUBLISHED_CLUSTER, [count / PUBLISHED_DEVICES for count in counts]).tolist()
+    rows = [
+        PublishedRow(devices=count, expected=one, direct=other)
+        for count, one, other in zip(counts, inferred, direct, strict=False)
+    ]
+    return PublishedCurve(
+        fitted=PUBLISHED_CLUSTER,
         single=single,
         rows=tuple(rows),
-        expected_at_fitted=expected_at_fitted,
-        fitted_mean=cluster.mean,
-        model_error_at_fitted=expected_at_fitted - cluster.mean,
+        expected_at_fitted=inferred[-1],
+        fitted_mean=PUBLISHED_CLUSTER.mean,
     )
-
-
-@dataclass(frozen=True, kw_only=True)
-class _Squared:
-    """The square of the minimum: no law itself, but its expectation is the same integral."""
-
-    law: Gumbel
-
-    def at_hazard(self, hazard: Float64[np.ndarray, "*shape"]) -> Float64[np.ndarray, "*shape"]:
-        return self.law.at_hazard(hazard) ** 2
-
-    def has_mean(self, devices: float) -> bool:
-        return self.law.has_mean(devices)
 
 
 def _variate(log_survival: float, devices: int) -> float:
@@ -163,9 +103,9 @@ class Estimate:
     """The expected speed-up by one method."""
 
     method: Method
-    """The method: a law, which is the cluster's survival function to the power of devices / log_devices;
-    "reference", one device's Gumbel by the published inference; or "empirical", minima of logged steps without a
-    law."""
+    """Name: a law, which is the cluster's survival function to the power of devices / log_devices;
+    "empirical", minima of logged steps without a
+    law; "without_levels", regimes at one level (`regimes.py`)."""
     expected: float
     """Expected speed-up; infinite where the law has no mean."""
     interval: Interval | None
@@ -199,57 +139,12 @@ class LogForecast:
 
     log_devices: int
     padded_baseline: float
-    """Sequences/s with padding, on `log_devices` devices of the same system."""
+    """Sequences/s that the speed-ups are over: with padding, on `log_devices` devices, else the log's own."""
     fits: FitReport
     """Fits to the speed-up of each step used."""
     rows: tuple[ForecastRow, ...]
     warnings: tuple[str, ...]
     """Warnings of reading, fitting and extrapolating."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class SlowestForecast:
-    """The expected slowest of several devices, whose times are taken as independent draws from the times of one."""
-
-    order_statistics: float
-    """Expected maximum of as many draws from the times as they were measured."""
-    order_statistics_interval: Interval
-    """95 % interval of that, of a bootstrap in blocks of steps, as is the next one."""
-    law: LawName
-    """The law that fits the times best (AIC)."""
-    by_law: float
-    """Expected maximum of as many draws from that law."""
-    by_law_interval: Interval | None
-    """None if no fit of the bootstrap converged."""
-
-
-def forecast_slowest(
-    seconds: Float64[np.ndarray, " draws"], counts: Sequence[int], *, times: int = 1
-) -> tuple[SlowestForecast, ...]:
-    """Returns a forecast for each number of devices; `times`: how often they wait in a step.
-
-    Raises: FitError if no law can be fitted.
-    """
-    name, law = best_law(seconds)
-    samples = resampled(seconds, rounds=ROUNDS, seed=0)
-    laws = []
-    for sample in samples:
-        with suppress(FitError):
-            laws.append(FITTERS[name](sample))
-    return tuple(
-        SlowestForecast(
-            order_statistics=times * expected_maximum_of_draws(seconds, devices),
-            order_statistics_interval=interval(
-                times * np.array([expected_maximum_of_draws(sample, devices) for sample in samples])
-            ),
-            law=name,
-            by_law=times * expected_maximum(law, devices),
-            by_law_interval=interval(times * np.array([expected_maximum(one, devices) for one in laws]))
-            if laws
-            else None,
-        )
-        for devices in counts
-    )
 
 
 def forecast_from_log(
@@ -262,7 +157,7 @@ def forecast_from_log(
     speed_ups = log.rates / padded_baseline
     fitted = fit_laws(speed_ups, rounds=rounds)
     powers = np.array(counts) / log_devices
-    columns = _by_laws(fitted, powers) | _by_reference(fitted, counts, log_devices)
+    columns = _by_laws(fitted, powers)
     best = columns[fitted.report.best.name]
     rows = []
     for index, (devices, empirical) in enumerate(
@@ -294,15 +189,6 @@ def _by_laws(fitted: FittedLaws, powers: Float64[np.ndarray, " counts"]) -> dict
     for fit in fitted.report.fits:
         columns[fit.name] = _estimates(fit.name, fit.law, fitted.resampled[fit.name], powers)
     return columns
-
-
-def _by_reference(fitted: FittedLaws, counts: Sequence[int], log_devices: int) -> dict[Method, list[Estimate]]:
-    gumbel = next((fit.law for fit in fitted.report.fits if isinstance(fit.law, Gumbel)), None)
-    if gumbel is None:
-        return {}
-    singles = [single_device_gumbel(law, log_devices) for law in fitted.resampled["gumbel"] if isinstance(law, Gumbel)]
-    single = single_device_gumbel(gumbel, log_devices)
-    return {"reference": _estimates("reference", single, singles, np.array(counts, dtype=np.float64))}
 
 
 def _estimates(

@@ -5,6 +5,8 @@ A log has one of three formats; what is not a steady step is cut and reported:
 metrics   evenpack's metrics.jsonl: `sequences` / `step_seconds` of each record, with the ranks and how long they waited
 seq/s     lines of MLPerf's BERT logs: {..., 'seq/s': 381.2, 'global_steps': 75, ...}, with any prefix
 csv       a column of sequences/s, or one of seconds and one of sequences
+
+MLPerf's later logs have no steps: `studies/mlperf.py` reads their rates between two evaluations.
 """
 
 import csv
@@ -12,8 +14,8 @@ import itertools
 import math
 import re
 import statistics
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -29,11 +31,10 @@ from evenpack.engine.reporting.run_record import RUN_RECORD, RunRecord, read_run
 from evenpack.errors import ConfigError, DataError
 from evenpack.files import parse_json_object
 from evenpack.shipped import names_run_file
-from evenpack.studies.imbalance.cluster import Scheme
-from evenpack.studies.imbalance.simulation import StepHistogram, step_histogram
 from evenpack.studies.imbalance.step_cost import StepCost
+from evenpack.studies.mlperf import IntervalRates, read_lines
 from evenpack.studies.statistics.fits import ROUNDS, interval, resampled
-from evenpack.studies.statistics.paired import Interval
+from evenpack.studies.statistics.paired import Bounded, Interval
 
 RATE_COLUMNS = ("sequences_per_second", "sequences/s", "seq/s", "seq_per_s", "samples_per_second", "samples/s")
 SECONDS_COLUMNS = ("step_seconds", "seconds", "step_time")
@@ -43,6 +44,8 @@ _CSV_COLUMNS = (*((rate,) for rate in RATE_COLUMNS), *itertools.product(SEQUENCE
 
 _SEQ_PER_S = re.compile(r"""['"]seq/s['"]\s*:\s*([^,}\s]+)""")
 _GLOBAL_STEPS = re.compile(r"""['"]global_steps['"]\s*:\s*(\d+)""")
+_GLOBAL_BATCH = re.compile(r'"key": "global_batch_size", "value": (\d+)')
+_BATCH_OF_A_RANK = re.compile(r"--train_batch_size[= ](\d+)")
 _MLLOG = ":::MLLOG"
 MINIMUM_STEPS = 50
 """Least number of steps; fewer show too little of the tail that decides at many devices."""
@@ -79,21 +82,14 @@ class LoggedSteps:
     warnings: tuple[str, ...] = ()
 
 
-def read_steps(path: Path, column: str | None) -> LoggedSteps:
+def read_steps(path: Path) -> LoggedSteps:
     """Reads all steps of a file in whatever format it has.
 
-    `column` names a CSV's column of sequences/s if it has none of the usual names.
     Raises: DataError for a file that cannot be read, has no line with a rate, or a rate that is not finite or not above
     0 (named with its line).
     """
-    try:
-        lines = path.read_text(encoding="utf-8-sig", errors="replace").splitlines()
-    except OSError as error:
-        raise DataError(f"cannot read the log {path}: {error.strerror}; give a file") from error
-    readers: Sequence[Callable[[Path, list[str]], LoggedSteps]] = (_read_metrics, _read_seq_per_s, _read_csv)
-    if column is not None:
-        readers = (lambda path, lines: _read_csv(path, lines, column),)
-    for reader in readers:
+    lines = read_lines(path)
+    for reader in (_read_metrics, _read_seq_per_s, _read_csv):
         found = reader(path, lines)
         if found.steps:
             return found
@@ -101,7 +97,7 @@ def read_steps(path: Path, column: str | None) -> LoggedSteps:
         f"{path}: no line with a rate. Expected records with 'sequences' and 'step_seconds' (metrics.jsonl), lines "
         "with 'seq/s': NUMBER (MLPerf logs; written with log_freq above 0, means between evaluations are not enough), "
         f"or a CSV with one of the columns {', '.join(RATE_COLUMNS)}, or {SECONDS_COLUMNS[0]} and "
-        f"{SEQUENCES_COLUMNS[0]}, or one that --log-column names"
+        f"{SEQUENCES_COLUMNS[0]}"
     )
 
 
@@ -150,7 +146,10 @@ def _wait_share(record: dict[str, Any], step_seconds: float) -> float | None:
 
 
 def _read_seq_per_s(path: Path, lines: list[str]) -> LoggedSteps:
-    """Reads MLPerf logs. Some systems write each rate twice, as a dict and as an MLLOG event: then the dicts count."""
+    """Reads MLPerf logs. Some systems write each rate twice, as a dict and as an MLLOG event: then the dicts count.
+
+    Raises: DataError if a line is the mean of several steps.
+    """
     found = [(number, line, match) for number, line in enumerate(lines, 1) if (match := _SEQ_PER_S.search(line))]
     plain = [hit for hit in found if _MLLOG not in hit[1]]
     kept = plain or found
@@ -160,26 +159,61 @@ def _read_seq_per_s(path: Path, lines: list[str]) -> LoggedSteps:
     updates = [int(match[1]) for _, line, _ in kept if (match := _GLOBAL_STEPS.search(line))]
     every = statistics.median(np.diff(updates).tolist()) if len(updates) > 1 else 1
     if every > 1:
-        warnings.append(f"a line is the mean of {every:.0f} steps: single steps spread more than this log shows")
+        raise DataError(
+            f"{path}: a line is the mean of {every:.0f} steps (log_freq above 1). The mean hides how long single steps "
+            "waited for their slowest device, so no maximum over more devices follows: log every step (log_freq 1)"
+        )
+    batch, of_rank = (_only_number(pattern, lines) for pattern in (_GLOBAL_BATCH, _BATCH_OF_A_RANK))
+    ranks = batch // of_rank if batch and of_rank and batch % of_rank == 0 else None
+    sequences = None if batch is None else float(batch)
     return LoggedSteps(
         format="lines with 'seq/s'",
         steps=tuple(
-            LoggedStep(line=number, rate=_number(match[1], path, number, "'seq/s'")) for number, _, match in kept
+            LoggedStep(line=number, rate=_number(match[1], path, number, "'seq/s'"), sequences=sequences, ranks=ranks)
+            for number, _, match in kept
         ),
         warnings=tuple(warnings),
     )
 
 
-def _read_csv(path: Path, lines: list[str], column: str | None = None) -> LoggedSteps:
+def _only_number(pattern: re.Pattern[str], lines: list[str]) -> int | None:
+    """Returns the number that a log writes in this place; None if it writes none, or several."""
+    found = {int(number) for line in lines for number in pattern.findall(line)}
+    return found.pop() if len(found) == 1 else None
+
+
+@dataclass(frozen=True, kw_only=True)
+class IntervalReport:
+    """What logs without steps say: rates between evaluations, and how they drift. A law needs single steps."""
+
+    runs: tuple[IntervalRates, ...]
+    sequences_per_second: Bounded
+    """Mean over runs; intervals are of a bootstrap over runs."""
+    drift: Bounded
+    """Standard deviation of a run's intervals over their mean, mean over runs."""
+    run_deviation: float | None
+    """Standard deviation of the runs' rates over their mean; None for a single run."""
+
+
+def summarise_intervals(runs: Sequence[IntervalRates]) -> IntervalReport:
+    """Summarises one or more runs of one system."""
+    rates, drifts = (np.array([getattr(run, name) for run in runs]) for name in ("sequences_per_second", "drift"))
+    drawn = np.random.default_rng([0, 5]).integers(len(runs), size=(ROUNDS, len(runs)))
+    return IntervalReport(
+        runs=tuple(runs),
+        sequences_per_second=Bounded(value=float(rates.mean()), interval=interval(rates[drawn].mean(axis=1))),
+        drift=Bounded(value=float(drifts.mean()), interval=interval(drifts[drawn].mean(axis=1))),
+        run_deviation=float(rates.std(ddof=1) / rates.mean()) if len(runs) > 1 else None,
+    )
+
+
+def _read_csv(path: Path, lines: list[str]) -> LoggedSteps:
     header = next((line for line in lines if line.strip()), "")
     delimiter = max(",;\t", key=header.count)
     rows = csv.reader(lines, delimiter=delimiter)
     numbered = ((rows.line_num, row) for row in rows if any(cell.strip() for cell in row))
     names = [name.strip() for name in next(numbered, (0, []))[1]]
-    choices: Sequence[tuple[str, ...]] = _CSV_COLUMNS if column is None else ((column,),)
-    used = next((choice for choice in choices if set(choice) <= set(names)), None)
-    if used is None and column is not None:
-        raise DataError(f"{path}: no column {column!r}, found {', '.join(names) or 'nothing'}")
+    used = next((choice for choice in _CSV_COLUMNS if set(choice) <= set(names)), None)
     if used is None:
         return LoggedSteps(format="CSV", steps=())
     steps = []
@@ -226,6 +260,8 @@ class StepLog:
     steps_read: int
     rates: Float64[np.ndarray, " steps"]
     """Sequences/s over all devices, in the order of the file."""
+    every_rate: Float64[np.ndarray, " steps_read"]
+    """The same of all steps of the last number of ranks, nothing cut."""
     cuts: tuple[Cut, ...]
     """Cuts in the order of the file; together with `rates` they cover all steps."""
     warnings: tuple[str, ...]
@@ -242,19 +278,18 @@ class StepLog:
         return float(1.0 / np.mean(1.0 / self.rates))
 
 
-def read_step_log(path: Path, *, column: str | None = None, warm_up_steps: int | None = None) -> StepLog:
+def read_step_log(path: Path) -> StepLog:
     """Reads the steady steps of a log.
 
-    `column` names a CSV's column of sequences/s if it has none of the usual names; `warm_up_steps` is cut
-    from the front in place of what `steady_start` finds. Of a run that went on with another number of ranks, only the
+    Of a run that went on with another number of ranks, only the
     steps of the last number are kept.
     Raises: DataError, as `read_steps`, and for fewer than 50 steady steps.
     """
-    found = read_steps(path, column)
+    found = read_steps(path)
     devices = next((step.ranks for step in reversed(found.steps) if step.ranks is not None), None)
     others = [step.ranks not in (None, devices) for step in found.steps]
     same = [step for step, is_other in zip(found.steps, others, strict=True) if not is_other]
-    kept, cuts, warnings = _steady(same, warm_up_steps)
+    kept, cuts, warnings = _steady(same)
     cuts += _cuts(f"other ranks: the last steps are of {devices}", found.steps, others)
     if len(kept) < MINIMUM_STEPS:
         raise DataError(
@@ -266,6 +301,7 @@ def read_step_log(path: Path, *, column: str | None = None, warm_up_steps: int |
         format=found.format,
         steps_read=len(found.steps),
         rates=np.array([step.rate for step in kept]),
+        every_rate=np.array([step.rate for step in same]),
         cuts=tuple(sorted(cuts, key=lambda cut: cut.first_line)),
         warnings=(*found.warnings, *warnings),
         devices=devices,
@@ -276,7 +312,7 @@ def read_step_log(path: Path, *, column: str | None = None, warm_up_steps: int |
 
 def steady_start(rates: Float64[np.ndarray, " steps"]) -> int:
     """Returns the number of warm-up steps: until the rate first comes within a spread of its median, at least 10."""
-    median, spread = _median_and_spread(rates)
+    median, spread = median_and_spread(rates)
     reached = np.flatnonzero(rates >= median - spread)
     return min(len(rates), max(LEAST_WARM_UP_STEPS, int(reached[0])))
 
@@ -286,7 +322,7 @@ def _mean(values: Sequence[float | None]) -> float | None:
     return float(np.mean(known)) if known else None
 
 
-def _median_and_spread(rates: Float64[np.ndarray, " steps"]) -> tuple[float, float]:
+def median_and_spread(rates: Float64[np.ndarray, " steps"]) -> tuple[float, float]:
     """Returns median and spread.
 
     The spread is the median absolute deviation, scaled to a normal law's standard deviation.
@@ -295,11 +331,11 @@ def _median_and_spread(rates: Float64[np.ndarray, " steps"]) -> tuple[float, flo
     return median, 1.4826 * float(np.median(np.abs(rates - median)))
 
 
-def _steady(steps: Sequence[LoggedStep], warm_up_steps: int | None) -> tuple[list[LoggedStep], list[Cut], list[str]]:
+def _steady(steps: Sequence[LoggedStep]) -> tuple[list[LoggedStep], list[Cut], list[str]]:
     """Returns the steps without warm-up and dips, what was cut, and warnings."""
     rates = np.array([step.rate for step in steps])
-    median, spread = _median_and_spread(rates)
-    start = steady_start(rates) if warm_up_steps is None else min(warm_up_steps, len(rates))
+    median, spread = median_and_spread(rates)
+    start = steady_start(rates)
     floor = median - DIP_SPREADS * spread
     is_warm_up = np.arange(len(rates)) < start
     is_dip = (rates < floor) & ~is_warm_up
@@ -353,6 +389,8 @@ _SPEED = ("attention.", "deepspeed.", "masking.", "optimizer.kind", "training.pr
 """Other keys that decide how long a step takes, on the same model and data."""
 _ALIKE = 0.1
 """Relative difference of sequences per step up to which steps are alike."""
+_SAME = 0.01
+"""The same for several runs of one system."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -364,6 +402,8 @@ class LoggedRun:
     log: StepLog
     record: RunRecord | None
     """The contents of run.json; None for another kind of log."""
+    parts: tuple[StepLog, ...] = ()
+    """The logs of several runs of one system, which `log` pools; empty for a single run."""
 
     @property
     def ranks(self) -> int | None:
@@ -383,11 +423,6 @@ class LoggedRun:
         return validate(dict(self.record.config), RunConfig, origin=str(self.log.path.with_name(RUN_RECORD)))
 
     @property
-    def scheme(self) -> Scheme | None:
-        """Returns the simulated scheme that forms steps as this run does, if there is one."""
-        return None if self.config is None else scheme_of(self.config)
-
-    @property
     def layout(self) -> str | None:
         """Returns layout, items and assignment in words; None if they are not recorded."""
         if self.config is None:
@@ -403,7 +438,7 @@ class LoggedRun:
         return training is not None and training.layout == "padded" and training.policy in _PADS_WHOLE_ROWS
 
 
-def read_logged_run(path: Path, *, column: str | None = None, warm_up_steps: int | None = None) -> LoggedRun:
+def read_logged_run(path: Path) -> LoggedRun:
     """Reads a log, and the run.json beside it if the log is a run's metrics.jsonl.
 
     Raises: DataError, as `read_step_log`, and for a broken run.json.
@@ -411,9 +446,40 @@ def read_logged_run(path: Path, *, column: str | None = None, warm_up_steps: int
     record = read_run_record(path.parent) if path.name == METRICS else None
     return LoggedRun(
         label=path.name if record is None else str(record.config["run"]["name"]),
-        log=read_step_log(path, column=column, warm_up_steps=warm_up_steps),
+        log=read_step_log(path),
         record=record,
     )
+
+
+def pooled(runs: Sequence[LoggedRun]) -> LoggedRun:
+    """Returns several runs of one system as one. Raises: ConfigError for runs of unlike batch or number of devices."""
+    first, *others = sorted(runs, key=lambda run: run.ranks is None)  # the first says how many devices, if one does
+    if not others:
+        return first
+    for what, values in (
+        ("devices", [run.ranks for run in runs]),
+        ("sequences per step", [run.log.sequences_per_step for run in runs]),
+    ):
+        known = [(value, run.log.path) for value, run in zip(values, runs, strict=True) if value is not None]
+        for two, other in known[1:]:
+            one, path = known[0]
+            if abs(one - two) > _SAME * one:
+                raise ConfigError(
+                    f"--log {other} is of a run of {two:,.4g} {what}, and {path} of one of "
+                    f"{one:,.4g}: several logs are of runs of one system with one batch; study the others by themselves"
+                )
+    logs = [run.log for run in runs]
+    if len({log.path.resolve() for log in logs}) < len(logs):
+        raise ConfigError(f"--log {first.log.path} and others: a file is named twice; name each run once")
+    log = replace(
+        first.log,
+        steps_read=sum(one.steps_read for one in logs),
+        rates=np.concatenate([one.rates for one in logs]),
+        every_rate=np.concatenate([one.every_rate for one in logs]),
+        cuts=(),
+        warnings=tuple(dict.fromkeys(f"{one.path.name}: {warning}" for one in logs for warning in one.warnings)),
+    )
+    return LoggedRun(label=f"{first.label} and {len(others)} more", log=log, record=first.record, parts=tuple(logs))
 
 
 def log_of_run(named: Path) -> Path:
@@ -427,14 +493,6 @@ def log_of_run(named: Path) -> Path:
             f"--baseline-run {named}: there is no {path}; name a run that has trained, by its run file or output_dir"
         )
     return path
-
-
-def scheme_of(config: RunConfig) -> Scheme | None:
-    """Returns the simulated scheme that forms steps as the run does; None for packs in another layout than packed."""
-    training = config.training
-    if (training.batching == "packs") != (training.layout == "packed"):
-        return None
-    return Scheme(layout=training.layout, policy=training.policy)
 
 
 def is_same_device(one: str, other: str) -> bool:
@@ -483,8 +541,9 @@ def _require_same_work(label: str, record: RunRecord, other_label: str, other: R
             "device"
         )
     if record.data.fingerprint != other.data.fingerprint:
+        found = differences(record.data.model_dump(mode="json"), other.data.model_dump(mode="json"))
         raise ConfigError(
-            f"the baseline {other_label} trained on other data than {label} ({_data_difference(record, other)}), so "
+            f"the baseline {other_label} trained on other data than {label} ({_in_words(found)}), so "
             "their sequences/s do not compare: train it with the same data section, data.prepared_dir included"
         )
     models = _differences_in(("model.",), record.config, other.config)
@@ -492,20 +551,6 @@ def _require_same_work(label: str, record: RunRecord, other_label: str, other: R
         raise ConfigError(
             f"the baseline {other_label} has another model than {label} ({models}): train it with the same one"
         )
-
-
-def _data_difference(record: RunRecord, other: RunRecord) -> str:
-    for name in ("sources", "tokenizer", "pack_length"):
-        ours, theirs = getattr(record.data, name), getattr(other.data, name)
-        if ours != theirs and name == "tokenizer":
-            return "another tokenizer"
-        if ours != theirs:
-            return f"{name.replace('_', ' ')} {_listed(theirs)}, not {_listed(ours)}"
-    return "another recipe, packing or mixture, or other documents"
-
-
-def _listed(value: Any) -> str:
-    return ", ".join(value) if isinstance(value, tuple) else str(value)
 
 
 def _other_settings(record: RunRecord, other: RunRecord) -> list[str]:
@@ -537,9 +582,11 @@ def _differences_in(keys: tuple[str, ...], one: Mapping[str, Any], other: Mappin
     A key that is newer than a recorded run file has its default there.
     """
     found = differences(with_defaults(one, RunConfig), with_defaults(other, RunConfig))
-    return "; ".join(
-        f"{key} {as_text(ours)} and {as_text(theirs)}" for key, (ours, theirs) in found.items() if key.startswith(keys)
-    )
+    return _in_words({key: pair for key, pair in found.items() if key.startswith(keys)})
+
+
+def _in_words(found: Mapping[str, tuple[Any, Any]]) -> str:
+    return "; ".join(f"{key} {as_text(ours)} and {as_text(theirs)}" for key, (ours, theirs) in found.items())
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -551,8 +598,6 @@ class MeasuredSteps:
     format: str
     layout: str | None
     """Layout, items and assignment in words; None if they are not recorded."""
-    scheme: Scheme | None
-    """The simulated scheme of the same kind, if there is one."""
     ranks: int
     device: str | None
     commit: str | None
@@ -579,8 +624,6 @@ class MeasuredComparison:
     """Speed-up in sequences/s over the baseline; None without one."""
     speed_up_interval: Interval | None
     """95 % interval of that: of both runs' steps, or of the run's alone where a number was given for the baseline."""
-    step_histogram: StepHistogram | None
-    """Speed-ups over padding of single steps."""
     warnings: tuple[str, ...]
 
     @property
@@ -608,9 +651,6 @@ def measure(
         padded_baseline=over,
         speed_up=speed_up,
         speed_up_interval=None if speed_ups is None else interval(speed_ups),
-        step_histogram=None
-        if over is None
-        else step_histogram(run.log.rates / over, speed_up=run.log.sequences_per_second / over, devices=ranks),
         warnings=tuple(warnings),
     )
 
@@ -642,7 +682,6 @@ def _measured_steps(run: LoggedRun, ranks: int) -> MeasuredSteps:
         path=log.path,
         format=log.format,
         layout=run.layout,
-        scheme=run.scheme,
         ranks=ranks,
         device=run.device,
         commit=None if run.record is None else run.record.starts[-1].commit,
@@ -668,7 +707,12 @@ def _speed_up(
 
 
 def _bootstrapped(run: LoggedRun, *, seed: int) -> Float64[np.ndarray, " rounds"]:
-    """Returns rates of long runs of resampled steps, in blocks where neighbours are correlated."""
+    """Returns rates of long runs of resampled steps, in blocks where neighbours are correlated; of runs, if several."""
+    if run.parts:
+        steps, totals = (np.array([part(1.0 / one.rates) for one in run.parts]) for part in (len, np.sum))
+        drawn = np.random.default_rng([seed, 4]).integers(len(steps), size=(ROUNDS, len(steps)))
+        of_runs: Float64[np.ndarray, " rounds"] = steps[drawn].sum(axis=1) / totals[drawn].sum(axis=1)
+        return of_runs
     seconds = resampled(1.0 / run.log.rates, rounds=ROUNDS, seed=seed)
     rates: Float64[np.ndarray, " rounds"] = 1.0 / seconds.mean(axis=1)
     return rates

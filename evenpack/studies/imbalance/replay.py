@@ -20,6 +20,7 @@ from scipy.optimize import lsq_linear
 
 from evenpack.batch import PackedBatch
 from evenpack.data.batches.pipeline import MicroBatchDataset
+from evenpack.data.order.selection import PackSelection, select_packs
 from evenpack.data.order.step_plan import StepPlan
 from evenpack.data.packing import LengthHistogram
 from evenpack.data.sequences import length_chunks
@@ -33,6 +34,7 @@ from evenpack.progress import Progress
 from evenpack.studies.imbalance.cluster import (
     BALANCED_PACKS,
     BASELINE,
+    OWN_SHARDS,
     PACKS_BY_ARRIVAL,
     UNPADDED_ARRIVAL,
     UNPADDED_BALANCED,
@@ -40,7 +42,6 @@ from evenpack.studies.imbalance.cluster import (
     Scheme,
     slowest_seconds,
 )
-from evenpack.studies.imbalance.extrapolation import SlowestForecast, forecast_slowest
 from evenpack.studies.imbalance.simulation import SchemeRow, StepTimes, summarise
 from evenpack.studies.provenance import made_by
 from evenpack.studies.throughput.contenders import (
@@ -52,12 +53,10 @@ from evenpack.studies.throughput.contenders import (
 from evenpack.studies.throughput.measure import MeasuredStep, StepTimer, measured_on
 
 REPLAYED: tuple[Scheme, ...] = (BALANCED_PACKS, PACKS_BY_ARRIVAL, UNPADDED_BALANCED, UNPADDED_ARRIVAL, BASELINE)
+_PLACE = ("sources", "stream_positions")
 _SEED = 0
 _WARMUP = 2
 """Parts of each scheme that are computed before any is timed."""
-
-_FEWEST_STEPS_OF_ONE = 20
-"""Steps of one device below which nothing is predicted from them."""
 
 Part = tuple[str, tuple[tuple[int, ...], ...]]
 """One rank's part of a step, by which it is recognised: its layout, and the items of each of its micro-batches."""
@@ -71,8 +70,11 @@ class VirtualRanks:
     number of ranks.
     """
 
-    def __init__(self, run: ResolvedRun, world: World) -> None:
+    def __init__(self, run: ResolvedRun, world: World, clusters: dict[int, range] | None = None) -> None:
+        """Takes the steps of each number of ranks where each rank has a shard: they have the items of all steps."""
         self._run = run
+        self._clusters = clusters
+        self._shards: dict[int, Int64[np.ndarray, "ranks steps items"]] = {}
         self._world = world
         self._datasets: dict[int, MicroBatchDataset] = {}
         self._plans: dict[tuple[int, int], StepPlan] = {}
@@ -80,28 +82,52 @@ class VirtualRanks:
     def share(self, ranks: int, step: int, rank: int) -> list[PackedBatch]:
         """Returns the micro-batches of one rank."""
         dataset, plan = self.dataset(ranks), self._plan(ranks, step)
-        packs = [plan.micro_batch(rank, index) for index in range(dataset.settings.micro_batches)]
-        return [dataset.collator.collate(each, plan.counts) for each in packs]
+        return [dataset.collator.collate(each, plan.counts) for each in self._packs(ranks, step, rank)]
 
     def items(self, ranks: int, step: int, rank: int) -> tuple[tuple[int, ...], ...]:
         """Returns the items of each micro-batch of one rank, by their numbers in the run's order, ascending."""
         settings, plan = self.dataset(ranks).settings, self._plan(ranks, step)
+        if self._clusters is not None:
+            own = self._shard(ranks)[rank, step].reshape(settings.micro_batches, -1)
+            return tuple(tuple(each) for each in own.tolist())
         first = step * settings.shape.items_per_step
-        shares = [plan.shares.share(rank * settings.micro_batches + index) for index in range(settings.micro_batches)]
-        return tuple(tuple(sorted((first + share).tolist())) for share in shares)
+        numbers = range(rank * settings.micro_batches, (rank + 1) * settings.micro_batches)
+        return tuple(tuple(sorted((first + plan.assignment.items_of(number)).tolist())) for number in numbers)
 
     def lengths(self, ranks: int, step: int, rank: int) -> Int64[np.ndarray, " sequences"]:
         """Returns the lengths of all sequences of one rank."""
-        settings, plan = self.dataset(ranks).settings, self._plan(ranks, step)
-        packs = [plan.micro_batch(rank, index).lengths for index in range(settings.micro_batches)]
-        return np.concatenate(packs)
+        return np.concatenate([packs.lengths for packs in self._packs(ranks, step, rank)])
+
+    def _packs(self, ranks: int, step: int, rank: int) -> list[PackSelection]:
+        """Returns the content of the micro-batches of one rank."""
+        micro_batches = range(self.dataset(ranks).settings.micro_batches)
+        if self._clusters is None or step not in self._clusters[ranks]:
+            return [self._plan(ranks, step).micro_batch(rank, index) for index in micro_batches]
+        of_all = [self._plan(ranks, one).packs for one in self._clusters[ranks]]
+        sources, positions = (np.concatenate([getattr(one, name) for one in of_all]) for name in _PLACE)
+        return [
+            select_packs(self.dataset(ranks).planner.sources, sources[list(own)], positions[list(own)])
+            for own in self.items(ranks, step, rank)
+        ]
+
+    def _shard(self, ranks: int) -> Int64[np.ndarray, "ranks steps items"]:
+        """Returns the items of each rank and step: a part of all items in the data's order, shuffled as the run is."""
+        assert self._clusters is not None
+        if ranks not in self._shards:
+            steps = self._clusters[ranks]
+            of_all = [self._plan(ranks, one).packs for one in steps]
+            sources = np.concatenate([one.sources for one in of_all])
+            first = np.concatenate([one.sequence_ids[one.offsets[:-1]] for one in of_all])
+            parts = np.lexsort((first, sources)).reshape(ranks, -1)
+            self._shards[ranks] = np.sort(parts, axis=1).reshape(ranks, len(steps), -1)
+        return self._shards[ranks]
 
     def dataset(self, ranks: int) -> MicroBatchDataset:
         """Returns the data of so many ranks."""
         if ranks not in self._datasets:
             shape = self._run.shape
             of_all = replace(shape, items_per_step=ranks * shape.items_per_step)
-            settings = replace(self._run.pipeline_settings(self._world), shape=of_all, ranks=ranks, planned_steps=None)
+            settings = replace(self._run.pipeline_settings(self._world), shape=of_all, ranks=ranks)
             self._datasets[ranks] = MicroBatchDataset(self._run.prepared, settings)
         return self._datasets[ranks]
 
@@ -110,25 +136,6 @@ class VirtualRanks:
         if (ranks, step) not in self._plans:
             self._plans[ranks, step] = self.dataset(ranks).planner.plan(step)
         return self._plans[ranks, step]
-
-
-@dataclass(frozen=True, kw_only=True)
-class SlowestRow:
-    """The slowest of several devices that get sequences by arrival: as replayed, and as one device's times predict it.
-
-    The times of one device are those over other sequences than the replayed steps here have: the run's first half is
-    replayed, and the second is predicted from.
-    """
-
-    devices: int
-    steps: int
-    """Replayed steps of the first half."""
-    seconds: float
-    """Seconds of the slowest device without the update, mean over these steps."""
-    standard_error: float
-    steps_of_one: int
-    """Steps of one device, in the second half."""
-    forecast: SlowestForecast
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -147,9 +154,6 @@ class Replay:
     timed_parts: int
     """Parts of steps that were timed; parts that several clusters share count once."""
     rows: tuple[SchemeRow, ...]
-    forecasts: tuple[SlowestRow, ...]
-    """Forecasts for each number of devices with 2 steps or more in the first half, and 20 of one device in the
-    second."""
 
     def described(self) -> str:
         """Returns device, model and commit, for figures and tables."""
@@ -162,6 +166,11 @@ class Replay:
     def of(self, scheme: Scheme) -> tuple[SchemeRow, ...]:
         """Returns a row for each number of devices, ascending."""
         return tuple(row for row in self.rows if row.is_of(scheme))
+
+    @property
+    def schemes(self) -> tuple[Scheme, ...]:
+        """What was replayed."""
+        return tuple(scheme for scheme in (*REPLAYED, *OWN_SHARDS) if self.of(scheme))
 
 
 def replay(
@@ -188,7 +197,8 @@ def replay(
     if world.size > 1:
         raise ConfigError(f"--replay runs all ranks on one device, but {world.size} processes were started: start one")
     measured = run_to_measure(config)
-    runs = {scheme: _run_of(measured, scheme, options, packs) for scheme in REPLAYED}
+    schemes = (*REPLAYED, *OWN_SHARDS) if options.shard_spread else REPLAYED
+    runs = {scheme: _run_of(measured, scheme, options, packs) for scheme in schemes}
     for scheme, run in runs.items():
         _require_memory(run, scheme, world)
     counts = sorted({1, *devices})
@@ -196,9 +206,11 @@ def replay(
     with _one_core_per_device(world):
         alone = resolve(changed(runs[BASELINE].config, deepspeed={"zero_stage": 0}), measured.prepared)
         timer = StepTimer(alone, world, clock="wall" if world.device.type == "cuda" else "cpu")
-        ranks = {scheme: VirtualRanks(run, world) for scheme, run in runs.items()}
+        ranks = {
+            scheme: VirtualRanks(run, world, clusters if scheme.own_shard else None) for scheme, run in runs.items()
+        }
         timed = _time_parts(timer, ranks, clusters, progress)
-        origin = measured_on(runs[BASELINE], world, layouts=tuple(scheme.label for scheme in REPLAYED))
+        origin = measured_on(runs[BASELINE], world, layouts=tuple(scheme.label for scheme in schemes))
     update = float(np.median([one.update_seconds + one.all_reduce_seconds for one in timed.values()]))
     seconds = {scheme: _seconds(scheme, virtual, clusters, timed) for scheme, virtual in ranks.items()}
     times: dict[tuple[Scheme, int], StepTimes] = {}
@@ -212,8 +224,7 @@ def replay(
         zero_stage=options.zero_stage,
         update_seconds=update,
         timed_parts=len(timed),
-        rows=tuple(row for scheme in REPLAYED for row in summarise(scheme, times)),
-        forecasts=_forecasts(seconds[UNPADDED_ARRIVAL], waits_often=options.waits_often),
+        rows=tuple(row for scheme in schemes for row in summarise(scheme, times)),
     )
 
 
@@ -294,32 +305,6 @@ def _seconds(
         parts = [[_part(scheme, virtual, number, step, rank) for rank in range(number)] for step in steps]
         found[number] = np.array([[timed[part].micro_batches.seconds for part in of_step] for of_step in parts])
     return found
-
-
-def _forecasts(seconds: dict[int, Seconds], *, waits_often: bool) -> tuple[SlowestRow, ...]:
-    """Compares replayed steps of the first half with what one device's times over the second half predict."""
-    half = len(seconds[1]) // 2
-    replayed = {
-        devices: slowest_seconds(of_steps[: half // devices], waits_often=waits_often)
-        for devices, of_steps in seconds.items()
-        if devices > 1 and half // devices > 1
-    }
-    alone, accumulation = seconds[1][half:, 0], seconds[1].shape[2]
-    draws, per_step = (alone.ravel(), accumulation) if waits_often else (alone.sum(axis=1), 1)
-    if len(alone) < _FEWEST_STEPS_OF_ONE or np.ptp(draws) == 0 or not replayed:
-        return ()
-    forecasts = forecast_slowest(draws, list(replayed), times=per_step)
-    return tuple(
-        SlowestRow(
-            devices=devices,
-            steps=len(slowest),
-            seconds=float(slowest.mean()),
-            standard_error=float(slowest.std(ddof=1) / len(slowest) ** 0.5),
-            steps_of_one=len(alone),
-            forecast=forecast,
-        )
-        for (devices, slowest), forecast in zip(replayed.items(), forecasts, strict=True)
-    )
 
 
 def _step_times(

@@ -15,10 +15,10 @@ from evenpack.engine.resolving.cost_model import CostModel, LinearSeconds, read_
 from evenpack.engine.resolving.cost_weights import head_share
 from evenpack.engine.resolving.resolve import ResolvedRun
 from evenpack.errors import ConfigError
-from evenpack.kernels.visible_pairs import visible_pairs
 from evenpack.models.config import ModelConfig
 from evenpack.models.families import family_of
-from evenpack.studies.roofline.estimate import linear_seconds
+from evenpack.studies.cost_model_estimate import linear_seconds
+from evenpack.visible_pairs import visible_pairs
 
 SHIPPED = Path(__file__).parent / "cost_models"
 DEFAULT_COST = "bert_large_estimate"
@@ -27,7 +27,7 @@ _DEVICE = "h100"
 
 
 class EstimatedCost(Section):
-    """What the roofline of `studies/roofline` computes the seconds of a micro-batch from; nothing is measured."""
+    """What `studies/cost_model_estimate.py` computes the seconds of a micro-batch from; this model was not measured."""
 
     model: ModelConfig
     vocabulary_size: int = Field(ge=2)
@@ -37,7 +37,7 @@ class EstimatedCost(Section):
     """Rows of the output head per slot: 1 for next tokens, the share of masked ones for masked tokens."""
     optimizer: OptimizerSection
     device: str
-    """Device with a known peak."""
+    """Device with measured rates."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,8 +63,6 @@ class StepCost:
     per_segment: float
     per_step: float
     """Seconds once per step, on every rank: the optimizer."""
-    noise: float
-    """Standard deviation of seconds / expected seconds."""
 
     def attended(self, lengths: Int64[np.ndarray, "*shape"]) -> Real[np.ndarray, "*shape"]:
         """Returns the pairs that attention computes in segments of these lengths, as an average of the layers.
@@ -143,13 +141,12 @@ def _estimated(name: str, cost: EstimatedCost) -> StepCost:
     )
     return StepCost(
         name=name,
-        origin=f"ESTIMATE, not measured: roofline of {model.kind} {model.preset} on {cost.device}, bfloat16, attention "
-        f"at the rates of FlashAttention 2, {cost.optimizer.kind}",
+        origin=f"ESTIMATE, not measured: operations of {model.kind} {model.preset} at rates measured on one "
+        f"{cost.device}, bfloat16, compiled, {cost.optimizer.kind}",
         estimated=True,
         device=f"NVIDIA {cost.device.upper()}, bfloat16",
         causal=family_of(model).causal,
         **_terms(seconds),
-        noise=0.0,
     )
 
 
@@ -179,5 +176,4 @@ def _measured(name: str, model: CostModel) -> StepCost:
         device=on.device,
         causal=on.causal,
         **_terms(model),
-        noise=model.noise,
     )

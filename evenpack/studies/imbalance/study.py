@@ -5,52 +5,62 @@ Options are checked, and logs read, before any lengths are; a run and its log co
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
 
 from evenpack import console
 from evenpack.data.packing import pack
+from evenpack.data.sequences import length_chunks
 from evenpack.engine.reporting.metrics import METRICS
 from evenpack.engine.reporting.run_record import RunRecord, read_run_record
 from evenpack.engine.resolving.resolve import ResolvedRun, resolve
 from evenpack.engine.world.distributed import configure_logging, joined_world
 from evenpack.errors import ConfigError, DataError
 from evenpack.progress import FREQUENT_LINES_SECONDS, Progress
-from evenpack.studies.imbalance.cluster import ClusterOptions
-from evenpack.studies.imbalance.command import ImbalanceCommand
+from evenpack.studies.imbalance.cluster import MOST_SPREAD, Cluster, ClusterOptions
 from evenpack.studies.imbalance.extrapolation import (
-    PUBLISHED_CLUSTER,
-    PUBLISHED_DEVICES,
     PUBLISHED_LENGTHS,
     LogForecast,
-    ReferenceCurve,
+    PublishedCurve,
     forecast_from_log,
-    reference_curve,
+    published_curve,
 )
 from evenpack.studies.imbalance.measurement import (
+    IntervalReport,
     LoggedRun,
     MeasuredComparison,
     log_of_run,
     measure,
+    pooled,
     read_logged_run,
+    summarise_intervals,
     timing_differences,
+)
+from evenpack.studies.imbalance.options import ImbalanceOptions
+from evenpack.studies.imbalance.regimes import (
+    LEAST_REGIME_STEPS,
+    RegimeForecast,
+    divide,
+    forecast_from_regimes,
 )
 from evenpack.studies.imbalance.replay import Replay, replay
 from evenpack.studies.imbalance.simulation import (
-    FittedNoise,
     Simulation,
-    fit_noise,
+    fit_shard_spread,
     make_cluster,
     parse_devices,
     simulate,
 )
 from evenpack.studies.imbalance.step_cost import DEFAULT_COST, StepCost, estimate_for, find_cost
 from evenpack.studies.lengths.subject import Subject
+from evenpack.studies.mlperf import read_intervals
 from evenpack.studies.plotting import require_plot
 from evenpack.studies.provenance import provenance_of_runs
-from evenpack.studies.statistics.laws import Gumbel
 
 _DEVICES = "1..2048"
-_FEWEST_REPLAYED_STEPS = 2
-"""Least number of steps of a replay: an interval needs two."""
+_PARTS = 64
+"""Parts of the data, in its order, of which a spread is measured."""
 _DEFAULT_BATCH = 32
 """Sequences per micro-batch where INPUT is not a run, as in PackedBERT."""
 _DEFAULT_LOG_DEVICES = 8
@@ -85,18 +95,20 @@ class ImbalanceStudy:
     """Clusters replayed on this device, if requested."""
     measured: MeasuredComparison | None
     """Steps of a real run, if there are any."""
+    regimes: RegimeForecast | None
+    """The forecast from several regimes for more devices."""
     forecast: LogForecast | None
-    """The forecast from the measured steps for other numbers of devices, if there is one."""
-    reference: ReferenceCurve | None
+    """The forecast from measured steps without regimes for other numbers of devices."""
+    intervals: IntervalReport | None
+    """Rates between evaluations, where the logs have no steps."""
+    reference: PublishedCurve | None
     """The published curve, if it is to be shown."""
-    fitted_noise: FittedNoise | None
-    """The noise of the simulated clusters, if it was fitted to the published law."""
     notes: tuple[str, ...]
     """What was left out, and why."""
     warnings: tuple[str, ...]
 
 
-def run_study(given: ImbalanceCommand, find_subject: Callable[[], Subject]) -> ImbalanceStudy:
+def run_study(given: ImbalanceOptions, find_subject: Callable[[], Subject]) -> ImbalanceStudy:
     """Checks the options, reads what was measured, checks that it compares, and simulates.
 
     Raises: ConfigError for an invalid option, or a baseline that is none for the run; DataError for a log that cannot
@@ -106,12 +118,11 @@ def run_study(given: ImbalanceCommand, find_subject: Callable[[], Subject]) -> I
     named_devices = parse_devices(given.devices or _DEVICES)
     replayed = () if given.replay is None else parse_devices(given.replay, option="--replay")
     cost = None if given.cost_model is None else find_cost(given.cost_model)
-    law = Gumbel(location=given.reference_location, scale=given.reference_scale)
-    baseline = named_log = None
+    baseline = named_log = intervals = None
     if given.baseline_run is not None:
-        baseline = read_logged_run(log_of_run(given.baseline_run), warm_up_steps=given.log_warmup)
+        baseline = read_logged_run(log_of_run(given.baseline_run))
     if given.log is not None:
-        named_log = read_logged_run(given.log, column=given.log_column, warm_up_steps=given.log_warmup)
+        named_log, intervals = _read_logs(given)
 
     subject = find_subject()
     run = None
@@ -127,17 +138,10 @@ def run_study(given: ImbalanceCommand, find_subject: Callable[[], Subject]) -> I
     cost = cost or _cost_of(run)
     packing = pack(subject.histogram, pack_length=subject.pack_length)
     options = cluster_options(given, step, baseline=baseline, packing_factor=packing.packing_factor)
-    fitted = None
-    if given.noise == "published":
-        cluster = make_cluster(subject.histogram, packing, cost=cost, options=options, causal=given.causal)
-        fitted = fit_noise(cluster, law, devices=given.reference_devices)
-        options = replace(options, noise=fitted.share)
-    else:
-        options = replace(options, noise=cost.noise if given.noise == "cost_model" else float(given.noise))
     own_devices = () if given.devices is not None or ranks is None else (ranks,)
     devices = tuple(sorted({*named_devices, *replayed, *own_devices}))
 
-    measured = forecast = None
+    measured = forecast = regimes = None
     warnings: list[str] = []
     if log is not None:
         measured = measure(
@@ -147,19 +151,41 @@ def run_study(given: ImbalanceCommand, find_subject: Callable[[], Subject]) -> I
             padded_baseline=given.padded_baseline,
             cost=cost,
         )
-        warnings = [*measured.warnings, *_baseline_warnings(options, baseline)]
-        why_not = _why_no_forecast(log, measured)
-        if why_not is not None:
-            notes.append(f"No forecast from the measured steps for other numbers of devices: {why_not}.")
-        elif measured.padded_baseline is not None:
-            forecast = forecast_from_log(
-                log.log, log_devices=measured.run.ranks, padded_baseline=measured.padded_baseline, counts=devices
+        warnings = [*measured.warnings]
+        division = divide([part.every_rate for part in log.parts or (log.log,)], given.regime_steps)
+        if given.regime_steps is not None and len(division.regimes) < 2:
+            raise DataError(
+                f"--regime-steps {given.regime_steps}: {log.label} has {len(division.regimes)} regimes of "
+                f"{LEAST_REGIME_STEPS} steps or more, and a variance between regimes needs two: give the logs of more "
+                "or longer runs, or leave the option out"
             )
+        if log.config is not None and log.config.training.policy != "arrival":
+            notes.append(
+                f"No forecast from the measured steps for other numbers of devices: {log.label} is {log.layout}, so "
+                "its ranks are not independent draws, which a forecast assumes."
+            )
+        elif len(division.regimes) > 1:
+            regimes = forecast_from_regimes(
+                division, log_devices=measured.run.ranks, counts=devices, padded_baseline=measured.padded_baseline
+            )
+        else:
+            notes.append(
+                "One regime: no variance between regimes is known, and forecasts take steps as draws of one law."
+            )
+            forecast = forecast_from_log(
+                log.log,
+                log_devices=measured.run.ranks,
+                padded_baseline=measured.padded_baseline or log.log.sequences_per_second,
+                counts=devices,
+            )
+    if given.shard_spread in ("run", "log"):
+        cluster = make_cluster(subject.histogram, packing, cost=cost, options=options, causal=given.causal)
+        options = replace(options, shard_spread=_shard_spread(given.shard_spread, run, cluster, regimes))
     packs = options.packs_with(packing.packing_factor)
     replay_found = None if run is None else _replay(run, given, replayed, options, packs=packs)
     reference = None
     if shows_reference(given, subject.origin):
-        reference = reference_curve(law, given.reference_devices, devices)
+        reference = published_curve(devices)
     with Progress(console.messages(), interval_seconds=FREQUENT_LINES_SECONDS) as progress:
         simulation = simulate(
             subject.histogram,
@@ -168,7 +194,6 @@ def run_study(given: ImbalanceCommand, find_subject: Callable[[], Subject]) -> I
             cost=cost,
             options=options,
             causal=given.causal,
-            laws=_laws_beside(reference, devices, measured),
             progress=progress,
         )
     return ImbalanceStudy(
@@ -178,16 +203,17 @@ def run_study(given: ImbalanceCommand, find_subject: Callable[[], Subject]) -> I
         simulation=simulation,
         replay=replay_found,
         measured=measured,
+        regimes=regimes,
         forecast=forecast,
+        intervals=intervals,
         reference=reference,
-        fitted_noise=fitted,
         notes=tuple(notes),
         warnings=tuple(warnings),
     )
 
 
 def _replay(
-    run: ResolvedRun, given: ImbalanceCommand, devices: Sequence[int], options: ClusterOptions, *, packs: int
+    run: ResolvedRun, given: ImbalanceOptions, devices: Sequence[int], options: ClusterOptions, *, packs: int
 ) -> Replay | None:
     if not devices:
         return None
@@ -204,47 +230,52 @@ def _replay(
         )
 
 
-def check_options(given: ImbalanceCommand) -> None:
+def check_options(given: ImbalanceOptions) -> None:
     """Checks what can be checked before any file is read. Raises: ConfigError."""
     require_plot(given.plot)
-    require_plot(given.plot_steps, option="--plot-steps")
-    for name in ("reference_devices", "log_devices"):
-        count = getattr(given, name)
-        if count is not None and count < 1:
-            raise ConfigError(f"--{name.replace('_', '-')} must be 1 or more, not {count}")
     cluster_options(given, None, baseline=None, packing_factor=1.0)
-    if given.noise not in ("cost_model", "published"):
-        try:
-            ClusterOptions(noise=float(given.noise))
-        except ValueError:
-            message = f"--noise is a share such as 0.05, cost_model or published, not {given.noise}"
-            raise ConfigError(message) from None
-    if given.replay_steps < _FEWEST_REPLAYED_STEPS:
-        raise ConfigError(f"--replay-steps must be {_FEWEST_REPLAYED_STEPS} or more, not {given.replay_steps}")
-    if given.log_warmup is not None and given.log_warmup < 0:
-        raise ConfigError(f"--log-warmup must be 0 steps or more, not {given.log_warmup}")
     if given.padded_baseline is not None and not 0 < given.padded_baseline < float("inf"):
         raise ConfigError(f"--padded-baseline is a number of sequences/s above 0, not {given.padded_baseline}")
     if given.padded_baseline is not None and given.baseline_run is not None:
         raise ConfigError("--padded-baseline and --baseline-run both say what the speed-up is over: give one of them")
-    if given.log is not None and given.padded_baseline is None and given.baseline_run is None:
+    if given.regime_steps is not None and given.regime_steps < LEAST_REGIME_STEPS:
+        raise ConfigError(f"--regime-steps must be {LEAST_REGIME_STEPS} or more, not {given.regime_steps}")
+
+
+def _read_logs(given: ImbalanceOptions) -> tuple[LoggedRun | None, IntervalReport | None]:
+    """Reads the logs that are named: their steps, or, if they have none, their rates between evaluations.
+
+    Raises: ConfigError, DataError.
+    """
+    named = [given.log] if isinstance(given.log, str | Path) else given.log or []
+    paths = [path for one in map(Path, named) for path in (sorted(one.iterdir()) if one.is_dir() else [one])]
+    paths = [path for path in paths if not path.is_dir()]
+    if not paths:
+        raise ConfigError(f"--log {', '.join(map(str, named))}: there is no file")
+    intervals = [one for one in map(read_intervals, paths) if one is not None]
+    if not intervals:
+        return pooled([read_logged_run(one) for one in paths]), None
+    for option in ("log_devices", "padded_baseline", "baseline_run", "regime_steps"):
+        if getattr(given, option) is not None:
+            raise ConfigError(
+                f"--{option.replace('_', '-')} is an option for steps, and {intervals[0].path} has rates between "
+                "evaluations alone, from which no law follows: leave it out"
+            )
+    if len(intervals) < len(paths):
         raise ConfigError(
-            f"--log {given.log} gives rates; a speed-up also needs the rates of padded training on the same devices: "
-            "give them as --padded-baseline SEQ/S, above 0, or name a padded run by --baseline-run"
+            f"--log: {len(intervals)} of {len(paths)} files have rates between evaluations and no steps, the others "
+            "have steps: study them by themselves"
         )
+    return None, summarise_intervals(intervals)
 
 
-def shows_reference(given: ImbalanceCommand, origin: str) -> bool:
+def shows_reference(given: ImbalanceOptions, origin: str) -> bool:
     """Whether the published curve is drawn: by default beside the lengths that it was published for."""
-    if given.published is not None:
-        return given.published
-    asked = (given.reference_location, given.reference_scale, given.reference_devices)
-    published = (PUBLISHED_CLUSTER.location, PUBLISHED_CLUSTER.scale, PUBLISHED_DEVICES)
-    return asked != published or origin == PUBLISHED_LENGTHS
+    return origin == PUBLISHED_LENGTHS if given.published is None else given.published
 
 
 def cluster_options(
-    given: ImbalanceCommand, step: StepOfRun | None, *, baseline: LoggedRun | None, packing_factor: float
+    given: ImbalanceOptions, step: StepOfRun | None, *, baseline: LoggedRun | None, packing_factor: float
 ) -> ClusterOptions:
     """Returns what is given, else the run's, else the baseline's, else what fits to the rest.
 
@@ -266,8 +297,37 @@ def cluster_options(
         steps=given.steps,
         all_reduce_bytes=given.all_reduce_bytes,
         bandwidth=None if given.bandwidth is None else 1e9 * given.bandwidth,
+        shard_spread=0.0 if given.shard_spread in ("run", "log") else _share(given.shard_spread),
         seed=given.seed,
     )
+
+
+def _share(given: str) -> float:
+    try:
+        return float(given)
+    except ValueError:
+        raise ConfigError(f"--shard-spread is a share such as 0.05, run or log, not {given}") from None
+
+
+def _shard_spread(given: str, run: ResolvedRun | None, cluster: Cluster, regimes: RegimeForecast | None) -> float:
+    """Returns the spread of parts of the run's data beyond what their sequences make by chance, or what fits a log.
+
+    Raises: ConfigError if there is no run, or no log with regimes.
+    """
+    if given == "log":
+        if regimes is None:
+            raise ConfigError("--shard-spread log needs --log, a log with two regimes or more: give one, or a share")
+        return fit_shard_spread(cluster, regimes.between.value, devices=regimes.log_devices)
+    if run is None:
+        raise ConfigError(
+            "--shard-spread run needs a run (.yaml) whose data is prepared as INPUT: give one, or a share"
+        )
+    sources = run.prepared.training_sources(seed=0, batching="sequences")
+    lengths = np.concatenate([each for source in sources for each in length_chunks(source.view)])
+    parts = np.array_split(lengths, min(_PARTS, len(lengths) // 2))
+    chance = np.mean([part.var(ddof=1) / len(part) for part in parts])
+    spread = np.sqrt(max(0.0, np.var([part.mean() for part in parts], ddof=1) - chance)) / lengths.mean()
+    return min(float(spread), MOST_SPREAD)
 
 
 def _baseline_items(baseline: LoggedRun | None, batching: str) -> int | None:
@@ -276,7 +336,7 @@ def _baseline_items(baseline: LoggedRun | None, batching: str) -> int | None:
     return baseline.config.training.items_per_micro_batch
 
 
-def _step_of(run: ResolvedRun, ranks: int | None, given: ImbalanceCommand) -> StepOfRun:
+def _step_of(run: ResolvedRun, ranks: int | None, given: ImbalanceOptions) -> StepOfRun:
     """Returns the step of a run. Raises: ConfigError if the ranks cannot divide it and no accumulation is given."""
     training = run.config.training
     items = training.items_per_micro_batch
@@ -298,7 +358,7 @@ def _cost_of(run: ResolvedRun | None) -> StepCost:
 
 
 def _find_log(
-    given: ImbalanceCommand, named: LoggedRun | None, run: ResolvedRun | None
+    given: ImbalanceOptions, named: LoggedRun | None, run: ResolvedRun | None
 ) -> tuple[LoggedRun | None, int | None, list[str]]:
     """Returns the log that is named, else the run's own; its ranks, as far as they are known; and notes.
 
@@ -309,8 +369,10 @@ def _find_log(
     """
     if named is not None:
         return named, named.ranks, []
+    if given.log is not None:
+        return None, None, []
     if run is None:
-        for name in ("baseline_run", "padded_baseline", "log_column", "log_warmup", "log_devices"):
+        for name in ("baseline_run", "padded_baseline", "log_devices", "regime_steps"):
             if getattr(given, name) is not None:
                 raise ConfigError(
                     f"--{name.replace('_', '-')} is an option for a log: give it with --log FILE, or a run (.yaml) "
@@ -319,7 +381,7 @@ def _find_log(
         return None, None, []
     record = read_run_record(run.config.run.output_dir)
     try:
-        log = _own_log(run, record, warm_up_steps=given.log_warmup)
+        log = _own_log(run, record)
     except (ConfigError, DataError) as error:
         if given.baseline_run is not None or given.padded_baseline is not None:
             raise
@@ -329,7 +391,7 @@ def _find_log(
     return log, log.ranks, [unchecked] if record is None else []
 
 
-def _own_log(run: ResolvedRun, record: RunRecord | None, *, warm_up_steps: int | None) -> LoggedRun:
+def _own_log(run: ResolvedRun, record: RunRecord | None) -> LoggedRun:
     path = run.config.run.output_dir / METRICS
     if not path.is_file():
         raise ConfigError(f"there is no {path}; train it first, or name another log as --log FILE")
@@ -339,7 +401,7 @@ def _own_log(run: ResolvedRun, record: RunRecord | None, *, warm_up_steps: int |
             raise ConfigError(f"{path} is of a run with other settings (there and here: {settings})")
         if record.data.fingerprint != run.prepared.fingerprint(seed=0):
             raise ConfigError(f"{path} is of a run over other data than {run.prepared.directory} holds now")
-    return read_logged_run(path, warm_up_steps=warm_up_steps)
+    return read_logged_run(path)
 
 
 def _require_ranks(given: int | None, log: LoggedRun) -> int:
@@ -349,42 +411,6 @@ def _require_ranks(given: int | None, log: LoggedRun) -> int:
             f"{log.log.path} is of a run with {log.ranks} ranks, and --log-devices is {given}: leave the option out"
         )
     return log.ranks or given or _DEFAULT_LOG_DEVICES
-
-
-def _baseline_warnings(options: ClusterOptions, baseline: LoggedRun | None) -> list[str]:
-    """Returns a warning if the baseline divides its step otherwise than the clusters that are simulated."""
-    if baseline is None or baseline.config is None or baseline.ranks is None:
-        return []
-    training = baseline.config.training
-    accumulation = training.items_per_step / (training.items_per_micro_batch * baseline.ranks)
-    if accumulation == options.accumulation:
-        return []
-    return [
-        f"{baseline.label} has {accumulation:g} micro-batches per step and rank; its steps are simulated with "
-        f"{options.accumulation}"
-    ]
-
-
-def _why_no_forecast(log: LoggedRun, measured: MeasuredComparison) -> str | None:
-    """Returns why there is no forecast for other numbers of devices; None if there is one."""
-    if measured.padded_baseline is None:
-        return "a speed-up over padding needs a padded run: name it by --baseline-run, or give --padded-baseline SEQ/S"
-    if log.config is not None and log.config.training.policy != "arrival":
-        return f"{log.label} is {log.layout}, so its ranks are not independent draws, which a forecast assumes"
-    return None
-
-
-def _laws_beside(
-    reference: ReferenceCurve | None, devices: Sequence[int], measured: MeasuredComparison | None
-) -> dict[int, Gumbel | None]:
-    """Returns the clusters whose single steps are kept, with the law that each is compared with.
-
-    These are one device and the reference's cluster, or, without a reference, the measured or the largest cluster.
-    """
-    if reference is None:
-        return {1: None, (max(devices) if measured is None else measured.run.ranks): None}
-    laws: dict[int, Gumbel | None] = {1: reference.single}
-    return laws | ({reference.devices: reference.fitted} if reference.devices <= max(devices) else {})
 
 
 def _footer(subject: Subject, logs: Sequence[LoggedRun], replayed: Replay | None) -> tuple[str, ...]:

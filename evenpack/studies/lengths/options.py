@@ -1,4 +1,4 @@
-"""Options of an input, and of the packs to inspect it in."""
+"""Options of an input of lengths, and of its packs."""
 
 from dataclasses import dataclass, fields
 from typing import Annotated
@@ -13,7 +13,7 @@ _OF_READING = {"name", "histogram", "column", "tokenizer", "split", "glue_dir"}
 
 @dataclass(frozen=True, kw_only=True)
 class SubjectOptions:
-    """The input to inspect, and the packs to inspect it in."""
+    """The input of lengths, and its packs."""
 
     name: Annotated[str | None, typer.Option(help="Name of a histogram in a .json file of several.")] = None
     histogram: Annotated[

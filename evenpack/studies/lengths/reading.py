@@ -20,6 +20,7 @@ import json
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from functools import cache, partial
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -30,12 +31,14 @@ from evenpack import console
 from evenpack.config import nearest
 from evenpack.data.limits import MOST_SLOTS
 from evenpack.data.packing import LengthHistogram
-from evenpack.data.packing.histogram import MOST_SEQUENCES, first_wrong
+from evenpack.data.packing.histogram import MOST_SEQUENCES
+from evenpack.data.sequences import SequenceView, length_chunks
 from evenpack.data.sources.files import ARROW_SUFFIXES, saved_splits
 from evenpack.data.sources.lines import JSONL_SUFFIXES
 from evenpack.errors import ConfigError, DataError, PackingError
 from evenpack.files import expand_user
 from evenpack.progress import Progress
+from evenpack.studies.lengths.counter import LengthCounter
 from evenpack.studies.lengths.options import SubjectOptions
 
 if TYPE_CHECKING:
@@ -54,37 +57,6 @@ _ALPHABET = b"0123456789- \t\n\r\v\f"
 _FORM = '[n1, n2, ...] or {"17": n, ...}'
 _MOST_DIGITS = 20
 """Digits of a length, including leading zeros."""
-
-
-class LengthCounter:
-    """Counts by length, growing with the longest."""
-
-    def __init__(self) -> None:
-        self._counts = np.zeros(1, dtype=np.int64)
-        self.sequences = 0
-        self.tokens = 0
-
-    def add(self, lengths: np.ndarray, place: Callable[[int], str]) -> None:
-        """Counts numbers of any type; `place` describes the origin of the n-th of them.
-
-        Raises: DataError with origin and value for the first that is not an integer from 1 to `MOST_SLOTS`.
-        """
-        wrong = first_wrong(lengths, least=1, most=MOST_SLOTS)
-        if wrong is not None:
-            index, expected = wrong
-            raise DataError(f"{place(index)}: a length must be {expected}, found {lengths[index]}")
-        found = np.bincount(lengths.astype(np.intp, copy=False))
-        if len(found) > len(self._counts):
-            self._counts = np.pad(self._counts, (0, len(found) - len(self._counts)))
-        self._counts[: len(found)] += found
-        self.sequences += len(lengths)
-        self.tokens += int(lengths.sum())
-
-    def histogram(self, origin: str) -> LengthHistogram:
-        """Returns the histogram of all counted lengths. Raises: DataError if there is none."""
-        if not self.sequences:
-            raise DataError(f"{origin} holds no sequence: the histogram is empty")
-        return LengthHistogram(counts=self._counts[1:])
 
 
 def from_array(path: Path, *, are_counts: bool) -> LengthHistogram:
@@ -213,7 +185,7 @@ def from_json(path: Path, name: str | None) -> LengthHistogram:
         raise DataError(f"{path} is a single histogram and has none named '{name}'")
     if not isinstance(values, list | dict) or not values:
         raise DataError(f"{origin}: expected counts by length ({_FORM}), or several of them by name")
-    counts = _counts_of_list(values, origin) if isinstance(values, list) else _counts_by_length(values, origin)
+    counts = _counts_by_length(dict(enumerate(values, 1)) if isinstance(values, list) else values, origin)
     try:
         return LengthHistogram(counts=counts)
     except PackingError as error:
@@ -252,21 +224,13 @@ def _chosen(values: dict[str, Any], name: str | None, path: Path) -> tuple[Any, 
     return values[name], f"{path}, {name}"
 
 
-def _counts_of_list(values: Sequence[Any], origin: str) -> Int64[np.ndarray, " longest"]:
-    if len(values) > MOST_SLOTS:
-        raise DataError(f"{origin}: {len(values)} counts, but a length must be {MOST_SLOTS} or less")
-    counts = (_count(value, length, origin) for length, value in enumerate(values, 1))
-    return np.fromiter(counts, dtype=np.int64, count=len(values))
-
-
-def _counts_by_length(values: dict[str, Any], origin: str) -> Int64[np.ndarray, " longest"]:
+def _counts_by_length(values: dict[Any, Any], origin: str) -> Int64[np.ndarray, " longest"]:
     by_length: dict[int, int] = {}
     for key, value in values.items():
-        length = _length(key, origin)
-        count = _count(value, length, origin)
+        length = _length(str(key), origin)
         if length in by_length:  # "7" and "07"
-            raise DataError(f"{origin}: length {length} occurs twice, with {by_length[length]} and {count}")
-        by_length[length] = count
+            raise DataError(f"{origin}: length {length} occurs twice, with {by_length[length]} and {_json(value)}")
+        by_length[length] = _count(value, length, origin)
     counts = np.zeros(max(by_length), dtype=np.int64)
     counts[np.array(list(by_length)) - 1] = list(by_length.values())
     return counts
@@ -330,12 +294,10 @@ def read_histogram(
         ) from error
 
 
-def merge_histograms(histograms: list[LengthHistogram]) -> LengthHistogram:
-    """Returns the histogram of all their sequences together."""
-    counts = np.zeros(max(len(histogram.counts) for histogram in histograms), dtype=np.int64)
-    for histogram in histograms:
-        counts[: len(histogram.counts)] += histogram.counts
-    return LengthHistogram(counts=counts)
+def lengths_of(views: Sequence[SequenceView]) -> LengthHistogram:
+    """Counts the sequences of all views together."""
+    chunks = chain.from_iterable(length_chunks(view) for view in views)
+    return LengthHistogram.from_chunks(chunks, longest=max(view.max_sequence_length for view in views))
 
 
 def _names_dataset(source: str, path: Path, options: SubjectOptions) -> bool:

@@ -26,8 +26,8 @@ from evenpack.data.tokenizers.loading import TokenCounter, load_token_counter
 from evenpack.errors import ConfigError, DataError
 from evenpack.files import expand_user
 from evenpack.progress import Progress
+from evenpack.studies.lengths.counter import LengthCounter
 from evenpack.studies.lengths.options import SubjectOptions
-from evenpack.studies.lengths.reading import LengthCounter
 
 _GLUE = "nyu-mll/glue"
 Kind = Literal["number", "list", "text", "other"]
@@ -73,7 +73,7 @@ class DatasetTable:
         # A subset that is not a folder of its own is one that the dataset's README defines.
         if subset and (folder / subset).is_dir():
             name, subset = str(folder / subset), ""
-        loaded = load_rows(name, subset or None, split or "train", label=f"dataset '{source}'")
+        loaded, _ = load_rows(name, subset or None, split or "train", label=f"dataset '{source}'")
         self.origin = f"{source}, {split or 'train'}"
         self.schema: dict[str, Any] = {field.name: field.type for field in loaded.features.arrow_schema}
         self.total_bytes = int(loaded.data.nbytes)

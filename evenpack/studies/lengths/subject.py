@@ -1,4 +1,4 @@
-"""The input of `inspect` and of the studies of lengths: a prepared run, or any list of lengths."""
+"""The input of the studies of lengths: a prepared run, or any list of lengths."""
 
 import shlex
 from collections.abc import Sequence
@@ -6,17 +6,18 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from rich.text import Text
+
 from evenpack import console
 from evenpack.config import load_run_file, nearest
 from evenpack.data.packing import FittedHistogram, LengthHistogram
 from evenpack.data.prepared import PreparedData
-from evenpack.data.sequences import SequenceView, ViewOfDocuments, length_chunks
 from evenpack.engine.config import RunConfig
 from evenpack.errors import ConfigError, DataError, PackingError
 from evenpack.progress import FREQUENT_LINES_SECONDS, Progress
 from evenpack.shipped import names_run_file
 from evenpack.studies.lengths.options import SubjectOptions
-from evenpack.studies.lengths.reading import GLUE, merge_histograms, read_histogram
+from evenpack.studies.lengths.reading import GLUE, lengths_of, read_histogram
 from evenpack.studies.provenance import COMPUTED, name_of_lengths, name_of_prepared, provenance_line
 
 _GLUE_SLOTS = 128
@@ -33,18 +34,10 @@ class Subject:
     pack_length: int
     fitted: FittedHistogram
     """Lengths fitted to `pack_length` by `--long`."""
-    splits: tuple[dict[str, Any], ...] = ()
-    """`Manifest.summary` of a run; empty for a plain list of lengths."""
-    source_rows: tuple[dict[str, Any], ...] = ()
-    """`Manifest.row_summary` of a run; empty for a plain list of lengths."""
     config: RunConfig | None = None
     """The run; None for a plain list of lengths."""
     prepared: PreparedData | None = None
     """The run's data; None for a plain list of lengths."""
-    documents: LengthHistogram | None = None
-    """Whole training documents of a run that could have another recipe."""
-    max_sequence_length: int | None = None
-    """Maximum sequence length of the run's recipe."""
     keeps_order: bool = False
     """Whether its rows are packs already, whose tokens may include padding."""
     verified_by: str | None = None
@@ -79,6 +72,16 @@ class Subject:
             else [f"Content not verified: `{self.verified_by}` compares every file with its checksum"]
         )
 
+    def verification_texts(self) -> list[Text]:
+        """Returns the same for people, beside tables."""
+        return [console.text(f"{self.origin}: {sentence}") for sentence in self.verification_sentences()]
+
+    def verification(self) -> dict[str, Any]:
+        """Returns the same for JSON."""
+        if self.verified_by is None:
+            return {}
+        return {"content": "not verified", "verified_by": self.verified_by}
+
     def long_sequences(self) -> dict[str, Any]:
         """Returns the sequences that were longer than a pack, for JSON."""
         fitted = self.fitted
@@ -111,46 +114,24 @@ def find_subject(lengths: str, overrides: Sequence[str], options: SubjectOptions
 def _of_run(run_file: Path, overrides: Sequence[str], options: SubjectOptions) -> Subject:
     source = options.source
     config = load_run_file(run_file, RunConfig, overrides)
-    prepared = PreparedData.open(config.prepared_dir, config.data)
+    prepared = PreparedData.open(config.prepared_dir, config.data, verify="lengths")
     if source is not None and source not in prepared.source_names:
         raise ConfigError(f"--source {source}: {run_file} has no such source; {nearest(source, prepared.source_names)}")
     views = [prepared.view(name, "train") for name in (prepared.source_names if source is None else (source,))]
-    histograms = [
-        LengthHistogram.from_chunks(length_chunks(view), longest=view.max_sequence_length)
-        for view in views
-        if view.count
-    ]
-    if not histograms:
+    if not any(view.count for view in views):
         raise DataError(f"{prepared.directory} holds no sequence to train on")
-    subject = _fit(
-        merge_histograms(histograms), options, origin=source or config.run.name, pack_length=prepared.pack_length
-    )
+    origin = source or config.run.name
+    subject = _fit(lengths_of(views), options, origin=origin, pack_length=prepared.pack_length)
     return replace(
         subject,
         data=name_of_prepared(prepared)
         if source is None
         else f"{name_of_prepared(prepared, source)} of {config.run.name}",
-        splits=tuple(prepared.manifest.summary()),
-        source_rows=tuple(prepared.manifest.row_summary()),
         config=config,
         prepared=prepared,
-        documents=_document_lengths(views),
-        max_sequence_length=config.data.recipe.max_sequence_length,
         keeps_order=config.data.keeps_order,
         verified_by=shlex.join(["evenpack", "verify", str(run_file), *overrides]),
     )
-
-
-def _document_lengths(views: Sequence[SequenceView]) -> LengthHistogram | None:
-    """Returns the documents' lengths; None for pairs, whose documents are read sentence by sentence."""
-    histograms = []
-    for view in views:
-        if not isinstance(view, ViewOfDocuments):
-            return None
-        _, lengths = view.token_file.spans(view.documents)
-        if len(lengths):
-            histograms.append(LengthHistogram.from_lengths(lengths, longest=int(lengths.max())))
-    return merge_histograms(histograms) if histograms else None
 
 
 def _fit(histogram: LengthHistogram, options: SubjectOptions, *, origin: str, pack_length: int) -> Subject:

@@ -106,12 +106,9 @@ def residual_tables(rows: Sequence[ResidualRow], size: MatrixSize, *, depth: int
 
 _MAX_BARS = 64
 _HEIGHT_INCHES = 4.2
-_AXIS_INCHES = 0.9
-"""Left of each panel, for its axis."""
-_LENGTHS_INCHES = 4.8
-_CURVES_INCHES = 4.2
-_NAMES_INCHES = 2.4
-"""Right of a panel, for the names of its lines."""
+_LENGTHS_INCHES = 5.7
+_CURVES_INCHES = 7.5
+"""With the names of lines at their ends."""
 _LEAST_PERCENT = 1e-4
 """Least percentage on the logarithmic axis, where full packs would be infinitely low."""
 _LINEAR_UP_TO = 10
@@ -155,11 +152,9 @@ def plot_packing(
 
     Raises: ConfigError without matplotlib.
     """
-    widths = [_AXIS_INCHES, _LENGTHS_INCHES, _AXIS_INCHES, _CURVES_INCHES]
-    widths += [_NAMES_INCHES + _AXIS_INCHES, _CURVES_INCHES] * (sweep is not None)
+    widths = [_LENGTHS_INCHES, *[_CURVES_INCHES] * (1 if sweep is None else 2)]
     with figure_as_png(path, width=sum(widths), height=_HEIGHT_INCHES) as figure:
-        grid = figure.add_gridspec(1, len(widths), width_ratios=widths, wspace=0.0, left=0.0, right=1.0)
-        panels = [figure.add_subplot(grid[0, column]) for column in range(1, len(widths), 2)]
+        panels = figure.subplots(1, len(widths), width_ratios=widths)
         _draw_lengths(panels[0], lengths, pack_length, against)
         _draw_efficiencies(panels[1], rows)
         if sweep is not None:
@@ -176,8 +171,7 @@ def plot_depth_curves(curves: Mapping[str, Sequence[PackingRow]], path: Path, *,
         axes = figure.add_subplot()
         _draw_curves(axes, {name: [(row.depth_limit, row.speed_up) for row in rows] for name, rows in curves.items()})
         axes.set_ylabel("slots of padding / slots of packs")
-        best = max((row.speed_up, name) for name, rows in curves.items() for row in rows)
-        write_title(axes, f"Padding {best[1]} would take {best[0]:.2f} times the slots of its packs")
+        write_title(axes, "Slots of padding over those of packs")
         write_footer(figure, footer)
 
 
@@ -198,14 +192,12 @@ def _draw_lengths(axes: Any, lengths: DrawnLengths, pack_length: int, against: D
         edgecolor="white",
         label=lengths.name,
     )
-    median = f"median {statistics.median:,}"
-    axes.axvline(statistics.median, color=INK, linewidth=1.0, linestyle=(0, (4, 3)), label=median)
-    if against is None:
-        _name_median(axes, median, statistics.median, is_at_right=statistics.median > longest / 2)
-    else:
+    dashes, median = (0, (4, 3)), f"median {statistics.median:,}"
+    axes.axvline(statistics.median, color=INK, linewidth=1.0, linestyle=dashes, label=median)
+    if against is not None:
         shares = percent_between(against.histogram, edges)
         axes.stairs(shares, edges + 0.5, color=COLOURS[1], linewidth=1.8, label=against.name)
-        axes.legend(frameon=False, loc="best")
+    axes.legend(frameon=False, loc="best")
     axes.set_xlim(0, edges[-1] + 0.5)
     axes.set_xlabel("sequence length (tokens)")
     axes.set_ylabel("sequences (%)" if width == 1 else f"sequences (% per {width:,} tokens of length)")
@@ -220,18 +212,6 @@ def percent_between(histogram: LengthHistogram, edges: np.ndarray) -> Float64[np
     return shares
 
 
-def _name_median(axes: Any, name: str, median: int, *, is_at_right: bool) -> None:
-    axes.annotate(
-        name,
-        (median, 1.0),
-        xycoords=("data", "axes fraction"),
-        xytext=(-5 if is_at_right else 5, -4),
-        textcoords="offset points",
-        ha="right" if is_at_right else "left",
-        va="top",
-    )
-
-
 def _draw_efficiencies(axes: Any, rows: Sequence[PackingRow]) -> None:
     alone = [(row.depth_limit, 100 * row.efficiency) for row in rows if row.algorithm == "none"]
     curves = {}
@@ -241,15 +221,7 @@ def _draw_efficiencies(axes: Any, rows: Sequence[PackingRow]) -> None:
         curves[_in_words(algorithm)] = [*alone, *points] if len(points) > 1 else points
     _draw_curves(axes, curves or {"no packing": alone}, unit=" %", top=100.0)
     axes.set_ylabel("packing efficiency (% of slots)")
-    write_title(axes, title_of_fullest(rows))
-
-
-def title_of_fullest(rows: Sequence[PackingRow]) -> str:
-    """Returns the best efficiency; with its algorithm, unless another one has as few packs."""
-    best = max(rows, key=lambda row: row.efficiency)
-    winners = {row.algorithm for row in rows if row.packs == best.packs}
-    by = f", by {_in_words(best.algorithm)}" if len(winners) == 1 and best.algorithm != "none" else ""
-    return f"Fullest packs: {100 * best.efficiency:.2f} %{by}"
+    write_title(axes, "Efficiency by depth")
 
 
 def _draw_pack_lengths(axes: Any, sweep: Sweep) -> None:
@@ -262,10 +234,8 @@ def _draw_pack_lengths(axes: Any, sweep: Sweep) -> None:
     for index, name in enumerate(curves):
         colour = COLOURS[index % len(COLOURS)]
         axes.plot([no_limit], [fullest[name]], "D", color=colour, markerfacecolor="white", zorder=3, clip_on=False)
-    axes.plot([], [], "D", color=INK, markerfacecolor="white", label="by auto")
-    axes.legend(frameon=False, loc="lower right")
     _draw_curves(axes, curves, unit=" %", top=100.0, bold=_slots(found.pack_length))
-    axes.set_ylabel(f"efficiency (% of slots, {_in_words(sweep.algorithm)})")
+    axes.set_ylabel(f"efficiency (% of slots, {_in_words(sweep.algorithm)}; diamonds: auto)")
     full = fullest[_slots(found.pack_length)]
     write_title(axes, f"Recommended: {_slots(found.pack_length)}, {full:.2f} % full by auto")
 
@@ -320,7 +290,7 @@ def plot_residuals(rows: Sequence[ResidualRow], path: Path, *, footer: Sequence[
     shown = [rows[0]] if second is rows[0] else [rows[0], second]
     panels = len(shown) + (len(rows) > 1)
     with figure_as_png(path, width=6.6 * panels, height=4.6) as figure:
-        axes = figure.subplots(1, panels, squeeze=False, gridspec_kw={"wspace": 0.32})[0]
+        axes = figure.subplots(1, panels, squeeze=False)[0]
         limits = _limits(shown)
         for panel, row in zip(axes, shown, strict=False):
             _draw_residual(panel, row, limits)
@@ -388,15 +358,7 @@ def _draw_search(axes: Any, rows: Sequence[ResidualRow]) -> None:
     axes.set_xlabel("longest length with the weight (tokens, logarithmic)")
     axes.set_ylabel("padding (% of slots, logarithmic)")
     label_ends(axes, ends)
-    write_title(axes, title_of_search(rows))
-
-
-def title_of_search(rows: Sequence[ResidualRow]) -> str:
-    """Returns the setting with the least padding, unless another one has as few packs."""
-    best = min(rows, key=lambda row: row.packs)
-    if [row.packs for row in rows].count(best.packs) > 1:
-        return "Padding by weight"
-    return f"Least padding: {best.setting.label}, {_percent_padding(best):.3f} %"
+    write_title(axes, "Padding by weight")
 
 
 def _percent_padding(row: ResidualRow) -> float:

@@ -3,6 +3,7 @@
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -11,13 +12,13 @@ from jaxtyping import Float64, Int64
 
 from evenpack.differences import as_text, flatten
 from evenpack.engine.parts.metrics_writer import SUMMARY
-from evenpack.engine.reporting.metrics import METRICS, read_metrics, save_totals, trained_steps
-from evenpack.engine.reporting.run_record import DataIdentity, RunRecord, read_run_record
+from evenpack.engine.reporting.metrics import METRICS, read_metrics
+from evenpack.engine.reporting.run_record import RunRecord, read_run_record
 from evenpack.errors import ConfigError, DataError
-from evenpack.files import read_json_object
+from evenpack.files import read_kept
 from evenpack.losses import NEXT_SENTENCE
 from evenpack.models.families import find_family, known_families
-from evenpack.studies.waits.accounting import WaitCourse, require_log, split_steps, wait_course
+from evenpack.studies.waits.accounting import require_log
 
 _NOT_COMPARED = ("run.name", "run.output_dir", "data.prepared_dir", "data.tokens_dir", "metrics.")
 """Settings that change nothing of what a run computes."""
@@ -40,13 +41,6 @@ class Course:
     loss: Float64[np.ndarray, " n"]
     """Loss in nats/token; of masked tokens alone, where there are next sentences too."""
     tokens_per_second: Float64[np.ndarray, " n"]
-    padding_share: Float64[np.ndarray, " n"]
-    loader_share: Float64[np.ndarray, " n"]
-    """Share of the step's time that a rank waited for its batches, on average."""
-    straggler_share: Float64[np.ndarray, " n"]
-    """Share of the slowest rank's forward and backward passes that the average rank is idle."""
-    waits: WaitCourse | None
-    """Waits by cause, of the steps whose waits are split; None if there are none."""
     validation: Mapping[str, tuple[Int64[np.ndarray, " m"], Float64[np.ndarray, " m"]]]
     """Places in the arrays above and losses in nats/token, for each source."""
 
@@ -67,8 +61,6 @@ class ReportedRun:
     """Number of lines in its log that are broken or not written to their end."""
     missing_steps: int
     """Number of steps before the last that the log lacks."""
-    saves: Mapping[str, Any]
-    """What saving has cost, as in the summary, or by the log alone while there is no summary of its last step."""
     course: Course
 
     @property
@@ -120,37 +112,22 @@ def read_runs(output_dirs: Sequence[Path], *, is_held: Callable[[Path], bool]) -
 
 def course_of(records: Sequence[dict[str, Any]]) -> Course:
     """Returns the course of a run from the records of its metrics.jsonl."""
-    validation: dict[str, list[tuple[int, float]]] = {}
+    points: dict[str, list[tuple[int, float]]] = {}
     for index, record in enumerate(records):
         for source, values in (record.get("validation") or {}).items():
             if values is not None and values.get("loss") is not None:
-                validation.setdefault(source, []).append((index, values["loss"]))
-    step_seconds = _column(records, "step_seconds")
-    slowest = _column(records, "compute_seconds_max")
-    tokens, slots = _column(records, "tokens"), _column(records, "slots")
-    with np.errstate(divide="ignore", invalid="ignore"):
-        shares = {
-            "padding_share": 1.0 - tokens / slots,
-            "loader_share": _column(records, "loader_seconds") / step_seconds,
-            "straggler_share": 1.0 - _column(records, "compute_seconds_mean") / slowest,
-        }
-    split = split_steps(trained_steps(records))
+                points.setdefault(source, []).append((index, values["loss"]))
     return Course(
-        waits=wait_course(split) if split else None,
         steps=np.array([record["step"] for record in records], dtype=np.int64),
-        tokens=np.nancumsum(tokens),
-        slots=np.nancumsum(slots),
-        seconds=np.nancumsum(step_seconds),
+        tokens=np.nancumsum(_column(records, "tokens")),
+        slots=np.nancumsum(_column(records, "slots")),
+        seconds=np.nancumsum(_column(records, "step_seconds")),
         loss=np.array([_number(record, "token_loss", "loss") for record in records], dtype=np.float64),
         tokens_per_second=_column(records, "tokens_per_second"),
         validation={
-            source: (
-                np.array([index for index, _ in points], dtype=np.int64),
-                np.array([loss for _, loss in points], dtype=np.float64),
-            )
-            for source, points in validation.items()
+            source: (np.array([index for index, _ in some]), np.array([loss for _, loss in some], dtype=np.float64))
+            for source, some in points.items()
         },
-        **{name: np.where(np.isfinite(share), share, np.nan) for name, share in shares.items()},
     )
 
 
@@ -186,18 +163,16 @@ def _settings(config: Mapping[str, Any]) -> dict[str, str]:
 def _read_run(output_dir: Path, label: str, record: RunRecord | None, *, is_running: bool) -> ReportedRun:
     path = require_log(output_dir)
     records = read_metrics(path)
-    summary = _summary(output_dir, records)
     with path.open("rb") as file:
         unread = sum(1 for _ in file) - len(records)
     return ReportedRun(
         label=label,
         output_dir=output_dir,
         record=record,
-        state=_state(summary, records, is_running=is_running),
+        state=_state(output_dir, records, is_running=is_running),
         predicts_masked_tokens=_predicts_masked_tokens(record, records),
         unread_lines=unread,
         missing_steps=records[-1]["step"] - len({record["step"] for record in records}) if records else 0,
-        saves=(summary or {}).get("checkpoints") or save_totals(records, ()),
         course=course_of(records),
     )
 
@@ -210,32 +185,24 @@ def _predicts_masked_tokens(record: RunRecord | None, records: Sequence[Mapping[
     return any(NEXT_SENTENCE.metric in one for one in records)
 
 
-def _summary(output_dir: Path, records: Sequence[Mapping[str, Any]]) -> dict[str, Any] | None:
-    """Returns the summary of the run's last step; None if there is none, or only one of an earlier start."""
-    summary = read_json_object(output_dir / SUMMARY) if records else None
-    return summary if summary is not None and summary.get("step") == records[-1]["step"] else None
-
-
 def _ends_of(places: Sequence[Path]) -> list[str]:
     """Returns the shortest ends of the paths that differ."""
-    for depth in range(1, 1 + max(len(place.parts) for place in places)):
-        labels = ["/".join(place.parts[-depth:]) for place in places]
-        if len(set(labels)) == len(labels):
-            return labels
-    raise AssertionError("places that differ have names that differ")
+    ends = (["/".join(place.parts[-depth:]) for place in places] for depth in count(1))
+    return next(labels for labels in ends if len(set(labels)) == len(labels))
 
 
-def _state(summary: Mapping[str, Any] | None, records: Sequence[Mapping[str, Any]], *, is_running: bool) -> str:
+def _state(output_dir: Path, records: Sequence[Mapping[str, Any]], *, is_running: bool) -> str:
+    """Returns the state by the summary, which counts if it is of the last step and not of an earlier start."""
     if is_running:
         return "running"
     if not records:
         return "no step yet"
-    if summary is None:
+    summary = read_kept(output_dir / SUMMARY) or {}
+    last, steps, target = records[-1]["step"], summary.get("steps"), summary.get("target")
+    if summary.get("step") != last:
         return "ended without a summary"
-    steps, target = summary.get("steps"), summary.get("target")
     is_reached = isinstance(target, dict) and bool(target.get("reached"))
-    is_short = isinstance(steps, int) and records[-1]["step"] < steps and not is_reached
-    return "stopped" if is_short else str(summary.get("state"))
+    return "stopped" if isinstance(steps, int) and last < steps and not is_reached else str(summary.get("state"))
 
 
 def _column(records: Sequence[Mapping[str, Any]], name: str) -> Float64[np.ndarray, " n"]:
@@ -260,7 +227,7 @@ def _notes_of_logs(runs: Sequence[ReportedRun]) -> list[str]:
                 f"{run.label}: metrics.jsonl lacks {run.missing_steps} steps; its tokens and time are of the others."
             )
         for start in run.record.starts[1:] if run.record is not None else ():
-            notes.append(f"{run.label} went on after step {start.first_step} on {start.ranks} x {start.device}.")
+            notes.append(f"{run.label} went on after step {start.steps_done} on {start.ranks} x {start.device}.")
     return notes
 
 
@@ -270,15 +237,13 @@ def _notes_of_data(runs: Sequence[ReportedRun]) -> list[str]:
     if len(runs) > 1 and unknown:
         return [f"Whether {', '.join(unknown)} had the same data is not recorded (there is no run.json)."]
     known = [run.record.data for run in runs if run.record is not None]
-    notes = []
-    if _differ(known, "tokenizer"):
-        notes.append("The tokenizers differ: a token is not the same amount of text, and losses do not compare.")
-    if _differ(known, "pack_length"):
-        lengths = ", ".join(f"{run.label} {data.pack_length}" for run, data in zip(runs, known, strict=True))
-        notes.append(f"The pack lengths differ: {lengths}.")
-    if _differ(known, "fingerprint"):
-        notes.append("The runs had other data: other documents, recipe, packing or mixture.")
-    return notes
+    lengths = ", ".join(f"{run.label} {data.pack_length}" for run, data in zip(runs, known, strict=False))
+    notes = {
+        "tokenizer": "The tokenizers differ: a token is not the same amount of text, and losses do not compare.",
+        "pack_length": f"The pack lengths differ: {lengths}.",
+        "fingerprint": "The runs had other data: other documents, recipe, packing or mixture.",
+    }
+    return [note for name, note in notes.items() if len({getattr(data, name) for data in known}) > 1]
 
 
 def _notes_of_steps(runs: Sequence[ReportedRun]) -> list[str]:
@@ -290,7 +255,3 @@ def _notes_of_steps(runs: Sequence[ReportedRun]) -> list[str]:
     return [
         f"The steps hold other numbers of tokens: {amounts} on average. Against steps the runs have seen other amounts."
     ]
-
-
-def _differ(data: Sequence[DataIdentity], name: str) -> bool:
-    return len({getattr(one, name) for one in data}) > 1

@@ -9,9 +9,10 @@ from typing import Any, TypeVar
 import numpy as np
 from jaxtyping import Float64
 
+from evenpack.data.checksums import with_checksum, without_checksum
 from evenpack.engine.reporting.metrics import METRICS, read_metrics, trained_steps
 from evenpack.errors import DataError
-from evenpack.files import read_json_object
+from evenpack.files import read_kept, write_json
 from evenpack.studies.runs.jobs import Evaluation
 from evenpack.studies.statistics.paired import PairedDifference, Spread, paired_difference
 
@@ -39,6 +40,39 @@ def read_steps(output_dir: Path) -> tuple[list[dict[str, Any]], list[dict[str, A
     return records, trained
 
 
+def kept_values(
+    kept: Path,
+    sources: Sequence[Path],
+    make: Callable[[], dict[str, Any]],
+    build: Callable[[dict[str, Any]], ResultT],
+) -> ResultT:
+    """Returns what a report needs of a finished run: made from its files and kept, or as it was kept if one is gone.
+
+    Args:
+        sources: the files without which `make` has nothing to read.
+        build: makes the result of the values, as JSON holds them.
+
+    Raises: DataError if they can neither be made nor were kept, or if the kept file is damaged.
+    """
+    if all(path.is_file() for path in sources):
+        values: dict[str, Any] | None = with_checksum(make())
+        if read_kept(kept) != values:
+            write_json(kept, values)
+    else:
+        values = read_kept(kept)
+    if values is None:
+        raise DataError(
+            f"neither {kept} nor {' with '.join(map(str, sources))} exists, and what is reported of a finished run is "
+            f"in one of them: restore it, or remove {kept.parent} to train that run again"
+        )
+    try:
+        return build(without_checksum(values) if "checksum" in values else values)  # earlier versions wrote none
+    except (KeyError, TypeError, ValueError) as error:  # pydantic's error is a ValueError
+        raise DataError(
+            f"{kept} is damaged or of another version: restore it, or remove {kept.parent} to train that run again"
+        ) from error
+
+
 def weighted_mean(records: Sequence[Mapping[str, Any]], name: str, weight: str) -> float:
     """Returns the mean of a value over records, each weighted by another of its values."""
     total: float = sum(values[weight] for values in records)
@@ -62,7 +96,7 @@ def loss_of_evaluation(evaluation: Evaluation) -> float | None:
 
     Raises: DataError for an incomplete result, and for one on other text than the study names.
     """
-    values = read_json_object(evaluation.result)
+    values = read_kept(evaluation.result)
     if values is None:
         return None
     try:

@@ -93,7 +93,7 @@ class StudyRun(Job):
     def planned(self) -> int:
         """Returns the planned steps; a run that cannot be resolved reports the error when it is started."""
         try:
-            return open_run(self.config).config.training.last_step
+            return open_run(self.config, verify="later").config.training.stop_step
         except EvenpackError:
             return 1
 

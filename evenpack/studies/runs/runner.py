@@ -16,11 +16,11 @@ from pathlib import Path
 from typing import Any, Literal, Protocol, runtime_checkable
 
 from evenpack.config import with_defaults
-from evenpack.data.checksums import checksum_of_json
+from evenpack.data.checksums import checksum_of_json, with_checksum
 from evenpack.data.manifest import MANIFEST
 from evenpack.differences import differences
 from evenpack.errors import EXIT_STOPPED, ConfigError
-from evenpack.files import read_json_object, write_json
+from evenpack.files import read_kept, write_json
 from evenpack.progress import Piece, Progress
 from evenpack.studies.runs.jobs import Job
 
@@ -95,7 +95,7 @@ class RunResult:
     def write(self, output_dir: Path) -> None:
         output_dir.mkdir(parents=True, exist_ok=True)
         content = json.loads(json.dumps(asdict(self)))  # as it will be read
-        write_json(output_dir / RESULT, content | {"checksum": checksum_of_json(content)})
+        write_json(output_dir / RESULT, with_checksum(content))
 
 
 _KEYS = {field.name for field in fields(RunResult)}
@@ -134,7 +134,7 @@ def unreadable(run: Job) -> str:
 
 
 def _content(run: Job) -> dict[str, Any] | None:
-    return read_json_object(run.output_dir / RESULT)
+    return read_kept(run.output_dir / RESULT)
 
 
 def describe_state(run: Job) -> str:

@@ -33,6 +33,7 @@ from evenpack.studies.runs.jobs import (
 )
 from evenpack.studies.runs.runner import PLACES, EndedRun, Machine, RunDevices, describe_state, recorded, train_runs
 from evenpack.studies.runs.study_file import RunsStudyConfig, load_study
+from evenpack.units import counted
 
 StudyT = TypeVar("StudyT", bound=RunsStudyConfig)
 
@@ -143,6 +144,7 @@ class TrainedStudy(ABC, Generic[StudyT]):
     def _train(self, machine: Machine, devices_per_run: int | None) -> tuple[EndedRun, ...]:
         require_tasks(self.finetunings)
         groups = machine.device_groups(devices_per_run)
+        run_rows(self.runs, ranks=groups[0].ranks)  # before hours of others' training
         with machine.held(self.study.study.output_dir), Progress(console.messages()) as progress:
             for warning in self.warnings():
                 progress.note(str(warning))
@@ -244,7 +246,7 @@ def run_rows(runs: Sequence[StudyRun], *, ranks: int) -> tuple[RunRow, ...]:
 
 def _row(run: StudyRun, ranks: int) -> RunRow:
     config = run.config
-    resolved = open_run(config) if (config.prepared_dir / MANIFEST).is_file() else None
+    resolved = open_run(config, verify="later") if (config.prepared_dir / MANIFEST).is_file() else None
     per_item = 1.0 if config.training.batching == "sequences" else None
     if resolved is not None:
         config, per_item = resolved.config, float(resolved.item.sequences)
@@ -254,7 +256,10 @@ def _row(run: StudyRun, ranks: int) -> RunRow:
     try:
         accumulation = _accumulation(training, resolved, ranks)
     except ConfigError as error:
-        raise ConfigError(f"run {run.key} of the study: {error}") from error
+        raise ConfigError(
+            f"run {run.key} of the study: {error}. Each run of the study has {counted(ranks, 'device')}: "
+            "--devices-per-run gives it another number"
+        ) from error
     return RunRow(
         run=run.key,
         state=describe_state(run),
@@ -278,7 +283,7 @@ def _accumulation(training: TrainingSection, resolved: ResolvedRun | None, ranks
     if resolved is not None:
         return resolved.settled.micro_batches(ranks)
     is_stated = training.stated_items_per_step is not None and training.packing_adjustment == "none"
-    return training.step_size.micro_batches(ranks) if is_stated else None
+    return training.micro_batches(ranks) if is_stated else None
 
 
 @dataclass(frozen=True, kw_only=True)

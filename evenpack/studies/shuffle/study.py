@@ -34,11 +34,10 @@ from evenpack.data.sources.kinds import open_corpus, source_inputs
 from evenpack.data.tokens.file import bin_path
 from evenpack.engine.config import RunConfig
 from evenpack.engine.reporting.metrics import METRICS, read_metrics
-from evenpack.errors import ConfigError, DataError
-from evenpack.files import read_json_object, write_json
+from evenpack.errors import ConfigError
 from evenpack.studies.columns import Column, table_of
 from evenpack.studies.plotting import COLOURS, INK, figure_as_png, smooth, write_footer, write_title
-from evenpack.studies.runs.arms import arm_label, of_each_run, seeds_text
+from evenpack.studies.runs.arms import arm_label, kept_values, of_each_run, seeds_text
 from evenpack.studies.runs.jobs import StudyRun
 from evenpack.studies.runs.runner import EndedRun, Machine
 from evenpack.studies.runs.study import Findings, RunsByArm, TrainedStudy
@@ -276,7 +275,7 @@ def measure_reading(source: PackedSource, *, packs_per_step: int, steps: int) ->
         positions = np.arange(step * packs_per_step, (step + 1) * packs_per_step)
         packs = select_packs([source], np.zeros(len(positions), dtype=np.int64), positions)
         ahead.follow(packs)
-        used += view.gather(packs.sequence_ids).nbytes
+        used += view.read(packs.sequence_ids).tokens.nbytes
     seconds = time.perf_counter() - began
     return Reading(
         bytes_used=used, bytes_from_disk=_read_from_disk() - before, bytes_per_second=used / max(seconds, 1e-9)
@@ -551,27 +550,18 @@ def keep(run: StudyRun, *, measure: Callable[[], list[ArmOrder]]) -> Kept:
 
     Raises: DataError if neither the log with the prepared data nor shuffle.json is there, or if this is damaged.
     """
-    log, kept, prepared = run.output_dir / METRICS, run.output_dir / KEPT, run.config.prepared_dir / MANIFEST
-    if log.is_file() and prepared.is_file():
+
+    def made() -> dict[str, Any]:
         losses = [None if np.isnan(loss) else round(loss, 6) for loss in read_losses(run.output_dir).tolist()]
-        values: dict[str, Any] | None = {"losses": losses, "orders": _ORDERS.dump_python(measure(), mode="json")}
-        write_json(kept, values)
-    else:
-        values = read_json_object(kept)
-    if values is None:
-        raise DataError(
-            f"neither {kept} nor {log} with {prepared} exists, and what is reported of a finished run is in one of "
-            f"them: restore it, or remove {run.output_dir} to train that run again"
-        )
-    try:
-        return Kept(
-            losses=np.array(values["losses"], dtype=np.float64),  # None becomes NaN
-            orders=_ORDERS.validate_python(values["orders"]),
-        )
-    except (KeyError, TypeError, ValueError) as error:  # pydantic's error is a ValueError
-        raise DataError(
-            f"{kept} is damaged or of another version: restore it, or remove {run.output_dir} to train that run again"
-        ) from error
+        return {"losses": losses, "orders": _ORDERS.dump_python(measure(), mode="json")}
+
+    sources = [run.output_dir / METRICS, run.config.prepared_dir / MANIFEST]
+    return kept_values(run.output_dir / KEPT, sources, made, _kept_of)
+
+
+def _kept_of(values: dict[str, Any]) -> Kept:
+    losses = np.array(values["losses"], dtype=np.float64)  # None becomes NaN
+    return Kept(losses=losses, orders=_ORDERS.validate_python(values["orders"]))
 
 
 def _borders_of_corpus(orders: Sequence[ArmOrder], runs: RunsByArm) -> tuple[int, ...]:

@@ -116,15 +116,6 @@ def fit_laws(values: Float64[np.ndarray, " values"], *, rounds: int = ROUNDS) ->
     return FittedLaws(report=report, samples=samples, resampled=laws)
 
 
-def best_law(values: Float64[np.ndarray, " values"]) -> tuple[LawName, AnyLaw]:
-    """Returns the law of lowest AIC.
-
-    Raises: FitError if no fit converges.
-    """
-    fitted, _ = _fit_each(values)
-    return min(fitted.items(), key=lambda item: _aic(item[1], values))
-
-
 def _fit_each(values: Float64[np.ndarray, " values"]) -> tuple[dict[LawName, AnyLaw], list[str]]:
     """Returns the laws that converge, and warnings for the others."""
     fitted: dict[LawName, AnyLaw] = {}

@@ -160,16 +160,6 @@ def expected_minima(law: Law, devices: Sequence[float | int]) -> Float64[np.ndar
     return expected
 
 
-def expected_maximum(law: Law, draws: int) -> float:
-    """Returns the expected maximum of independent draws from `law`: as the minimum, with ln F instead of ln(1 - F)."""
-    return float(law.at_hazard(-_log_complement(_NODES / draws)) @ _WEIGHTS)
-
-
-def expected_maximum_of_draws(values: Float64[np.ndarray, " values"], draws: int) -> float:
-    """Returns the expected maximum of draws with replacement from `values`."""
-    return float(np.sort(values)[::-1] @ minimum_weights(len(values), draws))
-
-
 def minimum_weights(values: int, draws: float | int) -> Float64[np.ndarray, " values"]:
     """Returns the probability that the i-th lowest of n values is the lowest of `draws` draws with replacement.
 

@@ -35,6 +35,17 @@ class Interval:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Bounded:
+    """A value and its interval. `format` writes both: `0.61 (0.47 to 0.71)`."""
+
+    value: float
+    interval: Interval
+
+    def __format__(self, form: str) -> str:
+        return f"{self.value:{form}} ({self.interval:{form}})"
+
+
+@dataclass(frozen=True, kw_only=True)
 class Spread:
     """The mean and deviation of one number over seeds. `format` writes both: `2.31 ± 0.02`."""
 
@@ -140,18 +151,6 @@ def pairs_to_decide(difference: PairedDifference, *, margin: float, significance
         if _reach(difference.standard_deviation, pairs, significance) < distance:
             return pairs
     return None
-
-
-def clearly_lowest(intervals: Sequence[tuple[float, float]]) -> int | None:
-    """Returns the index of the interval (low, high) that ends below the beginning of every other one.
-
-    None if there is none, and for a single interval, which has nothing to be below of.
-    """
-    if len(intervals) < 2:
-        return None
-    best = min(range(len(intervals)), key=lambda index: intervals[index][1])
-    others = [low for index, (low, _) in enumerate(intervals) if index != best]
-    return best if intervals[best][1] < min(others) else None
 
 
 def _reach(deviation: float, pairs: int, significance: float) -> float:

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 class ThroughputCommand:
     """Time steps of a prepared run in each layout and at each packing depth, and fit a cost model.
 
-    It runs on the available device and saves nothing of the training. For several ranks see docs/throughput.md.
+    It runs on the available device and saves nothing of the training. For several ranks see docs/gpu.md.
 
     \b
     Examples:
@@ -32,11 +32,11 @@ class ThroughputCommand:
     depths: Annotated[
         str | None, typer.Option(help="Most sequences a pack may hold. Default: 1,2,3,4,8,none; '': leave out.")
     ] = None
-    rounds: Annotated[int, typer.Option(help="Timed steps of each layout and depth.")] = 10
-    warmup: Annotated[int, typer.Option(help="Warm-up steps.")] = 2
-    samples: Annotated[int, typer.Option(help="Further micro-batches, for the cost model; 0: fit none.")] = 40
+    rounds: Annotated[int, typer.Option(min=1, help="Timed steps of each layout and depth.")] = 10
+    warmup: Annotated[int, typer.Option(min=0, help="Warm-up steps.")] = 2
+    samples: Annotated[int, typer.Option(min=0, help="Further micro-batches, for the cost model; 0: fit none.")] = 40
     clock: Annotated[
-        str,
+        Literal["wall", "cpu"],
         typer.Option(help="wall, or cpu: seconds of this process only, for a busy machine with OMP_NUM_THREADS=1."),
     ] = "wall"
     cost_model: Annotated[Path | None, typer.Option(metavar="FILE.json", help="Write the cost model.")] = None
@@ -75,7 +75,6 @@ class ThroughputCommand:
         from evenpack.studies.packing.study import parse_depths
         from evenpack.studies.plotting import require_plot
         from evenpack.studies.throughput.contenders import DEPTHS, LAYOUTS, parse_forms
-        from evenpack.studies.throughput.measure import parse_clock
         from evenpack.studies.throughput.study import ThroughputOptions
 
         require_plot(self.plot)
@@ -88,7 +87,7 @@ class ThroughputCommand:
             rounds=self.rounds,
             warmup=self.warmup,
             samples=self.samples,
-            clock=parse_clock(self.clock),
+            clock=self.clock,
         )
 
 

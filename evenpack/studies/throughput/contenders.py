@@ -73,13 +73,9 @@ def _form(word: str) -> str:
     return word
 
 
-def contender(form: str, run: ResolvedRun, world: World, *, planned_steps: int | None = None) -> MicroBatchDataset:
-    """Returns the batches of the run in another form; its steps have the rows, packs or sequences, of the run file.
-
-    Args:
-        planned_steps: as in `PipelineSettings`; None: its batches can hold any micro-batch.
-    """
-    return _batches(resolve(formed(run.config, form), run.prepared), world, planned_steps)
+def contender(form: str, run: ResolvedRun, world: World) -> MicroBatchDataset:
+    """Returns the batches of the run in another form; its steps have the rows, packs or sequences, of the run file."""
+    return _batches(resolve(formed(run.config, form), run.prepared), world)
 
 
 def formed(config: RunConfig, form: str) -> RunConfig:
@@ -107,9 +103,7 @@ def with_steps(
     )
 
 
-def depth_contenders(
-    run: ResolvedRun, world: World, depths: tuple[int | None, ...], *, planned_steps: int | None = None
-) -> dict[str, MicroBatchDataset]:
+def depth_contenders(run: ResolvedRun, world: World, depths: tuple[int | None, ...]) -> dict[str, MicroBatchDataset]:
     """Returns the batches of `padding`, of the model `unmasked`, and of packs of each depth (`depth_name`), by name.
 
     All have as many rows. Padding has one sequence per row. The unmasked model attends over whole packs, those without
@@ -121,12 +115,9 @@ def depth_contenders(
     full = resolve(packed_config, packings.get(None) or prepared.repacked(_limited(config.data.packing, None)))
     unmasked = replace(full, shape=replace(full.shape, isolate=False, reset_positions=False))
     return {
-        "padding": contender("padded/arrival", run, world, planned_steps=planned_steps),
-        "unmasked": _batches(unmasked, world, planned_steps),
-        **{
-            depth_name(depth): _batches(resolve(packed_config, packing), world, planned_steps)
-            for depth, packing in packings.items()
-        },
+        "padding": contender("padded/arrival", run, world),
+        "unmasked": _batches(unmasked, world),
+        **{depth_name(depth): _batches(resolve(packed_config, packing), world) for depth, packing in packings.items()},
     }
 
 
@@ -159,12 +150,14 @@ def sample_micro_batches(singles: MicroBatchDataset, count: int) -> Iterator[Pac
         yield singles.collator.collate(pool.take(repeated[: max(1, size)]), NO_COUNTS)
 
 
-def run_to_measure(config: RunConfig) -> ResolvedRun:
+def run_to_measure(config: RunConfig, *, share: tuple[int, int] = (0, 1)) -> ResolvedRun:
     """Resolves the run as training would, with rows for positions that run through a pack.
 
-    It has no cost model, because none was measured in the compared layouts. Raises: as `open_run` does.
+    `share` is the part of the data that this process verifies: its index and their number. The run has no cost model,
+    because none was measured in the compared layouts. Raises: as `open_run` does.
     """
-    run = open_run(changed(config, training={"cost_model": None}))
+    run = open_run(changed(config, training={"cost_model": None}), verify="later")
+    run.prepared.verify(share=share)
     changes: dict[str, dict[str, Any]] = {}
     if config.model.positions == "learned":
         changes["model"] = {"max_positions": max(config.max_positions, run.prepared.pack_length)}
@@ -182,5 +175,5 @@ def _limited(packing: PackingConfig, depth: int | None) -> PackingConfig:
     return PackingConfig(algorithm=algorithm, max_sequences_per_pack=depth, options=options)
 
 
-def _batches(run: ResolvedRun, world: World, planned_steps: int | None) -> MicroBatchDataset:
-    return MicroBatchDataset(run.prepared, replace(run.pipeline_settings(world), planned_steps=planned_steps))
+def _batches(run: ResolvedRun, world: World) -> MicroBatchDataset:
+    return MicroBatchDataset(run.prepared, run.pipeline_settings(world))

@@ -13,7 +13,6 @@ import numpy as np
 import torch
 
 from evenpack.batch import PackedBatch
-from evenpack.config import nearest
 from evenpack.data.batches.pipeline import MicroBatchDataset
 from evenpack.engine.build import build_placed_model
 from evenpack.engine.engine import Phase, TrainingEngine
@@ -27,12 +26,10 @@ from evenpack.models.config import ModelConfig
 from evenpack.models.cost import Work, performed_work, step_flops, useful_work, work_on_whole_rows
 from evenpack.models.families import family_of
 from evenpack.studies.cost_model_fit import MicroBatchTimes
-from evenpack.studies.statistics.paired import clearly_lowest
 from evenpack.version import VERSION
 
 ClockName = Literal["wall", "cpu"]
 """Names of clocks; cpu is seconds of this process only, for busy machines."""
-_CLOCKS: tuple[ClockName, ...] = ("wall", "cpu")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -139,9 +136,9 @@ class MeasuredStep:
     forward_seconds: float
     backward_seconds: float
     all_reduce_seconds: float
-    """Seconds of the gradients' all-reduce, their norm, and clipping."""
+    """Seconds of the gradients' all-reduce, with the norm of a rank's own ones up to ZeRO 1."""
     update_seconds: float
-    """Seconds of the optimizer."""
+    """Seconds of norm, clipping and update."""
     loader_seconds: float
     """Planning, reading and collating in this process; `training.loader_workers` do it during the previous step."""
     packs: int
@@ -238,22 +235,6 @@ class StepTimer:
             "performed_flops": sum(performeds),
             "peak_memory_bytes": max(peaks),
         }
-
-
-def clear_winner(spreads: Sequence[Quartiles]) -> int | None:
-    """Returns the index of the highest median whose middle half overlaps no other one; None if there is none.
-
-    A single spread has nothing to win over.
-    """
-    return clearly_lowest([(-spread.quartile_3, -spread.quartile_1) for spread in spreads])
-
-
-def parse_clock(given: str) -> ClockName:
-    """Parses the clock. Raises: ConfigError for another word."""
-    for name in _CLOCKS:
-        if name == given:
-            return name
-    raise ConfigError(f"--clock {given}: there is no such clock; {nearest(given, _CLOCKS)}")
 
 
 def measured_on(run: ResolvedRun, world: World, *, layouts: tuple[str, ...]) -> MeasuredOn:

@@ -14,7 +14,7 @@ from evenpack.engine.config import RunConfig
 from evenpack.engine.parts.metrics_writer import peak_flops
 from evenpack.engine.resolving.cost_model import CostModel, MeasuredOn
 from evenpack.engine.world.distributed import World
-from evenpack.errors import ConfigError, DataError
+from evenpack.errors import DataError
 from evenpack.kernels.config import WHOLE_ROWS
 from evenpack.progress import Progress
 from evenpack.studies.cost_model_fit import MicroBatchTimes, fit_cost_model
@@ -51,15 +51,6 @@ class ThroughputOptions:
     samples: int
     """Micro-batches for the cost model in addition to the layouts' own; 0: no cost model."""
     clock: ClockName
-
-    def __post_init__(self) -> None:
-        for name, value, least in (
-            ("--rounds", self.rounds, 1),
-            ("--warmup", self.warmup, 0),
-            ("--samples", self.samples, 0),
-        ):
-            if value < least:
-                raise ConfigError(f"{name} must be {least} or more, found {value}")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -139,14 +130,13 @@ def study_throughput(
 
     Raises: NotPreparedError, DataError; ConfigError if these ranks cannot divide a step.
     """
-    run = run_to_measure(config)
+    run = run_to_measure(config, share=(world.rank, world.size))
     config, prepared = run.config, run.prepared
     timer = StepTimer(run, world, clock=options.clock)
-    counted = max(config.training.planned_steps, options.warmup + options.rounds)  # as training counts them
-    by_layout = {form: contender(form, run, world, planned_steps=counted) for form in options.layouts}
-    of_depths = depth_contenders(run, world, options.depths, planned_steps=counted) if options.depths else {}
+    by_layout = {form: contender(form, run, world) for form in options.layouts}
+    of_depths = depth_contenders(run, world, options.depths) if options.depths else {}
     measured = measure_in_turn(timer, by_layout | of_depths, options, progress=progress)
-    rows = tuple(_layout_row(timer, form, measured[form]) for form in options.layouts)
+    rows = tuple(layout_row(timer, form, measured[form]) for form in options.layouts)
     origin = measured_on(run, world, layouts=options.layouts)
     model, refusal = None, None
     if options.samples and config.attention.backend in WHOLE_ROWS:
@@ -194,7 +184,9 @@ def measure_in_turn(
     return measured
 
 
-def _layout_row(timer: StepTimer, name: str, steps: Sequence[MeasuredStep]) -> LayoutRow:
+def layout_row(timer: StepTimer, name: str, steps: Sequence[MeasuredStep]) -> LayoutRow:
+    """Returns the row of a layout, or of whatever else these steps are called, from their medians and quartiles."""
+
     def median(values: Sequence[float]) -> float:
         return float(np.median(values))
 
@@ -228,7 +220,7 @@ def _promised(measured: dict[str, list[MeasuredStep]]) -> float | None:
     """Returns the ratios round by round, because the two lay out the same sequences."""
     if not {"packed", "padded"} <= measured.keys():
         return None
-    speed_ups = _ratios(measured["padded"], measured["packed"])
+    speed_ups = ratios(measured["padded"], measured["packed"])
     promised = [step.sequences / step.packs for step in measured["packed"]]
     return float(np.median([real / hoped for real, hoped in zip(speed_ups, promised, strict=True)]))
 
@@ -244,8 +236,8 @@ def _depth_rows(
     for depth in depths:
         steps = measured[depth_name(depth)]
         factor = sequences_per_item(contenders[depth_name(depth)])
-        overhead = Quartiles.of([ratio - 1.0 for ratio in _ratios(steps, measured["unmasked"])])
-        realised = Quartiles.of([factor * ratio for ratio in _ratios(measured["padding"], steps)])
+        overhead = Quartiles.of([ratio - 1.0 for ratio in ratios(steps, measured["unmasked"])])
+        realised = Quartiles.of([factor * ratio for ratio in ratios(measured["padding"], steps)])
         rows.append(
             DepthRow(
                 depth=depth,
@@ -259,7 +251,7 @@ def _depth_rows(
     return tuple(rows)
 
 
-def _ratios(steps: Sequence[MeasuredStep], others: Sequence[MeasuredStep]) -> list[float]:
+def ratios(steps: Sequence[MeasuredStep], others: Sequence[MeasuredStep]) -> list[float]:
     """Returns the ratios of the seconds, round by round."""
     return [step.step_seconds / other.step_seconds for step, other in zip(steps, others, strict=True)]
 

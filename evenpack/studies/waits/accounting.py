@@ -1,28 +1,26 @@
 """A run's metrics.jsonl and run.json -> the device hours that its ranks waited, and the ranks that were slow."""
 
-import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
-from itertools import groupby
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import groupby, product
 from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
-from jaxtyping import Float64, Int64
+from jaxtyping import Float64
 
-from evenpack.data.order.step_shape import default_policy
 from evenpack.engine.reporting.definitions import WAIT_CAUSES
 from evenpack.engine.reporting.metrics import METRICS, read_metrics, trained_steps
 from evenpack.engine.reporting.rank_waits import FIT_STEPS, WARM_UP_STEPS, Kind
-from evenpack.engine.reporting.run_record import Place, RunRecord, StartRecord, read_run_record
-from evenpack.errors import ConfigError, DataError
-from evenpack.files import read_json
+from evenpack.engine.reporting.run_record import RunRecord, StartRecord, read_run_record
+from evenpack.errors import DataError
 
 HOUR = 3600.0
 _KINDS: tuple[Kind, ...] = ("compute", "loader")
 _TIMES = ("world_size", "step_seconds", "compute_seconds_mean", "compute_seconds_max", "loader_seconds")
 """Values without which it is not known where the time of a step went."""
-_MOST_GROUPS = 8
+_MOST_NAMED = 16
+"""Ranks whose device a note names."""
 End = Literal["recovered", "restarted", "lasts"]
 
 
@@ -72,16 +70,6 @@ class Episode:
     end: End
 
 
-@dataclass(frozen=True, kw_only=True)
-class Prediction:
-    """What the replay on one device says of such a run."""
-
-    file: str
-    measured_on: str
-    wait_share: float
-    """Fraction of the devices' time that the mean rank waits for the slowest, all devices being alike."""
-
-
 @dataclass(frozen=True, kw_only=True, eq=False)
 class WaitsOfRun:
     """The waits of a run."""
@@ -97,40 +85,18 @@ class WaitsOfRun:
     episodes: tuple[Episode, ...]
     least_slowdown: float | None
     """Smallest slowdown of any rank's compute that is named; None before it is learned."""
-    prediction: Prediction | None
     notes: tuple[str, ...]
 
-    @property
-    def slowest_share(self) -> float:
-        """Returns the share of time that the mean rank waited for the slowest pass, by the plan, machines and noise."""
-        causes = {part.name: part.share for part in self.parts}
-        return sum(causes[name] for name in WAIT_CAUSES if name != "loader")
 
-
-@dataclass(frozen=True, kw_only=True, eq=False)
-class WaitCourse:
-    """The steps whose waits are split, for a figure."""
-
-    steps: Int64[np.ndarray, " n"]
-    shares: Mapping[str, Float64[np.ndarray, " n"]]
-    """Share of each step's time that the mean rank waited, by cause."""
-    hours: Mapping[str, Float64[np.ndarray, " n"]]
-    """Device hours that all ranks lost in each step, by cause."""
-
-
-def read_waits(output_dir: Path, *, replay: Path | None = None) -> tuple[WaitsOfRun, WaitCourse]:
+def read_waits(output_dir: Path) -> WaitsOfRun:
     """Reads the waits of a run, also while it is on.
 
-    Args:
-        replay: what `study imbalance --replay --save` has written of the same run.
-
-    Raises: DataError for a directory without a log, a log without waits that are split (saying what would do), or a
-    file that is no replay; ConfigError for a replay without as many devices.
+    Raises: DataError for a directory without a log, or a log without waits that are split, saying what would do.
     """
     path = require_log(output_dir)
     record = read_run_record(output_dir)
     records = trained_steps(read_metrics(path))
-    split = split_steps(records)
+    split = [one for one in records if one.get("wait_plan_seconds") is not None]
     if not split:
         raise DataError(f"{path}: {_why_nothing_is_split(records, record)}")
     ranks = int(split[-1]["world_size"])
@@ -138,7 +104,7 @@ def read_waits(output_dir: Path, *, replay: Path | None = None) -> tuple[WaitsOf
     gathered = [one for one in split if _lists(one, ranks) is not None]
     by_rank = _by_rank(gathered, starts, ranks)
     timed = [one for one in records if all(one.get(name) is not None for name in _TIMES)]
-    found = WaitsOfRun(
+    return WaitsOfRun(
         run=output_dir.name if record is None else str(record.config["run"]["name"]),
         output_dir=output_dir,
         ranks=ranks,
@@ -146,12 +112,10 @@ def read_waits(output_dir: Path, *, replay: Path | None = None) -> tuple[WaitsOf
         split_steps=len(split),
         parts=_parts(timed),
         by_rank=by_rank,
-        episodes=tuple(_episodes(gathered, starts, ranks)),
+        episodes=_episodes(gathered, starts, ranks),
         least_slowdown=_least_slowdown(gathered),
-        prediction=None if replay is None else _prediction(replay, record, ranks),
         notes=tuple(_notes(split, by_rank, starts, ranks, untimed=len(records) - len(timed))),
     )
-    return found, wait_course(split)
 
 
 def require_log(output_dir: Path) -> Path:
@@ -164,40 +128,13 @@ def require_log(output_dir: Path) -> Path:
     return path
 
 
-def split_steps(records: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
-    """Returns the records of the steps whose waits are split by cause."""
-    return [one for one in records if one.get("wait_plan_seconds") is not None]
-
-
-def wait_course(records: Sequence[Mapping[str, Any]]) -> WaitCourse:
-    """Returns the waits of the steps in which they are split."""
-
-    def values_of(name: str) -> Float64[np.ndarray, " n"]:
-        return np.array([one[name] for one in records], dtype=np.float64)
-
-    seconds, ranks = values_of("step_seconds"), values_of("world_size")
-    waits = {cause: values_of(f"wait_{cause}_seconds") for cause in WAIT_CAUSES}
-    return WaitCourse(
-        steps=np.array([one["step"] for one in records], dtype=np.int64),
-        shares={cause: values / seconds for cause, values in waits.items()},
-        hours={cause: values * ranks / HOUR for cause, values in waits.items()},
-    )
-
-
-def _place(starts: Sequence[StartRecord], rank: int, *, ranks: int, steps: Sequence[int]) -> dict[str, str | None]:
-    """Returns the host and the device of a rank in these steps; each of them, if restarts changed it."""
-    ends = [*(start.first_step for start in starts[1:]), math.inf]
-    places = [
-        start.places[rank]
-        for start, end in zip(starts, ends, strict=False)
-        if len(start.places) == ranks and any(start.first_step < step <= end for step in steps)
-    ]
-    devices = (f"{place.device}, {place.model}" for place in places)
-    return {"host": _joined(place.host for place in places), "device": _joined(devices)}
-
-
-def _joined(names: Iterable[str]) -> str | None:
-    return ", then ".join(name for name, _ in groupby(names)) or None
+def _place(starts: Sequence[StartRecord], rank: int, *, ranks: int, step: int) -> dict[str, str | None]:
+    """Returns the host and the device of a rank in a step."""
+    known = (one.places[rank] for one in reversed(starts) if len(one.places) == ranks and one.steps_done < step)
+    place = next(known, None)
+    if place is None:
+        return {"host": None, "device": None}
+    return {"host": place.host, "device": f"{place.device}, {place.model}"}
 
 
 def _why_nothing_is_split(records: Sequence[Mapping[str, Any]], record: RunRecord | None) -> str:
@@ -205,7 +142,7 @@ def _why_nothing_is_split(records: Sequence[Mapping[str, Any]], record: RunRecor
         return "there is no step yet"
     sizes = {one.get("world_size") for one in records}
     if sizes == {1}:
-        return "the run has one rank, which waits for nobody; `evenpack report` shows how long it waits for its batches"
+        return "the run has one rank, which waits for nobody; metrics.jsonl has how long it waits for its batches"
     stage = None if record is None else record.config.get("deepspeed", {}).get("zero_stage")
     if stage in (2, 3):
         return (
@@ -260,11 +197,10 @@ def _by_rank(gathered: Sequence[Mapping[str, Any]], starts: Sequence[StartRecord
     cost, waited_for = summed("cost"), summed("waited_for_seconds")
     seconds = {cause: summed(f"wait_{cause}_seconds") for cause in WAIT_CAUSES}
     slowness = gathered[-1]["ranks"]["slowness"]
-    steps = [one["step"] for one in gathered]
     return tuple(
         RankRow(
             rank=rank,
-            **_place(starts, rank, ranks=ranks, steps=steps),
+            **_place(starts, rank, ranks=ranks, step=gathered[-1]["step"]),
             cost_over_mean=float(cost[rank] / cost.mean()) if cost.any() else 1.0,
             hours={cause: float(values[rank]) / HOUR for cause, values in seconds.items()},
             waited_for_hours=float(waited_for[rank]) / HOUR,
@@ -274,73 +210,37 @@ def _by_rank(gathered: Sequence[Mapping[str, Any]], starts: Sequence[StartRecord
     )
 
 
-def _episodes(gathered: Sequence[Mapping[str, Any]], starts: Sequence[StartRecord], ranks: int) -> Iterator[Episode]:
-    """Yields the times in which ranks were slow, in the order in which they were named."""
-    found: list[Episode] = []
-    open_ones: dict[tuple[int, Kind], int] = {}
-    for before, record in zip([None, *gathered], gathered, strict=False):
-        step, lists = record["step"], record["ranks"]
-        is_new_start = before is not None and any(before["step"] <= start.first_step < step for start in starts)
-        for kind in _KINDS:
-            for rank, since in enumerate(lists[f"{kind}_slow_since"]):
-                index = open_ones.get((rank, kind))
-                if index is not None and found[index].since != since:
-                    end: End = "restarted" if is_new_start else "recovered"
-                    found[index] = replace(found[index], ended=step, end=end)
-                    del open_ones[rank, kind]
-                    index = None
-                if since is None:
-                    continue
-                if index is None:
-                    open_ones[rank, kind] = index = len(found)
-                    found.append(
-                        Episode(
-                            rank=rank,
-                            **_place(starts, rank, ranks=ranks, steps=[step]),
-                            kind=kind,
-                            since=since,
-                            named=step,
-                            slow_by=0.0,
-                            ended=None,
-                            end="lasts",
-                        )
-                    )
-                found[index] = replace(found[index], slow_by=lists[f"{kind}_slow_by"][rank])
-    yield from found
+def _episodes(gathered: Sequence[Mapping[str, Any]], starts: Sequence[StartRecord], ranks: int) -> tuple[Episode, ...]:
+    """Returns the times in which ranks were slow, in the order in which they were named."""
+    found = []
+    for kind, rank in product(_KINDS, range(ranks)):
+        sinces = [one["ranks"][f"{kind}_slow_since"][rank] for one in gathered]
+        stretches = [(since, [*some]) for since, some in groupby(range(len(sinces)), sinces.__getitem__)]
+        for since, places in stretches:
+            if since is None:
+                continue
+            named, last, after = gathered[places[0]], gathered[places[-1]], gathered[places[-1] + 1 : places[-1] + 2]
+            ended = after[0]["step"] if after else None
+            is_new_start = after and any(last["step"] <= start.steps_done < after[0]["step"] for start in starts)
+            found.append(
+                Episode(
+                    rank=rank,
+                    **_place(starts, rank, ranks=ranks, step=named["step"]),
+                    kind=kind,
+                    since=since,
+                    named=named["step"],
+                    slow_by=last["ranks"][f"{kind}_slow_by"][rank],
+                    ended=ended,
+                    end="lasts" if not after else "restarted" if is_new_start else "recovered",
+                )
+            )
+    return tuple(sorted(found, key=lambda one: one.named))
 
 
 def _least_slowdown(gathered: Sequence[Mapping[str, Any]]) -> float | None:
     """Returns the largest of the ranks' smallest slowdowns: from there on each rank is judged."""
     known = [one for one in gathered[-1]["ranks"]["compute_least_slowdown"] if one is not None] if gathered else []
     return max(known, default=None)
-
-
-def _prediction(path: Path, record: RunRecord | None, ranks: int) -> Prediction:
-    """Reads what a replay says of the run's layout, policy and number of ranks."""
-    try:
-        found = read_json(path)
-    except (OSError, ValueError) as error:
-        raise DataError(f"cannot read the replay {path}: {error}; give a file of --save") from error
-    replayed = found.get("replay") if isinstance(found, dict) else None
-    if not isinstance(replayed, dict) or not isinstance(replayed.get("rows"), list):
-        raise DataError(
-            f"{path} holds no replay: make one by `evenpack study imbalance RUN.yaml --replay {ranks} --save FILE.json`"
-        )
-    if record is None:
-        raise ConfigError(f"--replay {path}: the run has no run.json, so its layout and assignment are not known")
-    training = record.config["training"]
-    layout = training["layout"]
-    policy = training["assignment"] or default_policy(training["batching"], layout)
-    rows = [row for row in replayed["rows"] if (row["layout"], row["policy"]) == (layout, policy)]
-    row = next((row for row in rows if row["devices"] == ranks), None)
-    if row is None:
-        known = ", ".join(str(row["devices"]) for row in rows) or "no number of"
-        raise ConfigError(
-            f"--replay {path} has {known} devices for {layout} {policy}, and the run has {ranks}: replay with "
-            f"`--replay {ranks}`"
-        )
-    on = replayed["measured_on"]
-    return Prediction(file=path.name, measured_on=f"{on['model']}, one {on['device']}", wait_share=row["wait_share"])
 
 
 def _notes(
@@ -369,25 +269,13 @@ def _notes(
         )
     unlike = [start for start in starts if start.unlike]
     if unlike:
-        since = "" if unlike[-1] is starts[-1] else f", in the start from step {unlike[-1].first_step}"
+        kinds = ", ".join(f"{rank} {place.model}" for rank, place in enumerate(unlike[-1].places[:_MOST_NAMED]))
         yield (
-            f"The devices differ ({_kinds_of_ranks(unlike[-1].places)}{since}): each rank is compared with its own "
-            "first steps, so one that is slower from the start on is not named; what the others wait for it is counted "
-            "as machine. Train on devices of one kind to have them compared with one another."
+            f"The devices differ in the start from step {unlike[-1].steps_done + 1} (by rank: {kinds}"
+            f"{', ...' if len(unlike[-1].places) > _MOST_NAMED else ''}): each rank is compared with its own first "
+            "steps, so one that is slower from the start on is not named; what the others wait for it is counted as "
+            "machine. Train on devices of one kind to have them compared with one another."
         )
     if not starts or not starts[-1].places:
         why = "an earlier version started the run" if starts else "there is no run.json beside the log"
         yield f"Hosts and devices are not recorded, so ranks have numbers alone, and may be of unlike devices: {why}."
-
-
-def _kinds_of_ranks(places: Sequence[Place]) -> str:
-    """Returns the kinds of devices, each with its ranks; of many groups of ranks the first ones."""
-    groups = [
-        (model, [rank for rank, _ in group])
-        for model, group in groupby(enumerate(places), lambda ranked: ranked[1].model)
-    ]
-    named = [
-        f"{model}: rank{'s' if len(ranks) > 1 else ''} {ranks[0]}{f' to {ranks[-1]}' if len(ranks) > 1 else ''}"
-        for model, ranks in groups
-    ]
-    return "; ".join([*named[:_MOST_GROUPS], *(["and so on"] if len(named) > _MOST_GROUPS else [])])

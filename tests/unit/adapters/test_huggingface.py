@@ -7,7 +7,16 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from host_trainers import PACK_LENGTH, VOCABULARY, alone, flat_gradients, own_documents, own_loader, relative_error
+from host_trainers import (
+    PACK_LENGTH,
+    VOCABULARY,
+    alone,
+    flat_gradients,
+    own_documents,
+    own_loader,
+    plain_inputs,
+    relative_error,
+)
 from transformers import (
     BertConfig,
     BertModel,
@@ -23,7 +32,8 @@ from transformers import (
 from transformers.modeling_flash_attention_utils import prepare_fa_kwargs_from_position_ids
 
 from evenpack.adapters.first_step import require_whole_step
-from evenpack.adapters.huggingface import attention_masks, model_inputs, segment_starts
+from evenpack.adapters.huggingface import segment_starts
+from evenpack.adapters.isolation import prove_isolation
 from evenpack.errors import ConfigError
 
 SIZES = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4}
@@ -70,6 +80,14 @@ def built(make: Any, attention: str) -> Any:
     return model
 
 
+def flash() -> Any:
+    return LlamaConfig(attn_implementation="flash_attention_2")
+
+
+def boundaries_of(batch: Any, form: Any) -> dict[str, Any]:
+    return form.boundaries(batch.position_ids, batch.cu_seqlens, batch.max_sequence_length)
+
+
 @pytest.mark.parametrize("attention", ["sdpa", "eager"])
 @pytest.mark.parametrize("name", DECODERS)
 def test_a_decoder_learns_from_packs_what_it_learns_from_documents_alone(name: str, attention: str) -> None:
@@ -77,6 +95,7 @@ def test_a_decoder_learns_from_packs_what_it_learns_from_documents_alone(name: s
     model = built(DECODERS[name], attention)
     loss, gradients = alone(model, loader, 0)
     model.zero_grad()
+    model_inputs = prove_isolation(model, loader)
     found = 0.0
     for batch in loader.batches_of(0):
         share = model(**model_inputs(batch), num_items_in_batch=batch.step_counts.targets).loss
@@ -89,7 +108,7 @@ def test_a_decoder_learns_from_packs_what_it_learns_from_documents_alone(name: s
 def test_a_decoder_that_shifts_labels_itself_predicts_the_same_targets() -> None:
     batch = own_loader().batches_of(0)[0]
     model = built(DECODERS["llama"], "sdpa")
-    inputs = model_inputs(batch)
+    inputs = plain_inputs()(batch)
     shifted = model(**inputs, num_items_in_batch=batch.step_counts.targets).loss
     del inputs["shift_labels"]
     torch.testing.assert_close(model(**inputs, num_items_in_batch=batch.step_counts.targets).loss, shifted)
@@ -97,7 +116,7 @@ def test_a_decoder_that_shifts_labels_itself_predicts_the_same_targets() -> None
 
 def test_labels_count_the_targets_of_the_step() -> None:
     loader = own_loader(micro_batches=4)
-    inputs = [model_inputs(batch) for batch in loader.batches_of(2)]
+    inputs = [plain_inputs()(batch) for batch in loader.batches_of(2)]
     targets = loader.plan(2).counts.targets
     assert sum(int((one["shift_labels"] != -100).sum()) for one in inputs) == targets
     assert sum(int((one["labels"][..., 1:] != -100).sum()) for one in inputs) == targets
@@ -106,7 +125,7 @@ def test_labels_count_the_targets_of_the_step() -> None:
 def test_sequences_of_a_pack_see_each_other_with_a_cache_so_inputs_forbid_it() -> None:
     batch = own_loader().batches_of(0)[0]
     model = built(DECODERS["llama"], "sdpa").eval()
-    inputs = model_inputs(batch)
+    inputs = plain_inputs()(batch)
     apart = model(**inputs).logits
     assert inputs["use_cache"] is False
     assert (model(**{**inputs, "use_cache": True}).logits - apart).abs().max() > 1e-3
@@ -117,8 +136,9 @@ def test_sequences_of_a_pack_see_each_other_with_a_cache_so_inputs_forbid_it() -
 def test_an_encoder_with_masks_gives_what_it_gives_for_documents_alone(name: str, attention: str) -> None:
     batch = own_loader(packs_per_step=2).batches_of(0)[0]
     model = built(ENCODERS[name], attention).eval()
-    inputs = {"input_ids": batch.tokens[None], "position_ids": batch.position_ids[None]}
-    packed = model(**inputs, attention_mask=attention_masks(batch, model.config)).last_hidden_state[0]
+    inputs = {"input_ids": batch.tokens[None]}
+    inputs |= boundaries_of(batch, plain_inputs(model.config, causal=False, mask="block"))
+    packed = model(**inputs).last_hidden_state[0]
     documents = own_documents()
     place, errors = 0, []
     starts = segment_starts(batch).tolist()
@@ -129,28 +149,23 @@ def test_an_encoder_with_masks_gives_what_it_gives_for_documents_alone(name: str
         errors.append((packed[place : place + len(single)] - single).abs().max().item())
         place += len(single)
     assert max(errors) < 1e-5
+    del inputs["attention_mask"]
     leaking = model(**inputs).last_hidden_state[0]
     assert (leaking - packed).abs().max() > 1e-3
 
 
 def test_masks_of_layers_that_differ_are_a_dictionary_of_each_kind() -> None:
     batch = own_loader(packs_per_step=1).batches_of(0)[0]
-    masks = attention_masks(batch, built(ENCODERS["modernbert"], "sdpa").config)
+    form = plain_inputs(built(ENCODERS["modernbert"], "sdpa").config, causal=False, mask="block")
+    masks = boundaries_of(batch, form)["attention_mask"]
     assert set(masks) == {"full_attention", "sliding_attention"}
     assert masks["sliding_attention"].sum() < masks["full_attention"].sum()
     assert [mask.shape for mask in masks.values()] == [(1, 1, PACK_LENGTH, PACK_LENGTH)] * 2
 
 
-def test_masks_are_refused_for_attention_that_takes_none() -> None:
-    config = built(ENCODERS["bert"], "sdpa").config
-    config._attn_implementation = "flash_attention_2"
-    with pytest.raises(ConfigError, match=r"'flash_attention_2'.*for_flash=True"):
-        attention_masks(own_loader().batches_of(0)[0], config)
-
-
 def test_flash_attention_gets_all_four_boundaries_as_transformers_finds_them() -> None:
     batch = own_loader().batches_of(0)[0]
-    inputs = model_inputs(batch, for_flash=True)
+    inputs = plain_inputs(flash())(batch)
     (starts, _), (longest, _) = prepare_fa_kwargs_from_position_ids(batch.position_ids[None])
     for key in ("cu_seq_lens_q", "cu_seq_lens_k"):
         assert inputs[key].dtype == torch.int32
@@ -158,16 +173,17 @@ def test_flash_attention_gets_all_four_boundaries_as_transformers_finds_them() -
     assert type(inputs["max_length_q"]) is type(inputs["max_length_k"]) is int
     assert inputs["max_length_q"] == inputs["max_length_k"] >= longest
     assert not {"attention_mask"} & set(inputs)
-    assert not {key for key in model_inputs(batch) if "seq_lens" in key or "max_length" in key}
+    assert not {key for key in plain_inputs()(batch) if "seq_lens" in key or "max_length" in key}
 
 
 def test_numpy_batches_are_refused() -> None:
     batch = own_loader(arrays="numpy").batches_of(0)[0]
     assert isinstance(batch.tokens, np.ndarray)
     with pytest.raises(ConfigError, match="arrays='torch'"):
-        model_inputs(batch)
+        plain_inputs()(batch)
 
 
+@pytest.mark.slow
 def test_adapters_load_no_deepspeed() -> None:
     names = "first_step", "huggingface", "trainer"
     code = f"import sys, importlib; [importlib.import_module('evenpack.adapters.' + name) for name in {names}]; "
@@ -177,9 +193,7 @@ def test_adapters_load_no_deepspeed() -> None:
 
 
 def test_a_host_that_drops_a_batch_or_reshapes_boundaries_is_refused() -> None:
-    def form(batch: Any) -> dict[str, Any]:
-        return model_inputs(batch, for_flash=True)
-
+    form = plain_inputs(flash())
     loader = own_loader(micro_batches=2)
     first, second = (form(batch) for batch in loader.batches_of(0))
     require_whole_step(loader, 0, [first, second], form)

@@ -1,18 +1,33 @@
 """PackDataModule in Lightning's Trainer, in one process: each global step trains on the loader's step."""
 
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import lightning.pytorch as pl
 import pytest
 import torch
-from host_trainers import PACK_LENGTH, PACKS_PER_STEP, alone, flat_gradients, own_documents, own_loader, relative_error
+from host_trainers import (
+    PACK_LENGTH,
+    PACKS_PER_STEP,
+    VOCABULARY,
+    alone,
+    flat_gradients,
+    own_documents,
+    own_loader,
+    relative_error,
+)
 from host_trainers import tiny_llama as build_model
 from lightning.pytorch.callbacks import Callback, GradientAccumulationScheduler, ModelCheckpoint
 from torch.utils.data import DataLoader
+from transformers import RobertaConfig, RobertaForMaskedLM
 
 import evenpack
+from evenpack.adapters.huggingface import segment_starts
+from evenpack.adapters.isolation import prove_isolation
 from evenpack.adapters.lightning import PackDataModule
+from evenpack.adapters.trainer import token_loss
+from evenpack.studies.tiny_copies import tiny_model
 
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning:lightning", "ignore::FutureWarning:lightning")
 
@@ -175,6 +190,10 @@ def test_a_host_that_counts_otherwise_or_changes_batches_is_refused(
         ({"max_steps": -1, "max_epochs": 1}, "set max_steps in Lightning's Trainer"),
         ({"accumulate_grad_batches": 3}, "16 packs a step and rank cannot be divided into 3 micro_batches"),
         ({"accumulate_grad_batches": 2, "limit_train_batches": 3}, r"limit_train_batches \(3\) cuts a step"),
+        (
+            {"accumulate_grad_batches": 2, "fast_dev_run": True},
+            r"fast_dev_run \(1 batches\) ends within a step .*give fast_dev_run=2",
+        ),
     ],
 )
 def test_numbers_that_do_not_fit_are_refused_before_the_first_step(
@@ -186,21 +205,15 @@ def test_numbers_that_do_not_fit_are_refused_before_the_first_step(
     assert not model.read
 
 
-def test_lightning_refuses_fsdp_without_a_gpu_as_the_page_says() -> None:
-    with pytest.raises(ValueError, match="requires a GPU accelerator"):
-        pl.Trainer(strategy="fsdp", accelerator="cpu", devices=2)
-
-
 def test_what_the_trainer_knows_is_not_given() -> None:
     with pytest.raises(evenpack.ConfigError, match="leave out rank, ranks"):
         module_of(rank=0, ranks=2)
 
 
-def test_masked_tokens_need_a_form_of_their_own(tmp_path: Path) -> None:
-    """An encoder would get no masks, and mix sequences without a word."""
-    masks = evenpack.RandomMasks(mask_token=3, special_tokens=[0, 1, 2], vocabulary_size=256)
+def test_masked_tokens_are_refused_for_a_model_whose_loss_is_of_next_ones(tmp_path: Path) -> None:
+    masks = evenpack.RandomMasks(mask_token=3, special_tokens=[0, 1, 2], vocabulary_size=VOCABULARY)
     model = LanguageModel()
-    with pytest.raises(evenpack.ConfigError, match="encoders mix sequences without an attention_mask"):
+    with pytest.raises(evenpack.ConfigError, match="LlamaForCausalLM is not proved to keep the sequences"):
         trainer_of(tmp_path).fit(model, datamodule=module_of(objective=masks))
     assert not model.read
 
@@ -215,3 +228,58 @@ def test_a_checkpoint_of_other_data_or_without_a_state_is_refused(tmp_path: Path
     torch.save(content, checkpoint)
     with pytest.raises(evenpack.CheckpointError, match="from a checkpoint without a state of PackDataModule"):
         trainer_of(tmp_path).fit(LanguageModel(), datamodule=module_of(), ckpt_path=checkpoint)
+
+
+class Encoder(LanguageModel):
+    """An encoder that counts positions from 2, with the loss of its logits, or its own."""
+
+    def __init__(self, *, takes_own_loss: bool) -> None:
+        super().__init__(learning_rate=0.0)
+        config = RobertaConfig(hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0)
+        torch.manual_seed(0)
+        self.model = tiny_model(RobertaForMaskedLM, config)
+        self.takes_own_loss, self.losses = takes_own_loss, []
+
+    def training_step(self, inputs: dict[str, Any], index: int) -> torch.Tensor:
+        labels, count = inputs["labels"], inputs["num_items_in_batch"]
+        self.losses.append(token_loss(self.model(**{**inputs, "labels": None}), labels, count, shifts=False))
+        return super().training_step(inputs, index) if self.takes_own_loss else self.losses[-1]
+
+
+def test_an_encoder_trains_as_sequences_alone_and_its_own_loss_is_refused(tmp_path: Path) -> None:
+    masks = evenpack.RandomMasks(mask_token=3, special_tokens=[0, 1, 2], vocabulary_size=VOCABULARY)
+    with pytest.raises(evenpack.ConfigError, match=r"RobertaForMaskedLM .*its own loss is .* own_loss=False"):
+        trainer_of(tmp_path).fit(Encoder(takes_own_loss=True), datamodule=module_of(objective=masks))
+    model, data = Encoder(takes_own_loss=False), module_of(objective=masks, own_loss=False)
+    trainer_of(tmp_path, max_steps=1).fit(model, datamodule=data)
+    (batch,) = own_loader(objective=masks).batches_of(0)
+    form = data.form(batch)
+    assert form["position_ids"].min() == 2
+    total, labels = 0.0, form["labels"][0]
+    for start, stop in pairwise(segment_starts(batch).tolist()):
+        if (labels[start:stop] != -100).any():
+            positions = torch.arange(2, 2 + stop - start)[None]  # given, as a document here may hold <pad>
+            outputs = model.model(input_ids=batch.tokens[None, start:stop], position_ids=positions)
+            total += token_loss(outputs, labels[None, start:stop], form["num_items_in_batch"], shifts=False).item()
+    assert model.losses[0].item() == pytest.approx(total, rel=1e-6)
+    kept = torch.load(tmp_path / "1.ckpt", weights_only=False)["PackDataModule"]["isolation"]
+    assert (kept["isolated"], kept["mask"]) == (True, "block")
+
+
+class TwoModels(LanguageModel):
+    def __init__(self) -> None:
+        super().__init__()
+        self.teacher = build_model()
+
+
+def test_a_module_of_two_models_needs_a_form(tmp_path: Path) -> None:
+    with pytest.raises(evenpack.ConfigError, match=r"TwoModels has 2 models of transformers \(model, teacher\)"):
+        trainer_of(tmp_path).fit(TwoModels(), datamodule=module_of())
+    prepared = prove_isolation(build_model(), own_loader())
+
+    def form(batch: evenpack.PackedBatch) -> dict[str, Any]:
+        return {**prepared(batch), "num_items_in_batch": batch.step_counts.targets}
+
+    model = TwoModels()
+    trainer_of(tmp_path).fit(model, datamodule=module_of(form=form))
+    require_read(model, range(4))

@@ -1,6 +1,7 @@
 """PackTrainer in one process: what it refuses before the first step, and encoders on it."""
 
-from dataclasses import replace
+import re
+from dataclasses import fields, replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -16,20 +17,24 @@ from host_trainers import (
     kept_gradients,
     own_documents,
     own_loader,
+    plain_inputs,
     relative_error,
     tiny_llama,
 )
+from repository import ROOT
+from slow_cases import slow_but
 from transformers import (
     BertConfig,
     BertForMaskedLM,
+    LlamaForCausalLM,
     ModernBertConfig,
     ModernBertForMaskedLM,
     TrainingArguments,
 )
 
 import evenpack
-from evenpack.adapters.huggingface import IGNORED, model_inputs, segment_starts
-from evenpack.adapters.trainer import PackTrainer
+from evenpack.adapters.huggingface import IGNORED, segment_starts
+from evenpack.adapters.trainer import PackTrainer, token_loss
 from evenpack.data.batches.objectives import DynamicMasks
 from evenpack.data.recipes import DocumentsRecipe, MaskingConfig
 from evenpack.data.tokenizers.special_tokens import MaskingVocabulary
@@ -43,6 +48,13 @@ def arguments(folder: Path, **settings: Any) -> TrainingArguments:
 
 def trainer_of(folder: Path, loader: evenpack.Loader, model: Any = None, **settings: Any) -> PackTrainer:
     return PackTrainer(model=model or tiny_llama(), args=arguments(folder, **settings), loader=loader)
+
+
+def test_the_lines_of_the_readme_train(tmp_path: Path) -> None:
+    (_, lines) = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text("utf-8"), re.DOTALL)
+    names = {"evenpack": evenpack, "documents": own_documents(), "model": tiny_llama(), "resume": None}
+    exec(lines, names | {"args": arguments(tmp_path, max_steps=1)}, names)
+    assert names["trainer"].state.global_step == 1
 
 
 @pytest.mark.parametrize(
@@ -89,7 +101,14 @@ class MeanLoss(torch.nn.Module):
         super().__init__()
         self.model = tiny_llama()
 
-    def forward(self, input_ids: Any, position_ids: Any, labels: Any, shift_labels: Any, use_cache: bool) -> Any:
+    def forward(
+        self,
+        input_ids: Any,
+        position_ids: Any = None,
+        labels: Any = None,
+        shift_labels: Any = None,
+        use_cache: bool = False,
+    ) -> Any:
         return self.model(input_ids=input_ids, position_ids=position_ids, labels=labels, use_cache=use_cache)
 
 
@@ -186,7 +205,7 @@ def test_random_masks_that_cannot_be_drawn_are_named(settings: dict[str, Any], m
         own_loader(objective=evenpack.RandomMasks(**settings))
 
 
-@pytest.mark.parametrize("attention", ["sdpa", "eager"])
+@pytest.mark.parametrize("attention", slow_but(["sdpa"], ["sdpa", "eager"]))
 @pytest.mark.parametrize("name", ENCODERS)
 def test_an_encoder_learns_from_packs_what_it_learns_from_sequences_alone(
     name: str, attention: str, tmp_path: Path
@@ -207,7 +226,7 @@ def model_gradients_alone(model: Any, loader: evenpack.Loader) -> torch.Tensor:
     model.zero_grad()
     segments = 0
     for batch in loader.batches_of(0):
-        inputs = model_inputs(batch)
+        inputs = plain_inputs(causal=False)(batch)
         starts = segment_starts(batch).tolist()
         for start, stop in pairwise(starts):
             labels = inputs["labels"][:, start:stop]
@@ -226,7 +245,7 @@ def model_gradients_alone(model: Any, loader: evenpack.Loader) -> torch.Tensor:
 def test_masked_tokens_that_do_not_weigh_the_same_are_refused() -> None:
     loader = own_loader(objective=masks(replace(MASKED_TOKEN, divided_by="sequences")))
     with pytest.raises(evenpack.ConfigError, match="divided_by='targets'"):
-        model_inputs(loader[0])
+        plain_inputs(causal=False)(loader[0])
 
 
 def test_a_loader_that_reads_ahead_gives_the_trainer_the_same_steps(tmp_path: Path) -> None:
@@ -238,3 +257,134 @@ def test_a_loader_that_reads_ahead_gives_the_trainer_the_same_steps(tmp_path: Pa
         found.append(gradients)
     assert len(found[0]) == 2
     assert all(torch.equal(here, ahead) for here, ahead in zip(*found, strict=True))
+
+
+DECISIONS = {
+    "label_smoothing_factor": "computed, for next tokens and masked ones; refused beside a loss of one's own",
+    "average_tokens_across_devices": "needed where there are several processes",
+    "use_liger_kernel": "proved with the model: its loss must be the sum over the targets of the step",
+    "liger_kernel_config": "as use_liger_kernel",
+    "neftune_noise_alpha": "refused",
+    "include_num_input_tokens_seen": "as the plan has them",
+    "prediction_loss_only": "of evaluation",
+    "label_names": "of evaluation",
+    "hub_token": "no loss",
+    "logging_nan_inf_filter": "of the log alone",
+}
+"""What becomes of each argument of a Trainer whose name speaks of losses, labels, noise or tokens."""
+
+
+def test_each_option_of_the_loss_has_its_decision() -> None:
+    names = {one.name for one in fields(TrainingArguments)}
+    assert {name for name in names if re.search("loss|smooth|label|neftune|liger|token|nan", name)} == set(DECISIONS)
+
+
+class OwnName(LlamaForCausalLM):
+    """A model that transformers does not know by name, and so would not shift labels for."""
+
+
+def own_loss(outputs: Any, labels: Any, num_items_in_batch: Any) -> Any:
+    return token_loss(outputs, labels, num_items_in_batch, shifts=True)
+
+
+SMOOTHING = 0.3
+
+
+def smoothed(log_probabilities: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+    """Returns the sum of smoothed losses [N] of log-probabilities [N, V], by the definition."""
+    targets = log_probabilities.gather(1, labels[:, None]).sum()
+    return -(1 - SMOOTHING) * targets - SMOOTHING * log_probabilities.mean(1).sum()
+
+
+@pytest.mark.parametrize("name", ["llama", "own name", "bert"])
+def test_labels_are_smoothed_as_of_documents_alone(name: str, tmp_path: Path) -> None:
+    model = ENCODERS["bert"]() if name == "bert" else tiny_llama()
+    if name == "own name":
+        model = OwnName(model.config)
+    loader = own_loader(objective=masks() if name == "bert" else None, micro_batches=2)
+    settings = {"label_smoothing_factor": SMOOTHING, "gradient_accumulation_steps": 2, "learning_rate": 0.0}
+    trainer = trainer_of(tmp_path, loader, model, max_steps=1, logging_steps=1, **settings)
+    total = 0.0
+    for batch in loader.batches_of(0):
+        given = plain_inputs(causal=name != "bert")(batch)
+        labels = given["labels" if name == "bert" else "shift_labels"][0]
+        for start, stop in pairwise(segment_starts(batch).tolist()):
+            used = labels[start:stop] != IGNORED
+            with torch.no_grad():
+                logits = model(input_ids=batch.tokens[None, start:stop]).logits[0]
+            total += float(smoothed(logits.log_softmax(-1)[used], labels[start:stop][used]))
+    trainer.train()
+    assert trainer.state.log_history[0]["loss"] == pytest.approx(total / loader.plan(0).counts.targets, rel=1e-6)
+
+
+@pytest.mark.slow
+def test_labels_are_smoothed_as_the_option_says_when_training_begins(tmp_path: Path) -> None:
+    """It may change between trainings, as a search over hyperparameters does."""
+    settings = {"max_steps": 1, "logging_steps": 1, "learning_rate": 0.0}
+    trainer = trainer_of(tmp_path, own_loader(), label_smoothing_factor=0.2, **settings)
+    for smoothing in (0.2, 0.5, 0.0):
+        trainer.args.label_smoothing_factor = smoothing
+        trainer.train()
+        new = trainer_of(tmp_path, own_loader(), label_smoothing_factor=smoothing, **settings)
+        new.train()
+        assert trainer.state.log_history[0]["loss"] == new.state.log_history[0]["loss"]
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"neftune_noise_alpha": 5.0}, "neftune_noise_alpha is for rows of one document"),
+        ({"eval_strategy": "epoch", "eval_dataset": []}, "eval_strategy='epoch' would be the end alone.* 12 of them"),
+        ({"save_strategy": "epoch", "logging_strategy": "epoch"}, "save_strategy, logging_strategy='epoch' would"),
+        ({"label_smoothing_factor": 0.1, "compute_loss_func": own_loss}, r"\(0.1\) and compute_loss_func are not"),
+        ({"label_smoothing_factor": 0.1, "router": True}, "the router's auxiliary loss .* are not computed together"),
+    ],
+)
+def test_options_that_would_not_be_what_they_say_are_refused(
+    settings: dict[str, Any], message: str, tmp_path: Path
+) -> None:
+    given = {key: settings.pop(key) for key in ("compute_loss_func", "eval_dataset") if key in settings}
+    model = tiny_llama()
+    model.config.output_router_logits = settings.pop("router", False)
+    with pytest.raises(evenpack.ConfigError, match=message):
+        PackTrainer(model=model, args=arguments(tmp_path, **settings), loader=own_loader(), **given)
+
+
+def test_a_routers_auxiliary_loss_that_each_micro_batch_would_add_is_refused(tmp_path: Path) -> None:
+    model = tiny_llama()
+    model.config.output_router_logits = True
+    trainer_of(tmp_path, own_loader(), model)
+    with pytest.raises(evenpack.ConfigError, match=r"output_router_logits=True .* would add it 2 times: set it to Fa"):
+        trainer_of(tmp_path, own_loader(micro_batches=2), model, gradient_accumulation_steps=2)
+
+
+def test_a_loss_of_ones_own_is_left_alone(tmp_path: Path) -> None:
+    plain = trainer_of(tmp_path, own_loader(), learning_rate=0.0, logging_steps=1)
+    own = PackTrainer(
+        model=tiny_llama(),
+        args=arguments(tmp_path, learning_rate=0.0, logging_steps=1),
+        loader=own_loader(),
+        compute_loss_func=own_loss,
+    )
+    losses = []
+    for trainer in (plain, own):
+        trainer.train()
+        losses.append([line["loss"] for line in trainer.state.log_history if "loss" in line])
+    assert losses[0] == pytest.approx(losses[1], rel=1e-6)
+
+
+@pytest.mark.parametrize("counted", ["non_padding", "all"])
+def test_tokens_seen_are_those_of_the_plan_and_no_rate_counts_batches_that_are_not(
+    counted: str, tmp_path: Path
+) -> None:
+    loader = own_loader(micro_batches=2)
+    settings = {"include_num_input_tokens_seen": counted, "logging_steps": 1, "gradient_accumulation_steps": 2}
+    trainer = trainer_of(tmp_path, loader, **settings)
+    result = trainer.train()
+    seen = [line["num_input_tokens_seen"] for line in trainer.state.log_history][:2]
+    steps = [loader.plan(step).counts for step in range(2)]
+    slots = [PACK_LENGTH * one.packs if counted == "all" else one.tokens for one in steps]
+    assert seen == [slots[0], sum(slots)]
+    assert sum(slots) == trainer.state.num_input_tokens_seen
+    assert "train_samples_per_second" not in {*result.metrics, *trainer.state.log_history[-1]}
+    assert result.metrics["train_steps_per_second"] > 0

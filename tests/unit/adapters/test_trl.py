@@ -1,5 +1,7 @@
 """PackSFTTrainer: what TRL prepares is trained on in packs, with the gradients of its examples alone."""
 
+import re
+from dataclasses import fields
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -22,7 +24,7 @@ from host_trainers import (
     watched,
 )
 from tokenizers import Tokenizer, models, pre_tokenizers
-from transformers import PreTrainedTokenizerFast
+from transformers import PreTrainedTokenizerFast, TrainingArguments
 from trl import SFTConfig
 
 import evenpack
@@ -116,6 +118,7 @@ def train_on(world: World, folder: str) -> torch.Tensor:
     return gradients[0]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("ranks", [2, 4])
 def test_ranks_together_learn_the_same(ranks: int, tmp_path: Path) -> None:
     expected = alone(trainer_of(tmp_path).loader, 0)
@@ -162,6 +165,56 @@ def test_each_example_is_in_a_pack_once(tmp_path: Path) -> None:
     learned = [one for one, (prompt, _) in zip(cut, examples(), strict=True) if len(prompt) < PACK_LENGTH]
     assert kept.documents_kept == len(learned)
     assert kept.tokens_kept == sum(map(len, learned))
+
+
+DECISIONS = {
+    "loss_type": "computed: nll and dft",
+    "completion_only_loss": "in the labels that TRL makes",
+    "assistant_only_loss": "in the labels that TRL makes",
+    "router_aux_loss_coef": "added by TRL, of whole micro-batches; refused beside label smoothing",
+    "eos_token": "in the tokens that TRL makes",
+    "pad_token": "of evaluation",
+}
+"""What becomes of each argument that SFTConfig adds to a Trainer's, and whose name speaks of losses or tokens."""
+
+
+def test_each_option_of_the_loss_has_its_decision() -> None:
+    names = {one.name for one in fields(SFTConfig)} - {one.name for one in fields(TrainingArguments)}
+    assert {name for name in names if re.search("loss|smooth|label|token|coef", name)} == set(DECISIONS)
+
+
+@pytest.mark.parametrize("settings", [{"loss_type": "dft"}, {"label_smoothing_factor": 0.3}])
+def test_other_losses_are_those_of_examples_alone_and_tokens_those_of_the_plan(
+    settings: dict[str, Any], tmp_path: Path
+) -> None:
+    trainer = trainer_of(tmp_path, **settings | {"learning_rate": 0.0, "logging_steps": 1, "max_steps": 1})
+    loader, model = trainer.loader, tiny_llama()
+    total = 0.0
+    for batch in loader.batches_of(0):
+        targets = batch.targets["next_token"]
+        for start, stop in pairwise(batch.cu_seqlens.tolist()):
+            used = targets.weights[start:stop] > 0
+            if not used.any():
+                continue
+            with torch.no_grad():
+                logits = model(input_ids=batch.tokens[None, start:stop], use_cache=False).logits[0]
+            every = logits.log_softmax(-1)[used]
+            chosen = every.gather(1, targets.labels[start:stop][used, None])
+            if "loss_type" in settings:
+                total -= float((chosen * chosen.exp()).sum())
+            else:
+                total -= float(0.7 * chosen.sum() + 0.3 * every.mean(1).sum())
+    trainer.train()
+    (line, *_) = trainer.state.log_history
+    counts = loader.plan(0).counts
+    assert line["loss"] == pytest.approx(total / counts.targets, rel=1e-6)
+    assert trainer._total_train_tokens == counts.tokens  # what TRL says beside evaluations
+    assert line["num_tokens"] == counts.tokens < PACK_LENGTH * counts.packs
+
+
+def test_a_loss_that_would_not_be_smoothed_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(evenpack.ConfigError, match=r"label_smoothing_factor \(0.1\) and loss_type='dft' are not comp"):
+        trainer_of(tmp_path, loss_type="dft", label_smoothing_factor=0.1)
 
 
 @pytest.mark.parametrize("settings", [{"packing": True}, {"padding_free": True, "max_length": None}])

@@ -36,7 +36,7 @@ def test_a_run_file_is_read_with_overrides_and_by_name() -> None:
 
 def test_what_a_notebook_shows_of_a_run_its_plan_and_a_packing_is_a_line(run: evenpack.Run) -> None:
     assert re.fullmatch(r"Run\('.*run\.yaml', 'training\.skip_steps=\[4\]': gpt2 tiny into .*\)", repr(run))
-    plan = r"TrainingPlan\(6 steps of 8 packs on 2 ranks: [0-9,]+ tokens, [0-9.]+ epochs of one; [0-9,]+ parameters\)"
+    plan = r"RunPlan\(6 steps of 8 packs on 2 ranks: [0-9,]+ tokens, [0-9.]+ epochs of one; [0-9,]+ parameters\)"
     assert re.fullmatch(plan, repr(run.plan(ranks=2)))
     packing = evenpack.pack([300, 200], pack_length=512)
     assert repr(packing).endswith(": 2 sequences in 1 x 512 slots, 97.66 % efficient)")
@@ -85,6 +85,11 @@ def test_the_runs_own_model_takes_the_batches(run: evenpack.Run) -> None:
     assert 4.0 < loss.item() < 7.0  # the vocabulary has 260 entries
 
 
+def test_the_runs_own_model_has_the_residual_stream_of_the_run_file(run: evenpack.Run) -> None:
+    half = evenpack.open(run.run_file, "training.precision=bf16_autocast", "training.residual_dtype=bf16")
+    assert (run.new_model().residual_dtype, half.new_model().residual_dtype) == (None, torch.bfloat16)
+
+
 def test_the_validation_packs_of_a_source_are_shared_by_the_ranks(run: evenpack.Run) -> None:
     alone = [one for batch in run.evaluation_batches("one") for one in sequences(batch)]
     shared = [
@@ -98,7 +103,7 @@ def test_the_validation_packs_of_a_source_are_shared_by_the_ranks(run: evenpack.
 
 
 def test_the_plan_is_that_of_the_ranks(run: evenpack.Run) -> None:
-    assert [run.plan(ranks=ranks).micro_batches_per_rank for ranks in (1, 4)] == [8, 2]
+    assert [run.plan(ranks=ranks).step.micro_batches for ranks in (1, 4)] == [8, 2]
 
 
 def test_what_there_is_not_is_refused_when_it_is_requested(run: evenpack.Run) -> None:
@@ -138,4 +143,4 @@ def test_what_has_to_be_done_before_is_said(run: evenpack.Run, tmp_path: Path) -
 )
 def test_the_plan_shows_the_clipping_that_is_applied(run: evenpack.Run, overrides: tuple[str, ...], shown: str) -> None:
     plan = evenpack.open(run.run_file, *overrides).plan(ranks=1)
-    assert plan.gradient_clipping == shown
+    assert plan.start.gradient_clipping == shown

@@ -8,7 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
 
-from evenpack.data.permutation import derive_key, hash64, permute
+from evenpack.data.keys import derive_key, hash64
+from evenpack.data.permutation import permute
 
 WORD = 2**64
 LEAST_P = 1e-4

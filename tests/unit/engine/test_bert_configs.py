@@ -74,7 +74,7 @@ def memory(config: RunConfig) -> PhaseMemory:
 def test_eight_gpus_divide_a_step_packed_and_padded(name: str) -> None:
     for config in packed_and_twin(name):
         adjusted = settled(config)
-        assert adjusted.training.step_size.micro_batches(GPUS) * GPUS * adjusted.training.packs_per_micro_batch == (
+        assert adjusted.training.micro_batches(GPUS) * GPUS * adjusted.training.packs_per_micro_batch == (
             adjusted.training.packs_per_step
         )
         assert deepspeed_config(adjusted, GPUS)["train_batch_size"] == adjusted.training.packs_per_step
@@ -134,19 +134,3 @@ def test_what_all_have_in_common(name: str) -> None:
     assert (config.model.dropout, config.data.packing.max_sequences_per_pack) == (0.1, 3)
     count = parameter_count(config.model, vocabulary_size=BERT_VOCABULARY, max_positions=512)
     assert count == {"base": 110_106_428, "large": 336_226_108}[name.split("_")[1]]
-
-
-@pytest.mark.parametrize("name", NAMES)
-def test_the_documentation_shows_the_estimates_as_they_are(name: str) -> None:
-    text = (ROOT / "docs" / "bert.md").read_text()
-    for config in packed_and_twin(name):
-        found = memory(config)
-        states = found.parameters + found.gradients + found.optimizer
-        others = found.head + found.buffers
-        cells = [
-            f"`{name}`",
-            config.training.layout,
-            f"{config.training.packs_per_micro_batch}",
-            *(f"{value / 1e9:.1f}" for value in (states, found.activations, others, found.total)),
-        ]
-        assert f"| {' | '.join(cells)} |" in text

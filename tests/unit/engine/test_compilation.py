@@ -41,19 +41,26 @@ def assert_same_numbers(result: dict[str, Any], *, tolerance: float) -> None:
     assert not any("_orig_mod" in name for name in compiled["names"])
 
 
+@pytest.mark.slow
 def test_all_blocks_share_one_graph_of_the_first_step_and_compute_the_same(tmp_path: Path) -> None:
-    """The loss of a chunk is the other graph. SDPA, whose calls depend on lengths, cuts a block into six."""
+    """Training and evaluation have one each, at any room for segments; so has each kind of block of ModernBERT.
+
+    Embedding, final norm, the loss of a chunk and the masked tokens' layers, at any number of these, are the other
+    graphs. SDPA, whose calls depend on lengths, cuts a block into six.
+    """
     by_hand = {"is_engine": False, "code": "aot_eager", "steps": 6}
-    varying, opaque = results_of(
+    varying, opaque, windows = results_of(
         tmp_path,
         {**by_hand, "backend": "reference", "layout": "padded"},
         {**by_hand, "backend": "sdpa", "checkpointing": True},
+        {**by_hand, "backend": "reference", "kind": "modernbert", "positions": "rotary"},
     )
-    for result, graphs, breaks in ((varying, 2, []), (opaque, 7, [OPAQUE])):
+    for result, graphs, breaks in ((varying, 2 * 4, []), (opaque, 2 * 9, [OPAQUE]), (windows, 2 * 7, [])):
         assert_same_numbers(result, tolerance=1e-5)
         assert set(result["eager"]["graphs"]) == {0}
         assert set(result["compiled"]["graphs"]) == {graphs}
         assert list(result["breaks"]) == breaks
+        assert result["compiled"]["left_eager"] == 0
 
 
 @pytest.fixture(scope="module")
@@ -160,6 +167,44 @@ def test_each_reason_that_cuts_a_graph_is_named_once(caplog: pytest.LogCaptureFi
     said = [record.getMessage() for record in caplog.records if "a graph is cut" in record.getMessage()]
     assert len(said) == int(warns)
     assert all("training.compile=false" in one for one in said)
+
+
+def test_a_function_that_is_given_up_ends_the_run_before_its_first_update_and_is_counted_later(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """A constant of Python is in the code, so that each new one makes a variant."""
+
+    def times(x: torch.Tensor, factor: str) -> torch.Tensor:
+        return x * len(factor)
+
+    def watched_calls(watched: Compilation, function: Callable[..., Any]) -> None:
+        few: Any = torch._dynamo.config.patch(recompile_limit=2)
+        for factor in ("a", "bb", "ccc", "dddd"):
+            with few, watched.explained():
+                function(torch.ones(3), factor)
+
+    torch._dynamo.reset()
+    watched = Compilation(is_asked=True, warns_of_cuts=True)
+    with pytest.raises(RunError, match=r"given up 1 functions, .*recompile_limit.*\nSet training\.compile=false"):
+        watched_calls(watched, torch.compile(times, backend="eager"))
+    torch._dynamo.reset()
+    watched, unasked = (Compilation(is_asked=is_asked, warns_of_cuts=True) for is_asked in (True, False))
+    watched.count_update()
+    assert watched.left_eager == 0
+    with caplog.at_level(logging.WARNING):
+        watched_calls(watched, torch.compile(times, backend="eager"))
+        assert caplog.text.count("has given up 1 functions") == 1
+        for _ in range(200):
+            watched.count_update()
+    assert caplog.text.count("has given up 1 functions") == 3, "once, and again in every hundredth step"
+    assert (watched.left_eager, unasked.left_eager) == (1, None)
+
+
+def test_compiled_runs_raise_the_limit_of_variants() -> None:
+    usual: Any = torch._dynamo.config.patch(recompile_limit=8)
+    with usual:
+        compile_if_asked(tiny(run_of(compile=True)), run_of(compile=True), "cpu")
+        assert torch._dynamo.config.recompile_limit == 64
 
 
 @pytest.mark.parametrize(("assignment", "varies"), [("arrival", False), ("sorted", True), ("max_tokens", True)])

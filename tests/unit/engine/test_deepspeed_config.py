@@ -8,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from evenpack import testing
+from evenpack.data.order.step_shape import micro_batch_choices
 from evenpack.engine.config import RunConfig, TrainingSection
 from evenpack.engine.deepspeed_config import deepspeed_config
 from evenpack.errors import ConfigError
@@ -125,11 +126,10 @@ def test_ranks_that_no_micro_batch_helps_are_advised_to_change_the_step():
 @given(step=st.integers(1, 300), micro_batch=st.integers(1, 300), ranks=st.integers(1, 40))
 def test_every_rank_gets_the_same_number_of_packs_or_the_step_is_refused(step: int, micro_batch: int, ranks: int):
     training = TrainingSection(packs_per_step=step, packs_per_micro_batch=micro_batch, steps=1)
-    size = training.step_size
     if step % (ranks * micro_batch) == 0:
-        assert ranks * micro_batch * size.micro_batches(ranks) == step
+        assert ranks * micro_batch * training.micro_batches(ranks) == step
     else:
         with pytest.raises(ConfigError):
-            size.micro_batches(ranks)
+            training.micro_batches(ranks)
     choices = [items for items in range(1, step + 1) if step % (ranks * items) == 0]
-    assert size.micro_batch_choices(ranks) == choices
+    assert micro_batch_choices(step, ranks=ranks) == choices

@@ -34,7 +34,7 @@ from evenpack.engine.evaluate import (
 from evenpack.engine.resolving.resolve import resolve
 from evenpack.engine.world.distributed import World
 from evenpack.losses import StepCounts
-from evenpack.models.common.losses import LossOutput, LossOutputs
+from evenpack.models.common.loss_sums import LossOutput, LossOutputs
 from evenpack.models.gpt2.config import Gpt2Config
 from evenpack.models.gpt2.model import Gpt2
 from evenpack.testing import run_values
@@ -197,7 +197,6 @@ def logits_of_one(model: Gpt2, tokens: Tensor) -> Tensor:
             squared_lengths=length**2,
             pairs_within={},
             cost=0.0,
-            padding_targets=0,
             order_hash=0,
         ),
     )

@@ -15,10 +15,10 @@ from evenpack.engine.evaluate import SourceEvaluation, aggregate_loss
 from evenpack.engine.resolving.resolve import open_run
 from evenpack.engine.where import open_where
 from evenpack.errors import CheckpointError, ConfigError, DataError
-from evenpack.launcher.training import plan_training
-from evenpack.studies.budget.options import BudgetOptions
-from evenpack.studies.budget.presentation import budget_tables
-from evenpack.studies.budget.study import budget_of
+from evenpack.launcher.planning import plan_training
+from evenpack.studies.plan.options import PlanOptions
+from evenpack.studies.plan.plan import plan_run
+from evenpack.studies.plan.presentation import plan_shown
 from evenpack.testing import changed, prepared, run_config, run_values, text_sources
 
 Schedule = list[dict[str, Any]]
@@ -142,11 +142,10 @@ def test_what_is_shown_before_the_run_is_what_it_draws(config: RunConfig):
             drawn[name] += 1
         packs = {source.name: source.packed.plan.packs for source in where.sources}
         assert run.epochs(step) == {name: drawn[name] / packs[name] for name in drawn}
-    plan, budget = plan_training(config, ranks=1), budget_of(config, BudgetOptions())
+    epochs = {one.source: one.epochs for one in plan_training(config, ranks=1).data.sources}
     assert drawn["code"] > STEPS * 8 / 2
     for name, count in drawn.items():
-        assert plan.epochs[name] == pytest.approx(count / packs[name])
-    assert {source.source: source.epochs for source in budget.sources} == pytest.approx(plan.epochs)
+        assert epochs[name] == pytest.approx(count / packs[name])
 
 
 def test_more_epochs_than_a_source_may_have_are_refused_or_reported(
@@ -159,10 +158,11 @@ def test_more_epochs_than_a_source_may_have_are_refused_or_reported(
     plan_training(bounded(config, on_maximum_epochs="warn"), ranks=1)
     assert "at most 2" in caplog.text
     plan_training(bounded(changed(config, training={"steps": 1})), ranks=1)
-    sources = {source.source: source for source in budget_of(bounded(config), BudgetOptions()).sources}
+    plan = plan_run(bounded(config), PlanOptions(), ranks=1)
+    sources = {source.source: source for source in plan.data.sources}
     assert (sources["code"].maximum_epochs, sources["wiki"].maximum_epochs) == (2.0, None)
     assert sources["code"].epochs > 2.0
-    assert list(budget_tables(budget_of(bounded(config), BudgetOptions())))
+    assert list(plan_shown(plan))
 
 
 def evaluation(loss: float, *, targets: int) -> SourceEvaluation:

@@ -42,7 +42,7 @@ def packing_factor() -> float:
 def test_the_gpus_divide_a_step_of_the_samples_that_its_settings_are_for(name: str, packing_factor: float) -> None:
     config = load(name)
     training = config.training
-    assert training.step_size.micro_batches(GPUS[name]) >= 1
+    assert training.micro_batches(GPUS[name]) >= 1
     per_item = packing_factor if training.batching == "packs" else 1.0
     assert training.items_per_step * per_item == pytest.approx(SAMPLES[name], rel=0.01)
     assert training.target_accuracy == 0.72

@@ -12,7 +12,7 @@ from evenpack.data.sequences.masking import masked_count
 from evenpack.engine.config import RunConfig
 from evenpack.engine.memory.estimate import MicroBatchSize, training_memory
 from evenpack.errors import ConfigError
-from evenpack.launcher.training import plan_training
+from evenpack.launcher.planning import plan_training
 from evenpack.models.cost import parameter_count
 from evenpack.testing import prepared
 
@@ -34,7 +34,7 @@ def test_a_run_file_for_eight_gpus_divides_and_fits(name: str, vocabulary: int, 
     sizes = {"vocabulary_size": vocabulary, "max_positions": config.positions_needed}
     assert parameter_count(config.model, **sizes) == parameters
     assert f"{parameters:,} parameters" in (CONFIGS / f"{name}.yaml").read_text()
-    assert config.training.step_size.micro_batches(GPUS) > 1
+    assert config.training.micro_batches(GPUS) > 1
     slots = config.training.packs_per_micro_batch * config.data.pack_length
     size = MicroBatchSize(slots=slots, head_rows=slots)
     peak = training_memory(config, size, vocabulary_size=vocabulary, ranks=GPUS).peak
@@ -46,7 +46,7 @@ def test_modernbert_masks_its_share_and_needs_the_memory_of_its_page(name: str) 
     config = load_run_file(CONFIGS / f"{name}.yaml", RunConfig)
     sizes = {"vocabulary_size": 50_368, "max_positions": config.positions_needed}
     assert f"({parameter_count(config.model, **sizes):,} parameters" in (CONFIGS / f"{name}.yaml").read_text()
-    assert config.training.step_size.micro_batches(GPUS) >= 1
+    assert config.training.micro_batches(GPUS) >= 1
     longest = config.data.recipe.max_sequence_length
     assert masked_count(np.array([longest]), config.masking, 2) == round(0.3 * longest)
     slots = config.training.packs_per_micro_batch * config.data.pack_length
@@ -76,7 +76,7 @@ def test_a_dry_run_plans_llama_8b_on_eight_gpus(tmp_path: Path) -> None:
     }
     file = load_run_file(CONFIGS / "llama_8b.yaml", RunConfig, [f"{key}={value}" for key, value in overrides.items()])
     plan = plan_training(prepared(file), ranks=GPUS)
-    assert (plan.micro_batches_per_rank, plan.slots_per_micro_batch) == (16, 2 * 8192)
-    assert plan.parameters == 8_030_261_248 - 2 * 4096 * (128_256 - 260)
-    assert plan.deepspeed["zero_optimization"]["stage"] == 3
+    assert (plan.step.micro_batches, plan.step.slots_per_micro_batch) == (16, 2 * 8192)
+    assert plan.cost.parameters == 8_030_261_248 - 2 * 4096 * (128_256 - 260)
+    assert plan.start.deepspeed["zero_optimization"]["stage"] == 3
     assert plan.memory.total < 0.75 * GPU_BYTES

@@ -10,7 +10,7 @@ from evenpack.config import with_values
 from evenpack.engine.config import MetricsSection, RunConfig
 from evenpack.engine.resolving.resolve import open_run
 from evenpack.errors import ConfigError
-from evenpack.launcher.training import plan_training
+from evenpack.launcher.planning import plan_training
 from evenpack.testing import pair_run_values, prepared, run_config, text_sources
 
 SUBMISSION = {"submission_org": "nobody", "submission_platform": "a CPU", "submission_benchmark": "bert"}
@@ -27,7 +27,7 @@ def test_only_training_needs_the_package_that_writes_mlperfs_log(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     config = mlperf_run(tmp_path)
-    assert plan_training(config, ranks=1).steps == 4
+    assert plan_training(config, ranks=1).cost.steps == 4
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     open_run(config)
     with pytest.raises(ConfigError, match=r"section mlperf: needs the package mlperf-logging.* or leave the section"):
@@ -46,7 +46,7 @@ def test_a_tracker_that_is_missing_is_named_before_anything_is_started(
 ) -> None:
     config = mlperf_run(tmp_path)
     tracked = config.model_copy(update={"mlperf": None, "metrics": MetricsSection(tensorboard=True)})
-    assert plan_training(tracked, ranks=1).steps == 4
+    assert plan_training(tracked, ranks=1).cost.steps == 4
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     open_run(tracked)
     with pytest.raises(ConfigError, match=r"metrics.tensorboard: .* pip install 'evenpack\[tensorboard\]'"):
@@ -57,11 +57,11 @@ def test_a_plan_says_which_weights_a_run_starts_from_or_that_there_are_none_yet(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     config = mlperf_run(tmp_path)
-    assert plan_training(config, ranks=1).initial_weights is None
+    assert plan_training(config, ranks=1).start.initial_weights is None
     folder = tmp_path / "weights"
     started = with_values(config, {"training": {"initialize_from": folder}}, origin="test")
-    assert plan_training(started, ranks=1).initial_weights == f"none yet: {folder}"
+    assert plan_training(started, ranks=1).start.initial_weights == f"none yet: {folder}"
     assert f"{folder} does not exist" in caplog.text
     folder.mkdir()
     (folder / "config.json").write_text("{}")
-    assert plan_training(started, ranks=1).initial_weights == f"{folder} (transformers)"
+    assert plan_training(started, ranks=1).start.initial_weights == f"{folder} (transformers)"

@@ -10,7 +10,7 @@ import pytest
 from pair_sources import pair_run
 from prepared_files import sentences
 
-from evenpack.data.permutation import derive_key, hash64
+from evenpack.data.keys import derive_key, hash64
 from evenpack.data.prepare.prepare import prepare
 from evenpack.data.sequences import SentencePairsView
 from evenpack.data.sequences.pairs import PairsAsDocuments
@@ -229,7 +229,7 @@ def test_pairs_name_the_documents_of_both_their_halves(pairs: RunConfig):
         halves = [file.read(begin, begin + tokens).tolist() for begin, tokens in spans]
         for sequence in range(view.count):
             first = int(view.first_segment_lengths[sequence])
-            tokens = view.gather(np.array([sequence])).tolist()
+            tokens = view.read(np.array([sequence])).tokens.tolist()
             assert halves[2 * sequence : 2 * sequence + 2] == [tokens[1 : first - 1], tokens[first:-1]]
         for document in range(file.documents):
             visits = visits_of_document(where.document(document, source.name))

@@ -167,7 +167,7 @@ def first_batch(finetuning: Finetuning) -> tuple[PackedBatch, PackSelection]:
 
 def one_sequence(sequences: LabelledSequences, sequence: int) -> tuple[Tensor, Tensor]:
     """Returns token ids and token types in the form of transformers."""
-    ids = torch.from_numpy(sequences.gather(np.array([sequence])))[None]
+    ids = torch.from_numpy(sequences.read(np.array([sequence])).tokens)[None]
     types = (np.arange(ids.shape[1]) >= sequences.first_lengths[sequence]).astype(np.int64)
     return ids, torch.from_numpy(types)[None]
 

@@ -47,7 +47,7 @@ def test_a_tokenizer_that_the_weights_were_not_trained_with_is_refused(tmp_path:
 def test_weights_without_a_tokenizer_and_without_a_path_are_refused(tmp_path: Path) -> None:
     encoder = write_encoder(tmp_path / "bert")
     (encoder / "vocab.txt").unlink()
-    with pytest.raises(DataError, match=r"tokenizer\.json or vocab\.txt; give data\.tokenizer\.path=FOLDER"):
+    with pytest.raises(DataError, match=r"tokenizer\.model or vocab\.txt; give data\.tokenizer\.path=FOLDER"):
         read_pretrained(config(tmp_path, encoder))
     with pytest.raises(CheckpointError, match=r"training\.initialize_from: expected a run's output_dir"):
         read_pretrained(config(tmp_path, tmp_path / "nowhere"))

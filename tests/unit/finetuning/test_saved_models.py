@@ -80,7 +80,7 @@ def outputs_and_sequences(
         parts = model.head.by_sequence(model.outputs(batch), batch)
     found = []
     for sequence_id, part in zip(plan.packs.sequence_ids.tolist(), parts, strict=True):
-        tokens = data.training.gather(np.array([sequence_id]))
+        tokens = data.training.read(np.array([sequence_id])).tokens
         types = (np.arange(len(tokens)) >= data.training.first_lengths[sequence_id]).astype(np.int64)
         found.append((part, {"input_ids": tokens, "token_type_ids": types}))
     return found

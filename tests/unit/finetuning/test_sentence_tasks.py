@@ -102,7 +102,7 @@ def test_a_wrong_row_is_refused_with_file_and_line(tmp_path: Path, task: str, li
 
 
 def test_a_file_that_is_missing_or_not_text_is_named(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match=r"train\.tsv cannot be opened: No such file .* data\.folder=FOLDER"):
+    with pytest.raises(DataError, match=r"train\.tsv cannot be read: No such file .* data\.folder=FOLDER"):
         read_sentences(tmp_path / "train.tsv", GLUE_TASKS["sst2"])
     (tmp_path / "train.tsv").write_bytes(b"sentence\tlabel\n\xff\t1\n")
     with pytest.raises(DataError, match=r"train\.tsv, line 2: invalid UTF-8: byte 0xff"):

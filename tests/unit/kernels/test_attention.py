@@ -23,7 +23,8 @@ from evenpack.errors import BackendError
 from evenpack.kernels import attention, capabilities, flash, reference, sdpa, varlen
 from evenpack.kernels.attention import packed_attention
 from evenpack.kernels.capabilities import AttentionRequest, resolve_backend, unavailable_reason
-from evenpack.kernels.visible_pairs import pairs_of_average_length, total_pairs_within, visible_pairs
+from evenpack.kernels.segments import Segments
+from evenpack.visible_pairs import pairs_of_average_length, total_pairs_within, visible_pairs
 
 HEADS, HEAD_DIM = 3, 16
 MIXES = {
@@ -52,6 +53,17 @@ def borders(lengths: tuple[int, ...]) -> Tensor:
     return torch.tensor((0, *lengths)).cumsum(0).to(torch.int32)
 
 
+def segments(
+    lengths: tuple[int, ...], *, longest: int | None = None, causal: bool = True, slopes: Tensor | None = None
+) -> Segments:
+    return Segments(
+        cu_seqlens=borders(lengths),
+        max_sequence_length=longest or max(lengths),
+        causal=causal,
+        alibi_slopes=slopes,
+    )
+
+
 def slopes() -> Tensor:
     return torch.exp2(-torch.arange(1.0, HEADS + 1))
 
@@ -75,17 +87,8 @@ def run(
     """Returns the output and the gradients of q, k and v."""
     qkv = random_qkv(sum(lengths), dtype, key_value_heads=key_value_heads)
     q, k, v = (tensor.requires_grad_() for tensor in qkv)
-    output = packed_attention(
-        q,
-        k,
-        v,
-        borders(lengths),
-        max(lengths),
-        causal=causal,
-        alibi_slopes=slopes() if alibi else None,
-        backend=backend,
-        window=window,
-    )
+    within = segments(lengths, causal=causal, slopes=slopes() if alibi else None)
+    output = packed_attention(q, k, v, within, window=window, backend=backend)
     upstream = torch.randn(output.shape, generator=torch.Generator().manual_seed(1)).to(output.dtype)
     return [output.detach(), *torch.autograd.grad(output, (q, k, v), upstream)]
 
@@ -107,9 +110,7 @@ def test_the_reference_computes_the_formula_written_out_for_single_queries(causa
                 if alibi:
                     scores -= slopes()[head] * (i - torch.arange(start, last)).abs()
                 expected[i, head] = scores.softmax(0) @ v[start:last, head]
-    actual = reference.attend(
-        q, k, v, borders(lengths), 9, causal=causal, alibi_slopes=slopes() if alibi else None, dropout=0.0
-    )
+    actual = reference.attend(q, k, v, segments(lengths, causal=causal, slopes=slopes() if alibi else None))
     torch.testing.assert_close(actual, expected, rtol=1e-12, atol=1e-12)
 
 
@@ -161,9 +162,7 @@ def test_the_reference_sees_no_farther_than_the_window(causal: bool, window: int
             for head in range(HEADS):
                 scores = (k[first:last, head] @ q[i, head]) / HEAD_DIM**0.5
                 expected[i, head] = scores.softmax(0) @ v[first:last, head]
-    actual = reference.attend(
-        q, k, v, borders(lengths), 9, causal=causal, alibi_slopes=None, dropout=0.0, window=window
-    )
+    actual = reference.attend(q, k, v, segments(lengths, causal=causal), window=window)
     torch.testing.assert_close(actual, expected, rtol=1e-12, atol=1e-12)
 
 
@@ -218,7 +217,7 @@ def test_cuda_kernels_are_given_the_window_on_each_side(
     monkeypatch.setattr(varlen, "_parameters", lambda: frozenset({"window_size", "enable_gqa"}))
     install_flash(monkeypatch, flash_attn_varlen_func=stand_in)
     for kernel in (varlen, flash):
-        kernel.attend(*random_qkv(30), borders((10, 20)), 20, causal=causal, alibi_slopes=None, dropout=0.0, window=5)
+        kernel.attend(*random_qkv(30), segments((10, 20), causal=causal), window=5)
     assert asked == [span, span]
 
 
@@ -256,12 +255,12 @@ def test_autocast_rounds_q_k_and_v_and_nothing_else(backend: str) -> None:
     """1e-2 is below what an ALiBi bias of 8 bits would do at distance 1000 (bias 250: rounded by up to 0.5)."""
     generator = torch.Generator().manual_seed(0)
     q, k, v = (torch.randn(1000, HEADS, HEAD_DIM, generator=generator) for _ in range(3))
-    arguments = (borders((1000,)), 1000)
-    offset_slopes = torch.full((HEADS,), -0.25)  # far keys weigh most, so that their bias matters
+    # Far keys weigh most, so that their bias matters.
+    within = segments((1000,), causal=False, slopes=torch.full((HEADS,), -0.25))
     with torch.autocast("cpu", torch.bfloat16):
-        actual = packed_attention(q, k, v, *arguments, causal=False, alibi_slopes=offset_slopes, backend=backend)
+        actual = packed_attention(q, k, v, within, backend=backend)
     rounded = (tensor.bfloat16().double() for tensor in (q, k, v))
-    expected = reference.attend(*rounded, *arguments, causal=False, alibi_slopes=offset_slopes, dropout=0.0)
+    expected = reference.attend(*rounded, within)
     assert actual.dtype == torch.bfloat16
     torch.testing.assert_close(actual.double(), expected, rtol=1e-2, atol=1e-2)
 
@@ -278,9 +277,7 @@ def test_dropout_zeroes_its_share_of_probabilities_and_scales_up_the_rest(
     tokens = sum(lengths)
     q = torch.zeros(tokens, HEADS, tokens)
     v = torch.eye(tokens)[:, None].expand(-1, HEADS, -1).contiguous()  # the output is the probabilities themselves
-    probabilities = packed_attention(
-        q, q, v, borders(lengths), max(lengths), causal=False, dropout=0.25, backend=backend
-    )
+    probabilities = packed_attention(q, q, v, segments(lengths, causal=False), dropout=0.25, backend=backend)
     starts = borders(lengths).tolist()
     for start, stop in pairwise(starts):
         block = probabilities[start:stop, :, start:stop] * (stop - start)  # 0 or 1 / (1 - 0.25)
@@ -336,29 +333,29 @@ def test_the_layers_of_a_batch_share_its_masks() -> None:
 def test_borders_that_do_not_fit_the_slots_are_refused(wrong: tuple[int, ...]) -> None:
     q, k, v = random_qkv(10)
     with pytest.raises(ValueError, match=r"must rise from 0 to 10"):
-        packed_attention(q, k, v, torch.tensor(wrong, dtype=torch.int32), 10, causal=True)
+        packed_attention(q, k, v, replace(segments((10,)), cu_seqlens=torch.tensor(wrong, dtype=torch.int32)))
 
 
 def test_a_segment_above_max_sequence_length_is_refused() -> None:
     q, k, v = random_qkv(10)
     with pytest.raises(ValueError, match=r"7 slots is longer than max_sequence_length=6"):
-        packed_attention(q, k, v, borders((7, 3)), 6, causal=True)
+        packed_attention(q, k, v, segments((7, 3), longest=6))
 
 
 def test_wrong_shapes_and_border_dtypes_are_refused_without_the_shape_checker() -> None:
     q, k, v = random_qkv(10)
     for wrong in ((q, k[:9], v), (q, k[:9], v[:9]), (q, k[..., :8], v[..., :8]), (q[0], k, v), (q, k, v[:, :1])):
         with pytest.raises(ValueError, match=r"q of shape \[T, H, D\], k and v of \[T, G, D\], found"):
-            attention._check_arguments(*wrong, borders((10,)), 10)
+            attention._check_arguments(*wrong, segments((10,)))
     with pytest.raises(ValueError, match=r"must be int32"):
-        attention._check_arguments(q, k, v, borders((10,)).long(), 10)
+        attention._check_arguments(q, k, v, replace(segments((10,)), cu_seqlens=borders((10,)).long()))
 
 
 def test_key_value_heads_that_do_not_divide_the_heads_are_refused() -> None:
     q, k, v = random_qkv(10)
     for heads in (0, 2):
         with pytest.raises(ValueError, match=rf"heads of k and v \({heads}\) must divide the heads of q \(3\)"):
-            packed_attention(q, k[:, :heads], v[:, :heads], borders((10,)), 10, causal=True)
+            packed_attention(q, k[:, :heads], v[:, :heads], segments((10,)))
 
 
 # Grouped queries
@@ -374,31 +371,11 @@ def test_shared_key_value_heads_give_what_copies_of_them_would(backend: str, cau
     q = torch.randn(sum(lengths), 6, HEAD_DIM, generator=generator).requires_grad_()
     k, v = (torch.randn(sum(lengths), 2, HEAD_DIM, generator=generator).requires_grad_() for _ in range(2))
     by_head = [0, 0, 0, 1, 1, 1]
-    slopes = torch.exp2(-torch.arange(1.0, 7)) if alibi else None
+    within = segments(lengths, causal=causal, slopes=torch.exp2(-torch.arange(1.0, 7)) if alibi else None)
     upstream = torch.randn(q.shape, generator=generator)
-    found = packed_attention(
-        q, k, v, borders(lengths), max(lengths), causal=causal, alibi_slopes=slopes, backend=backend
-    )
-    expected = packed_attention(
-        q,
-        k[:, by_head],
-        v[:, by_head],
-        borders(lengths),
-        max(lengths),
-        causal=causal,
-        alibi_slopes=slopes,
-        backend="reference",
-    )
-    wrong = packed_attention(
-        q,
-        k[:, [0, 1] * 3],
-        v[:, [0, 1] * 3],
-        borders(lengths),
-        max(lengths),
-        causal=causal,
-        alibi_slopes=slopes,
-        backend="reference",
-    )
+    found = packed_attention(q, k, v, within, backend=backend)
+    expected = packed_attention(q, k[:, by_head], v[:, by_head], within, backend="reference")
+    wrong = packed_attention(q, k[:, [0, 1] * 3], v[:, [0, 1] * 3], within, backend="reference")
     torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5)
     assert (found - wrong).abs().max() > 0.1
     torch.testing.assert_close(
@@ -428,9 +405,9 @@ def test_varlen_uses_groups_where_its_release_has_them_and_copies_elsewhere(
     monkeypatch.setattr(torch.nn.attention.varlen, "varlen_attn", with_groups if knows_groups else without_groups)
     varlen._parameters.cache_clear()
     for key_value_heads in (HEADS, 1):
-        arguments = (*random_qkv(30, key_value_heads=key_value_heads), borders((10, 20, 0)))
-        actual = varlen.attend(*arguments, 20, causal=True, alibi_slopes=None, dropout=0.0)
-        assert torch.equal(actual, dense(*arguments, causal=True, slopes=None))
+        qkv = random_qkv(30, key_value_heads=key_value_heads)
+        within = segments((10, 20, 0))
+        assert torch.equal(varlen.attend(*qkv, within), reference.attend(*qkv, within))
     varlen._parameters.cache_clear()
     assert heads_seen == [HEADS, 1 if knows_groups else HEADS]
 
@@ -456,15 +433,8 @@ def test_the_rules_are_checked_for_all_that_the_call_needs(
 
     monkeypatch.setattr(attention, "resolve_backend", resolve)
     with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
-        packed_attention(
-            *random_qkv(10),
-            borders((10,)),
-            10,
-            causal=True,
-            alibi_slopes=slopes() if alibi else None,
-            dropout=dropout,
-            backend="varlen",
-        )
+        within = segments((10,), slopes=slopes() if alibi else None)
+        packed_attention(*random_qkv(10), within, dropout=dropout, backend="varlen")
     request = AttentionRequest(
         device_type="cpu",
         dtype=torch.bfloat16 if autocast else torch.float32,
@@ -478,25 +448,25 @@ def test_the_rules_are_checked_for_all_that_the_call_needs(
 
 def test_an_unknown_backend_is_refused_with_the_known_ones() -> None:
     with pytest.raises(
-        BackendError, match=r"'flashy' does not exist.*reference, sdpa, varlen, flash, flex, dense_mask"
+        BackendError, match=r"'flashy' does not exist.*reference, sdpa, varlen, flash, flash4, flex, dense_mask"
     ):
         resolve_backend("flashy", CPU_REQUEST)
 
 
-@pytest.mark.parametrize("name", ["varlen", "flash"])
+@pytest.mark.parametrize("name", ["varlen", "flash", "flash4"])
 def test_a_named_backend_that_cannot_serve_is_an_error_that_says_why_and_who_can(name: str) -> None:
     q, k, v = random_qkv(10)
     with pytest.raises(
         BackendError, match=rf"'{name}' cannot serve \(cpu, .*needs a CUDA device.*reference, sdpa, dense_mask$"
     ):
-        packed_attention(q, k, v, borders((10,)), 10, causal=True, backend=name)
+        packed_attention(q, k, v, segments((10,)), backend=name)
 
 
 def test_auto_says_once_for_each_kind_of_request_what_it_took_and_why(caplog: pytest.LogCaptureFixture) -> None:
     q, k, v = random_qkv(10)
     with caplog.at_level(logging.INFO, logger="evenpack"):
         for causal in (True, True, False, True, False):
-            packed_attention(q, k, v, borders((10,)), 10, causal=causal)
+            packed_attention(q, k, v, segments((10,), causal=causal))
     messages = [record.getMessage() for record in caplog.records]
     assert len(messages) == 2
     assert "chose sdpa for (cpu, float32, head_dim 16, causal)" in messages[0]
@@ -571,6 +541,8 @@ def test_flash_attn_absent_or_of_another_generation_is_distinguished(
     monkeypatch.delitem(sys.modules, "flash_attn", raising=False)
     if importlib.util.find_spec("flash_attn") is None:
         assert unavailable_reason("flash", CUDA_REQUEST) == "flash-attn is not installed"
+    install_flash(monkeypatch, __path__=["the folder that flash-attn-4 brings"])
+    assert unavailable_reason("flash", CUDA_REQUEST) == "flash-attn is not installed"
     install_flash(monkeypatch)
     assert "has no flash_attn_varlen_func" in (unavailable_reason("flash", CUDA_REQUEST) or "")
 
@@ -638,7 +610,8 @@ def test_no_backend_claims_a_cuda_request_without_a_device(monkeypatch: pytest.M
 
 
 def dense(q: Tensor, k: Tensor, v: Tensor, cu_seqlens: Tensor, *, causal: bool, slopes: Tensor | None) -> Tensor:
-    return reference.attend(q, k, v, cu_seqlens, 0, causal=causal, alibi_slopes=slopes, dropout=0.0)
+    within = Segments(cu_seqlens=cu_seqlens, max_sequence_length=0, causal=causal, alibi_slopes=slopes)
+    return reference.attend(q, k, v, within)
 
 
 @pytest.mark.parametrize("causal", [False, True])
@@ -658,24 +631,24 @@ def test_varlen_asks_each_release_of_torch_for_causality_in_its_own_words(
     stand_in = by_window if interface == "window_size" else by_flag
     monkeypatch.setattr(torch.nn.attention.varlen, "varlen_attn", stand_in)
     varlen._parameters.cache_clear()
-    q, k, v = random_qkv(30)
-    actual = varlen.attend(q, k, v, borders((10, 20, 0)), 20, causal=causal, alibi_slopes=None, dropout=0.0)
+    qkv, within = random_qkv(30), segments((10, 20, 0), causal=causal)
+    actual = varlen.attend(*qkv, within)
     varlen._parameters.cache_clear()
-    assert torch.equal(actual, dense(q, k, v, borders((10, 20, 0)), causal=causal, slopes=None))
+    assert torch.equal(actual, reference.attend(*qkv, within))
 
 
 @pytest.mark.parametrize("dropout", [0.0, 0.1])
 def test_varlen_refuses_alibi_of_which_there_would_be_no_gradient(dropout: float) -> None:
     q, k, v = random_qkv(10)
     with pytest.raises(ValueError, match="varlen has no ALiBi"):
-        varlen.attend(q, k, v, borders((10,)), 10, causal=True, alibi_slopes=slopes(), dropout=dropout)
+        varlen.attend(q, k, v, segments((10,), slopes=slopes()), dropout=dropout)
 
 
 @pytest.mark.parametrize("causal", [False, True])
 def test_varlen_gives_the_rate_of_dropout_to_the_operator_that_has_it(
     monkeypatch: pytest.MonkeyPatch, causal: bool
 ) -> None:
-    q, k, v = random_qkv(30, key_value_heads=1)
+    qkv = random_qkv(30, key_value_heads=1)
     asked = []
 
     def stand_in(*arguments: Any) -> tuple[Tensor, None, None, None, None]:
@@ -683,10 +656,10 @@ def test_varlen_gives_the_rate_of_dropout_to_the_operator_that_has_it(
         return dense(*arguments[:4], causal=arguments[8], slopes=None), None, None, None, None
 
     monkeypatch.setattr(torch.ops.aten, "_flash_attention_forward", stand_in)
-    boundaries = borders((10, 20, 0))
-    actual = varlen.attend(q, k, v, boundaries, 25, causal=causal, alibi_slopes=None, dropout=0.1)
-    assert torch.equal(actual, dense(q, k, v, boundaries, causal=causal, slopes=None))
-    assert asked == [(boundaries, 25, 25, 0.1, causal, False)]
+    within = segments((10, 20, 0), longest=25, causal=causal)
+    actual = varlen.attend(*qkv, within, dropout=0.1)
+    assert torch.equal(actual, reference.attend(*qkv, within))
+    assert asked == [(within.cu_seqlens, 25, 25, 0.1, causal, False)]
 
 
 def test_dropout_in_varlen_has_gradients_by_torchs_own_backward_pass() -> None:
@@ -695,7 +668,8 @@ def test_dropout_in_varlen_has_gradients_by_torchs_own_backward_pass() -> None:
         for heads in (HEADS, 1, 1)
     )
     boundaries = torch.empty(4, dtype=torch.int32, device="meta")
-    output = varlen.attend(q, k, v, boundaries, 20, causal=True, alibi_slopes=None, dropout=0.1)
+    within = Segments(cu_seqlens=boundaries, max_sequence_length=20, causal=True)
+    output = varlen.attend(q, k, v, within, dropout=0.1)
     assert "FlashAttentionBackward" in type(output.grad_fn).__name__
     gradients = torch.autograd.grad(output, (q, k, v), torch.empty_like(output))
     assert [gradient.shape for gradient in gradients] == [q.shape, k.shape, v.shape]
@@ -717,6 +691,21 @@ def test_dropout_in_varlen_is_refused_where_torchs_private_operators_are_others(
     assert varlen.dropout_failure() is None
 
 
+def test_varlen_is_refused_where_torch_answers_it_by_cudnn(
+    monkeypatch: pytest.MonkeyPatch, cuda: Callable[[int, int], None]
+) -> None:
+    import torch.nn.attention.varlen
+
+    cuda(9, 0)
+    dropping = replace(CUDA_REQUEST, dropout=True)  # an operator of FlashAttention's own
+    assert unavailable_reason("varlen", CUDA_REQUEST) is None
+    monkeypatch.setattr(torch.nn.attention.varlen, "_should_use_cudnn", lambda _: True)
+    assert "runs cuDNN" in (unavailable_reason("varlen", CUDA_REQUEST) or "")
+    assert unavailable_reason("varlen", dropping) is None
+    monkeypatch.delattr(torch.nn.attention.varlen, "_should_use_cudnn")  # as in releases before
+    assert unavailable_reason("varlen", CUDA_REQUEST) is None
+
+
 @pytest.mark.parametrize("deterministic", [False, True])
 def test_flash_is_given_slopes_in_fp32_dropout_and_determinism(
     monkeypatch: pytest.MonkeyPatch, deterministic: bool
@@ -731,10 +720,9 @@ def test_flash_is_given_slopes_in_fp32_dropout_and_determinism(
 
     install_flash(monkeypatch, flash_attn_varlen_func=stand_in)
     monkeypatch.setattr(torch, "are_deterministic_algorithms_enabled", lambda: deterministic)
-    q, k, v = random_qkv(30)
-    arguments = (q, k, v, borders((10, 20, 0)))
-    actual = flash.attend(*arguments, 20, causal=True, alibi_slopes=slopes().bfloat16(), dropout=0.1)
-    assert torch.equal(actual, dense(*arguments, causal=True, slopes=slopes()))
+    qkv, within = random_qkv(30), segments((10, 20, 0), slopes=slopes().bfloat16())
+    actual = flash.attend(*qkv, within, dropout=0.1)
+    assert torch.equal(actual, reference.attend(*qkv, replace(within, alibi_slopes=slopes())))
     assert seen == {"longest": (20, 20), "dropout": 0.1, "deterministic": deterministic}
 
 

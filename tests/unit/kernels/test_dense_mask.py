@@ -1,6 +1,7 @@
 """Attention over whole rows with a mask: the formula's numbers, all pairs of a row, one mask for a micro-batch."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from itertools import chain
 
 import pytest
@@ -14,13 +15,20 @@ from evenpack.errors import BackendError
 from evenpack.kernels import capabilities, dense_mask
 from evenpack.kernels.attention import packed_attention
 from evenpack.kernels.capabilities import AttentionRequest, resolve_backend
+from evenpack.kernels.segments import Segments
 
 ROW, HEADS, HEAD_DIM = 24, 4, 16
 ROWS = ((10, 14), (24,), (1, 1, 3, 0, 19))
 
 
-def borders(rows: Sequence[Sequence[int]]) -> Tensor:
-    return torch.tensor([0, *chain(*rows)]).cumsum(0).to(torch.int32)
+def segments(rows: Sequence[Sequence[int]], *, causal: bool = True, slopes: Tensor | None = None) -> Segments:
+    return Segments(
+        cu_seqlens=torch.tensor([0, *chain(*rows)]).cumsum(0).to(torch.int32),
+        max_sequence_length=ROW,
+        causal=causal,
+        alibi_slopes=slopes,
+        row_slots=ROW,
+    )
 
 
 def qkv(tokens: int, *, key_value_heads: int = HEADS, dtype: torch.dtype = torch.float32) -> list[Tensor]:
@@ -38,15 +46,8 @@ def attended(
 ) -> list[Tensor]:
     """Returns the output and the gradients of q, k and v."""
     parts = qkv(sum(map(sum, rows)), key_value_heads=key_value_heads)
-    output = packed_attention(
-        *parts,
-        borders(rows),
-        ROW,
-        causal=causal,
-        alibi_slopes=slopes() if alibi else None,
-        backend=backend,
-        row_slots=ROW,
-    )
+    within = segments(rows, causal=causal, slopes=slopes() if alibi else None)
+    output = packed_attention(*parts, within, backend=backend)
     upstream = torch.randn(output.shape, generator=torch.Generator().manual_seed(1))
     return [output.detach(), *torch.autograd.grad(output, parts, upstream)]
 
@@ -74,14 +75,14 @@ def test_all_pairs_of_a_row_are_computed_and_none_between_rows() -> None:
     tokens = ROW * len(ROWS)
     q, k, v = qkv(tokens)
     with FlopCounterMode(display=False) as counter:
-        packed_attention(q, k, v, borders(ROWS), ROW, causal=True, backend="dense_mask", row_slots=ROW)
+        packed_attention(q, k, v, segments(ROWS), backend="dense_mask")
     assert counter.get_total_flops() == 2 * 2 * HEADS * HEAD_DIM * tokens * ROW
 
 
 def test_half_precision_stays_near_the_formula_and_keeps_its_type() -> None:
     parts = [part.detach() for part in qkv(ROW * len(ROWS), dtype=torch.bfloat16)]
     found, expected = (
-        packed_attention(*parts, borders(ROWS), ROW, causal=False, backend=backend, row_slots=ROW)
+        packed_attention(*parts, segments(ROWS, causal=False), backend=backend)
         for backend in ("dense_mask", "reference")
     )
     assert found.dtype == torch.bfloat16
@@ -91,12 +92,8 @@ def test_half_precision_stays_near_the_formula_and_keeps_its_type() -> None:
 def test_dropout_drops_probabilities_and_keeps_their_mean() -> None:
     q, k, v = (part.detach() for part in qkv(ROW))
     torch.manual_seed(0)
-    draws = [
-        packed_attention(
-            q, k, torch.ones_like(v), borders([[ROW]]), ROW, causal=False, dropout=0.25, backend="dense_mask"
-        )
-        for _ in range(50)
-    ]
+    whole = replace(segments([[ROW]], causal=False), row_slots=None)
+    draws = [packed_attention(q, k, torch.ones_like(v), whole, dropout=0.25, backend="dense_mask") for _ in range(50)]
     assert torch.stack(draws).std(dim=0).min() > 0.01
     assert torch.stack(draws).mean().item() == pytest.approx(1.0, abs=0.01)
 
@@ -116,24 +113,23 @@ def made(monkeypatch: pytest.MonkeyPatch) -> list[Tensor]:
 
 
 def test_a_mask_is_made_once_for_all_layers_of_a_micro_batch(made: list[Tensor]) -> None:
-    parts, boundaries, of_heads = qkv(ROW * len(ROWS)), borders(ROWS), slopes()
+    parts, first = qkv(ROW * len(ROWS)), segments(ROWS)
 
-    def layer(boundaries: Tensor, alibi_slopes: Tensor | None = None, *, causal: bool = True) -> None:
-        packed_attention(
-            *parts, boundaries, ROW, causal=causal, alibi_slopes=alibi_slopes, backend="dense_mask", row_slots=ROW
-        )
+    def layer(within: Segments) -> None:
+        packed_attention(*parts, within, backend="dense_mask")
 
     for _ in range(3):
-        layer(boundaries)
+        layer(first)
     assert len(made) == 1
-    layer(borders(ROWS))
+    layer(segments(ROWS))
     assert len(made) == 2, "another micro-batch"
-    boundaries[1] = 11
-    layer(boundaries)
+    first.cu_seqlens[1] = 11
+    layer(first)
     assert len(made) == 3, "the same tensor with other boundaries"
-    layer(boundaries, causal=False)
-    layer(boundaries, of_heads, causal=False)
-    layer(boundaries, of_heads, causal=False)
+    layer(replace(first, causal=False))
+    biased = replace(first, causal=False, alibi_slopes=slopes())
+    layer(biased)
+    layer(biased)
     assert len(made) == 5
     assert made[0].shape == (len(ROWS), 1, ROW, ROW)
 
@@ -141,17 +137,16 @@ def test_a_mask_is_made_once_for_all_layers_of_a_micro_batch(made: list[Tensor])
 def test_it_serves_in_inference_mode() -> None:
     with torch.inference_mode():
         q = torch.randn(8, 2, 4)
-        cu_seqlens = torch.tensor([0, 3, 8], dtype=torch.int32)
+        within = replace(segments([[3, 5]]), row_slots=None)
         found, expected = (
-            packed_attention(q, q, q, cu_seqlens, 8, causal=True, backend=backend)
-            for backend in ("dense_mask", "reference")
+            packed_attention(q, q, q, within, backend=backend) for backend in ("dense_mask", "reference")
         )
     torch.testing.assert_close(found, expected)
 
 
 def test_slots_that_are_not_whole_rows_are_refused() -> None:
     with pytest.raises(ValueError, match="48 slots are not whole rows of 23; dense_mask needs rows of equal length"):
-        packed_attention(*qkv(48), borders([[48]]), 48, causal=True, backend="dense_mask", row_slots=23)
+        packed_attention(*qkv(48), replace(segments([[24, 24]]), row_slots=23), backend="dense_mask")
 
 
 @pytest.mark.parametrize("device_type", ["cpu", "cuda"])

@@ -1,7 +1,6 @@
 """FlexAttention: its masks of blocks, its numbers on a CPU, and when the mask is made."""
 
 from itertools import pairwise
-from typing import Any
 
 import pytest
 import torch
@@ -10,7 +9,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from evenpack.kernels import flex, reference
-from evenpack.kernels.shared import segment_of_slots
+from evenpack.kernels.segments import Segments, segment_of_slots
 
 HEADS, HEAD_DIM = 3, 16
 MIXES = {
@@ -24,6 +23,10 @@ MIXES = {
 
 def borders(lengths: tuple[int, ...]) -> Tensor:
     return torch.tensor((0, *lengths)).cumsum(0).to(torch.int32)
+
+
+def segments(lengths: tuple[int, ...], *, causal: bool, slopes: Tensor | None = None) -> Segments:
+    return Segments(cu_seqlens=borders(lengths), max_sequence_length=max(lengths), causal=causal, alibi_slopes=slopes)
 
 
 @pytest.fixture
@@ -45,11 +48,8 @@ def test_outputs_are_those_of_the_reference(
     heads = (HEADS, key_value_heads, key_value_heads)
     q, k, v = (torch.randn(sum(lengths), count, HEAD_DIM, generator=generator) for count in heads)
     slopes = torch.exp2(-torch.arange(1.0, HEADS + 1)) if alibi else None
-    arguments = (q, k, v, borders(lengths), max(lengths))
-    actual = flex.attend(*arguments, causal=causal, alibi_slopes=slopes, dropout=0.0)
-    torch.testing.assert_close(
-        actual, reference.attend(*arguments, causal=causal, alibi_slopes=slopes, dropout=0.0), rtol=1e-5, atol=1e-5
-    )
+    arguments = (q, k, v, segments(lengths, causal=causal, slopes=slopes))
+    torch.testing.assert_close(flex.attend(*arguments), reference.attend(*arguments), rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.filterwarnings("ignore:flex_attention called without")
@@ -60,10 +60,9 @@ def test_a_window_has_the_outputs_of_the_reference(window: int, causal: bool) ->
     lengths = (5, 300, 40)
     generator = torch.Generator().manual_seed(0)
     q, k, v = (torch.randn(sum(lengths), HEADS, HEAD_DIM, generator=generator) for _ in range(3))
-    arguments = (q, k, v, borders(lengths), max(lengths))
-    options: dict[str, Any] = {"causal": causal, "alibi_slopes": None, "dropout": 0.0, "window": window}
+    arguments = (q, k, v, segments(lengths, causal=causal))
     torch.testing.assert_close(
-        flex.attend(*arguments, **options), reference.attend(*arguments, **options), rtol=1e-5, atol=1e-5
+        flex.attend(*arguments, window=window), reference.attend(*arguments, window=window), rtol=1e-5, atol=1e-5
     )
 
 
@@ -133,4 +132,4 @@ def test_a_mask_is_gone_with_its_micro_batch() -> None:
 def test_dropout_is_never_left_out_silently() -> None:
     q = torch.zeros(4, 1, 16)
     with pytest.raises(ValueError, match="has no dropout"):
-        flex.attend(q, q, q, borders((4,)), 4, causal=True, alibi_slopes=None, dropout=0.1)
+        flex.attend(q, q, q, segments((4,), causal=True), dropout=0.1)

@@ -1,6 +1,7 @@
 """The isolation probe passes isolating attention, and detects every kind of leak."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -10,6 +11,7 @@ from torch import Tensor
 from evenpack.errors import BackendError
 from evenpack.kernels import attention, reference, sdpa
 from evenpack.kernels.isolation import IsolationResult, probe_isolation
+from evenpack.kernels.segments import Segments
 
 
 def probe(backend: str, *, causal: bool = True, alibi: bool = False, dtype: torch.dtype = torch.float32) -> Any:
@@ -74,8 +76,8 @@ class _LeakGradients(torch.autograd.Function):
 
 
 def with_borders(change: Callable[[Tensor], Tensor]) -> Callable[..., Tensor]:
-    def attend(q: Tensor, k: Tensor, v: Tensor, cu_seqlens: Tensor, longest: int, **options: Any) -> Tensor:
-        return sdpa.attend(q, k, v, change(cu_seqlens), longest, **options)
+    def attend(q: Tensor, k: Tensor, v: Tensor, segments: Segments, **options: Any) -> Tensor:
+        return sdpa.attend(q, k, v, replace(segments, cu_seqlens=change(segments.cu_seqlens)), **options)
 
     return attend
 

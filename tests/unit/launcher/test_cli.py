@@ -85,6 +85,12 @@ def test_the_command_line_answers_without_importing_what_is_heavy() -> None:
     ("arguments", "message"),
     [
         (["tarin", "run.yaml"], "No such command 'tarin'"),
+        (["study", "evenness", "run.yaml"], "No such command 'evenness': use study imbalance; docs/imbalance.md has"),
+        (["study", "roofline", "run.yaml"], "No such command 'roofline': use study throughput"),
+        (["budget", "run.yaml"], "No such command 'budget': use plan"),
+        (["inspect", "lengths.txt"], "No such command 'inspect': use plan for a run, study packing for lengths"),
+        (["plan", "run.yaml", "--devices=8"], "No such option '--devices': use --ranks"),
+        (["train", "run.yaml", "--dry-run", "--rank", "1"], "No such option '--rank': use plan --rank"),
         (["prepare", "run.yaml", "--fast"], "No such option: --fast"),
         (["prepare"], "Missing argument"),
         (["train", "run.yaml", "-n", "two"], "Invalid value for '--num-gpus'"),
@@ -97,13 +103,14 @@ def test_what_the_command_line_does_not_know_is_refused(arguments: list[str], me
     assert done.stdout == ""
 
 
-@pytest.mark.parametrize("command", ["waits", "report", "inspect"])
+@pytest.mark.parametrize("command", ["waits", "report", "study packing"])
 def test_a_shipped_run_file_is_named_without_its_ending_unless_there_is_such_a_folder(
     command: str, run_file: Path
 ) -> None:
-    assert "override 'run.x=1'" in evenpack(command, "demo", "run.x=1").stderr
+    words = (*command.split(), "demo", "run.x=1")
+    assert "override 'run.x=1'" in evenpack(*words).stderr
     (run_file.parent / "demo").mkdir()
-    assert "override 'run.x=1'" not in evenpack(command, "demo", "run.x=1").stderr
+    assert "override 'run.x=1'" not in evenpack(*words).stderr
 
 
 def test_waits_are_of_a_directory_or_of_a_run_file_with_overrides(run_file: Path, tmp_path: Path) -> None:
@@ -118,7 +125,7 @@ def test_waits_are_of_a_directory_or_of_a_run_file_with_overrides(run_file: Path
 
 def test_a_call_without_arguments_shows_the_commands() -> None:
     done = evenpack()
-    assert "inspect" in done.stdout + done.stderr
+    assert "plan" in done.stdout + done.stderr
 
 
 def test_the_version_is_that_of_the_package() -> None:
@@ -128,7 +135,12 @@ def test_the_version_is_that_of_the_package() -> None:
 
 def test_a_kind_that_changes_on_the_command_line_is_followed_and_noted(run_file: Path) -> None:
     done = evenpack("config", "show", run_file, "data.tokenizer.kind=gpt2", "data.tokenizer.path=gpt2")
-    assert yaml.safe_load(done.stdout)["data"]["tokenizer"] == {"kind": "gpt2", "path": "gpt2"}
+    assert yaml.safe_load(done.stdout)["data"]["tokenizer"] == {
+        "kind": "gpt2",
+        "path": "gpt2",
+        "encoder": "files",
+        "beginning": "none",
+    }
     assert done.stderr.count("left out what that kind does not have: vocabulary_size: 300") == 1
 
 
@@ -162,10 +174,11 @@ def test_a_source_that_a_run_reads_a_thousand_times_is_named_with_what_to_change
     meant = "data.sources.text.maximum_epochs=99999"
     assert said.search(evenpack("prepare", prepared, many).stderr)
     assert "implausible" not in evenpack("prepare", prepared, many, meant).stderr
-    by_arrival = "training.assignment=arrival"  # a dry run plans all steps, which balancing makes five times as long
-    assert said.search(evenpack("train", prepared, many, by_arrival, "--dry-run").stderr)
-    assert said.search(evenpack("budget", prepared, many).stdout)
-    assert evenpack("budget", prepared, "--json").json()["implausible"] is None
+    by_arrival = "training.assignment=arrival"  # balancing takes five times as long
+    done = evenpack("plan", prepared, many, by_arrival)
+    assert said.search(done.stderr)
+    assert said.search(done.stdout)
+    assert evenpack("plan", prepared, "--json").json()["data"]["implausible"] is None
 
 
 def test_report_takes_the_overrides_of_a_run_file_and_of_nothing_else(run_file: Path) -> None:
@@ -180,18 +193,18 @@ def test_report_takes_the_overrides_of_a_run_file_and_of_nothing_else(run_file: 
     )
 
 
-def test_inspect_shows_a_prepared_run_and_draws_it(prepared: Path, drawn: list[DrawnFigure]) -> None:
+def test_lengths_of_a_prepared_run_are_shown_and_drawn(prepared: Path, drawn: list[DrawnFigure]) -> None:
     plot = prepared.parent / "figures" / "lengths.png"
-    done = evenpack("inspect", prepared, "--plot", plot)
+    done = evenpack("study", "packing", prepared, "--plot", plot)
     assert done.code == 0
     assert plot.exists()
     assert re.match(r"tiny: data text \([0-9a-f]{12}\); evenpack .*; computed, not measured", drawn[0].footer)
-    for word in ("Sources", "Lengths of tiny", "longest_pack_first", "padding"):
+    for word in ("Lengths of tiny", "longest_pack_first", "padding", "Recommended"):
         assert word in done.stdout
-    values = evenpack("inspect", prepared, "--source", "text", "--json").json()
-    train = next(row for row in values["splits"] if row["split"] == "train")
+    values = evenpack("study", "packing", prepared, "--source", "text", "--json").json()
+    (train,) = evenpack("plan", prepared, "--ranks", "1", "--json").json()["data"]["sources"]
     assert values["lengths"]["sequences"] == train["sequences"]
-    assert values["packings"][-2]["packs"] == train["packs"]
+    assert values["packings"][-2]["packs"] == train["items_per_epoch"]
     assert sum(values["histogram"]) == train["sequences"]
     verify = f"evenpack verify {prepared}"
     assert f"Content not verified: `{verify}` compares every file with its checksum" in done.stdout
@@ -199,7 +212,7 @@ def test_inspect_shows_a_prepared_run_and_draws_it(prepared: Path, drawn: list[D
     assert (values["content"], values["verified_by"]) == ("not verified", verify)
 
 
-def test_rows_dropped_before_tokenising_are_shown_by_prepare_and_inspect(run_file: Path) -> None:
+def test_rows_dropped_before_tokenising_are_shown_by_prepare(run_file: Path) -> None:
     override = "data.sources.text.minimum_words=6"
     words = [1 + i % 17 for i in range(200)]
     kept = [count for count in words if count >= 6]
@@ -216,33 +229,30 @@ def test_rows_dropped_before_tokenising_are_shown_by_prepare_and_inspect(run_fil
         *(f"{len(words)}", f"{dropped[0]}", f"{100 * dropped[0] / len(words):.2f}", "%", f"{len(kept)}"),
         *(f"{sum(words):,}", f"{dropped[1]:,}", f"{100 * dropped[1] / sum(words):.2f}", "%", f"{sum(kept):,}"),
     ]
-    (row,) = evenpack("inspect", run_file, override, "--json").json()["source_rows"]
+    (row,) = evenpack("prepare", run_file, override, "--json").json()["source_rows"]
     assert (row["rows_dropped"], row["words_dropped"]) == tuple(dropped)
-    assert "Rows and words before tokenising" in evenpack("inspect", run_file, override).stdout
-    assert evenpack("inspect", run_file, "data.sources.text.minimum_words=7").code == 2
+    assert "Rows and words before tokenising" in prepared.stdout
+    assert evenpack("study", "packing", run_file, "data.sources.text.minimum_words=7").code == 2
 
 
-def test_rows_that_are_packed_no_further_are_inspected_by_what_they_hold(run_file: Path) -> None:
+def test_rows_that_are_packs_already_are_packed_no_further(run_file: Path) -> None:
     chunks = (
         "data.recipe={kind: padding, max_sequence_length: 16, atom: 16}",
         "data.pack_length=16",
         "model.max_positions=null",
     )
-    assert evenpack("prepare", run_file, *chunks).code == 0
-    values = evenpack("inspect", run_file, *chunks, "--json").json()
-    train = next(row for row in values["splits"] if row["split"] == "train")
-    assert 0 < train["padding_share"] < 1
-    assert "packings" not in values, "a packer would take what fills rows up for tokens"
-    padding = next(cost for cost in values["recipes"]["costs"] if cost["recipe"] == "padding")
-    assert (padding["rows"], padding["padding_share"]) == (train["sequences"], pytest.approx(train["padding_share"]))
-    refused = evenpack("inspect", run_file, *chunks, "--pack-lengths", "32")
+    (train, _) = evenpack("prepare", run_file, *chunks, "--json").json()["splits"]
+    plan = evenpack("plan", run_file, *chunks, "--ranks", "1", "--json").json()
+    assert plan["data"]["lengths"] is None, "what fills rows up would be taken for tokens"
+    assert 1 - plan["data"]["packing_efficiency"] == pytest.approx(train["padding_share"]) != 0
+    refused = evenpack("study", "packing", run_file, *chunks)
     assert refused.code == 2
     assert "which are packs already" in refused.stderr
 
 
-def test_inspect_takes_lengths_from_standard_input(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_lengths_are_taken_from_standard_input(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"5 3 8\n2\n")))
-    values = evenpack("inspect", "-", "--pack-length", "10", "--json").json()
+    values = evenpack("study", "packing", "-", "--pack-length", "10", "--json").json()
     assert values["origin"] == "standard input"
     assert "content" not in values
     assert values["lengths"]["tokens"] == 18
@@ -267,33 +277,32 @@ def test_inspect_takes_lengths_from_standard_input(monkeypatch: pytest.MonkeyPat
         (["nothing.txt"], "No such file"),
     ],
 )
-def test_inspect_refuses_what_does_not_go_together(arguments: list[str], message: str, prepared: Path) -> None:
+def test_inputs_of_lengths_refuse_what_does_not_go_together(arguments: list[str], message: str, prepared: Path) -> None:
     (prepared.parent / "lengths.txt").write_text("3 7\n")
-    done = evenpack("inspect", *arguments)
+    done = evenpack("study", "packing", *arguments)
     assert done.code == 2
     assert message in done.stderr
 
 
-@pytest.mark.parametrize("command", ["inspect", "study packing"])
-def test_what_is_done_to_long_sequences_is_reported(command: str, tmp_path: Path) -> None:
+def test_what_is_done_to_long_sequences_is_reported(tmp_path: Path) -> None:
     source = tmp_path / "lengths.txt"
     source.write_text("3 7 9 12\n")
     expected = {"truncate": (1 + 3 + 6, [3, 6, 6, 6]), "drop": (7 + 9 + 12, [3]), "split": (0, [1, 3, 3, 6, 6, 6, 6])}
     words = {"truncate": "cut", "drop": "left out", "split": "split"}
     for policy, (lost, after) in expected.items():
-        arguments = (*command.split(), source, "--pack-length", "6", "--long", policy)
+        arguments = ("study", "packing", source, "--pack-length", "6", "--long", policy)
         values = evenpack(*arguments, "--json").json()
         assert values["long_sequences"] == {"policy": policy, "sequences": 3, "tokens_lost": lost}
         assert values["packings"][0]["packs"] == len(after)
         assert f"3 sequences longer than 6 were {words[policy]}: {lost} tokens lost" in evenpack(*arguments).stdout
-    fitting = evenpack(*command.split(), source, "--json").json()
+    fitting = evenpack("study", "packing", source, "--json").json()
     assert fitting["long_sequences"] == {"policy": "error", "sequences": 0, "tokens_lost": 0}
-    assert "were" not in evenpack(*command.split(), source).stdout
+    assert "were" not in evenpack("study", "packing", source).stdout
 
 
 def test_a_prepared_run_can_be_looked_at_in_shorter_packs(prepared: Path) -> None:
-    whole = evenpack("inspect", prepared, "--json").json()
-    cut = evenpack("inspect", prepared, "--pack-length", "16", "--long", "truncate", "--json").json()
+    whole = evenpack("study", "packing", prepared, "--json").json()
+    cut = evenpack("study", "packing", prepared, "--pack-length", "16", "--long", "truncate", "--json").json()
     too_long = sum(whole["histogram"][16:])
     assert cut["long_sequences"]["sequences"] == too_long > 0
     assert cut["lengths"]["tokens"] + cut["long_sequences"]["tokens_lost"] == whole["lengths"]["tokens"]
@@ -311,53 +320,64 @@ def test_clusters_can_be_simulated_on_a_prepared_run(prepared: Path) -> None:
 
 
 def test_commands_on_lengths_have_every_option_on_inputs() -> None:
-    for command in ("inspect", "study packing", "study imbalance"):
+    for command in ("study packing", "study imbalance"):
         shown = evenpack(*command.split(), "--help").stdout
         for field in dataclasses.fields(SubjectOptions):
             assert f"--{field.name.replace('_', '-')} " in shown, (command, field.name)
 
 
-def test_a_dry_run_says_exactly_what_would_happen_and_starts_nothing(prepared: Path) -> None:
-    done = evenpack("train", prepared, "training.steps=10", "--cpu-ranks", "2", "--dry-run", "--json")
+def test_a_plan_says_exactly_what_would_happen_and_starts_nothing(prepared: Path) -> None:
+    done = evenpack("plan", prepared, "training.steps=10", "--cpu-ranks", "2", "--json")
     assert done.code == 0
-    values = done.json()
-    assert values["command"][-3:] == ["evenpack.launcher.worker", str(prepared), "training.steps=10"]
-    plan = values["plan"]
-    assert (plan["ranks"], plan["micro_batches_per_rank"], plan["steps"]) == (2, 2, 10)
-    assert plan["deepspeed"]["gradient_accumulation_steps"] == 2
-    assert plan["tokens"] == pytest.approx(10 * 8 * 32 * plan["packing_efficiency"])
+    values: dict[str, Any] = done.json()
+    assert values["start"]["command"][-3:] == ["evenpack.launcher.worker", str(prepared), "training.steps=10"]
+    step, cost = values["step"], values["cost"]
+    assert (step["ranks"], step["micro_batches"], cost["steps"]) == (2, 2, 10)
+    assert values["start"]["deepspeed"]["gradient_accumulation_steps"] == 2
+    assert cost["tokens"] == pytest.approx(10 * 8 * 32 * values["data"]["packing_efficiency"])
+    assert "CPU core" in cost["hours"]["on"]
     assert not (prepared.parent / "OUT" / "ranks").exists()
     text = evenpack("train", prepared, "--dry-run")
     assert "gradient accumulation" in text.stdout
-    assert " ".join(values["command"][-3:-1]) in text.stdout
+    assert "evenpack.launcher.worker" in text.stdout
 
 
-def test_a_dry_run_may_be_of_ranks_that_are_not_here(prepared: Path) -> None:
-    done = evenpack("train", prepared, "--dry-run", "--ranks", "4", "--device", "h100", "--json")
-    values: dict[str, Any] = done.json()
-    assert (values["command"], values["plan"]["ranks"]) == (None, 4)
-    memory = values["plan"]["memory"]
+def test_a_plan_may_be_of_ranks_that_are_not_here(prepared: Path) -> None:
+    saved = prepared.parent / "plan.json"
+    done = evenpack("plan", prepared, "--ranks", "4", "--device", "h100", "--save", saved)
+    values: dict[str, Any] = json.loads(saved.read_text())
+    assert (values["start"]["command"], values["step"]["ranks"]) == (None, 4)
+    memory = values["memory"]
     assert (memory["device"], memory["capacity"], memory["ranks"]) == ("h100", 80 * 10**9, 4)
     assert memory["total"] < memory["capacity"]
-    shown = evenpack("train", prepared, "--dry-run", "--ranks", "4", "--device", "h100").stdout
-    assert "Would run on 4 ranks, as --ranks says" in shown
-    assert "It fits into 72.0 GB of h100's 80" in shown
-    assert "fits into" not in evenpack("train", prepared, "--dry-run").stdout, "this machine has no GPU that is known"
+    assert "4 ranks, without machines" in done.stdout
+    assert "It fits into 72.0 GB of h100's 80" in done.stdout
+    assert "fits into" not in evenpack("plan", prepared).stdout, "this machine has no GPU that is known"
+
+
+def test_a_plan_comes_before_the_data(run_file: Path) -> None:
+    words = (run_file, "--vocabulary-size", "300", "--ranks", "2", "--json")
+    values = evenpack("plan", *words).json()
+    assert (values["data"]["epochs"], values["step"]["balance"]) == (None, None)
+    assert "the data is not prepared" in values["data"]["assumptions"][0]
+    counted = evenpack("plan", *words, "--corpus-tokens", "9000", "--corpus-documents", "90").json()
+    assert counted["data"]["sources"][0]["tokens_per_epoch"] == 9090
+    prepared = evenpack("plan", run_file, "--ranks", "2", "--prepare", "--json").json()
+    assert prepared["data"]["assumptions"] == []
 
 
 @pytest.mark.parametrize(
     ("options", "reason"),
     [
-        (["--ranks", "8"], "--ranks: for --dry-run alone"),
-        (["--rank", "1", "--device", "h100"], "--rank, --device: for --dry-run alone"),
-        (["--dry-run", "--ranks", "8", "--cpu-ranks", "2"], "leave --num-gpus, --cpu-ranks and --hostfile out"),
-        (["--dry-run", "--ranks", "4", "--rank", "4"], "--rank 4: 4 ranks have the numbers from 0 to 3"),
-        (["--dry-run", "--ranks", "3"], "the number of ranks can be 1, 2, 4"),
-        (["--dry-run", "--device", "h1000"], "'h1000' is not known; did you mean 'h100'?"),
+        (["--ranks", "8", "--cpu-ranks", "2"], "leave --num-gpus, --cpu-ranks and --hostfile out"),
+        (["--ranks", "4", "--rank", "4"], "--rank 4: 4 ranks have the numbers from 0 to 3"),
+        (["--ranks", "3"], "the number of ranks can be 1, 2, 4"),
+        (["--device", "h1000"], "'h1000' is not known; did you mean 'h100'?"),
+        (["--rank", "0", "--corpus-tokens", "9", "--corpus-documents", "1"], "--rank rehearses a step of prepared"),
     ],
 )
-def test_ranks_of_a_dry_run_that_cannot_be_are_refused(options: list[str], reason: str, prepared: Path) -> None:
-    done = evenpack("train", prepared, *options)
+def test_ranks_of_a_plan_that_cannot_be_are_refused(options: list[str], reason: str, prepared: Path) -> None:
+    done = evenpack("plan", prepared, *options)
     assert done.code == 2
     assert reason in done.stderr
     assert not (prepared.parent / "OUT" / "ranks").exists()
@@ -398,7 +418,7 @@ def test_a_checkpoint_is_named_by_its_step_or_as_the_best(named: str, run_file: 
 def test_the_best_of_no_checkpoints_is_an_error(prepared: Path) -> None:
     done = evenpack("evaluate", prepared, "--checkpoint", "best")
     assert done.code == 2
-    assert "holds no checkpoint with a validation loss" in done.stderr
+    assert "there is no checkpoint in" in done.stderr
 
 
 def test_an_error_is_a_message_without_traceback() -> None:
@@ -410,8 +430,11 @@ def test_an_error_is_a_message_without_traceback() -> None:
 @pytest.mark.parametrize(
     ("number", "message"),
     [
-        *((number, "cannot be written: No room; free space") for number in (errno.ENOSPC, errno.EDQUOT, errno.EROFS)),
-        (errno.EACCES, "cannot be read or written: No room; change its permissions"),
+        *((number, "cannot be written: No room; make room") for number in (errno.ENOSPC, errno.EDQUOT)),
+        *(
+            (number, "cannot be read or written: No room; give this user access")
+            for number in (errno.EROFS, errno.EACCES)
+        ),
     ],
 )
 def test_a_disk_that_does_not_take_it_is_an_error_of_the_user(
@@ -483,8 +506,9 @@ def test_study_packing_prints_its_rows_as_json_and_names_a_wrong_depth() -> None
     assert "'0' is neither a number of 1 or more nor 'none'" in " ".join(refused.stderr.split())
 
 
-def test_several_inputs_are_inspected_side_by_side(tmp_path: Path, drawn: list[DrawnFigure]) -> None:
-    done = evenpack("inspect", "squad_1_1_384", "wikipedia_128", "--plot", tmp_path / "depths.png", "--json")
+def test_several_inputs_are_packed_side_by_side(tmp_path: Path, drawn: list[DrawnFigure]) -> None:
+    words = ("study", "packing", "squad_1_1_384", "--beside", "wikipedia_128")
+    done = evenpack(*words, "--plot", tmp_path / "depths.png", "--json")
     curves = done.json()["curves"]
     assert list(curves) == ["squad_1_1_384", "wikipedia_128"]
     assert curves["squad_1_1_384"][-1]["packs"] == 40_631
@@ -493,17 +517,17 @@ def test_several_inputs_are_inspected_side_by_side(tmp_path: Path, drawn: list[D
         "squad_1_1_384: data 88,641 sequences, 15,249,479 tokens wikipedia_128: "
         "data 35,970,508 sequences, 3,805,897,594 tokens"
     )
-    refused = evenpack("inspect", "squad_1_1_384", "wikipedia_128", "--pack-lengths", "400")
+    refused = evenpack(*words, "--pack-lengths", "400")
     assert refused.code == 2
     assert "--pack-lengths" in refused.stderr
 
 
-def test_inspect_compares_pack_lengths_and_recommends() -> None:
-    done = evenpack("inspect", "squad_1_1_384", "--pack-lengths", "512", "--json").json()
+def test_a_study_compares_pack_lengths_and_recommends() -> None:
+    done = evenpack("study", "packing", "squad_1_1_384", "--pack-lengths", "512", "--json").json()
     assert list(dict.fromkeys(row["pack_length"] for row in done["pack_lengths"])) == [384, 512]
     assert [row["pack_length"] for row in done["pack_lengths_auto"]] == [384, 512]
     assert done["recommendation"]["pack_length"] == 512
-    shown = evenpack("inspect", "squad_1_1_384", "--pack-lengths", "392").stdout
+    shown = evenpack("study", "packing", "squad_1_1_384", "--pack-lengths", "392").stdout
     assert "Recommended: data.pack_length=384 (longer packs, up to 392 slots, would be less than 1 point" in shown
 
 
@@ -520,7 +544,7 @@ def test_a_study_can_pack_a_sample(tmp_path: Path, drawn: list[DrawnFigure]) -> 
 def test_lengths_are_held_against_a_published_histogram(tmp_path: Path, drawn: list[DrawnFigure]) -> None:
     source = tmp_path / "lengths.txt"
     source.write_text("40 200 200 511\n")
-    found = evenpack("inspect", source, "--against", "wikipedia_512", "--json").json()["against"]
+    found = evenpack("study", "packing", source, "--against", "wikipedia_512", "--json").json()["against"]
     first, second = read_histogram(str(source)), published_histogram("wikipedia_512")
     assert found == {
         "origin": "wikipedia_512",
@@ -530,22 +554,24 @@ def test_lengths_are_held_against_a_published_histogram(tmp_path: Path, drawn: l
         "total_variation": pytest.approx(total_variation(first, second)),
         "largest_cdf_gap": pytest.approx(largest_cdf_gap(first, second)),
     }
-    shown = evenpack("inspect", source, "--against", "wikipedia_512", "--plot", tmp_path / "both.png").stdout
+    shown = evenpack("study", "packing", source, "--against", "wikipedia_512", "--plot", tmp_path / "both.png").stdout
     assert "wikipedia_512" in drawn[0].labels, "both are drawn"
     assert "Against wikipedia_512: data 16,279,552 sequences, 4,164,796,173 tokens; total" in drawn[0].footer
     assert "Lengths compared with those of wikipedia_512" in shown
     assert f"{total_variation(first, second):.4f}" in shown
     assert f"{largest_cdf_gap(first, second):.4f}" in shown
-    assert "against" not in evenpack("inspect", source, "--json").json()
+    assert "against" not in evenpack("study", "packing", source, "--pack-lengths", "600", "--json").json()
 
 
 def test_a_runs_lengths_as_they_are_packed_are_held_against_a_file(prepared: Path) -> None:
-    values = evenpack("inspect", prepared, "--json").json()
+    values = evenpack("study", "packing", prepared, "--json").json()
     file = prepared.parent / "same.json"
     file.write_text(json.dumps([2 * count for count in values["histogram"]]))  # type: ignore[attr-defined]
-    same = evenpack("inspect", prepared, "--against", file, "--json").json()["against"]
+    same = evenpack("study", "packing", prepared, "--against", file, "--json").json()["against"]
     assert (same["total_variation"], same["largest_cdf_gap"]) == (0.0, 0.0)  # type: ignore[index]
-    cut = evenpack("inspect", prepared, "--pack-length", "16", "--long", "truncate", "--against", file, "--json").json()
+    cut = evenpack(
+        "study", "packing", prepared, "--pack-length", "16", "--long", "truncate", "--against", file, "--json"
+    ).json()
     share = sum(values["histogram"][16:]) / sum(values["histogram"])  # type: ignore[index, arg-type]
     assert cut["against"]["total_variation"] == pytest.approx(share) != 0  # type: ignore[index]
 
@@ -553,16 +579,18 @@ def test_a_runs_lengths_as_they_are_packed_are_held_against_a_file(prepared: Pat
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["squad_1_1_384", "wikipedia_128", "--against", "wikipedia_512"], "one input with wikipedia_512, and 2 were"),
+        (
+            ["squad_1_1_384", "--beside", "wikipedia_128", "--against", "wikipedia_512"],
+            "--against and --beside do not go",
+        ),
         (["squad_1_1_384", "--against", "run.yaml"], "run.yaml is a run: make it INPUT instead"),
-        (["-", "--against", "-"], "would read standard input twice"),
         (["squad_1_1_384", "--against", "wikipedia_500"], "--against wikipedia_500: wikipedia_500 cannot be read"),
         (["squad_1_1_384", "--against", "zero.txt"], "--against zero.txt: "),
     ],
 )
 def test_what_cannot_be_held_against_lengths_is_refused(arguments: list[str], message: str, prepared: Path) -> None:
     (prepared.parent / "zero.txt").write_text("5 0 7\n")
-    done = evenpack("inspect", *arguments)
+    done = evenpack("study", "packing", *arguments)
     assert done.code == 2
     assert message in " ".join(done.stderr.split())
 

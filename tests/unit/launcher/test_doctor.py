@@ -30,6 +30,16 @@ def test_every_backend_that_can_serve_is_probed_and_the_others_say_why_not(quick
     assert report.versions["torch"].startswith("2.")
 
 
+def test_the_kernel_that_answers_varlen_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    def answers() -> str:
+        return doctor._versions()["varlen"]
+
+    assert answers() == f"FlashAttention 2, by varlen_attn of torch {torch.__version__}"
+    monkeypatch.setattr("torch.nn.attention.varlen._should_use_cudnn", lambda _: True, raising=False)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    assert "runs cuDNN in place of FlashAttention: install torch<2.14" in answers()
+
+
 def test_windows_are_probed_where_a_family_has_them(monkeypatch: pytest.MonkeyPatch) -> None:
     asked = []
 

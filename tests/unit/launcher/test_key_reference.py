@@ -24,6 +24,7 @@ WITHOUT_UNIT = {
     "weight_decay",
     "beta1",
     "beta2",
+    "momentum",
     "epsilon",
     "local_rotary_base",
     "norm_epsilon",
@@ -157,10 +158,7 @@ def test_keys_of_one_name_that_mean_different_things_are_all_found() -> None:
     ("place", "message"),
     [
         ("training.stepps", "did you mean training.steps"),
-        ("packs_per_step", "did you mean training.packs_per_step"),
-        ("training.lr", r"did you mean optimizer\.learning_rate\?"),
-        ("batch_size", r"did you mean training\.packs_per_step, or training\.packs_per_micro_batch\?"),
-        ("Grad-Clip", r"did you mean training\.gradient_clipping\?"),
+        ("kind", r"did you mean data\.sources\.NAME\.kind"),  # of most sections
         ("data.sources.wiki.pth", r"did you mean .*data\.sources\.NAME\.path"),
         ("data.mixture_schedule.setp", r"data\.mixture_schedule\.step"),
         ("qqq", "`evenpack config explain` lists all keys"),
@@ -171,6 +169,31 @@ def test_keys_of_one_name_that_mean_different_things_are_all_found() -> None:
 def test_an_unknown_key_is_refused_with_the_nearest_ones(place: str, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         find_keys(keys_of(schema_of("run")), place)
+
+
+@pytest.mark.parametrize(
+    ("asked", "found"),
+    [
+        ("packs_per_step", ["training.packs_per_step"]),
+        ("pack-length", ["data.pack_length"]),
+        ("training.lr", ["optimizer.learning_rate"]),
+        ("lr", ["optimizer.learning_rate"]),
+        ("batch_size", ["training.packs_per_step", "training.packs_per_micro_batch"]),
+        ("Grad-Clip", ["training.gradient_clipping"]),
+        ("steps", ["training.steps"]),
+        ("seed", ["run.seed", "data.recipe.seed", "data.shuffle.seed"]),
+        ("data.seed", None),
+        ("fa4", ["attention.backend"]),
+        ("flash_attention_4", ["attention.backend"]),
+    ],
+)
+def test_a_key_is_found_by_its_usual_name_and_without_its_section(asked: str, found: list[str] | None) -> None:
+    run = keys_of(schema_of("run"))
+    if found is None:
+        with pytest.raises(ConfigError):
+            find_keys(run, asked)
+    else:
+        assert list(dict.fromkeys(key.place for key in find_keys(run, asked))) == found
 
 
 def test_each_usual_name_leads_to_keys_that_exist() -> None:

@@ -243,21 +243,6 @@ def test_an_output_directory_that_slurm_would_misread_is_refused(tmp_path: Path)
         script(tmp_path, output_dir=Path("my out"))
 
 
-def test_the_page_shows_the_script() -> None:
-    page = (Path(__file__).parents[3] / "docs" / "slurm.md").read_text()
-    shared = Path("/shared/me")
-    shown = script(
-        shared,
-        name="gpt2_xl_wiki",
-        run_file=Path("gpt2_xl.yaml"),
-        overrides=[],
-        output_dir=Path("runs/gpt2_xl"),
-        script=Path("gpt2_xl.sbatch"),
-        python="/shared/me/.venv/bin/python",
-    )
-    assert f"```bash\n{shown}```" in page
-
-
 def test_shellcheck_has_no_objection(tmp_path: Path) -> None:
     shellcheck = find_tool("shellcheck")
     if shellcheck is None:

@@ -1,6 +1,7 @@
 """The outcome of a training run becomes a value, tables and messages, and its ranks print to a stream."""
 
 import io
+import subprocess
 import sys
 from pathlib import Path
 from types import SimpleNamespace
@@ -9,9 +10,11 @@ from typing import Any
 import pytest
 
 from evenpack import console
-from evenpack.engine.config import RunSection
+from evenpack.data.manifest import FileRecord, Manifest
+from evenpack.engine.checkpoints.files import CHECKPOINTS, TrainState, checkpoint_name, write_manifest
+from evenpack.engine.config import RunConfig, RunSection
 from evenpack.engine.resolving.resolve import ResolvedRun
-from evenpack.errors import ConfigError
+from evenpack.errors import CheckpointError, ConfigError
 from evenpack.files import write_json
 from evenpack.launcher import training
 from evenpack.launcher.processes.start import Devices, LaunchPlan
@@ -19,13 +22,21 @@ from evenpack.launcher.processes.supervise import LaunchResult
 from evenpack.launcher.training import (
     TrainingReport,
     TrainingResult,
+    check_training,
     describe_result,
     report_table,
     report_training,
     run_training,
 )
+from evenpack.testing import changed, prepared, run_config, run_values, text_sources, write_run_file
 
 FAILED = LaunchResult(state="failed", exit_code=2, message="rank 1 on host ended", error="no space")
+
+
+def small_run(folder: Path) -> RunConfig:
+    """Prepares a run over a hundred lines: the built-in corpus takes five seconds."""
+    lines = [f"some words of line {number} " * (1 + number % 5) for number in range(100)]
+    return prepared(run_config(run_values("gpt2", folder, data={"sources": text_sources(folder, {"lines": lines})})))
 
 
 def checked(folder: Path) -> ResolvedRun:
@@ -36,7 +47,9 @@ def checked(folder: Path) -> ResolvedRun:
     return run
 
 
-def outcome(result: LaunchResult, folder: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[TrainingResult, object]:
+def outcome(
+    result: LaunchResult, folder: Path, monkeypatch: pytest.MonkeyPatch, run: ResolvedRun | None = None
+) -> tuple[TrainingResult, object]:
     """Runs a training with the given outcome; returns the result, and the stream of its ranks."""
     streams = []
 
@@ -45,9 +58,9 @@ def outcome(result: LaunchResult, folder: Path, monkeypatch: pytest.MonkeyPatch)
         return result
 
     monkeypatch.setattr(training, "supervise", supervise)
-    devices = Devices(kind="cpu", ranks=1, options=(), choice="1 rank on the CPU")
+    devices = Devices(kind="cuda", ranks=1, options=(), choice="1 of 1")
     launch = LaunchPlan(command=("deepspeed",), environment={}, devices=devices, hostfile=None, extra=())
-    found = run_training(launch, checked(folder))
+    found = run_training(launch, run or checked(folder))
     return found, streams[0]
 
 
@@ -62,6 +75,23 @@ def test_a_failure_keeps_its_error_and_its_message_is_printed(
     assert "error: rank 1 on host ended" in capsys.readouterr().err
 
 
+def test_ranks_that_die_over_a_file_that_was_cut_short_have_a_cause(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "tokens.bin"
+    path.write_bytes(bytes(100))
+    manifest = Manifest.model_construct(files={path.name: FileRecord.of(path, path.name)})
+    killed = LaunchResult(state="failed", exit_code=1, message="rank 0 exited (killed by SIGBUS)", error=None)
+    run = checked(tmp_path / "out")
+    vars(run)["prepared"] = SimpleNamespace(directory=tmp_path, manifest=manifest)
+    assert outcome(killed, tmp_path, monkeypatch, run)[0].message == killed.message
+    path.write_bytes(bytes(50))
+    found, _ = outcome(killed, tmp_path, monkeypatch, run)
+    assert found.message.startswith(f"{killed.message}; {tmp_path} is not as it was prepared:\n  {path}: expected 100")
+    assert (found.exit_code, found.error) == (2, found.message.removeprefix(f"{killed.message}; "))
+    assert outcome(FAILED, tmp_path, monkeypatch, run)[0].error == "no space"
+
+
 def test_machines_of_a_hostfile_are_reached_before_anything_is_started(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -71,6 +101,72 @@ def test_machines_of_a_hostfile_are_reached_before_anything_is_started(
     with pytest.raises(ConfigError, match="pdsh, which is not installed"):
         run_training(launch, checked(tmp_path / "out"))
     assert not (tmp_path / "out").exists()
+
+
+def test_a_resume_that_ranks_would_refuse_starts_none(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    config = small_run(tmp_path)
+    run = check_training(config, ranks=1)
+    path = tmp_path / "out" / CHECKPOINTS / checkpoint_name(2)
+    path.mkdir(parents=True)
+    state = TrainState(
+        step=2,
+        fingerprint=run.fingerprint(2),
+        world_size=1,
+        zero_stage=0,
+        cost_weights=run.shape.cost_weights,
+        config=config.model_dump(mode="json"),
+        reached_accuracy=None,
+        samples=0,
+        validation_loss=None,
+    )
+    write_manifest(path, state, [])
+    started: list[LaunchPlan] = []
+
+    def supervise(launch: LaunchPlan, *_: object, **__: object) -> LaunchResult:
+        started.append(launch)
+        return FAILED
+
+    monkeypatch.setattr(training, "supervise", supervise)
+    devices = Devices(kind="cuda", ranks=1, options=(), choice="1 of 1")
+    launch = LaunchPlan(command=("deepspeed",), environment={}, devices=devices, hostfile=None, extra=())
+    for sections, refusal in (
+        ({"run": {"seed": 7}}, "run.seed: .* -> 7"),
+        ({"training": {"packs_per_step": 32}}, "to start again"),
+        ({"optimizer": {"weight_decay": 0.3}}, None),
+        ({}, None),
+    ):
+        other = check_training(changed(config, **sections), ranks=1)
+        started.clear()
+        caplog.clear()
+        if refusal is None:
+            run_training(launch, other)
+            assert (started, caplog.messages) == ([launch], [])  # rank 0 tells what has changed
+        else:
+            with pytest.raises(CheckpointError, match=refusal):
+                run_training(launch, other)
+            assert started == []
+
+
+def test_a_run_that_has_no_checkpoint_is_said_without_torch(tmp_path: Path) -> None:
+    config = small_run(tmp_path)
+    write_run_file(tmp_path / "run.yaml", config.model_dump(mode="json"))
+    calls = {
+        ("evaluate", "run.yaml"): "there is no checkpoint in",
+        ("export", "run.yaml", "exported"): "there is no checkpoint in",
+        ("report", "nowhere"): "nowhere holds no metrics.jsonl",
+    }
+    code = (
+        "import sys; from evenpack.launcher.cli.app import main\n"
+        f"for sys.argv in {[['evenpack', *words] for words in calls]}:\n"
+        "    try: main()\n"
+        "    except SystemExit as end: print(end.code, 'torch' in sys.modules)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert done.stdout == "2 False\n" * len(calls), done.stderr
+    for message in calls.values():
+        assert message in done.stderr
 
 
 def test_ranks_print_to_standard_error_also_where_a_notebook_has_replaced_it(

@@ -158,3 +158,39 @@ def test_transformers_is_told_both_rates(kind: str, tmp_path: Path) -> None:
     assert values[EXPORTED[kind]] == 0.0
     others = {value for key, value in values.items() if key in ("embd_pdrop", "resid_pdrop", "hidden_dropout_prob")}
     assert others <= {0.2}
+
+
+@pytest.mark.parametrize("checkpointing", [False, True])
+@pytest.mark.parametrize("kind", known_families())
+@pytest.mark.filterwarnings("ignore:Mismatch dtype between input and weight")  # of a CPU's RMSNorm
+def test_a_residual_stream_of_16_bits_stays_so_forward_and_backward(kind: str, checkpointing: bool) -> None:
+    """Losses and gradients are those of an FP32 stream but for rounding; parameters' gradients are FP32."""
+    batch, results, dtypes = batch_of(kind), [], []
+    for dtype in (None, torch.bfloat16):
+        model = model_of(kind, activation_checkpointing=checkpointing)
+        model.residual_dtype = dtype
+        dtypes.append(found := [])
+        for block in model.blocks:
+            block.register_forward_hook(lambda _, given, out, found=found: found.append((given[0].dtype, out.dtype)))
+            block.register_full_backward_hook(
+                lambda _, into, out, found=found: found.append((into[0].dtype, out[0].dtype))
+            )
+        with torch.autocast("cpu", torch.bfloat16):
+            results.append(loss_and_gradients(model, batch, seed=1))
+    assert [set(found) for found in dtypes] == [{(torch.float32,) * 2}, {(torch.bfloat16,) * 2}]
+    (loss, gradients), (rounded, others) = results
+    assert rounded == pytest.approx(loss.item(), rel=2e-3)
+    assert {gradient.dtype for gradient in others.values()} == {torch.float32}
+    whole, other = (torch.cat([one[name].flatten() for name in gradients]) for one in (gradients, others))
+    assert 0 < (other - whole).norm() < 0.02 * whole.norm()
+
+
+def test_a_block_that_returns_another_type_than_the_residual_stream_has_is_refused() -> None:
+    model = model_of("gpt2")
+    model.residual_dtype = torch.bfloat16
+    model.blocks[0].register_forward_hook(lambda _, given, out: out.float())
+    with (
+        torch.autocast("cpu", torch.bfloat16),
+        pytest.raises(TypeError, match=r"PreNormBlock .* returned torch\.float32.*residual_dtype=fp32"),
+    ):
+        model(batch_of("gpt2"))

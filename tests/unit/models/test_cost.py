@@ -16,7 +16,6 @@ from transformers import BertForMaskedLM, BertForPreTraining
 from windowed_models import layers_with_windows, windowed_bert, windowed_gpt2
 
 from evenpack.errors import ConfigError
-from evenpack.kernels.visible_pairs import total_pairs_within
 from evenpack.models.bert.config import BertConfig
 from evenpack.models.bert.model import Bert
 from evenpack.models.common import layers
@@ -33,6 +32,7 @@ from evenpack.models.cost import (
 from evenpack.models.gpt2.config import Gpt2Config
 from evenpack.models.gpt2.model import Gpt2
 from evenpack.models.trace import at_two_depths
+from evenpack.visible_pairs import total_pairs_within
 
 SHAPE = Gpt2Config(kind="gpt2", preset="tiny", layers=3, hidden_size=32, heads=4)
 VOCABULARY = 101
@@ -72,13 +72,13 @@ def test_pairs_within_a_window_that_were_not_counted_are_refused():
     assert (work + work).pairs_within == {3: 32}
 
 
-def attend_token_by_token(q, k, v, cu_seqlens, *_, causal, window, **__):
+def attend_token_by_token(q, k, v, segments, *, window, **_):
     """Computes a product for each token with the keys that it sees, and nothing else."""
     found = []
-    for start, stop in pairwise(cu_seqlens.tolist()):
+    for start, stop in pairwise(segments.cu_seqlens.tolist()):
         reach = stop if window is None else window
         for token in range(start, stop):
-            seen = slice(max(start, token - reach), token + 1 if causal else min(stop, token + reach + 1))
+            seen = slice(max(start, token - reach), token + 1 if segments.causal else min(stop, token + reach + 1))
             scores = torch.bmm(q[token].unsqueeze(1), k[seen].permute(1, 2, 0)) / q.shape[2] ** 0.5
             found.append(torch.bmm(scores.softmax(-1), v[seen].transpose(0, 1)).squeeze(1))
     return torch.stack(found)

@@ -24,20 +24,17 @@ SIZES = {"vocabulary_size": 1000, "max_positions": 64, "number_bytes": 2}
 def test_moments_of_a_deep_model_are_those_that_are_traced_in_it(kind: str, changes: dict[str, object]) -> None:
     config = find_family(kind).config.model_validate({"kind": kind, "preset": "tiny", "layers": 6, **changes})
     extended = moments_of(config, **SIZES, accumulates=False)
-    traced = trace_passes(config, **SIZES, accumulates=False, counts_kernels=False)
+    traced = trace_passes(config, **SIZES, accumulates=False)
     assert extended.loss_moment == traced.loss_moment
     for phase, found in extended.alive.items():
-        np.testing.assert_array_equal(found, traced.moments[phase], err_msg=phase)
+        np.testing.assert_array_equal(found, traced.alive[phase], err_msg=phase)
 
 
 def test_only_gradients_of_earlier_micro_batches_are_alive_at_the_end() -> None:
     config = find_family("llama").config.model_validate({"kind": "llama", "preset": "tiny"})
     parameters = parameter_count(config, vocabulary_size=1000, max_positions=64)
     gradients = LIVE.index("gradients")
-    first, later = (
-        trace_passes(config, **SIZES, accumulates=accumulates, counts_kernels=True).moments
-        for accumulates in (False, True)
-    )
+    first, later = (trace_passes(config, **SIZES, accumulates=accumulates).alive for accumulates in (False, True))
     passed = (moment for phase, found in later.items() if phase != "forward" for moment in found)
     assert {int(moment[gradients, 0]) for moment in passed} == {4 * parameters}
     assert not first["forward"][:, gradients].any()

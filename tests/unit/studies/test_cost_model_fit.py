@@ -11,9 +11,9 @@ import evenpack
 from evenpack.data.order.step_shape import CostWeights
 from evenpack.engine.resolving.cost_model import CostModel, MeasuredOn
 from evenpack.errors import ConfigError, DataError
-from evenpack.kernels.visible_pairs import visible_pairs
 from evenpack.studies import cost_model_fit
 from evenpack.studies.cost_model_fit import MicroBatchTimes, fit_cost_model, shuffled_places
+from evenpack.visible_pairs import visible_pairs
 
 SHIPPED = Path(evenpack.__file__).parent / "studies" / "imbalance" / "cost_models"
 MEASURED = sorted(path for path in SHIPPED.glob("*.json") if not path.stem.endswith("_estimate"))

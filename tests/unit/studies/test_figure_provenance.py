@@ -12,7 +12,7 @@ from evenpack.version import VERSION
 
 def start(**values: object) -> StartRecord:
     code = {"commit": "abc", "evenpack": "0.1", "torch": "2", "date": ""}
-    given = {"first_step": 0, "ranks": 2, "device": "H100"}
+    given = {"steps_done": 0, "ranks": 2, "device": "H100"}
     return StartRecord.model_validate(code | given | values)
 
 

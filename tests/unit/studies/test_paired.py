@@ -9,7 +9,6 @@ from evenpack.studies.statistics.paired import (
     Interval,
     PairedDifference,
     Spread,
-    clearly_lowest,
     paired_difference,
     pairs_to_decide,
     verdict_of,
@@ -116,22 +115,6 @@ def test_on_the_margin_no_number_of_pairs_decides() -> None:
 def test_nothing_to_compare_is_an_error() -> None:
     with pytest.raises(ValueError, match="no pair"):
         paired_difference([], [], significance=0.05)
-
-
-@pytest.mark.parametrize(
-    ("intervals", "lowest"),
-    [
-        ([(3.0, 4.0), (1.0, 2.0), (2.5, 9.0)], 1),
-        ([(1.0, 2.0), (2.1, 3.0)], 0),
-        ([(1.0, 2.0), (2.0, 3.0)], None),
-        ([(1.0, 5.0), (2.0, 3.0)], None),
-        ([(1.0, 2.0), (1.0, 2.0)], None),
-        ([(1.0, 2.0)], None),
-        ([], None),
-    ],
-)
-def test_the_lowest_interval_touches_no_other(intervals: list[tuple[float, float]], lowest: int | None) -> None:
-    assert clearly_lowest(intervals) == lowest
 
 
 def test_spreads_and_intervals_are_formatted_as_a_table_shows_them() -> None:

@@ -7,10 +7,12 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import CONFIG_MAPPING, AutoConfig, GPT2LMHeadModel
+from transformers import CONFIG_MAPPING, AutoConfig, AutoModelForCausalLM, AutoModelForMaskedLM
+from transformers.models.auto.modeling_auto import MODEL_FOR_MASKED_LM_MAPPING_NAMES
 
 from evenpack.errors import BackendError, ConfigError
-from evenpack.studies.probe import Combination, Pack, ProbedCombination, _transformer, probe, tiny
+from evenpack.studies.probe import Combination, Pack, ProbedCombination, _transformer, probe
+from evenpack.studies.tiny_copies import MOST_PARAMETERS, text_configuration, tiny_model
 
 DEFINITIONS = '''
 import torch
@@ -104,6 +106,12 @@ def rows(model: str, **asked: Any) -> tuple[ProbedCombination, ...]:
     return found
 
 
+def tiny_copy(model_type: str) -> Any:
+    masked = model_type in MODEL_FOR_MASKED_LM_MAPPING_NAMES
+    auto = AutoModelForMaskedLM if masked else AutoModelForCausalLM
+    return tiny_model(auto.from_config, text_configuration(CONFIG_MAPPING[model_type](), auto._model_mapping))
+
+
 def only(model: str, **asked: Any) -> ProbedCombination:
     (row,) = rows(model, **asked)
     return row
@@ -185,8 +193,8 @@ def test_the_exit_code_is_that_of_the_combinations_asked_for() -> None:
 
 
 def test_a_directory_is_loaded_with_its_weights_and_a_config_without_them(tmp_path: Path) -> None:
-    config = tiny(CONFIG_MAPPING["gpt2"]())
-    model = GPT2LMHeadModel(config)
+    model = tiny_copy("gpt2")
+    config = model.config
     for parameter in model.transformer.h.parameters():
         torch.nn.init.zeros_(parameter)  # what only the weights tell: no layer adds anything
     model.save_pretrained(tmp_path / "model")
@@ -200,23 +208,48 @@ def test_a_directory_is_loaded_with_its_weights_and_a_config_without_them(tmp_pa
 
 
 @pytest.mark.parametrize(
-    ("model_type", "kinds"),
+    ("model_type", "made", "kinds"),
     [
-        ("gemma3_text", ["sliding_attention", "full_attention"]),
-        ("modernbert", ["full_attention", "sliding_attention"]),
-        ("olmo3", ["sliding_attention", "full_attention"]),
+        ("gemma3_text", "Gemma3ForCausalLM", [*["sliding_attention"] * 5, "full_attention"]),
+        ("gemma3", "Gemma3ForCausalLM", [*["sliding_attention"] * 5, "full_attention"]),
+        ("gemma4", "Gemma4ForCausalLM", [*["sliding_attention"] * 5, "full_attention"]),
+        ("modernbert", "ModernBertForMaskedLM", ["full_attention", "sliding_attention"]),
+        ("qwen3_5", "Qwen3_5ForCausalLM", [*["linear_attention"] * 3, "full_attention"]),
+        ("qwen3_5_moe", "Qwen3_5MoeForCausalLM", [*["linear_attention"] * 3, "full_attention"]),
+        ("llama4", "Llama4ForCausalLM", [*["chunked_attention"] * 3, "full_attention"]),
+        ("axk2", "AXK2ForCausalLM", ["indexed_attention"] * 2),
+        ("dots1", "Dots1ForCausalLM", ["full_attention"] * 2),
+        *((name, None, None) for name in ("mllama", "got_ocr2", "fuyu", "blt", "emu3", "phi4_multimodal", "gemma3n")),
+        *((name, None, None) for name in ("bamba", "falcon", "xlstm", "mamba2", "jamba", "zamba", "gpt_neo", "funnel")),
+        *((name, None, None) for name in ("perceiver", "luke", "esm", "xmod", "ultravbert", "deepseek_v2", "laguna")),
     ],
 )
-def test_a_tiny_copy_has_each_kind_of_layer(model_type: str, kinds: list[str]) -> None:
-    config = tiny(CONFIG_MAPPING[model_type]())
-    assert config.layer_types == kinds
-    assert config.num_hidden_layers == 2
-    assert config.hidden_size == 64
-    assert config.sliding_window <= 6, "shorter than a sequence of the pack"
+def test_a_tiny_copy_is_small_runs_and_has_each_kind_of_layer(
+    model_type: str, made: str | None, kinds: list[str] | None
+) -> None:
+    model = tiny_copy(model_type)
+    assert sum(parameter.numel() for parameter in model.parameters()) < 1e7
+    cache = {} if model_type in MODEL_FOR_MASKED_LM_MAPPING_NAMES else {"use_cache": False}
+    assert model(input_ids=torch.arange(10, 42)[None], **cache).logits.isfinite().all()
+    if made is not None:
+        assert type(model).__name__ == made, "the model of text alone"
+        assert model.config.layer_types == kinds
+    for window in ("sliding_window", "attention_chunk_size", "local_attention"):
+        assert (getattr(model.config, window, None) or 0) <= 8, "shorter than a sequence of the pack"
 
 
 def test_what_is_small_already_keeps_its_size() -> None:
-    assert tiny(AutoConfig.for_model("gpt2", n_embd=16, n_head=2)).n_embd == 16
+    config = AutoConfig.for_model("gpt2", n_embd=16, n_head=2, n_layer=1)
+    small = tiny_model(AutoModelForCausalLM.from_config, config).config
+    assert (small.n_embd, small.n_head, small.n_layer) == (16, 2, 1)
+
+
+def test_what_cannot_be_made_tiny_is_refused_before_it_is_allocated(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "gpt2", "n_positions": 10**8}))
+    with pytest.raises(ConfigError, match=rf"no tiny copy of GPT2Config.*above {MOST_PARAMETERS:,}"):
+        probe(str(tmp_path))
+    with pytest.raises(ConfigError, match="no tiny copy of Qwen4ExpTextConfig can be built: TypeError"):
+        probe("qwen4_exp")
 
 
 @pytest.mark.parametrize("mode", ["eval", "train"])
@@ -297,7 +330,7 @@ def write_config(values: object) -> Callable[[Path], Path]:
 
 
 def with_broken_weights(folder: Path) -> Path:
-    tiny(CONFIG_MAPPING["gpt2"]()).save_pretrained(folder)
+    tiny_copy("gpt2").config.save_pretrained(folder)
     (folder / "model.safetensors").write_bytes(b"broken")
     return folder
 
@@ -345,6 +378,7 @@ def test_flash_gets_the_borders_that_it_reads() -> None:
     """All four, the lengths as Python numbers; with a mask it gets none of them."""
     pack = Pack(tokens=torch.arange(10, 15), borders=(0, 2, 5))
     subject = _transformer("llama")
+    subject.model.config._attn_implementation = "flash_attention_2"
     given = subject._boundaries(pack, Combination(backend="flash", mask="none", mode="train"))
     assert given["position_ids"].tolist() == [[0, 1, 0, 1, 2]]
     for name in ("cu_seq_lens_q", "cu_seq_lens_k"):

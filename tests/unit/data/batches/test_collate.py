@@ -13,10 +13,10 @@ from step_shapes import step_shape
 from evenpack.batch import PackedBatch
 from evenpack.data.batches.collate import Collator
 from evenpack.data.batches.objectives import NextTokens
+from evenpack.data.keys import derive_key
 from evenpack.data.order.selection import PackedSource, PackSelection, order_hash, select_packs
 from evenpack.data.order.step_plan import StepPlanner
 from evenpack.data.order.step_shape import UNPADDED_SLOT_MULTIPLE, CostWeights, Layout
-from evenpack.data.permutation import derive_key
 from evenpack.errors import DataError
 from evenpack.losses import StepCounts
 
@@ -137,7 +137,7 @@ def test_sources_keep_their_tokens_apart() -> None:
     )
     batch = both.collate(plan.micro_batch(0, 0), plan.counts)
     rows = batch.tokens.reshape(4, 12)
-    for row, source in zip(rows, plan.packs.sources[plan.shares.share(0)], strict=True):
+    for row, source in zip(rows, plan.packs.sources[plan.assignment.items_of(0)], strict=True):
         real = row[row != PADDING_TOKEN]
         assert ((real >= 5000) == (source == 1)).all()
     assert sum(batch.source_tokens) == batch.local_counts.tokens == plan.counts.tokens
@@ -187,7 +187,7 @@ def test_a_token_outside_the_vocabulary_is_refused() -> None:
         one.collate(select(source, packs=1), COUNTS)
 
 
-def test_the_cost_counts_the_windows_of_its_weights_which_may_be_of_another_model() -> None:
+def test_a_batch_counts_the_windows_of_its_model_and_its_cost_those_of_the_weights() -> None:
     source = packed_source([[5, 2], [3], [6, 1, 4], [7], [2, 2], [9]], pack_length=12, longest=12)
     weights = CostWeights(per_token=1.0, per_squared_length=0.5, per_segment=0.0, per_pair_within={2: 0.25, 4: 2.0})
     for windows in ((), (3,), (2, 4)):
@@ -202,5 +202,5 @@ def test_the_cost_counts_the_windows_of_its_weights_which_may_be_of_another_mode
             vocabulary_size=VOCABULARY_SIZE,
         )
         batch = collator.collate(plan.micro_batch(0, 0), plan.counts)
-        assert batch.cost == pytest.approx(plan.cost(0))
+        assert plan.cost_of(0, 0) == pytest.approx(plan.cost(0))
         assert tuple(batch.pairs_within) == windows

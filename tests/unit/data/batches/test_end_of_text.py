@@ -48,7 +48,8 @@ def token_file(tmp_path_factory: pytest.TempPathFactory) -> TokenFile:
 
 
 def view_of(token_file: TokenFile, recipe: dict[str, Any]) -> Any:
-    settled = TypeAdapter(Recipe).validate_python({"max_sequence_length": ROW, "minimum_document_length": 2, **recipe})
+    common = {"max_sequence_length": ROW, "minimum_document_length": 2, "end_of_text_in_loss": "none"}
+    settled = TypeAdapter(Recipe).validate_python({**common, **recipe})
     return build_view(settled, token_file, np.arange(len(LENGTHS)))
 
 
@@ -61,20 +62,18 @@ def test_every_end_of_text_is_left_out_and_counted_without_reading_tokens(
     token_file: TokenFile, recipe: dict[str, Any]
 ) -> None:
     view = view_of(token_file, recipe)
-    objective = NextTokens(end_of_text_in_loss="none")
     ids, lengths = np.arange(view.count), view.lengths().astype(np.int64)
-    tokens = view.gather(ids)
-    left_out = view.ends_of_text(ids, closing=True)
-    assert left_out.tolist() == (tokens == END).tolist()
-    segment_lengths, segments = view.segments(ids)
+    content = view.read(ids)
+    tokens, segment_lengths = content.tokens, content.counts.segment_lengths
+    assert content.left_out.tolist() == (tokens == END).tolist()
     is_first = np.zeros(len(tokens), dtype=bool)
     is_first[np.cumsum(segment_lengths) - segment_lengths] = True
     is_target = (tokens != END) & ~is_first
     expected = np.add.reduceat(is_target, np.cumsum(lengths) - lengths, dtype=np.int64)
-    assert objective.count_targets(view, ids, lengths, segments).tolist() == expected.tolist()
+    assert view.counts(ids, lengths).targets.tolist() == content.counts.targets.tolist() == expected.tolist()
     for sequence in ids:  # the same of any choice of sequences
         one = np.array([sequence])
-        assert objective.count_targets(view, one, lengths[one], segments[one]).tolist() == [expected[sequence]]
+        assert view.counts(one, lengths[one]).targets.tolist() == [expected[sequence]]
 
 
 @pytest.mark.parametrize("recipe", ROWS, ids=named)
@@ -83,7 +82,7 @@ def test_the_plan_counts_what_the_batches_hold(token_file: TokenFile, recipe: di
     packing = pack(LengthHistogram.from_lengths(view.lengths(), longest=ROW), "none", pack_length=ROW)
     source = PackedSource(view=view, plan=SequentialPlan(packing), key=3)
     shape = step_shape(items_per_step=4, items_per_micro_batch=2, policy="arrival")
-    objective = NextTokens(end_of_text_in_loss="none")
+    objective = NextTokens()
     planner = StepPlanner([source], [1], shape=shape, ranks=1, objective=objective)
     collator = Collator(
         [source], shape=shape, objective=objective, pack_length=ROW, padding_token=END, vocabulary_size=VOCABULARY
@@ -97,7 +96,7 @@ def test_the_plan_counts_what_the_batches_hold(token_file: TokenFile, recipe: di
             assert isinstance(targets, SlotTargets)
             assert END not in targets.labels[targets.weights > 0].tolist()
             assert int(targets.weights.sum()) == batch.local_counts.targets
-            assert batch.padding_targets == 0
+            assert batch.local_counts.padding_targets == 0
             held += batch.local_counts
         assert held == plan.counts
 
@@ -107,16 +106,14 @@ def test_a_shuffled_view_leaves_out_the_ends_of_its_own_order(token_file: TokenF
     order = np.random.default_rng(0).permutation(view.count)
     columns = {SOURCE_IDS: "<u4"}
     with TokenFileWriter(tmp_path / "shuffled", vocabulary_size=VOCABULARY, columns=columns) as writer:
-        writer.append(view.gather(order), view.lengths()[order], {SOURCE_IDS: order.astype(np.uint32)})
+        writer.append(view.read(order).tokens, view.lengths()[order], {SOURCE_IDS: order.astype(np.uint32)})
         writer.finish()
     shuffled = ShuffledView(view, TokenFile(tmp_path / "shuffled"))
     asked = np.array([3, 0, view.count - 1])
-    left_out = shuffled.ends_of_text(asked, closing=True)
-    assert left_out is not None
-    assert left_out.tolist() == (shuffled.gather(asked) == END).tolist()
-    assert shuffled.ends_of_text(asked, closing=False) is None
+    content = shuffled.read(asked)
+    assert content.left_out is not None
+    assert content.left_out.tolist() == (content.tokens == END).tolist()
     lengths = shuffled.lengths().astype(np.int64)[asked]
-    expected = [int((shuffled.gather(np.array([one])) == END).sum()) for one in asked]
-    assert shuffled.closing_targets(asked).tolist() == [
-        count if length > 1 else 0 for count, length in zip(expected, lengths, strict=True)
-    ]
+    ends = [int((shuffled.read(np.array([one])).tokens == END).sum()) for one in asked]
+    expected = [length - 1 - (count if length > 1 else 0) for count, length in zip(ends, lengths, strict=True)]
+    assert shuffled.counts(asked, lengths).targets.tolist() == content.counts.targets.tolist() == expected

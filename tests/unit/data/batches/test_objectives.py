@@ -15,7 +15,7 @@ from evenpack.data.batches.objectives import DynamicMasks, NextTokens, Objective
 from evenpack.data.order.selection import PackedSource, select_packs
 from evenpack.data.order.step_shape import Layout
 from evenpack.data.recipes import PaddingRecipe
-from evenpack.data.sequences import build_view
+from evenpack.data.sequences import SequenceCounts, build_view
 from evenpack.data.sequences.masking import masked_count
 from evenpack.errors import ConfigError
 from evenpack.losses import StepCounts
@@ -56,7 +56,7 @@ def assert_same_targets(found: PackedBatch, expected: PackedBatch) -> None:
 @pytest.mark.parametrize(
     ("source", "objective", "message"),
     [
-        (PAIRS, NextTokens(), "sentence_pairs is for models of masked tokens"),
+        (PAIRS, NextTokens(), "sentence_pairs .* are for models of masked tokens"),
         (
             PackedSource(view=PADDED_VIEW, plan=DOCUMENTS.plan, key=1),
             masked_objective(),
@@ -93,15 +93,17 @@ def test_switches_for_study_leave_masks_as_they_are(isolate: bool, reset_positio
 
 
 def test_next_tokens_are_as_many_as_tokens_but_one_a_segment() -> None:
-    counts = NextTokens().count_targets(DOCUMENTS.view, np.arange(3), np.array([1, 8, 12]), np.array([1, 2, 3]))
-    assert counts.tolist() == [0, 6, 9]
+    ids = np.arange(3)
+    counts = DOCUMENTS.view.counts(ids, DOCUMENTS.view.lengths()[ids])
+    assert NextTokens().count_targets(DOCUMENTS.view, ids, counts).tolist() == [6, 3, 9]
 
 
 @pytest.mark.parametrize("settings", [{}, {"share": 0.5, "max_predictions": 4}])
 def test_masked_tokens_depend_on_the_length_alone(settings: dict[Literal["share", "max_predictions"], float]) -> None:
     objective = masked_objective(**settings)
     lengths = np.arange(3, 30)
-    counts = objective.count_targets(PAIRS.view, np.arange(len(lengths)), lengths, np.ones_like(lengths))
+    given = SequenceCounts.of_single_segments(lengths)
+    counts = objective.count_targets(PAIRS.view, np.arange(len(lengths)), given)
     assert counts.tolist() == masked_count(lengths, objective.masking).tolist()
     assert counts[0] == 0, "three special tokens leave nothing to mask"
     assert len(set(counts.tolist())) > 3

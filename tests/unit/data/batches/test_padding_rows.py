@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+from token_files import left_out_of
 
 from evenpack.batch import SlotTargets
 from evenpack.data.batches.collate import Collator
@@ -13,12 +14,11 @@ from evenpack.data.order.stored_plan import SequentialPlan
 from evenpack.data.packing import LengthHistogram, pack
 from evenpack.data.recipes import EndOfText, PaddingRecipe
 from evenpack.data.sequences import build_view
-from evenpack.data.sequences.pieces import PaddingView
 from evenpack.data.tokens.file import TokenFile
 from evenpack.data.tokens.writer import TokenFileWriter
-from evenpack.kernels.visible_pairs import total_pairs_within
 from evenpack.losses import StepCounts
 from evenpack.models.cost import performed_work, useful_work
+from evenpack.visible_pairs import total_pairs_within
 
 END, ROW, ROWS_PER_STEP = 1, 8, 4
 LENGTHS = [4, 9, 30, 8, 3, 17, 12]
@@ -50,13 +50,14 @@ def shape_of(*, isolate: bool = True) -> StepShape:
     )
 
 
-def source_of(token_file: TokenFile, *, atom: int, isolate: bool) -> PackedSource:
+def source_of(token_file: TokenFile, *, atom: int, isolate: bool, predicted: EndOfText) -> PackedSource:
     recipe = PaddingRecipe(
         kind="padding",
         max_sequence_length=ROW,
         atom=atom,
         isolate_documents=isolate,
         pad_tails_to="atom",
+        end_of_text_in_loss=predicted,
     )
     view = build_view(recipe, token_file, np.arange(len(LENGTHS)))
     packing = pack(LengthHistogram.from_lengths(view.lengths(), longest=ROW), pack_length=ROW)
@@ -69,19 +70,17 @@ def source_of(token_file: TokenFile, *, atom: int, isolate: bool) -> PackedSourc
 def test_the_plan_counts_what_the_batches_hold(
     token_file: TokenFile, atom: int, isolate: bool, predicted: EndOfText
 ) -> None:
-    source = source_of(token_file, atom=atom, isolate=isolate)
-    objective = NextTokens(end_of_text_in_loss=predicted)
+    source, objective = source_of(token_file, atom=atom, isolate=isolate, predicted=predicted), NextTokens()
     planner = StepPlanner([source], [1], shape=shape_of(), ranks=1, objective=objective)
     collator = Collator(
         [source], shape=shape_of(), objective=objective, pack_length=ROW, padding_token=END, vocabulary_size=1000
     )
     for step in range(5):
         plan = planner.plan(step)
-        held, cost = StepCounts(packs=0, sequences=0, tokens=0, targets=0), 0.0
+        held = StepCounts(packs=0, sequences=0, tokens=0, targets=0)
         for index in range(plan.micro_batches):
             batch = collator.collate(plan.micro_batch(0, index), plan.counts)
             held += batch.local_counts
-            cost += batch.cost
             ids = batch.sequence_ids[batch.sequence_ids >= 0].numpy()
             padding = padding_of(source, ids)
             assert batch.local_counts.tokens == int((~padding).sum()) == batch.source_tokens[0]
@@ -89,19 +88,19 @@ def test_the_plan_counts_what_the_batches_hold(
             assert int(batch.targets["next_token"].weights.sum()) == batch.local_counts.targets
             assert batch.local_counts.targets == expected_targets(source, ids, in_loss=predicted == "all")
             of_real_tokens = expected_targets(source, ids, in_loss=False)
-            assert useful_work(batch).head_slots == batch.local_counts.targets - batch.padding_targets == of_real_tokens
+            assert useful_work(batch).head_slots == batch.local_counts.real_targets == of_real_tokens
             real = np.array(real_lengths(source, ids))
             assert useful_work(batch).squared_lengths == (real**2).sum()
             assert useful_work(batch).pairs_within == total_pairs_within(real, (3,))
             all_lengths = batch.cu_seqlens.diff().numpy()
             assert performed_work(batch).pairs_within == total_pairs_within(all_lengths, (3,))
         assert held == plan.counts
-        assert cost == pytest.approx(plan.cost(0))
+        costs = [plan.cost_of(0, index) for index in range(plan.micro_batches)]
+        assert sum(costs) == pytest.approx(plan.cost(0))
 
 
 def padding_of(source: PackedSource, rows: np.ndarray) -> np.ndarray:
-    assert isinstance(source.view, PaddingView)
-    return source.view.ends_of_text(rows, closing=False)
+    return left_out_of(source.view, rows, "closing")
 
 
 def expected_targets(source: PackedSource, rows: np.ndarray, *, in_loss: bool) -> int:
@@ -110,7 +109,7 @@ def expected_targets(source: PackedSource, rows: np.ndarray, *, in_loss: bool) -
     for row in rows:
         one = np.array([row])
         padding = padding_of(source, one)
-        firsts = {0, *np.cumsum(source.view.segments(one)[0]).tolist()}
+        firsts = {0, *np.cumsum(source.view.read(one).counts.segment_lengths).tolist()}
         for slot, fills_up in enumerate(padding.tolist()):
             targets += slot not in firsts and (in_loss or not fills_up)
     return targets
@@ -118,12 +117,12 @@ def expected_targets(source: PackedSource, rows: np.ndarray, *, in_loss: bool) -
 
 def real_lengths(source: PackedSource, rows: np.ndarray) -> list[int]:
     """Returns the length of each segment without its padding."""
-    lengths, _ = source.view.segments(rows)
+    lengths = source.view.read(rows).counts.segment_lengths
     return [int((~one).sum()) for one in np.split(padding_of(source, rows), np.cumsum(lengths)[:-1])]
 
 
 def test_what_fills_up_is_the_end_of_text_and_has_no_weight_where_it_is_left_out(token_file: TokenFile) -> None:
-    source, objective = source_of(token_file, atom=ROW, isolate=True), NextTokens(end_of_text_in_loss="closing")
+    source, objective = source_of(token_file, atom=ROW, isolate=True, predicted="closing"), NextTokens()
     collator = Collator(
         [source], shape=shape_of(), objective=objective, pack_length=ROW, padding_token=0, vocabulary_size=1000
     )

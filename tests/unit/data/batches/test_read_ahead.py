@@ -36,7 +36,6 @@ def dataset_of(config: RunConfig) -> MicroBatchDataset:
         shape=step_shape(items_per_step=8, items_per_micro_batch=8),
         ranks=1,
         rank=0,
-        planned_steps=None,
         loader_workers=0,
         pin_memory=False,
     )

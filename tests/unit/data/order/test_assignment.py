@@ -43,7 +43,7 @@ def assigned(
 
 
 def lengths_of_shares(shares: StepAssignment, lengths: list[int] | np.ndarray) -> list[list[int]]:
-    return [np.array(lengths)[shares.share(number)].tolist() for number in range(len(shares.offsets) - 1)]
+    return [np.array(lengths)[shares.items_of(number)].tolist() for number in range(len(shares.offsets) - 1)]
 
 
 def wikipedia_lengths(count: int, *, seed: int = 1) -> np.ndarray:

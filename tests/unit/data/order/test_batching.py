@@ -168,5 +168,5 @@ def test_every_assignment_has_the_same_set_and_the_same_hash(step: int) -> None:
                 ids += packs.sequence_ids.tolist()
             assert sum(hashes) % 2**64 == order_hash(alone.packs)
             assert sorted(ids) == sorted(alone.packs.sequence_ids.tolist())
-            divisions.add((tuple(ids), tuple(plan.shares.offsets.tolist())))
+            divisions.add((tuple(ids), tuple(plan.assignment.offsets.tolist())))
     assert len(divisions) == 6, "arrival, cost_balanced, serpentine, sorted, and max_tokens in two layouts"

@@ -108,16 +108,6 @@ def test_upcoming_blocks_start_at_the_position_and_cross_the_end_of_an_epoch() -
         assert plan.sequences_ahead(position, 3) == expected
 
 
-def test_the_greatest_sums_are_those_of_the_fullest_packs_of_all_blocks() -> None:
-    lengths = random_lengths(200)
-    plan = plan_of(lengths, [0, 50, 200])
-    drawn = epoch_of(plan, 0)
-    for values in (np.arange(PACK_LENGTH + 1), np.ones(PACK_LENGTH + 1, dtype=np.int64)):
-        sums = np.sort(np.add.reduceat(values[drawn.lengths], drawn.offsets[:-1]))[::-1]
-        for packs in (1, 7, 1000):
-            assert plan.largest_sums(values, packs).tolist() == sums[:packs].tolist()
-
-
 def test_wrong_positions_and_ids_are_refused() -> None:
     plan = plan_of(random_lengths(100), [0, 40, 100])
     assert isinstance(plan, PackStream)

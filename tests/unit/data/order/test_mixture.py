@@ -139,7 +139,7 @@ def schedules(draw: st.DrawFn) -> tuple[list[int], dict[int, list[int]]]:
 
 
 def mixture_of(weights: list[int], changes: dict[int, list[int]]) -> MixtureSchedule:
-    entries = [WeightChange(step=step, weights=tuple(one)) for step, one in changes.items()]
+    entries = [WeightChange(step=step - 1, weights=tuple(one)) for step, one in changes.items()]
     return MixtureSchedule(weights, entries, items_per_step=ITEMS)
 
 

@@ -19,7 +19,8 @@ from evenpack.engine.config import RunConfig
 from evenpack.engine.evaluate import evaluate_model, evaluations_to_json
 from evenpack.engine.resolving.resolve import open_run, resolve
 from evenpack.engine.world.distributed import World
-from evenpack.launcher.training import TrainingPlan, plan_table, plan_training
+from evenpack.launcher.planning import plan_training
+from evenpack.studies.plan.presentation import step_rows
 
 PER_STEP = 24
 
@@ -61,49 +62,35 @@ def test_validation_is_the_same_whatever_a_step_counts(packs: RunConfig) -> None
 def test_the_plan_counts_sequences(packs: RunConfig) -> None:
     config = of_sequences(packs, "padded")
     plan = plan_training(config, ranks=2)
-    assert (plan.items_per_step, plan.batching, plan.assignment) == (PER_STEP, "sequences", "arrival")
-    assert plan.slots_per_step == PER_STEP * 48
-    assert plan.packing_factor == 1.0
+    assert (plan.step.items, plan.step.batching, plan.step.assignment) == (PER_STEP, "sequences", "arrival")
+    assert plan.step.slots == PER_STEP * 48
+    assert plan.data.packing_factor == 1.0
     data = PreparedData.open(config.prepared_dir, config.data)
     sources = packed_sources(data, "train", seed=1, batching="sequences")
-    assert plan.epochs["wiki"] == pytest.approx(4 * PER_STEP * 2 / 3 / sources[0].view.count)
+    assert plan.data.sources[0].epochs == pytest.approx(4 * PER_STEP * 2 / 3 / sources[0].view.count)
     means = [source.view.lengths().mean() for source in sources]
-    assert plan.tokens_per_step == pytest.approx(PER_STEP * (2 * means[0] + means[1]) / 3)
-    assert plan.packing_efficiency == pytest.approx(plan.tokens_per_step / plan.slots_per_step)
-    cells = [str(cell) for column in plan_table(plan).columns for cell in column.cells]
-    assert "24 sequences = 2 ranks x 2 micro-batches (gradient accumulation) x 6 sequences" in cells
+    assert plan.step.tokens == pytest.approx(PER_STEP * (2 * means[0] + means[1]) / 3)
+    assert plan.data.packing_efficiency == pytest.approx(plan.step.tokens / plan.step.slots)
+    assert step_rows(plan.step)["step"] == "24 sequences = 2 ranks x 2 (gradient accumulation) x 6 sequences"
 
 
 def test_slots_are_shown_only_where_they_are_known(packs: RunConfig) -> None:
-    assert plan_training(packs, ranks=2).slots_per_step == 8 * 96
+    assert plan_training(packs, ranks=2).step.slots == 8 * 96
     plan = plan_training(of_sequences(packs, "unpadded"), ranks=2)
-    assert plan.slots_per_step is None
-    cells = [str(cell) for column in plan_table(plan).columns for cell in column.cells]
-    assert "as many as its sequences need" in cells
+    assert plan.step.slots is None
+    assert "slots: as many as its sequences need" in step_rows(plan.step)["holds"]
 
 
-def shapes_of(plan: TrainingPlan) -> str:
-    names, values = plan_table(plan).columns
-    return str(list(values.cells)[list(map(str, names.cells)).index("micro-batch")])
-
-
-def test_the_plan_shows_the_sizes_of_every_batch_and_what_suits_a_gpu_badly(packs: RunConfig) -> None:
+def test_the_plan_shows_the_slots_of_every_batch_and_what_suits_a_gpu_badly(packs: RunConfig) -> None:
     plan = plan_training(packs, ranks=2)
     run = open_run(packs)
     world = World(rank=1, size=2, local_rank=1, device=torch.device("cpu"))
     batch = MicroBatchDataset(run.prepared, run.pipeline_settings(world))[0]
-    sizes = (len(batch.cu_seqlens) - 1, len(batch.sequence_ids), len(batch.targets["masked_token"].labels))
-    assert shapes_of(plan) == (
-        f"{batch.slots} slots; room for {sizes[0]} segments, {sizes[1]} sequences, {sizes[2]} masked tokens "
-        f"(the most of all {plan.steps} steps)"
-    )
-    assert "; 100 is not a multiple of 16, for which" in shapes_of(replace(plan, slots_per_micro_batch=100))
-    bound = replace(plan.capacity, counted=None)
-    assert "the most of the fullest packs together" in shapes_of(replace(plan, capacity=bound))
-    begun = replace(plan.capacity, counted=range(1))
-    assert "(the most of the first 1 step; they may grow)" in shapes_of(replace(plan, capacity=begun))
-    follows = replace(plan.capacity, follows=True)
-    assert shapes_of(replace(plan, capacity=follows)) == "as many slots, segments and sequences as it needs"
+    assert step_rows(plan.step)["micro-batch"] == f"{batch.slots} slots"
+    odd = replace(plan.step, slots_per_micro_batch=100)
+    assert "; 100 is not a multiple of 16, for which" in step_rows(odd)["micro-batch"]
+    unknown = replace(plan.step, slots_per_micro_batch=None)
+    assert step_rows(unknown)["micro-batch"] == "as many slots as its sequences need"
 
 
 def test_expected_denominators_are_what_steps_of_sequences_hold_on_average(packs: RunConfig) -> None:

@@ -58,8 +58,8 @@ def test_ranks_and_accumulation_divide_a_step_without_changing_it(
         divided = planner(ranks, micro_batches, per_micro_batch=per_micro_batch).plan(step)
         assert content(divided) == content(alone)
         assert divided.counts == alone.counts
-        assert (np.diff(divided.shares.offsets) == PACKS_PER_STEP // ranks // micro_batches).all()
-        assert sorted(divided.shares.items) == list(range(PACKS_PER_STEP))
+        assert (np.diff(divided.assignment.offsets) == PACKS_PER_STEP // ranks // micro_batches).all()
+        assert sorted(divided.assignment.items) == list(range(PACKS_PER_STEP))
         hashes = [
             order_hash(divided.micro_batch(rank, index)) for rank in range(ranks) for index in range(micro_batches)
         ]
@@ -155,7 +155,7 @@ def test_the_cost_of_a_pack_counts_the_pairs_within_each_window_in_its_segments(
     plan = plan_by(WINDOWED, source, 3)
     for pack, cost in enumerate(plan.costs):
         ids = plan.packs.sequence_ids[slice(*plan.packs.offsets[[pack, pack + 1]])]
-        lengths, _ = source.view.segments(ids)
+        lengths = source.view.read(ids).counts.segment_lengths
         near = [sum(abs(i - j) <= reach for n in lengths for i in range(n) for j in range(n)) for reach in (2, 6)]
         assert cost == 0.25 * (lengths**2).sum() + 0.5 * near[0] + 0.25 * near[1]
 
@@ -166,7 +166,7 @@ def test_windows_that_reach_over_every_segment_cost_what_squares_cost() -> None:
     for step in range(5):
         found, expected = plan_by(wide, source, step), plan_by(SQUARES, source, step)
         assert found.costs.tolist() == expected.costs.tolist()
-        assert found.shares.items.tolist() == expected.shares.items.tolist()
+        assert found.assignment.items.tolist() == expected.assignment.items.tolist()
 
 
 def test_packs_balanced_by_windows_wait_less_than_those_balanced_by_squares() -> None:
@@ -176,9 +176,9 @@ def test_packs_balanced_by_windows_wait_less_than_those_balanced_by_squares() ->
     for weights in (WINDOWED, SQUARES):
         loads = []
         for step in range(20):
-            shares = plan_by(weights, source, step).shares
+            shares = plan_by(weights, source, step).assignment
             costs = plan_by(WINDOWED, source, step).costs
-            loads.append([costs[shares.share(rank)].sum() for rank in range(4)])
+            loads.append([costs[shares.items_of(rank)].sum() for rank in range(4)])
         slowest, mean = np.max(loads, axis=1), np.mean(loads, axis=1)
         excess.append(float((slowest / mean - 1.0).mean()))
     assert excess[0] < 0.5 * excess[1]

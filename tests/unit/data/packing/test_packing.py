@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from repository import PUBLISHED_HISTOGRAMS
 
-from evenpack.data.packing import ALGORITHMS, LengthHistogram, Packing, pack
+from evenpack.data.packing import _OTHER_NAMES, ALGORITHMS, LengthHistogram, Packing, pack
 from evenpack.data.packing.histogram import as_counts, whole
 from evenpack.errors import PackingError
 
@@ -352,6 +352,10 @@ def test_a_histogram_holds_its_counts_as_int64_of_this_machine():
     [
         ("longest_pack", 9, None, "did you mean 'longest_pack_first'.*known: auto, longest_pack_first, shortest"),
         ("xyz", 9, None, "no packing algorithm 'xyz'; known: auto"),
+        ("LPFHP", 9, None, "did you mean 'longest_pack_first'"),
+        ("spfhp", 9, None, "did you mean 'shortest_pack_first'"),
+        ("nnlshp", 9, None, "did you mean 'least_squares'"),
+        ("Best-Fit-Decreasing", 9, None, "did you mean 'longest_pack_first'"),
         ("auto", 0, None, "pack_length must be a whole number of 1 or more, in slots, found 0"),
         ("auto", (1 << 24) + 1, None, "pack_length can be 16777216 slots at most, found 16777217"),
         ("auto", 9, 0, "max_sequences_per_pack must be a whole number of 1 or more, or null for no limit, found 0"),
@@ -362,6 +366,11 @@ def test_a_histogram_holds_its_counts_as_int64_of_this_machine():
 def test_a_wrong_request_is_refused_with_a_remedy(algorithm, pack_length, limit, message):
     with pytest.raises(PackingError, match=message):
         pack(histogram_of(5, 4, 3, 3), algorithm, pack_length=pack_length, max_sequences_per_pack=limit)
+
+
+def test_each_name_of_papers_leads_to_an_algorithm():
+    assert set(_OTHER_NAMES.values()) <= set(ALGORITHMS)
+    assert not set(_OTHER_NAMES) & set(ALGORITHMS)
 
 
 def test_the_longest_length_allowed_must_be_one_or_more():

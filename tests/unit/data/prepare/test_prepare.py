@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import xxhash
 from prepared_files import Recorder, contents, data_config, save_tokenizer, sentences, texts_of, two_sources
+from slow_cases import slow_but
 
 from evenpack.data.prepare.prepare import prepare
 from evenpack.data.prepared import PreparedData
@@ -116,7 +117,7 @@ def test_all_sources_can_be_held_whole_for_training(corpus: Path, tmp_path: Path
         prepared.plan("wiki", "validation", seed=0)
 
 
-@pytest.mark.parametrize("kind", ["text", "builtin"])
+@pytest.mark.parametrize("kind", slow_but(["text"], ["text", "builtin"]))
 def test_other_kinds_of_text_are_prepared(kind: str, tmp_path: Path) -> None:
     (tmp_path / "a.txt").write_text("\n\n".join(sentences(60, seed=4)))
     source = {"kind": "text", "path": tmp_path / "*.txt", "document_separator": "blank_line"}

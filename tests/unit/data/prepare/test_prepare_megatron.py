@@ -44,7 +44,7 @@ def test_an_existing_token_file_is_used_in_its_place(tmp_path: Path) -> None:
     prepared = PreparedData.open(tmp_path / "data", config)
     assert (prepared.vocabulary_size, prepared.end_of_text_id) == (10, 9)
     ids = np.arange(prepared.view("ready", "train").count)
-    tokens = prepared.view("ready", "train").gather(ids)
+    tokens = prepared.view("ready", "train").read(ids).tokens
     assert (tokens == 9).sum() == len(ids) > 40
     assert {name: content for name, content in contents(tmp_path).items() if not name.startswith("data/")} == before
     with (tmp_path / "ready.bin").open("ab") as file:

@@ -109,7 +109,7 @@ def test_pairs_are_neighbouring_text_of_a_document_of_the_split_or_of_two(
     assert view.count > (300 if split == "train" else 30)
     followed = long_ones = 0
     for number in np.linspace(0, view.count - 1, 150 if split == "train" else 60).astype(int):
-        tokens = view.gather(np.array([number])).tolist()
+        tokens = view.read(np.array([number])).tokens.tolist()
         bound = int(view.first_segment_lengths[number])
         assert 5 <= len(tokens) <= LONGEST
         assert tokens[0] == ids.classification_id
@@ -150,15 +150,15 @@ def test_lengths_plans_and_packs_work_as_for_any_sequences(made: Path, text_file
         assert sorted(drawn.sequence_ids.tolist()) == list(range(view.count))
         np.testing.assert_array_equal(drawn.lengths, view.lengths()[drawn.sequence_ids])
         ids = drawn.sequence_ids[:50]
-        segments, counts = view.segments(ids)
-        np.testing.assert_array_equal(segments, drawn.lengths[:50])
-        np.testing.assert_array_equal(counts, 1)
-        assert len(view.gather(ids)) == drawn.lengths[:50].sum()
+        content = view.read(ids)
+        np.testing.assert_array_equal(content.counts.segment_lengths, drawn.lengths[:50])
+        np.testing.assert_array_equal(content.counts.segments, 1)
+        assert len(content.tokens) == drawn.lengths[:50].sum()
         again = pickle.loads(pickle.dumps(view))
-        np.testing.assert_array_equal(again.gather(ids), view.gather(ids))
+        np.testing.assert_array_equal(again.read(ids).tokens, view.read(ids).tokens)
         np.testing.assert_array_equal(again.next_sentence_labels, view.next_sentence_labels)
         with pytest.raises(IndexError):
-            view.gather(np.array([view.count]))
+            view.read(np.array([view.count]))
 
 
 def test_the_lengths_of_some_pairs_take_memory_for_those_alone(made: Path, text_file: Path) -> None:
@@ -203,8 +203,8 @@ def test_each_pass_draws_again_and_validation_has_one_pass(made: Path, text_file
     config = pairs_config(text_file, recipe={"duplication_factor": 1})
     prepare(config, tmp_path / "once")
     once, thrice = view_of(tmp_path / "once", config), view_of(made, pairs_config(text_file))
-    tokens = thrice.gather(np.arange(thrice.count))
-    first_pass = once.gather(np.arange(once.count))
+    tokens = thrice.read(np.arange(thrice.count)).tokens
+    first_pass = once.read(np.arange(once.count)).tokens
     np.testing.assert_array_equal(tokens[: len(first_pass)], first_pass)
     assert 2.7 < thrice.count / once.count < 3.3
     assert not np.array_equal(tokens[len(first_pass) : 2 * len(first_pass)], first_pass)
@@ -213,7 +213,8 @@ def test_each_pass_draws_again_and_validation_has_one_pass(made: Path, text_file
         assert (made / path).read_bytes() == (tmp_path / "once" / path).read_bytes()
     other = pairs_config(text_file, recipe={"seed": 6})
     prepare(other, tmp_path / "other")
-    assert not np.array_equal(view_of(tmp_path / "other", other).gather(np.arange(500)), thrice.gather(np.arange(500)))
+    pairs, others = (one.read(np.arange(500)).tokens for one in (thrice, view_of(tmp_path / "other", other)))
+    assert not np.array_equal(pairs, others)
     fingerprints = {
         PreparedData.open(folder, section).fingerprint(1)
         for folder, section in [

@@ -10,6 +10,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 import tokenizers
 from prepared_files import (
@@ -26,15 +28,16 @@ from prepared_files import (
 from tokenizers import models, pre_tokenizers
 
 from evenpack.data.prepare.prepare import prepare
+from evenpack.data.prepare.workers import LocalWorkers
 from evenpack.data.tokenizers.tokenizer import Tokenizer
 from evenpack.errors import DataError, PackingError
 
 
-def save_words(folder: Path) -> dict[str, str]:
+def save_words(folder: Path, end: str = "<end>") -> dict[str, str]:
     """Saves a vocabulary of one word; returns the section that names it."""
-    backend = tokenizers.Tokenizer(models.WordLevel({"[UNK]": 0, "cat": 1, "<end>": 2}, unk_token="[UNK]"))
+    backend = tokenizers.Tokenizer(models.WordLevel({"[UNK]": 0, "cat": 1, end: 2}, unk_token="[UNK]"))
     backend.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
-    Tokenizer(backend, end_of_text="<end>", unknown="[UNK]").save(folder)
+    Tokenizer(backend, end_of_text=end, unknown="[UNK]").save(folder)
     return {"kind": "hub", "name": str(folder)}
 
 
@@ -120,6 +123,35 @@ def test_unknown_tokens_are_counted_in_the_manifest(tmp_path: Path) -> None:
     assert prepare(config, tmp_path / "data").sources["wiki"].unknown_tokens == 3
 
 
+@pytest.mark.parametrize("kind", ["jsonl", "text", "parquet"])
+@pytest.mark.parametrize("workers", [None, 2])
+def test_a_text_that_holds_the_end_of_documents_is_named_with_its_place(
+    tmp_path: Path, kind: str, workers: int | None
+) -> None:
+    texts = [f"cat {'cat ' * number}" for number in range(40)]
+    texts[29] = "cat | cat"
+    source: dict[str, Any] = {"kind": kind, "path": tmp_path / f"wiki.{kind}"}
+    place = r"wiki\.jsonl, line 30"
+    if kind == "jsonl":
+        write_jsonl(source["path"], texts)
+    elif kind == "text":
+        source["document_separator"], place = "line", r"wiki\.text, line 30"
+        source["path"].write_text("\n".join(texts))
+    else:
+        pq.write_table(pa.table({"text": texts}), source["path"], row_group_size=8)
+        place = r"wiki\.parquet, row 29 \(from 0\)"
+    config = data_config({"wiki": source}, tokenizer=save_words(tmp_path / "words", end="|"))
+    with pytest.raises(
+        DataError, match=rf"{place}: the tokenizer makes its special token '\|' of the text .*'cat \| cat'"
+    ):
+        prepare(
+            config,
+            tmp_path / "data",
+            workers=None if workers is None else LocalWorkers(workers),
+            part_bytes=100,
+        )
+
+
 def test_what_can_be_known_before_is_refused_before_anything_is_made(corpus: Path, tmp_path: Path) -> None:
     directory = tmp_path / "data"
     missing = {"wiki": {"kind": "jsonl", "path": tmp_path / "missing.jsonl"}}
@@ -129,6 +161,9 @@ def test_what_can_be_known_before_is_refused_before_anything_is_made(corpus: Pat
         prepare(two_sources(corpus, tokenizer={"kind": "gpt2", "path": tmp_path / "nowhere"}), directory)
     with pytest.raises(PackingError, match="did you mean 'longest_pack_first'"):
         prepare(two_sources(corpus, packing={"algorithm": "longest_pack"}), directory)
+    splits = {name: {"kind": "jsonl", "path": corpus / "wiki.jsonl", "weight": 1} for name in ("train", "test")}
+    with pytest.raises(DataError, match=r"are of the splits train, test, and each source is trained on: leave"):
+        prepare(data_config(splits), directory)
     assert not directory.exists()
 
 
@@ -239,6 +274,7 @@ from evenpack.data.prepare import tokenising
 from evenpack.data.tokens import writer
 from evenpack.data.config import DataConfig
 from evenpack.data.prepare.prepare import prepare
+from evenpack.data.prepare.workers import LocalWorkers
 from evenpack.errors import DataError
 
 signal.signal(signal.SIGXFSZ, signal.SIG_IGN)

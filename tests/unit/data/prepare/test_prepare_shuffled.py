@@ -12,11 +12,11 @@ from pydantic import ValidationError
 
 from evenpack.data.order.blocked_plan import BlockedPlan
 from evenpack.data.prepare.prepare import prepare
-from evenpack.data.prepare.verification import Verifier
 from evenpack.data.prepared import PreparedData
 from evenpack.data.sequences.shuffled import ShuffledView
 from evenpack.data.sequences.view import SequenceView
 from evenpack.data.shuffle import shuffle
+from evenpack.data.verification import Verifier
 from evenpack.errors import DataError
 
 GRID = {"kind": "grid", "rows": 2, "columns": 3, "block_tokens": 2000}
@@ -34,7 +34,7 @@ def shuffled(corpus: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def sequences_of(view: SequenceView) -> Counter[tuple[int, ...]]:
-    tokens, ends = view.gather(np.arange(view.count)), np.cumsum(view.lengths())
+    tokens, ends = view.read(np.arange(view.count)).tokens, np.cumsum(view.lengths())
     return Counter(tuple(tokens[a:b].tolist()) for a, b in pairwise([0, *ends.tolist()]))
 
 

@@ -13,7 +13,7 @@ from evenpack.data.prepare.prepare import prepare
 from evenpack.data.prepare.tokens_dir import find_tokens
 from evenpack.data.prepare.workers import local_workers
 from evenpack.data.prepared import PreparedData
-from evenpack.data.sources.kinds import open_corpus, source_inputs
+from evenpack.data.sources.kinds import held_out, open_corpus, source_inputs
 from evenpack.data.tokenizers.config import TrainedTokenizer
 from evenpack.data.tokenizers.loading import train_tokenizer
 from evenpack.data.tokenizers.tokenizer import Tokenizer
@@ -150,7 +150,7 @@ def test_shared_tokens_survive_a_refused_overlap(files: Path, tmp_path: Path) ->
 
 
 def test_one_file_for_both_is_refused(files: Path, tmp_path: Path) -> None:
-    config = config_of(files, source={"validation_path": files})
+    config = config_of(files, source={"validation_path": files / "tr*"})
     with pytest.raises(DataError, match=r"training\.jsonl belongs to path and to validation_path"):
         prepare(config, tmp_path / "data")
     with pytest.raises(DataError, match=r"give data\.sources\.wiki\.validation_path=FILE"):
@@ -172,3 +172,58 @@ def test_sets_without_the_key_are_what_they_were_before_there_was_any(corpus: Pa
     assert section.keys() == {"kind", "path", "text_key", "validation_path"}
     assert len(texts_of(two_sources(corpus), "wiki")) > 20
     assert len(source_inputs("wiki", two_sources(corpus).sources["wiki"])) == 1
+
+
+@pytest.fixture(scope="module")
+def texts_of_the_hash(tmp_path_factory: pytest.TempPathFactory) -> dict[bool, list[str]]:
+    """Texts by whether the hash of each lies in the lowest hundredth."""
+    path = write_jsonl(tmp_path_factory.mktemp("hash") / "all.jsonl", sentences(1000, seed=3))
+    source = data_config({"wiki": {"kind": "jsonl", "path": path}}).sources["wiki"]
+    documents = list(open_corpus("wiki", source).documents())
+    identities = np.array([document.stored_identity for document in documents], dtype=np.uint64)
+    chosen = held_out(identities, source, 0.01).tolist()
+    return {
+        side: [one.text for one, is_chosen in zip(documents, chosen, strict=True) if is_chosen is side]
+        for side in (False, True)
+    }
+
+
+@pytest.mark.parametrize(
+    ("source", "trained", "validation", "fraction", "remedy"),
+    [
+        ({"kind": "text"}, 2, 0, 0.01, "document_separator=blank_line"),
+        ({"kind": "text"}, 1, 1, 0.01, "document_separator=blank_line"),
+        ({"kind": "text", "rows": "lines"}, 2, 0, 0.01, "validation_path"),
+        ({"kind": "text", "document_separator": "blank_line"}, 2, 0, 0.01, "validation_path"),
+        ({"kind": "jsonl"}, 2, 0, 0.01, "rows=paragraphs"),
+        ({"kind": "jsonl"}, 9, 1, 0.01, "rows=paragraphs"),
+        ({"kind": "text"}, 30, 1, 0.01, None),  # three times as much as asked
+        ({"kind": "text"}, 2, 0, 0.0, None),
+    ],
+)
+def test_a_share_that_chance_decides_is_said_with_the_key_that_makes_more_documents(
+    *,
+    source: dict[str, Any],
+    trained: int,
+    validation: int,
+    fraction: float,
+    remedy: str | None,
+    texts_of_the_hash: dict[bool, list[str]],
+    tmp_path: Path,
+) -> None:
+    (folder := tmp_path / "texts").mkdir()
+    for number, text in enumerate([*texts_of_the_hash[False][:trained], *texts_of_the_hash[True][:validation]]):
+        if source["kind"] == "jsonl":
+            write_jsonl(folder / f"{number}.jsonl", [text])
+        else:
+            (folder / f"{number}.txt").write_text(text)
+    recorder = Recorder()
+    config = data_config({"wiki": {"path": folder, **source}}, validation_fraction=fraction)
+    prepare(config, tmp_path / "data", progress=recorder)
+    warnings = [note for note in recorder.notes if note.startswith("warning: source 'wiki' holds")]
+    if remedy is None:
+        assert not warnings
+    else:
+        assert len(warnings) == 1
+        assert ("nothing" in warnings[0]) == (validation == 0)
+        assert f"data.sources.wiki.{remedy}" in warnings[0]

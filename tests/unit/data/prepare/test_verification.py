@@ -8,13 +8,12 @@ import numpy as np
 import pytest
 from prepared_files import Recorder, StopAfter, StoppedError, contents, two_sources
 
-from evenpack.data import checksums
+from evenpack.data import checksums, verification
 from evenpack.data.checksums import ChunkReader, Digest, digest_of, find_first_damage
 from evenpack.data.manifest import Manifest
-from evenpack.data.prepare import verification
 from evenpack.data.prepare.prepare import prepare
-from evenpack.data.prepare.verification import Verifier
 from evenpack.data.tokens.file import TokenFile
+from evenpack.data.verification import Verifier
 from evenpack.errors import DataError
 
 
@@ -133,14 +132,19 @@ def test_missing_shorter_and_longer_files_are_damage_too(own_finished: Path) -> 
     assert len(found) == 3
 
 
-def test_a_file_that_cannot_be_read_is_damage(own_finished: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_file_that_cannot_be_read_is_listed_and_not_called_damaged(
+    own_finished: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def fail(reader: ChunkReader, path: Path, chunk: int) -> memoryview:
         raise OSError(5, "Input/output error")
 
     monkeypatch.setattr(ChunkReader, "read", fail)
     found = verifier(own_finished).verify_all(Recorder()).damages
     assert len(found) == len(Manifest.read(own_finished).files)
-    assert "cannot be read from byte 0 on (Input/output error)" in found[0].describe()
+    assert "cannot be read from byte 0 on: Input/output error" in found[0].describe()
+    with pytest.raises(DataError, match="cannot be read:\n") as caught:
+        verifier(own_finished).refuse(found)
+    assert str(caught.value).endswith("Nothing shows that these files are damaged: keep them")
 
 
 def test_a_damaged_manifest_is_not_believed(own_finished: Path) -> None:

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from prepared_files import contents
 from pydantic import ValidationError
-from token_files import END, numbered_tokens
+from token_files import END, left_out_of, numbered_tokens
 
 from evenpack.data.recipes import ConcatRecipe, PaddingRecipe
 from evenpack.data.sequences import SequenceView, build_view, open_view
@@ -45,9 +45,8 @@ def of_one_document(tmp_path: Path, tokens: int, recipe: PaddingRecipe) -> Seque
 def kinds_of(view: SequenceView) -> list[str]:
     """Returns each row with one letter per slot: t for a token, e for a closing end-of-text, p for padding."""
     ids = np.arange(view.count)
-    padding = view.ends_of_text(ids, closing=False)
-    assert padding is not None
-    letters = np.where(view.gather(ids) == END, np.where(padding, "p", "e"), "t")
+    padding = left_out_of(view, ids, "closing")
+    letters = np.where(view.read(ids).tokens == END, np.where(padding, "p", "e"), "t")
     return ["".join(row) for row in np.split(letters, np.cumsum(view.lengths())[:-1])]
 
 
@@ -95,12 +94,11 @@ def test_filling_atoms_are_distinguished_whatever_the_loss_counts(tmp_path: Path
     for predicted in ("all", "closing", "none"):
         view = of_one_document(tmp_path / predicted, 5, padding_recipe(8, 8, end_of_text_in_loss=predicted))
         view.save(tmp_path / f"view_{predicted}")
-        counts = view.padding_counts(np.array([0]))
-        assert counts is not None
-        assert [count.tolist() for count in counts] == [[2], [2], [8 * 8 - 6 * 6]]
-        padding = view.ends_of_text(np.array([0]), closing=False)
-        assert padding is not None
-        assert padding.tolist() == [False] * 6 + [True] * 2
+        counts = view.read(np.array([0])).counts
+        assert (counts.padding_tokens, counts.padding_targets) == (2, 2 if predicted == "all" else 0)
+        assert (counts.segment_lengths.tolist(), counts.real_lengths.tolist()) == ([8], [6])
+        assert counts.targets.tolist() == [{"all": 7, "closing": 5, "none": 4}[predicted]]
+        assert left_out_of(view, np.array([0]), "closing").tolist() == [False] * 6 + [True] * 2
     assert contents(tmp_path / "view_all") == contents(tmp_path / "view_closing") == contents(tmp_path / "view_none")
 
 
@@ -167,17 +165,15 @@ def test_rows_are_what_plain_loops_give(
     asked = np.array(data.draw(st.lists(st.integers(0, len(rows) - 1), max_size=8)) if rows else [], dtype=np.int64)
     slots = [slot for row in asked for slot in rows[row]]
     file_tokens = token_file.read(0, token_file.tokens)
-    assert view.gather(asked).tolist() == [END if kind else int(file_tokens[place]) for place, kind in slots]
-    padding = view.ends_of_text(asked, closing=False)
-    assert (padding is None) == isinstance(recipe, ConcatRecipe)
-    assert padding is None or padding.tolist() == [kind == 2 for _, kind in slots]
+    assert view.read(asked).tokens.tolist() == [END if kind else int(file_tokens[place]) for place, kind in slots]
+    assert left_out_of(view, asked, "closing").tolist() == [kind == 2 for _, kind in slots]
     segments = [segments_of(rows[row], documents, isolate=isolate) for row in asked]
-    found, per_row = view.segments(asked)
-    assert found.tolist() == [length for row in segments for length in row]
-    assert per_row.tolist() == [len(row) for row in segments]
-    counts, squares = view.statistics(asked, view.lengths()[asked])
-    assert counts.tolist() == per_row.tolist()
-    assert squares.tolist() == [sum(length**2 for length in row) for row in segments]
+    for found in (view.counts(asked, view.lengths()[asked]), view.read(asked).counts):
+        assert found.lengths.tolist() == [sum(row) for row in segments]
+        assert found.segment_lengths.tolist() == [length for row in segments for length in row]
+        assert found.segments.tolist() == [len(row) for row in segments]
+        assert (found.padding is None) == isinstance(recipe, ConcatRecipe)
+        assert found.padding_tokens == sum(kind == 2 for _, kind in slots)
     longest = max([len(segments_of(row, documents, isolate=isolate)) for row in rows], default=1)
     assert view.max_segments_per_sequence == longest
 
@@ -206,15 +202,15 @@ def test_every_token_is_in_one_row_once(token_file: TokenFile, size: tuple[int, 
         concat_recipe(*size) if kind == "concat" else padding_recipe(*size, pad_tails_to="atom" if earlier else "row")
     )
     view = build_view(recipe, token_file, np.arange(len(LENGTHS)))
-    tokens = view.gather(np.arange(view.count))
+    tokens = view.read(np.arange(view.count)).tokens
     read = token_file.read(0, token_file.tokens)
     accounting = view.accounting
 
     texts = read[read != END]
     assert sorted(tokens[tokens != END]) == sorted(texts)
-    padding = view.ends_of_text(np.arange(view.count), closing=False)
+    padding = left_out_of(view, np.arange(view.count), "closing")
     assert int((tokens != END).sum()) + accounting.padding_slots <= len(tokens) == int(view.lengths().sum())
-    if padding is not None:
+    if kind == "padding":
         assert accounting.padding_slots == int(padding.sum())
         assert accounting.tokens_kept == int((~padding).sum())
         assert accounting.tokens_subsequence_ends + accounting.tokens_tail_ends == int((tokens == END)[~padding].sum())
@@ -236,10 +232,10 @@ def test_a_stored_view_opens_as_it_was_and_in_another_process(
 ) -> None:
     view = build_view(recipe, token_file, np.arange(len(LENGTHS)))
     view.save(tmp_path)
-    opened = pickle.loads(pickle.dumps(open_view(tmp_path, token_file)))
+    opened = pickle.loads(pickle.dumps(open_view(tmp_path, token_file, recipe)))
     ids = np.arange(view.count)
 
-    assert opened.gather(ids).tolist() == view.gather(ids).tolist()
+    assert opened.read(ids).tokens.tolist() == view.read(ids).tokens.tolist()
     assert opened.lengths().tolist() == view.lengths().tolist()
     assert opened.accounting == view.accounting
 
@@ -249,9 +245,9 @@ def test_another_seed_is_another_order_of_the_same_atoms(token_file: TokenFile) 
         build_view(padding_recipe(8, 8, seed=seed), token_file, np.arange(len(LENGTHS))) for seed in (42, 43)
     )
     ids = np.arange(first.count)
-    rows = [sorted(map(tuple, view.gather(ids).reshape(-1, 8).tolist())) for view in (first, second)]
+    rows = [sorted(map(tuple, view.read(ids).tokens.reshape(-1, 8).tolist())) for view in (first, second)]
 
-    assert first.gather(ids).tolist() != second.gather(ids).tolist()
+    assert first.read(ids).tokens.tolist() != second.read(ids).tokens.tolist()
     assert rows[0] == rows[1]
 
 

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 from pydantic import TypeAdapter
-from token_files import END, numbered_tokens
+from token_files import END, left_out_of, numbered_tokens
 
 from evenpack.data.recipes import Recipe
 from evenpack.data.sequences import ViewOfDocuments, build_view
@@ -50,10 +50,10 @@ def named(view: ViewOfDocuments, sequence: int) -> tuple[list[int], list[tuple[i
 def test_the_named_parts_hold_the_tokens_of_each_sequence(view: ViewOfDocuments):
     for sequence in range(view.count):
         tokens, parts = named(view, sequence)
-        expected = view.gather(np.array([sequence])).tolist()
+        expected = view.read(np.array([sequence])).tokens.tolist()
         if isinstance(view, PaddingView):  # puts ends of text in, which are of no document
             assert [token for token in tokens if token != END] == [token for token in expected if token != END]
-            is_padding = view.ends_of_text(np.array([sequence]), closing=False)
+            is_padding = left_out_of(view, np.array([sequence]), "closing")
             assert (not parts) == bool(is_padding.all())  # rows of padding are of no document
         else:
             assert tokens == expected

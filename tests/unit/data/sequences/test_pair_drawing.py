@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
 
-from evenpack.data.permutation import derive_key
+from evenpack.data.keys import derive_key
 from evenpack.data.recipes import SentencePairsRecipe
 from evenpack.data.sequences.pair_drawing import PairDrawing, PairSpans, SentenceIndex, cut_longer
 from evenpack.data.tokens.file import TokenFile
@@ -320,5 +320,5 @@ def test_sentences_of_another_file_are_refused(tmp_path: Path) -> None:
     for wrong in ([2, 4, 3, 1, 1], [2, 3, 4, 1], [2, 3, 4, 1, 1, 1], []):
         with pytest.raises(DataError, match="do not end where its documents end"):
             SentenceIndex.of(token_file, np.array(wrong, dtype=np.int64))
-    with pytest.raises(DataError, match=r"sentence_lengths\.npy is not readable"):
+    with pytest.raises(DataError, match=r"sentence_lengths\.npy is missing or damaged"):
         SentenceIndex.open(token_file)

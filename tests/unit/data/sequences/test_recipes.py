@@ -118,13 +118,12 @@ def test_a_view_gives_what_plain_loops_give(
     assert view.lengths().tolist() == [sum(map(len, sequence)) for sequence in expected]
 
     lengths = view.lengths()[ids]
-    segment_lengths, per_sequence = view.segments(ids)
-    assert segment_lengths.tolist() == [len(segment) for sequence in segments for segment in sequence]
-    assert per_sequence.tolist() == [len(sequence) for sequence in segments]
-    assert view.gather(ids).tolist() == [token for tokens in flat for token in tokens]
-    counts, squared_lengths = view.statistics(ids, lengths)
-    assert counts.tolist() == [len(sequence) for sequence in segments]
-    assert squared_lengths.tolist() == [sum(len(segment) ** 2 for segment in sequence) for sequence in segments]
+    for counts in (view.counts(ids, lengths), view.read(ids).counts):
+        assert counts.lengths.tolist() == lengths.tolist()
+        assert counts.segment_lengths.tolist() == [len(segment) for sequence in segments for segment in sequence]
+        assert counts.segments.tolist() == [len(sequence) for sequence in segments]
+        assert counts.targets.tolist() == [sum(len(segment) - 1 for segment in sequence) for sequence in segments]
+    assert view.read(ids).tokens.tolist() == [token for tokens in flat for token in tokens]
 
 
 @given(recipe=recipes, split=splits)
@@ -134,7 +133,7 @@ def test_every_token_is_in_one_sequence_once_or_counted_as_cut_or_dropped(
 ) -> None:
     view = build_view(recipe, token_file, split)
     documents = token_lists(token_file, split)
-    found = Counter(view.gather(np.arange(view.count)).tolist())
+    found = Counter(view.read(np.arange(view.count)).tokens.tolist())
     read = Counter(token for document in documents for token in document)
     expected = expect(recipe, documents)
 
@@ -245,10 +244,10 @@ def test_the_stream_is_cut_exactly_and_joins_documents_that_are_no_neighbours(tm
     )  # 100 tokens are another split's, the document of one is too short
 
     assert view.lengths().tolist() == [5, 5, 2]
-    assert view.gather(np.array([0])).tolist() == [0, 1, 2, 103, 104]
-    assert view.gather(np.array([2, 1])).tolist() == [111, 112, 105, 106, 108, 109, 110]
-    assert [part.tolist() for part in view.segments(np.array([0, 1, 2]))] == [[3, 2, 2, 3, 2], [2, 2, 1]]
-    assert [part.tolist() for part in view.statistics(np.array([0, 1]), np.array([5, 5]))] == [[2, 2], [13, 13]]
+    assert view.read(np.array([0])).tokens.tolist() == [0, 1, 2, 103, 104]
+    assert view.read(np.array([2, 1])).tokens.tolist() == [111, 112, 105, 106, 108, 109, 110]
+    counts = view.counts(np.arange(3), view.lengths())
+    assert (counts.segment_lengths.tolist(), counts.segments.tolist()) == ([3, 2, 2, 3, 2], [2, 2, 1])
     assert view.max_segments_per_sequence == 2
 
 
@@ -256,7 +255,7 @@ def test_a_cut_at_the_end_of_a_document_does_not_count_the_next_one(tmp_path: Pa
     tokens = write(tmp_path / "tokens", [4, 2, 2, 8, 4])
     view = build_view(ConcatRecipe(kind="concat", max_sequence_length=4), tokens, np.arange(5))
 
-    assert view.segments(np.arange(5))[1].tolist() == [1, 2, 1, 1, 1]
+    assert view.counts(np.arange(5), view.lengths()).segments.tolist() == [1, 2, 1, 1, 1]
     assert view.max_segments_per_sequence == 2
 
 
@@ -274,7 +273,7 @@ def test_neighbouring_documents_are_one_slice(token_file: TokenFile, monkeypatch
 
     monkeypatch.setattr(TokenFile, "gather", counted)
 
-    assert len(view.gather(np.array([0]))) == sum(LENGTHS[index] for index in split)
+    assert len(view.read(np.array([0])).tokens) == sum(LENGTHS[index] for index in split)
     assert slices == [2]
 
 
@@ -291,16 +290,15 @@ class Unreadable(np.ndarray):
         ConcatRecipe(kind="concat", max_sequence_length=8, isolate_documents=False),
     ],
 )
-def test_only_gather_reads_tokens(token_file: TokenFile, monkeypatch: pytest.MonkeyPatch, recipe: Recipe) -> None:
+def test_counts_read_no_token(token_file: TokenFile, monkeypatch: pytest.MonkeyPatch, recipe: Recipe) -> None:
     monkeypatch.setattr(token_file, "_tokens", np.empty(0).view(Unreadable))
     view = build_view(recipe, token_file, np.arange(len(LENGTHS)))
     ids = np.arange(view.count)
 
     lengths = view.lengths()
-    view.segments(ids)
-    view.statistics(ids, lengths)
+    view.counts(ids, lengths)
     with pytest.raises(TypeError, match="tokens are read"):
-        view.gather(ids)
+        view.read(ids)
 
 
 @pytest.mark.parametrize("ids", [[-1], [0, 10_000]])
@@ -316,7 +314,7 @@ def test_a_sequence_that_there_is_not_is_an_error(token_file: TokenFile, recipe:
     view = build_view(recipe, token_file, np.arange(len(LENGTHS)))
     asked = np.array(ids)
 
-    for call in (view.segments, view.gather, lambda asked: view.statistics(asked, asked)):
+    for call in (view.read, lambda asked: view.counts(asked, asked)):
         with pytest.raises(IndexError, match=f"asked for, there are {view.count}"):
             call(asked)
 
@@ -345,7 +343,7 @@ def test_a_stored_view_is_the_same_and_pickles_as_the_name_of_its_folder(
 ) -> None:
     built = build_view(recipe, token_file, np.arange(documents))
     built.save(tmp_path / "train")
-    opened = open_view(tmp_path / "train", token_file)
+    opened = open_view(tmp_path / "train", token_file, recipe)
     pickled = pickle.dumps(opened)
 
     assert len(pickled) < 1000
@@ -355,8 +353,8 @@ def test_a_stored_view_is_the_same_and_pickles_as_the_name_of_its_folder(
         assert view.max_segments_per_sequence == built.max_segments_per_sequence
         ids = np.arange(built.count)[::-1].copy()
         assert view.lengths().tolist() == built.lengths().tolist()
-        assert view.gather(ids).tolist() == built.gather(ids).tolist()
-        assert view.segments(ids)[0].tolist() == built.segments(ids)[0].tolist()
+        assert view.read(ids).tokens.tolist() == built.read(ids).tokens.tolist()
+        assert view.read(ids).counts.segments.tolist() == built.read(ids).counts.segments.tolist()
 
 
 def test_a_stored_view_that_is_missing_torn_or_of_another_file_is_refused(
@@ -364,22 +362,25 @@ def test_a_stored_view_that_is_missing_torn_or_of_another_file_is_refused(
 ) -> None:
     recipe = ConcatRecipe(kind="concat", max_sequence_length=8)
     with pytest.raises(DataError, match="holds no stored view"):
-        open_view(tmp_path / "nowhere", token_file)
+        open_view(tmp_path / "nowhere", token_file, recipe)
 
     build_view(recipe, token_file, np.arange(len(LENGTHS))).save(tmp_path / "train")
     other = write(tmp_path / "other", [1, 2, 3])
     with pytest.raises(DataError, match=r"made for a token file of \d+ tokens, .*other has 6"):
-        open_view(tmp_path / "train", other)
+        open_view(tmp_path / "train", other, recipe)
+
+    with pytest.raises(DataError, match=r"made by the recipe .*8.*, asked for is .*9"):
+        open_view(tmp_path / "train", token_file, recipe.model_copy(update={"max_sequence_length": 9}))
 
     starts = tmp_path / "train" / "stream_starts.npy"
     whole = starts.read_bytes()
     for torn in (whole[:-1], whole[:40], b""):
         starts.write_bytes(torn)
-        with pytest.raises(DataError, match="is not whole"):
-            open_view(tmp_path / "train", token_file)
+        with pytest.raises(DataError, match=r"stream_starts\.npy is missing or damaged"):
+            open_view(tmp_path / "train", token_file, recipe)
     starts.unlink()
-    with pytest.raises(DataError, match="is not whole"):
-        open_view(tmp_path / "train", token_file)
+    with pytest.raises(DataError, match=r"stream_starts\.npy is missing or damaged"):
+        open_view(tmp_path / "train", token_file, recipe)
 
 
 def test_a_view_stored_again_and_cut_short_is_neither_the_old_nor_a_mixture(
@@ -400,7 +401,7 @@ def test_a_view_stored_again_and_cut_short_is_neither_the_old_nor_a_mixture(
         other.save(tmp_path)
 
     with pytest.raises(DataError, match="holds no stored view"):
-        open_view(tmp_path, token_file)
+        open_view(tmp_path, token_file, other.recipe)
 
 
 def test_a_ledger_that_does_not_balance_cannot_be_made() -> None:

@@ -182,7 +182,9 @@ def test_of_a_saved_dataset_dict_the_named_split_is_read(tmp_path: Path) -> None
     assert f"{folder} holds the splits train, test, and no split is named: choose one with {key}" in refusal(folder)
     assert "and 'dev' is none of them" in refusal(folder, split="dev")
     assert f"holds one dataset and no splits: leave {key}=train out" in refusal(folder / "train", split="train")
-    assert [document.text for document in read(folder / "t*")] == ["test"] * 3 + ["train"] * 3, "a pattern of folders"
+    both = open_corpus("wiki", ArrowSource(kind="arrow", path=[folder / "test", folder / "train"]))
+    assert [document.text for document in both.documents()] == ["test"] * 3 + ["train"] * 3, "a list of folders"
+    assert "leads to files of several splits" in refusal(folder / "t*"), "a pattern of folders"
     assert f"holds {folder}/t" in refusal(tmp_path), "no two splits in silence"
 
 

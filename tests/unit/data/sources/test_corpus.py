@@ -5,7 +5,9 @@ import json
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
+import datasets
 import pyarrow as pa
 import pyarrow.feather
 import pyarrow.parquet
@@ -139,6 +141,7 @@ def test_blank_lines_of_jsonl_are_passed_over_but_counted_in_errors(tmp_path: Pa
         ("[" * 100_000, "not a readable JSON line"),
         ('{"text": ' + "9" * 5000 + "}", "not a readable JSON line"),
         ('{"text": "\\ud800"}', "half of a surrogate pair at character 0"),
+        ('{"text": "a", "more": {"id": 1}, "text": "b"}', "the key 'text' occurs twice"),
     ],
 )
 def test_a_wrong_line_is_named_with_file_number_and_reason(tmp_path: Path, line: str, message: str) -> None:
@@ -147,6 +150,18 @@ def test_a_wrong_line_is_named_with_file_number_and_reason(tmp_path: Path, line:
     found = refusal(jsonl(path))
     assert f"{path}, line 2: " in found
     assert message in found
+
+
+def test_a_key_may_occur_again_in_another_object_or_as_a_value(tmp_path: Path) -> None:
+    path = tmp_path / "a.jsonl"
+    path.write_text('{"key": "text", "text": "a", "meta": {"text": "b", "text": "c"}}\n')
+    assert [document.text for document in open_corpus("web", jsonl(path)).documents()] == ["a"]
+
+
+def test_utf16_without_a_mark_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "a.txt"
+    path.write_bytes("one\ntwo".encode("utf-16-le"))
+    assert f"{path}, line 1: character 2 is NUL" in refusal(TextSource(kind="text", path=path))
 
 
 @pytest.mark.parametrize("suffix", ["", ".zst", ".gz"])
@@ -270,6 +285,7 @@ def test_a_source_without_a_usable_path_names_the_override(tmp_path: Path) -> No
     assert "holds no text" in refusal(MegatronSource(kind="megatron"))
 
 
+@pytest.mark.slow
 def test_the_builtin_corpus_is_the_same_in_every_process_and_has_no_duplicates() -> None:
     script = (
         "import sys\n"
@@ -286,6 +302,65 @@ def test_the_builtin_corpus_is_the_same_in_every_process_and_has_no_duplicates()
     assert min(map(len, texts(documents))) >= 30
     other = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
     assert other.stdout == f"{identities[100:]} {documents[-1].bytes_read}\n"
+
+
+@pytest.mark.parametrize(
+    ("files", "keys", "expected"),
+    [
+        (["data", "holdout"], {}, "warned"),
+        (["data", "holdout"], {"split": "train[:50%]"}, "warned"),
+        (["a/data", "held_out/data"], {}, "warned"),
+        (["train", "train_test"], {}, "refused"),
+        (["train", "test"], {}, "silent"),
+        (["train", "dev"], {"split": "validation"}, "silent"),
+        (["train", "train_dev"], {"validation_split": "validation"}, "refused"),
+        (["train", "dev"], {"validation_split": "validation"}, "silent"),
+        (["data", "other"], {}, "silent"),
+    ],
+)
+def test_files_that_datasets_puts_into_one_split_are_looked_at(
+    files: list[str],
+    keys: dict[str, str],
+    expected: str,
+    *,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    for file in files:
+        (tmp_path / "set" / file).parent.mkdir(parents=True, exist_ok=True)
+        write_jsonl(tmp_path / "set" / f"{file}.jsonl", [file])
+    monkeypatch.setattr("datasets.config.HF_DATASETS_CACHE", tmp_path / "cache")
+    monkeypatch.chdir(tmp_path)
+    source = HubSource(kind="hub", name="set", **keys)
+    if expected == "refused":
+        message = refusal(source)
+        assert "leads to files of several splits" in message
+        assert "in data.sources.wiki.path of kind jsonl, parquet, arrow or text" in message
+        assert f"{files[1]}.jsonl" in message
+    else:
+        open_corpus("NAME", source)
+    assert ("whose names say that they are held out" in caplog.text) == (expected == "warned")
+
+
+def test_files_of_a_name_on_the_hub_are_looked_at_below_it(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def load_dataset_builder(name: str, subset: str | None) -> SimpleNamespace:
+        base = f"hf://datasets/{name}@0123abcd"
+        files = {"train": [f"{base}/data/a.parquet", f"{base}/held_out/a.parquet"], "test": [f"{base}/test.parquet"]}
+        return SimpleNamespace(
+            download_and_prepare=lambda: None,
+            as_dataset=lambda split: datasets.Dataset.from_dict({"text": [split]}),
+            base_path=base,
+            config=SimpleNamespace(data_files=files),
+        )
+
+    monkeypatch.setattr("datasets.load_dataset_builder", load_dataset_builder)
+    open_corpus("wiki", HubSource(kind="hub", name="somebody/test_of_nothing", split="test"))
+    assert not caplog.text
+    open_corpus("wiki", HubSource(kind="hub", name="somebody/wiki"))
+    assert "source 'wiki' trains on hf:/datasets/somebody/wiki@0123abcd/held_out/a.parquet, whose" in caplog.text
 
 
 def test_a_local_folder_is_read_through_datasets_without_a_word(

@@ -1,6 +1,7 @@
 """The files of a source's path: files, folders, patterns and lists of them, in one order."""
 
 import json
+import logging
 import os
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from evenpack.config import validate
 from evenpack.data.manifest import data_section
-from evenpack.data.sources.config import Hdf5Source, HubSource, JsonlSource, Source
+from evenpack.data.sources.config import Hdf5Source, HubSource, JsonlSource, Source, TextSource
 from evenpack.data.sources.kinds import open_corpus, source_inputs
 from evenpack.data.sources.without_text import shards_of
 from evenpack.errors import ConfigError, DataError
@@ -138,3 +139,96 @@ def test_both_sets_of_shards_may_be_lists(tmp_path: Path) -> None:
     source = Hdf5Source(kind="hdf5", path=tuple(files[:2]), validation_path=tuple(files[2:]))
     found = shards_of("wiki", source)
     assert (found.training, found.validation) == (tuple(files[:2]), tuple(files[2:]))
+
+
+SPLITS: dict[str, tuple[list[str], str]] = {
+    "files": (["test.jsonl", "train.jsonl", "validation.jsonl"], "refused"),
+    "shards": (
+        ["train-00000-of-00002.jsonl.zst", "train-00001-of-00002.jsonl.zst", "dev-00000-of-00001.jsonl"],
+        "refused",
+    ),
+    "dots": (["c4-train.00000-of-01024.json.gz.jsonl", "c4-valid.00000-of-00008.json.gz.jsonl"], "refused"),
+    "ends of names": (["wiki_en_2024_full_train.jsonl", "other_test.jsonl"], "refused"),
+    "middles": (["en_train_2.jsonl", "en_test_2.jsonl"], "refused"),
+    "other words": (["Training.jsonl", "testset.jsonl"], "refused"),
+    "held out": (["train1.jsonl", "held_out.jsonl"], "refused"),
+    "folders": (["en/train/a.jsonl", "en/eval/a.jsonl"], "refused"),
+    "folders of data": (["train_data/a.jsonl", "test_data/a.jsonl"], "refused"),
+    "a folder and its files": (["train/test_1.jsonl", "train/0.jsonl"], "refused"),
+    "a folder of one split and its files": (["train/test_1.jsonl", "train/test_2.jsonl"], "warned"),
+    "both in a name": (["train.jsonl", "train_test.jsonl"], "refused"),
+    "camel case": (["wikiTrain.jsonl", "wikiTest2.jsonl"], "refused"),
+    "five words": (["wiki_en_train_2020_clean_v2.jsonl", "wiki_en_test_2020_clean_v2.jsonl"], "refused"),
+    **{
+        word: (["train.jsonl", f"{word}.jsonl"], "refused")
+        for word in ("tests", "evals", "validate", "testA", "testb", "unseen", "valid_seen", "hold-out", "newstest2014")
+    },
+    "held out beside others": (["a.jsonl", "b.jsonl", "val.jsonl"], "warned"),
+    "held out alone": (["test-0.jsonl", "test-1.jsonl", "dev.jsonl"], "warned"),
+    "held out by another word": (["quiz.jsonl", "train-0.jsonl", "train-1.jsonl"], "warned"),
+    "one split": (["train-0.jsonl", "train-1.jsonl"], "silent"),
+    "titles": (["how_to_train_a_dog.jsonl", "what_a_test_is_for.jsonl", "contest.jsonl", "restrain.jsonl"], "silent"),
+}
+
+
+def test_an_ending_may_be_the_split(tmp_path: Path) -> None:
+    for name in ("news.train", "news.testa"):
+        (tmp_path / name).write_text(name)
+    source = TextSource.model_validate({"kind": "text", "path": tmp_path})
+    with pytest.raises(DataError, match=r"news\.train"):
+        source_inputs("news", source)
+
+
+@pytest.mark.parametrize("form", ["folder", "pattern", "validation_path"])
+@pytest.mark.parametrize(("files", "expected"), SPLITS.values(), ids=SPLITS)
+def test_splits_are_never_mixed_silently(
+    files: list[str], expected: str, form: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    folder = tmp_path / "corpus"
+    for name in files:
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_text(json.dumps({"text": name}) + "\n")
+    path: Any = folder / "**" / "*.jsonl*" if form == "pattern" else folder
+    (tmp_path / "own.jsonl").touch()
+    section = {"path": path} if form != "validation_path" else {"path": tmp_path / "own.jsonl", "validation_path": path}
+    source = JsonlSource.model_validate({"kind": "jsonl"} | section)
+    if expected == "refused":
+        with pytest.raises(DataError, match=r"leads to files of several splits, .*: name one split, by") as caught:
+            open_corpus("wiki", source)
+        assert all(name in str(caught.value) for name in (Path(files[0]).name, Path(files[-1]).name))
+    else:
+        with caplog.at_level(logging.WARNING):
+            open_corpus("wiki", source)
+            source_inputs("wiki", source)
+        warned = [record for record in caplog.records if "held out" in record.message]
+        assert len(warned) == (expected == "warned" and form != "validation_path")
+
+
+@pytest.mark.parametrize(
+    "path", [["corpus/train.jsonl", "corpus/test.jsonl"], "corpus/test*", ["corpus/tr*", "corpus/te*t.jsonl"]]
+)
+def test_splits_that_are_named_are_read(shards: Path, path: Any, caplog: pytest.LogCaptureFixture) -> None:
+    (shards / "corpus").mkdir()
+    for name in ("train", "test"):
+        (shards / f"corpus/{name}.jsonl").write_text(json.dumps({"text": name}) + "\n")
+    documents = [document.text for document in open_corpus("wiki", jsonl(path)).documents()]
+    assert set(documents) == ({"test"} if path == "corpus/test*" else {"train", "test"})
+    assert ("held out" in caplog.text) == ("corpus/te*t.jsonl" in path)
+
+
+def test_every_kind_of_files_looks_at_splits(tmp_path: Path) -> None:
+    from evenpack.data.sources.kinds import KINDS
+
+    for kind, ending in {
+        "jsonl": "jsonl",
+        "text": "txt",
+        "parquet": "parquet",
+        "arrow": "arrow",
+        "hdf5": "hdf5",
+    }.items():
+        for split in ("train", "test"):
+            (tmp_path / kind / split).mkdir(parents=True)
+            (tmp_path / kind / split / f"0.{ending}").touch()
+        source: Any = TypeAdapter(Source).validate_python({"kind": kind, "path": str(tmp_path / kind)})
+        with pytest.raises(DataError, match="leads to files of several splits"):
+            KINDS[kind].inputs("wiki", source)

@@ -270,17 +270,27 @@ def test_unknown_tokens_are_counted(tmp_path: Path) -> None:
     assert tokenizer.encode_batch(["", "  "]).unknown_tokens == 0
 
 
-def test_an_end_of_text_that_the_model_itself_finds_in_a_text_is_refused(tmp_path: Path) -> None:
-    name = _word_level(tmp_path / "words", {"eos_token": "</s>"})
-    tokenizer = load_tokenizer(HubTokenizer(kind="hub", name=name))
-    with pytest.raises(DataError, match="that begins 'cat </s> the'"):
-        tokenizer.encode_batch(["the cat", "cat </s> the"])
+def test_a_single_character_that_ends_documents_is_refused_in_a_text(tmp_path: Path) -> None:
+    backend = tokenizers.Tokenizer(models.WordLevel({"[UNK]": 0, "cat": 1, "|": 2}, unk_token="[UNK]"))
+    backend.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    tokenizer = Tokenizer(backend, end_of_text="|", unknown="[UNK]")
+    with pytest.raises(DataError, match=r"special token '\|' of the text that begins 'cat \| the'"):
+        tokenizer.encode_batch(["the cat", "cat | the"])
+
+
+def test_a_text_that_the_model_cannot_express_is_named() -> None:
+    backend = tokenizers.Tokenizer(models.WordLevel({"cat": 0, "</s>": 1}, unk_token="[UNK]"))
+    backend.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    tokenizer = Tokenizer(backend, end_of_text="</s>", unknown=None)
+    assert tokenizer.encode_batch(["cat cat"]).tokens.tolist() == [0, 0, 1]
+    with pytest.raises(DataError, match="cannot encode the text that begins 'cat dog'"):
+        tokenizer.encode_batch(["cat", "cat dog"])
 
 
 def test_hub_tokenizers_that_cannot_serve_are_refused(tmp_path: Path) -> None:
     for name, message in (
         (_word_level(tmp_path / "endless", {}), "has no end-of-text token"),
-        (str(tmp_path / "nowhere"), "AutoTokenizer.from_pretrained"),
+        (str(tmp_path / "nowhere"), "is no folder, and was not found on the hub"),
     ):
         with pytest.raises(DataError, match=message):
             load_tokenizer(HubTokenizer(kind="hub", name=name))

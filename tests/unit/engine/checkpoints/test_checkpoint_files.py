@@ -4,6 +4,8 @@ import errno
 import json
 import logging
 import os
+import re
+import resource
 import shutil
 from collections.abc import Callable
 from dataclasses import replace
@@ -28,13 +30,13 @@ from evenpack.engine.checkpoints.files import (
     remove_checkpoint,
     write_manifest,
 )
-from evenpack.engine.checkpoints.keeping import KeepPolicy
+from evenpack.engine.checkpoints.keeping import KeepPolicy, best_step, whole_by_size
 from evenpack.engine.checkpoints.loading import load_checkpoint, newest_whole, whole_at
 from evenpack.engine.checkpoints.saving import CheckpointWriter
 from evenpack.engine.checkpoints.weights import load_model_weights
 from evenpack.engine.config import RunConfig
 from evenpack.engine.world.distributed import World
-from evenpack.errors import CheckpointError, RunError, SaveError
+from evenpack.errors import CheckpointError, RunError, SaveError, UnjudgedCheckpointError
 
 SOLO = World(rank=0, size=1, local_rank=0, device=torch.device("cpu"))
 WEIGHTS = {"embedding.weight": torch.arange(12.0).view(3, 4), "head.bias": torch.ones(3, dtype=torch.bfloat16)}
@@ -51,6 +53,9 @@ class FileEngine:
 
     def zero_optimization_stage(self) -> int:
         return self.zero_stage
+
+    def _copy_recovery_script(self, save_path: str) -> None:
+        raise NotImplementedError
 
     def save_checkpoint(self, save_dir: str, *, tag: str, client_state: dict[str, Any], save_latest: bool) -> None:
         assert not save_latest
@@ -208,7 +213,7 @@ class TestSave:
         found = newest_whole(tmp_path, SOLO)
         assert found is not None
         assert found.step == 4
-        writer = CheckpointWriter(tmp_path, SOLO, KeepPolicy(newest=2), resumed_step=found.step)
+        writer = CheckpointWriter(tmp_path, SOLO, KeepPolicy(newest=2), steps_done=found.step)
         writer.save(FileEngine(), train_state(6))
         assert names(tmp_path) == ["latest", "step_000004", "step_000006"]
         writer.save(FileEngine(), train_state(8))
@@ -256,6 +261,33 @@ class TestSave:
         assert found.step == 1
         assert (tmp_path / "latest").read_text() == "step_000001\n"
 
+    @pytest.mark.parametrize(
+        ("still_full", "cause"),
+        [(True, r"File too large \(torch says: "), (False, "not written to its end, as by a disk that was full .*")],
+    )
+    def test_a_file_that_torch_could_not_write_to_its_end_is_explained_by_the_disk(
+        self, tmp_path: Path, still_full: bool, cause: str
+    ) -> None:
+        writer = save_steps(tmp_path, 1)
+        limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+
+        class LargeFiles(FileEngine):
+            def save_checkpoint(self, save_dir: str, **_: Any) -> None:
+                resource.setrlimit(resource.RLIMIT_FSIZE, (400_000, limits[1]))  # as a disk that takes no more
+                try:
+                    torch.save(torch.zeros(1_000_000), Path(save_dir) / "weights.pt")
+                finally:
+                    if not still_full:
+                        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+
+        try:
+            with pytest.raises(SaveError, match=rf"{cause}.*unexpected pos.*\)") as caught:
+                writer.save(LargeFiles(), train_state(2))
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+        assert "\n" not in str(caught.value)
+        assert names(tmp_path) == ["latest", "step_000001"]
+
     def test_everything_is_on_disk_before_what_makes_it_count(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
         """A power cut keeps only what was flushed: the files, then the manifest, then the name, then `latest`."""
         save_steps(tmp_path / "runs", 1)
@@ -263,7 +295,7 @@ class TestSave:
         fsync, rename, replace_file, rmtree = os.fsync, os.rename, os.replace, shutil.rmtree
 
         def note(event: str, path: Any) -> None:
-            name = str(Path(path).relative_to(tmp_path)).replace(f".{os.getpid()}.", ".PID.")
+            name = re.sub(r"\.[0-9a-f]{32}\.partial", ".partial", str(Path(path).relative_to(tmp_path)))
             events.append(f"{event} {name}")
 
         def note_fsync(descriptor: int) -> None:
@@ -281,12 +313,12 @@ class TestSave:
             f"flush {partial}/mp_rank_00_model_states.pt",
             f"flush {partial}/zero_pp_rank_0_mp_rank_00_optim_states.pt",
             f"flush {partial}",
-            f"flush {partial}/.manifest.json.PID.partial",
+            f"flush {partial}/.manifest.json.partial",
             f"name {partial}/manifest.json",
             f"flush {partial}",
             "name runs/step_000002",
             "flush runs",
-            "flush runs/.latest.PID.partial",
+            "flush runs/.latest.partial",
             "name runs/latest",
             "flush runs",
             "delete runs/.step_000001.removed",  # left by an earlier kill, perhaps
@@ -377,6 +409,128 @@ class TestNewest:
         before = names(tmp_path)
         newest_whole(tmp_path, SOLO)
         assert names(tmp_path) == before
+
+
+def refuse(monkeypatch: pytest.MonkeyPatch, call: str, part: str, number: int) -> None:
+    """Makes a method of `Path` fail for paths that end so."""
+    method = getattr(Path, call)
+
+    def refusing(path: Path, *arguments: Any, **options: Any) -> Any:
+        if str(path).endswith(part):
+            raise OSError(number, os.strerror(number))
+        return method(path, *arguments, **options)
+
+    monkeypatch.setattr(Path, call, refusing)
+
+
+UNREADABLE = [("open", "step_000003/manifest.json"), ("stat", "mp_rank_00_model_states.pt"), ("iterdir", "checkpoints")]
+SYSTEM_ERRORS = [errno.EACCES, errno.EIO, errno.EMFILE, errno.ESTALE]
+
+
+class TestUnjudged:
+    """What cannot be read now, or is of another version, may be complete: no older one is taken in its place."""
+
+    @pytest.mark.parametrize("number", SYSTEM_ERRORS, ids=errno.errorcode.get)
+    @pytest.mark.parametrize(("call", "part"), [*UNREADABLE, ("open", "step_000003/mp_rank_00_model_states.pt")])
+    def test_a_start_ends_with_the_file_and_the_cause_and_changes_nothing(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: str, part: str, number: int
+    ):
+        directory = tmp_path / "checkpoints"
+        save_steps(directory, 1, 2, 3)
+        before = sorted(path.relative_to(tmp_path) for path in tmp_path.rglob("*"))
+        looks: list[Callable[[], Any]] = [lambda: newest_whole(directory, SOLO), lambda: whole_at(directory, 3, SOLO)]
+        if (call, part) in UNREADABLE:  # it reads no file to its end
+            looks.append(lambda: best_step(directory))
+        for look in looks:
+            with monkeypatch.context() as patch:
+                refuse(patch, call, part, number)
+                with pytest.raises(UnjudgedCheckpointError) as caught:
+                    look()
+            assert part in str(caught.value)
+            assert os.strerror(number) in str(caught.value)
+            assert "left alone" in str(caught.value)
+        assert sorted(path.relative_to(tmp_path) for path in tmp_path.rglob("*")) == before
+
+    @pytest.mark.parametrize("number", SYSTEM_ERRORS, ids=errno.errorcode.get)
+    @pytest.mark.parametrize("place", UNREADABLE)
+    def test_a_save_removes_none_of_it(
+        self, tmp_path: Path, caplog: pytest.LogCaptureFixture, place: tuple[str, str], number: int
+    ):
+        call, part = place
+        directory = tmp_path / "checkpoints"
+        save_steps(directory, 1, 2, 3)
+        writer = CheckpointWriter(directory, SOLO, KeepPolicy(newest=1), steps_done=3)
+        publish = writer.publish
+
+        def publish_without(*arguments: Any) -> Checkpoint:
+            with pytest.MonkeyPatch.context() as patch:
+                refuse(patch, call, part.replace("mp_rank", "step_000003/mp_rank"), number)
+                return publish(*arguments)
+
+        writer.publish = publish_without  # type: ignore[method-assign]
+        writer.save(FileEngine(), train_state(4))
+        assert {"step_000003", "step_000004"} <= set(names(directory))
+        assert os.strerror(number) in caplog.text
+        assert [checkpoint.step for checkpoint in whole_by_size(directory)][:2] == [4, 3]
+
+    @pytest.mark.parametrize("changes", [{"format": 3}, {"format": 3, "checksum": "of another kind"}])
+    def test_a_later_format_is_neither_broken_nor_removed(self, tmp_path: Path, changes: dict[str, Any]):
+        save_steps(tmp_path, 1, 2)
+        path = tmp_path / "step_000002" / "manifest.json"
+        path.write_text(json.dumps(json.loads(path.read_text()) | changes))
+        with pytest.raises(UnjudgedCheckpointError, match=r"step_000002/manifest.json has format 3, which a later"):
+            newest_whole(tmp_path, SOLO)
+        CheckpointWriter(tmp_path, SOLO, KeepPolicy(newest=1), steps_done=2).save(FileEngine(), train_state(4))
+        assert names(tmp_path) == ["latest", "step_000002", "step_000004"]
+
+    def test_an_error_of_the_disk_while_it_is_loaded_is_no_wrong_model(self, tmp_path: Path):
+        class BadDisk(FileEngine):
+            def load_checkpoint(self, load_dir: str, *, tag: str) -> tuple[str | None, Any]:
+                raise OSError(errno.EIO, os.strerror(errno.EIO), f"{load_dir}/{tag}/mp_rank_00_model_states.pt")
+
+        save_steps(tmp_path, 1)
+        with pytest.raises(UnjudgedCheckpointError, match=r"mp_rank_00_model_states.pt cannot be read .*Input/output"):
+            load_checkpoint(BadDisk(), read_manifest(tmp_path / "step_000001"), SOLO)
+
+    @pytest.mark.parametrize("read", [load_model_weights, lambda found: load_checkpoint(FileEngine(), found, SOLO)])
+    def test_a_file_that_may_not_be_opened_is_named(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, read: Callable[[Checkpoint], Any]
+    ):
+        save_steps(tmp_path, 1)
+        checkpoint = read_manifest(tmp_path / "step_000001")
+
+        def refuse_to_open(file: Any, mode: str = "r", *_: Any, **__: Any) -> Any:
+            raise OSError(errno.EMFILE, os.strerror(errno.EMFILE), str(file))
+
+        monkeypatch.setattr("torch.serialization._open_file_like", refuse_to_open)
+        monkeypatch.setattr("torch._C.PyTorchFileReader", refuse_to_open)
+        with pytest.raises(UnjudgedCheckpointError, match=r"mp_rank_00_model_states.pt cannot be read .*Too many open"):
+            read(checkpoint)
+
+
+class TestOfOthers:
+    """Checkpoints that another process has written since this start."""
+
+    @pytest.mark.parametrize("steps_done", [None, 1])
+    def test_a_save_removes_no_later_one_and_latest_goes_on_to_name_it(
+        self, tmp_path: Path, caplog: pytest.LogCaptureFixture, steps_done: int | None
+    ):
+        save_steps(tmp_path, 1)
+        writer = CheckpointWriter(tmp_path, SOLO, KeepPolicy(newest=1), steps_done=steps_done)
+        save_steps(tmp_path, 8, 10)
+        for step in (2, 3):
+            writer.save(FileEngine(), train_state(step))
+        assert names(tmp_path) == ["latest", "step_000003", "step_000008", "step_000010"]
+        assert (tmp_path / "latest").read_text() == "step_000010\n"
+        assert caplog.text.count("step_000010 is left alone") == 1
+
+    def test_one_between_the_resumed_and_the_saved_step_stays_unless_it_is_broken(self, tmp_path: Path):
+        save_steps(tmp_path, 1)
+        writer = CheckpointWriter(tmp_path, SOLO, KeepPolicy(newest=1), steps_done=1)
+        save_steps(tmp_path, 2, 3)
+        flip_a_bit(tmp_path / "step_000002" / "mp_rank_00_model_states.pt")
+        writer.save(FileEngine(), train_state(4))
+        assert names(tmp_path) == ["latest", "step_000003", "step_000004"]
 
 
 class TestLoad:

@@ -11,8 +11,8 @@ from torch import nn
 
 from evenpack.batch import PackedBatch
 from evenpack.engine.memory.phases import TrainingMemory, estimate_training_memory
+from evenpack.engine.memory.state import StateSizes, state_bytes
 from evenpack.engine.sharding import SHARDINGS
-from evenpack.engine.sharding.base import StateSizes
 from evenpack.kernels.costs import loss_chunk_bytes
 from evenpack.models.bert.config import BertConfig
 from evenpack.models.build import Model, new_model
@@ -88,7 +88,7 @@ def memory_of_batch(config: ModelConfig, batch: PackedBatch) -> TrainingMemory:
         head_rows=batch.head_rows,
         number_bytes=2,
         accumulates=False,
-        state=SHARDINGS[0].state_bytes(state, {}),
+        state=state_bytes(0, state, {}),
     )
 
 
@@ -128,26 +128,26 @@ STATES = StateSizes(parameters=1000, largest_tensor=600, states=2, temporaries=1
 
 
 def test_a_replica_holds_the_whole_state() -> None:
-    state = SHARDINGS[0].state_bytes(STATES, {})
+    state = state_bytes(0, STATES, {})
     assert (state.optimizer, state.bucket, state.copies, state.reduction) == (8000, 0, 128 * 2**20, 0)
-    assert SHARDINGS[0].state_bytes(replace(STATES, ranks=1), {}).copies == 0
+    assert state_bytes(0, replace(STATES, ranks=1), {}).copies == 0
     assert (state.update_gradients, state.update) == (4000, 2800)
 
 
 def test_zero_1_holds_a_part_of_the_state_with_masters_and_a_bucket_of_full_size() -> None:
-    state = SHARDINGS[1].state_bytes(STATES, {"zero_optimization": {}})
+    state = state_bytes(1, STATES, {"zero_optimization": {}})
     assert (state.optimizer, state.bucket, state.reduction) == (3 * 1000, 4 * 500_000_000, 0)
     assert (state.update_gradients, state.update) == (1000, 2000)
     settings = {"zero_optimization": {"reduce_bucket_size": 100, "overlap_comm": True}}
-    assert SHARDINGS[1].state_bytes(STATES, settings).bucket == 2 * 4 * 100
+    assert state_bytes(1, STATES, settings).bucket == 2 * 4 * 100
 
 
 def test_zero_2_keeps_a_part_of_the_gradients_and_zero_3_of_the_parameters() -> None:
-    replicated, first, second, third = (SHARDINGS[stage].state_bytes(STATES, ZERO) for stage in range(4))
+    replicated, first, second, third = (state_bytes(stage, STATES, ZERO) for stage in range(4))
     assert [state.gradients for state in (replicated, first, second, third)] == [4000, 4000, 1000, 1000]
     assert [state.parameters for state in (replicated, first, second, third)] == [4000, 4000, 4000, 5000]
     few = {"zero_optimization": {"stage3_max_live_parameters": 100}}
-    assert SHARDINGS[3].state_bytes(STATES, few).parameters == 4 * (250 + 100)
+    assert state_bytes(3, STATES, few).parameters == 4 * (250 + 100)
     assert (second.optimizer, second.bucket) == (first.optimizer, first.bucket)
 
 
@@ -167,9 +167,9 @@ def test_the_peak_falls_by_the_gradients_that_a_rank_does_not_keep() -> None:
             head_rows=SLOTS,
             number_bytes=2,
             accumulates=False,
-            state=sharding.state_bytes(states, settings),
+            state=state_bytes(stage, states, settings),
         ).peak
-        for sharding in SHARDINGS.values()
+        for stage in SHARDINGS
     ]
     totals = [peak.total for peak in peaks]
     assert totals == sorted(totals, reverse=True)
@@ -188,7 +188,7 @@ def of_state(*, slots: int, accumulates: bool = False, **changes: Any) -> Traini
         head_rows=slots // 6,
         number_bytes=2,
         accumulates=accumulates,
-        state=SHARDINGS[0].state_bytes(state, {}),
+        state=state_bytes(0, state, {}),
     )
 
 

@@ -15,7 +15,7 @@ from evenpack.engine.memory.rehearsal import RankRehearsal, rehearse
 from evenpack.engine.resolving.resolve import open_run
 from evenpack.engine.world.distributed import World
 from evenpack.errors import ConfigError
-from evenpack.launcher.training import rehearsal_table
+from evenpack.launcher.planning import rehearsal_table
 from evenpack.testing import changed, pair_run_values, prepared, run_config, run_values, text_sources
 from evenpack.testing.ranks import fork_context
 

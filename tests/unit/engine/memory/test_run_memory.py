@@ -3,16 +3,21 @@
 from dataclasses import replace
 from fractions import Fraction
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 from evenpack.data.sequences.masking import masked_count
 from evenpack.engine.config import RunConfig
 from evenpack.engine.memory.estimate import RunMemory, micro_batch_size, run_memory, training_memory, with_micro_batch
-from evenpack.engine.memory.text import memory_text
+from evenpack.engine.memory.text import explained_memory, memory_text
 from evenpack.engine.resolving.data_facts import AverageItem
+from evenpack.engine.resolving.resolve import ResolvedRun
+from evenpack.engine.world.distributed import World
+from evenpack.errors import RunError
 from evenpack.models.common.device_peaks import DevicePeak, find_device_peak
 from evenpack.testing import changed, pair_run_values, run_config, run_values
 
@@ -50,7 +55,29 @@ def test_the_largest_micro_batch_that_fits_is_followed_by_one_that_does_not() ->
     assert (total, total <= found.usable) == (peak_with(config, packs), True)
     assert 512 // RANKS % (2 * packs) == 0
     assert peak_with(config, 2 * packs) > found.usable
-    assert f"divides the step: {packs} packs, {total / 1e9:.2f} GB" in memory_text(found, batching="packs")
+    said = f"divides the step: training.packs_per_micro_batch={packs}, {total / 1e9:.2f} GB"
+    assert said in memory_text(found, batching="packs")
+
+
+@pytest.mark.parametrize(("packs", "words"), [(8, "It fits into 72.0 GB"), (64, "It does not fit into 72.0 GB")])
+def test_a_gpu_that_runs_out_of_memory_is_told_the_largest_micro_batch_by_its_own_size(
+    monkeypatch: pytest.MonkeyPatch, packs: int, words: str
+) -> None:
+    """Also where nobody knows its name; and where the estimate says that the run fits, the next smaller one."""
+    config = config_of(training={"packs_per_micro_batch": packs})
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda _: "NVIDIA of tomorrow")
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: SimpleNamespace(total_memory=80 * 10**9))
+    run = object.__new__(ResolvedRun)
+    vars(run).update(config=config, item=ITEM, prepared=SimpleNamespace(vocabulary_size=VOCABULARY))
+    world = World(rank=0, size=RANKS, local_rank=0, device=torch.device("cuda:0"))
+    with pytest.raises(RunError) as caught, explained_memory(run, world):
+        raise torch.OutOfMemoryError("CUDA out of memory.")
+    message = str(caught.value)
+    largest = memory_of(config).largest
+    assert largest is not None
+    assert f"{words} of the device's 80" in message
+    assert f"training.packs_per_micro_batch={largest.items_per_micro_batch}" in message
+    assert f"Take training.packs_per_micro_batch={packs // 2} or less, or model.activation" in message
 
 
 def test_what_does_not_fit_is_told_what_does() -> None:
@@ -162,7 +189,9 @@ def test_the_host_memory_of_a_background_checkpoint_is_said(stage: int, first: f
     assert found.host_copies.first_rank == pytest.approx(first * parameters)
     assert found.host_copies.other_rank == pytest.approx(other * parameters)
     others = f", {other * parameters / 1e9:.2f} GB on each other" if stage else ""
-    said = f"copies, estimated: {first * parameters / 1e9:.2f} GB on rank 0{others} (training.checkpoint_in_background)"
+    said = (
+        f"copies, estimated:\n  {first * parameters / 1e9:.2f} GB on rank 0{others} (training.checkpoint_in_background)"
+    )
     assert said in memory_text(found, batching="packs")
 
 

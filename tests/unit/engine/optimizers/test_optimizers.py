@@ -5,8 +5,9 @@ import torch
 from torch import nn
 
 from evenpack.engine.optimizers.build import build_optimizer, parameter_groups
-from evenpack.engine.optimizers.config import AdamWSection, LambSection
+from evenpack.engine.optimizers.config import AdamWSection, LambSection, OptimizerBase
 from evenpack.engine.optimizers.lamb import Lamb
+from evenpack.engine.optimizers.norms import clip_gradients
 from evenpack.models.bert.config import BertConfig
 from evenpack.models.bert.model import Bert
 from evenpack.models.gpt2.config import Gpt2Config
@@ -112,3 +113,28 @@ def test_only_matrices_have_trust_ratios_whatever_the_decay(weight_decay: float)
     weight, bias = (old - new.detach() for old, new in zip(before, model.parameters(), strict=True))
     assert weight.norm().item() == pytest.approx(0.3 * before[0].norm().item(), rel=1e-5)
     assert bias.tolist() == pytest.approx([0.3] * 5, rel=1e-5), "an update of Adam: one learning rate"
+
+
+@pytest.mark.parametrize("section", [AdamWSection(learning_rate=0.3), lamb()], ids=["adamw", "lamb"])
+@pytest.mark.parametrize("limit", [0.5, 1e6, None])
+def test_fused_kernels_clip_as_they_read_and_leave_what_is_below_the_limit_to_the_bit(
+    section: OptimizerBase, limit: float | None
+):
+    """Gradients are as they were when the update begins, and it is that of clipped ones."""
+    updated = []
+    for clips_in_the_update in (True, False):
+        torch.manual_seed(3)
+        model = tiny_gpt2()
+        optimizer = build_optimizer(model, section, torch.device("cpu"), fused_on_cpu=True)
+        for step in range(3):
+            for parameter in model.parameters():
+                parameter.grad = (step + 1) * torch.randn_like(parameter)
+            before = [parameter.grad.clone() for parameter in model.parameters()]
+            clip_gradients(model, limit, optimizer=optimizer if clips_in_the_update else None)
+            is_clipped = [not torch.equal(one, each.grad) for one, each in zip(before, model.parameters(), strict=True)]
+            assert any(is_clipped) == (limit == 0.5 and not clips_in_the_update)
+            optimizer.step()
+        updated.append(torch.cat([parameter.detach().flatten() for parameter in model.parameters()]))
+    in_update, before_it = updated
+    torch.testing.assert_close(in_update, before_it, rtol=1e-4, atol=1e-6)
+    assert limit == 0.5 or torch.equal(in_update, before_it)

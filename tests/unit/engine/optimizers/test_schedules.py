@@ -1,9 +1,15 @@
 """The learning rate of each update."""
 
 import math
+from collections.abc import Callable
+from typing import Any
 
 import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
 from pydantic import ValidationError
+from transformers.optimization import get_inverse_sqrt_schedule, get_wsd_schedule
 
 from evenpack.engine.optimizers.config import ScheduleSection
 from evenpack.engine.optimizers.schedules import learning_rate
@@ -13,7 +19,7 @@ def rates(kind: str, *, steps: int, warmup_steps: int, final_fraction: float, pe
     schedule = ScheduleSection.model_validate(
         {"kind": kind, "warmup_steps": warmup_steps, "final_fraction": final_fraction}
     )
-    return [learning_rate(update, peak=peak, steps=steps, schedule=schedule) for update in range(1, steps + 1)]
+    return [learning_rate(step, peak=peak, steps=steps, schedule=schedule) for step in range(steps)]
 
 
 @pytest.mark.parametrize("kind", ["cosine", "linear", "constant"])
@@ -51,12 +57,12 @@ def test_a_run_that_is_all_warmup_ends_at_the_peak(kind: str):
 @pytest.mark.parametrize("kind", ["cosine", "linear"])
 def test_the_rate_stays_at_its_end_after_the_last_step(kind: str):
     schedule = ScheduleSection.model_validate({"kind": kind, "final_fraction": 0.25})
-    assert learning_rate(100, peak=2.0, steps=10, schedule=schedule) == pytest.approx(0.5)
+    assert learning_rate(99, peak=2.0, steps=10, schedule=schedule) == pytest.approx(0.5)
 
 
-def test_updates_are_counted_from_one():
-    with pytest.raises(ValueError, match="counted from 1"):
-        learning_rate(0, peak=1.0, steps=10, schedule=ScheduleSection())
+def test_steps_are_counted_from_zero():
+    with pytest.raises(ValueError, match="counted from 0"):
+        learning_rate(-1, peak=1.0, steps=10, schedule=ScheduleSection())
 
 
 def mlperf_rates(*, steps: int, warmup_steps: int, degree: float, final_fraction: float, peak: float) -> list[float]:
@@ -75,11 +81,11 @@ def test_polynomial_is_mlperfs(warmup_steps: int, degree: float, final_fraction:
     schedule = ScheduleSection(
         kind="polynomial", warmup_steps=warmup_steps, degree=degree, final_fraction=final_fraction
     )
-    ours = [learning_rate(update, peak=2.0, steps=12, schedule=schedule) for update in range(1, 13)]
+    ours = [learning_rate(step, peak=2.0, steps=12, schedule=schedule) for step in range(12)]
     assert ours == pytest.approx(
         mlperf_rates(steps=12, warmup_steps=warmup_steps, degree=degree, final_fraction=final_fraction, peak=2.0)
     )
-    assert learning_rate(13, peak=2.0, steps=12, schedule=schedule) == pytest.approx(2.0 * final_fraction)
+    assert learning_rate(12, peak=2.0, steps=12, schedule=schedule) == pytest.approx(2.0 * final_fraction)
 
 
 def test_polynomial_to_zero_by_hand():
@@ -87,5 +93,61 @@ def test_polynomial_to_zero_by_hand():
 
 
 def test_a_degree_that_nothing_reads_is_refused():
-    with pytest.raises(ValidationError, match=r"degree \(2\) is for kind polynomial, found kind linear"):
+    with pytest.raises(ValidationError, match=r"degree \(2\.0\) is for kind polynomial, found kind linear"):
         ScheduleSection(kind="linear", degree=2.0)
+
+
+@pytest.mark.parametrize(
+    ("decay", "warmup_steps", "decay_steps"), [("linear", 3, 5), ("cosine", 4, 8), ("1-sqrt", 0, 20)]
+)
+def test_wsd_is_that_of_transformers_after_warmup(decay: str, warmup_steps: int, decay_steps: int):
+    schedule = ScheduleSection.model_validate(
+        {"kind": "wsd", "warmup_steps": warmup_steps, "decay_steps": decay_steps, "decay": decay, "final_fraction": 0.2}
+    )
+    theirs = rates_of(
+        get_wsd_schedule,
+        num_warmup_steps=warmup_steps,
+        num_training_steps=20,
+        num_decay_steps=decay_steps,
+        decay_type=decay,
+        min_lr_ratio=0.2,
+    )
+    ours = [learning_rate(step, peak=2.0, steps=20, schedule=schedule) for step in range(24)]
+    after = max(0, warmup_steps - 1)  # theirs rises from min_lr_ratio
+    assert ours[after:] == pytest.approx(theirs[after:], rel=1e-12)
+
+
+def test_inverse_square_root_is_that_of_transformers():
+    theirs = rates_of(get_inverse_sqrt_schedule, num_warmup_steps=5)
+    assert rates("inverse_sqrt", steps=24, warmup_steps=5, final_fraction=0.1) == pytest.approx(theirs, rel=1e-12)
+
+
+@given(kind=st.sampled_from(["constant", "inverse_sqrt", "wsd"]), steps=st.integers(8, 500), step=st.integers(0, 7))
+def test_the_rate_of_a_trunk_does_not_depend_on_its_length(kind: str, steps: int, step: int):
+    values = {"kind": kind, "warmup_steps": 3} | ({"decay_steps": 0} if kind == "wsd" else {})
+    trunk = ScheduleSection.model_validate(values)
+    expected = learning_rate(step, peak=2.0, steps=8, schedule=trunk)
+    assert learning_rate(step, peak=2.0, steps=steps, schedule=trunk) == expected
+    decays = ScheduleSection(kind="wsd", warmup_steps=3, decay_steps=steps - 4)  # begins after step 4
+    if kind != "inverse_sqrt" and step < 4:
+        assert learning_rate(step, peak=2.0, steps=steps, schedule=decays) == expected
+
+
+def rates_of(schedule: Callable[..., Any], **settings: Any) -> list[float]:
+    """Returns the rates of 24 updates by a schedule of transformers, which counts those that are done."""
+    scheduler = schedule(torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=2.0), **settings)
+    return [2.0 * scheduler.lr_lambdas[0](done) for done in range(1, 25)]
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"kind": "wsd"}, "kind wsd needs decay_steps"),
+        ({"kind": "cosine", "decay_steps": 5}, r"decay_steps \(5\) is for kind wsd, found kind cosine"),
+        ({"kind": "constant", "decay": "cosine"}, r"decay \(cosine\) is for kind wsd"),
+        ({"kind": "inverse_sqrt"}, "give warmup_steps"),
+    ],
+)
+def test_a_schedule_that_lacks_its_steps_or_has_another_kinds_is_refused(values: dict[str, Any], message: str):
+    with pytest.raises(ValidationError, match=message):
+        ScheduleSection.model_validate(values)

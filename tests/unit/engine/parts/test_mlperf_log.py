@@ -8,7 +8,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-from loop_steps import run_of, step_of
+from loop_steps import start_of, step_of
 
 from evenpack.engine.evaluate import SourceEvaluation
 from evenpack.engine.parts.mlperf_log import PREFIX, MlperfLog, mlperf_logger, parse_events, truncate_log
@@ -40,7 +40,7 @@ def test_the_clock_stops_with_the_last_step_and_not_with_the_verification_after_
     evaluation = SourceEvaluation(loss=1.0, accuracy=0.75, others={}, targets=8, sequences=7, packs=2)
     path = tmp_path / "mlperf.log"
     with closing(logging.FileHandler(path)) as file:
-        log = MlperfLog(run_of(), started=0.0)
+        log = MlperfLog(start_of(), started=0.0)
         log._logger = mlperf_logger(file)
         step = step_of(
             6,
@@ -67,7 +67,7 @@ def test_a_block_whose_steps_are_all_skipped_has_neither_a_start_nor_an_end(tmp_
     path = tmp_path / "mlperf.log"
     trained = {"update": 1, "batches": SimpleNamespace(counts=SimpleNamespace(sequences=5))}
     with closing(logging.FileHandler(path)) as file:
-        log = MlperfLog(run_of(), started=0.0)
+        log = MlperfLog(start_of(), started=0.0)
         log._logger = mlperf_logger(file)
         for number, values in ((4, trained), (8, {"update": None}), (12, trained)):
             step = step_of(number, is_left_out=False, evaluations=None, _samples_before=0, **values)

@@ -14,7 +14,7 @@ class Noted(Part):
         self.begun: list[int] = []
 
     def before_step(self, step: Step) -> None:
-        self.begun.append(step.number)
+        self.begun.append(step.steps_done)
 
 
 class NotedOnMain(Noted):

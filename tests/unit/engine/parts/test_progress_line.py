@@ -6,15 +6,16 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-from loop_steps import run_of, step_of
+from loop_steps import start_of, step_of
 from rich.console import Console
 
 from evenpack import console
+from evenpack.engine.evaluate import Evaluations, SourceEvaluation
 from evenpack.engine.parts import progress
 from evenpack.engine.parts.part import Step
 from evenpack.engine.parts.progress import ProgressLine
 from evenpack.progress import Progress
-from evenpack.testing import run_config, run_values
+from evenpack.testing import pair_run_values, run_config, run_values
 
 
 class Clock:
@@ -29,22 +30,32 @@ class Clock:
 class Shown:
     """The progress of a run of 100 steps, as rank 0 shows it."""
 
-    def __init__(self, patch: pytest.MonkeyPatch, *, done: int = 0) -> None:
+    def __init__(self, patch: pytest.MonkeyPatch, *, done: int = 0, model: str = "gpt2") -> None:
         self.clock = Clock()
         self.stream = io.StringIO()
         patch.setattr(console, "messages", lambda: Console(file=self.stream))
         patch.setattr(progress, "Progress", lambda shown_on: Progress(shown_on, clock=self.clock))
-        config = run_config(run_values("gpt2", Path("nowhere"), training={"steps": 100}))
+        values = pair_run_values if model == "bert" else run_values
+        config = run_config(values(model, Path("nowhere"), training={"steps": 100}))
         checkpoint = SimpleNamespace(step=done) if done else None
-        self.line = ProgressLine(run_of(resolved=SimpleNamespace(config=config), checkpoint=checkpoint))
+        self.line = ProgressLine(start_of(resolved=SimpleNamespace(config=config), checkpoint=checkpoint))
         self.is_open = self.line.opened()
         self.is_open.__enter__()
         self.clock.now += 60.0  # waits for the first batch
 
-    def step(self, number: int, *, seconds: float, loss: float = 2.5, learning_rate: float = 3e-4, tokens: int) -> Step:
+    def step(
+        self,
+        number: int,
+        *,
+        seconds: float,
+        loss: float = 2.5,
+        learning_rate: float = 3e-4,
+        tokens: int,
+        evaluations: Evaluations | None = None,
+    ) -> Step:
         totals = SimpleNamespace(loss=loss, counts=SimpleNamespace(tokens=tokens))
         update = SimpleNamespace(totals=totals)
-        step = step_of(number, learning_rate=learning_rate, is_left_out=False, update=update)
+        step = step_of(number, learning_rate=learning_rate, is_left_out=False, update=update, evaluations=evaluations)
         self.line.before_step(step)
         self.clock.now += seconds
         self.line.recording(step)
@@ -55,6 +66,21 @@ def test_a_line_shows_step_loss_learning_rate_tokens_a_second_and_time_to_go(mon
     shown = Shown(monkeypatch)
     shown.step(1, seconds=2.0, loss=2.51239, tokens=90_600)
     assert shown.stream.getvalue() == "step 1/100  loss 2.5124  lr 3.00e-04  45.3k tokens/s  3m18s to go\n"
+
+
+@pytest.mark.parametrize(("model", "kind"), [("gpt2", "loss"), ("bert", "token loss")])
+def test_an_evaluation_is_a_line_of_its_own_also_between_the_lines_of_progress(
+    monkeypatch: pytest.MonkeyPatch, model: str, kind: str
+) -> None:
+    shown = Shown(monkeypatch, model=model)
+    shown.step(1, seconds=2.0, tokens=1000)
+    found = {
+        name: SourceEvaluation(loss=loss, accuracy=0.5, others={}, targets=1, sequences=1, packs=1)
+        for name, loss in (("wiki", 5.12812), ("web", math.inf))
+    }
+    shown.step(2, seconds=0.1, tokens=1000, evaluations=found)
+    shown.step(3, seconds=0.1, tokens=1000, evaluations={})  # nothing is held out
+    assert shown.stream.getvalue().splitlines()[1:] == [f"step 2  validation {kind}, wiki 5.1281, web inf"]
 
 
 def test_a_resumed_run_counts_only_its_own_steps(monkeypatch: pytest.MonkeyPatch) -> None:

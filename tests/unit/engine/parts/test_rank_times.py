@@ -1,7 +1,7 @@
 """A rank accumulates times and work until they are gathered."""
 
 import logging
-from dataclasses import replace
+from dataclasses import fields, replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -15,7 +15,14 @@ from evenpack.data.batches.pipeline import StepBatches
 from evenpack.engine.engine import LocalStep, Stopwatch
 from evenpack.engine.parts.rank_times import RankTimes
 from evenpack.engine.reporting.definitions import wrong_value
-from evenpack.engine.reporting.rank_waits import FIT_STEPS, LEARNING_STEPS, WARM_UP_STEPS, WaitModel
+from evenpack.engine.reporting.rank_waits import (
+    FIT_STEPS,
+    LEARNING_STEPS,
+    WARM_UP_STEPS,
+    Arrival,
+    WaitModel,
+    WaitSums,
+)
 from evenpack.engine.reporting.run_record import Place
 
 
@@ -63,7 +70,7 @@ def test_a_rank_that_becomes_slow_says_so_once_and_where_it_is(
         for number in range(1, last + 1):
             slow = 1.5 if number > first_judged + 20 else 1.0
             update = update_of(times, own=0.1 * slow, other=0.1 * (1.0 + 0.01 * (number % 3)))
-            training = SimpleNamespace(last_step=last, target_accuracy=None)
+            training = SimpleNamespace(stop_step=last, target_accuracy=None)
             values = {"waits": None, "rank_times": None, "evaluations": None, "stop": False, "_training": training}
             one = step_of(number, update=update, **values)
             times.after_step(one)
@@ -106,17 +113,17 @@ def update_of(times: RankTimes, *, own: float, other: float) -> Any:
         gradient_norm=torch.tensor(1.0),
         local_gradient_norm=None,
         learning_rate=0.1,
+        left_eager=None,
         stopwatch=Stopped(own),
     )
-    reduced: dict[str, int | float] = {}
-    for name, value in times.shares(batches, local, loader_seconds=0.0).items():
-        assert isinstance(value, int | float)
-        twin = value if name in ("_wait_cost", "_wait_cost_squares") else value * other / own
-        twin = 0 if name == "_wait_slow" else twin
-        reduced[name] = max(value, twin) if name.endswith("_max") else value + twin
-    reduced |= {
-        "compute_seconds_mean": (own + other) / 2,
-        "compute_seconds_max": max(own, other),
-        "loader_seconds": 0.0,
-    }
-    return SimpleNamespace(batches=batches, local=local, totals=SimpleNamespace(reduced=reduced))
+    values = times.wait_values(batches, local, loader_seconds=0.0)
+    assert values is not None
+    sums, maxima = values
+    added = {}
+    for field in fields(sums):
+        value = getattr(sums, field.name)
+        twin = value if field.name in ("cost", "cost_squares") else value * other / own
+        added[field.name] = value + (0 if field.name == "slow" else twin)
+    greatest = {field.name: getattr(maxima, field.name) * max(other / own, 1.0) for field in fields(maxima)}
+    waits = (WaitSums(**added), Arrival(**greatest))
+    return SimpleNamespace(batches=batches, local=local, totals=SimpleNamespace(waits=waits))

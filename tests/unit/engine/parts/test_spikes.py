@@ -5,30 +5,41 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from loop_steps import run_of
+from loop_steps import start_of
 
 from evenpack.data.batches.pipeline import StepBatches
 from evenpack.engine.engine import LocalStep
 from evenpack.engine.parts import bad_steps
 from evenpack.engine.parts.bad_steps import BadSteps
 from evenpack.engine.parts.part import Update
-from evenpack.engine.reporting.step_totals import LossTotals, StepTotals
+from evenpack.engine.reporting.step_totals import LossTotals, RankMaxima, RankSums, StepTotals
 from evenpack.losses import StepCounts
 from evenpack.testing import run_config, run_values
 
 
 def totals(norm: float) -> StepTotals:
-    return StepTotals(
-        losses={"next_token": LossTotals(loss_sum=2.0, denominator=1.0, optimised=2.0, correct=1)},
-        stop=False,
+    sums = RankSums(
+        stop=0,
         counts=StepCounts(packs=1, sequences=1, tokens=2, targets=1),
+        slots=2,
+        host_to_device_bytes=0,
         squared_lengths=4,
         pairs_within={},
-        padding_targets=0,
-        order_hash=0,
         source_tokens=(2,),
-        reduced={},
-        metrics={"gradient_norm": norm, "slots": 2},
+        order_hash=(),
+        gradient_norm=norm,
+        loss_sums={},
+        optimised_losses={},
+        correct={},
+        compute_seconds=1.0,
+        loader_seconds=0.0,
+        waits=None,
+    )
+    return StepTotals(
+        losses={"next_token": LossTotals(loss_sum=2.0, denominator=1.0, optimised=2.0, correct=1)},
+        sums=sums,
+        maxima=RankMaxima(segment_room=64, compute_seconds=1.0, left_eager=None, waits=None),
+        ranks=1,
     )
 
 
@@ -44,7 +55,7 @@ def test_a_spike_is_above_its_multiple_of_the_median(
 
     monkeypatch.setattr(bad_steps.BadSteps, "_write", write)
     config = run_config(run_values("gpt2", tmp_path, training={"report_spikes_above": factor}))
-    steps = BadSteps(run_of(resolved=SimpleNamespace(config=config)))
+    steps = BadSteps(start_of(resolved=SimpleNamespace(config=config)))
     batches, local = StepBatches(step=0, micro_batches=()), object.__new__(LocalStep)
     few = [10.0, 500.0]
     for norm in (*few, *[10.0, 9.0, 11.0] * 10, 12.0, 29.0, 31.0, 1e4, 10.0):

@@ -61,6 +61,7 @@ def known_id(folder: Path) -> str:
     return str(json.loads((folder / "wandb_run.json").read_text())["id"])
 
 
+@pytest.mark.slow
 def test_a_run_resumes_under_its_id(tmp_path: Path) -> None:
     first = WandbRun(OFFLINE, run_with_log(tmp_path))
     for step in range(1, 5):

@@ -2,7 +2,7 @@
 
 import pytest
 
-from evenpack.engine.reporting.summary import computed_alike, segment_room, whole_steps
+from evenpack.engine.reporting.summary import computed_alike, whole_steps
 
 
 def test_a_rate_is_of_the_steps_that_as_many_ranks_computed_as_the_last() -> None:
@@ -24,9 +24,3 @@ def test_a_record_in_whose_keys_a_bit_has_changed_is_left_out(caplog: pytest.Log
     assert "the record of step 3 in the log is damaged" in caplog.text
     assert "step 4" in caplog.text
     assert "step 5" in caplog.text
-
-
-def test_the_room_for_segments_is_the_last_with_the_number_of_its_changes() -> None:
-    records = [{"step": step, "segment_room": room} for step, room in enumerate((53, 53, 60, 60, 61))]
-    assert segment_room(records) == {"segments": 61, "changes": 2}
-    assert segment_room([{"step": 1}]) == {"segments": None, "changes": 0}, "of a version that did not tell"

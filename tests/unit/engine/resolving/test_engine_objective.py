@@ -109,11 +109,11 @@ def test_the_recipe_says_whether_padding_is_predicted(corpus: Path, tmp_path: Pa
     objective = resolve(run, PreparedData.open(tmp_path / "data", run.data)).objective
     rows = np.arange(source.view.count)
     lengths = source.view.lengths().astype(np.int64)
-    segments = source.view.statistics(rows, lengths)[0]
-    targets = objective.count_targets(source.view, rows, lengths, segments)
+    counts = source.view.counts(rows, lengths)
+    targets = objective.count_targets(source.view, rows, counts)
     padding = source.view.accounting.padding_slots
     assert padding > 0
-    assert targets.sum() == lengths.sum() - segments.sum() - (0 if predicted == "all" else padding)
+    assert targets.sum() == lengths.sum() - counts.segments.sum() - (0 if predicted == "all" else padding)
 
 
 def test_validation_batches_are_the_same_for_every_seed(config: RunConfig) -> None:

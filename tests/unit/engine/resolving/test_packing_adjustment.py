@@ -14,6 +14,7 @@ from evenpack import testing
 from evenpack.config import with_values
 from evenpack.data.prepared import PreparedData
 from evenpack.engine.config import RunConfig
+from evenpack.engine.optimizers.config import ScheduleSection
 from evenpack.engine.optimizers.lamb import Lamb
 from evenpack.engine.resolving.data_facts import AverageItem, DataFacts, average_item
 from evenpack.engine.resolving.settle import SettledRun, settle
@@ -73,6 +74,18 @@ def test_fewer_accumulations_cuts_the_step_and_nothing_else():
         "without packing",
         "optimizer.learning_rate 0.000425 stays",
     )
+
+
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [((300, 1000), (150, 500)), ((301, 6399), (151, 3199)), ((3, 1), (1, 1)), ((300, 0), (150, 0))],
+    ids=["both halved", "the whole run", "never to none", "a trunk"],
+)
+def test_lamb_betas_shrinks_a_decay_with_the_warmup(before, after):
+    config, (warmup, decay) = run_config("lamb_betas"), before
+    config = config.model_copy(update={"schedule": ScheduleSection(kind="wsd", warmup_steps=warmup, decay_steps=decay)})
+    schedule = settle(config, facts(2.0 if decay != 1 else 3.0)).config.schedule
+    assert (schedule.warmup_steps, schedule.decay_steps) == after
 
 
 def test_lamb_betas_keeps_the_step_and_shrinks_the_rest():

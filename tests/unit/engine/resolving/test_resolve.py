@@ -242,7 +242,7 @@ def test_a_run_that_resumes_in_another_layout_assigns_by_the_weights_of_that(
     assert weights == open_run(unpadded).shape.cost_weights != SQUARES
     caplog.clear()
     given = changed(packed, training={"layout": "unpadded", "cost_model": path})
-    assert build_at(find_start(open_run(given), world)).resolved.shape.cost_weights.per_token == 2e-6
+    assert build_at(find_start(open_run(given), world)).start.resolved.shape.cost_weights.per_token == 2e-6
     assert "has no effect" not in caplog.text
     assert "training.cost_model: None ->" in caplog.text
     assert "the cost model was measured on" in caplog.text

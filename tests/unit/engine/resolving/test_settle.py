@@ -17,7 +17,7 @@ from evenpack.engine.resolving.settle import items_for_tokens, steps_of
 from evenpack.engine.train import train_in
 from evenpack.engine.where import open_where
 from evenpack.errors import ConfigError
-from evenpack.launcher.training import plan_training
+from evenpack.launcher.planning import plan_training
 from evenpack.studies.throughput.contenders import changed
 from evenpack.testing import prepared, run_config, run_values, text_sources
 
@@ -140,8 +140,8 @@ def test_a_run_by_tokens_does_the_steps_that_its_plan_shows(config: RunConfig, t
     with lone_world() as world:
         train_in(world, run, stop_requested=lambda: False)
     records = read_metrics(tmp_path / METRICS)
-    assert len(records) == plan.steps == -(-3_100 // plan.tokens_per_step)
-    assert sum(record["tokens"] for record in records) == pytest.approx(plan.tokens, rel=0.05)
+    assert len(records) == plan.cost.steps == -(-3_100 // plan.step.tokens)
+    assert sum(record["tokens"] for record in records) == pytest.approx(plan.cost.tokens, rel=0.05)
 
 
 def section(**length: Any) -> TrainingSection:
@@ -289,18 +289,17 @@ def test_the_plan_shows_the_steps_that_a_length_comes_to(tmp_path: Path, length:
     data = {"sources": text_sources(tmp_path, {"lines": documents})}
     config = prepared(run_config(run_values("gpt2", tmp_path, data=data, training=section)))
     plan, run = plan_training(config, ranks=2), open_run(config)
-    assert run.config.training.planned_steps == plan.steps
+    assert run.config.training.planned_steps == plan.cost.steps
+    (epochs,) = [one.epochs for one in plan.data.sources]
     if "epochs" in length:
-        assert (
-            plan.epochs["lines"] - plan.items_per_step / run.prepared.manifest.sources["lines"].train.packing.packs < 3
-        )
-        assert plan.epochs["lines"] >= 3
+        assert epochs - plan.step.items / run.prepared.manifest.sources["lines"].train.packing.packs < 3
+        assert epochs >= 3
     elif "max_samples" in length:
-        assert plan.steps * plan.samples_per_step <= 300 < (plan.steps + 1) * plan.samples_per_step
+        assert plan.cost.steps * plan.step.sequences <= 300 < (plan.cost.steps + 1) * plan.step.sequences
     else:
-        tokens = length.get("tokens") or 0.07 * plan.parameters
-        assert plan.tokens == pytest.approx(plan.steps * plan.tokens_per_step)
-        assert plan.tokens - plan.tokens_per_step < tokens <= plan.tokens
-        assert plan.tokens_per_parameter == pytest.approx(plan.tokens / plan.parameters)
-    assert f"training.steps {plan.steps}, of " in "".join(plan.packing_adjustment)
+        tokens = length.get("tokens") or 0.07 * plan.cost.parameters
+        assert plan.cost.tokens == pytest.approx(plan.cost.steps * plan.step.tokens)
+        assert plan.cost.tokens - plan.step.tokens < tokens <= plan.cost.tokens
+        assert plan.cost.tokens_per_parameter == pytest.approx(plan.cost.tokens / plan.cost.parameters)
+    assert f"training.steps {plan.cost.steps}, of " in "".join(plan.start.packing_adjustment)
     assert open_run(run.config).config == run.config, "a checkpoint's run file is whole"

@@ -135,7 +135,7 @@ def test_the_output_directory_is_made_and_left_empty(tmp_path):
 
 def test_an_output_directory_that_cannot_be_made_is_an_error(tmp_path):
     (tmp_path / "file").write_text("")
-    with pytest.raises(RunError, match=r"run\.output_dir .*file.* cannot be written"):
+    with pytest.raises(RunError, match=r"file/out cannot be written: .* run\.output_dir"):
         require_shared_directory(tmp_path / "file" / "out", SOLO)
 
 

@@ -61,7 +61,8 @@ def test_a_folder_that_is_missing_or_cannot_be_made_is_named(run_file: Path, tmp
     missing = refusal(*command, tmp_path / "missing" / "night.sbatch")
     assert "night.sbatch cannot be written: No such file or directory" in missing
     nowhere = refusal(*command, tmp_path / "night.sbatch", "run.output_dir=/dev/null/out")
-    assert "run.output_dir /dev/null/out cannot be made" in nowhere
+    assert "/dev/null/out cannot be made: Not a directory" in nowhere
+    assert "name another run.output_dir" in nowhere
     assert not any(tmp_path.iterdir())
 
 

@@ -78,7 +78,7 @@ def test_what_is_not_prepared_or_of_other_data_ends_with_2(verify: Verify, own_f
     assert "has not been prepared, or only in part: run `evenpack prepare`" in message
 
 
-@pytest.mark.parametrize("command", [("budget",), ("where", "--step", "1")], ids=" ".join)
+@pytest.mark.parametrize("command", [("plan", "--ranks", "1"), ("where", "--step", "1")], ids=" ".join)
 def test_a_command_that_trips_over_a_damaged_file_names_it(
     command: tuple[str, ...], verify: Verify, own_finished: Path
 ) -> None:

@@ -1,17 +1,26 @@
 """Ranks record their status, and which one failed first."""
 
 import base64
+import errno
 import json
 import os
+import signal
+import socket
 import subprocess
 import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from rank_places import place_of
 
+from evenpack.engine.ownership import require_owned
 from evenpack.errors import RunError
+from evenpack.launcher.processes import ranks
 from evenpack.launcher.processes.ranks import (
     Failure,
     LaunchToken,
@@ -19,6 +28,7 @@ from evenpack.launcher.processes.ranks import (
     RankFolder,
     RankPlace,
     RankStatus,
+    held_as_writer,
     held_output_dir,
     is_held,
     plain_run_id,
@@ -161,7 +171,7 @@ def test_files_of_somebody_elses_making_say_nothing(tmp_path: Path, text: str) -
 
 def test_what_cannot_be_removed_is_named(tmp_path: Path) -> None:
     (folder(tmp_path).path / "rank_7.json").mkdir()
-    with pytest.raises(RunError, match=r"rank_7\.json is in the way and cannot be removed"):
+    with pytest.raises(RunError, match=r"rank_7\.json cannot be removed: Is a directory; move it away"):
         folder(tmp_path).remove_earlier()
 
 
@@ -240,6 +250,120 @@ def test_heartbeats_and_stacks_of_an_earlier_run_are_removed(tmp_path: Path) -> 
     (run.path / "heartbeat_0").write_text('{"run_id": "run"}')
     run.remove_earlier()
     assert [path.name for path in run.path.iterdir()] == ["heartbeat_0"]
+
+
+@pytest.mark.parametrize("length", [20, 100_000])
+def test_the_end_of_a_rank_is_recorded_on_a_full_disk_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, length: int
+) -> None:
+    folder(tmp_path).write_status(status())
+    size = (tmp_path / "ranks" / "rank_0.json").stat().st_size
+
+    def refuse(*_: object, **__: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(ranks, "write_text", refuse)
+    ended = status().ended("failed", exit_code=2, error="no room: ü" + "x" * length)
+    folder(tmp_path).write_status(ended)
+    found = folder(tmp_path).read_status(0)
+    assert found is not None
+    assert found.exit_code == 2
+    assert found.error is not None
+    assert ended.error is not None
+    assert ended.error.startswith(found.error)
+    assert found.error.startswith("no room: ü")
+    assert (tmp_path / "ranks" / "rank_0.json").stat().st_size == size
+    with pytest.raises(OSError, match="No space left"):
+        folder(tmp_path).write_status(status())
+
+
+def test_what_killed_processes_have_not_finished_goes_with_the_next_start(tmp_path: Path) -> None:
+    ranks_dir = folder(tmp_path).path
+    left = [
+        tmp_path / ".run.json.12.partial",
+        tmp_path / ".metrics.jsonl.7.partial",
+        ranks_dir / ".rank_1.json.9.partial",
+    ]
+    others = [tmp_path / ".stop.3.partial", tmp_path / "notes.partial"]
+    for path in (*left, *others):
+        path.write_text("{")
+    folder(tmp_path).remove_earlier()
+    assert [path.exists() for path in (*left, *others)] == [False] * 3 + [True] * 2
+
+
+HOLD = """
+import os, pathlib, signal, sys
+from evenpack.launcher.processes.ranks import ProcessIdentity, held_as_writer, held_output_dir
+needs = [ProcessIdentity(pid=int(pid), session=int(pid)) for pid in sys.argv[2:]]
+with held_output_dir(pathlib.Path(sys.argv[1]), needs=needs), held_as_writer(pathlib.Path(sys.argv[1]), needs=needs):
+    print("held", flush=True)
+    os.kill(os.getpid(), signal.SIGSTOP)
+"""
+
+
+@contextmanager
+def stopped_holder(output_dir: Path, *needs: int) -> Iterator["subprocess.Popen[str]"]:
+    command = [sys.executable, "-c", HOLD, str(output_dir), *map(str, needs)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as holder:
+        assert holder.stdout is not None
+        assert holder.stdout.readline() == "held\n"
+        os.waitid(os.P_PID, holder.pid, os.WSTOPPED | os.WNOWAIT)
+        try:
+            yield holder
+        finally:
+            holder.kill()
+
+
+def test_a_stopped_rank_that_has_outlived_its_launcher_is_ended_by_the_next_start(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ranks, "_ORPHAN_SECONDS", 0.3)
+    ended = subprocess.Popen([sys.executable, "-c", ""], start_new_session=True)
+    ended.wait()
+    with stopped_holder(tmp_path, os.getpid(), ended.pid) as holder:
+        with held_output_dir(tmp_path, patience_seconds=30.0), held_as_writer(tmp_path, patience_seconds=30.0):
+            require_owned(tmp_path)
+        assert holder.wait() == -signal.SIGKILL
+
+
+@pytest.mark.parametrize("hold", [held_output_dir, held_as_writer])
+def test_a_stopped_rank_whose_launcher_lives_is_named_and_left_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, hold: Callable[..., Any]
+) -> None:
+    monkeypatch.setattr(ranks, "_ORPHAN_SECONDS", 0.1)
+    with stopped_holder(tmp_path) as holder:
+        with pytest.raises(RunError) as caught, hold(tmp_path, patience_seconds=0.5):
+            pass
+        assert f"another run is writing into {tmp_path}: process {holder.pid} on {socket.gethostname()}" in str(
+            caught.value
+        )
+        assert f"is stopped (kill -CONT {holder.pid} wakes it" in str(caught.value)
+        assert holder.poll() is None
+
+
+def test_a_process_writes_no_more_once_another_has_claimed_its_directory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    require_owned(tmp_path)  # nobody's, as in a test or another program
+    with held_as_writer(tmp_path):
+        require_owned(tmp_path)
+        claim = (tmp_path / ".writer").read_bytes()
+        (tmp_path / ".writer").write_bytes(claim.replace(b'"id": "', b'"id": "0'))
+        with pytest.raises(RunError, match="another start of the run has taken"):
+            require_owned(tmp_path)
+        (tmp_path / ".writer").unlink()
+        with pytest.raises(RunError, match=r"cannot be read: No such file"):
+            require_owned(tmp_path)
+    require_owned(tmp_path)
+    monkeypatch.setattr(os, "pwrite", lambda *_: exec("raise OSError(28, 'No space left on device')"))
+    with pytest.raises(RunError, match=r"\.writer cannot be written: No space left"), held_as_writer(tmp_path):
+        pass
+
+
+def test_a_clock_before_1970_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(time, "time", lambda: -1.0)
+    with pytest.raises(RunError, match="the clock of this machine stands before 1970"), held_output_dir(tmp_path):
+        pass
 
 
 def test_status_files_are_plain_json(tmp_path: Path) -> None:

@@ -141,3 +141,15 @@ def test_the_roll_call_of_an_earlier_run_is_neither_answered_nor_kept(folder: Ra
 )
 def test_errors_that_only_follow_from_the_end_of_another_rank_are_known(error: Exception, is_lost: bool) -> None:
     assert is_lost_connection(error) == is_lost
+
+
+def test_a_failure_that_could_not_be_recorded_is_found_in_the_status_of_its_rank(
+    folder: RankFolder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On a full disk no new file can be written; the network has not failed."""
+    status = folder.read_status(2)
+    assert status is not None
+    folder.write_status(status.ended("failed", exit_code=2, error="No space left on device"))
+    failure = called_by_0(folder, 0, 1, 3, monkeypatch=monkeypatch)
+    assert failure is not None
+    assert (failure.rank, failure.exit_code, failure.error) == (2, 2, "No space left on device")

@@ -3,6 +3,7 @@
 import signal
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from rank_places import place_of
@@ -78,6 +79,18 @@ def test_an_error_of_the_user_on_one_rank_names_it() -> None:
     assert "rank 1 on" in result.message
 
 
+@pytest.mark.parametrize("last", [{"exit_code": 137, "error": "ended because"}, {}])
+def test_without_a_record_of_the_first_failure_a_lost_connection_is_not_taken_for_it(last: dict[str, Any]) -> None:
+    """On a full disk no new file can be written; statuses have room."""
+    victim = rank(0, "failed", exit_code=1, error="RuntimeError: [gloo] Connection closed by peer")
+    first = rank(1, "failed", exit_code=EXIT_BAD_INPUT, error="cannot write to metrics.jsonl: No space left on device")
+    other = replace(rank(0, "failed", **last) if last else rank(0, "running"), rank=2)
+    for statuses in ((victim, first, other), (other, first, victim)):
+        result = verdict(*statuses, code=2, ranks=3)
+        assert result.exit_code == EXIT_BAD_INPUT
+        assert result.message.endswith("cannot write to metrics.jsonl: No space left on device")
+
+
 def test_a_launcher_that_ends_before_any_rank_has_started_is_to_blame_itself() -> None:
     result = verdict(code=3)
     assert result.exit_code == 1
@@ -102,6 +115,7 @@ def test_a_killed_run_ends_with_the_code_of_the_signal() -> None:
         (1, "exit code 1"),
         (-15, "killed by SIGTERM"),
         (245, "killed by SIGSEGV"),
+        (249, "killed by SIGBUS; the kernel does that when a file that is mapped was cut short, or its disk fails"),
         (75, "exit code 75"),
         (255, "exit code 255"),
         (-1, "killed by SIGHUP"),

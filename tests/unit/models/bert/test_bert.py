@@ -259,6 +259,7 @@ def test_dropout_of_residuals_drops_all_that_blocks_add():
 # At full width
 
 
+@pytest.mark.slow
 def test_one_step_at_the_full_width_of_large_lowers_both_losses():
     config = BertConfig(kind="bert", preset="large", layers=2, dropout=0.0)
     assert config.shape == {"layers": 2, "hidden_size": 1024, "heads": 16}

@@ -13,7 +13,7 @@ from transformers import BertForPreTraining
 
 from evenpack.models.bert.config import BertConfig
 from evenpack.models.bert.model import Bert
-from evenpack.models.common.losses import exact_denominators, scaled_loss
+from evenpack.models.common.loss_sums import exact_denominators, scaled_loss
 
 VOCABULARY = 67
 LONGEST = 40

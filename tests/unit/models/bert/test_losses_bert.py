@@ -7,7 +7,7 @@ from masked_batches import build_masked_batch, random_pairs, roughen
 from evenpack.losses import StepCounts
 from evenpack.models.bert.config import BertConfig
 from evenpack.models.bert.model import Bert
-from evenpack.models.common.losses import LossOutput, exact_denominators, expected_denominators, scaled_loss
+from evenpack.models.common.loss_sums import LossOutput, exact_denominators, expected_denominators, scaled_loss
 from evenpack.models.gpt2.config import Gpt2Config
 
 VOCABULARY = 31

@@ -114,6 +114,7 @@ def test_dropout_of_residuals_drops_all_that_blocks_add():
     assert torch.equal(model.hidden_states(batch), model.final_norm(embedded))
 
 
+@pytest.mark.slow
 def test_one_step_at_the_full_width_of_xl_lowers_the_loss():
     config = Gpt2Config(kind="gpt2", preset="xl", layers=2)
     assert config.shape == {"layers": 2, "hidden_size": 1600, "heads": 25}

@@ -2,6 +2,7 @@
 
 import copy
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -338,7 +339,12 @@ def test_a_model_larger_than_a_file_is_written_in_shards(tmp_path: Path, monkeyp
 @pytest.mark.parametrize("files", [None, ["model.safetensors"], {"model.norm.weight": 5}])
 def test_an_index_that_names_no_files_is_refused(files: Any, tmp_path: Path) -> None:
     to_huggingface(our_model(key_value_heads=2), tmp_path / "out", tokenizer_dir=None, special_token_id=0)
-    (tmp_path / "out" / "model.safetensors.index.json").write_text(json.dumps({"weight_map": files}))
+    index = tmp_path / "out" / "model.safetensors.index.json"
+    os.mkfifo(tmp_path / "out" / "pipe")
+    index.write_text(json.dumps({"weight_map": {"a": "pipe"}}))
+    with pytest.raises(CheckpointError, match=r"pipe is not a file; expected weights"):
+        from_huggingface(tmp_path / "out")
+    index.write_text(json.dumps({"weight_map": files}))
     with pytest.raises(CheckpointError, match=r"index\.json must name the file of each tensor in its weight_map"):
         from_huggingface(tmp_path / "out")
 

@@ -229,7 +229,10 @@ MALFORMED: list[tuple[dict[str, Any], str]] = [
     *(({"layer_types": value}, "layer_types: .*valid list, found ") for value in (3, "full_attention")),
     ({"layer_types": [1, 2, 3, 4]}, "layer_types must be full_attention .* found 1, 2, 3, 4"),
     *(({"rope_parameters": value}, "rope_parameters: .*valid dictionary") for value in ("default", [1], 0)),
-    ({"rope_parameters": FLAT}, "rope_parameters.rope_type: no such key; known: full_attention, sliding_attention"),
+    (
+        {"rope_parameters": FLAT},
+        "rope_parameters.rope_type: no such key; did you mean rope_parameters.full_attention",
+    ),
     ({"rope_parameters": {"other": {}}}, "rope_parameters.other: no such key"),
     ({"rope_parameters": {"full_attention": "default"}}, "rope_parameters.full_attention: .*valid dictionary"),
     *(

@@ -211,6 +211,7 @@ def test_the_tables_show_each_length_and_the_recipes() -> None:
     assert "No run" in str(nothing)
 
 
+@pytest.mark.slow
 def test_each_length_has_a_figure(tmp_path: Path, drawn: list[DrawnFigure]) -> None:
     rows = list(rows_of().values())
     require_plots(tmp_path / "figures")
@@ -222,6 +223,7 @@ def test_each_length_has_a_figure(tmp_path: Path, drawn: list[DrawnFigure]) -> N
         assert figure.collisions == ()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("text_alone", "counts"), [([7.0, 7.0], True), (None, False)])
 def test_a_caption_says_where_padding_counts(
     text_alone: list[float] | None, counts: bool, tmp_path: Path, drawn: list[DrawnFigure]

@@ -92,6 +92,9 @@ def test_what_is_kept_of_a_log_is_as_good_as_the_log(tmp_path: Path) -> None:
     kept = read_curve(tmp_path)
     assert kept.losses.tolist() == found.losses.tolist()
     assert [vars(kept)[name] for name in vars(kept) if name != "losses"] == [60.0, 64.0, 1.0, 4.0, "2 x cpu"]
+    (tmp_path / CURVE).write_text((tmp_path / CURVE).read_text().replace("2.123457", "2.123456"))
+    with pytest.raises(DataError, match=f"{CURVE} is damaged or of another version"):
+        read_curve(tmp_path)
 
 
 def test_an_evaluation_whose_loss_was_not_finite_is_infinite_and_is_kept(tmp_path: Path) -> None:
@@ -106,7 +109,7 @@ def test_an_evaluation_whose_loss_was_not_finite_is_infinite_and_is_kept(tmp_pat
 
 
 def test_a_log_without_each_step_is_refused_and_one_that_is_gone_named(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match=r"neither .*metrics.jsonl nor .*curve.json exists"):
+    with pytest.raises(DataError, match=r"neither .*curve.json nor .*metrics.jsonl exists"):
         read_curve(tmp_path)
     log = write_metrics(tmp_path, [3.0, 2.0, 1.0])
     log.write_text("".join(log.read_text().splitlines(keepends=True)[1:]))

@@ -271,10 +271,15 @@ def test_what_the_dashes_of_a_dry_run_stand_for_is_said_in_words() -> None:
         recipe="padding",
         max_sequence_length=64,
         atom=64,
-        rows_per_step=8,
+        starts_from=None,
+        batching="packs",
+        layout="packed",
+        items_per_step=8,
         micro_batches_per_rank=1,
         steps=None,
-        budget=None,
+        sequences_per_step=None,
+        sequences=None,
+        plan=None,
         output_dir="out",
     )
     (text,) = unknown_text([planned], "evenpack prepare RUN.yaml")

@@ -200,6 +200,7 @@ def test_the_tables_say_what_was_found_and_what_is_missing() -> None:
     assert "seeds, if they come out like these 2" in text
 
 
+@pytest.mark.slow
 def test_a_figure_is_drawn_of_any_number_of_arms_and_seeds(tmp_path: Path, drawn: list[DrawnFigure]) -> None:
     study, _ = load_study(write_study(tmp_path), EquivalenceConfig, ())
     curves = {

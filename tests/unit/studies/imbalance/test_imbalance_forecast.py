@@ -3,21 +3,17 @@
 import json
 import math
 from pathlib import Path
-from typing import NoReturn
 
 import numpy as np
 import pytest
 
 from evenpack.console import plain as plain_values
-from evenpack.errors import FitError
 from evenpack.studies.imbalance import extrapolation
 from evenpack.studies.imbalance.extrapolation import (
     Estimate,
     ForecastRow,
     LogForecast,
     forecast_from_log,
-    forecast_slowest,
-    single_device_gumbel,
 )
 from evenpack.studies.imbalance.measurement import StepLog
 from evenpack.studies.statistics import fits
@@ -32,6 +28,7 @@ def _log(speed_ups: np.ndarray, *, devices: int | None = None) -> StepLog:
         format="a test",
         steps_read=len(speed_ups) + 7,
         rates=BASELINE * speed_ups,
+        every_rate=BASELINE * speed_ups,
         cuts=(),
         warnings=("said by the reader",),
         devices=devices,
@@ -82,16 +79,6 @@ def test_at_the_logs_own_count_the_mean_is_forecast() -> None:
     assert _estimate(row, "empirical").expected == pytest.approx(speed_ups.mean())
     assert row.best.interval is not None
     assert row.best.interval.low < speed_ups.mean() < row.best.interval.high
-
-
-def test_the_reference_is_the_published_inference() -> None:
-    speed_ups = np.random.default_rng(1).gumbel(1.6038, 0.1288, 2000)
-    forecast = _forecast(speed_ups, [1, 8, 2048])
-    fitted = next(fit.law for fit in forecast.fits.fits if isinstance(fit.law, Gumbel))
-    single = single_device_gumbel(fitted, 8)
-    expected = [_estimate(row, "reference").expected for row in forecast.rows]
-    assert expected == pytest.approx(expected_minima(single, [1, 8, 2048]).tolist())
-    assert expected == pytest.approx([2.12, 1.65, 1.28], abs=0.03)
 
 
 def test_minima_of_logged_steps_are_those_of_drawn_steps() -> None:
@@ -160,24 +147,3 @@ def test_a_bootstrap_without_fits_gives_no_interval(monkeypatch: pytest.MonkeyPa
 
 def test_the_forecast_is_the_same_each_time() -> None:
     assert _forecast(_minima(8, 200), [1, 64]) == _forecast(_minima(8, 200), [1, 64])
-
-
-def test_both_methods_contain_the_slowest_of_normal_devices() -> None:
-    """The expected maximum of two standard normal values is 1/sqrt(pi), of four 1.0294."""
-    seconds = np.random.default_rng(3).normal(10.0, 1.0, 800)
-    for found, deviations in zip(forecast_slowest(seconds, (2, 4)), (1 / np.sqrt(np.pi), 1.029375), strict=True):
-        assert found.law == "normal"
-        assert found.by_law_interval is not None
-        for reach in (found.order_statistics_interval, found.by_law_interval):
-            assert reach.low < 10.0 + deviations < reach.high
-            assert 0.05 < reach.high - reach.low < 0.4  # an error of the mean of 800 steps, and not of one
-
-
-def test_a_law_that_fits_no_sample_has_no_interval(monkeypatch: pytest.MonkeyPatch) -> None:
-    def fails(_sample: np.ndarray) -> NoReturn:
-        raise FitError("does not converge")
-
-    monkeypatch.setattr(extrapolation, "FITTERS", dict.fromkeys(fits.FITTERS, fails))
-    (found,) = forecast_slowest(np.random.default_rng(3).normal(10.0, 1.0, 60), (4,))
-    assert found.by_law_interval is None
-    assert found.order_statistics_interval.low < found.order_statistics < found.order_statistics_interval.high

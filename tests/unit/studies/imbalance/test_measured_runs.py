@@ -13,9 +13,8 @@ from studied_runs import studied
 from evenpack.engine.config import RunConfig
 from evenpack.errors import ConfigError
 from evenpack.studies.imbalance import study as study_module
-from evenpack.studies.imbalance.cluster import Scheme
 from evenpack.studies.imbalance.command import ImbalanceCommand
-from evenpack.studies.imbalance.measurement import Cut, read_logged_run, read_step_log, require_comparable, scheme_of
+from evenpack.studies.imbalance.measurement import Cut, read_logged_run, read_step_log, require_comparable
 from evenpack.studies.imbalance.presentation import cut_lines
 from evenpack.studies.imbalance.simulation import Simulation
 from evenpack.studies.imbalance.step_cost import SHIPPED
@@ -110,7 +109,7 @@ def test_without_a_baseline_rates_and_waiting_are_shown(packed: RunConfig) -> No
     assert study.measured is not None
     assert study.measured.speed_up is None
     assert study.measured.run.sequences_per_second == pytest.approx(32.0, rel=0.01)
-    assert any("name it by --baseline-run" in note for note in study.notes)
+    assert any("its ranks are not independent draws" in note for note in study.notes)
     given = studied(packed, padded_baseline=16.0).measured
     assert given is not None
     assert given.speed_up == pytest.approx(2.0, rel=0.01)
@@ -138,16 +137,6 @@ def test_a_log_over_other_data_is_left_out_by_name(packed: RunConfig) -> None:
     assert "is of a run over other data than" in note
 
 
-def test_a_baseline_that_divides_its_step_otherwise_is_a_warning(packed: RunConfig, padded: RunConfig) -> None:
-    log_run(packed)
-    halved = changed(padded, training={"sequences_per_micro_batch": 4})
-    same = studied(packed, baseline_run=log_run(padded)).warnings
-    more = studied(packed, baseline_run=log_run(halved)).warnings
-    said = "padded has 2 micro-batches per step and rank; its steps are simulated with 1"
-    assert said in more
-    assert not [warning for warning in same if "micro-batches per step and rank" in warning]
-
-
 @pytest.mark.parametrize(
     ("other", "message"),
     [
@@ -172,7 +161,7 @@ def test_a_baseline_of_another_model_or_other_data_is_refused(packed: RunConfig,
     record = json.loads((output_dir / "run.json").read_text())
     record["data"] |= {"fingerprint": "other", "pack_length": 128}
     (output_dir / "run.json").write_text(json.dumps(record))
-    with pytest.raises(ConfigError, match=r"other data than packed .pack length 128, not 64"):
+    with pytest.raises(ConfigError, match=r"other data than packed .*pack_length 64 and 128"):
         studied(packed, baseline_run=output_dir)
 
 
@@ -225,13 +214,6 @@ def test_a_log_without_ranks_has_those_of_the_run(packed: RunConfig) -> None:
     assert read_logged_run(path).ranks is None
 
 
-def test_a_run_is_simulated_by_the_scheme_that_forms_its_steps(packed: RunConfig, padded: RunConfig) -> None:
-    assert scheme_of(packed) == Scheme(layout="packed", policy="cost_balanced")
-    assert scheme_of(padded) == Scheme(layout="padded", policy=padded.training.policy)
-    packs_in_padded_rows = changed(packed, training={"layout": "padded"})
-    assert scheme_of(packs_in_padded_rows) is None
-
-
 def test_steps_on_other_ranks_are_cut(packed: RunConfig, tmp_path: Path) -> None:
     """A run that went on with another number of ranks: the rates of the two do not mix."""
     first = (log_run(packed, ranks=1, seconds=1.0) / "metrics.jsonl").read_text()
@@ -270,7 +252,6 @@ def test_the_command_line_takes_a_run_and_its_baseline(packed: RunConfig, padded
     assert code == 0
     assert "of the run   4 packs per micro-batch, 1 to a step, on its 2 ranks; ZeRO 0" in out
     assert "2.000 (95 %: " in out
-    assert "simulated, ESTIMATED cost model" in out
     assert f"warning: packed was measured on {CPU}" in out
 
 
@@ -291,7 +272,7 @@ def test_options_that_cannot_be_are_refused(given: dict[str, Any], message: str)
 
 
 def test_log_options_without_a_log_are_refused() -> None:
-    for name, value in (("padded_baseline", 3.0), ("log_column", "a"), ("log_warmup", 1), ("log_devices", 2)):
+    for name, value in (("padded_baseline", 3.0), ("log_devices", 2)):
         given = dataclasses.replace(ImbalanceCommand(), **{name: value})
         with pytest.raises(ConfigError, match=f"--{name.replace('_', '-')} is an option for a log"):
             run_study(given, lambda: find_subject("squad_1_1_384", [], SubjectOptions()))

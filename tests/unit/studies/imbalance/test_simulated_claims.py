@@ -25,12 +25,13 @@ def wikipedia() -> Simulation:
     )
 
 
+@pytest.mark.slow
 def test_un_padding_by_arrival_beats_masked_packs_on_one_device_only(wikipedia: Simulation) -> None:
     """PackedBERT's packs compute whole squares: it says the same (section 4.4)."""
-    crossing = next(one for one in wikipedia.crossings if one.policy == "arrival" and one.against == DENSE_PACKS.label)
-    assert (crossing.verdict, crossing.last_before, crossing.first_after) == ("falls behind", 1, 2)
     speed_ups = {row.devices: row.speed_up for row in wikipedia.of(ARRIVAL)}
-    assert speed_ups[1] > wikipedia.of(DENSE_PACKS)[0].speed_up_high
+    for alone, row in zip(wikipedia.of(DENSE_PACKS), wikipedia.of(ARRIVAL), strict=True):
+        is_ahead, is_behind = row.speed_up_low > alone.speed_up_high, row.speed_up_high < alone.speed_up_low
+        assert is_ahead if row.devices == 1 else is_behind
     assert 1.6 < speed_ups[1] < 1.8
     assert list(speed_ups.values()) == sorted(speed_ups.values(), reverse=True)
     assert speed_ups[512] < 1.5
@@ -47,6 +48,7 @@ def test_better_assignment_keeps_un_padding_fast(wikipedia: Simulation) -> None:
     assert arrival < last["padded", "max_tokens"].speed_up < serpentine
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("packs", "allowed"), [(8, 1.01), (2, 1.02)])
 def test_balanced_packs_hardly_wait_up_to_two_thousand_devices(packs: int, allowed: float) -> None:
     histogram = published_histogram("wikipedia_512")

@@ -11,7 +11,6 @@ from evenpack.data.batches.placement import Placer
 from evenpack.data.order.assignment import assign_step
 from evenpack.data.order.selection import PackSelection
 from evenpack.data.packing import pack
-from evenpack.kernels.visible_pairs import visible_pairs
 from evenpack.studies.imbalance.cluster import (
     BALANCED_PACKS,
     SCHEMES,
@@ -23,6 +22,7 @@ from evenpack.studies.imbalance.cluster import (
 )
 from evenpack.studies.imbalance.simulation import StepTimes, make_cluster
 from evenpack.studies.lengths.reading import published_histogram
+from evenpack.visible_pairs import visible_pairs
 
 
 def test_expected_work_is_drawn_on_average() -> None:
@@ -53,6 +53,7 @@ def test_kinds_are_drawn_by_their_own_numbers_however_many_there_are() -> None:
     assert counts[66_000:].mean() == pytest.approx(10.0, rel=0.03)
 
 
+@pytest.mark.slow
 def test_the_corrected_rate_is_that_of_the_steps_themselves() -> None:
     """It agrees with all sequences over all seconds, within the error of the latter, and is more precise."""
     histogram = published_histogram("squad_1_1_384")
@@ -108,7 +109,7 @@ def test_micro_batches_hold_the_slots_and_segments_that_training_would_lay_out(s
         cluster = make_cluster(histogram, packing, cost=cost(**weights), options=options, causal=causal)
         found.append(cluster.micro_batch_seconds(scheme, items, shares))
     for share in range(6):
-        packs = selection([list(contents[kind]) for kind in items[shares.share(share)]])
+        packs = selection([list(contents[kind]) for kind in items[shares.items_of(share)]])
         placer = Placer(
             shape=replace(shape, items_per_micro_batch=packs.packs),
             pack_length=200,

@@ -35,7 +35,7 @@ def test_estimates_are_slower_than_the_models_operations_at_the_peak(
     assert found.estimated
     assert found.origin.startswith("ESTIMATE, not measured")
     assert 1.2 < found.per_slot / (at_peak(1000, 0) / 1000) < 2.5
-    assert 3.0 < found.per_squared_length / (at_peak(0, 1000) / 1000) < 5.0  # attention at a quarter to a third of it
+    assert 5.0 < found.per_squared_length / (at_peak(0, 1000) / 1000) < 6.0  # attention at 180 TFLOP/s, and more a slot
     assert 1e-3 < found.constant < 0.02
     assert 5e-3 < found.per_step < 0.05
 
@@ -113,4 +113,4 @@ def test_a_measured_cost_model_has_weights_origin_and_kind_of_attention(
         assert word in found.origin
     one, two = np.array([1]), np.array([2])
     assert found.seconds(10 * one, 100 * one, two).tolist() == [0.5 + 2.5 + 12.5 + 4.0]
-    assert (found.per_step, found.noise) == (3.0, 0.1)
+    assert found.per_step == 3.0

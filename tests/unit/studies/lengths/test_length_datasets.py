@@ -1,6 +1,7 @@
 """Datasets as inputs, in local folders with the form of the hub's."""
 
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pyarrow as pa
@@ -92,12 +93,15 @@ def test_glue_is_asked_of_the_hub_by_its_full_name(
 
     asked = []
 
-    def load_dataset(name: str, subset: str | None, *, split: str) -> datasets.Dataset:
-        asked.append((name, subset, split))
-        return datasets.Dataset.from_dict(MRPC if subset == "mrpc" else {"text": ["it"]})
+    def load_dataset_builder(name: str, subset: str | None) -> SimpleNamespace:
+        def as_dataset(split: str) -> datasets.Dataset:
+            asked.append((name, subset, split))
+            return datasets.Dataset.from_dict(MRPC if subset == "mrpc" else {"text": ["it"]})
+
+        return SimpleNamespace(download_and_prepare=lambda: None, as_dataset=as_dataset)
 
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("datasets.load_dataset", load_dataset)
+    monkeypatch.setattr("datasets.load_dataset_builder", load_dataset_builder)
     assert counts("glue:mrpc", tokenizer=tokenizer) == [0] * 7 + [2]
     assert counts("nyu-mll/glue:mrpc", tokenizer=tokenizer, split="test") == [0] * 7 + [2]
     assert counts("wiki", tokenizer=tokenizer) == counts("some/wiki:en", tokenizer=tokenizer) == [0, 0, 1]
@@ -113,7 +117,7 @@ def test_a_task_of_glue_asks_for_a_tokenizer_before_it_is_loaded(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    monkeypatch.delattr("datasets.load_dataset")
+    monkeypatch.delattr("datasets.load_dataset_builder")
     with pytest.raises(
         ConfigError, match=r"glue:mrpc are the lengths of its texts \(sentence1, sentence2\): they need --tokenizer"
     ):
@@ -173,7 +177,7 @@ def test_folders_of_save_to_disk_and_arrow_files_are_read_as_sources_read_them(
     train, test = (datasets.Dataset.from_dict({"n": numbers, "text": ["it"] * 3}) for numbers in ([1, 2, 2], [3, 3, 3]))
     train.save_to_disk(tmp_path / "one", num_shards=2)
     datasets.DatasetDict({"train": train, "test": test}).save_to_disk(tmp_path / "several")
-    monkeypatch.delattr("datasets.load_dataset")
+    monkeypatch.delattr("datasets.load_dataset_builder")
     for source in (
         str(tmp_path / "one"),
         str(tmp_path / "several"),

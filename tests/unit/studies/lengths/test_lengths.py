@@ -13,7 +13,7 @@ import pytest
 from evenpack.errors import ConfigError, DataError, EvenpackError
 from evenpack.studies.lengths import reading
 from evenpack.studies.lengths.options import SubjectOptions
-from evenpack.studies.lengths.reading import merge_histograms, read_histogram
+from evenpack.studies.lengths.reading import read_histogram
 
 LENGTHS = [3, 1, 3, 7, 2, 3]
 COUNTS = [1, 1, 3, 0, 0, 0, 1]
@@ -291,9 +291,3 @@ def test_an_archive_of_arrays_is_refused_by_name(tmp_path: Path) -> None:
     for options in (SubjectOptions(), SubjectOptions(histogram=True)):
         with pytest.raises(DataError, match=r"a\.npz may hold several arrays .*: save the lengths alone"):
             read_histogram(str(tmp_path / "a.npz"), options)
-
-
-def test_merged_histograms_count_the_sequences_of_all(tmp_path: Path) -> None:
-    one = read_histogram(write(tmp_path / "one.json", "[1, 2]"))
-    other = read_histogram(write(tmp_path / "other.json", "[0, 1, 5]"))
-    assert merge_histograms([one, other]).counts.tolist() == [1, 3, 5]

@@ -1,12 +1,10 @@
 """The pictures of docs/packing.md agree with the packers."""
 
-import json
 import os
 import re
 import subprocess
 import sys
 from pathlib import Path
-from xml.etree import ElementTree
 
 import pytest
 
@@ -40,13 +38,6 @@ def drawn(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def test_each_algorithm_has_a_picture_that_the_document_shows(drawn: Path) -> None:
-    assert sorted(path.stem for path in drawn.iterdir()) == NAMES
-    document = (ROOT / "docs" / "packing.md").read_text(encoding="utf-8")
-    shown = re.findall(r"!\[[^\]]+\]\(packing/(\w+)\.svg\)", document)
-    assert sorted(shown) == NAMES
-
-
 @pytest.mark.parametrize("name", NAMES)
 def test_the_committed_picture_is_what_the_code_draws(drawn: Path, name: str) -> None:
     now = (drawn / f"{name}.svg").read_text(encoding="utf-8")
@@ -57,28 +48,8 @@ def test_the_committed_picture_is_what_the_code_draws(drawn: Path, name: str) ->
     assert now == committed, f"docs/packing/{name}.svg is out of date: run `python scripts/draw_packing.py algorithms`"
 
 
-@pytest.mark.parametrize("name", NAMES)
-def test_nothing_is_drawn_beyond_the_edge(drawn: Path, name: str) -> None:
-    picture = ElementTree.parse(drawn / f"{name}.svg").getroot()
-    width, height = float(picture.attrib["width"]), float(picture.attrib["height"])
-    boxes = picture.findall("{*}rect")[1:]
-    assert boxes
-    for box in boxes:
-        assert float(box.attrib["x"]) + float(box.attrib["width"]) <= width
-        assert float(box.attrib["y"]) + float(box.attrib["height"]) <= height
-    for words in picture.findall("{*}text"):
-        assert float(words.attrib["y"]) < height
-
-
+@pytest.mark.slow
 def test_the_certified_table_can_be_drawn_again(tmp_path: Path) -> None:
     newest = max(RESULTS.glob("packing_cpu_*.json"))
     draw("certified", str(newest), str(tmp_path / "certified.png"), "--measured", "COMMIT")
     assert (tmp_path / "certified.png").read_bytes().startswith(b"\x89PNG\r\n")
-
-
-def test_a_table_that_meets_every_bound_can_be_drawn(tmp_path: Path) -> None:
-    row = {"histogram": "even", "depth": None, "packs": 100, "lower_bound": 100, "cpu_seconds": 0.001}
-    rows = [{**row, "algorithm": "longest_pack_first"}, {**row, "algorithm": "cutting_stock"}]
-    (tmp_path / "even.json").write_text(json.dumps(rows))
-    draw("certified", str(tmp_path / "even.json"), str(tmp_path / "even.png"), "--measured", "COMMIT")
-    assert (tmp_path / "even.png").exists()

@@ -3,6 +3,7 @@
 from pathlib import Path
 
 import numpy as np
+import pytest
 from seen_figures import DrawnFigure
 
 from evenpack.data.packing import LengthHistogram
@@ -12,7 +13,6 @@ from evenpack.studies.packing.presentation import (
     percent_between,
     plot_depth_curves,
     plot_packing,
-    title_of_fullest,
 )
 from evenpack.studies.packing.study import PackingRow, recommend, study_packing, sweep_pack_lengths
 
@@ -41,6 +41,7 @@ def sweep_of(lengths: DrawnLengths, rows: tuple[PackingRow, ...], longer: int = 
     )
 
 
+@pytest.mark.slow
 def test_a_figure_of_packings_says_what_it_is_of_and_nothing_covers_anything(
     drawn: list[DrawnFigure], tmp_path: Path
 ) -> None:
@@ -67,18 +68,6 @@ def test_the_title_gives_the_pack_length_that_is_recommended_and_not_the_fullest
     assert [row.efficiency for row in sweep.fullest] == [127 / 128, 1.0]
     plot_packing(lengths, rows, tmp_path / "p.png", pack_length=128, footer=["even"], sweep=sweep)
     assert drawn[0].titles[2] == "Recommended: 128 slots, 99.22 % full by auto"
-
-
-def test_an_algorithm_wins_only_if_no_other_needs_as_few_packs() -> None:
-    rows = study_packing(LENGTHS.histogram, pack_length=64, depths=(None,))
-    best = min(row.packs for row in rows)
-    winners = [row for row in rows if row.packs == best]
-    others = [row for row in rows if row.packs > best]
-    assert others, "else the test shows nothing"
-    percent = f"Fullest packs: {100 * winners[0].efficiency:.2f} %"
-    assert title_of_fullest([winners[0], *others]) == f"{percent}, by {winners[0].algorithm.replace('_', ' ')}"
-    tied = winners[0].__class__(**{**vars(winners[0]), "algorithm": "another"})
-    assert title_of_fullest([winners[0], tied, *others]) == percent
 
 
 def test_bars_are_percentages_of_all_sequences() -> None:

@@ -141,6 +141,7 @@ def test_the_pack_length_stays_where_longer_ones_gain_less_than_a_point():
     assert "less than 1 point fuller" in found.reason
 
 
+@pytest.mark.slow
 def test_the_least_sufficient_depth_is_recommended():
     found = recommended(published_histogram("wikipedia_512"), 512, (512, 768), depths=(2, 3, 4, None))
     assert (found.pack_length, found.sufficient_depth) == (512, 3)

@@ -1,6 +1,5 @@
 """`study packing --residuals`: the packing matrix, residuals by weight, and the published figures (F.4 and F.5)."""
 
-import dataclasses
 import json
 from pathlib import Path
 
@@ -13,7 +12,6 @@ from evenpack.errors import ConfigError, PackingError
 from evenpack.studies.lengths.reading import published_histogram
 from evenpack.studies.lengths.subject import Subject
 from evenpack.studies.packing.command import PackingCommand
-from evenpack.studies.packing.presentation import title_of_search
 from evenpack.studies.packing.residuals import (
     ResidualRow,
     Setting,
@@ -187,10 +185,3 @@ def test_the_command_prints_saves_and_draws(
     assert plot.read_bytes().startswith(b"\x89PNG")
     assert drawn[0].footer.startswith("glue:cola: data 8,551 sequences, ")
     assert drawn[0].collisions == ()
-
-
-def test_a_title_names_the_least_padding_only_if_no_other_setting_has_as_little() -> None:
-    (row,) = search_residuals(SMALL, settings_of([1.0], [8]), pack_length=16, depth=3)
-    fuller = dataclasses.replace(row, packs=row.packs - 1, efficiency=0.99)
-    assert title_of_search([row, fuller]) == "Least padding: weight 1, 1.000 %"
-    assert title_of_search([row, row]) == "Padding by weight"

@@ -56,7 +56,7 @@ def test_a_run_of_an_earlier_version_is_said_to_be_unknown(tmp_path: Path) -> No
 
 
 def test_what_befell_a_run_is_said(tmp_path: Path) -> None:
-    again = START.model_copy(update={"first_step": 12, "ranks": 1})
+    again = START.model_copy(update={"steps_done": 12, "ranks": 1})
     resumed = write_run(tmp_path / "resumed", starts=(START, again))
     bert = write_run(tmp_path / "bert", token_loss=5.0, next_sentence_loss=0.5)
     empty = write_run(tmp_path / "empty", steps=0)

@@ -5,11 +5,9 @@ import logging
 import math
 from pathlib import Path
 
-import numpy as np
 import pytest
 from written_runs import record, write_run
 
-from evenpack.engine.reporting.definitions import WAIT_CAUSES
 from evenpack.errors import ConfigError, DataError
 from evenpack.studies.report.comparison import ReportedRun, read_runs
 
@@ -18,7 +16,7 @@ def read(*folders: Path, held: Path | None = None) -> tuple[ReportedRun, ...]:
     return read_runs(folders, is_held=lambda folder: folder == held)
 
 
-def test_a_course_adds_up_tokens_and_time_and_gives_shares(tmp_path: Path) -> None:
+def test_a_course_adds_up_tokens_and_time(tmp_path: Path) -> None:
     (run,) = read(write_run(tmp_path / "one", steps=20, planned=20))
     course = run.course
     assert (run.label, run.state, run.predicts_masked_tokens, run.unread_lines, run.missing_steps) == (
@@ -30,9 +28,6 @@ def test_a_course_adds_up_tokens_and_time_and_gives_shares(tmp_path: Path) -> No
     )
     assert course.steps.tolist() == list(range(1, 21))
     assert (course.tokens[-1], course.slots[-1], course.seconds[-1]) == (2000, 2500, 40)
-    assert course.padding_share == pytest.approx(np.full(20, 0.2))
-    assert course.loader_share == pytest.approx(np.full(20, 0.25))
-    assert course.straggler_share == pytest.approx(np.full(20, 0.25))
     places, losses = course.validation["wiki"]
     assert places.tolist() == [4, 9, 14, 19]
     assert losses == pytest.approx([5.5, 5.0, 4.5, 4.0])
@@ -53,19 +48,7 @@ def test_a_skipped_step_counts_no_tokens_and_has_no_loss(tmp_path: Path) -> None
     (run,) = read(folder)
     assert run.course.tokens.tolist() == [100, 200, 300, 300, 400]
     assert math.isnan(run.course.loss[3])
-    assert math.isnan(run.course.padding_share[3])
-
-
-def test_a_step_left_out_after_its_waits_were_split_has_no_place_in_their_course(tmp_path: Path) -> None:
-    """It has the waits by cause, but neither its seconds nor its ranks."""
-    split = {f"wait_{cause}_seconds": 0.02 for cause in WAIT_CAUSES}
-    folder = write_run(tmp_path / "one", steps=3, world_size=2, **split)
-    left_out = {"step": 4, "loss": None, "tokens": 0, "slots": 0, "skipped": {"packs": 2, "not_finite": 1}}
-    with (folder / "metrics.jsonl").open("a") as file:
-        file.write(json.dumps(left_out | split) + "\n")
-    (run,) = read(folder)
-    assert run.course.waits is not None
-    assert run.course.waits.steps.tolist() == [1, 2, 3]
+    assert run.course.slots.tolist() == [125, 250, 375, 375, 500]
 
 
 @pytest.mark.parametrize(

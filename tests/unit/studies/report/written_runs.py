@@ -8,7 +8,7 @@ from evenpack.engine.reporting.run_record import RUN_RECORD, DataIdentity, RunRe
 
 DATA = DataIdentity(fingerprint="f" * 32, tokenizer="t" * 32, vocabulary_size=256, pack_length=64, sources=("wiki",))
 START = StartRecord(
-    first_step=0, ranks=2, device="CPU (some)", commit="abc123", evenpack="0.1", torch="2", date="2026-11-22T10:00:00"
+    steps_done=0, ranks=2, device="CPU (some)", commit="abc123", evenpack="0.1", torch="2", date="2026-11-22T10:00:00"
 )
 
 

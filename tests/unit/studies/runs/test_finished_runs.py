@@ -65,7 +65,7 @@ def test_what_is_reported_later_was_measured_where_the_runs_were(
 
 def write_record(run: StudyRun, commit: str, *, date: str) -> None:
     data = DataIdentity(fingerprint="f", tokenizer="t", vocabulary_size=256, pack_length=64, sources=("wiki",))
-    start = StartRecord(first_step=0, ranks=2, device="H100", commit=commit, evenpack="0.1", torch="2.1", date=date)
+    start = StartRecord(steps_done=0, ranks=2, device="H100", commit=commit, evenpack="0.1", torch="2.1", date=date)
     record = RunRecord(config={"run": {"name": "one"}}, data=data, starts=(start,))
     (run.output_dir / RUN_RECORD).write_text(record.model_dump_json())
 

@@ -160,6 +160,7 @@ def test_a_law_that_does_not_converge_is_named_and_left_out(monkeypatch: pytest.
         fit_laws(_gumbel(200), rounds=20)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("failing", "is_given"), [(0.5, False), (0.02, True)])
 def test_a_bootstrap_that_often_fails_gives_no_figures_and_says_so(
     monkeypatch: pytest.MonkeyPatch, failing: float, is_given: bool

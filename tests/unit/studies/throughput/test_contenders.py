@@ -59,6 +59,7 @@ def test_repacked_data_holds_every_sequence_and_survives_pickling(prepared: Prep
     assert again.fingerprint(1) == two.fingerprint(1)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("rows", [1, 4, 32])
 def test_samples_are_of_many_sizes_and_lengths(world: World, config: RunConfig, rows: int) -> None:
     of_rows = changed(config, training={"packs_per_step": rows, "packs_per_micro_batch": rows})

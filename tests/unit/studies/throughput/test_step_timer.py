@@ -123,6 +123,7 @@ def test_several_ranks_are_not_measured_by_the_cpu_clock(
         StepTimer(open_run(config), replace(world, size=2), clock="cpu")
 
 
+@pytest.mark.slow
 def test_peak_memory_rises_by_what_a_step_takes() -> None:
     """It runs in its own process: if the system cannot reset the peak, an earlier test may have set a higher one."""
     held = 200_000_000

@@ -156,6 +156,7 @@ def test_whole_rows_are_counted_as_they_are_computed_and_have_no_cost_of_lengths
     assert "attention.backend dense_mask computes whole rows" in (found.cost_model_refusal or "")
 
 
+@pytest.mark.slow
 def test_no_text_of_a_figure_runs_into_another(
     found: ThroughputStudy, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
@@ -247,6 +248,7 @@ def test_speed_ups_follow_from_known_seconds(world: World, config: RunConfig, pr
     assert row.realised_speed_up.median == pytest.approx(row.packing_factor / 1.1)
 
 
+@pytest.mark.slow
 def test_what_packing_promises_is_compared_round_by_round() -> None:
     """Two sequences per pack and twice as fast: all arrives; the slow second round says nothing else."""
     padded = [known_step(4.0, sequences=16), known_step(40.0, sequences=16)]

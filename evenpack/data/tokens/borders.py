@@ -1,0 +1,298 @@
+"""Rows that hold several documents each: the columns by which trainers and collators mark their borders.
+
+positions   position_ids                         a document begins where they restart (axolotl, flattening collators)
+ids         sequence_ids, seq_idx                a document begins where the id changes; 0 after others is padding
+segments    segment_ids, inputs_segmentation     the same, counted from 1 (T5X, MaxText); 0 beside others is padding
+mask        attention_mask                       the same, counted from 1 (neat packing); 0 is padding
+lengths     seq_lengths, doc_lens                the lengths of a row's documents (TRL)
+starts      seq_start_id                         where each document of the row begins (NeMo)
+offsets     cu_seqlens, cu_seq_lens_q            the same, and the end of the last (FlashAttention's varlen functions)
+
+`token_type_ids` marks none: it tells the sentences of one document apart. Another column that holds numbers in lists is
+refused by its name, because it may be one more convention, or say what counts in the loss.
+
+Shapes: R = rows read at once, T = their tokens, V = values of a column in these rows.
+"""
+
+import re
+from collections.abc import Callable, Collection
+from typing import Any
+
+import numpy as np
+from jaxtyping import Bool, Int64
+
+from evenpack.errors import DataError
+
+ROWS_AT_ONCE = 1 << 10
+"""Rows of values, one for each token: so many of 4,096 int64 are 32 MiB."""
+
+
+class _RowError(Exception):
+    """A row whose column cannot be followed: its index among those read at once, and why."""
+
+
+def _firsts(bounds: Int64[np.ndarray, " R_plus_1"]) -> Bool[np.ndarray, " T"]:
+    """Returns where a row begins."""
+    begins = np.zeros(int(bounds[-1]), dtype=bool)
+    begins[bounds[:-1][np.diff(bounds) > 0]] = True
+    return begins
+
+
+def _row_of(places: Int64[np.ndarray, " K"], bounds: Int64[np.ndarray, " R_plus_1"]) -> Int64[np.ndarray, " K"]:
+    rows: Int64[np.ndarray, " K"] = np.searchsorted(bounds, places, side="right") - 1
+    return rows
+
+
+def _require_all(right: Bool[np.ndarray, " R"], reason: Callable[[int], str]) -> None:
+    if not right.all():
+        row = int(np.argmin(right))
+        raise _RowError(row, reason(row))
+
+
+def _require_each_token(counts: Int64[np.ndarray, " R"], bounds: Int64[np.ndarray, " R_plus_1"]) -> None:
+    tokens = np.diff(bounds)
+    _require_all(counts == tokens, lambda row: f"has {counts[row]} values for {tokens[row]} tokens")
+
+
+def _of_positions(
+    values: Int64[np.ndarray, " V"], counts: Int64[np.ndarray, " R"], bounds: Int64[np.ndarray, " R_plus_1"]
+) -> Bool[np.ndarray, " T"]:
+    _require_each_token(counts, bounds)
+    firsts = _firsts(bounds)
+    begins = firsts.copy()
+    begins[1:] |= np.diff(values) != 1
+    again = np.flatnonzero(begins & ~firsts)
+    rows = _row_of(again, bounds)
+    wrong = np.flatnonzero((values[again] != 0) & (values[again] != values[bounds[rows]]))
+    if len(wrong):
+        place, row = int(again[wrong[0]]), int(rows[wrong[0]])
+        raise _RowError(
+            row,
+            f"goes from {values[place - 1]} to {values[place]}, which neither counts on nor restarts, and the loader "
+            "counts positions itself",
+        )
+    return begins
+
+
+def _of_ids(
+    values: Int64[np.ndarray, " V"], counts: Int64[np.ndarray, " R"], bounds: Int64[np.ndarray, " R_plus_1"]
+) -> Bool[np.ndarray, " T"]:
+    _require_each_token(counts, bounds)
+    firsts = _firsts(bounds)
+    begins = firsts.copy()
+    begins[1:] |= np.diff(values) != 0
+    others = np.maximum.accumulate(np.where(begins & (values != 0), np.arange(len(values)), -1))
+    is_after_others = others >= np.repeat(bounds[:-1], np.diff(bounds))
+    _refuse_padding(np.flatnonzero((values < 0) | ((values == 0) & is_after_others)), bounds)
+    return begins
+
+
+def _of_segments(
+    values: Int64[np.ndarray, " V"], counts: Int64[np.ndarray, " R"], bounds: Int64[np.ndarray, " R_plus_1"]
+) -> Bool[np.ndarray, " T"]:
+    begins = _of_ids(values, counts, bounds)
+    rows = np.flatnonzero(np.diff(bounds))
+    firsts, lasts = bounds[rows], bounds[rows + 1] - 1
+    _refuse_padding(firsts[(values[firsts] == 0) & (values[lasts] != 0)], bounds)
+    return begins
+
+
+def _refuse_padding(places: Int64[np.ndarray, " K"], bounds: Int64[np.ndarray, " R_plus_1"]) -> None:
+    if len(places):
+        row = int(_row_of(places[:1], bounds)[0])
+        raise _RowError(row, "has ids that stand for padding (below 0, or 0 beside others), " + _PADDING)
+
+
+def _of_mask(
+    values: Int64[np.ndarray, " V"], counts: Int64[np.ndarray, " R"], bounds: Int64[np.ndarray, " R_plus_1"]
+) -> Bool[np.ndarray, " T"] | None:
+    _require_each_token(counts, bounds)
+    least, most = values.min(initial=1), values.max(initial=1)
+    if least < 1:
+        raise _RowError(int(_row_of(np.flatnonzero(values < 1)[:1], bounds)[0]), "is padded: it has zeros, " + _PADDING)
+    return None if most == 1 else _of_ids(values, counts, bounds)
+
+
+def _of_lengths(
+    values: Int64[np.ndarray, " V"], counts: Int64[np.ndarray, " R"], bounds: Int64[np.ndarray, " R_plus_1"]
+) -> Bool[np.ndarray, " T"]:
+    ends, sums, tokens = np.cumsum(counts), np.append(0, np.cumsum(values)), np.diff(bounds)
+    if len(negative := np.flatnonzero(values < 0)):
+        row = int(np.searchsorted(ends, negative[0], side="right"))
+        raise _RowError(row, f"holds {values[negative[0]]}")
+    found = sums[ends] - sums[ends - counts]
+    _require_all(found == tokens, lambda row: f"has {found[row]} tokens in its documents, the row has {tokens[row]}")
+    begins = np.zeros(int(bounds[-1]), dtype=bool)
+    begins[sums[:-1][values > 0]] = True
+    return begins
+
+
+def _of_offsets(
+    values: Int64[np.ndarray, " V"], counts: Int64[np.ndarray, " R"], bounds: Int64[np.ndarray, " R_plus_1"]
+) -> Bool[np.ndarray, " T"]:
+    ends, tokens = np.cumsum(counts), np.diff(bounds)
+    _require_all((counts > 0) | (tokens == 0), lambda row: f"is empty, and the row has {tokens[row]} tokens")
+    filled = np.flatnonzero(counts)
+    firsts, lasts = values[(ends - counts)[filled]], values[ends[filled] - 1]
+    right = np.ones(len(counts), dtype=bool)
+    right[filled] = (firsts == 0) & (lasts == tokens[filled])
+    _require_all(right, lambda row: f"must begin with 0 and end with {tokens[row]}, the tokens of the row")
+    within = np.ones(len(values), dtype=bool)
+    within[(ends - counts)[filled]] = False
+    return _of_lengths(np.diff(values, prepend=0)[within], np.maximum(counts - 1, 0), bounds)
+
+
+def _of_starts(
+    values: Int64[np.ndarray, " V"], counts: Int64[np.ndarray, " R"], bounds: Int64[np.ndarray, " R_plus_1"]
+) -> Bool[np.ndarray, " T"]:
+    return _of_offsets(np.insert(values, np.cumsum(counts), np.diff(bounds)), counts + 1, bounds)
+
+
+_PADDING = "and padding would be trained on. Tokenise without padding, or keep only the tokens of documents"
+_SIDE = r"((inputs?|targets|encoder|decoder|tokens?|text|rope)_)?"
+"""Of which part of an example a column is, as T5X and MaxText name it (`decoder_segment_ids`)."""
+_PART = r"(sub|seq|sequence|doc|document|segment|example|sample|conversation|packed|packing|pack)"
+_PARTS = rf"({_PART}s?_?)+"
+_CONVENTIONS: tuple[tuple[re.Pattern[str], Callable[..., Bool[np.ndarray, " T"] | None]], ...] = (
+    (re.compile(rf"{_SIDE}({_PARTS})?((position|pos)_?ids?|positions?)|input_?pos"), _of_positions),
+    (re.compile(rf"{_SIDE}(segment_?(ids?|idx|indices|index)|segmentation)"), _of_segments),
+    (re.compile(rf"{_SIDE}{_PARTS}(ids?|idx|indices|index)"), _of_ids),
+    (re.compile(rf"(attention|{_PARTS})_?masks?"), _of_mask),
+    (re.compile(rf"({_SIDE}{_PARTS})?(lens?|lengths?)(_?[qk])?"), _of_lengths),
+    (re.compile(rf"{_PARTS}starts?(_?(ids?|idx|indices|positions?))?"), _of_starts),
+    (
+        re.compile(
+            rf"(cu|cumulative)_?({_PARTS})?(lens?|lengths?)(_?[qk])?(_?(un)?padded)?|"
+            rf"{_PARTS}(offsets|bounds|boundaries|borders)"
+        ),
+        _of_offsets,
+    ),
+)
+"""How columns of these names are read, where they hold lists. One that holds a number or a text is of the whole row."""
+_NUMBERS_IN_LISTS = re.compile(r"list.*\b(u?int\d+|bool|halffloat|float|double)\b")
+_LISTS = re.compile(r"(large_|fixed_size_)?list")
+_MARK_NONE = frozenset(("input_ids", "token_type_ids", "special_tokens_mask", "offset_mapping"))
+"""What tokenizers of transformers return, but for masks of padding."""
+
+
+def _reader_of(column: str) -> Callable[..., Bool[np.ndarray, " T"] | None] | None:
+    return next((read for pattern, read in _CONVENTIONS if pattern.fullmatch(column.lower())), None)
+
+
+def document_offsets(
+    dataset: Any, row_offsets: Int64[np.ndarray, " rows_plus_1"], name: str, *, others: Collection[str]
+) -> Int64[np.ndarray, " documents_plus_1"]:
+    """Returns the first token of each document of a Hugging Face dataset, and the number of tokens.
+
+    Args:
+        row_offsets: those of its rows, which are returned where no column marks a border within a row.
+        name: opens each message.
+        others: columns that are known to mark no borders, such as that of the tokens.
+
+    Raises: DataError for rows that are padded, for a column of borders that does not fit its row or is not understood,
+        for numbers in lists, or lists with a value for each token, that are neither known borders nor among `others`,
+        and for two columns that differ.
+    """
+    found = {
+        column: read
+        for column in dataset.column_names
+        if (read := _reader_of(column)) is not None and _holds_lists(dataset, column, name)
+    }
+    for column in dataset.column_names:
+        if column in {*found, *others, *_MARK_NONE}:
+            continue
+        kind = str(_type_of(dataset, column))
+        if _NUMBERS_IN_LISTS.search(kind) or (_LISTS.match(kind) and _is_for_each_token(dataset, column, row_offsets)):
+            raise DataError(
+                f"{name}: column '{column}' may say where documents of a row begin, or what counts in the loss, and "
+                f"its convention is not known here: drop it, remove_columns('{column}'), or rename it, "
+                f"rename_column('{column}', NAME), to what it is: position_ids, document_ids, seq_lengths, cu_seqlens, "
+                "seq_start_id or labels, all of integers"
+            )
+    columns = {column: dataset.select_columns([column]).with_format("arrow") for column in found}
+    starts: list[np.ndarray] = []
+    is_divided = False
+    for first in range(0, len(dataset) if found else 0, ROWS_AT_ONCE):
+        bounds = row_offsets[first : first + ROWS_AT_ONCE + 1] - row_offsets[first]
+        marked: dict[str, np.ndarray] = {}
+        for column, read in found.items():
+            try:
+                begins = read(*_values(columns[column][first : first + ROWS_AT_ONCE][column]), bounds)
+            except _RowError as error:
+                row, reason = error.args
+                raise DataError(
+                    f"{name}: '{column}' of row {first + row} {reason}; remove the column if it says something else"
+                ) from None
+            if begins is not None:
+                marked[column] = begins
+        merged = _agreed(marked, bounds, first, name)
+        is_divided |= len(merged) != np.count_nonzero(np.diff(bounds))
+        starts.append(merged + row_offsets[first])
+    return np.concatenate([*starts, row_offsets[-1:]]) if is_divided else row_offsets
+
+
+def _is_for_each_token(dataset: Any, column: str, row_offsets: Int64[np.ndarray, " rows_plus_1"]) -> bool:
+    """Returns whether the lists of a column have as many values as their rows have tokens; some may be empty."""
+    rows, is_empty = dataset.select_columns([column]).with_format("arrow"), True
+    for first in range(0, len(dataset), ROWS_AT_ONCE):
+        counts = list_lengths(rows[first : first + ROWS_AT_ONCE][column])
+        filled = counts > 0
+        if (counts != np.diff(row_offsets[first : first + ROWS_AT_ONCE + 1]))[filled].any():
+            return False
+        is_empty &= not filled.any()
+    return not is_empty
+
+
+def _agreed(
+    marked: dict[str, Bool[np.ndarray, " T"]], bounds: Int64[np.ndarray, " R_plus_1"], first: int, name: str
+) -> Int64[np.ndarray, " documents"]:
+    """Returns where documents begin. Raises: DataError naming two columns that do not agree."""
+    (column, begins), *others = marked.items() or [("", _firsts(bounds))]
+    for other, found in others:
+        differs = np.flatnonzero(begins != found)
+        if len(differs):
+            row = int(_row_of(differs[:1], bounds)[0])
+            raise DataError(
+                f"{name}: '{column}' and '{other}' mark other documents in row {first + row}, at token "
+                f"{differs[0] - bounds[row]}: remove the one that is wrong"
+            )
+    return np.flatnonzero(begins)
+
+
+def _holds_lists(dataset: Any, column: str, name: str) -> bool:
+    """Returns whether a column holds lists of whole numbers. Raises: DataError for lists of anything else."""
+    import pyarrow as pa
+
+    kind = _type_of(dataset, column)
+    is_list = pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind)
+    is_right = is_list and (pa.types.is_integer(kind.value_type) or pa.types.is_boolean(kind.value_type))
+    if pa.types.is_nested(kind) and not is_right:
+        raise DataError(
+            f"{name}: column '{column}' says where documents of a row begin, if it is what its name says, and must "
+            f"hold lists of integers, found {kind}; remove it if it says something else"
+        )
+    return bool(is_right)
+
+
+def _type_of(dataset: Any, column: str) -> Any:
+    """Returns the Arrow type of a column; arrays of several axes are lists of lists to Arrow."""
+    kind = dataset.data.schema.field(column).type
+    return getattr(kind, "storage_type", kind)
+
+
+def _values(column: Any) -> tuple[Int64[np.ndarray, " V"], Int64[np.ndarray, " R"]]:
+    """Returns the values of some rows, and how many each has. A null is an empty list."""
+    counts = list_lengths(column)
+    flat = column.combine_chunks().flatten()
+    if flat.null_count:
+        place = int(np.argmax(flat.is_null().to_numpy(zero_copy_only=False)))
+        raise _RowError(int(np.searchsorted(np.cumsum(counts), place, side="right")), "holds a null")
+    return flat.to_numpy(zero_copy_only=False).astype(np.int64), counts
+
+
+def list_lengths(column: Any) -> Int64[np.ndarray, " R"]:
+    """Returns the number of values in each list of an Arrow column. A null is an empty list."""
+    import pyarrow.compute as pc
+
+    counts: Int64[np.ndarray, " R"] = pc.fill_null(pc.list_value_length(column), 0).to_numpy(zero_copy_only=False)
+    return counts.astype(np.int64)

@@ -1,0 +1,131 @@
+"""The options of `evenpack study imbalance`."""
+
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from evenpack.studies.shared_options import Plot
+
+_of_clusters = partial(typer.Option, rich_help_panel="Simulated clusters")
+_of_replay = partial(typer.Option, rich_help_panel="Clusters replayed on this device")
+_of_reference = partial(typer.Option, rich_help_panel="Published reference")
+_of_log = partial(typer.Option, rich_help_panel="Measured steps")
+
+
+@dataclass(frozen=True, kw_only=True)
+class ImbalanceOptions:
+    """What is simulated, replayed and compared."""
+
+    devices: Annotated[
+        str | None,
+        _of_clusters(
+            metavar="LIST",
+            help="1..2048: powers of two; or a list: 1,8,24. Default: 1..2048, and the ranks of the run.",
+        ),
+    ] = None
+    batch: Annotated[
+        int | None,
+        _of_clusters(
+            help="Sequences per micro-batch. Default: the run's, or as many as its packs hold on average; 32 where "
+            "INPUT is not a run."
+        ),
+    ] = None
+    packs: Annotated[
+        int | None,
+        _of_clusters(
+            help="Packs per micro-batch. Default: the run's, or as many as hold --batch sequences on average."
+        ),
+    ] = None
+    accumulation: Annotated[
+        int | None,
+        _of_clusters(help="Micro-batches per step and device. Default: the run's on the ranks that it had, else 1."),
+    ] = None
+    zero_stage: Annotated[
+        int | None,
+        _of_clusters(help="ZeRO stage; at 2 and 3 devices wait in every micro-batch. Default: the run's, else 0."),
+    ] = None
+    steps: Annotated[int, _of_clusters(help="Simulated steps per cluster.")] = 1000
+    cost_model: Annotated[
+        str | None,
+        _of_clusters(
+            metavar="NAME|FILE.json",
+            help="Cost of a micro-batch: a file of `study throughput --cost-model`, or a shipped one. "
+            "Default: the run's training.cost_model, else an estimate of its model; where INPUT is not a run, "
+            "bert_large_estimate.",
+        ),
+    ] = None
+    causal: Annotated[
+        bool | None,
+        _of_clusters(
+            "--causal/--bidirectional",
+            help="Attention of padded rows: the whole row, or the sequence and its padding separately. "
+            "Default: as the cost model's model is.",
+        ),
+    ] = None
+    shard_spread: Annotated[
+        str,
+        _of_clusters(
+            metavar="SHARE|run|log",
+            help="Simulate and replay ranks that read a shard each, too: the deviation of the shards' mean length over "
+            "the mean, that of parts of the run's own data, or what fits the levels of the log.",
+        ),
+    ] = "0"
+    all_reduce_bytes: Annotated[
+        float, _of_clusters(help="Gradient bytes in a ring all-reduce after computing; 0: none.")
+    ] = 0.0
+    bandwidth: Annotated[float | None, _of_clusters(metavar="GB/S", help="Bandwidth of a link.")] = None
+    seed: Annotated[int, _of_clusters(help="Seed of the draws.")] = 0
+    replay: Annotated[
+        str | None,
+        _of_replay(
+            metavar="LIST",
+            help="Numbers of devices, as in 1,8,64: compute every micro-batch that each of them would get, one after "
+            "another, and take the slowest of each step. INPUT is a prepared run.",
+        ),
+    ] = None
+    replay_steps: Annotated[
+        int,
+        _of_replay(
+            min=2,  # an interval needs two
+            help="Steps of the largest number of devices; smaller ones get as many more as take the same sequences.",
+        ),
+    ] = 8
+    published: Annotated[
+        bool | None,
+        _of_reference(
+            "--published/--no-published",
+            help="Show the published curve of BERT-large. Default: with the lengths of its figure (wikipedia_512).",
+        ),
+    ] = None
+    log: Annotated[
+        list[Path] | None,
+        _of_log(
+            metavar="FILE",
+            help="Steps of un-padded training: metrics.jsonl, an MLPerf log, or a CSV; repeated for several runs of "
+            "one system, or a folder of them. Default: the run's own metrics.jsonl.",
+        ),
+    ] = None
+    regime_steps: Annotated[
+        int | None,
+        _of_log(
+            help="Steps after which every rank reads another shard, so that the rate has another level. Default: where "
+            "the level is found to change."
+        ),
+    ] = None
+    log_devices: Annotated[
+        int | None, _of_log(min=1, help="Devices of the log's run, if the log does not say. Default: 8.")
+    ] = None
+    baseline_run: Annotated[
+        Path | None,
+        _of_log(
+            metavar="RUN",
+            help="Run with which the measured steps are compared: a run file or an output directory.",
+        ),
+    ] = None
+    padded_baseline: Annotated[
+        float | None, _of_log(metavar="SEQ/S", help="Sequences/s of padded training on the same devices.")
+    ] = None
+    plot: Plot = None

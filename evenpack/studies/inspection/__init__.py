@@ -1,1 +1,0 @@
-"""Inspects lengths before a run: the cost of padding, the effect of packing, and a recommendation of packs."""
