@@ -1,9 +1,10 @@
 """Stop requests to a run: signals to its ranks, a file that all of its machines see, or the end of a command's starter.
 
-A first SIGINT, SIGTERM or SIGHUP requests a save at the end of the step. `deepspeed` passes a terminal's Ctrl-C on as a
-SIGTERM, so that a rank may get both for one key: only a second SIGINT means an immediate stop. A command of a study
-gets a SIGTERM when the study ends, however it ended. Output that nobody takes any more is dropped, so that no save
-fails by it.
+A first SIGINT, SIGTERM or SIGHUP requests a save at the end of the step. What means an immediate stop after a SIGINT
+depends on who passes signals on: `deepspeed` makes a terminal's Ctrl-C a SIGTERM, so that a rank may get both for one
+key; `torchrun` makes the second Ctrl-C one. Slurm signals a rank and its launcher, which passes that on: signals of one
+moment are one request. A command of a study gets a SIGTERM when the study ends, however it ended. Output that nobody
+takes any more is dropped, so that no save fails by it.
 """
 
 import fcntl
@@ -12,6 +13,7 @@ import os
 import signal
 import sys
 import threading
+import time
 import types
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -20,12 +22,16 @@ from pathlib import Path
 from typing import Any
 
 from evenpack.files import read_json_object, write_json
+from evenpack.launch_environment import AGENT_STORE
 from evenpack.units import visible
 
 STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 EXIT_INTERRUPTED = 128 + signal.SIGINT
 """Exit code that a shell reports for a command that Ctrl-C ended."""
+
+SAME_REQUEST_SECONDS = 0.5
+"""Signals within this time are one request: batch systems send several, and people who repeat Ctrl-C wait longer."""
 
 _STOP_FILE = ".stop"
 
@@ -62,7 +68,7 @@ class StopFlag:
 
     def __init__(self) -> None:
         self._requested = False
-        self._interrupts = 0
+        self._interrupted_at: float | None = None
 
     def is_set(self) -> bool:
         """Returns the flag, for `stop_requested` of the training loop; costs nothing."""
@@ -78,10 +84,12 @@ class StopFlag:
 
     def _handle(self, number: int, _frame: types.FrameType | None) -> None:
         self._requested = True
-        if number == signal.SIGINT:
-            self._interrupts += 1
-            if self._interrupts > 1:
+        if self._interrupted_at is not None:
+            is_later = time.monotonic() - self._interrupted_at > SAME_REQUEST_SECONDS
+            if is_later and (number == signal.SIGINT or (number == signal.SIGTERM and AGENT_STORE in os.environ)):
                 os._exit(EXIT_INTERRUPTED)
+        elif number == signal.SIGINT:
+            self._interrupted_at = time.monotonic()
 
 
 Handler = Callable[[int, types.FrameType | None], None]

@@ -34,6 +34,7 @@ from evenpack.launcher.processes.ranks import (
 )
 from evenpack.launcher.processes.start import LaunchPlan
 from evenpack.launcher.processes.stop import (
+    SAME_REQUEST_SECONDS,
     StopRequest,
     handled_stop_signals,
     remove_stop_request,
@@ -136,8 +137,6 @@ def _error(message: str) -> LaunchResult:
 
 
 _POLL_SECONDS = 0.25
-_SAME_REQUEST_SECONDS = 0.5
-"""Signals within this time are one request: batch systems send several, and people who repeat Ctrl-C wait longer."""
 _KILL_SECONDS = 30.0
 """Seconds for the kernel to end killed processes; one that waits for a broken disk takes longer."""
 _TRACKER_SECONDS = 5.0
@@ -279,7 +278,7 @@ class _Supervisor:
             self._asked_to_stop = True
             self._request_stop(at_once=False)
             self._say("saving at the end of this step; press again to stop immediately")
-        again = [number for at, number in self._signals if at - self._signals[0][0] > _SAME_REQUEST_SECONDS]
+        again = [number for at, number in self._signals if at - self._signals[0][0] > SAME_REQUEST_SECONDS]
         if again:
             self._killed_by = again[0]
             self._request_stop(at_once=True)

@@ -13,8 +13,10 @@ from pathlib import Path
 import psutil
 import pytest
 
+from evenpack.launch_environment import AGENT_STORE
 from evenpack.launcher.processes.guard import Ancestors
 from evenpack.launcher.processes.stop import (
+    SAME_REQUEST_SECONDS,
     STOP_SIGNALS,
     StopFlag,
     StopRequest,
@@ -43,15 +45,52 @@ def test_a_signal_sets_the_flag(number: signal.Signals) -> None:
     assert flag.is_set()
 
 
-def test_only_a_second_interrupt_ends_the_process(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("launcher", "later", "ends"),
+    [
+        ("deepspeed", signal.SIGINT, True),
+        ("deepspeed", signal.SIGTERM, False),  # which it sends for the first Ctrl-C
+        ("torchrun", signal.SIGINT, True),
+        ("torchrun", signal.SIGTERM, True),  # which it sends for the second Ctrl-C
+        ("torchrun", signal.SIGHUP, False),
+    ],
+)
+def test_a_second_ctrl_c_ends_the_process_and_signals_of_one_moment_do_not(
+    launcher: str, later: signal.Signals, ends: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     codes: list[int] = []
+    clock = [100.0]
     monkeypatch.setattr(os, "_exit", codes.append)
+    monkeypatch.setattr(time, "monotonic", lambda: clock[0])
+    monkeypatch.delenv(AGENT_STORE, raising=False)
+    if launcher == "torchrun":
+        monkeypatch.setenv(AGENT_STORE, "True")
     StopFlag().install()
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGTERM, signal.SIGHUP):
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         os.kill(os.getpid(), number)
+        clock[0] += SAME_REQUEST_SECONDS / 5
     assert codes == []
-    os.kill(os.getpid(), signal.SIGINT)
-    assert codes == [130]
+    clock[0] += SAME_REQUEST_SECONDS
+    os.kill(os.getpid(), later)
+    assert codes == ([130] if ends else [])
+
+
+@pytest.mark.parametrize("agent_store", [None, "True"])
+def test_a_second_sigterm_alone_does_not_end_the_process(
+    agent_store: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Slurm sends one more before its SIGKILL, half a minute in which a save may still end."""
+    codes: list[int] = []
+    clock = [100.0]
+    monkeypatch.setattr(os, "_exit", codes.append)
+    monkeypatch.setattr(time, "monotonic", lambda: clock[0])
+    if agent_store is not None:
+        monkeypatch.setenv(AGENT_STORE, agent_store)
+    StopFlag().install()
+    for number in (signal.SIGTERM, signal.SIGTERM, signal.SIGHUP):
+        os.kill(os.getpid(), number)
+        clock[0] += 10 * SAME_REQUEST_SECONDS
+    assert codes == []
 
 
 def test_a_signal_that_nohup_has_set_to_be_ignored_stays_so() -> None:
