@@ -116,6 +116,8 @@ def test_a_second_ctrl_c_ends_all_at_once(fake_run: FakeRun, starter: str) -> No
     process = start(fake_run, starter)
     wait_for_steps(fake_run)
     os.killpg(process.pid, signal.SIGINT)
+    seen = "asked to stop"  # a busy rank may take a while to see it
+    wait(fake_run, lambda: process.poll() is not None or seen in fake_run.errors(), seconds=END_SECONDS)
     time.sleep(1.0)  # or both would be one request
     if process.poll() is None:
         os.killpg(process.pid, signal.SIGINT)
