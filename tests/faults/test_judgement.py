@@ -226,9 +226,9 @@ def test_what_a_process_leaves_is_named(tmp_path: Path) -> None:
         assert re.search(rf"ports 127\.0\.0\.1:{port}; temporary pymp-\w+; processes {process.pid} ", said), said
         process.kill()
         process.wait()
-        left = left_behind(before, lambda: Traces.now(tmp_path, [], {name}))
+        left = left_behind(before, lambda: Traces.now(tmp_path, [], {name}), seconds=0.0)
         assert [one.partition("pymp-")[0] for one in left] == [f"shared {name}", "temporary "]
-        assert left_behind(before, lambda: Traces.now(tmp_path, [], {name}), but="pymp-") == left[:1]
+        assert left_behind(before, lambda: Traces.now(tmp_path, [], {name}), but="pymp-", seconds=0.0) == left[:1]
     finally:
         process.kill()
         Path("/dev/shm", name).unlink()

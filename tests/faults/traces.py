@@ -13,8 +13,8 @@ _SHARED_MEMORY = Path("/dev/shm")
 _MAPPED = re.compile(r" (\d+) +/dev/shm/", re.MULTILINE)
 _OF_OTHERS = ("torchelastic_", "torchinductor_")
 """Temporary files that launchers leave when they are killed, and the cache of torch, which is to stay."""
-_SECONDS = 5.0
-"""Seconds for a resource tracker to remove what it has tracked, after the end of the last process."""
+_SECONDS = 60.0
+"""Seconds for a resource tracker to remove what it has tracked, after the last process, on a busy machine."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,9 +49,11 @@ class Traces:
         ]
 
 
-def left_behind(before: Traces, look: Callable[[], Traces], *, but: str | None = None) -> list[str]:
+def left_behind(
+    before: Traces, look: Callable[[], Traces], *, but: str | None = None, seconds: float = _SECONDS
+) -> list[str]:
     """Returns what is there still after a little while and was not before, without temporary files named `but`..."""
-    deadline = time.monotonic() + _SECONDS
+    deadline = time.monotonic() + seconds
     while True:
         left = [one for one in look().beyond(before) if but is None or not one.startswith(f"temporary {but}")]
         if not left or time.monotonic() > deadline:

@@ -48,7 +48,7 @@ def without_extras(requirements: list[str]) -> set[str]:
 def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("wheel")
     hatchling = [sys.executable, "-m", "hatchling", "build", "--target", "wheel", "--directory", str(folder)]
-    subprocess.run(hatchling, cwd=ROOT, check=True, capture_output=True, timeout=120)
+    subprocess.run(hatchling, cwd=ROOT, check=True, capture_output=True, timeout=900)
     (path,) = folder.glob("*.whl")
     return path
 
@@ -79,7 +79,7 @@ def run_in(bare: Path, script: str) -> "subprocess.CompletedProcess[str]":
         env=environment,
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=900,
         check=False,
     )
 

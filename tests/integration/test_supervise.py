@@ -10,7 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from fake_runs import HERE, FakeRun
+from fake_runs import HERE, FakeRun, wait_until
 
 from evenpack.launch_environment import LOCAL_RANK, LOCAL_WORLD_SIZE, MACHINE, MAX_RESTARTS, RANK, WORLD_SIZE
 from evenpack.launcher.processes import supervise as module
@@ -51,11 +51,16 @@ def supervise_with(run: FakeRun, meanwhile: Callable[[], None]) -> tuple[LaunchR
     return result, said
 
 
-def send(*numbers: signal.Signals, pause_seconds: float = 0.0) -> None:
-    for index, number in enumerate(numbers):
-        if index:
-            time.sleep(pause_seconds)
+def send(*numbers: signal.Signals) -> None:
+    for number in numbers:
         os.kill(os.getpid(), number)
+
+
+def send_first(run: FakeRun, number: signal.Signals) -> None:
+    """Sends a signal, and returns when a later one is another request."""
+    send(number)
+    wait_until((run.output_dir / ".stop").exists, "the answer to the first signal")
+    time.sleep(1.0)
 
 
 def test_what_a_launcher_has_left_in_a_shell_does_not_reach_the_ranks(
@@ -84,7 +89,12 @@ def test_signals_close_together_are_one_request_to_stop(looping: FakeRun) -> Non
 
 def test_a_later_signal_kills_with_its_own_code(tmp_path: Path) -> None:
     run = FakeRun.create(tmp_path, "hang_in_python")
-    result, said = supervise_with(run, lambda: send(signal.SIGINT, signal.SIGTERM, pause_seconds=1.0))
+
+    def send_two() -> None:
+        send_first(run, signal.SIGINT)
+        send(signal.SIGTERM)
+
+    result, said = supervise_with(run, send_two)
     assert (result.state, result.exit_code) == ("failed", 143)
     assert said[-1] == "stopping immediately"
     assert run.living() == []
@@ -98,8 +108,7 @@ def test_a_study_that_is_killed_while_its_runs_save_cuts_no_save_short(
     living = []
 
     def stop_study() -> None:
-        send(signal.SIGTERM)
-        time.sleep(1.0)
+        send_first(run, signal.SIGTERM)
         study = Lifeline()
         with monkeypatch.context() as patch:
             for name, value in study.environment.items():

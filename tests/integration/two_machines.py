@@ -19,7 +19,7 @@ SSHD = shutil.which("sshd") or "/usr/sbin/sshd"
 PATH = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
 """Open MPI's wheel puts `mpirun` beside this Python."""
 
-_START_SECONDS = 60.0
+_START_SECONDS = 600.0
 NETWORK = "10.213.0.0/24"
 """Only seen inside, whatever this machine is connected to."""
 
