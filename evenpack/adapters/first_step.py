@@ -4,6 +4,7 @@ A host that shards batches which are shares already loses most packs without an 
 what this rank's loader makes; the sum of order hashes over ranks is compared with the plan of the step.
 """
 
+import inspect
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -14,6 +15,17 @@ from evenpack.errors import ConfigError
 from evenpack.extras import require
 
 _HASHES = 1 << 64
+_BORDERS = (
+    "position_ids",
+    "attention_mask",
+    "cu_seq_lens_q",
+    "cu_seq_lens_k",
+    "max_length_q",
+    "max_length_k",
+    "use_cache",
+    "past_key_values",
+)
+"""Arguments of a model by which it tells sequences apart, or no longer does."""
 
 
 def require_whole_step(
@@ -60,6 +72,70 @@ def require_whole_step(
             f"step {step} is not what evenpack's loader made: {'; '.join(problems)}. The host must take the loader's "
             "batches as they are: it may not shard, dispatch, concatenate, drop or reshape them (docs/adapters.md)"
         )
+
+
+class HandOver:
+    """Sees, in its first step, that a model is called with the borders that the adapter made.
+
+    A host's own code may lie between: a `training_step`, or a `compute_loss`, that passes a mask of ones or leaves out
+    `position_ids` trains a model on mixed sequences, whatever was proved of it.
+    """
+
+    def __init__(self, model: Any, calls: int) -> None:
+        """Watches as many calls for training, until `end`; a model that compiles its own calls is not watched."""
+        self._made: list[Mapping[str, Any]] = []
+        self._left = calls
+        self._hooks: list[Any] = []
+        called = _called(model)
+        if getattr(called, "_compiled_call_impl", None) is None:
+            self._hooks.append(called.register_forward_pre_hook(self._see, prepend=True, with_kwargs=True))
+
+    def expect(self, inputs: Mapping[str, Any]) -> None:
+        """Takes the inputs that the adapter made of one more micro-batch."""
+        self._made.append(dict(inputs))  # which the host may change
+
+    def end(self) -> None:
+        """Ends the watch."""
+        self._made = []
+        while self._hooks:
+            self._hooks.pop().remove()
+
+    def _see(self, module: Any, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> None:
+        """Compares a call. Raises: ConfigError for other borders."""
+        if not module.training:
+            return
+        names = inspect.signature(getattr(module, "_orig_mod", module).forward).parameters
+        given = {**dict(zip(names, arguments, strict=False)), **keywords}
+        is_same = (one for one in self._made if _unlike(given.get("input_ids"), one["input_ids"]) is None)
+        made = next(is_same, None)
+        if made is None:  # of other tokens, of which nothing is known
+            return
+        texts = ((name, _unlike_border(given.get(name), made.get(name))) for name in _BORDERS)
+        problem = next((f"{name} {text}" for name, text in texts if text), None)
+        self._left -= 1
+        if problem is not None or self._left == 0:
+            self.end()
+        if problem is not None:
+            raise ConfigError(
+                f"{type(module).__name__} is called with other borders than those with which it was proved isolated: "
+                f"{problem}. Pass what the adapter makes as it is, model(**inputs), without a mask or cache of your "
+                "own (docs/adapters.md)"
+            )
+
+
+def _unlike_border(found: Any, expected: Any) -> str | None:
+    if (found is None) != (expected is None):
+        return "is left out" if found is None else "is added"
+    return None if expected is None else _unlike(found, expected)
+
+
+def _called(model: Any) -> Any:
+    """Returns the module that a host's call reaches first, outside compiled code."""
+    while getattr(model, "_orig_mod", None) is None:
+        if not {kind.__name__ for kind in type(model).__mro__} & {"DistributedDataParallel", "DeepSpeedEngine"}:
+            break
+        model = model.module
+    return model
 
 
 def _counted(values: Any) -> str:

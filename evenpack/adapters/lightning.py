@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from evenpack.adapters.first_step import require_whole_step
+from evenpack.adapters.first_step import HandOver, require_whole_step
 from evenpack.adapters.huggingface import ModelInputs
 from evenpack.batch import PackedBatch
 from evenpack.data.loader import Loader
@@ -64,6 +64,7 @@ class PackDataModule(LightningDataModule):  # type: ignore[misc]  # lightning is
         self._first = self._arrived = 0
         self._found: list[Any] = []
         self._checked = False
+        self._hand_over: HandOver | None = None
 
     def setup(self, stage: str) -> None:
         """Makes the loader of this rank, for training. Raises: ConfigError for numbers that do not fit together."""
@@ -163,8 +164,15 @@ class PackDataModule(LightningDataModule):  # type: ignore[misc]  # lightning is
                 "callback change accumulate_grad_batches, and use one optimizer, stepped by Lightning"
             )
         self._arrived += 1
+        if self._checked and self._hand_over is not None:
+            self._hand_over.end()
+            self._hand_over = None
         if not self._checked:
+            if not self._found and not self._is_own_form and not self._allow_leaks:
+                self._hand_over = HandOver(_model_of(self.trainer.lightning_module), calls=self.loader.micro_batches)
             self._found.append(batch)
+            if self._hand_over is not None:
+                self._hand_over.expect(batch)
             if len(self._found) == self.loader.micro_batches:
                 require_whole_step(self.loader, step, self._found, self.form)
                 self._checked = True

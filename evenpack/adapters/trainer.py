@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from evenpack.adapters.first_step import require_whole_step
+from evenpack.adapters.first_step import HandOver, require_whole_step
 from evenpack.adapters.huggingface import ModelInputs, text_config
 from evenpack.data.loader import Loader
 from evenpack.data.tokens.own import IGNORED
@@ -39,6 +39,7 @@ class PackTrainer(Trainer):  # type: ignore[misc]  # transformers is not typed
     isolation: "Isolation"
     """What was proved of the model; there once training has begun, and in each checkpoint."""
     _form: ModelInputs | None = None
+    _hand_over: HandOver | None = None
     _computes_loss = False
     """Whether `compute_loss_func` is this class's own."""
     tokens_seen = 0
@@ -116,10 +117,17 @@ class PackTrainer(Trainer):  # type: ignore[misc]  # transformers is not typed
                 f"the loader ended at step {step}, before max_steps ({self.args.max_steps}): make it with steps=None, "
                 "or with at least as many steps"
             )
+        if self._hand_over is not None:  # of the first step
+            self._hand_over.end()
+            self._hand_over = None
         if not self._checked:
             self._checked = True
             assert self._form is not None, "it made the samples"
             require_whole_step(self.loader, step, samples, self._form)
+            if not self._allow_leaks:
+                self._hand_over = HandOver(self.model_wrapped, calls=len(samples))
+                for one in samples:
+                    self._hand_over.expect(one)
             self._check_count(count, self.loader.plan(step).counts.targets)
         self.tokens_seen += self._step_tokens
         if self.args.include_num_input_tokens_seen == "non_padding":

@@ -40,7 +40,7 @@ from evenpack.data.permutation import sequence_id_type
 from evenpack.data.prepared import PreparedData
 from evenpack.data.recipes import DocumentsRecipe, MaskingConfig
 from evenpack.data.sequences import TokenAccounting, ViewOfDocuments, build_view, length_chunks, open_view
-from evenpack.data.sources.files import refuse_splits
+from evenpack.data.sources.files import refuse_split_column, refuse_splits
 from evenpack.data.tokenizers.special_tokens import MaskingVocabulary
 from evenpack.data.tokens.file import TokenFile, expect_random_reads
 from evenpack.data.tokens.own import ABOUT_THE_LOSS, TokenArrays, TokenRows, hash_content
@@ -718,6 +718,8 @@ def _opened(name: str, documents: Any) -> TokenFile:
     if isinstance(documents, str | Path):
         return TokenFile(expand_user(documents))
     if hasattr(documents, "column_names") and hasattr(documents, "select_columns"):
+        if hasattr(documents, "__len__"):
+            refuse_split_column(documents, name)
         return TokenRows(documents, name=name)
     table: Any = getattr(documents, "source", None)  # of a column, as of dataset["input_ids"]
     if hasattr(table, "select_columns"):

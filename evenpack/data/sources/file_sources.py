@@ -11,7 +11,15 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from evenpack.data.sources.config import ArrowSource, JsonlSource, ParquetSource, SourceOfFiles, TextSource
 from evenpack.data.sources.corpus import Document, FileCorpus, Piece, SourceKind, make_document
-from evenpack.data.sources.files import ARROW_SUFFIXES, FolderFiles, InputFile, SourceFiles, saved_files
+from evenpack.data.sources.files import (
+    ARROW_SUFFIXES,
+    SPLIT_KEYS,
+    FolderFiles,
+    InputFile,
+    SourceFiles,
+    SplitsOfRows,
+    saved_files,
+)
 from evenpack.data.sources.lines import (
     JSONL_SUFFIXES,
     SourceReader,
@@ -89,12 +97,13 @@ class _LinesPiece(Generic[SectionT, EntryT]):
 
     def read(self, start: int, bytes_before: int) -> Generator[Document, None, int]:
         longest = self.source.maximum_document_bytes
+        splits = SplitsOfRows()
         with SourceReader(self.path, begin=self.begin, stop=self.stop, longest_line_bytes=longest) as reader:
             for entry in self._entries(reader):
                 if start:
                     start -= 1
                 else:
-                    text, bytes_read = self._text(entry, reader), bytes_before + reader.bytes_read
+                    text, bytes_read = self._text(entry, reader, splits), bytes_before + reader.bytes_read
                     yield make_document(text, bytes_read, lambda: reader.where, is_held_out=self.is_held_out)
         return start
 
@@ -113,8 +122,8 @@ class _LinesPiece(Generic[SectionT, EntryT]):
         """Yields what each document is made of, with as little parsing as possible."""
 
     @abstractmethod
-    def _text(self, entry: EntryT, reader: SourceReader) -> str:
-        """Returns the text of the document that is made of the last entry."""
+    def _text(self, entry: EntryT, reader: SourceReader, splits: SplitsOfRows) -> str:
+        """Returns the text of the document that is made of the last entry; `splits` sees what split it says."""
 
     @property
     def _is_divisible(self) -> bool:
@@ -132,8 +141,11 @@ class JsonlPiece(_LinesPiece[JsonlSource, bytes]):
     def _entries(self, reader: SourceReader) -> Iterator[bytes]:
         return reader.filled_lines()
 
-    def _text(self, entry: bytes, reader: SourceReader) -> str:
+    def _text(self, entry: bytes, reader: SourceReader, splits: SplitsOfRows) -> str:
         found, key = reader.json_object(entry), self.source.text_key
+        for split_key in SPLIT_KEYS:
+            if split_key in found:
+                splits.see(split_key, found[split_key], lambda: reader.where)
         if entry.count(f'"{key}"'.encode()) > 1 and _keys(entry).count(key) > 1:
             raise DataError(f"{reader.where}: the key '{key}' occurs twice: remove the one that is not the document")
         if isinstance(text := found.get(key), str):
@@ -173,7 +185,7 @@ class TextPiece(_LinesPiece[TextSource, str]):
         else:
             yield from filled_lines(["\n".join(self._lines(reader, lambda _: False))])
 
-    def _text(self, entry: str, reader: SourceReader) -> str:
+    def _text(self, entry: str, reader: SourceReader, splits: SplitsOfRows) -> str:
         return entry
 
     def _lines(self, reader: SourceReader, ends_document: Callable[[str], bool]) -> Iterator[str]:
@@ -214,10 +226,15 @@ class ColumnPiece:
         if start >= count:
             return start - count
         done = start
+        said = table.texts_among(key for key in SPLIT_KEYS if key not in column)
         found = table.rows(
-            column, start=self.begin + start, stop=stop, first_block=self.first_block, first_row=self.begin
+            (*column, *said), start=self.begin + start, stop=stop, first_block=self.first_block, first_row=self.begin
         )
+        splits = SplitsOfRows()
         for rows in found:
+            for key, values in zip(said, rows.columns[1:], strict=True):
+                for index, value in enumerate(values.to_pylist()):
+                    splits.see(key, value, partial(rows.place, index))
             for index, text in enumerate(self._texts(rows)):
                 done += 1
                 bytes_read = bytes_before + total_bytes * done // count

@@ -32,9 +32,12 @@ _SPLITS = {
 _MOST_WORDS = 5
 """Words of a name in which a split may stand anywhere; in a longer one, or a title, at its ends alone."""
 _OF_TITLES = frozenset(("a", "an", "and", "for", "how", "my", "on", "the", "to", "what", "with", "your"))
+SPLIT_KEYS = ("split", "data_split", "dataset_split")
+"""Keys of rows, and names of columns, that say to which split a row belongs."""
 _MOST_NAMED = 3
 ARROW_SUFFIXES = (".arrow", ".arrows", ".feather")
 """Suffixes of files in Arrow's own format."""
+_CACHE = re.compile(r"cache-[0-9a-f]+(_\d+_of_\d+)?\.arrow")
 _STATE = "state.json"
 _DICTIONARY = "dataset_dict.json"
 
@@ -73,7 +76,7 @@ def find_files(
     paths' key in the source's section. With `of_one_split`, names that say other splits are not passed over.
 
     Raises: DataError if a path leads to no file, if two lead to the same one, or if a folder or pattern leads to files
-    for training and to others for validation or test.
+    for training and to others for validation or test, or to copies of its own files.
     """
     if paths is None:
         raise DataError(f"source '{name}' has no path: give data.sources.{name}.{key}=FILE (a file, folder or pattern)")
@@ -84,6 +87,7 @@ def find_files(
             files = search.files_of(path)
             if of_one_split and not path.is_file() and (not path.is_dir() or own_files(path) is None):
                 refuse_mixed_splits(name, files, path, key)
+                _refuse_copies(name, files, key)
             for file in files:
                 target = file.resolve()
                 if target in found:
@@ -162,6 +166,39 @@ def refuse_splits(names: Sequence[str], remedy: str) -> None:
         )
 
 
+class SplitsOfRows:
+    """Sees the values by which rows that are read together say their split."""
+
+    def __init__(self) -> None:
+        self._last: object = None
+        self._said: dict[bool, str] = {}
+
+    def see(self, key: str, value: object, where: Callable[[], str]) -> None:
+        """Takes the value of one more row. Raises: DataError if one is for training and another is held out."""
+        if value == self._last or not isinstance(value, str):
+            return
+        self._last, split = value, split_of(value)
+        if split is not None:
+            self._said.setdefault(split == "train", value)
+        if len(self._said) > 1:
+            raise DataError(
+                f"{where()}: '{key}' is {value!r}, and other rows say {self._said[split != 'train']!r}: rows of "
+                f"several splits would be trained on. Write those of one split by themselves, or remove '{key}' if it "
+                "says something else"
+            )
+
+
+def refuse_split_column(dataset: Any, label: str) -> None:
+    """Raises DataError if a column of a Hugging Face dataset says that its rows are of several splits."""
+    for key in SPLIT_KEYS:
+        if key not in dataset.column_names:
+            continue
+        feature, splits = dataset.features[key], SplitsOfRows()
+        for value in dataset.select_columns([key]).unique(key):  # which copies a column of chosen rows
+            known = getattr(feature, "int2str", None)  # of a ClassLabel
+            splits.see(key, known(value) if known and value is not None else value, lambda: label)
+
+
 def _split_of_file(file: Path, base: Path) -> str | None:
     """Returns the split that the folders of a file below `base` or its own name say; held out, if one says so."""
     parts = file.relative_to(base).parts if file.is_relative_to(base) else (file.name,)
@@ -203,6 +240,24 @@ def refuse_mixed_splits(source: str, files: Iterable[Path], path: Path, key: str
         _warn_once(
             f"source '{source}' trains on {_named(others)}, whose names say that they are held out: if they are, name "
             f"the others in {place} (by files, a folder or a pattern)"
+        )
+
+
+def _refuse_copies(source: str, files: Sequence[Path], key: str) -> None:
+    """Raises DataError for a file beside its compressed copy, and for what `datasets` made of others (by `map`)."""
+    seen: dict[str, Path] = {}
+    for file in files:
+        other = seen.setdefault(re.sub(r"\.(gz|zst)$", "", str(file)), file)
+        if other != file:
+            raise DataError(
+                f"source '{source}' leads to {other} and {file}, of which one is the other compressed, by their names: "
+                f"remove one, or name the files in data.sources.{source}.{key}"
+            )
+    kept = [file for file in files if _CACHE.fullmatch(file.name)]
+    if kept and len(kept) < len(files):
+        raise DataError(
+            f"source '{source}' leads to {_named(kept)}, where `datasets` keeps what it made of other files (by map or "
+            f"filter), and to these others: name the files to be read in data.sources.{source}.{key}"
         )
 
 

@@ -9,7 +9,14 @@ from typing import Any
 from evenpack.data.sources.config import HubSource
 from evenpack.data.sources.corpus import Document, FileCorpus, SourceKind, make_document
 from evenpack.data.sources.file_sources import refuse_long_text
-from evenpack.data.sources.files import InputFile, files_below, refuse_mixed_splits, saved_splits, split_of
+from evenpack.data.sources.files import (
+    InputFile,
+    files_below,
+    refuse_mixed_splits,
+    refuse_split_column,
+    saved_splits,
+    split_of,
+)
 from evenpack.errors import DataError
 from evenpack.files import expand_user
 
@@ -62,6 +69,7 @@ class HubPiece:
                 f"source '{name}': {source.name} has no column '{source.text_key}'; existing columns: "
                 f"{', '.join(dataset.column_names)}. Set data.sources.{name}.text_key"
             )
+        refuse_split_column(dataset, f"source '{name}': {source.name}")
         self._source = source
         self._is_held_out = is_held_out
         self._dataset: Any = dataset.select_columns([source.text_key])

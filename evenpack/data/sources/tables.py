@@ -7,7 +7,7 @@ JsonlTable      one JSON object per line
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
@@ -116,6 +116,10 @@ class BlockTable(ABC):
                 f"column '{name}' of {self.origin} must be of strings, found {found}. Set the source's text_key"
             )
         return (name,)
+
+    def texts_among(self, names: Iterable[str]) -> tuple[str, ...]:
+        """Returns those of these columns that exist once and hold texts."""
+        return tuple(name for name in names if self._schema.names.count(name) == 1 and is_text(self.schema[name]))
 
     @abstractmethod
     def blocks(self, columns: Sequence[str]) -> tuple[Block, ...]:

@@ -169,6 +169,9 @@ _CONVENTIONS: tuple[tuple[re.Pattern[str], Callable[..., Bool[np.ndarray, " T"] 
     ),
 )
 """How columns of these names are read, where they hold lists. One that holds a number or a text is of the whole row."""
+_NUMBERS_IN_TEXT = r"^[\[({\s]*[0-9]+([\s,;]+[0-9]+)+[\s\])}]*$"
+"""Borders that were written as text, `[0, 12, 40]`."""
+_TOKENS_OF_ROW = re.compile(r"(n|num|number_of)_?tokens|tokens?_?counts?")
 _NUMBERS_IN_LISTS = re.compile(r"list.*\b(u?int\d+|bool|halffloat|float|double)\b")
 _LISTS = re.compile(r"(large_|fixed_size_)?list")
 _MARK_NONE = frozenset(("input_ids", "token_type_ids", "special_tokens_mask", "offset_mapping"))
@@ -196,8 +199,9 @@ def document_offsets(
     found = {
         column: read
         for column in dataset.column_names
-        if (read := _reader_of(column)) is not None and _holds_lists(dataset, column, name)
+        if (read := _reader_of(column)) is not None and _holds_lists(dataset, column, read, name)
     }
+    _refuse_padded_rows(dataset, row_offsets, name)
     for column in dataset.column_names:
         if column in {*found, *others, *_MARK_NONE}:
             continue
@@ -259,19 +263,57 @@ def _agreed(
     return np.flatnonzero(begins)
 
 
-def _holds_lists(dataset: Any, column: str, name: str) -> bool:
-    """Returns whether a column holds lists of whole numbers. Raises: DataError for lists of anything else."""
+def _refuse_padded_rows(dataset: Any, row_offsets: Int64[np.ndarray, " rows_plus_1"], name: str) -> None:
+    """Raises DataError if a column says of a row, in one number, that it has fewer tokens than it holds."""
+    import pyarrow as pa
+
+    tokens = np.diff(row_offsets)
+    for column in dataset.column_names:
+        if _reader_of(column) is not _of_lengths and not _TOKENS_OF_ROW.fullmatch(column.lower()):
+            continue
+        if not pa.types.is_integer(_type_of(dataset, column)):
+            continue
+        rows = dataset.select_columns([column]).with_format("arrow")
+        for first in range(0, len(dataset), ROWS_AT_ONCE):
+            said = rows[first : first + ROWS_AT_ONCE][column].to_numpy(zero_copy_only=False)  # null is not a number
+            wrong = np.flatnonzero(said < tokens[first : first + ROWS_AT_ONCE])
+            if len(wrong):
+                row = first + int(wrong[0])
+                raise DataError(
+                    f"{name}: '{column}' of row {row} says {said[wrong[0]]:.0f} tokens, and the row holds "
+                    f"{tokens[row]}: if the others are padding, they would be trained on. Tokenise without padding; "
+                    "remove the column if it counts something else"
+                )
+
+
+def _holds_lists(dataset: Any, column: str, read: Callable[..., Any], name: str) -> bool:
+    """Returns whether a column holds lists of whole numbers.
+
+    Raises: DataError for lists of anything else, and for lists that were written as text or bytes.
+    """
     import pyarrow as pa
 
     kind = _type_of(dataset, column)
     is_list = pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind)
     is_right = is_list and (pa.types.is_integer(kind.value_type) or pa.types.is_boolean(kind.value_type))
-    if pa.types.is_nested(kind) and not is_right:
+    is_bytes = pa.types.is_binary(kind) or pa.types.is_large_binary(kind)
+    is_text = pa.types.is_string(kind) or pa.types.is_large_string(kind)
+    is_written = (is_bytes and read not in (_of_ids, _of_segments)) or (is_text and _spells_numbers(dataset, column))
+    if is_written or (pa.types.is_nested(kind) and not is_right):
         raise DataError(
             f"{name}: column '{column}' says where documents of a row begin, if it is what its name says, and must "
             f"hold lists of integers, found {kind}; remove it if it says something else"
         )
     return bool(is_right)
+
+
+def _spells_numbers(dataset: Any, column: str) -> bool:
+    """Returns whether a text of a column is several whole numbers."""
+    import pyarrow.compute as pc
+
+    rows = dataset.select_columns([column]).with_format("arrow")
+    parts = (rows[first : first + ROWS_AT_ONCE][column] for first in range(0, len(dataset), ROWS_AT_ONCE))
+    return any(pc.any(pc.match_substring_regex(part, _NUMBERS_IN_TEXT)).as_py() for part in parts)
 
 
 def _type_of(dataset: Any, column: str) -> Any:

@@ -95,6 +95,34 @@ def test_it_resumes_with_other_micro_batches_where_lightning_would_cut_a_step(tm
     assert relative_error(first.gradients[0], expected) < 1e-6
 
 
+class OtherBorders(LanguageModel):
+    """Changes what it was given, or leaves a part of it out."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__()
+        self.name = name
+
+    def training_step(self, inputs: dict[str, Any], index: int) -> torch.Tensor:
+        if self.name in inputs:
+            inputs = {name: value for name, value in inputs.items() if name != self.name}
+        else:
+            inputs[self.name] = torch.ones_like(inputs["input_ids"])
+        return super().training_step(inputs, index)
+
+
+@pytest.mark.parametrize(
+    ("name", "what"), [("attention_mask", "is added"), ("position_ids", "is left out"), ("use_cache", "is left out")]
+)
+def test_borders_that_a_training_step_loses_are_refused(name: str, what: str, tmp_path: Path) -> None:
+    model = OtherBorders(name)
+    with pytest.raises(evenpack.ConfigError, match=f"LlamaForCausalLM is called with other borders .*{name} {what}"):
+        trainer_of(tmp_path, accumulate_grad_batches=2).fit(model, datamodule=module_of())
+    assert not model.gradients
+    kept = LanguageModel()
+    trainer_of(tmp_path, max_steps=2, accumulate_grad_batches=2).fit(kept, datamodule=module_of())
+    assert not kept.model._forward_pre_hooks
+
+
 def test_a_batch_that_was_read_ahead_is_not_lost(tmp_path: Path) -> None:
     """Lightning reads one batch ahead, and begins each epoch, here of two steps, by iterating anew."""
     model = LanguageModel()

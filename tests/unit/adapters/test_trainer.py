@@ -94,6 +94,35 @@ def test_a_loader_that_ends_before_the_trainer_is_an_error(tmp_path: Path) -> No
         trainer.train()
 
 
+class OtherBorders(PackTrainer):
+    """Gives the model other borders in its first step than the adapter made."""
+
+    given: Any = None
+
+    def compute_loss(self, model: Any, inputs: Any, *arguments: Any, **keywords: Any) -> Any:
+        inputs.update({name: None for name in self.given if name in inputs})
+        inputs.update({name: torch.ones_like(inputs["input_ids"]) for name in self.given if name not in inputs})
+        return super().compute_loss(model, inputs, *arguments, **keywords)
+
+
+@pytest.mark.parametrize(("name", "what"), [("attention_mask", "is added"), ("position_ids", "is left out")])
+def test_borders_that_are_lost_between_the_adapter_and_the_model_are_refused(
+    name: str, what: str, tmp_path: Path
+) -> None:
+    model = tiny_llama()
+    trainer = OtherBorders(model=model, args=arguments(tmp_path), loader=own_loader())
+    trainer.given = [name]
+    before = model.lm_head.weight.clone()
+    with pytest.raises(evenpack.ConfigError, match=f"LlamaForCausalLM is called with other borders .*{name} {what}"):
+        trainer.train()
+    assert torch.equal(model.lm_head.weight, before)
+    for given, allow_leaks in (([], False), (["attention_mask"], True)):
+        trains = OtherBorders(model=model, args=arguments(tmp_path), loader=own_loader(), allow_leaks=allow_leaks)
+        trains.given = given
+        trains.train()
+        assert not model._forward_pre_hooks
+
+
 class MeanLoss(torch.nn.Module):
     """A model whose loss is a mean, and that takes no count of targets."""
 

@@ -497,6 +497,17 @@ TOKENS = [[1, 2, 3, 4], [5, 6, 7]]
         ),
         ({"rows": [list("aabb"), list("aab")]}, "column 'rows' may say where documents of a row begin"),
         ({"rows": [{"start": [0, 1]}, {"start": [0]}]}, "column 'rows' may say where documents of a row begin"),
+        *(
+            ({name: values}, f"column '{name}' says where documents of a row begin")
+            for name, values in {
+                "cu_seqlens": ["", "[0, 1, 3]"],
+                "document_ids": ["0 0 1 1", "0 0 1"],
+                "position_ids": [bytes(4), bytes(3)],
+            }.items()
+        ),
+        ({"length": [4, 2]}, "'length' of row 1 says 2 tokens, and the row holds 3"),
+        ({"num_tokens": [3, None]}, "'num_tokens' of row 0 says 3 tokens, and the row holds 4"),
+        ({"split": ["train", "test"]}, "'split' is 'test', and other rows say 'train'"),
         (
             {"seq_lengths": [[4], [1, 2]], "position_ids": [[0, 1, 2, 3], [0, 1, 0]]},
             "'seq_lengths' and 'position_ids' mark other documents in row 1, at token 1",
@@ -520,7 +531,8 @@ def test_columns_that_mark_no_borders_are_passed_over() -> None:
     content: dict[str, Any] = dict.fromkeys(integers.split(), flags)
     content |= {"text": ["a", "b"], "doc_id": ["a", "b"], "position": [3, 4], "segments": [["a"], ["b"]], "id": [1, 2]}
     content |= {"offset_mapping": [[[0, 1]] * 4, [[0, 1]] * 3], "messages": [[{"role": "user"}], []]}
-    content["labels"] = TOKENS
+    content |= {"labels": TOKENS, "length": [4, None], "token_count": [9, 3], "split": ["train", "wiki"]}
+    content |= {"seq_id": ["1-2", "a"], "sample_id": [b"12", b"3"], "positions": ["one of 2", ""]}
     content |= {"words": [list("aabb"), list("aa")], "none": [[], None]}
     rows = datasets.Dataset.from_dict({"input_ids": TOKENS, **content, "score": [0.5, 0.5]})
     alone = evenpack.TokenArrays.of_lists(TOKENS, labels=TOKENS)

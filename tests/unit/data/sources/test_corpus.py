@@ -6,6 +6,7 @@ import subprocess
 import sys
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import datasets
 import pyarrow as pa
@@ -302,6 +303,39 @@ def test_the_builtin_corpus_is_the_same_in_every_process_and_has_no_duplicates()
     assert min(map(len, texts(documents))) >= 30
     other = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
     assert other.stdout == f"{identities[100:]} {documents[-1].bytes_read}\n"
+
+
+@pytest.mark.parametrize("kind", ["jsonl", "parquet", "arrow", "hub"])
+@pytest.mark.parametrize(
+    ("said", "is_refused"),
+    [
+        (["train", None, "training", "test"], True),
+        (["dev", "dev", "train", "train"], True),
+        (["train", "wiki", "train", "7"], False),
+        (["test", "validation", "test", "wiki"], False),
+    ],
+)
+def test_rows_that_say_other_splits_are_refused(
+    kind: str, said: list[str | None], *, is_refused: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("datasets.config.HF_DATASETS_CACHE", tmp_path / "cache")
+    rows = [{"data_split": split, "text": f"{number}"} for number, split in enumerate(said)]
+    path = tmp_path / "set" / f"rows.{'jsonl' if kind == 'hub' else kind}"
+    path.parent.mkdir()
+    if kind == "parquet":
+        pyarrow.parquet.write_table(pa.Table.from_pylist(rows), path)
+    elif kind == "arrow":
+        pyarrow.feather.write_feather(pa.Table.from_pylist(rows), str(path))
+    else:
+        path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    place = {"name": str(path.parent)} if kind == "hub" else {"path": path}
+    source: Any = TypeAdapter(Source).validate_python({"kind": kind} | place)
+    if is_refused:
+        message = refusal(source)
+        assert f"'data_split' is {said[-1]!r}, and other rows say {said[0]!r}" in message
+        assert ("rows.jsonl, line" in message) == (kind == "jsonl")
+    else:
+        assert texts(read(source)) == [row["text"] for row in rows]
 
 
 @pytest.mark.parametrize(

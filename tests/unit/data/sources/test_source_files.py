@@ -216,6 +216,28 @@ def test_splits_that_are_named_are_read(shards: Path, path: Any, caplog: pytest.
     assert ("held out" in caplog.text) == ("corpus/te*t.jsonl" in path)
 
 
+@pytest.mark.parametrize(
+    ("kind", "files", "message"),
+    [
+        ("jsonl", ["a.jsonl", "a.jsonl.zst"], "of which one is the other compressed"),
+        ("text", ["b/a.txt.gz", "b/a.txt"], "of which one is the other compressed"),
+        ("arrow", ["wiki.arrow", "cache-0123abcd_00000_of_00002.arrow"], "keeps what it made of other files"),
+    ],
+)
+def test_copies_of_files_are_not_read_beside_them(kind: str, files: list[str], message: str, tmp_path: Path) -> None:
+    for name in files:
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).touch()
+    adapter = TypeAdapter[Any](Source)
+    for path in (tmp_path, tmp_path / "**" / "*"):
+        with pytest.raises(DataError, match=message) as caught:
+            source_inputs("wiki", adapter.validate_python({"kind": kind, "path": path}))
+        assert Path(files[1]).name in str(caught.value)
+    for name in (files[1:], files):  # named one by one
+        named = [tmp_path / one for one in name]
+        assert len(source_inputs("wiki", adapter.validate_python({"kind": kind, "path": named}))) == len(name)
+
+
 def test_every_kind_of_files_looks_at_splits(tmp_path: Path) -> None:
     from evenpack.data.sources.kinds import KINDS
 
