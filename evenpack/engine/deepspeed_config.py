@@ -35,11 +35,15 @@ _REFUSED_KEYS = {
 }
 """Keys of DeepSpeed that would break evenpack's guarantees, and the reasons."""
 
+_OFFLOADS = ("offload_optimizer", "offload_param", "cpu_offload", "cpu_offload_param")
+"""Keys of `zero_optimization` by which DeepSpeed moves what ZeRO divides to the host."""
+
 
 def deepspeed_config(config: RunConfig, world_size: int) -> dict[str, Any]:
     """Returns the dict for `deepspeed.initialize`: derived keys, and `deepspeed.extra` merged in.
 
-    Raises: ConfigError if `world_size` cannot divide the step or `extra` holds a key that evenpack derives.
+    Raises: ConfigError if `world_size` cannot divide the step, or `extra` holds a key that evenpack derives or that has
+        no place at this ZeRO stage.
     """
     training, section = config.training, config.deepspeed
     derived: dict[str, Any] = {
@@ -58,6 +62,8 @@ def deepspeed_config(config: RunConfig, world_size: int) -> dict[str, Any]:
             "lower_precision_safe_modules": [],
         }
     _refuse_known(section.extra)
+    if section.zero_stage == 0:
+        _refuse_offloads(section.extra, config.optimizer.kind)
     return _merged(derived, section.extra)
 
 
@@ -68,6 +74,16 @@ def _refuse_known(extra: dict[str, Any]) -> None:
     for name, reason in _REFUSED_KEYS.items():
         if _holds(extra, name):
             raise ConfigError(f"deepspeed.extra sets '{name}', which must keep its default: {reason}")
+
+
+def _refuse_offloads(extra: dict[str, Any], optimizer: str) -> None:
+    """Checks that nothing is to be moved to the host at ZeRO 0, where DeepSpeed ignores it or fails."""
+    for name in _OFFLOADS:
+        if _holds(extra, f"zero_optimization.{name}"):
+            raise ConfigError(
+                f"deepspeed.extra sets 'zero_optimization.{name}' at deepspeed.zero_stage=0, where nothing is divided "
+                f"that could be moved to the host, with optimizer.kind {optimizer}: leave it out"
+            )
 
 
 def _holds(values: Any, dotted_name: str) -> bool:

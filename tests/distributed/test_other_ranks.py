@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from tiny_training import changed, never, numbered_lines, prepare_run, records, train_all
+from tiny_training import changed, never, numbered_lines, prepare_run, records, saved_everything, train_all
 
 from evenpack.engine.checkpoints.files import read_manifest
 from evenpack.engine.checkpoints.shards import STATES, saved_tensors
@@ -92,6 +92,27 @@ def test_a_run_goes_on_with_one_rank_instead_of_two_and_at_other_stages(whole: R
     run_ranks(train_all, 1, runs)
     for config in runs:
         require_same(whole, config)
+
+
+def test_muon_goes_on_with_other_ranks(whole: RunConfig) -> None:
+    """Its state has another name than the others' and is in no conversion: ZeRO 0 takes checkpoints as they are."""
+    folder = whole.run.output_dir.parent
+    muon = changed(whole, run={"output_dir": folder / "muon"}, optimizer={"kind": "muon"})
+    stopped = changed(muon, run={"output_dir": folder / "muon_two"}, training={"stop_after_steps": SAVED})
+    run_ranks(train_all, 1, [muon])
+    run_ranks(train_all, 2, [stopped])
+    resumed = changed(stopped, training={"stop_after_steps": None})
+    run_ranks(train_all, 1, [resumed])
+    expected, found = (records(run) for run in (muon, resumed))
+    assert [record["world_size"] for record in found] == [2] * SAVED + [1] * (STEPS - SAVED)
+    assert [record["order_hash"] for record in found] == [record["order_hash"] for record in expected]
+    for one, other in zip(found, expected, strict=True):
+        assert one["loss"] == pytest.approx(other["loss"], rel=1e-6)
+    there, here = (saved_everything(run, STEPS) for run in (muon, resumed))
+    assert any("momentum_buffer" in place for place in there)
+    for place, tensor in there.items():
+        if tensor.is_floating_point():
+            assert (here[place] - tensor).norm() <= 1e-4 * tensor.norm(), place
 
 
 @pytest.mark.slow

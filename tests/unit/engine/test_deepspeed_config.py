@@ -102,6 +102,16 @@ def test_a_key_that_would_break_a_guarantee_is_refused(extra: dict[str, Any], ke
         deepspeed_config(run_config(deepspeed={"extra": extra}), 1)
 
 
+@pytest.mark.parametrize("kind", ["adamw", "lamb", "muon"])
+@pytest.mark.parametrize("key", ["offload_optimizer", "offload_param", "cpu_offload", "cpu_offload_param"])
+def test_nothing_is_offloaded_at_zero_0_by_any_optimizer(kind: str, key: str):
+    deepspeed = {"extra": {"zero_optimization": {key: {"device": "cpu"}}}}
+    values = run_values("gpt2", Path("nowhere"), optimizer={"kind": kind, "learning_rate": 1e-3}, deepspeed=deepspeed)
+    found = rf"'zero_optimization\.{key}' at deepspeed\.zero_stage=0, .* optimizer\.kind {kind}: leave it out"
+    with pytest.raises(ConfigError, match=found):
+        deepspeed_config(testing.run_config(values), 1)
+
+
 def test_a_single_value_in_place_of_a_section_is_refused():
     with pytest.raises(ConfigError, match=r"extra\.zero_optimization must be a section .* found True"):
         deepspeed_config(run_config(deepspeed={"extra": {"zero_optimization": True}}), 1)

@@ -33,7 +33,7 @@ def tiny(kind: str) -> Model:
 
 
 @pytest.mark.parametrize("kind", known_families())
-def test_the_matrices_of_blocks_are_muons_and_all_else_is_adamws(kind: str) -> None:
+def test_the_matrices_of_blocks_are_muons_and_all_else_is_adamws(kind: str, caplog: pytest.LogCaptureFixture) -> None:
     model = tiny(kind)
     layer = {
         "attention.query_key_value": (32, 32, 32),
@@ -45,7 +45,10 @@ def test_the_matrices_of_blocks_are_muons_and_all_else_is_adamws(kind: str) -> N
     assert hidden_matrices(model) == expected
     sizes = model_sizes(model.config, vocabulary_size=11, max_positions=16)
     assert sum(sizes.matrices) == sum(model.get_parameter(name).numel() for name in expected)
-    optimizer = build_optimizer(model, SECTION, torch.device("cpu"))
+    with caplog.at_level("INFO", logger="evenpack"):
+        optimizer = build_optimizer(model, SECTION, torch.device("cpu"))
+    said = ", ".join(f"blocks.*.{name}.weight" for name in layer)
+    assert caplog.messages == [f"Muon updates {said}; AdamW updates all other parameters"]
     names = {id(parameter): name for name, parameter in model.named_parameters()}
     groups = [({names[id(one)] for one in group["params"]}, group) for group in optimizer.param_groups]
     assert sum(len(members) for members, _ in groups) == len(names) == len(set().union(*(one for one, _ in groups)))
