@@ -24,14 +24,16 @@ from tiny_training import (
 )
 
 from evenpack.config import load_run_file
+from evenpack.engine.checkpoints.continuation import require_resumable
 from evenpack.engine.checkpoints.files import find_candidates
 from evenpack.engine.checkpoints.forks import checkpoint_of, take_over
 from evenpack.engine.checkpoints.loading import newest_whole
 from evenpack.engine.config import ParentSection, RunConfig
 from evenpack.engine.reporting.run_record import read_run_record
+from evenpack.engine.resolving.resolve import open_run
 from evenpack.engine.train import train_in
 from evenpack.engine.world.distributed import World
-from evenpack.errors import EvenpackError
+from evenpack.errors import CheckpointError, EvenpackError
 from evenpack.files import read_json_object
 from evenpack.launcher.forking import fork_run
 from evenpack.testing import run_ranks
@@ -145,6 +147,9 @@ def test_a_run_file_alone_is_the_fork(trunk: RunConfig, tmp_path: Path):
         schedule={"decay_steps": 2},
     )
     gone, size, without, with_one = run_ranks(begin_by_hand, 1, trunk, decay, tmp_path / "gone")[0]
+    lost = {"parent": {"run": tmp_path / "gone", "step": AT}, "output_dir": tmp_path / "lost"}
+    with pytest.raises(CheckpointError, match="gone does not exist"):  # already before ranks are started
+        require_resumable(open_run(changed(decay, run=lost)))
     assert f"{tmp_path / 'gone'} does not exist: name the output folder of a run" in gone
     assert "Set training.packs_per_step=8" in size
     assert (

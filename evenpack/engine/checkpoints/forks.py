@@ -82,15 +82,16 @@ def take_over(checkpoint: Checkpoint, output_dir: Path) -> Checkpoint:
     """
     path = output_dir / CHECKPOINTS / checkpoint_name(checkpoint.step)
     reasons = set()
-    then = "start the same command again"
-    with explained(path, CheckpointError, action="made", then=then), atomic_directory(path) as folder:
-        for record in checkpoint.files:
-            target = folder / record.name
-            target.parent.mkdir(parents=True, exist_ok=True)
-            reasons.add(_link_or_copy(checkpoint.path / record.name, target))
-        saved_at = write_manifest(folder, checkpoint.state, checkpoint.files)
-        require_owned(output_dir)
-    write_text(path.parent / LATEST, f"{path.name}\n", check=partial(require_owned, output_dir))
+    then = "start the run (`evenpack train`), which tries it again"
+    with explained(path, CheckpointError, action="made", then=then):
+        with atomic_directory(path) as folder:
+            for record in checkpoint.files:
+                target = folder / record.name
+                target.parent.mkdir(parents=True, exist_ok=True)
+                reasons.add(_link_or_copy(checkpoint.path / record.name, target))
+            saved_at = write_manifest(folder, checkpoint.state, checkpoint.files)
+            require_owned(output_dir)
+        write_text(path.parent / LATEST, f"{path.name}\n", check=partial(require_owned, output_dir))
     how = "hard-linked"
     copied = sorted(reason for reason in reasons if reason is not None)
     if copied:

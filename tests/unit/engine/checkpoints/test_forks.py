@@ -9,12 +9,13 @@ import pytest
 from test_checkpoint_files import SOLO, FileEngine, train_state
 
 from evenpack.engine.checkpoints.files import Checkpoint, find_candidates, read_manifest
-from evenpack.engine.checkpoints.forks import checkpoint_of, take_over
+from evenpack.engine.checkpoints.forks import checkpoint_of, parent_checkpoint, take_over
 from evenpack.engine.checkpoints.keeping import KeepPolicy
 from evenpack.engine.checkpoints.loading import newest_whole
 from evenpack.engine.checkpoints.saving import CheckpointWriter
 from evenpack.engine.config import ParentSection
-from evenpack.errors import CheckpointError
+from evenpack.errors import CheckpointError, ConfigError
+from evenpack.testing import pair_run_values, run_config
 
 
 @pytest.fixture
@@ -77,3 +78,18 @@ def test_a_step_without_a_complete_checkpoint_is_refused_with_those_there_are(pa
     saved(checkpoint_of(parent))[0].write_bytes(b"short")
     assert "it has those of steps 3: name" in refusal(trunk, 2)
     assert find_candidates(tmp_path / "child" / "checkpoints") == []
+
+
+def test_an_mlperf_log_does_not_begin_in_mid_run(parent: ParentSection, tmp_path: Path):
+    values = pair_run_values(
+        "bert",
+        tmp_path,
+        run={"parent": parent.model_dump()},
+        data={"validation_fraction": 0.1},
+        training={"target_accuracy": 0.7, "evaluate_every_steps": 2},
+    )
+    values["mlperf"] = {"submission_platform": "1xCPU", "submission_benchmark": "bert"}
+    with pytest.raises(ConfigError, match="begins after step 2 of another: set mlperf=null"):
+        parent_checkpoint(run_config(values))
+    del values["mlperf"]
+    assert parent_checkpoint(run_config(values)).step == 2
