@@ -7,6 +7,7 @@ import textwrap
 import types
 import typing
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from copy import deepcopy
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -48,7 +49,8 @@ _USUAL_NAMES = {
     "global_batch_size train_batch_size": "training.packs_per_step",
     "micro_batch micro_batch_size device_batch_size per_device_train_batch_size "
     "train_micro_batch_size_per_gpu": "training.packs_per_micro_batch",
-    "iterations max_iters max_steps num_steps num_train_steps total_steps train_iters train_steps": "training.steps",
+    "iterations max_iters max_steps num_steps num_train_steps step total_steps train_iters "
+    "train_steps": "training.steps",
     "max_epochs num_epochs num_train_epochs": "training.epochs",
     "max_tokens train_tokens": "training.tokens",
     "block_size context_length context_size max_length max_seq_len max_seq_length seq_len seq_length "
@@ -234,12 +236,20 @@ def load_run_file(path: Path, schema: type[SectionT], overrides: Sequence[str] =
     values = read_yaml(text, f"{path} is not readable YAML")
     if not isinstance(values, dict):
         raise ConfigError(f"{path} must hold sections such as 'run:' and 'data:', found {type(values).__name__}")
+    return validate(overridden(values, schema, overrides, origin=str(path)), schema, origin=str(path))
+
+
+def overridden(
+    written: dict[str, Any], schema: type[Section], overrides: Sequence[str], *, origin: str
+) -> dict[str, Any]:
+    """Returns the values of a run file with `section.key=value` overrides. Raises: ConfigError for a wrong one."""
+    values = deepcopy(written)
     given = tuple(_apply_override(values, override, schema, overrides[at:]) for at, override in enumerate(overrides))
     for place in dict.fromkeys(name.removesuffix(".kind") for name in given if name.endswith(".kind")):
-        dropped = _drop_keys_of_old_kind(values, read_yaml(text, str(path)), place, given, schema)
+        dropped = _drop_keys_of_old_kind(values, written, place, given, schema)
         if dropped:
-            _say_once(f"{path}: {dropped}")
-    return validate(values, schema, origin=str(path))
+            _say_once(f"{origin}: {dropped}")
+    return values
 
 
 def find_run_file(path: Path) -> Path:

@@ -14,9 +14,10 @@ from evenpack.data.prepared import PreparedData
 from evenpack.engine.activity import OnActivity, ignore_activity, own_work
 from evenpack.engine.checkpoints.continuation import continued
 from evenpack.engine.checkpoints.files import CHECKPOINTS, Checkpoint, TrainState
+from evenpack.engine.checkpoints.forks import parent_checkpoint, take_over
 from evenpack.engine.checkpoints.initial_weights import initialize
 from evenpack.engine.checkpoints.keeping import KeepPolicy
-from evenpack.engine.checkpoints.loading import load_checkpoint, newest_whole
+from evenpack.engine.checkpoints.loading import load_checkpoint, newest_whole, whole_at
 from evenpack.engine.checkpoints.saving import CheckpointWriter
 from evenpack.engine.config import RunConfig
 from evenpack.engine.deepspeed_config import deepspeed_config
@@ -52,6 +53,12 @@ class Start:
     def steps_done(self) -> int:
         """Steps done before: 0, or the checkpoint's number."""
         return 0 if self.checkpoint is None else self.checkpoint.step
+
+    @property
+    def steps_of_parent(self) -> int:
+        """Steps that another run has done, from which this one is forked."""
+        parent = self.config.run.parent
+        return 0 if parent is None else parent.step
 
     @property
     def samples_done(self) -> int:
@@ -114,7 +121,7 @@ class TrainingRun:
 
 
 def find_start(resolved: ResolvedRun, world: World) -> Start:
-    """Finds the run's newest complete checkpoint, and settles what the run keeps of it.
+    """Finds the run's newest complete checkpoint, or its parent's, and settles what the run keeps of it.
 
     Raises: ConfigError if these ranks cannot divide a step; CheckpointError for a checkpoint that cannot be resumed;
     RunError if the ranks do not see the same data.
@@ -123,9 +130,17 @@ def find_start(resolved: ResolvedRun, world: World) -> Start:
     check_attention(resolved.config, world.device.type)
     resolved.settled.micro_batches(world.size)
     _require_shared_fingerprint(resolved, world)
-    checkpoint = newest_whole(resolved.config.run.output_dir / CHECKPOINTS, world)
+    run = resolved.config.run
+    checkpoint = newest_whole(run.output_dir / CHECKPOINTS, world)
+    parents = None
+    if checkpoint is None and run.parent is not None:
+        config = resolved.config
+        checkpoint = parents = world.on_main(lambda: parent_checkpoint(config))
+        whole_at(run.parent.run / CHECKPOINTS, run.parent.step, world)
     if checkpoint is not None:
         resolved = continued(resolved, checkpoint.state)
+    if parents is not None:  # nothing is written before it could be refused
+        checkpoint = world.on_main(lambda: take_over(parents, run.output_dir))
     return Start(resolved=resolved, world=world, checkpoint=checkpoint)
 
 
@@ -197,6 +212,7 @@ def _writer(config: RunConfig, world: World, *, steps_done: int) -> CheckpointWr
     training = config.training
     policy = KeepPolicy(
         newest=training.keep_checkpoints,
+        steps=frozenset(training.keep_checkpoint_steps),
         every_hours=training.keep_checkpoint_every_hours,
         best=training.keep_best_checkpoint,
     )

@@ -27,6 +27,7 @@ from evenpack.units import (
     Seconds,
     Sequences,
     Share,
+    StepNumber,
     Steps,
     Tokens,
     TokensPerParameter,
@@ -42,6 +43,15 @@ StepSpan = int | tuple[int, int]
 """A step, counted from 1, or a first and a last step."""
 
 
+class ParentSection(Section):
+    """The run from which this one is forked, and where."""
+
+    run: UserPath
+    """Its output folder. It is read until this run has a checkpoint, and never again."""
+    step: StepNumber = Field(ge=1, le=MOST_STEPS)
+    """The step of its checkpoint with which this run begins: weights, optimizer and order. Steps count on from it."""
+
+
 class RunSection(Section):
     """Name, output folder and seed of the run."""
 
@@ -51,6 +61,8 @@ class RunSection(Section):
     """Folder for metrics, summary and checkpoints; on several nodes, a folder that all of them share."""
     seed: int = Field(default=42, ge=0, lt=1 << 63)
     """Seed of the order of packs, the initial weights and dropout."""
+    parent: ParentSection | None = None
+    """The run that this one continues from one of its steps; `evenpack fork` writes it. Null: it begins at step 1."""
     hang_timeout_seconds: Seconds | None = Field(default=900.0, ge=2.0)
     """Seconds without progress on any rank after which the run ends with an error that names the rank which blocks it;
     after half of them there is a warning. They must exceed the longest step, the longest flush of one file, and
@@ -180,8 +192,10 @@ class TrainingSection(Section):
     rank writes: 12 bytes per parameter on rank 0 with AdamW at ZeRO 0. False: training waits until the checkpoint is on
     disk. The last checkpoint is always waited for."""
     keep_checkpoints: Checkpoints = Field(default=2, ge=1)
-    """Number of newest checkpoints that are kept; older ones are removed, unless one of the next two keys keeps them.
+    """Number of newest checkpoints that are kept; older ones are removed, unless one of the next three keys keeps them.
     """
+    keep_checkpoint_steps: tuple[Annotated[StepNumber, Field(ge=1, le=MOST_STEPS)], ...] = ()
+    """Steps after which a checkpoint is saved, whether one is due or not, and never removed: to fork runs from them."""
     keep_checkpoint_every_hours: Hours | None = Field(default=None, gt=0.0)
     """Keep the first checkpoint as well, and each one saved at least so many hours after the last one that is kept for
     this reason. Null: off."""
@@ -447,6 +461,11 @@ class RunConfig(Section):
             )
         if last_skipped > steps:
             raise ValueError(f"training.skip_steps names step {last_skipped}, above training.steps ({steps})")
+        if max(training.keep_checkpoint_steps, default=0) > steps:
+            raise ValueError(
+                f"training.keep_checkpoint_steps names step {max(training.keep_checkpoint_steps)}, above "
+                f"training.steps ({steps})"
+            )
         if next(training.skipped.gaps(0, steps), None) is None:
             raise ValueError(f"training.skip_steps leaves none of the {steps} steps to be trained")
         if changes and changes[-1].step > steps:

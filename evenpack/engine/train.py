@@ -191,7 +191,8 @@ def _loop(run: TrainingRun, batches_of_steps: Iterator[StepBatches | SkippedStep
             parts.call("evaluated", step)
         run.on_activity("recording the step", step.steps_done)
         parts.call("recording", step)
-        if step.ends_loop or step.is_due(training.checkpoint_every_steps):
+        is_kept = step.steps_done in training.keep_checkpoint_steps
+        if step.ends_loop or is_kept or step.is_due(training.checkpoint_every_steps):
             parts.call("saving", step)
             parts.call("saved", step)
         if step.ends_loop:
@@ -268,6 +269,8 @@ def describe(run: Start) -> str:
     if training.batching == "sequences":
         rows = f"sequences of up to {config.data.recipe.max_sequence_length} tokens"
     begin = "from the start" if run.steps_done == 0 else f"continuing after step {run.steps_done}"
+    if config.run.parent is not None and run.steps_done == config.run.parent.step:
+        begin += f" of {config.run.parent.run}"
     until = f"{stop} of {training.planned_steps}" if stop < training.planned_steps else f"{stop}"
     if training.target_accuracy is not None:
         until += f" or an accuracy of {training.target_accuracy:g}"

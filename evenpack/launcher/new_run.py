@@ -99,6 +99,11 @@ def write_run_file(path: Path, new: NewRun) -> None:
         "that is not in this file. Steps and learning rate are taken from the shipped file: "
         f"`{new.plan_command(path)}` shows what they mean for this data."
     )
+    write_commented(path, values, comment)
+
+
+def write_commented(path: Path, values: Mapping[str, Any], comment: str) -> None:
+    """Writes the sections of a run file below a comment, with the meaning of each key above it."""
     write_text(path, "\n".join([*_comment(comment), *_lines(values, keys_of(RunConfig), ""), ""]))
 
 
@@ -188,10 +193,13 @@ def _scalar(value: Any) -> str:
 
 
 def _meaning(keys: Sequence[Key], place: str, siblings: Mapping[str, Any]) -> str:
-    """The first sentence of what a key means, with its unit; none of `kind`, nor of a name that the user chose."""
+    """The first sentence of what a key means, with its unit; none of `kind`, nor of a name that others chose."""
     if place.endswith(".kind") or place.rpartition(".")[0] == "data.sources":
         return ""
-    found = find_keys(keys, place)
+    try:
+        found = find_keys(keys, place)
+    except ConfigError:  # where any key is allowed, such as below deepspeed.extra
+        return ""
     kind = siblings.get("kind")
     key = next((key for key in found if kind in key.kinds), found[0])
     sentence = re.split(r"(?<=[.;:])(?<!\bal\.)\s(?!\()", key.meaning)[0].rstrip(".;:")

@@ -24,7 +24,7 @@ from evenpack.engine.checkpoints.saving import CheckpointWriter
 from evenpack.engine.world.distributed import World
 from evenpack.testing.ranks import fork_context
 
-BORDERS = ("mkdir", "write", "fsync", "rename", "replace", "unlink", "rmdir")
+BORDERS = ("mkdir", "write", "fsync", "rename", "replace", "link", "unlink", "rmdir")
 """Every call of `os` by which a save changes the file system, and `write` where the engine says that it wrote."""
 
 SOLO = World(rank=0, size=1, local_rank=0, device=torch.device("cpu"))

@@ -18,6 +18,7 @@ from evenpack.engine.checkpoints.files import (
     find_wrong_size,
     manifest_or_problem,
 )
+from evenpack.engine.checkpoints.forks import parent_checkpoint, require_same_parent
 from evenpack.engine.config import RunConfig
 from evenpack.engine.resolving.resolve import ResolvedRun
 from evenpack.errors import CheckpointError
@@ -56,6 +57,7 @@ def continued(run: ResolvedRun, state: TrainState, *, tell: Callable[..., None] 
     Raises: CheckpointError if it cannot continue.
     """
     config = run.config.model_dump(mode="json")
+    require_same_parent(state, run.config.run)
     require_same_past_mixture(state, run.config.data)
     require_fingerprint(state, run.fingerprint(state.step), config)
     compare_run_files(state, config, has_fewer_accumulations=run.settled.has_fewer_accumulations, tell=tell)
@@ -70,7 +72,7 @@ def continued(run: ResolvedRun, state: TrainState, *, tell: Callable[..., None] 
 
 
 def require_resumable(run: ResolvedRun) -> None:
-    """Judges the newest checkpoint before ranks are started, which will compare its content too.
+    """Judges the newest checkpoint, or that of the parent, before ranks are started, which compare its content too.
 
     Raises: as `continued`.
     """
@@ -79,6 +81,8 @@ def require_resumable(run: ResolvedRun) -> None:
         if checkpoint is not None and find_wrong_size(checkpoint) is None:
             continued(run, checkpoint.state, tell=lambda *_: None)  # rank 0 tells
             return
+    if run.config.run.parent is not None:
+        continued(run, parent_checkpoint(run.config).state, tell=lambda *_: None)
 
 
 def require_checkpoint(config: RunConfig) -> None:

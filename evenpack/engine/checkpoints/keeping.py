@@ -1,4 +1,4 @@
-"""Which checkpoints of a run are kept: the newest, one every so many hours, and the best."""
+"""Which checkpoints of a run are kept: the newest, those of some steps, one every so many hours, and the best."""
 
 import math
 from collections.abc import Sequence
@@ -17,6 +17,8 @@ class KeepPolicy:
 
     newest: int
     """Number of newest checkpoints to keep, at least 1: the run continues from the newest."""
+    steps: frozenset[int] = frozenset()
+    """Keep the checkpoints of these steps."""
     every_hours: float | None = None
     """Keep the oldest, and each that was saved at least so many hours after the one before it that this rule keeps."""
     best: bool = False
@@ -32,7 +34,7 @@ class KeepPolicy:
         What `every_hours` keeps it still keeps when others have been removed and newer ones added.
         """
         ascending = sorted(whole, key=lambda checkpoint: checkpoint.step)
-        steps = {checkpoint.step for checkpoint in ascending[-self.newest :]}
+        steps = {checkpoint.step for checkpoint in ascending[-self.newest :]} | self.steps
         if self.every_hours is not None:
             steps.update(_spaced(ascending, seconds=self.every_hours * _SECONDS_PER_HOUR))
         best = best_of(ascending) if self.best else None

@@ -77,7 +77,8 @@ class MetricsWriter(Part):
         if not self._run.world.is_main:
             yield
             return
-        resumed = MetricsLog.resume(self._run.config.run.output_dir / METRICS, step=self._run.steps_done)
+        path = self._run.config.run.output_dir / METRICS
+        resumed = MetricsLog.resume(path, step=self._run.steps_done, begun_at=self._run.steps_of_parent)
         with resumed as self._metrics:
             yield
 

@@ -37,8 +37,10 @@ class MetricsLog:
             self._file = path.open("ab", buffering=0)  # so that `close` has nothing to write, and cannot fail in that
 
     @classmethod
-    def resume(cls, path: Path, *, step: int) -> "MetricsLog":
-        """Opens the log of a run that resumes after `step`, with the complete records up to it; 0 starts a new log.
+    def resume(cls, path: Path, *, step: int, begun_at: int = 0) -> "MetricsLog":
+        """Opens the log of a run that resumes after `step`, with the complete records up to it.
+
+        `begun_at`: the step after which the run has begun, that of its parent if it is a fork; a new log starts there.
 
         Records that do not belong to the checkpoint are kept in a file of another name. The log is always a new file,
         which replaces the old one atomically, so that a stopped process of an earlier start, when it is woken, appends
@@ -48,7 +50,7 @@ class MetricsLog:
         """
         require_owned(path.parent)
         with explained(path, action="read or written"):
-            _keep_unrelated_records(path, step)
+            _keep_unrelated_records(path, step, begun_at)
             before = _count_lines(path)
             path.parent.mkdir(parents=True, exist_ok=True)
             with ExitStack() as opened:
@@ -159,15 +161,17 @@ def _count_lines(path: Path) -> int:
         return sum(1 for _ in file)
 
 
-def _keep_unrelated_records(path: Path, step: int) -> None:
+def _keep_unrelated_records(path: Path, step: int, begun_at: int) -> None:
     """Keeps a copy of a log that lacks a step up to `step`, or that belongs to a run without a checkpoint."""
     logged = {record["step"] for _, record in _whole_records(path)} if path.exists() else set()
-    missing = [number for number in range(1, step + 1) if number not in logged]
-    if step == 0 and logged:
+    missing = [number for number in range(begun_at + 1, step + 1) if number not in logged]
+    if step == begun_at and logged:
         kept = free_name(path)
         path.replace(kept)
         log.warning(
-            "there is no checkpoint, so the run begins at step 1, but %s has steps up to %d: it is kept as %s",
+            "there is no %scheckpoint, so the run begins at step %d, but %s has steps up to %d: it is kept as %s",
+            "later " if begun_at else "",
+            begun_at + 1,
             path,
             max(logged),
             kept.name,

@@ -19,7 +19,7 @@ from evenpack.launch_environment import refuse_other_options
 from evenpack.launcher.cli.arguments import SETTINGS, fail, onto_stdout
 from evenpack.launcher.cli.data import prepare, shards_app, verify, where
 from evenpack.launcher.cli.results import evaluate, export, finetune, mlperf_app, report, waits
-from evenpack.launcher.cli.run_files import config_app, new
+from evenpack.launcher.cli.run_files import config_app, fork, new
 from evenpack.launcher.cli.studies import STUDIES, probe
 from evenpack.launcher.cli.training import doctor, plan, slurm, stop, train
 from evenpack.launcher.processes.stop import end_with_starter, open_closed_streams
@@ -32,6 +32,7 @@ COMMANDS: tuple[Callable[..., None], ...] = (
     plan,
     train,
     stop,
+    fork,
     slurm,
     evaluate,
     report,

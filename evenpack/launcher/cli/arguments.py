@@ -32,6 +32,9 @@ RunFile = Annotated[
         metavar="RUN.yaml", help="The run file, or the name of one that comes with evenpack (evenpack config list)."
     ),
 ]
+RunOrFile = Annotated[
+    Path, typer.Argument(metavar="RUN", help="Output directory of a run, or its run file.", show_default=False)
+]
 Overrides = Annotated[
     list[str] | None, typer.Argument(metavar="section.key=value", help="Replace values of the run file.")
 ]
@@ -138,6 +141,13 @@ def load(run_file: Path, overrides: Sequence[str] | None) -> "RunConfig":
 
     console.log_to_stderr()
     return load_run_file(run_file, RunConfig, overrides or [])
+
+
+def output_dir_of(run: Path, overrides: Sequence[str] = ()) -> Path:
+    """Returns the output directory that a run file names, or the path as it is. Raises: ConfigError."""
+    from evenpack.shipped import names_run_file
+
+    return load(run, overrides).run.output_dir if names_run_file(run) else run
 
 
 def fail(message: str) -> NoReturn:

@@ -8,7 +8,18 @@ import typer
 
 from evenpack import console
 from evenpack.errors import ConfigError
-from evenpack.launcher.cli.arguments import SETTINGS, AsJson, AtStep, Overrides, RunFile, Save, load, reporting
+from evenpack.launcher.cli.arguments import (
+    SETTINGS,
+    AsJson,
+    AtStep,
+    Overrides,
+    RunFile,
+    RunOrFile,
+    Save,
+    load,
+    output_dir_of,
+    reporting,
+)
 from evenpack.shipped import names_run_file
 
 if TYPE_CHECKING:
@@ -79,7 +90,7 @@ def report(
     """
     # An override may be too long for a path, about which `Path.exists` raises an error.
     overrides = [word for word in runs if "=" in word and not os.path.exists(word)]  # noqa: PTH110
-    output_dirs = [_output_dir(Path(word), overrides) for word in runs if word not in overrides]
+    output_dirs = [output_dir_of(Path(word), overrides) for word in runs if word not in overrides]
     if overrides and not any(names_run_file(word) for word in runs):
         raise ConfigError(f"{overrides[0]} replaces a value of a run file, and none is given: give RUN.yaml")
     with reporting(as_json, save=save) as shown:
@@ -94,9 +105,7 @@ def report(
 
 
 def waits(
-    run: Annotated[
-        Path, typer.Argument(metavar="RUN", help="Output directory of a run, or its run file.", show_default=False)
-    ],
+    run: RunOrFile,
     overrides: Overrides = None,
     *,
     save: Save = None,
@@ -115,16 +124,11 @@ def waits(
     """
     if overrides and not names_run_file(run):
         raise ConfigError(f"{overrides[0]} replaces a value of a run file, and none is given: give RUN.yaml")
-    output_dir = _output_dir(run, overrides or [])
+    output_dir = output_dir_of(run, overrides or [])
     with reporting(as_json, save=save) as shown:
         from evenpack.studies.waits.presentation import explain_waits
 
         shown.take(explain_waits(output_dir))
-
-
-def _output_dir(run: Path, overrides: list[str]) -> Path:
-    """Returns the output directory that a run file names, or the path as it is. Raises: ConfigError."""
-    return load(run, overrides).run.output_dir if names_run_file(run) else run
 
 
 def export(

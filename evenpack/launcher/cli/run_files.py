@@ -1,4 +1,4 @@
-"""Commands on run files: `evenpack new` writes one, `evenpack config ...` explains them."""
+"""Commands on run files: `evenpack new` and `fork` write one, `evenpack config ...` explains them."""
 
 import sys
 from pathlib import Path
@@ -10,7 +10,16 @@ from evenpack import console
 from evenpack.errors import ConfigError
 from evenpack.files import require_file
 from evenpack.launch_environment import shell_words
-from evenpack.launcher.cli.arguments import SETTINGS, AsJson, Overrides, RunFile, load, reporting
+from evenpack.launcher.cli.arguments import (
+    SETTINGS,
+    AsJson,
+    Overrides,
+    RunFile,
+    RunOrFile,
+    load,
+    output_dir_of,
+    reporting,
+)
 
 
 def new(
@@ -72,6 +81,34 @@ def new(
             *map(console.text, notes),
             console.text("\n  ".join([f"Wrote {run_file} for {run.place}. Next:", *commands])),
         ]
+
+
+def fork(
+    run: RunOrFile,
+    run_file: Annotated[Path, typer.Argument(metavar="NEW.yaml", help="The run file to write.")],
+    overrides: Overrides = None,
+    *,
+    at: Annotated[int, typer.Option("--at", metavar="STEP", min=1, help="The step with whose checkpoint it begins.")],
+    as_json: AsJson = False,
+) -> None:
+    """Write the run file of a run that begins with a step of another.
+
+    It is that run's file at the step, with overrides, which may change what a resume may change: schedule and optimizer
+    settings, length, ranks, the mixture of later steps. `train` then goes on from the step, with weights, optimizer and
+    order. The checkpoint is hard-linked, so the new run needs the other one no more.
+
+    \b
+    Examples:
+      evenpack fork runs/trunk --at 20000 decay.yaml schedule.decay_steps=2000 training.steps=22000
+      evenpack fork TRUNK.yaml --at 20000 hot.yaml optimizer.learning_rate=1e-3
+    """
+    output_dir = output_dir_of(run)
+    with reporting(as_json) as report:
+        from evenpack.launcher.forking import fork_run, next_command
+
+        require_file(run_file, ".yaml", option="evenpack fork")
+        report.value = forked = fork_run(output_dir, at, run_file, overrides or [])
+        report.shown.append(console.text(f"Wrote {run_file}, and {forked.checkpoint}. Next:\n  {next_command(forked)}"))
 
 
 def _ask(option: str, question: str, *, default: str | None = None) -> str:

@@ -42,6 +42,11 @@ def test_the_newest_are_kept_whatever_else_is():
     assert kept([checkpoint(1)], newest=2) == [1]
 
 
+def test_those_of_named_steps_are_kept_for_ever():
+    policy = KeepPolicy(newest=1, steps=frozenset({2, 4, 9}))
+    assert [one.step for one in policy.kept([checkpoint(step) for step in range(1, 7)])] == [2, 4, 6]
+
+
 def test_one_is_kept_for_every_so_many_hours_beginning_with_the_first():
     saved = [checkpoint(step, hours=step / 10) for step in range(1, 36)]
     assert kept(saved, hours=1.0) == [1, 11, 21, 31, 35]

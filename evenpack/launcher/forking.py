@@ -1,0 +1,96 @@
+"""A run file that begins with a step of another run, and the checkpoint for it."""
+
+import logging
+import shlex
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from evenpack.config import overridden, validate
+from evenpack.engine.checkpoints.continuation import continued
+from evenpack.engine.checkpoints.files import Checkpoint, find_wrong_content
+from evenpack.engine.checkpoints.forks import checkpoint_of, parent_checkpoint, take_over
+from evenpack.engine.config import ParentSection, RunConfig
+from evenpack.engine.resolving.requirements import require_trainable
+from evenpack.engine.resolving.resolve import open_run
+from evenpack.errors import CheckpointError, ConfigError
+from evenpack.launcher.new_run import write_commented
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ForkedRun:
+    """A run that has been forked, and that `evenpack train` continues."""
+
+    run_file: Path
+    output_dir: Path
+    checkpoint: Path
+    """Its own first checkpoint, which is the parent's."""
+
+
+def fork_run(run: Path, step: int, run_file: Path, overrides: Sequence[str]) -> ForkedRun:
+    """Writes the run file of a run that begins with a step of another, and then links the checkpoint into its folder.
+
+    A kill in between loses nothing: `evenpack train` would link it.
+
+    Args:
+        run: output folder of the other run.
+
+    Raises: ConfigError, DataError or CheckpointError, before anything is written, if there is no complete checkpoint of
+    the step, or if the overrides change what a resume may not change.
+    """
+    if run_file.exists():
+        raise ConfigError(f"{run_file} exists already: choose another name, or remove it")
+    origin = str(run_file)
+    parent = validate({"run": run, "step": step}, ParentSection, origin=origin)
+    values = overridden(_values(checkpoint_of(parent), parent, run_file.stem), RunConfig, overrides, origin=origin)
+    config = validate(values, RunConfig, origin=origin)
+    output_dir = config.run.output_dir
+    if output_dir.exists() and (not output_dir.is_dir() or any(output_dir.iterdir())):
+        raise ConfigError(f"run.output_dir {output_dir} is not empty: name another, as run.output_dir=FOLDER")
+    resolved = open_run(config, verify="later")  # by the ranks
+    require_trainable(resolved)
+    checkpoint = parent_checkpoint(resolved.config)
+    continued(resolved, checkpoint.state)
+    problem = find_wrong_content(checkpoint, checkpoint.files)
+    if problem is not None:
+        raise CheckpointError(f"checkpoint {checkpoint.path} is broken: {problem}. Restore it, or name another step")
+    comment = (
+        f"Forked from step {step} of {run}: begins with its weights, optimizer and order, and goes on from there. "
+        "`evenpack config explain KEY` explains a key, also one that is not in this file and has its default."
+    )
+    write_commented(run_file, values, comment)
+    return ForkedRun(run_file=run_file, output_dir=output_dir, checkpoint=take_over(checkpoint, output_dir).path)
+
+
+def next_command(forked: ForkedRun) -> str:
+    """Returns the command that trains it."""
+    return f"evenpack train {shlex.quote(str(forked.run_file))}"
+
+
+def _values(checkpoint: Checkpoint, parent: ParentSection, name: str) -> dict[str, Any]:
+    """Returns the sections of the run file: the parent's at that step, without what was for the parent alone."""
+    saved = validate(checkpoint.state.config, RunConfig, origin=str(checkpoint.path))
+    values = stated(saved)
+    values["run"] |= {"name": name, "output_dir": str(parent.run.parent / name)}
+    prepared = saved.data.prepared_dir or parent.run / saved.prepared_dir.name
+    values["data"] |= {"prepared_dir": str(prepared)}
+    for key in ("initialize_from", "keep_checkpoint_steps", "stop_after_steps"):
+        values["training"].pop(key, None)
+    return values
+
+
+def stated(config: RunConfig) -> dict[str, Any]:
+    """Returns the sections of a run file that gives the same run, as short as it can be."""
+    return _stated(config.model_dump(mode="json"), config.model_dump(mode="json", exclude_defaults=True))
+
+
+def _stated(values: Mapping[str, Any], changed: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns the values that are not their defaults, with the `kind` of each section, by which it is read."""
+    return {
+        key: _stated(value, changed[key]) if isinstance(value, dict) and key in changed else value
+        for key, value in values.items()
+        if key in changed or key == "kind"
+    }

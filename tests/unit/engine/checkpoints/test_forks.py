@@ -1,0 +1,95 @@
+"""The parent's checkpoint becomes the first of a forked run, by links or copies, and names the parent."""
+
+import errno
+import logging
+import os
+from pathlib import Path
+
+import pytest
+from test_checkpoint_files import SOLO, FileEngine, train_state
+
+from evenpack.engine.checkpoints.files import Checkpoint, find_candidates, read_manifest
+from evenpack.engine.checkpoints.forks import checkpoint_of, parent_checkpoint, take_over
+from evenpack.engine.checkpoints.keeping import KeepPolicy
+from evenpack.engine.checkpoints.loading import newest_whole
+from evenpack.engine.checkpoints.saving import CheckpointWriter
+from evenpack.engine.config import ParentSection
+from evenpack.errors import CheckpointError, ConfigError
+from evenpack.testing import pair_run_values, run_config
+
+
+@pytest.fixture
+def parent(tmp_path: Path) -> ParentSection:
+    writer = CheckpointWriter(tmp_path / "trunk" / "checkpoints", SOLO, KeepPolicy(newest=1, steps=frozenset({2})))
+    for step in (1, 2, 3):
+        writer.save(FileEngine(), train_state(step))
+    return ParentSection(run=tmp_path / "trunk", step=2)
+
+
+def saved(checkpoint: Checkpoint) -> list[Path]:
+    return [checkpoint.path / record.name for record in checkpoint.files]
+
+
+def test_the_files_are_the_parents_own_and_stay_when_the_parent_goes(parent: ParentSection, tmp_path: Path):
+    found = checkpoint_of(parent)
+    own = take_over(found, tmp_path / "child")
+    assert all(one.samefile(other) for one, other in zip(saved(found), saved(own), strict=True))
+    (tmp_path / "trunk").rename(tmp_path / "moved")
+    assert newest_whole(tmp_path / "child" / "checkpoints", SOLO) == own
+    assert own.state.config["run"]["parent"] == {"run": str(tmp_path / "trunk"), "step": 2}
+    assert "parent" not in read_manifest(tmp_path / "moved" / "checkpoints" / "step_000002").state.config["run"]
+    assert (own.path.parent / "latest").read_text() == "step_000002\n"
+
+
+def test_without_hard_links_the_files_are_copied_and_that_is_said(
+    parent: ParentSection, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+):
+    def refuse(source: Path, target: Path) -> None:
+        raise OSError(errno.EXDEV, os.strerror(errno.EXDEV), str(source), None, str(target))
+
+    monkeypatch.setattr(os, "link", refuse)
+    found = checkpoint_of(parent)
+    with caplog.at_level(logging.INFO):
+        own = take_over(found, tmp_path / "child")
+    assert "copied, because they cannot be hard-linked (Invalid cross-device link)" in caplog.text
+    assert not any(one.samefile(other) for one, other in zip(saved(found), saved(own), strict=True))
+    assert newest_whole(own.path.parent, SOLO) == own
+
+
+def test_a_parent_that_loses_the_checkpoint_meanwhile_leaves_nothing(parent: ParentSection, tmp_path: Path):
+    found = checkpoint_of(parent)
+    saved(found)[-1].unlink()
+    with pytest.raises(CheckpointError, match=r"was removed while it was taken over: .*keep_checkpoint_steps"):
+        take_over(found, tmp_path / "child")
+    assert list((tmp_path / "child").rglob("*")) == [tmp_path / "child" / "checkpoints"]
+
+
+def test_a_step_without_a_complete_checkpoint_is_refused_with_those_there_are(parent: ParentSection, tmp_path: Path):
+    def refusal(run: Path, step: int) -> str:
+        with pytest.raises(CheckpointError) as caught:
+            checkpoint_of(ParentSection(run=run, step=step))
+        return str(caught.value)
+
+    trunk = tmp_path / "trunk"
+    assert "no complete checkpoint of step 1 in" in refusal(trunk, 1)
+    assert "it has those of steps 2, 3: name one of them" in refusal(trunk, 1)
+    assert f"{trunk}/checkpoints/checkpoints has none" in refusal(trunk / "checkpoints", 2)
+    assert f"{tmp_path}/gone does not exist" in refusal(tmp_path / "gone", 2)
+    saved(checkpoint_of(parent))[0].write_bytes(b"short")
+    assert "it has those of steps 3: name" in refusal(trunk, 2)
+    assert find_candidates(tmp_path / "child" / "checkpoints") == []
+
+
+def test_an_mlperf_log_does_not_begin_in_mid_run(parent: ParentSection, tmp_path: Path):
+    values = pair_run_values(
+        "bert",
+        tmp_path,
+        run={"parent": parent.model_dump()},
+        data={"validation_fraction": 0.1},
+        training={"target_accuracy": 0.7, "evaluate_every_steps": 2},
+    )
+    values["mlperf"] = {"submission_platform": "1xCPU", "submission_benchmark": "bert"}
+    with pytest.raises(ConfigError, match="begins after step 2 of another: set mlperf=null"):
+        parent_checkpoint(run_config(values))
+    del values["mlperf"]
+    assert parent_checkpoint(run_config(values)).step == 2
