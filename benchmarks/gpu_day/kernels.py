@@ -127,7 +127,7 @@ def attention_row(layer: AttentionLayer, backend: str) -> dict[str, Any]:
 
 @contextmanager
 def loss_as_before() -> Iterator[None]:
-    """Lets the loss run over the vocabulary's columns alone, a slice of the padded ones, as it did until a1101726."""
+    """Lets the loss run over the vocabulary's columns alone, a slice of the padded ones, as it did until a661bb96."""
     with (
         mock.patch.object(cross_entropy, "_chunk_sums", _chunk_sums_before),
         mock.patch.object(cross_entropy, "_compiler", _compiler_before),
