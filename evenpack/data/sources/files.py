@@ -191,12 +191,13 @@ class SplitsOfRows:
 def refuse_split_column(dataset: Any, label: str) -> None:
     """Raises DataError if a column of a Hugging Face dataset says that its rows are of several splits."""
     for key in SPLIT_KEYS:
-        if key not in dataset.column_names:
+        feature = dataset.features.get(key)
+        name_of = getattr(feature, "int2str", None)  # of a ClassLabel
+        if name_of is None and getattr(feature, "dtype", None) not in ("string", "large_string"):
             continue
-        feature, splits = dataset.features[key], SplitsOfRows()
+        splits = SplitsOfRows()
         for value in dataset.select_columns([key]).unique(key):  # which copies a column of chosen rows
-            known = getattr(feature, "int2str", None)  # of a ClassLabel
-            splits.see(key, known(value) if known and value is not None else value, lambda: label)
+            splits.see(key, value if name_of is None or value is None else name_of(value), lambda: label)
 
 
 def _split_of_file(file: Path, base: Path) -> str | None:

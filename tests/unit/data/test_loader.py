@@ -566,6 +566,20 @@ def test_sources_that_seem_to_be_held_out_are_named(names: tuple[str, str], capl
     assert f"the sources {names[1]} are trained on, and their names say" in caplog.text
 
 
+def test_a_column_of_splits_is_read_in_each_form() -> None:
+    labels = datasets.Features({"split": datasets.ClassLabel(names=["train", "dev", "wiki"])})
+    for chosen, is_refused in (([0, 1], True), ([0, 2], False), ([1, 1], False)):
+        column = datasets.Dataset.from_dict({"split": chosen}, features=labels)
+        rows = datasets.concatenate_datasets([SPLIT, column], axis=1).select([1, 0])
+        if is_refused:
+            with pytest.raises(DataError, match=r"'split' is '(train|dev)', and other rows say"):
+                made(rows, packs_per_step=1)
+        else:
+            assert made(rows, packs_per_step=1).packs == 1
+    lists = SPLIT.add_column("data_split", [["train"], ["test"]])
+    assert made(lists, packs_per_step=1).packs == 1
+
+
 def test_columns_are_no_sources() -> None:
     with pytest.raises(DataError, match="input_ids, position_ids are columns: give one table of them"):
         made({"input_ids": TOKENS, "position_ids": TOKENS}, weights={"input_ids": 1, "position_ids": 1})
