@@ -96,7 +96,8 @@ def draw(records: list[list[dict[str, Any]]], out: Path, *, origin: str) -> None
         rates.set_xlabel("step (optimizer updates)")
         rates.set_xlim(0, STEPS)
         gains = [trunk[step + DECAY] - decay[step + DECAY] for step, decay in zip(FORKS, decays, strict=True)]
-        write_title(losses, f"Each decay of {DECAY} steps ends {min(gains):.2f} to {max(gains):.2f} below the trunk")
+        ends = ", ".join(f"{-gain:+.3f}" for gain in gains)
+        write_title(losses, f"Validation loss after {DECAY} steps of decay, against the trunk's: {ends}")
         write_footer(figure, [origin, "Dots: held-out documents; lines: training, smoothed."])
 
 
