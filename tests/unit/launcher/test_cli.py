@@ -522,6 +522,7 @@ def test_several_inputs_are_packed_side_by_side(tmp_path: Path, drawn: list[Draw
     assert "--pack-lengths" in refused.stderr
 
 
+@pytest.mark.slow
 def test_a_study_compares_pack_lengths_and_recommends() -> None:
     done = evenpack("study", "packing", "squad_1_1_384", "--pack-lengths", "512", "--json").json()
     assert list(dict.fromkeys(row["pack_length"] for row in done["pack_lengths"])) == [384, 512]

@@ -21,6 +21,7 @@ import psutil
 import pytest
 from dying_parts import DyingCorpus, SleepingCorpus
 from prepared_files import Recorder, StopAfter, StoppedError, contents, data_config, sentences, two_sources, write_jsonl
+from slow_cases import slow_but
 
 from evenpack.data.config import DataConfig
 from evenpack.data.prepare import prepare as prepare_module
@@ -94,7 +95,7 @@ def test_the_size_of_parts_does_not_show(finished: Path, in_parts: Path) -> None
     assert without_journals(in_parts) == without_journals(finished)
 
 
-@pytest.mark.parametrize("workers", [1, 2, 3])
+@pytest.mark.parametrize("workers", slow_but([3], [1, 2, 3]))
 def test_any_number_of_workers_writes_the_same_bytes(
     workers: int, corpus: Path, in_parts: Path, tmp_path: Path
 ) -> None:
