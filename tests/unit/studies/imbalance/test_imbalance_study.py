@@ -84,6 +84,7 @@ def test_a_run_is_simulated_with_its_own_model(tmp_path: Path) -> None:
         assert cost[name] == pytest.approx(getattr(expected, name), rel=1e-12)
 
 
+@pytest.mark.slow
 def test_tables_name_the_estimate_and_every_scheme(tmp_path: Path) -> None:
     plot = tmp_path / "new" / "figure.png"
     arguments = ("squad_1_1_384", "--devices", "1..4", *QUICK, "--all-reduce-bytes", "1e9", "--bandwidth", "50")
@@ -131,6 +132,7 @@ def heavy_tailed_log(path: Path) -> Path:
     return path
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("few_rounds")
 def test_the_log_is_shown_by_every_method_with_its_range(tmp_path: Path) -> None:
     log = heavy_tailed_log(tmp_path / "log.csv")
