@@ -241,6 +241,7 @@ def windowed_utilisation(world: World, config: RunConfig) -> tuple[float, float]
         return record["mfu"], step_flops(model, vocabulary_size=260, work=work) / 2e9
 
 
+@pytest.mark.slow
 def test_a_record_distinguishes_predicted_padding(config: RunConfig, tmp_path: Path):
     length = MAX_SEQUENCE_LENGTH
     recipe = {"kind": "padding", "max_sequence_length": length, "atom": length, "isolate_documents": False}

@@ -174,6 +174,7 @@ def cost_of_tokens(batch: PackedBatch) -> float:
     return 1e-3 + 2e-6 * batch.local_counts.tokens + 3e-8 * useful_work(batch).squared_lengths
 
 
+@pytest.mark.slow
 def test_micro_batches_that_clusters_have_in_common_are_timed_once(
     config: RunConfig, world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
