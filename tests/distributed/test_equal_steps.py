@@ -6,6 +6,7 @@ from functools import cache
 from pathlib import Path
 
 import pytest
+from slow_cases import slow_but
 from tiny_training import changed, never, prepare_run
 
 from evenpack.engine.build import find_start
@@ -66,7 +67,7 @@ def outcome(
     return run_ranks(draw_and_train, ranks, config), read_metrics(config.run.output_dir / "metrics.jsonl")
 
 
-@pytest.mark.parametrize("ranks", [1, 2, 4])
+@pytest.mark.parametrize("ranks", slow_but([1, 4], [1, 2, 4]))
 def test_every_rank_gets_the_same_number_of_packs_in_every_step(config: RunConfig, ranks: int):
     drawn, records = outcome(config.model_dump_json(), config.prepared_dir.parent, ranks)
     assert drawn[0][0] == len(FEW) < 4, "an epoch must hold fewer packs than there are ranks"
@@ -75,7 +76,7 @@ def test_every_rank_gets_the_same_number_of_packs_in_every_step(config: RunConfi
         assert [step.packs_of_micro_batches for step in steps] == [(1,) * (8 // ranks)] * config.training.steps
 
 
-@pytest.mark.parametrize("ranks", [1, 2, 4])
+@pytest.mark.parametrize("ranks", slow_but([1, 4], [1, 2, 4]))
 def test_epochs_follow_one_another_and_nothing_repeats_or_is_left_out(config: RunConfig, ranks: int):
     drawn, _ = outcome(config.model_dump_json(), config.prepared_dir.parent, ranks)
     seen: Counter[int] = Counter()
@@ -86,7 +87,7 @@ def test_epochs_follow_one_another_and_nothing_repeats_or_is_left_out(config: Ru
         assert max(seen.values()) - min(seen[number] for number in range(len(FEW))) <= 1
 
 
-@pytest.mark.parametrize("ranks", [2, 4])
+@pytest.mark.parametrize("ranks", slow_but([4], [2, 4]))
 def test_order_and_loss_are_those_of_one_rank(config: RunConfig, ranks: int):
     _, alone = outcome(config.model_dump_json(), config.prepared_dir.parent, 1)
     _, together = outcome(config.model_dump_json(), config.prepared_dir.parent, ranks)

@@ -18,7 +18,6 @@ import torch
 import torch.nn.functional as F
 from host_trainers import relative_error
 from repository import ROOT
-from slow_cases import slow_but
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
 import evenpack
@@ -127,7 +126,8 @@ def losses_in(output: str) -> list[float]:
 LOOPS = ("ddp_loop", "fsdp2_loop", "accelerate_loop", "deepspeed_loop", "lightning_loop", "trainer")
 
 
-@pytest.mark.parametrize("name", slow_but(["ddp_loop"], LOOPS))
+@pytest.mark.parametrize("name", LOOPS)
+@pytest.mark.slow
 def test_a_loop_learns_the_same_through_kills_and_on_other_ranks(name: str, tmp_path: Path) -> None:
     """Two ranks are killed in their third update, one goes on for two steps, and four for the last two."""
     script = f"{name}.py"

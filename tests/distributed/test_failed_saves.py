@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from slow_cases import slow_but
 from tiny_training import changed, logged, never, numbered_lines, prepare_run
 
 from evenpack.engine.config import RunConfig
@@ -51,7 +52,10 @@ def checkpoints(config: RunConfig) -> list[str]:
     return sorted(path.name for path in (config.run.output_dir / "checkpoints").iterdir())
 
 
-@pytest.mark.parametrize(("stage", "writer", "in_background"), [(0, 0, True), (1, 1, True), (1, 1, False)])
+@pytest.mark.parametrize(
+    ("stage", "writer", "in_background"),
+    slow_but([0], [(0, 0, True), (1, 1, True), (1, 1, False)]),
+)
 def test_a_save_that_fails_on_one_rank_leaves_the_run_going(
     config: RunConfig, tmp_path: Path, stage: int, writer: int, in_background: bool
 ) -> None:
@@ -72,7 +76,7 @@ def test_a_save_that_fails_on_one_rank_leaves_the_run_going(
     assert failed.keys() == {"step", "pause_seconds", "failed"}
 
 
-@pytest.mark.parametrize(("stage", "writer"), [(0, 0), (1, 1)])
+@pytest.mark.parametrize(("stage", "writer"), slow_but([1], [(0, 0), (1, 1)]))
 def test_the_last_save_must_succeed(config: RunConfig, tmp_path: Path, stage: int, writer: int) -> None:
     run = changed(config, run={"output_dir": tmp_path}, deepspeed={"zero_stage": stage})
     results = run_ranks(train_on_a_full_disk, 2, run, STEPS, writer)

@@ -204,6 +204,7 @@ def all_runs(world: World, betas: tuple[RunConfig, RunConfig], fewer: tuple[RunC
     return Told(log=said, refusals=refusals)
 
 
+@pytest.mark.slow
 def test_adjusted_runs_say_what_they_do_and_resume_as_they_began(config: RunConfig, tmp_path: Path):
     adamw = config.optimizer.model_dump(exclude={"bias_correction"}) | {"kind": "adamw"}
     with_adamw = RunConfig.model_validate(config.model_dump() | {"optimizer": adamw})

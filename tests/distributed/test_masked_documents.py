@@ -141,6 +141,7 @@ def test_special_tokens_surround_documents_and_are_never_masked(runs: dict[str, 
 
 
 @pytest.mark.parametrize("name", RUNS)
+@pytest.mark.slow
 def test_every_layout_has_the_same_loss_and_gradient(measured: dict[Any, Any], name: str) -> None:
     loss, gradient = measured[name, "packed"]
     assert gradient.norm() > 0
@@ -168,6 +169,7 @@ def test_changing_one_document_changes_no_other_logits(runs: dict[str, RunConfig
         assert not torch.equal(model.hidden_states(batch)[first:stop], model.hidden_states(changed_batch)[first:stop])
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("measured")
 @pytest.mark.parametrize("name", TRAINED)
 def test_a_run_learns_and_its_export_has_the_same_loss(runs: dict[str, RunConfig], name: str, tmp_path: Path) -> None:

@@ -66,6 +66,7 @@ def train_then_raise_the_target(world: World, config: RunConfig) -> list[TrainOu
     return [train_in(world, each, stop_requested=never) for each in (config, raised)]
 
 
+@pytest.mark.slow
 def test_a_target_raised_where_no_step_is_left_is_not_reached(reached: RunConfig, tmp_path: Path) -> None:
     last_step = read_metrics(reached.run.output_dir / "metrics.jsonl")[-1]["step"]
     config = changed(reached, run={"output_dir": tmp_path}, training={"stop_after_steps": last_step})

@@ -96,6 +96,7 @@ def test_every_rank_gets_the_reason_why_weights_are_refused(folder: Path) -> Non
     assert f"{folder / 'nowhere'} does not exist" in first
 
 
+@pytest.mark.slow
 def test_every_stage_begins_with_the_same_weights_as_zero_0(tmp_path: Path) -> None:
     first = prepare_run(tmp_path, {"lines": numbered_lines()}, steps=2)
     stages = [

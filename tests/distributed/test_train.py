@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from slow_cases import slow_but
 from tiny_training import MAX_SEQUENCE_LENGTH, changed, never, numbered_lines, prepare_run, records, stop_after
 from windowed_models import layers_with_windows, with_windows
 
@@ -88,7 +89,7 @@ def stop_and_go_on(world: World, straight: RunConfig, stopped: RunConfig) -> lis
         return [*outcomes, train_in(world, stopped, stop_requested=never)]
 
 
-@pytest.mark.parametrize("stage", [0, 1, pytest.param(2, marks=pytest.mark.slow), 3])
+@pytest.mark.parametrize("stage", slow_but([0, 3], range(4)))
 def test_one_rank_that_is_asked_stops_all_and_the_run_resumes_bit_for_bit(config: RunConfig, stage: int):
     folder = config.prepared_dir.parent
     straight, stopped = (
@@ -131,7 +132,7 @@ def explode(world: World, config: RunConfig) -> str:
     return str(caught.value)
 
 
-@pytest.mark.parametrize("stage", [0, 1])
+@pytest.mark.parametrize("stage", slow_but([1], [0, 1]))
 def test_a_loss_that_is_not_finite_ends_the_run_on_all_ranks_and_saves_nothing(
     config: RunConfig, tmp_path: Path, stage: int
 ):
@@ -240,6 +241,7 @@ def windowed_utilisation(world: World, config: RunConfig) -> tuple[float, float]
         return record["mfu"], step_flops(model, vocabulary_size=260, work=work) / 2e9
 
 
+@pytest.mark.slow
 def test_a_record_distinguishes_predicted_padding(config: RunConfig, tmp_path: Path):
     length = MAX_SEQUENCE_LENGTH
     recipe = {"kind": "padding", "max_sequence_length": length, "atom": length, "isolate_documents": False}

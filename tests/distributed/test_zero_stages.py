@@ -81,6 +81,7 @@ def families(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, 
     return folder, {kind: prepare_family(folder, kind) for kind in FAMILIES}
 
 
+@pytest.mark.slow
 def test_zero_3_trains_and_evaluates_as_zero_0(families: tuple[Path, dict[str, RunConfig]]) -> None:
     require_same_runs(families, ranks=2, kinds=("llama",), stages=(0, 3))
 

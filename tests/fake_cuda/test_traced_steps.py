@@ -5,6 +5,7 @@ from itertools import cycle
 
 import pytest
 from fake_gpu.device import why_not_here
+from slow_cases import slow_but
 from traced_cases import CASES, has_estimated_blocks, is_estimated, whole_presets
 from tracing import expected_flops, forward_of_blocks, jobs_of, traced
 
@@ -33,6 +34,8 @@ LARGE_BATCHES = (
     "llama:160m+2_layers+16_times+zero1",
 )
 """Micro-batches so large that the peak is in the backward pass through a block, or nearly as much is alive there."""
+
+ROOMS = ("gpt2:medium+2_layers+16_times+rooms", "bert:base+2_layers+32_times+rooms")
 
 HALF_RESIDUAL = tuple(
     f"{model}+2_layers+16_times+bf16" for model in ("bert:base", "gpt2:medium", "llama:160m", "modernbert:base")
@@ -69,6 +72,15 @@ FAULTS = {
 }
 """What `spoilers.py` does to a model, and the fault that it makes."""
 
+ONE_OF_EACH_KIND = (
+    "item",
+    "host_tensor",
+    "float32_product",
+    "float32_attention",
+    "unaligned_lines",
+    "lists_of_two_shapes",
+)
+
 ATTENTION_IN_GRAPHS = {
     "compiled:varlen": ["torch_attn._varlen_attn"],
     "compiled:varlen+dropout": ["aten._flash_attention_forward"],
@@ -85,6 +97,11 @@ CAUSAL, WIDTH = "gpt2-rotary-varlen-packed-bf16_autocast-adamw", 1600
 
 of_each_case = pytest.mark.parametrize("job", CASES)
 of_each_model = pytest.mark.parametrize("job", [pytest.param(name, marks=pytest.mark.slow) for name in whole_presets()])
+
+
+def of_spoiled(spoilers):
+    """Returns the cases of spoilers as those of the model that they spoil."""
+    return [pytest.param(f"{one.values[0]}:{SPOILED}", marks=one.marks) for one in spoilers]
 
 
 @pytest.fixture(scope="module")
@@ -134,7 +151,10 @@ def test_the_estimate_of_memory_is_near_the_traced_peak(results, job):
     assert results[job]["estimated_peak"] == pytest.approx(results[job]["peak_bytes"], rel=MEMORY_ERROR)
 
 
-@pytest.mark.parametrize("job", [name for name, case in CASES.items() if is_estimated(case)] + list(LARGE_BATCHES))
+@pytest.mark.parametrize(
+    "job",
+    [name for name, case in CASES.items() if is_estimated(case)] + slow_but(LARGE_BATCHES[:1], LARGE_BATCHES),
+)
 def test_the_estimate_of_each_phase_is_near_the_traced_one(results, job):
     traced, estimated = results[job]["phase_bytes"], results[job]["estimated_phases"]
     found = {
@@ -146,7 +166,7 @@ def test_the_estimate_of_each_phase_is_near_the_traced_one(results, job):
     assert found == {phase: pytest.approx(traced[phase], rel=PHASE_ERROR) for phase in found}
 
 
-@pytest.mark.parametrize("job", LARGE_BATCHES)
+@pytest.mark.parametrize("job", slow_but(LARGE_BATCHES[:1], LARGE_BATCHES))
 def test_the_estimate_of_memory_is_near_the_traced_peak_of_a_large_micro_batch(results, job):
     traced = results[job]["phase_bytes"]
     most = "last block" if traced["backward"] > traced["forward"] else "loss"
@@ -154,7 +174,7 @@ def test_the_estimate_of_memory_is_near_the_traced_peak_of_a_large_micro_batch(r
     assert results[job]["estimated_peak"] == pytest.approx(results[job]["peak_bytes"], rel=MEMORY_ERROR)
 
 
-@pytest.mark.parametrize("job", ["gpt2:medium+2_layers+16_times+rooms", "bert:base+2_layers+32_times+rooms"])
+@pytest.mark.parametrize("job", slow_but(ROOMS[:1], ROOMS))
 def test_micro_batches_of_other_numbers_of_segments_need_the_memory_of_the_estimate(results, job):
     """What is alive between steps, and the peak, are those of micro-batches of one size."""
     result = results[job]
@@ -166,7 +186,7 @@ def test_micro_batches_of_other_numbers_of_segments_need_the_memory_of_the_estim
     assert result["estimated_peak"] == pytest.approx(result["peak_bytes"], rel=PHASE_ERROR)
 
 
-@pytest.mark.parametrize("job", HALF_RESIDUAL)
+@pytest.mark.parametrize("job", slow_but(HALF_RESIDUAL[:1], HALF_RESIDUAL))
 def test_a_residual_stream_of_16_bits_has_no_faults_and_at_most_the_memory_of_the_estimate(results, job):
     result = results[job]
     assert "error" not in result, result["error"]
@@ -200,7 +220,7 @@ def test_torch_tracks_the_same_peak(results, job):
     assert results[job]["peak_bytes"] == results[job]["peak_by_torch"]
 
 
-@pytest.mark.parametrize("job", [f"{spoiler}:{SPOILED}" for spoiler in FAULTS])
+@pytest.mark.parametrize("job", of_spoiled(slow_but(ONE_OF_EACH_KIND, FAULTS)))
 def test_a_fault_that_is_put_into_the_model_is_found(results, job):
     kind, operator = FAULTS[job.partition(":")[0]]
     found = results[job]["error"].splitlines()  # the trace ends with the first step, at the latest
@@ -283,7 +303,7 @@ def test_gradients_are_reduced_beside_the_last_backward_pass(results, job):
     assert operators_of(results[job], phase="backward")["c10d.allreduce_"] == len(results[job]["buckets"])
 
 
-@pytest.mark.parametrize("job", list(ATTENTION_IN_GRAPHS))
+@pytest.mark.parametrize("job", slow_but(["compiled:varlen", "compiled:flash"], ATTENTION_IN_GRAPHS))
 def test_a_compiled_block_is_one_graph_with_its_attention(results, job):
     result = results[job]
     assert "error" not in result, result["error"]
@@ -291,7 +311,7 @@ def test_a_compiled_block_is_one_graph_with_its_attention(results, job):
     assert any(word in operator for operator in result["graphs"][0] for word in ATTENTION_IN_GRAPHS[job])
 
 
-@pytest.mark.parametrize("job", STREAM_BYTES)
+@pytest.mark.parametrize("job", slow_but(["stream:pre+bfloat16", "stream:post+float32"], STREAM_BYTES))
 def test_compiled_blocks_pass_on_and_keep_a_residual_stream_of_its_own_type(results, job):
     """Forward: it enters, is kept and leaves; backward: what is kept, and a gradient in and out. Products read BF16."""
     for direction in ("forward", "backward"):

@@ -1,7 +1,7 @@
 """The steps that are traced: one of each family and positions, and few that hold all other settings. Needs no torch."""
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, fields
+from dataclasses import dataclass, fields
 from itertools import product
 from typing import Any, get_args
 
@@ -117,17 +117,17 @@ def all_cases() -> list[Case]:
 
 def settings_of(case: Case) -> set[tuple[Any, ...]]:
     """Returns each setting of a case with its value; a family and its positions are one."""
-    values = asdict(case)
-    return {(field.name, values[field.name]) for field in fields(case)[2:-5]} | {(case.family, case.positions)}
+    return {(field.name, getattr(case, field.name)) for field in fields(case)[2:-5]} | {(case.family, case.positions)}
 
 
 def covering(cases: Sequence[Case]) -> list[Case]:
     """Returns cases that hold every setting that any of `cases` holds: each time the one with most new."""
-    missing = set().union(*map(settings_of, cases))
+    settings = {case: settings_of(case) for case in cases}
+    missing = set().union(*settings.values())
     chosen = []
     while missing:
-        chosen.append(max(cases, key=lambda case: len(missing & settings_of(case))))
-        missing -= settings_of(chosen[-1])
+        chosen.append(max(cases, key=lambda case: len(missing & settings[case])))
+        missing -= settings[chosen[-1]]
     return chosen
 
 

@@ -73,6 +73,7 @@ def study(study_file: Path, *, plot: Path | None = None) -> Found:
     return Found(value=json.loads(saved.read_text()), commands=machine.commands, figures=figures)
 
 
+@pytest.mark.slow
 def test_a_study_trains_evaluates_compares_and_shows_what_failed(study_file: Path, found: Found) -> None:
     after_padding = ["train", "evaluate", "evaluate", "evaluate"]
     assert found.commands == ["prepare"] * 2 + after_padding + ["train", "evaluate"] * 2 + ["train"]
@@ -102,6 +103,7 @@ def test_a_study_trains_evaluates_compares_and_shows_what_failed(study_file: Pat
     assert padding["own_rows_text"]["mean"] != pytest.approx(padding["own_rows_real_tokens"]["mean"], rel=0.001)
 
 
+@pytest.mark.slow
 def test_all_arms_are_evaluated_on_the_same_targets(study_file: Path, found: Found) -> None:
     """Runs on documents evaluate them themselves."""
     (path,) = study_file.parent.rglob("documents/evaluation.json")
@@ -113,6 +115,7 @@ def test_all_arms_are_evaluated_on_the_same_targets(study_file: Path, found: Fou
     assert all(counts[0].values())
 
 
+@pytest.mark.slow
 def test_a_restart_repeats_only_what_failed_and_reports_the_rest_from_disk(study_file: Path, found: Found) -> None:
     assert study(study_file).commands == ["train"]
     logs = list((study_file.parent / "study").rglob("metrics.jsonl"))
@@ -126,6 +129,7 @@ def test_a_restart_repeats_only_what_failed_and_reports_the_rest_from_disk(study
     assert json.loads(done.stdout)["arms"] == found.value["arms"]
 
 
+@pytest.mark.slow
 def test_a_dry_run_lists_the_runs_with_their_steps(study_file: Path, found: Found) -> None:
     listed = json.loads(
         evenpack("study chunking", study_file, options=["--dry-run", "--json", "--devices-per-run", "1"]).stdout
@@ -191,6 +195,7 @@ def test_a_grid_whose_corpus_is_tokenised_lists_all_its_plans(name: str, tmp_pat
     assert len(list((tmp_path / "out" / "data").iterdir())) == 2, "one prepared run, and the tokens of all"
 
 
+@pytest.mark.slow
 def test_data_of_another_tokenizer_are_not_evaluated(study_file: Path, found: Found) -> None:
     run_file = study_file.parent / "run.yaml"
     trained = f"run.output_dir={study_file.parent}/study/training/documents_32/seed_1"

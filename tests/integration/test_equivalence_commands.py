@@ -9,6 +9,7 @@ import yaml
 from finetuning_tasks import write_finetune_file, write_sentences
 from pair_sources import pair_run_values
 from repository import CONFIGS
+from slow_cases import slow_but
 from small_run import evenpack
 
 from evenpack.launcher import studying
@@ -136,7 +137,7 @@ def test_ranks_that_cannot_divide_a_step_are_told_the_option_before_anything_is_
 SHIPPED = [path for path in sorted((CONFIGS / "studies").glob("*.yaml")) if "equivalence:" in path.read_text()]
 
 
-@pytest.mark.parametrize("path", SHIPPED, ids=lambda path: path.stem)
+@pytest.mark.parametrize("path", slow_but(SHIPPED[:2], SHIPPED), ids=lambda path: path.stem)
 def test_a_shipped_study_lists_its_runs(path: Path, tmp_path: Path) -> None:
     overrides = [f"study.output_dir={tmp_path / 'out'}"]
     done = evenpack("study equivalence", path, *overrides, options=["--dry-run", "--json", "--devices-per-run", "1"])

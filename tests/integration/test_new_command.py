@@ -115,7 +115,7 @@ def test_a_file_that_is_too_large_for_one_document_may_hold_many(tmp_path: Path)
     assert source_sections([str(tmp_path)], text_key=None)
 
 
-@pytest.mark.parametrize("devices", [0, 1, 3, 8, 64])
+@pytest.mark.parametrize("devices", [0, 3, 64])
 @pytest.mark.parametrize("model", MODELS)
 def test_every_model_gets_a_step_that_its_devices_divide(model: str, devices: int, tmp_path: Path) -> None:
     sources = {"text": {"kind": "jsonl", "path": "text.jsonl"}}
@@ -209,7 +209,6 @@ def test_a_place_where_no_run_file_can_be_is_refused_and_a_folder_is_made(
     ("options", "message"),
     [
         (["--model", "gpt2_mini", "--devices", "0"], "--data is missing, and there is no terminal to ask at"),
-        (["--data", "DATA", "--devices", "0"], "--model is missing"),
         (
             ["--data", "DATA", "--model", "gpt2_mni", "--devices", "0"],
             "there is no such model; did you mean 'gpt2_mini'? known: bert_base, bert_large, bert_mini, gpt2_mini,",
@@ -218,14 +217,9 @@ def test_a_place_where_no_run_file_can_be_is_refused_and_a_folder_is_made(
             ["--data", "DATA", "--model", "gpt2_mini", "--devices", "0", "--tokenizer", "/nonexist"],
             "/nonexist is not a folder",
         ),
-        (
-            ["--data", "DATA", "--model", "llama_mini", "--devices", "0", "--tokenizer", "/nonexist"],
-            "/nonexist is not a folder",
-        ),
         (["--data", "DATA", "--model", "bert_mini", "--devices", "0", "--tokenizer", "."], "vocab.txt"),
         (["--data", "DATA", "--data", "DATA", "--model", "gpt2_mini", "--devices", "0"], "is given twice"),
         (["--data", "DATA/../*.md", "--model", "gpt2_mini", "--devices", "0"], "no file matches"),
-        (["--data", "nowhere", "--model", "gpt2_mini", "--devices", "0"], "nowhere does not exist"),
         (["--data", "~nobody_here/a", "--model", "gpt2_mini", "--devices", "0"], "~nobody_here/a does not exist"),
         (
             ["--data", "DATA", "--text-key", "body", "--model", "gpt2_mini", "--devices", "0"],

@@ -7,6 +7,7 @@ from functools import cache
 from pathlib import Path
 
 import pytest
+from slow_cases import slow_but
 from small_run import EXACT, STEPS, assert_same_run, evenpack, losses, metrics, small_run_values, steps, train_on
 
 from evenpack.config import load_run_file
@@ -81,7 +82,7 @@ def test_a_checkpoint_holds_its_validation_loss_by_which_the_best_is_found(run_f
     assert json.loads(evenpack("evaluate", run_file, f"run.output_dir={output}", options=options).stdout)["step"] == 8
 
 
-@pytest.mark.parametrize("zero_stage", [0, 1])
+@pytest.mark.parametrize("zero_stage", slow_but([1], [0, 1]))
 def test_a_stopped_run_resumes_bit_for_bit(run_file: Path, straight: Path, zero_stage: int) -> None:
     deepspeed = {"zero_stage": zero_stage}
     whole = straight if zero_stage == 0 else train(run_file, "zero_1", deepspeed=deepspeed)
@@ -111,7 +112,7 @@ def test_a_run_resumes_with_another_number_of_ranks(run_file: Path, straight: Pa
     assert losses(output) == pytest.approx(losses(undropped(run_file)), rel=1e-5)
 
 
-@pytest.mark.parametrize("layout", ["unpadded", "padded"])
+@pytest.mark.parametrize("layout", slow_but(["unpadded"], ["unpadded", "padded"]))
 def test_every_layout_gives_the_same_loss(run_file: Path, layout: str) -> None:
     output = train(run_file, layout, model=UNDROPPED, training={"layout": layout})
     assert steps(output, "order_hash", "targets") == steps(undropped(run_file), "order_hash", "targets")

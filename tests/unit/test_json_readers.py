@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import example, given
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from evenpack.data.manifest import Manifest
@@ -66,6 +66,7 @@ def test_a_file_that_holds_something_else_is_refused(tmp_path: Path, reader: str
         pytest.fail(f"{content!r} was read as {found}")
 
 
+@settings(max_examples=40)
 @given(st.binary() | st.recursive(st.text() | st.integers(), st.lists).map(lambda value: json.dumps(value).encode()))
 @example(b"[" * 100_000)
 @example(b'{"a":' * 100_000)

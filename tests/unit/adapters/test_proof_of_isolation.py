@@ -100,7 +100,7 @@ FAMILIES = [
 ]
 
 
-ONE_OF_EACH = ("llama", "mixtral", "gpt_oss", "modernbert", "roberta", "bloom", "mamba2", "llama4_text")
+ONE_OF_EACH = ("llama", "mixtral", "modernbert", "roberta", "bloom", "mamba2", "llama4_text")
 """Without a mask, dense and of experts; with a block mask, from positions 0 and 2; refused for three reasons."""
 
 

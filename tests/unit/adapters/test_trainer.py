@@ -277,6 +277,7 @@ def test_masked_tokens_that_do_not_weigh_the_same_are_refused() -> None:
         plain_inputs(causal=False)(loader[0])
 
 
+@pytest.mark.slow
 def test_a_loader_that_reads_ahead_gives_the_trainer_the_same_steps(tmp_path: Path) -> None:
     found = []
     for workers in (0, 1):
@@ -325,7 +326,7 @@ def smoothed(log_probabilities: torch.Tensor, labels: torch.Tensor) -> torch.Ten
     return -(1 - SMOOTHING) * targets - SMOOTHING * log_probabilities.mean(1).sum()
 
 
-@pytest.mark.parametrize("name", ["llama", "own name", "bert"])
+@pytest.mark.parametrize("name", slow_but(["llama"], ["llama", "own name", "bert"]))
 def test_labels_are_smoothed_as_of_documents_alone(name: str, tmp_path: Path) -> None:
     model = ENCODERS["bert"]() if name == "bert" else tiny_llama()
     if name == "own name":
@@ -402,7 +403,7 @@ def test_a_loss_of_ones_own_is_left_alone(tmp_path: Path) -> None:
     assert losses[0] == pytest.approx(losses[1], rel=1e-6)
 
 
-@pytest.mark.parametrize("counted", ["non_padding", "all"])
+@pytest.mark.parametrize("counted", slow_but(["non_padding"], ["non_padding", "all"]))
 def test_tokens_seen_are_those_of_the_plan_and_no_rate_counts_batches_that_are_not(
     counted: str, tmp_path: Path
 ) -> None:

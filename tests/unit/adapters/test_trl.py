@@ -4,7 +4,7 @@ import re
 from dataclasses import fields
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import datasets
 import numpy as np
@@ -25,12 +25,13 @@ from host_trainers import (
 )
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast, TrainingArguments
-from trl import SFTConfig
 
 import evenpack
-from evenpack.adapters.trl import PackSFTTrainer
 from evenpack.engine.world.distributed import World
 from evenpack.testing import RanksFailed, run_ranks
+
+if TYPE_CHECKING:  # a second, and each process of `scripts/pytest` collects this file
+    from evenpack.adapters.trl import PackSFTTrainer
 
 pytestmark = pytest.mark.filterwarnings("ignore::FutureWarning")  # TRL uses names that transformers will drop
 EOS = 1
@@ -59,7 +60,11 @@ def dataset(pairs: list[tuple[list[int], list[int]]]) -> datasets.Dataset:
     return datasets.Dataset.from_list(rows)
 
 
-def trainer_of(folder: Path, data: Any = None, **settings: Any) -> PackSFTTrainer:
+def trainer_of(folder: Path, data: Any = None, **settings: Any) -> "PackSFTTrainer":
+    from trl import SFTConfig
+
+    from evenpack.adapters.trl import PackSFTTrainer
+
     quiet = {"report_to": "none", "disable_tqdm": True, "use_cpu": True, "bf16": False, "save_strategy": "no"}
     plain = {"max_grad_norm": 0.0, "optim": "sgd", "learning_rate": 0.1, "lr_scheduler_type": "constant"}
     loader_settings = settings.pop("loader_settings", None)
@@ -179,11 +184,15 @@ DECISIONS = {
 
 
 def test_each_option_of_the_loss_has_its_decision() -> None:
+    from trl import SFTConfig
+
     names = {one.name for one in fields(SFTConfig)} - {one.name for one in fields(TrainingArguments)}
     assert {name for name in names if re.search("loss|smooth|label|token|coef", name)} == set(DECISIONS)
 
 
-@pytest.mark.parametrize("settings", [{"loss_type": "dft"}, {"label_smoothing_factor": 0.3}])
+@pytest.mark.parametrize(
+    "settings", [{"loss_type": "dft"}, pytest.param({"label_smoothing_factor": 0.3}, marks=pytest.mark.slow)]
+)
 def test_other_losses_are_those_of_examples_alone_and_tokens_those_of_the_plan(
     settings: dict[str, Any], tmp_path: Path
 ) -> None:

@@ -44,7 +44,7 @@ def test_pages_are_read_alone_within_the_block_only(tmp_path: Path) -> None:
     ("changes", "expected"),
     [
         ({}, True),
-        ({"shuffle": {"kind": "blocks", "block_tokens": 2000}}, False),
+        pytest.param({"shuffle": {"kind": "blocks", "block_tokens": 2000}}, False, marks=pytest.mark.slow),
         ({"recipe": {"kind": "concat", "max_sequence_length": 64, "atom": 64}, "pack_length": 64}, False),
     ],
     ids=["permutation", "blocks", "rows in their order"],

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import torch
 from finetuning_tasks import finetune_config, write_encoder, write_pairs, write_questions, write_scores, write_sentences
+from slow_cases import slow_but
 from torch import Tensor
 from transformers import BertForQuestionAnswering, BertForSequenceClassification
 
@@ -71,8 +72,9 @@ def one_step(config: FinetuneConfig) -> tuple[float, dict[str, Tensor], PackSele
 @pytest.mark.parametrize(
     ("task", "step", "kind"),
     [
-        *((task, step, "bert") for task in WRITERS for step in ({"packs_per_step": 3}, {"sequences_per_step": 9})),
-        ("rte", {"packs_per_step": 3}, "modernbert"),
+        *slow_but(["rte"], ((task, {"packs_per_step": 3}, "bert") for task in WRITERS)),
+        *slow_but(["squad", "stsb"], ((task, {"sequences_per_step": 9}, "bert") for task in WRITERS)),
+        pytest.param("rte", {"packs_per_step": 3}, "modernbert", marks=pytest.mark.slow),
         ("squad", {"sequences_per_step": 9}, "modernbert"),
     ],
 )

@@ -44,16 +44,6 @@ def test_loss_and_gradients_are_those_of_the_plain_loss(chunk_tokens: int | None
     torch.testing.assert_close(actual_gradients, expected_gradients, rtol=1e-5, atol=1e-5)
 
 
-@pytest.mark.parametrize("chunk_tokens", [4, 5, 100])
-def test_gradients_are_those_of_finite_differences_in_float64(chunk_tokens: int) -> None:
-    hidden, weight, labels, weights = problem(torch.float64)
-    small_hidden, small_weight = hidden[:9].detach().requires_grad_(), weight[:11].detach().requires_grad_()
-    assert torch.autograd.gradcheck(
-        lambda h, w: linear_cross_entropy(h, w, labels[:9] % 11, weights[:9], chunk_tokens=chunk_tokens)[0],
-        (small_hidden, small_weight),
-    )
-
-
 @pytest.mark.parametrize("scale", [100.0, 1e4])
 def test_large_logits_neither_overflow_nor_lose_the_loss(scale: float) -> None:
     hidden, weight, labels, weights = problem()
@@ -96,25 +86,6 @@ def test_labels_may_be_int32() -> None:
     hidden, weight, labels, weights = problem()
     loss, _ = linear_cross_entropy(hidden, weight, labels.int(), weights)
     assert torch.equal(loss, linear_cross_entropy(hidden, weight, labels, weights)[0])
-
-
-def test_a_tied_weight_gathers_the_gradients_of_both_its_uses() -> None:
-    _, weight, labels, weights = problem()
-    tokens = labels.roll(1)
-    loss, _ = linear_cross_entropy(F.embedding(tokens, weight).tanh(), weight, labels, weights, chunk_tokens=10)
-    expected = plain(F.embedding(tokens, weight).tanh(), weight, labels, weights)
-    torch.testing.assert_close(
-        torch.autograd.grad(loss, weight), torch.autograd.grad(expected, weight), rtol=1e-5, atol=1e-5
-    )
-
-
-def test_a_retained_graph_gives_the_same_gradients_twice() -> None:
-    hidden, weight, labels, weights = problem()
-    loss, _ = linear_cross_entropy(hidden, weight, labels, weights)
-    first = torch.autograd.grad(loss * 3, (hidden, weight), retain_graph=True)
-    second = torch.autograd.grad(loss * 3, (hidden, weight))
-    assert torch.equal(first[0], second[0])
-    assert torch.equal(first[1], second[1])
 
 
 # Bias
@@ -318,14 +289,6 @@ def test_evaluation_computes_the_same_loss_and_no_gradients() -> None:
     assert not loss.requires_grad
     assert torch.equal(loss, expected)
     assert torch.equal(correct, expected_correct)
-
-
-def test_chunks_are_even_and_as_few_as_the_limit_allows() -> None:
-    chunks = cross_entropy._even_chunks(53, 10)
-    assert [chunk.stop - chunk.start for chunk in chunks] == [8, 9, 9, 9, 9, 9]
-    assert [chunk.start for chunk in chunks[1:]] == [chunk.stop for chunk in chunks[:-1]]
-    assert (chunks[0].start, chunks[-1].stop) == (0, 53)
-    assert len(cross_entropy._even_chunks(1335, 1335)) == 1
 
 
 @pytest.mark.parametrize(("device_type", "tokens"), [("cpu", 125), ("cuda", 5341), ("mps", 1335)])

@@ -159,10 +159,8 @@ def test_keys_of_one_name_that_mean_different_things_are_all_found() -> None:
     [
         ("training.stepps", "did you mean training.steps"),
         ("kind", r"did you mean data\.sources\.NAME\.kind"),  # of most sections
-        ("data.sources.wiki.pth", r"did you mean .*data\.sources\.NAME\.path"),
         ("data.mixture_schedule.setp", r"data\.mixture_schedule\.step"),
         ("qqq", "`evenpack config explain` lists all keys"),
-        ("", "there is no key ''"),
         ("run.name.first", "there is no key"),
     ],
 )
@@ -253,8 +251,6 @@ def test_the_json_schema_accepts_every_shipped_file() -> None:
     ("section", "values"),
     [
         ("training", {"stepps": 3}),
-        ("training", {"steps": "many"}),
-        ("run", {"name": None}),
         ("model", {"kind": "gpt3"}),
         ("model", {"token_types": 2}),
         ("data", {"shuffle": "gird"}),

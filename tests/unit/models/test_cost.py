@@ -158,27 +158,6 @@ def test_two_depths_are_periods_of_the_pattern_of_layers(windows, expected):
     assert few + further * (more - few) == len(windows)
 
 
-@pytest.mark.parametrize(
-    ("preset", "published"),
-    [("small", 124_439_808), ("medium", 354_823_168), ("large", 774_030_080), ("xl", 1_557_611_200)],
-)
-def test_presets_have_gpt2s_parameter_counts(preset, published):
-    config = Gpt2Config(kind="gpt2", preset=preset)
-    with torch.device("meta"):
-        model = Gpt2(config, vocabulary_size=50_257, max_positions=1_024)
-    assert sum(parameter.numel() for parameter in model.parameters()) == published
-    assert parameter_count(config, vocabulary_size=50_257, max_positions=1_024) == published
-
-
-@pytest.mark.parametrize("max_positions", [1, 512])
-def test_alibi_counts_no_positions(max_positions):
-    config = Gpt2Config(kind="gpt2", preset="mini", positions="alibi")
-    with torch.device("meta"):
-        model = Gpt2(config, vocabulary_size=300, max_positions=max_positions)
-    built = sum(parameter.numel() for parameter in model.parameters())
-    assert parameter_count(config, vocabulary_size=300, max_positions=max_positions) == built
-
-
 def test_flops_of_a_small_pack_by_hand():
     """Lengths 5, 3 and 2: ten tokens, 15 + 6 + 3 = 24 causal pairs, 4 + 2 + 1 = 7 targets."""
     sequences = random_sequences([5, 3, 2], vocabulary_size=VOCABULARY)
@@ -210,13 +189,6 @@ def test_padding_changes_the_slots_and_nothing_that_is_useful():
     ]
 
 
-def test_work_adds_up():
-    total = Work(slots=3, squared_lengths=5, head_slots=2, sequences=1) + Work(
-        slots=4, squared_lengths=16, head_slots=3, sequences=4
-    )
-    assert total == Work(slots=7, squared_lengths=21, head_slots=5, sequences=5)
-
-
 def counted_flops(model, batch):
     """Returns torch's counts, separately for two-dimensional products (linear layers) and batched ones (attention)."""
     with FlopCounterMode(display=False) as counter:
@@ -224,24 +196,6 @@ def counted_flops(model, batch):
     counts = {str(operation): flops for operation, flops in counter.get_flop_counts()["Global"].items()}
     linear = sum(flops for name, flops in counts.items() if name in ("aten.mm", "aten.addmm"))
     return linear, sum(counts.values()) - linear
-
-
-def test_linear_layers_agree_with_torchs_counter():
-    sequences = random_sequences([16, 16], vocabulary_size=VOCABULARY)
-    batch, _ = build_batch([sequences], "packed", max_sequence_length=16)
-    model = Gpt2(SHAPE, vocabulary_size=VOCABULARY, max_positions=16, attention_backend="reference")
-    linear, _ = counted_flops(model, batch)
-    without_attention = replace(performed_work(batch), squared_lengths=-batch.slots)  # no pairs at all
-    assert step_flops(SHAPE, vocabulary_size=VOCABULARY, work=without_attention) == linear
-
-
-def test_attention_agrees_with_torchs_counter_but_for_the_causal_half():
-    """The oracle computes every pair of a segment, l² of them, where l (l + 1) / 2 count."""
-    batch, _ = build_batch([random_sequences([16], vocabulary_size=VOCABULARY)], "packed", max_sequence_length=16)
-    model = Gpt2(SHAPE, vocabulary_size=VOCABULARY, max_positions=16, attention_backend="reference")
-    linear, attention = counted_flops(model, batch)
-    expected = step_flops(SHAPE, vocabulary_size=VOCABULARY, work=performed_work(batch)) - linear
-    assert attention * (16 + 1) / 2 / 16 == expected > 0
 
 
 @pytest.mark.parametrize("layout", ["packed", "padded"])
@@ -282,14 +236,6 @@ def test_berts_presets_have_the_parameter_counts_of_transformers(preset, publish
     assert count == published if next_sentence else count < published
 
 
-def test_every_table_of_bert_counts():
-    config = BertConfig(kind="bert", preset="mini", token_types=5)
-    with torch.device("meta"):
-        model = Bert(config, vocabulary_size=300, max_positions=77)
-    built = sum(parameter.numel() for parameter in model.parameters())
-    assert parameter_count(config, vocabulary_size=300, max_positions=77) == built
-
-
 def masked_batch(layout="packed"):
     pairs = random_pairs([10, 4, 2], vocabulary_size=VOCABULARY)
     return build_masked_batch([pairs], layout, max_sequence_length=10, pack_length=18, max_targets=7, max_sequences=5)[
@@ -319,23 +265,6 @@ def test_work_performed_on_pairs_is_all_slots_and_all_rows_of_the_heads():
         "unpadded": Work(slots=16, squared_lengths=120, head_slots=7, sequences=5),
         "padded": Work(slots=30, squared_lengths=120 + 6 * 6 + 8 * 8, head_slots=7, sequences=5),
     }
-
-
-@pytest.mark.parametrize("length", [8, 16])
-def test_berts_operations_agree_with_torchs_counter(length):
-    """The oracle computes every pair of a segment, as the convention counts them."""
-    batch, _ = build_masked_batch(
-        [random_pairs([length], vocabulary_size=VOCABULARY)], "packed", max_sequence_length=length
-    )
-    model = Bert(BERT, vocabulary_size=VOCABULARY, max_positions=16, attention_backend="reference")
-    with FlopCounterMode(display=False) as counter:
-        hidden = model.hidden_states(batch)
-        rows = model.masked_token_head(hidden[batch.targets["masked_token"].positions])
-        logits = torch.nn.functional.linear(rows, model.token_embedding.weight, model.masked_token_head.decoder_bias)
-        pairs = model.next_sentence_head(hidden[batch.targets["next_sentence"].positions])
-        (logits.sum() + pairs.sum()).backward()
-    expected = step_flops(BERT, vocabulary_size=VOCABULARY, work=performed_work(batch))
-    assert counter.get_total_flops() == expected
 
 
 @pytest.mark.parametrize(

@@ -185,10 +185,7 @@ def test_a_model_survives_its_file(tmp_path: Path) -> None:
     ("change", "message"),
     [
         ({"per_slot": -1.0}, "per_slot: Input should be greater than or equal to 0, found -1.0"),
-        ({"noise": float("nan")}, "noise: Input should be a finite number"),
         ({"per_slt": 1.0}, "per_slt: no such key; did you mean 'per_slot'"),
-        ({"measured_on": None}, "measured_on: "),
-        ({"constant": "fast"}, "constant: Input should be a valid number"),
     ],
 )
 def test_a_wrong_value_in_the_file_is_named(tmp_path: Path, change: dict[str, object], message: str) -> None:
@@ -218,11 +215,6 @@ def test_a_shipped_model_can_be_read_and_says_how_far_it_is_to_be_trusted(path: 
     assert 0.0 < model.held_out_median_error < 0.2
     assert model.per_slot > 0.0
     assert model.measured_on.commit is not None
-
-
-def test_models_of_both_kinds_are_shipped() -> None:
-    kinds = {CostModel.read(path).measured_on.model.split()[0] for path in MEASURED}
-    assert kinds == {"bert", "gpt2"}
 
 
 def test_a_fit_that_does_not_converge_is_named(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -6,9 +6,7 @@ import pytest
 from scipy import stats
 
 from evenpack.studies.statistics.paired import (
-    Interval,
     PairedDifference,
-    Spread,
     paired_difference,
     pairs_to_decide,
     verdict_of,
@@ -115,10 +113,3 @@ def test_on_the_margin_no_number_of_pairs_decides() -> None:
 def test_nothing_to_compare_is_an_error() -> None:
     with pytest.raises(ValueError, match="no pair"):
         paired_difference([], [], significance=0.05)
-
-
-def test_spreads_and_intervals_are_formatted_as_a_table_shows_them() -> None:
-    assert f"{Spread.of([2.0, 4.0]):.2f}" == "3.00 ± 1.41"
-    assert f"{Spread.of([2.0]):.2f}" == "2.00"
-    assert f"{Interval(low=-0.5, high=0.25):+.2f}" == "-0.50 to +0.25"
-    assert paired_difference([1.0], [2.0], significance=0.05).interval is None

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from slow_cases import slow_but
 from transformers import CONFIG_MAPPING, AutoConfig, AutoModelForCausalLM, AutoModelForMaskedLM
 from transformers.models.auto.modeling_auto import MODEL_FOR_MASKED_LM_MAPPING_NAMES
 
@@ -118,7 +119,7 @@ def only(model: str, **asked: Any) -> ProbedCombination:
 
 
 @pytest.mark.parametrize("mode", ["eval", "train"])
-@pytest.mark.parametrize("backend", ["eager", "sdpa", "flex"])
+@pytest.mark.parametrize("backend", slow_but(["sdpa"], ["eager", "sdpa", "flex"]))
 def test_llama_isolates_by_positions_without_a_cache(backend: str, mode: str) -> None:
     row = only("llama", backend=backend, cache=False, mask="none", mode=mode)
     assert (row.verdict, row.first_leak) == ("isolated", None)
@@ -207,6 +208,13 @@ def test_a_directory_is_loaded_with_its_weights_and_a_config_without_them(tmp_pa
         assert only(str(path), backend="sdpa", cache=False, mask="none", mode="eval").verdict == "isolated"
 
 
+OTHER_TYPES = [
+    *((name, None, None) for name in ("mllama", "got_ocr2", "fuyu", "blt", "emu3", "phi4_multimodal", "gemma3n")),
+    *((name, None, None) for name in ("bamba", "falcon", "xlstm", "mamba2", "jamba", "zamba", "gpt_neo", "funnel")),
+    *((name, None, None) for name in ("perceiver", "luke", "esm", "xmod", "ultravbert", "deepseek_v2", "laguna")),
+]
+
+
 @pytest.mark.parametrize(
     ("model_type", "made", "kinds"),
     [
@@ -219,9 +227,7 @@ def test_a_directory_is_loaded_with_its_weights_and_a_config_without_them(tmp_pa
         ("llama4", "Llama4ForCausalLM", [*["chunked_attention"] * 3, "full_attention"]),
         ("axk2", "AXK2ForCausalLM", ["indexed_attention"] * 2),
         ("dots1", "Dots1ForCausalLM", ["full_attention"] * 2),
-        *((name, None, None) for name in ("mllama", "got_ocr2", "fuyu", "blt", "emu3", "phi4_multimodal", "gemma3n")),
-        *((name, None, None) for name in ("bamba", "falcon", "xlstm", "mamba2", "jamba", "zamba", "gpt_neo", "funnel")),
-        *((name, None, None) for name in ("perceiver", "luke", "esm", "xmod", "ultravbert", "deepseek_v2", "laguna")),
+        *slow_but(["mllama", "blt", "bamba", "mamba2", "gpt_neo", "luke", "deepseek_v2"], OTHER_TYPES),
     ],
 )
 def test_a_tiny_copy_is_small_runs_and_has_each_kind_of_layer(

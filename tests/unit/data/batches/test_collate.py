@@ -16,7 +16,7 @@ from evenpack.data.batches.objectives import NextTokens
 from evenpack.data.keys import derive_key
 from evenpack.data.order.selection import PackedSource, PackSelection, order_hash, select_packs
 from evenpack.data.order.step_plan import StepPlanner
-from evenpack.data.order.step_shape import UNPADDED_SLOT_MULTIPLE, CostWeights, Layout
+from evenpack.data.order.step_shape import CostWeights, Layout
 from evenpack.errors import DataError
 from evenpack.losses import StepCounts
 
@@ -101,26 +101,6 @@ def test_segments_never_exceed_the_static_bound_and_cover_all_slots(
     assert lengths.max() <= batch.max_sequence_length == 12
 
 
-def test_packed_shapes_do_not_depend_on_the_packs() -> None:
-    source = packed_source([[5], [4], [3], [9], [1], [1], [12]], pack_length=12, longest=12)
-    one = collator(source, "packed", rows=2, pack_length=12)
-    shapes = {
-        (batch.tokens.shape, batch.cu_seqlens.shape, batch.sequence_ids.shape)
-        for count in (1, 2)
-        for batch in [one.collate(select(source, packs=count), COUNTS)]
-    }
-    assert len(shapes) == 1
-
-
-def test_slots_of_each_layout() -> None:
-    source = packed_source([[5], [4], [3], [9]], pack_length=12, longest=12)
-    packs = select(source, packs=2)
-    slots = {
-        layout: collator(source, layout, rows=2, pack_length=12).collate(packs, COUNTS).slots for layout in LAYOUTS
-    }
-    assert slots == {"packed": 24, "unpadded": UNPADDED_SLOT_MULTIPLE, "padded": 12 * len(packs.sequence_ids)}
-
-
 def test_sources_keep_their_tokens_apart() -> None:
     first = packed_source([[5], [4], [3]], pack_length=12, longest=12, first_token=1000)
     second = packed_source([[7], [6, 2]], pack_length=12, longest=12, first_token=5000)
@@ -163,14 +143,6 @@ def test_the_order_hash_depends_on_the_packs_and_not_on_their_assignment() -> No
     halves = sum(order_hash(packs.take(np.array(half))) for half in ([5, 0, 2, 7], [1, 3, 6, 4])) % 2**64
     assert whole == halves
     assert whole != order_hash(packs.take(np.arange(7)))
-
-
-@pytest.mark.parametrize("layout", LAYOUTS)
-def test_batches_are_the_same_from_run_to_run(layout: Layout) -> None:
-    source = packed_source([[5, 2], [4], [3], [9]], pack_length=12, longest=12)
-    one, two = (collator(source, layout, rows=2, pack_length=12).collate(select(source, 2), COUNTS) for _ in range(2))
-    assert torch.equal(one.tokens, two.tokens)
-    assert one.order_hash == two.order_hash
 
 
 def test_a_token_outside_the_vocabulary_is_refused() -> None:

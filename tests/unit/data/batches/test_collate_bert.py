@@ -9,7 +9,6 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from pair_sources import (
-    MASK,
     VOCABULARY_SIZE,
     Pair,
     masked_objective,
@@ -219,25 +218,6 @@ def many_pairs(count: int, *, seed: int) -> list[Pair]:
     return random_sentence_pairs(random_halves(count, longest=LONGEST, seed=seed), seed=seed)
 
 
-def shapes(batch: PackedBatch) -> list[tuple[int, ...]]:
-    tensors = [batch.tokens, batch.cu_seqlens, batch.sequence_ids]
-    for loss in ("masked_token", "next_sentence"):
-        targets = chosen(batch, loss)
-        tensors += [targets.positions, targets.labels, targets.weights]
-    return [tuple(tensor.shape) for tensor in tensors]
-
-
-def test_packed_shapes_are_the_same_for_any_content() -> None:
-    source = pair_source(many_pairs(50, seed=1), pack_length=64, longest=LONGEST)
-    objective = masked_objective()
-    one = collator([source], objective, rows=4, pack_length=64)
-    planned = planner([source], objective, packs=4)
-    batches = [one.collate(planned.plan(step).packs, COUNTS) for step in range(6)]
-    fewer = one.collate(select_packs([source], np.zeros(1, dtype=np.int64), np.zeros(1, dtype=np.int64)), COUNTS)
-    assert len({batch.local_counts.targets for batch in batches}) > 1
-    assert all(shapes(batch) == shapes(fewer) for batch in batches)
-
-
 def test_arrays_of_targets_are_rounded_up() -> None:
     """Three pairs of 13, 13 and 14 tokens have 2 + 2 + 2 targets, as many as two of 40; 18 are rounded up to 64."""
     halves_of_packs = [(5, 5), (5, 5), (5, 6), (30, 7), (30, 7)]
@@ -336,35 +316,6 @@ def test_masks_are_the_same_however_a_step_is_divided_and_laid_out(
     assert divided == alone
 
 
-def two_epochs(objective: DynamicMasks) -> tuple[Masks, Masks]:
-    """Returns the masks of one source in its first epoch and in its second."""
-    source = two_sources()[0]
-    masks = masks_of_steps([source], objective, range(-(-2 * source.plan.packs // PACKS_PER_STEP)))
-    first, second = ({name: masks[name] for name in masks if name[1] == epoch} for epoch in range(2))
-    assert len(first) == len(second) == source.view.count
-    return first, second
-
-
-def test_each_epoch_has_masks_of_its_own() -> None:
-    first, second = two_epochs(masked_objective())
-    differing = [name for name, (seen, _) in first.items() if second[name[0], 1, name[2]][0] != seen]
-    assert len(differing) > 0.9 * len(first), "a short pair may be masked alike by chance"
-    assert all(len(first[name][1]) == len(second[name[0], 1, name[2]][1]) for name in first), "as many as before"
-
-
-def test_other_seeds_and_sources_have_other_masks() -> None:
-    pairs = many_pairs(30, seed=5)
-    of_keys = []
-    for key, seed in ((21, 3), (21, 4), (99, 3)):
-        source = pair_source(pairs, pack_length=64, longest=LONGEST, key=21)
-        source = PackedSource(view=source.view, plan=source.plan, key=key)
-        masks = masks_of_steps([source], masked_objective(seed=seed), range(2))
-        of_keys.append({sequence: seen for (_, epoch, sequence), (seen, _) in masks.items() if epoch == 0})
-    for other in of_keys[1:]:
-        assert other.keys() == of_keys[0].keys()
-        assert np.mean([other[sequence] != seen for sequence, seen in of_keys[0].items()]) > 0.9
-
-
 def test_a_source_named_elsewhere_in_the_run_file_keeps_its_masks() -> None:
     one, two = two_sources()
     in_order = masks_of_steps([one, two], masked_objective(), range(4))
@@ -372,22 +323,3 @@ def test_a_source_named_elsewhere_in_the_run_file_keeps_its_masks() -> None:
     both = in_order.keys() & swapped.keys()
     assert {name[0] for name in both} == {21, 22}
     assert all(in_order[name] == swapped[name] for name in both)
-
-
-def test_validation_is_masked_alike_for_every_seed() -> None:
-    sources = two_sources()
-    of_seeds = [masks_of_steps(sources, masked_objective(seed=seed).for_validation(), range(2)) for seed in (3, 4)]
-    assert of_seeds[0] == of_seeds[1]
-    assert masked_objective(reduction="sequence").for_validation().masked_token.divided_by == "sequences"
-
-
-def test_what_is_masked_is_hidden_and_all_else_is_shown() -> None:
-    """A share of 1.0 to [MASK] leaves no doubt about which tokens are masked."""
-    pairs = many_pairs(30, seed=5)
-    source = pair_source(pairs, pack_length=64, longest=LONGEST, key=21)
-    masks = masks_of_steps([source], masked_objective(mask_share=1.0, random_share=0.0), range(3))
-    assert len(masks) > 20
-    for (_, _, sequence), (seen, masked) in masks.items():
-        shown = dict(enumerate(pairs[sequence].tokens))
-        assert dict(masked).items() <= shown.items()
-        assert seen == [MASK if position in dict(masked) else token for position, token in shown.items()]

@@ -45,12 +45,8 @@ def test_options_of_an_algorithm_are_passed_on() -> None:
         ([], "no sequence to pack"),
         ([3, 0, 2], "length at index 1 must be 1 or more, found 0"),
         ([3, 2.5], "length at index 1 must be a whole number, found 2.5"),
-        ([3, float("nan")], "length at index 1 must be a whole number"),
-        ([3, 10**12], "length at index 1 must be .* or less, found 1000000000000"),
         ([3, 30], "1 sequences, the longest of 30 tokens, do not fit into a pack of 20 slots"),
         (np.array([[1, 2], [3, 4]]), r"found an array of int64 with shape \(2, 2\)"),
-        (np.array(["a"]), "found an array of"),
-        (np.array(3), "found an array of int64 with shape"),
         ([float("nan"), float("nan")], "length at index 0 must be a whole number"),
     ],
 )

@@ -176,8 +176,8 @@ def test_none_gives_each_sequence_a_pack():
     [
         ("wikipedia_512", 512, None, "cutting_stock"),  # the greedy one is 0.05 % above the tokens
         ("wikipedia_512", 512, 8, "cutting_stock"),
-        ("wikipedia_2048", 2048, None, "longest_pack_first"),  # 0.003 %
-        ("wikipedia_2048", 2048, 3, "cutting_stock"),
+        pytest.param("wikipedia_2048", 2048, None, "longest_pack_first", marks=pytest.mark.slow),  # 0.003 %
+        pytest.param("wikipedia_2048", 2048, 3, "cutting_stock", marks=pytest.mark.slow),
         ("wikipedia_2048", 2049, 3, "longest_pack_first"),  # far above, but cutting_stock might take a minute
     ],
 )
@@ -248,11 +248,8 @@ def test_a_histogram_counts_each_length(kind, lengths):
     ("lengths", "message"),
     [
         ([5, 0, 3], "index 1 must be 1 or more, found 0"),
-        ([5, 3, -2], "index 2 must be 1 or more, found -2"),
         ([10], "index 0 must be 9 or less, found 10"),
         ([5, 2.5], "index 1 must be a whole number, found 2.5"),
-        ([1, float("nan")], "index 1 must be a whole number, found nan"),
-        ([1, float("inf")], "index 1 must be a whole number, found inf"),
         (
             np.array([3, 2**64 - 1], dtype=np.uint64),
             "index 1 must be 9 or less, found 18446744073709551615",
@@ -316,16 +313,11 @@ def test_a_histogram_that_counts_nothing_or_less_is_refused(counts, message):
     ("counts", "found"),
     [
         (np.array([1.5, 2.0]), "found an array of float64; length 1 has 1.5"),
-        (np.array([np.nan, 1.0]), "found an array of float64; length 1 has nan"),
-        (np.array([1.0, 2.0, np.inf]), "found an array of float64; length 3 has inf"),
-        (np.array([1.0, 2.0]), "found an array of float64; length 1 has 1.0"),
         (np.array([1, 1 << 63], dtype=np.uint64), "found an array of uint64; length 2 has 9223372036854775808"),
         (np.array([True]), "found an array of bool; length 1 has True"),
         (np.array(["1"]), "found an array of <U1; length 1 has '1'"),
-        (np.array([1, 2], dtype=object), "found an array of object; length 1 has 1"),
         (np.zeros(0), "found an array of float64. LengthHistogram.from_counts takes"),
         (np.array([[1, 2]]), r"found an array of int64 with shape \(1, 2\)"),
-        (np.array(3), r"found an array of int64 with shape \(\)"),
         ([1, 2], r"found list \[1, 2\]"),
         (None, "found NoneType None"),
     ],
@@ -353,13 +345,9 @@ def test_a_histogram_holds_its_counts_as_int64_of_this_machine():
         ("longest_pack", 9, None, "did you mean 'longest_pack_first'.*known: auto, longest_pack_first, shortest"),
         ("xyz", 9, None, "no packing algorithm 'xyz'; known: auto"),
         ("LPFHP", 9, None, "did you mean 'longest_pack_first'"),
-        ("spfhp", 9, None, "did you mean 'shortest_pack_first'"),
-        ("nnlshp", 9, None, "did you mean 'least_squares'"),
-        ("Best-Fit-Decreasing", 9, None, "did you mean 'longest_pack_first'"),
         ("auto", 0, None, "pack_length must be a whole number of 1 or more, in slots, found 0"),
         ("auto", (1 << 24) + 1, None, "pack_length can be 16777216 slots at most, found 16777217"),
         ("auto", 9, 0, "max_sequences_per_pack must be a whole number of 1 or more, or null for no limit, found 0"),
-        ("auto", 9, -1, "found -1"),
         ("auto", 3, None, "2 sequences, the longest of 5 tokens, do not fit into a pack of 3 slots"),
     ],
 )

@@ -304,6 +304,7 @@ prepare(DataConfig.model_validate_json(sys.argv[1]), Path(sys.argv[2]))
 """
 
 
+@pytest.mark.slow
 def test_pairs_killed_again_and_again_end_up_byte_for_byte_the_same(
     text_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

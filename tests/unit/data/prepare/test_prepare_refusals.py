@@ -123,8 +123,7 @@ def test_unknown_tokens_are_counted_in_the_manifest(tmp_path: Path) -> None:
     assert prepare(config, tmp_path / "data").sources["wiki"].unknown_tokens == 3
 
 
-@pytest.mark.parametrize("kind", ["jsonl", "text", "parquet"])
-@pytest.mark.parametrize("workers", [None, 2])
+@pytest.mark.parametrize(("kind", "workers"), [("jsonl", None), ("text", None), ("parquet", None), ("jsonl", 2)])
 def test_a_text_that_holds_the_end_of_documents_is_named_with_its_place(
     tmp_path: Path, kind: str, workers: int | None
 ) -> None:

@@ -19,6 +19,7 @@ from prepared_files import (
     two_sources,
     write_jsonl,
 )
+from slow_cases import slow_but
 
 from evenpack.data.config import DataConfig
 from evenpack.data.manifest import Manifest
@@ -181,7 +182,7 @@ def test_a_source_that_the_run_does_not_have_is_not_left_lying(corpus: Path, tmp
         prepare(config.model_copy(update={"sources": {"wiki": config.sources["wiki"]}}), directory)
 
 
-@pytest.mark.parametrize("before", ["blocks", "permutation"])
+@pytest.mark.parametrize("before", slow_but(["blocks"], ["blocks", "permutation"]))
 def test_a_plan_of_another_order_that_an_interrupted_call_has_stored_is_removed(
     before: str, own_corpus: Path, tmp_path: Path
 ) -> None:

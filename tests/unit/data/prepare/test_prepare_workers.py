@@ -21,6 +21,7 @@ import psutil
 import pytest
 from dying_parts import DyingCorpus, SleepingCorpus
 from prepared_files import Recorder, StopAfter, StoppedError, contents, data_config, sentences, two_sources, write_jsonl
+from slow_cases import slow_but
 
 from evenpack.data.config import DataConfig
 from evenpack.data.prepare import prepare as prepare_module
@@ -94,7 +95,7 @@ def test_the_size_of_parts_does_not_show(finished: Path, in_parts: Path) -> None
     assert without_journals(in_parts) == without_journals(finished)
 
 
-@pytest.mark.parametrize("workers", [1, 2, 3])
+@pytest.mark.parametrize("workers", slow_but([3], [1, 2, 3]))
 def test_any_number_of_workers_writes_the_same_bytes(
     workers: int, corpus: Path, in_parts: Path, tmp_path: Path
 ) -> None:
@@ -349,15 +350,6 @@ def test_text_of_another_script_in_a_part_is_counted_and_not_refused(tmp_path: P
     assert len([note for note in recorder.notes if "encode to nothing but unknown tokens" in note]) == 1
 
 
-def test_a_source_of_unknown_tokens_alone_is_refused_with_workers_too(corpus: Path, tmp_path: Path) -> None:
-    config = two_sources(corpus, tokenizer={"kind": "train_word_pieces", "vocabulary_size": 300})
-    prepare(config.model_copy(update={"sources": {"code": config.sources["code"]}}), tmp_path / "first")
-    path = write_jsonl(tmp_path / "other_script.jsonl", ["\u6f22\u5b57 \u6f22"] * 400)
-    config = _loaded(data_config({"a": {"kind": "jsonl", "path": path}}), tmp_path / "first", has_pieces=True)
-    with pytest.raises(DataError, match="encodes to nothing but unknown tokens"):
-        prepare(config, tmp_path / "data", workers=HereWorkers(), part_bytes=4000)
-
-
 def test_a_host_that_cannot_read_the_source_is_named_and_nothing_is_removed(own_corpus: Path, tmp_path: Path) -> None:
     config, directory = two_sources(own_corpus), tmp_path / "data"
 
@@ -466,7 +458,7 @@ def test_how_many_workers_and_how_large_their_parts(monkeypatch: pytest.MonkeyPa
     assert tokenising.encoding_threads() == 4
 
 
-@pytest.mark.parametrize("name", ["tokens.bin", "tokens.idx", "document_hashes.npy"])
+@pytest.mark.parametrize("name", slow_but(["tokens.bin"], ["tokens.bin", "tokens.idx", "document_hashes.npy"]))
 def test_a_part_that_changes_between_worker_and_joining_is_refused(name: str, corpus: Path, tmp_path: Path) -> None:
     def damage(file: PartFile) -> None:
         path = file.prefix.with_name(name)

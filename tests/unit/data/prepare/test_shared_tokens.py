@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 from prepared_files import Recorder, ShownState, StopAfter, StoppedError, contents, save_tokenizer, two_sources
+from slow_cases import slow_but
 
 from evenpack.data.config import DataConfig
 from evenpack.data.manifest import Manifest
@@ -93,7 +94,7 @@ def flip(path: Path) -> None:
     path.write_bytes(content)
 
 
-@pytest.mark.parametrize("name", ["tokens.bin", "tokens.idx", "document_hashes.npy"])
+@pytest.mark.parametrize("name", slow_but(["tokens.bin"], ["tokens.bin", "tokens.idx", "document_hashes.npy"]))
 def test_damage_of_a_shared_file_is_found_by_each_set_and_before_it_is_reused(
     corpus: Path, own_both: Path, name: str
 ) -> None:

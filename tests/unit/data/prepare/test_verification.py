@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from prepared_files import Recorder, StopAfter, StoppedError, contents, two_sources
+from slow_cases import slow_but
 
 from evenpack.data import checksums, verification
 from evenpack.data.checksums import ChunkReader, Digest, digest_of, find_first_damage
@@ -201,7 +202,7 @@ def test_every_bit_of_a_trained_tokenizer_counts_once_the_manifest_is_gone(corpu
         prepare(two_sources(corpus), own_finished)
 
 
-@pytest.mark.parametrize("kind", ["bin", "sizes", "document_hashes"])
+@pytest.mark.parametrize("kind", slow_but(["bin"], ["bin", "sizes", "document_hashes"]))
 def test_a_half_written_file_that_was_damaged_is_not_gone_on_with(
     corpus: Path, tmp_path: Path, small_batches: None, kind: str
 ) -> None:

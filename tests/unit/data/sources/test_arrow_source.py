@@ -156,11 +156,6 @@ def test_files_that_are_cut_off_or_no_arrow_are_refused(tmp_path: Path) -> None:
     assert "does not end in the mark that closes an Arrow stream" in refusal(path)
 
 
-def test_a_table_without_rows_has_no_document(tmp_path: Path) -> None:
-    for format_ in ("stream", "file"):
-        assert read(write(tmp_path / "a.arrow", texts_table([]), format_)) == []
-
-
 def test_a_saved_dataset_is_read_in_its_own_order_without_what_it_does_not_list(tmp_path: Path) -> None:
     folder = save(datasets.Dataset(texts_table(list(TEXTS))), tmp_path / "set", num_shards=11)
     write(folder / "cache-1.arrow", texts_table(["left by map()"]))

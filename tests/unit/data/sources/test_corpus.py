@@ -243,6 +243,7 @@ def test_a_document_that_is_too_long_is_named_by_its_place_before_it_is_read(
         assert "data.sources.NAME.maximum_document_bytes allows longer ones" in message
 
 
+@pytest.mark.slow
 def test_a_file_is_read_in_bounded_memory_whatever_it_holds(tmp_path: Path) -> None:
     """A line of 1 GiB is 32 kB of zstd; a file of 256 MB has rows of 2 bytes."""
     compressor = zstandard.ZstdCompressor(level=19).compressobj()

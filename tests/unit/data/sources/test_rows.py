@@ -157,25 +157,7 @@ def test_an_accounting_that_loses_a_row_or_word_is_refused() -> None:
         RowAccounting(**{**whole, "rows_kept": -1, "rows_dropped": 4})
 
 
-@pytest.mark.parametrize("kind", ["builtin", "jsonl", "parquet", "text", "hub"])
-def test_every_kind_of_text_has_rows(kind: str) -> None:
-    keys = {"name": "folder"} if kind == "hub" else {}
-    found = source(kind, rows="lines", minimum_words=50, **keys).model_dump()
-    assert (found["rows"], found["minimum_words"]) == ("lines", 50)
-
-
-@pytest.mark.parametrize("kind", ["megatron", "hdf5"])
-@pytest.mark.parametrize("key", [{"rows": "lines"}, {"minimum_words": 50}])
-def test_sources_without_text_have_no_rows(kind: str, key: dict[str, object]) -> None:
-    with pytest.raises(ValidationError, match="Extra inputs are not permitted"):
-        source(kind, **key)
-
-
 def test_values_that_mean_nothing_are_refused() -> None:
-    with pytest.raises(ValidationError, match="greater than or equal to 1"):
-        source("jsonl", minimum_words=0)
-    with pytest.raises(ValidationError, match="'lines' or 'paragraphs'"):
-        source("jsonl", rows="sentences")
     with pytest.raises(ValidationError, match=r"rows \(lines\) and document_separator \(blank_line\) both cut"):
         source("text", rows="lines", document_separator="blank_line")
 

@@ -38,11 +38,6 @@ def test_entries_of_a_vocabulary_are_divided_by_line_ends_alone(tmp_path: Path) 
     assert (words["a\u2028b"], words["c"]) == (1, 3)
 
 
-def test_a_special_token_is_never_read_out_of_a_text(tmp_path: Path) -> None:
-    found = load_token_counter(write_vocabulary(tmp_path / "bert"))
-    assert found.lengths(["[SEP]", "[PAD]"]).tolist() == [5, 5]  # [CLS] [ sep ] [SEP], the middle ones unknown
-
-
 def test_each_form_of_a_folder_gives_the_same_lengths(tmp_path: Path) -> None:
     alone = write_tokenizer_json(tmp_path / "alone")
     with_config = write_tokenizer_json(tmp_path / "with_config")

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 from pydantic import TypeAdapter
+from slow_cases import slow_but
 from tokenizer_folders import (
     BERT,
     BOUNDS,
@@ -44,7 +45,18 @@ def _each_warning_again() -> None:
     warn_once.cache_clear()
 
 
-@pytest.fixture(params=FOLDERS)
+QUICK = (
+    *("GPT-2's pattern", "years as GPT2Tokenizer", "years as no class", "years as an unknown class"),
+    *("years by kind gpt2", "a single character is a special token", "RoBERTa's mask takes the space before it"),
+    *("GPT-2 with a beginning", "Llama 3's template", "both ends", "words that are no merges", "dropout"),
+    *("truncation and padding", "no special token by its file", "special tokens named in the config alone"),
+    *("NFKC and lower case", "added tokens", "Llama 2", "Unigram", "Unigram as T5", "uncased BERT", "cased BERT"),
+    "merges that form special tokens",
+)
+"""One of each form; the others differ in what a class or file says of it."""
+
+
+@pytest.fixture(params=slow_but(QUICK, FOLDERS))
 def case(request: pytest.FixtureRequest) -> Folder:
     return FOLDERS[request.param]
 

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import tokenizers
-from tokenizers import models, pre_tokenizers, processors, trainers
+from tokenizers import models, pre_tokenizers, trainers
 from transformers import AutoTokenizer, GPT2Tokenizer
 
 from evenpack.data.tokenizers.byte_pairs import END_OF_TEXT
@@ -90,37 +90,6 @@ def test_a_vocabulary_without_padding_says_so_only_when_asked() -> None:
     tokenizer = train_tokenizer(TrainedTokenizer(kind="train", vocabulary_size=260), ["pack after pack"])
     with pytest.raises(DataError, match="has no pad_token"):
         _ = tokenizer.padding_id
-
-
-@pytest.mark.parametrize("kind", ["gpt2", "trained", "loaded", "hub"])
-def test_special_tokens_written_in_a_text_stay_text(kind: str, gpt2_folder: Path, tmp_path: Path) -> None:
-    tokenizer = from_files(gpt2_folder)
-    if kind == "trained":
-        tokenizer = train_tokenizer(TrainedTokenizer(kind="train", vocabulary_size=300), [f"a {END_OF_TEXT} b"] * 9)
-    if kind in ("loaded", "hub"):
-        tokenizer.save(tmp_path)
-        tokenizer = Tokenizer.load(tmp_path)
-    if kind == "hub":
-        tokenizer = load_tokenizer(HubTokenizer(kind="hub", name=str(tmp_path)))
-    text = f"before {END_OF_TEXT} after"
-    (found,) = documents(tokenizer, [text])
-    assert found.count(tokenizer.end_of_text_id) == 1
-    assert found[-1] == tokenizer.end_of_text_id
-    assert tokenizer.decode(found[:-1]) == text
-
-
-def test_a_saved_tokenizer_is_the_same_when_loaded_and_for_transformers(gpt2_folder: Path, tmp_path: Path) -> None:
-    tokenizer = from_files(gpt2_folder)
-    tokenizer.save(tmp_path)
-    loaded = Tokenizer.load(tmp_path)
-    assert loaded.checksum == tokenizer.checksum
-    assert documents(loaded, TEXTS) == documents(tokenizer, TEXTS)
-    automatic = AutoTokenizer.from_pretrained(tmp_path)
-    assert [[*automatic.encode(text), automatic.eos_token_id] for text in TEXTS] == documents(tokenizer, TEXTS)
-    assert automatic.eos_token == END_OF_TEXT
-    assert len(automatic) == tokenizer.vocabulary_size
-    by_name = load_tokenizer(HubTokenizer(kind="hub", name=str(tmp_path)))
-    assert documents(by_name, TEXTS) == documents(tokenizer, TEXTS)
 
 
 def test_a_saved_tokenizer_is_read_as_utf_8_whatever_the_locale(gpt2_folder: Path, tmp_path: Path) -> None:
@@ -294,27 +263,6 @@ def test_hub_tokenizers_that_cannot_serve_are_refused(tmp_path: Path) -> None:
     ):
         with pytest.raises(DataError, match=message):
             load_tokenizer(HubTokenizer(kind="hub", name=name))
-
-
-def test_truncation_and_padding_of_a_hub_tokenizer_are_switched_off(gpt2_folder: Path, tmp_path: Path) -> None:
-    from_files(gpt2_folder).save(tmp_path)
-    backend = tokenizers.Tokenizer.from_file(str(tmp_path / "tokenizer.json"))
-    backend.enable_truncation(4)
-    backend.enable_padding(length=8)
-    backend.save(str(tmp_path / "tokenizer.json"))
-    found = documents(load_tokenizer(HubTokenizer(kind="hub", name=str(tmp_path))), TEXTS)
-    assert found == documents(from_files(gpt2_folder), TEXTS)
-
-
-def test_nothing_but_the_end_is_added_to_a_document(gpt2_folder: Path, tmp_path: Path) -> None:
-    from_files(gpt2_folder).save(tmp_path)
-    backend = tokenizers.Tokenizer.from_file(str(tmp_path / "tokenizer.json"))
-    backend.post_processor = processors.TemplateProcessing(
-        single=f"{END_OF_TEXT} $A", special_tokens=[(END_OF_TEXT, backend.token_to_id(END_OF_TEXT))]
-    )
-    backend.save(str(tmp_path / "tokenizer.json"))
-    tokenizer = load_tokenizer(HubTokenizer(kind="hub", name=str(tmp_path)))
-    assert documents(tokenizer, TEXTS) == documents(from_files(gpt2_folder), TEXTS)
 
 
 def test_an_empty_vocabulary_is_refused() -> None:

@@ -237,6 +237,7 @@ def written_by_one_process(tmp_path_factory: pytest.TempPathFactory) -> dict[str
     return contents(directory)
 
 
+@pytest.mark.slow
 def test_a_process_that_is_killed_repeatedly_ends_with_the_same_bytes(
     tmp_path: Path, written_by_one_process: dict[str, bytes]
 ) -> None:

@@ -92,6 +92,7 @@ def _text_of(table: Table) -> str:
 
 
 @pytest.mark.parametrize("stage", [1, pytest.param(3, marks=pytest.mark.slow)])
+@pytest.mark.slow
 def test_a_step_of_bert_with_all_that_reads_numbers_is_faked(tmp_path: Path, stage: int) -> None:
     sources = text_sources(
         tmp_path, {"pairs": [f"The pack {n % 7} is full. It holds {n % 5} parts." for n in range(99)]}

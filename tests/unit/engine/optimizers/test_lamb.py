@@ -92,31 +92,10 @@ def test_ten_steps_are_those_of_a_plain_reference(
     assert seen.count(1.0) >= 1, "zeros must have been met"
 
 
-def test_nothing_bounds_the_trust_ratio():
-    large, small = nn.Parameter(torch.full((2, 2), 1e3)), nn.Parameter(torch.full((2, 2), 1e-3))
-    ratios = trust_ratios([large, small], [torch.ones(2, 2), torch.ones(2, 2)])
-    assert [ratio.item() for ratio in ratios] == pytest.approx([1e3, 1e-3])
-
-
-def test_the_trust_ratio_is_one_where_a_norm_is_zero():
-    zeros, ones = torch.zeros(2, 3), torch.ones(2, 3)
-    assert [ratio.item() for ratio in trust_ratios([zeros, ones, zeros], [ones, zeros, zeros])] == [1.0, 1.0, 1.0]
-
-
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_multi_tensor_kernels_can_load_four_numbers_at_once_beside_a_ratio(dtype: torch.dtype):
     ratios = trust_ratios(3 * [torch.ones(2, 3, dtype=dtype)], 3 * [torch.ones(2, 3, dtype=dtype)])
     assert [ratio.storage_offset() % 4 for ratio in ratios] == [0, 0, 0]
-
-
-def test_the_norm_of_a_large_fp32_tensor_is_right():
-    weight = torch.randn(30_522, 256, generator=torch.Generator().manual_seed(0))
-    update = torch.zeros(30_522, 256)
-    update[7] = 1.0
-    exact = (weight.double().norm() / update.double().norm()).item()
-    naive = (weight.norm() / update.norm()).item()
-    assert abs(naive / exact - 1.0) > 3e-5, "torch's own norm would do as well"
-    assert trust_ratios([weight], [update])[0].item() == pytest.approx(exact, rel=2e-7)
 
 
 @pytest.mark.parametrize("fused", [False, True])
@@ -155,18 +134,6 @@ def test_a_gradient_that_is_not_finite_is_not_hidden():
     parameter.grad = torch.tensor([[1.0, math.nan], [1.0, 1.0]])
     Lamb([parameter], lr=0.1).step()
     assert not parameter.isfinite().all()
-
-
-def test_the_closure_is_called_with_gradients_on():
-    parameter = nn.Parameter(torch.ones(2, 2))
-
-    def closure() -> float:
-        loss = (parameter**2).sum()
-        loss.backward()
-        return loss.item()
-
-    assert Lamb([parameter], lr=0.1).step(closure) == 4.0
-    assert (parameter < 1.0).all()
 
 
 @pytest.mark.parametrize("fused", [False, True])

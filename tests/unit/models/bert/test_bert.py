@@ -10,7 +10,6 @@ from scored_tokens import masked_token_logits, next_sentence_logits
 
 from evenpack.models.bert.config import BertConfig
 from evenpack.models.bert.model import Bert
-from evenpack.models.build import new_model
 from evenpack.models.gpt2.config import Gpt2Config
 from evenpack.models.gpt2.model import Gpt2
 
@@ -56,49 +55,6 @@ def test_the_losses_are_weighted_sums_over_the_logits(mlm_reduction):
     torch.testing.assert_close(sums["next_sentence"].loss_sum, expected, rtol=1e-6, atol=0.0)
     assert sums["masked_token"].loss_sum.dtype == sums["next_sentence"].loss_sum.dtype == torch.float32
     assert int((targets["masked_token"].weights > 0).sum()) == 1 + 1 + 2 + 1 + 4
-
-
-def test_weights_per_sequence_give_the_sum_of_the_sequences_means():
-    """Section 3.2.3 of the paper: a long sequence weighs no more than a short one."""
-    model = tiny()
-    pairs = random_pairs([7, 2, 20, 12], vocabulary_size=VOCABULARY)
-    means = []
-    for pair in pairs:
-        alone, _ = build_masked_batch([[pair]], "packed", max_sequence_length=LONGEST)
-        means.append(model(alone)["masked_token"].loss_sum.item() / alone.local_counts.targets)
-    batch, _ = build_masked_batch([pairs], "packed", max_sequence_length=LONGEST, mlm_reduction="sequence")
-    assert [len(pair.masked) for pair in pairs] == [1, 1, 3, 2]
-    assert model(batch)["masked_token"].loss_sum.item() == pytest.approx(sum(means), rel=1e-5)
-
-
-def test_right_predictions_are_counted_where_the_weight_is_above_zero():
-    model, batch = tiny(), some_batch()
-    with torch.no_grad():
-        labels = masked_token_logits(model, batch).argmax(dim=1)
-        pair_labels = next_sentence_logits(model, batch).argmax(dim=1)
-    labels[0] = (labels[0] + 1) % VOCABULARY
-    pair_labels[2] = 1 - pair_labels[2]
-    targets = {
-        "masked_token": replace(batch.targets["masked_token"], labels=labels),
-        "next_sentence": replace(batch.targets["next_sentence"], labels=pair_labels),
-    }
-    sums = model(replace(batch, targets=targets))
-    assert int(sums["masked_token"].correct) == 9 - 1
-    assert int(sums["next_sentence"].correct) == 5 - 1
-    assert len(labels) > 9
-    assert len(pair_labels) > 5
-
-
-def test_a_model_that_is_trained_on_a_batch_comes_to_know_it():
-    model, batch = tiny(), some_batch()
-    assert int(model(batch)["masked_token"].correct) < 9
-    optimizer = torch.optim.Adam(model.parameters(), lr=3e-3)
-    for _ in range(40):
-        optimizer.zero_grad()
-        total(model(batch)).backward()
-        optimizer.step()
-    assert int(model(batch)["masked_token"].correct) == 9
-    assert int(model(batch)["next_sentence"].correct) == 5
 
 
 def test_what_fills_up_the_arrays_changes_neither_sums_nor_gradients():
@@ -154,27 +110,6 @@ def test_the_heads_run_at_chosen_slots_only():
 # What is read
 
 
-def test_token_types_and_positions_are_read_from_the_batch():
-    model, batch = tiny(), some_batch()
-    expected = masked_token_logits(model, batch)
-    swapped = replace(batch, token_type_ids=1 - batch.token_type_ids)
-    shifted = replace(batch, position_ids=(batch.position_ids + 1) % LONGEST)
-    for changed in (swapped, shifted):
-        assert (masked_token_logits(model, changed) - expected).abs().max() > 1e-3
-
-
-def test_attention_is_bidirectional():
-    """The last token of a sequence affects its first one."""
-    model, batch = tiny(), some_batch([[24]])
-    with torch.no_grad():
-        for block in model.blocks:
-            block.attention.query_key_value.weight.mul_(10.0)
-    tokens = batch.tokens.clone()
-    tokens[23] = (tokens[23] + 1) % VOCABULARY
-    changed = model.hidden_states(replace(batch, tokens=tokens)) - model.hidden_states(batch)
-    assert changed[0].abs().max() > 1e-3
-
-
 def test_positions_beyond_the_table_are_refused():
     with pytest.raises(ValueError, match="model has 23"):
         tiny(max_positions=23)(some_batch())
@@ -220,15 +155,6 @@ def test_without_next_sentence_the_masked_tokens_are_predicted_as_before():
 # Weights
 
 
-def test_a_model_section_becomes_the_model_that_it_names():
-    sizes = {"vocabulary_size": VOCABULARY, "max_positions": LONGEST}
-    bert = new_model(tiny().config, **sizes, attention_backend="reference", seed=5)
-    assert isinstance(bert, Bert)
-    assert {block.attention.backend for block in bert.blocks} == {"reference"}
-    assert torch.equal(bert.token_embedding.weight, tiny(seed=5).token_embedding.weight)
-    assert isinstance(new_model(Gpt2Config(kind="gpt2", preset="tiny"), **sizes), Gpt2)
-
-
 def test_initial_weights_follow_bert():
     config = BertConfig(kind="bert", preset="tiny", hidden_size=256, heads=4)
     for name, parameter in Bert(config, vocabulary_size=512, max_positions=64).named_parameters():
@@ -241,10 +167,6 @@ def test_initial_weights_follow_bert():
 
 
 # Dropout
-
-
-def test_dropout_is_berts_by_default():
-    assert BertConfig(kind="bert").dropout == 0.1
 
 
 def test_dropout_of_residuals_drops_all_that_blocks_add():

@@ -24,13 +24,6 @@ def some_batch(seed=0):
     return build_batch([sequences[:4], sequences[4:]], "packed", max_sequence_length=LONGEST, pack_length=28)
 
 
-def gradients(model, batch):
-    model.zero_grad()
-    loss = model(batch)["next_token"].loss_sum
-    loss.backward()
-    return loss.detach(), {name: parameter.grad.clone() for name, parameter in model.named_parameters()}
-
-
 def test_the_loss_is_the_weighted_sum_over_the_logits():
     model, (batch, _) = tiny(), some_batch()
     losses = F.cross_entropy(next_token_logits(model, batch), batch.targets["next_token"].labels, reduction="none")
@@ -46,19 +39,6 @@ def test_the_loss_is_the_weighted_sum_over_the_logits():
     assert batch.local_counts.targets == int((batch.targets["next_token"].weights > 0).sum()) == 6 + 0 + 11 + 3 + 23
 
 
-def test_correct_counts_the_hits_of_a_model_that_knows_the_answer():
-    model = tiny()
-    sequence = [5, 9, 5, 9, 5, 9]
-    batch, _ = build_batch([[sequence]], "packed", max_sequence_length=LONGEST)
-    assert int(model(batch)["next_token"].correct) < 5
-    optimizer = torch.optim.Adam(model.parameters(), lr=3e-3)
-    for _ in range(40):
-        optimizer.zero_grad()
-        model(batch)["next_token"].loss_sum.backward()
-        optimizer.step()
-    assert int(model(batch)["next_token"].correct) == 5
-
-
 def test_initial_weights_follow_gpt2():
     config = Gpt2Config(kind="gpt2", preset="tiny", layers=8, hidden_size=256, heads=4)
     parameters = dict(Gpt2(config, vocabulary_size=512, max_positions=64).named_parameters())
@@ -72,12 +52,6 @@ def test_initial_weights_follow_gpt2():
             expected = 0.02 / math.sqrt(2 * 8) if name.endswith(residual) else 0.02
             assert parameter.std().item() == pytest.approx(expected, rel=0.03), name
             assert abs(parameter.mean().item()) < 6 * expected / math.sqrt(parameter.numel()), name
-
-
-def test_positions_are_read_from_the_batch():
-    model, (batch, _) = tiny(), some_batch()
-    shifted = replace(batch, position_ids=(batch.position_ids + 1) % LONGEST)
-    assert not torch.allclose(next_token_logits(model, batch), next_token_logits(model, shifted))
 
 
 def test_alibi_has_no_position_parameters_and_no_longest_sequence():
@@ -104,14 +78,6 @@ def test_alibi_distinguishes_orders(has_slopes, monkeypatch):
 def test_sequences_longer_than_the_position_table_are_refused():
     with pytest.raises(ValueError, match="model has 23"):
         tiny(max_positions=23)(some_batch()[0])
-
-
-def test_dropout_of_residuals_drops_all_that_blocks_add():
-    model, (batch, _) = tiny(), some_batch()
-    for block in model.blocks:
-        block.residual_dropout.p = 1.0
-    embedded = model.token_embedding(batch.tokens) + model.positions.table(batch.position_ids)
-    assert torch.equal(model.hidden_states(batch), model.final_norm(embedded))
 
 
 @pytest.mark.slow

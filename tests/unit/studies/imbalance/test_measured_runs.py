@@ -14,7 +14,7 @@ from evenpack.engine.config import RunConfig
 from evenpack.errors import ConfigError
 from evenpack.studies.imbalance import study as study_module
 from evenpack.studies.imbalance.command import ImbalanceCommand
-from evenpack.studies.imbalance.measurement import Cut, read_logged_run, read_step_log, require_comparable
+from evenpack.studies.imbalance.measurement import read_logged_run, read_step_log, require_comparable
 from evenpack.studies.imbalance.presentation import cut_lines
 from evenpack.studies.imbalance.simulation import Simulation
 from evenpack.studies.imbalance.step_cost import SHIPPED
@@ -240,10 +240,6 @@ def test_many_cuts_are_one_line_and_all_of_them_in_json(packed: RunConfig, padde
     assert dip.startswith("cut 39 steps in 39 places, lines 12 to 392: dip: below")
 
 
-def test_a_single_step_that_is_cut_is_in_the_singular() -> None:
-    assert cut_lines([Cut(reason="dip", steps=1, first_line=7, last_line=7)]) == ["cut 1 step, line 7: dip"]
-
-
 def test_the_command_line_takes_a_run_and_its_baseline(packed: RunConfig, padded: RunConfig) -> None:
     log_run(packed)
     run_file = write_run_file(packed.run.output_dir.with_suffix(".yaml"), packed.model_dump(mode="json"))
@@ -262,8 +258,6 @@ def test_the_command_line_takes_a_run_and_its_baseline(packed: RunConfig, padded
         ({"baseline_run": Path("nowhere.yaml")}, "nowhere.yaml"),
         ({"baseline_run": Path("x"), "padded_baseline": 3.0}, "give one of them"),
         ({"padded_baseline": -1.0}, "sequences/s above 0, not -1.0"),
-        ({"accumulation": 0}, "--accumulation must be 1 or more, not 0"),
-        ({"zero_stage": 5}, "--zero-stage is 0, 1, 2 or 3, not 5"),
     ],
 )
 def test_options_that_cannot_be_are_refused(given: dict[str, Any], message: str) -> None:

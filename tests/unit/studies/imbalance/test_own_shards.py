@@ -78,6 +78,7 @@ def test_the_spread_that_made_levels_is_fitted_to_them() -> None:
         fit_shard_spread(some, 0.9, devices=8)
 
 
+@pytest.mark.slow
 def test_a_replayed_rank_has_a_part_of_the_data(config: RunConfig, world: World) -> None:
     prepared = open_run(config).prepared
     formed = resolve(with_steps(config, "sequences", "unpadded", "arrival", each=4, per_step=8), prepared)

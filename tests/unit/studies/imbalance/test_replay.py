@@ -17,6 +17,7 @@ import torch
 import yaml
 from command_line import evenpack
 from rich.console import Console
+from slow_cases import slow_but
 
 from evenpack.batch import PackedBatch
 from evenpack.data.batches.pipeline import MicroBatchDataset, StepBatches, training_batches
@@ -154,7 +155,7 @@ def test_rates_are_those_of_a_long_run(config: RunConfig, world: World, monkeypa
     assert packs.speed_up_low < packs.speed_up < packs.speed_up_high
 
 
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", slow_but([0], range(4)))
 def test_two_steps_of_a_noisy_device_have_a_finite_speed_up(
     seed: int, config: RunConfig, world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -173,6 +174,7 @@ def cost_of_tokens(batch: PackedBatch) -> float:
     return 1e-3 + 2e-6 * batch.local_counts.tokens + 3e-8 * useful_work(batch).squared_lengths
 
 
+@pytest.mark.slow
 def test_micro_batches_that_clusters_have_in_common_are_timed_once(
     config: RunConfig, world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:

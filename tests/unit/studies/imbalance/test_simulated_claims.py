@@ -37,6 +37,7 @@ def test_un_padding_by_arrival_beats_masked_packs_on_one_device_only(wikipedia: 
     assert speed_ups[512] < 1.5
 
 
+@pytest.mark.slow
 def test_better_assignment_keeps_un_padding_fast(wikipedia: Simulation) -> None:
     last = {(row.layout, row.policy): row for row in wikipedia.rows if row.devices == 512 and not row.dense}
     assigned = [last["unpadded", policy].speed_up for policy in POLICIES["sequences", "unpadded"]]

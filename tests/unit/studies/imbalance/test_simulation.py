@@ -136,6 +136,7 @@ def test_zero_two_waits_in_every_micro_batch_and_accumulation_averages_otherwise
     assert once > 1.03 * 128 / 112
 
 
+@pytest.mark.slow
 def test_processes_pieces_of_work_and_the_other_counts_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     counts = {20: 5, 90: 3, 128: 2}
     setting = {"batch": 2, "steps": 40}
@@ -152,6 +153,7 @@ class DyingCluster(Cluster):
         os._exit(9)
 
 
+@pytest.mark.slow
 def test_a_process_that_dies_is_a_message(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(simulation, "Cluster", DyingCluster)
     with pytest.raises(RunError, match="one of 2 processes that simulate has died"):

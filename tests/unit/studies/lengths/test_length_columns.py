@@ -250,7 +250,6 @@ BROKEN_FILES = {
         "line 2: 'n' is a number in the lines before, here it is text",
     ),
     "a truth value": ("a.jsonl", b'{"n": 3}\n{"n": true}\n', "line 2: 'n' is a number .* here it is bool"),
-    "nothing but truth": ("a.jsonl", b'{"n": true}\n', "column 'n' of .* is bool: expected integers"),
     "an object inside": ("a.jsonl", b'{"n": {"a": 1}}\n', "column 'n' of .* is struct"),
     "a number beyond 64 bits": (
         "a.jsonl",
@@ -258,7 +257,6 @@ BROKEN_FILES = {
         "line 1: 'n' is 99999999999999999999: too large",
     ),
     "a cut gzip file": ("a.jsonl.gz", gzip.compress(b'{"n": 3}\n' * 99)[:-12], "truncated|not readable gzip"),
-    "no gzip file": ("a.jsonl.gz", b'{"n": 3}\n', "is not readable gzip"),
     "a cut zstd file": ("a.jsonl.zst", zstandard.compress(b'{"n": 3}\n' * 99)[:-3], "truncated"),
 }
 

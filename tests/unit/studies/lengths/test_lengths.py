@@ -139,8 +139,6 @@ def test_only_numbers_can_be_called_a_histogram(source: str) -> None:
         ("-", SubjectOptions(split="train")),
         ("some.json", SubjectOptions(column="n")),
         ("some.parquet", SubjectOptions(split="test")),
-        ("some.parquet", SubjectOptions(name="short")),
-        ("glue:cola", SubjectOptions(name="short")),
         ("wikipedia_512", SubjectOptions(tokenizer="bert")),
     ],
 )
@@ -163,19 +161,13 @@ def test_one_of_several_histograms_is_chosen_by_name(tmp_path: Path) -> None:
     ("name", "content", "message"),
     [
         ("a.txt", "3 4\n5 x7 1\n", "line 2: expected whole numbers, found 'x7'"),
-        ("a.txt", "3 4.5\n", "line 1: expected whole numbers, found '4.5'"),
         ("a.txt", "99999999999999999999\n", "line 1: expected whole numbers"),
         ("a.txt", "3 0 4\n", "index 1: a length must be 1 or more, found 0"),
-        ("a.txt", "-3\n", "index 0: a length must be 1 or more, found -3"),
         ("a.txt", f"{1 << 40}\n", "index 0: a length must be 16777216 or less, found 1099511627776"),
-        ("a.txt", "3\n4 1_000\n", "line 2: expected whole numbers, found '1_000'"),
-        ("a.txt", "3\n0x10\n", "line 2: expected whole numbers, found '0x10'"),
-        ("a.txt", "3\n4-5\n", "line 2: expected whole numbers, found '4-5'"),
         ("a.txt", "3\n\x00\x01\n", r"line 2: expected whole numbers, found '\\x00\\x01'"),
         ("a.txt", "", "histogram is empty"),
         ("a.json", "[1, 2", "is not JSON"),
         ("a.json", '"text"', "expected counts by length"),
-        ("a.json", "{}", "expected counts by length"),
         ("a.json", "[-1]", "length 1 has -1"),
         ("a.npy", "no array", "is not an .npy file"),
     ],
@@ -206,13 +198,8 @@ WRONG_JSON = {
     "a fraction": ("[1, 2.5, 3]", f"a count of sequences must be a whole number from 0 to {MOST}; length 2 has 2.5"),
     "not a number": ("[1, NaN, 3]", "length 2 has NaN"),
     "text": ('[1, "2"]', 'length 2 has "2"'),
-    "true": ("[true, 3]", "length 1 has true"),
     "true by length": ('{"5": true}', "length 5 has true"),
-    "null": ("[1, null]", "length 2 has null"),
-    "a list": ("[1, [2]]", "length 2 has a list"),
     "beyond int64": ("[1, 99999999999999999999]", f"from 0 to {MOST}; length 2 has 99999999999999999999"),
-    "a count beyond int64": ('{"5": 99999999999999999999999}', "length 5 has 99999999999999999999999"),
-    "just beyond int64": (f"[{MOST + 1}]", f"length 1 has {MOST + 1}"),
     "more digits than are read": (f"[{'9' * 5000}]", "is not JSON"),
     "too many tokens": (f"[1, {MOST}]", r"up to 2\*\*62 tokens"),
     "a negative count": ('{"7": -1}', "length 7 has -1"),
@@ -220,10 +207,7 @@ WRONG_JSON = {
         '{"99999999999999999999999": 1}',
         'a length must be a whole number from 1 to 16777216, found "99999999999999999999999"',
     ),
-    "a length of 5,000 digits": (f'{{"{"9" * 5000}": 1}}', "a length must be a whole number"),
-    "a length too great": ('{"16777217": 1}', 'from 1 to 16777216, found "16777217"'),
     "length 0": ('{"3": 1, "0": 4}', 'from 1 to 16777216, found "0"'),
-    "a negative length": ('{"-3": 4}', 'from 1 to 16777216, found "-3"'),
     "no length": ('{"3": 1, "short": 4}', 'from 1 to 16777216, found "short"'),
     "a length twice": ('{"3": 4, "3": 5}', '"3" occurs twice in one object, with 4 and 5'),
     "a length in two ways": ('{"3": 4, "03": 5}', "length 3 occurs twice, with 4 and 5"),
@@ -231,7 +215,6 @@ WRONG_JSON = {
     "no counts at all": ("[0, 0]", "the histogram is empty"),
     "a name without counts": ('{"a": [4], "b": 5}', r", b: expected counts by length .*, found 5"),
     "too deep": ("[" * 100_000, "nested too deep"),
-    "too deep in objects": ('{"a":' * 100_000, "nested too deep"),
 }
 
 
@@ -252,7 +235,6 @@ def test_the_chosen_of_several_histograms_is_named_where_it_is_wrong(tmp_path: P
 
 
 WRONG_ARRAYS = {
-    "negative": (np.array([3, -1], np.int8), False, "index 1: a length must be 1 or more, found -1"),
     "zero": (np.array([3, 2, 0], np.uint16), False, "index 2: a length must be 1 or more, found 0"),
     "too great": (np.array([1 << 40, 1]), False, "index 0: a length must be 16777216 or less, found 1099511627776"),
     "beyond int64": (np.array([1, 1 << 63], np.uint64), False, "index 1: a length must be 16777216 or less"),

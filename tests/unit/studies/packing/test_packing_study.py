@@ -44,22 +44,25 @@ def test_a_file_that_is_not_there_is_reported_with_the_published_names():
         read_histogram("nowhere")
 
 
+@pytest.mark.slow
 def test_the_study_of_squad_gives_the_published_table():
     rows = study_packing(published_histogram("squad_1_1_384"), pack_length=384, depths=(1, 2, 3, None))
     packs = {(row.algorithm, row.depth_limit): row.packs for row in rows}
     assert packs[("none", 1)] == 88_641
     assert packs[("shortest_pack_first", 2)] == 45_335
-    assert packs[("shortest_pack_first", 3)] == packs[("shortest_pack_first", None)] == 40_711
-    assert packs[("longest_pack_first", 3)] == packs[("longest_pack_first", None)] == 40_631
     assert packs[("least_squares", 3)] == pytest.approx(40_778, abs=5)
-    assert packs[("cutting_stock", 3)] == 40_195
     assert ("next_fit", None) in packs
     assert ("next_fit", 3) not in packs
     assert packs[("first_fit_decreasing", None)] == 40_631
-    without = study_packing(published_histogram("squad_1_1_384"), pack_length=384, depths=(3, None), baselines=False)
-    greedy_and_exact = ("shortest_pack_first", "longest_pack_first", "cutting_stock")
-    expected = [(name, depth) for depth in (3, None) for name in greedy_and_exact]
-    assert [(row.algorithm, row.depth_limit) for row in without] == expected
+
+
+def test_without_baselines_the_study_of_squad_has_the_greedy_and_the_exact_packings():
+    rows = study_packing(published_histogram("squad_1_1_384"), pack_length=384, depths=(3, None), baselines=False)
+    assert [(row.algorithm, row.depth_limit, row.packs) for row in rows] == [
+        (name, depth, packs)
+        for depth in (3, None)
+        for name, packs in (("shortest_pack_first", 40_711), ("longest_pack_first", 40_631), ("cutting_stock", 40_195))
+    ]
 
 
 def test_wikipedia_at_512_gives_the_published_tables():

@@ -6,6 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from seen_figures import DrawnFigure
+from slow_cases import slow_but
 
 from evenpack.data.packing import LengthHistogram, pack
 from evenpack.errors import ConfigError, PackingError
@@ -138,13 +139,9 @@ def _no_lengths() -> Subject:
     ("options", "message"),
     [
         ({"residuals": "1,much"}, "--residuals 1,much: 'much' is not a number of 0 or more; give 1,0.09,0"),
-        ({"residuals": "-1"}, "'-1' is not a number of 0 or more"),
-        ({"residuals": "1,"}, "'' is not a number of 0 or more"),
         ({"residuals_up_to": "0"}, "--residuals-up-to 0: '0' is not a length of 1 or more; give 8,16"),
-        ({"residuals_up_to": "8,x"}, "'x' is not a length"),
         ({"depths": "0"}, "--depths 0: '0' is neither a number of 1 or more nor 'none'"),
         ({"depths": "2,3"}, "--residuals packs at one limit of depth: give --depths 3, not 2,3"),
-        ({"depths": "none"}, "--residuals packs at one limit of depth"),
         ({"algorithms": "auto"}, "leave --algorithms and --sample out"),
         ({"plot": Path("residuals.svg")}, "--plot writes a PNG file"),
     ],
@@ -159,7 +156,7 @@ def test_too_many_strategies_are_refused_with_a_remedy() -> None:
         matrix_size(512, 4)
 
 
-@pytest.mark.parametrize("weights", ["1,0.09,0", "0.09"])
+@pytest.mark.parametrize("weights", slow_but(["0.09"], ["1,0.09,0", "0.09"]))
 def test_the_command_prints_saves_and_draws(
     weights: str,
     tmp_path: Path,

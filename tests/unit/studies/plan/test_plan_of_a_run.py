@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 from repository import ROOT
+from slow_cases import slow_but
 from tiny_run import tiny_gpt2_run
 from windowed_models import layers_with_windows, with_windows
 
@@ -247,7 +248,12 @@ def test_a_batch_is_micro_batches_times_accumulation_times_devices(config: RunCo
         plan_of(many, ranks=3)
 
 
-@pytest.mark.parametrize("path", sorted(CONFIGS.glob("*.yaml")), ids=lambda path: path.stem)
+ONE_OF_EACH = [
+    CONFIGS / f"{name}.yaml" for name in ("demo", "gpt2_small", "llama_1.1b", "bert_large_phase1", "modernbert_base")
+]
+
+
+@pytest.mark.parametrize("path", slow_but(ONE_OF_EACH, sorted(CONFIGS.glob("*.yaml"))), ids=lambda path: path.stem)
 def test_every_run_file_has_a_plan_before_its_data_is_prepared(path: Path, tmp_path: Path) -> None:
     words = [f"data.prepared_dir={tmp_path}", "training.packing_adjustment=none"]
     run = load_run_file(path, RunConfig, words)

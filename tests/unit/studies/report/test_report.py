@@ -35,6 +35,7 @@ def test_a_report_of_two_runs_is_a_page_by_itself_and_a_figure(tmp_path: Path) -
     assert found["settings"] == {"optimizer.kind": ("<adamw>", "lamb")}
 
 
+@pytest.mark.slow
 def test_each_panel_has_a_line_of_each_run_and_the_legend_names_them(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -49,6 +49,7 @@ def test_verdicts_are_corrected_for_the_comparisons_of_all_kinds() -> None:
     assert {row.verdict for row in compare_held_out(many, SECTION)} == {None, "cannot tell"}
 
 
+@pytest.mark.slow
 def test_the_figure_has_a_panel_of_held_out_losses(drawn: list[DrawnFigure], tmp_path: Path) -> None:
     study = ShuffleStudyConfig.model_validate(
         {

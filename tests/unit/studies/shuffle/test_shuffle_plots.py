@@ -3,6 +3,7 @@
 from pathlib import Path
 
 import numpy as np
+import pytest
 from seen_figures import DrawnFigure
 
 from evenpack.studies.plotting import COLOURS
@@ -23,6 +24,7 @@ def study() -> ShuffleStudyConfig:
     return ShuffleStudyConfig.model_validate(values)
 
 
+@pytest.mark.slow
 def test_every_arm_is_drawn_and_what_the_lines_and_bars_are_is_said(drawn: list[DrawnFigure], tmp_path: Path) -> None:
     jumps = {arm: {1: 0.1, 2: 0.2} for arm in LOSSES} | {"arm_2": {}}
     plot_shuffle(LOSSES, jumps, [10, 20], study(), tmp_path / "f.png", held_out=[], origin="ORIGIN")
@@ -34,6 +36,7 @@ def test_every_arm_is_drawn_and_what_the_lines_and_bars_are_is_said(drawn: list[
     assert figure.collisions == ()
 
 
+@pytest.mark.slow
 def test_a_step_that_was_left_out_is_smoothed_over(drawn: list[DrawnFigure], tmp_path: Path) -> None:
     losses = np.linspace(5.0, 4.0, 30)
     losses[20] = np.nan
@@ -43,6 +46,7 @@ def test_a_step_that_was_left_out_is_smoothed_over(drawn: list[DrawnFigure], tmp
     assert drawn[0].tops[0] > 7.5, "the arm with the highest loss is not cut"
 
 
+@pytest.mark.slow
 def test_without_blocks_there_is_no_panel_of_borders(drawn: list[DrawnFigure], tmp_path: Path) -> None:
     plot_shuffle(LOSSES, {arm: {} for arm in LOSSES}, [], study(), tmp_path / "f.png", held_out=[], origin="ORIGIN")
     assert drawn[0].titles == ("Loss by order of training",)

@@ -113,6 +113,7 @@ def test_a_share_of_no_padding_is_explained(found: ThroughputStudy) -> None:
     assert "padded has no padding here: every sequence is as long as a row" in printed(full)
 
 
+@pytest.mark.slow
 def test_a_study_can_be_shown_and_drawn(
     found: ThroughputStudy, prepared: PreparedData, tmp_path: Path, drawn: list[DrawnFigure]
 ) -> None:
@@ -185,6 +186,7 @@ def test_no_text_of_a_figure_runs_into_another(
     assert seen == [len(FORMS), 3]
 
 
+@pytest.mark.slow
 def test_bert_can_be_measured_too(world: World, tmp_path: Path) -> None:
     config = pair_run(tmp_path)
     prepare(config.data, config.prepared_dir)
