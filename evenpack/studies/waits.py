@@ -1,0 +1,318 @@
+"""Why ranks waited, for `evenpack waits`: metrics.jsonl and run.json -> device hours by cause and rank, slow ranks."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import groupby, product
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+from rich.console import RenderableType
+
+from evenpack.console import Report, percent, text
+from evenpack.engine.reporting.definitions import WAIT_CAUSES
+from evenpack.engine.reporting.metrics import METRICS, read_metrics, trained_steps
+from evenpack.engine.reporting.rank_waits import FIT_STEPS, LEARNING_STEPS, WARM_UP_STEPS, Kind
+from evenpack.engine.reporting.run_record import RunRecord, StartRecord, read_run_record
+from evenpack.errors import DataError
+from evenpack.studies.columns import Column, table_of
+
+HOUR = 3600.0
+_KINDS: tuple[Kind, ...] = ("compute", "loader")
+_TIMES = ("world_size", "step_seconds", "compute_seconds_mean", "compute_seconds_max", "loader_seconds")
+"""Values without which it is not known where the time of a step went."""
+End = Literal["recovered", "restarted", "lasts"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class PartOfTime:
+    """One part of the time of all devices in training steps."""
+
+    name: str
+    device_hours: float
+    share: float
+    """Share of the devices' time in the steps."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class RankRow:
+    """What one rank did and waited, over the steps whose waits are split, of the last number of ranks."""
+
+    rank: int
+    host: str | None
+    device: str | None
+    cost_over_mean: float
+    """Planned cost of its work, over the mean rank's."""
+    hours: Mapping[str, float]
+    """Hours that it waited, by cause."""
+    waited_for_hours: float
+    """Device hours that all others waited for it."""
+    slowness: float
+    """By how much more than the mean rank it needed for the same work, at the end."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Episode:
+    """A time in which a rank was slow."""
+
+    rank: int
+    host: str | None
+    device: str | None
+    kind: Kind
+    since: int
+    """The step in which it began, as estimated."""
+    named: int
+    """The step whose record names it first."""
+    slow_by: float
+    """By how much more than the others it took, as a share of their compute; by the last record of it."""
+    ended: int | None
+    """The step whose record no longer names it."""
+    end: End
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class WaitsOfRun:
+    """The waits of a run."""
+
+    run: str
+    output_dir: Path
+    ranks: int
+    steps: int
+    split_steps: int
+    parts: tuple[PartOfTime, ...]
+    """All of the time in steps: computing, the waits by cause, and the rest."""
+    by_rank: tuple[RankRow, ...]
+    episodes: tuple[Episode, ...]
+    least_slowdown: float | None
+    """Smallest slowdown of any rank's compute that is named; None before it is learned."""
+    notes: tuple[str, ...]
+
+
+def read_waits(output_dir: Path) -> WaitsOfRun:
+    """Reads the waits of a run, also while it is on.
+
+    Raises: DataError for a directory without a log, or a log without waits that are split, saying what would do.
+    """
+    path = require_log(output_dir)
+    record = read_run_record(output_dir)
+    records = trained_steps(read_metrics(path))
+    split = [one for one in records if one.get("wait_plan_seconds") is not None]
+    if not split:
+        raise DataError(f"{path}: {_why_nothing_is_split(records, record)}")
+    ranks = int(split[-1]["world_size"])
+    starts = () if record is None else record.starts
+    gathered = [one for one in split if _lists(one, ranks) is not None]
+    by_rank = _by_rank(gathered, starts, ranks)
+    timed = [one for one in records if all(one.get(name) is not None for name in _TIMES)]
+    return WaitsOfRun(
+        run=output_dir.name if record is None else str(record.config["run"]["name"]),
+        output_dir=output_dir,
+        ranks=ranks,
+        steps=len(records),
+        split_steps=len(split),
+        parts=_parts(timed),
+        by_rank=by_rank,
+        episodes=_episodes(gathered, starts, ranks),
+        least_slowdown=_least_slowdown(gathered),
+        notes=tuple(_notes(split, by_rank, starts, ranks, untimed=len(records) - len(timed))),
+    )
+
+
+def require_log(output_dir: Path) -> Path:
+    """Returns the path of a run's log, which may be empty yet. Raises: DataError if there is none."""
+    path = output_dir / METRICS
+    if not path.is_file():
+        raise DataError(
+            f"{output_dir} holds no {METRICS}: give the output_dir of a run that was started, or its run file"
+        )
+    return path
+
+
+def _place(starts: Sequence[StartRecord], rank: int, *, ranks: int, step: int) -> dict[str, str | None]:
+    """Returns the host and the device of a rank in a step."""
+    known = (one.places[rank] for one in reversed(starts) if len(one.places) == ranks and one.steps_done < step)
+    place = next(known, None)
+    if place is None:
+        return {"host": None, "device": None}
+    return {"host": place.host, "device": f"{place.device}, {place.model}"}
+
+
+def _why_nothing_is_split(records: Sequence[Mapping[str, Any]], record: RunRecord | None) -> str:
+    stage = None if record is None else record.config.get("deepspeed", {}).get("zero_stage")
+    if {one.get("world_size") for one in records} == {1}:
+        return "the run has one rank, which waits for nobody; metrics.jsonl has how long it waits for its batches"
+    if stage in (2, 3):
+        return (
+            f"the run is at ZeRO {stage}, where each backward pass waits for the other ranks within, so that times of "
+            "ranks do not say who was slow. Train some hundred steps at deepspeed.zero_stage=1 on them to see it"
+        )
+    return (
+        f"none of {len(records)} steps has its waits by cause, which are known "
+        f"from step {WARM_UP_STEPS + FIT_STEPS + 1} of a start on: let it train for longer"
+    )
+
+
+def _lists(record: Mapping[str, Any], ranks: int) -> Mapping[str, Any] | None:
+    """Returns the values by rank of a record, if it has those of waits, for so many ranks."""
+    found = record.get("ranks") or {}
+    return found if found.get("split_steps") and len(found["waited_for_seconds"]) == ranks else None
+
+
+def _parts(records: Sequence[Mapping[str, Any]]) -> tuple[PartOfTime, ...]:
+    """Returns the device hours of each part, which add up to the time of all devices in the steps."""
+    hours = dict.fromkeys(("forward and backward", *WAIT_CAUSES, "not split", "all-reduce, update and records"), 0.0)
+    for one in records:
+        per_second = one["world_size"] / HOUR
+        compute = one["compute_seconds_mean"]
+        if one.get("wait_plan_seconds") is None:
+            waits = {"not split": one["compute_seconds_max"] - compute + one["loader_seconds"]}
+        else:
+            waits = {cause: one[f"wait_{cause}_seconds"] for cause in WAIT_CAUSES}
+        rest = one["step_seconds"] - compute - sum(waits.values())
+        for name, seconds in {"forward and backward": compute, **waits, "all-reduce, update and records": rest}.items():
+            hours[name] += per_second * seconds
+    total = sum(hours.values())
+    return tuple(PartOfTime(name=name, device_hours=each, share=each / total) for name, each in hours.items())
+
+
+def _by_rank(gathered: Sequence[Mapping[str, Any]], starts: Sequence[StartRecord], ranks: int) -> tuple[RankRow, ...]:
+    if not gathered:
+        return ()
+
+    def summed(name: str) -> Any:
+        return np.array([one["ranks"][name] for one in gathered], dtype=np.float64).sum(axis=0)
+
+    cost, waited_for = summed("cost"), summed("waited_for_seconds")
+    seconds = {cause: summed(f"wait_{cause}_seconds") for cause in WAIT_CAUSES}
+    slowness = gathered[-1]["ranks"]["slowness"]
+    return tuple(
+        RankRow(
+            rank=rank,
+            **_place(starts, rank, ranks=ranks, step=gathered[-1]["step"]),
+            cost_over_mean=float(cost[rank] / cost.mean()) if cost.any() else 1.0,
+            hours={cause: float(values[rank]) / HOUR for cause, values in seconds.items()},
+            waited_for_hours=float(waited_for[rank]) / HOUR,
+            slowness=slowness[rank],
+        )
+        for rank in range(ranks)
+    )
+
+
+def _episodes(gathered: Sequence[Mapping[str, Any]], starts: Sequence[StartRecord], ranks: int) -> tuple[Episode, ...]:
+    """Returns the times in which ranks were slow, in the order in which they were named."""
+    found = []
+    for kind, rank in product(_KINDS, range(ranks)):
+        sinces = [one["ranks"][f"{kind}_slow_since"][rank] for one in gathered]
+        stretches = [(since, [*some]) for since, some in groupby(range(len(sinces)), sinces.__getitem__)]
+        for since, places in stretches:
+            if since is None:
+                continue
+            named, last, after = gathered[places[0]], gathered[places[-1]], gathered[places[-1] + 1 : places[-1] + 2]
+            ended = after[0]["step"] if after else None
+            is_new_start = after and any(last["step"] <= start.steps_done < after[0]["step"] for start in starts)
+            found.append(
+                Episode(
+                    rank=rank,
+                    **_place(starts, rank, ranks=ranks, step=named["step"]),
+                    kind=kind,
+                    since=since,
+                    named=named["step"],
+                    slow_by=last["ranks"][f"{kind}_slow_by"][rank],
+                    ended=ended,
+                    end="lasts" if not after else "restarted" if is_new_start else "recovered",
+                )
+            )
+    return tuple(sorted(found, key=lambda one: one.named))
+
+
+def _least_slowdown(gathered: Sequence[Mapping[str, Any]]) -> float | None:
+    """Returns the largest of the ranks' smallest slowdowns: from there on each rank is judged."""
+    known = [one for one in gathered[-1]["ranks"]["compute_least_slowdown"] if one is not None] if gathered else []
+    return max(known, default=None)
+
+
+def _notes(
+    split: Sequence[Mapping[str, Any]],
+    by_rank: Sequence[RankRow],
+    starts: Sequence[StartRecord],
+    ranks: int,
+    *,
+    untimed: int,
+) -> Iterator[str]:
+    if untimed:
+        yield f"{untimed:,} steps are logged without the times of ranks, and left out of the device hours."
+    sizes = list(dict.fromkeys(one["world_size"] for one in split))
+    if len(sizes) > 1:
+        yield f"The run had {', '.join(map(str, sizes))} ranks, one after another: the table by rank is of the last."
+    if not by_rank:
+        yield (
+            "No values of single ranks are logged (training.log_rank_times_every_steps is null, or its first record is "
+            "still to come): who was waited for is not known."
+        )
+    unlike = [start for start in starts if start.unlike]
+    if unlike:
+        kinds = ", ".join(dict.fromkeys(place.model for place in unlike[-1].places))
+        yield (
+            f"The devices differ in the start from step {unlike[-1].steps_done + 1} ({kinds}): each rank is compared "
+            "with its own first steps, so one that is slower from the start on is not named; what the others wait for "
+            "it is counted as machine."
+        )
+    if not starts or not starts[-1].places:
+        yield "Hosts and devices are not recorded in run.json: ranks have numbers alone and may be of unlike devices."
+
+
+MOST_RANKS = 32
+"""Ranks that the table shows; of more, those for which the others waited longest."""
+
+_PARTS = (
+    Column("time in steps", "name"),
+    Column("device hours", "device_hours", ",.4g"),
+    Column("share", form=".2%"),
+)
+_OF_RANK = (
+    Column("rank"),
+    Column("host", missing="not recorded"),
+    Column("cost / mean", "cost_over_mean", ".4f"),
+    *(Column(f"{cause}, h", f"hours.{cause}", ",.4g") for cause in WAIT_CAUSES),
+    Column("waited for, h", "waited_for_hours", ",.4g"),
+    Column("slower by", "slowness", "+.1%"),
+)
+_OF_EPISODE = (
+    Column("rank"),
+    Column("host", missing="not recorded"),
+    Column("device", missing="not recorded"),
+    Column("slow in", lambda one: {"compute": "its passes", "loader": "its batches"}[one.kind]),
+    Column("since step", "since", ",d"),
+    Column("named at", "named", ",d"),
+    Column("slower by", "slow_by", "+.1%"),
+    Column("until", lambda one: None if one.ended is None else f"{one.ended:,} ({one.end})", missing="the end"),
+)
+
+
+def explain_waits(output_dir: Path) -> Report:
+    """Returns the waits of a run. Raises: as `read_waits`."""
+    found = read_waits(output_dir)
+    return Report(value=found, shown=waits_tables(found))
+
+
+def waits_tables(found: WaitsOfRun) -> list[RenderableType]:
+    """Returns the parts of the time, the slow ranks, each rank and the notes."""
+    title = f"{found.run}: {found.ranks} ranks, {found.steps:,} steps, {found.split_steps:,} split by cause"
+    shown: list[RenderableType] = [table_of(found.parts, _PARTS, title=title), _slow_ranks(found)]
+    if found.by_rank:
+        most = sorted(found.by_rank, key=lambda row: row.waited_for_hours, reverse=True)[:MOST_RANKS]
+        count = len(found.by_rank)
+        of = "Each rank" if count <= MOST_RANKS else f"The {MOST_RANKS} of {count:,} ranks most waited for"
+        title = f"{of}: hours that it waited by cause, and that all others waited for it"
+        shown.append(table_of(sorted(most, key=lambda row: row.rank), _OF_RANK, title=title))
+    return [*shown, *map(text, found.notes)]
+
+
+def _slow_ranks(found: WaitsOfRun) -> RenderableType:
+    if found.least_slowdown is None:
+        return text(
+            f"No rank has been judged yet: each first learns how it varies, from {LEARNING_STEPS} steps that are split."
+        )
+    if not found.episodes:
+        return text(f"No rank was slow: slowdowns from {percent(found.least_slowdown)} on would be named.")
+    return table_of(found.episodes, _OF_EPISODE, title="Ranks that were slow")
