@@ -42,7 +42,7 @@ from evenpack.engine.reporting.rank_waits import (
 )
 from evenpack.engine.reporting.run_record import read_run_record
 from evenpack.engine.world.distributed import World
-from evenpack.studies.waits.accounting import WaitsOfRun, read_waits
+from evenpack.studies.waits import WaitsOfRun, read_waits
 from evenpack.testing import prepared, run_config, run_ranks, run_values, text_sources
 
 RANKS = 4

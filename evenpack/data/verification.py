@@ -15,14 +15,11 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
-import numpy as np
-
 from evenpack.data.checksums import CHUNK_BYTES, ChunkReader, Damage, find_damage, find_first_damage, find_wrong_size
 from evenpack.data.config import DataConfig
 from evenpack.data.manifest import TOKENIZER_FOLDER, FileRecord, Manifest, refuse_changed_inputs, remedy
 from evenpack.data.mapped_pages import memory_bytes
 from evenpack.data.sources.kinds import source_inputs
-from evenpack.data.tokens.file import read_index
 from evenpack.errors import DataError, EvenpackError, NotPreparedError, RunError
 from evenpack.files import explained
 from evenpack.worker_pool import map_in_order
@@ -136,7 +133,7 @@ class Verifier:
         def verify(piece: FileChunk) -> tuple[FileChunk, Damage | None]:
             if not hasattr(local, "reader"):
                 local.reader = ChunkReader()
-            return piece, self._find_damage(piece, local.reader)
+            return piece, find_damage(piece.path, piece.record.content, local.reader, chunk=piece.chunk)
 
         with ThreadPoolExecutor(threads, thread_name_prefix="verify") as executor:
             for piece, damage in map_in_order(verify, iter(pieces), executor, threads=threads):
@@ -184,7 +181,7 @@ class Verifier:
         for piece in pieces:
             if is_cancelled():
                 break
-            damage = self._find_damage(piece, reader)
+            damage = find_damage(piece.path, piece.record.content, reader, chunk=piece.chunk)
             if damage is not None:
                 damages.setdefault(piece.path, damage)
             done += piece.bytes
@@ -225,31 +222,6 @@ class Verifier:
         for name, record in self._manifest.files.items():
             if _holds(name, self._content):
                 yield record.locate(self._directory), record
-
-    def _find_damage(self, piece: FileChunk, reader: ChunkReader) -> Damage | None:
-        damage = find_damage(piece.path, piece.record.content, reader, chunk=piece.chunk)
-        if damage is None or damage.first_bad_byte is None or piece.path.suffix != ".bin":
-            return damage
-        return self._with_impossible_token(damage, damage.first_bad_byte)
-
-    def _with_impossible_token(self, damage: Damage, place: tuple[int, int]) -> Damage:
-        """Adds a token outside the vocabulary in the damaged chunk, if there is one."""
-        try:
-            dtype = read_index(damage.path.with_suffix("")).dtype
-        except DataError:
-            return damage  # the index is damaged as well, and reported itself
-        count = (place[1] + 1 - place[0]) // dtype.itemsize
-        tokens = np.fromfile(damage.path, dtype=dtype, count=count, offset=place[0]).astype(np.int64)
-        vocabulary_size = self._manifest.tokenizer.vocabulary_size
-        (outside,) = np.nonzero((tokens < 0) | (tokens >= vocabulary_size))
-        if not len(outside):
-            return damage
-        byte = place[0] + int(outside[0]) * dtype.itemsize
-        problem = (
-            f"{damage.problem} (token {tokens[outside[0]]:,} at byte {byte:,} is outside the vocabulary of "
-            f"{vocabulary_size:,})"
-        )
-        return Damage(path=damage.path, problem=problem, first_bad_byte=(place[0], byte + dtype.itemsize - 1))
 
 
 def _holds(name: str, content: Content) -> bool:

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from evenpack.console import Report
 from evenpack.engine.config import RunConfig
@@ -53,7 +53,7 @@ def study_run(study: RunStudy, config: RunConfig) -> Report:
     return study.run(config)
 
 
-def study_runs(study: TrainedStudyCommand[Any], study_file: Path, overrides: Sequence[str]) -> Report:
+def study_runs(study: TrainedStudyCommand, study_file: Path, overrides: Sequence[str]) -> Report:
     """Runs a study that trains runs in processes of their own."""
     choose_accelerator()
     return study.run(study_file, overrides, ThisMachine())

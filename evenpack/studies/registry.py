@@ -4,10 +4,6 @@ A study is a frozen dataclass: each field is an option of the command line, its 
 work. It is in `command.py` of the study's folder, and imports heavy modules inside `run`.
 """
 
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
-
-from evenpack.console import Report
 from evenpack.studies.chunking.command import ChunkingCommand
 from evenpack.studies.equivalence.command import EquivalenceCommand
 from evenpack.studies.imbalance.command import ImbalanceCommand
@@ -16,32 +12,10 @@ from evenpack.studies.runs.command import TrainedStudyCommand
 from evenpack.studies.shuffle.command import ShuffleCommand
 from evenpack.studies.throughput.command import ThroughputCommand
 
-if TYPE_CHECKING:
-    from evenpack.engine.config import RunConfig
-    from evenpack.studies.lengths.subject import Subject
-
-
-@runtime_checkable
-class LengthsStudy(Protocol):
-    """A study of lengths: of a prepared run, or any list of lengths."""
-
-    def uses_device(self) -> bool:
-        """Returns whether it computes steps on this machine's device, as its options ask for."""
-        ...
-
-    def run(self, find_subject: "Callable[..., Subject]") -> Report:
-        """Checks its options, then reads the lengths: of INPUT, or of another one by name. Raises: EvenpackError."""
-        ...
-
-
-@runtime_checkable
-class RunStudy(Protocol):
-    """A study of one run: it times steps of a prepared run on this machine's devices, or computes them."""
-
-    def run(self, config: "RunConfig") -> Report:
-        """Runs on every rank. Raises: EvenpackError."""
-        ...
-
+LengthsStudy = PackingCommand | ImbalanceCommand
+"""A study of lengths: of a prepared run, or any list of lengths."""
+RunStudy = ThroughputCommand
+"""A study of one run, which times its steps on this machine's devices."""
 
 LENGTHS_STUDIES: dict[str, type[LengthsStudy]] = {
     "packing": PackingCommand,
@@ -52,7 +26,7 @@ RUN_STUDIES: dict[str, type[RunStudy]] = {
     "throughput": ThroughputCommand,
 }
 
-STUDIES_OF_RUNS: dict[str, type[TrainedStudyCommand[Any]]] = {
+STUDIES_OF_RUNS: dict[str, type[TrainedStudyCommand]] = {
     "equivalence": EquivalenceCommand,
     "chunking": ChunkingCommand,
     "shuffle": ShuffleCommand,

@@ -51,11 +51,8 @@ def test_a_size_of_parts_that_is_none_is_refused_with_examples(run_file: Path, s
 @pytest.mark.slow
 def test_ranks_of_mpi_write_what_one_process_writes(run_file: Path, alone: dict[str, bytes], tmp_path: Path) -> None:
     prepared = f"data.prepared_dir={tmp_path / 'data'}"
-    done = mpirun(3, run_file, prepared, "--part-bytes", PART_BYTES)
+    mpirun(3, run_file, prepared, "--part-bytes", PART_BYTES)
     assert contents(tmp_path / "data") == alone
-    told = " ".join(done.stderr.split())
-    assert told.count("CPU seconds of its") == 2, "rank 0 alone reports"
-    assert "CPU seconds of its 2 workers" in told, "both other ranks have tokenised"
 
 
 @pytest.mark.slow

@@ -21,7 +21,7 @@ from evenpack.losses import StepCounts
 from evenpack.studies.chunking.curves import read_curve as read_chunking_curve
 from evenpack.studies.equivalence.compare import read_curve as read_equivalence_curve
 from evenpack.studies.imbalance.measurement import read_logged_run
-from evenpack.studies.report.comparison import read_runs
+from evenpack.studies.report import read_runs
 from evenpack.studies.runs.jobs import steps_done
 from evenpack.studies.shuffle.study import jump, read_losses
 from evenpack.testing import run_config, run_values

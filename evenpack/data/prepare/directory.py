@@ -3,7 +3,7 @@
 import fcntl
 import os
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
@@ -66,11 +66,8 @@ def remove_leftovers(directory: Path) -> None:
 
 
 @contextmanager
-def explain_write_failures(directory: Path, needed_bytes: Callable[[], int | None]) -> Iterator[None]:
-    """Turns a failure to write into a DataError with the free and the needed bytes.
-
-    Other failures of the system become a DataError without them.
-    """
+def explain_write_failures(directory: Path) -> Iterator[None]:
+    """Turns a failure of the system into a DataError that says what to do; of a full disk with the free bytes."""
     try:
         yield
     except (OSError, RunError) as error:
@@ -87,12 +84,9 @@ def explain_write_failures(directory: Path, needed_bytes: Callable[[], int | Non
                 "folder cannot be read or written, make it so. What has been written is kept: the same command resumes "
                 "from there"
             ) from error
-        needed = needed_bytes()
-        estimate = "not known yet" if needed is None else f"about {needed:,} bytes more"
         raise DataError(
             f"{directory} could not be written: {cause}. Free on its disk: {shutil.disk_usage(directory).free:,} "
-            f"bytes; needed: {estimate}. The written part is kept: free disk space and run the same command again "
-            "to continue"
+            "bytes. The written part is kept: free disk space and run the same command again to continue"
         ) from error
 
 

@@ -34,8 +34,7 @@ from evenpack.data.manifest import (
 from evenpack.data.order.stored_plan import packed
 from evenpack.data.packing import LengthHistogram
 from evenpack.data.prepare.directory import explain_write_failures, hold_lock, refuse_foreign_files, remove_leftovers
-from evenpack.data.prepare.progress import PrepareProgress
-from evenpack.data.prepare.shards import ShardPreparation, bytes_to_read
+from evenpack.data.prepare.shards import ShardPreparation
 from evenpack.data.prepare.source import SourcePreparation
 from evenpack.data.prepare.tokenising import encoding_threads
 from evenpack.data.prepare.tokenizer import prepare_tokenizer, tokenizer_files, tokenizer_record
@@ -45,7 +44,6 @@ from evenpack.data.prepare.workers import Workers
 from evenpack.data.recipes import MaskedPairsRecipe, SentencePairsRecipe
 from evenpack.data.sequences.pair_drawing import LANGUAGES_WITH_RULES
 from evenpack.data.sources.config import Hdf5Source, MegatronSource, SourceOfText, TextSource
-from evenpack.data.sources.corpus import Corpus
 from evenpack.data.sources.files import refuse_splits
 from evenpack.data.sources.kinds import open_corpus, source_inputs
 from evenpack.data.tokenizers.config import ExternalTokenizer, TrainedTokenizer, TrainedWordPieces
@@ -89,7 +87,7 @@ def prepare(
         if _is_finished(directory):  # the previous holder of the lock has finished it
             return _confirm(config, directory, progress)
         refuse_foreign_files(directory)
-        with explain_write_failures(directory, preparation.progress.needed_bytes):
+        with explain_write_failures(directory):
             try:
                 return preparation.run()
             except DataError:
@@ -158,8 +156,8 @@ class _Preparation:
         _check_pair_tokens(config, tokenizer)
         self.tokenizer = tokenizer
         """The tokenizer; None if it is still to be trained, or if the source holds tokens."""
-        self.progress = PrepareProgress(progress, _total_bytes(config, self.corpora))
-        self.shared = _shared_tokens(config, directory, self.progress)
+        self.progress = progress
+        self.shared = _shared_tokens(config, directory)
         """Shared tokens; None if the directory has tokens of its own."""
 
     def run(self) -> Manifest:
@@ -280,7 +278,7 @@ def _require_files(directory: Path, files: Mapping[str, FileRecord]) -> None:
         )
 
 
-def _shared_tokens(config: DataConfig, directory: Path, progress: PrepareProgress) -> SharedTokens | None:
+def _shared_tokens(config: DataConfig, directory: Path) -> SharedTokens | None:
     """Returns the shared tokens. Raises: DataError if they would be within the prepared directory."""
     if config.tokens_dir is None:
         return None
@@ -290,13 +288,7 @@ def _shared_tokens(config: DataConfig, directory: Path, progress: PrepareProgres
             f"data.tokens_dir ({shared}) is within the prepared directory {directory}, which then cannot be removed "
             "without the tokens of others: choose a folder outside of it"
         )
-    return SharedTokens(directory=shared, needed_bytes=progress.needed_bytes)
-
-
-def _total_bytes(config: DataConfig, corpora: Mapping[str, Corpus]) -> int:
-    """Returns the bytes to read of all sources to be written, except for token files in their original location."""
-    shards = [bytes_to_read(name, source) for name, source in config.sources.items() if isinstance(source, Hdf5Source)]
-    return sum(shards) + sum(corpus.total_bytes for corpus in corpora.values())
+    return SharedTokens(directory=shared)
 
 
 def _check_pair_tokens(config: DataConfig, tokenizer: Tokenizer | None) -> None:

@@ -19,7 +19,7 @@ from jaxtyping import Bool, Integer, UInt64
 from evenpack.data.config import DataConfig
 from evenpack.data.manifest import SPLITS, FileRecord, SourceRecord, data_section
 from evenpack.data.prepare.pairs import PAIR_COLUMNS, begin_masks, store_view
-from evenpack.data.prepare.progress import PrepareProgress, SourceProgress
+from evenpack.data.prepare.progress import SourceProgress
 from evenpack.data.prepare.splits import SourceInPreparation
 from evenpack.data.prepare.tokens_dir import refuse_other_origin
 from evenpack.data.prepared import PreparedData, Split
@@ -78,7 +78,7 @@ class EvaluationRows:
             self._overlapping += len(overlapping)
         return np.ones(len(identities), dtype=np.bool_)
 
-    def tell(self, progress: PrepareProgress) -> None:
+    def tell(self, progress: Progress) -> None:
         """Reports once how many rows are in both sets, among those that this call read."""
         if self._overlapping:
             progress.note(
@@ -118,7 +118,7 @@ class ShardPreparation(SourceInPreparation):
         files = shards_of(self.name, self.source)
         training = ShardSet.open(files.training)
         evaluation = ShardSet.open(files.validation) if files.validation else None
-        shown = self.progress.begin(self.name, "shards", bytes_to_read(self.name, self.source))
+        shown = SourceProgress(self.progress, self.name, "shards", _bytes_to_read(self.name, self.source))
         if evaluation is None:
             views = {
                 "validation": self._split("validation", training, self._is_held_out, origin, shown, bytes_before=0),
@@ -234,7 +234,7 @@ class ShardPreparation(SourceInPreparation):
         )
 
 
-def bytes_to_read(name: str, source: Hdf5Source) -> int:
+def _bytes_to_read(name: str, source: Hdf5Source) -> int:
     """Returns the bytes read in preparation: without an evaluation set the shards are read once for each split."""
     files = shards_of(name, source)
     training, validation = (sum(path.stat().st_size for path in one) for one in (files.training, files.validation))

@@ -15,6 +15,7 @@ from jaxtyping import Int64, UInt64
 from evenpack.data.keys import derive_key
 from evenpack.data.manifest import SPLITS, FileRecord, SourceRecord, data_section
 from evenpack.data.prepare.pairs import PairSettings, write_pairs
+from evenpack.data.prepare.progress import SourceProgress
 from evenpack.data.prepare.splits import SourceInPreparation
 from evenpack.data.prepare.tokenising import columns
 from evenpack.data.prepare.tokens import Tokenising, WrittenTokens, remove_unfinished, write_tokens
@@ -75,7 +76,7 @@ class SourcePreparation(SourceInPreparation):
                     prefix,
                     tokenising,
                     origin=origin,
-                    progress=self.progress.begin(self.name, "tokens", corpus.total_bytes),
+                    progress=SourceProgress(self.progress, self.name, "tokens", corpus.total_bytes),
                     check_inputs=self._refuse_changes_meanwhile,
                 )
             except DataError:
@@ -217,7 +218,7 @@ class SourcePreparation(SourceInPreparation):
             columns=shuffle.columns,
         )
         self.progress.note(f"source '{self.name}': shuffling in a grid of {grid.rows} rows and {grid.columns} columns")
-        shown = self.progress.begin(self.name, "shuffle", 2 * token_bytes)
+        shown = SourceProgress(self.progress, self.name, "shuffle", 2 * token_bytes)
 
         def report_progress(written_sequences: int, bytes_read: int) -> None:
             written_tokens = written_sequences * tokens // sequences
@@ -289,7 +290,7 @@ class SourcePreparation(SourceInPreparation):
             settings,
             folder,
             origin=origin,
-            progress=self.progress.begin(self.name, "pairs", text_bytes),
+            progress=SourceProgress(self.progress, self.name, "pairs", text_bytes),
         )
 
     def _mask_drawing(self, recipe: SentencePairsRecipe, tokenizer: Tokenizer) -> MaskDrawing | None:

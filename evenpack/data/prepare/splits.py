@@ -8,13 +8,13 @@ from evenpack.data.config import DataConfig
 from evenpack.data.manifest import SPLITS, FileRecord, PackingSummary, SplitRecord, TokenizerRecord
 from evenpack.data.order.blocked_plan import store_blocks
 from evenpack.data.order.stored_plan import packed, remove_plan, store_plan
-from evenpack.data.prepare.progress import PrepareProgress
 from evenpack.data.prepared import Split
 from evenpack.data.sequences import PAIRS, SequenceView, length_chunks
 from evenpack.data.shuffle.config import PermutationShuffle
 from evenpack.data.shuffle.grid import equal_parts
 from evenpack.data.sources.files import InputFile
 from evenpack.data.tokens.writer import journal_path, read_journal
+from evenpack.progress import Progress
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -28,7 +28,7 @@ class SourceInPreparation:
     inputs: tuple[InputFile, ...]
     """Input files as they were before anything was read."""
     vocabulary: TokenizerRecord
-    progress: PrepareProgress
+    progress: Progress
 
     @property
     def folder(self) -> Path:

@@ -15,7 +15,7 @@ from evenpack.data.manifest import (
     refuse_changed_inputs,
     refuse_differences,
 )
-from evenpack.data.prepare.progress import PrepareProgress
+from evenpack.data.prepare.progress import SourceProgress
 from evenpack.data.prepare.tokenising import training_texts
 from evenpack.data.prepare.tokens_dir import Origin, SharedTokens, input_files, training_origin
 from evenpack.data.sources.corpus import Corpus
@@ -25,6 +25,7 @@ from evenpack.data.tokenizers.loading import tokenizer_inputs, train_tokenizer
 from evenpack.data.tokenizers.tokenizer import Tokenizer
 from evenpack.errors import DataError
 from evenpack.files import atomic_directory, explained, file_checksum, read_json, write_json
+from evenpack.progress import Progress
 
 
 def prepare_tokenizer(
@@ -34,7 +35,7 @@ def prepare_tokenizer(
     loaded: Tokenizer | None,
     corpora: Mapping[str, Corpus],
     inputs: Mapping[str, tuple[InputFile, ...]],
-    progress: PrepareProgress,
+    progress: Progress,
     shared: SharedTokens | None,
 ) -> Tokenizer | None:
     """Saves the loaded tokenizer, or trains one unless an earlier call did; None if the source holds tokens.
@@ -60,7 +61,7 @@ def prepare_tokenizer(
 
 
 def _train(
-    config: DataConfig, directory: Path, *, corpora: Mapping[str, Corpus], origin: Origin, progress: PrepareProgress
+    config: DataConfig, directory: Path, *, corpora: Mapping[str, Corpus], origin: Origin, progress: Progress
 ) -> Tokenizer:
     """Trains the tokenizer of a directory, unless an earlier call did."""
     assert isinstance(config.tokenizer, TrainedTokenizer | TrainedWordPieces), "no other is trained"
@@ -72,7 +73,7 @@ def _train(
             corpus,
             config.sources[name],
             validation_fraction=config.validation_fraction,
-            progress=progress.begin(name, "tokenizer", corpus.total_bytes),
+            progress=SourceProgress(progress, name, "tokenizer", corpus.total_bytes),
         )
         for name, corpus in corpora.items()
     )

@@ -1,7 +1,6 @@
 """Writes the token file of a corpus, by this process alone or by workers; the bytes are the same."""
 
 import shutil
-from collections import defaultdict
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
@@ -26,7 +25,7 @@ from evenpack.data.sources.rows import RowAccounting, RowCorpus
 from evenpack.data.tokenizers.tokenizer import Tokenizer
 from evenpack.data.tokens.array_file import open_array
 from evenpack.data.tokens.file import TokenFile
-from evenpack.data.tokens.writer import Journal, TokenFileWriter, column_path, hashes_path, read_journal
+from evenpack.data.tokens.writer import Journal, TokenFileWriter, column_path, hashes_path
 from evenpack.errors import DataError
 
 _MOST_PARTS = 1 << 10
@@ -158,7 +157,7 @@ class _SourceWriting:
         self._origin_hash = origin_hash(origin)
         self._is_told_of_unknown = False
         if tokenising.part_bytes not in (None, self._state.part_bytes):
-            self.note(
+            self._progress.note(
                 f"source '{progress.source}' was begun with parts of {self._state.part_bytes:,} bytes, which it keeps"
             )
 
@@ -184,18 +183,15 @@ class _SourceWriting:
 
     def _append_files_of(self, workers: Workers) -> None:
         """Concatenates the parts' files in their order while later ones are written."""
-        seconds: defaultdict[str, float] = defaultdict(float)
         stop_file(_parts_folder(self._writer.prefix)).unlink(missing_ok=True)
         tasks = [self._task(number) for number in range(self._state.parts, len(self._parts))]
-        with closing(workers.files(tasks, self)) as files:
+        with closing(workers.files(tasks, self._progress.note)) as files:
             for file in files:
                 file.append_to(self._writer)
                 self._state = self._state.with_part(file.state, documents=self._writer.documents)
                 self._writer.commit(self._state.to_json())
                 shutil.rmtree(file.prefix.parent)
-                seconds[file.worker] += file.cpu_seconds
                 self._report(self._state)
-        self._note_seconds(seconds)
 
     def _task(self, number: int) -> PartTask:
         tokenizer = self._how.tokenizer
@@ -211,20 +207,6 @@ class _SourceWriting:
             language=self._how.language,
         )
 
-    def note(self, message: str) -> None:
-        """Passes a message of the workers on."""
-        self._progress.note(message)
-
-    def waiting(self, tasks: Sequence[PartTask]) -> None:
-        """Reports what the journals of parts say that are at work."""
-        journals = [journal for task in tasks if (journal := _journal_at_work(task)) is not None]
-        self._progress.report(
-            documents=self._writer.documents + sum(journal.documents for journal in journals),
-            tokens=self._writer.tokens + sum(journal.tokens for journal in journals),
-            bytes_read=self._state.bytes_read + sum(journal.state["bytes_read"] for journal in journals),
-            bytes_resumed=self._bytes_resumed,
-        )
-
     def _report(self, state: TokenisingState) -> None:
         documents, tokens = self._writer.documents, self._writer.tokens
         self._progress.report(
@@ -232,27 +214,10 @@ class _SourceWriting:
         )
         if state.text_bytes and not state.has_known_tokens(tokens, documents) and not self._is_told_of_unknown:
             self._is_told_of_unknown = True
-            self.note(
+            self._progress.note(
                 f"warning: the first {documents:,} documents of source '{self._progress.source}' encode to nothing but "
                 "unknown tokens, or to no token at all: is the tokenizer of this text?"
             )
-
-    def _note_seconds(self, seconds: Mapping[str, float]) -> None:
-        total, longest = sum(seconds.values()), max(seconds.values())
-        self.note(
-            f"source '{self._progress.source}': CPU seconds of its {len(seconds)} workers: {total:.1f}, the longest "
-            f"{longest:.1f}"
-        )
-
-
-def _journal_at_work(task: PartTask) -> Journal | None:
-    """The journal of a part as its worker last wrote it; None before the first, or where it is of another part."""
-    try:
-        journal = read_journal(task.prefix)
-    except DataError:
-        return None
-    is_its_own = journal is not None and journal.state.get("origin") == task.identity
-    return journal if is_its_own else None
 
 
 def remove_unfinished(prefix: Path) -> None:

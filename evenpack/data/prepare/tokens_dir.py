@@ -12,7 +12,7 @@ files with their checksums, by paths relative to its directory.
 
 import json
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import lru_cache
@@ -103,8 +103,6 @@ class SharedTokens:
     """The `data.tokens_dir` of a run that is being prepared."""
 
     directory: Path
-    needed_bytes: Callable[[], int | None]
-    """Bytes still to be written, for the message of a full disk."""
 
     @contextmanager
     def held(self, name: str, origin: Origin) -> Iterator[Path]:
@@ -113,7 +111,7 @@ class SharedTokens:
         Raises: DataError if another process works in it, or if it cannot be made or written.
         """
         folder = folder_of_origin(self.directory, name, origin)
-        with hold_lock(folder, setting="data.tokens_dir"), explain_write_failures(folder, self.needed_bytes):
+        with hold_lock(folder, setting="data.tokens_dir"), explain_write_failures(folder):
             remove_leftovers(folder)
             yield folder
 

@@ -2,7 +2,6 @@
 
 import os
 import socket
-import time
 from collections import deque
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from concurrent.futures import BrokenExecutor, Executor, Future, wait
@@ -25,7 +24,6 @@ from evenpack.worker_pool import worker_pool
 
 _PRELOADED = ["evenpack.data.prepare.workers"]
 _DEATHS_WITHOUT_PROGRESS = 3
-_POLL_SECONDS = 3.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,8 +54,6 @@ class PartFile:
     journal: Journal
     worker: str
     """Host and process."""
-    cpu_seconds: float
-    """CPU seconds of all threads of the worker, for this part."""
 
     @property
     def state(self) -> TokenisingState:
@@ -116,7 +112,6 @@ def _exit_if_requested(task: PartTask) -> None:
 
 
 def _write_part(task: PartTask) -> PartFile:
-    began = time.process_time()
     tokenizer = _tokenizer_of(task.tokenizer_folder, task.tokenizer_checksum)
     first = TokenisingState(origin=dict(task.identity), part_bytes=task.part_bytes)
     with _resumed(task, tokenizer) as writer:
@@ -136,7 +131,6 @@ def _write_part(task: PartTask) -> PartFile:
         prefix=task.prefix,
         journal=journal,
         worker=f"{socket.gethostname()}, process {os.getpid()}",
-        cpu_seconds=time.process_time() - began,
     )
 
 
@@ -180,22 +174,15 @@ _Pending = deque[tuple[PartTask, Future[PartFile]]]
 """Tasks in order, and what will come of them."""
 
 
-@runtime_checkable
-class Observer(Protocol):
-    """The caller that waits for the files of parts."""
-
-    def note(self, message: str) -> None:
-        """Reports a message once."""
-
-    def waiting(self, tasks: Sequence[PartTask]) -> None:
-        """Called every few seconds while nothing is ready, with the tasks that are at work or ready."""
+Note = Callable[[str], None]
+"""Shows a message once."""
 
 
 @runtime_checkable
 class Workers(Protocol):
     """Processes that tokenise parts."""
 
-    def files(self, tasks: Sequence[PartTask], observer: Observer) -> Generator[PartFile, None, None]:
+    def files(self, tasks: Sequence[PartTask], note: Note) -> Generator[PartFile, None, None]:
         """The parts' token files in the order of the tasks, each as soon as those before it are there.
 
         Tasks are taken a bounded number ahead. When it is closed early, it returns once no worker writes any more.
@@ -217,13 +204,13 @@ class LocalWorkers:
             raise ValueError(f"expected at least 1 worker, got {count}")
         self._count = count
 
-    def files(self, tasks: Sequence[PartTask], observer: Observer) -> Generator[PartFile, None, None]:
+    def files(self, tasks: Sequence[PartTask], note: Note) -> Generator[PartFile, None, None]:
         remaining = deque(tasks)
         deaths = 0
         while remaining:
             try:
                 with self._pool() as pool:
-                    for file in _in_order(pool, tuple(remaining), _ahead(self._count), observer):
+                    for file in _in_order(pool, tuple(remaining), _ahead(self._count)):
                         remaining.popleft()
                         deaths = 0
                         yield file
@@ -237,7 +224,7 @@ class LocalWorkers:
                         'fewer --workers; a script must call prepare below `if __name__ == "__main__":`. The same '
                         "command resumes from here"
                     ) from error
-                observer.note(f"warning: a worker died; the unfinished ones of {parts} are resumed by new workers")
+                note(f"warning: a worker died; the unfinished ones of {parts} are resumed by new workers")
 
     def _pool(self) -> AbstractContextManager[Executor]:
         cores = max(1, len(os.sched_getaffinity(0)) // self._count)
@@ -255,8 +242,8 @@ class MpiWorkers:
         self._executor = executor
         self._count = count
 
-    def files(self, tasks: Sequence[PartTask], observer: Observer) -> Generator[PartFile, None, None]:
-        yield from _in_order(self._executor, tasks, _ahead(self._count), observer, end=_request_exit)
+    def files(self, tasks: Sequence[PartTask], note: Note) -> Generator[PartFile, None, None]:
+        yield from _in_order(self._executor, tasks, _ahead(self._count), end=_request_exit)
 
 
 def local_workers(count: int | None) -> LocalWorkers | None:
@@ -277,7 +264,6 @@ def _in_order(
     executor: Executor,
     tasks: Sequence[PartTask],
     ahead: int,
-    observer: Observer,
     *,
     end: Callable[[_Pending], None] = lambda _: None,
 ) -> Iterator[PartFile]:
@@ -287,9 +273,9 @@ def _in_order(
         for task in tasks:
             pending.append((task, executor.submit(write_part, task)))
             if len(pending) == ahead:
-                yield _first(pending, observer)
+                yield _first(pending)
         while pending:
-            yield _first(pending, observer)
+            yield _first(pending)
     finally:
         if at_work := deque(entry for entry in pending if not entry[1].cancel()):
             end(at_work)
@@ -303,10 +289,9 @@ def _request_exit(pending: _Pending) -> None:
     wait([future for _, future in pending])
 
 
-def _first(pending: _Pending, observer: Observer) -> PartFile:
+def _first(pending: _Pending) -> PartFile:
     _, future = pending[0]
-    while not wait([future], timeout=_POLL_SECONDS).done:
-        observer.waiting([task for task, _ in pending])
+    wait([future])  # an interrupt leaves it among those at work
     pending.popleft()
     return future.result()
 

@@ -1,6 +1,6 @@
 """Commands on data: `evenpack prepare`, `verify`, `where` and `shards ...`."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -19,12 +19,13 @@ from evenpack.launcher.cli.arguments import (
     parse_bytes,
     reporting,
 )
+from evenpack.studies.columns import Column, table_of
 
 if TYPE_CHECKING:
     from evenpack.data.config import DataConfig
     from evenpack.data.prepare.workers import Workers
     from evenpack.data.verification import Verified
-    from evenpack.data.where import DocumentVisits, PlacedSequence, StepContent
+    from evenpack.data.where import DocumentVisits, StepContent
 
 
 _WORKERS_HELP = """Processes that tokenise text; 1: this one alone, with several threads. By default one for each two
@@ -203,6 +204,18 @@ _MOST_ROWS = 1000
 """Rows of a table; --json has all."""
 _TEXT_SHOWN = 60
 """Characters of a text in a table."""
+_PARTS = (
+    *(Column(name, f"of.{name}") for name in ("pack", "slot", "source", "epoch", "sequence")),
+    Column("document", "part.document"),
+    Column("from token", "part.start"),
+    Column("tokens", lambda row: (row["part"] or row["of"]).tokens),
+)
+_TEXT = Column("text", lambda row: None if row["part"] is None else repr(row["part"].text[:_TEXT_SHOWN])[1:-1])
+_VISITS = (
+    *map(Column, ("step", "epoch", "pack", "slot", "sequence")),
+    Column("from token", "start"),
+    *map(Column, ("tokens", "skipped")),
+)
 
 
 def _step_tables(content: "StepContent") -> list[Any]:
@@ -212,7 +225,11 @@ def _step_tables(content: "StepContent") -> list[Any]:
         f"Step {content.step:,}{' (skipped)' if content.skipped else ''}: {content.packs:,} packs, "
         f"{len(content.sequences):,} sequences, {tokens:,} tokens, order hash {content.order_hash}"
     )
-    return _table([row for sequence in content.sequences for row in _rows(sequence)], title=title)
+    rows: list[dict[str, Any]] = [
+        {"of": sequence, "part": part} for sequence in content.sequences for part in sequence.parts or (None,)
+    ]
+    has_text = any(row["part"] is not None and row["part"].text is not None for row in rows)
+    return _table(rows, [*_PARTS, *([_TEXT] if has_text else [])], title=title)
 
 
 def _document_tables(found: "DocumentVisits") -> list[Any]:
@@ -223,41 +240,11 @@ def _document_tables(found: "DocumentVisits") -> list[Any]:
         return [console.text(f"{title}. No step trains on it: {found.absence}"), *shown]
     if not found.visits:
         return [console.text(f"{title}. The run ends before it reaches the document"), *shown]
-    rows = [
-        {
-            "step": visit.step,
-            "epoch": visit.epoch,
-            "pack": visit.pack,
-            "slot": visit.slot,
-            "sequence": visit.sequence,
-            "from token": visit.start,
-            "tokens": visit.tokens,
-            "skipped": visit.skipped,
-        }
-        for visit in found.visits
-    ]
-    return [*_table(rows, title=f"{title}, in {len(found.sequences):,} sequences"), *shown]
+    return [*_table(found.visits, _VISITS, title=f"{title}, in {len(found.sequences):,} sequences"), *shown]
 
 
-def _rows(sequence: "PlacedSequence") -> Iterator[Mapping[str, Any]]:
-    place = {
-        "pack": sequence.pack,
-        "slot": sequence.slot,
-        "source": sequence.source,
-        "epoch": sequence.epoch,
-        "sequence": sequence.sequence,
-    }
-    if not sequence.parts:
-        yield place | {"document": None, "from token": None, "tokens": sequence.tokens}
-    for part in sequence.parts:
-        row = place | {"document": part.document, "from token": part.start, "tokens": part.tokens}
-        if part.text is not None:
-            row["text"] = repr(part.text[:_TEXT_SHOWN])[1:-1]
-        yield row
-
-
-def _table(rows: Sequence[Mapping[str, Any]], *, title: str) -> list[Any]:
-    shown: list[Any] = [console.text(title, bold=True), console.table(rows[:_MOST_ROWS])]
+def _table(rows: Sequence[Any], columns: Sequence[Column], *, title: str) -> list[Any]:
+    shown: list[Any] = [console.text(title, bold=True), table_of(rows[:_MOST_ROWS], columns)]
     if len(rows) > _MOST_ROWS:
         shown.append(console.text(f"and {len(rows) - _MOST_ROWS:,} more rows; --json shows all"))
     return shown

@@ -95,11 +95,11 @@ def report(
         raise ConfigError(f"{overrides[0]} replaces a value of a run file, and none is given: give RUN.yaml")
     with reporting(as_json, save=save) as shown:
         from evenpack.launcher.processes.ranks import is_held
-        from evenpack.studies.waits.accounting import require_log
+        from evenpack.studies.waits import require_log
 
         for output_dir in output_dirs:  # before torch is imported
             require_log(output_dir)
-        from evenpack.studies.report.report import make_report
+        from evenpack.studies.report import make_report
 
         shown.take(make_report(output_dirs, output, is_held=is_held))
 
@@ -126,7 +126,7 @@ def waits(
         raise ConfigError(f"{overrides[0]} replaces a value of a run file, and none is given: give RUN.yaml")
     output_dir = output_dir_of(run, overrides or [])
     with reporting(as_json, save=save) as shown:
-        from evenpack.studies.waits.presentation import explain_waits
+        from evenpack.studies.waits import explain_waits
 
         shown.take(explain_waits(output_dir))
 

@@ -1,7 +1,7 @@
 """Commands that measure and predict: `evenpack study NAME`, for each of `studies.registry`, and `probe`."""
 
 from collections.abc import Callable
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 import typer
 
@@ -70,14 +70,14 @@ def run_command(study_class: type[RunStudy]) -> Callable[..., None]:
     return takes("study", study_class)(command)
 
 
-def runs_command(study_class: type[TrainedStudyCommand[Any]]) -> Callable[..., None]:
+def runs_command(study_class: type[TrainedStudyCommand]) -> Callable[..., None]:
     """Makes a command of a study of training runs."""
 
     def command(
         study_file: StudyFile,
         overrides: StudyOverrides = None,
         *,
-        study: TrainedStudyCommand[Any],
+        study: TrainedStudyCommand,
         save: Save = None,
         as_json: AsJson = False,
     ) -> None:

@@ -1,23 +1,17 @@
 """The command `evenpack study chunking`."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated, ClassVar
 
 import typer
 
-from evenpack.console import Report
 from evenpack.studies.plan.options import PlanOptions
 from evenpack.studies.runs.command import TrainedStudyCommand
 
-if TYPE_CHECKING:
-    from evenpack.studies.chunking.study import ChunkingStudy
-    from evenpack.studies.runs.runner import RunDevices
-
 
 @dataclass(frozen=True, kw_only=True)
-class ChunkingCommand(TrainedStudyCommand["ChunkingStudy"], PlanOptions):
+class ChunkingCommand(TrainedStudyCommand, PlanOptions):
     """Train the same model on one corpus that is chunked in different ways, and compare perplexities.
 
     A study file lists arms, or a grid of them: recipes, lengths, atoms. Missing data is prepared first. Each finished
@@ -31,15 +25,7 @@ class ChunkingCommand(TrainedStudyCommand["ChunkingStudy"], PlanOptions):
       evenpack study chunking STUDY.yaml study.output_dir=runs/other training.epochs=1
     """
 
+    study: ClassVar[str] = "ChunkingStudy"
     plot: Annotated[
         Path | None, typer.Option("--plot", metavar="FOLDER", help="Also draw a figure per length into this folder.")
     ] = None
-
-    def load(self, study_file: Path, overrides: Sequence[str]) -> "ChunkingStudy":
-        from evenpack.studies.chunking.study import ChunkingStudy
-
-        return ChunkingStudy(study_file, overrides)
-
-    def describe(self, study: "ChunkingStudy", groups: "Sequence[RunDevices]") -> Report:
-        self.require_valid()
-        return study.describe_with_plans(groups, self)

@@ -68,8 +68,9 @@ class ChunkingStudy(TrainedStudy[ChunkingConfig]):
         alone = self.study.chunking.documents_alone
         return Finished(curve=curve, held_out=read_held_out(curve, evaluations, documents_alone=alone))
 
-    def describe_with_plans(self, groups: Sequence[RunDevices], options: PlanOptions) -> Report:
+    def describe(self, groups: Sequence[RunDevices], options: PlanOptions) -> Report:
         """Lists the runs for `--dry-run`, with the plan of each. Raises: ConfigError."""
+        options.require_valid()
         planned = planned_runs(self.runs, options, ranks=groups[0].ranks)
         others = [f"{arm} with {name}" for arm, name in self.study.chunking.references.items() if arm != name]
         compared = f"Compared with {self.study.chunking.reference}, at the same length"

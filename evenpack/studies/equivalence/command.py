@@ -1,18 +1,13 @@
 """The command `evenpack study equivalence`."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import ClassVar
 
 from evenpack.studies.runs.command import TrainedStudyCommand
 
-if TYPE_CHECKING:
-    from evenpack.studies.equivalence.study import EquivalenceStudy
-
 
 @dataclass(frozen=True, kw_only=True)
-class EquivalenceCommand(TrainedStudyCommand["EquivalenceStudy"]):
+class EquivalenceCommand(TrainedStudyCommand):
     """Train arms of a study file side by side, and test whether they learn the same.
 
     Each arm is a few settings on a run file, trained with several seeds. Missing data is prepared first. The same
@@ -25,7 +20,4 @@ class EquivalenceCommand(TrainedStudyCommand["EquivalenceStudy"]):
       evenpack study equivalence STUDY.yaml study.output_dir=runs/other training.steps=500
     """
 
-    def load(self, study_file: Path, overrides: Sequence[str]) -> "EquivalenceStudy":
-        from evenpack.studies.equivalence.study import EquivalenceStudy
-
-        return EquivalenceStudy(study_file, overrides)
+    study: ClassVar[str] = "EquivalenceStudy"

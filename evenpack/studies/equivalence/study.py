@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from evenpack import console
 from evenpack.console import Report
@@ -30,8 +31,8 @@ class EquivalenceStudy(TrainedStudy[EquivalenceConfig]):
         super().__init__(EquivalenceConfig, study_file, overrides)
         self.finetunings = expand_finetunings(self.study.finetune, self.compared)
 
-    def describe(self, groups: Sequence[RunDevices]) -> Report:
-        report, section = super().describe(groups), self.study.equivalence
+    def describe(self, groups: Sequence[RunDevices], options: Any) -> Report:
+        report, section = super().describe(groups, options), self.study.equivalence
         rule = console.text(
             f"Compared with {section.reference} by held-out {section.measure}; differences within "
             f"± {section.margin:g} count as none"

@@ -208,25 +208,18 @@ def summarise_intervals(runs: Sequence[IntervalRates]) -> IntervalReport:
 
 
 def _read_csv(path: Path, lines: list[str]) -> LoggedSteps:
-    header = next((line for line in lines if line.strip()), "")
-    delimiter = max(",;\t", key=header.count)
-    rows = csv.reader(lines, delimiter=delimiter)
-    numbered = ((rows.line_num, row) for row in rows if any(cell.strip() for cell in row))
-    names = [name.strip() for name in next(numbered, (0, []))[1]]
-    used = next((choice for choice in _CSV_COLUMNS if set(choice) <= set(names)), None)
+    start = next((place for place, line in enumerate(lines) if line.strip()), 0)
+    delimiter = max(",;\t", key="".join(lines[start : start + 1]).count)
+    rows = csv.DictReader(lines[start:], delimiter=delimiter, skipinitialspace=True)
+    used = next((choice for choice in _CSV_COLUMNS if set(choice) <= set(rows.fieldnames or ())), None)
     if used is None:
         return LoggedSteps(format="CSV", steps=())
     steps = []
-    for number, row in numbered:
-        amount, *seconds = (_cell(row, names.index(name), path, number, names) for name in used)
-        steps.append(LoggedStep(line=number, rate=amount / seconds[0] if seconds else amount))
+    for row in rows:
+        line = start + rows.line_num
+        amount, *seconds = (_number(row[name], path, line, name) for name in used)
+        steps.append(LoggedStep(line=line, rate=amount / seconds[0] if seconds else amount))
     return LoggedSteps(format=f"CSV: {' / '.join(used)}", steps=tuple(steps))
-
-
-def _cell(row: list[str], index: int, path: Path, number: int, names: list[str]) -> float:
-    if index >= len(row):
-        raise DataError(f"{path}, line {number}: expected {len(names)} columns, got {len(row)}")
-    return _number(row[index], path, number, names[index])
 
 
 def _number(value: object, path: Path, number: int, name: str) -> float:

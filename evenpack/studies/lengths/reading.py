@@ -17,15 +17,17 @@ Bare numbers and histograms are read here, columns of files and datasets in rows
 """
 
 import json
+import re
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from functools import cache, partial
 from itertools import chain
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import numpy as np
 from jaxtyping import Int64
+from pydantic import Field, TypeAdapter, ValidationError
 
 from evenpack import console
 from evenpack.config import nearest
@@ -45,18 +47,20 @@ if TYPE_CHECKING:
     from evenpack.data.sources.tables import Table
 
 
-Read = Callable[[int], bytes]
-"""The `read` of a binary file: so many bytes, fewer at its end, then none."""
+ReadLines = Callable[[int], list[bytes]]
+"""The `readlines` of a binary file: lines of about so many bytes together, then none."""
 _TEXT_BYTES = 1 << 20
-"""Bytes of text parsed together; 4 MiB are no faster."""
+"""Bytes of lines parsed together."""
 _ARRAY_NUMBERS = 1 << 20
 """Numbers of a mapped array counted together."""
-_LONGEST_WORD = 64
-"""Bytes kept from one part of a text to the next. No number needs more."""
-_ALPHABET = b"0123456789- \t\n\r\v\f"
+_NUMBER = re.compile(rb"-?[0-9]{1,18}")
 _FORM = '[n1, n2, ...] or {"17": n, ...}'
-_MOST_DIGITS = 20
-"""Digits of a length, including leading zeros."""
+_COUNTS = TypeAdapter(
+    dict[
+        Annotated[int, Field(ge=1, le=MOST_SLOTS)],
+        Annotated[int, Field(strict=True, ge=0, le=MOST_SEQUENCES)],
+    ]
+)
 
 
 def from_array(path: Path, *, are_counts: bool) -> LengthHistogram:
@@ -73,12 +77,12 @@ def from_array(path: Path, *, are_counts: bool) -> LengthHistogram:
     return counter.histogram(origin)
 
 
-def from_text(read: Read, origin: str, *, are_counts: bool) -> LengthHistogram:
+def from_text(readlines: ReadLines, origin: str, *, are_counts: bool) -> LengthHistogram:
     """Reads integers between white space. Raises: DataError with the position of one that is invalid, or no length."""
     if are_counts:
-        return _from_counts(_gather_counts(read, origin), origin)
+        return _from_counts(_gather_counts(readlines, origin), origin)
     counter = LengthCounter()
-    for numbers in _parse_parts(read, origin):
+    for numbers in _parse_parts(readlines, origin):
         counter.add(numbers, _index_namer(origin, counter.sequences))
     return counter.histogram(origin)
 
@@ -98,9 +102,9 @@ def _load_array(path: Path) -> np.ndarray:
     return array
 
 
-def _gather_counts(read: Read, origin: str) -> Int64[np.ndarray, " counts"]:
+def _gather_counts(readlines: ReadLines, origin: str) -> Int64[np.ndarray, " counts"]:
     parts, count = [np.zeros(0, dtype=np.int64)], 0
-    for numbers in _parse_parts(read, origin):
+    for numbers in _parse_parts(readlines, origin):
         parts.append(numbers)
         count += len(numbers)
         _refuse_too_many(count, origin)
@@ -123,54 +127,22 @@ def _refuse_too_many(count: int, origin: str) -> None:
         )
 
 
-def _parse_parts(read: Read, origin: str) -> Iterator[Int64[np.ndarray, " part"]]:
+def _parse_parts(readlines: ReadLines, origin: str) -> Iterator[Int64[np.ndarray, " part"]]:
+    """Yields the integers of some lines at a time. Raises: DataError for a word that is none, with its line."""
     lines_before = 0
-    for text in _whole_words(read):
-        try:
-            numbers = _parse(text)
-        except ValueError as error:
-            raise DataError(_locate(text, lines_before, origin)) from error
-        yield numbers
-        lines_before += text.count(b"\n")
-
-
-def _whole_words(read: Read) -> Iterator[bytes]:
-    """Yields a text in parts that end at a word boundary, or within a word that is too long for a number."""
-    kept = b""
-    for block in iter(lambda: read(_TEXT_BYTES), b""):
-        text = kept + block
-        kept = b"" if text[-1:].isspace() else text.rsplit(None, 1)[-1]
-        if len(kept) > _LONGEST_WORD:
-            kept = b""
-        yield text[: len(text) - len(kept)]
-    yield kept
-
-
-def _parse(text: bytes) -> Int64[np.ndarray, " words"]:
-    """Parses integers. Raises: ValueError for a word that is not an int64 in decimal digits."""
-    import pyarrow as pa
-    import pyarrow.compute as pc
-
-    if text.translate(None, _ALPHABET):  # Arrow would take 0x10 for 16
-        raise ValueError("there are other characters than digits, minus and white space")
-    if not text.strip():
-        return np.zeros(0, dtype=np.int64)
-    words = pc.list_flatten(pc.ascii_split_whitespace(pa.array([text.strip()], pa.string())))
-    if pc.max(pc.binary_length(words)).as_py() > _LONGEST_WORD:
-        raise ValueError(f"a word is longer than {_LONGEST_WORD} bytes")
-    return np.asarray(pc.cast(words, pa.int64()))
-
-
-def _locate(text: bytes, lines_before: int, origin: str) -> str:
-    """Returns the message for the first word that is not an integer."""
-    for number, line in enumerate(text.split(b"\n"), lines_before + 1):
-        for word in line.split():
-            try:
-                _parse(word)
-            except ValueError:
-                shown = word[:40].decode(errors="replace")
-                return f"{origin}, line {number}: expected whole numbers, found {shown!r}"
-    raise AssertionError("each word of the text is an integer")
+    for lines in iter(lambda: readlines(_TEXT_BYTES), []):
+        words = b"".join(lines).split()
+        if not all(map(_NUMBER.fullmatch, words)):
+            number, wrong = next(
+                (number, word)
+                for number, line in enumerate(lines, lines_before + 1)
+                for word in line.split()
+                if not _NUMBER.fullmatch(word)
+            )
+            shown = wrong[:40].decode(errors="replace")
+            raise DataError(f"{origin}, line {number}: expected whole numbers, found {shown!r}")
+        yield np.array(words, dtype=np.bytes_).astype(np.int64)
+        lines_before += len(lines)
 
 
 def from_json(path: Path, name: str | None) -> LengthHistogram:
@@ -225,30 +197,19 @@ def _chosen(values: dict[str, Any], name: str | None, path: Path) -> tuple[Any, 
 
 
 def _counts_by_length(values: dict[Any, Any], origin: str) -> Int64[np.ndarray, " longest"]:
-    by_length: dict[int, int] = {}
-    for key, value in values.items():
-        length = _length(str(key), origin)
-        if length in by_length:  # "7" and "07"
-            raise DataError(f"{origin}: length {length} occurs twice, with {by_length[length]} and {_json(value)}")
-        by_length[length] = _count(value, length, origin)
+    try:
+        by_length = _COUNTS.validate_python(values)
+    except ValidationError as error:
+        first = error.errors()[0]
+        raise DataError(
+            f"{origin}: expected a number of sequences by length; at {first['loc'][0]!s:.40}: {first['msg']}, found "
+            f"{_json(first['input'])}"
+        ) from error
+    if len(by_length) < len(values):
+        raise DataError(f"{origin}: a length occurs twice, as 7 and 07 would")
     counts = np.zeros(max(by_length), dtype=np.int64)
     counts[np.array(list(by_length)) - 1] = list(by_length.values())
     return counts
-
-
-def _length(key: str, origin: str) -> int:
-    if key.isdecimal() and len(key) <= _MOST_DIGITS and 1 <= int(key) <= MOST_SLOTS:
-        return int(key)
-    raise DataError(f"{origin}: a length must be a whole number from 1 to {MOST_SLOTS}, found {_json(key)}")
-
-
-def _count(value: Any, length: int, origin: str) -> int:
-    if isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= MOST_SEQUENCES:
-        return value
-    raise DataError(
-        f"{origin}: a count of sequences must be a whole number from 0 to {MOST_SEQUENCES}; length {length} has "
-        f"{_json(value)}"
-    )
 
 
 def _json(value: Any) -> str:
@@ -318,9 +279,9 @@ def _read_numbers(source: str, path: Path, options: SubjectOptions) -> LengthHis
     if path.suffix == ".npy":
         return from_array(path, are_counts=options.histogram)
     if source == "-":
-        return from_text(sys.stdin.buffer.read, "standard input", are_counts=options.histogram)
+        return from_text(sys.stdin.buffer.readlines, "standard input", are_counts=options.histogram)
     with path.open("rb") as file:
-        return from_text(file.read, source, are_counts=options.histogram)
+        return from_text(file.readlines, source, are_counts=options.histogram)
 
 
 def _read_table(path: Path, options: SubjectOptions, progress: Progress) -> LengthHistogram:

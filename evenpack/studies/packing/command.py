@@ -100,19 +100,22 @@ class PackingCommand:
         from evenpack.data.packing.baselines import sample_histogram
         from evenpack.errors import ConfigError, PackingError
         from evenpack.studies.lengths.statistics import length_statistics
-        from evenpack.studies.packing import advice
         from evenpack.studies.packing.presentation import (
-            DrawnLengths,
+            distance_table,
+            lengths_shown,
             packing_table,
             plot_packing,
             sorted_batches_table,
+            sweep_shown,
         )
         from evenpack.studies.packing.study import (
             parse_choices,
             parse_depths,
             parse_pack_lengths,
+            read_against,
             study_packing,
             study_sorted_batches,
+            sweep_lengths,
         )
 
         depths, choices = parse_depths(self.depths), parse_choices(self.algorithms)
@@ -122,7 +125,7 @@ class PackingCommand:
             raise ConfigError(
                 f"{subject.origin} has rows with atoms, which are packs already: take a run with the recipe documents"
             )
-        against = None if self.against is None else advice.read_against(subject, self.against)
+        against = None if self.against is None else read_against(subject, self.against)
         histogram, pack_length = subject.histogram, subject.pack_length
         if self.sample is not None:
             histogram = sample_histogram(histogram, self.sample, seed=0)
@@ -138,14 +141,14 @@ class PackingCommand:
         if not rows:
             raise PackingError("none of the algorithms could pack these lengths; see above")
         batches = study_sorted_batches(histogram)
-        sweep = None if self._narrowed else advice.sweep_lengths(subject, rows, pack_lengths)
+        sweep = None if self._narrowed else sweep_lengths(subject, rows, pack_lengths)
         shown: list[Any] = [
             *map(console.text, subject.long_sentences()),
-            *([] if sweep is None else advice.lengths_shown(subject)),
-            packing_table(rows, pack_length=pack_length),
+            *([] if sweep is None else lengths_shown(subject)),
+            packing_table(rows),
             *([sorted_batches_table(batches)] if batches else []),
-            *([] if sweep is None else advice.sweep_shown(sweep)),
-            *([] if against is None else [advice.distance_table(against.distance)]),
+            *([] if sweep is None else sweep_shown(sweep)),
+            *([] if against is None else [distance_table(against.distance)]),
             *subject.verification_texts(),
         ]
         value: dict[str, Any] = {
@@ -171,8 +174,7 @@ class PackingCommand:
                 footer.append(against.footer)
             if sweep is not None:
                 footer.append(f"Recommended by what auto fills without a limit: {sweep.recommended.reason}.")
-            drawn = DrawnLengths(name=subject.origin, histogram=histogram)
-            plot_packing(drawn, rows, self.plot, pack_length=pack_length, footer=footer, against=against, sweep=sweep)
+            plot_packing(subject.origin, histogram, rows, self.plot, footer=footer, against=against, sweep=sweep)
             shown.append(console.text(f"Drew {self.plot}"))
         return Report(value=value, shown=shown)
 
@@ -180,9 +182,8 @@ class PackingCommand:
         """Packs several lists of lengths, each at its own pack length, over limits of depth."""
         from evenpack import console
         from evenpack.errors import ConfigError
-        from evenpack.studies.packing.advice import SWEPT_BY
         from evenpack.studies.packing.presentation import depth_curves_table, plot_depth_curves
-        from evenpack.studies.packing.study import CURVE_DEPTHS, sweep_pack_lengths
+        from evenpack.studies.packing.study import CURVE_DEPTHS, SWEPT_BY, sweep_pack_lengths
         from evenpack.studies.provenance import COMPUTED, made_by
 
         names = [subject.origin for subject in subjects]

@@ -1,7 +1,6 @@
 """Tables and figures of lengths, the efficiency of packs, and the residual of least squares (PackedBERT, 7 and 8)."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -14,9 +13,10 @@ from rich.text import Text
 from evenpack.console import pairs, percent, table, text
 from evenpack.data.packing import LengthHistogram
 from evenpack.studies.columns import Column, cells_across, table_of
-from evenpack.studies.lengths.statistics import length_statistics
+from evenpack.studies.lengths.statistics import HistogramDistance, length_ranges, length_statistics
+from evenpack.studies.lengths.subject import Subject
 from evenpack.studies.packing.residuals import PUBLISHED_SETTING, MatrixSize, ResidualRow
-from evenpack.studies.packing.study import PackingRow, PaddingRow, Recommendation
+from evenpack.studies.packing.study import Against, PackingRow, PaddingRow, Recommendation, Sweep
 from evenpack.studies.plotting import COLOURS, INK, figure_as_png, label_ends, line_style, write_footer, write_title
 
 _DEPTH_LIMIT = Column("depth limit", "depth_limit", "d", missing="none")
@@ -54,9 +54,9 @@ _SETTINGS = (
 _FULL_AND_FAST = Column("", lambda row: f"{100 * row.efficiency:.1f} % {row.speed_up:.2f}x")
 
 
-def packing_table(rows: Sequence[PackingRow], *, pack_length: int) -> Table:
+def packing_table(rows: Sequence[PackingRow]) -> Table:
     """Returns a table of algorithms at several depths."""
-    return table_of(rows, _PACKINGS, title=f"Packs of {pack_length:,} slots")
+    return table_of(rows, _PACKINGS, title=f"Packs of {rows[0].pack_length:,} slots")
 
 
 def depth_curves_table(
@@ -93,6 +93,51 @@ def recommendation_text(found: Recommendation) -> Text:
     return text("\n".join(lines))
 
 
+def sweep_shown(sweep: Sweep) -> list[RenderableType]:
+    """Returns the pack lengths by depth as a table, and the recommendation."""
+    by_pack_length = {
+        f"{length:,} slots": [row for row in sweep.rows if row.pack_length == length]
+        for length in dict.fromkeys(row.pack_length for row in sweep.rows)
+    }
+    title = f"Pack lengths by limit of depth ({sweep.algorithm}): efficiency, speed-up over padding"
+    return [depth_curves_table(by_pack_length, sweep.fullest, title=title), recommendation_text(sweep.recommended)]
+
+
+def lengths_shown(subject: Subject) -> list[RenderableType]:
+    """Returns the statistics of a subject's lengths with the cost of padding, and their histogram."""
+    histogram, pack_length = subject.histogram, subject.pack_length
+    statistics, ranges = length_statistics(histogram, pack_length=pack_length), length_ranges(histogram)
+    most = max(bar.sequences for bar in ranges)
+    columns = (
+        Column("tokens", lambda bar: f"{bar.shortest:,} to {bar.longest:,}"),
+        Column("sequences"),
+        Column("share", lambda bar: bar.sequences / statistics.sequences, ".2%"),
+        Column("", lambda bar: "█" * round(_BAR_CELLS * bar.sequences / most)),
+    )
+    facts = {
+        "sequences": statistics.sequences,
+        "tokens": statistics.tokens,
+        "length": f"shortest {statistics.shortest:,}, mean {statistics.mean:,.1f}, median {statistics.median:,}, "
+        f"90 % up to {statistics.percentile_90:,}, 99 % up to {statistics.percentile_99:,}, "
+        f"longest {statistics.longest:,}",
+        f"padded to {pack_length:,}": f"{percent(statistics.padding_share)} of all slots would be padding; "
+        f"packing can be up to {statistics.speed_up_limit:.2f} times as fast",
+    }
+    return [pairs(facts, title=f"Lengths of {subject.origin}"), table_of(ranges, columns)]
+
+
+def distance_table(found: HistogramDistance) -> Table:
+    """Returns the distances of lengths to another histogram as a table."""
+    return pairs(
+        {
+            "other": f"{found.sequences:,} sequences, mean {found.mean_length:,.1f}, longest {found.longest:,}",
+            "total variation": f"{found.total_variation:.4f}: fraction of sequences that would have to change length",
+            "largest CDF gap": f"{found.largest_cdf_gap:.4f}: between the fractions of sequences up to a length",
+        },
+        title=f"Lengths compared with those of {found.origin}",
+    )
+
+
 def residual_tables(rows: Sequence[ResidualRow], size: MatrixSize, *, depth: int) -> list[RenderableType]:
     """Returns a table of the packing matrix, and one with a line for each setting."""
     facts = {
@@ -104,6 +149,7 @@ def residual_tables(rows: Sequence[ResidualRow], size: MatrixSize, *, depth: int
     return [pairs(facts, title="Packing matrix"), table_of(rows, _SETTINGS, title=title)]
 
 
+_BAR_CELLS = 40
 _MAX_BARS = 64
 _HEIGHT_INCHES = 4.2
 _LENGTHS_INCHES = 5.7
@@ -115,35 +161,14 @@ _LINEAR_UP_TO = 10
 """Limit of the linear part in sequences; rounding moves a residual by a few, the largest residuals are thousands."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class DrawnLengths:
-    """Lengths as a figure shows them."""
-
-    name: str
-    histogram: LengthHistogram
-
-
-@dataclass(frozen=True, kw_only=True)
-class Sweep:
-    """Packs of several lengths, and the one of them that is recommended."""
-
-    rows: Sequence[PackingRow]
-    """Packings of one algorithm by depth."""
-    algorithm: str
-    """The algorithm of `rows`."""
-    fullest: Sequence[PackingRow]
-    """Packings by `auto` without a limit of depth, which the recommendation compares."""
-    recommended: Recommendation
-
-
 def plot_packing(
-    lengths: DrawnLengths,
+    name: str,
+    histogram: LengthHistogram,
     rows: Sequence[PackingRow],
     path: Path,
     *,
-    pack_length: int,
     footer: Sequence[str],
-    against: DrawnLengths | None = None,
+    against: Against | None = None,
     sweep: Sweep | None = None,
 ) -> None:
     """Draws the lengths, with the lengths of `against` over them, and the efficiency by depth and algorithm.
@@ -155,7 +180,7 @@ def plot_packing(
     widths = [_LENGTHS_INCHES, *[_CURVES_INCHES] * (1 if sweep is None else 2)]
     with figure_as_png(path, width=sum(widths), height=_HEIGHT_INCHES) as figure:
         panels = figure.subplots(1, len(widths), width_ratios=widths)
-        _draw_lengths(panels[0], lengths, pack_length, against)
+        _draw_lengths(panels[0], name, histogram, rows[0].pack_length, against)
         _draw_efficiencies(panels[1], rows)
         if sweep is not None:
             _draw_pack_lengths(panels[2], sweep)
@@ -175,8 +200,7 @@ def plot_depth_curves(curves: Mapping[str, Sequence[PackingRow]], path: Path, *,
         write_footer(figure, footer)
 
 
-def _draw_lengths(axes: Any, lengths: DrawnLengths, pack_length: int, against: DrawnLengths | None) -> None:
-    drawn = lengths.histogram
+def _draw_lengths(axes: Any, name: str, drawn: LengthHistogram, pack_length: int, against: Against | None) -> None:
     longest = max(pack_length, drawn.longest, 0 if against is None else against.histogram.longest)
     width = -(-longest // _MAX_BARS)
     edges = np.arange(0, longest + width, width)
@@ -190,7 +214,7 @@ def _draw_lengths(axes: Any, lengths: DrawnLengths, pack_length: int, against: D
         alpha=0.85,
         linewidth=0.4,
         edgecolor="white",
-        label=lengths.name,
+        label=name,
     )
     dashes, median = (0, (4, 3)), f"median {statistics.median:,}"
     axes.axvline(statistics.median, color=INK, linewidth=1.0, linestyle=dashes, label=median)

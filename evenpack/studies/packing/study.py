@@ -5,10 +5,16 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
 
+from evenpack import console
 from evenpack.data.limits import MOST_SLOTS
 from evenpack.data.packing import LengthHistogram, Option, check_options, cutting_stock_takes_seconds, pack
 from evenpack.data.packing.baselines import sorted_batches
-from evenpack.errors import PackingError
+from evenpack.errors import ConfigError, EvenpackError, PackingError
+from evenpack.shipped import names_run_file
+from evenpack.studies.lengths.reading import read_histogram
+from evenpack.studies.lengths.statistics import HistogramDistance, histogram_distance
+from evenpack.studies.lengths.subject import Subject
+from evenpack.studies.provenance import name_of_lengths
 from evenpack.studies.shared_options import parse_list, whole_number
 
 STUDY_DEPTHS: tuple[int | None, ...] = (1, 2, 3, 4, 8, 16, None)
@@ -301,3 +307,77 @@ def _at(pack_length: int, rows: Sequence[PackingRow], reason: str) -> Recommenda
         efficiency_at_depth=best[depth],
         reason=reason,
     )
+
+
+SWEPT_BY = "longest_pack_first"
+"""Algorithm of the comparison of pack lengths; every length and depth takes milliseconds."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Against:
+    """Lengths that a subject is compared with."""
+
+    name: str
+    histogram: LengthHistogram
+    distance: HistogramDistance
+    """Distance of the subject's lengths, as they are packed, to these."""
+
+    @property
+    def footer(self) -> str:
+        """The line below a figure that describes the other lengths."""
+        distance = self.distance.total_variation
+        return f"Against {self.name}: data {name_of_lengths(self.histogram)}; total variation {distance:.4f}"
+
+
+def read_against(subject: Subject, against: str) -> Against:
+    """Reads the lengths called `against`: a published name, or an input that needs no option.
+
+    Raises: ConfigError for a run; as `read_histogram`, `--against` named.
+    """
+    if names_run_file(against):
+        raise ConfigError(
+            f"--against takes a published name or a file of lengths, and {against} is a run: make it INPUT instead"
+        )
+    try:
+        other = read_histogram(against)
+    except EvenpackError as error:
+        raise type(error)(f"--against {against}: {error}") from error
+    name = "standard input" if against == "-" else against
+    return Against(name=name, histogram=other, distance=histogram_distance(subject.histogram, other, origin=name))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sweep:
+    """Packs of several lengths, and the one of them that is recommended."""
+
+    rows: Sequence[PackingRow]
+    """Packings of one algorithm by depth."""
+    algorithm: str
+    """The algorithm of `rows`."""
+    fullest: Sequence[PackingRow]
+    """Packings by `auto` without a limit of depth, which the recommendation compares."""
+    recommended: Recommendation
+
+
+def sweep_lengths(subject: Subject, packings: Sequence[PackingRow], pack_lengths: Sequence[int] | None) -> Sweep:
+    """Packs at the subject's pack length and others, and recommends one of them.
+
+    Args:
+        packings: at the subject's pack length, with and without a limit of depth.
+        pack_lengths: the others; None: up to twice as long.
+
+    Raises: PackingError if a sequence is longer than a pack.
+    """
+    histogram, base = subject.histogram, subject.pack_length
+    lengths = sorted({base, *(pack_lengths_to_try(base) if pack_lengths is None else pack_lengths)})
+    with console.messages().status("packing ...") as status:
+        fullest = sweep_pack_lengths(histogram, lengths, algorithm="auto", depths=(None,), begin=status.update)
+        recommended = recommend(
+            packings,
+            fullest,
+            lambda chosen: sweep_pack_lengths(
+                histogram, [chosen], algorithm="auto", depths=OVERVIEW_DEPTHS[1:], begin=status.update
+            ),
+        )
+        rows = sweep_pack_lengths(histogram, lengths, algorithm=SWEPT_BY, depths=OVERVIEW_DEPTHS)
+    return Sweep(rows=rows, algorithm=SWEPT_BY, fullest=fullest, recommended=recommended)

@@ -1,10 +1,10 @@
 """The command of a study of trained runs; it imports nothing heavy before it is run."""
 
-from abc import ABC, abstractmethod
+import importlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Generic, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 import typer
 
@@ -12,17 +12,16 @@ from evenpack.console import Report
 from evenpack.studies.shared_options import Plot
 
 if TYPE_CHECKING:
-    from evenpack.studies.runs.runner import Machine, RunDevices
+    from evenpack.studies.runs.runner import Machine
     from evenpack.studies.runs.study import TrainedStudy
 
 
-StudyT = TypeVar("StudyT", bound="TrainedStudy[Any]")
-
-
 @dataclass(frozen=True, kw_only=True)
-class TrainedStudyCommand(ABC, Generic[StudyT]):
+class TrainedStudyCommand:
     """The options of every study that trains the runs of a study file."""
 
+    study: ClassVar[str]
+    """The class of the study, in `study.py` beside the command."""
     devices_per_run: Annotated[
         int | None,
         typer.Option(help="GPUs, or CPU cores, per run; as many runs at once as fit. Default: all for one run."),
@@ -33,9 +32,11 @@ class TrainedStudyCommand(ABC, Generic[StudyT]):
     ] = False
     plot: Plot = None
 
-    @abstractmethod
-    def load(self, study_file: Path, overrides: Sequence[str]) -> StudyT:
+    def load(self, study_file: Path, overrides: Sequence[str]) -> "TrainedStudy[Any]":
         """Loads the study. Raises: ConfigError."""
+        module = importlib.import_module(type(self).__module__.replace(".command", ".study"))
+        study: TrainedStudy[Any] = getattr(module, self.study)(study_file, overrides)
+        return study
 
     def run(self, study_file: Path, overrides: Sequence[str], machine: "Machine") -> Report:
         """Runs the study; `overrides`, each `section.key=value`, are for the study file or for every run.
@@ -44,9 +45,5 @@ class TrainedStudyCommand(ABC, Generic[StudyT]):
         """
         study = self.load(study_file, overrides)
         if self.dry_run:
-            return self.describe(study, machine.device_groups(self.devices_per_run))
+            return study.describe(machine.device_groups(self.devices_per_run), self)
         return study.run(machine, devices_per_run=self.devices_per_run, only_report=self.only_report, plot=self.plot)
-
-    def describe(self, study: StudyT, groups: "Sequence[RunDevices]") -> Report:
-        """Lists the runs for `--dry-run`. Raises: ConfigError."""
-        return study.describe(groups)

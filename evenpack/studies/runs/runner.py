@@ -8,21 +8,24 @@ study.log     the output of its commands
 """
 
 import json
+import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Literal, Protocol, runtime_checkable
 
 from evenpack.config import with_defaults
-from evenpack.data.checksums import checksum_of_json, with_checksum
+from evenpack.data.checksums import with_checksum, without_checksum
 from evenpack.data.manifest import MANIFEST
 from evenpack.differences import differences
 from evenpack.errors import EXIT_STOPPED, ConfigError
 from evenpack.files import read_kept, write_json
 from evenpack.progress import Piece, Progress
 from evenpack.studies.runs.jobs import Job
+
+log = logging.getLogger(__name__)
 
 RESULT = "result.json"
 LOG = "study.log"
@@ -98,18 +101,19 @@ class RunResult:
         write_json(output_dir / RESULT, with_checksum(content))
 
 
-_KEYS = {field.name for field in fields(RunResult)}
-
-
 def read_result(run: Job) -> RunResult | None:
-    """Reads a result; None if the run has not ended, or the file is damaged (`unreadable`).
+    """Reads a result; None if the run has not ended, or the file is damaged: its command then finds what it has done.
 
     Raises: ConfigError if the run has finished with other settings than the study has now.
     """
-    content = _content(run)
-    if content is None or unreadable(run):
-        return None  # the command is given again, and finds what it has done
-    result = RunResult(**{key: content[key] for key in _KEYS})
+    path = run.output_dir / RESULT
+    if not path.exists():
+        return None
+    try:
+        result = RunResult(**without_checksum(read_kept(path) or {}))
+    except (TypeError, ValueError):
+        log.warning("%s is damaged or of another version: %s counts as not ended", path, run.key)
+        return None
     changed = differences(with_defaults(result.config, type(run.config)), run.config.model_dump(mode="json"))
     changed = {key: pair for key, pair in changed.items() if key not in PLACES}
     if result.state == "finished" and changed:
@@ -119,22 +123,6 @@ def read_result(run: Job) -> RunResult | None:
             f"another study.output_dir, or remove {run.output_dir} to train it again"
         )
     return result
-
-
-def unreadable(run: Job) -> str:
-    """Returns why a result that exists cannot be read; empty where it can, and where there is none."""
-    path, content = run.output_dir / RESULT, _content(run)
-    if content is None:
-        return f"{path} is not a JSON object" if path.exists() else ""
-    if content.keys() != {*_KEYS, "checksum"}:
-        expected, found = (", ".join(sorted(keys)) for keys in ({*_KEYS, "checksum"}, content))
-        return f"{path} is of another version: expected the keys {expected}, found {found}"
-    checksum = content.pop("checksum")
-    return "" if checksum == checksum_of_json(content) else f"{path} is damaged: its checksum is not of what it holds"
-
-
-def _content(run: Job) -> dict[str, Any] | None:
-    return read_kept(run.output_dir / RESULT)
 
 
 def describe_state(run: Job) -> str:
@@ -179,8 +167,6 @@ class _Study:
             result = read_result(run)
             if result is not None and result.state == "finished":
                 self._end(run, "finished", "")
-            elif message := unreadable(run):
-                self.say(f"{message}: running {run.key} again, from what it has done")
 
     def prepare_data(self, devices: RunDevices) -> None:
         """Prepares missing data, once for all runs that share it."""
@@ -297,7 +283,7 @@ def recorded(runs: Sequence[Job]) -> tuple[EndedRun, ...]:
     for run in runs:
         result = read_result(run)
         state: State = "unfinished" if result is None else result.state
-        found.append(EndedRun(run=run, state=state, message=unreadable(run) if result is None else result.message))
+        found.append(EndedRun(run=run, state=state, message="" if result is None else result.message))
     return tuple(found)
 
 

@@ -107,8 +107,11 @@ class TrainedStudy(ABC, Generic[StudyT]):
         """Checks the path of --plot. Raises: ConfigError if nothing can be drawn there."""
         require_plot(path)
 
-    def describe(self, groups: Sequence[RunDevices]) -> Report:
-        """Lists the runs for `--dry-run`. Raises: ConfigError if the ranks cannot divide a step."""
+    def describe(self, groups: Sequence[RunDevices], options: Any) -> Report:
+        """Lists the runs for `--dry-run`; `options` are those of the command.
+
+        Raises: ConfigError if the ranks cannot divide a step.
+        """
         rows = run_rows(self.runs, ranks=groups[0].ranks)
         shown = [arms_text(self.study), table_of(rows, _RUNS, title=self.title(groups)), *self.warnings()]
         return Report(value={"study": self.study, "runs": rows, "unnamed_differences": self.unnamed}, shown=shown)

@@ -1,18 +1,13 @@
 """The command `evenpack study shuffle`."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import ClassVar
 
 from evenpack.studies.runs.command import TrainedStudyCommand
 
-if TYPE_CHECKING:
-    from evenpack.studies.shuffle.study import ShuffleStudy
-
 
 @dataclass(frozen=True, kw_only=True)
-class ShuffleCommand(TrainedStudyCommand["ShuffleStudy"]):
+class ShuffleCommand(TrainedStudyCommand):
     """Compare ways of shuffling a corpus: how random the order is, how fast it is read, and how the loss behaves.
 
     Each arm of the study file sets data.shuffle; its order is compared with a rolling buffer and with no shuffle, its
@@ -24,7 +19,4 @@ class ShuffleCommand(TrainedStudyCommand["ShuffleStudy"]):
       evenpack study shuffle STUDY.yaml --devices-per-run 1 --plot shuffle.png --save shuffle.json
     """
 
-    def load(self, study_file: Path, overrides: Sequence[str]) -> "ShuffleStudy":
-        from evenpack.studies.shuffle.study import ShuffleStudy
-
-        return ShuffleStudy(study_file, overrides)
+    study: ClassVar[str] = "ShuffleStudy"

@@ -26,6 +26,7 @@ from evenpack.models.config import ModelConfig
 from evenpack.models.cost import Work, performed_work, step_flops, useful_work, work_on_whole_rows
 from evenpack.models.families import family_of
 from evenpack.studies.cost_model_fit import MicroBatchTimes
+from evenpack.units import counted
 from evenpack.version import VERSION
 
 ClockName = Literal["wall", "cpu"]
@@ -60,17 +61,11 @@ class PhaseClock:
 
     def __init__(self, device: torch.device, name: ClockName = "wall", *, ranks: int = 1) -> None:
         """Checks the clock. Raises: ConfigError if CPU seconds do not measure a step."""
-        if name == "cpu" and device.type != "cpu":
-            raise ConfigError(f"the cpu clock does not measure the work of a {device.type} device: leave --clock out")
-        if name == "cpu" and torch.get_num_threads() > 1:
+        threads = torch.get_num_threads()
+        if name == "cpu" and (device.type, threads, ranks) != ("cpu", 1, 1):
             raise ConfigError(
-                f"the cpu clock adds up the seconds of {torch.get_num_threads()} threads, which is not the "
-                "duration of a step: set OMP_NUM_THREADS=1, or leave --clock out"
-            )
-        if name == "cpu" and ranks > 1:
-            raise ConfigError(
-                f"the cpu clock sees none of the time that a rank waits for others, and there are {ranks}: leave "
-                "--clock out, or measure on one rank"
+                "the cpu clock measures a step of one rank with one thread on a CPU (OMP_NUM_THREADS=1), found "
+                f"{counted(ranks, 'rank')} with {counted(threads, 'thread')} on {device.type}: leave --clock out"
             )
         self._is_cuda = device.type == "cuda"
         self.now = time.process_time if name == "cpu" else time.perf_counter

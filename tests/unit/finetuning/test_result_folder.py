@@ -8,7 +8,7 @@ from study_files import seed_result
 from evenpack.errors import DataError, RunError
 from evenpack.finetuning.results import ResultFolder
 from evenpack.studies.chunking.curves import CURVE, read_curve
-from evenpack.studies.report.comparison import _state
+from evenpack.studies.report import _state
 
 
 def test_a_result_comes_back_as_it_was_written(tmp_path: Path) -> None:

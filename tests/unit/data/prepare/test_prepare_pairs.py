@@ -28,7 +28,6 @@ from evenpack.data.manifest import Manifest
 from evenpack.data.prepare import pairs as prepare_pairs
 from evenpack.data.prepare import tokenising
 from evenpack.data.prepare.prepare import prepare
-from evenpack.data.prepare.progress import PrepareProgress, Stage
 from evenpack.data.prepared import PreparedData
 from evenpack.data.sequences import SentencePairsView
 from evenpack.data.sequences.pair_drawing import SentenceIndex
@@ -324,25 +323,6 @@ def test_pairs_killed_again_and_again_end_up_byte_for_byte_the_same(
     assert any("sources/wiki/train/pairs.bin.partial" in names for names in killed), "killed within pairs"
     assert any("sources/wiki/train/packing.json" in names for names in killed), "killed between the splits"
     assert contents(directory) == contents(tmp_path / "whole")
-
-
-def test_what_the_disk_still_has_to_take_is_estimated_from_the_pairs() -> None:
-    progress = PrepareProgress(Recorder(), 6000)
-
-    def report(source: str, stage: Stage, read: int, total: int, tokens: int) -> None:
-        begun = progress.begin(source, stage, total)
-        begun.report(documents=tokens // 100, tokens=tokens, bytes_read=read, bytes_resumed=0)
-
-    report("wiki", "tokenizer", 1000, 1000, 0)
-    assert progress.needed_bytes() is None
-    report("wiki", "tokens", 1000, 1000, 300)
-    assert progress.needed_bytes() == (4 * 300 + 64 * 3) * 5
-    report("wiki", "pairs", 2000, 8000, 500)
-    assert progress.needed_bytes() == (4 * 500 + 64 * 5) * 3
-    report("books", "tokens", 2000, 5000, 600)
-    assert progress.needed_bytes() == (4 * 900 + 64 * 9) * 3000 // 3000
-    report("books", "shuffle", 2000, 10_000, 0)
-    assert progress.needed_bytes() == 9000
 
 
 def test_documents_of_one_sentence_follow_the_policy(tmp_path: Path) -> None:

@@ -291,7 +291,6 @@ def test_a_file_that_cannot_grow_is_explained_and_gone_on_with(corpus: Path, fin
     arguments = [config.model_dump_json(), str(directory), "40000"]
     run = subprocess.run([sys.executable, "-c", _LIMITED, *arguments], capture_output=True, text=True, check=True)
     assert "File too large" in run.stdout
-    assert "bytes; needed: about " in run.stdout
     assert "run the same command again" in run.stdout
     journal = json.loads((directory / "sources" / "wiki" / "tokens.journal.json").read_text())
     assert 0 < journal["documents"] < 451
@@ -302,7 +301,7 @@ def test_a_file_that_cannot_grow_is_explained_and_gone_on_with(corpus: Path, fin
 
 
 @pytest.mark.parametrize("stage", ["splits.store_plan", "source.write_tokens"])
-def test_a_full_disk_says_what_is_free_and_what_is_needed(
+def test_a_full_disk_says_what_is_free(
     stage: str, corpus: Path, finished: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     config, directory = two_sources(corpus), tmp_path / "data"
@@ -312,7 +311,7 @@ def test_a_full_disk_says_what_is_free_and_what_is_needed(
 
     with monkeypatch.context() as patch:
         patch.setattr(f"evenpack.data.prepare.{stage}", fail)
-        with pytest.raises(DataError, match=r"No space left on device.*Free on its disk: [\d,]+ bytes; needed: "):
+        with pytest.raises(DataError, match=r"No space left on device.*Free on its disk: [\d,]+ bytes"):
             prepare(config, directory)
     assert not (directory / "manifest.json").exists()
     prepare(config, directory)

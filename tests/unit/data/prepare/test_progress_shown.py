@@ -5,7 +5,7 @@ import re
 
 from rich.console import Console
 
-from evenpack.data.prepare.progress import PrepareProgress, SourceProgress
+from evenpack.data.prepare.progress import SourceProgress
 from evenpack.progress import Progress
 
 
@@ -24,13 +24,12 @@ def report(stage: SourceProgress, bytes_read: int) -> None:
 def test_progress_is_a_line_every_few_seconds_where_there_is_no_terminal() -> None:
     stream, clock = io.StringIO(), Clock()
     with Progress(Console(file=stream, width=160), interval_seconds=5.0, clock=clock) as display:
-        progress = PrepareProgress(display, 4_000_000)
-        tokenising = progress.begin("wiki", "tokens", 4_000_000)
+        tokenising = SourceProgress(display, "wiki", "tokens", 4_000_000)
         for seconds in range(12):
             clock.now = float(seconds)
             report(tokenising, 100_000 * seconds)
         report(tokenising, 4_000_000)
-        progress.note("done with [wiki]")
+        display.note("done with [wiki]")
     lines = stream.getvalue().splitlines()
     assert [line.split("  ")[1] for line in lines[:-1]] == ["0 %", "12 %", "25 %", "100 %"]
     assert lines[1] == "wiki: tokenising  12 %  500 documents  125k tokens  100k bytes/s  35s to go"
@@ -40,11 +39,10 @@ def test_progress_is_a_line_every_few_seconds_where_there_is_no_terminal() -> No
 def test_progress_is_a_bar_for_each_source_on_a_terminal() -> None:
     stream = io.StringIO()
     with Progress(Console(file=stream, width=100, force_terminal=True)) as display:
-        progress = PrepareProgress(display, 8_000_000)
-        wiki = progress.begin("wiki", "tokens", 4_000_000)
+        wiki = SourceProgress(display, "wiki", "tokens", 4_000_000)
         report(wiki, 1_000_000)
         report(wiki, 4_000_000)
-        report(progress.begin("code", "tokens", 4_000_000), 2_000_000)
+        report(SourceProgress(display, "code", "tokens", 4_000_000), 2_000_000)
     last = stream.getvalue()
     assert "wiki: tokenising" in last
     assert "code: tokenising" in last
@@ -55,9 +53,8 @@ def test_the_rate_of_pairs_is_that_of_their_split() -> None:
     """Each split has bytes of its own, counted from 0: they are no step back from those of the split before."""
     stream, clock = io.StringIO(), Clock()
     with Progress(Console(file=stream, width=160), interval_seconds=5.0, clock=clock) as display:
-        progress = PrepareProgress(display, 4_000_000)
         for total in (100_000_000, 10_000_000):
-            pairs = progress.begin("wiki", "pairs", total)
+            pairs = SourceProgress(display, "wiki", "pairs", total)
             for bytes_read in range(0, total + 1, 1_000_000):
                 report(pairs, bytes_read)
                 clock.now += 1.0

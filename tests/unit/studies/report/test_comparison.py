@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 from written_runs import DATA, START, write_run
 
-from evenpack.studies.report.comparison import Comparison, compare, read_runs
+from evenpack.studies.report import Comparison, compare, read_runs
 
 
 def compared(*folders: Path) -> Comparison:

@@ -10,8 +10,8 @@ from written_runs import DATA, write_run
 
 from evenpack.console import Report
 from evenpack.errors import ConfigError
-from evenpack.studies.report import report
-from evenpack.studies.report.report import make_report
+from evenpack.studies import report
+from evenpack.studies.report import make_report
 
 PNG = b"\x89PNG\r\n"
 

@@ -9,7 +9,7 @@ import pytest
 from written_runs import record, write_run
 
 from evenpack.errors import ConfigError, DataError
-from evenpack.studies.report.comparison import ReportedRun, read_runs
+from evenpack.studies.report import ReportedRun, read_runs
 
 
 def read(*folders: Path, held: Path | None = None) -> tuple[ReportedRun, ...]:

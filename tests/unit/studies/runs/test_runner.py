@@ -2,6 +2,7 @@
 
 import io
 import json
+import logging
 from pathlib import Path
 
 import pytest
@@ -133,7 +134,9 @@ def test_runs_that_did_not_begin_are_counted(tmp_path: Path) -> None:
     assert f"Not finished: 5 that did not begin, {ALL[0]} first. Run the same command again" in str(text)
 
 
-def test_a_result_that_cannot_be_read_is_named_and_the_run_resumed(tmp_path: Path) -> None:
+def test_a_result_that_cannot_be_read_is_named_and_the_run_resumed(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     path = write_study(tmp_path)
     train(path, FakeMachine())
     results = [tmp_path / "study" / key / "result.json" for key in ALL[:3]]
@@ -143,18 +146,10 @@ def test_a_result_that_cannot_be_read_is_named_and_the_run_resumed(tmp_path: Pat
     results[1].write_text(results[1].read_text().replace('"seed": 1', '"seed": 9'))
     results[2].write_text("{")
     study, _ = load_study(path, EquivalenceConfig, ())
-    found = recorded(expand(study))
+    with caplog.at_level(logging.WARNING, logger="evenpack"):
+        found = recorded(expand(study))
     assert [one.state for one in found] == ["unfinished"] * 3 + ["finished"] * 2
-    assert [one.message for one in found[:3]] == [
-        f"{results[0]} is of another version: expected the keys checksum, config, message, state, found config, "
-        "message, state",
-        f"{results[1]} is damaged: its checksum is not of what it holds",
-        f"{results[2]} is not a JSON object",
-    ]
-    file = io.StringIO()
-    for shown in unfinished_text(found):
-        Console(file=file, width=1000).print(shown)
-    assert f"{ALL[2]} ({results[2]} is not a JSON object). Run" in file.getvalue()
+    assert [message.partition(" is damaged")[0] for message in caplog.messages] == list(map(str, results))
     machine = FakeMachine()
     assert states(train(path, machine)) == ["finished"] * 5
     assert [call.run for call in machine.calls] == ALL[:3]

@@ -1,4 +1,4 @@
-"""A run's metrics.jsonl and run.json -> the device hours that its ranks waited, and the ranks that were slow."""
+"""Why ranks waited, for `evenpack waits`: metrics.jsonl and run.json -> device hours by cause and rank, slow ranks."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -7,20 +7,20 @@ from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
-from jaxtyping import Float64
+from rich.console import RenderableType
 
+from evenpack.console import Report, percent, text
 from evenpack.engine.reporting.definitions import WAIT_CAUSES
 from evenpack.engine.reporting.metrics import METRICS, read_metrics, trained_steps
-from evenpack.engine.reporting.rank_waits import FIT_STEPS, WARM_UP_STEPS, Kind
+from evenpack.engine.reporting.rank_waits import FIT_STEPS, LEARNING_STEPS, WARM_UP_STEPS, Kind
 from evenpack.engine.reporting.run_record import RunRecord, StartRecord, read_run_record
 from evenpack.errors import DataError
+from evenpack.studies.columns import Column, table_of
 
 HOUR = 3600.0
 _KINDS: tuple[Kind, ...] = ("compute", "loader")
 _TIMES = ("world_size", "step_seconds", "compute_seconds_mean", "compute_seconds_max", "loader_seconds")
 """Values without which it is not known where the time of a step went."""
-_MOST_NAMED = 16
-"""Ranks whose device a note names."""
 End = Literal["recovered", "restarted", "lasts"]
 
 
@@ -138,26 +138,17 @@ def _place(starts: Sequence[StartRecord], rank: int, *, ranks: int, step: int) -
 
 
 def _why_nothing_is_split(records: Sequence[Mapping[str, Any]], record: RunRecord | None) -> str:
-    if not records:
-        return "there is no step yet"
-    sizes = {one.get("world_size") for one in records}
-    if sizes == {1}:
-        return "the run has one rank, which waits for nobody; metrics.jsonl has how long it waits for its batches"
     stage = None if record is None else record.config.get("deepspeed", {}).get("zero_stage")
+    if {one.get("world_size") for one in records} == {1}:
+        return "the run has one rank, which waits for nobody; metrics.jsonl has how long it waits for its batches"
     if stage in (2, 3):
         return (
             f"the run is at ZeRO {stage}, where each backward pass waits for the other ranks within, so that times of "
             "ranks do not say who was slow. Train some hundred steps at deepspeed.zero_stage=1 on them to see it"
         )
-    first = WARM_UP_STEPS + FIT_STEPS + 1
-    if len(records) < first:
-        return (
-            f"{len(records)} steps are logged, and waits are split from step {first} of a start on, when the cost of "
-            "work is known: let it train for longer"
-        )
     return (
-        "its records have no times of ranks by cause: an earlier version made them, or each start had fewer "
-        f"than {first} steps. Train some hundred steps again; `study imbalance` shows the wait as a whole"
+        f"none of {len(records)} steps has its waits by cause, which are known "
+        f"from step {WARM_UP_STEPS + FIT_STEPS + 1} of a start on: let it train for longer"
     )
 
 
@@ -188,11 +179,8 @@ def _by_rank(gathered: Sequence[Mapping[str, Any]], starts: Sequence[StartRecord
     if not gathered:
         return ()
 
-    def summed(name: str) -> Float64[np.ndarray, " ranks"]:
-        values: Float64[np.ndarray, "records ranks"] = np.array(
-            [one["ranks"][name] for one in gathered], dtype=np.float64
-        )
-        return np.asarray(values.sum(axis=0))
+    def summed(name: str) -> Any:
+        return np.array([one["ranks"][name] for one in gathered], dtype=np.float64).sum(axis=0)
 
     cost, waited_for = summed("cost"), summed("waited_for_seconds")
     seconds = {cause: summed(f"wait_{cause}_seconds") for cause in WAIT_CAUSES}
@@ -252,16 +240,10 @@ def _notes(
     untimed: int,
 ) -> Iterator[str]:
     if untimed:
-        yield (
-            f"{untimed:,} steps are logged without the times of ranks ({', '.join(_TIMES[1:])}), as by an earlier "
-            "version: they are left out of the device hours."
-        )
+        yield f"{untimed:,} steps are logged without the times of ranks, and left out of the device hours."
     sizes = list(dict.fromkeys(one["world_size"] for one in split))
     if len(sizes) > 1:
-        yield (
-            f"The run had {', '.join(map(str, sizes))} ranks, one number after another: the table by rank is of the "
-            f"last {ranks}."
-        )
+        yield f"The run had {', '.join(map(str, sizes))} ranks, one after another: the table by rank is of the last."
     if not by_rank:
         yield (
             "No values of single ranks are logged (training.log_rank_times_every_steps is null, or its first record is "
@@ -269,13 +251,68 @@ def _notes(
         )
     unlike = [start for start in starts if start.unlike]
     if unlike:
-        kinds = ", ".join(f"{rank} {place.model}" for rank, place in enumerate(unlike[-1].places[:_MOST_NAMED]))
+        kinds = ", ".join(dict.fromkeys(place.model for place in unlike[-1].places))
         yield (
-            f"The devices differ in the start from step {unlike[-1].steps_done + 1} (by rank: {kinds}"
-            f"{', ...' if len(unlike[-1].places) > _MOST_NAMED else ''}): each rank is compared with its own first "
-            "steps, so one that is slower from the start on is not named; what the others wait for it is counted as "
-            "machine. Train on devices of one kind to have them compared with one another."
+            f"The devices differ in the start from step {unlike[-1].steps_done + 1} ({kinds}): each rank is compared "
+            "with its own first steps, so one that is slower from the start on is not named; what the others wait for "
+            "it is counted as machine."
         )
     if not starts or not starts[-1].places:
-        why = "an earlier version started the run" if starts else "there is no run.json beside the log"
-        yield f"Hosts and devices are not recorded, so ranks have numbers alone, and may be of unlike devices: {why}."
+        yield "Hosts and devices are not recorded in run.json: ranks have numbers alone and may be of unlike devices."
+
+
+MOST_RANKS = 32
+"""Ranks that the table shows; of more, those for which the others waited longest."""
+
+_PARTS = (
+    Column("time in steps", "name"),
+    Column("device hours", "device_hours", ",.4g"),
+    Column("share", form=".2%"),
+)
+_OF_RANK = (
+    Column("rank"),
+    Column("host", missing="not recorded"),
+    Column("cost / mean", "cost_over_mean", ".4f"),
+    *(Column(f"{cause}, h", f"hours.{cause}", ",.4g") for cause in WAIT_CAUSES),
+    Column("waited for, h", "waited_for_hours", ",.4g"),
+    Column("slower by", "slowness", "+.1%"),
+)
+_OF_EPISODE = (
+    Column("rank"),
+    Column("host", missing="not recorded"),
+    Column("device", missing="not recorded"),
+    Column("slow in", lambda one: {"compute": "its passes", "loader": "its batches"}[one.kind]),
+    Column("since step", "since", ",d"),
+    Column("named at", "named", ",d"),
+    Column("slower by", "slow_by", "+.1%"),
+    Column("until", lambda one: None if one.ended is None else f"{one.ended:,} ({one.end})", missing="the end"),
+)
+
+
+def explain_waits(output_dir: Path) -> Report:
+    """Returns the waits of a run. Raises: as `read_waits`."""
+    found = read_waits(output_dir)
+    return Report(value=found, shown=waits_tables(found))
+
+
+def waits_tables(found: WaitsOfRun) -> list[RenderableType]:
+    """Returns the parts of the time, the slow ranks, each rank and the notes."""
+    title = f"{found.run}: {found.ranks} ranks, {found.steps:,} steps, {found.split_steps:,} split by cause"
+    shown: list[RenderableType] = [table_of(found.parts, _PARTS, title=title), _slow_ranks(found)]
+    if found.by_rank:
+        most = sorted(found.by_rank, key=lambda row: row.waited_for_hours, reverse=True)[:MOST_RANKS]
+        count = len(found.by_rank)
+        of = "Each rank" if count <= MOST_RANKS else f"The {MOST_RANKS} of {count:,} ranks most waited for"
+        title = f"{of}: hours that it waited by cause, and that all others waited for it"
+        shown.append(table_of(sorted(most, key=lambda row: row.rank), _OF_RANK, title=title))
+    return [*shown, *map(text, found.notes)]
+
+
+def _slow_ranks(found: WaitsOfRun) -> RenderableType:
+    if found.least_slowdown is None:
+        return text(
+            f"No rank has been judged yet: each first learns how it varies, from {LEARNING_STEPS} steps that are split."
+        )
+    if not found.episodes:
+        return text(f"No rank was slow: slowdowns from {percent(found.least_slowdown)} on would be named.")
+    return table_of(found.episodes, _OF_EPISODE, title="Ranks that were slow")
