@@ -27,14 +27,13 @@ from evenpack.data.batches.pipeline import (
 )
 from evenpack.data.checksums import Checksums, checksum_of_json, digest_of, find_first_damage
 from evenpack.data.keys import derive_key
-from evenpack.data.limits import MOST_PACKS_A_STEP, MOST_SLOTS, MOST_STEPS, MOST_VOCABULARY
-from evenpack.data.order.config import HIGHEST_WEIGHT, PackingConfig
+from evenpack.data.limits import HIGHEST_WEIGHT, MOST_PACKS_A_STEP, MOST_SLOTS, MOST_STEPS, MOST_VOCABULARY
+from evenpack.data.order.config import PackingConfig
 from evenpack.data.order.plan import PackPlan, sort_chunks_by_length
 from evenpack.data.order.selection import PackedSource
 from evenpack.data.order.step_plan import StepPlan
 from evenpack.data.order.step_shape import Batching, CostWeights, StepShape, divisors
 from evenpack.data.order.stored_plan import open_packing, open_plan, pack_view, store_plan
-from evenpack.data.order.weight_change import WeightChange
 from evenpack.data.packing import Packing, check_options
 from evenpack.data.permutation import sequence_id_type
 from evenpack.data.prepared import PreparedData
@@ -491,8 +490,6 @@ class OwnDocuments:
     end_of_text_id: int
     vocabulary_size: int
     cache: Path | None
-
-    weight_changes: tuple[WeightChange, ...] = ()
 
     def __repr__(self) -> str:
         """Returns a line with the size of each source."""

@@ -110,6 +110,7 @@ class TrainingRun:
             reached_accuracy=reached_accuracy,
             samples=samples,
             validation_loss=validation_loss,
+            stages=self.start.resolved.past(steps_done),
         )
 
 
@@ -121,7 +122,7 @@ def find_start(resolved: ResolvedRun, world: World) -> Start:
     """
     announce(resolved)
     check_attention(resolved.config, world.device.type)
-    resolved.settled.micro_batches(world.size)
+    resolved.require_divisible(world.size)
     _require_shared_fingerprint(resolved, world)
     checkpoint = newest_whole(resolved.config.run.output_dir / CHECKPOINTS, world)
     if checkpoint is not None:
