@@ -2,10 +2,8 @@
 
 import json
 import logging
-import math
 from collections.abc import Sequence
 from functools import cache, cached_property
-from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -18,7 +16,7 @@ from evenpack.data.opened_directories import record_opened
 from evenpack.data.order.config import PackingConfig
 from evenpack.data.order.pack_stream import PackStream
 from evenpack.data.order.selection import PackedSource
-from evenpack.data.order.stages import Stage
+from evenpack.data.order.stages import Stage, by_name, changes_by_name
 from evenpack.data.order.step_shape import Batching
 from evenpack.data.order.stored_plan import open_blocked_plan, open_plan
 from evenpack.data.recipes import OF_THE_LOSS
@@ -101,6 +99,11 @@ class PreparedData:
     def drawn_by(self, config: DataConfig) -> "PreparedData":
         """Returns the same data with the weights of a stage."""
         return PreparedData(self.directory, config, self.manifest, repacking=self.repacking)
+
+    def ordered(self, names: Sequence[str]) -> "PreparedData":
+        """Returns the same data with the sources in this order."""
+        sources = {name: self.config.sources[name] for name in names}
+        return self.drawn_by(self.config.model_copy(update={"sources": sources}))
 
     def repacked(self, packing: PackingConfig) -> "PreparedData":
         """Returns the same sequences in other packs, for studies: packed again each time a plan is opened."""
@@ -228,7 +231,7 @@ class PreparedData:
             # Here and below, options that are off are left out, so that a new one does not change all fingerprints.
             "recipe": self._recipe_of_fingerprint(),
             "pack_length": self.pack_length,
-            "mixture": self.mixture(self.weights),
+            "mixture": by_name(self.source_names, self.weights),
             "seed": seed,
         }
         if batching != "packs":
@@ -236,14 +239,7 @@ class PreparedData:
         if self.config.order != "shuffled":
             content["order"] = self.config.order
         if len(stages) > 1:  # a change of weights alone is written as it was before there were stages
-            content["mixture_schedule"] = [
-                [
-                    stage.step + 1,
-                    self.mixture(stage.weights),
-                    *([] if stage.items_per_step == before.items_per_step else [stage.items_per_step]),
-                ]
-                for before, stage in pairwise(stages)
-            ]
+            content["mixture_schedule"] = changes_by_name(self.source_names, stages)
         if self.repacking is not None:
             content["repacking"] = self.repacking.model_dump()
         return xxhash.xxh3_128_hexdigest(json.dumps(content, sort_keys=True).encode())
@@ -251,11 +247,6 @@ class PreparedData:
     def _recipe_of_fingerprint(self) -> dict[str, Any]:
         recipe = self.config.recipe.model_dump(exclude_none=True)
         return {key: value for key, value in recipe.items() if not (key in OF_THE_LOSS and value == "all")}
-
-    def mixture(self, weights: tuple[int, ...]) -> list[list[str | int]]:
-        """Returns the weights of the sources that have one, without a common divisor."""
-        common = math.gcd(*weights)
-        return [[name, weight // common] for name, weight in zip(self.source_names, weights, strict=True) if weight]
 
     @cached_property
     def checksums(self) -> dict[str | None, dict[str, str]]:

@@ -7,10 +7,13 @@ nothing is lost or repeated; one without a weight waits. Sources are numbered by
 draws of a step nor its `order_hash` depend on later stages.
 """
 
+import math
 from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
+from itertools import pairwise
+from typing import Any
 
 import numpy as np
 from jaxtyping import Int64
@@ -34,6 +37,24 @@ class Stage:
     def shaped(self, shape: StepShape) -> StepShape:
         """Returns the shape of the stage's steps; all else of it is the run's."""
         return replace(shape, items_per_step=self.items_per_step, items_per_micro_batch=self.items_per_micro_batch)
+
+
+def by_name(names: Sequence[str], weights: Sequence[int]) -> list[list[str | int]]:
+    """Returns the weights of the sources that have one, without a common divisor, as JSON values."""
+    common = math.gcd(*weights)
+    return [[name, weight // common] for name, weight in zip(names, weights, strict=True) if weight]
+
+
+def changes_by_name(names: Sequence[str], stages: Sequence[Stage]) -> list[list[Any]]:
+    """Returns the first step (from 1) and the weights of each later stage, and its items of a step if others."""
+    return [
+        [
+            stage.step + 1,
+            by_name(names, stage.weights),
+            *([] if stage.items_per_step == before.items_per_step else [stage.items_per_step]),
+        ]
+        for before, stage in pairwise(stages)
+    ]
 
 
 class Numbering:

@@ -42,7 +42,7 @@ class DataFacts:
 
     item: AverageItem
     items_per_epoch: int | None
-    """Packs or sequences of all sources together; None if unknown."""
+    """Packs or sequences of all sources that are drawn, together; None if unknown."""
     vocabulary_size: int
 
     @classmethod
@@ -50,7 +50,11 @@ class DataFacts:
         """Reads the manifest of prepared data. Raises: DataError if a source has nothing to train on."""
         return cls(
             item=average_item(prepared, batching),
-            items_per_epoch=sum(items_of_an_epoch(prepared, batching).values()),
+            items_per_epoch=sum(
+                items
+                for name, items in items_of_an_epoch(prepared, batching).items()
+                if prepared.config.sources[name].weight
+            ),
             vocabulary_size=prepared.vocabulary_size,
         )
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import xxhash
 
-from evenpack.data.order.stages import Stage, StagedOrder
+from evenpack.data.order.stages import Stage, StagedOrder, by_name
 from evenpack.data.order.step_shape import StepShape
 from evenpack.data.prepared import PreparedData, Verification
 from evenpack.engine.config import RunConfig, TrainingSection
@@ -83,7 +83,7 @@ class ResolvedRun:
             {
                 "step": stage.step + 1,
                 "items_per_step": stage.items_per_step,
-                "weights": prepared.mixture(stage.weights),
+                "weights": by_name(prepared.source_names, stage.weights),
                 "files": {
                     name: hashes[name]
                     for name, weight in zip(prepared.source_names, stage.weights, strict=True)
