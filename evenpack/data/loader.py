@@ -522,11 +522,9 @@ class OwnDocuments:
 
     def fingerprint(self, seed: int, *, stages: Sequence[Stage]) -> str:
         """Returns a hash of everything that decides which packs form which step, but for the packs of the first one."""
-        names, weights = (
-            self.source_names,
-            [sum(of_source) for of_source in zip(*(one.weights for one in stages), strict=True)],
-        )
-        first = dict(map(tuple, by_name(names, stages[0].weights)))
+        names = self.source_names
+        weights = [sum(of_source) for of_source in zip(*(one.weights for one in stages), strict=True)]
+        first: dict[Any, Any] = dict(by_name(names, stages[0].weights))
         content: dict[str, Any] = {
             "sources": [
                 # The packs, and not the algorithm alone: another version of it or of its solver finds others.

@@ -39,7 +39,6 @@ def straight(tmp_path_factory: pytest.TempPathFactory) -> RunConfig:
         folder,
         run={"output_dir": str(folder / "straight")},
         data={"sources": text_sources(folder, texts), "validation_fraction": 0.1},
-        stages=stages(9),
         training={
             "steps": STEPS,
             "skip_steps": [SKIPPED],
@@ -50,7 +49,7 @@ def straight(tmp_path_factory: pytest.TempPathFactory) -> RunConfig:
         optimizer={"learning_rate": RATE},
         schedule={"kind": "linear", "warmup_steps": WARM_UP, "final_fraction": 0.0},
     )
-    config = prepared(run_config(values))
+    config = prepared(run_config({**values, "stages": stages(9)}))
     run_ranks(train_all, 1, config)
     return config
 
