@@ -524,7 +524,7 @@ class OwnDocuments:
         """Returns a hash of everything that decides which packs form which step, but for the packs of the first one."""
         names = self.source_names
         weights = [sum(of_source) for of_source in zip(*(one.weights for one in stages), strict=True)]
-        first: dict[Any, Any] = dict(by_name(names, stages[0].weights))
+        first = {one[0]: one[1] for one in by_name(names, stages[0].weights)}
         content: dict[str, Any] = {
             "sources": [
                 # The packs, and not the algorithm alone: another version of it or of its solver finds others.
