@@ -24,10 +24,10 @@ from typing import TypeVar
 import measuring
 import numpy as np
 
-from evenpack.data.order.mixture import MixtureSchedule
 from evenpack.data.order.plan import PackPlan, sort_chunks_by_length
 from evenpack.data.order.selection import PackedSource
 from evenpack.data.order.skipped_steps import NO_STEPS
+from evenpack.data.order.stages import Stage, StagedOrder
 from evenpack.data.packing import LengthHistogram, Packing, pack
 from evenpack.data.permutation import sequence_id_type
 from evenpack.data.recipes import ConcatRecipe, DocumentsRecipe
@@ -191,8 +191,8 @@ def opened(folder: Path, recipe: str, packing: Packing) -> Where:
         is_held_out=lambda _: False,
     )
     steps = EPOCHS * plan.packs // PACKS_PER_STEP
-    mixture = MixtureSchedule([1], items_per_step=PACKS_PER_STEP)
-    return Where([source], mixture, items_per_step=PACKS_PER_STEP, steps=steps, skipped=NO_STEPS)
+    stage = Stage(step=0, weights=(1,), items_per_step=PACKS_PER_STEP, items_per_micro_batch=PACKS_PER_STEP)
+    return Where([source], StagedOrder([stage]), steps=steps, skipped=NO_STEPS)
 
 
 def ask(folder: Path, recipe: str, documents: int) -> Figures:

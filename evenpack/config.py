@@ -78,6 +78,7 @@ _USUAL_NAMES = {
     "epochs_max n_epochs train_epochs": "training.epochs",
     "save_total_limit": "training.keep_checkpoints",
     "logging_dir out_dir save_dir": "run.output_dir",
+    "mixture_schedule phases": "stages",
     "wandb wandb_project": "metrics.wandb.project",
 }
 """Names that other programs give to keys, or that keys have in another section, with the keys; only for messages."""
@@ -298,13 +299,18 @@ def with_defaults(values: Mapping[str, Any], schema: type[Section]) -> Mapping[s
         return values
 
 
-def with_values(config: SectionT, sections: Mapping[str, Mapping[str, Any]], *, origin: str) -> SectionT:
+def with_values(config: SectionT, sections: Mapping[str, Any], *, origin: str) -> SectionT:
     """Returns the run file with some values changed, section by section; a section that was null is made of them.
+
+    A list of sections is replaced as a whole.
 
     Raises: ConfigError, which `origin` opens, if it is invalid then.
     """
     values = config.model_dump()
-    changed = {name: {**(values[name] or {}), **section} for name, section in sections.items()}
+    changed = {
+        name: {**(values[name] or {}), **section} if isinstance(section, Mapping) else section
+        for name, section in sections.items()
+    }
     return validate(values | changed, type(config), origin=origin)
 
 

@@ -6,7 +6,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from evenpack.engine.checkpoints.files import TrainState
 from evenpack.engine.config import RunConfig
+from evenpack.engine.resolving.resolve import ResolvedRun
 from evenpack.engine.world.distributed import World, joined_world
 from evenpack.testing import prepared, run_config, run_values, text_sources
 
@@ -42,3 +44,19 @@ def lone_world() -> Iterator[World]:
     finally:
         os.environ.clear()
         os.environ.update(before)
+
+
+def train_state(run: ResolvedRun, *, step: int) -> TrainState:
+    """Returns the state of a checkpoint of the run, without weights."""
+    return TrainState(
+        step=step,
+        fingerprint=run.fingerprint(step),
+        world_size=1,
+        zero_stage=0,
+        cost_weights=run.shape.cost_weights,
+        config=run.config.model_dump(mode="json"),
+        reached_accuracy=None,
+        validation_loss=None,
+        samples=0,
+        stages=run.past(step),
+    )

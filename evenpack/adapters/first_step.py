@@ -49,6 +49,11 @@ def require_whole_step(
     Raises: ConfigError on every rank, if it is not the loaders' step on any of them.
     """
     require("torch", "require_whole_step")
+    if not loader.has_equal_steps:
+        raise ConfigError(
+            "the loader's stages change packs_per_step, and a host's batches, logs and epochs count steps of one size: "
+            "let stages change weights alone, or read the loader in a loop of your own"
+        )
     expected = loader.batches_of(step)
     problem = _difference(found, [form(batch) for batch in expected])
     if accumulation is not None and accumulation != loader.micro_batches:

@@ -117,7 +117,7 @@ class Run:
             raise ConfigError(f"stop_step ({stop}) must be at most training.steps ({training.planned_steps})")
         if not 0 <= _whole("start_step", start_step) <= stop:
             raise ConfigError(f"start_step ({start_step}) must lie between 0 and stop_step ({stop})")
-        resolved.settled.micro_batches(ranks)
+        resolved.require_divisible(ranks)
         return _steps(resolved, range(start_step, stop), rank=rank, ranks=ranks, loader_workers=loader_workers)
 
     def batches(

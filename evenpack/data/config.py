@@ -6,8 +6,7 @@ from pydantic import Field, model_validator
 
 from evenpack.config import Section, UserPath
 from evenpack.data.limits import MOST_SLOTS
-from evenpack.data.order.config import MixtureChange, PackingConfig, check_schedule, weight_changes
-from evenpack.data.order.weight_change import WeightChange
+from evenpack.data.order.config import PackingConfig
 from evenpack.data.recipes import (
     ConcatRecipe,
     DocumentsRecipe,
@@ -55,9 +54,6 @@ class DataConfig(Section):
     """Whether `train` reads all prepared files during its first steps, each rank a share, and compares their checksums
     before it saves a checkpoint, and whether other commands that read the content compare it first; false: only file
     sizes are compared, which the other commands say."""
-    mixture_schedule: tuple[MixtureChange, ...] = ()
-    """Changes of the sources' weights at given steps; a source keeps its weight until an entry changes it. The stream
-    of each source continues across a change. Entries of future steps may be edited."""
     on_maximum_epochs: Literal["error", "warn"] = "error"
     """What `train` does if a run exceeds the `maximum_epochs` of a source."""
     on_changed_sources: Literal["warn", "error", "ignore"] = "warn"
@@ -77,11 +73,6 @@ class DataConfig(Section):
     def has_pairs(self) -> bool:
         """Whether sequences are pairs, whose second half may follow the first."""
         return isinstance(self.recipe, SentencePairsRecipe | MaskedPairsRecipe)
-
-    @property
-    def weight_changes(self) -> tuple[WeightChange, ...]:
-        """The schedule of the mixture, each entry with the weights of all sources."""
-        return weight_changes(self.mixture_schedule, {name: source.weight for name, source in self.sources.items()})
 
     @property
     def keeps_order(self) -> bool:
@@ -119,7 +110,8 @@ class DataConfig(Section):
                     f"of at most {_LONGEST_NAME}"
                 )
             self._check_kinds(name, source.kind)
-        check_schedule(self.mixture_schedule, list(self.sources))
+        if not any(source.weight for source in self.sources.values()):
+            raise ValueError("every source has weight 0, so there is nothing to draw: give one a weight of 1 or more")
         return self
 
     def _check_order(self) -> None:

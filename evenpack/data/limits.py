@@ -10,6 +10,9 @@ use have a hundredth of that."""
 MOST_STEPS = 1 << 40
 """Steps of a run, so that the number of the last pack, steps x packs per step, still fits into 64 bits."""
 
+HIGHEST_WEIGHT = 1_000_000
+"""Weight of a source in the mixture, whose order is kept for a whole period."""
+
 MOST_VOCABULARY = 1 << 24
 """Entries of a vocabulary; ten times the largest one in use."""
 

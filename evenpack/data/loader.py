@@ -5,11 +5,10 @@ the state of a loader is the number of its step, the same on every rank, and it 
 """
 
 import json
-import math
 import os
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NoReturn, TypedDict, cast
@@ -17,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Literal, NoReturn, TypedDict, cast
 import numpy as np
 import xxhash
 
-from evenpack.config import validate
+from evenpack.config import nearest, validate
 from evenpack.data.batches.objectives import DynamicMasks, NextTokens, Objective
 from evenpack.data.batches.pipeline import (
     MicroBatchDataset,
@@ -27,14 +26,14 @@ from evenpack.data.batches.pipeline import (
 )
 from evenpack.data.checksums import Checksums, checksum_of_json, digest_of, find_first_damage
 from evenpack.data.keys import derive_key
-from evenpack.data.limits import MOST_PACKS_A_STEP, MOST_SLOTS, MOST_STEPS, MOST_VOCABULARY
-from evenpack.data.order.config import HIGHEST_WEIGHT, PackingConfig
+from evenpack.data.limits import HIGHEST_WEIGHT, MOST_PACKS_A_STEP, MOST_SLOTS, MOST_STEPS, MOST_VOCABULARY
+from evenpack.data.order.config import PackingConfig
 from evenpack.data.order.plan import PackPlan, sort_chunks_by_length
 from evenpack.data.order.selection import PackedSource
+from evenpack.data.order.stages import Stage, by_name, changes_by_name
 from evenpack.data.order.step_plan import StepPlan
 from evenpack.data.order.step_shape import Batching, CostWeights, StepShape, divisors
 from evenpack.data.order.stored_plan import open_packing, open_plan, pack_view, store_plan
-from evenpack.data.order.weight_change import WeightChange
 from evenpack.data.packing import Packing, check_options
 from evenpack.data.permutation import sequence_id_type
 from evenpack.data.prepared import PreparedData
@@ -82,7 +81,7 @@ class LoaderState(TypedDict):
 
     version: int
     fingerprint: str
-    """Of everything that decides which packs form which step."""
+    """Of everything that decides which packs form which step before this one."""
     seed: int
     step: int
     """The next step, counted from 0."""
@@ -161,6 +160,7 @@ class Loader:
         cache: str | Path | None = None,
         workers: int = 0,
         arrays: Literal["torch", "numpy"] = "torch",
+        stages: Sequence[Mapping[str, Any]] = (),
     ) -> None:
         """Checks the settings; the documents are packed when the first batch, plan or state is asked for.
 
@@ -189,6 +189,8 @@ class Loader:
             cache: folder in which packs are stored, so that the next loader of the same documents opens them at once.
             workers: processes that read ahead. They import the main script again, so a script that asks for some must
                 begin its work below `if __name__ == "__main__":`.
+            stages: changes at later steps, as `{"step": 1000, "weights": {"code": 3}, "packs_per_step": 128}`; `step`
+                counts from 0, and what is left out stays. A source may have weight 0 before and after.
             arrays: `torch` for tensors, `numpy` for a machine without torch.
 
         Raises: ConfigError for numbers that do not fit together, with those that would, and for other types; DataError
@@ -239,6 +241,9 @@ class Loader:
             vocabulary_size=vocabulary_size,
             cache=None if cache is None else expand_user(cache),
         )
+        self.data, self._stages = _staged(
+            self.data, stages, packs_per_step=packs_per_step, ranks=ranks, micro_batches=micro_batches
+        )
         if isinstance(objective, RandomMasks):
             objective = objective.drawn(self.data.pack_length, seed)
         elif objective is None:
@@ -246,7 +251,7 @@ class Loader:
         shape = StepShape(
             batching="packs",
             items_per_step=packs_per_step,
-            items_per_micro_batch=_packs_per_micro_batch(packs_per_step, ranks, micro_batches),
+            items_per_micro_batch=self._stages[0].items_per_micro_batch,
             layout="packed",
             isolate=True,
             reset_positions=True,
@@ -263,6 +268,7 @@ class Loader:
             rank=rank,
             loader_workers=workers,
             pin_memory=False,
+            later_stages=self._stages[1:],
         )
         self._arrays = arrays
         self._stop = steps
@@ -293,8 +299,13 @@ class Loader:
 
     @property
     def packs_per_step(self) -> int:
-        """Packs of a step over all ranks."""
+        """Packs of a step over all ranks; of the first stage, if there are several."""
         return self._settings.shape.items_per_step
+
+    @property
+    def has_equal_steps(self) -> bool:
+        """Whether all steps have the same number of packs."""
+        return all(stage.items_per_step == self.packs_per_step for stage in self._stages)
 
     @property
     def pack_length(self) -> int:
@@ -315,7 +326,12 @@ class Loader:
     @cached_property
     def fingerprint(self) -> str:
         """A hash of everything that decides which packs form which step; ranks and micro-batches are not part of it."""
-        content = f"{self.data.fingerprint(self._settings.seed)} {self.packs_per_step} packs a step"
+        return self._fingerprint_before(None)
+
+    def _fingerprint_before(self, step: int | None) -> str:
+        """Returns the hash of what decides the steps before this one; None: all steps."""
+        stages = tuple(stage for stage in self._stages if step is None or stage.step < step or stage.step == 0)
+        content = f"{self.data.fingerprint(self._settings.seed, stages=stages)} {self.packs_per_step} packs a step"
         return xxhash.xxh3_128_hexdigest(content.encode())
 
     def __iter__(self) -> "Iterator[PackedBatch[Any]]":
@@ -376,7 +392,7 @@ class Loader:
         """Returns the state: equal on all ranks, and for a loader at any number of ranks and micro-batches."""
         return {
             "version": STATE_VERSION,
-            "fingerprint": self.fingerprint,
+            "fingerprint": self._fingerprint_before(self.step),
             "seed": self._settings.seed,
             "step": self.step,
         }
@@ -405,14 +421,15 @@ class Loader:
                 f"the state is of seed {state['seed']}, this loader has seed {self._settings.seed}: make it with the "
                 "same seed, or its steps would hold other packs"
             )
-        if state["fingerprint"] != self.fingerprint:
+        step = _whole("the state's step", state["step"], 0, MOST_STEPS, error=CheckpointError)
+        if state["fingerprint"] != (found := self._fingerprint_before(step)):
             raise CheckpointError(
                 f"the state is of other data (fingerprint {state['fingerprint']}, this loader's is "
-                f"{self.fingerprint}): documents, the order of sources, pack_length, packing, weights and "
-                "packs_per_step must be the same, and evenpack's version if it packs otherwise; rank, ranks, "
-                "micro_batches and workers may differ"
+                f"{found}): documents, the order of sources, pack_length, packing, weights, packs_per_step and the "
+                f"stages that begin before step {step} must be the same, and evenpack's version if it packs otherwise; "
+                "rank, ranks, micro_batches, workers and later stages may differ"
             )
-        self.step = _whole("the state's step", state["step"], 0, MOST_STEPS, error=CheckpointError)
+        self.step = step
 
     def _require_at(self, step: int) -> None:
         """Refuses to go on elsewhere: batches may be read ahead, so an iteration cannot follow a moved loader."""
@@ -492,8 +509,6 @@ class OwnDocuments:
     vocabulary_size: int
     cache: Path | None
 
-    weight_changes: tuple[WeightChange, ...] = ()
-
     def __repr__(self) -> str:
         """Returns a line with the size of each source."""
         sizes = (
@@ -505,15 +520,29 @@ class OwnDocuments:
     def source_names(self) -> tuple[str, ...]:
         return tuple(self.token_files)
 
-    def fingerprint(self, seed: int) -> str:
-        """Returns a hash of everything that decides which packs form which step, but for the packs of a step."""
-        common = math.gcd(*self.weights)
-        content = [
-            # The packs themselves, and not the algorithm alone: another version of it or of its solver finds others.
-            [name, self._hashes[name], _hash_of_packs(self._packings[name]), weight // common]
-            for name, weight in zip(self.token_files, self.weights, strict=True)
-        ]
-        return _hexdigest({"sources": content, "seed": seed})
+    def fingerprint(self, seed: int, *, stages: Sequence[Stage]) -> str:
+        """Returns a hash of everything that decides which packs form which step, but for the packs of the first one."""
+        names = self.source_names
+        weights = [sum(of_source) for of_source in zip(*(one.weights for one in stages), strict=True)]
+        first = {one[0]: one[1] for one in by_name(names, stages[0].weights)}
+        content: dict[str, Any] = {
+            "sources": [
+                # The packs, and not the algorithm alone: another version of it or of its solver finds others.
+                [name, self._hashes[name], _hash_of_packs(self._packings[name]), first.get(name, 0)]
+                for name, weight in zip(names, weights, strict=True)
+                if weight
+            ],
+            "seed": seed,
+        }
+        if len(stages) > 1:
+            content["stages"] = changes_by_name(names, stages)
+        return _hexdigest(content)
+
+    def ordered(self, names: Sequence[str]) -> "OwnDocuments":
+        """Returns the same documents with the sources in this order."""
+        weights = dict(zip(self.token_files, self.weights, strict=True))
+        files = {name: self.token_files[name] for name in names}
+        return replace(self, token_files=files, weights=tuple(weights[name] for name in names))
 
     @cached_property
     def _packings(self) -> dict[str, Packing]:
@@ -740,7 +769,60 @@ def _checked_weights(names: list[str], weights: Mapping[str, int] | None) -> tup
         return (1,)
     if not isinstance(weights, Mapping) or set(weights) != set(names):
         raise ConfigError(f"weights must be a mapping from the sources {', '.join(names)}, found {weights!r}")
-    return tuple(_whole(f"weights['{name}']", weights[name], 1, HIGHEST_WEIGHT) for name in names)
+    return tuple(_whole(f"weights['{name}']", weights[name], 0, HIGHEST_WEIGHT) for name in names)
+
+
+_OF_A_STAGE = ("step", "weights", "packs_per_step")
+
+
+def _staged(
+    data: "OwnDocuments | PreparedData",
+    stages: Sequence[Mapping[str, Any]],
+    *,
+    packs_per_step: int,
+    ranks: int,
+    micro_batches: int,
+) -> tuple["OwnDocuments | PreparedData", tuple[Stage, ...]]:
+    """Returns the data with its sources in the order of their first stage, and all stages.
+
+    Raises: ConfigError for stages that are out of order, or hold what a stage cannot change or ranks cannot divide.
+    """
+    weights, last = dict(zip(data.source_names, data.weights, strict=True)), 0
+    found = [(0, weights, packs_per_step)]
+    for stage in stages:
+        _require_type("a stage", stage, Mapping, "a mapping with its step and what changes")
+        unknown = [key for key in stage if key not in _OF_A_STAGE]
+        if unknown or len(stage) < 2:
+            raise ConfigError(f"a stage has a step, and weights or packs_per_step to change, found {dict(stage)!r}")
+        last = _whole("the step of a stage, after those before it,", stage.get("step"), last + 1, MOST_STEPS)
+        changes = stage.get("weights", {})
+        wrong = [name for name in changes if name not in weights]
+        if wrong:
+            raise ConfigError(
+                f"the stage of step {last}: there is no source {wrong[0]!r}; {nearest(str(wrong[0]), list(weights))}"
+            )
+        weights = weights | {
+            name: _whole(f"weights[{name!r}] of step {last}", weight, 0, HIGHEST_WEIGHT)
+            for name, weight in changes.items()
+        }
+        packs_per_step = _whole(
+            f"packs_per_step of step {last}", stage.get("packs_per_step", packs_per_step), 1, MOST_PACKS_A_STEP
+        )
+        found.append((last, weights, packs_per_step))
+    for step, of_stage, _ in found:
+        if not any(of_stage.values()):
+            raise ConfigError(f"from step {step} every source has weight 0, so there is nothing to draw")
+    first = {name: next((step for step, of_stage, _ in found if of_stage[name]), MOST_STEPS) for name in weights}
+    names = sorted(weights, key=first.__getitem__)
+    return data.ordered(names), tuple(
+        Stage(
+            step=step,
+            weights=tuple(of_stage[name] for name in names),
+            items_per_step=packs,
+            items_per_micro_batch=_packs_per_micro_batch(packs, ranks, micro_batches),
+        )
+        for step, of_stage, packs in found
+    )
 
 
 def _packs_per_micro_batch(packs: int, ranks: int, micro_batches: int) -> int:

@@ -37,11 +37,7 @@ _OFF_UNLESS_GIVEN: dict[str, bool | None] = {
 _TOKENIZER_AS_EVER = {"encoder": "files", "beginning": "none"}
 """Keys of a tokenizer with defaults that change nothing; they are newer than prepared sets that exist."""
 _NOT_OF_FILES = dict.fromkeys(
-    (
-        *("prepared_dir", "tokens_dir", "order", "verify_in_training", "on_changed_sources"),
-        *("mixture_schedule", "on_maximum_epochs"),
-    ),
-    True,
+    ("prepared_dir", "tokens_dir", "order", "verify_in_training", "on_changed_sources", "on_maximum_epochs"), True
 )
 """Keys of the data section on which prepared files do not depend."""
 SPLITS: tuple[Literal["train", "validation"], ...] = ("train", "validation")
@@ -194,6 +190,16 @@ class Manifest(Section):
                 "prepare again"
             )
         return manifest
+
+    def of_sources(self, names: Collection[str]) -> "Manifest":
+        """Returns the part of the set that runs of these sources read; it may hold more of them, for other runs."""
+        others = {f"sources/{name}/" for name in self.sources.keys() - set(names)}
+        if not others:
+            return self
+        kept = {name: one for name, one in self.sources.items() if name in names}
+        sections = {name: one for name, one in self.data["sources"].items() if name in names}
+        files = {name: one for name, one in self.files.items() if not name.startswith(tuple(others))}
+        return self.model_copy(update={"sources": kept, "files": files, "data": self.data | {"sources": sections}})
 
     def summary(self) -> list[dict[str, Any]]:
         """Returns a row for each source and split, for tables and JSON; figures of packing are 0 without sequences."""

@@ -2,7 +2,7 @@
 
 import json
 import logging
-import math
+from collections.abc import Sequence
 from functools import cache, cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -14,12 +14,11 @@ from evenpack.data.keys import derive_key
 from evenpack.data.manifest import TOKENIZER_FOLDER, Manifest, data_section, refuse_differences, remedy
 from evenpack.data.opened_directories import record_opened
 from evenpack.data.order.config import PackingConfig
-from evenpack.data.order.mixture import MixtureSchedule
 from evenpack.data.order.pack_stream import PackStream
 from evenpack.data.order.selection import PackedSource
+from evenpack.data.order.stages import Stage, by_name, changes_by_name
 from evenpack.data.order.step_shape import Batching
 from evenpack.data.order.stored_plan import open_blocked_plan, open_plan
-from evenpack.data.order.weight_change import WeightChange
 from evenpack.data.recipes import OF_THE_LOSS
 from evenpack.data.sequences import MaskedPairsView, SentencePairsView, ViewOfDocuments, open_view
 from evenpack.data.sequences.pairs import ORIGIN_COLUMNS
@@ -71,7 +70,7 @@ class PreparedData:
         another data section, or if files are missing, cut short, damaged or unreadable.
         """
         directory = expand_user(directory).absolute()
-        manifest = Manifest.read(directory)
+        manifest = Manifest.read(directory).of_sources(config.sources)
         refuse_differences(manifest.data, data_section(config), directory)
         check_sizes(directory, manifest)
         record_opened(directory)
@@ -96,6 +95,15 @@ class PreparedData:
 
     def __reduce__(self) -> tuple[Any, ...]:
         return _reopen, (self.directory, self.config, self.repacking)
+
+    def drawn_by(self, config: DataConfig) -> "PreparedData":
+        """Returns the same data with the weights of a stage."""
+        return PreparedData(self.directory, config, self.manifest, repacking=self.repacking)
+
+    def ordered(self, names: Sequence[str]) -> "PreparedData":
+        """Returns the same data with the sources in this order."""
+        sources = {name: self.config.sources[name] for name in names}
+        return self.drawn_by(self.config.model_copy(update={"sources": sources}))
 
     def repacked(self, packing: PackingConfig) -> "PreparedData":
         """Returns the same sequences in other packs, for studies: packed again each time a plan is opened."""
@@ -128,7 +136,7 @@ class PreparedData:
 
     @property
     def source_names(self) -> tuple[str, ...]:
-        """Names in the mixture's order, which is the order of the run file."""
+        """Names in the mixture's order: that of their first appearance, and else of the run file."""
         return tuple(self.config.sources)
 
     @property
@@ -139,11 +147,6 @@ class PreparedData:
         """
         return tuple(source.weight for source in self.config.sources.values())
 
-    @property
-    def weight_changes(self) -> tuple[WeightChange, ...]:
-        """Changes of the weights at later steps."""
-        return self.config.weight_changes
-
     def training_sources(self, *, seed: int, batching: Batching) -> tuple[PackedSource, ...]:
         """Returns views and plans of the training sequences, in the mixture's order."""
         sources = packed_sources(self, "train", seed=seed, batching=batching)
@@ -151,10 +154,6 @@ class PreparedData:
             # Grids alone have another view.
             expect_random_reads([source.view.token_file for source in sources if isinstance(source.view, StoredView)])
         return sources
-
-    def mixture(self, items_per_step: int) -> MixtureSchedule:
-        """Returns the mixture of a run whose steps draw so many packs or sequences."""
-        return MixtureSchedule(self.weights, self.config.weight_changes, items_per_step=items_per_step)
 
     def token_file_prefix(self, source: str) -> Path:
         """Returns the prefix of the token file of a source's documents."""
@@ -214,32 +213,33 @@ class PreparedData:
             keeps_order=self.config.keeps_order,
         )
 
-    def fingerprint(self, seed: int, batching: Batching = "packs", *, stop_step: int | None = None) -> str:
+    def fingerprint(self, seed: int, batching: Batching = "packs", *, stages: Sequence[Stage] = ()) -> str:
         """Returns a hash of everything that decides which packs form which step.
 
-        Paths, times, world size and workers are not part of it. `stop_step` leaves out the mixture's schedule from that
-        step on; None includes all steps.
+        Paths, times, world size and workers are not part of it.
+
+        Args:
+            stages: those that have begun; none: by the sources' weights, whatever the size of a step.
         """
+        weights = [stage.weights for stage in stages] or [self.weights]
+        drawn = [name for name, *of_stages in zip(self.source_names, *weights, strict=True) if any(of_stages)]
         content = {
             "files": {
-                name: record.content.whole
-                for name, record in sorted(self.manifest.files.items())
-                if Path(name).stem not in ORIGIN_COLUMNS
+                name: checksum for source in (None, *drawn) for name, checksum in self.checksums.get(source, {}).items()
             },
             "tokenizer": self.manifest.tokenizer.model_dump(exclude={"inputs"}),
             # Here and below, options that are off are left out, so that a new one does not change all fingerprints.
             "recipe": self._recipe_of_fingerprint(),
             "pack_length": self.pack_length,
-            "mixture": self._mixture(self.weights),
+            "mixture": by_name(self.source_names, self.weights),
             "seed": seed,
         }
         if batching != "packs":
             content["batching"] = batching
         if self.config.order != "shuffled":
             content["order"] = self.config.order
-        changes = [one for one in self.config.weight_changes if stop_step is None or one.step < stop_step]
-        if changes:
-            content["mixture_schedule"] = [[change.step + 1, self._mixture(change.weights)] for change in changes]
+        if len(stages) > 1:  # a change of weights alone is written as it was before there were stages
+            content["mixture_schedule"] = changes_by_name(self.source_names, stages)
         if self.repacking is not None:
             content["repacking"] = self.repacking.model_dump()
         return xxhash.xxh3_128_hexdigest(json.dumps(content, sort_keys=True).encode())
@@ -248,10 +248,15 @@ class PreparedData:
         recipe = self.config.recipe.model_dump(exclude_none=True)
         return {key: value for key, value in recipe.items() if not (key in OF_THE_LOSS and value == "all")}
 
-    def _mixture(self, weights: tuple[int, ...]) -> list[list[str | int]]:
-        """Returns the weights of all sources without a common divisor."""
-        common = math.gcd(*weights)
-        return [[name, weight // common] for name, weight in zip(self.source_names, weights, strict=True)]
+    @cached_property
+    def checksums(self) -> dict[str | None, dict[str, str]]:
+        """The checksums of the files of each source, by their names; None: of those of no single source."""
+        found: dict[str | None, dict[str, str]] = {}
+        for name, record in self.manifest.files.items():
+            if Path(name).stem not in ORIGIN_COLUMNS:
+                source = name.split("/")[1] if name.startswith("sources/") else None
+                found.setdefault(source, {})[name] = record.content.whole
+        return found
 
     def _folder(self, source: str, split: Split) -> Path:
         return self.source_folder(source) / split

@@ -20,9 +20,9 @@ from dataclasses import dataclass
 import numpy as np
 from jaxtyping import Int64
 
-from evenpack.data.order.mixture import MixtureSchedule
 from evenpack.data.order.selection import PackedSource, order_hash, select_packs
 from evenpack.data.order.skipped_steps import SkippedSteps
+from evenpack.data.order.stages import StagedOrder
 from evenpack.data.sequences.view import Origins, SequenceOrigins
 from evenpack.errors import ConfigError
 
@@ -126,9 +126,8 @@ class Where:
     def __init__(
         self,
         sources: Sequence[TracedSource],
-        mixture: MixtureSchedule,
+        order: StagedOrder,
         *,
-        items_per_step: int,
         steps: int,
         skipped: SkippedSteps,
         decode: Decode | None = None,
@@ -136,13 +135,12 @@ class Where:
         """Takes the sources and the length of a run.
 
         Args:
-            sources: in the mixture's order.
+            sources: in the order's numbering.
             steps: of the whole run.
             decode: gives each part its text, which costs reading its tokens.
         """
         self.sources = tuple(sources)
-        self.mixture = mixture
-        self.items_per_step = items_per_step
+        self.order = order
         self.steps = steps
         self.skipped = skipped
         self.decode = decode
@@ -154,9 +152,7 @@ class Where:
                 f"step {step} is not in this run, whose steps are 1 to {self.steps}: give one of them, or raise "
                 "training.steps"
             )
-        first = (step - 1) * self.items_per_step
-        draws = self.mixture.draws(first, first + self.items_per_step)
-        packs = select_packs([source.packed for source in self.sources], *draws)
+        packs = select_packs([source.packed for source in self.sources], *self.order.draws(step - 1))
         sizes = np.diff(packs.offsets)
         pack_of_sequence = np.repeat(np.arange(packs.packs), sizes)
         slots = np.arange(len(packs.sequence_ids)) - packs.offsets[pack_of_sequence]
@@ -214,26 +210,27 @@ class Where:
         """Returns the visits of the sequences of a source that hold the document, in the order of training."""
         traced = self.sources[index]
         plan = traced.packed.plan
-        end = self.mixture.drawn_before(index, self.steps * self.items_per_step)
-        count = max(1, -(-end // plan.packs))
+        end = self.order.drawn_before(index, self.steps)
+        count = -(-end // plan.packs)
+        if count == 0 or not len(sequence_ids):
+            return []
         epochs = np.repeat(np.arange(count), len(sequence_ids))
         members = np.tile(np.arange(len(sequence_ids)), count)
         lengths = _lengths(traced.packed, sequence_ids)
         found = [plan.find(sequence_ids, lengths, epoch) for epoch in range(count)]
         positions, slots = (np.concatenate([one[part] for one in found]) for part in (0, 1))
-        draws = self.mixture.draws_of(index, positions)
-        order = np.argsort(draws, kind="stable")
+        (drawn,) = np.nonzero(positions < end)
+        in_order = sorted(zip(self.order.places_of(index, positions[drawn]), drawn.tolist(), strict=True))
         parts = _by_sequence(traced.origins.origins(sequence_ids).of_document(document))
         visits = []
-        for place in order[positions[order] < end].tolist():
-            member, draw, position = int(members[place]), int(draws[place]), int(positions[place])
-            step = draw // self.items_per_step
+        for (step, pack), place in in_order:
+            member, position = int(members[place]), int(positions[place])
             visits += [
                 Visit(
                     step=step + 1,
                     skipped=step in self.skipped,
                     epoch=int(epochs[place]),
-                    pack=draw % self.items_per_step,
+                    pack=pack,
                     stream_position=position,
                     slot=int(slots[place]),
                     sequence=int(sequence_ids[member]),

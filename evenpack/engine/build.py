@@ -117,6 +117,7 @@ class TrainingRun:
             reached_accuracy=reached_accuracy,
             samples=samples,
             validation_loss=validation_loss,
+            stages=self.start.resolved.past(steps_done),
         )
 
 
@@ -128,7 +129,7 @@ def find_start(resolved: ResolvedRun, world: World) -> Start:
     """
     announce(resolved)
     check_attention(resolved.config, world.device.type)
-    resolved.settled.micro_batches(world.size)
+    resolved.require_divisible(world.size)
     _require_shared_fingerprint(resolved, world)
     run = resolved.config.run
     checkpoint = newest_whole(run.output_dir / CHECKPOINTS, world)

@@ -1,12 +1,14 @@
 """The run file: its sections, and the checks between them. Sections of other packages are defined there."""
 
 import math
+import re
+from itertools import pairwise
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import ConfigDict, Field, field_validator, model_validator
 
-from evenpack.config import Section, UserPath, nearest
+from evenpack.config import Section, UserPath, nearest, validate
 from evenpack.data.config import DataConfig
 from evenpack.data.limits import MOST_PACKS_A_STEP, MOST_STEPS
 from evenpack.data.order.skipped_steps import SkippedSteps
@@ -14,6 +16,7 @@ from evenpack.data.order.step_shape import POLICIES, AssignmentPolicy, Batching,
 from evenpack.data.recipes import MaskedPairsRecipe, MaskingConfig
 from evenpack.engine.optimizers.config import OptimizerSection, ScheduleSection
 from evenpack.engine.sharding import SHARDINGS, Sharding
+from evenpack.errors import ConfigError
 from evenpack.kernels.config import WHOLE_ROWS, AttentionConfig
 from evenpack.models.config import ModelConfig
 from evenpack.models.families import family_of
@@ -403,6 +406,30 @@ class MlperfSection(Section):
     process cannot do; the value is logged as it is given."""
 
 
+_STAGED = re.compile(
+    r"data\.sources\.(?P<source>[^.]+)\.weight|training\.(packs|sequences)_per_(step|micro_batch)|optimizer\.learning_rate"
+)
+"""Keys that a stage may change."""
+_OF_STAGES = (
+    "data.sources.NAME.weight, training.packs_per_step and packs_per_micro_batch (or sequences_per_...), and "
+    "optimizer.learning_rate"
+)
+
+
+class StageSection(Section):
+    """A change of the run at a step: that step, and keys of the run file with their new values."""
+
+    model_config = ConfigDict(extra="allow")
+
+    step: StepNumber = Field(ge=2, le=MOST_STEPS)
+    """The first step of the stage; steps count from 1, as in metrics.jsonl."""
+
+    @property
+    def changes(self) -> dict[str, Any]:
+        """The new values by their dotted keys."""
+        return dict(self.model_extra or {})
+
+
 class RunConfig(Section):
     """A run file."""
 
@@ -421,6 +448,33 @@ class RunConfig(Section):
     metrics: MetricsSection = MetricsSection()
     mlperf: MlperfSection | None = None
     """Details of the submission in an MLPerf log; null: no MLPerf log is written."""
+    stages: tuple[StageSection, ...] = ()
+    """Changes of the run at given steps, each a step and dotted keys with new values, which hold until a later stage
+    changes them: weights of sources (0: not drawn), packs_per_step, packs_per_micro_batch and learning_rate. Stages of
+    future steps may be edited."""
+
+    def staged(self) -> tuple[tuple[int, "RunConfig"], ...]:
+        """Returns the first step of each stage, counted from 0, and the run file as it applies to the stage's steps.
+
+        Raises: ConfigError for a value of a stage that the run file could not have.
+        """
+        if not self.stages:
+            return ((0, self),)
+        values = self.model_dump(exclude={"stages"})
+        found = [(0, self.model_copy(update={"stages": ()}))]
+        for stage in self.stages:
+            for key, value in stage.changes.items():
+                *sections, name = key.split(".")
+                place = values
+                for section in sections:
+                    place = place[section]
+                place[name] = value
+            config = validate(values, RunConfig, origin=f"the stage of step {stage.step}")
+            # Checked alone, a stage without an earlier source would have that one last.
+            sources = {name: config.data.sources[name] for name in self.data.sources}
+            data = config.data.model_copy(update={"sources": sources})
+            found.append((stage.step - 1, config.model_copy(update={"data": data})))
+        return tuple(found)
 
     @model_validator(mode="after")
     def _check_step(self) -> "RunConfig":
@@ -438,8 +492,8 @@ class RunConfig(Section):
     @model_validator(mode="after")
     def _check_length(self) -> "RunConfig":
         """Checks numbers of steps, for runs whose length is in steps; for other runs `settle` computes them."""
-        training, changes, steps = self.training, self.data.mixture_schedule, self.training.steps
-        if changes:
+        training, steps = self.training, self.training.steps
+        if self.stages:
             self._check_length_is_in_steps()
         if steps is None:
             return self
@@ -468,31 +522,32 @@ class RunConfig(Section):
             )
         if next(training.skipped.gaps(0, steps), None) is None:
             raise ValueError(f"training.skip_steps leaves none of the {steps} steps to be trained")
-        if changes and changes[-1].step > steps:
-            raise ValueError(
-                f"data.mixture_schedule has an entry of step {changes[-1].step}, above training.steps ({steps})"
-            )
+        if self.stages and self.stages[-1].step > steps:
+            raise ValueError(f"stages has one of step {self.stages[-1].step}, above training.steps ({steps})")
         return self
 
     def _check_length_is_in_steps(self) -> None:
-        """Refuses values that depend on an average over the mixture, which is unknown before its steps are."""
+        """Refuses values that depend on the average step of a run, which stages change."""
         if self.training.steps is None:
             raise ValueError(
-                "data.mixture_schedule is by steps, and the number of steps in epochs, samples or tokens depends on "
-                "it: give training.steps"
+                "stages are by steps, and the number of steps in epochs, samples or tokens depends on them: give "
+                "training.steps"
             )
-        for key, off in {"tokens_per_step": None, "packing_adjustment": "none"}.items():
+        off = {"tokens_per_step": None, "packing_adjustment": "none", "evaluate_every_samples": None}
+        for key, value in off.items():
             found = getattr(self.training, key)
-            if found != off:
+            if found != value:
                 raise ValueError(
-                    f"data.mixture_schedule is by steps, and training.{key} ({found}) makes other steps of them by the "
-                    f"average of a mixture that changes: set training.{key}={'null' if off is None else off}"
+                    f"stages are by steps, and training.{key} ({found}) depends on the average step, which they "
+                    f"change: set training.{key}={'null' if value is None else value}"
                 )
         if self.model.denominators == "expected":
             raise ValueError(
-                "model.loss_balancing expected divides by the average of an unchanging mixture, and "
-                "data.mixture_schedule changes it: set model.loss_balancing=exact"
+                "model.loss_balancing expected divides by the average of a step, which stages change: set "
+                "model.loss_balancing=exact"
             )
+        if self.mlperf is not None:
+            raise ValueError("the section mlperf: logs one batch size and rate, which stages change: leave one out")
 
     @model_validator(mode="after")
     def _check_validation_weights(self) -> "RunConfig":
@@ -633,6 +688,44 @@ class RunConfig(Section):
                 f"masking.share={math.floor(1e4 * self.masking.max_predictions / longest) / 1e4}"
             )
         return self
+
+    @model_validator(mode="after")
+    def _check_stages(self) -> "RunConfig":
+        """Checks each stage as a run file, and orders the sources by their first stage: no step depends on later ones.
+
+        A source that is not drawn in the first steps is numbered when a stage first draws it.
+        """
+        names = list(self.data.sources)
+        for stage in self.stages:
+            place = f"stages, step {stage.step}"
+            if not stage.changes:
+                raise ValueError(f"{place}: it changes nothing: give it one of {_OF_STAGES}")
+            for key in stage.changes:
+                match = _STAGED.fullmatch(key)
+                if match is None:
+                    raise ValueError(
+                        f"{place}: {key} cannot change within a run; a stage may have {_OF_STAGES}, as dotted keys"
+                    )
+                if match["source"] not in (None, *names):
+                    raise ValueError(
+                        f"{place}: there is no source '{match['source']}'; {nearest(match['source'], names)}"
+                    )
+        for before, after in pairwise(self.stages):
+            if before.step >= after.step:
+                raise ValueError(
+                    f"stages: that of step {after.step} comes after that of step {before.step}: give one for each "
+                    "step, in the order of steps"
+                )
+        try:
+            stages = [one.data.sources for _, one in self.staged()] if self.stages else [self.data.sources]
+        except ConfigError as error:
+            raise ValueError(str(error)) from error
+        first = {name: next((at for at, one in enumerate(stages) if one[name].weight), len(stages)) for name in names}
+        ordered = sorted(names, key=first.__getitem__)
+        if ordered == names:
+            return self
+        data = self.data.model_copy(update={"sources": {name: self.data.sources[name] for name in ordered}})
+        return self.model_copy(update={"data": data})
 
     @property
     def mask_limits(self) -> MaskingConfig:

@@ -66,6 +66,7 @@ class TrainingEngine:
         model.to(world.device)
         self.compilation = compile_if_asked(model, config, world.device.type)
         self.config = config
+        self._stages = config.staged()
         self.world = world
         self.denominators = denominators
         self.copies = DeviceCopies(world.device)
@@ -73,6 +74,7 @@ class TrainingEngine:
         self.observer: Callable[[Phase], None] = _nobody
         """Called at the end of each phase, when the host has issued its work; a device may still be computing."""
         self.micro_batches: int = settings["gradient_accumulation_steps"]
+        """Micro-batches of each rank in the step that was computed last, or in the first one."""
         optimizer = build_optimizer(model, config.optimizer, world.device)
         initialize = quiet_deepspeed().initialize
         self.deepspeed: Any = initialize(model=model, optimizer=optimizer, config=settings)[0]
@@ -124,10 +126,29 @@ class TrainingEngine:
         """Returns the rate of a step's update, whether it is made or skipped."""
         return learning_rate(
             step,
-            peak=self.config.optimizer.learning_rate,
+            peak=self._config_at(step).optimizer.learning_rate,
             steps=self.config.training.planned_steps,
             schedule=self.config.schedule,
         )
+
+    def _config_at(self, step: int) -> RunConfig:
+        """Returns the run file as it applies to a step."""
+        return next(config for first, config in reversed(self._stages) if first <= step)
+
+    def _enter_stage_of(self, step: int) -> None:
+        """Tells DeepSpeed the size of a step that is of another stage than the one before."""
+        training = self._config_at(step).training
+        found = training.micro_batches(self.world.size)
+        if (found, training.items_per_micro_batch) == (
+            self.micro_batches,
+            self.deepspeed.train_micro_batch_size_per_gpu(),
+        ):
+            return
+        self.micro_batches = found
+        self.deepspeed.set_train_micro_batch_size(training.items_per_micro_batch)
+        self.deepspeed.set_train_batch_size(training.items_per_step)
+        if hasattr(self.deepspeed.optimizer, "gradient_accumulation_steps"):  # which ZeRO keeps a copy of
+            self.deepspeed.optimizer.gradient_accumulation_steps = found
 
     def compute_gradients(
         self, step: int, micro_batches: Sequence[PackedBatch]
@@ -137,6 +158,8 @@ class TrainingEngine:
         Raises: ValueError if the number of micro-batches is not the step's; RunError if the model's code cannot
             be compiled.
         """
+        if len(self._stages) > 1:
+            self._enter_stage_of(step)
         if len(micro_batches) != self.micro_batches:
             raise ValueError(f"a step has {self.micro_batches} micro-batches on each rank, got {len(micro_batches)}")
         self.model.train()

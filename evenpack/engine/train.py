@@ -114,8 +114,10 @@ def train_in(
         world.on_main(lambda: require_trackers(resolved.config.metrics))
         if world.device.type == "cpu":
             ranks_here = LOCAL_WORLD_SIZE.read(os.environ) or 1
-            world.on_main(lambda: require_host_memory(resolved, ranks=world.size, ranks_here=ranks_here))
-        with explained_memory(resolved, world):
+            for stage in resolved.of_stages:
+                world.on_main(partial(require_host_memory, stage, ranks=world.size, ranks_here=ranks_here))
+        largest = max(resolved.of_stages, key=lambda stage: stage.shape.items_per_micro_batch)
+        with explained_memory(largest, world):
             return _train(world, resolved, stop_requested=stop_requested, on_activity=on_activity, started=started)
 
 
@@ -261,9 +263,6 @@ def describe(run: Start) -> str:
     config, world, training, stop = run.config, run.world, run.config.training, run.config.training.stop_step
     weights = zip(run.prepared.source_names, run.prepared.weights, strict=True)
     sources = ", ".join(f"{name} {weight}" for name, weight in weights)
-    for change in config.data.weight_changes:
-        pairs = zip(run.prepared.source_names, change.weights, strict=True)
-        sources += f"; from step {change.step + 1} " + ", ".join(f"{name} {weight}" for name, weight in pairs)
     clipping = "off" if training.gradient_clipping is None else f"{training.gradient_clipping:g}"
     rows = f"packs of {config.data.pack_length} slots"
     if training.batching == "sequences":
@@ -289,5 +288,9 @@ def describe(run: Start) -> str:
             f"{config.schedule.kind} after {config.schedule.warmup_steps} steps of warm-up, clipping {clipping}, "
             f"{training.precision}, ZeRO {config.deepspeed.zero_stage}",
             *([f"  skipped  steps {skipped}, from which nothing is learned"] if skipped else []),
+            *(
+                f"  stage    from step {stage.step}: " + ", ".join(f"{key} {new}" for key, new in stage.changes.items())
+                for stage in config.stages
+            ),
         ]
     )

@@ -19,6 +19,7 @@ from evenpack.data.tokens.writer import DOCUMENT_HASHES
 from evenpack.data.where import Decode, StepContent, TracedSource, Where
 from evenpack.engine.config import RunConfig
 from evenpack.engine.reporting.metrics import METRICS, find_record
+from evenpack.engine.resolving.data_facts import order_of
 from evenpack.engine.resolving.settle import settle_prepared
 from evenpack.errors import ConfigError
 
@@ -43,8 +44,7 @@ def open_where(config: RunConfig, *, with_text: bool = False) -> Where:
             )
             for name, source in zip(prepared.source_names, packed, strict=True)
         ],
-        prepared.mixture(training.items_per_step),
-        items_per_step=training.items_per_step,
+        order_of(config),
         steps=training.planned_steps,
         skipped=training.skipped,
         decode=_decoder(prepared) if with_text else None,

@@ -114,7 +114,7 @@ def _compare_data(checkpoint: Checkpoint, run: ResolvedRun) -> None:
     trained_on = run.config.run.output_dir / "data" if place is None else Path(place)
     here = run.prepared.manifest
     try:
-        there = Manifest.read(trained_on)
+        there = Manifest.read(trained_on).of_sources(checkpoint.state.config["data"]["sources"])
     except DataError as error:
         log.warning(
             "%s was trained on other data than %s, with whose tokenizer and held-out documents these cannot be "
@@ -258,7 +258,6 @@ def _data(data: DataConfig, sources: dict[str, Source], directory: Path) -> Data
             "validation_fraction": 0.0,
             "recipe": recipe,
             "shuffle": PermutationShuffle(),
-            "mixture_schedule": (),
         }
     )
 
@@ -276,7 +275,7 @@ def _one_step(config: RunConfig) -> dict[str, object]:
         "evaluation_packs": None,
     }
     changed = training.model_copy(update={**lengths, **step, **off})
-    return {"training": changed, "schedule": ScheduleSection(), "mlperf": None}
+    return {"training": changed, "schedule": ScheduleSection(), "mlperf": None, "stages": ()}
 
 
 def evaluation_table(evaluations: Mapping[str, Mapping[str, Any] | None], *, title: str) -> Table:

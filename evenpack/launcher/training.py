@@ -49,7 +49,7 @@ def check_training(config: RunConfig, *, ranks: int) -> ResolvedRun:
         run = open_run(config, verify="later")  # by the ranks
         require_trainable(run)
         require_trackers(run.config.metrics)
-        run.settled.micro_batches(ranks)
+        run.require_divisible(ranks)
         deepspeed_config(run.config, ranks)
         implausible = implausible_epochs(run.config, epochs_of_steps(run.config, run.prepared))
         if implausible is not None:
@@ -131,7 +131,8 @@ def run_training(launch: LaunchPlan, checked: ResolvedRun) -> TrainingResult:
     run, devices = checked.config.run, launch.devices
     require_resumable(checked)
     if devices.kind == "cpu":
-        require_host_memory(checked, ranks=devices.ranks, ranks_here=devices.ranks)
+        for stage in checked.of_stages:
+            require_host_memory(stage, ranks=devices.ranks, ranks_here=devices.ranks)
     launch = launch.reached(os.environ)
     say(f"starting {devices.choice}")
     result = supervise(

@@ -85,7 +85,7 @@ def run_config(values: Mapping[str, Any]) -> RunConfig:
     return validate(dict(values), RunConfig, origin="the run file")
 
 
-def changed(config: RunConfig, **sections: Mapping[str, Any]) -> RunConfig:
+def changed(config: RunConfig, **sections: Any) -> RunConfig:
     """Returns the same run with some values changed, key by key. Raises: ConfigError."""
     return with_values(config, sections, origin="the run file")
 

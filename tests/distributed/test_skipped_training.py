@@ -17,7 +17,7 @@ from evenpack.testing import run_ranks
 STEPS = 5
 SKIPPED = {2, 3, 5}
 EXACT = ("step", "loss", "learning_rate", "gradient_norm", "tokens", "samples", "order_hash", "skipped")
-LATER_WEIGHTS = {"mixture_schedule": [{"step": 3, "weights": {"words": 9}}]}
+LATER_WEIGHTS = [{"step": 3, "data.sources.words.weight": 9}]
 RUNS = {
     "plain": ("adamw", 0),
     "skipping": ("adamw", 0),
@@ -48,7 +48,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> dict[str, RunConfig]:
             optimizer={"kind": kind, "learning_rate": 3e-3},
             deepspeed={"zero_stage": stage},
             training={"skip_steps": [] if name == "plain" else [(2, 3), 5]},
-            data={"mixture_schedule": [{"step": 3, "weights": {"words": 4}}]},
+            stages=[{"step": 3, "data.sources.words.weight": 4}],
         )
         for name, (kind, stage) in (RUNS | SHARDED).items()
     }
@@ -59,11 +59,11 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> dict[str, RunConfig]:
 def train_all(world: World, runs: dict[str, RunConfig]) -> None:
     for name, config in runs.items():
         if name.endswith("stopped"):  # between two skipped steps, and before other weights than are planned there
-            begun = changed(config, data=LATER_WEIGHTS, training={"stop_after_steps": 2})
+            begun = changed(config, stages=LATER_WEIGHTS, training={"stop_after_steps": 2})
             train_in(world, begun, stop_requested=never)
         train_in(world, config, stop_requested=never)
-    with pytest.raises(CheckpointError, match="entry of step 3 was words 4, and is words 9 now"):
-        train_in(world, changed(config, data=LATER_WEIGHTS), stop_requested=never)
+    with pytest.raises(CheckpointError, match=r"(?s)step 3 would be the first.*words 4 -> .*words 9"):
+        train_in(world, changed(config, stages=LATER_WEIGHTS), stop_requested=never)
     with pytest.raises(CheckpointError, match="skipped already, but not named now: 5"):
         train_in(world, changed(config, training={"skip_steps": [(2, 3)]}), stop_requested=never)
 

@@ -25,8 +25,8 @@ EXACT = (
 )
 
 
-def weights(words: int) -> dict[str, Any]:
-    return {"mixture_schedule": [{"step": REWEIGHTED, "weights": {"words": words}}]}
+def stages(words: int) -> list[dict[str, Any]]:
+    return [{"step": REWEIGHTED, "data.sources.words.weight": words}]
 
 
 @pytest.fixture(scope="module")
@@ -38,7 +38,7 @@ def straight(tmp_path_factory: pytest.TempPathFactory) -> RunConfig:
         "gpt2",
         folder,
         run={"output_dir": str(folder / "straight")},
-        data={"sources": text_sources(folder, texts), "validation_fraction": 0.1, **weights(9)},
+        data={"sources": text_sources(folder, texts), "validation_fraction": 0.1},
         training={
             "steps": STEPS,
             "skip_steps": [SKIPPED],
@@ -49,7 +49,7 @@ def straight(tmp_path_factory: pytest.TempPathFactory) -> RunConfig:
         optimizer={"learning_rate": RATE},
         schedule={"kind": "linear", "warmup_steps": WARM_UP, "final_fraction": 0.0},
     )
-    config = prepared(run_config(values))
+    config = prepared(run_config({**values, "stages": stages(9)}))
     run_ranks(train_all, 1, config)
     return config
 
@@ -66,13 +66,13 @@ def train_all(world: World, straight: RunConfig) -> None:
         begun = changed(
             config,
             training={"stop_after_steps": stop, "skip_steps": [SKIPPED] if stop >= SKIPPED else [SKIPPED + 1]},
-            data=weights(9 if stop >= REWEIGHTED else 5),
+            stages=stages(9 if stop >= REWEIGHTED else 5),
         )
         train_in(world, begun, stop_requested=never)
         if stop == SKIPPED:
             assert f"not named now: {SKIPPED}" in refusal(world, changed(config, training={"skip_steps": []}))
         if stop == REWEIGHTED:
-            assert f"entry of step {REWEIGHTED} was words 9" in refusal(world, changed(config, data=weights(5)))
+            assert f"step {REWEIGHTED} would be the first" in refusal(world, changed(config, stages=stages(5)))
         train_in(world, config, stop_requested=never)
 
 

@@ -13,9 +13,9 @@ from evenpack.data.batches.objectives import Objective
 from evenpack.data.batches.read_ahead import ReadAhead
 from evenpack.data.order.selection import PackedSource, select_packs
 from evenpack.data.order.skipped_steps import NO_STEPS, SkippedSteps
+from evenpack.data.order.stages import Stage
 from evenpack.data.order.step_plan import StepPlan, StepPlanner
 from evenpack.data.order.step_shape import Batching, StepShape
-from evenpack.data.order.weight_change import WeightChange
 from evenpack.data.prepared import PreparedData, Split, packed_sources
 from evenpack.losses import NO_COUNTS, StepCounts
 
@@ -30,10 +30,6 @@ class TrainingData(Protocol):
     @property
     def weights(self) -> tuple[int, ...]:
         """Weights of the sources, from the first step on."""
-
-    @property
-    def weight_changes(self) -> tuple[WeightChange, ...]:
-        """Changes of the weights at later steps."""
 
     @property
     def pack_length(self) -> int:
@@ -57,14 +53,16 @@ class PipelineSettings:
     seed: int
     objective: Objective
     shape: StepShape
+    """How steps are formed; before the first of the later stages, if there are any."""
     ranks: int
     rank: int
     loader_workers: int
     pin_memory: bool
+    later_stages: tuple[Stage, ...] = ()
 
     @property
     def micro_batches(self) -> int:
-        """Micro-batches of each rank in each step."""
+        """Micro-batches of each rank in each step before the first of the later stages."""
         return self.shape.micro_batches(self.ranks)
 
 
@@ -93,7 +91,7 @@ class SkippedStep:
 
 
 class MicroBatchDataset:
-    """Item i is micro-batch i % A of step i // A of one rank, for A micro-batches per step.
+    """The micro-batches of one rank, numbered through all steps: item i is i % A of step i // A for A in each step.
 
     Items are a pure function of the index. The dataset is picklable: worker processes map the files again.
     """
@@ -108,9 +106,14 @@ class MicroBatchDataset:
             shape=settings.shape,
             ranks=settings.ranks,
             objective=settings.objective,
-            changes=data.weight_changes,
+            later=settings.later_stages,
         )
-        self.collator = _collator(data, sources, shape=settings.shape, objective=settings.objective)
+        made = {
+            shape.items_per_micro_batch: _collator(data, sources, shape=shape, objective=settings.objective)
+            for shape in self.planner.shapes
+        }
+        self._collators = [made[shape.items_per_micro_batch] for shape in self.planner.shapes]
+        self.collator = self._collators[0]
         self.read_ahead = ReadAhead(sources)
         self._planned: StepPlan | None = None
 
@@ -122,13 +125,14 @@ class MicroBatchDataset:
 
     def arrays(self, index: int) -> PackedBatch[np.ndarray]:
         """Returns item `index` as numpy arrays."""
-        step, micro_batch = divmod(index, self.planner.micro_batches)
+        step, micro_batch = self.planner.micro_batches.place(index)
         if self._planned is None or self._planned.step != step:
             self._planned = self.planner.plan(step)
             self.read_ahead.follow(self._planned.packs)
         place = (self.settings.rank, micro_batch)
         packs, cost = self._planned.micro_batch(*place), self._planned.cost_of(*place)
-        return self.collator.collate_arrays(packs, self._planned.counts, cost=cost)
+        collator = self._collators[self.planner.order.index_at(step)]
+        return collator.collate_arrays(packs, self._planned.counts, cost=cost)
 
 
 def training_batches(
@@ -155,19 +159,20 @@ def training_batches(
     )
     from evenpack.worker_pool import named_semaphores
 
-    per_step = settings.micro_batches
     dataset = MicroBatchDataset(data, settings)
+    numbers = dataset.planner.micro_batches
+    most = max(numbers.size(stage.step) for stage in dataset.planner.order.stages)
     kept = skipped.gaps(start_step, stop_step)
     loader: DataLoader[FlatBatch] = DataLoader(
         dataset,  # type: ignore[arg-type]  # no subclass of torch's Dataset, which would load torch to plan a step
-        sampler=chain.from_iterable(range(start * per_step, stop * per_step) for start, stop in kept),
+        sampler=chain.from_iterable(range(numbers.before(start), numbers.before(stop)) for start, stop in kept),
         batch_size=None,
         collate_fn=FlatBatch.of,  # type: ignore[arg-type]  # without a batch_size it is given single items
         worker_init_fn=begin_loader_process,
         num_workers=settings.loader_workers,
         # Forking a process that holds a process group or a CUDA context is undefined behaviour.
         multiprocessing_context="spawn" if settings.loader_workers else None,
-        prefetch_factor=min(2 * per_step, _MOST_PREFETCHED) if settings.loader_workers else None,
+        prefetch_factor=min(2 * most, _MOST_PREFETCHED) if settings.loader_workers else None,
         pin_memory=settings.pin_memory,
     )
     others = named_semaphores()
@@ -182,14 +187,15 @@ def _steps(
 ) -> Generator[StepBatches | SkippedStep]:
     from evenpack.data.batches.loader_processes import explained_lost_loader
 
-    per_step, taken = dataset.planner.micro_batches, 0
+    taken = 0
     for step in steps:
         if step in skipped:
             yield SkippedStep(step=step, counts=dataset.planner.plan(step).counts)
         else:
+            count = dataset.planner.micro_batches.size(step)
             with explained_lost_loader():
-                micro_batches = tuple(next(batches).batch() for _ in range(per_step))
-            taken += per_step
+                micro_batches = tuple(next(batches).batch() for _ in range(count))
+            taken += count
             names.taken(taken)
             yield StepBatches(step=step, micro_batches=micro_batches)
 

@@ -14,10 +14,9 @@ import numpy as np
 from jaxtyping import Float64, Int64, Real
 
 from evenpack.data.order.assignment import StepAssignment, assign_step
-from evenpack.data.order.mixture import MixtureSchedule
 from evenpack.data.order.selection import PackedSource, PackSelection, select_packs
+from evenpack.data.order.stages import Numbering, Stage, StagedOrder
 from evenpack.data.order.step_shape import CostWeights, StepShape
-from evenpack.data.order.weight_change import WeightChange
 from evenpack.data.sequences import SequenceCounts, SequenceView
 from evenpack.losses import StepCounts
 from evenpack.visible_pairs import visible_pairs
@@ -73,24 +72,34 @@ class StepPlanner:
         shape: StepShape,
         ranks: int,
         objective: TargetCounter,
-        changes: Sequence[WeightChange] = (),
+        later: Sequence[Stage] = (),
     ) -> None:
-        """Takes the `weights` of the sources that hold until the first of `changes`.
+        """Takes the `weights` of the sources and the `shape` of steps until the first of the `later` stages.
 
         Raises: ConfigError if these ranks cannot divide a step.
         """
         self.objective = objective
         self.sources = tuple(sources)
-        self.mixture = MixtureSchedule(weights, changes, items_per_step=shape.items_per_step)
-        self.shape = shape
+        first = Stage(
+            step=0,
+            weights=tuple(weights),
+            items_per_step=shape.items_per_step,
+            items_per_micro_batch=shape.items_per_micro_batch,
+        )
+        self.order = StagedOrder([first, *later])
+        self.shapes = [stage.shaped(shape) for stage in self.order.stages]
+        """The shape of the steps of each stage."""
         self.ranks = ranks
-        self.micro_batches = shape.micro_batches(ranks)
+        starts = [stage.step for stage in self.order.stages]
+        self.micro_batches = Numbering(starts, [one.micro_batches(ranks) for one in self.shapes])
+        """The micro-batches of each rank, through all steps."""
 
     def plan(self, step: int) -> StepPlan:
         """Plans the step (counted from 0) over all ranks. Reads lengths, never tokens."""
-        packs = self._draw(step)
+        packs = select_packs(self.sources, *self.order.draws(step))
+        shape = self.shapes[self.order.index_at(step)]
         held, targets = self._counts(packs)
-        statistics = _by_pack(packs, held, self.shape.cost_weights.per_pair_within)
+        statistics = _by_pack(packs, held, shape.cost_weights.per_pair_within)
         counts = StepCounts(
             packs=packs.packs,
             sequences=len(packs.sequence_ids),
@@ -98,20 +107,16 @@ class StepPlanner:
             targets=targets,
             padding_targets=held.padding_targets,
         )
-        costs = item_costs(self.shape.cost_weights, statistics)
-        assignment = assign_step(self.shape, statistics.tokens, costs, ranks=self.ranks)
+        costs = item_costs(shape.cost_weights, statistics)
+        assignment = assign_step(shape, statistics.tokens, costs, ranks=self.ranks)
         return StepPlan(
             step=step,
             packs=packs,
             counts=counts,
             assignment=assignment,
             costs=costs,
-            micro_batches=self.micro_batches,
+            micro_batches=self.micro_batches.size(step),
         )
-
-    def _draw(self, step: int) -> PackSelection:
-        size = self.shape.items_per_step
-        return select_packs(self.sources, *self.mixture.draws(step * size, (step + 1) * size))
 
     def _counts(self, packs: PackSelection) -> tuple[SequenceCounts, int]:
         """Returns what the sequences of the packs hold, and the number of the objective's targets."""

@@ -100,7 +100,10 @@ def micro_batches(batching: Batching, items_per_step: int, items_per_micro_batch
     sizes = "no number of ranks is valid"
     if items_per_step % items_per_micro_batch == 0:
         sizes = f"the number of ranks can be {_listed(divisors(items_per_step // items_per_micro_batch))}"
-    remedy = f"no {batching}_per_micro_batch helps {ranks} ranks: only a new run may have another {batching}_per_step"
+    remedy = (
+        f"no {batching}_per_micro_batch helps {ranks} ranks: only a new run or a later stage may have another "
+        f"{batching}_per_step"
+    )
     choices = micro_batch_choices(items_per_step, ranks=ranks)
     if choices:
         remedy = f"{ranks} ranks can do {batching}_per_micro_batch {_listed(choices)}"

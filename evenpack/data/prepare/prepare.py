@@ -9,6 +9,9 @@
     DIR/sources/NAME/shuffled.{bin,idx}        the training sequences in random order, where `data.shuffle` is `grid`
     DIR/sources/NAME/{train,validation}/       the recipe's view, the strategies, the sorted sequences
 
+A finished directory to which a run adds a source gets its files and a manifest with all sources; other runs of the
+directory read theirs as before, and a tokenizer that was trained stays as it is.
+
 An interrupted call is resumed: finished sources stay, and a half-written token file continues at its journal, after its
 content has been compared with the journal's checksums. A second call on a finished directory compares every file with
 the manifest's checksums and changes nothing.
@@ -80,11 +83,14 @@ def prepare(
     """
     directory = directory.absolute()
     progress = progress or Progress(console.messages(), silent=True)
-    if _is_finished(directory):
+    before = _finished(config, directory)
+    if before is not None and before.sources.keys() >= config.sources.keys():
         return _confirm(config, directory, progress)
-    preparation = _Preparation(config, directory, progress, workers=workers, part_bytes=part_bytes, tokenizer=tokenizer)
+    preparation = _Preparation(
+        config, directory, progress, before=before, workers=workers, part_bytes=part_bytes, tokenizer=tokenizer
+    )
     with hold_lock(directory):
-        if _is_finished(directory):  # the previous holder of the lock has finished it
+        if _finished(config, directory) != before:  # the previous holder of the lock has finished it
             return _confirm(config, directory, progress)
         refuse_foreign_files(directory)
         with explain_write_failures(directory):
@@ -95,16 +101,28 @@ def prepare(
                 raise
 
 
-def _is_finished(directory: Path) -> bool:
-    """Returns whether there is a manifest. Raises: DataError if the system cannot say."""
+def _finished(config: DataConfig, directory: Path) -> Manifest | None:
+    """Returns the manifest, if there is one and this run's data can be there: it may add sources to those it shares.
+
+    Raises: DataError if it belongs to other data, or the system cannot say.
+    """
     path = directory / MANIFEST
     with explained(path, DataError):
-        return path.is_file()
+        if not path.is_file():
+            return None
+    manifest = Manifest.read(directory)
+    shared = {name: source for name, source in config.sources.items() if name in manifest.sources}
+    if shared:
+        now = data_section(config.model_copy(update={"sources": shared}))
+        refuse_differences(manifest.of_sources(shared).data, now, directory)
+    else:
+        refuse_differences(manifest.data, data_section(config), directory)
+    return manifest
 
 
 def _confirm(config: DataConfig, directory: Path, progress: Progress) -> Manifest:
     """Returns the finished set, if it is of this run's data and every file is as it was written."""
-    manifest = Manifest.read(directory)
+    manifest = Manifest.read(directory).of_sources(config.sources)
     refuse_differences(manifest.data, data_section(config), directory)
     refuse_changed_sources(config, manifest, directory)
     verifier = Verifier(directory, manifest)
@@ -126,6 +144,7 @@ class _Preparation:
         directory: Path,
         progress: Progress,
         *,
+        before: Manifest | None,
         workers: Workers | None,
         part_bytes: int | None,
         tokenizer: Tokenizer | None,
@@ -133,6 +152,11 @@ class _Preparation:
         # One sequence, so that a wrong name or limit is found before hours of work.
         packed(LengthHistogram.from_lengths([1], longest=1), config.packing, pack_length=config.pack_length)
         encoding_threads()  # a wrong environment variable is found before anything is written
+        self.before = before
+        """The manifest of the finished directory to which sources are added."""
+        if before is not None:
+            new = {name: source for name, source in config.sources.items() if name not in before.sources}
+            config = config.model_copy(update={"sources": new})
         self.config = config
         self.directory = directory
         self.workers = workers
@@ -164,26 +188,47 @@ class _Preparation:
         remove_leftovers(self.directory)
         self._refuse_other_sources()
         self._note_language()
-        tokenizer = prepare_tokenizer(
-            self.config,
-            self.directory,
-            loaded=self.tokenizer,
-            corpora=self.corpora,
-            inputs=self.inputs,
-            progress=self.progress,
-            shared=self.shared,
-        )
-        vocabulary = tokenizer_record(self.config, tokenizer)
-        files = tokenizer_files(self.directory)
-        records = {}
+        data, before = data_section(self.config), self.before
+        if before is None:
+            tokenizer = prepare_tokenizer(
+                self.config,
+                self.directory,
+                loaded=self.tokenizer,
+                corpora=self.corpora,
+                inputs=self.inputs,
+                progress=self.progress,
+                shared=self.shared,
+            )
+            vocabulary = tokenizer_record(self.config, tokenizer)
+            files, records = tokenizer_files(self.directory), {}
+        else:
+            tokenizer, vocabulary = self._earlier_tokenizer(before), before.tokenizer
+            files, records = dict(before.files), dict(before.sources)
+            data = before.data | {"sources": before.data["sources"] | data["sources"]}
         for name in self.config.sources:
             records[name], source_files = self._prepare_source(name, tokenizer, vocabulary)
             files |= source_files
             self._note_few_documents(name, records[name])
         _require_files(self.directory, files)
-        manifest = Manifest(data=data_section(self.config), tokenizer=vocabulary, sources=records, files=files)
+        manifest = Manifest(data=data, tokenizer=vocabulary, sources=records, files=files)
         manifest.write(self.directory)
         return manifest
+
+    def _earlier_tokenizer(self, before: Manifest) -> Tokenizer | None:
+        """Returns the tokenizer of the finished directory; None if its sources hold tokens.
+
+        Raises: DataError if it is damaged, or the one that the run names has changed.
+        """
+        folder = self.directory / TOKENIZER_FOLDER
+        tokenizer = Tokenizer.load(folder) if folder.is_dir() else None
+        for found in (tokenizer, self.tokenizer):
+            if found is not None and found.checksum != before.tokenizer.checksum:
+                raise DataError(
+                    f"the tokenizer of {self.directory} is not the one that its sources were prepared with, or the one "
+                    "that the run file names has changed: a source cannot be added. Restore it, or choose another "
+                    "data.prepared_dir"
+                )
+        return tokenizer
 
     def _note_language(self) -> None:
         recipe = self.config.recipe
@@ -260,7 +305,8 @@ class _Preparation:
     def _refuse_other_sources(self) -> None:
         folder = self.directory / "sources"
         found = {path.name for path in folder.iterdir()} if folder.is_dir() else set()
-        unknown = sorted(found - self.config.sources.keys())
+        earlier = {} if self.before is None else self.before.sources
+        unknown = sorted(found - self.config.sources.keys() - earlier.keys())
         if unknown:
             raise DataError(
                 f"{folder / unknown[0]} was begun by an interrupted call, but this run has no source '{unknown[0]}': "

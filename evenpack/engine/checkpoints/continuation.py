@@ -1,13 +1,13 @@
 """The changes that a run may and may not have when it is resumed from a checkpoint."""
 
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
 from evenpack.config import with_defaults
-from evenpack.data.config import DataConfig
 from evenpack.data.order.skipped_steps import SkippedSteps
 from evenpack.data.prepared import PreparedData
 from evenpack.differences import differences
@@ -57,8 +57,9 @@ def continued(run: ResolvedRun, state: TrainState, *, tell: Callable[..., None] 
     Raises: CheckpointError if it cannot continue.
     """
     config = run.config.model_dump(mode="json")
+    state = replace(state, config=_with_stages(state.config))
     require_same_parent(state, run.config.run)
-    require_same_past_mixture(state, run.config.data)
+    require_same_past(state, run)
     require_fingerprint(state, run.fingerprint(state.step), config)
     compare_run_files(state, config, has_fewer_accumulations=run.settled.has_fewer_accumulations, tell=tell)
     began_with = state.config["training"]["initialize_from"]
@@ -122,28 +123,66 @@ def require_fingerprint(state: TrainState, fingerprint: str, config: dict[str, A
     )
 
 
-def require_same_past_mixture(state: TrainState, data: DataConfig) -> None:
-    """Refuses a resume if the mixture of completed steps has changed.
+def require_same_past(state: TrainState, run: ResolvedRun) -> None:
+    """Refuses a resume if stages that have begun would draw other packs; later ones may change, begin or be left out.
 
-    Raises: CheckpointError naming the first entry of the schedule that has changed.
+    A difference of the first steps is left to `require_fingerprint` and `compare_run_files`, which name the keys.
+
+    Raises: CheckpointError naming the first step that would differ.
     """
-    before, now = (_changes_up_to(state.step, section) for section in (state.config["data"], data.model_dump()))
-    for step in sorted(before.keys() | now.keys()):
-        if before.get(step) != now.get(step):
-            raise CheckpointError(
-                f"step {state.step} is reached, and data.mixture_schedule may only change for the steps after it: the "
-                f"entry of step {step} was {_shown(before.get(step))}, and is {_shown(now.get(step))} now. Restore it, "
-                "or choose another run.output_dir to start again."
-            )
+    found = first_difference(state.stages, run.past(state.step))
+    if found is not None and found[0] > 1:
+        step, lines = found
+        raise CheckpointError(
+            f"step {state.step} is reached, and stages may only change for the steps after it: step {step} would be "
+            "the first that differs.\n" + "\n".join(lines) + "\nRestore what has been, or choose another "
+            "run.output_dir to start again."
+        )
 
 
-def _changes_up_to(step: int, data: dict[str, Any]) -> dict[int, dict[str, int]]:
-    """Returns the weights of each entry of a data section, as values."""
-    return {entry["step"]: entry["weights"] for entry in data["mixture_schedule"] if entry["step"] <= step}
+def first_difference(
+    before: Sequence[Mapping[str, Any]], now: Sequence[Mapping[str, Any]]
+) -> tuple[int, list[str]] | None:
+    """Returns the first step (from 1) that two runs of these stages form otherwise, with lines for people; or None.
+
+    Args:
+        before: from a checkpoint; none for one that was saved before there were stages, of which nothing is said.
+        now: stages of `ResolvedRun.past`.
+    """
+    for one, other in zip_longest(before, now) if before else ():
+        if one == other:
+            continue
+        if one is None or other is None or one["step"] != other["step"]:
+            step = min(stage["step"] for stage in (one, other) if stage is not None)
+            known = [
+                _described(stage) if stage is not None and stage["step"] == step else None for stage in (one, other)
+            ]
+            return step, [f"  stage of step {step}: {known[0] or 'none'} -> {known[1] or 'none'}"]
+        changed = differences(one, other)
+        files = [key.partition(".")[2] for key in changed if key.startswith("files.")]
+        lines = [f"  the prepared files of source '{name}' are others" for name in files if name in one["files"]]
+        if any(not key.startswith("files.") for key in changed):
+            lines.append(f"  stage of step {one['step']}: {_described(one)} -> {_described(other)}")
+        return one["step"], lines
+    return None
 
 
-def _shown(weights: dict[str, int] | None) -> str:
-    return "not there" if weights is None else ", ".join(f"{name} {weight}" for name, weight in weights.items())
+def _described(stage: Mapping[str, Any]) -> str:
+    weights = ", ".join(f"{name} {weight}" for name, weight in stage["weights"])
+    return f"steps of {stage['items_per_step']} by the weights {weights}"
+
+
+def _with_stages(config: dict[str, Any]) -> dict[str, Any]:
+    """Returns a run file with stages in place of `data.mixture_schedule`, which older checkpoints have."""
+    data = dict(config["data"])
+    schedule = data.pop("mixture_schedule", None)
+    if schedule is None:
+        return config
+    stages = [
+        {"step": entry["step"], **{f"data.sources.{name}.weight": weight for name, weight in entry["weights"].items()}}
+        for entry in schedule
+    ]
+    return config | {"data": data, "stages": stages}
 
 
 def compare_run_files(
@@ -213,7 +252,8 @@ def _require_step_size(state: TrainState, training: dict[str, Any], *, has_fewer
     raise CheckpointError(
         f"the checkpoint has done {state.step} steps of {before} {batching}, this run's training.{key} is "
         f"{now}: step {state.step + 1} would not begin at the {batching.removesuffix('s')} that comes next, and "
-        f"documents would be repeated or left out. {remedy}, or choose another run.output_dir to start again."
+        f"documents would be repeated or left out. {remedy}, and let it change by a stage: "
+        f"stages=[{{step: {state.step + 1}, training.{key}: {now}}}]; or choose another run.output_dir to start again."
     )
 
 

@@ -74,6 +74,8 @@ class TrainState:
     """Number of sequences trained on."""
     validation_loss: float | None
     """The loss by which checkpoints are compared (`evaluate.overall_loss`); None if this step was not evaluated."""
+    stages: tuple[dict[str, Any], ...] = ()
+    """The stages that have begun (`ResolvedRun.past`); none in a checkpoint from before there were any."""
 
     def __post_init__(self) -> None:
         if self.step < 0 or self.world_size < 1:
@@ -88,7 +90,8 @@ class TrainState:
 
         Raises: KeyError, TypeError, ValueError or ConfigError if `to_json` did not make it.
         """
-        return cls(**(values | {"cost_weights": CostWeights.from_json(values["cost_weights"])}))
+        stages = tuple(values.get("stages", ()))
+        return cls(**(values | {"cost_weights": CostWeights.from_json(values["cost_weights"]), "stages": stages}))
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -98,7 +98,7 @@ def _fake_step(run: ResolvedRun, world: World, batches: Sequence[PackedBatch]) -
     # From ZeRO 2 on no whole gradient is left to be counted, and at 3 DeepSpeed compares ranks that do not exist.
     stage = min(run.config.deepspeed.zero_stage, 1)
     deepspeed = run.config.deepspeed.model_copy(update={"zero_stage": stage})
-    sections = {"attention": attention, "training": training, "deepspeed": deepspeed}
+    sections = {"attention": attention, "training": training, "deepspeed": deepspeed, "stages": ()}
     faked = replace(run, config=run.config.model_copy(update=sections))
     with _joined(world), FakeTensorMode(allow_non_fake_inputs=True) as mode:
         model = build_model(faked, torch.device("meta"))

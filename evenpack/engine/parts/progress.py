@@ -4,6 +4,7 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 
 from evenpack import console
+from evenpack.data.batches.pipeline import StepBatches
 from evenpack.engine.build import Start, TrainingRun
 from evenpack.engine.engine import Phase
 from evenpack.engine.parts.part import Part, Step
@@ -79,8 +80,8 @@ class StepActivities(Part):
         yield
 
     def before_step(self, step: Step) -> None:
-        if not step.is_skipped:
-            self._step, self._left = step.steps_done, self._engine.micro_batches
+        if isinstance(step.batches, StepBatches):
+            self._step, self._left = step.steps_done, len(step.batches.micro_batches)
             self._on_activity("computing gradients", step.steps_done)
 
     def _end_of(self, phase: Phase) -> None:

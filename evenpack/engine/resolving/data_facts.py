@@ -6,7 +6,7 @@ from fractions import Fraction
 
 from evenpack.data.config import DataConfig
 from evenpack.data.manifest import PackingSummary
-from evenpack.data.order.mixture import MixtureSchedule
+from evenpack.data.order.stages import Stage, StagedOrder
 from evenpack.data.order.step_shape import Batching
 from evenpack.data.prepared import PreparedData
 from evenpack.engine.config import RunConfig
@@ -42,7 +42,7 @@ class DataFacts:
 
     item: AverageItem
     items_per_epoch: int | None
-    """Packs or sequences of all sources together; None if unknown."""
+    """Packs or sequences of all sources that are drawn, together; None if unknown."""
     vocabulary_size: int
 
     @classmethod
@@ -50,7 +50,11 @@ class DataFacts:
         """Reads the manifest of prepared data. Raises: DataError if a source has nothing to train on."""
         return cls(
             item=average_item(prepared, batching),
-            items_per_epoch=sum(items_of_an_epoch(prepared, batching).values()),
+            items_per_epoch=sum(
+                items
+                for name, items in items_of_an_epoch(prepared, batching).items()
+                if prepared.config.sources[name].weight
+            ),
             vocabulary_size=prepared.vocabulary_size,
         )
 
@@ -82,14 +86,30 @@ def average_of(
 def drawn_shares(config: RunConfig) -> dict[str, Fraction]:
     """Returns each source's fraction of all packs or sequences that a run draws.
 
-    Its length and step need to be settled only if the mixture changes at steps.
+    Its length and step need to be settled only if the run has stages.
     """
-    data, training = config.data, config.training
-    if not data.weight_changes:
-        return _by_weight(data)
-    weights = [source.weight for source in data.sources.values()]
-    mixture = MixtureSchedule(weights, data.weight_changes, items_per_step=training.items_per_step)
-    return dict(zip(data.sources, mixture.shares(training.planned_steps * training.items_per_step), strict=True))
+    if not config.stages:
+        return _by_weight(config.data)
+    shares = order_of(config).shares(config.training.planned_steps)
+    return dict(zip(config.data.sources, shares, strict=True))
+
+
+def stages_of(config: RunConfig) -> tuple[Stage, ...]:
+    """Returns the stages of a settled run."""
+    return tuple(
+        Stage(
+            step=step,
+            weights=tuple(source.weight for source in one.data.sources.values()),
+            items_per_step=one.training.items_per_step,
+            items_per_micro_batch=one.training.items_per_micro_batch,
+        )
+        for step, one in config.staged()
+    )
+
+
+def order_of(config: RunConfig) -> StagedOrder:
+    """Returns the order of a settled run. Raises: ConfigError for weights that no mixture can have."""
+    return StagedOrder(stages_of(config))
 
 
 def _by_weight(data: DataConfig) -> dict[str, Fraction]:
@@ -115,9 +135,8 @@ def epochs_of_steps(config: RunConfig, prepared: PreparedData) -> dict[str, floa
 
     Raises: DataError if a source has nothing to train on.
     """
-    training = config.training
-    items = training.planned_steps * training.items_per_step
-    counts, shares = items_of_an_epoch(prepared, training.batching), drawn_shares(config)
+    items = order_of(config).items_before(config.training.planned_steps)
+    counts, shares = items_of_an_epoch(prepared, config.training.batching), drawn_shares(config)
     return {name: float(items * shares[name] / count) for name, count in counts.items()}
 
 

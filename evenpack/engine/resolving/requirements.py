@@ -72,8 +72,7 @@ def exceeded_epochs(run: ResolvedRun) -> str | None:
         [
             f"{run.config.training.planned_steps} steps repeat more of a source than its maximum_epochs allows:",
             *lines,
-            "Lower its weight (data.sources.NAME.weight, data.mixture_schedule), give it more documents, or train for "
-            "fewer steps",
+            "Lower its weight (data.sources.NAME.weight, stages), give it more documents, or train for fewer steps",
         ]
     )
 

@@ -4,20 +4,23 @@ Training, plans, evaluation and the studies all use it, so they agree on the con
 is imported where it is used: `evenpack train` checks a run without it.
 """
 
+import json
 import logging
 import math
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from functools import cached_property
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from evenpack.data.order.mixture import MixtureSchedule
+import xxhash
+
+from evenpack.data.order.stages import Stage, StagedOrder, by_name
 from evenpack.data.order.step_shape import StepShape
 from evenpack.data.prepared import PreparedData, Verification
 from evenpack.engine.config import RunConfig, TrainingSection
 from evenpack.engine.resolving.cost_model import CostModel
 from evenpack.engine.resolving.cost_weights import operation_weights, read_cost_model
-from evenpack.engine.resolving.data_facts import AverageItem, average_item, drawn_shares, items_of_an_epoch
+from evenpack.engine.resolving.data_facts import AverageItem, average_item, drawn_shares, items_of_an_epoch, stages_of
 from evenpack.engine.resolving.settle import SettledRun, parameters_of, settle_prepared
 from evenpack.errors import ConfigError
 from evenpack.kernels.config import WHOLE_ROWS
@@ -34,7 +37,10 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, kw_only=True)
 class ResolvedRun:
-    """The settings of a run that depend neither on the ranks nor on a checkpoint."""
+    """The settings of a run that depend neither on the ranks nor on a checkpoint.
+
+    Of a run with stages, shape and data are those of its first one; `of_stages` has all.
+    """
 
     config: RunConfig
     """The run file in packs (or sequences) and steps."""
@@ -61,23 +67,75 @@ class ResolvedRun:
 
     def fingerprint(self, stop_step: int | None = None) -> str:
         """Returns a hash of all that decides which packs form which step before `stop_step`; None: all steps."""
-        return self.prepared.fingerprint(self.config.run.seed, self.shape.batching, stop_step=stop_step)
+        return self.prepared.fingerprint(self.config.run.seed, self.shape.batching, stages=self.order.begun(stop_step))
+
+    def past(self, steps_done: int) -> tuple[dict[str, Any], ...]:
+        """Returns the stages that have begun after so many steps, as JSON values: all that decides what they draw.
+
+        Those are the first step (from 1), the size of steps, the weights, and a hash of the files of each source.
+        """
+        prepared = self.prepared
+        hashes = {
+            name: xxhash.xxh3_128_hexdigest(json.dumps(prepared.checksums.get(name), sort_keys=True).encode())
+            for name in prepared.source_names
+        }
+        return tuple(
+            {
+                "step": stage.step + 1,
+                "items_per_step": stage.items_per_step,
+                "weights": by_name(prepared.source_names, stage.weights),
+                "files": {
+                    name: hashes[name]
+                    for name, weight in zip(prepared.source_names, stage.weights, strict=True)
+                    if weight
+                },
+            }
+            for stage in self.order.begun(steps_done)
+        )
 
     @cached_property
-    def mixture(self) -> MixtureSchedule:
-        """The schedule that gives the source of each draw."""
-        return self.prepared.mixture(self.shape.items_per_step)
+    def order(self) -> StagedOrder:
+        """The order in which steps draw from sources, through all stages."""
+        return StagedOrder(self.stages)
+
+    @cached_property
+    def stages(self) -> tuple[Stage, ...]:
+        """What the steps of each stage draw."""
+        return stages_of(self.config)
+
+    @cached_property
+    def of_stages(self) -> tuple["ResolvedRun", ...]:
+        """Each stage as an ordinary run, by which it is checked and planned."""
+        return tuple(
+            replace(
+                self,
+                config=config,
+                settled=SettledRun.as_stated(config) if self.config.stages else self.settled,
+                prepared=self.prepared.drawn_by(config.data),
+                shape=stage.shaped(self.shape),
+            )
+            for stage, (_, config) in zip(self.stages, self.config.staged(), strict=True)
+        )
 
     @cached_property
     def shares(self) -> dict[str, Fraction]:
         """Share of each source among all packs or sequences that the run draws."""
         return drawn_shares(self.config)
 
+    def require_divisible(self, ranks: int) -> None:
+        """Checks each stage. Raises: ConfigError if the ranks cannot divide a step, with values that would do."""
+        for stage, run in zip(self.stages, self.of_stages, strict=True):
+            try:
+                run.settled.micro_batches(ranks)
+            except ConfigError as error:
+                raise ConfigError(
+                    f"the stage of step {stage.step + 1}: {error}" if stage.step else str(error)
+                ) from error
+
     def epochs(self, steps_done: int) -> dict[str, float]:
         """Returns the number of passes over each source after so many steps, skipped ones included."""
-        draws = steps_done * self.shape.items_per_step
         items = items_of_an_epoch(self.prepared, self.shape.batching)
-        return {name: self.mixture.drawn_before(index, draws) / items[name] for index, name in enumerate(items)}
+        return {name: self.order.drawn_before(index, steps_done) / items[name] for index, name in enumerate(items)}
 
     @cached_property
     def item(self) -> AverageItem:
@@ -132,6 +190,7 @@ class ResolvedRun:
             rank=rank,
             loader_workers=self.config.training.loader_workers,
             pin_memory=pin_memory,
+            later_stages=self.stages[1:],
         )
 
 

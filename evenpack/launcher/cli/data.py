@@ -118,7 +118,7 @@ def _verify(prepared_dir: Path, config: "DataConfig", report: Report) -> None:
     from evenpack.progress import FREQUENT_LINES_SECONDS, Progress
 
     directory = prepared_dir.absolute()
-    manifest = Manifest.read(directory)
+    manifest = Manifest.read(directory).of_sources(config.sources)
     refuse_differences(manifest.data, data_section(config), directory)
     with Progress(console.messages(), interval_seconds=FREQUENT_LINES_SECONDS) as progress:
         verifier = Verifier(directory, manifest)

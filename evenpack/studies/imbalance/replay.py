@@ -127,7 +127,8 @@ class VirtualRanks:
         if ranks not in self._datasets:
             shape = self._run.shape
             of_all = replace(shape, items_per_step=ranks * shape.items_per_step)
-            settings = replace(self._run.pipeline_settings(self._world), shape=of_all, ranks=ranks)
+            settings = self._run.pipeline_settings(self._world)
+            settings = replace(settings, shape=of_all, ranks=ranks, later_stages=())
             self._datasets[ranks] = MicroBatchDataset(self._run.prepared, settings)
         return self._datasets[ranks]
 

@@ -353,7 +353,7 @@ def _counted(config: RunConfig, epochs: Mapping[str, _Epoch], *, objective: Obje
         useful=useful,
         of_padding=of_padding,
         padded_rows=None if data.recipe.kind == "padding" else padded_rows,
-        items_per_epoch=sum(counts.values()),
+        items_per_epoch=sum(count for name, count in counts.items() if shares[name]),
         sources=tuple(
             SourceData(
                 name=name,

@@ -21,7 +21,7 @@ from evenpack.engine.config import CHINCHILLA_RATIO, RunConfig
 from evenpack.engine.deepspeed_config import deepspeed_config
 from evenpack.engine.memory.estimate import RunMemory, run_memory
 from evenpack.engine.resolving.cost_model import CostModel
-from evenpack.engine.resolving.data_facts import implausible_epochs
+from evenpack.engine.resolving.data_facts import drawn_shares, implausible_epochs, order_of
 from evenpack.engine.resolving.resolve import ResolvedRun
 from evenpack.engine.resolving.settle import SettledRun, parameters_of
 from evenpack.engine.world.distributed import World
@@ -57,8 +57,8 @@ class PlannedSource:
     tokens_per_epoch: int
     share: float
     """Fraction of the packs or sequences of a step."""
-    steps_per_epoch: float
-    """Steps of the run per epoch of this source; the steps draw from the other sources as well."""
+    steps_per_epoch: float | None
+    """Steps of the run per epoch of this source; the steps draw from the other sources as well. None: none does."""
     epochs: float
     maximum_epochs: float | None
     """Limit of the run file; None: no limit."""
@@ -192,8 +192,27 @@ class PlannedStart:
 
 
 @dataclass(frozen=True, kw_only=True)
+class PlannedStage:
+    """One stage of a run."""
+
+    first_step: int
+    last_step: int
+    changes: Mapping[str, Any]
+    """Keys of the run file that it changes, with their values; empty for the first."""
+    learning_rate: float
+    """Learning rate at the end of warm-up, the highest of the stage."""
+    shares: Mapping[str, float]
+    """Fraction of the draws of each source."""
+    step: PlannedStep
+    memory: RunMemory
+
+
+@dataclass(frozen=True, kw_only=True)
 class RunPlan:
-    """A run before it starts."""
+    """A run before it starts.
+
+    Of a run with stages, data and cost are those of all of them, the step is of the first, and memory of the largest.
+    """
 
     run: str
     data: PlannedData
@@ -201,6 +220,8 @@ class RunPlan:
     memory: RunMemory
     cost: PlannedCost
     start: PlannedStart
+    stages: tuple[PlannedStage, ...]
+    """All stages; empty if there is only one."""
 
     def __repr__(self) -> str:
         """Returns a line with the size of the run; `vars` has all values."""
@@ -235,7 +256,9 @@ def plan_run(
     peak = _device(options.device)
     settled, data = settled_data(config, options, resolved)
     config = settled.config
-    items = config.training.planned_steps * config.training.items_per_step
+    steps = config.training.planned_steps
+    items = order_of(config).items_before(steps)
+    stages = _stages(config, data, ranks, resolved, peak) if config.stages else ()
     work = data.useful.of_items(
         items, slots=round(items * data.item.tokens), sequences=round(items * data.item.sequences)
     )
@@ -247,7 +270,9 @@ def plan_run(
     if cost_model is not None:
         slots = items * data.item.row_slots if config.training.layout == "packed" else work.slots
         micro_batches = items // config.training.items_per_micro_batch
-        updates = ranks * config.training.planned_steps
+        if stages:
+            micro_batches = sum((one.last_step - one.first_step + 1) * ranks * one.step.micro_batches for one in stages)
+        updates = ranks * steps
         performed = replace(work, slots=slots)
         rate = rate_of_cost_model(cost_model, performed, flops=flops, micro_batches=micro_batches, updates=updates)
     elif resolved is not None and is_timed:
@@ -259,7 +284,9 @@ def plan_run(
         run=config.run.name,
         data=_planned_data(config, data, items, padding),
         step=_step(settled, data, ranks, resolved),
-        memory=run_memory(config, data.item, vocabulary_size=data.vocabulary_size, ranks=ranks, device=peak),
+        memory=max((stage.memory for stage in stages), key=lambda one: one.total)
+        if stages
+        else run_memory(config, data.item, vocabulary_size=data.vocabulary_size, ranks=ranks, device=peak),
         cost=_cost(config, data, flops, hours=None if rate is None else _hours(rate, flops, tokens, ranks)),
         start=PlannedStart(
             devices=None,
@@ -270,7 +297,38 @@ def plan_run(
             initial_weights=_initial_weights(config.training.initialize_from),
             deepspeed=deepspeed_config(config, ranks),
         ),
+        stages=stages,
     )
+
+
+def _stages(
+    config: RunConfig, data: RunData, ranks: int, resolved: ResolvedRun | None, peak: DevicePeak | None
+) -> tuple[PlannedStage, ...]:
+    """Returns each stage as an ordinary run of its own."""
+    found: list[PlannedStage] = []
+    memories: dict[tuple[int, int], RunMemory] = {}
+    staged = config.staged()
+    ends = [*(step for step, _ in staged[1:]), config.training.planned_steps]
+    for index, (first, one) in enumerate(staged):
+        run = None if resolved is None else resolved.of_stages[index]
+        of_stage = data if run is None else replace(data, item=run.item)
+        size = (one.training.items_per_step, one.training.items_per_micro_batch)
+        if size not in memories:
+            memories[size] = run_memory(
+                one, of_stage.item, vocabulary_size=data.vocabulary_size, ranks=ranks, device=peak
+            )
+        found.append(
+            PlannedStage(
+                first_step=first + 1,
+                last_step=ends[index],
+                changes={} if index == 0 else config.stages[index - 1].changes,
+                learning_rate=one.optimizer.learning_rate,
+                shares={name: float(share) for name, share in drawn_shares(one).items()},
+                step=_step(SettledRun.as_stated(one), of_stage, ranks, run),
+                memory=memories[size],
+            )
+        )
+    return tuple(found)
 
 
 def _cost_model(run: ResolvedRun, peak: DevicePeak | None) -> CostModel | None:
@@ -293,6 +351,7 @@ def _device(name: str | None) -> DevicePeak | None:
 
 
 def _planned_data(config: RunConfig, data: RunData, items: int, padding: tuple[Padding, ...]) -> PlannedData:
+    steps = config.training.planned_steps
     sources = tuple(
         PlannedSource(
             source=one.name,
@@ -301,7 +360,7 @@ def _planned_data(config: RunConfig, data: RunData, items: int, padding: tuple[P
             items_per_epoch=one.items,
             tokens_per_epoch=one.tokens,
             share=float(one.share),
-            steps_per_epoch=float(one.items / (one.share * config.training.items_per_step)),
+            steps_per_epoch=float(one.items * steps / (one.share * items)) if one.share else None,
             epochs=float(items * one.share / one.items),
             maximum_epochs=config.data.sources[one.name].maximum_epochs,
         )
@@ -418,7 +477,7 @@ def step_balance(
 
 def _cost(config: RunConfig, data: RunData, flops: int, *, hours: Hours | None) -> PlannedCost:
     parameters = parameters_of(config, data.vocabulary_size)
-    items = config.training.planned_steps * config.training.items_per_step
+    items = order_of(config).items_before(config.training.planned_steps)
     tokens = float(items * data.item.tokens)
     return PlannedCost(
         steps=config.training.planned_steps,

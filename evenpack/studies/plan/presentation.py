@@ -19,13 +19,25 @@ _UNITS = ((1.0, "hours"), (1 / 60, "minutes"), (1 / 3600, "seconds"))
 """Hours of each unit in which a duration is shown."""
 
 
+_STAGE_COLUMNS = (
+    Column("steps", lambda stage: f"{stage.first_step:,} to {stage.last_step:,}"),
+    Column("changes", lambda stage: "\n".join(f"{key} {value}" for key, value in stage.changes.items()) or "none"),
+    Column("a step", lambda stage: step_size(stage.step)),
+    Column("tokens/step", "step.tokens", ",.0f"),
+    Column("learning rate", "learning_rate", "g"),
+    Column("memory (GB)", lambda stage: stage.memory.total / 1e9, ",.3g"),
+)
+
+
 def plan_shown(plan: RunPlan, *, shell_line: str | None = None) -> Iterator[RenderableType]:
     """Returns the texts and tables of a plan; `shell_line` starts it."""
     yield pairs(_at_a_glance(plan), title=f"{plan.run} on {counted(plan.step.ranks, 'rank')}")
     if plan.data.implausible is not None:
         yield text(plan.data.implausible, bold=True)
     yield from _data(plan)
-    yield pairs(step_rows(plan.step), title="A step")
+    yield pairs(step_rows(plan.step), title="A step of the first stage" if plan.stages else "A step")
+    if plan.stages:
+        yield table_of(plan.stages, _STAGE_COLUMNS, title="Stages")
     yield text(memory_text(plan.memory, batching=plan.step.batching))
     yield pairs(_cost(plan), title="Cost")
     yield from _start(plan, shell_line)
@@ -123,8 +135,7 @@ def step_rows(step: PlannedStep) -> dict[str, str]:
     """Returns what a step is, by name."""
     slots = "as many as its sequences need" if step.slots is None else f"{step.slots:,}"
     shown = {
-        "step": f"{step.items:,} {step.batching} = {counted(step.ranks, 'rank')} x {step.micro_batches:,} "
-        f"(gradient accumulation) x {step.items_per_micro_batch:,} {step.batching}",
+        "step": step_size(step),
         "holds": f"{step.tokens:,.0f} tokens and {step.sequences:,.1f} sequences on average; slots: {slots}",
         "micro-batch": _shapes(step),
         "assignment": step.assignment,
@@ -136,6 +147,14 @@ def step_rows(step: PlannedStep) -> dict[str, str]:
             f"{counted(found.steps, 'step')}; no assignment can be below {100 * (found.bound - 1):.2f} %"
         )
     return shown
+
+
+def step_size(step: PlannedStep) -> str:
+    """Returns the size of a step, and how ranks and micro-batches divide it."""
+    return (
+        f"{step.items:,} {step.batching} = {counted(step.ranks, 'rank')} x {step.micro_batches:,} "
+        f"(gradient accumulation) x {step.items_per_micro_batch:,} {step.batching}"
+    )
 
 
 def _shapes(step: PlannedStep) -> str:

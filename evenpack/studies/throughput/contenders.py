@@ -11,6 +11,7 @@ from evenpack.config import nearest, with_values
 from evenpack.data.batches.pipeline import MicroBatchDataset
 from evenpack.data.order.config import PackingConfig
 from evenpack.data.order.selection import select_packs
+from evenpack.data.order.stages import StagedOrder
 from evenpack.data.order.step_shape import POLICIES, AssignmentPolicy, Batching, Layout
 from evenpack.engine.config import RunConfig
 from evenpack.engine.resolving.resolve import ResolvedRun, open_run, resolve
@@ -138,7 +139,8 @@ def sample_micro_batches(singles: MicroBatchDataset, count: int) -> Iterator[Pac
     """
     rows = singles.settings.shape.items_per_micro_batch
     slots = rows * singles.data.pack_length
-    pool = select_packs(singles.planner.sources, *singles.planner.mixture.draws(0, max(_POOL, 16 * rows)))
+    one_step = StagedOrder([replace(singles.planner.order.stages[0], items_per_step=max(_POOL, 16 * rows))])
+    pool = select_packs(singles.planner.sources, *one_step.draws(0))
     by_length = np.argsort(pool.lengths, kind="stable")
     for number in range(count):
         place = (number * _GOLDEN) % 1.0  # spreads evenly, whatever the count

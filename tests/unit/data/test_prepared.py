@@ -187,7 +187,6 @@ def test_another_data_section_is_refused_by_key(corpus: Path, own_corpus: Path, 
         (two_sources(own_corpus), r"data\.sources\.code\.path"),
         (with_source(config, "wiki", text_key="body"), r"data\.sources\.wiki\.text_key"),
         (two_sources(corpus, packing={"algorithm": "none"}), r"data\.packing\.algorithm"),
-        (config.model_copy(update={"sources": {"wiki": config.sources["wiki"]}}), r"data\.sources\.code\.kind"),
     ):
         with pytest.raises(DataError, match=key):
             PreparedData.open(finished, changed)

@@ -128,7 +128,8 @@ def test_ranks_that_cannot_divide_the_step_get_the_numbers_that_can():
 
 def test_ranks_that_no_micro_batch_helps_are_advised_to_change_the_step():
     with pytest.raises(
-        ConfigError, match="no packs_per_micro_batch helps 5 ranks: only a new run may have another packs_per_step"
+        ConfigError,
+        match="no packs_per_micro_batch helps 5 ranks: only a new run or a later stage may have another packs_per_step",
     ):
         deepspeed_config(run_config(), 5)
 

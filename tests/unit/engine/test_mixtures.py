@@ -1,19 +1,25 @@
-"""Mixtures of a run: weights that change, permitted edits, bounds on repeats, one loss by fixed weights."""
+"""Stages of a run: weights and steps that change, permitted edits, bounds on repeats, one loss by fixed weights."""
 
+import json
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from prepared_files import Recorder, sentences
+from tiny_run import train_state
 
+from evenpack.data.batches.pipeline import MicroBatchDataset, PipelineSettings
+from evenpack.data.order.selection import order_hash
 from evenpack.data.prepare.prepare import prepare
 from evenpack.data.prepared import PreparedData
-from evenpack.engine.checkpoints.continuation import require_same_past_mixture
+from evenpack.engine.checkpoints.continuation import continued
 from evenpack.engine.checkpoints.files import TrainState
 from evenpack.engine.config import RunConfig
 from evenpack.engine.evaluate import SourceEvaluation, aggregate_loss
 from evenpack.engine.resolving.resolve import open_run
 from evenpack.engine.where import open_where
+from evenpack.engine.world.distributed import World
 from evenpack.errors import CheckpointError, ConfigError, DataError
 from evenpack.launcher.planning import plan_training
 from evenpack.studies.plan.options import PlanOptions
@@ -21,9 +27,11 @@ from evenpack.studies.plan.plan import plan_run
 from evenpack.studies.plan.presentation import plan_shown
 from evenpack.testing import changed, prepared, run_config, run_values, text_sources
 
-Schedule = list[dict[str, Any]]
+Stages = list[dict[str, Any]]
 STEPS = 12
-SCHEDULE: Schedule = [{"step": 4, "weights": {"code": 5}}, {"step": 9, "weights": {"wiki": 1, "code": 9}}]
+WIKI, CODE = "data.sources.wiki.weight", "data.sources.code.weight"
+PACKS = "training.packs_per_step"
+STAGES: Stages = [{"step": 4, CODE: 5, PACKS: 4}, {"step": 9, WIKI: 1, CODE: 9}]
 
 
 @pytest.fixture(scope="module")
@@ -35,8 +43,8 @@ def config(tmp_path_factory: pytest.TempPathFactory) -> RunConfig:
     return prepared(run_config(run_values("gpt2", folder, data=data, training={"steps": STEPS})))
 
 
-def scheduled(config: RunConfig, schedule: Schedule, **training: Any) -> RunConfig:
-    return changed(config, data={"mixture_schedule": schedule}, training=training)
+def staged(config: RunConfig, stages: Stages, **training: Any) -> RunConfig:
+    return changed(config, stages=stages, training=training)
 
 
 def bounded(config: RunConfig, **data: Any) -> RunConfig:
@@ -46,95 +54,128 @@ def bounded(config: RunConfig, **data: Any) -> RunConfig:
 
 
 @pytest.mark.parametrize(
-    ("schedule", "training", "told"),
+    ("stages", "training", "told"),
     [
-        ([{"step": 4, "weights": {"wki": 2}}], {}, "entry of step 4: there is no source 'wki'; did you mean 'wiki'"),
-        ([{"step": 4, "weights": {"wiki": 0}}], {}, "entry of step 4: the weight of 'wiki' is 0: give"),
-        (
-            [{"step": 4, "weights": {"wiki": -2}}],
-            {},
-            "entry of step 4: the weight of 'wiki' is -2: give",
-        ),
-        (
-            [{"step": 4, "weights": {"wiki": 1.5}}],
-            {},
-            "entry of step 4: the weight of 'wiki' is 1.5: give",
-        ),
-        ([{"step": 4, "weights": {}}], {}, "mixture_schedule.weights: .* at least 1 item"),
-        ([{"step": 1, "weights": {"wiki": 2}}], {}, "mixture_schedule.step: .* equal to 2, found 1"),
-        ([SCHEDULE[1], SCHEDULE[0]], {}, "the entry of step 4 comes after the entry of step 9"),
-        ([SCHEDULE[0], SCHEDULE[0]], {}, "the entry of step 4 comes after the entry of step 4"),
-        ([{"step": 13, "weights": {"wiki": 2}}], {}, r"an entry of step 13, above training.steps \(12\)"),
-        (SCHEDULE, {"steps": None, "epochs": 2.0}, "by steps.*: give training.steps"),
-        (SCHEDULE, {"packs_per_step": None, "tokens_per_step": 200}, "set training.tokens_per_step=null"),
-        (SCHEDULE, {"packing_adjustment": "fewer_accumulations"}, "set training.packing_adjustment=none"),
+        ([{"step": 4, "data.sources.wki.weight": 2}], {}, "step 4: there is no source 'wki'; did you mean 'wiki'"),
+        ([{"step": 4, WIKI: -2}], {}, r"the stage of step 4:\n.*wiki.weight.* greater than or equal to 0, found -2"),
+        ([{"step": 4, WIKI: 1.5}], {}, r"the stage of step 4:\n.*wiki.weight.*found 1.5"),
+        ([{"step": 4, WIKI: 0, CODE: 0}], {}, r"the stage of step 4:\n.*every source has weight 0"),
+        ([{"step": 4, PACKS: 7}], {}, r"the stage of step 4:\n.*packs_per_micro_batch \(2\) must divide .*\(7\)"),
+        ([{"step": 4, "model.hidden_size": 64}], {}, "stages, step 4: model.hidden_size cannot change within a run"),
+        ([{"step": 4, "data.tokenizer.path": "x"}], {}, "step 4: data.tokenizer.path cannot change within a run"),
+        ([{"step": 4}], {}, "stages, step 4: it changes nothing"),
+        ([{"step": 1, WIKI: 2}], {}, "stages.step: .* equal to 2, found 1"),
+        ([STAGES[1], STAGES[0]], {}, "that of step 4 comes after that of step 9"),
+        ([STAGES[0], STAGES[0]], {}, "that of step 4 comes after that of step 4"),
+        ([{"step": 13, WIKI: 2}], {}, r"one of step 13, above training.steps \(12\)"),
+        (STAGES, {"steps": None, "epochs": 2.0}, "by steps.*: give training.steps"),
+        (STAGES, {"packs_per_step": None, "tokens_per_step": 200}, "set training.tokens_per_step=null"),
+        (STAGES, {"packing_adjustment": "fewer_accumulations"}, "set training.packing_adjustment=none"),
+        (STAGES, {"evaluate_every_samples": 50}, "set training.evaluate_every_samples=null"),
         ([], {"validation_weights": {"cod": 1}}, "no source 'cod'; did you mean 'code'"),
         ([], {"validation_weights": {"code": 0}}, "validation_weights.code.* found 0"),
         ([], {"validation_weights": {}}, "validation_weights names no source"),
     ],
 )
-def test_weights_that_cannot_be_are_refused(config: RunConfig, schedule: Schedule, training: Any, told: str):
-    with pytest.raises(ConfigError, match=told):
-        scheduled(config, schedule, **training)
+def test_weights_that_cannot_be_are_refused(config: RunConfig, stages: Stages, training: Any, told: str):
+    with pytest.raises(ConfigError, match=f"(?s){told}"):
+        staged(config, stages, **training)
 
 
 def test_no_file_depends_on_the_mixture(config: RunConfig):
     """Otherwise an existing prepared set would be refused."""
-    for one in (scheduled(config, SCHEDULE), bounded(config, on_maximum_epochs="warn")):
+    for one in (staged(config, STAGES), bounded(config, on_maximum_epochs="warn")):
         PreparedData.open(one.prepared_dir, one.data)
 
 
-def state_at(step: int, config: RunConfig) -> TrainState:
-    run = open_run(config)
-    return TrainState(
-        step=step,
-        fingerprint=run.fingerprint(step),
-        world_size=1,
-        zero_stage=0,
-        cost_weights=run.shape.cost_weights,
-        config=run.config.model_dump(mode="json"),
-        reached_accuracy=None,
-        validation_loss=None,
-        samples=0,
-    )
+def resumed(config: RunConfig, before: Stages, now: Stages, step: int) -> None:
+    state, run = train_state(open_run(staged(config, before)), step=step), open_run(staged(config, now))
+    continued(run, TrainState.from_json(json.loads(json.dumps(state.to_json()))))
 
 
 @pytest.mark.parametrize(
     ("before", "now", "step"),
     [
-        ([], SCHEDULE, 3),
-        (SCHEDULE, [], 3),
-        (SCHEDULE, SCHEDULE[:1], 8),
-        (SCHEDULE, [SCHEDULE[0], {"step": 7, "weights": {"wiki": 3}}], 6),
-        (SCHEDULE, SCHEDULE, 12),
+        ([], STAGES, 3),
+        (STAGES, [], 3),
+        (STAGES, STAGES[:1], 8),
+        (STAGES, [STAGES[0], {"step": 7, WIKI: 3}], 6),
+        (STAGES, STAGES, 12),
+        (STAGES, [{"step": 4, WIKI: 2, CODE: 10, PACKS: 4}, STAGES[1]], 12),
     ],
 )
-def test_the_schedule_of_later_steps_may_be_edited(config: RunConfig, before: Schedule, now: Schedule, step: int):
-    state, run = state_at(step, scheduled(config, before)), open_run(scheduled(config, now))
-    require_same_past_mixture(state, run.config.data)
-    assert run.fingerprint(step) == state.fingerprint
+def test_stages_of_later_steps_may_be_edited(config: RunConfig, before: Stages, now: Stages, step: int):
+    resumed(config, before, now, step)
+    assert open_run(staged(config, before)).fingerprint(step) == open_run(staged(config, now)).fingerprint(step)
 
 
 @pytest.mark.parametrize(
-    ("before", "now", "step", "told"),
+    ("before", "now", "steps", "told"),
     [
-        ([], SCHEDULE, 4, "entry of step 4 was not there, and is code 5 now"),
-        (SCHEDULE, SCHEDULE[:1], 9, "entry of step 9 was wiki 1, code 9, and is not there now"),
-        (SCHEDULE, [{"step": 4, "weights": {"code": 6}}, SCHEDULE[1]], 6, "entry of step 4 was code 5, and is code 6"),
-        (SCHEDULE, [{"step": 5, "weights": {"code": 5}}, SCHEDULE[1]], 6, "entry of step 4 was code 5.* not there"),
+        ([], STAGES, (4, 4), "none -> steps of 4 by the weights wiki 1, code 5"),
+        (STAGES, STAGES[:1], (9, 9), "steps of 4 by the weights wiki 1, code 9 -> none"),
+        (STAGES, [{**STAGES[0], CODE: 6}, STAGES[1]], (6, 4), "wiki 1, code 5 -> .* wiki 1, code 6"),
+        (STAGES, [{**STAGES[0], "step": 5}, STAGES[1]], (6, 4), "wiki 1, code 5 -> none"),
+        (STAGES, [{**STAGES[0], PACKS: 16}, STAGES[1]], (12, 4), "steps of 4 by .* -> steps of 16 by"),
     ],
 )
-def test_the_schedule_of_steps_that_are_done_may_not(
-    config: RunConfig, before: Schedule, now: Schedule, step: int, told: str
+def test_stages_of_steps_that_are_done_may_not(
+    config: RunConfig, before: Stages, now: Stages, steps: tuple[int, int], told: str
 ):
-    state, run = state_at(step, scheduled(config, before)), open_run(scheduled(config, now))
-    with pytest.raises(CheckpointError, match=f"step {step} is reached.*{told}"):
-        require_same_past_mixture(state, run.config.data)
-    assert run.fingerprint(step) != state.fingerprint
+    step, first = steps
+    with pytest.raises(CheckpointError, match=f"(?s)step {step} is reached.*step {first} would be the first.*{told}"):
+        resumed(config, before, now, step)
+    assert open_run(staged(config, before)).fingerprint(step) != open_run(staged(config, now)).fingerprint(step)
+
+
+def test_a_checkpoint_from_before_there_were_stages_goes_on(config: RunConfig):
+    changes = [{"step": 4, CODE: 5}]
+    state = train_state(open_run(staged(config, changes)), step=6).to_json()
+    del state["stages"], state["config"]["stages"]
+    state["config"]["data"]["mixture_schedule"] = [{"step": 4, "weights": {"code": 5}}]
+    old, said = TrainState.from_json(state), []
+    continued(open_run(staged(config, changes)), old, tell=lambda *words: said.append(words))
+    assert not said
+    with pytest.raises(CheckpointError, match="fingerprint"):
+        continued(open_run(config), old)
+
+
+def test_a_source_is_numbered_when_a_stage_first_draws_it(config: RunConfig):
+    """So that one which joins later, wherever the run file names it, changes no step before."""
+    alone = changed(config, data={"sources": {"code": config.data.sources["code"]}})
+    sources = {"wiki": {**config.data.sources["wiki"].model_dump(), "weight": 0}, "code": config.data.sources["code"]}
+    joins = changed(config, data={"sources": sources}, stages=[{"step": 5, WIKI: 3}])
+    assert list(joins.data.sources) == ["code", "wiki"]
+    assert list(staged(config, STAGES).data.sources) == ["wiki", "code"]
+    assert [tuple(one.data.sources) for _, one in joins.staged()] == [("code", "wiki")] * 2
+    hashes = [open_where(joins).step(step).order_hash for step in range(1, 7)]
+    first = MicroBatchDataset(open_run(alone).prepared, settings_of(alone))
+    assert hashes[:4] == [f"{order_hash(first.planner.plan(step).packs):016x}" for step in range(4)]
+    assert hashes[4] != f"{order_hash(first.planner.plan(4).packs):016x}"
+
+
+def settings_of(config: RunConfig) -> PipelineSettings:
+    return open_run(config).pipeline_settings(World(rank=0, size=1, local_rank=0, device=torch.device("cpu")))
+
+
+def test_each_stage_is_planned_and_checked_with_the_ranks(config: RunConfig):
+    run = staged(
+        config,
+        [{"step": 4, PACKS: 16, "training.packs_per_micro_batch": 4}, {"step": 9, "optimizer.learning_rate": 1e-4}],
+    )
+    plan = plan_training(run, ranks=4)
+    assert [(one.first_step, one.last_step) for one in plan.stages] == [(1, 3), (4, 8), (9, STEPS)]
+    assert [(one.step.items, one.step.micro_batches) for one in plan.stages] == [(8, 1), (16, 1), (16, 1)]
+    assert [one.learning_rate for one in plan.stages] == [3e-3, 3e-3, 1e-4]
+    assert plan.memory == plan.stages[1].memory != plan.stages[0].memory
+    assert plan.cost.sequences == pytest.approx((3 * 8 + 9 * 16) * plan.data.packing_factor)
+    assert list(plan_shown(plan))
+    with pytest.raises(ConfigError, match=r"the stage of step 4: 8 ranks x training.packs_per_micro_batch \(2\)"):
+        plan_training(staged(config, [{"step": 4, PACKS: 8}], packs_per_step=16), ranks=8)
 
 
 def test_what_is_shown_before_the_run_is_what_it_draws(config: RunConfig):
-    config = scheduled(config, SCHEDULE)
+    config = staged(config, STAGES)
     where, run = open_where(config), open_run(config)
     drawn = {"wiki": 0, "code": 0}
     for step in range(1, STEPS + 1):
@@ -143,7 +184,8 @@ def test_what_is_shown_before_the_run_is_what_it_draws(config: RunConfig):
         packs = {source.name: source.packed.plan.packs for source in where.sources}
         assert run.epochs(step) == {name: drawn[name] / packs[name] for name in drawn}
     epochs = {one.source: one.epochs for one in plan_training(config, ranks=1).data.sources}
-    assert drawn["code"] > STEPS * 8 / 2
+    assert drawn["code"] > sum(drawn.values()) / 2
+    assert sum(drawn.values()) == 3 * 8 + 9 * 4
     for name, count in drawn.items():
         assert epochs[name] == pytest.approx(count / packs[name])
 

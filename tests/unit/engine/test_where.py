@@ -73,10 +73,14 @@ SEQUENCES = {
 }
 
 
-SCHEDULE = {"mixture_schedule": [{"step": 4, "weights": {"code": 5}}, {"step": 11, "weights": {"wiki": 7, "code": 1}}]}
+STAGES = [
+    {"step": 4, "data.sources.code.weight": 5, "training.packs_per_step": 8},
+    {"step": 8, "data.sources.wiki.weight": 0},
+    {"step": 11, "data.sources.wiki.weight": 7, "data.sources.code.weight": 1},
+]
 
 
-@pytest.mark.parametrize("sections", [{"data": SCHEDULE}, {"training": SEQUENCES}], ids=["schedule", "sequences"])
+@pytest.mark.parametrize("sections", [{"stages": STAGES}, {"training": SEQUENCES}], ids=["stages", "sequences"])
 def test_documents_and_steps_lead_to_one_another(config: RunConfig, sections: dict[str, dict[str, Any]]):
     where = open_where(changed(config, **sections))
     by_steps = visits_of_steps(where)

@@ -159,7 +159,7 @@ def test_keys_of_one_name_that_mean_different_things_are_all_found() -> None:
     [
         ("training.stepps", "did you mean training.steps"),
         ("kind", r"did you mean data\.sources\.NAME\.kind"),  # of most sections
-        ("data.mixture_schedule.setp", r"data\.mixture_schedule\.step"),
+        ("stages.setp", r"stages\.step"),
         ("qqq", "`evenpack config explain` lists all keys"),
         ("run.name.first", "there is no key"),
     ],

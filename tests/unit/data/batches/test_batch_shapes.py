@@ -38,7 +38,7 @@ def planner_of(sources: list[PackedSource], shape: StepShape, objective: Objecti
 def batches_of(planner: StepPlanner, steps: int) -> Iterator[PackedBatch]:
     collator = Collator(
         planner.sources,
-        shape=planner.shape,
+        shape=planner.shapes[0],
         objective=planner.objective,  # type: ignore[arg-type]
         pack_length=PACK_LENGTH,
         padding_token=0,
@@ -47,7 +47,7 @@ def batches_of(planner: StepPlanner, steps: int) -> Iterator[PackedBatch]:
     for step in range(steps):
         plan = planner.plan(step)
         for rank in range(planner.ranks):
-            for index in range(planner.micro_batches):
+            for index in range(planner.micro_batches.size(0)):
                 yield collator.collate(plan.micro_batch(rank, index), plan.counts)
 
 

@@ -1,0 +1,129 @@
+"""Stages change what later steps draw and nothing else: streams go on, and each place leads back to its step."""
+
+from collections import Counter
+from itertools import accumulate, pairwise
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from evenpack.data.order.mixture import Mixture
+from evenpack.data.order.stages import Numbering, Stage, StagedOrder
+
+STEPS = 15
+Drawn = list[tuple[int, list[int], int]]
+"""First step, weights and items of a step for each stage."""
+
+
+@st.composite
+def staged(draw: st.DrawFn) -> Drawn:
+    """Draws up to five stages with steps of other sizes, in which sources join, retire and come back."""
+    sources = draw(st.integers(1, 4))
+    starts = [0, *sorted(draw(st.sets(st.integers(1, STEPS - 1), max_size=4)))]
+    weights = st.lists(st.integers(0, 5), min_size=sources, max_size=sources).filter(any)
+    return [(start, draw(weights), draw(st.integers(1, 9))) for start in starts]
+
+
+def stage(step: int, weights: list[int], items: int) -> Stage:
+    return Stage(step=step, weights=tuple(weights), items_per_step=items, items_per_micro_batch=1)
+
+
+def stages_of(drawn_stages: Drawn) -> list[Stage]:
+    return [stage(*one) for one in drawn_stages]
+
+
+def drawn(order: StagedOrder, steps: int) -> list[tuple[int, int, int, int]]:
+    """Returns (step, index within it, source, position) of each draw."""
+    return [
+        (step, index, source, position)
+        for step in range(steps)
+        for index, (source, position) in enumerate(zip(*(one.tolist() for one in order.draws(step)), strict=True))
+    ]
+
+
+@given(stages=staged())
+@settings(max_examples=150, deadline=None)
+def test_each_source_is_read_as_one_stream_and_every_place_leads_back(stages: Drawn):
+    order = StagedOrder(stages_of(stages))
+    found = drawn(order, STEPS)
+    assert [order.items_before(step + 1) - order.items_before(step) for step in range(STEPS)] == [
+        sum(one[0] == step for one in found) for step in range(STEPS)
+    ]
+    for source in range(len(stages[0][1])):
+        own = [(step, index) for step, index, of, _ in found if of == source]
+        assert [position for _, _, of, position in found if of == source] == list(range(len(own)))
+        assert order.places_of(source, np.arange(len(own))) == own
+        for step in range(STEPS + 1):
+            assert order.drawn_before(source, step) == sum(one < (step, 0) for one in own)
+    if len(stages) > 1:
+        counts = Counter(source for _, _, source, _ in found)
+        assert [share * len(found) for share in order.shares(STEPS)] == [
+            counts[at] for at in range(len(order.shares(1)))
+        ]
+
+
+@given(stages=staged(), epoch=st.integers(1, 7))
+@settings(max_examples=60, deadline=None)
+def test_what_is_read_is_whole_epochs_of_each_source_and_the_beginning_of_one(stages: Drawn, epoch: int):
+    """Compares multisets: pack `position % epoch` of each source, whatever the stages drew of it before."""
+    found = drawn(StagedOrder(stages_of(stages)), STEPS)
+    read = Counter((source, position % epoch) for _, _, source, position in found)
+    for source in range(len(stages[0][1])):
+        whole, rest = divmod(sum(one[2] == source for one in found), epoch)
+        assert [read[source, pack] for pack in range(epoch)] == [whole + (pack < rest) for pack in range(epoch)]
+
+
+@given(stages=staged())
+@settings(max_examples=60, deadline=None)
+def test_a_stage_draws_by_the_mixture_of_its_sources_alone(stages: Drawn):
+    order = StagedOrder(stages_of(stages))
+    ends = [*(step for step, _, _ in stages[1:]), STEPS]
+    for (first, weights, _), end in zip(stages, ends, strict=True):
+        sources = [source for step in range(first, end) for source in order.draws(step)[0].tolist()]
+        active = [source for source, weight in enumerate(weights) if weight]
+        expected, _ = Mixture([weight for weight in weights if weight]).draws(0, len(sources))
+        assert sources == [active[local] for local in expected.tolist()]
+
+
+@given(stages=staged(), later=staged())
+@settings(max_examples=60, deadline=None)
+def test_no_step_depends_on_a_later_stage(stages: Drawn, later: Drawn):
+    """Not on one that is added, nor on one that is left out, nor on sources that join in one."""
+    border, old = stages[-1][0] + 2, len(stages[0][1])
+    longer = [(step, [*weights, *[0] * len(later[0][1])], items) for step, weights, items in stages]
+    longer += [(border + step, [*[1] * old, *weights], items) for step, weights, items in later]
+    order = StagedOrder(stages_of(longer))
+    assert drawn(order, border) == drawn(StagedOrder(stages_of(stages)), border)
+    assert [one.step for one in order.begun(border)] == [step for step, _, _ in stages]
+
+
+def test_one_stage_is_the_mixture_itself():
+    order, plain = StagedOrder([stage(0, [3, 1, 2], 5)]), Mixture([3, 1, 2])
+    for step in (0, 7):
+        for one, other in zip(order.draws(step), plain.draws(5 * step, 5 * step + 5), strict=True):
+            np.testing.assert_array_equal(one, other)
+    assert [float(share) for share in order.shares(7)] == [3 / 6, 1 / 6, 2 / 6]
+
+
+def test_a_place_that_no_step_draws_has_no_step():
+    retired = StagedOrder([stage(0, [1, 1], 4), stage(2, [1, 0], 4)])
+    assert retired.places_of(1, np.array([3])) == [(1, 3)]
+    with pytest.raises(ValueError, match="no step draws position 4 of source 1"):
+        retired.places_of(1, np.array([4]))
+
+
+@given(starts=st.sets(st.integers(1, 20), max_size=4), data=st.data())
+def test_numbers_and_places_lead_to_one_another(starts: set[int], data: st.DataObject):
+    firsts = [0, *sorted(starts)]
+    sizes = data.draw(st.lists(st.integers(1, 6), min_size=len(firsts), max_size=len(firsts)))
+    numbering = Numbering(firsts, sizes)
+    of_steps = [
+        next(size for first, size in reversed(list(zip(firsts, sizes, strict=True))) if first <= step)
+        for step in range(25)
+    ]
+    assert [numbering.size(step) for step in range(25)] == of_steps
+    borders = [0, *accumulate(of_steps)]
+    assert [numbering.before(step) for step in range(26)] == borders
+    for step, (start, stop) in enumerate(pairwise(borders)):
+        assert [numbering.place(number) for number in range(start, stop)] == [(step, at) for at in range(stop - start)]
