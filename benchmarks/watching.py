@@ -16,6 +16,7 @@ from pathlib import Path
 
 import measuring
 
+from evenpack.engine.activity import doing
 from evenpack.launcher.processes.guard import LOOK_SECONDS, Ancestors, Guard
 from evenpack.launcher.processes.hangs import Heartbeat
 from evenpack.launcher.processes.ranks import ProcessIdentity, RankFolder, RankPlace, RankStatus
@@ -69,7 +70,7 @@ def measure(output_dir: Path, pids: list[int], *, looks: int) -> dict[str, float
     look = (time.thread_time() - began) / looks
     began = time.thread_time()
     for step in range(_ENTERS):
-        heartbeat.enter("computing gradients", step)
+        doing.enter("computing gradients", step)
     enter = (time.thread_time() - began) / _ENTERS
     return {
         "microseconds of enter": 1e6 * enter,

@@ -1,11 +1,11 @@
 """What a rank is doing, so that other processes can see whether it makes progress.
 
-on_activity   the main thread begins something: a step, a micro-batch, a batch of an evaluation
-own_work      the main thread does, or waits for, something that no other rank takes part in: a file, a compilation
+doing      of this process, which a loop tells what it begins (`enter`), and each piece that it has done (`tick`)
+own_work   the main thread does, or waits for, something that no other rank takes part in: a file, a compilation
 """
 
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from typing import Literal, TypeVar, get_args
 
@@ -35,9 +35,40 @@ GPU the host is ahead of the device: it issues work and waits for it when it sum
 
 ACTIVITIES: tuple[Activity, ...] = get_args(Activity)
 
-OnActivity = Callable[[Activity, int], None]
-"""Called with what the rank begins to do, and the number of the step that it does it in; steps count from 1."""
 
+class Doing:
+    """What the main thread of a process is doing; other threads read it, and those that it may wait for tick.
+
+    There is one for the process, `doing`, as there is one logger of a module: what ticks needs no argument for it.
+    """
+
+    def __init__(self) -> None:
+        self.place: tuple[int, Activity] = (0, "starting")
+        """The step that the rank works on, from 1 on, and what it does in it; together, so that no reader mixes two."""
+        self.moves = 0
+        """Times that something has begun or was done: the same while the rank makes no progress."""
+
+    @property
+    def step(self) -> int:
+        """Returns the step that the rank works on; 0 before the first."""
+        return self.place[0]
+
+    @property
+    def activity(self) -> Activity:
+        """Returns what the rank does in it."""
+        return self.place[1]
+
+    def enter(self, activity: Activity, step: int | None = None) -> None:
+        """Notes what the main thread begins; `step`: None if it goes on with the same."""
+        self.place = (self.step if step is None else step, activity)
+        self.tick()
+
+    def tick(self) -> None:
+        """Notes that a long loop has done a piece: a file, a batch, a tensor."""
+        self.moves += 1
+
+
+doing = Doing()
 
 _own_work: list[str] = []
 
@@ -109,7 +140,3 @@ def saving() -> Iterator[None]:
 def is_saving() -> bool:
     """Returns whether a thread of this process writes a checkpoint."""
     return bool(_saving_threads)
-
-
-def ignore_activity(activity: Activity, step: int) -> None:
-    """Does nothing, for runs that are not watched."""

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from noted_moves import noted_moves
 from tiny_training import changed, never, numbered_lines
 
 from evenpack.engine.activity import ACTIVITIES, Activity, current_own_work
@@ -19,8 +20,8 @@ from evenpack.testing import prepared, run_config, run_ranks, run_values, text_s
 
 
 def said_by(world: World, config: RunConfig) -> list[tuple[Activity, int]]:
-    said: list[tuple[Activity, int]] = []
-    train_in(world, config, stop_requested=never, on_activity=lambda activity, step: said.append((activity, step)))
+    with noted_moves() as said:
+        train_in(world, config, stop_requested=never)
     return said
 
 
@@ -65,7 +66,6 @@ COLLECTIVE = tuple(
 def marks_of(world: World, config: RunConfig) -> tuple[dict[str, set[bool]], list[tuple[Activity, int]]]:
     """Returns whether the calls of OWN and COLLECTIVE were marked as own work, in a run and its resume at ZeRO 0."""
     marks: dict[str, set[bool]] = {}
-    said: list[tuple[Activity, int]] = []
 
     def probe(patch: pytest.MonkeyPatch, path: str) -> None:
         module, _, name = path.rpartition(".")
@@ -88,7 +88,8 @@ def marks_of(world: World, config: RunConfig) -> tuple[dict[str, set[bool]], lis
             probe(patch, path)
         train_in(world, changed(config, training={"stop_after_steps": 4}), stop_requested=never)
         resumed = changed(config, deepspeed={"zero_stage": 0})
-        train_in(world, resumed, stop_requested=never, on_activity=lambda *what: said.append(what))
+        with noted_moves() as said:
+            train_in(world, resumed, stop_requested=never)
     assert current_own_work() is None
     return marks, said
 

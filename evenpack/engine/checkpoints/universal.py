@@ -22,7 +22,7 @@ import logging
 import math
 import shutil
 import socket
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -30,7 +30,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from evenpack.engine.activity import own_work
+from evenpack.engine.activity import doing, own_work
 from evenpack.engine.checkpoints.files import (
     MANIFEST,
     PARTIAL,
@@ -69,13 +69,11 @@ def existing_universal(checkpoint: Checkpoint) -> Checkpoint | None:
     return found
 
 
-def make_universal(
-    checkpoint: Checkpoint, shapes: Shapes, world: World, *, on_conversion: Callable[[], None]
-) -> Checkpoint:
+def make_universal(checkpoint: Checkpoint, shapes: Shapes, world: World) -> Checkpoint:
     """Writes the universal form of a complete checkpoint; all ranks call it, and have it when it returns.
 
     Each parameter is checked against the model's `shapes`, and its numbers and the optimizer's count of updates for
-    being possible. `on_conversion` is called for each parameter that this rank has written.
+    being possible.
 
     Raises: CheckpointError on every rank alike if a file is missing, or not of this model, or there is no space; what
     was written is removed then.
@@ -91,7 +89,7 @@ def make_universal(
             names = _write_common(saved, shapes, partial) if world.is_main else []
             for name in sorted(shapes)[world.rank :: world.size]:
                 names += _write_parameter(saved, name, partial)
-                on_conversion()
+                doing.tick()
             records = [_record(partial, name) for name in names]
         shares = world.all_gather(records)
         with _together(checkpoint, world):

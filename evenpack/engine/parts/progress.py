@@ -4,6 +4,7 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 
 from evenpack import console
+from evenpack.engine.activity import doing
 from evenpack.engine.build import Start, TrainingRun
 from evenpack.engine.engine import Phase
 from evenpack.engine.parts.part import Part, Step
@@ -68,7 +69,6 @@ class StepActivities(Part):
 
     def __init__(self, run: TrainingRun) -> None:
         self._engine = run.engine
-        self._on_activity = run.on_activity
         self._step = 0
         self._left = 0
         """Micro-batches of the step on this rank that are not computed."""
@@ -81,15 +81,15 @@ class StepActivities(Part):
     def before_step(self, step: Step) -> None:
         if not step.is_skipped:
             self._step, self._left = step.steps_done, self._engine.micro_batches
-            self._on_activity("computing gradients", step.steps_done)
+            doing.enter("computing gradients", step.steps_done)
 
     def _end_of(self, phase: Phase) -> None:
         """Takes a phase that the engine has ended."""
         if phase == "backward":
             self._left -= 1
             # Each micro-batch is progress: many of them may take longer than a run may hang.
-            self._on_activity("computing gradients" if self._left else "reducing gradients", self._step)
+            doing.enter("computing gradients" if self._left else "reducing gradients", self._step)
         elif phase == "all_reduce":
-            self._on_activity("updating weights", self._step)
+            doing.enter("updating weights", self._step)
         elif phase == "update":
-            self._on_activity("summing over the ranks", self._step)
+            doing.enter("summing over the ranks", self._step)

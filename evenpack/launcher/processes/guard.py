@@ -14,7 +14,7 @@ from typing import NoReturn
 
 import psutil
 
-from evenpack.engine.activity import is_saving
+from evenpack.engine.activity import doing, is_saving
 from evenpack.launcher.processes.hangs import HangMonitor, Heartbeat
 from evenpack.launcher.processes.ranks import (
     Failure,
@@ -219,7 +219,7 @@ class Guard(threading.Thread):
         if failure is not None:
             now = time.monotonic()
             self._failure_seen = self._failure_seen or now
-            writes = is_saving() or self._heartbeat.activity == "waiting for a save"
+            writes = is_saving() or doing.activity == "waiting for a save"
             if now - self._failure_seen > (_SAVING_SECONDS if writes else _GRACE_SECONDS):
                 self._neighbours.kill_hanging(failure.rank)
                 self._end(f"ended because {failure.describe()}")

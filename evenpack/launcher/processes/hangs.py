@@ -5,14 +5,13 @@ rank that does not run at all (it is stopped, or its machine has gone) shows by 
 rank whose training waits for something shows by a heartbeat that goes on and says the same. Where a rank works without
 the others (`own_work`), the processor time and the bytes of its processes show whether it moves.
 
-    training loop -> Heartbeat.enter -> guard: Heartbeat.keep_up -> file -> read_beat -> HangMonitor
+    training loop -> activity.doing -> guard: Heartbeat.keep_up -> file -> read_beat -> HangMonitor
 
 Ranks wait for each other in every step, so when one hangs all of them make no progress. The one that is to blame has
 started no heartbeat at all, or its heartbeat has stopped, or it is behind all others in the step.
 """
 
 import json
-import math
 import os
 import socket
 import sys
@@ -26,7 +25,7 @@ from pathlib import Path
 
 import psutil
 
-from evenpack.engine.activity import ACTIVITIES, Activity, current_own_work
+from evenpack.engine.activity import ACTIVITIES, Activity, Doing, current_own_work, doing
 from evenpack.files import write_text
 from evenpack.launcher.processes.ranks import Failure, RankFolder, RankPlace, describe_silence
 
@@ -115,17 +114,8 @@ def _bytes(path: Path) -> int:
     return sum(int(fields[name]) for name in ("rchar", "wchar", "read_bytes"))  # the last: of memory-mapped files
 
 
-@dataclass(frozen=True, kw_only=True)
-class _Moment:
-    moves: int
-    step: int
-    activity: Activity
-    since: float
-    """`time.monotonic` of this process."""
-
-
 class Heartbeat:
-    """What this rank is doing. The main thread calls `enter`, the guard's thread `keep_up`."""
+    """Writes what this rank is doing; called by the guard's thread alone."""
 
     def __init__(
         self,
@@ -133,6 +123,7 @@ class Heartbeat:
         *,
         rank: int,
         timeout_seconds: float | None,
+        doing: Doing = doing,
         clock: Callable[[], float] = time.monotonic,
         effort: Callable[[], Effort] = Effort.of_this_process,
     ) -> None:
@@ -143,25 +134,17 @@ class Heartbeat:
         self._count = 0
         self._clock = clock
         self._due = clock()
-        self._moment = _Moment(moves=0, step=0, activity="starting", since=clock())
+        self._doing = doing
+        self._moves = 0
+        self._moved_at = clock()
+        """When this many moves were first seen."""
         self._effort = effort
         self._last_effort: tuple[float, Effort] | None = None
         """The effort at the last heartbeat and its time; None if the rank did not work without the others then."""
         self._own_moves = 0
-        """Heartbeats at which own work was seen to move; only the guard's thread writes it, the main one `_moment`."""
-        self._own_moved_at = -math.inf
-        self._stack_of: int | None = None
-        """The moves at which the stack on disk was written; None: there is none."""
-
-    @property
-    def activity(self) -> Activity:
-        """Returns what the rank is doing."""
-        return self._moment.activity
-
-    def enter(self, activity: Activity, step: int) -> None:
-        """Notes what the rank begins to do, and in which step."""
-        moves = self._moment.moves + 1
-        self._moment = _Moment(moves=moves, step=step, activity=activity, since=self._clock())
+        """Heartbeats at which own work was seen to move."""
+        self._has_stack = False
+        """Whether the stack of the main thread is on disk, since it does not move."""
 
     def keep_up(self) -> None:
         """Writes the next heartbeat if it is due, and where the main thread is if it has not moved for long.
@@ -174,15 +157,16 @@ class Heartbeat:
         self._due = now + beat_seconds(self._timeout)
         work = current_own_work()
         self._watch_own_work(work, now)
-        moment = self._moment
-        moves = moment.moves + self._own_moves
-        if self._stack_of not in (None, moves):
-            self._stack_of = None
-            self._folder.stack_file(self._rank).unlink(missing_ok=True)
-        if self._stack_of is None and now - max(moment.since, self._own_moved_at) > _STACK_AT * self._timeout:
-            self._stack_of = moves
+        moves = self._doing.moves + self._own_moves
+        if moves != self._moves:
+            self._moves, self._moved_at = moves, now
+            if self._has_stack:
+                self._has_stack = False
+                self._folder.stack_file(self._rank).unlink(missing_ok=True)
+        elif not self._has_stack and now - self._moved_at > _STACK_AT * self._timeout:
+            self._has_stack = True
             write_text(self._folder.stack_file(self._rank), _main_thread())
-        self._beat(moment, moves, work)
+        self._beat(work)
 
     def _watch_own_work(self, work: str | None, now: float) -> None:
         """Counts a move if the rank's own processes have worked since the last heartbeat, as own work does."""
@@ -192,19 +176,19 @@ class Heartbeat:
         self._last_effort = now, self._effort()
         if last is not None and self._last_effort[1].shows_motion_since(last[1], seconds=now - last[0]):
             self._own_moves += 1
-            self._own_moved_at = now
 
-    def _beat(self, moment: _Moment, moves: int, work: str | None) -> None:
+    def _beat(self, work: str | None) -> None:
         self._count += 1
+        step, activity = self._doing.place
         beat = Beat(
             run_id=self._folder.run_id,
             rank=self._rank,
             host=socket.gethostname(),
             pid=os.getpid(),
             count=self._count,
-            moves=moves,
-            step=moment.step,
-            activity=moment.activity,
+            moves=self._moves,
+            step=step,
+            activity=activity,
             own_work=work,
         )
         descriptor = os.open(self._folder.heartbeat_file(self._rank), os.O_WRONLY | os.O_CREAT, 0o644)

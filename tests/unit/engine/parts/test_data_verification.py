@@ -18,6 +18,7 @@ from evenpack.data import verification
 from evenpack.data.checksums import ChunkReader, Damage
 from evenpack.data.prepared import PreparedData
 from evenpack.data.verification import FileChunk, Verified, Verifier, explained_damage
+from evenpack.engine.activity import doing
 from evenpack.engine.build import Start
 from evenpack.engine.checkpoints.saving import CheckpointWriter
 from evenpack.engine.config import RunConfig
@@ -148,11 +149,9 @@ class WatchedVerification:
 
     def find_damage(self, verifier: Verifier, piece: FileChunk, reader: ChunkReader) -> Damage | None:
         """Replaces `Verifier._find_damage`; in place of the guard it keeps the heartbeat up, and looks at it."""
-        while self.heartbeat.activity != "verifying the data" or (
-            self._read_seconds < 100.0 and self.heartbeat._moment.moves == self._moves
-        ):
+        while doing.activity != "verifying the data" or (self._read_seconds < 100.0 and doing.moves == self._moves):
             time.sleep(0.001)  # until the rank waits, and has seen the piece before
-        self._moves = self.heartbeat._moment.moves
+        self._moves = doing.moves
         for _ in range(round(self._read_seconds / 5.0)):
             self.now += 5.0
             self.heartbeat.keep_up()
@@ -171,7 +170,7 @@ def test_a_run_that_waits_for_a_long_verification_hangs_only_if_nothing_is_read(
         return watched.find_damage(self, piece, reader)
 
     monkeypatch.setattr(Verifier, "_find_damage", find_damage)
-    train_in(world, config, stop_requested=lambda: False, on_activity=watched.heartbeat.enter)
+    train_in(world, config, stop_requested=lambda: False)
     assert watched.pieces >= 5
     assert watched.now > 150.0, "longer than a run may hang"
     assert checkpoints(config) == ["step_000006"]

@@ -1,19 +1,19 @@
 """What a rank says that it does, from the phases of its engine."""
 
 from loop_steps import run_of, step_of
+from noted_moves import noted_moves
 
-from evenpack.engine.activity import ACTIVITIES, Activity
+from evenpack.engine.activity import ACTIVITIES
 from evenpack.engine.engine import TrainingEngine
 from evenpack.engine.parts.progress import StepActivities
 
 
 def test_a_step_reports_its_activities_in_order_and_each_micro_batch() -> None:
-    said: list[tuple[Activity, int]] = []
     engine = object.__new__(TrainingEngine)
     engine.micro_batches = 2
-    run = run_of(engine=engine, on_activity=lambda activity, step: said.append((activity, step)))
+    run = run_of(engine=engine)
     activities = StepActivities(run)
-    with activities.opened():
+    with noted_moves() as said, activities.opened():
         for number in (4, 5):
             activities.before_step(step_of(number))
             for phase in ("begin", "forward", "backward", "forward", "backward", "all_reduce", "update"):

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from rank_places import place_of
 
-from evenpack.engine.activity import Activity, own_work
+from evenpack.engine.activity import Activity, Doing, own_work
 from evenpack.launcher.processes.hangs import (
     Beat,
     Effort,
@@ -174,10 +174,12 @@ class WatchedRank:
         self.said: list[str] = []
         self.now = 0.0
         self.effort = Effort(seconds=100.0, bytes=10_000)
+        self.doing = Doing()
         self.heartbeat = Heartbeat(
             self.folder,
             rank=0,
             timeout_seconds=100.0,
+            doing=self.doing,
             clock=lambda: self.now,
             effort=lambda: self.effort,
         )
@@ -208,7 +210,7 @@ class WatchedRank:
 
 def test_the_monitor_warns_once_and_then_records_the_failure(tmp_path: Path) -> None:
     rank = WatchedRank(tmp_path)
-    rank.heartbeat.enter("evaluating", 12)
+    rank.doing.enter("evaluating", 12)
     stack = rank.folder.stack_file(0)
     stack.write_text("there")
     rank.wait(125.0)
@@ -236,7 +238,7 @@ def test_work_without_the_others_is_progress_as_long_as_it_moves(
     tmp_path: Path, effort: dict[str, Any], moves: bool
 ) -> None:
     rank = WatchedRank(tmp_path)
-    rank.heartbeat.enter("loading the checkpoint", 12)
+    rank.doing.enter("loading the checkpoint", 12)
     with own_work("reading"):
         rank.wait(250.0, **effort)
         assert bool(rank.said) is not moves
@@ -251,7 +253,7 @@ def test_work_without_the_others_is_progress_as_long_as_it_moves(
 def test_processor_time_while_a_rank_may_wait_for_others_is_no_progress(tmp_path: Path) -> None:
     """A GPU's host takes a whole processor to wait for a collective."""
     rank = WatchedRank(tmp_path)
-    rank.heartbeat.enter("summing over the ranks", 12)
+    rank.doing.enter("summing over the ranks", 12)
     rank.wait(125.0, processor_seconds=5.0)
     assert rank.folder.read_failure() is not None
 
@@ -287,7 +289,7 @@ def test_cpu_time_of_threads_and_children_counts_but_not_of_the_watcher(tmp_path
 def test_the_monitor_says_when_the_run_goes_on_and_warns_again(tmp_path: Path) -> None:
     rank = WatchedRank(tmp_path)
     rank.wait(75.0)
-    rank.heartbeat.enter("waiting for a batch", 1)
+    rank.doing.enter("waiting for a batch", 1)
     rank.wait(80.0)
     assert rank.told == ["no progress for 55 s", "the run goes on", "no progress for 55 s"]
     assert rank.folder.read_failure() is None
@@ -296,7 +298,7 @@ def test_the_monitor_says_when_the_run_goes_on_and_warns_again(tmp_path: Path) -
 def test_a_rank_that_wakes_too_late_does_not_go_on(tmp_path: Path) -> None:
     rank = WatchedRank(tmp_path)
     rank.wait(125.0)
-    rank.heartbeat.enter("waiting for a batch", 1)
+    rank.doing.enter("waiting for a batch", 1)
     rank.wait(25.0)
     assert rank.told == ["no progress for 55 s"]
     assert rank.folder.read_failure() is not None
@@ -315,14 +317,15 @@ def test_a_rank_with_a_final_status_does_not_hang(tmp_path: Path) -> None:
 def test_a_heartbeat_is_read_as_it_was_written(tmp_path: Path) -> None:
     folder = RankFolder(tmp_path, "now")
     folder.path.mkdir()
-    heartbeat = Heartbeat(folder, rank=3, timeout_seconds=4.0)
-    heartbeat.enter("saving a checkpoint", 12345)
+    doing = Doing()
+    heartbeat = Heartbeat(folder, rank=3, timeout_seconds=4.0, doing=doing)
+    doing.enter("saving a checkpoint", 12345)
     heartbeat.keep_up()
     first = read_beat(folder, 3)
     assert first is not None
     assert (first.rank, first.step, first.activity, first.count) == (3, 12345, "saving a checkpoint", 1)
     assert (first.host, first.pid) == (socket.gethostname(), os.getpid())
-    heartbeat.enter("waiting for a batch", 1)  # a shorter text in the same place
+    doing.enter("waiting for a batch", 1)  # a shorter text in the same place
     heartbeat._due = 0.0
     heartbeat.keep_up()
     second = read_beat(folder, 3)
@@ -335,14 +338,15 @@ def test_a_heartbeat_is_read_as_it_was_written(tmp_path: Path) -> None:
 def test_a_rank_without_progress_writes_where_its_main_thread_is(tmp_path: Path) -> None:
     folder = RankFolder(tmp_path, "now")
     folder.path.mkdir()
-    heartbeat = Heartbeat(folder, rank=0, timeout_seconds=100.0)
+    doing = Doing()
+    heartbeat = Heartbeat(folder, rank=0, timeout_seconds=100.0, doing=doing)
     heartbeat.keep_up()
     assert not folder.stack_file(0).exists()
-    heartbeat._moment = replace(heartbeat._moment, since=heartbeat._moment.since - 41.0)
+    heartbeat._moved_at -= 41.0
     heartbeat._due = 0.0
     heartbeat.keep_up()
     assert "test_a_rank_without_progress_writes_where_its_main_thread_is" in folder.stack_file(0).read_text()
-    heartbeat.enter("updating weights", 1)
+    doing.enter("updating weights", 1)
     heartbeat._due = 0.0
     heartbeat.keep_up()
     assert not folder.stack_file(0).exists()  # a stack from before would mislead in the next hang
@@ -371,15 +375,19 @@ def test_a_rank_that_sees_only_its_machine_leaves_the_judgement_to_others(tmp_pa
         )
         for rank in (1, 0)
     )
-    heartbeats = [Heartbeat(folder, rank=rank, timeout_seconds=100.0, clock=lambda: clock[0]) for rank in range(6)]
-    for rank, heartbeat in enumerate(heartbeats):
-        heartbeat.enter("computing gradients" if rank == 3 else "reducing gradients", 8)
+    doings = [Doing() for _ in range(6)]
+    heartbeats = [
+        Heartbeat(folder, rank=rank, timeout_seconds=100.0, doing=doing, clock=lambda: clock[0])
+        for rank, doing in enumerate(doings)
+    ]
+    for rank, doing in enumerate(doings):
+        doing.enter("computing gradients" if rank == 3 else "reducing gradients", 8)
 
     def pass_seconds(seconds: int, *monitors: HangMonitor, moving: bool = False, silent: tuple[int, ...] = ()) -> None:
         for _ in range(0, seconds, 5):
             clock[0] += 5.0
             if moving:
-                heartbeats[3].enter("computing gradients", 8)
+                doings[3].enter("computing gradients", 8)
             for rank, heartbeat in enumerate(heartbeats):
                 if rank not in silent:
                     heartbeat.keep_up()
