@@ -11,7 +11,7 @@ import torch
 
 from evenpack.data.batches.pipeline import SkippedStep, StepBatches, training_batches
 from evenpack.data.prepared import PreparedData
-from evenpack.engine.activity import doing, own_work
+from evenpack.engine.activity import doing
 from evenpack.engine.checkpoints.continuation import continued
 from evenpack.engine.checkpoints.files import CHECKPOINTS, Checkpoint, TrainState
 from evenpack.engine.checkpoints.initial_weights import initialize
@@ -180,8 +180,7 @@ def build_placed_model(run: ResolvedRun, world: World) -> Model:
     Raises: ConfigError if this number of ranks cannot divide a step.
     """
     settings = deepspeed_config(run.config, world.size)
-    with own_work():
-        model = build_model(run, torch.device("meta"))
+    model = build_model(run, torch.device("meta"))
     run.config.deepspeed.sharding.place(model, run.config.run.seed, world, settings)
     return model
 

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from evenpack.batch import PackedBatch
 from evenpack.data.batches.pipeline import evaluation_batches
 from evenpack.data.prepared import PreparedData, Split
-from evenpack.engine.activity import doing, each_as_own_work
+from evenpack.engine.activity import doing
 from evenpack.engine.resolving.resolve import ResolvedRun
 from evenpack.engine.world.distributed import World
 from evenpack.errors import DataError
@@ -229,7 +229,7 @@ def _sum_source(
 
 def _in_step(run: ResolvedRun, source: str, world: World, split: Split) -> Iterator[tuple[PackedBatch, bool]]:
     """Yields this rank's batches, and whether each counts; where forward passes are collective, equally many on all."""
-    mine = each_as_own_work(validation_batches(run, source, rank=world.rank, ranks=world.size, split=split))
+    mine = validation_batches(run, source, rank=world.rank, ranks=world.size, split=split)
     if world.size == 1 or not run.config.deepspeed.sharding.gathers_parameters:
         yield from ((batch, True) for batch in mine)
         return

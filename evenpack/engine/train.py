@@ -16,9 +16,9 @@ from evenpack.data.batches.pipeline import SkippedStep, StepBatches
 from evenpack.data.manifest import MANIFEST
 from evenpack.data.verification import explained_damage
 from evenpack.differences import flatten
-from evenpack.engine.activity import doing, entered_as_own_work, own_work
+from evenpack.engine.activity import doing
 from evenpack.engine.build import Start, TrainingRun, build_at, find_start
-from evenpack.engine.compilation import compiling_as_own_work
+from evenpack.engine.compilation import announced_compilations
 from evenpack.engine.config import RunConfig
 from evenpack.engine.evaluate import evaluate_model
 from evenpack.engine.memory.host import require_host_memory
@@ -95,13 +95,12 @@ def train_in(world: World, config: RunConfig, *, stop_requested: Callable[[], bo
     doing.enter("opening the data", 0)
     log.info("%s joined; opening the data and building the model", counted(world.size, "rank"))
     with (
-        compiling_as_own_work(),
+        announced_compilations(),
         explained_loader_deaths(),  # one may also die while the damage is explained
         explained_damage(config.prepared_dir),
     ):
-        with own_work():
-            resolved = open_run(config, verify="later")  # by a part of the loop, before the first save
-            require_trainable(resolved)
+        resolved = open_run(config, verify="later")  # by a part of the loop, before the first save
+        require_trainable(resolved)
         world.on_main(lambda: require_trackers(resolved.config.metrics))
         if world.device.type == "cpu":
             ranks_here = LOCAL_WORLD_SIZE.read(os.environ) or 1
@@ -116,8 +115,7 @@ def _train(world: World, resolved: ResolvedRun, *, stop_requested: Callable[[], 
     if start.is_done:
         return _nothing_to_do(start)
     # The loader's processes start while the model is built.
-    loader = closing(start.batches(stop_step=start.config.training.stop_step))
-    with entered_as_own_work(loader) as batches:
+    with closing(start.batches(stop_step=start.config.training.stop_step)) as batches:
         run = build_at(start)
         log.info("%s", describe(start))
         places = world.all_gather(place_of(world))
@@ -125,8 +123,7 @@ def _train(world: World, resolved: ResolvedRun, *, stop_requested: Callable[[], 
         doing.enter("starting the loader", start.steps_done)
         parts = _parts(run, places, stop_requested=stop_requested, started=started)
         with parts.opened():
-            with own_work():
-                first = next(batches)  # waits for the loader's processes, which is not part of a step's time
+            first = next(batches)  # waits for the loader's processes, which is not part of a step's time
             _compile_evaluation(run)
             return _loop(run, chain([first], batches), parts)
 
@@ -219,7 +216,7 @@ def _nothing_to_do(run: Start) -> TrainOutcome:
     else:
         log.info("nothing to do: step %d of %d is done", run.steps_done, run.config.training.stop_step)
     writer = MetricsWriter(run)
-    with own_work(), writer.opened():
+    with writer.opened():
         writer.summarise("finished", run.steps_done, reached_accuracy=reached)
     return TrainOutcome(state="finished", step=run.steps_done, reached_accuracy=reached)
 
@@ -231,8 +228,7 @@ def _timed(
     for step in count(run.start.steps_done + 1):
         doing.enter("waiting for a batch", step)
         started = time.perf_counter()
-        with own_work():
-            batches = next(batches_of_steps, None)
+        batches = next(batches_of_steps, None)
         if batches is None:
             return
         yield batches, time.perf_counter() - started

@@ -24,7 +24,7 @@ from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, NoReturn, Protocol, runtime_checkable
 
-from evenpack.engine.activity import doing, own_work
+from evenpack.engine.activity import doing
 from evenpack.errors import EXIT_BAD_INPUT, EXIT_STOPPED, EvenpackError, RunError, StoppedEarlyError
 from evenpack.files import explained, is_of_the_system, system_error
 from evenpack.launch_environment import MAX_RESTARTS, refuse_other_options
@@ -36,7 +36,7 @@ from evenpack.launcher.processes.devices import (
     settle_device,
 )
 from evenpack.launcher.processes.guard import Ancestors, Guard, end_process, watch_early
-from evenpack.launcher.processes.hangs import Heartbeat
+from evenpack.launcher.processes.hangs import HangLimits, Heartbeat
 from evenpack.launcher.processes.ranks import (
     Failure,
     LaunchToken,
@@ -228,8 +228,8 @@ class Rank:
         self._owns_files = False
         """Whether the files of ranks in the output directory are this run's."""
         self._stop = StopFlag()
-        timeout = config.run.hang_timeout_seconds
-        self._heartbeat = Heartbeat(self._folder, rank=place.rank, timeout_seconds=timeout)
+        limits = HangLimits.of(config.run)
+        self._heartbeat = Heartbeat(self._folder, rank=place.rank, limits=limits)
         self._guard = Guard(
             self._status,
             place,
@@ -238,7 +238,7 @@ class Rank:
             ancestors=ancestors,
             stop=self._stop,
             heartbeat=self._heartbeat,
-            hang_timeout_seconds=timeout,
+            limits=limits,
         )
 
     def run(self, train: TrainFunction) -> int:
@@ -448,8 +448,7 @@ def _load_config(path: Path, overrides: Sequence[str]) -> "RunConfig":
 
 def _train(config: "RunConfig", *, stop_requested: Callable[[], bool]) -> Outcome:
     settle_device()
-    with own_work("importing torch and DeepSpeed"):
-        from evenpack.engine.train import train
+    from evenpack.engine.train import train
 
     return train(config, stop_requested=stop_requested)
 

@@ -14,7 +14,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from evenpack.engine.activity import doing, own_work, saving
+from evenpack.engine.activity import START, doing, saving
 from evenpack.errors import CheckpointError, RunError, StoppedEarlyError
 from evenpack.launch_environment import AGENT_STORE, RANK, WORLD_SIZE
 from evenpack.launcher.worker import main
@@ -69,6 +69,7 @@ class Meeting:
 def loop(config, *, stop_requested):
     """Runs steps with a barrier until a stop is requested on any rank; then rank 0 saves."""
     meeting = Meeting()
+    doing.end_black_box(START)
     step = 0
     while step < config.training.steps:
         step += 1
@@ -220,18 +221,18 @@ def wait_for_a_broken_disk():
     time.sleep(1000)
 
 
-def convert_on_rank_1(config, *, stop_requested):
-    """Waits for rank 1, whose child works for longer than the run may hang."""
-    import subprocess
-
+def compile_on_rank_1(config, *, stop_requested):
+    """Waits for rank 1, which compiles for longer than a step may hang; if FAKE_FOREVER is set, without end."""
     meeting = Meeting()
-    doing.enter("converting the checkpoint", 0)
+    doing.enter("computing gradients", 3)
     if os.environ["RANK"] == "1":
-        with own_work(), subprocess.Popen([sys.executable, "-c", "while True: pass"]) as child:
-            time.sleep(1.5 * config.run.hang_timeout_seconds)
-            child.kill()
+        doing.begin_black_box("compiling")
+    doing.end_black_box(START)
+    if os.environ["RANK"] == "1":
+        time.sleep(1000 if "FAKE_FOREVER" in os.environ else 1.5 * config.run.hang_timeout_seconds)
+        doing.end_black_box("compiling")
     meeting.any(False)
-    return Outcome(state="finished", step=1)
+    return Outcome(state="finished", step=3)
 
 
 def hang_holding_everything(config, *, stop_requested):
@@ -279,7 +280,7 @@ TRAININGS = {
         hang_holding_everything,
         hang_in_python,
         wait_on_rank_1,
-        convert_on_rank_1,
+        compile_on_rank_1,
     )
 }
 

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
-from evenpack.engine.activity import doing, own_work
+from evenpack.engine.activity import doing
 from evenpack.engine.checkpoints.files import (
     Checkpoint,
     find_candidates,
@@ -205,7 +205,7 @@ def _problem_of(checkpoint: Checkpoint, world: World) -> str | None:
 
 def _objections(checkpoint: Checkpoint, world: World, *, part_of: int) -> dict[int, str]:
     """Returns the problems that ranks find in the sizes, and in the checksums of the part of a rank, by rank."""
-    with world.together(), own_work("comparing checksums of the checkpoint"):
+    with world.together():
         problem = find_wrong_size(checkpoint) or find_wrong_content(checkpoint, checkpoint.files[part_of :: world.size])
     seen_here = None if problem is None else f"{problem} (seen by rank {world.rank} on {socket.gethostname()})"
     return {rank: text for rank, text in enumerate(world.all_gather(seen_here)) if text is not None}
@@ -216,7 +216,7 @@ def _require_plain(checkpoint: Checkpoint, world: World) -> frozenset[str]:
 
     That is: tensors and plain values. Raises: CheckpointError on all ranks otherwise.
     """
-    with world.together(), own_work("scanning its part of the checkpoint"):
+    with world.together():
         found = find_classes(checkpoint, checkpoint.files[world.rank :: world.size])
     reports = world.all_gather(found)
     for _, problem in reports:

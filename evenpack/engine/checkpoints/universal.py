@@ -30,7 +30,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from evenpack.engine.activity import doing, own_work
+from evenpack.engine.activity import doing
 from evenpack.engine.checkpoints.files import (
     MANIFEST,
     PARTIAL,
@@ -184,8 +184,7 @@ def _together(checkpoint: Checkpoint, world: World) -> Iterator[None]:
     """Works as `World.together`, and explains what cannot be written; torch reports a full disk as RuntimeError."""
     with world.together():
         try:
-            with own_work():
-                yield
+            yield
         except (OSError, RuntimeError) as error:
             raise CheckpointError(
                 f"rank {world.rank} on {socket.gethostname()} failed while converting {checkpoint.path}, saved by "
@@ -239,7 +238,7 @@ def _load_part(engine: Any, path: Path) -> None:
     optimizer, divides_parameters = engine.optimizer, engine.zero_optimization_stage() == 3
     if divides_parameters:
         optimizer.checkpoint_event_prologue()
-    with own_work("reading its part of the checkpoint"), _only_errors():
+    with _only_errors():
         optimizer.load_state_dict(None, checkpoint_folder=str(path))
     if divides_parameters:
         optimizer.checkpoint_event_epilogue()
@@ -263,7 +262,6 @@ def _load_whole(engine: Any, path: Path) -> None:
     _separate_counts(optimizer)
 
 
-@own_work("reading its part of the checkpoint")
 def _read(path: Path) -> Any:
     return torch.load(path, map_location="cpu", weights_only=True)
 

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 
 from evenpack import console
-from evenpack.engine.activity import doing
+from evenpack.engine.activity import START, doing
 from evenpack.engine.build import Start, TrainingRun
 from evenpack.engine.engine import Phase
 from evenpack.engine.parts.part import Part, Step
@@ -82,6 +82,11 @@ class StepActivities(Part):
         if not step.is_skipped:
             self._step, self._left = step.steps_done, self._engine.micro_batches
             doing.enter("computing gradients", step.steps_done)
+
+    def after_step(self, step: Step) -> None:
+        """Ends the start: from now on nothing but a compilation takes long without a tick."""
+        if not step.is_skipped:
+            doing.end_black_box(START)
 
     def _end_of(self, phase: Phase) -> None:
         """Takes a phase that the engine has ended."""

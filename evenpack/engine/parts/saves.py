@@ -5,7 +5,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from evenpack.engine.activity import doing, own_work
+from evenpack.engine.activity import doing
 from evenpack.engine.build import TrainingRun
 from evenpack.engine.checkpoints.background import BackgroundWriter
 from evenpack.engine.checkpoints.files import Checkpoint
@@ -55,11 +55,10 @@ class Saves(Part):
         if goes_on:
             self._warn_of_waiting(step.steps_done)
         doing.enter("saving a checkpoint", step.steps_done)
-        self._background.finish(lambda: doing.enter("waiting for a save", step.steps_done))
+        self._background.finish()
         doing.enter("saving a checkpoint", step.steps_done)
         self._collect()
-        with own_work("flushing the metrics"):
-            self._writer.commit()
+        self._writer.commit()
         training, engine = self._run.start.config.training, self._run.engine.deepspeed
         state = self._run.state(
             step.steps_done,

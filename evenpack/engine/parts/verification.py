@@ -18,7 +18,7 @@ from evenpack.data.checksums import Damage
 from evenpack.data.manifest import MANIFEST
 from evenpack.data.prepared import PreparedData
 from evenpack.data.verification import FileState, Verified, Verifier, refuse_changed_sources
-from evenpack.engine.activity import doing, own_work
+from evenpack.engine.activity import doing
 from evenpack.engine.build import TrainingRun
 from evenpack.engine.parts.part import Part, Step
 from evenpack.engine.world.distributed import World
@@ -90,8 +90,7 @@ class DataVerification(Part):
             self._wait_until_verified(step)
         changes: tuple[Damage, ...] = ()
         if self._sees_changes:
-            with own_work("the state of the files"):
-                changes = self._verifier.find_changes(self._before)
+            changes = self._verifier.find_changes(self._before)
         for rank, (found, host) in enumerate(self._world.all_gather((changes, socket.gethostname()))):
             seen = f" (seen by rank {rank} on {host}; the checkpoint of step {step.steps_done} is not saved)"
             self._verifier.refuse(found, seen=seen)
@@ -133,12 +132,15 @@ class DataVerification(Part):
         """Waits for this rank's part, until the next message at most, and returns whether it is read."""
         deadline, seen = time.monotonic() + _MESSAGE_SECONDS, self._read_bytes
         while self._thread.is_alive() and time.monotonic() < deadline:
-            with own_work("its part of the files"):
-                self._thread.join(_POLL_SECONDS)
+            self._thread.join(_POLL_SECONDS)
             if self._read_bytes != seen:
                 seen = self._read_bytes
                 doing.tick()
-        return not self._thread.is_alive()
+        if self._thread.is_alive():
+            return False
+        if doing.activity == "verifying the data":  # once: to wait is no progress
+            doing.enter("waiting for verification")
+        return True
 
 
 def _share(prepared: PreparedData, world: World) -> tuple[int, int]:

@@ -29,7 +29,7 @@ from evenpack.engine.train import TrainOutcome, train_in
 from evenpack.engine.world.distributed import World
 from evenpack.errors import DataError, EvenpackError, RunError
 from evenpack.launcher.planning import describe_plan, plan_training
-from evenpack.launcher.processes.hangs import Effort, HangMonitor, Heartbeat
+from evenpack.launcher.processes.hangs import HangLimits, HangMonitor, Heartbeat
 from evenpack.launcher.processes.ranks import RankFolder
 from evenpack.launcher.trained import evaluate_run
 from evenpack.studies.plan.options import PlanOptions
@@ -134,16 +134,9 @@ class WatchedVerification:
         self.pieces = 0
         self.folder = RankFolder(output_dir, "now")
         self.folder.path.mkdir(parents=True)
-        self.heartbeat = Heartbeat(
-            self.folder,
-            rank=0,
-            timeout_seconds=100.0,
-            clock=lambda: self.now,
-            effort=lambda: Effort(seconds=0.0, bytes=0),
-        )
-        self._monitor = HangMonitor(
-            self.folder, range(1), timeout_seconds=100.0, warn=lambda _: None, clock=lambda: self.now
-        )
+        limits = HangLimits(step_seconds=100.0, start_seconds=100.0)
+        self.heartbeat = Heartbeat(self.folder, rank=0, limits=limits, clock=lambda: self.now)
+        self._monitor = HangMonitor(self.folder, range(1), limits=limits, warn=lambda _: None, clock=lambda: self.now)
         self._find, self._read_seconds = Verifier._find_damage, read_seconds
         self._moves = 0
 
@@ -177,7 +170,7 @@ def test_a_run_that_waits_for_a_long_verification_hangs_only_if_nothing_is_read(
     failure = watched.folder.read_failure()
     assert (failure is not None) is stands_still
     if failure is not None and failure.error is not None:
-        assert failure.error.endswith("(step 6, verifying the data (its part of the files))")
+        assert failure.error.endswith("(step 6, verifying the data)")
 
 
 def test_damage_that_is_found_early_stops_a_long_run_at_the_next_step(
