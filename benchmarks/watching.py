@@ -16,8 +16,9 @@ from pathlib import Path
 
 import measuring
 
+from evenpack.engine.activity import doing
 from evenpack.launcher.processes.guard import LOOK_SECONDS, Ancestors, Guard
-from evenpack.launcher.processes.hangs import Heartbeat
+from evenpack.launcher.processes.hangs import HangLimits, Heartbeat
 from evenpack.launcher.processes.ranks import ProcessIdentity, RankFolder, RankPlace, RankStatus
 from evenpack.launcher.processes.stop import StopFlag
 
@@ -51,7 +52,8 @@ def measure(output_dir: Path, pids: list[int], *, looks: int) -> dict[str, float
         process = ProcessIdentity.of(pid)
         assert process is not None, "it has just been started"
         folder.write_status(replace(RankStatus.starting("run", place), process=process))
-    heartbeat = Heartbeat(folder, rank=0, timeout_seconds=_TIMEOUT_SECONDS)
+    limits = HangLimits(step_seconds=_TIMEOUT_SECONDS, start_seconds=_TIMEOUT_SECONDS)
+    heartbeat = Heartbeat(folder, rank=0, limits=limits)
     guard = Guard(
         RankStatus.starting("run", places[0]),
         places[0],
@@ -60,7 +62,7 @@ def measure(output_dir: Path, pids: list[int], *, looks: int) -> dict[str, float
         ancestors=Ancestors(),
         stop=StopFlag(),
         heartbeat=heartbeat,
-        hang_timeout_seconds=_TIMEOUT_SECONDS,
+        limits=limits,
     )
     guard.look()  # the first one imports and identifies
     began = time.thread_time()
@@ -69,7 +71,7 @@ def measure(output_dir: Path, pids: list[int], *, looks: int) -> dict[str, float
     look = (time.thread_time() - began) / looks
     began = time.thread_time()
     for step in range(_ENTERS):
-        heartbeat.enter("computing gradients", step)
+        doing.enter("computing gradients", step)
     enter = (time.thread_time() - began) / _ENTERS
     return {
         "microseconds of enter": 1e6 * enter,

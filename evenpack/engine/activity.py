@@ -1,15 +1,14 @@
 """What a rank is doing, so that other processes can see whether it makes progress.
 
-on_activity   the main thread begins something: a step, a micro-batch, a batch of an evaluation
-own_work      the main thread does, or waits for, something that no other rank takes part in: a file, a compilation
+doing.enter("evaluating", step)         the main thread begins something
+doing.tick()                            a long loop has done a piece
+doing.begin_black_box("compiling")      what follows gives no ticks
 """
 
 import threading
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, ExitStack, contextmanager
-from typing import Literal, TypeVar, get_args
-
-ValueT = TypeVar("ValueT")
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from typing import Literal, get_args
 
 Activity = Literal[
     "starting",
@@ -26,6 +25,7 @@ Activity = Literal[
     "evaluating",
     "recording the step",
     "verifying the data",
+    "waiting for verification",
     "saving a checkpoint",
     "waiting for a save",
     "writing the summary",
@@ -35,63 +35,61 @@ GPU the host is ahead of the device: it issues work and waits for it when it sum
 
 ACTIVITIES: tuple[Activity, ...] = get_args(Activity)
 
-OnActivity = Callable[[Activity, int], None]
-"""Called with what the rank begins to do, and the number of the step that it does it in; steps count from 1."""
+START = "the start"
+"""The black box in which a process begins, until its first step ends."""
 
 
-_own_work: list[str] = []
+class Doing:
+    """What the main thread of a process is doing; other threads read it, and those that it may wait for tick.
 
-
-def begin_own_work(what: str = "") -> None:
-    """Begins what `own_work` marks, where no block can."""
-    _own_work.append(what)
-
-
-def end_own_work(what: str = "") -> None:
-    """Ends what `begin_own_work` began."""
-    _own_work.remove(what)
-
-
-@contextmanager
-def own_work(what: str = "") -> Iterator[None]:
-    """Marks that the rank works without the others: its main thread, or threads and processes that it waits for.
-
-    Within the block, processor time and bytes of this process and its children are progress, because long work such as
-    reading one file shows no other. So nothing within may wait for another rank: that may take processor time, too.
-    `what` is said in messages if the activity does not say it.
+    There is one for the process, `doing`, as there is one logger of a module: what ticks needs no argument for it.
     """
-    begin_own_work(what)
-    try:
-        yield
-    finally:
-        end_own_work(what)
+
+    def __init__(self) -> None:
+        self.place: tuple[int, Activity] = (0, "starting")
+        """The step that the rank works on, from 1 on, and what it does in it; together, so that no reader mixes two."""
+        self.moves = 0
+        """Times that something has begun or was done: the same while the rank makes no progress."""
+        self._black_boxes = [START]
+
+    @property
+    def step(self) -> int:
+        """Returns the step that the rank works on; 0 before the first."""
+        return self.place[0]
+
+    @property
+    def activity(self) -> Activity:
+        """Returns what the rank does in it."""
+        return self.place[1]
+
+    def enter(self, activity: Activity, step: int | None = None) -> None:
+        """Notes what the main thread begins; `step`: None if it goes on with the same."""
+        self.place = (self.step if step is None else step, activity)
+        self.tick()
+
+    def tick(self) -> None:
+        """Notes that a long loop has done a piece: a file, a batch, a tensor."""
+        self.moves += 1
+
+    @property
+    def black_box(self) -> str | None:
+        """Returns the last to begin of what gives no ticks, and so has a limit of its own; None outside of it."""
+        last = self._black_boxes[-1:]  # another thread may end it meanwhile
+        return last[0] if last else None
+
+    def begin_black_box(self, what: str) -> None:
+        """Notes that something begins which does not tick: only its end will show that it moved."""
+        self._black_boxes.append(what)
+        self.tick()
+
+    def end_black_box(self, what: str) -> None:
+        """Notes its end, if it has begun."""
+        with suppress(ValueError):
+            self._black_boxes.remove(what)
+            self.tick()
 
 
-def current_own_work() -> str | None:
-    """Returns what the rank does without the others, which may be empty; None if it does nothing of the kind."""
-    last = _own_work[-1:]  # another thread may end it meanwhile
-    return last[0] if last else None
-
-
-def each_as_own_work(items: Iterator[ValueT]) -> Iterator[ValueT]:
-    """Yields the items of an iterator, none of them None, that makes each of them without other ranks."""
-    while True:
-        with own_work():
-            item = next(items, None)
-        if item is None:
-            return
-        yield item
-
-
-@contextmanager
-def entered_as_own_work(context: AbstractContextManager[ValueT]) -> Iterator[ValueT]:
-    """Enters and leaves a context that begins and ends without other ranks."""
-    with ExitStack() as around, ExitStack() as inside:
-        with own_work():
-            value = inside.enter_context(context)
-        inside.callback(around.enter_context, own_work())  # the last to be added is the first to be called
-        yield value
-
+doing = Doing()
 
 _saving_threads: set[threading.Thread] = set()
 
@@ -109,7 +107,3 @@ def saving() -> Iterator[None]:
 def is_saving() -> bool:
     """Returns whether a thread of this process writes a checkpoint."""
     return bool(_saving_threads)
-
-
-def ignore_activity(activity: Activity, step: int) -> None:
-    """Does nothing, for runs that are not watched."""

@@ -11,7 +11,7 @@ import torch
 
 from evenpack.data.batches.pipeline import SkippedStep, StepBatches, training_batches
 from evenpack.data.prepared import PreparedData
-from evenpack.engine.activity import OnActivity, ignore_activity, own_work
+from evenpack.engine.activity import doing
 from evenpack.engine.checkpoints.continuation import continued
 from evenpack.engine.checkpoints.files import CHECKPOINTS, Checkpoint, TrainState
 from evenpack.engine.checkpoints.forks import parent_checkpoint, take_over
@@ -100,8 +100,6 @@ class TrainingRun:
     start: Start
     engine: TrainingEngine
     checkpoints: CheckpointWriter
-    on_activity: OnActivity
-    """Function that is told what this rank begins to do."""
 
     def state(
         self, steps_done: int, *, samples: int, reached_accuracy: float | None, validation_loss: float | None
@@ -145,11 +143,10 @@ def find_start(resolved: ResolvedRun, world: World) -> Start:
     return Start(resolved=resolved, world=world, checkpoint=checkpoint)
 
 
-def build_at(start: Start, *, on_activity: OnActivity = ignore_activity) -> TrainingRun:
+def build_at(start: Start) -> TrainingRun:
     """Makes the run with the weights of its newest complete checkpoint, or else with its initial weights.
 
-    Initial weights come from `training.initialize_from`, or else from the seed. `on_activity` is called
-    before the checkpoint is loaded, and again and again while it is converted; the run keeps it for its training.
+    Initial weights come from `training.initialize_from`, or else from the seed.
 
     Raises: DataError for a vocabulary that the objective cannot use; CheckpointError for a checkpoint that cannot be
     loaded, or weights of another model.
@@ -169,16 +166,12 @@ def build_at(start: Start, *, on_activity: OnActivity = ignore_activity) -> Trai
         warn_of_other_device(resolved.cost_model, world.device_name)
     engine = TrainingEngine(model, resolved.config, world, denominators=resolved.denominators)
     if checkpoint is not None:
-        step = checkpoint.step
-        on_activity("loading the checkpoint", step)
-        load_checkpoint(
-            engine.deepspeed, checkpoint, world, on_conversion=lambda: on_activity("converting the checkpoint", step)
-        )
+        doing.enter("loading the checkpoint", checkpoint.step)
+        load_checkpoint(engine.deepspeed, checkpoint, world)
     return TrainingRun(
         start=start,
         engine=engine,
         checkpoints=_writer(resolved.config, world, steps_done=start.steps_done),
-        on_activity=on_activity,
     )
 
 
@@ -203,8 +196,7 @@ def build_placed_model(run: ResolvedRun, world: World) -> Model:
     Raises: ConfigError if this number of ranks cannot divide a step.
     """
     settings = deepspeed_config(run.config, world.size)
-    with own_work():
-        model = build_model(run, torch.device("meta"))
+    model = build_model(run, torch.device("meta"))
     run.config.deepspeed.sharding.place(model, run.config.run.seed, world, settings)
     return model
 

@@ -9,7 +9,7 @@ from torch import nn
 from torch._dynamo.callback import CallbackArgs, callback_handler
 from torch._dynamo.utils import counters
 
-from evenpack.engine.activity import begin_own_work, end_own_work
+from evenpack.engine.activity import doing
 from evenpack.engine.config import RunConfig
 from evenpack.engine.resolving.attention_choice import attention_request
 from evenpack.errors import ConfigError, RunError
@@ -148,18 +148,17 @@ def compile_if_asked(model: nn.Module, config: RunConfig, device_type: str) -> C
 
 
 @contextmanager
-def compiling_as_own_work() -> Iterator[None]:
-    """Marks each compilation within the block, also of an attention kernel, as work without the other ranks.
+def announced_compilations() -> Iterator[None]:
+    """Announces each compilation within the block, also of an attention kernel, as a black box: it does not tick.
 
-    A compilation begins within a step, where nothing else says so. It takes processor time of this process, or of the
-    compilers that it starts.
+    A compilation begins within a step, where nothing else says so.
     """
 
     def begin(_: CallbackArgs) -> None:
-        begin_own_work("compiling")
+        doing.begin_black_box("compiling")
 
     def end(_: CallbackArgs) -> None:
-        end_own_work("compiling")
+        doing.end_black_box("compiling")
 
     callback_handler.register_start_callback(begin)
     callback_handler.register_end_callback(end)

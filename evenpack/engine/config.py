@@ -68,8 +68,11 @@ class RunSection(Section):
     """The run that this one continues from one of its steps; `evenpack fork` writes it. Null: it begins at step 1."""
     hang_timeout_seconds: Seconds | None = Field(default=900.0, ge=2.0)
     """Seconds without progress on any rank after which the run ends with an error that names the rank which blocks it;
-    after half of them there is a warning. They must exceed the longest step, the longest flush of one file, and
-    the time that DeepSpeed takes to start. Null: a run may hang for ever."""
+    after half of them there is a warning. They must exceed the longest step, the longest wait for a batch, and the
+    longest write of one file of a checkpoint. Null: a run may hang for ever."""
+    start_timeout_seconds: Seconds = Field(default=1800.0, ge=2.0)
+    """The same until the first step of every rank has ended, and while one compiles: in imports, the start of DeepSpeed
+    and the load of a checkpoint nothing shows whether they move."""
     profile_steps: Steps | None = Field(default=None, ge=1, le=100)
     """Number of steps that rank 0 profiles, after the first three of each start: OUTPUT_DIR/profile gets a trace of
     each step and their seconds by category, which are logged as a table, too. Null: none."""

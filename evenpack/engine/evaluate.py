@@ -2,7 +2,7 @@
 
 import logging
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import islice
 from typing import Any
@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from evenpack.batch import PackedBatch
 from evenpack.data.batches.pipeline import evaluation_batches
 from evenpack.data.prepared import PreparedData, Split
-from evenpack.engine.activity import each_as_own_work
+from evenpack.engine.activity import doing
 from evenpack.engine.resolving.resolve import ResolvedRun
 from evenpack.engine.world.distributed import World
 from evenpack.errors import DataError
@@ -130,7 +130,6 @@ def evaluate_model(
     world: World,
     *,
     split: Split = "validation",
-    on_batch: Callable[[], None] = lambda: None,
     most_batches: int | None = None,
 ) -> Evaluations:
     """Evaluates `model`, called as `model(batch) -> LossOutputs`, on each source's validation packs, by source name.
@@ -138,7 +137,7 @@ def evaluate_model(
     All ranks call it with the same weights and get the same result. Packs are assigned to the ranks one by one, and
     a rank may have one batch fewer than another. At ZeRO 3, where a forward pass gathers parameters from all ranks, it
     then computes a batch that does not count. Sums are kept in float64 and reduced over ranks once. The model's mode
-    (training or evaluation) is restored. `on_batch` is called before each batch.
+    (training or evaluation) is restored.
 
     Args:
         most_batches: of each source on each rank; None: all.
@@ -155,7 +154,7 @@ def evaluate_model(
         with precision:
             sums = torch.stack(
                 [
-                    _sum_source(model, run, world, islice(_in_step(run, name, world, split), most_batches), on_batch)
+                    _sum_source(model, run, world, islice(_in_step(run, name, world, split), most_batches))
                     for name in prepared.source_names
                 ]
             )
@@ -206,7 +205,6 @@ def _sum_source(
     run: ResolvedRun,
     world: World,
     batches: Iterable[tuple[PackedBatch, bool]],
-    on_batch: Callable[[], None],
 ) -> Float64[Tensor, " sums"]:
     """Returns this rank's sums for a source, from its batches and whether each counts.
 
@@ -217,7 +215,7 @@ def _sum_source(
     sums = torch.zeros(2 * len(losses), dtype=torch.float64, device=world.device)
     counts = NO_COUNTS
     for batch, counts_here in batches:
-        on_batch()
+        doing.tick()  # a batch is progress
         outputs: LossOutputs = model(batch.to(world.device, non_blocking=True))
         if not counts_here:
             continue
@@ -231,7 +229,7 @@ def _sum_source(
 
 def _in_step(run: ResolvedRun, source: str, world: World, split: Split) -> Iterator[tuple[PackedBatch, bool]]:
     """Yields this rank's batches, and whether each counts; where forward passes are collective, equally many on all."""
-    mine = each_as_own_work(validation_batches(run, source, rank=world.rank, ranks=world.size, split=split))
+    mine = validation_batches(run, source, rank=world.rank, ranks=world.size, split=split)
     if world.size == 1 or not run.config.deepspeed.sharding.gathers_parameters:
         yield from ((batch, True) for batch in mine)
         return

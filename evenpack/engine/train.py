@@ -17,9 +17,9 @@ from evenpack.data.batches.pipeline import SkippedStep, StepBatches
 from evenpack.data.manifest import MANIFEST
 from evenpack.data.verification import explained_damage
 from evenpack.differences import flatten
-from evenpack.engine.activity import OnActivity, entered_as_own_work, ignore_activity, own_work
+from evenpack.engine.activity import doing
 from evenpack.engine.build import Start, TrainingRun, build_at, find_start
-from evenpack.engine.compilation import compiling_as_own_work
+from evenpack.engine.compilation import announced_compilations
 from evenpack.engine.config import RunConfig
 from evenpack.engine.evaluate import evaluate_model
 from evenpack.engine.memory.host import require_host_memory
@@ -64,13 +64,11 @@ class TrainOutcome:
     """The accuracy that reached the run's target; None if none did."""
 
 
-def train(
-    config: RunConfig, *, stop_requested: Callable[[], bool], on_activity: OnActivity = ignore_activity
-) -> TrainOutcome:
+def train(config: RunConfig, *, stop_requested: Callable[[], bool]) -> TrainOutcome:
     """Trains from the newest complete checkpoint, or from the start, to the step that the run file names.
 
     Every rank of the run calls it. `stop_requested` is called once per step; if it is true on any rank, all save at the
-    end of the step and return. `on_activity` is told what this rank begins to do.
+    end of the step and return.
 
     Raises: ConfigError, DataError, CheckpointError or BackendError if the run cannot start; RunError for a loss that
     is not finite (nothing is saved then), a full disk, or ranks that do not see the same files; StoppedEarlyError if
@@ -78,7 +76,7 @@ def train(
     """
     with joined_world(run_facts(config), stop_requested=stop_requested, patience=_COLLECTIVE_TIMEOUT) as world:
         configure_logging(world)
-        return train_in(world, config, stop_requested=stop_requested, on_activity=on_activity)
+        return train_in(world, config, stop_requested=stop_requested)
 
 
 def run_facts(config: RunConfig) -> dict[str, str]:
@@ -91,26 +89,19 @@ def run_facts(config: RunConfig) -> dict[str, str]:
     return keys | {f"prepared data in {config.prepared_dir}": data}
 
 
-def train_in(
-    world: World,
-    config: RunConfig,
-    *,
-    stop_requested: Callable[[], bool],
-    on_activity: OnActivity = ignore_activity,
-) -> TrainOutcome:
+def train_in(world: World, config: RunConfig, *, stop_requested: Callable[[], bool]) -> TrainOutcome:
     """Does the work of `train`, with ranks that have already met."""
     started = time.time()
     require_shared_directory(config.run.output_dir, world)
-    on_activity("opening the data", 0)
+    doing.enter("opening the data", 0)
     log.info("%s joined; opening the data and building the model", counted(world.size, "rank"))
     with (
-        compiling_as_own_work(),
+        announced_compilations(),
         explained_loader_deaths(),  # one may also die while the damage is explained
         explained_damage(config.prepared_dir),
     ):
-        with own_work():
-            resolved = open_run(config, verify="later")  # by a part of the loop, before the first save
-            require_trainable(resolved)
+        resolved = open_run(config, verify="later")  # by a part of the loop, before the first save
+        require_trainable(resolved)
         world.on_main(lambda: require_trackers(resolved.config.metrics))
         if world.device.type == "cpu":
             ranks_here = LOCAL_WORLD_SIZE.read(os.environ) or 1
@@ -118,33 +109,24 @@ def train_in(
                 world.on_main(partial(require_host_memory, stage, ranks=world.size, ranks_here=ranks_here))
         largest = max(resolved.of_stages, key=lambda stage: stage.shape.items_per_micro_batch)
         with explained_memory(largest, world):
-            return _train(world, resolved, stop_requested=stop_requested, on_activity=on_activity, started=started)
+            return _train(world, resolved, stop_requested=stop_requested, started=started)
 
 
-def _train(
-    world: World,
-    resolved: ResolvedRun,
-    *,
-    stop_requested: Callable[[], bool],
-    on_activity: OnActivity,
-    started: float,
-) -> TrainOutcome:
-    on_activity("building the model", 0)
+def _train(world: World, resolved: ResolvedRun, *, stop_requested: Callable[[], bool], started: float) -> TrainOutcome:
+    doing.enter("building the model", 0)
     start = find_start(resolved, world)
     if start.is_done:
         return _nothing_to_do(start)
     # The loader's processes start while the model is built.
-    loader = closing(start.batches(stop_step=start.config.training.stop_step))
-    with entered_as_own_work(loader) as batches:
-        run = build_at(start, on_activity=on_activity)
+    with closing(start.batches(stop_step=start.config.training.stop_step)) as batches:
+        run = build_at(start)
         log.info("%s", describe(start))
         places = world.all_gather(place_of(world))
         world.on_main(lambda: write_start(start, places, run.engine.model))
-        on_activity("starting the loader", start.steps_done)
+        doing.enter("starting the loader", start.steps_done)
         parts = _parts(run, places, stop_requested=stop_requested, started=started)
         with parts.opened():
-            with own_work():
-                first = next(batches)  # waits for the loader's processes, which is not part of a step's time
+            first = next(batches)  # waits for the loader's processes, which is not part of a step's time
             _compile_evaluation(run)
             return _loop(run, chain([first], batches), parts)
 
@@ -185,20 +167,19 @@ def _loop(run: TrainingRun, batches_of_steps: Iterator[StepBatches | SkippedStep
         parts.call("after_step", step)
         samples = step.samples
         if is_evaluation_due(training, step.steps_done, samples_per_step=start.resolved.samples_per_step):
-            evaluating = partial(run.on_activity, "evaluating", step.steps_done)
-            evaluating()  # and again for each batch, which is progress
+            doing.enter("evaluating", step.steps_done)
             parts.call("evaluating", step)
             with run.engine.compilation.explained():
-                step.evaluations = evaluate_model(run.engine.model, start.resolved, start.world, on_batch=evaluating)
+                step.evaluations = evaluate_model(run.engine.model, start.resolved, start.world)
             parts.call("evaluated", step)
-        run.on_activity("recording the step", step.steps_done)
+        doing.enter("recording the step", step.steps_done)
         parts.call("recording", step)
         is_kept = step.steps_done in training.keep_checkpoint_steps
         if step.ends_loop or is_kept or step.is_due(training.checkpoint_every_steps):
             parts.call("saving", step)
             parts.call("saved", step)
         if step.ends_loop:
-            run.on_activity("writing the summary", step.steps_done)
+            doing.enter("writing the summary", step.steps_done)
             parts.call("ending", step)
             state: Literal["finished", "stopped"] = "finished" if step.is_last else "stopped"
             return TrainOutcome(state=state, step=step.steps_done, reached_accuracy=step.reached_accuracy)
@@ -209,7 +190,7 @@ def _compile_evaluation(run: TrainingRun) -> None:
     """Evaluates a batch of each source if the run compiles: what cannot be compiled ends it before its first update."""
     start = run.start
     if run.engine.compilation.is_asked and start.config.training.is_evaluated:
-        run.on_activity("evaluating", start.steps_done)
+        doing.enter("evaluating", start.steps_done)
         with run.engine.compilation.explained():
             evaluate_model(run.engine.model, start.resolved, start.world, most_batches=1)
 
@@ -239,7 +220,7 @@ def _nothing_to_do(run: Start) -> TrainOutcome:
     else:
         log.info("nothing to do: step %d of %d is done", run.steps_done, run.config.training.stop_step)
     writer = MetricsWriter(run)
-    with own_work(), writer.opened():
+    with writer.opened():
         writer.summarise("finished", run.steps_done, reached_accuracy=reached)
     return TrainOutcome(state="finished", step=run.steps_done, reached_accuracy=reached)
 
@@ -249,10 +230,9 @@ def _timed(
 ) -> Iterator[tuple[StepBatches | SkippedStep, float]]:
     """Yields each step's batches, and the seconds that the rank waited for them."""
     for step in count(run.start.steps_done + 1):
-        run.on_activity("waiting for a batch", step)
+        doing.enter("waiting for a batch", step)
         started = time.perf_counter()
-        with own_work():
-            batches = next(batches_of_steps, None)
+        batches = next(batches_of_steps, None)
         if batches is None:
             return
         yield batches, time.perf_counter() - started

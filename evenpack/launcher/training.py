@@ -25,6 +25,7 @@ from evenpack.engine.resolving.requirements import require_trackers, require_tra
 from evenpack.engine.resolving.resolve import ResolvedRun, open_run
 from evenpack.errors import EXIT_BAD_INPUT, ConfigError, DataError
 from evenpack.files import read_json_object
+from evenpack.launcher.processes.hangs import HangLimits
 from evenpack.launcher.processes.start import LaunchPlan
 from evenpack.launcher.processes.stop import say
 from evenpack.launcher.processes.supervise import LaunchResult, supervise
@@ -135,9 +136,7 @@ def run_training(launch: LaunchPlan, checked: ResolvedRun) -> TrainingResult:
             require_host_memory(stage, ranks=devices.ranks, ranks_here=devices.ranks)
     launch = launch.reached(os.environ)
     say(f"starting {devices.choice}")
-    result = supervise(
-        launch, run.output_dir, say=say, output=_standard_error(), hang_timeout_seconds=run.hang_timeout_seconds
-    )
+    result = supervise(launch, run.output_dir, say=say, output=_standard_error(), limits=HangLimits.of(run))
     if result.state == "failed" and result.error is None:
         result = _explained_by_data(result, checked)
     report = report_training(checked) if result.state != "failed" else None

@@ -24,7 +24,7 @@ from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, NoReturn, Protocol, runtime_checkable
 
-from evenpack.engine.activity import OnActivity, own_work
+from evenpack.engine.activity import doing
 from evenpack.errors import EXIT_BAD_INPUT, EXIT_STOPPED, EvenpackError, RunError, StoppedEarlyError
 from evenpack.files import explained, is_of_the_system, system_error
 from evenpack.launch_environment import MAX_RESTARTS, refuse_other_options
@@ -36,7 +36,7 @@ from evenpack.launcher.processes.devices import (
     settle_device,
 )
 from evenpack.launcher.processes.guard import Ancestors, Guard, end_process, watch_early
-from evenpack.launcher.processes.hangs import Heartbeat
+from evenpack.launcher.processes.hangs import HangLimits, Heartbeat
 from evenpack.launcher.processes.ranks import (
     Failure,
     LaunchToken,
@@ -102,12 +102,10 @@ class Outcome(Protocol):
 class TrainFunction(Protocol):
     """The training loop.
 
-    It calls `stop_requested` at the end of each step, and `on_activity` with what it begins to do.
+    It calls `stop_requested` at the end of each step, and tells `activity.doing` what it begins to do.
     """
 
-    def __call__(
-        self, config: "RunConfig", *, stop_requested: Callable[[], bool], on_activity: OnActivity
-    ) -> Outcome: ...
+    def __call__(self, config: "RunConfig", *, stop_requested: Callable[[], bool]) -> Outcome: ...
 
 
 def main(arguments: Sequence[str] | None = None, *, train: TrainFunction | None = None) -> int:
@@ -230,8 +228,8 @@ class Rank:
         self._owns_files = False
         """Whether the files of ranks in the output directory are this run's."""
         self._stop = StopFlag()
-        timeout = config.run.hang_timeout_seconds
-        self._heartbeat = Heartbeat(self._folder, rank=place.rank, timeout_seconds=timeout)
+        limits = HangLimits.of(config.run)
+        self._heartbeat = Heartbeat(self._folder, rank=place.rank, limits=limits)
         self._guard = Guard(
             self._status,
             place,
@@ -240,7 +238,7 @@ class Rank:
             ancestors=ancestors,
             stop=self._stop,
             heartbeat=self._heartbeat,
-            hang_timeout_seconds=timeout,
+            limits=limits,
         )
 
     def run(self, train: TrainFunction) -> int:
@@ -248,7 +246,7 @@ class Rank:
         with ExitStack() as held:
             try:
                 self._begin(held)
-                outcome = train(self._config, stop_requested=self._stop.is_set, on_activity=self._heartbeat.enter)
+                outcome = train(self._config, stop_requested=self._stop.is_set)
             except StoppedEarlyError:
                 self._stop_early()
             except EvenpackError as error:
@@ -256,7 +254,7 @@ class Rank:
             except BaseException as error:
                 if is_of_the_system(error):
                     path = None if error.filename else self._config.run.output_dir
-                    place = f" on {socket.gethostname()} while {self._heartbeat.activity}"
+                    place = f" on {socket.gethostname()} while {doing.activity}"
                     self._fail(system_error(error, path, place=place))
                 self._crash(error)
             exit_code = _stopped_exit_code() if outcome.state == "stopped" else 0
@@ -448,12 +446,11 @@ def _load_config(path: Path, overrides: Sequence[str]) -> "RunConfig":
     return load_run_file(path, RunConfig, overrides)
 
 
-def _train(config: "RunConfig", *, stop_requested: Callable[[], bool], on_activity: OnActivity) -> Outcome:
+def _train(config: "RunConfig", *, stop_requested: Callable[[], bool]) -> Outcome:
     settle_device()
-    with own_work("importing torch and DeepSpeed"):
-        from evenpack.engine.train import train
+    from evenpack.engine.train import train
 
-    return train(config, stop_requested=stop_requested, on_activity=on_activity)
+    return train(config, stop_requested=stop_requested)
 
 
 def _parser() -> argparse.ArgumentParser:

@@ -1,17 +1,14 @@
 """What a run says that it is doing: each batch of an evaluation is progress, as each micro-batch of a step is.
 
-Work without the other ranks is marked, and nothing that waits for them is.
+So are each file of a checkpoint and each parameter of one that is converted.
 """
 
-import importlib
-import threading
 from pathlib import Path
-from typing import Any
 
-import pytest
+from noted_moves import begin_again, noted_moves
 from tiny_training import changed, never, numbered_lines
 
-from evenpack.engine.activity import ACTIVITIES, Activity, current_own_work
+from evenpack.engine.activity import ACTIVITIES, START, Activity, doing
 from evenpack.engine.config import RunConfig
 from evenpack.engine.train import train_in
 from evenpack.engine.world.distributed import World
@@ -19,8 +16,8 @@ from evenpack.testing import prepared, run_config, run_ranks, run_values, text_s
 
 
 def said_by(world: World, config: RunConfig) -> list[tuple[Activity, int]]:
-    said: list[tuple[Activity, int]] = []
-    train_in(world, config, stop_requested=never, on_activity=lambda activity, step: said.append((activity, step)))
+    with noted_moves() as said:
+        train_in(world, config, stop_requested=never)
     return said
 
 
@@ -38,73 +35,36 @@ def test_each_batch_of_an_evaluation_is_progress(tmp_path: Path) -> None:
     assert places == sorted(places)
 
 
-OWN = (
-    "evenpack.engine.train.open_run",
-    "evenpack.engine.build.build_model",
-    "evenpack.data.batches.pipeline.select_packs",
-    "evenpack.engine.reporting.metrics.MetricsLog.resume",
-    "evenpack.engine.reporting.metrics.MetricsLog.append",
-    "evenpack.engine.reporting.metrics.MetricsLog.commit",
-    "evenpack.engine.parts.metrics_writer.MetricsWriter.summarise",
-    "evenpack.engine.checkpoints.saving.commit_files",
-    "evenpack.engine.checkpoints.saving.CheckpointWriter.publish",
-    "evenpack.engine.checkpoints.background._Flight.join",
-    "deepspeed.runtime.checkpoint_engine.torch_checkpoint_engine.TorchCheckpointEngine.save",
-    "evenpack.engine.checkpoints.loading.find_wrong_content",
-    "evenpack.engine.checkpoints.loading.find_classes",
-    "torch.load",
-    "evenpack.engine.checkpoints.universal._write_parameter",
-)
-"""What may take long on one rank, and shows no progress before it ends."""
+def said_in_a_resume(world: World, config: RunConfig) -> tuple[list[tuple[Activity, int]], list[str | None]]:
+    """Returns what is said in a run that goes on at ZeRO 0, and in which black box each step ends."""
+    train_in(world, changed(config, training={"stop_after_steps": 4}), stop_requested=never)
+    begin_again()
+    boxes: list[str | None] = []
 
-COLLECTIVE = tuple(
-    f"torch.distributed.{name}" for name in ("all_reduce", "all_gather_object", "broadcast_object_list", "barrier")
-)
+    def note_black_box() -> bool:
+        boxes.append(doing.black_box)
+        return False
+
+    with noted_moves() as said:
+        train_in(world, changed(config, deepspeed={"zero_stage": 0}), stop_requested=note_black_box)
+    return said, boxes
 
 
-def marks_of(world: World, config: RunConfig) -> tuple[dict[str, set[bool]], list[tuple[Activity, int]]]:
-    """Returns whether the calls of OWN and COLLECTIVE were marked as own work, in a run and its resume at ZeRO 0."""
-    marks: dict[str, set[bool]] = {}
-    said: list[tuple[Activity, int]] = []
-
-    def probe(patch: pytest.MonkeyPatch, path: str) -> None:
-        module, _, name = path.rpartition(".")
-        try:
-            holder: Any = importlib.import_module(module)
-        except ModuleNotFoundError:
-            module, _, owner = module.rpartition(".")
-            holder = getattr(importlib.import_module(module), owner)
-        call = getattr(holder, name)
-
-        def noting(*arguments: Any, **named: Any) -> Any:
-            if threading.current_thread() is threading.main_thread():
-                marks.setdefault(path, set()).add(current_own_work() is not None)
-            return call(*arguments, **named)
-
-        patch.setattr(holder, name, noting)
-
-    with pytest.MonkeyPatch.context() as patch:
-        for path in (*OWN, *COLLECTIVE):
-            probe(patch, path)
-        train_in(world, changed(config, training={"stop_after_steps": 4}), stop_requested=never)
-        resumed = changed(config, deepspeed={"zero_stage": 0})
-        train_in(world, resumed, stop_requested=never, on_activity=lambda *what: said.append(what))
-    assert current_own_work() is None
-    return marks, said
-
-
-def test_long_work_without_the_other_ranks_is_marked_and_no_wait_for_them_is(tmp_path: Path) -> None:
+def test_files_and_parameters_are_progress_and_the_start_ends_with_the_first_step(tmp_path: Path) -> None:
     data = {"sources": text_sources(tmp_path, {"lines": numbered_lines(80)}), "validation_fraction": 0.4}
     training = {"steps": 6, "evaluate_every_steps": 4, "evaluation_packs": 6, "checkpoint_every_steps": 2}
     values = run_values("gpt2", tmp_path, data=data, training=training)
     config = prepared(run_config(values | {"deepspeed": {"zero_stage": 1}}))
-    (main, said), (other, said_by_other) = run_ranks(marks_of, 2, config)
-    assert main == {path: {path in OWN} for path in (*OWN, *COLLECTIVE)}
-    assert other.items() <= main.items()
-    for of_rank in (said, said_by_other):
-        assert ("loading the checkpoint", 4) in of_rank
-        assert ("converting the checkpoint", 4) in of_rank
-        assert ("verifying the data", 6) in of_rank
-        places = [(step, ACTIVITIES.index(activity)) for activity, step in of_rank]
+    outcomes = run_ranks(said_in_a_resume, 2, config)
+    for said, boxes in outcomes:
+        assert said.count(("building the model", 0)) > 1, "each file of the checkpoint that is verified"
+        assert ("loading the checkpoint", 4) in said
+        assert said.count(("converting the checkpoint", 4)) > 5, "each parameter"
+        assert said.count(("verifying the data", 6)) >= 1
+        assert said.count(("waiting for verification", 6)) == 1, "to wait for others is no progress"
+        assert ("waiting for a save", 6) in said
+        places = [(step, ACTIVITIES.index(activity)) for activity, step in said]
         start = places[: places.index((5, ACTIVITIES.index("waiting for a batch"))) + 1]
         assert start == sorted(start)
+        assert boxes == [START, None], "a stop is asked for within the step"
+    assert sum(said.count(("saving a checkpoint", 6)) for said, _ in outcomes) > 2 + 2, "each file that is written"

@@ -29,7 +29,9 @@ Stack = Literal["evenpack train", "deepspeed", "torchrun", "mpirun", "python"]
 STEPS = 240
 CHECKPOINT_EVERY = 10
 HANG_TIMEOUT_SECONDS = 32
-"""So that a run which hangs ends within the minute that is promised, on a machine that starts a run in 20 s."""
+"""So that a run which hangs ends within the minute that is promised."""
+START_TIMEOUT_SECONDS = 120
+"""Several times what a start takes, 20 s."""
 
 SUBJECT_VARIABLE = "FAULT_SUBJECT"
 """Variable in the environment of every process of a run, by which the processes that it leaves are found."""
@@ -216,6 +218,7 @@ def _values(folder: Path, source: Path, *, zero_stage: int, grid: bool) -> dict[
             "output_dir": str(folder / "out"),
             "seed": 11,
             "hang_timeout_seconds": HANG_TIMEOUT_SECONDS,
+            "start_timeout_seconds": START_TIMEOUT_SECONDS,
         },
         "data": data,
         "model": {"kind": "gpt2", "preset": "tiny", "hidden_size": 32, "heads": 2, "dropout": 0.1},

@@ -29,7 +29,8 @@ PLANS: dict[Stack, tuple[str, ...]] = {
 @pytest.fixture(scope="module")
 def campaign(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Campaign]:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(subject, "HANG_TIMEOUT_SECONDS", 200)  # no planned fault hangs, and a busy machine starts slowly
+        patch.setattr(subject, "HANG_TIMEOUT_SECONDS", 200)  # no planned fault hangs, and a busy machine is slow
+        patch.setattr(subject, "START_TIMEOUT_SECONDS", 400)
         patch.setattr(subject, "STEPS", 120)  # the last planned fault comes before step 60
         campaign = Campaign(tmp_path_factory.mktemp("faults"), seed=SEED, say=print)
         yield campaign

@@ -14,7 +14,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from evenpack.engine.activity import own_work, saving
+from evenpack.engine.activity import START, doing, saving
 from evenpack.errors import CheckpointError, RunError, StoppedEarlyError
 from evenpack.launch_environment import AGENT_STORE, RANK, WORLD_SIZE
 from evenpack.launcher.worker import main
@@ -66,15 +66,16 @@ class Meeting:
         return bool(byte[0])
 
 
-def loop(config, *, stop_requested, on_activity):
+def loop(config, *, stop_requested):
     """Runs steps with a barrier until a stop is requested on any rank; then rank 0 saves."""
     meeting = Meeting()
+    doing.end_black_box(START)
     step = 0
     while step < config.training.steps:
         step += 1
-        on_activity("computing gradients", step)
+        doing.enter("computing gradients", step)
         time.sleep(STEP_SECONDS)
-        on_activity("summing over the ranks", step)
+        doing.enter("summing over the ranks", step)
         asked = meeting.any(stop_requested())
         if meeting.rank == 0:
             (config.run.output_dir / "step").write_text(str(step))
@@ -89,7 +90,7 @@ def loop(config, *, stop_requested, on_activity):
     return Outcome("finished", step)
 
 
-def loop_alone(config, *, stop_requested, on_activity):
+def loop_alone(config, *, stop_requested):
     """Runs steps of one rank until a stop is requested."""
     step = 0
     while not stop_requested():
@@ -99,7 +100,7 @@ def loop_alone(config, *, stop_requested, on_activity):
     return Outcome("stopped", step)
 
 
-def meet_in_vain(config, *, stop_requested, on_activity):
+def meet_in_vain(config, *, stop_requested):
     """Waits for a rank that does not come, as ranks do before their first collective, until a stop is requested."""
     (config.run.output_dir / f"waits_{os.environ['RANK']}").write_text("yes")
     while not stop_requested():
@@ -107,45 +108,45 @@ def meet_in_vain(config, *, stop_requested, on_activity):
     raise StoppedEarlyError("asked to stop")
 
 
-def crash_while_others_meet(config, *, stop_requested, on_activity):
+def crash_while_others_meet(config, *, stop_requested):
     """Rank 2 crashes while the others wait for it."""
     if os.environ["RANK"] == "2":
         while not all((config.run.output_dir / f"waits_{rank}").exists() for rank in (0, 1)):
             time.sleep(STEP_SECONDS)
         raise ZeroDivisionError("one by zero")
-    return meet_in_vain(config, stop_requested=stop_requested, on_activity=on_activity)
+    return meet_in_vain(config, stop_requested=stop_requested)
 
 
-def finish(config, *, stop_requested, on_activity):
+def finish(config, *, stop_requested):
     return Outcome("finished", config.training.steps)
 
 
-def refuse(config, *, stop_requested, on_activity):
+def refuse(config, *, stop_requested):
     raise CheckpointError("the checkpoint is of another run")
 
 
-def refuse_on_rank_1(config, *, stop_requested, on_activity):
+def refuse_on_rank_1(config, *, stop_requested):
     if os.environ["RANK"] == "1":
         raise CheckpointError("the checkpoint is truncated here")
-    return hang(config, stop_requested=stop_requested, on_activity=on_activity)
+    return hang(config, stop_requested=stop_requested)
 
 
-def crash_on_rank_1(config, *, stop_requested, on_activity):
+def crash_on_rank_1(config, *, stop_requested):
     if os.environ["RANK"] == "1":
         raise ZeroDivisionError("one by zero")
-    return loop(config, stop_requested=stop_requested, on_activity=on_activity)
+    return loop(config, stop_requested=stop_requested)
 
 
-def save_while_rank_1_fails(config, *, stop_requested, on_activity):
+def save_while_rank_1_fails(config, *, stop_requested):
     """Rank 1 fails at once; rank 0 needs longer than a rank that has nothing to do gets, because it is saving."""
     if os.environ["RANK"] == "0":
-        on_activity("waiting for a save", 3)
+        doing.enter("waiting for a save", 3)
         time.sleep(11)
         (config.run.output_dir / "saved").touch()
     raise RunError("the loss is not finite")
 
 
-def compute_while_a_thread_saves(config, *, stop_requested, on_activity):
+def compute_while_a_thread_saves(config, *, stop_requested):
     """As `save_while_rank_1_fails`, but the main thread of rank 0 waits for rank 1, which has failed."""
     if os.environ["RANK"] == "1":
         raise RunError("the loss is not finite")
@@ -156,16 +157,16 @@ def compute_while_a_thread_saves(config, *, stop_requested, on_activity):
             (config.run.output_dir / "saved").touch()
 
     threading.Thread(target=save, daemon=True).start()
-    return hang(config, stop_requested=stop_requested, on_activity=on_activity)
+    return hang(config, stop_requested=stop_requested)
 
 
-def fill_the_disk(config, *, stop_requested, on_activity):
+def fill_the_disk(config, *, stop_requested):
     """No rank can write a new file any more, neither metrics nor the record of a failure; rank 0 sees it first."""
     from evenpack import files
     from evenpack.launcher.processes import ranks
 
     meeting = Meeting()
-    on_activity("recording the step", 3)
+    doing.enter("recording the step", 3)
 
     def refuse(*_, **__):
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
@@ -176,63 +177,65 @@ def fill_the_disk(config, *, stop_requested, on_activity):
     meeting.any(False)
 
 
-def break_connection_on_rank_1(config, *, stop_requested, on_activity):
+def break_connection_on_rank_1(config, *, stop_requested):
     if os.environ["RANK"] == "1":
         raise RuntimeError("[gloo/transport/tcp/pair.cc:553] Connection closed: the network is down")
-    return hang(config, stop_requested=stop_requested, on_activity=on_activity)
+    return hang(config, stop_requested=stop_requested)
 
 
-def crash_in_first_life(config, *, stop_requested, on_activity):
+def crash_in_first_life(config, *, stop_requested):
     """Works only after torchrun has started the ranks again."""
     if os.environ["TORCHELASTIC_RESTART_COUNT"] == "0":
         raise ZeroDivisionError("one by zero")
-    return finish(config, stop_requested=stop_requested, on_activity=on_activity)
+    return finish(config, stop_requested=stop_requested)
 
 
-def die_on_rank_1(config, *, stop_requested, on_activity):
+def die_on_rank_1(config, *, stop_requested):
     if os.environ["RANK"] == "1":
         time.sleep(1.0)
         os.kill(os.getpid(), signal.SIGKILL)
-    return hang(config, stop_requested=stop_requested, on_activity=on_activity)
+    return hang(config, stop_requested=stop_requested)
 
 
-def hang(config, *, stop_requested, on_activity):
+def hang(config, *, stop_requested):
     """Hangs as in a collective that the others never join: it notices no stop and handles no signal."""
     (config.run.output_dir / "step").write_text("hangs")
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM, signal.SIGINT})
     time.sleep(1000)
 
 
-def wait_on_rank_1(config, *, stop_requested, on_activity):
+def wait_on_rank_1(config, *, stop_requested):
     """Steps, until rank 1 waits for something in its third step."""
+    enter = doing.enter
 
-    def on_activity_of_rank(activity, step):
-        on_activity(activity, step)
+    def enter_and_wait(activity, step):
+        enter(activity, step)
         if (os.environ["RANK"], activity, step) == ("1", "computing gradients", 3):
             wait_for_a_broken_disk()
 
-    return loop(config, stop_requested=stop_requested, on_activity=on_activity_of_rank)
+    doing.enter = enter_and_wait
+    return loop(config, stop_requested=stop_requested)
 
 
 def wait_for_a_broken_disk():
     time.sleep(1000)
 
 
-def convert_on_rank_1(config, *, stop_requested, on_activity):
-    """Waits for rank 1, whose child works for longer than the run may hang."""
-    import subprocess
-
+def compile_on_rank_1(config, *, stop_requested):
+    """Waits for rank 1, which compiles for longer than a step may hang; if FAKE_FOREVER is set, without end."""
     meeting = Meeting()
-    on_activity("converting the checkpoint", 0)
+    doing.enter("computing gradients", 3)
     if os.environ["RANK"] == "1":
-        with own_work(), subprocess.Popen([sys.executable, "-c", "while True: pass"]) as child:
-            time.sleep(1.5 * config.run.hang_timeout_seconds)
-            child.kill()
+        doing.begin_black_box("compiling")
+    doing.end_black_box(START)
+    if os.environ["RANK"] == "1":
+        time.sleep(1000 if "FAKE_FOREVER" in os.environ else 1.5 * config.run.hang_timeout_seconds)
+        doing.end_black_box("compiling")
     meeting.any(False)
-    return Outcome(state="finished", step=1)
+    return Outcome(state="finished", step=3)
 
 
-def hang_holding_everything(config, *, stop_requested, on_activity):
+def hang_holding_everything(config, *, stop_requested):
     """Hangs in C, without letting any other thread of this process run."""
     import ctypes
 
@@ -240,19 +243,19 @@ def hang_holding_everything(config, *, stop_requested, on_activity):
     ctypes.PyDLL(None).sleep(1000)
 
 
-def hang_in_python(config, *, stop_requested, on_activity):
+def hang_in_python(config, *, stop_requested):
     """Handles signals, but never completes its step."""
     (config.run.output_dir / "step").write_text("hangs")
     time.sleep(1000)
 
 
-def loop_with_helper(config, *, stop_requested, on_activity):
+def loop_with_helper(config, *, stop_requested):
     """Runs with a child process, like a loader."""
     import subprocess
 
     helper = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(1000)"])
     (config.run.output_dir / f"helper_{os.environ['RANK']}").write_text(str(helper.pid))
-    return loop(config, stop_requested=stop_requested, on_activity=on_activity)
+    return loop(config, stop_requested=stop_requested)
 
 
 TRAININGS = {
@@ -277,7 +280,7 @@ TRAININGS = {
         hang_holding_everything,
         hang_in_python,
         wait_on_rank_1,
-        convert_on_rank_1,
+        compile_on_rank_1,
     )
 }
 

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from evenpack.config import load_run_file
 from evenpack.engine.config import RunConfig
+from evenpack.launcher.processes.hangs import HangLimits
 from evenpack.launcher.processes.start import plan_launch
 from evenpack.launcher.processes.stop import say, survive_readers
 from evenpack.launcher.processes.supervise import supervise
@@ -23,8 +24,8 @@ def main(run_file: str, output_dir: str, ranks: str, deepspeed_options: str, *ov
         deepspeed_options=deepspeed_options,
         module="fake_worker",
     )
-    timeout = load_run_file(Path(run_file), RunConfig, overrides).run.hang_timeout_seconds
-    result = supervise(plan, Path(output_dir), say=say, hang_timeout_seconds=timeout)
+    limits = HangLimits.of(load_run_file(Path(run_file), RunConfig, overrides).run)
+    result = supervise(plan, Path(output_dir), say=say, limits=limits)
     (Path(output_dir) / "result.json").write_text(json.dumps(asdict(result)))
     say(result.message)
     return result.exit_code

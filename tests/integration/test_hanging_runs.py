@@ -5,13 +5,13 @@ import signal
 import pytest
 from fake_runs import HANGS_SECONDS, FakeRun, training, wait_until
 
-TIMEOUT = "run.hang_timeout_seconds=10"
+TIMEOUT = ("run.hang_timeout_seconds=10", "run.start_timeout_seconds=20")
 
 
 @pytest.mark.slow
 @training("loop")
 def test_a_stopped_rank_ends_the_run_by_name(fake_run: FakeRun) -> None:
-    process = fake_run.launch(TIMEOUT)
+    process = fake_run.launch(*TIMEOUT)
     fake_run.wait_for("step")
     pid = fake_run.pid(1)
     fake_run.signal(1, signal.SIGSTOP)
@@ -27,7 +27,7 @@ def test_a_stopped_rank_ends_the_run_by_name(fake_run: FakeRun) -> None:
 @pytest.mark.slow
 @training("loop")
 def test_a_rank_that_wakes_after_the_warning_goes_on(fake_run: FakeRun) -> None:
-    process = fake_run.launch("run.hang_timeout_seconds=20")
+    process = fake_run.launch("run.hang_timeout_seconds=20", "run.start_timeout_seconds=20")
     fake_run.wait_for("step")
     fake_run.signal(1, signal.SIGSTOP)
     wait_until(lambda: "no progress for " in fake_run.errors(), "the warning")
@@ -39,7 +39,7 @@ def test_a_rank_that_wakes_after_the_warning_goes_on(fake_run: FakeRun) -> None:
 
 @training("wait_on_rank_1")
 def test_ranks_without_a_supervisor_name_the_one_that_they_wait_for(fake_run: FakeRun) -> None:
-    ranks = fake_run.start_ranks(2, TIMEOUT)
+    ranks = fake_run.start_ranks(2, *TIMEOUT)
     assert all(rank.wait(timeout=HANGS_SECONDS) != 0 for rank in ranks)
     failure = fake_run.failure()
     assert failure["rank"] == 1
@@ -51,15 +51,26 @@ def test_ranks_without_a_supervisor_name_the_one_that_they_wait_for(fake_run: Fa
 
 
 @pytest.mark.slow
-@training("convert_on_rank_1")
-def test_ranks_that_wait_for_one_whose_own_work_moves_go_on(fake_run: FakeRun) -> None:
-    process = fake_run.launch(TIMEOUT)
+@training("compile_on_rank_1")
+def test_ranks_that_wait_for_a_compilation_longer_than_the_time_out_go_on(fake_run: FakeRun) -> None:
+    process = fake_run.launch("run.hang_timeout_seconds=6")
     assert process.wait(timeout=HANGS_SECONDS) == 0
+
+
+@training("compile_on_rank_1")
+def test_a_compilation_that_does_not_end_has_a_limit_of_its_own(fake_run: FakeRun) -> None:
+    environment = fake_run.environment(FAKE_FOREVER="1")
+    process = fake_run.launch("run.hang_timeout_seconds=2", "run.start_timeout_seconds=8", environment=environment)
+    assert process.wait(timeout=HANGS_SECONDS) == 1
+    failure = fake_run.failure()
+    assert failure["rank"] == 1
+    assert "step 3, computing gradients (compiling)" in failure["error"]
+    assert "ends after 8 s of it (run.start_timeout_seconds)" in fake_run.errors()
 
 
 @training("loop")
 def test_a_stopped_rank_is_killed_by_its_neighbours_where_no_supervisor_is(fake_run: FakeRun) -> None:
-    ranks = fake_run.start_ranks(2, "run.hang_timeout_seconds=6")
+    ranks = fake_run.start_ranks(2, "run.hang_timeout_seconds=6", "run.start_timeout_seconds=6")
     fake_run.wait_for("step")
     fake_run.signal(1, signal.SIGSTOP)
     codes = [rank.wait(timeout=HANGS_SECONDS) for rank in ranks]

@@ -129,7 +129,7 @@ def test_a_second_ctrl_c_ends_all_at_once(fake_run: FakeRun, starter: str) -> No
 @pytest.mark.parametrize("starter", STARTERS)
 @training("loop")
 def test_a_stopped_rank_is_named_by_step_and_activity(fake_run: FakeRun, starter: str) -> None:
-    process = start(fake_run, starter, "run.hang_timeout_seconds=10")
+    process = start(fake_run, starter, "run.hang_timeout_seconds=10", "run.start_timeout_seconds=20")
     beat = fake_run.output_dir / "ranks" / "heartbeat_1"
     wait(fake_run, lambda: (read_json_object(beat) or {}).get("step", 0) > 0, seconds=START_SECONDS)
     fake_run.signal(1, signal.SIGSTOP)

@@ -152,16 +152,20 @@ def test_an_output_directory_that_is_removed_under_a_run_is_an_error_of_the_user
     assert f"{tmp_path / 'out'} was removed while the run was writing into it" in result.message
 
 
-def test_a_rank_that_had_not_answered_is_named_though_the_launcher_has_ended_all(tmp_path: Path) -> None:
+def test_a_rank_that_had_stopped_is_named_though_the_launcher_has_ended_all(tmp_path: Path) -> None:
     """As `mpirun` does, a second after the first rank has ended."""
     script = (
-        "import sys; from pathlib import Path; from dataclasses import replace\n"
+        "import os, sys; from pathlib import Path; from dataclasses import replace\n"
+        "from evenpack.launcher.processes.hangs import Heartbeat\n"
         "from evenpack.launcher.processes.ranks import LaunchToken, RankFolder, RankPlace, RankStatus\n"
         "folder = RankFolder(Path(sys.argv[1]), LaunchToken.parse(sys.argv[2].partition('=')[2]).run_id)\n"
         "for rank in (0, 1):\n"
         "    status = RankStatus.starting(folder.run_id, RankPlace.of_environment({'RANK': str(rank)}))\n"
         "    folder.write_status(replace(status, host=f'node{rank + 1}'))\n"
-        "for name in ('roll_call', 'present_0'): (folder.path / f'{name}_{folder.run_id}').touch()\n"
+        "    Heartbeat(folder, rank=rank, limits=None).keep_up()\n"
+        "os.utime(folder.heartbeat_file(1), (0.0, 0.0))\n"
+        "folder.lost_file.touch()\n"
+        "os.utime(folder.heartbeat_file(0))\n"
         "raise SystemExit(137)"
     )
     launch = plan("-c", script, str(tmp_path / "out"))

@@ -14,7 +14,7 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import asdict, dataclass
@@ -24,7 +24,7 @@ from typing import Any
 import torch
 from torch import Tensor, UntypedStorage
 
-from evenpack.engine.activity import own_work, saving
+from evenpack.engine.activity import doing, saving
 from evenpack.engine.checkpoints.files import Checkpoint, FileRecord, TrainState, commit_files, list_files
 from evenpack.engine.checkpoints.saving import CheckpointWriter, DeferredWrite, WritingEngine
 from evenpack.errors import SaveError
@@ -94,29 +94,23 @@ class BackgroundWriter:
         self._is_over = self._is_taken = False
         self._flight.start()
 
-    def finish(self, on_own_end: Callable[[], None] = lambda: None) -> None:
-        """Waits until no save is in progress. `ended` tells rank 0 whether the checkpoint is complete.
-
-        `on_own_end` is called when this rank has written its part, before it waits for the others.
-        """
+    def finish(self) -> None:
+        """Waits until no save is in progress. `ended` tells rank 0 whether the checkpoint is complete."""
         if self._flight is None or self._is_over:
             return
-        with own_work("its part of the checkpoint"):
-            own = self._flight.report.result()
-        on_own_end()
+        own = self._flight.report.result()
+        doing.enter("waiting for a save")
         reports = self._world.all_gather(own)
         if self._world.is_main:
             self._flight.tell(reports)
-            with own_work("its part of the checkpoint"):
-                self._flight.join()
+            self._flight.join()
         self._world.barrier()
         self._is_over = True
 
     def wait_alone(self, *, seconds: float) -> None:
         """Waits, without the other ranks, for the save in flight; for a run that ends with an error."""
         if self._flight is not None:
-            with own_work():
-                self._flight.join(seconds=seconds)
+            self._flight.join(seconds=seconds)
 
     @property
     def is_writing(self) -> bool:
@@ -263,6 +257,7 @@ class _Flight:
             with self._writer.explaining_failures():
                 for one in self._writes:
                     one.write()
+                    doing.tick()
                     files += commit_files(self._partial, [one.path.relative_to(self._partial).as_posix()])
         except SaveError as error:
             for one in self._writes:  # gives room to the report

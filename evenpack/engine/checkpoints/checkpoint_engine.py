@@ -12,7 +12,7 @@ from typing import Any
 
 from deepspeed.runtime.checkpoint_engine.checkpoint_engine import CheckpointEngine
 
-from evenpack.engine.activity import own_work
+from evenpack.engine.activity import doing
 from evenpack.engine.checkpoints.saving import DeferredWrite
 
 
@@ -45,8 +45,8 @@ class SteeredFiles(CheckpointEngine):  # type: ignore[misc]
     def keeping_failures(self) -> Iterator[None]:
         """Keeps a failure to write for the end of the save."""
         try:
-            with own_work("writing its part of the checkpoint"):
-                yield
+            yield
+            doing.tick()  # a file
         except (OSError, RuntimeError) as error:
             error.__context__ = None  # frames would keep the open file, whose space would not be free
             self._problems.append(error.with_traceback(None))
@@ -60,8 +60,7 @@ class SteeredFiles(CheckpointEngine):  # type: ignore[misc]
                 self._deferred.append(DeferredWrite(path=Path(path), write=write))
 
     def load(self, path: str, map_location: Any = None) -> Any:
-        with own_work("reading its part of the checkpoint"):
-            return self.files.load(path, map_location=map_location)
+        return self.files.load(path, map_location=map_location)
 
     def create(self, info: Any) -> None:
         """Does nothing: `CheckpointWriter` has made the directory."""

@@ -28,6 +28,7 @@ from typing import Any
 import xxhash
 
 from evenpack.data.order.step_shape import CostWeights
+from evenpack.engine.activity import doing
 from evenpack.errors import CheckpointError, ConfigError, UnjudgedCheckpointError
 from evenpack.files import explained, file_checksum, fsync_directory, fsync_file, read_json, write_json
 
@@ -168,6 +169,7 @@ def commit_files(directory: Path, names: Iterable[str]) -> list[FileRecord]:
         path = directory / name
         fsync_file(path)
         records.append(FileRecord(name=name, size=path.stat().st_size, checksum=file_checksum(path)))
+        doing.tick()
     return records
 
 
@@ -256,6 +258,7 @@ def find_wrong_content(checkpoint: Checkpoint, files: Iterable[FileRecord]) -> s
             return f"{record.name} cannot be found ({error.strerror})"
         if checksum != record.checksum:
             return f"{record.name} has checksum {checksum}, expected {record.checksum}"
+        doing.tick()
     return None
 
 

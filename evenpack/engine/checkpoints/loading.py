@@ -3,12 +3,12 @@
 import logging
 import pickle
 import socket
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
-from evenpack.engine.activity import own_work
+from evenpack.engine.activity import doing
 from evenpack.engine.checkpoints.files import (
     Checkpoint,
     find_candidates,
@@ -93,22 +93,13 @@ def whole_at(directory: Path, step: int, world: World) -> Checkpoint | None:
     return checkpoint
 
 
-def load_checkpoint(
-    engine: LoadableEngine,
-    checkpoint: Checkpoint,
-    world: World,
-    *,
-    on_conversion: Callable[[], None] = lambda: None,
-) -> None:
+def load_checkpoint(engine: LoadableEngine, checkpoint: Checkpoint, world: World) -> None:
     """Loads a complete checkpoint into `engine`: weights, optimizer and DeepSpeed's own counters.
 
     One of another ZeRO stage, or from ZeRO 1 on of another number of ranks, is converted first (`universal.py`).
     There are no random states to restore: data order and dropout are functions of the seed and the step. The
     optimizer's settings (weight decay, betas, clipping, ...) stay as this run has them: torch and DeepSpeed would bring
     back the saved ones.
-
-    Args:
-        on_conversion: called again and again while a checkpoint is converted.
 
     Raises: CheckpointError if it does not fit this run's model or optimizer, if it cannot be converted, or if one of
         its files requests code to be run; none is run.
@@ -121,7 +112,7 @@ def load_checkpoint(
     clipping = getattr(optimizer, "clip_grad", None)
     with _explained(checkpoint), leaving_alone(checkpoint.path):
         if _needs_conversion(engine, checkpoint, world):
-            load_universal(engine, _universal(engine, checkpoint, world, on_conversion), world)
+            load_universal(engine, _universal(engine, checkpoint, world), world)
         else:
             steered(engine)
             with forbidding_code(classes):
@@ -157,10 +148,10 @@ def _needs_conversion(engine: LoadableEngine, checkpoint: Checkpoint, world: Wor
     return saved.zero_stage != stage or (stage > 0 and saved.world_size != world.size)
 
 
-def _universal(engine: Any, checkpoint: Checkpoint, world: World, on_conversion: Callable[[], None]) -> Checkpoint:
+def _universal(engine: Any, checkpoint: Checkpoint, world: World) -> Checkpoint:
     """Returns the universal form of a checkpoint: one of an earlier start if it is complete, else a new one."""
     require_only_parameters(engine.module, checkpoint)
-    on_conversion()
+    doing.enter("converting the checkpoint", checkpoint.step)
     made = world.on_main(lambda: existing_universal(checkpoint))
     if made is not None and _problem_of(made, world) is None:
         return made
@@ -173,7 +164,7 @@ def _universal(engine: Any, checkpoint: Checkpoint, world: World, on_conversion:
             counted(world.size, "rank"),
             engine.zero_optimization_stage(),
         )
-    return make_universal(checkpoint, parameter_shapes(engine.module), world, on_conversion=on_conversion)
+    return make_universal(checkpoint, parameter_shapes(engine.module), world)
 
 
 def _verify(path: Path, world: World) -> tuple[Checkpoint | None, str | None]:
@@ -214,7 +205,7 @@ def _problem_of(checkpoint: Checkpoint, world: World) -> str | None:
 
 def _objections(checkpoint: Checkpoint, world: World, *, part_of: int) -> dict[int, str]:
     """Returns the problems that ranks find in the sizes, and in the checksums of the part of a rank, by rank."""
-    with world.together(), own_work("comparing checksums of the checkpoint"):
+    with world.together():
         problem = find_wrong_size(checkpoint) or find_wrong_content(checkpoint, checkpoint.files[part_of :: world.size])
     seen_here = None if problem is None else f"{problem} (seen by rank {world.rank} on {socket.gethostname()})"
     return {rank: text for rank, text in enumerate(world.all_gather(seen_here)) if text is not None}
@@ -225,7 +216,7 @@ def _require_plain(checkpoint: Checkpoint, world: World) -> frozenset[str]:
 
     That is: tensors and plain values. Raises: CheckpointError on all ranks otherwise.
     """
-    with world.together(), own_work("scanning its part of the checkpoint"):
+    with world.together():
         found = find_classes(checkpoint, checkpoint.files[world.rank :: world.size])
     reports = world.all_gather(found)
     for _, problem in reports:

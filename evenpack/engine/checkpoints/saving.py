@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
-from evenpack.engine.activity import own_work
+from evenpack.engine.activity import doing
 from evenpack.engine.checkpoints.files import (
     LATEST,
     PARTIAL,
@@ -184,8 +184,9 @@ class CheckpointWriter:
     def _commit_files(self, partial: Path) -> list[FileRecord]:
         """Flushes and checksums the files, each rank a part of them; returns the records of all."""
         names = self.world.on_main(lambda: self._list_files(partial))
-        with self.world.together(), self.explaining_failures(), own_work("flushing its part of the checkpoint"):
+        with self.world.together(), self.explaining_failures():
             records = commit_files(partial, names[self.world.rank :: self.world.size])
+            doing.enter("waiting for a save")
         return [record for share in self.world.all_gather(records) for record in share]
 
     def _list_files(self, partial: Path) -> list[str]:

@@ -22,7 +22,7 @@ import logging
 import math
 import shutil
 import socket
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -30,7 +30,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from evenpack.engine.activity import own_work
+from evenpack.engine.activity import doing
 from evenpack.engine.checkpoints.files import (
     MANIFEST,
     PARTIAL,
@@ -69,13 +69,11 @@ def existing_universal(checkpoint: Checkpoint) -> Checkpoint | None:
     return found
 
 
-def make_universal(
-    checkpoint: Checkpoint, shapes: Shapes, world: World, *, on_conversion: Callable[[], None]
-) -> Checkpoint:
+def make_universal(checkpoint: Checkpoint, shapes: Shapes, world: World) -> Checkpoint:
     """Writes the universal form of a complete checkpoint; all ranks call it, and have it when it returns.
 
     Each parameter is checked against the model's `shapes`, and its numbers and the optimizer's count of updates for
-    being possible. `on_conversion` is called for each parameter that this rank has written.
+    being possible.
 
     Raises: CheckpointError on every rank alike if a file is missing, or not of this model, or there is no space; what
     was written is removed then.
@@ -91,7 +89,7 @@ def make_universal(
             names = _write_common(saved, shapes, partial) if world.is_main else []
             for name in sorted(shapes)[world.rank :: world.size]:
                 names += _write_parameter(saved, name, partial)
-                on_conversion()
+                doing.tick()
             records = [_record(partial, name) for name in names]
         shares = world.all_gather(records)
         with _together(checkpoint, world):
@@ -186,8 +184,7 @@ def _together(checkpoint: Checkpoint, world: World) -> Iterator[None]:
     """Works as `World.together`, and explains what cannot be written; torch reports a full disk as RuntimeError."""
     with world.together():
         try:
-            with own_work():
-                yield
+            yield
         except (OSError, RuntimeError) as error:
             raise CheckpointError(
                 f"rank {world.rank} on {socket.gethostname()} failed while converting {checkpoint.path}, saved by "
@@ -241,7 +238,7 @@ def _load_part(engine: Any, path: Path) -> None:
     optimizer, divides_parameters = engine.optimizer, engine.zero_optimization_stage() == 3
     if divides_parameters:
         optimizer.checkpoint_event_prologue()
-    with own_work("reading its part of the checkpoint"), _only_errors():
+    with _only_errors():
         optimizer.load_state_dict(None, checkpoint_folder=str(path))
     if divides_parameters:
         optimizer.checkpoint_event_epilogue()
@@ -265,7 +262,6 @@ def _load_whole(engine: Any, path: Path) -> None:
     _separate_counts(optimizer)
 
 
-@own_work("reading its part of the checkpoint")
 def _read(path: Path) -> Any:
     return torch.load(path, map_location="cpu", weights_only=True)
 

@@ -3,7 +3,7 @@
 import time
 from collections import deque
 from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -12,7 +12,6 @@ import torch
 
 from evenpack.console import save_json
 from evenpack.data.batches.pipeline import SkippedStep, StepBatches
-from evenpack.engine.activity import entered_as_own_work, own_work
 from evenpack.engine.build import Start
 from evenpack.engine.config import RunConfig
 from evenpack.engine.evaluate import aggregate_loss, evaluations_to_json
@@ -68,12 +67,9 @@ class MetricsWriter(Part):
         self._evaluation_seconds: float | None = None
         self._peak_flops = peak_flops(run.config, run.world)
 
-    def opened(self) -> AbstractContextManager[None]:
-        """Truncates metrics.jsonl to the step at which the run resumes."""
-        return entered_as_own_work(self._opened())
-
     @contextmanager
-    def _opened(self) -> Iterator[None]:
+    def opened(self) -> Iterator[None]:
+        """Truncates metrics.jsonl to the step at which the run resumes."""
         if not self._run.world.is_main:
             yield
             return
@@ -93,9 +89,8 @@ class MetricsWriter(Part):
         """Writes the record of a step, which changed no parameter if it was skipped or left out."""
         if self._metrics is None:
             return
-        with own_work():
-            step.record = self._record(step)
-            self._metrics.append(step.record)
+        step.record = self._record(step)
+        self._metrics.append(step.record)
 
     def commit(self) -> None:
         """Flushes the metrics to disk; called before a checkpoint of this step is saved."""
@@ -108,8 +103,7 @@ class MetricsWriter(Part):
 
     def ending(self, step: Step) -> None:
         state = "finished" if step.is_last else "stopped"
-        with own_work():
-            self.summarise(state, step.steps_done, reached_accuracy=step.reached_accuracy)
+        self.summarise(state, step.steps_done, reached_accuracy=step.reached_accuracy)
 
     def summarise(self, state: str, step: int, *, reached_accuracy: float | None) -> None:
         """Writes summary.json from the records in metrics.jsonl; writes nothing if there are none.

@@ -10,7 +10,6 @@ from typing import Any
 
 from torch.profiler import ProfilerActivity, profile
 
-from evenpack.engine.activity import own_work
 from evenpack.engine.parts.part import Part, Step
 from evenpack.engine.world.distributed import World
 from evenpack.files import write_json
@@ -63,8 +62,7 @@ class StepProfile(Part):
         on_gpu = [ProfilerActivity.CUDA] if self._world.device.type == "cuda" else []
         # One cycle each, so nothing accumulates; without acc_events, torch 2.11 warns of events lost between cycles.
         self._profiler = profile(activities=[ProfilerActivity.CPU, *on_gpu], acc_events=True)
-        with own_work("profiling"):
-            self._profiler.start()
+        self._profiler.start()
         self._started = time.perf_counter()
 
     def after_step(self, step: Step) -> None:
@@ -73,14 +71,13 @@ class StepProfile(Part):
             return
         self._seconds += time.perf_counter() - self._started
         profiler, self._profiler = self._profiler, None
-        with own_work("profiling"):
-            profiler.stop()
-            self._kernels.update(dict(kernels_of(profiler.key_averages(), self._world.device.type == "cuda")))
-            self._folder.mkdir(parents=True, exist_ok=True)
-            trace = self._folder / f"step_{step.steps_done}.trace.json.gz"
-            unfinished = trace.with_name(f".{trace.name}")
-            profiler.export_chrome_trace(str(unfinished))  # compressed, by its name
-            unfinished.replace(trace)
+        profiler.stop()
+        self._kernels.update(dict(kernels_of(profiler.key_averages(), self._world.device.type == "cuda")))
+        self._folder.mkdir(parents=True, exist_ok=True)
+        trace = self._folder / f"step_{step.steps_done}.trace.json.gz"
+        unfinished = trace.with_name(f".{trace.name}")
+        profiler.export_chrome_trace(str(unfinished))  # compressed, by its name
+        unfinished.replace(trace)
         self._done.append(step.steps_done)
         self._left -= 1
         if not self._left:

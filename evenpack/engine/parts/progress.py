@@ -5,6 +5,7 @@ from contextlib import ExitStack, contextmanager
 
 from evenpack import console
 from evenpack.data.batches.pipeline import StepBatches
+from evenpack.engine.activity import START, doing
 from evenpack.engine.build import Start, TrainingRun
 from evenpack.engine.engine import Phase
 from evenpack.engine.parts.part import Part, Step
@@ -69,7 +70,6 @@ class StepActivities(Part):
 
     def __init__(self, run: TrainingRun) -> None:
         self._engine = run.engine
-        self._on_activity = run.on_activity
         self._step = 0
         self._left = 0
         """Micro-batches of the step on this rank that are not computed."""
@@ -82,15 +82,20 @@ class StepActivities(Part):
     def before_step(self, step: Step) -> None:
         if isinstance(step.batches, StepBatches):
             self._step, self._left = step.steps_done, len(step.batches.micro_batches)
-            self._on_activity("computing gradients", step.steps_done)
+            doing.enter("computing gradients", step.steps_done)
+
+    def after_step(self, step: Step) -> None:
+        """Ends the start: from now on nothing but a compilation takes long without a tick."""
+        if not step.is_skipped:
+            doing.end_black_box(START)
 
     def _end_of(self, phase: Phase) -> None:
         """Takes a phase that the engine has ended."""
         if phase == "backward":
             self._left -= 1
             # Each micro-batch is progress: many of them may take longer than a run may hang.
-            self._on_activity("computing gradients" if self._left else "reducing gradients", self._step)
+            doing.enter("computing gradients" if self._left else "reducing gradients", self._step)
         elif phase == "all_reduce":
-            self._on_activity("updating weights", self._step)
+            doing.enter("updating weights", self._step)
         elif phase == "update":
-            self._on_activity("summing over the ranks", self._step)
+            doing.enter("summing over the ranks", self._step)

@@ -5,7 +5,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from evenpack.engine.activity import own_work
+from evenpack.engine.activity import doing
 from evenpack.engine.build import TrainingRun
 from evenpack.engine.checkpoints.background import BackgroundWriter
 from evenpack.engine.checkpoints.files import Checkpoint
@@ -26,7 +26,6 @@ class Saves(Part):
     def __init__(self, run: TrainingRun, writer: MetricsWriter) -> None:
         self._run = run
         self._writer = writer
-        self._on_activity = run.on_activity
         self._background = BackgroundWriter(run.checkpoints)
         self._step = run.start.steps_done
         """The step of the save in flight."""
@@ -38,7 +37,7 @@ class Saves(Part):
         try:
             yield
         except BaseException:  # the other ranks may be anywhere
-            self._on_activity("waiting for a save", self._step)
+            doing.enter("waiting for a save", self._step)
             self._background.wait_alone(seconds=_SAVE_TIMEOUT_SECONDS)
             raise
 
@@ -55,12 +54,11 @@ class Saves(Part):
         goes_on = not step.ends_loop
         if goes_on:
             self._warn_of_waiting(step.steps_done)
-        self._on_activity("saving a checkpoint", step.steps_done)
-        self._background.finish(lambda: self._on_activity("waiting for a save", step.steps_done))
-        self._on_activity("saving a checkpoint", step.steps_done)
+        doing.enter("saving a checkpoint", step.steps_done)
+        self._background.finish()
+        doing.enter("saving a checkpoint", step.steps_done)
         self._collect()
-        with own_work("flushing the metrics"):
-            self._writer.commit()
+        self._writer.commit()
         training, engine = self._run.start.config.training, self._run.engine.deepspeed
         state = self._run.state(
             step.steps_done,

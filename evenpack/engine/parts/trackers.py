@@ -8,12 +8,11 @@ metrics.jsonl itself (`metrics_writer.py`) is always written, and is the authori
 import csv
 import logging
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from functools import partial
 from io import StringIO
 from typing import Any, Protocol, runtime_checkable
 
-from evenpack.engine.activity import entered_as_own_work, own_work
 from evenpack.engine.build import Start
 from evenpack.engine.config import WandbSection
 from evenpack.engine.ownership import require_owned
@@ -69,15 +68,12 @@ class Trackers(Part):
         self._section = run.config.metrics
         self._open: dict[str, Tracker] = {}
 
-    def opened(self) -> AbstractContextManager[None]:
+    @contextmanager
+    def opened(self) -> Iterator[None]:
         """Opens those that the section names; `MetricsWriter` has truncated metrics.jsonl before.
 
         Raises: ConfigError for one that cannot be opened, unless the run may continue without it.
         """
-        return entered_as_own_work(self._opened())
-
-    @contextmanager
-    def _opened(self) -> Iterator[None]:
         failed = True
         try:
             missing = missing_trackers(self._section)
@@ -93,8 +89,7 @@ class Trackers(Part):
 
     def recording(self, step: Step) -> None:
         if step.record is not None:
-            with own_work():
-                self.write(step.record)
+            self.write(step.record)
 
     def write(self, record: Mapping[str, Any]) -> None:
         """Passes the numbers of a record of metrics.jsonl to the trackers.
@@ -105,8 +100,7 @@ class Trackers(Part):
         self._each(lambda tracker: tracker.write(record["step"], values))
 
     def saving(self, step: Step) -> None:
-        with own_work("flushing the metrics"):
-            self._each(lambda tracker: tracker.flush())
+        self._each(lambda tracker: tracker.flush())
 
     def _begin(self, *, unusable: Collection[str]) -> dict[str, str]:
         """Opens those that are available; returns the problems with the others, by their keys."""

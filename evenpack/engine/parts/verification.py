@@ -10,7 +10,7 @@ import logging
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -18,7 +18,7 @@ from evenpack.data.checksums import Damage
 from evenpack.data.manifest import MANIFEST
 from evenpack.data.prepared import PreparedData
 from evenpack.data.verification import FileState, Verified, Verifier, refuse_changed_sources
-from evenpack.engine.activity import own_work
+from evenpack.engine.activity import doing
 from evenpack.engine.build import TrainingRun
 from evenpack.engine.parts.part import Part, Step
 from evenpack.engine.world.distributed import World
@@ -39,7 +39,6 @@ class DataVerification(Part):
     def __init__(self, run: TrainingRun) -> None:
         self._prepared = run.start.prepared
         self._world = run.start.world
-        self._on_activity = run.on_activity
         self._verifier = Verifier(self._prepared.directory, self._prepared.manifest)
         self._share = (0, 1)
         self._cancelled = threading.Event()
@@ -91,8 +90,7 @@ class DataVerification(Part):
             self._wait_until_verified(step)
         changes: tuple[Damage, ...] = ()
         if self._sees_changes:
-            with own_work("the state of the files"):
-                changes = self._verifier.find_changes(self._before)
+            changes = self._verifier.find_changes(self._before)
         for rank, (found, host) in enumerate(self._world.all_gather((changes, socket.gethostname()))):
             seen = f" (seen by rank {rank} on {host}; the checkpoint of step {step.steps_done} is not saved)"
             self._verifier.refuse(found, seen=seen)
@@ -103,13 +101,10 @@ class DataVerification(Part):
         return self._world.local_rank == 0
 
     def _wait_until_verified(self, step: Step) -> None:
-        def on_progress() -> None:
-            self._on_activity("verifying the data", step.steps_done)
-
         if self._thread.is_alive() and self._world.is_main:
             log.info("the checkpoint waits until the prepared data is verified")
-        on_progress()
-        while not all(self._world.all_gather(self._is_read(on_progress))):
+        doing.enter("verifying the data", step.steps_done)
+        while not all(self._world.all_gather(self._is_read())):
             pass
         self._is_due = False
         reports = self._world.all_gather((self._verified, self._error, socket.gethostname()))
@@ -133,16 +128,19 @@ class DataVerification(Part):
     def _note_bytes(self, count: int) -> None:
         self._read_bytes = count
 
-    def _is_read(self, on_progress: Callable[[], None]) -> bool:
+    def _is_read(self) -> bool:
         """Waits for this rank's part, until the next message at most, and returns whether it is read."""
         deadline, seen = time.monotonic() + _MESSAGE_SECONDS, self._read_bytes
         while self._thread.is_alive() and time.monotonic() < deadline:
-            with own_work("its part of the files"):
-                self._thread.join(_POLL_SECONDS)
+            self._thread.join(_POLL_SECONDS)
             if self._read_bytes != seen:
                 seen = self._read_bytes
-                on_progress()
-        return not self._thread.is_alive()
+                doing.tick()
+        if self._thread.is_alive():
+            return False
+        if doing.activity == "verifying the data":  # once: to wait is no progress
+            doing.enter("waiting for verification")
+        return True
 
 
 def _share(prepared: PreparedData, world: World) -> tuple[int, int]:

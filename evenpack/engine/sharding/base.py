@@ -3,8 +3,6 @@
 from abc import ABC, abstractmethod
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
-from evenpack.engine.activity import own_work
-
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
@@ -51,9 +49,8 @@ class Sharding(ABC):
         Args:
             settings: DeepSpeed's configuration.
         """
-        with own_work():
-            model.to_empty(device=world.device)
-            model.initialize(seed)
+        model.to_empty(device=world.device)
+        model.initialize(seed)
 
     def fill(self, model: "Model", weights: "NamedWeights | None", world: "World") -> None:
         """Fills a model that was placed, before the engine is made; every rank calls it.
@@ -66,8 +63,7 @@ class Sharding(ABC):
         from evenpack.models.common.tensors import load_tensors
 
         if weights is not None:
-            with own_work():
-                load_tensors(model, weights.names, weights.tensors)
+            load_tensors(model, weights.names, weights.tensors)
 
     @abstractmethod
     def reduction(self, deepspeed: Any, model: "nn.Module", world: "World") -> GradientReduction:

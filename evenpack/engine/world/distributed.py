@@ -24,7 +24,6 @@ from jaxtyping import Float64
 from torch import Tensor
 
 from evenpack.console import log_to_stderr
-from evenpack.engine.activity import own_work
 from evenpack.engine.world.agreement import machine_facts, report_problem, require_agreement
 from evenpack.engine.world.meeting import Meeting
 from evenpack.errors import EvenpackError, RunError
@@ -113,13 +112,12 @@ class World:
     def on_main(self, action: Callable[[], ResultT]) -> ResultT:
         """Runs `action` on rank 0; every rank gets its result, or its error if the user can correct it.
 
-        `action` waits for no other rank: it is rank 0's own work.
+        `action` waits for no other rank.
         """
         outcome: tuple[ResultT | None, EvenpackError | None] = (None, None)
         if self.is_main:
             try:
-                with own_work():
-                    outcome = (action(), None)
+                outcome = (action(), None)
             except EvenpackError as error:
                 outcome = (None, error)
         result, problem = self.broadcast(outcome)
@@ -175,8 +173,7 @@ def joined_world(
     rank does not come, or the ranks do not agree; StoppedEarlyError if `stop_requested` before all have come.
     """
     _, size, local_rank = complete_environment(os.environ)
-    with own_work("importing DeepSpeed"):
-        deepspeed = quiet_deepspeed()
+    deepspeed = quiet_deepspeed()
     accelerator = deepspeed.get_accelerator()
     if accelerator.device_name() == "cpu":
         # It would first compile a shared-memory collective, 40 s before the first step.

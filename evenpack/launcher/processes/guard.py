@@ -14,8 +14,8 @@ from typing import NoReturn
 
 import psutil
 
-from evenpack.engine.activity import is_saving
-from evenpack.launcher.processes.hangs import HangMonitor, Heartbeat
+from evenpack.engine.activity import doing, is_saving
+from evenpack.launcher.processes.hangs import HangLimits, HangMonitor, Heartbeat, find_lost_rank
 from evenpack.launcher.processes.ranks import (
     Failure,
     LaunchToken,
@@ -23,7 +23,6 @@ from evenpack.launcher.processes.ranks import (
     RankFolder,
     RankPlace,
     RankStatus,
-    RollCall,
     is_deepspeed_launcher,
     parent_command,
 )
@@ -111,7 +110,7 @@ class Guard(threading.Thread):
         ancestors: Ancestors | None,
         stop: StopFlag,
         heartbeat: Heartbeat,
-        hang_timeout_seconds: float | None,
+        limits: HangLimits | None,
     ) -> None:
         super().__init__(name="evenpack guard", daemon=True)
         self._status = status
@@ -122,8 +121,7 @@ class Guard(threading.Thread):
         self._ancestors = ancestors
         self._neighbours = Neighbours(status, place, folder)
         self._heartbeat = heartbeat
-        self._roll_call = RollCall(folder)
-        self._hangs = None if hang_timeout_seconds is None else self._monitor(hang_timeout_seconds, token)
+        self._hangs = None if limits is None else self._monitor(limits, token)
         self._owner_due = time.monotonic()
         self._has_seen_own_run = place.rank == 0  # which has written it
         self._failure: Failure | None = None
@@ -147,8 +145,6 @@ class Guard(threading.Thread):
         self._folder.refresh()
         with suppress(OSError):
             self._heartbeat.keep_up()
-        with suppress(OSError):
-            self._roll_call.answer(self._place.rank)
         self._check_launcher()
         self._check_other_runs()
         self._check_stop_file()
@@ -173,8 +169,8 @@ class Guard(threading.Thread):
         return self._failure
 
     def missing_rank(self) -> Failure | None:
-        """Returns the rank that failed first, for a rank that has lost a connection; see `RollCall.call`."""
-        return self._roll_call.call(self._place.rank, self._place.world_size, self.first_failure)
+        """Returns the rank that failed first, for a rank that has lost a connection; see `find_lost_rank`."""
+        return find_lost_rank(self._folder, self._place.rank, self._place.world_size, self.first_failure)
 
     def _check_launcher(self) -> None:
         if self._launcher is not None and not self._launcher.is_alive():
@@ -203,11 +199,9 @@ class Guard(threading.Thread):
             if request.at_once:
                 self._end("stopped at once")
 
-    def _monitor(self, timeout_seconds: float, token: LaunchToken | None) -> HangMonitor:
+    def _monitor(self, limits: HangLimits, token: LaunchToken | None) -> HangMonitor:
         warns = token is None and self._place.rank == 0  # otherwise `evenpack train` does
-        return HangMonitor.of_rank(
-            self._place, self._folder, timeout_seconds=timeout_seconds, warn=say if warns else _say_nothing
-        )
+        return HangMonitor.of_rank(self._place, self._folder, limits=limits, warn=say if warns else _say_nothing)
 
     def _check_hangs(self) -> None:
         if self._hangs is not None:
@@ -219,7 +213,7 @@ class Guard(threading.Thread):
         if failure is not None:
             now = time.monotonic()
             self._failure_seen = self._failure_seen or now
-            writes = is_saving() or self._heartbeat.activity == "waiting for a save"
+            writes = is_saving() or doing.activity == "waiting for a save"
             if now - self._failure_seen > (_SAVING_SECONDS if writes else _GRACE_SECONDS):
                 self._neighbours.kill_hanging(failure.rank)
                 self._end(f"ended because {failure.describe()}")

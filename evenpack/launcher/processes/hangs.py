@@ -1,51 +1,80 @@
-"""Heartbeats of ranks, and the rank that blocks a run without progress.
+"""Heartbeats of ranks, and the rank that a run waits for.
 
-The training loop reports what it begins to do; the guard's thread writes it into `OUTPUT_DIR/ranks/heartbeat_N`. So a
-rank that does not run at all (it is stopped, or its machine has gone) shows by a heartbeat that stays the same, and a
-rank whose training waits for something shows by a heartbeat that goes on and says the same. Where a rank works without
-the others (`own_work`), the processor time and the bytes of its processes show whether it moves.
+The training loop says what it begins and what it has done (`activity.doing`); the guard's thread writes it every few
+seconds into `OUTPUT_DIR/ranks/heartbeat_N`. So a rank that does not run at all (it was killed or stopped, or its
+machine has gone) shows by a file that stays the same, and one whose main thread waits by a file that goes on and says
+the same.
 
-    training loop -> Heartbeat.enter -> guard: Heartbeat.keep_up -> file -> read_beat -> HangMonitor
+    training loop -> activity.doing -> guard: Heartbeat.keep_up -> file -> read_beat -> HangMonitor
 
 Ranks wait for each other in every step, so when one hangs all of them make no progress. The one that is to blame has
-started no heartbeat at all, or its heartbeat has stopped, or it is behind all others in the step.
+started no heartbeat at all, or its heartbeat has stopped, or it is behind all others in the step. Where a connection
+breaks first (`find_lost_rank`), files of ranks that are well change at once, and the others' do not.
 """
 
+import faulthandler
 import json
-import math
 import os
 import socket
-import sys
-import threading
 import time
-import traceback
 from collections.abc import Callable, Collection, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import psutil
 
-from evenpack.engine.activity import ACTIVITIES, Activity, current_own_work
-from evenpack.files import write_text
-from evenpack.launcher.processes.ranks import Failure, RankFolder, RankPlace, describe_silence
+from evenpack.engine.activity import ACTIVITIES, Activity, Doing, doing
+from evenpack.launcher.processes.ranks import Failure, RankFolder, RankPlace
 
-_BEATS_PER_TIMEOUT = 20
-_SHORTEST_SECONDS, _LONGEST_SECONDS = 0.2, 30.0
+if TYPE_CHECKING:
+    from evenpack.engine.config import RunSection
+
+_BEAT_SECONDS, _SHORTEST_BEAT_SECONDS = 2.0, 0.2
+_BEATS_PER_LIMIT = 20
+_SILENT_BEATS = 5
+"""Heartbeats that must be missed before a rank counts as silent."""
+_WARN_AT = 0.5
+"""Part of a limit without progress after which a hang is a warning."""
 _STACK_AT = 0.4
-"""Part of the time-out without progress after which a rank writes its stack: before any warning."""
+"""Part of it after which a rank writes its stacks: before any warning."""
 _FILE_BYTES = 512
 """Size of the file, padded with spaces: it is written in place, which a full disk does not prevent."""
+_TOLD_SECONDS = 90.0
+"""Seconds without a heartbeat after which a person is told, by a clock of file systems."""
+LOST_SECONDS = 10.0
+"""Seconds for every guard to answer: it looks twice a second, and waits for a main thread that holds Python's lock."""
+_POLL_SECONDS = 0.25
 
-_LEAST_PROCESSOR_SHARE = 0.02
-"""Part of a processor that own work takes at least if it makes progress: threads that only poll take less."""
-_LEAST_BYTES_PER_SECOND = 1 << 16
-"""Bytes per second that own work reads and writes at least; a disk or network that gives less is taken as stuck."""
+
+@dataclass(frozen=True, kw_only=True)
+class HangLimits:
+    """How long nothing may move in a run."""
+
+    step_seconds: float
+    """In steps: run.hang_timeout_seconds."""
+    start_seconds: float
+    """Until the first step of every rank has ended, and in what no tick comes from: run.start_timeout_seconds."""
+
+    @classmethod
+    def of(cls, run: "RunSection") -> "HangLimits | None":
+        """Returns the limits of a run; None if it may hang for ever."""
+        if run.hang_timeout_seconds is None:
+            return None
+        return cls(step_seconds=run.hang_timeout_seconds, start_seconds=run.start_timeout_seconds)
+
+    def seconds(self, *, in_black_box: bool) -> float:
+        """Returns the limit for now."""
+        return self.start_seconds if in_black_box else self.step_seconds
 
 
-def beat_seconds(timeout_seconds: float) -> float:
-    """Returns the seconds from one heartbeat to the next, for a run that may hang for `timeout_seconds`."""
-    return min(max(timeout_seconds / _BEATS_PER_TIMEOUT, _SHORTEST_SECONDS), _LONGEST_SECONDS)
+def beat_seconds(limits: HangLimits | None) -> float:
+    """Returns the seconds from one heartbeat to the next."""
+    if limits is None:
+        return _BEAT_SECONDS
+    shortest = min(limits.step_seconds, limits.start_seconds)
+    return min(max(shortest / _BEATS_PER_LIMIT, _SHORTEST_BEAT_SECONDS), _BEAT_SECONDS)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,159 +88,94 @@ class Beat:
     count: int
     """Number of this heartbeat."""
     moves: int
-    """Times that the rank was seen to begin something, or to work: the same while the rank makes no progress."""
+    """Times that the rank has begun or done something: the same while it makes no progress."""
     step: int
     """The step that the rank works on; 0 before the first."""
     activity: Activity
-    own_work: str | None
-    """What the rank does without the others, if the activity does not say it; None if it may wait for them."""
+    black_box: str | None
+    """What the rank is in that does not tick; None if there is nothing of the kind."""
 
     @property
     def place(self) -> tuple[int, int, bool]:
         """Returns step and activity, in the order in which every rank goes through them.
 
-        Of ranks in the same place, one that works without the others comes first: they wait for it.
+        Of ranks in the same place, one in a black box comes first: the others may wait for it.
         """
-        return self.step, ACTIVITIES.index(self.activity), self.own_work is None
+        return self.step, ACTIVITIES.index(self.activity), self.black_box is None
 
     def describe(self) -> str:
         """Returns step and activity in words."""
-        return f"step {self.step}, {self.activity}" + (f" ({self.own_work})" if self.own_work else "")
-
-
-@dataclass(frozen=True, kw_only=True)
-class Effort:
-    """What processes have done since they began."""
-
-    seconds: float
-    """Processor time."""
-    bytes: int
-    """Bytes that they have read and written, from disks, networks and the page cache."""
-
-    @classmethod
-    def of_this_process(cls) -> "Effort":
-        """Returns the work of this process and of those that it has started, except the calling thread's."""
-        process, times = psutil.Process(), os.times()
-        seconds = time.process_time() - time.thread_time() + times.children_user + times.children_system
-        count = _bytes(Path("/proc/self/io")) - _bytes(Path("/proc/thread-self/io"))
-        for child in process.children(recursive=True):
-            with suppress(psutil.Error):
-                seconds += sum(child.cpu_times()[:4])
-                count += _bytes(Path(f"/proc/{child.pid}/io"))
-        return cls(seconds=seconds, bytes=count)
-
-    def shows_motion_since(self, earlier: "Effort", *, seconds: float) -> bool:
-        """Returns whether the processes moved in the seconds since; one that has ended has moved as well."""
-        processor, count = abs(self.seconds - earlier.seconds), abs(self.bytes - earlier.bytes)
-        return processor > _LEAST_PROCESSOR_SHARE * seconds or count > _LEAST_BYTES_PER_SECOND * seconds
-
-
-def _bytes(path: Path) -> int:
-    """Returns the bytes of a process or thread that Linux has counted; 0 on other systems."""
-    try:
-        fields = dict(line.split(": ") for line in path.read_text().splitlines())
-    except OSError:
-        return 0
-    return sum(int(fields[name]) for name in ("rchar", "wchar", "read_bytes"))  # the last: of memory-mapped files
-
-
-@dataclass(frozen=True, kw_only=True)
-class _Moment:
-    moves: int
-    step: int
-    activity: Activity
-    since: float
-    """`time.monotonic` of this process."""
+        return f"step {self.step}, {self.activity}" + (f" ({self.black_box})" if self.black_box else "")
 
 
 class Heartbeat:
-    """What this rank is doing. The main thread calls `enter`, the guard's thread `keep_up`."""
+    """Writes what this rank is doing; called by the guard's thread alone."""
 
     def __init__(
         self,
         folder: RankFolder,
         *,
         rank: int,
-        timeout_seconds: float | None,
+        limits: HangLimits | None,
+        doing: Doing = doing,
         clock: Callable[[], float] = time.monotonic,
-        effort: Callable[[], Effort] = Effort.of_this_process,
     ) -> None:
-        """Begins without writing anything. `timeout_seconds`: None if the run is not watched: nothing is written."""
+        """Begins without writing anything. `limits`: None if nobody judges whether the run hangs."""
         self._folder = folder
         self._rank = rank
-        self._timeout = timeout_seconds
+        self._limits = limits
+        self._doing = doing
         self._count = 0
+        self._moves = -1
         self._clock = clock
         self._due = clock()
-        self._moment = _Moment(moves=0, step=0, activity="starting", since=clock())
-        self._effort = effort
-        self._last_effort: tuple[float, Effort] | None = None
-        """The effort at the last heartbeat and its time; None if the rank did not work without the others then."""
-        self._own_moves = 0
-        """Heartbeats at which own work was seen to move; only the guard's thread writes it, the main one `_moment`."""
-        self._own_moved_at = -math.inf
-        self._stack_of: int | None = None
-        """The moves at which the stack on disk was written; None: there is none."""
-
-    @property
-    def activity(self) -> Activity:
-        """Returns what the rank is doing."""
-        return self._moment.activity
-
-    def enter(self, activity: Activity, step: int) -> None:
-        """Notes what the rank begins to do, and in which step."""
-        moves = self._moment.moves + 1
-        self._moment = _Moment(moves=moves, step=step, activity=activity, since=self._clock())
+        self._answered = False
+        self._stacks: int | None = None
+        """The open file of stacks; None before the first heartbeat, or where it cannot be written."""
 
     def keep_up(self) -> None:
-        """Writes the next heartbeat if it is due, and where the main thread is if it has not moved for long.
-
-        Raises: OSError.
-        """
+        """Writes the next heartbeat if it is due, or another rank has lost a connection. Raises: OSError."""
         now = self._clock()
-        if self._timeout is None or now < self._due:
+        answers = not self._answered and self._folder.lost_file.exists()
+        if now < self._due and not answers:
             return
-        self._due = now + beat_seconds(self._timeout)
-        work = current_own_work()
-        self._watch_own_work(work, now)
-        moment = self._moment
-        moves = moment.moves + self._own_moves
-        if self._stack_of not in (None, moves):
-            self._stack_of = None
-            self._folder.stack_file(self._rank).unlink(missing_ok=True)
-        if self._stack_of is None and now - max(moment.since, self._own_moved_at) > _STACK_AT * self._timeout:
-            self._stack_of = moves
-            write_text(self._folder.stack_file(self._rank), _main_thread())
-        self._beat(moment, moves, work)
-
-    def _watch_own_work(self, work: str | None, now: float) -> None:
-        """Counts a move if the rank's own processes have worked since the last heartbeat, as own work does."""
-        last, self._last_effort = self._last_effort, None
-        if work is None:
-            return
-        self._last_effort = now, self._effort()
-        if last is not None and self._last_effort[1].shows_motion_since(last[1], seconds=now - last[0]):
-            self._own_moves += 1
-            self._own_moved_at = now
-
-    def _beat(self, moment: _Moment, moves: int, work: str | None) -> None:
+        self._answered |= answers
+        self._due = now + beat_seconds(self._limits)
+        if self._moves != self._doing.moves:
+            self._moves = self._doing.moves
+            self._arm_stacks()
         self._count += 1
+        step, activity = self._doing.place
         beat = Beat(
             run_id=self._folder.run_id,
             rank=self._rank,
             host=socket.gethostname(),
             pid=os.getpid(),
             count=self._count,
-            moves=moves,
-            step=moment.step,
-            activity=moment.activity,
-            own_work=work,
+            moves=self._moves,
+            step=step,
+            activity=activity,
+            black_box=self._doing.black_box,
         )
         descriptor = os.open(self._folder.heartbeat_file(self._rank), os.O_WRONLY | os.O_CREAT, 0o644)
         try:
             os.pwrite(descriptor, json.dumps(asdict(beat)).ljust(_FILE_BYTES).encode(), 0)
         finally:
             os.close(descriptor)
+
+    def _arm_stacks(self) -> None:
+        """Lets a thread in C write the stacks, also of a main thread in C, unless the rank moves again before."""
+        if self._limits is None:
+            return
+        with suppress(OSError):
+            if self._stacks is None:
+                path = self._folder.stack_file(self._rank)
+                self._stacks = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_TRUNC, 0o644)
+            faulthandler.cancel_dump_traceback_later()
+            if os.fstat(self._stacks).st_size:
+                os.ftruncate(self._stacks, 0)  # a stack from before would mislead in the next hang
+            limit = self._limits.seconds(in_black_box=self._doing.black_box is not None)
+            faulthandler.dump_traceback_later(_STACK_AT * limit, file=self._stacks)
 
 
 def read_beat(folder: RankFolder, rank: int) -> Beat | None:
@@ -229,19 +193,7 @@ def silent_seconds(folder: RankFolder, rank: int, *, now: Path) -> float | None:
     if read_beat(folder, rank) is None:
         return None
     seconds = now.stat().st_mtime - folder.heartbeat_file(rank).stat().st_mtime
-    return seconds if seconds > 3 * _LONGEST_SECONDS else None
-
-
-def _main_thread() -> str:
-    """Returns the stack of the main thread, outermost call first."""
-    frame = sys._current_frames().get(threading.main_thread().ident or 0)
-    return "".join(traceback.format_stack(frame))
-
-
-_SILENT_BEATS = 4
-"""Heartbeats that must be missed before a rank counts as silent."""
-_WARN_AT = 0.5
-"""Part of the time-out after which a hang is a warning."""
+    return seconds if seconds > _TOLD_SECONDS else None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -254,8 +206,8 @@ class Hang:
     """Time without progress."""
     message: str
     """What is known of the rank, as a clause for messages."""
-    answers: bool = True
-    """Whether its heartbeat continues, so that it has written where it waits."""
+    in_black_box: bool
+    """Whether a rank has not started, or is in what does not tick: the limit of the start holds."""
 
 
 @dataclass(kw_only=True)
@@ -272,17 +224,16 @@ class HangFinder:
 
     def __init__(self, ranks: Collection[int], *, beat_every: float, now: float) -> None:
         self._ranks = ranks
-        self._beat_every = beat_every
+        self._silence = _SILENT_BEATS * beat_every
         self._seen: dict[int, _Seen] = {}
         self._began: float | None = None
         """When the first heartbeat of any rank was seen: before it, the launcher is still at work."""
         self._observed = now
 
     def observe(self, beats: Iterable[Beat], *, now: float) -> None:
-        """Takes the newest heartbeats."""
-        pause = now - self._observed
-        if pause > _SILENT_BEATS * self._beat_every:
-            self._forgive(pause)
+        """Takes the newest heartbeats. A reader that was itself late, as on a machine that slept, begins again."""
+        if now - self._observed > self._silence:
+            self._seen, self._began = {}, None
         self._observed = now
         for beat in beats:
             self._began = now if self._began is None else self._began
@@ -304,7 +255,13 @@ class HangFinder:
         seconds = min([now - self._began, *(now - one.moved_at for one in seen.values())])
         absent = [rank for rank in ranks if rank not in seen]
         if absent:
-            return Hang(rank=absent[0], host="an unknown machine", seconds=seconds, message="it has not started")
+            return Hang(
+                rank=absent[0],
+                host="an unknown machine",
+                seconds=seconds,
+                message="it has not started",
+                in_black_box=True,
+            )
         silent = [rank for rank in seen if not self.answers(rank, now=now)]
         if silent:
             rank = min(silent, key=lambda rank: seen[rank].beat_at)
@@ -314,20 +271,18 @@ class HangFinder:
             rank = min(ranks, key=lambda rank: seen[rank].beat.place)
             what = _behind_others([one.beat for one in seen.values()], seen[rank].beat)
         beat = seen[rank].beat
-        message = f"{beat.describe()}{what and '; '}{what}"
-        return Hang(rank=rank, host=beat.host, seconds=seconds, message=message, answers=not silent)
+        return Hang(
+            rank=rank,
+            host=beat.host,
+            seconds=seconds,
+            message=f"{beat.describe()}{what and '; '}{what}",
+            in_black_box=any(one.beat.black_box is not None for one in seen.values()),
+        )
 
     def answers(self, rank: int, *, now: float) -> bool:
         """Returns whether the heartbeat of a rank continues."""
         seen = self._seen.get(rank)
-        return seen is not None and now - seen.beat_at <= _SILENT_BEATS * self._beat_every
-
-    def _forgive(self, pause: float) -> None:
-        """Leaves out a time in which the reader itself did not run, so that nothing was seen."""
-        self._began = None if self._began is None else self._began + pause
-        for seen in self._seen.values():
-            seen.beat_at += pause
-            seen.moved_at += pause
+        return seen is not None and now - seen.beat_at <= self._silence
 
 
 class HangMonitor:
@@ -342,7 +297,7 @@ class HangMonitor:
         folder: RankFolder,
         ranks: Collection[int],
         *,
-        timeout_seconds: float,
+        limits: HangLimits,
         warn: Callable[[str], None],
         leaves_it_to: Collection[int] = (),
         clock: Callable[[], float] = time.monotonic,
@@ -350,14 +305,14 @@ class HangMonitor:
         """Begins to watch `ranks`; `leaves_it_to`: those among them that watch all, if `ranks` are not all."""
         self._folder = folder
         self._ranks = ranks
-        self._timeout = timeout_seconds
+        self._limits = limits
         self._warn = warn
         self._clock = clock
-        self._every = beat_seconds(timeout_seconds)
+        self._every = beat_seconds(limits)
         self._leaves_it_to = leaves_it_to
         self._finder = HangFinder(ranks, beat_every=self._every, now=clock())
         self._next = clock()
-        self._warned: Hang | None = None
+        self._has_warned = False
 
     @classmethod
     def of_rank(
@@ -365,7 +320,7 @@ class HangMonitor:
         place: RankPlace,
         folder: RankFolder,
         *,
-        timeout_seconds: float,
+        limits: HangLimits,
         warn: Callable[[str], None],
         clock: Callable[[], float] = time.monotonic,
     ) -> "HangMonitor":
@@ -379,7 +334,7 @@ class HangMonitor:
         return cls(
             folder,
             range(place.world_size) if watches_all else sorted({*place.local_ranks()} | first_and_last),
-            timeout_seconds=timeout_seconds,
+            limits=limits,
             warn=warn,
             leaves_it_to=() if watches_all else first_and_last,
             clock=clock,
@@ -398,34 +353,111 @@ class HangMonitor:
         self._finder.observe(filter(None, found), now=now)
         if any(self._finder.answers(rank, now=now) for rank in self._leaves_it_to):
             return
-        hang = self._finder.hang(ended=(), now=now)
-        if self._is_long(hang):
+        hang = self._long_hang(now, ended=())
+        if hang is not None:
             statuses = self._folder.read_statuses().values()
-            hang = self._finder.hang(ended={one.rank for one in statuses if one.state != "running"}, now=now)
-        self._report(hang if self._is_long(hang) else None)
-        if hang is not None and hang.seconds > self._timeout:
+            hang = self._long_hang(now, ended={one.rank for one in statuses if one.state != "running"})
+        self._report(hang)
+        if hang is not None and hang.seconds > self._limits.seconds(in_black_box=hang.in_black_box):
             error = f"no progress for {hang.seconds:.0f} s ({hang.message})"
             self._folder.claim_failure(Failure.seen(self._folder.run_id, hang.rank, hang.host, error))
 
-    def _is_long(self, hang: Hang | None) -> bool:
-        return hang is not None and hang.seconds > _WARN_AT * self._timeout
+    def _long_hang(self, now: float, *, ended: Collection[int]) -> Hang | None:
+        hang = self._finder.hang(ended=ended, now=now)
+        if hang is None or hang.seconds <= _WARN_AT * self._limits.seconds(in_black_box=hang.in_black_box):
+            return None
+        return hang
 
     def _report(self, hang: Hang | None) -> None:
         """Warns once for each hang, and says when it is over."""
-        if hang is not None and self._warned is None:
-            self._warned = hang
+        if hang is not None and not self._has_warned:
+            self._has_warned = True
+            limit = self._limits.seconds(in_black_box=hang.in_black_box)
+            key = "run.start_timeout_seconds" if hang.in_black_box else "run.hang_timeout_seconds"
+            path = self._folder.stack_file(hang.rank)
+            stack = f"; where it waits: {path}" if path.exists() and path.stat().st_size else ""
             self._warn(
                 f"no progress for {hang.seconds:.0f} s: rank {hang.rank} on {hang.host} ({hang.message}). The run "
-                f"ends after {self._timeout:g} s of it (run.hang_timeout_seconds){self._stack_of(hang)}"
+                f"ends after {limit:g} s of it ({key}){stack}"
             )
-        elif self._warned is not None and hang is None:
-            self._warned = None
+        elif self._has_warned and hang is None:
+            self._has_warned = False
             if self._folder.read_failure() is None:  # a rank that wakes too late ends all the same
                 self._warn("the run goes on")
 
-    def _stack_of(self, hang: Hang) -> str:
-        path = self._folder.stack_file(hang.rank)
-        return f"; where it waits: {path}" if hang.answers and path.exists() else ""
+
+def find_lost_rank(
+    folder: RankFolder, rank: int, world_size: int, first_failure: Callable[[], Failure | None]
+) -> Failure | None:
+    """Notes that `rank` has lost a connection, upon which every rank that is well writes a heartbeat.
+
+    Returns: the failure that another process has recorded meanwhile, or that of the first rank whose heartbeat has
+    stopped, which is recorded now; None if all go on, so that only the network has failed.
+    """
+    own = folder.heartbeat_file(rank)
+    with suppress(OSError):
+        folder.lost_file.touch(exist_ok=False)
+    with suppress(OSError):
+        os.utime(own)  # at once: a launcher such as mpirun ends every rank a second after the first
+    lost_at = _changed_at(folder.lost_file) or _changed_at(own)  # the disk may be full
+    deadline = time.monotonic() + LOST_SECONDS
+    while (failure := first_failure()) is None and (stopped := _stopped(folder, world_size, since=lost_at)):
+        if time.monotonic() > deadline:
+            with suppress(OSError):
+                return folder.claim_failure(_lost(folder, stopped))
+            return None
+        time.sleep(_POLL_SECONDS)
+    if failure is None:  # a rank that could not record its failure, as on a full disk, has a status all the same
+        failed = [one for one in folder.read_statuses().values() if one.state == "failed" and one.rank != rank]
+        failure = Failure.of(failed[0]) if failed else None
+    return failure
+
+
+def find_first_stopped(folder: RankFolder, world_size: int) -> Failure | None:
+    """Returns the failure of a run whose launcher has ended all ranks after one had lost a connection; else None.
+
+    Those that have written since were alive then; of the rest, one was the first to end.
+    """
+    lost_at = _changed_at(folder.lost_file)
+    stopped = _stopped(folder, world_size, since=lost_at) if lost_at else []
+    if not stopped:
+        return None
+    others = f", if it was not one of {', '.join(map(str, stopped[1:]))}" if stopped[1:] else ""
+    error = f"others have lost their connection to it{others}; the launcher has ended all ranks since"
+    return _failure(folder, stopped[0], error)
+
+
+def _stopped(folder: RankFolder, world_size: int, *, since: int) -> list[int]:
+    """Returns the ranks that have not ended by themselves and have written no heartbeat since a time of the disk."""
+    folder.refresh()
+    statuses = folder.read_statuses()
+    return [
+        rank
+        for rank in range(world_size)
+        if (rank not in statuses or statuses[rank].state == "running")
+        and (read_beat(folder, rank) is None or _changed_at(folder.heartbeat_file(rank)) < since)
+    ]
+
+
+def _changed_at(path: Path) -> int:
+    """Returns when a file was last written, by the clock of its disk in nanoseconds; 0 if there is none."""
+    with suppress(OSError):
+        return path.stat().st_mtime_ns
+    return 0
+
+
+def _lost(folder: RankFolder, stopped: Collection[int]) -> Failure:
+    hosts = {rank: status.host for rank, status in folder.read_statuses().items()}
+    started = [rank for rank in stopped if rank in hosts]
+    if not started:
+        return _failure(folder, min(stopped), "it has not started, or its machine does not see run.output_dir")
+    silence = _describe_silence(min(started), hosts, silent=stopped)
+    return _failure(folder, min(started), f"others have lost their connection to it; {silence}")
+
+
+def _failure(folder: RankFolder, rank: int, error: str) -> Failure:
+    status = folder.read_status(rank)
+    return Failure.seen(folder.run_id, rank, "an unknown machine" if status is None else status.host, error)
 
 
 def _behind_others(beats: Collection[Beat], slowest: Beat) -> str:
@@ -439,7 +471,17 @@ def _behind_others(beats: Collection[Beat], slowest: Beat) -> str:
 def _silence(beat: Beat, hosts: Mapping[int, str], *, silent: Collection[int]) -> str:
     if beat.host == socket.gethostname():
         return f"it does not answer: {_process_state(beat)}"
-    return f"{describe_silence(beat.rank, hosts, silent=silent)} (process {beat.pid})"
+    return f"{_describe_silence(beat.rank, hosts, silent=silent)} (process {beat.pid})"
+
+
+def _describe_silence(rank: int, hosts: Mapping[int, str], *, silent: Collection[int]) -> str:
+    """Describes a rank whose heartbeat has stopped, by whether those of its machine have; `hosts` by rank."""
+    here = [other for other in sorted(hosts) if hosts[other] == hosts[rank]]
+    if not set(here) <= set(silent):
+        return "it does not answer, though its machine does: it was killed or stopped"
+    if len(here) == 1:
+        return "it does not answer: it was killed or stopped, or its machine is down or not reachable"
+    return f"none of the ranks {here[0]} to {here[-1]} of its machine answers: the machine is down or not reachable"
 
 
 def _process_state(beat: Beat) -> str:

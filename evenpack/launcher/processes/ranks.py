@@ -1,4 +1,4 @@
-"""How the ranks of a run report to each other: files in `OUTPUT_DIR/ranks`, the directory's locks, the roll call.
+"""How the ranks of a run report to each other: files in `OUTPUT_DIR/ranks`, and the directory's locks.
 
 Through these files `evenpack train`, on one machine, learns how the processes ended that `deepspeed` started on any
 machine that shares the folder. A run id in each file distinguishes it from files of an earlier run.
@@ -14,7 +14,7 @@ import signal
 import socket
 import time
 import uuid
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, replace
 from itertools import chain
@@ -160,8 +160,7 @@ _OF_A_RUN = (
     "refused_*",
     "heartbeat_*",
     "stack_*.txt",
-    "roll_call_*",
-    "present_*",
+    "lost_connection_*",
 )
 _RANK_FILE = re.compile(r"rank_(\d+)\.json")
 
@@ -498,8 +497,13 @@ class RankFolder:
         return self.path / f"heartbeat_{rank}"
 
     def stack_file(self, rank: int) -> Path:
-        """Returns the file into which a rank without progress writes where its main thread is."""
+        """Returns the file into which a rank without progress writes its stacks."""
         return self.path / f"stack_{rank}.txt"
+
+    @property
+    def lost_file(self) -> Path:
+        """The file by which a rank notes that it has lost a connection: the run ends with it."""
+        return self.path / f"lost_connection_{self.run_id}"
 
     def read(self, path: Path) -> dict[str, Any]:
         """Returns the content of a file of the folder; empty if it is not of this run."""
@@ -565,10 +569,6 @@ def running_run(output_dir: Path) -> str:
     return status.run_id
 
 
-ROLL_CALL_SECONDS = 10.0
-"""Seconds for every guard to answer: it looks twice a second, and waits for a main thread that holds Python's lock."""
-
-_POLL_SECONDS = 0.25
 _LOST_CONNECTION = re.compile(
     r"gloo.*(connection|socket|timed out|peer)"
     r"|connection (closed|reset|refused|was closed)|broken pipe|remote process exited|socket timeout"
@@ -585,89 +585,3 @@ def is_lost_connection(error: BaseException) -> bool:
     """
     names = {kind.__name__ for kind in type(error).__mro__}
     return isinstance(error, ConnectionError) or "DistError" in names or bool(_LOST_CONNECTION.search(str(error)))
-
-
-class RollCall:
-    """The roll call of a run: at most one, because the run ends with it."""
-
-    def __init__(self, folder: RankFolder) -> None:
-        self._folder = folder
-        self._call_file = folder.path / f"roll_call_{folder.run_id}"
-        self._has_answered = False
-
-    def answer(self, rank: int) -> None:
-        """Answers for `rank` if the roll has been called. Raises: OSError."""
-        if not self._has_answered and self._call_file.exists():
-            self._answer_file(rank).touch()
-            self._has_answered = True
-
-    def call(self, rank: int, world_size: int, first_failure: Callable[[], Failure | None]) -> Failure | None:
-        """Calls the roll as `rank`, and waits for every rank to answer.
-
-        Returns: the failure that another process has recorded meanwhile, or the failure of the first rank that did not
-        answer in time, which is recorded now; None if all have answered, so that only the network has failed.
-        """
-        with suppress(OSError):
-            self._call_file.touch()
-            self.answer(rank)  # at once: a launcher such as mpirun ends every rank a second after the first
-        deadline = time.monotonic() + ROLL_CALL_SECONDS
-        while (failure := first_failure()) is None and (missing := self._missing(world_size)):
-            if time.monotonic() > deadline:
-                with suppress(OSError):
-                    return self._folder.claim_failure(self._silence(missing))
-                return None
-            time.sleep(_POLL_SECONDS)
-        if failure is None:  # a rank that could not record its failure, as on a full disk, has a status all the same
-            statuses = self._folder.read_statuses().values()
-            failed = [status for status in statuses if status.state == "failed" and status.rank != rank]
-            failure = Failure.of(failed[0]) if failed else None
-        return failure
-
-    def unanswered(self, world_size: int) -> Failure | None:
-        """Returns the failure of a run whose launcher has ended all ranks during the roll call; None without a call.
-
-        Those who had answered were alive when others had lost a connection; of the rest, one was the first to end.
-        """
-        missing = self._missing(world_size) if self._call_file.exists() else []
-        if not missing:
-            return None
-        others = f", if it was not one of {', '.join(map(str, missing[1:]))}" if missing[1:] else ""
-        error = f"others have lost their connection to it{others}; the launcher has ended all ranks since"
-        return self._failure(missing, error)
-
-    def _missing(self, world_size: int) -> list[int]:
-        """Returns the ranks without an answer that have not ended by themselves."""
-        self._folder.refresh()
-        statuses = self._folder.read_statuses()
-        return [
-            rank
-            for rank in range(world_size)
-            if (rank not in statuses or statuses[rank].state == "running") and not self._answer_file(rank).exists()
-        ]
-
-    def _answer_file(self, rank: int) -> Path:
-        return self._folder.path / f"present_{rank}_{self._folder.run_id}"
-
-    def _silence(self, missing: Collection[int]) -> Failure:
-        hosts = {rank: status.host for rank, status in self._folder.read_statuses().items()}
-        started = [rank for rank in missing if rank in hosts]
-        if not started:
-            return self._failure(missing, "it has not started, or its machine does not see run.output_dir")
-        silence = describe_silence(min(started), hosts, silent=missing)
-        return self._failure(started, f"others have lost their connection to it; {silence}")
-
-    def _failure(self, missing: Collection[int], error: str) -> Failure:
-        rank = min(missing)
-        status = self._folder.read_status(rank)
-        host = "an unknown machine" if status is None else status.host
-        return Failure.seen(self._folder.run_id, rank, host, error)
-
-
-def describe_silence(rank: int, hosts: Mapping[int, str], *, silent: Collection[int]) -> str:
-    """Describes a rank that does not answer, by whether the others of its machine do; `hosts` by rank."""
-    here = [other for other in sorted(hosts) if hosts[other] == hosts[rank]]
-    if not set(here) <= set(silent):
-        return "it does not answer, though its machine does: it was killed or stopped"
-    if len(here) == 1:
-        return "it does not answer: it was killed or stopped, or its machine is down or not reachable"
-    return f"none of the ranks {here[0]} to {here[-1]} of its machine answers: the machine is down or not reachable"

@@ -22,13 +22,12 @@ import psutil
 
 from evenpack.errors import EXIT_BAD_INPUT, EXIT_STOPPED
 from evenpack.launch_environment import without_launcher
-from evenpack.launcher.processes.hangs import HangMonitor
+from evenpack.launcher.processes.hangs import HangLimits, HangMonitor, find_first_stopped
 from evenpack.launcher.processes.ranks import (
     Failure,
     LaunchToken,
     RankFolder,
     RankStatus,
-    RollCall,
     held_output_dir,
     is_lost_connection,
 )
@@ -157,13 +156,13 @@ def supervise(
     *,
     say: Callable[[str], None],
     output: IO[str] | None = None,
-    hang_timeout_seconds: float | None = None,
+    limits: HangLimits | None = None,
 ) -> LaunchResult:
     """Starts the plan's command and returns when none of its processes is left on this machine.
 
     A first SIGINT, SIGTERM or SIGHUP asks the ranks to save at the end of the step, a second one kills them.
     `output` receives the output of the ranks; None: this process's own standard output. A run without progress for
-    `hang_timeout_seconds` is ended; None: it may hang for ever.
+    longer than `limits` is ended; None: it may hang for ever.
 
     Raises: RunError if another run has locked `output_dir`, or it cannot be written.
     """
@@ -174,7 +173,7 @@ def supervise(
         remove_stop_request(output_dir)
         try:
             supervisor = _Supervisor(plan, token, folder, say=say)
-            return supervisor.run(output, hang_timeout_seconds=hang_timeout_seconds)
+            return supervisor.run(output, limits)
         finally:
             remove_stop_request(output_dir)
 
@@ -217,10 +216,10 @@ class _Supervisor:
         self._hangs: HangMonitor | None = None
         self._said_launcher_is_gone = False
 
-    def run(self, output: IO[str] | None, *, hang_timeout_seconds: float | None) -> LaunchResult:
-        if hang_timeout_seconds is not None:
+    def run(self, output: IO[str] | None, limits: HangLimits | None) -> LaunchResult:
+        if limits is not None:
             ranks = range(self._plan.devices.ranks)
-            self._hangs = HangMonitor(self._folder, ranks, timeout_seconds=hang_timeout_seconds, warn=self._say)
+            self._hangs = HangMonitor(self._folder, ranks, limits=limits, warn=self._say)
         with handled_stop_signals(self._on_signal):
             child = subprocess.Popen(
                 self._plan.command_of(self._token),
@@ -244,7 +243,7 @@ class _Supervisor:
             return LaunchResult(state="failed", exit_code=EXIT_BAD_INPUT, message=message, error=None)
         return launch_result(
             statuses,
-            self._folder.read_failure() or RollCall(self._folder).unanswered(self._plan.devices.ranks),
+            self._folder.read_failure() or find_first_stopped(self._folder, self._plan.devices.ranks),
             ranks=self._plan.devices.ranks,
             launcher_code=child.returncode,
             folder=self._folder.path,

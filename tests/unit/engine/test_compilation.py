@@ -9,8 +9,8 @@ import pytest
 import torch
 from compiled_jobs import results_of
 
-from evenpack.engine.activity import current_own_work
-from evenpack.engine.compilation import Compilation, compile_if_asked, compiling_as_own_work, why_not_compiled
+from evenpack.engine.activity import START, doing
+from evenpack.engine.compilation import Compilation, announced_compilations, compile_if_asked, why_not_compiled
 from evenpack.engine.config import RunConfig
 from evenpack.errors import ConfigError, RunError
 from evenpack.kernels import capabilities
@@ -225,20 +225,21 @@ def tiny(run: RunConfig) -> Model:
         return new_model(run.model, vocabulary_size=16, max_positions=8)
 
 
-def test_a_compilation_is_marked_as_own_work_and_what_it_compiles_is_not() -> None:
+def test_a_compilation_is_announced_as_a_black_box_and_what_it_compiles_is_not() -> None:
+    doing.end_black_box(START)
     during: list[str | None] = []
 
     def compiler(graph: torch.fx.GraphModule, _: list[torch.Tensor]) -> Callable[..., Any]:
-        during.append(current_own_work())
+        during.append(doing.black_box)
 
         def run(*arguments: torch.Tensor) -> Any:
-            during.append(current_own_work())
+            during.append(doing.black_box)
             return graph(*arguments)
 
         return run
 
     double = torch.compile(lambda x: 2 * x, backend=compiler)
-    with compiling_as_own_work():
+    with announced_compilations():
         double(torch.ones(3))
     assert during == ["compiling", None]
     torch._dynamo.reset()

@@ -23,6 +23,7 @@ from evenpack.data.batches.objectives import rounded_size
 from evenpack.data.order.plan import PackPlan
 from evenpack.data.packing import LengthHistogram, pack
 from evenpack.data.prepared import PreparedData
+from evenpack.engine.activity import doing
 from evenpack.engine.config import RunConfig
 from evenpack.engine.evaluate import (
     SourceEvaluation,
@@ -241,12 +242,14 @@ def test_every_target_is_counted_once_and_only_targets_are():
 
 def test_at_most_the_given_number_of_packs_is_read():
     config = run_config(evaluation_packs=3, packs_per_micro_batch=2)
-    seen: list[int | str] = []
+    seen: list[int] = []
     model = SuccessorModel(lambda batch: seen.append(batch.local_counts.packs))
+    moves = doing.moves
     run = resolve(config, HeldOut(config, LENGTHS))
-    evaluations = evaluate_model(model, run, SOLO, on_batch=lambda: seen.append("before"))
+    evaluations = evaluate_model(model, run, SOLO)
     assert {name: evaluation.packs for name, evaluation in evaluations.items()} == {"wiki": 3, "code": 3}
-    assert seen == ["before", 2, "before", 1, "before", 2, "before", 1]
+    assert seen == [2, 1, 2, 1]
+    assert doing.moves - moves == 4, "each batch is progress"
 
 
 @pytest.mark.parametrize("nothing", [[], [1, 1]])

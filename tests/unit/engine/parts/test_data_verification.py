@@ -18,6 +18,7 @@ from evenpack.data import verification
 from evenpack.data.checksums import ChunkReader, Damage
 from evenpack.data.prepared import PreparedData
 from evenpack.data.verification import FileChunk, Verified, Verifier, explained_damage
+from evenpack.engine.activity import doing
 from evenpack.engine.build import Start
 from evenpack.engine.checkpoints.saving import CheckpointWriter
 from evenpack.engine.config import RunConfig
@@ -28,7 +29,7 @@ from evenpack.engine.train import TrainOutcome, train_in
 from evenpack.engine.world.distributed import World
 from evenpack.errors import DataError, EvenpackError, RunError
 from evenpack.launcher.planning import describe_plan, plan_training
-from evenpack.launcher.processes.hangs import Effort, HangMonitor, Heartbeat
+from evenpack.launcher.processes.hangs import HangLimits, HangMonitor, Heartbeat
 from evenpack.launcher.processes.ranks import RankFolder
 from evenpack.launcher.trained import evaluate_run
 from evenpack.studies.plan.options import PlanOptions
@@ -133,26 +134,17 @@ class WatchedVerification:
         self.pieces = 0
         self.folder = RankFolder(output_dir, "now")
         self.folder.path.mkdir(parents=True)
-        self.heartbeat = Heartbeat(
-            self.folder,
-            rank=0,
-            timeout_seconds=100.0,
-            clock=lambda: self.now,
-            effort=lambda: Effort(seconds=0.0, bytes=0),
-        )
-        self._monitor = HangMonitor(
-            self.folder, range(1), timeout_seconds=100.0, warn=lambda _: None, clock=lambda: self.now
-        )
+        limits = HangLimits(step_seconds=100.0, start_seconds=100.0)
+        self.heartbeat = Heartbeat(self.folder, rank=0, limits=limits, clock=lambda: self.now)
+        self._monitor = HangMonitor(self.folder, range(1), limits=limits, warn=lambda _: None, clock=lambda: self.now)
         self._find, self._read_seconds = Verifier._find_damage, read_seconds
         self._moves = 0
 
     def find_damage(self, verifier: Verifier, piece: FileChunk, reader: ChunkReader) -> Damage | None:
         """Replaces `Verifier._find_damage`; in place of the guard it keeps the heartbeat up, and looks at it."""
-        while self.heartbeat.activity != "verifying the data" or (
-            self._read_seconds < 100.0 and self.heartbeat._moment.moves == self._moves
-        ):
+        while doing.activity != "verifying the data" or (self._read_seconds < 100.0 and doing.moves == self._moves):
             time.sleep(0.001)  # until the rank waits, and has seen the piece before
-        self._moves = self.heartbeat._moment.moves
+        self._moves = doing.moves
         for _ in range(round(self._read_seconds / 5.0)):
             self.now += 5.0
             self.heartbeat.keep_up()
@@ -171,14 +163,14 @@ def test_a_run_that_waits_for_a_long_verification_hangs_only_if_nothing_is_read(
         return watched.find_damage(self, piece, reader)
 
     monkeypatch.setattr(Verifier, "_find_damage", find_damage)
-    train_in(world, config, stop_requested=lambda: False, on_activity=watched.heartbeat.enter)
+    train_in(world, config, stop_requested=lambda: False)
     assert watched.pieces >= 5
     assert watched.now > 150.0, "longer than a run may hang"
     assert checkpoints(config) == ["step_000006"]
     failure = watched.folder.read_failure()
     assert (failure is not None) is stands_still
     if failure is not None and failure.error is not None:
-        assert failure.error.endswith("(step 6, verifying the data (its part of the files))")
+        assert failure.error.endswith("(step 6, verifying the data)")
 
 
 def test_damage_that_is_found_early_stops_a_long_run_at_the_next_step(

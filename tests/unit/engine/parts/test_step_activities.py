@@ -1,23 +1,26 @@
 """What a rank says that it does, from the phases of its engine."""
 
 from loop_steps import run_of, step_of
+from noted_moves import begin_again, noted_moves
 
-from evenpack.engine.activity import ACTIVITIES, Activity
+from evenpack.engine.activity import ACTIVITIES, doing
 from evenpack.engine.engine import TrainingEngine
 from evenpack.engine.parts.progress import StepActivities
 
 
 def test_a_step_reports_its_activities_in_order_and_each_micro_batch() -> None:
-    said: list[tuple[Activity, int]] = []
+    begin_again()
     engine = object.__new__(TrainingEngine)
     engine.micro_batches = 2
-    run = run_of(engine=engine, on_activity=lambda activity, step: said.append((activity, step)))
+    run = run_of(engine=engine)
     activities = StepActivities(run)
-    with activities.opened():
+    with noted_moves() as said, activities.opened():
         for number in (4, 5):
             activities.before_step(step_of(number))
             for phase in ("begin", "forward", "backward", "forward", "backward", "all_reduce", "update"):
                 engine.observer(phase)
+    activities.after_step(step_of(5))
+    assert doing.black_box is None, "the start ends with the first step"
     names = ["computing gradients"] * 2 + ["reducing gradients", "updating weights", "summing over the ranks"]
     assert said == [(name, step) for step in (4, 5) for name in names]
     places = [ACTIVITIES.index(activity) for activity, _ in said[:5]]

@@ -84,7 +84,7 @@ def test_a_run_whose_rank_0_has_long_been_silent_may_have_been_killed(run_file: 
     folder = RankFolder(run_file.parent / "out", "now")
     folder.path.mkdir(parents=True, exist_ok=True)
     folder.write_status(RankStatus.starting("now", RankPlace.of_environment({})))
-    Heartbeat(folder, rank=0, timeout_seconds=900.0).keep_up()
+    Heartbeat(folder, rank=0, limits=None).keep_up()
     done = evenpack("stop", run_file)
     assert (done.code, "heartbeat" in done.stdout) == (0, False)
     file = folder.heartbeat_file(0)

@@ -1,24 +1,21 @@
 """Which rank a run without progress waits for, from heartbeats at times that the test sets."""
 
+import ctypes
+import faulthandler
 import os
 import socket
-import subprocess
-import sys
-import threading
-import time
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 from rank_places import place_of
 
-from evenpack.engine.activity import Activity, own_work
+from evenpack.engine.activity import START, Activity, Doing
 from evenpack.launcher.processes.hangs import (
     Beat,
-    Effort,
     Hang,
     HangFinder,
+    HangLimits,
     HangMonitor,
     Heartbeat,
     beat_seconds,
@@ -35,7 +32,7 @@ BEAT = Beat(
     moves=5,
     step=7,
     activity="summing over the ranks",
-    own_work=None,
+    black_box=None,
 )
 
 
@@ -57,9 +54,9 @@ class Cluster:
                     self.beats[rank] = replace(beat, count=beat.count + 1, moves=moves)
             self.finder.observe(self.beats.values(), now=self.now)
 
-    def be(self, rank: int, activity: Activity, *, step: int = 7, own_work: str | None = None) -> None:
+    def be(self, rank: int, activity: Activity, *, step: int = 7, black_box: str | None = None) -> None:
         beat = self.beats[rank]
-        self.beats[rank] = replace(beat, activity=activity, step=step, own_work=own_work, moves=beat.moves + 1)
+        self.beats[rank] = replace(beat, activity=activity, step=step, black_box=black_box, moves=beat.moves + 1)
 
     def hang(self, *ended: int) -> Hang:
         found = self.finder.hang(ended=ended, now=self.now)
@@ -76,7 +73,6 @@ def test_a_rank_whose_heartbeat_has_stopped_is_to_blame() -> None:
     assert (hang.rank, hang.host) == (2, BEAT.host)
     assert hang.seconds == pytest.approx(29.0)  # since rank 3 was last seen to begin something
     assert hang.message.startswith("step 7, summing over the ranks; it does not answer: process ")
-    assert not hang.answers
 
 
 def test_a_machine_of_which_no_rank_answers_is_named() -> None:
@@ -99,15 +95,22 @@ def test_the_rank_that_is_behind_is_to_blame_if_all_answer() -> None:
     )
 
 
-def test_of_ranks_in_one_place_the_one_that_works_without_the_others_is_to_blame() -> None:
+def test_the_limit_of_the_start_holds_while_any_rank_is_in_a_black_box_or_has_not_started() -> None:
     cluster = Cluster(3)
-    for rank in range(3):
-        cluster.be(rank, "verifying the data", own_work="its part of the files" if rank == 1 else None)
+    cluster.be(1, "computing gradients", black_box="compiling")
     cluster.go_on(10)
-    assert (cluster.hang().rank, cluster.hang().message) == (
-        1,
-        "step 7, verifying the data (its part of the files); 2 of 3 ranks are further and wait for it",
-    )
+    assert cluster.hang().in_black_box
+    assert cluster.hang().message.startswith("step 7, computing gradients (compiling); 2 of 3 ranks are further")
+    cluster.be(0, "computing gradients")
+    cluster.go_on(1)
+    assert cluster.hang().rank == 1, "of two in one place it is the one that compiles"
+    cluster.be(1, "computing gradients")
+    cluster.go_on(10)
+    assert not cluster.hang().in_black_box
+    absent = Cluster(3)
+    del absent.beats[1]
+    absent.go_on(10)
+    assert absent.hang().in_black_box
 
 
 def test_ranks_that_all_wait_in_one_place_say_so() -> None:
@@ -165,40 +168,35 @@ def test_time_in_which_the_reader_slept_does_not_count() -> None:
     assert cluster.hang().seconds < 10.0, "nor in a run that has gone on for long"
 
 
+LIMITS = HangLimits(step_seconds=100.0, start_seconds=400.0)
+
+
 class WatchedRank:
-    """One rank and the monitor of its heartbeats, with a time-out of 100 s by a clock that the test sets."""
+    """One rank and the monitor of its heartbeats, after the start, by a clock that the test sets."""
 
     def __init__(self, tmp_path: Path) -> None:
         self.folder = RankFolder(tmp_path, "now")
         self.folder.path.mkdir(parents=True)
         self.said: list[str] = []
         self.now = 0.0
-        self.effort = Effort(seconds=100.0, bytes=10_000)
+        self.doing = Doing()
+        self.doing.end_black_box(START)
         self.heartbeat = Heartbeat(
             self.folder,
             rank=0,
-            timeout_seconds=100.0,
+            limits=LIMITS,
+            doing=self.doing,
             clock=lambda: self.now,
-            effort=lambda: self.effort,
         )
-        self.monitor = HangMonitor(
-            self.folder, range(1), timeout_seconds=100.0, warn=self.said.append, clock=lambda: self.now
-        )
+        self.monitor = HangMonitor(self.folder, range(1), limits=LIMITS, warn=self.said.append, clock=lambda: self.now)
 
-    def wait(self, seconds: float, *, beats: bool = True, processor_seconds: float = 0.0, read: int = 0) -> None:
-        """Lets time pass, in which the rank begins nothing; every 5 s it beats, if it does, and is looked at.
-
-        From one heartbeat to the next its processes take `processor_seconds` and `read` bytes.
-        """
-        for _ in range(round(seconds / 5.0)):
+    def wait(self, seconds: float, *, beats: bool = True) -> None:
+        """Lets time pass, in which the rank begins nothing; each second it beats, if it does, and is looked at."""
+        for _ in range(round(seconds)):
             if beats:
                 self.heartbeat.keep_up()
             self.monitor.check()
-            self.now += 5.0
-            self.effort = Effort(
-                seconds=self.effort.seconds + processor_seconds,
-                bytes=self.effort.bytes + read,
-            )
+            self.now += 1.0
 
     @property
     def told(self) -> list[str]:
@@ -208,97 +206,65 @@ class WatchedRank:
 
 def test_the_monitor_warns_once_and_then_records_the_failure(tmp_path: Path) -> None:
     rank = WatchedRank(tmp_path)
-    rank.heartbeat.enter("evaluating", 12)
+    rank.doing.enter("evaluating", 12)
     stack = rank.folder.stack_file(0)
+    rank.wait(10.0)
     stack.write_text("there")
-    rank.wait(125.0)
+    rank.wait(115.0)
     (warning,) = rank.said
-    assert warning.startswith(f"no progress for 55 s: rank 0 on {socket.gethostname()} (step 12, evaluating). The run ")
+    assert warning.startswith(f"no progress for 52 s: rank 0 on {socket.gethostname()} (step 12, evaluating). The run ")
     assert "ends after 100 s of it (run.hang_timeout_seconds)" in warning
     assert warning.endswith(f"where it waits: {stack}")
     failure = rank.folder.read_failure()
     assert failure is not None
     assert failure.describe() == (
-        f"rank 0 on {socket.gethostname()} failed: no progress for 105 s (step 12, evaluating)"
+        f"rank 0 on {socket.gethostname()} failed: no progress for 102 s (step 12, evaluating)"
     )
 
 
-@pytest.mark.parametrize(
-    ("effort", "moves"),
-    [
-        ({"processor_seconds": 0.2}, True),
-        ({"processor_seconds": -3.0}, True),  # a child has ended
-        ({"read": 1_000_000}, True),
-        ({"processor_seconds": 0.05, "read": 100_000}, False),  # as threads do that look for something
-    ],
-)
-def test_work_without_the_others_is_progress_as_long_as_it_moves(
-    tmp_path: Path, effort: dict[str, Any], moves: bool
-) -> None:
+def test_a_black_box_has_a_limit_of_its_own_and_a_tick_begins_it_again(tmp_path: Path) -> None:
     rank = WatchedRank(tmp_path)
-    rank.heartbeat.enter("loading the checkpoint", 12)
-    with own_work("reading"):
-        rank.wait(250.0, **effort)
-        assert bool(rank.said) is not moves
-        assert rank.folder.stack_file(0).exists() is not moves
-        rank.wait(125.0)  # a disk that does not answer
-    failure = rank.folder.read_failure()
-    assert failure is not None
-    assert failure.error is not None
-    assert failure.error.endswith("(step 12, loading the checkpoint (reading))")
-
-
-def test_processor_time_while_a_rank_may_wait_for_others_is_no_progress(tmp_path: Path) -> None:
-    """A GPU's host takes a whole processor to wait for a collective."""
-    rank = WatchedRank(tmp_path)
-    rank.heartbeat.enter("summing over the ranks", 12)
-    rank.wait(125.0, processor_seconds=5.0)
+    rank.doing.enter("computing gradients", 12)
+    rank.doing.begin_black_box("compiling")
+    rank.wait(195.0)
+    assert rank.said == []
+    rank.doing.tick()
+    rank.wait(350.0)
+    (warning,) = rank.said
+    assert (
+        "(step 12, computing gradients (compiling)). The run ends after 400 s of it (run.start_timeout_sec" in warning
+    )
+    assert rank.folder.read_failure() is None
+    rank.wait(60.0)
     assert rank.folder.read_failure() is not None
 
 
-def burn(seconds: float) -> None:
-    while time.thread_time() < seconds:
-        pass
-
-
-def read(path: Path) -> None:
-    path.read_bytes()
-
-
-def test_cpu_time_of_threads_and_children_counts_but_not_of_the_watcher(tmp_path: Path) -> None:
-    path = tmp_path / "file"
-    path.write_bytes(bytes(1 << 22))
-    for work, argument in ((burn, 0.5), (read, path)):
-        before = Effort.of_this_process()
-        thread = threading.Thread(target=work, args=(argument,))
-        thread.start()
-        thread.join()
-        assert Effort.of_this_process().shows_motion_since(before, seconds=5.0)
-    before = Effort.of_this_process()
-    burn(time.thread_time() + 0.5)
-    read(path)
-    assert not Effort.of_this_process().shows_motion_since(before, seconds=15.0)
-    with subprocess.Popen([sys.executable, "-c", "while True: pass"]) as child:
-        while not Effort.of_this_process().shows_motion_since(before, seconds=15.0):  # the test's time-out ends it
-            time.sleep(0.05)
-        child.kill()
+def test_the_end_of_a_black_box_leaves_the_limit_of_a_step(tmp_path: Path) -> None:
+    rank = WatchedRank(tmp_path)
+    rank.doing.begin_black_box("compiling")
+    rank.wait(195.0)
+    rank.doing.end_black_box("compiling")
+    rank.wait(95.0)
+    assert rank.folder.read_failure() is None
+    rank.wait(15.0)
+    assert rank.folder.read_failure() is not None
 
 
 def test_the_monitor_says_when_the_run_goes_on_and_warns_again(tmp_path: Path) -> None:
     rank = WatchedRank(tmp_path)
     rank.wait(75.0)
-    rank.heartbeat.enter("waiting for a batch", 1)
+    rank.doing.enter("waiting for a batch", 1)
     rank.wait(80.0)
-    assert rank.told == ["no progress for 55 s", "the run goes on", "no progress for 55 s"]
+    assert rank.told == ["no progress for 52 s", "the run goes on", "no progress for 52 s"]
     assert rank.folder.read_failure() is None
 
 
 def test_a_rank_that_wakes_too_late_does_not_go_on(tmp_path: Path) -> None:
     rank = WatchedRank(tmp_path)
     rank.wait(125.0)
-    rank.heartbeat.enter("waiting for a batch", 1)
+    rank.doing.enter("waiting for a batch", 1)
     rank.wait(25.0)
-    assert rank.told == ["no progress for 55 s"]
+    assert rank.told == ["no progress for 52 s"]
     assert rank.folder.read_failure() is not None
 
 
@@ -315,49 +281,60 @@ def test_a_rank_with_a_final_status_does_not_hang(tmp_path: Path) -> None:
 def test_a_heartbeat_is_read_as_it_was_written(tmp_path: Path) -> None:
     folder = RankFolder(tmp_path, "now")
     folder.path.mkdir()
-    heartbeat = Heartbeat(folder, rank=3, timeout_seconds=4.0)
-    heartbeat.enter("saving a checkpoint", 12345)
+    doing = Doing()
+    heartbeat = Heartbeat(folder, rank=3, limits=None, doing=doing)
+    doing.enter("saving a checkpoint", 12345)
     heartbeat.keep_up()
     first = read_beat(folder, 3)
     assert first is not None
     assert (first.rank, first.step, first.activity, first.count) == (3, 12345, "saving a checkpoint", 1)
     assert (first.host, first.pid) == (socket.gethostname(), os.getpid())
-    heartbeat.enter("waiting for a batch", 1)  # a shorter text in the same place
+    doing.enter("waiting for a batch", 1)  # a shorter text in the same place
     heartbeat._due = 0.0
     heartbeat.keep_up()
     second = read_beat(folder, 3)
     assert second is not None
     assert (second.step, second.count, second.moves) == (1, 2, 2)
+    assert first.black_box == START
     assert read_beat(RankFolder(tmp_path, "earlier"), 3) is None
     assert read_beat(folder, 4) is None
 
 
-def test_a_rank_without_progress_writes_where_its_main_thread_is(tmp_path: Path) -> None:
+def hold_the_lock_of_python(seconds: int) -> None:
+    """Waits in C, without letting any other thread of this process run."""
+    ctypes.PyDLL(None).sleep(seconds)
+
+
+def test_a_rank_without_progress_writes_its_stacks_also_from_c(tmp_path: Path) -> None:
     folder = RankFolder(tmp_path, "now")
     folder.path.mkdir()
-    heartbeat = Heartbeat(folder, rank=0, timeout_seconds=100.0)
+    doing = Doing()
+    limits = HangLimits(step_seconds=600.0, start_seconds=5.0)
+    heartbeat = Heartbeat(folder, rank=0, limits=limits, doing=doing, clock=iter(range(9)).__next__)
     heartbeat.keep_up()
-    assert not folder.stack_file(0).exists()
-    heartbeat._moment = replace(heartbeat._moment, since=heartbeat._moment.since - 41.0)
-    heartbeat._due = 0.0
+    assert folder.stack_file(0).read_text() == ""
+    hold_the_lock_of_python(4)  # the stacks are due after two seconds
+    assert "in hold_the_lock_of_python" in folder.stack_file(0).read_text()
+    doing.end_black_box(START)
     heartbeat.keep_up()
-    assert "test_a_rank_without_progress_writes_where_its_main_thread_is" in folder.stack_file(0).read_text()
-    heartbeat.enter("updating weights", 1)
-    heartbeat._due = 0.0
-    heartbeat.keep_up()
-    assert not folder.stack_file(0).exists()  # a stack from before would mislead in the next hang
+    assert folder.stack_file(0).read_text() == "", "a stack from before would mislead in the next hang"
+    faulthandler.cancel_dump_traceback_later()
 
 
-def test_nobody_watches_without_a_time_out(tmp_path: Path) -> None:
+def test_a_run_that_may_hang_beats_but_writes_no_stacks(tmp_path: Path) -> None:
+    """A lost connection is judged by heartbeats, too."""
     folder = RankFolder(tmp_path, "now")
     folder.path.mkdir()
-    Heartbeat(folder, rank=0, timeout_seconds=None).keep_up()
-    assert list(folder.path.iterdir()) == []
+    Heartbeat(folder, rank=0, limits=None).keep_up()
+    assert [path.name for path in folder.path.iterdir()] == ["heartbeat_0"]
 
 
-@pytest.mark.parametrize(("timeout", "every"), [(2.0, 0.2), (100.0, 5.0), (900.0, 30.0)])
-def test_heartbeats_are_as_frequent_as_the_time_out_needs(timeout: float, every: float) -> None:
-    assert beat_seconds(timeout) == every
+@pytest.mark.parametrize(("timeout", "every"), [(2.0, 0.2), (20.0, 1.0), (900.0, 2.0), (None, 2.0)])
+def test_heartbeats_come_every_few_seconds_or_as_often_as_a_short_limit_needs(
+    timeout: float | None, every: float
+) -> None:
+    limits = None if timeout is None else HangLimits(step_seconds=timeout, start_seconds=1800.0)
+    assert beat_seconds(limits) == every
 
 
 def test_a_rank_that_sees_only_its_machine_leaves_the_judgement_to_others(tmp_path: Path) -> None:
@@ -367,19 +344,24 @@ def test_a_rank_that_sees_only_its_machine_leaves_the_judgement_to_others(tmp_pa
     folder.path.mkdir()
     near, far = (
         HangMonitor.of_rank(
-            place_of(rank, ranks=6, each=2), folder, timeout_seconds=100.0, warn=lambda _: None, clock=lambda: clock[0]
+            place_of(rank, ranks=6, each=2), folder, limits=LIMITS, warn=lambda _: None, clock=lambda: clock[0]
         )
         for rank in (1, 0)
     )
-    heartbeats = [Heartbeat(folder, rank=rank, timeout_seconds=100.0, clock=lambda: clock[0]) for rank in range(6)]
-    for rank, heartbeat in enumerate(heartbeats):
-        heartbeat.enter("computing gradients" if rank == 3 else "reducing gradients", 8)
+    doings = [Doing() for _ in range(6)]
+    heartbeats = [
+        Heartbeat(folder, rank=rank, limits=LIMITS, doing=doing, clock=lambda: clock[0])
+        for rank, doing in enumerate(doings)
+    ]
+    for rank, doing in enumerate(doings):
+        doing.end_black_box(START)
+        doing.enter("computing gradients" if rank == 3 else "reducing gradients", 8)
 
     def pass_seconds(seconds: int, *monitors: HangMonitor, moving: bool = False, silent: tuple[int, ...] = ()) -> None:
-        for _ in range(0, seconds, 5):
-            clock[0] += 5.0
+        for _ in range(seconds):
+            clock[0] += 1.0
             if moving:
-                heartbeats[3].enter("computing gradients", 8)
+                doings[3].enter("computing gradients", 8)
             for rank, heartbeat in enumerate(heartbeats):
                 if rank not in silent:
                     heartbeat.keep_up()

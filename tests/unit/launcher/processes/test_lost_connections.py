@@ -1,5 +1,6 @@
 """The rank that is gone is named, and not the one that has lost its connection to it."""
 
+import os
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -7,8 +8,10 @@ from pathlib import Path
 import pytest
 from rank_places import place_of
 
-from evenpack.launcher.processes import ranks
-from evenpack.launcher.processes.ranks import Failure, RankFolder, RankStatus, RollCall, is_lost_connection
+from evenpack.engine.activity import Doing
+from evenpack.launcher.processes import hangs
+from evenpack.launcher.processes.hangs import Heartbeat, find_first_stopped, find_lost_rank
+from evenpack.launcher.processes.ranks import Failure, RankFolder, RankStatus, is_lost_connection
 
 
 class DistError(RuntimeError):
@@ -21,32 +24,37 @@ class DistBackendError(DistError):
 
 @pytest.fixture
 def folder(tmp_path: Path) -> RankFolder:
-    """The folder of a run of four ranks on two machines, whose guards look at the roll call once."""
+    """The folder of a run of four ranks on two machines, which have written a heartbeat some time ago."""
     found = RankFolder(tmp_path, "now")
     found.path.mkdir()
     for rank in range(4):
         place = place_of(rank, ranks=4, each=2)
         found.write_status(replace(RankStatus.starting("now", place), host=f"node{rank // 2 + 1}"))
+        Heartbeat(found, rank=rank, limits=None, doing=Doing()).keep_up()
+        os.utime(found.heartbeat_file(rank), (0.0, 0.0))
     return found
 
 
-def called_by_0(folder: RankFolder, *answering: int, monkeypatch: pytest.MonkeyPatch) -> Failure | None:
-    """Lets rank 0 call the roll, and returns what it finds when `answering` ranks have answered."""
-    monkeypatch.setattr(ranks, "ROLL_CALL_SECONDS", 0.3)
-    guards = {rank: RollCall(folder) for rank in answering}
+def seen_by_0(folder: RankFolder, *well: int, monkeypatch: pytest.MonkeyPatch) -> Failure | None:
+    """Lets rank 0 lose a connection, and returns what it finds while guards of the ranks that are `well` look."""
+    monkeypatch.setattr(hangs, "LOST_SECONDS", 0.3)
+    guards = [Heartbeat(folder, rank=rank, limits=None, doing=Doing(), clock=lambda: 0.0) for rank in well]
+    for rank, guard in zip(well, guards, strict=True):
+        guard.keep_up()  # no other is due, but for the loss
+        os.utime(folder.heartbeat_file(rank), (0.0, 0.0))
 
-    def answer_and_read() -> Failure | None:
-        for rank, guard in guards.items():
-            guard.answer(rank)
+    def look() -> Failure | None:
+        for guard in guards:
+            guard.keep_up()
         return folder.read_failure()
 
-    return RollCall(folder).call(0, 4, answer_and_read)
+    return find_lost_rank(folder, 0, 4, look)
 
 
-def test_the_rank_that_does_not_answer_is_named_with_its_machine(
+def test_the_rank_whose_heartbeat_has_stopped_is_named_with_its_machine(
     folder: RankFolder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    failure = called_by_0(folder, 0, 1, 3, monkeypatch=monkeypatch)
+    failure = seen_by_0(folder, 0, 1, 3, monkeypatch=monkeypatch)
     assert failure is not None
     assert folder.read_failure() == failure
     assert failure.describe() == (
@@ -56,15 +64,15 @@ def test_the_rank_that_does_not_answer_is_named_with_its_machine(
 
 
 def test_a_machine_that_is_gone_is_named(folder: RankFolder, monkeypatch: pytest.MonkeyPatch) -> None:
-    failure = called_by_0(folder, 0, 1, monkeypatch=monkeypatch)
+    failure = seen_by_0(folder, 0, 1, monkeypatch=monkeypatch)
     assert failure is not None
     assert failure.describe().startswith("rank 2 on node2 failed: ")
     assert "none of the ranks 2 to 3 of its machine answers: the machine is down or not reachable" in failure.describe()
 
 
-def test_nobody_is_named_if_all_answer(folder: RankFolder, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ranks, "ROLL_CALL_SECONDS", 600.0)
-    assert called_by_0(folder, 0, 1, 2, 3, monkeypatch=monkeypatch) is None
+def test_nobody_is_named_if_all_are_well(folder: RankFolder, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(hangs, "LOST_SECONDS", 600.0)
+    assert seen_by_0(folder, 0, 1, 2, 3, monkeypatch=monkeypatch) is None
     assert folder.read_failure() is None
 
 
@@ -72,18 +80,20 @@ def test_a_rank_that_has_ended_by_itself_is_not_missed(folder: RankFolder, monke
     status = folder.read_status(2)
     assert status is not None
     folder.write_status(status.ended("finished", exit_code=0, step=9))
-    assert called_by_0(folder, 0, 1, 3, monkeypatch=monkeypatch) is None
+    assert seen_by_0(folder, 0, 1, 3, monkeypatch=monkeypatch) is None
 
 
-def test_a_rank_that_never_started_is_named_only_if_all_others_answer(
+def test_a_rank_that_never_started_is_named_only_if_all_others_are_well(
     folder: RankFolder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (folder.path / "rank_1.json").unlink()
-    failure = called_by_0(folder, 0, 3, monkeypatch=monkeypatch)
+    folder.heartbeat_file(1).unlink()
+    failure = seen_by_0(folder, 0, 3, monkeypatch=monkeypatch)
     assert failure is not None
     assert failure.rank == 2
     folder._failure_file.unlink()
-    failure = called_by_0(folder, 0, 2, 3, monkeypatch=monkeypatch)
+    folder.lost_file.unlink()
+    failure = seen_by_0(folder, 0, 2, 3, monkeypatch=monkeypatch)
     assert failure is not None
     assert failure.describe().startswith("rank 1 on an unknown machine failed: it has not started")
 
@@ -93,36 +103,48 @@ def test_what_another_rank_records_meanwhile_is_the_failure(
 ) -> None:
     recorded = Failure(run_id="now", rank=3, host="node2", error=None, exit_code=None, at=time.time())
     folder.claim_failure(recorded)
-    assert called_by_0(folder, monkeypatch=monkeypatch) == recorded
-    assert (folder.path / "present_0_now").exists(), "the one that calls is there"
+    assert seen_by_0(folder, monkeypatch=monkeypatch) == recorded
 
 
-def test_ranks_that_their_launcher_ends_during_the_roll_call_leave_who_had_answered(folder: RankFolder) -> None:
-    assert RollCall(folder).unanswered(4) is None
-    (folder.path / "roll_call_now").touch()
+def test_the_reporter_is_never_named_on_a_full_disk_either(folder: RankFolder, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object, **__: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(Path, "touch", refuse)
+    failure = seen_by_0(folder, monkeypatch=monkeypatch)
+    assert failure is not None
+    assert failure.rank == 1
+
+
+def test_ranks_that_their_launcher_ends_after_a_lost_connection_leave_who_was_well(folder: RankFolder) -> None:
+    assert find_first_stopped(folder, 4) is None
+    folder.lost_file.touch()
     for rank in (0, 1, 3):
-        RollCall(folder).answer(rank)
-    failure = RollCall(folder).unanswered(4)
+        os.utime(folder.heartbeat_file(rank))
+    failure = find_first_stopped(folder, 4)
     assert failure is not None
     assert (failure.rank, failure.host) == (2, "node2")
     assert failure.error == "others have lost their connection to it; the launcher has ended all ranks since"
-    (folder.path / "present_3_now").unlink()
-    failure = RollCall(folder).unanswered(4)
+    os.utime(folder.heartbeat_file(3), (0.0, 0.0))
+    failure = find_first_stopped(folder, 4)
     assert failure is not None
     assert "lost their connection to it, if it was not one of 3; the launcher" in str(failure.error)
 
 
-def test_the_roll_call_of_an_earlier_run_is_neither_answered_nor_kept(folder: RankFolder) -> None:
-    earlier = folder.path / "roll_call_earlier"
+def test_the_note_of_an_earlier_run_is_neither_answered_nor_kept(folder: RankFolder) -> None:
+    earlier = RankFolder(folder.output_dir, "earlier").lost_file
     earlier.touch()
-    RollCall(folder).answer(0)
-    assert not list(folder.path.glob("present_*"))
-    (folder.path / "roll_call_now").touch()
-    RollCall(folder).answer(0)
+    guard = Heartbeat(folder, rank=0, limits=None, doing=Doing(), clock=lambda: 0.0)
+    guard.keep_up()
+    os.utime(folder.heartbeat_file(0), (0.0, 0.0))
+    guard.keep_up()
+    assert folder.heartbeat_file(0).stat().st_mtime == 0.0
+    folder.lost_file.touch()
+    guard.keep_up()
+    assert folder.heartbeat_file(0).stat().st_mtime > 0.0
     folder.remove_earlier()
     assert not earlier.exists()
-    assert (folder.path / "roll_call_now").exists()
-    assert [path.name for path in folder.path.glob("present_*")] == ["present_0_now"]
+    assert folder.lost_file.exists()
 
 
 @pytest.mark.parametrize(
@@ -150,6 +172,6 @@ def test_a_failure_that_could_not_be_recorded_is_found_in_the_status_of_its_rank
     status = folder.read_status(2)
     assert status is not None
     folder.write_status(status.ended("failed", exit_code=2, error="No space left on device"))
-    failure = called_by_0(folder, 0, 1, 3, monkeypatch=monkeypatch)
+    failure = seen_by_0(folder, 0, 1, 3, monkeypatch=monkeypatch)
     assert failure is not None
     assert (failure.rank, failure.exit_code, failure.error) == (2, 2, "No space left on device")
