@@ -3,14 +3,20 @@
 torchrun --nproc-per-node 2 examples/trainer.py FOLDER STEPS
 """
 
+import gc
 import sys
+from contextlib import suppress
 from pathlib import Path
 
 import tiny
+from accelerate import PartialState
 from transformers import TrainingArguments
 
 import evenpack
 from evenpack.adapters.trainer import PackTrainer
+
+with suppress(ImportError):
+    import deepspeed  # noqa: F401  # accelerate does once ranks have a group, and defaults of functions would keep that
 
 MICRO_BATCHES = 2
 
@@ -39,8 +45,11 @@ def main(folder: Path, steps: int) -> None:
     )
     trainer = PackTrainer(model=tiny.build_model(), args=arguments, loader=loader)
     trainer.train(resume_from_checkpoint=tiny.newest(folder, "checkpoint-*") is not None)
-    trainer.accelerator.end_training()  # ranks leave together: a process may abort while the group ends by itself
 
 
 if __name__ == "__main__":
     main(Path(sys.argv[1]), int(sys.argv[2]))
+    # A thread of gloo that frees what it has gathered while Python ends aborts the process: the group ends before, with
+    # all that holds it.
+    gc.collect()
+    PartialState().destroy_process_group()
