@@ -329,13 +329,16 @@ def _warn_of_difference(place: str | Path, ours: tokenizers.Tokenizer, theirs: A
         encode_theirs = _encode(theirs.backend_tokenizer)
     else:
         encode_theirs = partial(theirs.encode, add_special_tokens=False)
+    folder = expand_user(place)
+    taken, class_key = "The files are taken, everywhere", "data.tokenizer.encoder=class takes the class"
+    if folder.is_dir() and not (folder / BACKEND_FILE).is_file():
+        taken = "The files are taken, but not by data.tokenizer.kind=hub"
     added = theirs.get_added_vocab()
     entries = first_difference(ours.get_vocab(with_added_tokens=True), {**theirs.get_vocab(), **added})
     if entries is not None:
         warn_once(
             f"tokenizer {place}: its files and the class {type(theirs).__name__} that it names have other "
-            f"vocabularies, {entries}. The files are taken, everywhere, and exported, without what the class adds; "
-            "data.tokenizer.encoder=class takes the class"
+            f"vocabularies, {entries}. {taken}, and exported, without what the class adds; {class_key}"
         )
     found = plainest_difference(probe_texts(ours, more=added), _encode(ours), encode_theirs)
     if found is None:
@@ -343,8 +346,8 @@ def _warn_of_difference(place: str | Path, ours: tokenizers.Tokenizer, theirs: A
     text, by_files, by_class = found
     warn_once(
         f"tokenizer {place}: of the text {text!a} its files make {[ours.id_to_token(index) for index in by_files]}, "
-        f"and the class {type(theirs).__name__} that it names {theirs.convert_ids_to_tokens(by_class)}. The files are "
-        "taken, everywhere; data.tokenizer.encoder=class takes the class"
+        f"and the class {type(theirs).__name__} that it names {theirs.convert_ids_to_tokens(by_class)}. {taken}; "
+        f"{class_key}"
     )
 
 
