@@ -534,8 +534,8 @@ class OwnDocuments:
             ],
             "seed": seed,
         }
-        if len(stages) > 1:
-            content["stages"] = changes_by_name(names, stages)
+        if changes := changes_by_name(names, stages):
+            content["stages"] = changes
         return _hexdigest(content)
 
     def ordered(self, names: Sequence[str]) -> "OwnDocuments":

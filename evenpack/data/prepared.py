@@ -26,7 +26,7 @@ from evenpack.data.sequences.shuffled import SHUFFLED, OrderedView, ShuffledView
 from evenpack.data.sequences.view import StoredView
 from evenpack.data.tokens.file import TokenFile, expect_random_reads
 from evenpack.data.verification import Content, require_verified
-from evenpack.errors import DataError
+from evenpack.errors import DataError, NotPreparedError
 from evenpack.files import expand_user, explained
 
 if TYPE_CHECKING:
@@ -71,6 +71,7 @@ class PreparedData:
         """
         directory = expand_user(directory).absolute()
         manifest = Manifest.read(directory).of_sources(config.sources)
+        _require_sources(manifest, config, directory)
         refuse_differences(manifest.data, data_section(config), directory)
         check_sizes(directory, manifest)
         record_opened(directory)
@@ -238,8 +239,9 @@ class PreparedData:
             content["batching"] = batching
         if self.config.order != "shuffled":
             content["order"] = self.config.order
-        if len(stages) > 1:  # a change of weights alone is written as it was before there were stages
-            content["mixture_schedule"] = changes_by_name(self.source_names, stages)
+        if changes := changes_by_name(self.source_names, stages):
+            # A change of weights alone is written as it was before there were stages.
+            content["mixture_schedule"] = changes
         if self.repacking is not None:
             content["repacking"] = self.repacking.model_dump()
         return xxhash.xxh3_128_hexdigest(json.dumps(content, sort_keys=True).encode())
@@ -260,6 +262,19 @@ class PreparedData:
 
     def _folder(self, source: str, split: Split) -> Path:
         return self.source_folder(source) / split
+
+
+def _require_sources(manifest: Manifest, config: DataConfig, directory: Path) -> None:
+    """Checks that nothing is missing that `prepare` would add. Raises: NotPreparedError; DataError for other data."""
+    absent = [name for name in config.sources if name not in manifest.sources]
+    if not absent or not manifest.sources:
+        return
+    there = {name: source for name, source in config.sources.items() if name in manifest.sources}
+    refuse_differences(manifest.data, data_section(config.model_copy(update={"sources": there})), directory)
+    raise NotPreparedError(
+        f"{directory} is prepared without source '{absent[0]}': run `evenpack prepare` with this run file, which adds "
+        "it, and leaves the others as they are"
+    )
 
 
 @cache

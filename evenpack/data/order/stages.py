@@ -2,7 +2,8 @@
 
 A stage begins at a step and lasts until the next one. It has weights of the sources and the size of its steps, and its
 steps draw by the order of a `Mixture` of the sources that have a weight: every prefix of a stage's draws is within a
-pack of the ratio. A source always gives the next pack of its own stream, whatever the stages before took of it, so
+pack of the ratio. Where the ratio stays, the mixture goes on, so that a change of sizes or rates alone moves no draw. A
+source always gives the next pack of its own stream, whatever the stages before took of it, so
 nothing is lost or repeated; one without a weight waits. Sources are numbered by their first appearance, so neither the
 draws of a step nor its `order_hash` depend on later stages.
 """
@@ -34,6 +35,12 @@ class Stage:
     """Packs or sequences of a step over all ranks."""
     items_per_micro_batch: int
 
+    @property
+    def ratio(self) -> tuple[int, ...]:
+        """The weights without a common divisor."""
+        common = math.gcd(*self.weights)
+        return tuple(weight // common for weight in self.weights)
+
     def shaped(self, shape: StepShape) -> StepShape:
         """Returns the shape of the stage's steps; all else of it is the run's."""
         return replace(shape, items_per_step=self.items_per_step, items_per_micro_batch=self.items_per_micro_batch)
@@ -45,15 +52,27 @@ def by_name(names: Sequence[str], weights: Sequence[int]) -> list[list[str | int
     return [[name, weight // common] for name, weight in zip(names, weights, strict=True) if weight]
 
 
+def of_the_order(stages: Sequence[Stage]) -> list[Stage]:
+    """Returns the stages that change draws: the first, and those with another ratio or size of steps than before."""
+    return [
+        *stages[:1],
+        *(
+            stage
+            for before, stage in pairwise(stages)
+            if stage.items_per_step != before.items_per_step or stage.ratio != before.ratio
+        ),
+    ]
+
+
 def changes_by_name(names: Sequence[str], stages: Sequence[Stage]) -> list[list[Any]]:
-    """Returns the first step (from 1) and the weights of each later stage, and its items of a step if others."""
+    """Returns the first step (from 1) and weights of each later stage that changes draws, and its items if others."""
     return [
         [
             stage.step + 1,
             by_name(names, stage.weights),
             *([] if stage.items_per_step == before.items_per_step else [stage.items_per_step]),
         ]
-        for before, stage in pairwise(stages)
+        for before, stage in pairwise(of_the_order(stages))
     ]
 
 
@@ -101,11 +120,17 @@ class StagedOrder:
         made: dict[tuple[int, ...], Mixture] = {}
         weights = [tuple(weight for weight in stage.weights if weight) for stage in stages]
         self._mixtures = [made.get(one) or made.setdefault(one, Mixture(one)) for one in weights]
+        self._begun = [0] * len(stages)
+        """The draw with which the mixture of each stage began: in that stage, or in one before of the same ratio."""
         self._offsets = np.zeros((len(stages), len(stages[0].weights)), dtype=np.int64)
-        """How often each source was drawn before each stage."""
+        """How often each source was drawn before that draw."""
         for part in range(1, len(stages)):
-            draws = self._draws.before(self._starts[part]) - self._draws.before(self._starts[part - 1])
+            self._begun[part] = self._begun[part - 1]
             self._offsets[part] = self._offsets[part - 1]
+            if stages[part].ratio == stages[part - 1].ratio:
+                continue
+            self._begun[part] = self._draws.before(self._starts[part])
+            draws = self._begun[part] - self._begun[part - 1]
             for local, source in enumerate(self._drawn[part - 1]):
                 self._offsets[part, source] += self._mixtures[part - 1].drawn_before(local, draws)
 
@@ -115,7 +140,7 @@ class StagedOrder:
         The time does not depend on the step.
         """
         part = self.index_at(step)
-        first = self._draws.before(step) - self._draws.before(self._starts[part])
+        first = self._draws.before(step) - self._begun[part]
         local, positions = self._mixtures[part].draws(first, first + self._draws.size(step))
         sources = np.array(self._drawn[part], dtype=np.int64)[local]
         return sources, positions + self._offsets[part, sources]
@@ -134,7 +159,7 @@ class StagedOrder:
                 raise ValueError(f"no step draws position {positions[chosen].max()} of source {source}")
             local = self._drawn[part].index(source)
             within = self._mixtures[part].draws_of(local, positions[chosen] - offsets[part])
-            numbers[chosen] = within + self._draws.before(self._starts[part])
+            numbers[chosen] = within + self._begun[part]
         return [self._draws.place(number) for number in numbers.tolist()]
 
     def drawn_before(self, source: int, step: int) -> int:
@@ -143,7 +168,7 @@ class StagedOrder:
         count = int(self._offsets[part, source])
         if source not in self._drawn[part]:
             return count
-        draws = self._draws.before(step) - self._draws.before(self._starts[part])
+        draws = self._draws.before(step) - self._begun[part]
         return count + self._mixtures[part].drawn_before(self._drawn[part].index(source), draws)
 
     def items_before(self, step: int) -> int:

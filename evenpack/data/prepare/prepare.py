@@ -90,8 +90,14 @@ def prepare(
         config, directory, progress, before=before, workers=workers, part_bytes=part_bytes, tokenizer=tokenizer
     )
     with hold_lock(directory):
-        if _finished(config, directory) != before:  # the previous holder of the lock has finished it
-            return _confirm(config, directory, progress)
+        now = _finished(config, directory)
+        if now is not None and now != before:  # by the previous holder of the lock
+            if now.sources.keys() >= config.sources.keys():
+                return _confirm(config, directory, progress)
+            raise DataError(
+                f"another call has added a source to {directory} in between: run the same command again, which adds "
+                "this run's"
+            )
         refuse_foreign_files(directory)
         with explain_write_failures(directory):
             try:

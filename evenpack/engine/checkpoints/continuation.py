@@ -57,7 +57,6 @@ def continued(run: ResolvedRun, state: TrainState, *, tell: Callable[..., None] 
     Raises: CheckpointError if it cannot continue.
     """
     config = run.config.model_dump(mode="json")
-    state = replace(state, config=_with_stages(state.config))
     require_same_parent(state, run.config.run)
     require_same_past(state, run)
     require_fingerprint(state, run.fingerprint(state.step), config)
@@ -170,19 +169,6 @@ def first_difference(
 def _described(stage: Mapping[str, Any]) -> str:
     weights = ", ".join(f"{name} {weight}" for name, weight in stage["weights"])
     return f"steps of {stage['items_per_step']} by the weights {weights}"
-
-
-def _with_stages(config: dict[str, Any]) -> dict[str, Any]:
-    """Returns a run file with stages in place of `data.mixture_schedule`, which older checkpoints have."""
-    data = dict(config["data"])
-    schedule = data.pop("mixture_schedule", None)
-    if schedule is None:
-        return config
-    stages = [
-        {"step": entry["step"], **{f"data.sources.{name}.weight": weight for name, weight in entry["weights"].items()}}
-        for entry in schedule
-    ]
-    return config | {"data": data, "stages": stages}
 
 
 def compare_run_files(

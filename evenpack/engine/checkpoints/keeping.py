@@ -1,7 +1,7 @@
 """Which checkpoints of a run are kept: the newest, those of some steps, one every so many hours, and the best."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -44,13 +44,25 @@ class KeepPolicy:
 
 
 def best_of(checkpoints: Sequence[Checkpoint]) -> Checkpoint | None:
-    """Returns the checkpoint of the lowest validation loss, of equal ones the newest; None if none was evaluated."""
+    """Returns the checkpoint of the lowest validation loss, of equal ones the newest; None if none was evaluated.
+
+    They are those whose loss is of the same sources and weights as the newest one's: a source may join in between.
+    """
     evaluated = [
         (loss, -checkpoint.step, checkpoint)
         for checkpoint in checkpoints
         if (loss := checkpoint.state.validation_loss) is not None and math.isfinite(loss)
     ]
-    return min(evaluated)[-1] if evaluated else None
+    if not evaluated:
+        return None
+    newest = max((checkpoint for *_, checkpoint in evaluated), key=lambda checkpoint: checkpoint.step)
+    return min(one for one in evaluated if _judges(one[-1]) == _judges(newest))[-1]
+
+
+def _judges(checkpoint: Checkpoint) -> Mapping[str, float] | list[str]:
+    """Returns what a checkpoint's validation loss is a mean of: weights of sources, or all of them."""
+    config = checkpoint.state.config
+    return config["training"].get("validation_weights") or sorted(config.get("data", {}).get("sources", ()))
 
 
 def best_step(directory: Path) -> int:

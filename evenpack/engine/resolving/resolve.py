@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import xxhash
 
-from evenpack.data.order.stages import Stage, StagedOrder, by_name
+from evenpack.data.order.stages import Stage, StagedOrder, by_name, of_the_order
 from evenpack.data.order.step_shape import StepShape
 from evenpack.data.prepared import PreparedData, Verification
 from evenpack.engine.config import RunConfig, TrainingSection
@@ -70,7 +70,7 @@ class ResolvedRun:
         return self.prepared.fingerprint(self.config.run.seed, self.shape.batching, stages=self.order.begun(stop_step))
 
     def past(self, steps_done: int) -> tuple[dict[str, Any], ...]:
-        """Returns the stages that have begun after so many steps, as JSON values: all that decides what they draw.
+        """Returns the begun stages that change draws, after so many steps, as JSON values: all that decides the draws.
 
         Those are the first step (from 1), the size of steps, the weights, and a hash of the files of each source.
         """
@@ -90,7 +90,7 @@ class ResolvedRun:
                     if weight
                 },
             }
-            for stage in self.order.begun(steps_done)
+            for stage in of_the_order(self.order.begun(steps_done))
         )
 
     @cached_property

@@ -21,7 +21,7 @@ from evenpack.engine.config import CHINCHILLA_RATIO, RunConfig
 from evenpack.engine.deepspeed_config import deepspeed_config
 from evenpack.engine.memory.estimate import RunMemory, run_memory
 from evenpack.engine.resolving.cost_model import CostModel
-from evenpack.engine.resolving.data_facts import drawn_shares, implausible_epochs, order_of
+from evenpack.engine.resolving.data_facts import AverageItem, drawn_shares, implausible_epochs, order_of
 from evenpack.engine.resolving.resolve import ResolvedRun
 from evenpack.engine.resolving.settle import SettledRun, parameters_of
 from evenpack.engine.world.distributed import World
@@ -306,13 +306,13 @@ def _stages(
 ) -> tuple[PlannedStage, ...]:
     """Returns each stage as an ordinary run of its own."""
     found: list[PlannedStage] = []
-    memories: dict[tuple[int, int], RunMemory] = {}
+    memories: dict[tuple[int, int, AverageItem], RunMemory] = {}
     staged = config.staged()
     ends = [*(step for step, _ in staged[1:]), config.training.planned_steps]
     for index, (first, one) in enumerate(staged):
         run = None if resolved is None else resolved.of_stages[index]
         of_stage = data if run is None else replace(data, item=run.item)
-        size = (one.training.items_per_step, one.training.items_per_micro_batch)
+        size = (one.training.items_per_step, one.training.items_per_micro_batch, of_stage.item)
         if size not in memories:
             memories[size] = run_memory(
                 one, of_stage.item, vocabulary_size=data.vocabulary_size, ranks=ranks, device=peak

@@ -30,7 +30,7 @@ from evenpack.testing import changed, prepared, run_config, run_values, text_sou
 Stages = list[dict[str, Any]]
 STEPS = 12
 WIKI, CODE = "data.sources.wiki.weight", "data.sources.code.weight"
-PACKS = "training.packs_per_step"
+PACKS, PACKS_AT_ONCE = "training.packs_per_step", "training.packs_per_micro_batch"
 STAGES: Stages = [{"step": 4, CODE: 5, PACKS: 4}, {"step": 9, WIKI: 1, CODE: 9}]
 
 
@@ -102,6 +102,8 @@ def resumed(config: RunConfig, before: Stages, now: Stages, step: int) -> None:
         (STAGES, [STAGES[0], {"step": 7, WIKI: 3}], 6),
         (STAGES, STAGES, 12),
         (STAGES, [{"step": 4, WIKI: 2, CODE: 10, PACKS: 4}, STAGES[1]], 12),
+        ([], [{"step": 2, "optimizer.learning_rate": 1e-4}, {"step": 3, PACKS_AT_ONCE: 4}], 12),
+        (STAGES, [{"step": 2, WIKI: 2, CODE: 2}, {**STAGES[0], WIKI: 1}, STAGES[1]], 12),
     ],
 )
 def test_stages_of_later_steps_may_be_edited(config: RunConfig, before: Stages, now: Stages, step: int):
@@ -133,6 +135,7 @@ def test_a_checkpoint_from_before_there_were_stages_goes_on(config: RunConfig):
     state = train_state(open_run(staged(config, changes)), step=6).to_json()
     del state["stages"], state["config"]["stages"]
     state["config"]["data"]["mixture_schedule"] = [{"step": 4, "weights": {"code": 5}}]
+    assert run_config(TrainState.from_json(state).config) == staged(config, changes)  # of which a run may be forked
     old, said = TrainState.from_json(state), []
     continued(open_run(staged(config, changes)), old, tell=lambda *words: said.append(words))
     assert not said

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from evenpack.data.order.mixture import Mixture
-from evenpack.data.order.stages import Numbering, Stage, StagedOrder
+from evenpack.data.order.stages import Numbering, Stage, StagedOrder, changes_by_name, of_the_order
 
 STEPS = 15
 Drawn = list[tuple[int, list[int], int]]
@@ -21,7 +21,7 @@ def staged(draw: st.DrawFn) -> Drawn:
     """Draws up to five stages with steps of other sizes, in which sources join, retire and come back."""
     sources = draw(st.integers(1, 4))
     starts = [0, *sorted(draw(st.sets(st.integers(1, STEPS - 1), max_size=4)))]
-    weights = st.lists(st.integers(0, 5), min_size=sources, max_size=sources).filter(any)
+    weights = st.lists(st.integers(0, 3), min_size=sources, max_size=sources).filter(any)
     return [(start, draw(weights), draw(st.integers(1, 9))) for start in starts]
 
 
@@ -77,13 +77,26 @@ def test_what_is_read_is_whole_epochs_of_each_source_and_the_beginning_of_one(st
 @given(stages=staged())
 @settings(max_examples=60, deadline=None)
 def test_a_stage_draws_by_the_mixture_of_its_sources_alone(stages: Drawn):
-    order = StagedOrder(stages_of(stages))
+    order, whole = StagedOrder(stages_of(stages)), stages_of(stages)
+    # A mixture goes on through stages of the same ratio.
+    stages = [one for at, one in enumerate(stages) if at == 0 or whole[at].ratio != whole[at - 1].ratio]
     ends = [*(step for step, _, _ in stages[1:]), STEPS]
     for (first, weights, _), end in zip(stages, ends, strict=True):
         sources = [source for step in range(first, end) for source in order.draws(step)[0].tolist()]
         active = [source for source, weight in enumerate(weights) if weight]
         expected, _ = Mixture([weight for weight in weights if weight]).draws(0, len(sources))
         assert sources == [active[local] for local in expected.tolist()]
+
+
+def test_only_another_ratio_moves_a_draw():
+    """Else a stage of the rate alone would give other data, and a ramp of the batch begin its ratio at every step."""
+    plain = [(source, position) for *_, source, position in drawn(StagedOrder([stage(0, [5, 1], 1)]), 60)]
+    ramp = [stage(0, [5, 1], 1), stage(2, [5, 1], 1), stage(3, [10, 2], 2), stage(5, [5, 1], 4)]
+    found = [(source, position) for *_, source, position in drawn(StagedOrder(ramp), 12)]
+    assert found == plain[: len(found)]
+    assert [one.step for one in of_the_order(ramp)] == [0, 3, 5]
+    assert changes_by_name(["a", "b"], ramp[:2]) == []
+    assert changes_by_name(["a", "b"], ramp) == [[4, [["a", 5], ["b", 1]], 2], [6, [["a", 5], ["b", 1]], 4]]
 
 
 @given(stages=staged(), later=staged())

@@ -1,18 +1,20 @@
 """A source is added to a prepared directory without touching the others, whose runs stay as they were."""
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 from prepared_files import contents
 from tiny_run import train_state
 
-from evenpack.data.manifest import MANIFEST
+from evenpack.data.manifest import MANIFEST, Manifest
+from evenpack.data.prepare.directory import hold_lock
 from evenpack.data.prepare.prepare import prepare
 from evenpack.engine.checkpoints.continuation import continued
 from evenpack.engine.config import RunConfig
 from evenpack.engine.resolving.resolve import open_run
 from evenpack.engine.where import open_where
-from evenpack.errors import CheckpointError, DataError
+from evenpack.errors import CheckpointError, DataError, NotPreparedError
 from evenpack.testing import changed, prepared, run_config, run_values, text_sources
 
 STAGES = [{"step": 4, "data.sources.new.weight": 2}]
@@ -33,7 +35,12 @@ def joined(alone: RunConfig) -> RunConfig:
     (new,) = text_sources(folder, {"new": [f"new {number * 91}" for number in range(50)]}).values()
     before, fingerprint = contents(alone.prepared_dir), open_run(alone).fingerprint()
     sources = {"new": {**new, "weight": 0}, **alone.data.model_dump()["sources"]}
-    config = prepared(changed(alone, data={"sources": sources}, stages=STAGES))
+    config = changed(alone, data={"sources": sources}, stages=STAGES)
+    with pytest.raises(NotPreparedError, match=r"without source 'new': run `evenpack prepare`.* adds it"):
+        open_run(config)
+    with pytest.raises(DataError, match="pack_length"):
+        open_run(changed(config, data={"pack_length": 64}))
+    prepared(config)
     after = contents(alone.prepared_dir)
     added = {path for path in after if path.startswith("sources/new/")}
     assert added
@@ -71,6 +78,27 @@ def test_a_source_that_has_changed_is_named_with_the_step_that_first_draws_it(jo
     fresh = prepared(changed(fresh, data={"sources": {**first, "new": other}}))
     with pytest.raises(CheckpointError, match=r"(?s)step 4 would be the first that differs.*source 'new' are others"):
         continued(open_run(fresh), state)
+
+
+def test_a_source_that_another_call_adds_at_the_same_time_stays(
+    joined: RunConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """Nobody is told to remove a directory that other runs read."""
+    sources = text_sources(tmp_path, {"mine": ["my one document"], "theirs": ["their one", "and only document"]})
+    both = [{**joined.data.model_dump()["sources"], name: one} for name, one in sources.items()]
+    mine, theirs = (changed(joined, data={"sources": one, "prepared_dir": tmp_path / "set"}).data for one in both)
+    prepare(changed(joined, data={"prepared_dir": tmp_path / "set"}).data, tmp_path / "set")
+
+    def lock_after_another(directory: Path) -> Any:
+        monkeypatch.setattr("evenpack.data.prepare.prepare.hold_lock", hold_lock)
+        prepare(theirs, directory)
+        return hold_lock(directory)
+
+    monkeypatch.setattr("evenpack.data.prepare.prepare.hold_lock", lock_after_another)
+    with pytest.raises(DataError, match=r"another call has added a source .*: run the same command again"):
+        prepare(mine, tmp_path / "set")
+    prepare(mine, tmp_path / "set")
+    assert {"mine", "theirs", *joined.data.sources} == Manifest.read(tmp_path / "set").sources.keys()
 
 
 def test_a_second_call_changes_nothing_and_other_data_is_refused(joined: RunConfig, tmp_path: Path):

@@ -74,6 +74,20 @@ def test_the_best_is_that_of_the_lowest_loss_and_of_equal_ones_the_newest():
     assert kept([*saved, checkpoint(7, loss=0.5)], best=True) == [7]
 
 
+def of_sources(one: Checkpoint, *names: str, weights: dict[str, float] | None = None) -> Checkpoint:
+    config = {"data": {"sources": dict.fromkeys(names)}, "training": {"validation_weights": weights}}
+    return replace(one, state=replace(one.state, config=config))
+
+
+def test_losses_of_other_sources_or_weights_are_no_comparison():
+    """A source that joins would else leave the checkpoints before it the best ones, or the first of all."""
+    saved = [of_sources(checkpoint(step, loss=float(step)), "a") for step in (1, 2)]
+    joined = [of_sources(checkpoint(step, loss=9.0 - step / 10), "b", "a") for step in (3, 4, 5)]
+    assert kept([*saved, checkpoint(6)], best=True) == [1, 6]
+    assert kept([*saved, *joined[::-1], checkpoint(6)], best=True) == [5, 6]
+    assert kept([*saved, of_sources(joined[0], "b", "a", weights={"a": 1.0})], best=True) == [3]
+
+
 def test_rules_add_up():
     saved = [checkpoint(step, hours=step, loss=float(abs(step - 4))) for step in range(1, 10)]
     assert kept(saved, newest=2, hours=3.0, best=True) == [1, 4, 7, 8, 9]
