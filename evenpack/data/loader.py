@@ -314,8 +314,10 @@ class Loader:
 
     @cached_property
     def packs(self) -> int:
-        """Packs of one epoch of all sources."""
-        return sum(source.plan.packs for source in self._dataset.planner.sources)
+        """Packs of one epoch of all sources that are drawn, in any stage."""
+        drawn = zip(*(stage.weights for stage in self._stages), strict=True)
+        sources = self._dataset.planner.sources
+        return sum(source.plan.packs for source, weights in zip(sources, drawn, strict=True) if any(weights))
 
     @property
     def accounting(self) -> dict[str, TokenAccounting]:
@@ -795,7 +797,8 @@ def _staged(
         if unknown or len(stage) < 2:
             raise ConfigError(f"a stage has a step, and weights or packs_per_step to change, found {dict(stage)!r}")
         last = _whole("the step of a stage, after those before it,", stage.get("step"), last + 1, MOST_STEPS)
-        changes = stage.get("weights", {})
+        changes = stage.get("weights") or {}
+        _require_type("the weights of a stage", changes, Mapping, "a mapping from sources to weights")
         wrong = [name for name in changes if name not in weights]
         if wrong:
             raise ConfigError(

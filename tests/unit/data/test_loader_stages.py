@@ -39,6 +39,7 @@ def test_a_stage_changes_the_steps_from_its_own_on_and_no_others():
     alone = Loader(without, arrays="numpy", seed=4, pack_length=8, packs_per_step=4, weights={"a": 2, "c": 1})
     assert hashes(alone, 3) == hashes(whole, 3)
     assert alone.fingerprint == whole.state_dict()["fingerprint"]
+    assert alone.packs == loader([]).packs < whole.packs, "an epoch is of what is drawn"
 
 
 def test_ranks_divide_the_steps_of_each_stage():
@@ -76,6 +77,7 @@ def test_a_state_is_refused_under_other_stages_before_it(stages: Stages):
     [
         ([STAGES[1], STAGES[0]], "the step of a stage, after those before it, must be a whole number from 6"),
         ([{"step": 0, "packs_per_step": 2}], "from 1 to .*, found 0"),
+        ([{"step": 3, "weights": [1]}], "the weights of a stage must be a mapping"),
         ([{"step": 3, "weights": {"d": 1}}], "step 3: there is no source 'd'"),
         ([{"step": 3, "weights": {"a": 0, "c": 0}}], "from step 3 every source has weight 0"),
         ([{"step": 3, "weights": {"a": -1}}], r"weights\['a'\] of step 3 must be a whole number from 0"),
