@@ -75,7 +75,8 @@ def _values(checkpoint: Checkpoint, parent: ParentSection, name: str) -> dict[st
     saved = validate(checkpoint.state.config, RunConfig, origin=str(checkpoint.path))
     values = stated(saved)
     values["run"] |= {"name": name, "output_dir": str(parent.run.parent / name)}
-    prepared = saved.data.prepared_dir or parent.run / saved.prepared_dir.name
+    beside = parent.run / saved.prepared_dir.name  # also where the parent was moved; a fork's data is its parent's
+    prepared = beside if saved.data.prepared_dir is None and beside.exists() else saved.prepared_dir
     values["data"] |= {"prepared_dir": str(prepared)}
     for key in ("initialize_from", "keep_checkpoint_steps", "stop_after_steps"):
         values["training"].pop(key, None)
