@@ -1,6 +1,7 @@
 """A run file that begins with a step of another run, and the checkpoint for it."""
 
 import logging
+import os
 import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -74,7 +75,7 @@ def _values(checkpoint: Checkpoint, parent: ParentSection, name: str) -> dict[st
     """Returns the sections of the run file: the parent's at that step, without what was for the parent alone."""
     saved = validate(checkpoint.state.config, RunConfig, origin=str(checkpoint.path))
     values = stated(saved)
-    values["run"] |= {"name": name, "output_dir": str(parent.run.parent / name)}
+    values["run"] |= {"name": name, "output_dir": os.path.normpath(parent.run / ".." / name)}  # also beside "."
     beside = parent.run / saved.prepared_dir.name  # also where the parent was moved; a fork's data is its parent's
     prepared = beside if saved.data.prepared_dir is None and beside.exists() else saved.prepared_dir
     values["data"] |= {"prepared_dir": str(prepared)}

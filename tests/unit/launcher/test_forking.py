@@ -62,4 +62,8 @@ def test_the_data_is_beside_the_checkpoint_or_where_the_run_file_has_it(tmp_path
     (tmp_path / place / "data").mkdir(parents=True)
     parent = ParentSection(run=tmp_path / ("moved" if has_moved else "fork"), step=3)
     checkpoint = Checkpoint(path=parent.run / "checkpoints" / "step_000003", state=state, files=(), saved_at=0.0)
-    assert _values(checkpoint, parent, "child")["data"]["prepared_dir"] == str(tmp_path / place / "data")
+    values = _values(checkpoint, parent, "child")
+    assert values["data"]["prepared_dir"] == str(tmp_path / place / "data")
+    assert values["run"]["output_dir"] == str(tmp_path / "child")
+    here = ParentSection(run=Path(), step=3)
+    assert _values(checkpoint, here, "child")["run"]["output_dir"] == "../child", "and not in the trunk's own folder"
