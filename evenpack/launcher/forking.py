@@ -48,6 +48,7 @@ def fork_run(run: Path, step: int, run_file: Path, overrides: Sequence[str]) -> 
     parent = validate({"run": run, "step": step}, ParentSection, origin=origin)
     values = overridden(_values(checkpoint_of(parent), parent, run_file.stem), RunConfig, overrides, origin=origin)
     config = validate(values, RunConfig, origin=origin)
+    _require_effect(overrides, config, step)
     output_dir = config.run.output_dir
     if output_dir.exists() and (not output_dir.is_dir() or any(output_dir.iterdir())):
         raise ConfigError(f"run.output_dir {output_dir} is not empty: name another, as run.output_dir=FOLDER")
@@ -69,6 +70,17 @@ def fork_run(run: Path, step: int, run_file: Path, overrides: Sequence[str]) -> 
 def next_command(forked: ForkedRun) -> str:
     """Returns the command that trains it."""
     return f"evenpack train {shlex.quote(str(forked.run_file))}"
+
+
+def _require_effect(overrides: Sequence[str], config: RunConfig, step: int) -> None:
+    """Refuses an override of a key to which a stage gives another value from the fork's first step on, or before it."""
+    given = {override.partition("=")[0] for override in overrides}
+    for stage in (stage for stage in config.stages if stage.step <= step + 1):
+        for key in sorted(given & stage.changes.keys()):
+            raise ConfigError(
+                f"{key} would have no effect: the stage of step {stage.step} gives another value, and the fork begins "
+                f"with step {step + 1}. Give the value in a stage of step {step + 1}, after the others in stages=[...]"
+            )
 
 
 def _values(checkpoint: Checkpoint, parent: ParentSection, name: str) -> dict[str, Any]:
