@@ -105,12 +105,14 @@ class ResolvedRun:
 
     @cached_property
     def of_stages(self) -> tuple["ResolvedRun", ...]:
-        """Each stage as an ordinary run, by which it is checked and planned."""
+        """Each stage as an ordinary run, by which it is checked and planned; a run without stages is its own."""
+        if not self.config.stages:
+            return (self,)
         return tuple(
             replace(
                 self,
                 config=config,
-                settled=SettledRun.as_stated(config) if self.config.stages else self.settled,
+                settled=SettledRun.as_stated(config),
                 prepared=self.prepared.drawn_by(config.data),
                 shape=stage.shaped(self.shape),
             )

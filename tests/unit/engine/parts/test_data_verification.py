@@ -15,9 +15,9 @@ from tiny_run import tiny_gpt2_run
 
 from evenpack.config import validate
 from evenpack.data import verification
-from evenpack.data.checksums import ChunkReader, Damage
+from evenpack.data.checksums import Damage, find_damage
 from evenpack.data.prepared import PreparedData
-from evenpack.data.verification import FileChunk, Verified, Verifier, explained_damage
+from evenpack.data.verification import Verified, Verifier, explained_damage
 from evenpack.engine.activity import doing
 from evenpack.engine.build import Start
 from evenpack.engine.checkpoints.saving import CheckpointWriter
@@ -137,11 +137,11 @@ class WatchedVerification:
         limits = HangLimits(step_seconds=100.0, start_seconds=100.0)
         self.heartbeat = Heartbeat(self.folder, rank=0, limits=limits, clock=lambda: self.now)
         self._monitor = HangMonitor(self.folder, range(1), limits=limits, warn=lambda _: None, clock=lambda: self.now)
-        self._find, self._read_seconds = Verifier._find_damage, read_seconds
+        self._read_seconds = read_seconds
         self._moves = 0
 
-    def find_damage(self, verifier: Verifier, piece: FileChunk, reader: ChunkReader) -> Damage | None:
-        """Replaces `Verifier._find_damage`; in place of the guard it keeps the heartbeat up, and looks at it."""
+    def find_damage(self, *arguments: Any, **options: Any) -> Damage | None:
+        """Replaces the verifier's `find_damage`; in place of the guard it keeps the heartbeat up, and looks at it."""
         while doing.activity != "verifying the data" or (self._read_seconds < 100.0 and doing.moves == self._moves):
             time.sleep(0.001)  # until the rank waits, and has seen the piece before
         self._moves = doing.moves
@@ -150,7 +150,7 @@ class WatchedVerification:
             self.heartbeat.keep_up()
             self._monitor.check()
         self.pieces += 1
-        return self._find(verifier, piece, reader)
+        return find_damage(*arguments, **options)
 
 
 @pytest.mark.parametrize("stands_still", [False, True])
@@ -159,10 +159,7 @@ def test_a_run_that_waits_for_a_long_verification_hangs_only_if_nothing_is_read(
 ) -> None:
     watched = WatchedVerification(config.run.output_dir, read_seconds=150.0 if stands_still else 40.0)
 
-    def find_damage(self: Verifier, piece: FileChunk, reader: ChunkReader) -> Damage | None:
-        return watched.find_damage(self, piece, reader)
-
-    monkeypatch.setattr(Verifier, "_find_damage", find_damage)
+    monkeypatch.setattr("evenpack.data.verification.find_damage", watched.find_damage)
     train_in(world, config, stop_requested=lambda: False)
     assert watched.pieces >= 5
     assert watched.now > 150.0, "longer than a run may hang"
