@@ -71,8 +71,8 @@ class RunSection(Section):
     after half of them there is a warning. They must exceed the longest step, the longest wait for a batch, and the
     longest write of one file of a checkpoint. Null: a run may hang for ever."""
     start_timeout_seconds: Seconds = Field(default=1800.0, ge=2.0)
-    """The same until the first step of every rank has ended, and while one compiles: in imports, the start of DeepSpeed
-    and the load of a checkpoint nothing shows whether they move."""
+    """The same, if it is longer, until the first step of every rank has ended, and while one compiles: in imports, the
+    start of DeepSpeed and the load of a checkpoint nothing shows whether they move."""
     profile_steps: Steps | None = Field(default=None, ge=1, le=100)
     """Number of steps that rank 0 profiles, after the first three of each start: OUTPUT_DIR/profile gets a trace of
     each step and their seconds by category, which are logged as a table, too. Null: none."""

@@ -1,6 +1,7 @@
 """A run file that begins with a step of another run, and the checkpoint for it."""
 
 import logging
+import os
 import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -47,6 +48,7 @@ def fork_run(run: Path, step: int, run_file: Path, overrides: Sequence[str]) -> 
     parent = validate({"run": run, "step": step}, ParentSection, origin=origin)
     values = overridden(_values(checkpoint_of(parent), parent, run_file.stem), RunConfig, overrides, origin=origin)
     config = validate(values, RunConfig, origin=origin)
+    _require_effect(overrides, config, step)
     output_dir = config.run.output_dir
     if output_dir.exists() and (not output_dir.is_dir() or any(output_dir.iterdir())):
         raise ConfigError(f"run.output_dir {output_dir} is not empty: name another, as run.output_dir=FOLDER")
@@ -70,12 +72,24 @@ def next_command(forked: ForkedRun) -> str:
     return f"evenpack train {shlex.quote(str(forked.run_file))}"
 
 
+def _require_effect(overrides: Sequence[str], config: RunConfig, step: int) -> None:
+    """Refuses an override of a key to which a stage gives another value from the fork's first step on, or before it."""
+    given = {override.partition("=")[0] for override in overrides}
+    for stage in (stage for stage in config.stages if stage.step <= step + 1):
+        for key in sorted(given & stage.changes.keys()):
+            raise ConfigError(
+                f"{key} would have no effect: the stage of step {stage.step} gives another value, and the fork begins "
+                f"with step {step + 1}. Give the value in a stage of step {step + 1}, after the others in stages=[...]"
+            )
+
+
 def _values(checkpoint: Checkpoint, parent: ParentSection, name: str) -> dict[str, Any]:
     """Returns the sections of the run file: the parent's at that step, without what was for the parent alone."""
     saved = validate(checkpoint.state.config, RunConfig, origin=str(checkpoint.path))
     values = stated(saved)
-    values["run"] |= {"name": name, "output_dir": str(parent.run.parent / name)}
-    prepared = saved.data.prepared_dir or parent.run / saved.prepared_dir.name
+    values["run"] |= {"name": name, "output_dir": os.path.normpath(parent.run / ".." / name)}  # also beside "."
+    beside = parent.run / saved.prepared_dir.name  # also where the parent was moved; a fork's data is its parent's
+    prepared = beside if saved.data.prepared_dir is None and beside.exists() else saved.prepared_dir
     values["data"] |= {"prepared_dir": str(prepared)}
     for key in ("initialize_from", "keep_checkpoint_steps", "stop_after_steps"):
         values["training"].pop(key, None)

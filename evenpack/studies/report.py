@@ -77,7 +77,7 @@ class ReportedRun:
     unread_lines: int
     """Number of lines in its log that are broken or not written to their end."""
     missing_steps: int
-    """Number of steps before the last that the log lacks."""
+    """Number of the run's own steps before the last that the log lacks."""
     course: Course
 
     @property
@@ -182,6 +182,8 @@ def _read_run(output_dir: Path, label: str, record: RunRecord | None, *, is_runn
     path = require_log(output_dir)
     records = read_metrics(path)
     unread = len(path.read_bytes().splitlines()) - len(records)
+    parent = _parent(record)
+    begun_at = 0 if parent is None else parent["step"]
     return ReportedRun(
         label=label,
         output_dir=output_dir,
@@ -189,9 +191,15 @@ def _read_run(output_dir: Path, label: str, record: RunRecord | None, *, is_runn
         state=_state(output_dir, records, is_running=is_running),
         predicts_masked_tokens=_predicts_masked_tokens(record, records),
         unread_lines=unread,
-        missing_steps=records[-1]["step"] - len({record["step"] for record in records}) if records else 0,
+        missing_steps=records[-1]["step"] - begun_at - len({record["step"] for record in records}) if records else 0,
         course=course_of(records),
     )
+
+
+def _parent(record: RunRecord | None) -> dict[str, Any] | None:
+    """Returns `run.parent` of a run that is forked from another; else None."""
+    parent = None if record is None else record.config["run"].get("parent")
+    return parent if isinstance(parent, dict) else None
 
 
 def _predicts_masked_tokens(record: RunRecord | None, records: Sequence[Mapping[str, Any]]) -> bool:
@@ -233,6 +241,11 @@ def _notes_of_logs(runs: Sequence[ReportedRun]) -> list[str]:
         if run.missing_steps:
             notes.append(
                 f"{run.label}: metrics.jsonl lacks {run.missing_steps} steps; its tokens and time are of the others."
+            )
+        parent = _parent(run.record)
+        if parent is not None:
+            notes.append(
+                f"{run.label} begins after step {parent['step']} of {parent['run']}: so do its tokens and time."
             )
         for start in run.record.starts[1:] if run.record is not None else ():
             notes.append(f"{run.label} went on after step {start.steps_done} on {start.ranks} x {start.device}.")

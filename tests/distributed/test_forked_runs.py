@@ -40,6 +40,7 @@ from evenpack.testing import run_ranks
 from evenpack.testing.ranks import fork_context
 
 STEPS, AT = 6, 3
+STAGE = "stages=[{step: 4, optimizer.learning_rate: 0.01}]"
 EXACT = ("step", "loss", "learning_rate", "gradient_norm", "tokens", "order_hash", "samples")
 
 
@@ -177,6 +178,7 @@ def test_a_run_file_alone_is_the_fork(trunk: RunConfig, tmp_path: Path):
         (3, ("training.packs_per_step=4",), "Set training.packs_per_step=8"),
         (3, ("training.skip_steps=[2]",), "named now, but trained on already"),
         (3, ("training.stepz=3",), "has no key 'stepz'"),
+        (3, (STAGE, "optimizer.learning_rate=0.1"), "learning_rate would have no effect: the stage of step 4 gives"),
         (3, ("run.output_dir={trunk}",), "is not empty: name another, as run.output_dir=FOLDER"),
     ],
 )
@@ -186,7 +188,7 @@ def test_what_cannot_be_forked_is_refused_before_anything_is_written(
     place = trunk.run.output_dir.parent
     before = sorted(place.rglob("*"))
     with pytest.raises(EvenpackError) as caught:
-        forked(trunk, "refused", *(text.format(trunk=trunk.run.output_dir) for text in overrides), at=at)
+        forked(trunk, "refused", *(text.replace("{trunk}", str(trunk.run.output_dir)) for text in overrides), at=at)
     assert reason in str(caught.value)
     assert sorted(place.rglob("*")) == before
 

@@ -115,15 +115,18 @@ def require_same_parent(state: TrainState, run: RunSection) -> None:
 def _link_or_copy(source: Path, target: Path) -> str | None:
     """Links a file; if there can be no link, copies it and returns the reason."""
     try:
-        os.link(source, target)
+        try:
+            os.link(source.resolve(), target)  # a link to a symbolic link would not hold the content
+        except FileNotFoundError:
+            raise
+        except OSError as error:
+            shutil.copyfile(source, target)
+            return str(error.strerror)
     except FileNotFoundError as error:
         raise CheckpointError(
             f"{source} was removed while it was taken over: a run removes its older checkpoints, unless "
             "training.keep_checkpoint_steps names them. Name another step as run.parent"
         ) from error
-    except OSError as error:
-        shutil.copyfile(source, target)
-        return str(error.strerror)
     return None
 
 

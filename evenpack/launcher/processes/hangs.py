@@ -55,14 +55,16 @@ class HangLimits:
     step_seconds: float
     """In steps: run.hang_timeout_seconds."""
     start_seconds: float
-    """Until the first step of every rank has ended, and in what no tick comes from: run.start_timeout_seconds."""
+    """Until the first step of every rank has ended, and in what no tick comes from: run.start_timeout_seconds; at
+    least the limit of steps, as the start has a step in it."""
 
     @classmethod
     def of(cls, run: "RunSection") -> "HangLimits | None":
         """Returns the limits of a run; None if it may hang for ever."""
         if run.hang_timeout_seconds is None:
             return None
-        return cls(step_seconds=run.hang_timeout_seconds, start_seconds=run.start_timeout_seconds)
+        start_seconds = max(run.start_timeout_seconds, run.hang_timeout_seconds)
+        return cls(step_seconds=run.hang_timeout_seconds, start_seconds=start_seconds)
 
     def seconds(self, *, in_black_box: bool) -> float:
         """Returns the limit for now."""
@@ -229,12 +231,18 @@ class HangFinder:
         self._began: float | None = None
         """When the first heartbeat of any rank was seen: before it, the launcher is still at work."""
         self._observed = now
+        self._gaps = 0.0, 0.0
+        """Seconds between the last three looks."""
 
     def observe(self, beats: Iterable[Beat], *, now: float) -> None:
-        """Takes the newest heartbeats. A reader that was itself late, as on a machine that slept, begins again."""
-        if now - self._observed > self._silence:
+        """Takes the newest heartbeats. A reader that was itself late, as on a machine that slept, begins again.
+
+        One that is as late at every look, as where the disk is slow, would never see a hang, and does not begin again.
+        """
+        gap = now - self._observed
+        if gap - min(self._gaps) > self._silence:
             self._seen, self._began = {}, None
-        self._observed = now
+        self._observed, self._gaps = now, (self._gaps[1], gap)
         for beat in beats:
             self._began = now if self._began is None else self._began
             seen = self._seen.get(beat.rank)
@@ -373,7 +381,7 @@ class HangMonitor:
         if hang is not None and not self._has_warned:
             self._has_warned = True
             limit = self._limits.seconds(in_black_box=hang.in_black_box)
-            key = "run.start_timeout_seconds" if hang.in_black_box else "run.hang_timeout_seconds"
+            key = "run.start_timeout_seconds" if limit > self._limits.step_seconds else "run.hang_timeout_seconds"
             path = self._folder.stack_file(hang.rank)
             stack = f"; where it waits: {path}" if path.exists() and path.stat().st_size else ""
             self._warn(

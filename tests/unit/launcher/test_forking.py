@@ -1,10 +1,14 @@
 """The run file of a fork gives the same run as its parent's."""
 
+from pathlib import Path
+
 import pytest
 
 from evenpack.config import load_run_file, validate
-from evenpack.engine.config import RunConfig
-from evenpack.launcher.forking import stated
+from evenpack.data.order.step_shape import CostWeights
+from evenpack.engine.checkpoints.files import Checkpoint, TrainState
+from evenpack.engine.config import ParentSection, RunConfig
+from evenpack.launcher.forking import _values, stated
 from evenpack.launcher.new_run import write_commented
 from evenpack.shipped import shipped_run_files
 from evenpack.testing import run_config, run_values
@@ -36,3 +40,30 @@ def test_kinds_and_keys_of_others_are_kept(tmp_path):
     assert "dropout" not in stated(config)["model"], "a default is left out"
     write_commented(tmp_path / "run.yaml", stated(config), "a comment")
     assert load_run_file(tmp_path / "run.yaml", RunConfig) == config
+
+
+@pytest.mark.parametrize(("has_moved", "place"), [(False, "trunk"), (True, "moved")])
+def test_the_data_is_beside_the_checkpoint_or_where_the_run_file_has_it(tmp_path: Path, has_moved: bool, place: str):
+    """The first checkpoint of a fork has the trunk's run file, and the fork's own folder has no data."""
+    trunk = run_config(
+        run_values("llama", tmp_path, run={"output_dir": tmp_path / "trunk"}, data={"prepared_dir": None})
+    )
+    state = TrainState(
+        step=3,
+        fingerprint="f",
+        world_size=1,
+        zero_stage=0,
+        cost_weights=CostWeights(per_token=1.0, per_squared_length=0.0, per_segment=0.0),
+        config=trunk.model_dump(mode="json"),
+        reached_accuracy=None,
+        samples=0,
+        validation_loss=None,
+    )
+    (tmp_path / place / "data").mkdir(parents=True)
+    parent = ParentSection(run=tmp_path / ("moved" if has_moved else "fork"), step=3)
+    checkpoint = Checkpoint(path=parent.run / "checkpoints" / "step_000003", state=state, files=(), saved_at=0.0)
+    values = _values(checkpoint, parent, "child")
+    assert values["data"]["prepared_dir"] == str(tmp_path / place / "data")
+    assert values["run"]["output_dir"] == str(tmp_path / "child")
+    here = ParentSection(run=Path(), step=3)
+    assert _values(checkpoint, here, "child")["run"]["output_dir"] == "../child", "and not in the trunk's own folder"

@@ -30,6 +30,10 @@ def saved(checkpoint: Checkpoint) -> list[Path]:
     return [checkpoint.path / record.name for record in checkpoint.files]
 
 
+def other_disk(source: Path, target: Path) -> None:
+    raise OSError(errno.EXDEV, os.strerror(errno.EXDEV), str(source), None, str(target))
+
+
 def test_the_files_are_the_parents_own_and_stay_when_the_parent_goes(parent: ParentSection, tmp_path: Path):
     found = checkpoint_of(parent)
     own = take_over(found, tmp_path / "child")
@@ -41,13 +45,19 @@ def test_the_files_are_the_parents_own_and_stay_when_the_parent_goes(parent: Par
     assert (own.path.parent / "latest").read_text() == "step_000002\n"
 
 
+def test_a_file_that_was_moved_to_another_disk_is_held_by_its_content(parent: ParentSection, tmp_path: Path):
+    found = checkpoint_of(parent)
+    moved = saved(found)[0].rename(tmp_path / "elsewhere")
+    saved(found)[0].symlink_to(os.path.relpath(moved, found.path))
+    own = take_over(found, tmp_path / "child")
+    moved.unlink()
+    assert newest_whole(own.path.parent, SOLO) == own
+
+
 def test_without_hard_links_the_files_are_copied_and_that_is_said(
     parent: ParentSection, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ):
-    def refuse(source: Path, target: Path) -> None:
-        raise OSError(errno.EXDEV, os.strerror(errno.EXDEV), str(source), None, str(target))
-
-    monkeypatch.setattr(os, "link", refuse)
+    monkeypatch.setattr(os, "link", other_disk)
     found = checkpoint_of(parent)
     with caplog.at_level(logging.INFO):
         own = take_over(found, tmp_path / "child")
@@ -56,7 +66,12 @@ def test_without_hard_links_the_files_are_copied_and_that_is_said(
     assert newest_whole(own.path.parent, SOLO) == own
 
 
-def test_a_parent_that_loses_the_checkpoint_meanwhile_leaves_nothing(parent: ParentSection, tmp_path: Path):
+@pytest.mark.parametrize("links", [True, False])
+def test_a_parent_that_loses_the_checkpoint_meanwhile_leaves_nothing(
+    parent: ParentSection, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, links: bool
+):
+    if not links:
+        monkeypatch.setattr(os, "link", other_disk)
     found = checkpoint_of(parent)
     saved(found)[-1].unlink()
     with pytest.raises(CheckpointError, match=r"was removed while it was taken over: .*keep_checkpoint_steps"):

@@ -22,6 +22,7 @@ from evenpack.launcher.processes.hangs import (
     read_beat,
 )
 from evenpack.launcher.processes.ranks import RankFolder, RankPlace, RankStatus
+from evenpack.testing import run_config, run_values
 
 BEAT = Beat(
     run_id="now",
@@ -166,6 +167,29 @@ def test_time_in_which_the_reader_slept_does_not_count() -> None:
     cluster.now += 1000.0
     cluster.go_on(1)
     assert cluster.hang().seconds < 10.0, "nor in a run that has gone on for long"
+
+
+def test_a_reader_that_is_late_at_every_look_sees_a_hang_all_the_same() -> None:
+    """As where the files of many ranks are on a slow disk."""
+    cluster = Cluster(2)
+    for _ in range(20):
+        cluster.now += 19.0
+        cluster.go_on(1)
+    assert cluster.hang().seconds == 18 * 20.0, "its clock goes on from the second look"
+    cluster.now += 1000.0
+    cluster.go_on(1)
+    assert cluster.hang().seconds == 0.0, "a pause is one all the same"
+
+
+def test_the_limit_of_the_start_is_never_less_than_that_of_a_step(tmp_path: Path) -> None:
+    """Who gives steps an hour has the first of them in the start, too."""
+
+    def limits(**run: float | None) -> HangLimits | None:
+        return HangLimits.of(run_config(run_values("llama", tmp_path, run=run)).run)
+
+    assert limits() == HangLimits(step_seconds=900.0, start_seconds=1800.0)
+    assert limits(hang_timeout_seconds=3600.0) == HangLimits(step_seconds=3600.0, start_seconds=3600.0)
+    assert limits(hang_timeout_seconds=None) is None
 
 
 LIMITS = HangLimits(step_seconds=100.0, start_seconds=400.0)

@@ -9,7 +9,7 @@ import pytest
 from written_runs import record, write_run
 
 from evenpack.errors import ConfigError, DataError
-from evenpack.studies.report import ReportedRun, read_runs
+from evenpack.studies.report import ReportedRun, compare, read_runs
 
 
 def read(*folders: Path, held: Path | None = None) -> tuple[ReportedRun, ...]:
@@ -84,6 +84,16 @@ def test_broken_lines_and_missing_steps_are_counted(tmp_path: Path, caplog: pyte
         (run,) = read(folder)
     assert (run.unread_lines, run.missing_steps) == (2, 3)
     assert "metrics.jsonl, line 6 is not a record" in caplog.text
+
+
+def test_a_fork_lacks_no_steps_of_its_parent(tmp_path: Path) -> None:
+    settings = {"run": {"name": "fork", "parent": {"run": "runs/trunk", "step": 5}}}
+    folder = write_run(tmp_path / "fork", config=settings)
+    log = folder / "metrics.jsonl"
+    log.write_text("".join(log.read_text().splitlines(keepends=True)[5:]))
+    (run,) = read(folder)
+    assert run.missing_steps == 0
+    assert compare([run]).notes == ("fork begins after step 5 of runs/trunk: so do its tokens and time.",)
 
 
 @pytest.mark.parametrize(
