@@ -11,6 +11,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -131,6 +132,15 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
     prepared(run_config(values))
     with two_machines(folder / "ssh") as machines:
         yield Cluster(machines=machines, run_file=write_run_file(folder / "run.yaml", values))
+
+
+@pytest.fixture(autouse=True)
+def nothing_is_left(cluster: Cluster) -> Iterator[None]:
+    """Kills what a failed test has left, so that it is the only one to fail."""
+    yield
+    for pid in cluster.machines.processes():
+        with suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
 
 
 @pytest.fixture(scope="module")

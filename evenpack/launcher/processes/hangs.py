@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING
 
 import psutil
 
-from evenpack.engine.activity import ACTIVITIES, Activity, Doing, doing
+from evenpack.engine.activity import ACTIVITIES, START, Activity, Doing, doing
 from evenpack.launcher.processes.ranks import Failure, RankFolder, RankPlace
 
 if TYPE_CHECKING:
@@ -284,7 +284,7 @@ class HangFinder:
             host=beat.host,
             seconds=seconds,
             message=f"{beat.describe()}{what and '; '}{what}",
-            in_black_box=any(one.beat.black_box is not None for one in seen.values()),
+            in_black_box=_any_in_black_box([one.beat for one in seen.values()]),
         )
 
     def answers(self, rank: int, *, now: float) -> bool:
@@ -466,6 +466,20 @@ def _lost(folder: RankFolder, stopped: Collection[int]) -> Failure:
 def _failure(folder: RankFolder, rank: int, error: str) -> Failure:
     status = folder.read_status(rank)
     return Failure.seen(folder.run_id, rank, "an unknown machine" if status is None else status.host, error)
+
+
+def _any_in_black_box(beats: Collection[Beat]) -> bool:
+    """Returns whether a rank is in what does not tick.
+
+    The last heartbeat of a silent rank may be from before the end of it. Ranks end each step together: nobody is in
+    the start when another has left it, nor in any when another is two steps further.
+    """
+    furthest = max(beat.step for beat in beats)
+    all_start = all(beat.black_box == START for beat in beats)
+    return any(
+        all_start if beat.black_box == START else beat.black_box is not None and beat.step >= furthest - 1
+        for beat in beats
+    )
 
 
 def _behind_others(beats: Collection[Beat], slowest: Beat) -> str:

@@ -114,6 +114,32 @@ def test_the_limit_of_the_start_holds_while_any_rank_is_in_a_black_box_or_has_no
     assert absent.hang().in_black_box
 
 
+@pytest.mark.parametrize(("black_box", "steps_behind", "limit_of_the_start"), [
+    (START, 0, False),
+    (START, 7, False),
+    ("compiling", 0, True),
+    ("compiling", 1, True),
+    ("compiling", 2, False),
+])  # fmt: skip
+def test_a_black_box_that_a_silent_rank_must_have_left_does_not_count(
+    black_box: str, steps_behind: int, limit_of_the_start: bool
+) -> None:
+    """Its heartbeat is from up to two seconds before it stopped."""
+    cluster = Cluster(3)
+    cluster.be(1, "computing gradients", step=7 - steps_behind, black_box=black_box)
+    cluster.go_on(8, silent=(1,))
+    assert cluster.hang().rank == 1
+    assert cluster.hang().in_black_box is limit_of_the_start
+
+
+def test_the_start_counts_while_every_rank_is_in_it() -> None:
+    cluster = Cluster(2)
+    cluster.be(0, "starting", step=0, black_box=START)
+    cluster.be(1, "waiting for a batch", step=1001, black_box=START)
+    cluster.go_on(8)
+    assert cluster.hang().in_black_box
+
+
 def test_ranks_that_all_wait_in_one_place_say_so() -> None:
     cluster = Cluster(3)
     cluster.go_on(10)
