@@ -47,11 +47,11 @@ def assign_by_cost(
     Raises: ConfigError where the packs cannot be assigned equally; ValueError for a cost that is negative or not
     finite.
     """
-    shares = ranks * micro_batches
-    if ranks < 1 or micro_batches < 1 or len(costs) == 0 or len(costs) % shares:
+    parts = ranks * micro_batches
+    if ranks < 1 or micro_batches < 1 or len(costs) == 0 or len(costs) % parts:
         raise ConfigError(
             f"a step of {len(costs)} packs cannot be assigned equally to {ranks} ranks x {micro_batches} "
-            f"micro-batches; choose packs_per_step as a multiple of {max(shares, 1)}"
+            f"micro-batches; choose packs_per_step as a multiple of {max(parts, 1)}"
         )
     wrong = np.flatnonzero(~(np.isfinite(costs) & (costs >= 0)))
     if len(wrong):
@@ -60,7 +60,7 @@ def assign_by_cost(
     # Packs of similar cost get the same micro-batch index, so that less is to be balanced within each.
     packs = _most_expensive_first(units)
     groups = micro_batches if per_micro_batch else 1
-    by_group: Int64[np.ndarray, "groups ranks share"] = packs[_partition(units[packs], groups, ranks)]
+    by_group: Int64[np.ndarray, "groups ranks size"] = packs[_partition(units[packs], groups, ranks)]
     return by_group.swapaxes(0, 1).reshape(ranks, micro_batches, -1)
 
 
@@ -78,29 +78,29 @@ def _most_expensive_first(units: Int64[np.ndarray, " packs"]) -> Int64[np.ndarra
     return places
 
 
-def _partition(costs: Int64[np.ndarray, " items"], groups: int, ranks: int) -> Int64[np.ndarray, "groups ranks share"]:
+def _partition(costs: Int64[np.ndarray, " items"], groups: int, ranks: int) -> Int64[np.ndarray, "groups ranks size"]:
     """Cuts the items into consecutive groups, and each into equal counts for the ranks, with nearly equal sums.
 
     `costs` descend, and so do the costs of each rank.
     """
     layers = np.arange(len(costs)).reshape(groups, -1, ranks)
     layers[:, 1::2] = layers[:, 1::2, ::-1].copy()
-    shares = np.ascontiguousarray(layers.swapaxes(1, 2))
-    share = shares.shape[2]
-    rows = shares.reshape(groups * ranks, share)
+    of_ranks = np.ascontiguousarray(layers.swapaxes(1, 2))
+    size = of_ranks.shape[2]
+    rows = of_ranks.reshape(groups * ranks, size)
     sums = costs[rows].sum(axis=1)
     enough = sums.reshape(groups, ranks).sum(axis=1)
     worth_it = enough // (ranks * _INVERSE_TOLERANCE)
     enough += enough // _INVERSE_TOLERANCE
-    for number in range(_ROUNDS if ranks > 1 and share > 1 else 0):
+    for number in range(_ROUNDS if ranks > 1 and size > 1 else 0):
         if (sums.reshape(groups, ranks).max(axis=1) * ranks <= enough).all():
             break
         _exchange(rows, costs, sums, number=number, worth_it=worth_it)
-    return np.sort(shares, axis=2)
+    return np.sort(of_ranks, axis=2)
 
 
 def _exchange(
-    rows: Int64[np.ndarray, "rows share"],
+    rows: Int64[np.ndarray, "rows size"],
     costs: Int64[np.ndarray, " items"],
     sums: Int64[np.ndarray, " rows"],
     *,
@@ -112,7 +112,7 @@ def _exchange(
     Row i holds the items of rank i % ranks in group i // ranks. Of two ranks, the items whose difference is nearest to
     half the ranks' difference balance them best. Ranks of a group that differ by `worth_it` or less are not changed.
     """
-    share = rows.shape[1]
+    size = rows.shape[1]
     ranks = len(rows) // len(worth_it)
     by_cost = np.argsort(sums.reshape(-1, ranks), axis=1, kind="stable")
     by_cost += np.arange(0, len(rows), ranks)[:, None]
@@ -120,8 +120,8 @@ def _exchange(
     cheap = np.roll(by_cost[:, : ranks // 2], number, axis=1).reshape(-1)
     apart = sums[dear] - sums[cheap] > np.repeat(worth_it, ranks // 2)
     dear, cheap = dear[apart], cheap[apart]
-    stride = -(-share // _CANDIDATES)
-    candidates = np.arange(number % stride, share, stride)
+    stride = -(-size // _CANDIDATES)
+    candidates = np.arange(number % stride, size, stride)
     at_once = max(1, _DIFFERENCES_AT_ONCE // len(candidates) ** 2)
     best = np.empty(len(dear), dtype=np.int64)
     moved = np.empty(len(dear), dtype=np.int64)

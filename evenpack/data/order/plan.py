@@ -167,8 +167,8 @@ class PackPlan:
         ranks = self._ranks(sequence_ids - self._first_sequence, lengths)
         members = self._permute_members(ranks, lengths, epochs, inverse=True)
         slots = self._slots
-        places = np.searchsorted(slots.share_begins, self._class_begins[lengths] + members, side="right") - 1
-        first_slots = slots.share_slots[places]
+        places = np.searchsorted(slots.quota_begins, self._class_begins[lengths] + members, side="right") - 1
+        first_slots = slots.quota_slots[places]
         strategies = np.searchsorted(slots.begins, first_slots, side="right") - 1
         repetitions, copies = np.divmod(members - slots.first_members[first_slots], slots.strides[first_slots])
         packs = slots.strategy_begins[strategies] + repetitions
@@ -219,7 +219,7 @@ class PackPlan:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class _StrategySlots:
-    """The slots of all strategies in one table, and the parts of classes that they own in another."""
+    """The slots of all strategies in one table, and the quotas of classes that they own in another."""
 
     strategy_begins: Int64[np.ndarray, " strategies"]
     """First pack of each strategy."""
@@ -232,10 +232,10 @@ class _StrategySlots:
     """The member that the slot takes in repetition 0; in repetition r it takes r strides more."""
     strides: Int64[np.ndarray, " S"]
     """How many slots of the strategy have this length."""
-    share_begins: Int64[np.ndarray, " shares"]
-    """Start of each share among all sequences sorted by length; ascending."""
-    share_slots: Int64[np.ndarray, " shares"]
-    """The first slot of the share's strategy that has its length."""
+    quota_begins: Int64[np.ndarray, " quotas"]
+    """Start of each quota among all sequences sorted by length; ascending."""
+    quota_slots: Int64[np.ndarray, " quotas"]
+    """The first slot of the quota's strategy that has its length."""
 
     @classmethod
     def of(cls, packing: Packing, class_begins: Int64[np.ndarray, " classes"]) -> "_StrategySlots":
@@ -243,16 +243,16 @@ class _StrategySlots:
         strategies = np.repeat(np.arange(len(sizes)), sizes)
         is_first = np.ones(len(lengths), dtype=np.bool_)
         is_first[1:] = (lengths[1:] != lengths[:-1]) | (strategies[1:] != strategies[:-1])
-        share_firsts = np.flatnonzero(is_first)
-        multiplicities = np.diff(np.append(share_firsts, len(lengths)))
-        by_class = np.argsort(lengths[share_firsts], kind="stable")
-        taken = (packing.counts[strategies[share_firsts]] * multiplicities)[by_class]
-        share_begins = np.cumsum(taken) - taken
-        share_slots = share_firsts[by_class]
+        quota_firsts = np.flatnonzero(is_first)
+        multiplicities = np.diff(np.append(quota_firsts, len(lengths)))
+        by_class = np.argsort(lengths[quota_firsts], kind="stable")
+        taken = (packing.counts[strategies[quota_firsts]] * multiplicities)[by_class]
+        quota_begins = np.cumsum(taken) - taken
+        quota_slots = quota_firsts[by_class]
         first_members = np.empty(len(lengths), dtype=np.int64)
-        first_members[share_slots] = share_begins - class_begins[lengths[share_slots]]
-        copies = np.arange(len(lengths)) - np.repeat(share_firsts, multiplicities)
-        first_members = np.repeat(first_members[share_firsts], multiplicities) + copies
+        first_members[quota_slots] = quota_begins - class_begins[lengths[quota_slots]]
+        copies = np.arange(len(lengths)) - np.repeat(quota_firsts, multiplicities)
+        first_members = np.repeat(first_members[quota_firsts], multiplicities) + copies
         ends = np.cumsum(packing.counts)
         return cls(
             strategy_begins=ends - packing.counts,
@@ -262,8 +262,8 @@ class _StrategySlots:
             lengths=lengths,
             first_members=first_members,
             strides=np.repeat(multiplicities, multiplicities),
-            share_begins=share_begins,
-            share_slots=share_slots,
+            quota_begins=quota_begins,
+            quota_slots=quota_slots,
         )
 
 

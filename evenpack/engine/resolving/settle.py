@@ -79,11 +79,11 @@ class SettledRun:
         except ConfigError as error:
             raise ConfigError(self._explained(str(error), ranks * training.items_per_micro_batch, ranks)) from error
 
-    def _explained(self, error: str, share: int, ranks: int) -> str:
+    def _explained(self, error: str, multiple: int, ranks: int) -> str:
         """Returns the message with the value of the run file from which the step was computed, if it was.
 
         Args:
-            share: packs or sequences of one micro-batch on every rank.
+            multiple: packs or sequences of one micro-batch on every rank.
         """
         asked, training = self.stated.training, self.config.training
         kind, items = training.batching, training.items_per_step
@@ -92,10 +92,10 @@ class SettledRun:
             return f"{error} ({made})"
         if asked.tokens_per_step is None or self.facts is None:
             return error
-        problem = "is below one micro-batch per rank" if items < share else "cannot be divided evenly"
+        problem = "is below one micro-batch per rank" if items < multiple else "cannot be divided evenly"
         return (
             f"training.tokens_per_step ({asked.tokens_per_step:,}) is {items} {kind} and {problem}: {ranks} ranks take "
-            f"multiples of {share} {kind}, {float(share * self.facts.item.tokens):,.0f} tokens on average. {error}"
+            f"multiples of {multiple} {kind}, {float(multiple * self.facts.item.tokens):,.0f} tokens on average. {error}"
         )
 
 
