@@ -61,13 +61,14 @@ class Run:
     def prepare(self) -> "Manifest":
         """Turns the run's text into tokens and packs, with progress on standard error, and returns the manifest.
 
-        Data that is prepared already is only verified; an interrupted preparation continues.
+        Packs of several forms, which stages need, are all made; the manifest is that of the first. Data that is
+        prepared already is only verified; an interrupted preparation continues.
 
         Raises: DataError or ConfigError for sources that cannot be read.
         """
         from evenpack.launcher.preparing import prepare_run
 
-        return prepare_run(self.config)
+        return next(iter(prepare_run(self.config).values()))
 
     @property
     def prepared(self) -> PreparedData:

@@ -268,7 +268,7 @@ class Loader:
             rank=rank,
             loader_workers=workers,
             pin_memory=False,
-            later_stages=self._stages[1:],
+            stages=self._stages,
         )
         self._arrays = arrays
         self._stop = steps

@@ -111,7 +111,7 @@ class TrainingRun:
             world_size=self.start.world.size,
             zero_stage=self.engine.sharding.stage,
             cost_weights=self.start.resolved.shape.cost_weights,
-            config=self.start.config.model_dump(mode="json"),
+            config=self.start.resolved.run_file.model_dump(mode="json"),
             reached_accuracy=reached_accuracy,
             samples=samples,
             validation_loss=validation_loss,
@@ -122,11 +122,14 @@ class TrainingRun:
 def find_start(resolved: ResolvedRun, world: World) -> Start:
     """Finds the run's newest complete checkpoint, or its parent's, and settles what the run keeps of it.
 
+    Of a run in parts it begins the one that goes on there.
+
     Raises: ConfigError if these ranks cannot divide a step; CheckpointError for a checkpoint that cannot be resumed;
     RunError if the ranks do not see the same data.
     """
     announce(resolved)
-    check_attention(resolved.config, world.device.type)
+    for part in resolved.parts:
+        check_attention(part.config, world.device.type)
     resolved.require_divisible(world.size)
     _require_shared_fingerprint(resolved, world)
     run = resolved.config.run
@@ -136,8 +139,7 @@ def find_start(resolved: ResolvedRun, world: World) -> Start:
         config = resolved.config
         checkpoint = parents = world.on_main(lambda: parent_checkpoint(config))
         whole_at(run.parent.run / CHECKPOINTS, run.parent.step, world)
-    if checkpoint is not None:
-        resolved = continued(resolved, checkpoint.state)
+    resolved = resolved.part_after(0) if checkpoint is None else continued(resolved, checkpoint.state)
     if parents is not None:  # nothing is written before it could be refused
         checkpoint = world.on_main(lambda: take_over(parents, run.output_dir))
     return Start(resolved=resolved, world=world, checkpoint=checkpoint)

@@ -6,7 +6,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import ConfigDict, Field, field_validator, model_validator
+from pydantic import ConfigDict, Field, PrivateAttr, field_validator, model_validator
 
 from evenpack.config import Section, UserPath, nearest, validate
 from evenpack.data.config import DataConfig
@@ -409,13 +409,23 @@ class MlperfSection(Section):
     process cannot do; the value is logged as it is given."""
 
 
+REBUILT = (
+    "data.pack_length",
+    "data.recipe.max_sequence_length",
+    "model.rotary_base",
+    "model.local_rotary_base",
+    "model.rotary_scaling",
+)
+"""Keys that a stage may change and with which data and model are built again."""
 _STAGED = re.compile(
-    r"data\.sources\.(?P<source>[^.]+)\.weight|training\.(packs|sequences)_per_(step|micro_batch)|optimizer\.learning_rate"
+    r"data\.sources\.(?P<source>[^.]+)\.weight|training\.(packs|sequences)_per_(step|micro_batch)|"
+    rf"optimizer\.learning_rate|{'|'.join(map(re.escape, REBUILT))}"
 )
 """Keys that a stage may change."""
 _OF_STAGES = (
-    "data.sources.NAME.weight, training.packs_per_step and packs_per_micro_batch (or sequences_per_...), and "
-    "optimizer.learning_rate"
+    "data.sources.NAME.weight, training.packs_per_step and packs_per_micro_batch (or sequences_per_...), "
+    "optimizer.learning_rate, data.pack_length, data.recipe.max_sequence_length, and model.rotary_base, "
+    "local_rotary_base and rotary_scaling"
 )
 
 
@@ -453,8 +463,11 @@ class RunConfig(Section):
     """Details of the submission in an MLPerf log; null: no MLPerf log is written."""
     stages: tuple[StageSection, ...] = ()
     """Changes of the run at given steps, each a step and dotted keys with new values, which hold until a later stage
-    changes them: weights of sources (0: not drawn), packs_per_step, packs_per_micro_batch and learning_rate. Stages of
-    future steps may be edited."""
+    changes them: weights of sources (0: not drawn), packs_per_step, packs_per_micro_batch, learning_rate, pack_length,
+    max_sequence_length, and the base and scaling of rotary positions. Stages of future steps may be edited."""
+
+    _span: range | None = PrivateAttr(None)
+    """The steps of a part of a run."""
 
     def staged(self) -> tuple[tuple[int, "RunConfig"], ...]:
         """Returns the first step of each stage, counted from 0, and the run file as it applies to the stage's steps.
@@ -464,6 +477,8 @@ class RunConfig(Section):
         if not self.stages:
             return ((0, self),)
         values = self.model_dump(exclude={"stages"})
+        if self.model.positions == "learned":  # one table for all stages
+            values["model"]["max_positions"] = self.max_positions
         found = [(0, self.model_copy(update={"stages": ()}))]
         for stage in self.stages:
             for key, value in stage.changes.items():
@@ -475,9 +490,66 @@ class RunConfig(Section):
             config = validate(values, RunConfig, origin=f"the stage of step {stage.step}")
             # Checked alone, a stage without an earlier source would have that one last.
             sources = {name: config.data.sources[name] for name in self.data.sources}
-            data = config.data.model_copy(update={"sources": sources})
+            folder = self._folder_of(config.data)
+            data = config.data.model_copy(update={"sources": sources, "prepared_dir": folder})
             found.append((stage.step - 1, config.model_copy(update={"data": data})))
         return tuple(found)
+
+    def _folder_of(self, data: DataConfig) -> Path | None:
+        """Returns `data.prepared_dir` of a stage: packs of other lengths are prepared beside those of the first."""
+        lengths = (data.pack_length, data.recipe.max_sequence_length)
+        if lengths == (self.data.pack_length, self.data.recipe.max_sequence_length):
+            return self.data.prepared_dir
+        return self.prepared_dir.with_name("_".join(map(str, (self.prepared_dir.name, *lengths))))
+
+    @property
+    def parts(self) -> tuple[tuple[int, "RunConfig"], ...]:
+        """The first step, from 0, and the run file of each part of the run that data and model are built for once.
+
+        A part has the stages within it, and ends as by `training.stop_after_steps` with the last step before the next.
+        """
+        staged = self.staged()
+        built = [[one.at(key) for key in REBUILT] for _, one in staged]
+        begins = [0, *(at for at in range(1, len(staged)) if built[at] != built[at - 1])]
+        if len(begins) == 1:
+            return ((0, self),)
+        found = []
+        for begin, end in pairwise([*begins, len(staged)]):
+            first, config = staged[begin]
+            last = min(self.training.stop_step, staged[end][0] if end < len(staged) else MOST_STEPS)
+            training = config.training.model_copy(update={"stop_after_steps": last})
+            part = config.model_copy(update={"training": training, "stages": self.stages[begin : end - 1]})
+            part._span = range(first, staged[end][0] if end < len(staged) else self.training.planned_steps)
+            found.append((first, part))
+        return tuple(found)
+
+    @property
+    def span(self) -> range:
+        """The steps, from 0, that a settled run does itself: from its parent's on, or those of a part."""
+        first = 0 if self.run.parent is None else self.run.parent.step
+        return self._span or range(first, self.training.planned_steps)
+
+    def at(self, key: str) -> Any:
+        """Returns the value of a dotted key; None for one that sections of this kind do not have."""
+        found: Any = self
+        for name in key.split("."):
+            found = getattr(found, name, None)
+        return found
+
+    @property
+    def forms(self) -> tuple[DataConfig, ...]:
+        """The data section of each form of the packs, of which there is one for each pair of lengths in the stages.
+
+        Several share the tokens of text, in a folder beside those of the packs unless `tokens_dir` names one.
+        """
+        found = {one.prepared_dir: one.data for _, one in reversed(self.parts)}
+        if len(found) == 1:
+            return (self.data,)
+        shared = self.data.tokens_dir or self.prepared_dir.with_name(f"{self.prepared_dir.name}_tokens")
+        return tuple(
+            data.model_copy(update={"prepared_dir": folder, "tokens_dir": shared})
+            for folder, data in reversed(found.items())
+        )
 
     @model_validator(mode="after")
     def _check_step(self) -> "RunConfig":

@@ -1,5 +1,6 @@
 """The training loop."""
 
+import gc
 import json
 import logging
 import os
@@ -11,6 +12,8 @@ from datetime import timedelta
 from functools import partial
 from itertools import chain, count
 from typing import Literal
+
+import torch
 
 from evenpack.data.batches.loader_processes import explained_loader_deaths
 from evenpack.data.batches.pipeline import SkippedStep, StepBatches
@@ -37,7 +40,7 @@ from evenpack.engine.parts.verification import DataVerification
 from evenpack.engine.reporting.run_record import Place, place_of, write_start
 from evenpack.engine.reporting.step_totals import sum_over_ranks
 from evenpack.engine.resolving.requirements import require_trackers, require_trainable
-from evenpack.engine.resolving.resolve import ResolvedRun, is_evaluation_due, open_run
+from evenpack.engine.resolving.resolve import is_evaluation_due, open_run
 from evenpack.engine.world.distributed import World, configure_logging, joined_world, require_shared_directory
 from evenpack.files import file_checksum
 from evenpack.launch_environment import LOCAL_WORLD_SIZE
@@ -81,12 +84,14 @@ def train(config: RunConfig, *, stop_requested: Callable[[], bool]) -> TrainOutc
 
 def run_facts(config: RunConfig) -> dict[str, str]:
     """Returns what a rank sees of the run: each key of the run file, overrides included, and the prepared data."""
-    try:
-        data = f"checksum {file_checksum(config.prepared_dir / MANIFEST)}"
-    except OSError as error:
-        data = f"{error.strerror}"
-    keys = {key: json.dumps(value) for key, value in flatten(config.model_dump(mode="json")).items()}
-    return keys | {f"prepared data in {config.prepared_dir}": data}
+    facts = {key: json.dumps(value) for key, value in flatten(config.model_dump(mode="json")).items()}
+    for folder in dict.fromkeys(part.prepared_dir for _, part in config.parts):
+        try:
+            data = f"checksum {file_checksum(folder / MANIFEST)}"
+        except OSError as error:
+            data = f"{error.strerror}"
+        facts[f"prepared data in {folder}"] = data
+    return facts
 
 
 def train_in(world: World, config: RunConfig, *, stop_requested: Callable[[], bool]) -> TrainOutcome:
@@ -107,16 +112,25 @@ def train_in(world: World, config: RunConfig, *, stop_requested: Callable[[], bo
             ranks_here = LOCAL_WORLD_SIZE.read(os.environ) or 1
             for stage in resolved.of_stages:
                 world.on_main(partial(require_host_memory, stage, ranks=world.size, ranks_here=ranks_here))
-        largest = max(resolved.of_stages, key=lambda stage: stage.shape.items_per_micro_batch)
-        with explained_memory(largest, world):
-            return _train(world, resolved, stop_requested=stop_requested, started=started)
+        while True:
+            doing.enter("building the model")
+            start = find_start(resolved, world)
+            if start.is_done:
+                return _nothing_to_do(start)
+            largest = max(start.resolved.of_stages, key=lambda stage: stage.shape.items_per_micro_batch)
+            with explained_damage(start.prepared.directory), explained_memory(largest, world):
+                outcome = _train(start, stop_requested=stop_requested, started=started)
+            if outcome is not None:
+                return outcome
+            del start
+            gc.collect()  # of what was built, before the next part is
+            if world.device.type == "cuda":
+                torch.cuda.empty_cache()
 
 
-def _train(world: World, resolved: ResolvedRun, *, stop_requested: Callable[[], bool], started: float) -> TrainOutcome:
-    doing.enter("building the model", 0)
-    start = find_start(resolved, world)
-    if start.is_done:
-        return _nothing_to_do(start)
+def _train(start: Start, *, stop_requested: Callable[[], bool], started: float) -> TrainOutcome | None:
+    """Trains one part of the run, as a resume does; None: it is done and saved, and the next one is to be built."""
+    world = start.world
     # The loader's processes start while the model is built.
     with closing(start.batches(stop_step=start.config.training.stop_step)) as batches:
         run = build_at(start)
@@ -153,7 +167,7 @@ def _parts(run: TrainingRun, places: Sequence[Place], *, stop_requested: Callabl
     )
 
 
-def _loop(run: TrainingRun, batches_of_steps: Iterator[StepBatches | SkippedStep], parts: Parts) -> TrainOutcome:
+def _loop(run: TrainingRun, batches_of_steps: Iterator[StepBatches | SkippedStep], parts: Parts) -> TrainOutcome | None:
     start, training = run.start, run.start.config.training
     samples = start.samples_done
     for batches, loader_seconds in _timed(run, batches_of_steps):
@@ -181,6 +195,8 @@ def _loop(run: TrainingRun, batches_of_steps: Iterator[StepBatches | SkippedStep
         if step.ends_loop:
             doing.enter("writing the summary", step.steps_done)
             parts.call("ending", step)
+            if step.ends_part and not (step.is_last or step.stop):
+                return None
             state: Literal["finished", "stopped"] = "finished" if step.is_last else "stopped"
             return TrainOutcome(state=state, step=step.steps_done, reached_accuracy=step.reached_accuracy)
     raise AssertionError("the batches end with the last step")
@@ -269,8 +285,13 @@ def describe(run: Start) -> str:
             f"{training.precision}, ZeRO {config.deepspeed.zero_stage}",
             *([f"  skipped  steps {skipped}, from which nothing is learned"] if skipped else []),
             *(
+                f"  left out {left['packs']:,} {training.batching} of {name} ({left['epochs']:.2f} epochs), whose "
+                "epoch was not finished: packs of another form begin with a new one"
+                for name, left in run.resolved.left_out(run.steps_done).items()
+            ),
+            *(
                 f"  stage    from step {stage.step}: " + ", ".join(f"{key} {new}" for key, new in stage.changes.items())
-                for stage in config.stages
+                for stage in run.resolved.run_file.stages
             ),
         ]
     )

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 
+from evenpack.config import with_values
 from evenpack.data.prepared import PreparedData, packed_sources
 from evenpack.data.sequences import SentencePairsView
 from evenpack.data.sequences.pairs import PairOrigins, PairsAsDocuments
@@ -20,6 +21,7 @@ from evenpack.data.where import Decode, StepContent, TracedSource, Where
 from evenpack.engine.config import RunConfig
 from evenpack.engine.reporting.metrics import METRICS, find_record
 from evenpack.engine.resolving.data_facts import order_of
+from evenpack.engine.resolving.resolve import resolve
 from evenpack.engine.resolving.settle import settle_prepared
 from evenpack.errors import ConfigError
 
@@ -32,23 +34,33 @@ def open_where(config: RunConfig, *, with_text: bool = False) -> Where:
     """
     prepared = PreparedData.open(config.prepared_dir, config.data, verify="nothing")
     config = settle_prepared(config, prepared).config
-    training = config.training
-    packed = packed_sources(prepared, "train", seed=config.run.seed, batching=training.batching)
+    training, order = config.training, order_of(config)
+    later: list[tuple[int, list[TracedSource]]] = []
+    if len(config.parts) > 1:
+        run = resolve(with_values(config, {"training": {"cost_model": None}}, origin="the run file"), prepared)
+        order = run.order
+        later = [(part.config.span.start, _traced(part.prepared, config)) for part in run.parts[1:]]
     return Where(
-        [
-            TracedSource(
-                name=name,
-                packed=source,
-                origins=open_origins(prepared, name),
-                is_held_out=partial(_is_held_out, prepared, name),
-            )
-            for name, source in zip(prepared.source_names, packed, strict=True)
-        ],
-        order_of(config),
+        _traced(prepared, config),
+        order,
         steps=training.planned_steps,
         skipped=training.skipped,
         decode=_decoder(prepared) if with_text else None,
+        later=later,
     )
+
+
+def _traced(prepared: PreparedData, config: RunConfig) -> list[TracedSource]:
+    packed = packed_sources(prepared, "train", seed=config.run.seed, batching=config.training.batching)
+    return [
+        TracedSource(
+            name=name,
+            packed=source,
+            origins=open_origins(prepared, name),
+            is_held_out=partial(_is_held_out, prepared, name),
+        )
+        for name, source in zip(prepared.source_names, packed, strict=True)
+    ]
 
 
 def open_origins(prepared: PreparedData, source: str) -> SequenceOrigins:

@@ -52,25 +52,31 @@ def describe_plan(
                 raise
     elif rank is not None:
         raise ConfigError("--rank rehearses a step of prepared data: leave --corpus-tokens out")
-    if run is None:
-        plan = plan_run(config, options, ranks=ranks)
-    else:
-        is_timed = launch is not None and launch.devices.kind == "cpu" and options.device is None
-        plan = _plan_checked(run, options, ranks=ranks, is_timed=is_timed)
+    is_timed = launch is not None and launch.devices.kind == "cpu" and options.device is None
+    plans = (
+        [plan_run(part, options, ranks=ranks) for _, part in config.parts]
+        if run is None
+        else [_plan_checked(part, options, ranks=ranks, is_timed=is_timed) for part in run.parts]
+    )
     if launch is not None:
         start = replace(
-            plan.start,
+            plans[0].start,
             devices=launch.devices.choice,
             command=launch.command,
             environment=launch.environment,
         )
-        plan = replace(plan, start=start)
+        plans[0] = replace(plans[0], start=start)
     report = Report(
-        value=dict(vars(plan)), shown=list(plan_shown(plan, shell_line=None if launch is None else launch.shell_line()))
+        value=dict(vars(plans[0])) | ({"later_parts": plans[1:]} if plans[1:] else {}),
+        shown=[
+            shown
+            for plan in plans
+            for shown in plan_shown(plan, shell_line=None if launch is None else launch.shell_line())
+        ],
     )
     if rank is not None and run is not None:
         with explained_damage(config.prepared_dir):
-            report.value["rehearsal"] = found = rehearse(run, rank=rank, ranks=ranks)
+            report.value["rehearsal"] = found = rehearse(run.parts[0], rank=rank, ranks=ranks)
         report.shown.append(rehearsal_table(found, run.config.training.batching))
     return report
 

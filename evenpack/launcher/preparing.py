@@ -251,23 +251,24 @@ def prepare_run(
     workers: Workers | None = None,
     part_bytes: int | None = None,
     tokenizer: Tokenizer | None = None,
-) -> Manifest:
-    """Turns the run's text into tokens and packs; prepared data is only verified.
+) -> dict[Path, Manifest]:
+    """Turns the run's text into tokens and packs, of each form that its stages need; prepared data is only verified.
 
     `workers`, `part_bytes` and `tokenizer` are as in `prepare`.
+
+    Returns: the manifest of each folder, that of the first steps first.
 
     Raises: DataError or ConfigError for sources that cannot be read; KeyboardInterrupt, after which it can be resumed.
     """
     with Progress(console.messages(), interval_seconds=FREQUENT_LINES_SECONDS) as progress:
         try:
-            return prepare(
-                config.data,
-                config.prepared_dir,
-                progress=progress,
-                workers=workers,
-                part_bytes=part_bytes,
-                tokenizer=tokenizer,
-            )
+            found = {}
+            for data in config.forms:
+                folder = data.prepared_dir or config.prepared_dir
+                found[folder] = prepare(
+                    data, folder, progress=progress, workers=workers, part_bytes=part_bytes, tokenizer=tokenizer
+                )
+            return found
         except KeyboardInterrupt:
             progress.note("interrupted; run the same command again to continue")
             raise
@@ -277,6 +278,8 @@ def warn_of_epochs(config: RunConfig) -> None:
     """Warns of prepared sources that the run would read implausibly often; `train` warns of all kinds of lengths."""
     if config.training.steps is None or config.training.stated_items_per_step is None:
         return  # its steps follow from the data
+    if len(config.parts) > 1:
+        return  # `train` and `plan` know the packs of all
     epochs = epochs_of_steps(config, PreparedData.open(config.prepared_dir, config.data, verify="later"))
     implausible = implausible_epochs(config, epochs)
     if implausible is not None:

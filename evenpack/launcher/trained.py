@@ -85,13 +85,10 @@ def load_trained_model(
     or of another model.
     """
     require_checkpoint(config)
-    run = open_run(_without_cost_model(config), verify=verify)
     world = World(rank=0, size=1, local_rank=0, device=device)
-    directory = config.run.output_dir / CHECKPOINTS
-    if step == "best":
-        step = best_step(directory)
-    checkpoint = newest_whole(directory, world) if step is None else whole_at(directory, step, world)
-    assert checkpoint is not None, "required above"
+    checkpoint = _checkpoint(config, step, world)
+    config = _as_trained(config, checkpoint.step)
+    run = open_run(_without_cost_model(config), verify=verify)
     if checkpoint.state.fingerprint != run.fingerprint(checkpoint.step):
         _compare_data(checkpoint, run)
     model = build_model(run, torch.device("meta"))
@@ -103,6 +100,22 @@ def load_trained_model(
     model.requires_grad_().to(device)
     log.info("loaded %s", checkpoint.path)
     return TrainedModel(model=model.eval(), checkpoint=checkpoint, run=run, world=world)
+
+
+def _checkpoint(config: RunConfig, step: StepOrBest, world: World) -> Checkpoint:
+    """Returns the checkpoint of a run that has one. Raises: CheckpointError."""
+    directory = config.run.output_dir / CHECKPOINTS
+    if step == "best":
+        step = best_step(directory)
+    checkpoint = newest_whole(directory, world) if step is None else whole_at(directory, step, world)
+    assert checkpoint is not None, "the run has one"
+    return checkpoint
+
+
+def _as_trained(config: RunConfig, step: int) -> RunConfig:
+    """Returns the run with the data and model of the part that ended with a step, or did it."""
+    parts = config.parts
+    return config if len(parts) == 1 else [part for first, part in parts if first < max(step, 1)][-1]
 
 
 def _compare_data(checkpoint: Checkpoint, run: ResolvedRun) -> None:
@@ -176,6 +189,10 @@ def evaluate_run(config: RunConfig, *, step: StepOrBest = None, data: Path | Non
     `run_over_text`.
     """
     choose_accelerator()
+    if len(config.parts) > 1:
+        require_checkpoint(config)
+        step = _checkpoint(config, step, World(rank=0, size=1, local_rank=0, device=torch.device("cpu"))).step
+        config = _as_trained(config, step)
     if data is None:
         return _evaluate(config, step=step, split="validation", data=None)
     with run_over_text(config, data) as over_file:

@@ -51,8 +51,11 @@ def check_training(config: RunConfig, *, ranks: int) -> ResolvedRun:
         require_trainable(run)
         require_trackers(run.config.metrics)
         run.require_divisible(ranks)
-        deepspeed_config(run.config, ranks)
-        implausible = implausible_epochs(run.config, epochs_of_steps(run.config, run.prepared))
+        for stage in run.of_stages:
+            deepspeed_config(stage.config, ranks)
+        steps = run.config.training.planned_steps
+        epochs = epochs_of_steps(run.config, run.prepared) if len(run.parts) == 1 else run.epochs(steps)
+        implausible = implausible_epochs(run.config, epochs)
         if implausible is not None:
             log.warning("%s", implausible)
         return run
@@ -89,11 +92,11 @@ def report_training(run: ResolvedRun) -> TrainingReport | None:
     summary = read_json_object(run.config.run.output_dir / "summary.json")
     if summary is None:
         return None
-    packed = run.shape.layout == "packed"
+    packed, item = run.shape.layout == "packed", run.part_of(summary["step"]).item
     return TrainingReport(
         step=summary["step"],
-        packing_efficiency=run.item.fill if packed else None,
-        packing_factor=float(run.item.sequences) if packed else None,
+        packing_efficiency=item.fill if packed else None,
+        packing_factor=float(item.sequences) if packed else None,
         padding_share=summary["padding_share"],
         ranks=summary["ranks"],
         tokens_per_second=summary["tokens_per_second"],

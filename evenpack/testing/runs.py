@@ -92,7 +92,8 @@ def changed(config: RunConfig, **sections: Any) -> RunConfig:
 
 def prepared(config: RunConfig) -> RunConfig:
     """Prepares the run's data, if needed, and returns the run. Raises: DataError."""
-    prepare(config.data, config.prepared_dir)
+    for data in config.forms:
+        prepare(data, data.prepared_dir or config.prepared_dir)
     return config
 
 

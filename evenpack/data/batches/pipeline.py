@@ -53,16 +53,17 @@ class PipelineSettings:
     seed: int
     objective: Objective
     shape: StepShape
-    """How steps are formed; before the first of the later stages, if there are any."""
+    """How steps are formed; in the first stage, if there are any."""
     ranks: int
     rank: int
     loader_workers: int
     pin_memory: bool
-    later_stages: tuple[Stage, ...] = ()
+    stages: tuple[Stage, ...] = ()
+    """All stages; empty: each step has the weights of the data, and this shape."""
 
     @property
     def micro_batches(self) -> int:
-        """Micro-batches of each rank in each step before the first of the later stages."""
+        """Micro-batches of each rank in each step; in the first stage, if there are any."""
         return self.shape.micro_batches(self.ranks)
 
 
@@ -106,7 +107,7 @@ class MicroBatchDataset:
             shape=settings.shape,
             ranks=settings.ranks,
             objective=settings.objective,
-            later=settings.later_stages,
+            stages=settings.stages,
         )
         made = {
             shape.items_per_micro_batch: _collator(data, sources, shape=shape, objective=settings.objective)

@@ -72,9 +72,9 @@ class StepPlanner:
         shape: StepShape,
         ranks: int,
         objective: TargetCounter,
-        later: Sequence[Stage] = (),
+        stages: Sequence[Stage] = (),
     ) -> None:
-        """Takes the `weights` of the sources and the `shape` of steps until the first of the `later` stages.
+        """Takes the `weights` of the sources and the `shape` of steps; of a run with `stages` these have both.
 
         Raises: ConfigError if these ranks cannot divide a step.
         """
@@ -86,7 +86,7 @@ class StepPlanner:
             items_per_step=shape.items_per_step,
             items_per_micro_batch=shape.items_per_micro_batch,
         )
-        self.order = StagedOrder([first, *later])
+        self.order = StagedOrder(stages or [first])
         self.shapes = [stage.shaped(shape) for stage in self.order.stages]
         """The shape of the steps of each stage."""
         self.ranks = ranks

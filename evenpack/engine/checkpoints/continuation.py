@@ -51,24 +51,25 @@ _NOT_OF_THE_FINGERPRINT = (
 def continued(run: ResolvedRun, state: TrainState, *, tell: Callable[..., None] = log.info) -> ResolvedRun:
     """Returns the run as it continues from a checkpoint, whatever its run file says now of how it began.
 
-    It keeps the initial weights that it records and, while the layout is the same, the cost weights. `tell` logs what
-    has changed.
+    It keeps the initial weights that it records and, while the layout is the same, the cost weights; of a run in parts
+    it is the part that goes on. `tell` logs what has changed.
 
     Raises: CheckpointError if it cannot continue.
     """
-    config = run.config.model_dump(mode="json")
+    config = run.run_file.model_dump(mode="json")
     require_same_parent(state, run.config.run)
     require_same_past(state, run)
     require_fingerprint(state, run.fingerprint(state.step), config)
     compare_run_files(state, config, has_fewer_accumulations=run.settled.has_fewer_accumulations, tell=tell)
     began_with = state.config["training"]["initialize_from"]
-    training = run.config.training.model_copy(
+    training = run.run_file.training.model_copy(
         update={"initialize_from": None if began_with is None else Path(began_with)}
     )
-    run = replace(run, config=run.config.model_copy(update={"training": training}))
+    now = run.run_file.model_copy(update={"training": training})
+    run = replace(run, config=now, run_file=now)
     if _keeps_cost_weights(state, config["training"]):
         run = replace(run, shape=replace(run.shape, cost_weights=state.cost_weights), cost_model=None)
-    return run
+    return run.part_after(state.step)
 
 
 def require_resumable(run: ResolvedRun) -> None:
@@ -168,7 +169,8 @@ def first_difference(
 
 def _described(stage: Mapping[str, Any]) -> str:
     weights = ", ".join(f"{name} {weight}" for name, weight in stage["weights"])
-    return f"steps of {stage['items_per_step']} by the weights {weights}"
+    built = "".join(f", {key} {value}" for key, value in stage.get("built", {}).items())
+    return f"steps of {stage['items_per_step']} by the weights {weights}{built}"
 
 
 def compare_run_files(

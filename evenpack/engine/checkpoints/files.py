@@ -93,23 +93,9 @@ class TrainState:
         """
         read = {
             "cost_weights": CostWeights.from_json(values["cost_weights"]),
-            "config": _with_stages(values["config"]),
             "stages": tuple(values.get("stages", ())),
         }
         return cls(**(values | read))
-
-
-def _with_stages(config: dict[str, Any]) -> dict[str, Any]:
-    """Returns a run file with stages in place of `data.mixture_schedule`, which older checkpoints have."""
-    data = dict(config.get("data", {}))
-    schedule = data.pop("mixture_schedule", None)
-    if schedule is None:
-        return config
-    stages = [
-        {"step": entry["step"], **{f"data.sources.{name}.weight": weight for name, weight in entry["weights"].items()}}
-        for entry in schedule
-    ]
-    return config | {"data": data, "stages": stages}
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,9 +1,10 @@
 """Which checkpoints of a run are kept: the newest, those of some steps, one every so many hours, and the best."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from evenpack.engine.checkpoints.files import Checkpoint, find_candidates, find_wrong_size, manifest_or_problem
 from evenpack.errors import CheckpointError
@@ -46,7 +47,8 @@ class KeepPolicy:
 def best_of(checkpoints: Sequence[Checkpoint]) -> Checkpoint | None:
     """Returns the checkpoint of the lowest validation loss, of equal ones the newest; None if none was evaluated.
 
-    They are those whose loss is of the same sources and weights as the newest one's: a source may join in between.
+    They are those whose loss is of the same sources, weights and form of packs as the newest one's: in between a source
+    may join, or sequences become longer.
     """
     evaluated = [
         (loss, -checkpoint.step, checkpoint)
@@ -59,10 +61,12 @@ def best_of(checkpoints: Sequence[Checkpoint]) -> Checkpoint | None:
     return min(one for one in evaluated if _judges(one[-1]) == _judges(newest))[-1]
 
 
-def _judges(checkpoint: Checkpoint) -> Mapping[str, float] | list[str]:
-    """Returns what a checkpoint's validation loss is a mean of: weights of sources, or all of them."""
+def _judges(checkpoint: Checkpoint) -> tuple[Any, Any]:
+    """Returns what a checkpoint's validation loss is a mean of: weights of sources, or all of them; and their form."""
     config = checkpoint.state.config
-    return config["training"].get("validation_weights") or sorted(config.get("data", {}).get("sources", ()))
+    built = [stage["built"] for stage in checkpoint.state.stages if "built" in stage]
+    sources = config["training"].get("validation_weights") or sorted(config.get("data", {}).get("sources", ()))
+    return sources, built[-1:]
 
 
 def best_step(directory: Path) -> int:

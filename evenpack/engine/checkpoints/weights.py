@@ -30,7 +30,10 @@ def load_model_weights(checkpoint: Checkpoint) -> dict[str, Tensor]:
 
 def saved_model_section(checkpoint: Checkpoint) -> TransformerConfig:
     """Returns the `model:` section with which it was trained. Raises: ConfigError for a section of another version."""
-    section = checkpoint.state.config["model"]
+    section = dict(checkpoint.state.config["model"])
+    for stage in checkpoint.state.config.get("stages", ()):
+        if stage["step"] <= checkpoint.step:
+            section |= {key.removeprefix("model."): new for key, new in stage.items() if key.startswith("model.")}
     return validate(section, config_of(section["kind"]), origin=str(checkpoint.path))
 
 

@@ -112,7 +112,9 @@ def explained_memory(run: ResolvedRun, world: World) -> Iterator[None]:
         training = run.config.training
         choices = micro_batch_choices(training.items_per_step, ranks=world.size)
         smaller = [items for items in choices if items < training.items_per_micro_batch]
-        remedy = "" if not smaller else f"training.{training.batching}_per_micro_batch={smaller[-1]} or less, or "
+        key = f"training.{training.batching}_per_micro_batch"
+        place = " (in `stages`, which give it too)" if any(key in one.changes for one in run.run_file.stages) else ""
+        remedy = "" if not smaller else f"{key}={smaller[-1]} or less{place}, or "
         raise RunError(
             f"{world.device_name} has too little memory for this step: {first_line}\n"
             f"{memory_text(found, batching=training.batching)}\n"

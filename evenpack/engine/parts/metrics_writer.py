@@ -142,6 +142,8 @@ class MetricsWriter(Part):
             record["slow_ranks"] = step.waits.slow_ranks
         record["samples"] = step.samples
         record["source_epochs"] = self._run.resolved.epochs(step.steps_done)
+        if left_out := self._run.resolved.left_out(step.batches.step):
+            record["left_out"] = left_out
         if step.evaluations is not None:
             record["validation"] = evaluations_to_json(self._run.prepared, step.evaluations)
             aggregate = aggregate_loss(step.evaluations, self._run.config.training.validation_weights)

@@ -64,7 +64,8 @@ class Step:
         """Times of each rank; None if they are not due (`rank_times.py`)."""
         self.record: dict[str, Any] | None = None
         """Its record in metrics.jsonl, on rank 0 (`metrics_writer.py`)."""
-        self._training = run.start.config.training
+        self._training = run.start.resolved.run_file.training
+        self._part_ends = run.start.config.training.stop_step
         self._samples_before = samples_before
 
     @property
@@ -100,8 +101,13 @@ class Step:
 
     @property
     def ends_loop(self) -> bool:
-        """Whether no step follows in this start of the run."""
-        return self.is_last or self.stop
+        """Whether no step follows in this start of the run, or in the part of it that is built."""
+        return self.is_last or self.stop or self.ends_part
+
+    @property
+    def ends_part(self) -> bool:
+        """Whether it is the last step of a part of the run, after which the next one is built."""
+        return self.steps_done == self._part_ends
 
     def is_due(self, every_steps: int | None) -> bool:
         """Returns whether something that is done every so many steps is due; None: never."""

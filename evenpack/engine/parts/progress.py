@@ -48,7 +48,7 @@ class ProgressLine(Part):
         if step.update is not None and step.is_trained:
             self._tokens += step.update.totals.counts.tokens
             self._facts = (f"loss {step.update.totals.loss:.4f}", f"lr {step.learning_rate:.2e}")
-        stop = self._run.config.training.stop_step
+        stop = self._run.resolved.run_file.training.stop_step
         self._steps.update(step.steps_done, stop, amount=self._tokens, facts=self._facts)
         if step.evaluations:
             kind = "token loss" if self._run.config.model.losses[1:] else "loss"

@@ -122,7 +122,7 @@ def write_start(run: "Start", places: Sequence[Place], model: "nn.Module") -> No
         places=tuple(places),
     )
     record = RunRecord(
-        config=run.config.model_dump(mode="json"),
+        config=run.resolved.run_file.model_dump(mode="json"),
         data=DataIdentity(
             fingerprint=prepared.fingerprint(seed=0),
             tokenizer=prepared.manifest.tokenizer.checksum,

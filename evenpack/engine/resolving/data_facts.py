@@ -84,13 +84,13 @@ def average_of(
 
 
 def drawn_shares(config: RunConfig) -> dict[str, Fraction]:
-    """Returns each source's fraction of all packs or sequences that a run draws.
+    """Returns each source's fraction of all packs or sequences that a run draws in its own steps.
 
     Its length and step need to be settled only if the run has stages.
     """
     if not config.stages:
         return _by_weight(config.data)
-    shares = order_of(config).shares(config.training.planned_steps)
+    shares = order_of(config).shares(config.span.stop, first=config.span.start)
     return dict(zip(config.data.sources, shares, strict=True))
 
 
@@ -135,9 +135,12 @@ def epochs_of_steps(config: RunConfig, prepared: PreparedData) -> dict[str, floa
 
     Raises: DataError if a source has nothing to train on.
     """
-    items = order_of(config).items_before(config.training.planned_steps)
-    counts, shares = items_of_an_epoch(prepared, config.training.batching), drawn_shares(config)
-    return {name: float(items * shares[name] / count) for name, count in counts.items()}
+    order, steps = order_of(config), config.training.planned_steps
+    items, counts = order.items_before(steps), items_of_an_epoch(prepared, config.training.batching)
+    return {
+        name: float(items * share / count)
+        for (name, count), share in zip(counts.items(), order.shares(steps), strict=True)
+    }
 
 
 def implausible_epochs(config: RunConfig, epochs: Mapping[str, float]) -> str | None:

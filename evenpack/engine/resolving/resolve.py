@@ -7,9 +7,12 @@ is imported where it is used: `evenpack train` checks a run without it.
 import json
 import logging
 import math
+from bisect import bisect_right
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from functools import cached_property
+from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 import xxhash
@@ -17,12 +20,13 @@ import xxhash
 from evenpack.data.order.stages import Stage, StagedOrder, by_name, of_the_order
 from evenpack.data.order.step_shape import StepShape
 from evenpack.data.prepared import PreparedData, Verification
-from evenpack.engine.config import RunConfig, TrainingSection
+from evenpack.differences import flatten
+from evenpack.engine.config import REBUILT, RunConfig, TrainingSection
 from evenpack.engine.resolving.cost_model import CostModel
 from evenpack.engine.resolving.cost_weights import operation_weights, read_cost_model
 from evenpack.engine.resolving.data_facts import AverageItem, average_item, drawn_shares, items_of_an_epoch, stages_of
 from evenpack.engine.resolving.settle import SettledRun, parameters_of, settle_prepared
-from evenpack.errors import ConfigError
+from evenpack.errors import ConfigError, DataError
 from evenpack.kernels.config import WHOLE_ROWS
 from evenpack.models.config import study_switches
 
@@ -39,7 +43,8 @@ log = logging.getLogger(__name__)
 class ResolvedRun:
     """The settings of a run that depend neither on the ranks nor on a checkpoint.
 
-    Of a run with stages, shape and data are those of its first one; `of_stages` has all.
+    Of a run with stages, shape and data are those of its first one; `of_stages` has all. A run whose data or model
+    change is a sequence of `parts`, each of which is built and trained as a run that is resumed.
     """
 
     config: RunConfig
@@ -50,6 +55,12 @@ class ResolvedRun:
     shape: StepShape
     cost_model: CostModel | None
     """The source of the cost weights; None: the model's operations."""
+    run_file: RunConfig
+    """The settled run file of the whole run."""
+    data_of_parts: tuple[PreparedData, ...]
+    """The data of each part, whose packs differ in their form."""
+    part: int | None = None
+    """Index of the part that this is; None: the whole run."""
 
     @cached_property
     def objective(self) -> "Objective":
@@ -67,31 +78,42 @@ class ResolvedRun:
 
     def fingerprint(self, stop_step: int | None = None) -> str:
         """Returns a hash of all that decides which packs form which step before `stop_step`; None: all steps."""
-        return self.prepared.fingerprint(self.config.run.seed, self.shape.batching, stages=self.order.begun(stop_step))
+        found, seed = "", self.config.run.seed
+        begun = self.order.begun(stop_step)
+        for index, (prepared, first) in enumerate(zip(self.data_of_parts, self._firsts, strict=True)):
+            own = [stage for stage in begun if self._index(stage.step) == index]
+            if own:
+                one = prepared.fingerprint(seed, self.shape.batching, stages=own)
+                found = one if index == 0 else xxhash.xxh3_128_hexdigest(f"{found} {first} {one}".encode())
+        return found
 
     def past(self, steps_done: int) -> tuple[dict[str, Any], ...]:
         """Returns the begun stages that change draws, after so many steps, as JSON values: all that decides the draws.
 
-        Those are the first step (from 1), the size of steps, the weights, and a hash of the files of each source.
+        Those are the first step (from 1), the size of steps, the weights, a hash of the files of each source, and of a
+        stage that begins a part the keys that are then built anew.
         """
-        prepared = self.prepared
-        hashes = {
-            name: xxhash.xxh3_128_hexdigest(json.dumps(prepared.checksums.get(name), sort_keys=True).encode())
-            for name in prepared.source_names
+        begun = self.order.begun(steps_done)
+        of_order = {stage.step for stage in of_the_order(begun)}
+        return tuple(self._recorded(stage) for stage in begun if stage.step in of_order or stage.step in self._firsts)
+
+    def _recorded(self, stage: Stage) -> dict[str, Any]:
+        index = self._index(stage.step)
+        prepared = self.data_of_parts[index]
+        drawn = [name for name, weight in zip(prepared.source_names, stage.weights, strict=True) if weight]
+        found: dict[str, Any] = {
+            "step": stage.step + 1,
+            "items_per_step": stage.items_per_step,
+            "weights": by_name(prepared.source_names, stage.weights),
+            "files": {
+                name: xxhash.xxh3_128_hexdigest(json.dumps(prepared.checksums.get(name), sort_keys=True).encode())
+                for name in drawn
+            },
         }
-        return tuple(
-            {
-                "step": stage.step + 1,
-                "items_per_step": stage.items_per_step,
-                "weights": by_name(prepared.source_names, stage.weights),
-                "files": {
-                    name: hashes[name]
-                    for name, weight in zip(prepared.source_names, stage.weights, strict=True)
-                    if weight
-                },
-            }
-            for stage in of_the_order(self.order.begun(steps_done))
-        )
+        if stage.step and stage.step in self._firsts:
+            values = flatten(self.run_file.parts[index][1].model_dump(mode="json"))
+            found["built"] = {key: value for key, value in values.items() if key.startswith(REBUILT)}
+        return found
 
     @cached_property
     def order(self) -> StagedOrder:
@@ -100,12 +122,84 @@ class ResolvedRun:
 
     @cached_property
     def stages(self) -> tuple[Stage, ...]:
-        """What the steps of each stage draw."""
-        return stages_of(self.config)
+        """What the steps of each stage of the whole run draw."""
+        found: list[Stage] = []
+        for stage in stages_of(self.run_file):
+            index = self._index(stage.step)
+            begins = self._begins(found, index) if index and stage.step == self._firsts[index] else None
+            found.append(replace(stage, begins=begins))
+        return tuple(found)
+
+    def _begins(self, stages: Sequence[Stage], index: int) -> tuple[int, ...] | None:
+        """Returns where the sources go on in the packs of a part, after these stages; None if they are as before.
+
+        In packs of another form that is the first one of the epoch after all that have begun.
+        """
+        before, after = self.data_of_parts[index - 1 : index + 1]
+        if before.directory == after.directory:
+            return None
+        order, step = StagedOrder(stages), self._firsts[index]
+        packs = [items_of_an_epoch(prepared, self.shape.batching).values() for prepared in (before, after)]
+        return tuple(
+            -(-order.position_before(source, step, form=step - 1) // old) * new
+            for source, (old, new) in enumerate(zip(*packs, strict=True))
+        )
+
+    @cached_property
+    def parts(self) -> tuple["ResolvedRun", ...]:
+        """Each part of the run as a run of its own, which begins with the checkpoint of the part before."""
+        found = self.run_file.parts
+        if len(found) == 1:
+            return (self,)
+        return tuple(
+            replace(
+                self,
+                config=config,
+                settled=SettledRun.as_stated(config),
+                prepared=prepared,
+                shape=_shaped(self.shape, config.training),
+                part=index,
+            )
+            for index, ((_, config), prepared) in enumerate(zip(found, self.data_of_parts, strict=True))
+        )
+
+    def part_after(self, steps_done: int) -> "ResolvedRun":
+        """Returns the part that goes on after so many steps."""
+        return self.parts[self._index(steps_done)]
+
+    def part_of(self, steps_done: int) -> "ResolvedRun":
+        """Returns the part that has done the last of so many steps."""
+        return self.parts[self._index(max(steps_done - 1, 0))]
+
+    def left_out(self, step: int) -> dict[str, dict[str, int | float]]:
+        """Returns what step `step` (from 0) leaves of unfinished epochs, if it begins with packs of another form.
+
+        For each source of which something is left: its `packs` (or sequences), and their share of an epoch.
+        """
+        index = self._index(step)
+        if step != self._firsts[index] or self.stages[self.order.index_at(step)].begins is None:
+            return {}
+        packs = items_of_an_epoch(self.data_of_parts[index - 1], self.shape.batching)
+        left = {
+            name: -self.order.position_before(at, step, form=step - 1) % items
+            for at, (name, items) in enumerate(packs.items())
+        }
+        return {name: {"packs": count, "epochs": count / packs[name]} for name, count in left.items() if count}
+
+    @cached_property
+    def _firsts(self) -> tuple[int, ...]:
+        """The first step of each part."""
+        return tuple(first for first, _ in self.run_file.parts)
+
+    def _index(self, step: int) -> int:
+        """Returns the index of the part of a step."""
+        return bisect_right(self._firsts, step) - 1
 
     @cached_property
     def of_stages(self) -> tuple["ResolvedRun", ...]:
         """Each stage as an ordinary run, by which it is checked and planned; a run without stages is its own."""
+        if self.part is None and len(self.parts) > 1:
+            return tuple(chain.from_iterable(part.of_stages for part in self.parts))
         if not self.config.stages:
             return (self,)
         return tuple(
@@ -114,9 +208,9 @@ class ResolvedRun:
                 config=config,
                 settled=SettledRun.as_stated(config),
                 prepared=self.prepared.drawn_by(config.data),
-                shape=stage.shaped(self.shape),
+                shape=_shaped(self.shape, config.training),
             )
-            for stage, (_, config) in zip(self.stages, self.config.staged(), strict=True)
+            for _, config in self.config.staged()
         )
 
     @cached_property
@@ -136,8 +230,12 @@ class ResolvedRun:
 
     def epochs(self, steps_done: int) -> dict[str, float]:
         """Returns the number of passes over each source after so many steps, skipped ones included."""
-        items = items_of_an_epoch(self.prepared, self.shape.batching)
-        return {name: self.order.drawn_before(index, steps_done) / items[name] for index, name in enumerate(items)}
+        items = items_of_an_epoch(self.part_of(steps_done).prepared, self.shape.batching)
+        last = max(steps_done - 1, 0)
+        return {
+            name: self.order.position_before(index, steps_done, form=last) / count
+            for index, (name, count) in enumerate(items.items())
+        }
 
     @cached_property
     def item(self) -> AverageItem:
@@ -184,6 +282,11 @@ class ResolvedRun:
     def _pipeline_settings(self, *, rank: int, ranks: int, pin_memory: bool) -> "PipelineSettings":
         from evenpack.data.batches.pipeline import PipelineSettings
 
+        if self.part is None and len(self.parts) > 1:
+            raise ConfigError(
+                f"the run's data or model are built anew from step {self._firsts[1] + 1} on, and this reads packs of "
+                "one form: take a run file without those stages (stages=[])"
+            )
         return PipelineSettings(
             seed=self.config.run.seed,
             objective=self.objective,
@@ -192,7 +295,7 @@ class ResolvedRun:
             rank=rank,
             loader_workers=self.config.training.loader_workers,
             pin_memory=pin_memory,
-            later_stages=self.stages[1:],
+            stages=self.stages if len(self.stages) > 1 else (),
         )
 
 
@@ -201,7 +304,11 @@ def open_run(config: RunConfig, *, verify: Verification = "all") -> ResolvedRun:
 
     Raises: NotPreparedError, DataError; and see `resolve`.
     """
-    return resolve(config, PreparedData.open(config.prepared_dir, config.data, verify=verify))
+    run = resolve(config, PreparedData.open(config.prepared_dir, config.data, verify=verify))
+    for prepared in {one.directory: one for one in run.data_of_parts[1:]}.values():
+        if verify != "later" and prepared.directory != run.prepared.directory:
+            prepared.verify(verify)
+    return run
 
 
 def resolve(config: RunConfig, prepared: PreparedData) -> ResolvedRun:
@@ -237,7 +344,28 @@ def resolve(config: RunConfig, prepared: PreparedData) -> ResolvedRun:
         prepared=prepared,
         shape=shape,
         cost_model=cost_model,
+        run_file=config,
+        data_of_parts=(prepared, *(_form(one, prepared) for _, one in config.parts[1:])),
     )
+
+
+def _shaped(shape: StepShape, training: TrainingSection) -> StepShape:
+    """Returns the shape of the steps of another stage."""
+    return replace(shape, items_per_step=training.items_per_step, items_per_micro_batch=training.items_per_micro_batch)
+
+
+def _form(config: RunConfig, first: PreparedData) -> PreparedData:
+    """Opens the data of a later part. Raises: DataError unless it has the documents and vocabulary of the first."""
+    prepared = PreparedData.open(config.prepared_dir, config.data, verify="later")
+    tokens = [f"sources/{name}/tokens.bin" for name in first.source_names]
+    files = [[file and file.content for file in map(one.manifest.files.get, tokens)] for one in (first, prepared)]
+    if files[0] != files[1] or first.manifest.tokenizer.checksum != prepared.manifest.tokenizer.checksum:
+        raise DataError(
+            f"{prepared.directory} was prepared from other documents than {first.directory}, or with another "
+            "tokenizer: a stage changes the form of packs and not their text. Remove it, and run `evenpack prepare` "
+            "with this run file, over the text that the first was prepared from"
+        )
+    return prepared
 
 
 def is_evaluation_due(training: TrainingSection, steps_done: int, *, samples_per_step: Fraction) -> bool:

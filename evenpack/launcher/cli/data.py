@@ -75,18 +75,23 @@ def _prepare(
     with reporting(as_json) as report:
         from evenpack.launcher.preparing import prepare_run, rows_table, splits_table, warn_of_epochs
 
-        manifest = prepare_run(config, workers=workers, part_bytes=part_bytes)
+        found = prepare_run(config, workers=workers, part_bytes=part_bytes)
         warn_of_epochs(config)
-        splits, rows = manifest.summary(), manifest.row_summary()
-        report.value = {
-            "directory": config.prepared_dir,
-            "vocabulary_size": manifest.tokenizer.vocabulary_size,
-            "splits": splits,
-            "source_rows": rows,
-        }
-        if rows:
-            report.shown.append(rows_table(rows))
-        report.shown.append(splits_table(splits, title=f"Prepared in {config.prepared_dir}"))
+        forms: list[dict[str, Any]] = [
+            {
+                "directory": folder,
+                "vocabulary_size": manifest.tokenizer.vocabulary_size,
+                "splits": manifest.summary(),
+                "source_rows": manifest.row_summary(),
+            }
+            for folder, manifest in found.items()
+        ]
+        first, *others = forms
+        report.value = first | ({"other_forms": others} if others else {})
+        if first["source_rows"]:
+            report.shown.append(rows_table(first["source_rows"]))
+        for one in forms:
+            report.shown.append(splits_table(one["splits"], title=f"Prepared in {one['directory']}"))
 
 
 EXIT_DAMAGED = 1
@@ -105,11 +110,12 @@ def verify(run_file: RunFile, overrides: Overrides = None, *, as_json: AsJson = 
     """
     config = load(run_file, overrides)
     with reporting(as_json) as report:
-        _verify(config.prepared_dir, config.data, report)
+        for data in config.forms:
+            _verify(data.prepared_dir or config.prepared_dir, data, report)
 
 
 def _verify(prepared_dir: Path, config: "DataConfig", report: Report) -> None:
-    """Verifies the files.
+    """Verifies the files of one form of packs; in JSON each but the first is in a list, `other_forms`.
 
     Raises: NotPreparedError without prepared data; DataError for a damaged manifest or other data.
     """
@@ -123,18 +129,22 @@ def _verify(prepared_dir: Path, config: "DataConfig", report: Report) -> None:
     with Progress(console.messages(), interval_seconds=FREQUENT_LINES_SECONDS) as progress:
         verifier = Verifier(directory, manifest)
         verified = verifier.verify_all(progress)
-    report.value = {"directory": directory, "files": len(manifest.files), **_figures(verified)}
+    value: dict[str, Any] = {"directory": directory, "files": len(manifest.files), **_figures(verified)}
     lines = [f"{directory}: all {len(manifest.files)} files are as they were written; {_rate(verified)}"]
     if verified.damages:
         is_damaged = any(damage.unreadable is None for damage in verified.damages)
         report.exit_code = EXIT_DAMAGED if is_damaged else EXIT_BAD_INPUT
-        report.value["remedy"] = verifier.remedy(verified.damages)
+        value["remedy"] = verifier.remedy(verified.damages)
         finding = "are damaged" if is_damaged else "cannot be read"
         lines = [
             f"{directory}: {len(verified.damages)} of {len(manifest.files)} files {finding}; {_rate(verified)}",
             *(f"  {damage.describe()}" for damage in verified.damages),
-            report.value["remedy"],
+            value["remedy"],
         ]
+    if report.shown:
+        report.value.setdefault("other_forms", []).append(value)
+    else:
+        report.value = value
     report.shown.append(console.text("\n".join(lines)))
 
 

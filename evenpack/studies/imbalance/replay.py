@@ -128,7 +128,7 @@ class VirtualRanks:
             shape = self._run.shape
             of_all = replace(shape, items_per_step=ranks * shape.items_per_step)
             settings = self._run.pipeline_settings(self._world)
-            settings = replace(settings, shape=of_all, ranks=ranks, later_stages=())
+            settings = replace(settings, shape=of_all, ranks=ranks, stages=())
             self._datasets[ranks] = MicroBatchDataset(self._run.prepared, settings)
         return self._datasets[ranks]
 

@@ -256,8 +256,7 @@ def plan_run(
     peak = _device(options.device)
     settled, data = settled_data(config, options, resolved)
     config = settled.config
-    steps = config.training.planned_steps
-    items = order_of(config).items_before(steps)
+    steps, items = len(config.span), _items(config)
     stages = _stages(config, data, ranks, resolved, peak) if config.stages else ()
     work = data.useful.of_items(
         items, slots=round(items * data.item.tokens), sequences=round(items * data.item.sequences)
@@ -308,8 +307,10 @@ def _stages(
     found: list[PlannedStage] = []
     memories: dict[tuple[int, int, AverageItem], RunMemory] = {}
     staged = config.staged()
-    ends = [*(step for step, _ in staged[1:]), config.training.planned_steps]
+    ends = [*(step for step, _ in staged[1:]), config.span.stop]
     for index, (first, one) in enumerate(staged):
+        if ends[index] <= config.span.start:
+            continue  # done by the parent
         run = None if resolved is None else resolved.of_stages[index]
         of_stage = data if run is None else replace(data, item=run.item)
         size = (one.training.items_per_step, one.training.items_per_micro_batch, of_stage.item)
@@ -319,7 +320,7 @@ def _stages(
             )
         found.append(
             PlannedStage(
-                first_step=first + 1,
+                first_step=max(first, config.span.start) + 1,
                 last_step=ends[index],
                 changes={} if index == 0 else config.stages[index - 1].changes,
                 learning_rate=one.optimizer.learning_rate,
@@ -351,7 +352,7 @@ def _device(name: str | None) -> DevicePeak | None:
 
 
 def _planned_data(config: RunConfig, data: RunData, items: int, padding: tuple[Padding, ...]) -> PlannedData:
-    steps = config.training.planned_steps
+    steps = len(config.span)
     sources = tuple(
         PlannedSource(
             source=one.name,
@@ -475,12 +476,18 @@ def step_balance(
     return float(waited / mean), max(1.0, float((least_first[-1] + least_first[:others].sum()) / mean))
 
 
+def _items(config: RunConfig) -> int:
+    """Returns the packs or sequences of all steps that the run does itself."""
+    order = order_of(config)
+    return order.items_before(config.span.stop) - order.items_before(config.span.start)
+
+
 def _cost(config: RunConfig, data: RunData, flops: int, *, hours: Hours | None) -> PlannedCost:
     parameters = parameters_of(config, data.vocabulary_size)
-    items = order_of(config).items_before(config.training.planned_steps)
+    items = _items(config)
     tokens = float(items * data.item.tokens)
     return PlannedCost(
-        steps=config.training.planned_steps,
+        steps=len(config.span),
         sequences=float(items * data.item.sequences),
         tokens=tokens,
         model=f"{config.model.kind} {config.model.preset}",

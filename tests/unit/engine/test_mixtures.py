@@ -130,19 +130,6 @@ def test_stages_of_steps_that_are_done_may_not(
     assert open_run(staged(config, before)).fingerprint(step) != open_run(staged(config, now)).fingerprint(step)
 
 
-def test_a_checkpoint_from_before_there_were_stages_goes_on(config: RunConfig):
-    changes = [{"step": 4, CODE: 5}]
-    state = train_state(open_run(staged(config, changes)), step=6).to_json()
-    del state["stages"], state["config"]["stages"]
-    state["config"]["data"]["mixture_schedule"] = [{"step": 4, "weights": {"code": 5}}]
-    assert run_config(TrainState.from_json(state).config) == staged(config, changes)  # of which a run may be forked
-    old, said = TrainState.from_json(state), []
-    continued(open_run(staged(config, changes)), old, tell=lambda *words: said.append(words))
-    assert not said
-    with pytest.raises(CheckpointError, match="fingerprint"):
-        continued(open_run(config), old)
-
-
 def test_a_source_is_numbered_when_a_stage_first_draws_it(config: RunConfig):
     """So that one which joins later, wherever the run file names it, changes no step before."""
     alone = changed(config, data={"sources": {"code": config.data.sources["code"]}})

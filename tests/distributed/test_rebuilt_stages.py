@@ -1,0 +1,143 @@
+"""A run whose packs, sequences or rotary positions change is the same run wherever it is killed, on any ranks."""
+
+import os
+import signal
+from collections import Counter
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from tiny_training import changed, never, numbered_lines, records, saved_everything
+
+from evenpack.engine import train
+from evenpack.engine.config import RunConfig
+from evenpack.engine.resolving.resolve import open_run
+from evenpack.engine.where import open_where
+from evenpack.engine.world.distributed import World
+from evenpack.testing import RanksFailed, prepared, run_config, run_ranks, run_values, text_sources
+
+STEPS = 7
+STAGES: list[dict[str, Any]] = [
+    {"step": 2, "data.sources.words.weight": 2},
+    {
+        "step": 4,
+        "data.pack_length": 64,
+        "data.recipe.max_sequence_length": 64,
+        "training.packs_per_step": 4,
+        "training.packs_per_micro_batch": 1,
+    },
+    {"step": 5, "training.packs_per_step": 8, "optimizer.learning_rate": 1e-3},
+    {"step": 6, "model.rotary_base": 50_000.0},
+]
+"""Packs and sequences twice as long from the border after step 3 on, and other rotary positions after step 5."""
+EXACT = (
+    "step",
+    "loss",
+    "learning_rate",
+    "gradient_norm",
+    "tokens",
+    "samples",
+    "source_tokens",
+    "order_hash",
+    "left_out",
+)
+KILLS = ("step 3", "border 1", "step 4", "step 5", "border 2", "step 6")
+"""One step before, at and after each border, where the kill comes between the save and what is built next."""
+
+
+@pytest.fixture(scope="module")
+def config(tmp_path_factory: pytest.TempPathFactory) -> RunConfig:
+    folder = tmp_path_factory.mktemp("rebuilt")
+    texts = {
+        "lines": [f"{line} {line[::-1]}" for line in numbered_lines(50)],
+        "words": [f"word {number * 7919}" for number in range(60)],
+    }
+    values = run_values(
+        "gpt2",
+        folder,
+        data={"sources": text_sources(folder, texts), "validation_fraction": 0.1},
+        model={"dropout": 0.1, "positions": "rotary"},
+        training={"steps": STEPS, "keep_checkpoints": STEPS, "evaluate_every_steps": 3},
+        optimizer={"epsilon": 1e-3},
+    )
+    return prepared(run_config({**values, "stages": STAGES}))
+
+
+def named(config: RunConfig, name: str, **sections: Any) -> RunConfig:
+    return changed(config, run={"output_dir": config.run.output_dir.with_name(name)}, **sections)
+
+
+def go_on(world: World, config: RunConfig) -> None:
+    train.train_in(world, config, stop_requested=never)
+
+
+def train_until_killed(world: World, config: RunConfig, place: str) -> None:
+    """Trains until this process kills itself as it ends a step, or begins what follows a border."""
+    kind, number = place.split()
+    counts = Counter[str]()
+    find_start = train.find_start
+
+    def count(counted: str, then: Callable[..., Any]) -> Callable[..., Any]:
+        def counting(*arguments: Any) -> Any:
+            counts[counted] += 1
+            if counted == kind and counts[counted] == int(number) + (kind == "border"):
+                os.kill(os.getpid(), signal.SIGKILL)
+            return then(*arguments)
+
+        return counting
+
+    train.find_start = count("border", find_start)
+    train.train_in(world, config, stop_requested=count("step", never))
+
+
+def killed(config: RunConfig, ranks: int, place: str) -> None:
+    with pytest.raises(RanksFailed, match="exited without an error message"):
+        run_ranks(train_until_killed, ranks, config, place)
+
+
+@pytest.fixture(scope="module", params=[2, *(pytest.param(one, marks=pytest.mark.slow) for one in (1, 4))])
+def whole(config: RunConfig, request: pytest.FixtureRequest) -> tuple[RunConfig, int]:
+    ranks: int = request.param
+    run = named(config, f"whole_{ranks}")
+    run_ranks(go_on, ranks, run)
+    return run, ranks
+
+
+@pytest.mark.parametrize("place", KILLS)
+def test_a_run_killed_around_a_border_is_the_one_that_was_not(whole: tuple[RunConfig, int], place: str):
+    expected, ranks = whole
+    run = named(expected, f"killed_{ranks}_{place.replace(' ', '_')}")
+    killed(run, ranks, place)
+    done = records(run)[-1]["step"] if (run.run.output_dir / "metrics.jsonl").exists() else 0
+    assert done == {"step 3": 2, "border 1": 3, "step 4": 3, "step 5": 4, "border 2": 5, "step 6": 5}[place]
+    run_ranks(go_on, ranks, run)
+    assert [[one.get(name) for name in EXACT] for one in records(run)] == [
+        [one.get(name) for name in EXACT] for one in records(expected)
+    ]
+    last, again = (saved_everything(one, STEPS) for one in (expected, run))
+    assert again.keys() == last.keys()
+    assert all(torch.equal(tensor, again[name]) for name, tensor in last.items())
+
+
+def test_what_the_ranks_trained_on_is_what_where_returns(whole: tuple[RunConfig, int]):
+    run, _ = whole
+    where, resolved = open_where(run), open_run(run)
+    seen: dict[str, Counter[tuple[int, int, int]]] = {"lines": Counter(), "words": Counter()}
+    for record in records(run):
+        content = where.step(record["step"])
+        assert record["order_hash"] == content.order_hash
+        for one in content.sequences:
+            for part in one.parts:
+                seen[one.source][part.document, part.start, record["step"]] += part.tokens
+    for source, visits in seen.items():
+        documents = {document for document, _, _ in visits}
+        found = [(one, visit) for one in documents for visit in where.document(one, source).visits]
+        assert Counter({(one, visit.start, visit.step): visit.tokens for one, visit in found}) == visits
+    left = [one.get("left_out") for one in records(run)]
+    assert [one is not None for one in left] == [step == 4 for step in range(1, STEPS + 1)]
+    for name, one in left[3].items():
+        packs = resolved.parts[0].prepared.manifest.sources[name].train.packing.packs
+        epochs = records(run)[2]["source_epochs"][name]
+        assert one["packs"] == round((-epochs % 1) * packs)
+        assert records(run)[3]["source_epochs"][name] > round(epochs + one["epochs"])

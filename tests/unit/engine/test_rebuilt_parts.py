@@ -1,0 +1,140 @@
+"""A run whose packs or model change is a sequence of ordinary runs; what cannot be one is refused before it starts."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from tiny_run import train_state
+
+from evenpack.data.order.stages import Stage, StagedOrder
+from evenpack.engine.checkpoints.continuation import continued
+from evenpack.engine.config import RunConfig
+from evenpack.engine.resolving.resolve import open_run
+from evenpack.errors import CheckpointError, ConfigError, DataError, NotPreparedError
+from evenpack.testing import changed, prepared, run_config, run_values, text_sources
+
+LONGER = {"data.pack_length": 64, "data.recipe.max_sequence_length": 64, "training.packs_per_step": 4}
+STAGES: list[dict[str, Any]] = [
+    {"step": 3, **LONGER},
+    {"step": 4, "data.sources.words.weight": 2},
+    {"step": 5, "model.rotary_base": 500.0},
+]
+
+
+def values(folder: Path, **sections: Any) -> dict[str, Any]:
+    texts = {name: [f"{name} {number * 7919}" for number in range(40)] for name in ("lines", "words")}
+    data = {"sources": text_sources(folder, texts)}
+    return run_values("gpt2", folder, data=data, **{"model": {"positions": "rotary"}, **sections})
+
+
+@pytest.fixture(scope="module")
+def config(tmp_path_factory: pytest.TempPathFactory) -> RunConfig:
+    return prepared(run_config({**values(tmp_path_factory.mktemp("parts")), "stages": STAGES}))
+
+
+def test_a_part_is_the_run_file_of_its_steps(config: RunConfig):
+    parts = [one for _, one in config.parts]
+    assert [one.span for one in parts] == [range(2), range(2, 4), range(4, 6)]
+    assert [one.training.stop_step for one in parts] == [2, 4, 6]
+    assert [[stage.step for stage in one.stages] for one in parts] == [[], [4], []]
+    assert [one.data.pack_length for one in parts] == [32, 64, 64]
+    assert [one.at("model.rotary_base") for one in parts] == [10_000.0, 10_000.0, 500.0]
+    assert changed(config, training={"stop_after_steps": 3}).parts[1][1].training.stop_step == 3
+    assert changed(config, stages=[]).parts == ((0, changed(config, stages=[])),)
+    assert changed(config, stages=[{"step": 2, "optimizer.learning_rate": 0.1}]).parts[0][1].stages
+
+
+def test_forms_share_their_tokens_and_have_folders_of_their_own(config: RunConfig):
+    first, longer = config.forms
+    assert (first.prepared_dir, longer.prepared_dir.name) == (config.prepared_dir, "data_64_64")
+    assert first.tokens_dir == longer.tokens_dir == config.prepared_dir.with_name("data_tokens")
+    runs = open_run(config).parts
+    files = [run.prepared.manifest.files["sources/lines/tokens.bin"] for run in runs]
+    assert len({one.locate(run.prepared.directory) for one, run in zip(files, runs, strict=True)}) == 1
+    assert [run.prepared.pack_length for run in runs] == [32, 64, 64]
+
+
+def test_packs_of_another_form_begin_with_a_new_epoch_and_what_is_left_is_counted(config: RunConfig):
+    run = open_run(config)
+    old, new, _ = (part.prepared.manifest.sources for part in run.parts)
+    sources, positions = run.order.draws(2)
+    for index, name in enumerate(run.prepared.source_names):
+        packs, drawn = old[name].train.packing.packs, run.order.drawn_before(index, 2)
+        assert run.epochs(2)[name] == drawn / packs
+        assert positions[sources == index].min() == -(-drawn // packs) * new[name].train.packing.packs
+        left = run.left_out(2).get(name, {"packs": 0})["packs"]
+        assert (drawn + left) % packs == 0
+        assert left < packs
+    assert run.left_out(1) == run.left_out(3) == run.left_out(4) == {}, "other rotary positions leave nothing"
+    assert run.stages[-1].begins is None
+
+
+def test_no_step_depends_on_a_later_part(config: RunConfig):
+    run, alone = open_run(config), open_run(changed(config, stages=[]))
+    assert [run.fingerprint(step) == alone.fingerprint(step) for step in range(6)] == [True] * 3 + [False] * 3
+    assert run.past(2) == alone.past(2)
+    without = open_run(changed(config, stages=STAGES[:2]))
+    assert run.past(4) == without.past(4)
+    assert run.past(5) != without.past(5)
+
+
+def test_a_part_that_has_begun_stays_as_it_was(config: RunConfig):
+    state = train_state(open_run(config), step=5)
+    assert continued(open_run(config), state).part == 2
+    assert continued(open_run(config), train_state(open_run(config), step=2)).part == 1
+    for stages, step in ((STAGES[:2], 5), ([{**STAGES[0], "step": 2}, *STAGES[1:]], 2)):
+        with pytest.raises(CheckpointError, match=f"step {step} would be the first that differs"):
+            continued(open_run(changed(config, stages=stages)), state)
+    with pytest.raises(CheckpointError, match="rotary_base 500"):
+        continued(open_run(changed(config, stages=[*STAGES[:2], {**STAGES[2], "model.rotary_base": 50.0}])), state)
+
+
+def test_what_cannot_be_built_is_refused_with_the_stage(config: RunConfig, tmp_path: Path):
+    learned = values(tmp_path, model={"positions": "learned"})
+    with pytest.raises(ConfigError, match=r"(?s)step 3.*max_positions \(32\) is below what the data needs \(64\)"):
+        run_config({**learned, "stages": STAGES[:1]})
+    table = values(tmp_path, model={"positions": "learned", "max_positions": 64})
+    assert [one.max_positions for _, one in run_config({**table, "stages": STAGES[:1]}).parts] == [64, 64]
+    for stage, problem in (
+        ({"model.hidden_size": 64}, "cannot change within a run"),
+        ({"data.pack_length": 16}, "above pack_length"),
+        ({"model.rotary_scaling": {"factor": 2.0}}, "rotary_scaling"),
+    ):
+        with pytest.raises(ConfigError, match=problem):
+            changed(config, stages=[{"step": 3, **stage}])
+    with pytest.raises(ConfigError, match="the stage of step 3: 4 ranks"):
+        open_run(config).require_divisible(4)
+    with pytest.raises(NotPreparedError, match="data_48_48"):
+        open_run(changed(config, stages=[{"step": 3, "data.pack_length": 48, "data.recipe.max_sequence_length": 48}]))
+
+
+def test_a_form_of_other_documents_is_refused(tmp_path: Path):
+    first = prepared(run_config(values(tmp_path)))
+    (tmp_path / "lines.txt").write_text("\n".join(f"others {number}" for number in range(40)), encoding="utf-8")
+    config = changed(first, stages=STAGES[:1])
+    folder = config.forms[1].prepared_dir
+    prepared(changed(first, data={"prepared_dir": str(folder), "pack_length": 64, "recipe": dict(LONGER_RECIPE)}))
+    with pytest.raises(DataError, match="prepared from other documents"):
+        open_run(config)
+
+
+LONGER_RECIPE = {"kind": "documents", "max_sequence_length": 64}
+
+
+def test_a_stream_of_another_form_leads_back_to_its_steps():
+    def stage(step: int, weights: tuple[int, ...], begins: tuple[int, ...] | None = None) -> Stage:
+        return Stage(step=step, weights=weights, items_per_step=4, items_per_micro_batch=1, begins=begins)
+
+    order = StagedOrder([stage(0, (1, 1)), stage(2, (1, 1), (20, 7)), stage(4, (3, 1)), stage(5, (3, 1), (0, 9))])
+    found = [
+        (step, *one) for step in range(7) for one in zip(*(each.tolist() for each in order.draws(step)), strict=True)
+    ]
+    for first, last, begins in ((0, 2, (0, 0)), (2, 5, (20, 7)), (5, 7, (0, 9))):
+        for source in (0, 1):
+            own = [position for step, one, position in found if one == source and first <= step < last]
+            assert own == list(range(begins[source], begins[source] + len(own)))
+            places = order.places_of(source, np.array(own), form=first)
+            assert [order.draws(step)[1][index] for step, index in places] == own
+            assert all(first <= step < last for step, _ in places)
+            assert order.position_before(source, last, form=first) == begins[source] + len(own)
