@@ -35,7 +35,7 @@ from evenpack.launcher.processes.devices import (
     require_seen_gpus,
     settle_device,
 )
-from evenpack.launcher.processes.guard import Ancestors, Guard, end_process, watch_early
+from evenpack.launcher.processes.guard import Ancestors, Guard, end_process, mark_what_is_started, watch_early
 from evenpack.launcher.processes.hangs import HangLimits, Heartbeat
 from evenpack.launcher.processes.ranks import (
     Failure,
@@ -124,6 +124,7 @@ def main(arguments: Sequence[str] | None = None, *, train: TrainFunction | None 
     if ancestors is not None:
         watch_early(ancestors, place.rank)
     share_cores(place)
+    mark_what_is_started()
     try:
         config = _load_config(options.run_file, options.overrides)
         configure_allocator(config, os.environ)

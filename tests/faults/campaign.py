@@ -41,6 +41,7 @@ from faults.tried import (
     Tried,
     require_clear,
     require_nothing_left,
+    require_said,
     require_saved,
 )
 
@@ -281,6 +282,7 @@ class Campaign:
             silent=injected.nobody_is_left or (fault.silent and not injected.may_return_0),
             may_return_0=injected.may_return_0,
         )
+        require_said(end, injected.says)
         tried.outcome, tried.seconds = "ended clearly", end.seconds
         return False
 

@@ -4,7 +4,7 @@ import json
 import shutil
 import signal
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from random import Random
@@ -14,6 +14,7 @@ import psutil
 import yaml
 
 from evenpack.worker_pool import is_resource_tracker
+from faults import subject
 from faults.disks import fill
 from faults.life import Life
 from faults.subject import SubjectRun, listed, paths_below
@@ -34,6 +35,8 @@ class Injected:
     """How long the cause stays, if the run does not end before."""
     may_return_0: bool = False
     """Whether the exit code is DeepSpeed's own affair: `deepspeed` returns 0 if a signal ends what it has started."""
+    says: str | None = None
+    """Regular expression of what the run must say as it ends; None: anything."""
     nobody_is_left: bool = False
     """Whether no process lives that would say something: `deepspeed` itself is asked for critical messages alone."""
 
@@ -155,9 +158,43 @@ def stop_a_rank_for_a_while(life: Life, random: Random) -> Injected:
 
 
 def stop_a_rank_for_good(life: Life, random: Random) -> Injected:
+    _require_steps(life)
     rank, process = _one_rank(life, random)
     _send(process, signal.SIGSTOP)
-    return Injected(detail=f"rank {rank}")
+    return Injected(detail=f"rank {rank}", says=_named([rank]))
+
+
+def freeze_ranks(life: Life, random: Random) -> Injected:
+    """Stops some ranks with all that they have started: all ranks only where `evenpack train` watches them."""
+    _require_steps(life)
+    ranks = life.ranks()
+    if len(ranks) < life.run.case.ranks:
+        raise MissedError
+    most = len(ranks) if life.run.case.stack == "evenpack train" else len(ranks) - 1
+    chosen = sorted(random.sample(range(len(ranks)), random.randrange(most) + 1))
+    frozen = 0
+    for rank in chosen:
+        for process in [ranks[rank], *_children(ranks[rank])]:
+            with suppress(psutil.NoSuchProcess):
+                process.suspend()
+                frozen += 1
+    return Injected(detail=f"ranks {chosen}, {frozen} processes", says=_named(chosen))
+
+
+def _children(process: psutil.Process) -> list[psutil.Process]:
+    with suppress(psutil.NoSuchProcess):
+        return list(process.children(recursive=True))
+    return []
+
+
+def _require_steps(life: Life) -> None:
+    """Raises: MissedError in the start, which has a limit of its own."""
+    if life.step() == 0:
+        raise MissedError
+
+
+def _named(ranks: Sequence[int]) -> str:
+    return rf"rank ({'|'.join(map(str, ranks))}) on \S+ failed: no progress for "
 
 
 def slow_a_rank(life: Life, random: Random) -> Injected:
@@ -252,6 +289,9 @@ RUNNING_FAULTS = (
     RunningFault(
         name="SIGSTOP to a rank, for good", ends="must", costs_start=True, inject=stop_a_rank_for_good, fits=_together
     ),
+    RunningFault(
+        name="SIGSTOP to all processes of ranks", ends="must", costs_start=True, inject=freeze_ranks, fits=_together
+    ),
     RunningFault(name="a slow rank", ends="never", inject=slow_a_rank),
     RunningFault(name="the disk is full", ends="may", inject=fill_the_disk, fits=_on_small_disk),
     RunningFault(name="the directory is removed", ends="must", costs_start=True, inject=remove_the_directory),
@@ -297,7 +337,8 @@ class Spoil:
 
 
 NAN, OTHER_FILE, SLOW_DISK = "a loss is NaN", "a rank reads another run file", "a slow disk"
-SPOILS = (NAN, OTHER_FILE, SLOW_DISK)
+LONG_COMPILATION = "a compilation longer than the time-out"
+SPOILS = (NAN, OTHER_FILE, SLOW_DISK, LONG_COMPILATION)
 
 
 def spoils_of(run: SubjectRun) -> list[str]:
@@ -322,6 +363,10 @@ def write_spoil(run: SubjectRun, random: Random, *, after: int, name: str) -> Sp
             values["run"][key] = 12 if key == "seed" else str(run.folder / "elsewhere")
             other.write_text(yaml.safe_dump(values, sort_keys=False))
         wanted["run_file"], detail = str(other), f"rank {rank}, {says}"
+    elif name == LONG_COMPILATION:
+        wanted["step"] = after + random.randrange(2, 4)  # the first step of a start has its limit in any case
+        wanted["seconds"] = subject.HANG_TIMEOUT_SECONDS * random.uniform(1.3, 1.6)
+        detail = f"{wanted['seconds']:.0f} s in step {wanted['step']} on rank {rank}"
     else:
         wanted["seconds"] = random.uniform(0.02, 0.2)
         detail = f"{wanted['seconds']:.2f} s at each flush and each new name"

@@ -10,7 +10,7 @@ from typing import Any
 from unittest import mock
 
 from evenpack.launcher.worker import main
-from faults.running import NAN, OTHER_FILE, SLOW_DISK
+from faults.running import LONG_COMPILATION, NAN, OTHER_FILE, SLOW_DISK
 from faults.subject import SUBJECT_VARIABLE
 
 SLOW_CALLS = ("fsync", "replace", "rename", "link")
@@ -31,6 +31,23 @@ def spoil_a_loss(wanted: dict[str, Any]) -> None:
             return compute(self, step, micro_batches)
 
     engine.TrainingEngine.compute_gradients = compute_and_spoil  # type: ignore[method-assign]
+
+
+def compile_in_a_step(wanted: dict[str, Any]) -> None:
+    """Makes torch announce a compilation in one step of one rank, which takes so many seconds."""
+    from torch._dynamo.callback import CallbackTrigger, callback_handler
+
+    from evenpack.engine import engine
+
+    compute = engine.TrainingEngine.compute_gradients
+
+    def compile_and_compute(self: engine.TrainingEngine, step: int, micro_batches: Any) -> Any:
+        if (step + 1, self.world.rank) == (wanted["step"], wanted["rank"]):
+            with callback_handler.install_callbacks(CallbackTrigger.DYNAMO, "0/0"):
+                time.sleep(wanted["seconds"])
+        return compute(self, step, micro_batches)
+
+    engine.TrainingEngine.compute_gradients = compile_and_compute  # type: ignore[method-assign]
 
 
 def slow_the_disk(seconds: float) -> None:
@@ -65,6 +82,8 @@ def spoiled_main() -> int:
 
         if wanted["name"] == NAN:
             spoil_a_loss(wanted)
+        elif wanted["name"] == LONG_COMPILATION:
+            compile_in_a_step(wanted)
         return _train(*arguments, **options)
 
     return main(spoiled_arguments(sys.argv[1:], wanted, rank=int(os.environ.get("RANK", "0"))), train=train)

@@ -9,7 +9,7 @@ import sys
 import time
 from pathlib import Path
 from random import Random
-from typing import Any
+from typing import Any, cast
 
 import psutil
 import pytest
@@ -17,13 +17,23 @@ import pytest
 from evenpack.files import write_text
 from faults.at_rest import ACTIONS, damage_a_file, kind_of
 from faults.campaign import Campaign, State, next_of
-from faults.life import End
+from faults.life import End, Life
 from faults.report import add_campaign
-from faults.running import NAN, OTHER_FILE, SLOW_DISK, SPOILS, write_spoil
+from faults.running import LONG_COMPILATION, NAN, OTHER_FILE, SLOW_DISK, SPOILS, freeze_ranks, write_spoil
 from faults.spoiled_worker import SLOW_CALLS, slow_the_disk, spoiled_arguments
-from faults.subject import CASES, Result, SubjectRun, listed, paths_below, write_run
+from faults.subject import (
+    CASES,
+    HANG_TIMEOUT_SECONDS,
+    START_TIMEOUT_SECONDS,
+    Case,
+    Result,
+    SubjectRun,
+    listed,
+    paths_below,
+    write_run,
+)
 from faults.traces import Traces, left_behind, mapped_names
-from faults.tried import BrokenError, Tried, require_clear, require_saved
+from faults.tried import BrokenError, MissedError, Tried, require_clear, require_said, require_saved
 
 SUPERVISED, UNDER_TORCHRUN = CASES[0], CASES[4]
 TRACEBACK = 'Traceback (most recent call last):\n  File "x", line 1\nValueError: y\n'
@@ -251,7 +261,12 @@ def test_a_fault_from_the_start_is_written_for_its_rank(name: str, tmp_path: Pat
         )
         assert name != OTHER_FILE or (tmp_path / "other.yaml").exists() == (spoil.says != "does not exist")
         assert name != NAN or 50 < wanted["step"] < 75
-    assert said == {NAN: {"bad_steps"}, SLOW_DISK: {None}}.get(name, {"run.output_dir", "run.seed", "does not exist"})
+        if name == LONG_COMPILATION:
+            assert HANG_TIMEOUT_SECONDS < wanted["seconds"] < START_TIMEOUT_SECONDS
+            assert 51 < wanted["step"] < 54, "the campaign waits for four steps more"
+    assert said == {NAN: {"bad_steps"}, SLOW_DISK: {None}, LONG_COMPILATION: {None}}.get(
+        name, {"run.output_dir", "run.seed", "does not exist"}
+    )
 
 
 def test_a_slow_disk_slows_flushes_and_renames(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -263,6 +278,62 @@ def test_a_slow_disk_slows_flushes_and_renames(tmp_path: Path, monkeypatch: pyte
     write_text(tmp_path / "file", "text")
     assert (tmp_path / "file").read_text() == "text"
     assert slept == [0.3] * 3, "the file, its name, and the folder"
+
+
+class FakeLife:
+    """Two ranks with a child each."""
+
+    def __init__(self, run: SubjectRun, step: int) -> None:
+        self.run = run
+        self._step = step
+        script = "import subprocess; subprocess.run(['sleep', '600'])"
+        self.processes = [psutil.Popen([sys.executable, "-c", script]) for _ in range(2)]
+        while not all(process.children() for process in self.processes):
+            time.sleep(0.02)
+        self.families = [[process, *process.children()] for process in self.processes]
+
+    def step(self) -> int:
+        return self._step
+
+    def ranks(self) -> list[psutil.Process]:
+        return list(self.processes)
+
+    def wait_until_frozen(self, *ranks: int) -> None:
+        """Waits until these ranks and their children are stopped, and no others; signals take a moment."""
+        wanted = [[rank in ranks] * 2 for rank in range(2)]
+        deadline = time.monotonic() + 300.0
+        while wanted != [[one.status() == psutil.STATUS_STOPPED for one in family] for family in self.families]:
+            assert time.monotonic() < deadline
+            time.sleep(0.02)
+
+
+@pytest.mark.parametrize(("case", "numbers"), [(SUPERVISED, {1, 2}), (UNDER_TORCHRUN, {1})])
+def test_frozen_ranks_are_stopped_with_their_children_and_must_be_named(
+    tmp_path: Path, case: Case, numbers: set[int]
+) -> None:
+    """All ranks only where `evenpack train` watches."""
+    life = FakeLife(SubjectRun(folder=tmp_path, case=case), step=3)
+    found = set()
+    try:
+        for seed in range(8):
+            injected = freeze_ranks(cast(Life, life), Random(seed))
+            chosen = [int(number) for number in re.findall(r"\d", injected.detail.partition("]")[0])]
+            life.wait_until_frozen(*chosen)
+            found.add(len(chosen))
+            require_said(end(said=f"rank {chosen[-1]} on node1 failed: no progress for 33 s"), injected.says)
+            with pytest.raises(BrokenError, match="does not say"):
+                require_said(end(said="rank 2 on node1 failed: no progress for 33 s"), injected.says)
+            for process in (one for family in life.families for one in family):
+                process.resume()
+            life.wait_until_frozen()
+        life._step = 0
+        with pytest.raises(MissedError):
+            freeze_ranks(cast(Life, life), Random(0))
+    finally:
+        for process in (one for family in life.families for one in family):
+            process.kill()
+        psutil.wait_procs(life.processes)
+    assert found == numbers
 
 
 class StandIn(Campaign):

@@ -64,6 +64,12 @@ def require_clear(end: End, case: Case, *, silent: bool, may_return_0: bool = Fa
         raise BrokenError(f"a traceback instead of a message: {end.said[-2000:]}")
 
 
+def require_said(end: End, pattern: str | None) -> None:
+    """Raises: BrokenError unless a run said as it ended what a regular expression matches, if there is one."""
+    if pattern is not None and re.search(pattern, end.said) is None:
+        raise BrokenError(f"the message does not say {pattern}: {end.said[-800:]}")
+
+
 def require_nothing_left(life: Life) -> None:
     """Raises: BrokenError unless a run that has ended left only files, in its own folders."""
     left = life.left_behind()

@@ -5,7 +5,6 @@ notices after minutes, and no signal handler runs while the main thread is in C.
 """
 
 import os
-import signal
 import sys
 import threading
 import time
@@ -48,6 +47,8 @@ _LEAVING_SECONDS = 30.0
 """Seconds for the interpreter to end after the final status."""
 _EXIT_TIMEOUT_SECONDS = 5.0
 """Seconds for a file system to store the reason why the guard ends this rank."""
+_STARTED_BY = "EVENPACK_STARTED_BY"
+"""Variable of the processes that a rank has started: its process id. They have another parent once it is dead."""
 
 
 class Ancestors:
@@ -265,15 +266,20 @@ class Neighbours:
             self._gone.add(rank)
         return None
 
-    def kill_hanging(self, rank: int) -> None:
-        """Kills a neighbour that blocks the run: it does not end itself, and launchers wait half a minute for it."""
-        process = self._identify(rank)
-        last = self._folder.read_status(rank)
-        if rank == self._place.rank or process is None or last is None or last.state != "running":
-            return
-        if process.is_alive():
-            with suppress(OSError):
-                os.kill(process.pid, signal.SIGKILL)
+    def kill_hanging(self, blamed: int) -> None:
+        """Kills a neighbour that blocks the run, and those that are stopped, with what they have started.
+
+        They do not end themselves, and launchers wait half a minute for them.
+        """
+        for rank in self._place.local_ranks():
+            identity, last = self._identify(rank), self._folder.read_status(rank)
+            if rank == self._place.rank or identity is None or last is None or last.state != "running":
+                continue
+            with suppress(psutil.Error):
+                process = psutil.Process(identity.pid)
+                if identity.is_alive() and (rank == blamed or process.status() == psutil.STATUS_STOPPED):
+                    kill_children(process)
+                    process.kill()
 
     def _is_elsewhere(self, rank: int) -> bool:
         """Returns whether a rank is on another machine, as where `mpirun --map-by node` deals them out."""
@@ -298,6 +304,9 @@ class Neighbours:
         return alive < self._place.local_world_size - len(self._gone)
 
     def _exit_without_message(self, rank: int) -> Failure:
+        dead = self._processes.get(rank)
+        if dead is not None:
+            _kill_started_by(dead.pid)
         return Failure.seen(self._status.run_id, rank, self._status.host, None)
 
 
@@ -312,13 +321,36 @@ def end_in_any_case() -> None:
     last_resort.start()
 
 
+def mark_what_is_started() -> None:
+    """Lets neighbours know what this process starts from now on, should it be killed."""
+    os.environ[_STARTED_BY] = str(os.getpid())
+
+
+def _kill_started_by(dead: int) -> None:
+    """Kills the programs of a dead rank that do not watch their parent, as loaders do."""
+    for process in psutil.process_iter():
+        with suppress(psutil.Error):
+            if process.environ().get(_STARTED_BY) == str(dead) and not is_resource_tracker(process.cmdline()):
+                process.kill()
+
+
+def kill_children(process: psutil.Process) -> None:
+    """Kills what a process has started, but for resource trackers: they end by themselves, woken if they are stopped.
+
+    Raises: psutil.Error if there is no such process.
+    """
+    for child in process.children(recursive=True):
+        with suppress(psutil.Error):
+            if is_resource_tracker(child.cmdline()):
+                child.resume()
+            else:
+                child.kill()
+
+
 def end_process(exit_code: int) -> NoReturn:
     """Ends this process and its children immediately, without waiting for threads, collectives or exit handlers."""
     with suppress(psutil.Error):
-        for child in psutil.Process().children(recursive=True):
-            with suppress(psutil.Error):
-                if not is_resource_tracker(child.cmdline()):
-                    child.kill()
+        kill_children(psutil.Process())
     remove_names(named_semaphores())
     for stream in (sys.stdout, sys.stderr):
         with suppress(OSError, ValueError):

@@ -188,6 +188,18 @@ def session_processes(session: int) -> list[psutil.Process]:
     return found
 
 
+def kill_stopped(session: int) -> None:
+    """Kills processes of a session that are stopped, as all of a frozen run: they would not end before a deadline."""
+    for process in session_processes(session):
+        with suppress(psutil.Error):
+            if process.status() != psutil.STATUS_STOPPED:
+                continue
+            if is_resource_tracker(process.cmdline()):
+                process.resume()  # it ends by itself
+            else:
+                process.kill()
+
+
 def kill_session(session: int) -> None:
     """Kills every process of a session, including those that are started meanwhile.
 
@@ -302,6 +314,7 @@ class _Supervisor:
         first = self._folder.read_status(0)
         if self._folder.read_failure() is not None:
             self._deadline = time.monotonic() + _FAILURE_SECONDS
+            kill_stopped(child)
         elif first is not None and first.state in ("finished", "stopped"):
             self._deadline = time.monotonic() + _LEAVING_SECONDS
         elif _has_ended(child):
