@@ -1,7 +1,8 @@
 """Ranks of a cluster that is made up, step by step, through the model that explains their waits."""
 
-from collections.abc import Callable
-from dataclasses import dataclass, field, fields
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, is_dataclass
+from typing import Any
 
 import numpy as np
 from jaxtyping import Float64
@@ -78,13 +79,17 @@ def _step(found: Watched, step: int, cost: Seconds, compute: Seconds, waited: Se
             found.models, cost.tolist(), compute.tolist(), waited.tolist(), strict=True
         )
     ]
-    sums, maxima = (
-        type(each[0])(**{part.name: over(getattr(one, part.name) for one in each) for part in fields(each[0])})
-        for over, each in zip((sum, max), zip(*values, strict=True), strict=True)
-    )
+    sums, maxima = (over_ranks(over, each) for over, each in zip((sum, max), zip(*values, strict=True), strict=True))
     explained = [model.explain(step, sums, maxima) for model in found.models]
     for rank, (one, model) in enumerate(zip(explained, found.models, strict=True)):
         for kind in () if one is None else one.changed:
             test = model.tests[kind]
             found.events.append(Event(step=step, rank=rank, kind=kind, since=test.since, slow_by=test.slow_by))
     return explained
+
+
+def over_ranks(over: Callable[[list[Any]], Any], each: Sequence[Any]) -> Any:
+    """Returns what ranks give of a step, as `over` makes one of the values of all of them."""
+    if not is_dataclass(each[0]):
+        return over(list(each))
+    return type(each[0])(**{name: over_ranks(over, [vars(one)[name] for one in each]) for name in vars(each[0])})

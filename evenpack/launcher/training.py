@@ -7,7 +7,7 @@ import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any
+from typing import IO, Any
 
 from rich.console import RenderableType
 from rich.table import Table
@@ -32,10 +32,6 @@ from evenpack.launcher.processes.supervise import LaunchResult, supervise
 from evenpack.losses import losses_logged_apart
 from evenpack.progress import format_rate
 from evenpack.units import counted
-
-if TYPE_CHECKING:
-    pass
-
 
 log = logging.getLogger(__name__)
 

@@ -84,7 +84,7 @@ class WaitsOfRun:
     by_rank: tuple[RankRow, ...]
     episodes: tuple[Episode, ...]
     least_slowdown: float | None
-    """Smallest slowdown of any rank's compute that is named; None before it is learned."""
+    """The largest of the ranks' smallest slowdowns of compute that are named; None before they are learned."""
     notes: tuple[str, ...]
 
 
@@ -101,8 +101,9 @@ def read_waits(output_dir: Path) -> WaitsOfRun:
         raise DataError(f"{path}: {_why_nothing_is_split(records, record)}")
     ranks = int(split[-1]["world_size"])
     starts = () if record is None else record.starts
-    gathered = [one for one in split if _lists(one, ranks) is not None]
+    gathered = [one for one in split if _lists_waits_of(one.get("ranks") or {}, ranks)]
     by_rank = _by_rank(gathered, starts, ranks)
+    slowdowns = gathered[-1]["ranks"]["compute_least_slowdown"] if gathered else []
     timed = [one for one in records if all(one.get(name) is not None for name in _TIMES)]
     return WaitsOfRun(
         run=output_dir.name if record is None else str(record.config["run"]["name"]),
@@ -113,8 +114,8 @@ def read_waits(output_dir: Path) -> WaitsOfRun:
         parts=_parts(timed),
         by_rank=by_rank,
         episodes=_episodes(gathered, starts, ranks),
-        least_slowdown=_least_slowdown(gathered),
-        notes=tuple(_notes(split, by_rank, starts, ranks, untimed=len(records) - len(timed))),
+        least_slowdown=max((one for one in slowdowns if one is not None), default=None),
+        notes=tuple(_notes(split, by_rank, starts, untimed=len(records) - len(timed))),
     )
 
 
@@ -152,10 +153,9 @@ def _why_nothing_is_split(records: Sequence[Mapping[str, Any]], record: RunRecor
     )
 
 
-def _lists(record: Mapping[str, Any], ranks: int) -> Mapping[str, Any] | None:
-    """Returns the values by rank of a record, if it has those of waits, for so many ranks."""
-    found = record.get("ranks") or {}
-    return found if found.get("split_steps") and len(found["waited_for_seconds"]) == ranks else None
+def _lists_waits_of(values: Mapping[str, Any], ranks: int) -> bool:
+    """Whether the values by rank of a record have those of waits, for so many ranks."""
+    return bool(values.get("split_steps")) and len(values["waited_for_seconds"]) == ranks
 
 
 def _parts(records: Sequence[Mapping[str, Any]]) -> tuple[PartOfTime, ...]:
@@ -202,42 +202,31 @@ def _episodes(gathered: Sequence[Mapping[str, Any]], starts: Sequence[StartRecor
     """Returns the times in which ranks were slow, in the order in which they were named."""
     found = []
     for kind, rank in product(_KINDS, range(ranks)):
-        sinces = [one["ranks"][f"{kind}_slow_since"][rank] for one in gathered]
-        stretches = [(since, [*some]) for since, some in groupby(range(len(sinces)), sinces.__getitem__)]
-        for since, places in stretches:
+        by_since = groupby(gathered, lambda one: one["ranks"][f"{kind}_slow_since"][rank])  # noqa: B023  # used here
+        stretches = [(since, [*records]) for since, records in by_since]
+        for (since, records), (_, following) in zip(stretches, [*stretches[1:], (None, [])], strict=False):
             if since is None:
                 continue
-            named, last, after = gathered[places[0]], gathered[places[-1]], gathered[places[-1] + 1 : places[-1] + 2]
-            ended = after[0]["step"] if after else None
-            is_new_start = after and any(last["step"] <= start.steps_done < after[0]["step"] for start in starts)
+            named, last = records[0]["step"], records[-1]
+            ended = following[0]["step"] if following else None
+            is_new_start = any(last["step"] <= start.steps_done < (ended or 0) for start in starts)
             found.append(
                 Episode(
                     rank=rank,
-                    **_place(starts, rank, ranks=ranks, step=named["step"]),
+                    **_place(starts, rank, ranks=ranks, step=named),
                     kind=kind,
                     since=since,
-                    named=named["step"],
+                    named=named,
                     slow_by=last["ranks"][f"{kind}_slow_by"][rank],
                     ended=ended,
-                    end="lasts" if not after else "restarted" if is_new_start else "recovered",
+                    end="lasts" if ended is None else "restarted" if is_new_start else "recovered",
                 )
             )
     return tuple(sorted(found, key=lambda one: one.named))
 
 
-def _least_slowdown(gathered: Sequence[Mapping[str, Any]]) -> float | None:
-    """Returns the largest of the ranks' smallest slowdowns: from there on each rank is judged."""
-    known = [one for one in gathered[-1]["ranks"]["compute_least_slowdown"] if one is not None] if gathered else []
-    return max(known, default=None)
-
-
 def _notes(
-    split: Sequence[Mapping[str, Any]],
-    by_rank: Sequence[RankRow],
-    starts: Sequence[StartRecord],
-    ranks: int,
-    *,
-    untimed: int,
+    split: Sequence[Mapping[str, Any]], by_rank: Sequence[RankRow], starts: Sequence[StartRecord], *, untimed: int
 ) -> Iterator[str]:
     if untimed:
         yield f"{untimed:,} steps are logged without the times of ranks, and left out of the device hours."
@@ -298,7 +287,14 @@ def explain_waits(output_dir: Path) -> Report:
 def waits_tables(found: WaitsOfRun) -> list[RenderableType]:
     """Returns the parts of the time, the slow ranks, each rank and the notes."""
     title = f"{found.run}: {found.ranks} ranks, {found.steps:,} steps, {found.split_steps:,} split by cause"
-    shown: list[RenderableType] = [table_of(found.parts, _PARTS, title=title), _slow_ranks(found)]
+    shown: list[RenderableType] = [table_of(found.parts, _PARTS, title=title)]
+    if found.least_slowdown is None:
+        judged = f"each first learns how it varies, from {LEARNING_STEPS} steps that are split"
+        shown.append(text(f"No rank has been judged yet: {judged}."))
+    elif found.episodes:
+        shown.append(table_of(found.episodes, _OF_EPISODE, title="Ranks that were slow"))
+    else:
+        shown.append(text(f"No rank was slow: slowdowns from {percent(found.least_slowdown)} on would be named."))
     if found.by_rank:
         most = sorted(found.by_rank, key=lambda row: row.waited_for_hours, reverse=True)[:MOST_RANKS]
         count = len(found.by_rank)
@@ -306,13 +302,3 @@ def waits_tables(found: WaitsOfRun) -> list[RenderableType]:
         title = f"{of}: hours that it waited by cause, and that all others waited for it"
         shown.append(table_of(sorted(most, key=lambda row: row.rank), _OF_RANK, title=title))
     return [*shown, *map(text, found.notes)]
-
-
-def _slow_ranks(found: WaitsOfRun) -> RenderableType:
-    if found.least_slowdown is None:
-        return text(
-            f"No rank has been judged yet: each first learns how it varies, from {LEARNING_STEPS} steps that are split."
-        )
-    if not found.episodes:
-        return text(f"No rank was slow: slowdowns from {percent(found.least_slowdown)} on would be named.")
-    return table_of(found.episodes, _OF_EPISODE, title="Ranks that were slow")

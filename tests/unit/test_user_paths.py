@@ -1,6 +1,7 @@
 """The `~` of a path is expanded wherever a user may give one: on the command line, in run files, in Python."""
 
 import importlib
+import json
 import pkgutil
 import typing
 from collections.abc import Callable, Iterator
@@ -14,10 +15,12 @@ from pydantic import BeforeValidator
 import evenpack
 from evenpack.api.run import Run
 from evenpack.config import Section
+from evenpack.console import Report
 from evenpack.data.tokenizers.config import BertTokenizer
 from evenpack.errors import EvenpackError
 from evenpack.files import expand_user, expand_users
-from evenpack.launcher.cli.app import app, expanding
+from evenpack.launcher.cli.app import app
+from evenpack.launcher.cli.arguments import reporting
 from evenpack.testing import run_values, write_run_file
 
 
@@ -46,13 +49,19 @@ def commands(group: typer.Typer) -> Iterator[Callable[..., Any]]:
 
 
 def test_every_command_expands_all_its_arguments(home: Path) -> None:
-    found = list(commands(app))
+    found, made = list(commands(app)), reporting(Report, saves=False)
     assert len(found) > 25
     for command in found:
-        assert command.__code__ is expanding(command).__code__, f"{command.__name__} is registered without it"
+        assert command.__code__ is made.__code__, f"{command.__name__} is without it"
     given: dict[str, Any] = {}
-    expanding(given.update)(data=["~/a", "b"], save=Path("~/c"), steps=3)
-    assert given == {"data": [f"{home}/a", "b"], "save": home / "c", "steps": 3}
+
+    def keep(*, data: list[str], output: Path, steps: int) -> Report:
+        given.update(data=data, output=output, steps=steps)
+        return Report(value=[*given])
+
+    reporting(keep, saves=True)(data=["~/a", "b"], output=Path("~/c"), steps=3, save=Path("~/kept.json"))
+    assert given == {"data": [f"{home}/a", "b"], "output": home / "c", "steps": 3}
+    assert json.loads((home / "kept.json").read_text()) == ["data", "output", "steps"]
 
 
 def bare_paths(hint: Any) -> bool:

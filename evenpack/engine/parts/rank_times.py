@@ -5,10 +5,11 @@ steps, and whenever another number of ranks is slow.
 """
 
 import logging
-import math
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Sequence
 from typing import Any
+
+import numpy as np
 
 from evenpack.batch import PackedBatch
 from evenpack.data.batches.pipeline import StepBatches
@@ -16,7 +17,7 @@ from evenpack.engine.build import Start
 from evenpack.engine.engine import LocalStep
 from evenpack.engine.parts.part import Part, Step
 from evenpack.engine.reporting.definitions import WAIT_CAUSES
-from evenpack.engine.reporting.rank_waits import ExplainedStep, Kind, WaitModel, WaitValues
+from evenpack.engine.reporting.rank_waits import Kind, WaitModel, WaitValues
 from evenpack.engine.reporting.run_record import Place
 from evenpack.engine.world.distributed import World
 
@@ -43,10 +44,7 @@ class RankTimes(Part):
         place: Place | None = None,
     ) -> None:
         """They are gathered every so many steps, and at the end; None: never. Without a `model` no wait is split."""
-        self._world = world
-        self._every_steps = every_steps
-        self._model = model
-        self._place = place
+        self._world, self._every_steps, self._model, self._place = world, every_steps, model, place
         self._slow_ranks = 0
         self._begin()
 
@@ -74,17 +72,21 @@ class RankTimes(Part):
         )
 
     def after_step(self, step: Step) -> None:
-        if step.update is None:
+        update, model = step.update, self._model
+        if update is None:
             return
-        update = step.update
         self.add(update.batches.micro_batches, update.local.stopwatch.seconds())
-        if self._model is not None:
-            assert update.totals.waits is not None, "what this part gave"
-            step.waits = self._model.explain(step.steps_done, *update.totals.waits)
-            if step.waits is not None:
-                self._add_waits(step.waits)
-                for kind in step.waits.changed:
-                    log.warning("%s", self._described(kind, step.steps_done))
+        if model is None:
+            return
+        assert update.totals.waits is not None, "what this part gave"
+        step.waits = model.explain(step.steps_done, *update.totals.waits)
+        if step.waits is not None:
+            self._split_steps += 1
+            self._sums.update(cost=model.own.cost, work_seconds=model.own.work)
+            self._sums.update({f"wait_{cause}_seconds": getattr(step.waits.own, cause) for cause in WAIT_CAUSES})
+            self._sums.update(waited_for_seconds=step.waits.waited_for)
+            for kind in step.waits.changed:
+                log.warning("%s", self._described(model, kind, step.steps_done))
 
     def recording(self, step: Step) -> None:
         has_changed = step.waits is not None and step.waits.slow_ranks != self._slow_ranks
@@ -98,7 +100,7 @@ class RankTimes(Part):
         """Adds a step of this rank."""
         self._seconds.append(compute_seconds)
         for batch in micro_batches:
-            self._work.update(
+            self._sums.update(
                 sequences=batch.local_counts.sequences,
                 tokens=batch.local_counts.tokens,
                 slots=batch.slots,
@@ -113,18 +115,21 @@ class RankTimes(Part):
         The values are sums over these steps; for `compute_seconds` there are also the longest step and the population
         standard deviation over steps.
         """
-        steps, total = len(self._seconds), math.fsum(self._seconds)
-        deviation = math.sqrt(math.fsum((one - total / steps) ** 2 for one in self._seconds) / steps)
-        mine = {
-            "compute_seconds": round(total, _DIGITS),
-            "compute_seconds_max": round(max(self._seconds), _DIGITS),
-            "compute_seconds_deviation": round(deviation, _DIGITS),
-            **self._work,
+        model, within = self._model, self._pairs_within
+        mine: dict[str, Any] = {
+            "compute_seconds": sum(self._seconds),
+            "compute_seconds_max": max(self._seconds),
+            "compute_seconds_deviation": float(np.std(self._seconds)),
+            **self._sums,
         }
-        counts, within = {"steps": steps}, self._pairs_within
-        if self._model is not None and self._split_steps:
+        counts = {"steps": len(self._seconds)}
+        if model is not None and self._split_steps:
             counts["split_steps"] = self._split_steps
-            mine |= self._split_values(self._model)
+            mine["slowness"] = model.slowness
+            for kind, test in model.tests.items():
+                mine[f"{kind}_slow_since"], mine[f"{kind}_slow_by"] = test.since, test.slow_by
+                mine[f"{kind}_least_slowdown"] = None if test.rule is None else test.rule.slowdown
+        mine = {name: round(value, _DIGITS) if isinstance(value, float) else value for name, value in mine.items()}
         self._begin()
         ranks, pairs = zip(*self._world.all_gather((mine, within)), strict=True)
         values: dict[str, Any] = {name: [rank[name] for rank in ranks] for name in mine}
@@ -132,29 +137,10 @@ class RankTimes(Part):
             values["pairs_within"] = {str(window): [rank[window] for rank in pairs] for window in within}
         return {**counts, **values}
 
-    def _add_waits(self, explained: ExplainedStep) -> None:
-        self._split_steps += 1
-        sums = self._sums
-        sums["cost"] += explained.cost
-        sums["work_seconds"] += explained.work_seconds
-        for cause in WAIT_CAUSES:
-            sums[f"wait_{cause}_seconds"] += getattr(explained.own, cause)
-        sums["waited_for_seconds"] += explained.waited_for
-
-    def _split_values(self, model: WaitModel) -> dict[str, Any]:
-        found: dict[str, Any] = {name: round(value, _DIGITS) for name, value in self._sums.items()}
-        found["slowness"] = round(model.slowness, _DIGITS)
-        for kind, test in model.tests.items():
-            found[f"{kind}_slow_since"] = test.since
-            found[f"{kind}_slow_by"] = None if test.slow_by is None else round(test.slow_by, _DIGITS)
-            found[f"{kind}_least_slowdown"] = None if test.rule is None else round(test.rule.slowdown, _DIGITS)
-        return found
-
-    def _described(self, kind: Kind, step: int) -> str:
+    def _described(self, model: WaitModel, kind: Kind, step: int) -> str:
         """Says that this rank has become slow in a step, or well again."""
-        assert self._model is not None, "it has judged this rank"
         where = "" if self._place is None else f" on {self._place.host}, {self._place.device} ({self._place.model}),"
-        test = self._model.tests[kind]
+        test = model.tests[kind]
         if test.since is None or test.slow_by is None:
             return f"rank {self._world.rank}{where} is no longer slow (step {step})"
         beside = "than the other ranks do" if test.is_alike else "than in its first steps, beside the other ranks"
@@ -166,7 +152,7 @@ class RankTimes(Part):
 
     def _begin(self) -> None:
         self._seconds: list[float] = []
-        self._work: Counter[str] = Counter()
-        self._pairs_within: Counter[int] = Counter()
         self._split_steps = 0
-        self._sums: defaultdict[str, float] = defaultdict(float)
+        self._sums: Any = Counter()  # typeshed knows counts of whole numbers alone
+        """The work of this rank and, where they are split, its waits."""
+        self._pairs_within: Counter[int] = Counter()

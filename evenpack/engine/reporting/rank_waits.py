@@ -161,11 +161,9 @@ class SlowTest:
         """Both arguments are those of `Rule.learn`."""
         self._per_step, self.is_alike = per_step, is_alike
         self._learning: list[float] = []
-        self._before = 0.0
+        self._before = self._back = self._excess = self._slow_by = 0.0
         self._sums = [0.0, 0.0]
-        self._back = 0.0
-        self._onset, self._excess, self._steps = 0, 0.0, 0
-        self._slow_by = 0.0
+        self._onset = self._steps = 0
         self.rule: Rule | None = None
         """None while it is learned."""
         self.since: int | None = None
@@ -192,49 +190,41 @@ class SlowTest:
                 self._before = excess - self.rule.baseline
             return False
         above = excess - rule.baseline
-        news = (above - rule.memory * self._before) / rule.scale
-        self._before = above
-        slowdown = excess if self.is_alike else above
-        if self.since is None:
-            return self._is_now_slow(rule, step, slowdown, news)
-        self._excess, self._steps = self._excess + slowdown, self._steps + 1
-        self._back = max(0.0, self._back + rule.reference - rule.sums[1].value(news))
-        if self._back == 0.0:
-            self._slow_by = self._excess / self._steps
-        if self._back >= rule.sums[0].threshold:
-            self.since, self._sums = None, [0.0, 0.0]
-            return True
-        return False
-
-    def _is_now_slow(self, rule: Rule, step: int, slowdown: float, news: float) -> bool:
+        news, self._before = (above - rule.memory * self._before) / rule.scale, above
+        fast, wide = rule.sums
         if not any(self._sums):
             self._onset, self._excess, self._steps = step, 0.0, 0
-        self._excess, self._steps = self._excess + slowdown, self._steps + 1
-        for index, one in enumerate(rule.sums):
-            self._sums[index] = max(0.0, self._sums[index] + one.value(news) - rule.reference)
-        if any(total >= one.threshold for total, one in zip(self._sums, rule.sums, strict=True)):
-            self.since, self._back, self._slow_by = self._onset, 0.0, self._excess / self._steps
-            return True
-        return False
+        self._excess, self._steps = self._excess + (excess if self.is_alike else above), self._steps + 1
+        if self.since is None:
+            gains = (fast.value(news), wide.value(news))
+            self._sums = [max(0.0, sum_ + gain - rule.reference) for sum_, gain in zip(self._sums, gains, strict=True)]
+            is_changed = self._sums[0] >= fast.threshold or self._sums[1] >= wide.threshold
+            if is_changed:
+                self.since, self._back, self._slow_by = self._onset, 0.0, self._excess / self._steps
+            return is_changed
+        self._back = max(0.0, self._back + rule.reference - wide.value(news))
+        if self._back == 0.0:
+            self._slow_by = self._excess / self._steps
+        is_changed = self._back >= fast.threshold
+        if is_changed:
+            self.since, self._sums = None, [0.0, 0.0]
+        return is_changed
 
 
 class CostFit:
     """Seconds of work by planned cost: a line, by least squares over all ranks and the last hundreds of steps."""
 
     def __init__(self) -> None:
-        self.steps = 0
-        self._moments = (0.0, 0.0, 0.0, 0.0)
+        self.steps, self._moments = 0, np.zeros(4)
 
-    def add(self, cost: float, squares: float, seconds: float, products: float) -> None:
+    def add(self, *moments: float) -> None:
         """Adds the means over the ranks of cost, cost², seconds and cost times seconds."""
         self.steps += 1
-        gain = max(1.0 / self.steps, 1.0 / _FIT_MEMORY_STEPS)
-        new = (cost, squares, seconds, products)
-        self._moments = tuple(old + gain * (one - old) for old, one in zip(self._moments, new, strict=True))  # type: ignore[assignment]
+        self._moments += max(1.0 / self.steps, 1.0 / _FIT_MEMORY_STEPS) * (np.array(moments) - self._moments)
 
     def line(self) -> tuple[float, float]:
         """Returns the fixed seconds, and the seconds for each unit of cost; neither is negative."""
-        cost, squares, seconds, products = self._moments
+        cost, squares, seconds, products = self._moments.tolist()
         variance = squares - cost**2
         if cost <= 0.0 or variance <= 1e-12 * cost**2:
             return seconds, 0.0
@@ -272,10 +262,6 @@ class ExplainedStep:
     """Of the mean rank, the same on all ranks."""
     own: Waits
     """Of this rank."""
-    cost: float
-    """Planned cost of this rank's work."""
-    work_seconds: float
-    """Seconds for which this rank's device was at work."""
     slow_ranks: int
     """Ranks that are named as slow, by the steps before."""
     waited_for: float
@@ -285,23 +271,8 @@ class ExplainedStep:
 
 
 @dataclass(frozen=True, kw_only=True)
-class WaitSums:
-    """What a rank adds to the model of all ranks in a step; over all ranks, the sums."""
-
-    cost: float
-    cost_squares: float
-    steady: float
-    cost_steady: float
-    work: float
-    expected: float
-    compute: float
-    loader: float
-    slow: int
-
-
-@dataclass(frozen=True, kw_only=True)
 class Arrival:
-    """What is planned, expected and measured of a rank, in seconds; the mean over ranks, or the largest of each."""
+    """What is planned, expected and measured of a rank, in seconds; over ranks their sums, means, or the largest."""
 
     planned: float
     expected: float
@@ -309,11 +280,30 @@ class Arrival:
     arrival: float
 
 
+@dataclass(frozen=True, kw_only=True)
+class WaitSums:
+    """What a rank adds to the model of all ranks in a step; over all ranks, the sums."""
+
+    cost: float
+    """Planned cost of its work."""
+    cost_squares: float
+    steady: float
+    cost_steady: float
+    work: float
+    """Seconds for which its device was at work."""
+    arrival: Arrival
+    slow: int
+    """1 for a rank that is named as slow, by the steps before."""
+
+
 WaitValues = tuple[WaitSums, Arrival]
 
 
 class WaitModel:
     """The model on one rank of several. Each step calls `own_values`, the step's reduction, and `explain`."""
+
+    own: WaitSums
+    """What this rank has added to the last step."""
 
     def __init__(self, *, rank_count: int, planned_steps: int, is_alike: bool) -> None:
         """`is_alike`: whether the ranks have equal devices."""
@@ -325,17 +315,9 @@ class WaitModel:
         }
         self._fit = CostFit()
         self._seen = 0
-        self._tracked = 0
         self.slowness = 0.0
         """Share by which this rank needs longer than the mean one for the same work, over its last steps."""
         self._spread = 0.0
-        self._own = Arrival(planned=0.0, expected=0.0, compute=0.0, arrival=0.0)
-        self._cost, self._work, self._loader = 0.0, 0.0, 0.0
-
-    @property
-    def is_slow(self) -> bool:
-        """Whether this rank is slow in any kind, by the steps up to the last one."""
-        return any(test.since is not None for test in self.tests.values())
 
     def own_values(self, *, cost: float, work: float, compute: float, loader: float) -> WaitValues:
         """Takes this rank's values of a step, and returns what is reduced.
@@ -348,25 +330,21 @@ class WaitModel:
         """
         fixed, slope = self._fit.line()
         planned = fixed + slope * cost
-        expected = planned * (1.0 + self.slowness)
-        self._own = Arrival(planned=planned, expected=expected, compute=compute, arrival=compute + loader)
-        self._cost, self._work, self._loader = cost, work, loader
         steady = work / (1.0 + self.slowness)
         if self._is_fitted:  # a single step that stalls does not bend the line
             reach = max(4.0 * self._spread, 0.2)
             steady = min(max(steady, planned * (1.0 - reach)), planned * (1.0 + reach))
-        sums = WaitSums(
+        expected = planned * (1.0 + self.slowness)
+        self.own = WaitSums(
             cost=cost,
             cost_squares=cost**2,
             steady=steady,
             cost_steady=cost * steady,
             work=work,
-            expected=expected,
-            compute=compute,
-            loader=loader,
-            slow=int(self.is_slow),
+            arrival=Arrival(planned=planned, expected=expected, compute=compute, arrival=compute + loader),
+            slow=int(any(test.since is not None for test in self.tests.values())),
         )
-        return sums, self._own
+        return self.own, self.own.arrival
 
     def explain(self, step: int, sums: WaitSums, last: Arrival) -> ExplainedStep | None:
         """Takes what `own_values` gave, over all ranks; returns the waits, None if they are not split.
@@ -385,39 +363,29 @@ class WaitModel:
         return self._fit.steps >= FIT_STEPS
 
     def _explained(self, step: int, sums: WaitSums, last: Arrival) -> ExplainedStep:
-        ranks, own = self._ranks, self._own
-        fixed, slope = self._fit.line()
-        planned, work = ranks * fixed + slope * sums.cost, sums.work
-        compute, loader = sums.compute / ranks, sums.loader / ranks
-        mean = Arrival(
-            planned=planned / ranks,
-            expected=sums.expected / ranks,
-            compute=compute,
-            arrival=compute + loader,
-        )
-        per_work_second = compute / mean.expected
-        self._track(self._work / own.planned / (work / planned) - 1.0)
-        others = (work - self._work) / (planned - own.planned)
+        ranks, work, own, of_all = self._ranks, self.own.work, self.own.arrival, sums.arrival
+        mean = Arrival(**{name: value / ranks for name, value in vars(of_all).items()})
+        per_work_second = mean.compute / mean.expected
+        self._track(work / own.planned / (sums.work / of_all.planned) - 1.0)
+        others = (sums.work - work) / (of_all.planned - own.planned)
+        late = (own.arrival - own.compute) - (mean.arrival - mean.compute)
         excesses: dict[Kind, float] = {
-            "compute": self._work / own.planned / others - 1.0,
-            "loader": (self._loader - loader) * ranks / (ranks - 1) / compute,
+            "compute": work / own.planned / others - 1.0,
+            "loader": late * ranks / (ranks - 1) / mean.compute,
         }
-        is_last = own.arrival >= last.arrival
         return ExplainedStep(
             mean=Waits.between(last, mean, per_work_second=per_work_second),
             own=Waits.between(last, own, per_work_second=per_work_second),
-            cost=self._cost,
-            work_seconds=self._work,
             slow_ranks=sums.slow,
-            waited_for=ranks * (last.arrival - mean.arrival) if is_last else 0.0,
+            waited_for=ranks * (last.arrival - mean.arrival) if own.arrival >= last.arrival else 0.0,
             changed=tuple(kind for kind, excess in excesses.items() if self.tests[kind].observe(step, excess)),
         )
 
     def _track(self, excess: float) -> None:
-        self._tracked += 1
-        gain = max(1.0 / self._tracked, 1.0 / _TRACKING_STEPS)
+        tracked = self._fit.steps - FIT_STEPS + 1
         error = excess - self.slowness
-        reach = math.inf if self._tracked <= _TRACKING_STEPS else 4.0 * self._spread
+        reach = math.inf if tracked <= _TRACKING_STEPS else 4.0 * self._spread
+        gain = max(1.0 / tracked, 1.0 / _TRACKING_STEPS)
         self.slowness += gain * min(max(error, -reach), reach)
         self._spread += gain * (1.2533 * abs(error) - self._spread)  # of a normal law, its standard deviation
 

@@ -4,28 +4,28 @@ Commands are in files by subject. Each reads its arguments, calls the code that 
 imports heavy modules itself.
 """
 
-import functools
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
+from evenpack.console import Report
 from evenpack.data.opened_directories import recorded_directories
 from evenpack.errors import EvenpackError
-from evenpack.files import expand_users, is_of_the_system, system_error
+from evenpack.files import is_of_the_system, system_error
 from evenpack.launch_environment import refuse_other_options
-from evenpack.launcher.cli.arguments import SETTINGS, fail, onto_stdout
+from evenpack.launcher.cli.arguments import SETTINGS, fail, onto_stdout, reporting
 from evenpack.launcher.cli.data import prepare, shards_app, verify, where
 from evenpack.launcher.cli.results import evaluate, export, finetune, mlperf_app, report, waits
 from evenpack.launcher.cli.run_files import config_app, fork, new
 from evenpack.launcher.cli.studies import STUDIES, probe
 from evenpack.launcher.cli.training import doctor, plan, slurm, stop, train
-from evenpack.launcher.processes.stop import end_with_starter, open_closed_streams
+from evenpack.launcher.processes.stop import end_with_starter, open_closed_streams, survive_readers
 from evenpack.version import VERSION
 
-COMMANDS: tuple[Callable[..., None], ...] = (
+COMMANDS: tuple[Callable[..., Report], ...] = (
     new,
     prepare,
     verify,
@@ -44,6 +44,9 @@ COMMANDS: tuple[Callable[..., None], ...] = (
     doctor,
 )
 """The commands in the order in which `--help` lists them; each has the name of its function."""
+
+SAVING = (plan, evaluate, report, waits, where, probe, *STUDIES.values())
+"""The commands whose JSON can be written into a file as well, by --save."""
 
 GONE = {
     "budget": "plan",
@@ -96,21 +99,11 @@ app.add_typer(study_app, name="study")
 app.add_typer(mlperf_app, name="mlperf")
 
 
-def expanding(command: Callable[..., None]) -> Callable[..., None]:
-    """Returns a command whose arguments have their `~` expanded: a shell leaves that of `--option=~/file` alone."""
-
-    @functools.wraps(command)
-    def run(*arguments: Any, **given: Any) -> None:
-        command(*arguments, **{name: expand_users(value) for name, value in given.items()})
-
-    return run
-
-
 for group in (app, *(added.typer_instance for added in app.registered_groups)):
     assert group is not None, "each was added above"
     for registered in group.registered_commands:
         assert registered.callback is not None, "each has a function"
-        registered.callback = expanding(registered.callback)
+        registered.callback = reporting(registered.callback, saves=registered.callback in SAVING)
 
 
 def main() -> None:
@@ -128,6 +121,8 @@ def main() -> None:
 
 def _run() -> None:
     end_with_starter()
+    if sys.argv[1:2] == [train.__name__]:
+        survive_readers()
     with recorded_directories() as opened:
         try:
             refuse_other_options(sys.argv[1:])

@@ -17,7 +17,7 @@ import typer
 
 from evenpack.console import Report
 from evenpack.errors import EXIT_BAD_INPUT, ConfigError
-from evenpack.files import explained, require_file
+from evenpack.files import expand_users, explained, require_file
 
 if TYPE_CHECKING:
     from evenpack.engine.config import RunConfig
@@ -85,36 +85,45 @@ LengthsInput = Annotated[str, typer.Argument(metavar="INPUT", help=_INPUT_HELP)]
 Save = Annotated[Path | None, typer.Option("--save", metavar="FILE.json", help="Also write the JSON document.")]
 
 
-@contextmanager
-def reporting(as_json: bool, *, save: Path | None = None) -> Iterator[Report]:
-    """Keeps standard output for the result, which is printed at the end of the block, and written to `save`.
+def reporting(command: Callable[..., Report], *, saves: bool) -> Callable[..., None]:
+    """Returns a command as the command line has it: with --json and, where it `saves`, --save.
 
-    Raises: ConfigError if `save` cannot be a file, before the block is entered.
+    Standard output is kept for what it reports, which is printed at its end. Its arguments have their `~` expanded: a
+    shell leaves that of `--option=~/file` alone.
     """
-    from evenpack import console
 
-    if save is not None:
-        require_file(save, ".json", option="--save")
-    console.log_to_stderr()
-    report = Report()
-    with redirect_stdout(sys.stderr):
-        yield report
-    if report.is_silent:
-        return
-    if save is not None:
-        with explained(save, ConfigError, action="written", then="name another --save"):
-            console.save_json(report.value, save)
-        report.shown.append(console.text(f"Wrote {save}"))
-    with onto_stdout():
-        if as_json:
-            console.print_json(report.value)
-        else:
-            report.show()
-    if report.unmet is not None:
-        console.print_error(report.unmet)
-        sys.exit(report.exit_code or EXIT_BAD_INPUT)
-    if report.exit_code:
-        sys.exit(report.exit_code)
+    @functools.wraps(command)
+    def run(*, save: Path | None = None, as_json: bool = False, **given: Any) -> None:
+        from evenpack import console
+
+        save = expand_users(save)
+        if save is not None:
+            require_file(save, ".json", option="--save")
+        console.log_to_stderr()
+        with redirect_stdout(sys.stderr):
+            report = command(**{name: expand_users(value) for name, value in given.items()})
+        if report.is_silent:
+            return
+        if save is not None:
+            with explained(save, ConfigError, action="written", then="name another --save"):
+                console.save_json(report.value, save)
+            report.shown.append(console.text(f"Wrote {save}"))
+        with onto_stdout():
+            if as_json:
+                console.print_json(report.value)
+            else:
+                report.show()
+        if report.unmet is not None:
+            console.print_error(report.unmet)
+        if report.unmet is not None or report.exit_code:
+            sys.exit(report.exit_code or EXIT_BAD_INPUT)
+
+    signature = inspect.signature(command)
+    added = [("save", Save, None)] * saves + [("as_json", AsJson, False)]
+    keyword = inspect.Parameter.KEYWORD_ONLY
+    options = [inspect.Parameter(name, keyword, default=default, annotation=kind) for name, kind, default in added]
+    run.__signature__ = signature.replace(parameters=[*signature.parameters.values(), *options])  # type: ignore[attr-defined]
+    return run
 
 
 @contextmanager
@@ -162,15 +171,15 @@ def fail(message: str) -> NoReturn:
     sys.exit(EXIT_BAD_INPUT)
 
 
-def takes(name: str, options_class: type[Any]) -> Callable[[Callable[..., None]], Callable[..., None]]:
+def takes(name: str, options_class: type[Any]) -> Callable[[Callable[..., Report]], Callable[..., Report]]:
     """Gives a command with a parameter `name`, a dataclass, one option of the command line for each field."""
     fields = dataclasses.fields(options_class)
 
-    def decorate(command: Callable[..., None]) -> Callable[..., None]:
+    def decorate(command: Callable[..., Report]) -> Callable[..., Report]:
         @functools.wraps(command)
-        def run(**given: Any) -> None:
+        def run(**given: Any) -> Report:
             options = options_class(**{field.name: given.pop(field.name) for field in fields})
-            command(**{name: options}, **given)
+            return command(**{name: options}, **given)
 
         signature = inspect.signature(command)
         parameters = []

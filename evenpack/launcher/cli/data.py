@@ -9,16 +9,7 @@ import typer
 from evenpack import console
 from evenpack.console import Report
 from evenpack.errors import EXIT_BAD_INPUT, ConfigError
-from evenpack.launcher.cli.arguments import (
-    SETTINGS,
-    AsJson,
-    Overrides,
-    RunFile,
-    Save,
-    load,
-    parse_bytes,
-    reporting,
-)
+from evenpack.launcher.cli.arguments import SETTINGS, Overrides, RunFile, load, parse_bytes
 from evenpack.studies.columns import Column, table_of
 
 if TYPE_CHECKING:
@@ -45,8 +36,7 @@ def prepare(
             help="Bytes of the source that a worker takes at a time, such as 16MiB; by default 16 MiB to 1 GiB.",
         ),
     ] = None,
-    as_json: AsJson = False,
-) -> None:
+) -> Report:
     """Turn text into tokens and packs.
 
     Writes to data.prepared_dir. A second call only verifies the files; an interrupted preparation is resumed.
@@ -59,46 +49,39 @@ def prepare(
     from evenpack.data.prepare.workers import local_workers, mpi_workers, started_ranks
 
     if started_ranks() == 1:
-        _prepare(run_file, overrides, local_workers(workers), part_bytes, as_json=as_json)
-        return
+        return _prepare(run_file, overrides, local_workers(workers), part_bytes)
     if workers is not None:
         raise ConfigError("under mpirun the ranks are the workers: leave out --workers, or start without mpirun")
     with mpi_workers() as ranks:
-        if ranks is not None:
-            _prepare(run_file, overrides, ranks, part_bytes, as_json=as_json)
+        return Report(is_silent=True) if ranks is None else _prepare(run_file, overrides, ranks, part_bytes)
 
 
-def _prepare(
-    run_file: Path, overrides: list[str] | None, workers: "Workers | None", part_bytes: int | None, *, as_json: bool
-) -> None:
+def _prepare(run_file: Path, overrides: list[str] | None, workers: "Workers | None", part_bytes: int | None) -> Report:
+    from evenpack.launcher.preparing import prepare_run, rows_table, splits_table, warn_of_epochs
+
     config = load(run_file, overrides)
-    with reporting(as_json) as report:
-        from evenpack.launcher.preparing import prepare_run, rows_table, splits_table, warn_of_epochs
-
-        found = prepare_run(config, workers=workers, part_bytes=part_bytes)
-        warn_of_epochs(config)
-        forms: list[dict[str, Any]] = [
-            {
-                "directory": folder,
-                "vocabulary_size": manifest.tokenizer.vocabulary_size,
-                "splits": manifest.summary(),
-                "source_rows": manifest.row_summary(),
-            }
-            for folder, manifest in found.items()
-        ]
-        first, *others = forms
-        report.value = first | ({"other_forms": others} if others else {})
-        if first["source_rows"]:
-            report.shown.append(rows_table(first["source_rows"]))
-        for one in forms:
-            report.shown.append(splits_table(one["splits"], title=f"Prepared in {one['directory']}"))
+    found = prepare_run(config, workers=workers, part_bytes=part_bytes)
+    warn_of_epochs(config)
+    forms: list[dict[str, Any]] = [
+        {
+            "directory": folder,
+            "vocabulary_size": manifest.tokenizer.vocabulary_size,
+            "splits": manifest.summary(),
+            "source_rows": manifest.row_summary(),
+        }
+        for folder, manifest in found.items()
+    ]
+    first, *others = forms
+    rows = [rows_table(first["source_rows"])] if first["source_rows"] else []
+    splits = [splits_table(one["splits"], title=f"Prepared in {one['directory']}") for one in forms]
+    return Report(value=first | ({"other_forms": others} if others else {}), shown=[*rows, *splits])
 
 
 EXIT_DAMAGED = 1
 """Exit code if a file is not as it was written."""
 
 
-def verify(run_file: RunFile, overrides: Overrides = None, *, as_json: AsJson = False) -> None:
+def verify(run_file: RunFile, overrides: Overrides = None) -> Report:
     """Compare every file of the prepared data with its checksum.
 
     Names each damaged file and the start of its damage. Exit code 0 if all are as they were written, 1 if one is not, 2
@@ -109,13 +92,17 @@ def verify(run_file: RunFile, overrides: Overrides = None, *, as_json: AsJson = 
       evenpack verify gpt2_mini_wiki
     """
     config = load(run_file, overrides)
-    with reporting(as_json) as report:
-        for data in config.forms:
-            _verify(data.prepared_dir or config.prepared_dir, data, report)
+    reports = [_verify(data.prepared_dir or config.prepared_dir, data) for data in config.forms]
+    first, *others = (report.value for report in reports)
+    return Report(
+        value=first | ({"other_forms": others} if others else {}),
+        shown=[shown for report in reports for shown in report.shown],
+        exit_code=max(report.exit_code for report in reports),
+    )
 
 
-def _verify(prepared_dir: Path, config: "DataConfig", report: Report) -> None:
-    """Verifies the files of one form of packs; in JSON each but the first is in a list, `other_forms`.
+def _verify(prepared_dir: Path, config: "DataConfig") -> Report:
+    """Verifies the files of one form of packs.
 
     Raises: NotPreparedError without prepared data; DataError for a damaged manifest or other data.
     """
@@ -129,23 +116,24 @@ def _verify(prepared_dir: Path, config: "DataConfig", report: Report) -> None:
     with Progress(console.messages(), interval_seconds=FREQUENT_LINES_SECONDS) as progress:
         verifier = Verifier(directory, manifest)
         verified = verifier.verify_all(progress)
-    value: dict[str, Any] = {"directory": directory, "files": len(manifest.files), **_figures(verified)}
-    lines = [f"{directory}: all {len(manifest.files)} files are as they were written; {_rate(verified)}"]
+    rate = (
+        f"{verified.bytes / 1e6:,.1f} MB read in {verified.elapsed_seconds:,.2f} s "
+        f"({verified.bytes_per_second / 1e9:.2f} GB/s)"
+    )
+    report = Report(value={"directory": directory, "files": len(manifest.files), **_figures(verified)})
+    lines = [f"{directory}: all {len(manifest.files)} files are as they were written; {rate}"]
     if verified.damages:
         is_damaged = any(damage.unreadable is None for damage in verified.damages)
         report.exit_code = EXIT_DAMAGED if is_damaged else EXIT_BAD_INPUT
-        value["remedy"] = verifier.remedy(verified.damages)
+        report.value["remedy"] = verifier.remedy(verified.damages)
         finding = "are damaged" if is_damaged else "cannot be read"
         lines = [
-            f"{directory}: {len(verified.damages)} of {len(manifest.files)} files {finding}; {_rate(verified)}",
+            f"{directory}: {len(verified.damages)} of {len(manifest.files)} files {finding}; {rate}",
             *(f"  {damage.describe()}" for damage in verified.damages),
-            value["remedy"],
+            report.value["remedy"],
         ]
-    if report.shown:
-        report.value.setdefault("other_forms", []).append(value)
-    else:
-        report.value = value
     report.shown.append(console.text("\n".join(lines)))
+    return report
 
 
 def _figures(verified: "Verified") -> dict[str, Any]:
@@ -160,13 +148,6 @@ def _figures(verified: "Verified") -> dict[str, Any]:
     }
 
 
-def _rate(verified: "Verified") -> str:
-    return (
-        f"{verified.bytes / 1e6:,.1f} MB read in {verified.elapsed_seconds:,.2f} s "
-        f"({verified.bytes_per_second / 1e9:.2f} GB/s)"
-    )
-
-
 def where(
     run_file: RunFile,
     overrides: Overrides = None,
@@ -179,9 +160,7 @@ def where(
         str | None, typer.Option(metavar="NAME", help="Source of the document, if several exist.")
     ] = None,
     text: Annotated[bool, typer.Option("--text", help="Also show the text.")] = False,
-    save: Save = None,
-    as_json: AsJson = False,
-) -> None:
+) -> Report:
     """Show the documents of a step, or the steps of a document.
 
     The answer is computed from the run file and its prepared data, whether the run has reached the step or not. If
@@ -197,17 +176,15 @@ def where(
     if step is not None and source is not None:
         raise ConfigError(f"a step has sequences of all sources: leave --source {source} out, or give --document ID")
     config = load(run_file, overrides)
-    with reporting(as_json, save=save) as report:
-        from evenpack.engine.where import differs_from_trained, open_where
+    from evenpack.engine.where import differs_from_trained, open_where
 
-        opened = open_where(config, with_text=text)
-        if step is not None:
-            report.value = opened.step(step)
-            report.shown = _step_tables(report.value)
-            report.unmet = differs_from_trained(report.value, config.run.output_dir)
-        elif document is not None:
-            report.value = opened.document(document, source)
-            report.shown = _document_tables(report.value)
+    opened = open_where(config, with_text=text)
+    if document is not None:
+        visits = opened.document(document, source)
+        return Report(value=visits, shown=_document_tables(visits))
+    assert step is not None, "one of the two is given"
+    found = opened.step(step)
+    return Report(value=found, shown=_step_tables(found), unmet=differs_from_trained(found, config.run.output_dir))
 
 
 _MOST_ROWS = 1000
@@ -279,8 +256,7 @@ def export_shards(
         Literal["fixed", "variable"], typer.Option(help="Padded and compressed rows, or rows of variable length.")
     ] = "fixed",
     rows_per_shard: Annotated[int, typer.Option(min=1, help="Most rows of a shard.")] = ROWS_PER_SHARD,
-    as_json: AsJson = False,
-) -> None:
+) -> Report:
     """Write a prepared set's pairs with their masks as shards.
 
     Writes DIRECTORY/SOURCE/train and DIRECTORY/SOURCE/validation, rows in the order of the set. The set must have
@@ -291,23 +267,19 @@ def export_shards(
       evenpack shards export bert_mini_wiki shards data.recipe.static_masks.max_predictions=19
     """
     config = load(run_file, overrides)
-    with reporting(as_json) as report:
-        from evenpack.data.prepare.shards import export_shards as export
-        from evenpack.data.prepared import PreparedData
-        from evenpack.progress import Progress
+    from evenpack.data.prepare.shards import export_shards as export
+    from evenpack.data.prepared import PreparedData
+    from evenpack.progress import Progress
 
-        prepared = PreparedData.open(config.prepared_dir, config.data)
-        with Progress(console.messages()) as progress:
-            exported = export(prepared, directory, layout=layout, rows_per_shard=rows_per_shard, progress=progress)
-        report.value = {"directory": directory, "layout": layout, "splits": exported}
-        report.shown.append(
-            console.text(
-                "\n".join(
-                    f"Wrote {directory / part.source / part.split}: {part.rows:,} rows in {part.shards:,} shards"
-                    for part in exported
-                )
-            )
-        )
+    prepared = PreparedData.open(config.prepared_dir, config.data)
+    with Progress(console.messages()) as progress:
+        exported = export(prepared, directory, layout=layout, rows_per_shard=rows_per_shard, progress=progress)
+    lines = [
+        f"Wrote {directory / part.source / part.split}: {part.rows:,} rows in {part.shards:,} shards"
+        for part in exported
+    ]
+    value = {"directory": directory, "layout": layout, "splits": exported}
+    return Report(value=value, shown=[console.text("\n".join(lines))])
 
 
 @shards_app.command("pick")
@@ -317,8 +289,7 @@ def pick_evaluation_set(
     *,
     samples: Annotated[int, typer.Option(min=1, help="Number of samples.")] = 10_000,
     layout: Annotated[Literal["fixed", "variable"] | None, typer.Option(help="Default: the shards' layout.")] = None,
-    as_json: AsJson = False,
-) -> None:
+) -> Report:
     """Pick the fixed evaluation set from the shards of the evaluation text, by MLPerf's rule.
 
     Of N rows the i-th sample is row floor(i N / SAMPLES), so the same shards always give the same set.
@@ -327,14 +298,11 @@ def pick_evaluation_set(
     Example:
       evenpack shards pick hdf5/eval eval_10k.hdf5
     """
-    with reporting(as_json) as report:
-        from evenpack.data.shards.writing import pick_evaluation_set as pick
-        from evenpack.data.sources.without_text import find_shards
-        from evenpack.progress import Progress
+    from evenpack.data.shards.writing import pick_evaluation_set as pick
+    from evenpack.data.sources.without_text import find_shards
+    from evenpack.progress import Progress
 
-        with Progress(console.messages()) as progress:
-            picked = pick(find_shards(shards), output, samples=samples, layout=layout, progress=progress)
-        report.value = picked
-        report.shown.append(
-            console.text(f"Wrote {output}: {picked.samples:,} of {picked.candidates:,} rows, layout {picked.layout}")
-        )
+    with Progress(console.messages()) as progress:
+        picked = pick(find_shards(shards), output, samples=samples, layout=layout, progress=progress)
+    line = f"Wrote {output}: {picked.samples:,} of {picked.candidates:,} rows, layout {picked.layout}"
+    return Report(value=picked, shown=[console.text(line)])

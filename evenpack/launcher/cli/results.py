@@ -2,28 +2,24 @@
 
 import os
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
 from evenpack import console
+from evenpack.console import Report
 from evenpack.errors import ConfigError
 from evenpack.launcher.cli.arguments import (
     SETTINGS,
-    AsJson,
     AtStep,
     Overrides,
     RunFile,
     RunOrFile,
-    Save,
     load,
     output_dir_of,
-    reporting,
 )
 from evenpack.shipped import names_run_file
-
-if TYPE_CHECKING:
-    from evenpack.studies.mlperf import MlperfResult
+from evenpack.studies.columns import Column, table_of
 
 
 def evaluate(
@@ -34,9 +30,7 @@ def evaluate(
     data: Annotated[
         Path | None, typer.Option(metavar="PATH", help="Evaluate on all text of a file, folder or pattern.")
     ] = None,
-    save: Save = None,
-    as_json: AsJson = False,
-) -> None:
+) -> Report:
     """Evaluate on each source's held-out documents.
 
     Uses the newest checkpoint of the run, the one of --checkpoint STEP, or the one of the lowest validation loss
@@ -50,13 +44,12 @@ def evaluate(
       evenpack evaluate RUN.yaml data.prepared_dir=runs/other data.recipe='{kind: documents, ...}' --save other.json
     """
     config = load(run_file, overrides)
-    with reporting(as_json, save=save) as report:
-        from evenpack.engine.checkpoints.continuation import require_checkpoint
+    from evenpack.engine.checkpoints.continuation import require_checkpoint
 
-        require_checkpoint(config)  # before torch is imported
-        from evenpack.launcher.trained import describe_evaluation, evaluate_run
+    require_checkpoint(config)  # before torch is imported
+    from evenpack.launcher.trained import describe_evaluation, evaluate_run
 
-        report.take(describe_evaluation(evaluate_run(config, step=checkpoint, data=data)))
+    return describe_evaluation(evaluate_run(config, step=checkpoint, data=data))
 
 
 Runs = Annotated[
@@ -74,9 +67,7 @@ def report(
     output: Annotated[
         Path, typer.Option("--output", "-o", metavar="DIR", help="Where the page and the figure go.")
     ] = Path("report"),
-    save: Save = None,
-    as_json: AsJson = False,
-) -> None:
+) -> Report:
     """Draw one or more training runs side by side: losses and throughput, with the settings that differ.
 
     Writes report.html, which needs nothing beside it, and the figure as PNG. Runs may still be on. Runs of other data
@@ -93,24 +84,20 @@ def report(
     output_dirs = [output_dir_of(Path(word), overrides) for word in runs if word not in overrides]
     if overrides and not any(names_run_file(word) for word in runs):
         raise ConfigError(f"{overrides[0]} replaces a value of a run file, and none is given: give RUN.yaml")
-    with reporting(as_json, save=save) as shown:
-        from evenpack.launcher.processes.ranks import is_held
-        from evenpack.studies.waits import require_log
+    from evenpack.launcher.processes.ranks import is_held
+    from evenpack.studies.waits import require_log
 
-        for output_dir in output_dirs:  # before torch is imported
-            require_log(output_dir)
-        from evenpack.studies.report import make_report
+    for output_dir in output_dirs:  # before torch is imported
+        require_log(output_dir)
+    from evenpack.studies.report import make_report
 
-        shown.take(make_report(output_dirs, output, is_held=is_held))
+    return make_report(output_dirs, output, is_held=is_held)
 
 
 def waits(
     run: RunOrFile,
     overrides: Overrides = None,
-    *,
-    save: Save = None,
-    as_json: AsJson = False,
-) -> None:
+) -> Report:
     """Show why the ranks of a run waited, in device hours, and which of them were slow.
 
     A wait is split into plan (the last rank was given more work), machine (it is slower than its work says), noise and
@@ -124,11 +111,9 @@ def waits(
     """
     if overrides and not names_run_file(run):
         raise ConfigError(f"{overrides[0]} replaces a value of a run file, and none is given: give RUN.yaml")
-    output_dir = output_dir_of(run, overrides or [])
-    with reporting(as_json, save=save) as shown:
-        from evenpack.studies.waits import explain_waits
+    from evenpack.studies.waits import explain_waits
 
-        shown.take(explain_waits(output_dir))
+    return explain_waits(output_dir_of(run, overrides or []))
 
 
 def export(
@@ -137,8 +122,7 @@ def export(
     overrides: Overrides = None,
     *,
     checkpoint: AtStep = None,
-    as_json: AsJson = False,
-) -> None:
+) -> Report:
     """Write a checkpoint for Hugging Face transformers.
 
     Uses the newest checkpoint of the run, the one of --checkpoint STEP, or the one of the lowest validation loss
@@ -150,15 +134,14 @@ def export(
       evenpack export gpt2_small gpt2_small_export
     """
     config = load(run_file, overrides)
-    with reporting(as_json) as report:
-        from evenpack.engine.checkpoints.continuation import require_checkpoint
+    from evenpack.engine.checkpoints.continuation import require_checkpoint
 
-        require_checkpoint(config)
-        from evenpack.launcher.trained import export_run
+    require_checkpoint(config)
+    from evenpack.launcher.trained import export_run
 
-        report.value = done = export_run(config, directory, step=checkpoint)
-        note = "with its tokenizer" if done.tokenizer else "without a tokenizer: its source holds tokens"
-        report.shown.append(console.text(f"Wrote {directory}, {note}, after step {done.step:,}"))
+    done = export_run(config, directory, step=checkpoint)
+    note = "with its tokenizer" if done.tokenizer else "without a tokenizer: its source holds tokens"
+    return Report(value=done, shown=[console.text(f"Wrote {directory}, {note}, after step {done.step:,}")])
 
 
 FinetuneFile = Annotated[
@@ -166,7 +149,7 @@ FinetuneFile = Annotated[
 ]
 
 
-def finetune(run_file: FinetuneFile, overrides: Overrides = None, *, as_json: AsJson = False) -> None:
+def finetune(run_file: FinetuneFile, overrides: Overrides = None) -> Report:
     """Fine-tune a pretrained encoder on a task, packed or not.
 
     Trains each seed and evaluates it on the task's development files. A seed with a result in the output directory is
@@ -180,24 +163,33 @@ def finetune(run_file: FinetuneFile, overrides: Overrides = None, *, as_json: As
     from evenpack.finetuning.config import FinetuneConfig
 
     config = load_run_file(run_file, FinetuneConfig, overrides or [])
-    with reporting(as_json) as report:
-        from evenpack.launcher.processes.devices import choose_accelerator
+    from evenpack.launcher.processes.devices import choose_accelerator
 
-        choose_accelerator()
+    choose_accelerator()
 
-        from evenpack import progress
-        from evenpack.finetuning.results import result_tables
-        from evenpack.finetuning.run import finetune as run_finetuning
-        from evenpack.launcher.processes.ranks import held_output_dir
+    from evenpack import progress
+    from evenpack.finetuning.results import result_tables
+    from evenpack.finetuning.run import finetune as run_finetuning
+    from evenpack.launcher.processes.ranks import held_output_dir
 
-        with progress.Progress(console.messages()) as shown:
-            summary = run_finetuning(config, shown, hold=held_output_dir)
-        report.value = summary
-        report.shown += [*result_tables(summary), console.text(f"Wrote {config.run.output_dir}/results.json")]
+    with progress.Progress(console.messages()) as shown:
+        summary = run_finetuning(config, shown, hold=held_output_dir)
+    wrote = console.text(f"Wrote {config.run.output_dir}/results.json")
+    return Report(value=summary, shown=[*result_tables(summary), wrote])
 
 
 EXIT_REFUSED = 1
 """Exit code if a log violates the rules, or a set of logs has no score."""
+
+_SCORED = (
+    Column("log"),
+    Column("division"),
+    Column("status", missing="not ended"),
+    Column("minutes", form=".3f"),
+    Column("samples"),
+    Column("accuracy", form=".4f"),
+    Column("batch (samples)", "global_batch_size"),
+)
 
 mlperf_app = typer.Typer(help="Check MLPerf logs, score sets of ten.", no_args_is_help=True, context_settings=SETTINGS)
 
@@ -205,9 +197,7 @@ mlperf_app = typer.Typer(help="Check MLPerf logs, score sets of ten.", no_args_i
 @mlperf_app.command("check")
 def check_mlperf(
     log: Annotated[Path, typer.Argument(metavar="LOG", help="OUTPUT_DIR/mlperf.log.")],
-    *,
-    as_json: AsJson = False,
-) -> None:
+) -> Report:
     """Check a log by MLPerf Training's rules, with the compliance checker of its package mlperf-logging.
 
     The division is the one that the log names: an open run need not reach the target. Exit code 0 if it passes, 1 if it
@@ -217,32 +207,24 @@ def check_mlperf(
     Example:
       evenpack mlperf check runs/mlperf_bert_large_packed/mlperf.log
     """
-    with reporting(as_json) as report:
-        from evenpack.studies.mlperf import check_log
+    from evenpack.studies.mlperf import check_log
 
-        found = check_log(log)
-        report.value = {
-            "log": found.log,
-            "ruleset": found.ruleset,
-            "division": found.result.division,
-            "passed": found.passed,
-            "messages": found.messages,
-        }
-        verdict = "passes" if found.passed else "is refused"
-        report.shown = [
-            console.text(f"{log} {verdict}: rules {found.ruleset}, {found.result.division or 'unnamed'} division")
-        ]
-        if found.messages:
-            report.shown.append(console.text(found.messages))
-        report.exit_code = 0 if found.passed else EXIT_REFUSED
+    found = check_log(log)
+    division = found.result.division
+    value = {"log": found.log, "ruleset": found.ruleset, "division": division, "passed": found.passed}
+    verdict = "passes" if found.passed else "is refused"
+    lines = [f"{log} {verdict}: rules {found.ruleset}, {division or 'unnamed'} division", found.messages]
+    return Report(
+        value={**value, "messages": found.messages},
+        shown=[console.text(line) for line in lines if line],
+        exit_code=0 if found.passed else EXIT_REFUSED,
+    )
 
 
 @mlperf_app.command("report")
 def report_mlperf(
     logs: Annotated[list[Path], typer.Argument(metavar="LOG...", help="mlperf.log of each run.")],
-    *,
-    as_json: AsJson = False,
-) -> None:
+) -> Report:
     """Score a set of runs: the mean time to train of ten, without the fastest and the slowest.
 
     A run that missed the target counts as the slowest. Exit code 1 if there is no score.
@@ -251,25 +233,14 @@ def report_mlperf(
     Example:
       evenpack mlperf report runs/mlperf_bert_large_packed_seed*/mlperf.log
     """
-    with reporting(as_json) as shown:
-        from evenpack.studies.mlperf import read_result, score
+    from evenpack.studies.mlperf import read_result, score
 
-        results = [read_result(log) for log in logs]
-        found = score(results)
-        shown.value = {"minutes": found.minutes, "reason": found.reason, "runs": results}
-        line = f"Score: {found.minutes:.3f} minutes" if found.minutes is not None else f"No score: {found.reason}"
-        rows = [_score_row(result) for result in results]
-        shown.shown = [console.table(rows, title="Time to train"), console.text(line)]
-        shown.exit_code = 0 if found.minutes is not None else EXIT_REFUSED
-
-
-def _score_row(result: "MlperfResult") -> dict[str, object]:
-    return {
-        "log": result.log,
-        "division": result.division,
-        "status": result.status or "not ended",
-        "minutes": None if result.minutes is None else f"{result.minutes:.3f}",
-        "samples": result.samples,
-        "accuracy": None if result.accuracy is None else f"{result.accuracy:.4f}",
-        "batch (samples)": result.global_batch_size,
-    }
+    results = [read_result(log) for log in logs]
+    found = score(results)
+    has_score = found.minutes is not None
+    line = f"Score: {found.minutes:.3f} minutes" if has_score else f"No score: {found.reason}"
+    return Report(
+        value={"minutes": found.minutes, "reason": found.reason, "runs": results},
+        shown=[table_of(results, _SCORED, title="Time to train"), console.text(line)],
+        exit_code=0 if has_score else EXIT_REFUSED,
+    )

@@ -7,19 +7,11 @@ from typing import Annotated
 import typer
 
 from evenpack import console
+from evenpack.console import Report
 from evenpack.errors import ConfigError
 from evenpack.files import require_file
 from evenpack.launch_environment import shell_words
-from evenpack.launcher.cli.arguments import (
-    SETTINGS,
-    AsJson,
-    Overrides,
-    RunFile,
-    RunOrFile,
-    load,
-    output_dir_of,
-    reporting,
-)
+from evenpack.launcher.cli.arguments import SETTINGS, Overrides, RunFile, RunOrFile, load, output_dir_of
 
 
 def new(
@@ -35,8 +27,7 @@ def new(
         Path | None,
         typer.Option(help="A folder with the model's vocabulary. Default: one is trained on the data."),
     ] = None,
-    as_json: AsJson = False,
-) -> None:
+) -> Report:
     """Write a commented run file for your own text.
 
     Asks for what is not given. Each --data becomes a source of the run; a folder with files of several kinds becomes a
@@ -47,40 +38,40 @@ def new(
       evenpack new my_run.yaml --data texts/ --model gpt2_mini --devices 0
       evenpack new my_run.yaml --data books/ --data 'web/*.jsonl.zst' --model gpt2_small --devices 8
     """
-    with reporting(as_json) as report:
-        from evenpack.config import nearest
-        from evenpack.launcher.new_run import MODELS, NewRun, require_tokenizer, write_run_file
-        from evenpack.launcher.preparing import notes_of_plain_text, source_sections
+    from evenpack.config import nearest
+    from evenpack.launcher.new_run import MODELS, NewRun, require_tokenizer, write_run_file
+    from evenpack.launcher.preparing import notes_of_plain_text, source_sections
 
-        require_file(run_file, ".yaml", option="evenpack new")
-        paths = data or shell_words("--data", _ask("--data", "Files, folders or patterns of text"))
-        if model is None:
-            model = _ask("--model", f"The model, one of {', '.join(MODELS)}", default="gpt2_mini")
-        if model not in MODELS:
-            raise ConfigError(f"--model {model}: there is no such model; {nearest(model, tuple(MODELS))}")
-        if devices is None:
-            count = _ask("--devices", "How many GPUs; 0: CPU cores", default="0")
-            if not count.isdecimal():
-                raise ConfigError(f"--devices {count} is not a number of GPUs: give 0 for CPU cores, 8 for a node of 8")
-            devices = int(count)
-        run = NewRun(
-            name=run_file.stem,
-            sources=source_sections(paths, text_key=text_key),
-            model=model,
-            tokenizer=tokenizer,
-            devices=devices,
-        )
-        notes = [*notes_of_plain_text(run.sources), *require_tokenizer(run)]
-        write_run_file(run_file, run)
-        commands = run.next_commands(run_file)
-        report.value = {"run_file": run_file, "sources": run.sources, "next": commands}
-        report.shown += [
-            console.table(
-                [{"source": name, "kind": at["kind"], "path": at["path"]} for name, at in run.sources.items()]
-            ),
+    require_file(run_file, ".yaml", option="evenpack new")
+    paths = data or shell_words("--data", _ask("--data", "Files, folders or patterns of text"))
+    if model is None:
+        model = _ask("--model", f"The model, one of {', '.join(MODELS)}", default="gpt2_mini")
+    if model not in MODELS:
+        raise ConfigError(f"--model {model}: there is no such model; {nearest(model, tuple(MODELS))}")
+    if devices is None:
+        count = _ask("--devices", "How many GPUs; 0: CPU cores", default="0")
+        if not count.isdecimal():
+            raise ConfigError(f"--devices {count} is not a number of GPUs: give 0 for CPU cores, 8 for a node of 8")
+        devices = int(count)
+    run = NewRun(
+        name=run_file.stem,
+        sources=source_sections(paths, text_key=text_key),
+        model=model,
+        tokenizer=tokenizer,
+        devices=devices,
+    )
+    notes = [*notes_of_plain_text(run.sources), *require_tokenizer(run)]
+    write_run_file(run_file, run)
+    commands = run.next_commands(run_file)
+    sources = [{"source": name, "kind": at["kind"], "path": at["path"]} for name, at in run.sources.items()]
+    return Report(
+        value={"run_file": run_file, "sources": run.sources, "next": commands},
+        shown=[
+            console.table(sources),
             *map(console.text, notes),
             console.text("\n  ".join([f"Wrote {run_file} for {run.place}. Next:", *commands])),
-        ]
+        ],
+    )
 
 
 def fork(
@@ -89,8 +80,7 @@ def fork(
     overrides: Overrides = None,
     *,
     at: Annotated[int, typer.Option("--at", metavar="STEP", min=1, help="The step with whose checkpoint it begins.")],
-    as_json: AsJson = False,
-) -> None:
+) -> Report:
     """Write the run file of a run that begins with a step of another.
 
     It is that run's file at the step, with overrides, which may change what a resume may change: schedule and optimizer
@@ -102,13 +92,13 @@ def fork(
       evenpack fork runs/trunk --at 20000 decay.yaml schedule.decay_steps=2000 training.steps=22000
       evenpack fork TRUNK.yaml --at 20000 hot.yaml optimizer.learning_rate=1e-3
     """
-    output_dir = output_dir_of(run)
-    with reporting(as_json) as report:
-        from evenpack.launcher.forking import fork_run, next_command
+    from evenpack.launcher.forking import fork_run, next_command
 
-        require_file(run_file, ".yaml", option="evenpack fork")
-        report.value = forked = fork_run(output_dir, at, run_file, overrides or [])
-        report.shown.append(console.text(f"Wrote {run_file}, and {forked.checkpoint}. Next:\n  {next_command(forked)}"))
+    output_dir = output_dir_of(run)
+    require_file(run_file, ".yaml", option="evenpack fork")
+    forked = fork_run(output_dir, at, run_file, overrides or [])
+    line = f"Wrote {run_file}, and {forked.checkpoint}. Next:\n  {next_command(forked)}"
+    return Report(value=forked, shown=[console.text(line)])
 
 
 def _ask(option: str, question: str, *, default: str | None = None) -> str:
@@ -126,23 +116,21 @@ FileKind = Annotated[
 
 
 @config_app.command("show")
-def show_config(run_file: RunFile, overrides: Overrides = None, *, as_json: AsJson = False) -> None:
+def show_config(run_file: RunFile, overrides: Overrides = None) -> Report:
     """Print the whole run file, including defaults.
 
     \b
     Example:
       evenpack config show demo training.steps=10
     """
-    config = load(run_file, overrides)
-    with reporting(as_json) as report:
-        import yaml
+    import yaml
 
-        report.value = config.model_dump(mode="json")
-        report.shown.append(console.text(yaml.safe_dump(report.value, sort_keys=False, width=100).rstrip()))
+    value = load(run_file, overrides).model_dump(mode="json")
+    return Report(value=value, shown=[console.text(yaml.safe_dump(value, sort_keys=False, width=100).rstrip())])
 
 
 @config_app.command("list")
-def list_configs(*, as_json: AsJson = False) -> None:
+def list_configs() -> Report:
     """List the run files that come with evenpack.
 
     Every command that reads a run file takes their names in place of a path.
@@ -151,13 +139,10 @@ def list_configs(*, as_json: AsJson = False) -> None:
     Example:
       evenpack config list
     """
-    with reporting(as_json) as report:
-        from evenpack.shipped import first_comment, shipped_run_files
+    from evenpack.shipped import first_comment, shipped_run_files
 
-        report.value = [
-            {"name": name, "about": first_comment(path), "path": path} for name, path in shipped_run_files().items()
-        ]
-        report.shown.append(console.table([{key: row[key] for key in ("name", "about")} for row in report.value]))
+    found = [{"name": name, "about": first_comment(path), "path": path} for name, path in shipped_run_files().items()]
+    return Report(value=found, shown=[console.table([{key: row[key] for key in ("name", "about")} for row in found])])
 
 
 @config_app.command("explain")
@@ -167,8 +152,7 @@ def explain(
     ] = None,
     *,
     file: FileKind = "run",
-    as_json: AsJson = False,
-) -> None:
+) -> Report:
     """Say what the keys of a run file mean: type, unit, default.
 
     \b
@@ -178,16 +162,14 @@ def explain(
       evenpack config explain training.packs_per_step
       evenpack config explain equivalence.margin --file equivalence
     """
-    with reporting(as_json) as report:
-        from evenpack.launcher.key_reference import explained, keys_at, keys_of, outline, schema_of
+    from evenpack.launcher.key_reference import explained, keys_at, keys_of, outline, schema_of
 
-        keys = keys_of(schema_of(file))
-        report.value = keys_at(keys, key)
-        report.shown += [outline(keys)] if key is None else explained(keys, key)
+    keys = keys_of(schema_of(file))
+    return Report(value=keys_at(keys, key), shown=[outline(keys)] if key is None else explained(keys, key))
 
 
 @config_app.command("schema")
-def schema(*, file: FileKind = "run", as_json: AsJson = False) -> None:
+def schema(*, file: FileKind = "run") -> Report:
     """Print the JSON schema of run files, by which editors complete and check keys.
 
     It is one JSON document, with --json and without.
@@ -196,10 +178,9 @@ def schema(*, file: FileKind = "run", as_json: AsJson = False) -> None:
     Example:
       evenpack config schema > run_file.schema.json
     """
-    with reporting(as_json) as report:
-        import json
+    import json
 
-        from evenpack.launcher.key_reference import json_schema
+    from evenpack.launcher.key_reference import json_schema
 
-        report.value = json_schema(file)
-        report.shown.append(console.text(json.dumps(report.value, indent=2)))
+    value = json_schema(file)
+    return Report(value=value, shown=[console.text(json.dumps(value, indent=2))])

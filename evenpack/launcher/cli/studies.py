@@ -5,92 +5,61 @@ from typing import Annotated, Literal
 
 import typer
 
+from evenpack.console import Report
 from evenpack.launcher.cli.arguments import (
-    AsJson,
     LengthsInput,
     Overrides,
     RunFile,
-    Save,
     StudyFile,
     StudyOverrides,
     load,
-    reporting,
     takes,
 )
 from evenpack.studies.lengths.options import SubjectOptions
-from evenpack.studies.registry import (
-    LENGTHS_STUDIES,
-    RUN_STUDIES,
-    STUDIES_OF_RUNS,
-    LengthsStudy,
-    RunStudy,
-)
+from evenpack.studies.registry import LENGTHS_STUDIES, RUN_STUDIES, STUDIES_OF_RUNS, LengthsStudy, RunStudy
 from evenpack.studies.runs.command import TrainedStudyCommand
 
 
-def lengths_command(study_class: type[LengthsStudy]) -> Callable[..., None]:
+def lengths_command(study_class: type[LengthsStudy]) -> Callable[..., Report]:
     """Makes a command of a study of lengths."""
 
     def command(
-        lengths: LengthsInput,
-        overrides: Overrides = None,
-        *,
-        options: SubjectOptions,
-        study: LengthsStudy,
-        save: Save = None,
-        as_json: AsJson = False,
-    ) -> None:
-        with reporting(as_json, save=save) as report:
-            from evenpack.launcher.studying import study_lengths
+        lengths: LengthsInput, overrides: Overrides = None, *, options: SubjectOptions, study: LengthsStudy
+    ) -> Report:
+        from evenpack.launcher.studying import study_lengths
 
-            report.take(study_lengths(study, lengths, overrides or [], options))
+        return study_lengths(study, lengths, overrides or [], options)
 
     command.__doc__ = study_class.__doc__
     return takes("options", SubjectOptions)(takes("study", study_class)(command))
 
 
-def run_command(study_class: type[RunStudy]) -> Callable[..., None]:
+def run_command(study_class: type[RunStudy]) -> Callable[..., Report]:
     """Makes a command of a study of a prepared run."""
 
-    def command(
-        run_file: RunFile,
-        overrides: Overrides = None,
-        *,
-        study: RunStudy,
-        save: Save = None,
-        as_json: AsJson = False,
-    ) -> None:
+    def command(run_file: RunFile, overrides: Overrides = None, *, study: RunStudy) -> Report:
         config = load(run_file, overrides)
-        with reporting(as_json, save=save) as report:
-            from evenpack.launcher.studying import study_run
+        from evenpack.launcher.studying import study_run
 
-            report.take(study_run(study, config))
+        return study_run(study, config)
 
     command.__doc__ = study_class.__doc__
     return takes("study", study_class)(command)
 
 
-def runs_command(study_class: type[TrainedStudyCommand]) -> Callable[..., None]:
+def runs_command(study_class: type[TrainedStudyCommand]) -> Callable[..., Report]:
     """Makes a command of a study of training runs."""
 
-    def command(
-        study_file: StudyFile,
-        overrides: StudyOverrides = None,
-        *,
-        study: TrainedStudyCommand,
-        save: Save = None,
-        as_json: AsJson = False,
-    ) -> None:
-        with reporting(as_json, save=save) as report:
-            from evenpack.launcher.studying import study_runs
+    def command(study_file: StudyFile, overrides: StudyOverrides = None, *, study: TrainedStudyCommand) -> Report:
+        from evenpack.launcher.studying import study_runs
 
-            report.take(study_runs(study, study_file, overrides or []))
+        return study_runs(study, study_file, overrides or [])
 
     command.__doc__ = study_class.__doc__
     return takes("study", study_class)(command)
 
 
-STUDIES: dict[str, Callable[..., None]] = {
+STUDIES: dict[str, Callable[..., Report]] = {
     **{name: lengths_command(study_class) for name, study_class in LENGTHS_STUDIES.items()},
     **{name: run_command(study_class) for name, study_class in RUN_STUDIES.items()},
     **{name: runs_command(study_class) for name, study_class in STUDIES_OF_RUNS.items()},
@@ -116,9 +85,7 @@ def probe(
         typer.Option(help="Only without a mask, with a 2-D mask of ones, or a 4-D block mask."),
     ] = None,
     mode: Annotated[Literal["eval", "train"] | None, typer.Option(help="Only evaluation, or training.")] = None,
-    save: Save = None,
-    as_json: AsJson = False,
-) -> None:
+) -> Report:
     """Probe whether a model keeps the sequences of a pack apart, in each way to run it.
 
     A directory with weights is loaded as it is; of a config, and of a model type, a tiny copy with random weights is
@@ -131,7 +98,6 @@ def probe(
       evenpack probe modernbert --backend sdpa --mask block
       evenpack probe my_stack:forward --mode train --json
     """
-    with reporting(as_json, save=save) as report:
-        from evenpack.studies.probe import probe as probe_model
+    from evenpack.studies.probe import probe as probe_model
 
-        report.take(probe_model(model, backend=backend, cache=cache, mask=mask, mode=mode))
+    return probe_model(model, backend=backend, cache=cache, mask=mask, mode=mode)

@@ -8,8 +8,9 @@ from typing import Annotated, Any
 import typer
 
 from evenpack import console
+from evenpack.console import Report
 from evenpack.files import explained
-from evenpack.launcher.cli.arguments import AsJson, Overrides, RunFile, Save, load, reporting, takes
+from evenpack.launcher.cli.arguments import Overrides, RunFile, load, takes
 from evenpack.studies.plan.options import PlanOptions
 
 NumGpus = Annotated[
@@ -42,9 +43,7 @@ def plan(
     rank: Annotated[int | None, typer.Option(min=0, help="Rehearse the first step of this rank.")] = None,
     options: PlanOptions,
     prepare: Prepare = False,
-    save: Save = None,
-    as_json: AsJson = False,
-) -> None:
+) -> Report:
     """Show what a run is before it starts: its data, a step, memory, cost, and what would be started.
 
     It is exact over prepared data; otherwise it is estimated from --corpus-tokens, or from the run file alone.
@@ -58,34 +57,33 @@ def plan(
       evenpack plan gpt2_xl --ranks 2048 --rank 1777 --device h100
     """
     config = load(run_file, overrides)
-    with reporting(as_json, save=save) as report:
-        from evenpack.errors import ConfigError
-        from evenpack.launcher.planning import describe_plan
-        from evenpack.launcher.processes.start import plan_launch
+    from evenpack.errors import ConfigError
+    from evenpack.launcher.planning import describe_plan
+    from evenpack.launcher.processes.start import plan_launch
 
-        options.require_valid()
-        has_places = (num_gpus, cpu_ranks, hostfile) != (None, None, None)
-        if ranks is not None and has_places:
-            raise ConfigError(
-                "--ranks is for ranks without machines: leave --num-gpus, --cpu-ranks and --hostfile out, or leave "
-                "--ranks out"
-            )
-        launch = None
-        if ranks is None and (has_places or options.device is None):
-            launch = plan_launch(
-                run_file,
-                overrides or [],
-                num_gpus=num_gpus,
-                cpu_ranks=cpu_ranks,
-                hostfile=hostfile,
-                deepspeed_options=deepspeed_options,
-            )
-            ranks = launch.devices.ranks
-        if prepare:
-            from evenpack.launcher.preparing import prepare_run
+    options.require_valid()
+    has_places = (num_gpus, cpu_ranks, hostfile) != (None, None, None)
+    if ranks is not None and has_places:
+        raise ConfigError(
+            "--ranks is for ranks without machines: leave --num-gpus, --cpu-ranks and --hostfile out, or leave "
+            "--ranks out"
+        )
+    launch = None
+    if ranks is None and (has_places or options.device is None):
+        launch = plan_launch(
+            run_file,
+            overrides or [],
+            num_gpus=num_gpus,
+            cpu_ranks=cpu_ranks,
+            hostfile=hostfile,
+            deepspeed_options=deepspeed_options,
+        )
+        ranks = launch.devices.ranks
+    if prepare:
+        from evenpack.launcher.preparing import prepare_run
 
-            prepare_run(config)
-        report.take(describe_plan(config, options, launch=launch, ranks=ranks or 1, rank=rank))
+        prepare_run(config)
+    return describe_plan(config, options, launch=launch, ranks=ranks or 1, rank=rank)
 
 
 def train(
@@ -102,8 +100,7 @@ def train(
     ] = None,
     prepare: Prepare = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Show the plan (evenpack plan), and stop.")] = False,
-    as_json: AsJson = False,
-) -> None:
+) -> Report:
     """Train a prepared run by DeepSpeed.
 
     Continues from the newest checkpoint in run.output_dir. Ctrl-C or SIGTERM saves at the end of the step and ends
@@ -124,26 +121,22 @@ def train(
     }
     if dry_run:
         of_plan = {field.name: None for field in dataclasses.fields(PlanOptions)}
-        plan(run_file=run_file, overrides=overrides, **places, **of_plan, prepare=prepare, as_json=as_json)
-        return
+        return plan(run_file=run_file, overrides=overrides, **places, **of_plan, prepare=prepare)
     from evenpack.launcher.processes.start import plan_launch
-    from evenpack.launcher.processes.stop import survive_readers
 
-    survive_readers()
     config = load(run_file, overrides)
-    with reporting(as_json) as report:
-        from evenpack.launcher.training import check_training, describe_result, run_training
+    from evenpack.launcher.training import check_training, describe_result, run_training
 
-        launch = plan_launch(run_file, overrides or [], config=config, **places)
-        if prepare:
-            from evenpack.launcher.preparing import prepare_run
+    launch = plan_launch(run_file, overrides or [], config=config, **places)
+    if prepare:
+        from evenpack.launcher.preparing import prepare_run
 
-            prepare_run(config)
-        checked = check_training(config, ranks=launch.devices.ranks)
-        report.take(describe_result(config.run.name, run_training(launch, checked)))
+        prepare_run(config)
+    checked = check_training(config, ranks=launch.devices.ranks)
+    return describe_result(config.run.name, run_training(launch, checked))
 
 
-def stop(run_file: RunFile, overrides: Overrides = None, *, as_json: AsJson = False) -> None:
+def stop(run_file: RunFile, overrides: Overrides = None) -> Report:
     """Ask a run that is going on to save at the end of its step and end.
 
     On any machine that sees run.output_dir, whatever has started the run. It ends with exit code 75; the command that
@@ -154,25 +147,22 @@ def stop(run_file: RunFile, overrides: Overrides = None, *, as_json: AsJson = Fa
       evenpack stop RUN.yaml
     """
     config = load(run_file, overrides)
-    with reporting(as_json) as report:
-        from evenpack.launcher.processes.hangs import silent_seconds
-        from evenpack.launcher.processes.ranks import RankFolder, running_run
-        from evenpack.launcher.processes.stop import StopRequest, write_stop_request
-        from evenpack.progress import format_duration
+    from evenpack.launcher.processes.hangs import silent_seconds
+    from evenpack.launcher.processes.ranks import RankFolder, running_run
+    from evenpack.launcher.processes.stop import StopRequest, write_stop_request
+    from evenpack.progress import format_duration
 
-        output_dir = config.run.output_dir
-        run_id = running_run(output_dir)
-        request = write_stop_request(output_dir, StopRequest(run_id=run_id, at_once=False))
-        silent = silent_seconds(RankFolder(output_dir, run_id), 0, now=request)
-        report.value = {"output_dir": output_dir, "silent_seconds": silent}
-        report.shown = [console.text(f"Asked the run in {output_dir} to save and end at the end of its step")]
-        if silent is not None:
-            report.shown.append(
-                console.text(
-                    f"Its rank 0 has written no heartbeat for {format_duration(silent)}: it was stopped, its machine "
-                    "is down, or it was killed, and then nothing is left to stop"
-                )
-            )
+    output_dir = config.run.output_dir
+    run_id = running_run(output_dir)
+    request = write_stop_request(output_dir, StopRequest(run_id=run_id, at_once=False))
+    silent = silent_seconds(RankFolder(output_dir, run_id), 0, now=request)
+    lines = [f"Asked the run in {output_dir} to save and end at the end of its step"]
+    if silent is not None:
+        lines.append(
+            f"Its rank 0 has written no heartbeat for {format_duration(silent)}: it was stopped, its machine is down, "
+            "or it was killed, and then nothing is left to stop"
+        )
+    return Report(value={"output_dir": output_dir, "silent_seconds": silent}, shown=[*map(console.text, lines)])
 
 
 def slurm(
@@ -186,8 +176,7 @@ def slurm(
     account: Annotated[str | None, typer.Option(help="Account.")] = None,
     seconds_to_save: Annotated[int, typer.Option(min=1, help="Seconds for a save before the time is up.")] = 300,
     output: Annotated[Path | None, typer.Option(help="The script. Default: RUN.sbatch.")] = None,
-    as_json: AsJson = False,
-) -> None:
+) -> Report:
     """Write the batch script that trains on several nodes of a Slurm cluster.
 
     The run must be prepared. A job that runs out of time saves, queues itself again and resumes.
@@ -198,48 +187,45 @@ def slurm(
       evenpack slurm RUN.yaml --nodes 2 --gpus-per-node 4 --partition gpu --output night.sbatch
     """
     config = load(run_file, overrides)
-    with reporting(as_json) as report:
-        from evenpack.errors import ConfigError
-        from evenpack.files import write_text
-        from evenpack.launcher.slurm import SlurmJob, slurm_script
-        from evenpack.launcher.training import check_training
+    from evenpack.errors import ConfigError
+    from evenpack.files import write_text
+    from evenpack.launcher.slurm import SlurmJob, slurm_script
+    from evenpack.launcher.training import check_training
 
-        job = SlurmJob(
-            nodes=nodes,
-            gpus_per_node=gpus_per_node,
-            time=time,
-            partition=partition,
-            account=account,
-            seconds_to_save=seconds_to_save,
-        )
-        script = output or Path(f"{run_file.name.removesuffix('.yaml').removesuffix('.yml')}.sbatch")
-        if script.exists():
-            raise ConfigError(f"{script} exists already: remove it, or choose another name with --output")
-        check_training(config, ranks=job.ranks)
-        text = slurm_script(
-            job,
-            name=config.run.name,
-            run_file=run_file,
-            overrides=overrides or [],
-            output_dir=config.run.output_dir,
-            script=script,
-            directory=Path.cwd(),
-        )
-        with explained(config.run.output_dir, ConfigError, action="made", then="name another run.output_dir"):
-            config.run.output_dir.mkdir(parents=True, exist_ok=True)  # Slurm writes its log there, and makes no folder
-        with explained(script, ConfigError, action="written", then="name another --output"):
-            write_text(script, text)
-        report.value = {"script": script, "ranks": job.ranks}
-        report.shown = [
-            console.text(f"Wrote {script} for {job.ranks} ranks. Submit it: sbatch {shlex.quote(str(script))}")
-        ]
+    job = SlurmJob(
+        nodes=nodes,
+        gpus_per_node=gpus_per_node,
+        time=time,
+        partition=partition,
+        account=account,
+        seconds_to_save=seconds_to_save,
+    )
+    script = output or Path(f"{run_file.name.removesuffix('.yaml').removesuffix('.yml')}.sbatch")
+    if script.exists():
+        raise ConfigError(f"{script} exists already: remove it, or choose another name with --output")
+    check_training(config, ranks=job.ranks)
+    text = slurm_script(
+        job,
+        name=config.run.name,
+        run_file=run_file,
+        overrides=overrides or [],
+        output_dir=config.run.output_dir,
+        script=script,
+        directory=Path.cwd(),
+    )
+    with explained(config.run.output_dir, ConfigError, action="made", then="name another run.output_dir"):
+        config.run.output_dir.mkdir(parents=True, exist_ok=True)  # Slurm writes its log there, and makes no folder
+    with explained(script, ConfigError, action="written", then="name another --output"):
+        write_text(script, text)
+    line = f"Wrote {script} for {job.ranks} ranks. Submit it: sbatch {shlex.quote(str(script))}"
+    return Report(value={"script": script, "ranks": job.ranks}, shown=[console.text(line)])
 
 
 EXIT_PROBE_FAILED = 1
 """Exit code if a probe has failed, or there is no `deepspeed`."""
 
 
-def doctor(*, as_json: AsJson = False) -> None:
+def doctor() -> Report:
     """Check this machine and its attention backends.
 
     Shows versions, devices, the requests that each backend can serve, and a probe that each isolates sequences. Exit
@@ -249,9 +235,7 @@ def doctor(*, as_json: AsJson = False) -> None:
     Example:
       evenpack doctor --json
     """
-    with reporting(as_json) as report:
-        from evenpack.launcher.doctor import examine, tables
+    from evenpack.launcher.doctor import examine, tables
 
-        found = examine()
-        report.value, report.shown = found, tables(found)
-        report.exit_code = 0 if found.ok else EXIT_PROBE_FAILED
+    found = examine()
+    return Report(value=found, shown=tables(found), exit_code=0 if found.ok else EXIT_PROBE_FAILED)

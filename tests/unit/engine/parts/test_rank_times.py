@@ -1,7 +1,7 @@
 """A rank accumulates times and work until they are gathered."""
 
 import logging
-from dataclasses import fields, replace
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -9,6 +9,7 @@ import pytest
 import torch
 from batches import build_batch, random_sequences
 from loop_steps import ALONE, step_of
+from waiting_ranks import over_ranks
 
 from evenpack.batch import PackedBatch
 from evenpack.data.batches.pipeline import StepBatches
@@ -19,9 +20,7 @@ from evenpack.engine.reporting.rank_waits import (
     FIT_STEPS,
     LEARNING_STEPS,
     WARM_UP_STEPS,
-    Arrival,
     WaitModel,
-    WaitSums,
 )
 from evenpack.engine.reporting.run_record import Place
 
@@ -119,11 +118,12 @@ def update_of(times: RankTimes, *, own: float, other: float) -> Any:
     values = times.wait_values(batches, local, loader_seconds=0.0)
     assert values is not None
     sums, maxima = values
-    added = {}
-    for field in fields(sums):
-        value = getattr(sums, field.name)
-        twin = value if field.name in ("cost", "cost_squares") else value * other / own
-        added[field.name] = value + (0 if field.name == "slow" else twin)
-    greatest = {field.name: getattr(maxima, field.name) * max(other / own, 1.0) for field in fields(maxima)}
-    waits = (WaitSums(**added), Arrival(**greatest))
+    twin, slower = _times(sums, other / own), _times(maxima, max(other / own, 1.0))
+    planned = replace(twin.arrival, planned=sums.arrival.planned)
+    twin = replace(twin, cost=sums.cost, cost_squares=sums.cost_squares, arrival=planned, slow=0)
+    waits = (over_ranks(sum, [sums, twin]), slower)
     return SimpleNamespace(batches=batches, local=local, totals=SimpleNamespace(waits=waits))
+
+
+def _times(value: Any, factor: float) -> Any:
+    return over_ranks(lambda one: type(one[0])(factor * one[0]), [value])
