@@ -38,7 +38,8 @@ class PackSFTTrainer(PackTrainer, SFTTrainer):  # type: ignore[misc]  # trl is n
             loader_settings: other arguments of `evenpack.Loader`, such as `seed`, `packing`, `cache` or `workers`.
             allow_leaks: as of `PackTrainer`.
 
-        Raises: ConfigError for arguments by which TRL would pack or keep what is too long, or that count otherwise.
+        Raises: ConfigError for arguments by which TRL would pack (in evaluation too) or keep what is too long, or
+            that count otherwise.
         """
         super(PackTrainer, self).__init__(*arguments, **keywords)
         args, prepared = self.args, self.train_dataset
@@ -46,6 +47,11 @@ class PackSFTTrainer(PackTrainer, SFTTrainer):  # type: ignore[misc]  # trl is n
             raise ConfigError(
                 "give SFTConfig(max_length=...) without packing and padding_free: max_length is the slots of a pack, "
                 "and evenpack's loader packs"
+            )
+        if args.eval_packing:
+            raise ConfigError(
+                "leave eval_packing out: without `packing` TRL evaluates packed rows as if each were one document, so "
+                "eval_loss would be that of documents which see one another"
             )
         columns = prepared.column_names
         if columns is not None and not {"input_ids", "labels"} <= set(columns):

@@ -1,11 +1,12 @@
 """The sources that are files of text: `jsonl`, `text`, `parquet` and `arrow`."""
 
+import contextlib
 import json
 from abc import abstractmethod
 from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from itertools import accumulate, pairwise
+from itertools import accumulate, islice, pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
@@ -39,7 +40,7 @@ SectionT = TypeVar("SectionT", bound=SourceOfFiles)
 
 
 def kind_of_files(
-    piece: Callable[[SectionT, Path, bool | None], Piece],
+    piece: Callable[[SectionT, Path, bool | None, Path], Piece],
     *,
     suffixes: tuple[str, ...] | None,
     recognised_endings: tuple[str, ...] = (),
@@ -51,7 +52,7 @@ def kind_of_files(
 
     Args:
         piece: returns the piece that is a whole file; its documents are for validation or for training, None: a hash
-            decides.
+            decides. It is told the first file of these, whose first row says a split for all.
         suffixes: endings of its files in a folder; None: any.
         recognised_endings: as in `SourceKind`, where any suffix is read; else they are `suffixes`.
         own_files: returns how folders that are datasets list their files, for a source's name, its section, and the key
@@ -64,10 +65,9 @@ def kind_of_files(
     def open_corpus(name: str, source: SectionT) -> FileCorpus:
         files = files_of(name, source)
         named = source.has_validation_documents
-        validation = [piece(source, path, True) for path in files.validation]
-        return FileCorpus(
-            pieces=(*validation, *(piece(source, path, False if named else None) for path in files.training))
-        )
+        validation = [piece(source, path, True, files.validation[0]) for path in files.validation]
+        training = [piece(source, path, False if named else None, files.training[0]) for path in files.training]
+        return FileCorpus(pieces=(*validation, *training))
 
     def inputs(name: str, source: SectionT) -> tuple[InputFile, ...]:
         files = files_of(name, source)
@@ -86,6 +86,8 @@ class _LinesPiece(Generic[SectionT, EntryT]):
     source: SectionT
     path: Path
     is_held_out: bool | None
+    first: Path
+    """The first file of the source, whose rows are of the same split."""
     begin: int = 0
     """The first byte, at the start of a line."""
     stop: int | None = None
@@ -98,6 +100,7 @@ class _LinesPiece(Generic[SectionT, EntryT]):
     def read(self, start: int, bytes_before: int) -> Generator[Document, None, int]:
         longest = self.source.maximum_document_bytes
         splits = SplitsOfRows()
+        self._see_first(splits)
         with SourceReader(self.path, begin=self.begin, stop=self.stop, longest_line_bytes=longest) as reader:
             for entry in self._entries(reader):
                 if start:
@@ -125,6 +128,9 @@ class _LinesPiece(Generic[SectionT, EntryT]):
     def _text(self, entry: EntryT, reader: SourceReader, splits: SplitsOfRows) -> str:
         """Returns the text of the document that is made of the last entry; `splits` sees what split it says."""
 
+    def _see_first(self, splits: SplitsOfRows) -> None:
+        """Shows `splits` the first row of the source, since others may have read the rows between."""
+
     @property
     def _is_divisible(self) -> bool:
         return True
@@ -141,11 +147,20 @@ class JsonlPiece(_LinesPiece[JsonlSource, bytes]):
     def _entries(self, reader: SourceReader) -> Iterator[bytes]:
         return reader.filled_lines()
 
+    def _see_first(self, splits: SplitsOfRows) -> None:
+        with SourceReader(self.first, longest_line_bytes=self.source.maximum_document_bytes) as reader:
+            for line in islice(reader.filled_lines(), 1):
+                with contextlib.suppress(DataError):  # which its own piece raises
+                    self._see_split(reader.json_object(line), reader, splits)
+
+    def _see_split(self, found: dict[str, Any], reader: SourceReader, splits: SplitsOfRows) -> None:
+        for key in SPLIT_KEYS:
+            if key in found and key != self.source.text_key:
+                splits.see(key, found[key], lambda: reader.where)
+
     def _text(self, entry: bytes, reader: SourceReader, splits: SplitsOfRows) -> str:
         found, key = reader.json_object(entry), self.source.text_key
-        for split_key in SPLIT_KEYS:
-            if split_key in found:
-                splits.see(split_key, found[split_key], lambda: reader.where)
+        self._see_split(found, reader, splits)
         if entry.count(f'"{key}"'.encode()) > 1 and _keys(entry).count(key) > 1:
             raise DataError(f"{reader.where}: the key '{key}' occurs twice: remove the one that is not the document")
         if isinstance(text := found.get(key), str):
@@ -206,6 +221,8 @@ class ColumnPiece:
     source: ParquetSource | ArrowSource
     path: Path
     is_held_out: bool | None
+    first: Path
+    """The first file of the source, whose rows are of the same split."""
     first_block: int = 0
     begin: int = 0
     """The first row, which begins its block."""
@@ -219,7 +236,7 @@ class ColumnPiece:
         return self.path.stat().st_size if self.share_bytes is None else self.share_bytes
 
     def read(self, start: int, bytes_before: int) -> Generator[Document, None, int]:
-        table = self._open_table()
+        table = _open_table(self.source, self.path)
         column = table.text_column(self.source.text_key)
         stop = sum(block.rows for block in table.blocks(column)) if self.stop is None else self.stop
         count, total_bytes = stop - self.begin, self.total_bytes
@@ -231,10 +248,13 @@ class ColumnPiece:
             (*column, *said), start=self.begin + start, stop=stop, first_block=self.first_block, first_row=self.begin
         )
         splits = SplitsOfRows()
+        if said:  # others may have read the rows between
+            first = _open_table(self.source, self.first)
+            known = first.texts_among(said)
+            for rows in islice(first.rows(known), 1) if known else ():
+                _see_splits(splits, known, [column[:1] for column in rows.columns], rows)
         for rows in found:
-            for key, values in zip(said, rows.columns[1:], strict=True):
-                for index, value in enumerate(values.to_pylist()):
-                    splits.see(key, value, partial(rows.place, index))
+            _see_splits(splits, said, rows.columns[1:], rows)
             for index, text in enumerate(self._texts(rows)):
                 done += 1
                 bytes_read = bytes_before + total_bytes * done // count
@@ -243,7 +263,7 @@ class ColumnPiece:
 
     def divided(self, target_bytes: int) -> tuple["ColumnPiece", ...]:
         """Yields neighbouring blocks together, up to `target_bytes`."""
-        table = self._open_table()
+        table = _open_table(self.source, self.path)
         blocks = table.blocks(table.text_column(self.source.text_key))
         rows = [0, *accumulate(block.rows for block in blocks)]
         weights = [0, *accumulate(block.weight for block in blocks)]
@@ -262,11 +282,6 @@ class ColumnPiece:
             for first, last in cuts
         )
 
-    def _open_table(self) -> "BlockTable":
-        from evenpack.data.sources.tables import ArrowTable, ParquetTable  # pyarrow takes a while to import
-
-        return ParquetTable(self.path) if self.source.kind == "parquet" else ArrowTable(self.path)
-
     def _texts(self, rows: "Rows") -> Iterator[str]:
         """Yields texts.
 
@@ -282,6 +297,19 @@ class ColumnPiece:
             if text is None:
                 raise DataError(f"{rows.place(index)}: '{key}' is null, expected a string")
             yield text
+
+
+def _open_table(source: ParquetSource | ArrowSource, path: Path) -> "BlockTable":
+    from evenpack.data.sources.tables import ArrowTable, ParquetTable  # pyarrow takes a while to import
+
+    return ParquetTable(path) if source.kind == "parquet" else ArrowTable(path)
+
+
+def _see_splits(splits: SplitsOfRows, keys: Sequence[str], columns: Sequence[Any], rows: "Rows") -> None:
+    """Shows the values of the columns that say a split."""
+    for key, values in zip(keys, columns, strict=True):
+        for index, value in enumerate(values.to_pylist()):
+            splits.see(key, value, partial(rows.place, index))
 
 
 def refuse_long_text(value: Any, where: Callable[[], str], *, most: int) -> None:

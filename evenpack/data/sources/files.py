@@ -32,12 +32,18 @@ _SPLITS = {
 _MOST_WORDS = 5
 """Words of a name in which a split may stand anywhere; in a longer one, or a title, at its ends alone."""
 _OF_TITLES = frozenset(("a", "an", "and", "for", "how", "my", "on", "the", "to", "what", "with", "your"))
-SPLIT_KEYS = ("split", "data_split", "dataset_split")
+SPLIT_KEYS = ("split", "Split", "data_split", "dataset_split", "partition", "subset", "set")
 """Keys of rows, and names of columns, that say to which split a row belongs."""
 _MOST_NAMED = 3
 ARROW_SUFFIXES = (".arrow", ".arrows", ".feather")
 """Suffixes of files in Arrow's own format."""
 _CACHE = re.compile(r"cache-[0-9a-f]+(_\d+_of_\d+)?\.arrow")
+_OTHER_DATA = re.compile(
+    r".*\.(jsonl|ndjson|parquet|arrows?|feather|csv|tsv|gz|zst|bz2|xz|lz4|zip|tar|tgz)", re.IGNORECASE
+)
+"""Endings of names that show data."""
+_OF_TABLES = re.compile(r"_delta_log|\.hoodie|_temporary|.+\.metadata\.json")
+"""What Delta Lake, Hudi, Spark and Iceberg keep beside files of which some no longer, or not yet, belong to a table."""
 _STATE = "state.json"
 _DICTIONARY = "dataset_dict.json"
 
@@ -81,7 +87,7 @@ def find_files(
     if paths is None:
         raise DataError(f"source '{name}' has no path: give data.sources.{name}.{key}=FILE (a file, folder or pattern)")
     search = _Search(source=name, override=f"data.sources.{name}.{key}=FILE", suffixes=suffixes, own_files=own_files)
-    found: dict[Path, tuple[Path, Path]] = {}
+    found: dict[object, tuple[Path, Path]] = {}
     for path in (paths,) if isinstance(paths, Path) else paths:
         try:
             files = search.files_of(path)
@@ -89,13 +95,19 @@ def find_files(
                 refuse_mixed_splits(name, files, path, key)
                 _refuse_copies(name, files, key)
             for file in files:
-                target = file.resolve()
+                target = _identity(file)
                 if target in found:
                     raise _found_twice(name, key, first=found[target], second=(file, path))
                 found[target] = (file, path)
         except OSError as error:
             raise DataError(f"source '{name}': {path} cannot be read: {error.strerror}") from error
     return tuple(file for file, _ in found.values())
+
+
+def _identity(file: Path) -> object:
+    """Returns what two names of a file have in common: where links lead, and the inode of one with several names."""
+    status = file.stat()
+    return file.resolve() if status.st_nlink == 1 else (status.st_dev, status.st_ino)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -126,10 +138,11 @@ class SourceFiles:
         validation = find_files(
             name, source.validation_path, suffixes=suffixes, key=key, own_files=own_files(key), of_one_split=True
         )
-        shared = {path.resolve() for path in training} & {path.resolve() for path in validation}
+        held_out = set(map(_identity, validation))
+        shared = [path for path in training if _identity(path) in held_out]
         if shared:
             raise DataError(
-                f"source '{name}': {min(shared)} belongs to path and to validation_path: validation files must not be "
+                f"source '{name}': {shared[0]} belongs to path and to validation_path: validation files must not be "
                 f"trained on; correct data.sources.{name}.path"
             )
         return cls(training=training, validation=validation)
@@ -166,6 +179,12 @@ def refuse_splits(names: Sequence[str], remedy: str) -> None:
         )
 
 
+def _split_said(key: str, value: str) -> str | None:
+    """Returns the split of a row; a key that may mean something else says one by the name of a split alone."""
+    is_exact = any(known.fullmatch(value.lower()) for known in _SPLITS.values())
+    return split_of(value) if is_exact or "split" in key.lower() else None
+
+
 class SplitsOfRows:
     """Sees the values by which rows that are read together say their split."""
 
@@ -177,7 +196,7 @@ class SplitsOfRows:
         """Takes the value of one more row. Raises: DataError if one is for training and another is held out."""
         if value == self._last or not isinstance(value, str):
             return
-        self._last, split = value, split_of(value)
+        self._last, split = value, _split_said(key, value)
         if split is not None:
             self._said.setdefault(split == "train", value)
         if len(self._said) > 1:
@@ -300,9 +319,9 @@ class _Search:
         own = self.own_files(folder)
         if own is not None:
             return own
-        files = tuple(
-            file for file in files_below(folder) if self.suffixes is None or file.name.endswith(self.suffixes)
-        )
+        below = files_below(folder)
+        files = tuple(file for file in below if self.suffixes is None or file.name.endswith(self.suffixes))
+        self._look_beside(folder, files, below)
         if not files:
             expected = "files" if self.suffixes is None else " or ".join(f"*{suffix}" for suffix in self.suffixes)
             raise DataError(f"source '{self.source}': folder {folder} holds no {expected}; give {self.override}")
@@ -313,6 +332,28 @@ class _Search:
                     f"folder, a list of such folders, or a pattern, instead of FILE in {self.override}"
                 )
         return files
+
+    def _look_beside(self, folder: Path, files: Sequence[Path], below: Sequence[Path]) -> None:
+        """Warns of what seems to be data in a folder and is not read.
+
+        Raises: DataError for a folder of a table whose files do not all count.
+        """
+        others = [file for file in below if file not in {*files} and _OTHER_DATA.fullmatch(file.name)]
+        for one in sorted(folder.rglob("*")):
+            if _OF_TABLES.fullmatch(one.name):
+                raise DataError(
+                    f"source '{self.source}': {one} shows that {folder} is a table of which some files were replaced "
+                    f"or are not finished (Delta Lake, Iceberg, Hudi, Spark), and all would be read: write its rows to "
+                    f"files of their own, or name its files in {self.override}"
+                )
+            if one.is_symlink() and one.is_dir():
+                others.append(one)  # which Python does not follow
+        if files and others:
+            _warn_once(
+                f"source '{self.source}' does not read {_named(others)} in {folder}, since its kind reads "
+                f"{' and '.join(self.suffixes or ('any file',))}, and links to folders are not followed: if they "
+                f"belong to it, rename or convert them, or name a linked folder in {self.override} too"
+            )
 
     def _of_pattern(self, pattern: Path) -> tuple[Path, ...]:
         """Returns the files that match, and the files of matching folders that are datasets."""

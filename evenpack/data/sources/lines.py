@@ -20,6 +20,7 @@ _LARGEST_WINDOW_BYTES = 1 << 31
 _ZSTD_INPUT_BYTES = 1 << 9
 """Bytes decompressed at once, which become 16 MiB at most: a block of 4 bytes can stand for 128 KiB of one letter."""
 _PIECE_BYTES = 1 << 20
+_LFS_POINTER = "version https://git-lfs.github.com/spec/"
 JSONL_SUFFIXES = (".jsonl", ".jsonl.zst", ".jsonl.gz")
 _MOST_KEYS_SHOWN = 20
 
@@ -102,7 +103,8 @@ class SourceReader:
     def decode(self, line: bytes) -> str:
         """Returns the last line as text, without a byte order mark.
 
-        Raises: DataError if it is not UTF-8, or holds the character NUL, as UTF-16 without a mark and binary files do.
+        Raises: DataError if it is not UTF-8, holds the character NUL, as UTF-16 without a mark and binary files do, or
+            begins a pointer of Git LFS.
         """
         try:
             text = line.decode()
@@ -113,6 +115,11 @@ class SourceReader:
                 f"of the {'uncompressed ' if is_compressed(self.path) else ''}file ({error.reason}). "
                 "Convert the file to UTF-8"
             ) from error
+        if self._line_start == 0 and text.startswith(_LFS_POINTER):
+            raise DataError(
+                f"{self.path} is a pointer of Git LFS, which stands for a file that was not fetched: run `git lfs "
+                "pull` in its repository"
+            )
         if "\0" in text:
             raise DataError(
                 f"{self.where}: character {text.index(chr(0)) + 1} is NUL, which text in UTF-16 and binary files hold. "

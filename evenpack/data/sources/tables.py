@@ -325,14 +325,17 @@ class CsvTable:
     untyped = True
 
     def __init__(self, path: Path, *, as_text: bool) -> None:
-        """Reads the beginning. Raises: DataError for an empty file, or one without a header row."""
+        """Reads the beginning. Raises: DataError for an empty file, or one without a header row, or of equal names."""
         self._as_text = as_text
         self.origin = str(path)
         self.total_bytes = path.stat().st_size
         self._path = path
         with path.open("rb") as file, arrow_errors_as_data_errors(self.origin, path.suffix[1:]):
             schema = self._open(file, pyarrow.csv.ConvertOptions(), empty_lines=False).schema
-        self.schema: dict[str, Any] = {field.name: field.type for field in schema}
+            self.schema: dict[str, Any] = {field.name: field.type for field in schema}  # whose names may be no UTF-8
+        twice = [name for name in self.schema if schema.names.count(name) > 1]
+        if twice:
+            raise DataError(f"{path} has {schema.names.count(twice[0])} columns '{twice[0]}': rename all but one")
         if all(name.strip().isdecimal() for name in self.schema):
             raise DataError(
                 f"{path} begins with the numbers {', '.join(self.schema)} where a header row was expected: "
@@ -447,6 +450,10 @@ def _cell(value: dict[str, Any], name: str, kinds: dict[str, str], where: str) -
         raise DataError(f"{where}: '{name}' is {cell}: too large for a length")
     if isinstance(cell, str) and not cell.isascii():
         encode_text(cell, lambda: where)
+    if isinstance(cell, list) and any(isinstance(one, list) for one in cell[:1]):
+        raise DataError(
+            f"{where}: '{name}' holds lists in a list: expected integers, lists of no further lists, or text"
+        )
     return len(cell) if isinstance(cell, list) else cell
 
 

@@ -219,8 +219,13 @@ def _check_kind(table: Table, name: str, *, with_text: bool) -> None:
         )
     if kind == "other" and not types.is_null(type_):  # of nulls alone: reading names the row
         raise DataError(
-            f"column '{name}' of {table.origin} is {type_}: expected integers, lists, or text with a --tokenizer"
+            f"column '{name}' of {table.origin} is {type_}: expected integers, lists of no further lists, or text "
+            "with a --tokenizer"
         )
+
+
+def _is_list(type_: Any) -> bool:
+    return bool(types.is_list(type_) or types.is_large_list(type_) or types.is_fixed_size_list(type_))
 
 
 def _kind(type_: Any) -> Kind:
@@ -228,8 +233,8 @@ def _kind(type_: Any) -> Kind:
         return _kind(type_.value_type)
     if types.is_integer(type_) or types.is_floating(type_):
         return "number"
-    if types.is_list(type_) or types.is_large_list(type_) or types.is_fixed_size_list(type_):
-        return "list"
+    if _is_list(type_):
+        return "other" if _is_list(type_.value_type) else "list"  # of a batch, which is no length of a text
     return "text" if is_text(type_) else "other"
 
 

@@ -226,11 +226,13 @@ def test_a_loss_that_would_not_be_smoothed_is_refused(tmp_path: Path) -> None:
         trainer_of(tmp_path, loss_type="dft", label_smoothing_factor=0.1)
 
 
-@pytest.mark.parametrize("settings", [{"packing": True}, {"padding_free": True, "max_length": None}])
+@pytest.mark.parametrize(
+    "settings", [{"packing": True}, {"padding_free": True, "max_length": None}, {"eval_packing": True}]
+)
 def test_packing_by_trl_beside_the_loader_is_refused(
     settings: dict[str, Any], tmp_path: Path, recwarn: pytest.WarningsRecorder
 ) -> None:
-    with pytest.raises(evenpack.ConfigError, match="without packing and padding_free"):
+    with pytest.raises(evenpack.ConfigError, match=r"without packing and padding_free|leave eval_packing out"):
         trainer_of(tmp_path, **settings)
 
 

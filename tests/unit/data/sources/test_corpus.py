@@ -306,6 +306,34 @@ def test_the_builtin_corpus_is_the_same_in_every_process_and_has_no_duplicates()
     assert other.stdout == f"{identities[100:]} {documents[-1].bytes_read}\n"
 
 
+@pytest.mark.parametrize("kind", ["jsonl", "parquet", "arrow"])
+@pytest.mark.parametrize("key", ["split", "Split", "partition"])
+@pytest.mark.parametrize("files", [1, 2])
+def test_rows_of_several_splits_are_refused_by_whichever_part_reads_others(
+    kind: str, key: str, files: int, tmp_path: Path
+) -> None:
+    tables = [[{key: split, "text": f"{split} {number}"} for number in range(3)] for split in ("train", "test")]
+    for number, rows in enumerate(tables if files == 2 else [tables[0] + tables[1]]):
+        path = tmp_path / f"{number}.{kind}"
+        if kind == "parquet":
+            pyarrow.parquet.write_table(pa.Table.from_pylist(rows), path, row_group_size=3)
+        elif kind == "arrow":
+            pyarrow.feather.write_feather(pa.Table.from_pylist(rows), str(path), chunksize=3)
+        else:
+            path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    source: Any = TypeAdapter(Source).validate_python({"kind": kind, "path": tmp_path})
+    first, *others = open_corpus("wiki", source).parts(100)
+    assert {document.text[:5] for document in first.documents()} == {"train"}
+    with pytest.raises(DataError, match=f"'{key}' is 'test', and other rows say 'train'"):
+        list(others[-1].documents())
+
+
+def test_a_partition_that_is_no_split_is_read(tmp_path: Path) -> None:
+    rows = [{"partition": name, "text": name} for name in ("training manuals", "unseen texts", "train")]
+    (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    assert len(texts(read(JsonlSource(kind="jsonl", path=tmp_path)))) == 3
+
+
 @pytest.mark.parametrize("kind", ["jsonl", "parquet", "arrow", "hub"])
 @pytest.mark.parametrize(
     ("said", "is_refused"),

@@ -233,6 +233,55 @@ def test_copies_of_files_are_not_read_beside_them(kind: str, files: list[str], m
         assert len(source_inputs("wiki", adapter.validate_python({"kind": kind, "path": named}))) == len(name)
 
 
+@pytest.mark.parametrize("other", ["more.ndjson", "more.JSONL", "more.jsonl.bz2", "more.json.gz", "linked"])
+def test_data_that_is_passed_over_is_named(
+    other: str, shards: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    corpus = shards / "corpus"
+    corpus.mkdir()
+    (corpus / "c.jsonl").write_text(json.dumps({"text": "c.jsonl"}) + "\n")
+    (corpus / "README.md").touch()
+    (corpus / "dataset_info.json").touch()
+    assert names("corpus") == ["c.jsonl"]
+    assert not caplog.text
+    if other == "linked":
+        (corpus / other).symlink_to(shards / "a")
+    else:
+        (corpus / other).touch()
+    assert names("corpus") == ["c.jsonl"]
+    assert f"source 'wiki' does not read corpus/{other} in corpus" in caplog.text
+    caplog.clear()
+    assert names("corpus/*.jsonl") == ["c.jsonl"], "a pattern chooses"
+    assert not caplog.text
+
+
+@pytest.mark.parametrize("kept", ["_delta_log/0.json", "_temporary/0/c.jsonl", ".hoodie/x", "metadata/1.metadata.json"])
+def test_a_table_whose_files_do_not_all_count_is_refused(kept: str, shards: Path) -> None:
+    (shards / "b" / kept).parent.mkdir(parents=True)
+    (shards / "b" / kept).touch()
+    with pytest.raises(DataError, match="is a table of which some files were replaced or are not finished"):
+        names("b")
+    assert names(["b/2.jsonl", "b/10.jsonl"]) == ["b/2.jsonl", "b/10.jsonl"]
+
+
+def test_two_names_of_one_file_are_one_file(shards: Path) -> None:
+    (shards / "b" / "3.jsonl").hardlink_to(shards / "b" / "2.jsonl")
+    with pytest.raises(DataError, match=r"leads to b/2.jsonl and b/3.jsonl, which are the same file"):
+        names("b")
+    source = JsonlSource.model_validate({"kind": "jsonl", "path": "b/2.jsonl", "validation_path": "b/3.jsonl"})
+    with pytest.raises(DataError, match="belongs to path and to validation_path"):
+        open_corpus("wiki", source)
+
+
+@pytest.mark.parametrize("kind", ["text", "jsonl"])
+def test_a_pointer_of_git_lfs_is_no_text(kind: str, tmp_path: Path) -> None:
+    path = tmp_path / "book.txt"
+    path.write_text("version https://git-lfs.github.com/spec/v1\noid sha256:4d7a21\nsize 12345\n")
+    source: Any = TypeAdapter(Source).validate_python({"kind": kind, "path": str(path)})
+    with pytest.raises(DataError, match=r"is a pointer of Git LFS.*git lfs pull"):
+        list(open_corpus("wiki", source).documents())
+
+
 def test_every_kind_of_files_looks_at_splits(tmp_path: Path) -> None:
     from evenpack.data.sources.kinds import KINDS
 

@@ -210,6 +210,14 @@ def test_an_empty_list_and_a_missing_text_have_no_length(write: Writer, tmp_path
         counts(write(tmp_path, {"text": ["it", None]}), tokenizer=tokenizer)
 
 
+def test_lists_of_lists_are_no_lengths(tmp_path: Path) -> None:
+    source = write_parquet(tmp_path, {"n": [[[1, 2], [3]]]})
+    with pytest.raises(DataError, match=r"column 'n' of .* is list.* expected integers, lists of no further lists"):
+        counts(source, column="n")
+    with pytest.raises(DataError, match="has 0 columns of integers or lists"):
+        counts(source)
+
+
 @pytest.mark.parametrize("write", [write_parquet, write_jsonl, write_gz])
 def test_a_column_that_begins_with_nothing_is_named_with_its_row(write: Writer, tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"(row 0 \(from 0\)|line 1): 'n' is null"):
@@ -239,6 +247,9 @@ BROKEN_FILES = {
     "no parquet file": ("a.parquet", b"PAR1 nothing PAR1", "is not readable as parquet"),
     "an empty csv file": ("a.csv", b"", "is not readable as csv: Empty CSV file"),
     "a row of too few cells": ("a.csv", b"n,m\n1,2\n3\n", "is not readable as csv: .*Expected 2 columns, got 1"),
+    "two columns of one name": ("a.csv", b"n,n\n1,2\n", "has 2 columns 'n': rename all but one"),
+    "no UTF-8": ("a.csv", "n\n3\n".encode("utf-16"), "is not readable as csv"),
+    "lists in a list": ("a.jsonl", b'{"n": [[1, 2], [3]]}\n', "line 1: 'n' holds lists in a list"),
     "bare lengths": ("a.csv", b"3\n4\n", "begins with the numbers 3 where a header row was expected"),
     "an empty jsonl file": ("a.jsonl", b"", "holds no line"),
     "no JSON": ("a.jsonl", b'{"n": 3}\n{"n": \n', "a.jsonl, line 2: not a readable JSON line"),
