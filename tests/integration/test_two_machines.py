@@ -208,7 +208,7 @@ def test_a_rank_killed_on_the_other_machine_is_named(cluster: Cluster, launcher:
 
 
 def test_a_machine_that_freezes_is_named(cluster: Cluster) -> None:
-    """No connection is closed, as when its power fails: only heartbeats show it, the last of which tell of the start."""
+    """No connection is closed, as when its power fails: heartbeats show it, though the last tell of the start."""
     output_dir = cluster.run_file.parent / "frozen"
     overrides = [LONG, "run.hang_timeout_seconds=60", "training.checkpoint_every_steps=1"]
     run = cluster.evenpack_train(output_dir, *overrides, slots=2, options=options_of("pdsh", cluster))

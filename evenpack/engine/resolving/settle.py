@@ -95,7 +95,8 @@ class SettledRun:
         problem = "is below one micro-batch per rank" if items < multiple else "cannot be divided evenly"
         return (
             f"training.tokens_per_step ({asked.tokens_per_step:,}) is {items} {kind} and {problem}: {ranks} ranks take "
-            f"multiples of {multiple} {kind}, {float(multiple * self.facts.item.tokens):,.0f} tokens on average. {error}"
+            f"multiples of {multiple} {kind}, {float(multiple * self.facts.item.tokens):,.0f} tokens on average. "
+            f"{error}"
         )
 
 
