@@ -2,7 +2,8 @@
 
 import json
 import logging
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from copy import copy
 from functools import cache, cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -14,6 +15,7 @@ from evenpack.data.keys import derive_key
 from evenpack.data.manifest import TOKENIZER_FOLDER, Manifest, data_section, refuse_differences, remedy
 from evenpack.data.opened_directories import record_opened
 from evenpack.data.order.config import PackingConfig
+from evenpack.data.order.forms import Form, FormedStream
 from evenpack.data.order.pack_stream import PackStream
 from evenpack.data.order.selection import PackedSource
 from evenpack.data.order.stages import Stage, by_name, changes_by_name
@@ -21,6 +23,7 @@ from evenpack.data.order.step_shape import Batching
 from evenpack.data.order.stored_plan import open_blocked_plan, open_plan
 from evenpack.data.recipes import OF_THE_LOSS
 from evenpack.data.sequences import MaskedPairsView, SentencePairsView, ViewOfDocuments, open_view
+from evenpack.data.sequences.joined import JoinedView, single_views
 from evenpack.data.sequences.pairs import ORIGIN_COLUMNS
 from evenpack.data.sequences.shuffled import SHUFFLED, OrderedView, ShuffledView
 from evenpack.data.sequences.view import StoredView
@@ -56,6 +59,8 @@ class PreparedData:
         self.manifest = manifest
         self.repacking = repacking
         """How plans pack the sequences; None: as prepared."""
+        self.follows: Follows | None = None
+        """What a run has read before, in packs of another form; None: nothing."""
 
     @classmethod
     def open(cls, directory: Path, config: DataConfig, *, verify: Verification = "all") -> "PreparedData":
@@ -95,11 +100,17 @@ class PreparedData:
             require_verified(self.directory, self.manifest, content, share=share)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _reopen, (self.directory, self.config, self.repacking)
+        return _reopen, (self.directory, self.config, self.repacking), {"follows": self.follows}
 
     def drawn_by(self, config: DataConfig) -> "PreparedData":
         """Returns the same data with the weights of a stage."""
-        return PreparedData(self.directory, config, self.manifest, repacking=self.repacking)
+        return PreparedData(self.directory, config, self.manifest, repacking=self.repacking).following(self.follows)
+
+    def following(self, follows: "Follows | None") -> "PreparedData":
+        """Returns the same data as a run goes on with it after packs of another form."""
+        found = copy(self)
+        found.follows = follows
+        return found
 
     def ordered(self, names: Sequence[str]) -> "PreparedData":
         """Returns the same data with the sources in this order."""
@@ -153,7 +164,8 @@ class PreparedData:
         sources = packed_sources(self, "train", seed=seed, batching=batching)
         if self.config.shuffle.kind == "permutation" and not self.config.keeps_order:
             # Grids alone have another view.
-            expect_random_reads([source.view.token_file for source in sources if isinstance(source.view, StoredView)])
+            views = [view for source in sources for view in single_views(source.view)]
+            expect_random_reads([view.token_file for view in views if isinstance(view, StoredView)])
         return sources
 
     def token_file_prefix(self, source: str) -> Path:
@@ -322,7 +334,7 @@ def packed_sources(
 ) -> tuple[PackedSource, ...]:
     """Returns views and plans of one split, in the mixture's order."""
     names = prepared.source_names if only is None else (only,)
-    return tuple(
+    found = tuple(
         PackedSource(
             view=prepared.view(name, split),
             plan=prepared.plan(name, split, seed=seed, batching=batching),
@@ -330,3 +342,19 @@ def packed_sources(
         )
         for name in names
     )
+    if split != "train" or prepared.follows is None:
+        return found
+    earlier, forms = prepared.follows
+    before = packed_sources(earlier, split, seed=seed, only=only, batching=batching)
+    return tuple(
+        PackedSource(
+            view=JoinedView(one.view, source.view),
+            plan=FormedStream(one.plan, source.plan, forms[name], first_sequence=one.view.count),
+            key=source.key,
+        )
+        for name, one, source in zip(names, before, found, strict=True)
+    )
+
+
+Follows = tuple[PreparedData, Mapping[str, Form]]
+"""The data in the form before, and the place of each source's packs in its stream, by name."""

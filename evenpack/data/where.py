@@ -104,7 +104,7 @@ class DocumentVisits:
     absence: str | None
     """The reason why no sequence holds a part of it; None if one does."""
     sequences: tuple[int, ...]
-    """Ids of the sequences that hold a part of it; of packs in several forms, in the first one that has any."""
+    """Ids of the sequences that hold a part of it; of packs in several forms, those of each behind the ones before."""
     visits: tuple[Visit, ...]
     """Visits in the order of training, over all epochs of the run."""
 
@@ -131,7 +131,6 @@ class Where:
         steps: int,
         skipped: SkippedSteps,
         decode: Decode | None = None,
-        later: Sequence[tuple[int, Sequence[TracedSource]]] = (),
     ) -> None:
         """Takes the sources and the length of a run.
 
@@ -139,9 +138,7 @@ class Where:
             sources: in the order's numbering.
             steps: of the whole run.
             decode: gives each part its text, which costs reading its tokens.
-            later: the first step, from 0, of each later form of packs, and the sources in it, in ascending order.
         """
-        self._forms = [(0, tuple(sources)), *((first, tuple(of_form)) for first, of_form in later)]
         self.sources = tuple(sources)
         self.order = order
         self.steps = steps
@@ -155,21 +152,20 @@ class Where:
                 f"step {step} is not in this run, whose steps are 1 to {self.steps}: give one of them, or raise "
                 "training.steps"
             )
-        of_step = next(sources for first, sources in reversed(self._forms) if first < step)
-        packs = select_packs([source.packed for source in of_step], *self.order.draws(step - 1))
+        packs = select_packs([source.packed for source in self.sources], *self.order.draws(step - 1))
         sizes = np.diff(packs.offsets)
         pack_of_sequence = np.repeat(np.arange(packs.packs), sizes)
         slots = np.arange(len(packs.sequence_ids)) - packs.offsets[pack_of_sequence]
-        parts = self._parts(of_step, packs.sources[pack_of_sequence], packs.sequence_ids)
+        parts = self._parts(packs.sources[pack_of_sequence], packs.sequence_ids)
         sequences = []
         for index, pack in enumerate(pack_of_sequence.tolist()):
-            source = of_step[int(packs.sources[pack])]
+            source = self.sources[int(packs.sources[pack])]
             position = int(packs.stream_positions[pack])
             sequences.append(
                 PlacedSequence(
                     pack=pack,
                     source=source.name,
-                    epoch=position // source.packed.plan.packs,
+                    epoch=int(source.packed.plan.epochs(packs.stream_positions[[pack]])[0]),
                     stream_position=position,
                     slot=int(slots[index]),
                     sequence=int(packs.sequence_ids[index]),
@@ -198,41 +194,33 @@ class Where:
                 f"source '{traced.name}' has the documents 0 to {file.documents - 1}, in the order in which they were "
                 f"prepared; there is no document {document}"
             )
-        visits: list[Visit] = []
-        found: tuple[int, ...] = ()
-        ends = [*(first for first, _ in self._forms[1:]), self.steps]
-        for (first, sources), end in zip(self._forms, ends, strict=True):
-            sequence_ids = sources[index].origins.sequences_of(document)
-            found = found or tuple(sequence_ids.tolist())
-            visits += self._visits(sources[index], index, document, sequence_ids, range(first, min(end, self.steps)))
+        sequence_ids = traced.origins.sequences_of(document)
         tokens = _span(traced, document)[1]
         return DocumentVisits(
             source=traced.name,
             document=document,
             tokens=tokens,
             text=self._text(traced, document, 0, tokens),
-            absence=None if found else _absence(traced, document),
-            sequences=found,
-            visits=tuple(visits),
+            absence=None if len(sequence_ids) else _absence(traced, document),
+            sequences=tuple(sequence_ids.tolist()),
+            visits=tuple(self._visits(index, document, sequence_ids)),
         )
 
-    def _visits(
-        self, traced: TracedSource, index: int, document: int, sequence_ids: Int64[np.ndarray, " K"], steps: range
-    ) -> list[Visit]:
-        """Returns the visits of the sequences of a source that hold the document, in steps of one form of packs."""
-        plan, form = traced.packed.plan, steps.start
-        begin, end = (self.order.position_before(index, step, form=form) for step in (form, max(form, steps.stop)))
-        all_epochs = range(begin // plan.packs, -(-end // plan.packs))
-        if begin == end or not len(sequence_ids):
+    def _visits(self, index: int, document: int, sequence_ids: Int64[np.ndarray, " K"]) -> list[Visit]:
+        """Returns the visits of the sequences of a source that hold the document, in the order of training."""
+        traced = self.sources[index]
+        plan = traced.packed.plan
+        end = self.order.drawn_before(index, self.steps)
+        if end == 0 or not len(sequence_ids):
             return []
-        epochs = np.repeat(np.array(all_epochs), len(sequence_ids))
-        members = np.tile(np.arange(len(sequence_ids)), len(all_epochs))
+        count = int(plan.epochs(np.array([end - 1]))[0]) + 1
+        epochs = np.repeat(np.arange(count), len(sequence_ids))
+        members = np.tile(np.arange(len(sequence_ids)), count)
         lengths = _lengths(traced.packed, sequence_ids)
-        found = [plan.find(sequence_ids, lengths, epoch) for epoch in all_epochs]
+        found = [plan.find(sequence_ids, lengths, epoch) for epoch in range(count)]
         positions, slots = (np.concatenate([one[part] for one in found]) for part in (0, 1))
-        (drawn,) = np.nonzero((positions >= begin) & (positions < end))
-        places = self.order.places_of(index, positions[drawn], form=form)
-        in_order = sorted(zip(places, drawn.tolist(), strict=True))
+        (drawn,) = np.nonzero((positions >= 0) & (positions < end))
+        in_order = sorted(zip(self.order.places_of(index, positions[drawn]), drawn.tolist(), strict=True))
         parts = _by_sequence(traced.origins.origins(sequence_ids).of_document(document))
         visits = []
         for (step, pack), place in in_order:
@@ -254,14 +242,11 @@ class Where:
         return visits
 
     def _parts(
-        self,
-        of_step: Sequence[TracedSource],
-        sources: Int64[np.ndarray, " M"],
-        sequence_ids: Int64[np.ndarray, " M"],
+        self, sources: Int64[np.ndarray, " M"], sequence_ids: Int64[np.ndarray, " M"]
     ) -> list[tuple[DocumentPart, ...]]:
         """Returns the parts of each sequence of a step."""
         parts: list[tuple[DocumentPart, ...]] = [()] * len(sequence_ids)
-        for index, traced in enumerate(of_step):
+        for index, traced in enumerate(self.sources):
             (members,) = np.nonzero(sources == index)
             found = _by_sequence(traced.origins.origins(sequence_ids[members]))
             for member, triples in zip(members.tolist(), found, strict=True):

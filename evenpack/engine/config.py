@@ -436,6 +436,9 @@ class StageSection(Section):
 
     step: StepNumber = Field(ge=2, le=MOST_STEPS)
     """The first step of the stage; steps count from 1, as in metrics.jsonl."""
+    restart: bool = False
+    """Whether packs of another form begin with a new epoch of each source at once, and what the old one has left is
+    counted and not read; false: it goes on in packs of the old form, as many of them together as fill a new one."""
 
     @property
     def changes(self) -> dict[str, Any]:
@@ -785,16 +788,26 @@ class RunConfig(Section):
                     raise ValueError(
                         f"{place}: there is no source '{match['source']}'; {nearest(match['source'], names)}"
                     )
-        for before, after in pairwise(self.stages):
-            if before.step >= after.step:
+        for one, other in pairwise(self.stages):
+            if one.step >= other.step:
                 raise ValueError(
-                    f"stages: that of step {after.step} comes after that of step {before.step}: give one for each "
+                    f"stages: that of step {other.step} comes after that of step {one.step}: give one for each "
                     "step, in the order of steps"
                 )
         try:
-            stages = [one.data.sources for _, one in self.staged()] if self.stages else [self.data.sources]
+            staged = self.staged()
         except ConfigError as error:
             raise ValueError(str(error)) from error
+        for stage, ((_, before), (_, after)) in zip(self.stages, pairwise(staged), strict=True):
+            is_other = self._folder_of(before.data) != self._folder_of(after.data)
+            if stage.restart and not is_other:
+                raise ValueError(
+                    f"stages, step {stage.step}: restart is for another pack_length or max_sequence_length: leave it "
+                    "out"
+                )
+            if is_other and not stage.restart and (problem := _unjoined(before, after)):
+                raise ValueError(f"stages, step {stage.step}: {problem}")
+        stages = [one.data.sources for _, one in staged]
         first = {name: next((at for at, one in enumerate(stages) if one[name].weight), len(stages)) for name in names}
         ordered = sorted(names, key=first.__getitem__)
         if ordered == names:
@@ -834,3 +847,31 @@ class RunConfig(Section):
     def prepared_dir(self) -> Path:
         """Folder of this run's prepared data."""
         return self.data.prepared_dir or self.run.output_dir / "data"
+
+
+def _unjoined(before: RunConfig, after: RunConfig) -> str | None:
+    """Returns why what an epoch has left cannot go on in the next stage's form, and what would do; None if it can."""
+    old, new = (one.data.pack_length for one in (before, after))
+    longest = [one.data.recipe.max_sequence_length for one in (before, after)]
+    limit, is_packed = after.data.packing.max_sequences_per_pack, before.training.batching == "packs"
+    if longest[1] < longest[0]:
+        problem = (
+            f"has sequences of up to {longest[0]} tokens left, above max_sequence_length ({longest[1]}): give more"
+        )
+    elif is_packed and new % old:
+        sizes = dict.fromkeys((max(1, new // old) * old, (new // old + 1) * old))
+        problem = (
+            f"has packs of {old} slots left, of which data.pack_length ({new}) is no multiple: give "
+            f"{' or '.join(map(str, sizes))}"
+        )
+    elif is_packed and new > old and limit is not None:
+        problem = (
+            f"has packs left, of which {new // old} together may hold more sequences than "
+            f"data.packing.max_sequences_per_pack ({limit}): leave that out"
+        )
+    else:
+        return None
+    return (
+        f"the epoch before {problem}, or set restart: true in the stage, with which new epochs begin at once and the "
+        "rest is counted and not read"
+    )

@@ -156,7 +156,8 @@ def _parts(run: TrainingRun, places: Sequence[Place], *, stop_requested: Callabl
             StepProfile(config.run.output_dir, start.world, config.run.profile_steps),
             BadSteps(start),
             RankTimes.of(start, places),
-            DataVerification(run),  # first of all that the next ones write at a save
+            # First of all that the next ones write at a save.
+            *(DataVerification(data, start.world) for data in start.resolved.data_after(start.steps_done)),
             *([] if config.mlperf is None else [MlperfLog(start, started=started)]),
             writer,
             Trackers(start),
@@ -286,7 +287,7 @@ def describe(run: Start) -> str:
             *([f"  skipped  steps {skipped}, from which nothing is learned"] if skipped else []),
             *(
                 f"  left out {left['packs']:,} {training.batching} of {name} ({left['epochs']:.2f} epochs), whose "
-                "epoch was not finished: packs of another form begin with a new one"
+                "epoch was not finished: the stage restarts with packs of another form"
                 for name, left in run.resolved.left_out(run.steps_done).items()
             ),
             *(

@@ -10,7 +10,8 @@ import numpy as np
 
 from evenpack.config import with_values
 from evenpack.data.prepared import PreparedData, packed_sources
-from evenpack.data.sequences import SentencePairsView
+from evenpack.data.sequences import SentencePairsView, SequenceView
+from evenpack.data.sequences.joined import JoinedOrigins, JoinedView
 from evenpack.data.sequences.pairs import PairOrigins, PairsAsDocuments
 from evenpack.data.sequences.view import SequenceOrigins
 from evenpack.data.sources.kinds import held_out
@@ -34,39 +35,36 @@ def open_where(config: RunConfig, *, with_text: bool = False) -> Where:
     """
     prepared = PreparedData.open(config.prepared_dir, config.data, verify="nothing")
     config = settle_prepared(config, prepared).config
-    training, order = config.training, order_of(config)
-    later: list[tuple[int, list[TracedSource]]] = []
-    if len(config.parts) > 1:
+    if len(config.parts) > 1:  # the last part's data answer for all steps
         run = resolve(with_values(config, {"training": {"cost_model": None}}, origin="the run file"), prepared)
-        order = run.order
-        later = [(part.config.span.start, _traced(part.prepared, config)) for part in run.parts[1:]]
+        prepared = run.parts[-1].prepared
+    training = config.training
+    packed = packed_sources(prepared, "train", seed=config.run.seed, batching=training.batching)
     return Where(
-        _traced(prepared, config),
-        order,
+        [
+            TracedSource(
+                name=name,
+                packed=source,
+                origins=open_origins(prepared, name, source.view),
+                is_held_out=partial(_is_held_out, prepared, name),
+            )
+            for name, source in zip(prepared.source_names, packed, strict=True)
+        ],
+        order_of(config),
         steps=training.planned_steps,
         skipped=training.skipped,
         decode=_decoder(prepared) if with_text else None,
-        later=later,
     )
 
 
-def _traced(prepared: PreparedData, config: RunConfig) -> list[TracedSource]:
-    packed = packed_sources(prepared, "train", seed=config.run.seed, batching=config.training.batching)
-    return [
-        TracedSource(
-            name=name,
-            packed=source,
-            origins=open_origins(prepared, name),
-            is_held_out=partial(_is_held_out, prepared, name),
-        )
-        for name, source in zip(prepared.source_names, packed, strict=True)
-    ]
-
-
-def open_origins(prepared: PreparedData, source: str) -> SequenceOrigins:
-    """Returns the origins of the training sequences of a source."""
-    view = prepared.view(source, "train")
+def open_origins(prepared: PreparedData, source: str, view: SequenceView) -> SequenceOrigins:
+    """Returns the origins of the training sequences of a source, of which `view` is the view."""
+    if isinstance(view, JoinedView):
+        assert prepared.follows is not None, "the view is of several forms"
+        before = open_origins(prepared.follows[0], source, view.before)
+        return JoinedOrigins(before, open_origins(prepared, source, view.after), first=view.before.count)
     if not isinstance(view, SentencePairsView):
+        assert isinstance(view, SequenceOrigins), "as every view of documents"
         return view
     if prepared.config.recipe.kind == "masked_pairs":
         return PairsAsDocuments(view=view)

@@ -218,7 +218,9 @@ class DynamicMasks(_MaskedObjective):
         return replace(super().for_validation(), seed=_VALIDATION_SEED)
 
     def _masked(self, content: SequenceContent, packs: PackSelection, sources: Sequence[PackedSource]) -> MaskedTokens:
-        epochs = packs.stream_positions // np.array([source.plan.packs for source in sources])[packs.sources]
+        epochs = np.empty_like(packs.stream_positions)
+        for index, source in enumerate(sources):
+            epochs[packs.sources == index] = source.plan.epochs(packs.stream_positions[packs.sources == index])
         source_keys = np.array([source.key for source in sources], dtype=np.uint64)[packs.sequence_sources]
         keys = masking_keys(self.seed, np.repeat(epochs, packs.sizes), source_keys, packs.sequence_ids)
         special_tokens = np.empty_like(content.lengths)

@@ -11,7 +11,9 @@ from queue import SimpleQueue
 import numpy as np
 
 from evenpack.data.order.blocked_plan import BlockedPlan
+from evenpack.data.order.forms import FormedStream
 from evenpack.data.order.selection import PackedSource, PackSelection
+from evenpack.data.sequences.joined import JoinedView
 from evenpack.data.sequences.view import LocatedSequences
 from evenpack.data.tokens.file import bin_path
 
@@ -27,21 +29,27 @@ class _Followed:
     """A source that has blocks."""
 
     index: int
-    view: LocatedSequences
-    plan: BlockedPlan
-    asked: list[tuple[int, int]] = field(default_factory=list)
+    source: PackedSource
+    asked: list[tuple[LocatedSequences, int, int]] = field(default_factory=list)
     """The ranges of sequences that were requested last."""
+
+    def ahead(self, position: int) -> list[tuple[LocatedSequences, int, int]]:
+        """Returns the sequences of the block at a position and of the next ones; none if the source has no blocks."""
+        view, plan = self.source.view, self.source.plan
+        while isinstance(plan, FormedStream) and isinstance(view, JoinedView):
+            is_own, position = plan.place(position)
+            view, plan = (view.after, plan.after) if is_own else (view.before, plan.before)
+        if not (isinstance(plan, BlockedPlan) and isinstance(view, LocatedSequences)):
+            return []
+        return [(view, *one) for one in plan.sequences_ahead(position, _BLOCKS_AHEAD)]
 
 
 class ReadAhead:
     """Reads the coming blocks of all sources that have blocks into the page cache, in a thread that it starts."""
 
     def __init__(self, sources: Sequence[PackedSource]) -> None:
-        self._sources = [
-            _Followed(index=index, view=source.view, plan=source.plan)
-            for index, source in enumerate(sources)
-            if isinstance(source.plan, BlockedPlan) and isinstance(source.view, LocatedSequences)
-        ]
+        followed = [_Followed(index=index, source=source) for index, source in enumerate(sources)]
+        self._sources = [source for source in followed if source.ahead(0)]
         self._queue: SimpleQueue[ByteRange] = SimpleQueue()
         self._thread: threading.Thread | None = None
 
@@ -51,13 +59,13 @@ class ReadAhead:
             positions = packs.stream_positions[packs.sources == source.index]
             if not len(positions):
                 continue
-            ahead = source.plan.sequences_ahead(int(positions.max()), _BLOCKS_AHEAD)
+            ahead = source.ahead(int(positions.max()))
             new = [one for one in ahead if one not in source.asked]
             if new:
-                source.view.token_file.release_pages()  # the pages of the previous block
+                new[0][0].token_file.release_pages()  # the pages of the previous block
                 source.asked = ahead
-                for first, stop in new:
-                    self._ask(byte_range(source.view, first, stop))
+                for wanted in new:
+                    self._ask(byte_range(*wanted))
 
     def _ask(self, wanted: ByteRange) -> None:
         if self._thread is None:

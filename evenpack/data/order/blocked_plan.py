@@ -27,7 +27,7 @@ import numpy as np
 from jaxtyping import Int32, Int64, Integer
 
 from evenpack.data.keys import derive_key
-from evenpack.data.order.pack_stream import DrawnPacks, merged
+from evenpack.data.order.pack_stream import DrawnPacks, WholeEpochs, merged
 from evenpack.data.order.plan import PackPlan, sort_by_length
 from evenpack.data.packing import LengthHistogram, Packing
 from evenpack.data.permutation import permute, sequence_id_type
@@ -174,7 +174,7 @@ _OPEN_BLOCKS = 4
 """Blocks kept open: a step spans at most two blocks, unless it is longer than a block."""
 
 
-class BlockedPlan:
+class BlockedPlan(WholeEpochs):
     """An endless stream of packs, block by block in each epoch, and its inverse from a sequence to its pack."""
 
     def __init__(
@@ -198,7 +198,6 @@ class BlockedPlan:
         self.blocks = blocks
         self._block_packs = blocks.packs
         self.packs = int(self._block_packs.sum())
-        """Packs of one epoch."""
         self.max_sequences_per_pack = blocks.depth
         self.pack_length = blocks.pack_length
         self._sorted_sequence_ids = sorted_sequence_ids

@@ -19,7 +19,7 @@ class DrawnPacks:
 
 @runtime_checkable
 class PackStream(Protocol):
-    """A pure function of a position: position n is pack n % packs of epoch n // packs."""
+    """A pure function of a position; of one form, position n is pack n % packs of epoch n // packs."""
 
     @property
     def packs(self) -> int:
@@ -36,6 +36,9 @@ class PackStream(Protocol):
     def pack_length(self) -> int:
         """Slots of a pack."""
 
+    def epochs(self, stream_positions: Int64[np.ndarray, " N"]) -> Int64[np.ndarray, " N"]:
+        """Returns the epoch of each position."""
+
     def draw(self, stream_positions: Int64[np.ndarray, " N"]) -> DrawnPacks:
         """Returns the packs at these positions of the stream, in any order and of any epochs.
 
@@ -49,6 +52,17 @@ class PackStream(Protocol):
 
         Raises: DataError for an id that is not a sequence of that length.
         """
+
+
+class WholeEpochs:
+    """The packs of one form, epoch after epoch."""
+
+    packs: int
+    """Packs of one epoch."""
+
+    def epochs(self, stream_positions: Int64[np.ndarray, " N"]) -> Int64[np.ndarray, " N"]:
+        """Returns the epoch of each position."""
+        return stream_positions // self.packs
 
 
 def merged(groups: Int64[np.ndarray, " N"], drawn: Mapping[int, DrawnPacks]) -> DrawnPacks:

@@ -20,7 +20,7 @@ from jaxtyping import Int64, Integer
 
 from evenpack.data.keys import derive_key
 from evenpack.data.mapped_pages import release_mapped_pages
-from evenpack.data.order.pack_stream import DrawnPacks
+from evenpack.data.order.pack_stream import DrawnPacks, WholeEpochs
 from evenpack.data.packing import LengthHistogram, Packing
 from evenpack.data.permutation import permute, sequence_id_type
 from evenpack.errors import DataError, PackingError
@@ -95,7 +95,7 @@ def sort_chunks_by_length(
         raise PackingError(f"found {start} lengths, but their histogram counts {histogram.sequences}")
 
 
-class PackPlan:
+class PackPlan(WholeEpochs):
     """One block of one source: an endless stream of packs, and its inverse from a sequence to its pack.
 
     A pure function of the arguments: no state, no random generator. `sorted_sequence_ids` (from `sort_by_length`)
@@ -121,7 +121,6 @@ class PackPlan:
                 f"{packing.sequences} sequences: they are of different preparations; prepare the data again"
             )
         self.packs = packing.packs
-        """Packs of one epoch."""
         self.sequences = packing.sequences
         self.max_sequences_per_pack = packing.depth
         self.pack_length = packing.pack_length

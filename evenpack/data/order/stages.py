@@ -4,9 +4,8 @@ A stage begins at a step and lasts until the next one. It has weights of the sou
 steps draw by the order of a `Mixture` of the sources that have a weight: every prefix of a stage's draws is within a
 pack of the ratio. Where the ratio stays, the mixture goes on, so that a change of sizes or rates alone moves no draw. A
 source always gives the next pack of its own stream, whatever the stages before took of it, so
-nothing is lost or repeated; one without a weight waits. A stage with packs of another form begins with a new epoch of
-each source in that form. Sources are numbered by their first appearance, so neither the draws of a step nor its
-`order_hash` depend on later stages.
+nothing is lost or repeated; one without a weight waits. Sources are numbered by their first appearance, so neither the
+draws of a step nor its `order_hash` depend on later stages.
 """
 
 import math
@@ -35,8 +34,6 @@ class Stage:
     items_per_step: int
     """Packs or sequences of a step over all ranks."""
     items_per_micro_batch: int
-    begins: tuple[int, ...] | None = None
-    """Positions in the streams of other packs, of each source, with which it begins; None: the streams go on."""
 
     @property
     def ratio(self) -> tuple[int, ...]:
@@ -56,13 +53,13 @@ def by_name(names: Sequence[str], weights: Sequence[int]) -> list[list[str | int
 
 
 def of_the_order(stages: Sequence[Stage]) -> list[Stage]:
-    """Returns the stages that change draws: the first, and those with another ratio, size of steps or form of packs."""
+    """Returns the stages that change draws: the first, and those with another ratio or size of steps than before."""
     return [
         *stages[:1],
         *(
             stage
             for before, stage in pairwise(stages)
-            if stage.items_per_step != before.items_per_step or stage.ratio != before.ratio or stage.begins is not None
+            if stage.items_per_step != before.items_per_step or stage.ratio != before.ratio
         ),
     ]
 
@@ -127,21 +124,15 @@ class StagedOrder:
         """The draw with which the mixture of each stage began: in that stage, or in one before of the same ratio."""
         self._offsets = np.zeros((len(stages), len(stages[0].weights)), dtype=np.int64)
         """How often each source was drawn before that draw."""
-        self._shifts = np.zeros_like(self._offsets)
-        """Position in the stream of each source less the number of its draws; other where a form of packs begins."""
         for part in range(1, len(stages)):
             self._begun[part] = self._begun[part - 1]
             self._offsets[part] = self._offsets[part - 1]
-            self._shifts[part] = self._shifts[part - 1]
-            begins = stages[part].begins
-            if stages[part].ratio == stages[part - 1].ratio and begins is None:
+            if stages[part].ratio == stages[part - 1].ratio:
                 continue
             self._begun[part] = self._draws.before(self._starts[part])
             draws = self._begun[part] - self._begun[part - 1]
             for local, source in enumerate(self._drawn[part - 1]):
                 self._offsets[part, source] += self._mixtures[part - 1].drawn_before(local, draws)
-            if begins is not None:
-                self._shifts[part] = np.array(begins) - self._offsets[part]
 
     def draws(self, step: int) -> tuple[Int64[np.ndarray, " N"], Int64[np.ndarray, " N"]]:
         """Returns (source, position in that source's own stream) of the draws of a step, counted from 0.
@@ -152,17 +143,14 @@ class StagedOrder:
         first = self._draws.before(step) - self._begun[part]
         local, positions = self._mixtures[part].draws(first, first + self._draws.size(step))
         sources = np.array(self._drawn[part], dtype=np.int64)[local]
-        return sources, positions + (self._offsets + self._shifts)[part, sources]
+        return sources, positions + self._offsets[part, sources]
 
-    def places_of(self, source: int, positions: Int64[np.ndarray, " N"], *, form: int = 0) -> list[tuple[int, int]]:
+    def places_of(self, source: int, positions: Int64[np.ndarray, " N"]) -> list[tuple[int, int]]:
         """Returns (step, index of the draw within it) at these positions of a source's stream; the inverse of `draws`.
-
-        `form`: a step of the form of packs that the positions count; they are of draws in that form.
 
         Raises: ValueError for a position that no step draws.
         """
         offsets = self._offsets[:, source]
-        positions = positions - self._shifts[self.index_at(form), source]
         parts = np.searchsorted(offsets, positions, side="right") - 1
         numbers = np.empty(len(positions), dtype=np.int64)
         for part in np.unique(parts).tolist():
@@ -175,17 +163,13 @@ class StagedOrder:
         return [self._draws.place(number) for number in numbers.tolist()]
 
     def drawn_before(self, source: int, step: int) -> int:
-        """Returns how many draws of all steps before are of the source: its next position, in packs of one form."""
+        """Returns how many draws of all steps before are of the source, which is its next stream position."""
         part = self.index_at(step)
         count = int(self._offsets[part, source])
         if source not in self._drawn[part]:
             return count
         draws = self._draws.before(step) - self._begun[part]
         return count + self._mixtures[part].drawn_before(self._drawn[part].index(source), draws)
-
-    def position_before(self, source: int, step: int, *, form: int) -> int:
-        """Returns the source's next position after all steps before, in packs of the form that step `form` has."""
-        return self.drawn_before(source, step) + int(self._shifts[self.index_at(form), source])
 
     def items_before(self, step: int) -> int:
         """Returns the draws of all steps before."""

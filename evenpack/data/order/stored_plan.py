@@ -16,7 +16,7 @@ from jaxtyping import Int64, Integer
 
 from evenpack.data.order.blocked_plan import BlockedPlan, Blocks, block_files, open_blocks
 from evenpack.data.order.config import PackingConfig
-from evenpack.data.order.pack_stream import DrawnPacks, PackStream
+from evenpack.data.order.pack_stream import DrawnPacks, PackStream, WholeEpochs
 from evenpack.data.order.plan import PackPlan, sort_chunks_by_length
 from evenpack.data.order.step_shape import Batching
 from evenpack.data.packing import LengthHistogram, Packing, pack
@@ -146,7 +146,7 @@ def packed(histogram: LengthHistogram, config: PackingConfig, *, pack_length: in
     )
 
 
-class SequentialPlan:
+class SequentialPlan(WholeEpochs):
     """Rows that were shuffled when they were prepared and are trained in that order: each is a pack of its own.
 
     Position n of the endless stream is row n % rows, in every epoch.
@@ -159,7 +159,6 @@ class SequentialPlan:
         counts = packing.histogram.counts
         lengths = np.flatnonzero(counts) + 1
         self.packs = packing.packs
-        """Packs of one epoch."""
         self.sequences = packing.sequences
         self.max_sequences_per_pack = 1
         self.pack_length = packing.pack_length

@@ -441,6 +441,13 @@ class Origins:
     """Number of the document's tokens that follow from there; 0 where only an end-of-text represents it."""
     per_sequence: Int64[np.ndarray, " K"]
 
+    @classmethod
+    def joined(cls, groups: Int64[np.ndarray, " K"], parts: Mapping[int, "Origins"]) -> "Origins":
+        """Returns the origins of K sequences, each of which is the next one of its group."""
+        per_sequence = _in_order(groups, parts, "per_sequence")
+        names = ("documents", "starts", "tokens")
+        return cls(per_sequence=per_sequence, **{name: _in_order(groups, parts, name, per_sequence) for name in names})
+
     def of_document(self, document: int) -> "Origins":
         """Returns the parts of this document alone."""
         chosen = self.documents == document

@@ -19,7 +19,6 @@ from evenpack.data.manifest import MANIFEST
 from evenpack.data.prepared import PreparedData
 from evenpack.data.verification import FileState, Verified, Verifier, refuse_changed_sources
 from evenpack.engine.activity import doing
-from evenpack.engine.build import TrainingRun
 from evenpack.engine.parts.part import Part, Step
 from evenpack.engine.world.distributed import World
 from evenpack.errors import DataError, EvenpackError, RunError
@@ -36,9 +35,9 @@ _POLL_SECONDS = 0.1
 class DataVerification(Part):
     """Reads a rank's part of the prepared files once, by a thread, unless data.verify_in_training is false."""
 
-    def __init__(self, run: TrainingRun) -> None:
-        self._prepared = run.start.prepared
-        self._world = run.start.world
+    def __init__(self, prepared: PreparedData, world: World) -> None:
+        self._prepared = prepared
+        self._world = world
         self._verifier = Verifier(self._prepared.directory, self._prepared.manifest)
         self._share = (0, 1)
         self._cancelled = threading.Event()

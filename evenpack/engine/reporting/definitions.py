@@ -68,7 +68,7 @@ _TRAINED = "every step that is not skipped"
 _SEVERAL = "models with several losses"
 _PADDING = "steps with predicted padding"
 _SKIPPED = "skipped steps"
-_REBUILT = "the first step of a stage with packs of another form"
+_REBUILT = "the first step of a stage with `restart`"
 _EVALUATED = "steps with an evaluation"
 _EVALUATED_SEVERAL = "evaluations of models with several losses"
 _WEIGHTED = "evaluations with training.validation_weights"
@@ -132,7 +132,7 @@ _DEFINED: dict[Group, tuple[dict[str, Any], ...]] = {
         _metric("samples", "sequences", None, "Sequences trained on so far, earlier starts included."),
         _metric("source_epochs/SOURCE", "epochs", None, "Passes over the source so far, skipped steps included."),
         _metric("left_out/SOURCE/packs", "packs", None, "Packs (or sequences) of an unfinished epoch, not read: "
-                "the step begins a new one with packs of another form.", when=_REBUILT),
+                "the stage restarts with packs of another form.", when=_REBUILT),
         _metric("left_out/SOURCE/epochs", "epochs", None, "Their share of an epoch in the old form.", when=_REBUILT),
         _metric("world_size", "ranks", None, "Ranks that computed the step.", when=_TRAINED),
         _metric("order_hash", "hexadecimal", "sum", "64-bit sum of hash(source, pack, slot, sequence id) over what was "

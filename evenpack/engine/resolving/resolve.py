@@ -8,7 +8,6 @@ import json
 import logging
 import math
 from bisect import bisect_right
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from functools import cached_property
@@ -17,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import xxhash
 
+from evenpack.data.order.forms import Form
 from evenpack.data.order.stages import Stage, StagedOrder, by_name, of_the_order
 from evenpack.data.order.step_shape import StepShape
 from evenpack.data.prepared import PreparedData, Verification
@@ -84,7 +84,8 @@ class ResolvedRun:
             own = [stage for stage in begun if self._index(stage.step) == index]
             if own:
                 one = prepared.fingerprint(seed, self.shape.batching, stages=own)
-                found = one if index == 0 else xxhash.xxh3_128_hexdigest(f"{found} {first} {one}".encode())
+                border = f"{first} restart" if first in self._restarts else f"{first}"
+                found = one if index == 0 else xxhash.xxh3_128_hexdigest(f"{found} {border} {one}".encode())
         return found
 
     def past(self, steps_done: int) -> tuple[dict[str, Any], ...]:
@@ -113,6 +114,8 @@ class ResolvedRun:
         if stage.step and stage.step in self._firsts:
             values = flatten(self.run_file.parts[index][1].model_dump(mode="json"))
             found["built"] = {key: value for key, value in values.items() if key.startswith(REBUILT)}
+            if stage.step in self._restarts:
+                found["built"]["restart"] = True
         return found
 
     @cached_property
@@ -123,27 +126,33 @@ class ResolvedRun:
     @cached_property
     def stages(self) -> tuple[Stage, ...]:
         """What the steps of each stage of the whole run draw."""
-        found: list[Stage] = []
-        for stage in stages_of(self.run_file):
-            index = self._index(stage.step)
-            begins = self._begins(found, index) if index and stage.step == self._firsts[index] else None
-            found.append(replace(stage, begins=begins))
+        return stages_of(self.run_file)
+
+    @cached_property
+    def forms(self) -> tuple[dict[str, Form], ...]:
+        """The place of the packs of each part in the stream of each source, by name."""
+        found: list[dict[str, Form]] = []
+        for index, (prepared, first) in enumerate(zip(self.data_of_parts, self._firsts, strict=True)):
+            packs = items_of_an_epoch(prepared, self.shape.batching)
+            if index == 0:
+                found.append({name: Form(packs=count) for name, count in packs.items()})
+                continue
+            before = self.data_of_parts[index - 1]
+            if before.directory == prepared.directory:
+                found.append(found[-1])
+                continue
+            joined = 1 if self.shape.batching == "sequences" else prepared.pack_length // before.pack_length
+            found.append(
+                {
+                    name: found[-1][name].followed(
+                        packs=count,
+                        position=self.order.drawn_before(at, first),
+                        joined=None if first in self._restarts else joined,
+                    )
+                    for at, (name, count) in enumerate(packs.items())
+                }
+            )
         return tuple(found)
-
-    def _begins(self, stages: Sequence[Stage], index: int) -> tuple[int, ...] | None:
-        """Returns where the sources go on in the packs of a part, after these stages; None if they are as before.
-
-        In packs of another form that is the first one of the epoch after all that have begun.
-        """
-        before, after = self.data_of_parts[index - 1 : index + 1]
-        if before.directory == after.directory:
-            return None
-        order, step = StagedOrder(stages), self._firsts[index]
-        packs = [items_of_an_epoch(prepared, self.shape.batching).values() for prepared in (before, after)]
-        return tuple(
-            -(-order.position_before(source, step, form=step - 1) // old) * new
-            for source, (old, new) in enumerate(zip(*packs, strict=True))
-        )
 
     @cached_property
     def parts(self) -> tuple["ResolvedRun", ...]:
@@ -151,6 +160,10 @@ class ResolvedRun:
         found = self.run_file.parts
         if len(found) == 1:
             return (self,)
+        data = [self.data_of_parts[0]]
+        for prepared, forms in zip(self.data_of_parts[1:], self.forms[1:], strict=True):
+            is_same = prepared.directory == data[-1].directory
+            data.append(prepared.following(data[-1].follows if is_same else (data[-1], forms)))
         return tuple(
             replace(
                 self,
@@ -160,7 +173,7 @@ class ResolvedRun:
                 shape=_shaped(self.shape, config.training),
                 part=index,
             )
-            for index, ((_, config), prepared) in enumerate(zip(found, self.data_of_parts, strict=True))
+            for index, ((_, config), prepared) in enumerate(zip(found, data, strict=True))
         )
 
     def part_after(self, steps_done: int) -> "ResolvedRun":
@@ -172,19 +185,35 @@ class ResolvedRun:
         return self.parts[self._index(max(steps_done - 1, 0))]
 
     def left_out(self, step: int) -> dict[str, dict[str, int | float]]:
-        """Returns what step `step` (from 0) leaves of unfinished epochs, if it begins with packs of another form.
+        """Returns what step `step` (from 0) leaves of unfinished epochs, if it begins with new ones in another form.
 
         For each source of which something is left: its `packs` (or sequences), and their share of an epoch.
         """
-        index = self._index(step)
-        if step != self._firsts[index] or self.stages[self.order.index_at(step)].begins is None:
+        if step not in self._restarts:
             return {}
-        packs = items_of_an_epoch(self.data_of_parts[index - 1], self.shape.batching)
-        left = {
-            name: -self.order.position_before(at, step, form=step - 1) % items
-            for at, (name, items) in enumerate(packs.items())
-        }
-        return {name: {"packs": count, "epochs": count / packs[name]} for name, count in left.items() if count}
+        index, found = self._index(step), {}
+        for name, form in self.forms[index].items():
+            before = self.forms[index - 1][name]
+            if packs := before.end_of_epoch(form.start) - form.start:
+                found[name] = {"packs": packs, "epochs": float(form.epoch - before.epochs(form.start))}
+        return found
+
+    def data_after(self, steps_done: int) -> list[PreparedData]:
+        """Returns the data that steps after so many read: the part's own, and forms before that are not at an end."""
+        index = self._index(steps_done)
+        found, forms = [self.parts[index].prepared], self.forms[index]
+        positions = {name: self.order.drawn_before(at, steps_done) for at, name in enumerate(forms)}
+        while found[-1].follows and any(positions[name] < form.then for name, form in forms.items()):
+            earlier, _ = found[-1].follows
+            positions = {name: form.in_before(positions[name]) for name, form in forms.items()}
+            forms = {name: form.before for name, form in forms.items() if form.before is not None}
+            found.append(earlier)
+        return found
+
+    @cached_property
+    def _restarts(self) -> frozenset[int]:
+        """The first steps of the parts that begin with new epochs and leave out the rest of those before."""
+        return frozenset(stage.step - 1 for stage in self.run_file.stages if stage.restart)
 
     @cached_property
     def _firsts(self) -> tuple[int, ...]:
@@ -230,12 +259,21 @@ class ResolvedRun:
 
     def epochs(self, steps_done: int) -> dict[str, float]:
         """Returns the number of passes over each source after so many steps, skipped ones included."""
-        items = items_of_an_epoch(self.part_of(steps_done).prepared, self.shape.batching)
-        last = max(steps_done - 1, 0)
+        forms = self.forms[self._index(max(steps_done - 1, 0))]
         return {
-            name: self.order.position_before(index, steps_done, form=last) / count
-            for index, (name, count) in enumerate(items.items())
+            name: float(form.epochs(self.order.drawn_before(index, steps_done)))
+            for index, (name, form) in enumerate(forms.items())
         }
+
+    @property
+    def passes(self) -> dict[str, float]:
+        """Number of passes over each source in the steps of this part alone."""
+        steps, found = self.config.span, {}
+        forms = self.forms[self._index(steps.start)]
+        for index, (name, form) in enumerate(forms.items()):
+            first, last = (self.order.drawn_before(index, step) for step in (steps.start, steps.stop))
+            found[name] = float(form.epochs(last) - form.epochs(first))
+        return found
 
     @cached_property
     def item(self) -> AverageItem:

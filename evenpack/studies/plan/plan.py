@@ -281,8 +281,8 @@ def plan_run(
         rate = rate_of_device(config, peak, mfu=options.mfu, padding=wasted)
     return RunPlan(
         run=config.run.name,
-        data=_planned_data(config, data, items, padding),
-        step=_step(settled, data, ranks, resolved),
+        data=_planned_data(config, data, items, padding, resolved),
+        step=_step(settled, data, ranks, resolved, config.span),
         memory=max((stage.memory for stage in stages), key=lambda one: one.total)
         if stages
         else run_memory(config, data.item, vocabulary_size=data.vocabulary_size, ranks=ranks, device=peak),
@@ -311,6 +311,7 @@ def _stages(
     for index, (first, one) in enumerate(staged):
         if ends[index] <= config.span.start:
             continue  # done by the parent
+        steps = range(max(first, config.span.start), ends[index])
         run = None if resolved is None else resolved.of_stages[index]
         of_stage = data if run is None else replace(data, item=run.item)
         size = (one.training.items_per_step, one.training.items_per_micro_batch, of_stage.item)
@@ -320,12 +321,12 @@ def _stages(
             )
         found.append(
             PlannedStage(
-                first_step=max(first, config.span.start) + 1,
-                last_step=ends[index],
+                first_step=steps.start + 1,
+                last_step=steps.stop,
                 changes={} if index == 0 else config.stages[index - 1].changes,
                 learning_rate=one.optimizer.learning_rate,
                 shares={name: float(share) for name, share in drawn_shares(one).items()},
-                step=_step(SettledRun.as_stated(one), of_stage, ranks, run),
+                step=_step(SettledRun.as_stated(one), of_stage, ranks, run, steps),
                 memory=memories[size],
             )
         )
@@ -351,8 +352,12 @@ def _device(name: str | None) -> DevicePeak | None:
     return known_device(torch.cuda.get_device_name()) if torch.cuda.is_available() else None
 
 
-def _planned_data(config: RunConfig, data: RunData, items: int, padding: tuple[Padding, ...]) -> PlannedData:
+def _planned_data(
+    config: RunConfig, data: RunData, items: int, padding: tuple[Padding, ...], resolved: ResolvedRun | None
+) -> PlannedData:
     steps = len(config.span)
+    # A part of a run may begin with what an epoch has left in the form before.
+    passes = resolved.passes if resolved is not None and resolved.prepared.follows is not None else {}
     sources = tuple(
         PlannedSource(
             source=one.name,
@@ -362,7 +367,7 @@ def _planned_data(config: RunConfig, data: RunData, items: int, padding: tuple[P
             tokens_per_epoch=one.tokens,
             share=float(one.share),
             steps_per_epoch=float(one.items * steps / (one.share * items)) if one.share else None,
-            epochs=float(items * one.share / one.items),
+            epochs=passes.get(one.name, float(items * one.share / one.items)),
             maximum_epochs=config.data.sources[one.name].maximum_epochs,
         )
         for one in data.sources
@@ -420,7 +425,7 @@ def _padding(config: RunConfig, data: RunData, items: int, work: Work, *, useful
     )
 
 
-def _step(settled: SettledRun, data: RunData, ranks: int, resolved: ResolvedRun | None) -> PlannedStep:
+def _step(settled: SettledRun, data: RunData, ranks: int, resolved: ResolvedRun | None, steps: range) -> PlannedStep:
     training = settled.config.training
     padded_alike = training.batching == "sequences" and (training.layout, training.policy) == ("padded", "arrival")
     row_slots = data.item.row_slots if training.layout == "packed" or padded_alike else None
@@ -436,16 +441,15 @@ def _step(settled: SettledRun, data: RunData, ranks: int, resolved: ResolvedRun 
         tokens=float(training.items_per_step * data.item.tokens),
         slots=None if row_slots is None else training.items_per_step * row_slots,
         slots_per_micro_batch=None if row_slots is None else training.items_per_micro_batch * row_slots,
-        balance=None if resolved is None or ranks == 1 else _balance(resolved, ranks),
+        balance=None if resolved is None or ranks == 1 else _balance(resolved, ranks, steps[:_BALANCED_STEPS]),
     )
 
 
-def _balance(run: ResolvedRun, ranks: int) -> Balance | None:
-    """Plans the first steps; None if nothing costs anything."""
+def _balance(run: ResolvedRun, ranks: int, steps: range) -> Balance | None:
+    """Plans the steps; None if nothing costs anything."""
     world = World(rank=0, size=ranks, local_rank=0, device=torch.device("cpu"))
     planner = MicroBatchDataset(run.prepared, run.pipeline_settings(world)).planner
-    steps = min(_BALANCED_STEPS, run.config.training.planned_steps)
-    plans = [planner.plan(step) for step in range(steps)]
+    plans = [planner.plan(step) for step in steps]
     if not all(plan.costs.any() for plan in plans):
         return None
     found = [
@@ -453,7 +457,7 @@ def _balance(run: ResolvedRun, ranks: int) -> Balance | None:
         for plan in plans
     ]
     largest, bound = np.mean(found, axis=0).tolist()
-    return Balance(steps=steps, largest=largest, bound=bound)
+    return Balance(steps=len(steps), largest=largest, bound=bound)
 
 
 def step_balance(

@@ -102,7 +102,8 @@ def timed_rate(run: ResolvedRun, *, ranks: int) -> Rate | None:
     """
     cpu = torch.device("cpu")
     world = World(rank=0, size=1, local_rank=0, device=cpu)
-    batch = MicroBatchDataset(run.prepared, run.pipeline_settings(world))[0]
+    dataset = MicroBatchDataset(run.prepared, run.pipeline_settings(world))
+    batch = dataset[dataset.planner.micro_batches.before(run.config.span.start)]
     flops = step_flops(run.config.model, vocabulary_size=run.prepared.vocabulary_size, work=useful_work(batch))
     if flops > _MOST_FLOPS:
         return None

@@ -1,5 +1,6 @@
 """A run whose packs or model change is a sequence of ordinary runs; what cannot be one is refused before it starts."""
 
+from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
@@ -7,14 +8,18 @@ import numpy as np
 import pytest
 from tiny_run import train_state
 
-from evenpack.data.order.stages import Stage, StagedOrder
 from evenpack.engine.checkpoints.continuation import continued
 from evenpack.engine.config import RunConfig
 from evenpack.engine.resolving.resolve import open_run
 from evenpack.errors import CheckpointError, ConfigError, DataError, NotPreparedError
 from evenpack.testing import changed, prepared, run_config, run_values, text_sources
 
-LONGER = {"data.pack_length": 64, "data.recipe.max_sequence_length": 64, "training.packs_per_step": 4}
+
+def form(length: int) -> dict[str, Any]:
+    return {"data.pack_length": length, "data.recipe.max_sequence_length": length}
+
+
+LONGER = {**form(64), "training.packs_per_step": 4}
 STAGES: list[dict[str, Any]] = [
     {"step": 3, **LONGER},
     {"step": 4, "data.sources.words.weight": 2},
@@ -55,19 +60,38 @@ def test_forms_share_their_tokens_and_have_folders_of_their_own(config: RunConfi
     assert [run.prepared.pack_length for run in runs] == [32, 64, 64]
 
 
-def test_packs_of_another_form_begin_with_a_new_epoch_and_what_is_left_is_counted(config: RunConfig):
+def test_what_an_epoch_has_left_goes_on_in_joined_packs(config: RunConfig):
     run = open_run(config)
-    old, new, _ = (part.prepared.manifest.sources for part in run.parts)
-    sources, positions = run.order.draws(2)
+    assert [run.left_out(step) for step in range(6)] == [{}] * 6
+    old, new = (part.prepared.manifest.sources for part in run.parts[:2])
+    sources = run.parts[1].prepared.training_sources(seed=run.config.run.seed, batching="packs")
+    for index, (name, source) in enumerate(zip(run.prepared.source_names, sources, strict=True)):
+        packs, drawn = old[name].train.packing.packs, run.order.drawn_before(index, 2)
+        rest = -drawn % packs
+        assert run.epochs(2)[name] == drawn / packs
+        form = run.forms[1][name]
+        assert (form.then, form.epoch) == (drawn + -(-rest // 2), -(-drawn // packs))
+        assert form.epochs(form.then - 1) == form.epoch - Fraction(2 - rest % 2, packs)
+        assert form.epochs(form.then + 3) == form.epoch + Fraction(3, new[name].train.packing.packs)
+        before, both = (source.plan.before.draw(np.arange(drawn, drawn + 2)), source.plan.draw(np.array([drawn])))
+        assert both.sequence_ids.tolist() == before.sequence_ids.tolist()
+    assert run.forms[2] == run.forms[1], "other rotary positions begin nothing"
+
+
+def test_a_restart_begins_with_new_epochs_and_what_is_left_is_counted(config: RunConfig):
+    run = open_run(changed(config, stages=[{**STAGES[0], "restart": True}, *STAGES[1:]]))
+    old, new = (part.prepared.manifest.sources for part in run.parts[:2])
     for index, name in enumerate(run.prepared.source_names):
         packs, drawn = old[name].train.packing.packs, run.order.drawn_before(index, 2)
+        left = run.left_out(2).get(name, {"packs": 0, "epochs": 0.0})
+        assert left == {"packs": -drawn % packs, "epochs": (-drawn % packs) / packs}
         assert run.epochs(2)[name] == drawn / packs
-        assert positions[sources == index].min() == -(-drawn // packs) * new[name].train.packing.packs
-        left = run.left_out(2).get(name, {"packs": 0})["packs"]
-        assert (drawn + left) % packs == 0
-        assert left < packs
-    assert run.left_out(1) == run.left_out(3) == run.left_out(4) == {}, "other rotary positions leave nothing"
-    assert run.stages[-1].begins is None
+        here = run.order.drawn_before(index, 4) - drawn
+        assert run.epochs(4)[name] == float(-(-drawn // packs) + Fraction(here, new[name].train.packing.packs))
+    assert run.left_out(2)
+    assert run.left_out(1) == run.left_out(3) == run.left_out(4) == {}
+    assert run.fingerprint(2) == open_run(config).fingerprint(2)
+    assert run.fingerprint(3) != open_run(config).fingerprint(3)
 
 
 def test_no_step_depends_on_a_later_part(config: RunConfig):
@@ -86,6 +110,9 @@ def test_a_part_that_has_begun_stays_as_it_was(config: RunConfig):
     for stages, step in ((STAGES[:2], 5), ([{**STAGES[0], "step": 2}, *STAGES[1:]], 2)):
         with pytest.raises(CheckpointError, match=f"step {step} would be the first that differs"):
             continued(open_run(changed(config, stages=stages)), state)
+    restarted = [{**STAGES[0], "restart": True}, *STAGES[1:]]
+    with pytest.raises(CheckpointError, match=r"(?s)step 3 would be the first that differs.*restart True"):
+        continued(open_run(changed(config, stages=restarted)), state)
     with pytest.raises(CheckpointError, match="rotary_base 500"):
         continued(open_run(changed(config, stages=[*STAGES[:2], {**STAGES[2], "model.rotary_base": 50.0}])), state)
 
@@ -106,7 +133,21 @@ def test_what_cannot_be_built_is_refused_with_the_stage(config: RunConfig, tmp_p
     with pytest.raises(ConfigError, match="the stage of step 3: 4 ranks"):
         open_run(config).require_divisible(4)
     with pytest.raises(NotPreparedError, match="data_48_48"):
-        open_run(changed(config, stages=[{"step": 3, "data.pack_length": 48, "data.recipe.max_sequence_length": 48}]))
+        open_run(changed(config, stages=[{"step": 3, **form(48), "restart": True}]))
+
+
+def test_what_an_epoch_has_left_is_refused_where_it_cannot_go_on(config: RunConfig, tmp_path: Path):
+    for stage, problem in (
+        (form(48), r"\(48\) is no multiple: give 32 or 64, or set restart: true"),
+        ({"data.pack_length": 96, "data.recipe.max_sequence_length": 16}, "up to 32 tokens left"),
+        ({"model.rotary_base": 50.0, "restart": True}, "restart is for another pack_length"),
+    ):
+        with pytest.raises(ConfigError, match=f"step 3: .*{problem}"):
+            changed(config, stages=[{"step": 3, **stage}])
+    limited = {**config.model_dump(mode="json")["data"], "packing": {"max_sequences_per_pack": 3}}
+    with pytest.raises(ConfigError, match=r"2 together may hold more sequences than.*per_pack \(3\)"):
+        changed(config, data=limited)
+    assert len(changed(config, data=limited, stages=[{"step": 3, **form(64), "restart": True}]).parts) == 2
 
 
 def test_a_form_of_other_documents_is_refused(tmp_path: Path):
@@ -120,21 +161,3 @@ def test_a_form_of_other_documents_is_refused(tmp_path: Path):
 
 
 LONGER_RECIPE = {"kind": "documents", "max_sequence_length": 64}
-
-
-def test_a_stream_of_another_form_leads_back_to_its_steps():
-    def stage(step: int, weights: tuple[int, ...], begins: tuple[int, ...] | None = None) -> Stage:
-        return Stage(step=step, weights=weights, items_per_step=4, items_per_micro_batch=1, begins=begins)
-
-    order = StagedOrder([stage(0, (1, 1)), stage(2, (1, 1), (20, 7)), stage(4, (3, 1)), stage(5, (3, 1), (0, 9))])
-    found = [
-        (step, *one) for step in range(7) for one in zip(*(each.tolist() for each in order.draws(step)), strict=True)
-    ]
-    for first, last, begins in ((0, 2, (0, 0)), (2, 5, (20, 7)), (5, 7, (0, 9))):
-        for source in (0, 1):
-            own = [position for step, one, position in found if one == source and first <= step < last]
-            assert own == list(range(begins[source], begins[source] + len(own)))
-            places = order.places_of(source, np.array(own), form=first)
-            assert [order.draws(step)[1][index] for step, index in places] == own
-            assert all(first <= step < last for step, _ in places)
-            assert order.position_before(source, last, form=first) == begins[source] + len(own)

@@ -1,0 +1,155 @@
+"""Where packs change their form, each source still comes in whole epochs; with `restart`, but for what is counted."""
+
+from collections import Counter
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from evenpack.data.batches.pipeline import MicroBatchDataset
+from evenpack.data.order.selection import PackedSource, order_hash
+from evenpack.data.sequences.view import SequenceOrigins
+from evenpack.engine.config import RunConfig
+from evenpack.engine.resolving.resolve import ResolvedRun, open_run
+from evenpack.engine.where import open_where
+from evenpack.engine.world.distributed import World
+from evenpack.testing import changed, prepared, run_config, run_values, text_sources
+
+FORMS = ((16, 16), (32, 16), (32, 32), (64, 32), (96, 64))
+"""Lengths of packs and of sequences; 96 is no multiple of 64."""
+STEPS = 16
+Tokens = Counter[tuple[int, int]]
+"""How often each token comes: (document, offset)."""
+
+
+@pytest.fixture(scope="module", params=["documents", "concat"])
+def base(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> RunConfig:
+    folder = tmp_path_factory.mktemp("joined")
+    numbers = np.random.default_rng(1)
+    texts = {
+        name: [f"{name} {'x' * int(size)}" for size in numbers.integers(1, 60, size=documents)]
+        for name, documents in (("lines", 14), ("words", 23))
+    }
+    config = run_config(
+        run_values(
+            "gpt2",
+            folder,
+            data={
+                "sources": text_sources(folder, texts),
+                "recipe": {"kind": request.param, "max_sequence_length": FORMS[0][1]},
+                "pack_length": FORMS[0][0],
+            },
+            model={"positions": "rotary"},
+            training={"steps": STEPS, "packs_per_micro_batch": 1},
+        )
+    )
+    return prepared(changed(config, stages=[stage(at, form, restart=True) for at, form in enumerate(FORMS[1:], 2)]))
+
+
+def stage(step: int, form: tuple[int, int], *, restart: bool, **others: Any) -> dict[str, Any]:
+    lengths = {"data.pack_length": form[0], "data.recipe.max_sequence_length": form[1]}
+    return {"step": step, **({"restart": True} if restart else {}), **lengths, **others}
+
+
+@st.composite
+def stages(draw: st.DrawFn) -> list[dict[str, Any]]:
+    """Draws stages of which each may follow the one before, with other weights and sizes of steps."""
+    now, found = FORMS[0], []
+    for step in sorted(draw(st.sets(st.integers(2, STEPS), max_size=4))):
+        form = draw(st.sampled_from(FORMS))
+        goes_on = form[0] % now[0] == 0 and form[1] >= now[1]
+        restart = form != now and (not goes_on or draw(st.booleans()))
+        weights = draw(st.sampled_from([(1, 1), (3, 1), (1, 0), (0, 2)]))
+        others = {f"data.sources.{name}.weight": one for name, one in zip(("lines", "words"), weights, strict=True)}
+        sizes = {"training.packs_per_step": draw(st.integers(1, 5))}
+        found.append(stage(step, form, restart=restart, **others, **sizes))
+        now = form
+    return found
+
+
+def tokens_of(source: PackedSource, sequence_ids: np.ndarray) -> Tokens:
+    """Reads the sequences and returns their tokens, which are compared with those of the documents."""
+    view = source.view
+    assert isinstance(view, SequenceOrigins)
+    if not len(sequence_ids):
+        return Counter()
+    origins, file = view.origins(sequence_ids), view.document_file
+    parts = list(zip(origins.documents.tolist(), origins.starts.tolist(), origins.tokens.tolist(), strict=True))
+    begins = file.spans(origins.documents)[0] + origins.starts
+    content = view.read(sequence_ids)
+    assert content.tokens.tolist() == file.gather(begins, origins.tokens).tolist()
+    assert content.lengths.sum() == origins.tokens.sum()
+    return Counter((document, start + at) for document, start, size in parts for at in range(size))
+
+
+def trained(run: ResolvedRun) -> list[list[Tokens]]:
+    """Returns the tokens of each epoch of each source, over all steps of the run."""
+    world = World(rank=0, size=1, local_rank=0, device=torch.device("cpu"))
+    found: list[list[Tokens]] = [[] for _ in run.prepared.source_names]
+    for part in run.parts:
+        planner = MicroBatchDataset(part.prepared, part.pipeline_settings(world)).planner
+        for step in part.config.span:
+            packs = planner.plan(step).packs
+            assert np.add.reduceat(packs.lengths, packs.offsets[:-1]).max() <= part.prepared.pack_length
+            for index, source in enumerate(packs.sources.tolist()):
+                packed = planner.sources[source]
+                epoch = epoch_of(packed, packs.stream_positions[[index]])
+                found[source] += [Counter() for _ in range(len(found[source]), epoch + 1)]
+                found[source][epoch] += tokens_of(packed, packs.sequence_ids[slice(*packs.offsets[index : index + 2])])
+    return found
+
+
+def epoch_of(source: PackedSource, positions: np.ndarray) -> int:
+    (epoch,) = set(source.plan.epochs(positions).tolist())
+    return epoch
+
+
+@settings(deadline=None, max_examples=25)
+@given(changes=stages())
+def test_each_token_comes_once_an_epoch_but_for_what_is_left_out(base: RunConfig, changes: list[dict[str, Any]]):
+    run = open_run(changed(base, stages=changes))
+    found = trained(run)
+    missed: list[list[Tokens]] = [[Counter() for _ in epochs] for epochs in found]
+    for before, part in pairwise(run.parts):
+        border = part.config.span.start
+        sources = before.prepared.training_sources(seed=base.run.seed, batching="packs")
+        for name, left in run.left_out(border).items():
+            index = run.prepared.source_names.index(name)
+            position = run.order.drawn_before(index, border)
+            positions = np.arange(position, position + int(left["packs"]))
+            tokens = tokens_of(sources[index], sources[index].plan.draw(positions).sequence_ids)
+            missed[index][epoch_of(sources[index], positions)] += tokens
+    for source, epochs, left_out in zip(everything(base), found, missed, strict=True):
+        *whole, last = [trained + left for trained, left in zip(epochs, left_out, strict=True)] or [Counter()]
+        assert whole == [source] * len(whole)
+        assert last <= source
+    for index, source in enumerate(run.parts[-1].prepared.training_sources(seed=base.run.seed, batching="packs")):
+        positions = np.arange(run.order.drawn_before(index, STEPS))
+        packs = source.plan.draw(positions)
+        of_sequence = np.repeat(positions, np.diff(packs.offsets))
+        for epoch in range(len(found[index])):
+            own = source.plan.epochs(of_sequence) == epoch
+            places, slots = source.plan.find(packs.sequence_ids[own], packs.lengths[own], epoch)
+            assert places.tolist() == of_sequence[own].tolist()
+            assert (packs.offsets[places] + slots).tolist() == np.flatnonzero(own).tolist()
+            others, _ = source.plan.find(packs.sequence_ids[~own], packs.lengths[~own], epoch)
+            assert not set(others.tolist()) & (set(positions.tolist()) - set(places.tolist()))
+    where = open_where(run.config)
+    assert [where.step(step).order_hash for step in (1, STEPS)] == [hash_of(run, step) for step in (1, STEPS)]
+
+
+def everything(config: RunConfig) -> list[Tokens]:
+    """Returns the tokens of each source."""
+    sources = open_run(changed(config, stages=[])).prepared.training_sources(seed=1, batching="packs")
+    return [tokens_of(source, np.arange(source.view.count)) for source in sources]
+
+
+def hash_of(run: ResolvedRun, step: int) -> str:
+    part = run.part_of(step)
+    world = World(rank=0, size=1, local_rank=0, device=torch.device("cpu"))
+    planner = MicroBatchDataset(part.prepared, part.pipeline_settings(world)).planner
+    return f"{order_hash(planner.plan(step - 1).packs):016x}"
