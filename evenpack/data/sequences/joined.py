@@ -16,20 +16,27 @@ from evenpack.data.tokens.file import TokenFile
 class JoinedOrigins:
     """The origins of the sequences of two forms of the same documents; the later ones are numbered from `first` on."""
 
-    def __init__(self, before: SequenceOrigins, after: SequenceOrigins, *, first: int) -> None:
-        self._origins = (before, after)
+    def __init__(
+        self, before: SequenceOrigins | SequenceView, after: SequenceOrigins | SequenceView, *, first: int
+    ) -> None:
+        self._parts = (before, after)
         self._first = first
+
+    def _origins(self, form: int) -> SequenceOrigins:
+        part = self._parts[form]
+        assert isinstance(part, SequenceOrigins), "views of pairs have theirs beside them"
+        return part
 
     @property
     def document_file(self) -> TokenFile:
-        return self._origins[1].document_file
+        return self._origins(1).document_file
 
     def origins(self, sequence_ids: Int64[np.ndarray, " K"]) -> Origins:
         forms, split = _by_form(sequence_ids, self._first)
-        return Origins.joined(forms, {form: self._origins[form].origins(ids) for form, (ids, _) in split.items()})
+        return Origins.joined(forms, {form: self._origins(form).origins(ids) for form, (ids, _) in split.items()})
 
     def sequences_of(self, document: int) -> Int64[np.ndarray, " sequences"]:
-        before, after = (origins.sequences_of(document) for origins in self._origins)
+        before, after = (self._origins(form).sequences_of(document) for form in (0, 1))
         return np.concatenate([before, after + self._first])
 
 
@@ -37,7 +44,7 @@ class JoinedView(JoinedOrigins):
     """The sequences of two forms of the same documents: those of `after` are numbered behind those of `before`."""
 
     def __init__(self, before: SequenceView, after: SequenceView) -> None:
-        super().__init__(before, after, first=before.count)  # type: ignore[arg-type]  # pairs have theirs elsewhere
+        super().__init__(before, after, first=before.count)
         self.before = before
         self.after = after
         self.traits = before.traits | after.traits

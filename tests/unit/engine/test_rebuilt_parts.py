@@ -12,6 +12,7 @@ from evenpack.engine.checkpoints.continuation import continued
 from evenpack.engine.config import RunConfig
 from evenpack.engine.resolving.resolve import open_run
 from evenpack.errors import CheckpointError, ConfigError, DataError, NotPreparedError
+from evenpack.studies.plan.plan import PlanOptions, plan_run
 from evenpack.testing import changed, prepared, run_config, run_values, text_sources
 
 
@@ -76,6 +77,18 @@ def test_what_an_epoch_has_left_goes_on_in_joined_packs(config: RunConfig):
         before, both = (source.plan.before.draw(np.arange(drawn, drawn + 2)), source.plan.draw(np.array([drawn])))
         assert both.sequence_ids.tolist() == before.sequence_ids.tolist()
     assert run.forms[2] == run.forms[1], "other rotary positions begin nothing"
+    read = [[data.directory.name for data in run.part_after(step).data_after(step)] for step in (0, 2, 4)]
+    assert read == [["data"], ["data_64_64", "data"], ["data_64_64", "data"]], "what is left is verified, too"
+    longer = open_run(changed(config, training={"steps": 99}))
+    assert [data.directory.name for data in longer.part_after(90).data_after(90)] == ["data_64_64"]
+
+
+def test_a_plan_counts_what_is_left_as_the_run_does(config: RunConfig):
+    run = open_run(config)
+    plans = [plan_run(part.config, PlanOptions(), ranks=1, resolved=part) for part in run.parts]
+    for name in run.prepared.source_names:
+        epochs = [next(one.epochs for one in plan.data.sources if one.source == name) for plan in plans]
+        assert sum(epochs) == pytest.approx(run.epochs(6)[name])
 
 
 def test_a_restart_begins_with_new_epochs_and_what_is_left_is_counted(config: RunConfig):

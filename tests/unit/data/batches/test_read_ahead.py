@@ -5,6 +5,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from step_shapes import step_shape
 from tiny_run import tiny_gpt2_run
 
@@ -12,11 +13,17 @@ from evenpack.data.batches import read_ahead
 from evenpack.data.batches.pipeline import MicroBatchDataset, PipelineSettings
 from evenpack.data.batches.read_ahead import ByteRange
 from evenpack.data.order.blocked_plan import BlockedPlan
+from evenpack.data.order.forms import FormedStream
 from evenpack.data.prepare.prepare import prepare
 from evenpack.data.prepared import PreparedData
+from evenpack.data.sequences.joined import JoinedView
+from evenpack.data.tokens.file import bin_path
 from evenpack.engine.config import RunConfig
-from evenpack.engine.resolving.resolve import resolve
-from evenpack.testing import changed
+from evenpack.engine.resolving.resolve import open_run, resolve
+from evenpack.engine.world.distributed import World
+from evenpack.testing import changed, prepared
+
+ONE = World(rank=0, size=1, local_rank=0, device=torch.device("cpu"))
 
 
 @pytest.fixture(scope="module")
@@ -66,6 +73,32 @@ def test_each_block_is_requested_once_an_epoch_before_the_step_that_needs_it(
     assert [path.name for path in files] == ["shuffled.bin"]
     ordered = sorted({one[1:] for one in asked})
     assert all(stop == start for (_, stop), (start, _) in itertools.pairwise(ordered)), "no gap, no overlap"
+
+
+def test_blocks_of_each_form_are_requested_where_packs_change_theirs(
+    blocked: RunConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    longer = {"data.pack_length": 2 * blocked.data.pack_length, "training.packs_per_step": 8}
+    config = prepared(changed(blocked, stages=[{"step": 3, **longer}]))
+    part = open_run(config).parts[1]
+    asked: list[ByteRange] = []
+    monkeypatch.setattr(read_ahead.ReadAhead, "_ask", lambda _, wanted: asked.append(wanted))
+    dataset = MicroBatchDataset(part.prepared, part.pipeline_settings(ONE))
+    (source,) = dataset.planner.sources
+    assert isinstance(source.plan, FormedStream)
+    assert isinstance(source.view, JoinedView)
+    seen: set[str] = set()
+    for step in range(2, 2 + source.plan.form.rest // 16 + 4):
+        dataset.arrays(dataset.planner.micro_batches.before(step))
+        ids = dataset.planner.plan(step).packs.sequence_ids
+        for view, first in ((source.view.before, 0), (source.view.after, source.view.before.count)):
+            own = ids[(ids >= first) & (ids < first + view.count)] - first
+            ranges = [one[1:] for one in asked if one[0] == bin_path(view.token_file.prefix)]
+            starts, lengths = view.token_file.spans(own)
+            places = 2 * np.stack([starts, starts + lengths])
+            assert all(any(a <= start and stop <= b for a, b in ranges) for start, stop in places.T.tolist())
+            seen |= {str(view.token_file.prefix)} if len(own) else set()
+    assert len(seen) == 2
 
 
 def test_the_thread_reads_the_requested_range_to_the_byte(
