@@ -156,16 +156,14 @@ def test_a_rank_that_had_stopped_is_named_though_the_launcher_has_ended_all(tmp_
     """As `mpirun` does, a second after the first rank has ended."""
     script = (
         "import os, sys; from pathlib import Path; from dataclasses import replace\n"
-        "from evenpack.launcher.processes.hangs import Heartbeat\n"
         "from evenpack.launcher.processes.ranks import LaunchToken, RankFolder, RankPlace, RankStatus\n"
         "folder = RankFolder(Path(sys.argv[1]), LaunchToken.parse(sys.argv[2].partition('=')[2]).run_id)\n"
         "for rank in (0, 1):\n"
         "    status = RankStatus.starting(folder.run_id, RankPlace.of_environment({'RANK': str(rank)}))\n"
         "    folder.write_status(replace(status, host=f'node{rank + 1}'))\n"
-        "    Heartbeat(folder, rank=rank, limits=None).keep_up()\n"
-        "os.utime(folder.heartbeat_file(1), (0.0, 0.0))\n"
+        "os.utime(folder.status_file(1), (0.0, 0.0))\n"
         "folder.lost_file.touch()\n"
-        "os.utime(folder.heartbeat_file(0))\n"
+        "os.utime(folder.status_file(0))\n"
         "raise SystemExit(137)"
     )
     launch = plan("-c", script, str(tmp_path / "out"))

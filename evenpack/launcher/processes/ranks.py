@@ -23,9 +23,10 @@ from typing import Any, Literal
 
 import psutil
 
+from evenpack.engine.activity import ACTIVITIES, START, Activity
 from evenpack.engine.ownership import WRITER, owning
 from evenpack.errors import RunError
-from evenpack.files import explained, read_json_object, write_text, write_text_once
+from evenpack.files import explained, parse_json_object, read_json_object, write_text, write_text_once
 from evenpack.launch_environment import LOCAL_RANK, LOCAL_WORLD_SIZE, MACHINE, RANK, WORLD_SIZE, check_ranks
 from evenpack.launcher.processes.stop import say
 
@@ -158,7 +159,6 @@ _OF_A_RUN = (
     "rank_*.json",
     "failure_*.json",
     "refused_*",
-    "heartbeat_*",
     "stack_*.txt",
     "lost_connection_*",
 )
@@ -335,20 +335,38 @@ State = Literal["running", "finished", "stopped", "failed"]
 
 @dataclass(frozen=True, kw_only=True)
 class RankStatus:
-    """The status of a rank in `OUTPUT_DIR/ranks/rank_N.json`."""
+    """What a rank says of itself in `OUTPUT_DIR/ranks/rank_N.json`: who it is, what it does, how it has ended."""
 
     run_id: str
     rank: int
-    world_size: int
     host: str
     process: ProcessIdentity
-    started: float
-    """Seconds since 1970."""
     state: State
     step: int | None
     """The last completed step; None until the rank has ended."""
     error: str | None
     exit_code: int | None
+    beats: int = 0
+    """Heartbeats so far: the file changes with each, every few seconds while the rank lives."""
+    place: tuple[int, Activity] = (0, "starting")
+    """The step that it works on, 0 before the first, and what it does in it."""
+    black_box: str | None = START
+    """What it is in that does not tick; None if there is nothing of the kind."""
+    still_seconds: float = 0.0
+    """For how long it had begun or done nothing at its last heartbeat, by its own clock."""
+
+    def order(self) -> tuple[int, int, bool]:
+        """Returns step and activity, in the order in which every rank goes through them.
+
+        Of ranks in the same place, one in a black box comes first: the others may wait for it.
+        """
+        step, activity = self.place
+        return step, ACTIVITIES.index(activity), self.black_box is None
+
+    def describe(self) -> str:
+        """Returns step and activity in words."""
+        step, activity = self.place
+        return f"step {step}, {activity}" + (f" ({self.black_box})" if self.black_box else "")
 
     @classmethod
     def starting(cls, run_id: str, place: RankPlace) -> "RankStatus":
@@ -356,10 +374,8 @@ class RankStatus:
         return cls(
             run_id=run_id,
             rank=place.rank,
-            world_size=place.world_size,
             host=socket.gethostname(),
             process=ProcessIdentity(pid=os.getpid(), session=os.getsid(0)),
-            started=time.time(),
             state="running",
             step=None,
             error=None,
@@ -381,8 +397,6 @@ class Failure:
     error: str | None
     """Error; None: it exited without an error message, and a neighbour writes this for it."""
     exit_code: int | None
-    at: float
-    """Seconds since 1970."""
 
     @classmethod
     def of(cls, status: RankStatus) -> "Failure":
@@ -393,13 +407,12 @@ class Failure:
             host=status.host,
             error=status.error,
             exit_code=status.exit_code,
-            at=time.time(),
         )
 
     @classmethod
     def seen(cls, run_id: str, rank: int, host: str, error: str | None) -> "Failure":
         """Returns the failure of a rank that cannot report it itself, as another process observes it."""
-        return cls(run_id=run_id, rank=rank, host=host, error=error, exit_code=None, at=time.time())
+        return cls(run_id=run_id, rank=rank, host=host, error=error, exit_code=None)
 
     def describe(self) -> str:
         """Returns a clause for messages."""
@@ -416,35 +429,42 @@ class RankFolder:
         self.run_id = run_id
 
     def write_status(self, status: RankStatus) -> None:
-        """Writes a status; a final one does not replace the status of a later run. Raises: OSError.
+        """Writes a status: a new file at the start of a rank, or where there is none, and into this file later.
 
-        The file has room for the reason of an end, so that a full disk, which may be that reason, does not hide it.
+        Nothing is written into the file of a later run. The file has room for the reason of an end, so that a full
+        disk, which may be that reason, does not hide it; a longer one is cut there.
+
+        Raises: OSError.
         """
-        if status.state != "running" and self.owner_of(status.rank) not in (self.run_id, None):
+        path = self.status_file(status.rank)
+        if status.state == "running" and status.beats == 0:
+            write_text(path, _file_text(status))
             return
-        path = self._status_file(status.rank)
-        text = json.dumps(asdict(status), indent=2).ljust(_STATUS_BYTES) + "\n"
         try:
-            write_text(path, text)
-        except OSError:
-            if status.state == "running":
-                raise
-            short = (
-                status if len(text.encode()) <= _STATUS_BYTES + 1 else replace(status, error=_shortened(status.error))
-            )
-            with path.open("r+b") as file:
-                file.write((json.dumps(asdict(short)).ljust(_STATUS_BYTES) + "\n").encode())
+            file = path.open("r+b", buffering=0)
+        except FileNotFoundError:  # it was deleted under the run
+            write_text_once(path, _file_text(status))
+            return
+        with file:  # what is read tells whose file it is, whatever has its name by now
+            if _values(file.read()).get("run_id") != self.run_id:
+                return
+            try:
+                os.pwrite(file.fileno(), _file_text(status).encode(), 0)
+            except OSError:
+                os.pwrite(file.fileno(), _file_text(replace(status, error=_shortened(status.error))).encode(), 0)
 
     def owner_of(self, rank: int) -> str | None:
         """Returns the id of the run that has written the status of a rank; None if there is no status."""
-        owner = (read_json_object(self._status_file(rank)) or {}).get("run_id")
+        owner = (read_json_object(self.status_file(rank)) or {}).get("run_id")
         return owner if isinstance(owner, str) else None
 
     def read_status(self, rank: int) -> RankStatus | None:
         """Returns a rank's status; None if it has not written any in this run."""
-        values = self.read(self._status_file(rank))
-        with suppress(KeyError, TypeError):  # a file of another program
-            return RankStatus(**{**values, "process": ProcessIdentity(**values["process"])})
+        values = self.read(self.status_file(rank))
+        with suppress(KeyError, TypeError, ValueError):  # a file of another program
+            step, activity = values["place"]
+            process = ProcessIdentity(**values["process"])
+            return RankStatus(**{**values, "process": process, "place": (step, activity)})
         return None
 
     def read_statuses(self) -> dict[int, RankStatus]:
@@ -492,9 +512,9 @@ class RankFolder:
                 with explained(path, action="removed"):
                     path.unlink(missing_ok=True)
 
-    def heartbeat_file(self, rank: int) -> Path:
-        """Returns the file of a rank's heartbeat (`hangs.py`)."""
-        return self.path / f"heartbeat_{rank}"
+    def status_file(self, rank: int) -> Path:
+        """Returns the file of a rank, which every heartbeat changes (`hangs.py`)."""
+        return self.path / f"rank_{rank}.json"
 
     def stack_file(self, rank: int) -> Path:
         """Returns the file into which a rank without progress writes its stacks."""
@@ -507,11 +527,10 @@ class RankFolder:
 
     def read(self, path: Path) -> dict[str, Any]:
         """Returns the content of a file of the folder; empty if it is not of this run."""
-        values = read_json_object(path) or {}
-        return values if values.get("run_id") == self.run_id else {}
-
-    def _status_file(self, rank: int) -> Path:
-        return self.path / f"rank_{rank}.json"
+        values = read_json_object(path)
+        if values is None and path.exists():  # it may have been written just then
+            values = read_json_object(path)
+        return values if values is not None and values.get("run_id") == self.run_id else {}
 
     @property
     def _refusal_file(self) -> Path:
@@ -520,6 +539,16 @@ class RankFolder:
     @property
     def _failure_file(self) -> Path:
         return self.path / f"failure_{self.run_id}.json"
+
+
+def _file_text(status: RankStatus) -> str:
+    return json.dumps(asdict(status)).ljust(_STATUS_BYTES) + "\n"
+
+
+def _values(content: bytes) -> dict[str, Any]:
+    with suppress(ValueError):
+        return parse_json_object(content)
+    return {}
 
 
 def _shortened(error: str | None) -> str:

@@ -230,8 +230,7 @@ class _Supervisor:
 
     def run(self, output: IO[str] | None, limits: HangLimits | None) -> LaunchResult:
         if limits is not None:
-            ranks = range(self._plan.devices.ranks)
-            self._hangs = HangMonitor(self._folder, ranks, limits=limits, warn=self._say)
+            self._hangs = HangMonitor(self._folder, self._plan.devices.ranks, limits=limits)
         with handled_stop_signals(self._on_signal):
             child = subprocess.Popen(
                 self._plan.command_of(self._token),
