@@ -19,7 +19,8 @@ import measuring
 from evenpack.engine.activity import doing
 from evenpack.launcher.processes.guard import LOOK_SECONDS, Ancestors, Guard, WatchedRun
 from evenpack.launcher.processes.hangs import HangLimits, Heartbeat
-from evenpack.launcher.processes.ranks import ProcessIdentity, RankFolder, RankPlace, RankStatus
+from evenpack.launcher.processes.identities import ProcessIdentity, RankPlace
+from evenpack.launcher.processes.ranks import RankFolder, RankStatus
 from evenpack.launcher.processes.stop import StopFlag
 
 _ENTERS = 200_000

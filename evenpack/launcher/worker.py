@@ -37,20 +37,9 @@ from evenpack.launcher.processes.devices import (
 )
 from evenpack.launcher.processes.guard import Ancestors, Guard, WatchedRun, end_process, mark_what_is_started
 from evenpack.launcher.processes.hangs import HangLimits, Heartbeat
-from evenpack.launcher.processes.ranks import (
-    Failure,
-    LaunchToken,
-    ProcessIdentity,
-    RankFolder,
-    RankPlace,
-    RankStatus,
-    held_as_writer,
-    held_output_dir,
-    is_lost_connection,
-    output_dir_of_first,
-    parent_command,
-    plain_run_id,
-)
+from evenpack.launcher.processes.holding import held_as_writer, held_output_dir
+from evenpack.launcher.processes.identities import LaunchToken, ProcessIdentity, RankPlace, parent_command, plain_run_id
+from evenpack.launcher.processes.ranks import Failure, RankFolder, RankStatus, is_lost_connection, output_dir_of_first
 from evenpack.launcher.processes.stop import (
     StopFlag,
     StopRequest,

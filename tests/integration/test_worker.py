@@ -15,15 +15,9 @@ from evenpack.engine.world.meeting import MEETING_SECONDS
 from evenpack.errors import EXIT_BAD_INPUT, EXIT_STOPPED, RunError
 from evenpack.launch_environment import free_port
 from evenpack.launcher.processes.guard import EXIT_ENDED_BY_GUARD
-from evenpack.launcher.processes.ranks import (
-    Failure,
-    LaunchToken,
-    RankFolder,
-    RankPlace,
-    RankStatus,
-    held_output_dir,
-    running_run,
-)
+from evenpack.launcher.processes.holding import held_output_dir
+from evenpack.launcher.processes.identities import LaunchToken, RankPlace
+from evenpack.launcher.processes.ranks import Failure, RankFolder, RankStatus, running_run
 from evenpack.launcher.processes.stop import StopRequest, write_stop_request
 
 Ranks = "list[subprocess.Popen[bytes]]"

@@ -15,16 +15,14 @@ import psutil
 
 from evenpack.engine.activity import doing, is_saving
 from evenpack.launcher.processes.hangs import HangLimits, HangMonitor, Heartbeat, find_lost_rank
-from evenpack.launcher.processes.ranks import (
-    Failure,
+from evenpack.launcher.processes.identities import (
     LaunchToken,
     ProcessIdentity,
-    RankFolder,
     RankPlace,
-    RankStatus,
     is_deepspeed_launcher,
     parent_command,
 )
+from evenpack.launcher.processes.ranks import Failure, RankFolder, RankStatus
 from evenpack.launcher.processes.stop import StopFlag, read_stop_request, say
 from evenpack.worker_pool import is_resource_tracker, named_semaphores, remove_names
 

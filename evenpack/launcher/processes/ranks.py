@@ -1,21 +1,14 @@
-"""How the ranks of a run report to each other: files in `OUTPUT_DIR/ranks`, and the directory's locks.
+"""How the ranks of a run report to each other: files in `OUTPUT_DIR/ranks`.
 
 Through these files `evenpack train`, on one machine, learns how the processes ended that `deepspeed` started on any
 machine that shares the folder. A run id in each file distinguishes it from files of an earlier run.
 """
 
-import base64
-import binascii
-import fcntl
 import json
 import os
 import re
-import signal
 import socket
-import time
-import uuid
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from itertools import chain
 from pathlib import Path
@@ -24,130 +17,10 @@ from typing import Any, Literal
 import psutil
 
 from evenpack.engine.activity import ACTIVITIES, START, Activity
-from evenpack.engine.ownership import WRITER, owning
 from evenpack.errors import RunError
 from evenpack.files import explained, parse_json_object, read_json_object, write_text, write_text_once
-from evenpack.launch_environment import LOCAL_RANK, LOCAL_WORLD_SIZE, MACHINE, RANK, WORLD_SIZE, check_ranks
-from evenpack.launcher.processes.stop import say
-
-_MODULE = "deepspeed.launcher.launch"
-
-
-def parent_command() -> list[str]:
-    """Returns the command line of this process's parent; empty if it cannot be read."""
-    with suppress(psutil.Error):
-        return list(psutil.Process(os.getppid()).cmdline())
-    return []
-
-
-def is_deepspeed_launcher(command: Sequence[str]) -> bool:
-    """Returns whether a command starts the ranks of one machine for `deepspeed`."""
-    return _MODULE in command
-
-
-def first_rank_of_machine(command: Sequence[str], machine: int) -> int | None:
-    """Returns the lowest rank of a machine, by its number in the hostfile; None if the command does not say it.
-
-    It cannot be computed from LOCAL_RANK: DeepSpeed 0.19 sets it to the rank modulo the ranks of the machine, which
-    begins with another number than 0 where machines have unequal slots.
-    """
-    if not is_deepspeed_launcher(command):
-        return None
-    for word in command:
-        option, _, value = word.partition("=")
-        if option == "--world_info":
-            with suppress(binascii.Error, ValueError, TypeError, AttributeError):
-                slots = [len(devices) for devices in json.loads(base64.urlsafe_b64decode(value)).values()]
-                return sum(slots[:machine])
-    return None
-
-
-_LOCK_SECONDS = 15.0
-"""Seconds that a new run waits for the ranks of a killed one to notice and end."""
-
-_LEASE_SECONDS = 120.0
-"""The same for the lock of a rank on another machine: where that has lost power, a network file system keeps its locks
-for a lease, 90 s in NFS 4."""
-
-_ORPHAN_SECONDS = 3.0
-"""Seconds in which a rank whose launcher is gone ends by itself, unless it is stopped."""
-
-
-@contextmanager
-def held_output_dir(
-    output_dir: Path, *, patience_seconds: float = _LOCK_SECONDS, needs: Sequence["ProcessIdentity"] = ()
-) -> Iterator[None]:
-    """Locks the output directory for one run; the kernel releases the lock however the process ends.
-
-    `needs`: processes without which this one ends by itself. A later start kills it if one of them has ended and it has
-    not: it is stopped.
-
-    Raises: RunError naming the process that has locked it, or if it cannot be written.
-    """
-    with _locked(output_dir / ".lock", patience_seconds, needs):
-        yield
-
-
-@contextmanager
-def held_as_writer(
-    output_dir: Path, *, patience_seconds: float = _LEASE_SECONDS, needs: Sequence["ProcessIdentity"] = ()
-) -> Iterator[None]:
-    """Makes this process, rank 0, the one that writes the run's files, until another one claims that.
-
-    Arguments and errors are those of `held_output_dir`, whose lock `evenpack train` may hold instead of its ranks.
-    """
-    with _locked(output_dir / WRITER, patience_seconds, needs) as claim, owning(output_dir, claim):
-        yield
-
-
-@contextmanager
-def _locked(path: Path, patience_seconds: float, needs: Sequence["ProcessIdentity"]) -> Iterator[bytes]:
-    """Locks a file, which names its holder; yields what it says then, which nobody has written before."""
-    if time.time() < 0:
-        raise RunError("the clock of this machine stands before 1970: set it, then start the same command again")
-    with explained(path.parent, action="written"):
-        path.parent.mkdir(parents=True, exist_ok=True)
-        descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
-    started = time.monotonic()
-    try:
-        while not _try_to_lock(descriptor):
-            holder, waited = _Holder.read(path), time.monotonic() - started
-            if holder is not None and waited > _ORPHAN_SECONDS:
-                holder.end_orphan(path)
-            if waited > patience_seconds:
-                raise RunError(
-                    f"another run is writing into {path.parent}{'' if holder is None else f': {holder}'}. Wait for its "
-                    "end, or give this one a run.output_dir of its own"
-                )
-            time.sleep(0.2)
-        claim = _Holder.this_process(needs).to_bytes()
-        with explained(path, action="written"):
-            os.pwrite(descriptor, claim, 0)  # in place, for which a full disk has room
-            os.truncate(descriptor, len(claim))
-        yield claim
-    finally:
-        os.close(descriptor)
-
-
-def _try_to_lock(descriptor: int) -> bool:
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    except OSError:
-        pass  # a file system without locks: `ownership.require_owned` must do
-    return True
-
-
-def is_held(output_dir: Path) -> bool:
-    """Whether a run is writing into the directory now; False where its file system has no locks."""
-    with suppress(OSError), (output_dir / ".lock").open() as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
-        except BlockingIOError:
-            return True
-    return False
-
+from evenpack.launcher.processes.holding import is_held
+from evenpack.launcher.processes.identities import ProcessIdentity, RankPlace
 
 _STATUS_BYTES = 4095
 
@@ -163,171 +36,6 @@ _OF_A_RUN = (
     "lost_connection_*",
 )
 _RANK_FILE = re.compile(r"rank_(\d+)\.json")
-
-
-@dataclass(frozen=True, kw_only=True)
-class ProcessIdentity:
-    """A process of this machine; the session distinguishes it from a later one with the same pid, without any clock."""
-
-    pid: int
-    session: int
-
-    @classmethod
-    def of(cls, pid: int) -> "ProcessIdentity | None":
-        """Returns the identity of a process; None if it does not exist."""
-        try:
-            return cls(pid=pid, session=os.getsid(pid))
-        except OSError:
-            return None
-
-    def is_alive(self) -> bool:
-        """Returns whether the process runs; False also for a zombie, which has ended and waits for its parent."""
-        if self.of(self.pid) != self:
-            return False
-        try:
-            return bool(psutil.Process(self.pid).status() != psutil.STATUS_ZOMBIE)
-        except psutil.NoSuchProcess:
-            return False
-
-
-@dataclass(frozen=True, kw_only=True)
-class RankPlace:
-    """This process's place among the ranks, as the launcher wrote it into the environment."""
-
-    rank: int
-    world_size: int
-    local_rank: int
-    local_world_size: int
-    launched: bool
-    """Whether a launcher (deepspeed, torchrun, mpirun) started it; otherwise it is alone."""
-    first_of_machine: int
-    """The lowest rank of this machine."""
-
-    @classmethod
-    def of_environment(cls, environment: Mapping[str, str], launcher: Sequence[str] = ()) -> "RankPlace":
-        """Returns the place that the environment names; `launcher`: the command line of the parent process.
-
-        Raises: ConfigError naming a variable that is wrong.
-        """
-        check_ranks(environment)
-        rank, local_rank = RANK.read(environment) or 0, LOCAL_RANK.read(environment) or 0
-        first = first_rank_of_machine(launcher, MACHINE.read(environment) or 0)
-        return cls(
-            rank=rank,
-            world_size=WORLD_SIZE.read(environment) or 1,
-            local_rank=local_rank,
-            local_world_size=LOCAL_WORLD_SIZE.read(environment) or 1,
-            launched=RANK.found_in(environment) is not None,
-            first_of_machine=rank - local_rank if first is None else first,
-        )
-
-    @property
-    def spans_machines(self) -> bool:
-        """Whether some of the ranks are on other machines."""
-        return self.launched and self.local_world_size < self.world_size
-
-    def local_ranks(self) -> range:
-        """Returns the ranks on this machine, which launchers number consecutively by default."""
-        return range(self.first_of_machine, min(self.first_of_machine + self.local_world_size, self.world_size))
-
-
-@dataclass(frozen=True, kw_only=True)
-class LaunchToken:
-    """The `evenpack train` that started a rank, passed on the command line, which reaches every machine."""
-
-    host: str
-    machine: str
-    """Distinguishes machines that have the same host name."""
-    process: ProcessIdentity
-    run_id: str
-
-    @classmethod
-    def of_this_process(cls) -> "LaunchToken":
-        return cls(
-            host=socket.gethostname(),
-            machine=this_machine(),
-            process=ProcessIdentity(pid=os.getpid(), session=os.getsid(0)),
-            run_id=uuid.uuid4().hex,
-        )
-
-    @classmethod
-    def parse(cls, text: str) -> "LaunchToken":
-        """Parses the argument. Raises: ValueError."""
-        run_id, pid, session, machine, host = text.split(":", 4)
-        process = ProcessIdentity(pid=int(pid), session=int(session))
-        return cls(host=host, machine=machine, process=process, run_id=run_id)
-
-    def __str__(self) -> str:
-        return f"{self.run_id}:{self.process.pid}:{self.process.session}:{self.machine}:{self.host}"
-
-    def process_if_here(self) -> ProcessIdentity | None:
-        """Returns the process if it is one of this machine."""
-        return self.process if (self.host, self.machine) == (socket.gethostname(), this_machine()) else None
-
-
-def this_machine() -> str:
-    """Returns what distinguishes the processes of this machine, or container, from others of the same host name.
-
-    That is the start of its kernel and the namespace of its process ids; empty where the kernel does not say them.
-    """
-    with suppress(OSError):
-        boot = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
-        return f"{boot}-{Path('/proc/self/ns/pid').stat().st_ino}"
-    return ""
-
-
-@dataclass(frozen=True, kw_only=True)
-class _Holder:
-    """The process that has locked a file, as the file names it."""
-
-    id: str
-    """Of this locking."""
-    host: str
-    machine: str
-    process: ProcessIdentity
-    needs: tuple[ProcessIdentity, ...]
-
-    @classmethod
-    def this_process(cls, needs: Sequence[ProcessIdentity]) -> "_Holder":
-        return cls(
-            id=uuid.uuid4().hex,
-            host=socket.gethostname(),
-            machine=this_machine(),
-            process=ProcessIdentity(pid=os.getpid(), session=os.getsid(0)),
-            needs=tuple(needs),
-        )
-
-    def to_bytes(self) -> bytes:
-        return (json.dumps(asdict(self)) + "\n").encode()
-
-    @classmethod
-    def read(cls, path: Path) -> "_Holder | None":
-        """Returns the holder; None while it has not said who it is."""
-        values = read_json_object(path) or {}
-        with suppress(KeyError, TypeError):
-            process, *needs = (ProcessIdentity(**one) for one in (values["process"], *values["needs"]))
-            return cls(**{**values, "process": process, "needs": tuple(needs)})
-        return None
-
-    def __str__(self) -> str:
-        stopped = ""
-        with suppress(psutil.Error):
-            if self._is_here and psutil.Process(self.process.pid).status() == psutil.STATUS_STOPPED:
-                stopped = f", which is stopped (kill -CONT {self.process.pid} wakes it, kill -9 ends it)"
-        return f"process {self.process.pid} on {self.host}{stopped}"
-
-    @property
-    def _is_here(self) -> bool:
-        return (self.host, self.machine) == (socket.gethostname(), this_machine())
-
-    def end_orphan(self, path: Path) -> None:
-        """Kills a rank of this machine that should have ended with its launcher, and still has the file open."""
-        if not self._is_here or all(needed.is_alive() for needed in self.needs) or not self.process.is_alive():
-            return
-        with suppress(psutil.Error, OSError):
-            if any(Path(file.path).samefile(path) for file in psutil.Process(self.process.pid).open_files()):
-                say(f"ending process {self.process.pid}, a rank of an earlier start that has outlived its launcher")
-                os.kill(self.process.pid, signal.SIGKILL)
 
 
 State = Literal["running", "finished", "stopped", "failed"]
@@ -554,16 +262,6 @@ def _values(content: bytes) -> dict[str, Any]:
 def _shortened(error: str | None) -> str:
     """Returns the beginning of an error, which takes at most six bytes a character as JSON has it."""
     return (error or "")[: _STATUS_BYTES // 8]
-
-
-def plain_run_id(place: RankPlace) -> str:
-    """Returns a run id for a rank of one machine that `evenpack train` has not started: one for all of a launcher."""
-    if place.launched:
-        with suppress(psutil.Error):
-            parent = psutil.Process(os.getppid())
-            restart = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")  # torchrun stays, and starts the ranks again
-            return f"{socket.gethostname()}-{parent.pid}-{parent.create_time():.0f}-{restart}"
-    return uuid.uuid4().hex
 
 
 def output_dir_of_first(run_id: str) -> Path | None:

@@ -23,14 +23,9 @@ import psutil
 from evenpack.errors import EXIT_BAD_INPUT, EXIT_STOPPED
 from evenpack.launch_environment import without_launcher
 from evenpack.launcher.processes.hangs import HangLimits, HangMonitor, find_first_stopped
-from evenpack.launcher.processes.ranks import (
-    Failure,
-    LaunchToken,
-    RankFolder,
-    RankStatus,
-    held_output_dir,
-    is_lost_connection,
-)
+from evenpack.launcher.processes.holding import held_output_dir
+from evenpack.launcher.processes.identities import LaunchToken
+from evenpack.launcher.processes.ranks import Failure, RankFolder, RankStatus, is_lost_connection
 from evenpack.launcher.processes.start import LaunchPlan
 from evenpack.launcher.processes.stop import (
     SAME_REQUEST_SECONDS,

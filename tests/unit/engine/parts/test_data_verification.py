@@ -30,7 +30,8 @@ from evenpack.engine.world.distributed import World
 from evenpack.errors import DataError, EvenpackError, RunError
 from evenpack.launcher.planning import describe_plan, plan_training
 from evenpack.launcher.processes.hangs import HangLimits, HangMonitor, Heartbeat
-from evenpack.launcher.processes.ranks import RankFolder, RankPlace, RankStatus
+from evenpack.launcher.processes.identities import RankPlace
+from evenpack.launcher.processes.ranks import RankFolder, RankStatus
 from evenpack.launcher.trained import evaluate_run
 from evenpack.studies.plan.options import PlanOptions
 from evenpack.testing import prepared

@@ -5,7 +5,8 @@ from pathlib import Path
 import pytest
 from command_line import evenpack
 
-from evenpack.launcher.processes.ranks import RankFolder, RankPlace, RankStatus
+from evenpack.launcher.processes.identities import RankPlace
+from evenpack.launcher.processes.ranks import RankFolder, RankStatus
 from evenpack.launcher.processes.stop import read_stop_request
 from evenpack.testing import prepared, run_config, run_values, text_sources, write_run_file
 

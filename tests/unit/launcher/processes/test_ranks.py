@@ -20,20 +20,10 @@ from rank_places import place_of
 
 from evenpack.engine.ownership import require_owned
 from evenpack.errors import RunError
-from evenpack.launcher.processes import ranks
-from evenpack.launcher.processes.ranks import (
-    Failure,
-    LaunchToken,
-    ProcessIdentity,
-    RankFolder,
-    RankPlace,
-    RankStatus,
-    held_as_writer,
-    held_output_dir,
-    is_held,
-    plain_run_id,
-    running_run,
-)
+from evenpack.launcher.processes import holding, ranks
+from evenpack.launcher.processes.holding import held_as_writer, held_output_dir, is_held
+from evenpack.launcher.processes.identities import LaunchToken, ProcessIdentity, RankPlace, plain_run_id
+from evenpack.launcher.processes.ranks import Failure, RankFolder, RankStatus, running_run
 
 ALONE = RankPlace.of_environment({})
 
@@ -209,7 +199,7 @@ def test_whether_a_run_writes_into_a_directory_can_be_asked_without_stopping_it(
 
 def test_an_output_directory_held_by_a_process_is_free_once_it_is_killed(tmp_path: Path) -> None:
     script = (
-        "import pathlib, sys; from evenpack.launcher.processes.ranks import held_output_dir\n"
+        "import pathlib, sys; from evenpack.launcher.processes.holding import held_output_dir\n"
         "with held_output_dir(pathlib.Path(sys.argv[1])): print('held', flush=True); input()"
     )
     holder = subprocess.Popen(
@@ -296,7 +286,8 @@ def test_what_killed_processes_have_not_finished_goes_with_the_next_start(tmp_pa
 
 HOLD = """
 import os, pathlib, signal, sys
-from evenpack.launcher.processes.ranks import ProcessIdentity, held_as_writer, held_output_dir
+from evenpack.launcher.processes.holding import held_as_writer, held_output_dir
+from evenpack.launcher.processes.identities import ProcessIdentity
 needs = [ProcessIdentity(pid=int(pid), session=int(pid)) for pid in sys.argv[2:]]
 with held_output_dir(pathlib.Path(sys.argv[1]), needs=needs), held_as_writer(pathlib.Path(sys.argv[1]), needs=needs):
     print("held", flush=True)
@@ -320,7 +311,7 @@ def stopped_holder(output_dir: Path, *needs: int) -> Iterator["subprocess.Popen[
 def test_a_stopped_rank_that_has_outlived_its_launcher_is_ended_by_the_next_start(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(ranks, "_ORPHAN_SECONDS", 0.3)
+    monkeypatch.setattr(holding, "_ORPHAN_SECONDS", 0.3)
     ended = subprocess.Popen([sys.executable, "-c", ""], start_new_session=True)
     ended.wait()
     with stopped_holder(tmp_path, os.getpid(), ended.pid) as holder:
@@ -333,7 +324,7 @@ def test_a_stopped_rank_that_has_outlived_its_launcher_is_ended_by_the_next_star
 def test_a_stopped_rank_whose_launcher_lives_is_named_and_left_alone(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, hold: Callable[..., Any]
 ) -> None:
-    monkeypatch.setattr(ranks, "_ORPHAN_SECONDS", 0.1)
+    monkeypatch.setattr(holding, "_ORPHAN_SECONDS", 0.1)
     with stopped_holder(tmp_path) as holder:
         with pytest.raises(RunError) as caught, hold(tmp_path, patience_seconds=0.5):
             pass
