@@ -111,21 +111,29 @@ class HandOver:
             return
         names = inspect.signature(getattr(module, "_orig_mod", module).forward).parameters
         given = {**dict(zip(names, arguments, strict=False)), **keywords}
-        is_same = (one for one in self._made if _unlike(given.get("input_ids"), one["input_ids"]) is None)
-        made = next(is_same, None)
-        if made is None:  # of other tokens, of which nothing is known
+        ids, embedded = given.get("input_ids"), given.get("inputs_embeds")
+        made = [one for one in self._made if _unlike(ids, one["input_ids"]) is None]
+        if not made:  # of tokens that the host changed or embedded itself, unless it is of another size
+            shape = getattr(ids if embedded is None else embedded, "shape", ())[:2]
+            made = [one for one in self._made if one["input_ids"].shape == shape]
+        if not made:
             return
-        texts = ((name, _unlike_border(given.get(name), made.get(name))) for name in _BORDERS)
-        problem = next((f"{name} {text}" for name, text in texts if text), None)
+        problem = min((_other_borders(given, one) for one in made), key=bool)
         self._left -= 1
-        if problem is not None or self._left == 0:
+        if problem or self._left == 0:
             self.end()
-        if problem is not None:
+        if problem:
             raise ConfigError(
                 f"{type(module).__name__} is called with other borders than those with which it was proved isolated: "
                 f"{problem}. Pass what the adapter makes as it is, model(**inputs), without a mask or cache of your "
                 "own (docs/adapters.md)"
             )
+
+
+def _other_borders(given: Mapping[str, Any], made: Mapping[str, Any]) -> str:
+    """Returns the first argument that bounds sequences otherwise than the adapter made it, in words; else nothing."""
+    texts = ((name, _unlike_border(given.get(name), made.get(name))) for name in _BORDERS)
+    return next((f"{name} {text}" for name, text in texts if text), "")
 
 
 def _unlike_border(found: Any, expected: Any) -> str | None:

@@ -123,6 +123,32 @@ def test_borders_that_are_lost_between_the_adapter_and_the_model_are_refused(
         assert not model._forward_pre_hooks
 
 
+class OtherTokens(OtherBorders):
+    """Embeds the tokens itself, or changes some of them, and then leaves out what it is told to."""
+
+    embeds: bool
+
+    def compute_loss(self, model: Any, inputs: Any, *arguments: Any, **keywords: Any) -> Any:
+        ids = inputs["input_ids"]
+        inputs["input_ids"] = torch.where(torch.arange(ids.shape[1]) % 7 == 0, (ids + 1) % 50, ids)
+        if self.embeds:
+            inputs["inputs_embeds"] = model.get_input_embeddings()(inputs.pop("input_ids"))
+        inputs.update(dict.fromkeys(self.given))
+        return PackTrainer.compute_loss(self, model, inputs, *arguments, **keywords)
+
+
+@pytest.mark.parametrize("embeds", [True, False])
+def test_borders_are_compared_also_where_the_host_changes_the_tokens(tmp_path: Path, *, embeds: bool) -> None:
+    for given in (["position_ids"], []):
+        trainer = OtherTokens(model=tiny_llama(), args=arguments(tmp_path), loader=own_loader())
+        trainer.given, trainer.embeds = given, embeds
+        if given:
+            with pytest.raises(evenpack.ConfigError, match=r"called with other borders .*position_ids is left out"):
+                trainer.train()
+        else:
+            trainer.train()
+
+
 class MeanLoss(torch.nn.Module):
     """A model whose loss is a mean, and that takes no count of targets."""
 
