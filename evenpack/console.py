@@ -45,10 +45,6 @@ class Report:
         """Prints the tables on standard output."""
         print_apart(self.shown)
 
-    def take(self, found: "Report") -> None:
-        """Copies another report into this one."""
-        vars(self).update(vars(found))
-
 
 def results() -> Console:
     """Returns standard output, for results."""
