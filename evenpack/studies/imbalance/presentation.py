@@ -27,7 +27,7 @@ from evenpack.studies.imbalance.cluster import (
     Scheme,
 )
 from evenpack.studies.imbalance.extrapolation import ForecastRow, LogForecast, PublishedCurve
-from evenpack.studies.imbalance.measurement import Cut, IntervalReport, MeasuredComparison, MeasuredSteps
+from evenpack.studies.imbalance.measurement import Cut, IntervalReport, MeasuredComparison
 from evenpack.studies.imbalance.regimes import Regime, RegimeForecast
 from evenpack.studies.imbalance.replay import Replay
 from evenpack.studies.imbalance.simulation import SchemeRow, Simulation
@@ -56,10 +56,10 @@ _OF_EACH_SCHEME = (
 """Results that have a table of their own each, whose title is the heading."""
 _NEEDS = (
     Column("", "label"),
-    Column("packs made before training", lambda scheme: _needed(scheme.needs.packing)),
-    Column("plan of the whole step", lambda scheme: _needed(scheme.needs.plan)),
-    Column("sort of the step", lambda scheme: scheme.needs.sort or "no"),
-    Column("shapes", lambda scheme: scheme.needs.shapes),
+    Column("packs made before training", "needs.packing"),
+    Column("plan of the whole step", "needs.plan"),
+    Column("sort of the step", "needs.sort", missing="no"),
+    Column("shapes", "needs.shapes"),
 )
 _INFERENCES = (
     Column("one device's, by median and mode (published)", "expected", ".3f"),
@@ -142,10 +142,6 @@ def _setting_table(study: ImbalanceStudy) -> RenderableType:
         },
         title=f"Clusters on {study.subject.origin}",
     )
-
-
-def _needed(is_needed: bool) -> str:
-    return "yes" if is_needed else "no"
 
 
 def _of_run(step: StepOfRun) -> str:
@@ -245,13 +241,11 @@ def _measured_tables(measured: MeasuredComparison) -> list[RenderableType]:
                 title=f"Speed-up of {measured.run.label} on {ranks} devices",
             )
         )
-    return [*shown, console.text("\n".join(line for side in sides for line in _log_lines(side)))]
-
-
-def _log_lines(side: MeasuredSteps) -> list[str]:
-    """Returns which steps of a log are used, with a line for each reason to cut others."""
-    used = f"{side.path}: {side.format}; {side.steps_used:,} of {side.steps_read:,} steps used"
-    return [used, *cut_lines(side.cuts)]
+    lines = []
+    for side in sides:
+        used = f"{side.steps_used:,} of {side.steps_read:,} steps used"
+        lines += [f"{side.path}: {side.format}; {used}", *cut_lines(side.cuts)]
+    return [*shown, console.text("\n".join(lines))]
 
 
 def cut_lines(cuts: Sequence[Cut]) -> list[str]:
