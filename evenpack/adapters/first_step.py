@@ -87,13 +87,22 @@ class HandOver:
     """
 
     def __init__(self, model: Any, calls: int) -> None:
-        """Watches as many calls for training, until `end`; a model that compiles its own calls is not watched."""
+        """Watches as many calls for training, until `end`; a model that compiles its own calls is not watched.
+
+        A call of the model without its head counts too, where it is neither the model's own nor compiled with it.
+        """
         self._made: list[Mapping[str, Any]] = []
         self._left = calls
         self._hooks: list[Any] = []
+        self._is_within = False
         called = _called(model)
-        if getattr(called, "_compiled_call_impl", None) is None:
-            self._hooks.append(called.register_forward_pre_hook(self._see, prepend=True, with_kwargs=True))
+        if getattr(called, "_compiled_call_impl", None) is not None:
+            return
+        self._hooks.append(called.register_forward_pre_hook(self._enter, prepend=True, with_kwargs=True))
+        self._hooks.append(called.register_forward_hook(self._leave, always_call=True))
+        body = None if hasattr(called, "_orig_mod") else getattr(called, "base_model", None)
+        if body is not None and body is not called and getattr(body, "_compiled_call_impl", None) is None:
+            self._hooks.append(body.register_forward_pre_hook(self._see, prepend=True, with_kwargs=True))
 
     def expect(self, inputs: Mapping[str, Any]) -> None:
         """Takes the inputs that the adapter made of one more micro-batch."""
@@ -105,9 +114,18 @@ class HandOver:
         while self._hooks:
             self._hooks.pop().remove()
 
+    def _enter(self, module: Any, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> None:
+        self._see(module, arguments, keywords)
+        self._is_within = True
+
+    def _leave(self, *_: Any) -> None:
+        self._is_within = False
+
     def _see(self, module: Any, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> None:
         """Compares a call. Raises: ConfigError for other borders."""
-        if not module.training:
+        import torch
+
+        if self._is_within or not (module.training or torch.is_grad_enabled()):
             return
         names = inspect.signature(getattr(module, "_orig_mod", module).forward).parameters
         given = {**dict(zip(names, arguments, strict=False)), **keywords}

@@ -149,6 +149,34 @@ def test_borders_are_compared_also_where_the_host_changes_the_tokens(tmp_path: P
             trainer.train()
 
 
+class OwnHead(OtherBorders):
+    """Calls the model without its head, as those do who take a loss of their own."""
+
+    evaluates = False
+
+    def compute_loss(self, model: Any, inputs: Any, *_: Any, num_items_in_batch: Any = None, **__: Any) -> Any:
+        model.train(not self.evaluates)
+        labels = inputs.pop("labels")
+        del inputs["shift_labels"]
+        inputs.update(dict.fromkeys(self.given))
+        logits = model.lm_head(model.model(**inputs).last_hidden_state)
+        return token_loss({"logits": logits}, labels, num_items_in_batch, shifts=True)
+
+
+@pytest.mark.parametrize("evaluates", [True, False])
+def test_borders_are_compared_also_without_the_head_and_in_evaluation_mode(tmp_path: Path, *, evaluates: bool) -> None:
+    for given in (["position_ids"], ["use_cache"], []):
+        trainer = OwnHead(model=tiny_llama(), args=arguments(tmp_path), loader=own_loader())
+        trainer.given, trainer.evaluates = given, evaluates
+        if given:
+            with pytest.raises(evenpack.ConfigError, match=f"called with other borders .*{given[0]} is left out"):
+                trainer.train()
+        else:
+            trainer.train()
+            assert not trainer.model._forward_pre_hooks
+            assert not trainer.model.model._forward_pre_hooks
+
+
 class MeanLoss(torch.nn.Module):
     """A model whose loss is a mean, and that takes no count of targets."""
 
