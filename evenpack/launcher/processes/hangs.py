@@ -131,17 +131,17 @@ class Heartbeat:
             return
         self._answered |= answers
         self._due = now + self._every
+        place, black_box = self._doing.place, self._doing.black_box  # first: what has left the start has just moved
         if self._moves != self._doing.moves:
             self._moves, self._moved_at = self._doing.moves, now
             self._arm_stacks()
-        place = self._doing.place
         with self._lock:
             if self.status.state == "running":
                 self.status = replace(
                     self.status,
                     beats=self.status.beats + 1,
                     place=place,
-                    black_box=self._doing.black_box,
+                    black_box=black_box,
                     still_seconds=now - self._moved_at,
                 )
                 self._folder.write_status(self.status)

@@ -369,6 +369,28 @@ def test_a_heartbeat_is_read_as_it_was_written(tmp_path: Path) -> None:
     assert folder.read_status(4) is None
 
 
+class JustMoving(Doing):
+    """The main thread leaves the start just before the guard reads that."""
+
+    @property
+    def black_box(self) -> str | None:
+        self.end_black_box(START)
+        return super().black_box
+
+
+def test_a_rank_that_leaves_the_start_as_the_guard_looks_has_just_moved(tmp_path: Path) -> None:
+    """Else the limit of a step would hold for the time that the start has taken."""
+    folder = folder_of(tmp_path)
+    doing, now = Doing(), [0.0]
+    heartbeat = Heartbeat(folder, starting(0), limits=None, doing=doing, clock=lambda: now[0])
+    folder.write_status(heartbeat.status)
+    heartbeat.keep_up()
+    now[0] = 8.0
+    doing.__class__ = JustMoving
+    heartbeat.keep_up()
+    assert (heartbeat.status.black_box, heartbeat.status.still_seconds) == (None, 0.0)
+
+
 def test_a_rank_of_an_earlier_run_writes_nothing_into_the_file_of_a_later_one(tmp_path: Path) -> None:
     folder = folder_of(tmp_path)
     heartbeat = Heartbeat(folder, starting(0), limits=None, clock=map(float, range(0, 90, 10)).__next__)
