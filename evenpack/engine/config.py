@@ -795,6 +795,11 @@ class RunConfig(Section):
             stages = [one.data.sources for _, one in self.staged()] if self.stages else [self.data.sources]
         except ConfigError as error:
             raise ValueError(str(error)) from error
+        if self.stages and self.deepspeed.zero_stage == 3 and len(self.parts) > 1:
+            raise ValueError(
+                f"stages, step {self.parts[1][0] + 1}: the model would be built anew, and DeepSpeed's ZeRO 3 keeps the "
+                "memory of the one before: set deepspeed.zero_stage to 2 or less"
+            )
         first = {name: next((at for at, one in enumerate(stages) if one[name].weight), len(stages)) for name in names}
         ordered = sorted(names, key=first.__getitem__)
         if ordered == names:

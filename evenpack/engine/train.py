@@ -143,7 +143,10 @@ def _train(start: Start, *, stop_requested: Callable[[], bool], started: float) 
         with parts.opened():
             first = next(batches)  # waits for the loader's processes, which is not part of a step's time
             _compile_evaluation(run)
-            return _loop(run, chain([first], batches), parts)
+            outcome = _loop(run, chain([first], batches), parts)
+    if outcome is None:
+        run.engine.release()
+    return outcome
 
 
 def _parts(run: TrainingRun, places: Sequence[Place], *, stop_requested: Callable[[], bool], started: float) -> Parts:
