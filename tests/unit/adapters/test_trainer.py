@@ -105,7 +105,9 @@ class OtherBorders(PackTrainer):
         return super().compute_loss(model, inputs, *arguments, **keywords)
 
 
-@pytest.mark.parametrize(("name", "what"), [("attention_mask", "is added"), ("position_ids", "is left out")])
+@pytest.mark.parametrize(
+    ("name", "what"), slow_but(["position_ids"], [("attention_mask", "is added"), ("position_ids", "is left out")])
+)
 def test_borders_that_are_lost_between_the_adapter_and_the_model_are_refused(
     name: str, what: str, tmp_path: Path
 ) -> None:
