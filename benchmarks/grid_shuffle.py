@@ -101,7 +101,7 @@ def shuffle_once(prefix: Path, memory: int) -> dict[str, float]:
 
     def told(sequences: int, bytes_read: int) -> None:
         nonlocal mapped
-        mapped = bytes_read if not sequences else mapped
+        mapped = bytes_read
 
     folder = prefix.parent / "shuffled"
     folder.mkdir()

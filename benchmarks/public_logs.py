@@ -189,10 +189,8 @@ def draw_relative(committed: dict[str, Any], path: Path) -> None:
     ]
     with figure_as_png(path, width=7.6, height=4.6) as figure:
         axes = figure.subplots()
-        ends = [("packs, simulated", 1.0, COLOURS[0])]
-        axes.plot(
-            *zip(*[(n, rate / packs[0][1]) for n, rate in packs], strict=True), "o-", color=COLOURS[0], mfc="white"
-        )
+        relative = zip(*[(n, rate / packs[0][1]) for n, rate in packs], strict=True)
+        axes.plot(*relative, "o-", color=COLOURS[0], mfc="white", label="packs, simulated")
         for method, colour, name in (
             ("without_levels", COLOURS[7], "shuffled, from logs"),
             ("normal", COLOURS[1], "shard per rank, from logs"),
@@ -200,11 +198,10 @@ def draw_relative(committed: dict[str, Any], path: Path) -> None:
             found = [row["estimates"][method] for row in rows]
             low, high = ([one["interval"][end] for one in found] for end in ("low", "high"))
             axes.fill_between(counts, low, high, color=colour, alpha=0.2, linewidth=0)
-            axes.plot(counts, [one["expected"] for one in found], color=colour, linewidth=2.2, linestyle=(0, (5, 2)))
-            ends.append((name, found[-1]["expected"], colour))
+            style = {"color": colour, "linewidth": 2.2, "linestyle": (0, (5, 2)), "label": name}
+            axes.plot(counts, [one["expected"] for one in found], **style)
         published = [row.expected / curve.expected_at_fitted for row in curve.rows]
-        axes.plot(counts, published, color=INK, linewidth=2, linestyle=(0, (1, 1.5)))
-        ends.append(("published curve", published[-1], INK))
+        axes.plot(counts, published, color=INK, linewidth=2, linestyle=(0, (1, 1.5)), label="published curve")
         measured = sixteen["rate"]["value"] / 16 / (eight["rate"]["value"] / 8)
         axes.plot([8], [1.0], "D", color=COLOURS[1], markersize=8, zorder=5)
         axes.plot([16], [measured], "D", color=COLOURS[1], markersize=8, mfc="white", mew=1.6, zorder=5)
@@ -226,7 +223,7 @@ def draw_relative(committed: dict[str, Any], path: Path) -> None:
         axes.set_ylim(0.74, 1.06)
         axes.set_ylabel("sequences/s per GPU, relative to 8 GPUs")
         logarithmic_counts(axes, counts, label="GPUs")
-        label_ends(axes, ends)
+        label_ends(axes)
         write_title(axes, "Un-padding waits for the slowest GPU: BERT-large, 32 rows per GPU")
         footer = "By arrival. Diamonds: measured, A100, MLPerf v0.7. Dashed: forecast, ideal network; bands: 95 %."
         write_footer(figure, [footer, LICENCE])
@@ -301,21 +298,19 @@ def draw_drift(committed: dict[str, Any], path: Path) -> None:
     found = drift_of(committed, submitters, rounds)
     with figure_as_png(path, width=6.4, height=3.8) as figure:
         axes = figure.subplots()
-        ends = []
         for index, name in enumerate(submitters):
             values = found.get(name, {})
             if values:
                 at = [rounds.index(one) for one in values]
                 colour = COLOURS[(1, 5, 0, 3)[index]]
-                axes.plot(at, [100 * value for value in values.values()], "o-", color=colour, linewidth=2)
-                ends.append((name, 100 * list(values.values())[-1], colour))
+                axes.plot(at, [100 * value for value in values.values()], "o-", color=colour, linewidth=2, label=name)
         axes.set_yscale("log")
         axes.set_yticks([0.3, 1, 3, 10], ["0.3", "1", "3", "10"])
         axes.minorticks_off()
         axes.set_xticks(range(len(rounds)), rounds)
         axes.set_ylabel("drift of the rate within a run (% of its mean)")
         axes.set_xlabel("MLPerf round; 8 A100, un-padded with exchange")
-        label_ends(axes, ends)
+        label_ends(axes)
         write_title(axes, "In round v2.1 the drift ended for two of these four")
         write_footer(figure, [f"Standard deviation between evaluations over the mean, median over runs. {LICENCE}"])
 

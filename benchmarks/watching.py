@@ -17,9 +17,10 @@ from pathlib import Path
 import measuring
 
 from evenpack.engine.activity import doing
-from evenpack.launcher.processes.guard import LOOK_SECONDS, Ancestors, Guard
+from evenpack.launcher.processes.guard import LOOK_SECONDS, Ancestors, Guard, WatchedRun
 from evenpack.launcher.processes.hangs import HangLimits, Heartbeat
-from evenpack.launcher.processes.ranks import ProcessIdentity, RankFolder, RankPlace, RankStatus
+from evenpack.launcher.processes.identities import ProcessIdentity, RankPlace
+from evenpack.launcher.processes.ranks import RankFolder, RankStatus
 from evenpack.launcher.processes.stop import StopFlag
 
 _ENTERS = 200_000
@@ -53,17 +54,9 @@ def measure(output_dir: Path, pids: list[int], *, looks: int) -> dict[str, float
         assert process is not None, "it has just been started"
         folder.write_status(replace(RankStatus.starting("run", place), process=process))
     limits = HangLimits(step_seconds=_TIMEOUT_SECONDS, start_seconds=_TIMEOUT_SECONDS)
-    heartbeat = Heartbeat(folder, rank=0, limits=limits)
-    guard = Guard(
-        RankStatus.starting("run", places[0]),
-        places[0],
-        folder=folder,
-        token=None,
-        ancestors=Ancestors(),
-        stop=StopFlag(),
-        heartbeat=heartbeat,
-        limits=limits,
-    )
+    heartbeat = Heartbeat(folder, RankStatus.starting("run", places[0]), limits=limits)
+    guard = Guard(places[0], Ancestors())
+    guard.watch(WatchedRun(places[0], folder=folder, token=None, stop=StopFlag(), heartbeat=heartbeat, limits=limits))
     guard.look()  # the first one imports and identifies
     began = time.thread_time()
     for _ in range(looks):

@@ -1,6 +1,6 @@
 """Places of ranks on machines that have equally many."""
 
-from evenpack.launcher.processes.ranks import RankPlace
+from evenpack.launcher.processes.identities import RankPlace
 
 
 def place_of(rank: int, *, ranks: int, each: int) -> RankPlace:

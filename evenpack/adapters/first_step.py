@@ -87,13 +87,22 @@ class HandOver:
     """
 
     def __init__(self, model: Any, calls: int) -> None:
-        """Watches as many calls for training, until `end`; a model that compiles its own calls is not watched."""
+        """Watches as many calls for training, until `end`; a model that compiles its own calls is not watched.
+
+        A call of the model without its head counts too, where it is neither the model's own nor compiled with it.
+        """
         self._made: list[Mapping[str, Any]] = []
         self._left = calls
         self._hooks: list[Any] = []
+        self._is_within = False
         called = _called(model)
-        if getattr(called, "_compiled_call_impl", None) is None:
-            self._hooks.append(called.register_forward_pre_hook(self._see, prepend=True, with_kwargs=True))
+        if getattr(called, "_compiled_call_impl", None) is not None:
+            return
+        self._hooks.append(called.register_forward_pre_hook(self._enter, prepend=True, with_kwargs=True))
+        self._hooks.append(called.register_forward_hook(self._leave, always_call=True))
+        body = None if hasattr(called, "_orig_mod") else getattr(called, "base_model", None)
+        if body is not None and body is not called and getattr(body, "_compiled_call_impl", None) is None:
+            self._hooks.append(body.register_forward_pre_hook(self._see, prepend=True, with_kwargs=True))
 
     def expect(self, inputs: Mapping[str, Any]) -> None:
         """Takes the inputs that the adapter made of one more micro-batch."""
@@ -105,27 +114,44 @@ class HandOver:
         while self._hooks:
             self._hooks.pop().remove()
 
+    def _enter(self, module: Any, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> None:
+        self._see(module, arguments, keywords)
+        self._is_within = True
+
+    def _leave(self, *_: Any) -> None:
+        self._is_within = False
+
     def _see(self, module: Any, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> None:
         """Compares a call. Raises: ConfigError for other borders."""
-        if not module.training:
+        import torch
+
+        if self._is_within or not (module.training or torch.is_grad_enabled()):
             return
         names = inspect.signature(getattr(module, "_orig_mod", module).forward).parameters
         given = {**dict(zip(names, arguments, strict=False)), **keywords}
-        is_same = (one for one in self._made if _unlike(given.get("input_ids"), one["input_ids"]) is None)
-        made = next(is_same, None)
-        if made is None:  # of other tokens, of which nothing is known
+        ids, embedded = given.get("input_ids"), given.get("inputs_embeds")
+        made = [one for one in self._made if _unlike(ids, one["input_ids"]) is None]
+        if not made:  # of tokens that the host changed or embedded itself, unless it is of another size
+            shape = getattr(ids if embedded is None else embedded, "shape", ())[:2]
+            made = [one for one in self._made if one["input_ids"].shape == shape]
+        if not made:
             return
-        texts = ((name, _unlike_border(given.get(name), made.get(name))) for name in _BORDERS)
-        problem = next((f"{name} {text}" for name, text in texts if text), None)
+        problem = min((_other_borders(given, one) for one in made), key=bool)
         self._left -= 1
-        if problem is not None or self._left == 0:
+        if problem or self._left == 0:
             self.end()
-        if problem is not None:
+        if problem:
             raise ConfigError(
                 f"{type(module).__name__} is called with other borders than those with which it was proved isolated: "
                 f"{problem}. Pass what the adapter makes as it is, model(**inputs), without a mask or cache of your "
                 "own (docs/adapters.md)"
             )
+
+
+def _other_borders(given: Mapping[str, Any], made: Mapping[str, Any]) -> str:
+    """Returns the first argument that bounds sequences otherwise than the adapter made it, in words; else nothing."""
+    texts = ((name, _unlike_border(given.get(name), made.get(name))) for name in _BORDERS)
+    return next((f"{name} {text}" for name, text in texts if text), "")
 
 
 def _unlike_border(found: Any, expected: Any) -> str | None:

@@ -445,7 +445,7 @@ class _Subject:
             control = self._control
         except Exception as error:
             return Attempt(mask=mask, verdict="not served", problem=f"it fails with {_in_a_line(error)}")
-        epsilon, is_short = torch.finfo(self.dtype).eps, torch.finfo(self.dtype).bits == 16
+        epsilon, is_short = self._epsilon, torch.finfo(self.dtype).bits == 16
         tolerance = epsilon * (CHANGED_EPSILONS_OF_16_BITS if is_short else CHANGED_EPSILONS)
         result = IsolationResult(max_deviation=changed, control_deviation=control, tolerance=tolerance)
         verdict, problem = result.verdict, None
@@ -496,9 +496,14 @@ class _Subject:
         return self.has_experts and torch.finfo(self.dtype).bits == 16
 
     @property
+    def _epsilon(self) -> float:
+        """The one of the dtype; in FP64 that of FP32, in which losses are taken here and by transformers."""
+        return max(torch.finfo(self.dtype).eps, torch.finfo(torch.float32).eps)
+
+    @property
     def _apart(self) -> float:
-        details = torch.finfo(self.dtype)
-        return details.eps * (ALONE_EPSILONS_OF_16_BITS if details.bits == 16 else ALONE_EPSILONS)
+        is_short = torch.finfo(self.dtype).bits == 16
+        return self._epsilon * (ALONE_EPSILONS_OF_16_BITS if is_short else ALONE_EPSILONS)
 
     @property
     def _cut(self) -> list[int]:

@@ -26,6 +26,11 @@ class Checksums:
     chunks: tuple[str, ...]
     """XXH3, 64 bits, hexadecimal, of each chunk of `CHUNK_BYTES`, including a shorter last one."""
 
+    @classmethod
+    def of_json(cls, values: Mapping[str, Any]) -> "Checksums":
+        """Returns what was written as JSON. Raises: TypeError or KeyError for something else."""
+        return cls(**{**values, "chunks": tuple(values["chunks"])})
+
 
 @dataclass(frozen=True, kw_only=True)
 class Damage:

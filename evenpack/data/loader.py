@@ -25,7 +25,7 @@ from evenpack.data.batches.pipeline import (
     StepBatches,
     training_batches,
 )
-from evenpack.data.checksums import Checksums, checksum_of_json, digest_of, find_first_damage
+from evenpack.data.checksums import Checksums, digest_of, find_first_damage, with_checksum, without_checksum
 from evenpack.data.keys import derive_key
 from evenpack.data.limits import HIGHEST_WEIGHT, MOST_PACKS_A_STEP, MOST_SLOTS, MOST_STEPS, MOST_VOCABULARY
 from evenpack.data.order.config import PackingConfig
@@ -46,7 +46,15 @@ from evenpack.data.tokens.file import TokenFile, expect_random_reads
 from evenpack.data.tokens.own import ABOUT_THE_LOSS, TokenArrays, TokenRows, hash_content
 from evenpack.errors import CheckpointError, ConfigError, DataError, EvenpackError, RunError
 from evenpack.extras import require
-from evenpack.files import expand_user, read_json, remove_abandoned, system_error, unfinished_directory, write_json
+from evenpack.files import (
+    expand_user,
+    explained,
+    read_json,
+    remove_abandoned,
+    system_error,
+    unfinished_directory,
+    write_json,
+)
 from evenpack.losses import MASKED_TOKEN, NEXT_SENTENCE, StepCounts
 
 if TYPE_CHECKING:
@@ -632,36 +640,31 @@ class OwnDocuments:
 
 def _write_checksums(folder: Path, key: str) -> None:
     files = {path.name: asdict(digest_of(path).checksums()) for path in sorted(folder.iterdir())}
-    content = {"version": _CACHE_VERSION, "key": key, "files": files}
-    write_json(folder / _CHECKSUMS, {"checksum": checksum_of_json(content), **content})
+    write_json(folder / _CHECKSUMS, with_checksum({"version": _CACHE_VERSION, "key": key, "files": files}))
 
 
 def _verify(folder: Path, key: str) -> None:
     """Reads a folder of a cache. Raises: DataError if it is not as it was written, or cannot be read."""
-    path, damage = folder / _CHECKSUMS, ""
-    message: str | None = None
+    path = folder / _CHECKSUMS
     try:
-        content = read_json(path)
+        with explained(path, DataError):
+            content = read_json(path)
         version = content.get("version", _CACHE_VERSION)
         if version != _CACHE_VERSION:
-            message = f"{path} is of version {version!r}, expected {_CACHE_VERSION}; give another `cache`"
-        elif content.pop("checksum", None) != checksum_of_json(content) or content["key"] != key:
-            damage = f"{path} is not as it was written"
-    except FileNotFoundError:
-        damage = f"{path} is missing"
-    except OSError as error:
-        message = system_error(error, path, action="read")
-    except ValueError as error:
-        damage = f"{path} is {error}"
-    for name, record in {} if message or damage else content["files"].items():
-        found = find_first_damage(folder / name, Checksums(**record | {"chunks": tuple(record["chunks"])}))
-        if found is not None:
-            message, damage = found.unreadable, found.describe()
-            break
-    if message:
-        raise DataError(f"the loader's cache cannot be checked: {message}")
-    if damage:
-        raise DataError(f"{damage}: the loader's cache is damaged. Remove {folder}, and the next loader fills it again")
+            raise DataError(f"{path} is of version {version!r}, expected {_CACHE_VERSION}; give another `cache`")
+        if without_checksum(content)["key"] != key:
+            raise ValueError("it is of other packs")
+    except (FileNotFoundError, ValueError) as error:
+        finding = "it is missing" if isinstance(error, FileNotFoundError) else str(error)
+        raise _damaged_cache(f"{path} is not as it was written ({finding})", folder) from error
+    for name, record in content["files"].items():
+        damage = find_first_damage(folder / name, Checksums.of_json(record))
+        if damage is not None:
+            raise DataError(damage.unreadable) if damage.unreadable else _damaged_cache(damage.describe(), folder)
+
+
+def _damaged_cache(finding: str, folder: Path) -> DataError:
+    return DataError(f"{finding}: the loader's cache is damaged. Remove {folder}, and the next loader fills it again")
 
 
 def _training_data(

@@ -9,7 +9,7 @@ from typing import Any, Literal
 from pydantic import ValidationError, model_validator
 
 from evenpack.config import Section
-from evenpack.data.checksums import Checksums, checksum_of_json, digest_of
+from evenpack.data.checksums import Checksums, digest_of, with_checksum, without_checksum
 from evenpack.data.config import DataConfig
 from evenpack.data.order.step_shape import Batching
 from evenpack.data.packing import Packing
@@ -158,8 +158,7 @@ class Manifest(Section):
 
     def write(self, directory: Path) -> None:
         """Writes the manifest atomically, which completes the prepared directory."""
-        content = self.model_dump(mode="json")
-        write_json(directory / MANIFEST, content | {"checksum": checksum_of_json(content)})
+        write_json(directory / MANIFEST, with_checksum(self.model_dump(mode="json")))
 
     @classmethod
     def read(cls, directory: Path) -> "Manifest":
@@ -170,9 +169,7 @@ class Manifest(Section):
         path = directory / MANIFEST
         try:
             with explained(path, DataError):
-                content = read_json(path)
-            checksum = content.pop("checksum", None)
-            manifest = cls.model_validate(content)
+                return cls.model_validate(without_checksum(read_json(path)))
         except (FileNotFoundError, NotADirectoryError) as error:
             begun = ", or only in part" if (directory / "sources").is_dir() else ""
             raise NotPreparedError(
@@ -181,15 +178,9 @@ class Manifest(Section):
         except ValueError as error:
             finding = error.errors()[0]["msg"] if isinstance(error, ValidationError) else str(error)
             raise DataError(
-                f"{path} is broken or of another version of evenpack: {finding}; remove {directory} and prepare again"
+                f"{path} is damaged or of another version of evenpack: {finding}; copy it again from an intact copy, "
+                f"or remove {directory} and prepare again"
             ) from error
-        if checksum != checksum_of_json(content):
-            raise DataError(
-                f"{path} is damaged: its checksum is {checksum}, its content has "
-                f"{checksum_of_json(content)}; copy it again from an intact copy, or remove {directory} and "
-                "prepare again"
-            )
-        return manifest
 
     def of_sources(self, names: Collection[str]) -> "Manifest":
         """Returns the part of the set that runs of these sources read; it may hold more of them, for other runs."""
@@ -200,6 +191,12 @@ class Manifest(Section):
         sections = {name: one for name, one in self.data["sources"].items() if name in names}
         files = {name: one for name, one in self.files.items() if not name.startswith(tuple(others))}
         return self.model_copy(update={"sources": kept, "files": files, "data": self.data | {"sources": sections}})
+
+    def refuse_other_data(self, config: DataConfig, directory: Path) -> None:
+        """Raises: DataError naming what differs from the run's data section, for the sources that both have."""
+        shared = {name: source for name, source in config.sources.items() if name in self.sources}
+        now = config.model_copy(update={"sources": shared}) if shared else config
+        refuse_differences(self.of_sources(shared or self.sources).data, data_section(now), directory)
 
     def summary(self) -> list[dict[str, Any]]:
         """Returns a row for each source and split, for tables and JSON; figures of packing are 0 without sequences."""

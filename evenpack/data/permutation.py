@@ -25,7 +25,8 @@ _FEISTEL_ROUNDS = 9
 _LARGEST_SHUFFLED = 32
 _LARGEST_SIZE = 1 << 53
 """Largest size: bit counts are computed through float64."""
-_ROUND_OFFSETS: tuple[np.uint64, ...] = tuple(np.arange(_LARGEST_SHUFFLED, dtype=np.uint64) * np.uint64(GOLDEN))
+_ROUND_OFFSETS: UInt64[np.ndarray, "rounds 1"] = (np.uint64(GOLDEN) * np.arange(32, dtype=np.uint64))[:, None]
+"""What is added to a key for each round. Few elements cost numpy's calls, so all rounds are prepared together."""
 _CHUNK = 1 << 14
 """Elements processed together: a dozen arrays of them stay in a core's second-level cache."""
 
@@ -68,12 +69,12 @@ def _shuffle(
     values: UInt64[np.ndarray, " N"], sizes: UInt64[np.ndarray, " N"], keys: UInt64[np.ndarray, " N"], *, inverse: bool
 ) -> UInt64[np.ndarray, " N"]:
     """Follows each value through the swaps i <-> random j <= i of a Fisher-Yates shuffle of its size."""
-    last = int(sizes.max(initial=1)) - 1
-    for i in range(1, last + 1) if inverse else range(last, 0, -1):
-        here = np.uint64(i)
-        other = ((hash64(_round_keys(keys, i)) >> _HALF_WORD) * np.uint64(i + 1)) >> _HALF_WORD
-        exchanged = np.where(values == here, other, np.where(values == other, here, values))
-        values = np.where(here < sizes, exchanged, values)
+    places = np.arange(1, max(2, int(sizes.max(initial=1))), dtype=np.uint64)[:, None]
+    hashes = hash64(keys + _ROUND_OFFSETS[1 : len(places) + 1]) >> _HALF_WORD
+    others = np.where(places < sizes, hashes * (places + _ONE) >> _HALF_WORD, places)  # beyond its size no swap
+    swaps = list(zip(places, others, strict=True))
+    for here, other in swaps if inverse else reversed(swaps):
+        values = np.where(values == here, other, np.where(values == other, here, values))
     return values
 
 
@@ -83,10 +84,11 @@ def _walk(
     """Applies the Feistel network until each value is below its size again."""
     bits = np.frexp((sizes - _ONE).astype(np.float64))[1].astype(np.uint64)
     rounds = range(_FEISTEL_ROUNDS - 1, -1, -1) if inverse else range(_FEISTEL_ROUNDS)
-    result = _feistel(values, bits, keys, rounds)
+    round_keys = keys + _ROUND_OFFSETS[:_FEISTEL_ROUNDS]
+    result = _feistel(values, bits, round_keys, rounds)
     outside = np.flatnonzero(result >= sizes)
     while len(outside):
-        walked = _feistel(result[outside], bits[outside], keys[outside], rounds)
+        walked = _feistel(result[outside], bits[outside], round_keys[:, outside], rounds)
         result[outside] = walked
         outside = outside[walked >= sizes[outside]]
     return result
@@ -95,7 +97,7 @@ def _walk(
 def _feistel(
     values: UInt64[np.ndarray, " N"],
     bits: UInt64[np.ndarray, " N"],
-    keys: UInt64[np.ndarray, " N"],
+    round_keys: UInt64[np.ndarray, "rounds N"],
     rounds: Iterable[int],
 ) -> UInt64[np.ndarray, " N"]:
     """Returns the network's output; each round changes one half by a hash of the other, and is its own inverse."""
@@ -106,15 +108,11 @@ def _feistel(
     low, high = values & low_mask, values >> low_bits
     for i in rounds:
         if i % 2 == 0:
-            low ^= hash64(high ^ _round_keys(keys, i)) & low_mask
+            low ^= hash64(high ^ round_keys[i]) & low_mask
         else:
-            high ^= hash64(low ^ _round_keys(keys, i)) & high_mask
+            high ^= hash64(low ^ round_keys[i]) & high_mask
     joined: UInt64[np.ndarray, " N"] = (high << low_bits) | low
     return joined
-
-
-def _round_keys(keys: UInt64[np.ndarray, " N"], i: int) -> UInt64[np.ndarray, " N"]:
-    return keys + _ROUND_OFFSETS[i]
 
 
 def sequence_id_type(sequences: int) -> np.dtype:

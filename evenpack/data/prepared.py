@@ -12,7 +12,7 @@ import xxhash
 
 from evenpack.data.config import DataConfig
 from evenpack.data.keys import derive_key
-from evenpack.data.manifest import TOKENIZER_FOLDER, Manifest, data_section, refuse_differences, remedy
+from evenpack.data.manifest import TOKENIZER_FOLDER, Manifest, remedy
 from evenpack.data.opened_directories import record_opened
 from evenpack.data.order.config import PackingConfig
 from evenpack.data.order.forms import Form, FormedStream
@@ -76,8 +76,13 @@ class PreparedData:
         """
         directory = expand_user(directory).absolute()
         manifest = Manifest.read(directory).of_sources(config.sources)
-        _require_sources(manifest, config, directory)
-        refuse_differences(manifest.data, data_section(config), directory)
+        manifest.refuse_other_data(config, directory)
+        absent = [name for name in config.sources if name not in manifest.sources]
+        if absent:
+            raise NotPreparedError(
+                f"{directory} is prepared without source '{absent[0]}': run `evenpack prepare` with this run file, "
+                "which adds it, and leaves the others as they are"
+            )
         check_sizes(directory, manifest)
         record_opened(directory)
         _allow_open_files(len(manifest.files))
@@ -274,19 +279,6 @@ class PreparedData:
 
     def _folder(self, source: str, split: Split) -> Path:
         return self.source_folder(source) / split
-
-
-def _require_sources(manifest: Manifest, config: DataConfig, directory: Path) -> None:
-    """Checks that nothing is missing that `prepare` would add. Raises: NotPreparedError; DataError for other data."""
-    absent = [name for name in config.sources if name not in manifest.sources]
-    if not absent or not manifest.sources:
-        return
-    there = {name: source for name, source in config.sources.items() if name in manifest.sources}
-    refuse_differences(manifest.data, data_section(config.model_copy(update={"sources": there})), directory)
-    raise NotPreparedError(
-        f"{directory} is prepared without source '{absent[0]}': run `evenpack prepare` with this run file, which adds "
-        "it, and leaves the others as they are"
-    )
 
 
 @cache

@@ -7,11 +7,12 @@ or ranks read in parallel, so that one large file is no slower than many.
 import os
 import threading
 import time
-from collections.abc import Callable, Container, Iterator
+from collections.abc import Callable, Container, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
+from itertools import takewhile
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
@@ -81,6 +82,33 @@ class FileChunk(NamedTuple):
         return min(CHUNK_BYTES, self.record.content.bytes - self.chunk * CHUNK_BYTES)
 
 
+class _Readers(threading.local):
+    """A reader of chunks for each thread."""
+
+    def __init__(self, *, leave_cached: bool = True) -> None:
+        self._reader = ChunkReader(leave_cached=leave_cached)
+
+    def find_damage(self, piece: FileChunk) -> Damage | None:
+        return find_damage(piece.path, piece.record.content, self._reader, chunk=piece.chunk)
+
+
+def _read_all(
+    pieces: list[FileChunk],
+    found: Iterable[Damage | None],
+    damages: dict[Path, Damage],
+    *,
+    on_read: Callable[[int], None] = lambda _: None,
+) -> Verified:
+    """Takes what is `found` of each piece, of the first ones if it ends early, and adds it to `damages`."""
+    started, done = time.monotonic(), 0
+    for piece, damage in zip(pieces, found, strict=False):
+        done += piece.bytes
+        if damage is not None:
+            damages.setdefault(piece.path, damage)
+        on_read(done)
+    return Verified(bytes=done, elapsed_seconds=time.monotonic() - started, damages=tuple(damages.values()))
+
+
 class Verifier:
     """The files of one prepared directory, or the ones that hold what `content` says."""
 
@@ -124,24 +152,16 @@ class Verifier:
 
     def verify_all(self, progress: "Progress", *, share: tuple[int, int] = (0, 1)) -> Verified:
         """Reads the files, or a share of them, with several threads, one for each processor and at most eight."""
-        threads = min(len(os.sched_getaffinity(0)), _MOST_THREADS)
         damages = self.find_wrong_sizes()
-        local, pieces, started, done = threading.local(), self._pieces(damages, share), time.monotonic(), 0
-        shown = progress.begin(f"{self._directory}: verifying", unit="bytes")
-        total = sum(piece.bytes for piece in pieces)
-
-        def verify(piece: FileChunk) -> tuple[FileChunk, Damage | None]:
-            if not hasattr(local, "reader"):
-                local.reader = ChunkReader()
-            return piece, find_damage(piece.path, piece.record.content, local.reader, chunk=piece.chunk)
-
+        pieces = self._pieces(damages, share)
+        shown, total = (
+            progress.begin(f"{self._directory}: verifying", unit="bytes"),
+            sum(piece.bytes for piece in pieces),
+        )
+        threads = min(len(os.sched_getaffinity(0)), _MOST_THREADS)
         with ThreadPoolExecutor(threads, thread_name_prefix="verify") as executor:
-            for piece, damage in map_in_order(verify, iter(pieces), executor, threads=threads):
-                done += piece.bytes
-                if damage is not None:
-                    damages.setdefault(piece.path, damage)
-                shown.update(done, total)
-        return Verified(bytes=done, elapsed_seconds=time.monotonic() - started, damages=tuple(damages.values()))
+            found = map_in_order(_Readers().find_damage, iter(pieces), executor, threads=threads)
+            return _read_all(pieces, found, damages, on_read=lambda done: shown.update(done, total))
 
     def verify_share(
         self,
@@ -157,36 +177,20 @@ class Verifier:
         it ends early if `is_cancelled`. `on_read` is called with the bytes read so far.
         """
         wrong = self.find_wrong_sizes()
-        mine = self._pieces(wrong, (share, shares))
-        return self._verify(mine, wrong if share == 0 else {}, is_cancelled=is_cancelled, on_read=on_read)
+        pieces = self._pieces(wrong, (share, shares))
+        found = map(self._readers().find_damage, takewhile(lambda _: not is_cancelled(), pieces))
+        return _read_all(pieces, found, wrong if share == 0 else {}, on_read=on_read)
 
     def verify_smallest(self, *, seconds: float) -> Verified:
         """Reads as many files as it can in that time, in the calling thread, the smallest first."""
         deadline = time.monotonic() + seconds
         wrong = self.find_wrong_sizes()
         pieces = sorted(self._pieces(wrong), key=lambda piece: piece.record.content.bytes)
-        return self._verify(pieces, wrong, is_cancelled=lambda: time.monotonic() > deadline)
+        found = map(self._readers().find_damage, takewhile(lambda _: time.monotonic() <= deadline, pieces))
+        return _read_all(pieces, found, wrong)
 
-    def _verify(
-        self,
-        pieces: list[FileChunk],
-        damages: dict[Path, Damage],
-        *,
-        is_cancelled: Callable[[], bool],
-        on_read: Callable[[int], None] = lambda _: None,
-    ) -> Verified:
-        """Adds the damage of these pieces to `damages`."""
-        started, done = time.monotonic(), 0
-        reader = ChunkReader(leave_cached=self.total_bytes <= memory_bytes() // 2)
-        for piece in pieces:
-            if is_cancelled():
-                break
-            damage = find_damage(piece.path, piece.record.content, reader, chunk=piece.chunk)
-            if damage is not None:
-                damages.setdefault(piece.path, damage)
-            done += piece.bytes
-            on_read(done)
-        return Verified(bytes=done, elapsed_seconds=time.monotonic() - started, damages=tuple(damages.values()))
+    def _readers(self) -> "_Readers":
+        return _Readers(leave_cached=self.total_bytes <= memory_bytes() // 2)
 
     def _pieces(self, wrong: Container[Path], share: tuple[int, int] = (0, 1)) -> list[FileChunk]:
         """Returns every chunk of every file but those of a wrong size, or those of a share."""

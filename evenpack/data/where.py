@@ -30,7 +30,7 @@ Decode = Callable[[Sequence[int]], str]
 """Turns tokens into text."""
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class DocumentPart:
     """Consecutive tokens of a document."""
 
@@ -250,12 +250,8 @@ class Where:
             (members,) = np.nonzero(sources == index)
             found = _by_sequence(traced.origins.origins(sequence_ids[members]))
             for member, triples in zip(members.tolist(), found, strict=True):
-                parts[member] = tuple(self._part(traced, *triple) for triple in triples)
+                parts[member] = tuple(DocumentPart(*triple, self._text(traced, *triple)) for triple in triples)
         return parts
-
-    def _part(self, traced: TracedSource, document: int, start: int, tokens: int) -> DocumentPart:
-        text = self._text(traced, document, start, tokens)
-        return DocumentPart(document=document, start=start, tokens=tokens, text=text)
 
     def _text(self, traced: TracedSource, document: int, start: int, tokens: int) -> str | None:
         if self.decode is None:

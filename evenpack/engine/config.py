@@ -799,14 +799,13 @@ class RunConfig(Section):
         except ConfigError as error:
             raise ValueError(str(error)) from error
         for stage, ((_, before), (_, after)) in zip(self.stages, pairwise(staged), strict=True):
-            is_other = self._folder_of(before.data) != self._folder_of(after.data)
-            if stage.restart and not is_other:
-                raise ValueError(
-                    f"stages, step {stage.step}: restart is for another pack_length or max_sequence_length: leave it "
-                    "out"
-                )
-            if is_other and not stage.restart and (problem := _unjoined(before, after)):
+            if problem := _problem_of_form(before, after, restart=stage.restart):
                 raise ValueError(f"stages, step {stage.step}: {problem}")
+        if self.stages and self.deepspeed.zero_stage == 3 and len(self.parts) > 1:
+            raise ValueError(
+                f"stages, step {self.parts[1][0] + 1}: the model would be built anew, and DeepSpeed's ZeRO 3 keeps the "
+                "memory of the one before: set deepspeed.zero_stage to 2 or less"
+            )
         stages = [one.data.sources for _, one in staged]
         first = {name: next((at for at, one in enumerate(stages) if one[name].weight), len(stages)) for name in names}
         ordered = sorted(names, key=first.__getitem__)
@@ -849,10 +848,13 @@ class RunConfig(Section):
         return self.data.prepared_dir or self.run.output_dir / "data"
 
 
-def _unjoined(before: RunConfig, after: RunConfig) -> str | None:
-    """Returns why what an epoch has left cannot go on in the next stage's form, and what would do; None if it can."""
+def _problem_of_form(before: RunConfig, after: RunConfig, *, restart: bool) -> str | None:
+    """Returns why what an epoch has left cannot go on in a next stage, and what would do; None if all is well."""
     old, new = (one.data.pack_length for one in (before, after))
     longest = [one.data.recipe.max_sequence_length for one in (before, after)]
+    if restart:
+        is_same = old == new and longest[0] == longest[1]
+        return "restart is for another pack_length or max_sequence_length: leave it out" if is_same else None
     limit, is_packed = after.data.packing.max_sequences_per_pack, before.training.batching == "packs"
     if longest[1] < longest[0]:
         problem = (

@@ -89,6 +89,10 @@ class TrainingEngine:
         model: nn.Module = self.deepspeed.module
         return model
 
+    def release(self) -> None:
+        """Lets go of weights, gradients and optimizer, which the hooks of ZeRO hold beyond the life of this object."""
+        self.deepspeed.destroy()
+
     def train_step(self, step: int, micro_batches: Sequence[PackedBatch]) -> LocalStep:
         """Runs update number `step` + 1 (steps count from 0), over this rank's micro-batches of the step.
 

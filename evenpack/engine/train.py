@@ -20,7 +20,7 @@ from evenpack.data.batches.pipeline import SkippedStep, StepBatches
 from evenpack.data.manifest import MANIFEST
 from evenpack.data.verification import explained_damage
 from evenpack.differences import flatten
-from evenpack.engine.activity import doing
+from evenpack.engine.activity import START, doing
 from evenpack.engine.build import Start, TrainingRun, build_at, find_start
 from evenpack.engine.compilation import announced_compilations
 from evenpack.engine.config import RunConfig
@@ -122,6 +122,7 @@ def train_in(world: World, config: RunConfig, *, stop_requested: Callable[[], bo
                 outcome = _train(start, stop_requested=stop_requested, started=started)
             if outcome is not None:
                 return outcome
+            doing.begin_black_box(START)
             del start
             gc.collect()  # of what was built, before the next part is
             if world.device.type == "cuda":
@@ -142,7 +143,10 @@ def _train(start: Start, *, stop_requested: Callable[[], bool], started: float) 
         with parts.opened():
             first = next(batches)  # waits for the loader's processes, which is not part of a step's time
             _compile_evaluation(run)
-            return _loop(run, chain([first], batches), parts)
+            outcome = _loop(run, chain([first], batches), parts)
+    if outcome is None:
+        run.engine.release()
+    return outcome
 
 
 def _parts(run: TrainingRun, places: Sequence[Place], *, stop_requested: Callable[[], bool], started: float) -> Parts:

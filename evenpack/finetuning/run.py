@@ -49,7 +49,8 @@ def finetune(
     data = read_task(config.data, pretrained.tokenizer)
     settings = _settings(config, pretrained, data)
     folder = ResultFolder(config.run.output_dir)
-    device = _device()
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    log.info("fine-tuning on %s", device)
     if any(folder.read(seed) is None for seed in config.run.seeds):
         request = attention_request(pretrained.section, config.training.precision, device.type)
         check_request(config.attention, request, dropout_key="training.dropout")
@@ -64,7 +65,12 @@ def finetune(
             folder.write(result)
             return result
 
-        done = {seed: _done_before(folder, seed) or train(seed) for seed in config.run.seeds}
+        done = {}
+        for seed in config.run.seeds:
+            found = folder.read(seed)
+            if found is not None:
+                log.info("seed %d is already done", seed)
+            done[seed] = found or train(seed)
         summary = _summarise(config, data, settings, done)
         while missing := models.missing(summary):
             log.info("seed %d is trained again, because its model was not saved", missing[0])
@@ -73,13 +79,6 @@ def finetune(
         models.settle(summary)
         folder.write_summary(summary)
         return summary
-
-
-def _done_before(folder: ResultFolder, seed: int) -> SeedResult | None:
-    result = folder.read(seed)
-    if result is not None:
-        log.info("seed %d is already done", seed)
-    return result
 
 
 def _summarise(
@@ -115,12 +114,6 @@ def _settings(config: FinetuneConfig, pretrained: Pretrained, data: TaskData) ->
     }
     files = {f"file {name}": checksum for name, checksum in data.checksums.items()}
     return chosen | {"weights": pretrained.origin, "tokenizer": pretrained.tokenizer.checksum} | files
-
-
-def _device() -> torch.device:
-    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    log.info("fine-tuning on %s", device)
-    return device
 
 
 @dataclass(frozen=True, kw_only=True)

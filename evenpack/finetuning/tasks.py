@@ -6,6 +6,7 @@ Rajpurkar et al. 2016 (SQuAD 1.1).
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Literal
 
 import numpy as np
@@ -171,28 +172,19 @@ def _f1(labels: Shaped[np.ndarray, " N"], predictions: Shaped[np.ndarray, " N"])
     return float(f1_score(labels, predictions, zero_division=0.0))
 
 
-def _pearson(labels: Shaped[np.ndarray, " N"], predictions: Shaped[np.ndarray, " N"]) -> float:
-    from scipy.stats import pearsonr
+def _correlation(name: str, labels: Shaped[np.ndarray, " N"], predictions: Shaped[np.ndarray, " N"]) -> float:
+    """Returns SciPy's correlation of this name; it is undefined where values are constant, and counts as 0 then."""
+    from scipy import stats
 
-    return 0.0 if _is_constant(labels, predictions) else float(pearsonr(labels, predictions).statistic)
-
-
-def _spearman(labels: Shaped[np.ndarray, " N"], predictions: Shaped[np.ndarray, " N"]) -> float:
-    from scipy.stats import spearmanr
-
-    return 0.0 if _is_constant(labels, predictions) else float(spearmanr(labels, predictions).statistic)
-
-
-def _is_constant(*columns: Shaped[np.ndarray, " N"]) -> bool:
-    """Returns whether values are constant: a correlation is then undefined, and counts as 0."""
-    return any(np.ptp(column) == 0 for column in columns)
+    is_constant = np.ptp(labels) == 0 or np.ptp(predictions) == 0
+    return 0.0 if is_constant else float(getattr(stats, name)(labels, predictions).statistic)
 
 
 METRICS: dict[str, Callable[[np.ndarray, np.ndarray], float]] = {
     "accuracy": _accuracy,
     "matthews_correlation": _matthews_correlation,
     "f1": _f1,
-    "pearson": _pearson,
-    "spearman": _spearman,
+    "pearson": partial(_correlation, "pearsonr"),
+    "spearman": partial(_correlation, "spearmanr"),
 }
 """Functions of (labels, predictions). All are at most 1, which is perfect; F1 is computed for class 1."""

@@ -7,7 +7,6 @@ import shutil
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 import psutil
 import torch
@@ -23,10 +22,19 @@ from evenpack.kernels.varlen import DROPPING, cudnn_failure, dropout_failure
 from evenpack.launch_environment import check_ranks
 from evenpack.launcher.processes.devices import cpu_cores
 from evenpack.launcher.processes.start import find_deepspeed
+from evenpack.studies.columns import Column, table_of
 
 _PACKAGES = ("evenpack", "torch", "deepspeed", "transformers", "flash-attn", "flash-attn-4")
 
-_PROBE_COLUMNS = {
+_PROBED = (
+    Column("backend"),
+    Column("request"),
+    Column("isolated", "max_deviation", ".1e"),
+    Column("tolerance", form=".1e"),
+    Column("control", "control_deviation", ".1e"),
+    Column("verdict", lambda probe: "passed" if probe.passed else f"FAILED {probe.error or ''}".strip()),
+)
+_EXPLANATIONS = {
     "isolated": (
         "the most that outputs and gradients of the other sequences change, relative to the largest value, when one "
         "sequence of a pack is replaced: it must not exceed the tolerance"
@@ -37,7 +45,6 @@ _PROBE_COLUMNS = {
         "tolerance, since a probe that misses this leak would prove nothing"
     ),
 }
-"""Explanations of the probe's columns."""
 
 _HEAD_DIM = 64
 """Head size of nearly every model in use."""
@@ -145,8 +152,8 @@ def tables(report: DoctorReport) -> list[Table | Text]:
         pairs(report.versions, title="Versions"),
         pairs({**machine, "free": memory, "launcher": report.launcher}, title="Machine"),
         *_attention_tables(report.attention),
-        table([_probe_row(probe) for probe in report.isolation], title="Isolation of sequences in a pack"),
-        pairs(_PROBE_COLUMNS),
+        table_of(report.isolation, _PROBED, title="Isolation of sequences in a pack"),
+        pairs(_EXPLANATIONS),
         text("Everything is in order." if report.ok else "Something is wrong: see above.", bold=True),
     ]
 
@@ -162,21 +169,6 @@ def _attention_tables(requests: Sequence[RequestReport]) -> list[Table]:
         rows.append(row)
     notes = {f"({number})": reason for reason, number in reasons.items()}
     return [table(rows, title="Attention backends"), *([pairs(notes)] if notes else [])]
-
-
-def _probe_row(probe: IsolationReport) -> dict[str, Any]:
-    return {
-        "backend": probe.backend,
-        "request": probe.request,
-        "isolated": _deviation(probe.max_deviation),
-        "tolerance": _deviation(probe.tolerance),
-        "control": _deviation(probe.control_deviation),
-        "verdict": "passed" if probe.passed else f"FAILED {probe.error or ''}".strip(),
-    }
-
-
-def _deviation(value: float | None) -> str | None:
-    return None if value is None else f"{value:.1e}"
 
 
 def probe_all(request: AttentionRequest) -> list[IsolationReport]:

@@ -13,6 +13,7 @@ from evenpack.engine.checkpoints.continuation import continued
 from evenpack.engine.checkpoints.files import Checkpoint, find_wrong_content
 from evenpack.engine.checkpoints.forks import checkpoint_of, parent_checkpoint, take_over
 from evenpack.engine.config import ParentSection, RunConfig
+from evenpack.engine.reporting.run_record import read_run_record
 from evenpack.engine.resolving.requirements import require_trainable
 from evenpack.engine.resolving.resolve import open_run
 from evenpack.errors import CheckpointError, ConfigError
@@ -85,8 +86,11 @@ def _require_effect(overrides: Sequence[str], config: RunConfig, step: int) -> N
 
 def _values(checkpoint: Checkpoint, parent: ParentSection, name: str) -> dict[str, Any]:
     """Returns the sections of the run file: the parent's at that step, without what was for the parent alone."""
-    saved = validate(checkpoint.state.config, RunConfig, origin=str(checkpoint.path))
-    values = stated(saved)
+    config, record = checkpoint.state.config, read_run_record(parent.run)
+    if record is not None and (record.config["run"].get("parent") or {}).get("step") == parent.step:
+        config = record.config  # its own: the first checkpoint of a fork has the run file of its trunk
+    saved = validate(config, RunConfig, origin=str(checkpoint.path))
+    values = stated(saved.model_copy(update={"run": saved.run.model_copy(update={"parent": parent})}))
     values["run"] |= {"name": name, "output_dir": os.path.normpath(parent.run / ".." / name)}  # also beside "."
     beside = parent.run / saved.prepared_dir.name  # also where the parent was moved; a fork's data is its parent's
     prepared = beside if saved.data.prepared_dir is None and beside.exists() else saved.prepared_dir

@@ -96,14 +96,12 @@ def plot_losses(curves: Sequence[LossCurve], path: Path, *, name: str, origin: s
 def _draw(axes: Any, curve: LossCurve, name: str) -> None:
     smoothed = smooth(np.asarray(curve.losses, dtype=np.float64))
     axes.plot(curve.steps, curve.losses, color=COLOURS[0], alpha=0.25, linewidth=0.8)
-    axes.plot(curve.steps, smoothed, color=COLOURS[0], linewidth=2.0)
-    ends = [(f"training {smoothed[-1]:.2f}", float(smoothed[-1]), COLOURS[0])]
+    axes.plot(curve.steps, smoothed, color=COLOURS[0], linewidth=2.0, label=f"training {smoothed[-1]:.2f}")
     for index, (source, points) in enumerate(curve.validation.items(), start=1):
-        style = line_style(index)
+        style = {**line_style(index), "label": f"validation {source} {points[-1][1]:.2f}"}
         axes.plot(*zip(*points, strict=True), **style, linewidth=1.0, marker="o", markersize=4.5, clip_on=False)
-        ends.append((f"validation {source} {points[-1][1]:.2f}", points[-1][1], style["color"]))
     axes.set_xlabel("step (optimizer updates)")
     axes.set_ylabel(f"{curve.name} ({curve.unit})")
     axes.set_xlim(0, max([curve.steps[-1], *(points[-1][0] for points in curve.validation.values())]))
-    label_ends(axes, ends)
+    label_ends(axes)
     write_title(axes, f"{name}: {curve.name} {curve.losses[0]:.2f} → {smoothed[-1]:.2f} in {curve.steps[-1]:,} steps")

@@ -58,6 +58,12 @@ def describe_plan(
         if run is None
         else [_plan_checked(part, options, ranks=ranks, is_timed=is_timed) for part in run.parts]
     )
+    if len(plans) > 1:
+        spans = [part.span for _, part in config.parts]
+        plans = [
+            replace(plan, run=f"{plan.run}, steps {span.start + 1:,} to {span.stop:,}")
+            for plan, span in zip(plans, spans, strict=True)
+        ]
     if launch is not None:
         start = replace(
             plans[0].start,

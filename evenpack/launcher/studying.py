@@ -21,7 +21,8 @@ from evenpack.engine.config import RunConfig
 from evenpack.errors import ConfigError
 from evenpack.launch_environment import requested_accelerator
 from evenpack.launcher.processes.devices import choose_accelerator, cpu_cores, cuda_devices, settle_device
-from evenpack.launcher.processes.ranks import RankPlace, held_output_dir
+from evenpack.launcher.processes.holding import held_output_dir
+from evenpack.launcher.processes.identities import RankPlace
 from evenpack.launcher.processes.start import local_devices
 from evenpack.launcher.processes.stop import Lifeline, handled_stop_signals, say
 from evenpack.launcher.worker import share_cores

@@ -12,7 +12,6 @@ import torch
 from pydantic import TypeAdapter
 from rich.console import RenderableType
 from rich.table import Table
-from rich.text import Text
 
 from evenpack.console import Report, percent, table, text
 from evenpack.data.config import DataConfig
@@ -88,7 +87,8 @@ def load_trained_model(
     world = World(rank=0, size=1, local_rank=0, device=device)
     checkpoint = _checkpoint(config, step, world)
     config = _as_trained(config, checkpoint.step)
-    run = open_run(_without_cost_model(config), verify=verify)
+    training = config.training.model_copy(update={"cost_model": None})  # nothing is balanced, and it may be gone
+    run = open_run(config.model_copy(update={"training": training}), verify=verify)
     if checkpoint.state.fingerprint != run.fingerprint(checkpoint.step):
         _compare_data(checkpoint, run)
     model = build_model(run, torch.device("meta"))
@@ -149,12 +149,6 @@ def _compare_data(checkpoint: Checkpoint, run: ResolvedRun) -> None:
             "%s was trained on other data: it may have seen some of the documents that are evaluated here",
             checkpoint.path,
         )
-
-
-def _without_cost_model(config: RunConfig) -> RunConfig:
-    """Removes the cost model, because nothing is balanced here and its file may be missing."""
-    training = config.training.model_copy(update={"cost_model": None})
-    return config.model_copy(update={"training": training})
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -221,7 +215,8 @@ def describe_evaluation(found: RunEvaluation) -> Report:
     place = "" if found.data is None else f", on {found.data}"
     shown: list[RenderableType] = [evaluation_table(value["sources"], title=f"After step {found.step:,}{place}")]
     if found.aggregate is not None:
-        shown.append(aggregate_line(found.aggregate))
+        weights = ", ".join(f"{source} {weight:g}" for source, weight in found.aggregate["weights"].items())
+        shown.append(text(f"loss by the weights {weights}: {found.aggregate['loss']:.4f}"))
     return Report(value=value, shown=shown)
 
 
@@ -311,12 +306,6 @@ def evaluation_table(evaluations: Mapping[str, Mapping[str, Any] | None], *, tit
             }
         )
     return table(rows, title=title)
-
-
-def aggregate_line(aggregate: Mapping[str, Any]) -> Text:
-    """Returns `aggregate_loss` as a line."""
-    weights = ", ".join(f"{source} {weight:g}" for source, weight in aggregate["weights"].items())
-    return text(f"loss by the weights {weights}: {aggregate['loss']:.4f}")
 
 
 def _losses_apart(values: Mapping[str, Any]) -> dict[str, str]:

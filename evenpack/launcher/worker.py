@@ -35,22 +35,11 @@ from evenpack.launcher.processes.devices import (
     require_seen_gpus,
     settle_device,
 )
-from evenpack.launcher.processes.guard import Ancestors, Guard, end_process, mark_what_is_started, watch_early
+from evenpack.launcher.processes.guard import Ancestors, Guard, WatchedRun, end_process, mark_what_is_started
 from evenpack.launcher.processes.hangs import HangLimits, Heartbeat
-from evenpack.launcher.processes.ranks import (
-    Failure,
-    LaunchToken,
-    ProcessIdentity,
-    RankFolder,
-    RankPlace,
-    RankStatus,
-    held_as_writer,
-    held_output_dir,
-    is_lost_connection,
-    output_dir_of_first,
-    parent_command,
-    plain_run_id,
-)
+from evenpack.launcher.processes.holding import held_as_writer, held_output_dir
+from evenpack.launcher.processes.identities import LaunchToken, ProcessIdentity, RankPlace, parent_command, plain_run_id
+from evenpack.launcher.processes.ranks import Failure, RankFolder, RankStatus, is_lost_connection, output_dir_of_first
 from evenpack.launcher.processes.stop import (
     StopFlag,
     StopRequest,
@@ -121,8 +110,8 @@ def main(arguments: Sequence[str] | None = None, *, train: TrainFunction | None 
         say(f"error: {error}")  # no rank knows its number, so each says it
         return EXIT_BAD_INPUT
     ancestors = Ancestors() if place.launched else None
-    if ancestors is not None:
-        watch_early(ancestors, place.rank)
+    guard = Guard(place, ancestors)
+    guard.start()
     share_cores(place)
     mark_what_is_started()
     try:
@@ -141,7 +130,7 @@ def main(arguments: Sequence[str] | None = None, *, train: TrainFunction | None 
         return EXIT_BAD_INPUT
     token = options.evenpack_run
     run_id = token.run_id if token is not None else plain_run_id(place) if meeting is None else meeting.id
-    rank = Rank(config, place, token, run_id=run_id, ancestors=ancestors, meeting=meeting)
+    rank = Rank(config, place, token, run_id=run_id, ancestors=ancestors, guard=guard, meeting=meeting)
     if train is None and place.rank == 0:
         joining = f", then joining {place.world_size} ranks" if place.world_size > 1 else ""
         say(f"importing torch and DeepSpeed{joining}")
@@ -216,6 +205,7 @@ class Rank:
         *,
         run_id: str,
         ancestors: Ancestors | None,
+        guard: Guard,
         meeting: "Meeting | None" = None,
     ) -> None:
         """`meeting`: where ranks of several machines have met that `evenpack train` has not started."""
@@ -225,21 +215,14 @@ class Rank:
         self._token = token
         self._ancestors = ancestors
         self._folder = RankFolder(config.run.output_dir, run_id)
-        self._status = RankStatus.starting(run_id, place)
         self._owns_files = False
         """Whether the files of ranks in the output directory are this run's."""
         self._stop = StopFlag()
         limits = HangLimits.of(config.run)
-        self._heartbeat = Heartbeat(self._folder, rank=place.rank, limits=limits)
-        self._guard = Guard(
-            self._status,
-            place,
-            folder=self._folder,
-            token=token,
-            ancestors=ancestors,
-            stop=self._stop,
-            heartbeat=self._heartbeat,
-            limits=limits,
+        self._heartbeat = Heartbeat(self._folder, RankStatus.starting(run_id, place), limits=limits)
+        self._guard = guard
+        self._watched = WatchedRun(
+            place, folder=self._folder, token=token, stop=self._stop, heartbeat=self._heartbeat, limits=limits
         )
 
     def run(self, train: TrainFunction) -> int:
@@ -260,7 +243,7 @@ class Rank:
                 self._crash(error)
             exit_code = _stopped_exit_code() if outcome.state == "stopped" else 0
             with suppress(OSError):
-                self._folder.write_status(self._status.ended(outcome.state, exit_code=exit_code, step=outcome.step))
+                self._heartbeat.end(outcome.state, exit_code=exit_code, step=outcome.step)
             self._guard.finish(exit_code)
         return exit_code
 
@@ -274,12 +257,13 @@ class Rank:
             end_process(EXIT_ERROR)
         with explained(output_dir, action="written"):
             self._folder.path.mkdir(parents=True, exist_ok=True)
-            self._folder.write_status(self._status)  # by which ranks that a killed launcher has left know to end
-            self._heartbeat.keep_up()  # so that a rank which is stopped at once is known
+            # By which ranks that a killed launcher has left know to end, and a rank that is stopped at once is known.
+            self._folder.write_status(self._heartbeat.status)
+            self._heartbeat.keep_up()
         if self._token is not None and self._place.rank == 0:
             held.enter_context(held_as_writer(output_dir, needs=self._needs()))
         self._stop.install()
-        self._guard.start()
+        self._guard.watch(self._watched)
 
     def _own_output_dir(self, held: ExitStack) -> None:
         """Makes the output directory this run's, or waits until rank 0 has: before, its files may be another run's.
@@ -324,7 +308,7 @@ class Rank:
                 end_process(EXIT_BAD_INPUT)
             theirs = None
             if time.monotonic() > look_at:
-                theirs, look_at = output_dir_of_first(self._status.run_id), time.monotonic() + _POLL_SECONDS
+                theirs, look_at = output_dir_of_first(self._folder.run_id), time.monotonic() + _POLL_SECONDS
             if theirs is not None and theirs != ours.resolve():
                 raise RunError(
                     f"run.output_dir is {theirs} for rank 0 and {ours} for rank {self._place.rank}: give all ranks the "
@@ -344,14 +328,14 @@ class Rank:
         Launchers send that signal as well when another rank has failed, and then the run has.
         """
         output_dir = self._config.run.output_dir
-        if read_stop_request(output_dir, self._status.run_id) is None:
+        if read_stop_request(output_dir, self._folder.run_id) is None:
             first = self._wait_for_other_failure(seconds=_SIGNALLED_SECONDS)
             if first is not None:
                 self._end_after(first, "asked to stop before all ranks had come")
         exit_code = _stopped_exit_code()
         with suppress(OSError):
-            write_stop_request(output_dir, StopRequest(run_id=self._status.run_id, at_once=False))
-            self._folder.write_status(self._status.ended("stopped", exit_code=exit_code))
+            write_stop_request(output_dir, StopRequest(run_id=self._folder.run_id, at_once=False))
+            self._heartbeat.end("stopped", exit_code=exit_code)
         if self._place.rank == 0:
             if self._place.world_size > 1:
                 time.sleep(_STOP_SECONDS)  # the store in which the others wait ends with this process
@@ -361,7 +345,7 @@ class Rank:
     def _fail(self, error: str) -> NoReturn:
         """Ends with an error that the user can correct; one that all ranks have is printed only by rank 0."""
         _ignore_children()
-        self._record(self._status.ended("failed", exit_code=EXIT_BAD_INPUT, error=error))
+        self._record(error, exit_code=EXIT_BAD_INPUT)
         is_alone = self._place.world_size == 1 or not self._owns_files  # no rank of a run without files has a status
         shared = not is_alone and self._other_rank_reports(error)
         if is_alone or (shared and self._place.rank == 0):
@@ -374,27 +358,28 @@ class Rank:
         """Ends with any other error, and its traceback unless it only follows from another rank's end."""
         _ignore_children()
         summary = f"{type(error).__name__}: {error}".strip().partition("\n")[0]
-        first = self._guard.missing_rank() if is_lost_connection(error) else self._wait_for_other_failure()
+        first = self._watched.missing_rank() if is_lost_connection(error) else self._wait_for_other_failure()
         if first is None:
-            first = self._record(self._status.ended("failed", exit_code=EXIT_ERROR, error=summary))
+            first = self._record(summary)
         if first is not None and first.rank != self._place.rank:
             self._end_after(first, summary)
         shown = "".join(traceback.format_exception(error)).rstrip()
-        say(f"rank {self._place.rank} on {self._status.host} failed:\n{shown}")
+        say(f"rank {self._place.rank} on {self._heartbeat.status.host} failed:\n{shown}")
         end_process(EXIT_ERROR)
 
     def _end_after(self, first: Failure, summary: str) -> NoReturn:
         """Ends with an error that follows from another rank's."""
-        self._record(self._status.ended("failed", exit_code=EXIT_ERROR, error=summary))
+        self._record(summary)
         say(f"rank {self._place.rank} ended as well ({summary}), after {first.describe()}")
         end_process(EXIT_ERROR)
 
-    def _record(self, status: RankStatus) -> Failure | None:
+    def _record(self, error: str, *, exit_code: int = EXIT_ERROR) -> Failure | None:
         """Writes the final status; returns the first failure of the run, or None if the disk does not store it."""
         with suppress(OSError):
             if self._owns_files:
-                self._folder.write_status(status)
-                return self._folder.claim_failure(Failure.of(status))
+                return self._folder.claim_failure(
+                    Failure.of(self._heartbeat.end("failed", exit_code=exit_code, error=error))
+                )
         return None
 
     def _other_rank_reports(self, error: str) -> bool:
@@ -411,7 +396,7 @@ class Rank:
     def _wait_for_other_failure(self, *, seconds: float = _OTHERS_SECONDS) -> Failure | None:
         deadline = time.monotonic() + seconds
         while self._place.world_size > 1 and time.monotonic() < deadline:
-            failure = self._guard.first_failure()
+            failure = self._watched.first_failure()
             if failure is not None:
                 return failure
             time.sleep(0.1)

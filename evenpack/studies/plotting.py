@@ -118,8 +118,8 @@ def draw_series(
     low: Column | None = None,
     high: Column | None = None,
     **style: Any,
-) -> list[float]:
-    """Draws one column of rows against another and names the axes by them; returns the heights.
+) -> None:
+    """Draws one column of rows against another and names the axes by them.
 
     With `low` and `high`, each point has a bar between them. `style`: as of matplotlib's `plot` or `errorbar`.
     """
@@ -132,7 +132,6 @@ def draw_series(
         axes.errorbar(at, heights, yerr=[below, above], **style)
     axes.set_xlabel(x.label)
     axes.set_ylabel(y.label)
-    return heights
 
 
 def logarithmic_counts(axes: Any, counts: Sequence[int], *, label: str) -> None:
@@ -156,11 +155,9 @@ def smooth(values: Float64[np.ndarray, " n"]) -> Float64[np.ndarray, " n"]:
     return np.where(counts > 0, sums / np.maximum(counts, 1), np.nan)
 
 
-def label_ends(axes: Any, ends: Sequence[tuple[str, float, str]]) -> None:
-    """Names lines right of the axes by (text, height of its end, colour), from the highest to the lowest."""
-    from matplotlib.lines import Line2D
-
-    ordered = sorted(ends, key=lambda end: -end[1])
-    handles = [Line2D([], [], color=colour, label=text, linewidth=2.0) for text, _, colour in ordered]
+def label_ends(axes: Any) -> None:
+    """Names the lines that have a label right of the axes, from the one with the highest end to the lowest."""
+    lines = [line for line in axes.get_lines() if not line.get_label().startswith("_")]
+    lines.sort(key=lambda line: -float(line.get_ydata()[-1]))
     axes.margins(x=0.02)
-    axes.legend(handles=handles, loc="center left", bbox_to_anchor=(1.0, 0.5), frameon=False)
+    axes.legend(handles=lines, loc="center left", bbox_to_anchor=(1.0, 0.5), frameon=False)

@@ -478,7 +478,10 @@ class _Transformer(Subject):
         self._states.append(named.get("hidden_states") if first is None else first)
 
     def combinations(self) -> list[Combination]:
-        backends = [name for name in BACKENDS if name != "flash" or _has_flash()]
+        from transformers.utils import is_flash_attn_2_available
+
+        has_flash = torch.cuda.is_available() and is_flash_attn_2_available()
+        backends = [name for name in BACKENDS if name != "flash" or has_flash]
         caches = (False, True) if "use_cache" in self._takes and self.causal else (None,)
         masks = MASKS if "attention_mask" in self._takes else MASKS[:1]
         chosen = itertools.product(backends, caches, masks, ("eval", "train"))
@@ -547,12 +550,6 @@ def _layers(model: Any) -> Sequence[nn.Module]:
     count = getattr(model.config, "num_hidden_layers", None)
     lists = (part for part in model.modules() if isinstance(part, nn.ModuleList) and len(part) == count)
     return list(next(lists, ()))
-
-
-def _has_flash() -> bool:
-    from transformers.utils import is_flash_attn_2_available
-
-    return torch.cuda.is_available() and bool(is_flash_attn_2_available())
 
 
 def _transformer(model: str) -> _Transformer:

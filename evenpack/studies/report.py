@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
 from io import StringIO
-from itertools import count
+from itertools import chain, count
 from pathlib import Path
 from typing import Any
 
@@ -73,7 +73,8 @@ class ReportedRun:
     """What run.json holds; None if there is none."""
     state: str
     predicts_masked_tokens: bool
-    """Whether it learns masked tokens, and not next ones."""
+    """Whether it learns masked tokens, and not next ones: as its family does, or where that is not known, if it learns
+    next sentences too."""
     unread_lines: int
     """Number of lines in its log that are broken or not written to their end."""
     missing_steps: int
@@ -114,7 +115,8 @@ def read_runs(output_dirs: Sequence[Path], *, is_held: Callable[[Path], bool]) -
             raise ConfigError(f"{path} is named twice: name each run once")
     records = [read_run_record(path) for path in output_dirs]
     names = [record.config["run"]["name"] for record in records if record is not None]
-    labels = names if len(set(names)) == len(places) else _ends_of(places)
+    ends = (["/".join(place.parts[-depth:]) for place in places] for depth in count(1))
+    labels = next(each for each in chain([names], ends) if len(set(each)) == len(places))
     runs = tuple(
         _read_run(path, label, record, is_running=is_held(path))
         for path, label, record in zip(output_dirs, labels, records, strict=True)
@@ -156,15 +158,19 @@ def course_of(records: Sequence[dict[str, Any]]) -> Course:
 
 def compare(runs: Sequence[ReportedRun]) -> Comparison:
     """Compares runs, in the order given."""
-    notes = _notes_of_logs(runs)
-    data_notes = _notes_of_data(runs)
-    if data_notes:
-        notes += [*data_notes, "Curves are drawn against tokens and time, and not against steps."]
-    else:
-        notes += _notes_of_steps(runs)
+    notes, of_data = _notes_of_logs(runs), _notes_of_data(runs)
+    sizes = {run.label: run.tokens_per_step for run in runs if run.tokens_per_step}
+    if of_data:
+        notes += [*of_data, "Curves are drawn against tokens and time, and not against steps."]
+    elif sizes and max(sizes.values()) > (1 + _ALIKE) * min(sizes.values()):
+        amounts = ", ".join(f"{label} {size:,.0f}" for label, size in sizes.items())
+        notes.append(
+            f"The steps hold other numbers of tokens: {amounts} on average. Against steps the runs have seen other "
+            "amounts."
+        )
     if len({run.predicts_masked_tokens for run in runs}) > 1:
         notes.append("The losses are of masked tokens in some runs and of next tokens in others: they do not compare.")
-    return Comparison(notes=tuple(notes), settings=different_settings(runs), shares_steps=not data_notes)
+    return Comparison(notes=tuple(notes), settings=different_settings(runs), shares_steps=not of_data)
 
 
 def different_settings(runs: Sequence[ReportedRun]) -> dict[str, tuple[str, ...]]:
@@ -181,17 +187,18 @@ def different_settings(runs: Sequence[ReportedRun]) -> dict[str, tuple[str, ...]
 def _read_run(output_dir: Path, label: str, record: RunRecord | None, *, is_running: bool) -> ReportedRun:
     path = require_log(output_dir)
     records = read_metrics(path)
-    unread = len(path.read_bytes().splitlines()) - len(records)
-    parent = _parent(record)
-    begun_at = 0 if parent is None else parent["step"]
+    own = records[-1]["step"] - (_parent(record) or {"step": 0})["step"] if records else 0
+    kind = None if record is None else record.config.get("model", {}).get("kind")
     return ReportedRun(
         label=label,
         output_dir=output_dir,
         record=record,
         state=_state(output_dir, records, is_running=is_running),
-        predicts_masked_tokens=_predicts_masked_tokens(record, records),
-        unread_lines=unread,
-        missing_steps=records[-1]["step"] - begun_at - len({record["step"] for record in records}) if records else 0,
+        predicts_masked_tokens=find_family(kind).objective == "masked_tokens"
+        if kind in known_families()
+        else any(NEXT_SENTENCE.metric in one for one in records),
+        unread_lines=len(path.read_bytes().splitlines()) - len(records),
+        missing_steps=own - len({record["step"] for record in records}),
         course=course_of(records),
     )
 
@@ -200,20 +207,6 @@ def _parent(record: RunRecord | None) -> dict[str, Any] | None:
     """Returns `run.parent` of a run that is forked from another; else None."""
     parent = None if record is None else record.config["run"].get("parent")
     return parent if isinstance(parent, dict) else None
-
-
-def _predicts_masked_tokens(record: RunRecord | None, records: Sequence[Mapping[str, Any]]) -> bool:
-    """Returns the objective of the recorded model; where it is not known, masked tokens beside next sentences alone."""
-    kind = None if record is None else record.config.get("model", {}).get("kind")
-    if kind in known_families():
-        return find_family(kind).objective == "masked_tokens"
-    return any(NEXT_SENTENCE.metric in one for one in records)
-
-
-def _ends_of(places: Sequence[Path]) -> list[str]:
-    """Returns the shortest ends of the paths that differ."""
-    ends = (["/".join(place.parts[-depth:]) for place in places] for depth in count(1))
-    return next(labels for labels in ends if len(set(labels)) == len(labels))
 
 
 def _state(output_dir: Path, records: Sequence[Mapping[str, Any]], *, is_running: bool) -> str:
@@ -267,17 +260,6 @@ def _notes_of_data(runs: Sequence[ReportedRun]) -> list[str]:
     return [note for name, note in notes.items() if len({getattr(data, name) for data in known}) > 1]
 
 
-def _notes_of_steps(runs: Sequence[ReportedRun]) -> list[str]:
-    """Says where a step is another amount of the same data."""
-    sizes = {run.label: run.tokens_per_step for run in runs if run.tokens_per_step}
-    if not sizes or max(sizes.values()) <= (1 + _ALIKE) * min(sizes.values()):
-        return []
-    amounts = ", ".join(f"{label} {size:,.0f}" for label, size in sizes.items())
-    return [
-        f"The steps hold other numbers of tokens: {amounts} on average. Against steps the runs have seen other amounts."
-    ]
-
-
 PAGE, FIGURE = "report.html", "report.png"
 
 _FIRST_WIDTH, _NEXT_WIDTH, _LEAST_WIDTH = 3.8, 1.2, 1.4
@@ -327,7 +309,14 @@ def make_report(output_dirs: Sequence[Path], folder: Path, *, is_held: Callable[
         lines = [dict(zip(heads, [key, *values], strict=True)) for key, values in comparison.settings.items()]
         shown.append(table(lines, title="Settings that differ"))
     shown += [text(note) for note in comparison.notes]
-    _write_page(page, f"Report of {', '.join(row['run'] for row in rows)}", shown, figure)
+    console = Console(record=True, width=_PAGE_COLUMNS, file=StringIO())
+    for one in shown:
+        console.print(one)
+    title = f"<title>{escape('Report of ' + ', '.join(row['run'] for row in rows))}</title>"
+    picture = f"data:image/png;base64,{base64.b64encode(figure.read_bytes()).decode()}"
+    image = f'<img alt="losses and throughput" style="max-width: 100%" src="{picture}">'
+    html = console.export_html(inline_styles=True).replace("<head>", f"<head>{title}")
+    write_text(page, html.replace("</body>", f"{image}\n</body>"))
     settings, notes = comparison.settings, comparison.notes
     value = {"runs": rows, "notes": notes, "settings": settings, "page": page, "figure": figure}
     return Report(value=value, shown=[*shown, text(f"Wrote {page} and {figure.name}")])
@@ -365,45 +354,37 @@ def plot_runs(runs: Sequence[ReportedRun], comparison: Comparison, path: Path) -
 
     Raises: ConfigError without matplotlib.
     """
+    from matplotlib.ticker import EngFormatter
+
     panels = list(panels_of(runs, comparison))
     columns = min(len(panels), _PANELS_IN_LINE)
     lines = math.ceil(len(panels) / columns)
     width, height = _PANEL_INCHES
+    draws_single_steps = len(runs) <= len(COLOURS)
     with figure_as_png(path, width=width * columns, height=height * lines) as figure:
         for number, panel in enumerate(panels, start=1):
-            _draw(figure.add_subplot(lines, columns, number), panel, runs)
+            axes = figure.add_subplot(lines, columns, number)
+            for index, (run, line) in enumerate(zip(runs, panel.lines, strict=True)):
+                if line is None:
+                    continue
+                # The first lines are wider, so that equal curves on top do not hide them.
+                style = {**line_style(index), "linewidth": max(_LEAST_WIDTH, _FIRST_WIDTH - _NEXT_WIDTH * index)}
+                if panel.is_of_steps and draws_single_steps:
+                    axes.plot(*line, color=style["color"], linewidth=0.6, alpha=0.25)
+                mark = None if panel.is_of_steps and len(line[0]) > 1 else "o"
+                heights = smooth(line[1]) if panel.is_of_steps else line[1]
+                axes.plot(line[0], heights, marker=mark, markersize=4, label=run.label, **style)
+            if panel.title == "Throughput":
+                axes.set_ylim(bottom=0.0)
+            for axis in (axes.xaxis, axes.yaxis):
+                if max(map(abs, axis.get_view_interval())) >= _MANY:
+                    axis.set_major_formatter(EngFormatter(sep=""))  # 20k
+            axes.set_xlabel(panel.x)
+            axes.set_ylabel(panel.y)
+            write_title(axes, panel.title)
         figure.legend(*figure.axes[0].get_legend_handles_labels(), loc="outside upper left", ncols=4, frameon=False)
         origins = [provenance_of_runs(run.label, [run.record]) for run in runs]
-        write_footer(figure, [*origins, *[THIN_AND_BOLD] * _draws_single_steps(runs)])
-
-
-def _draw(axes: Any, panel: Panel, runs: Sequence[ReportedRun]) -> None:
-    from matplotlib.ticker import EngFormatter
-
-    for index, (run, line) in enumerate(zip(runs, panel.lines, strict=True)):
-        if line is None:
-            continue
-        x, y = line
-        # The first lines are wider, so that equal curves on top do not hide them.
-        style = {**line_style(index), "linewidth": max(_LEAST_WIDTH, _FIRST_WIDTH - _NEXT_WIDTH * index)}
-        if panel.is_of_steps and _draws_single_steps(runs):
-            axes.plot(x, y, color=style["color"], linewidth=0.6, alpha=0.25)
-        has_marks = not panel.is_of_steps or len(x) == 1
-        heights = smooth(y) if panel.is_of_steps else y
-        axes.plot(x, heights, marker="o" if has_marks else None, markersize=4, label=run.label, **style)
-    if panel.title == "Throughput":
-        axes.set_ylim(bottom=0.0)
-    for axis in (axes.xaxis, axes.yaxis):
-        if max(map(abs, axis.get_view_interval())) >= _MANY:
-            axis.set_major_formatter(EngFormatter(sep=""))  # 20k
-    axes.set_xlabel(panel.x)
-    axes.set_ylabel(panel.y)
-    write_title(axes, panel.title)
-
-
-def _draws_single_steps(runs: Sequence[ReportedRun]) -> bool:
-    """Whether there are few enough runs for it."""
-    return len(runs) <= len(COLOURS)
+        write_footer(figure, [*origins, *[THIN_AND_BOLD] * draws_single_steps])
 
 
 def row_of(run: ReportedRun, sources: Sequence[str]) -> dict[str, str]:
@@ -437,15 +418,3 @@ def row_of(run: ReportedRun, sources: Sequence[str]) -> dict[str, str]:
 
 def _sources(runs: Sequence[ReportedRun]) -> list[str]:
     return list(dict.fromkeys(source for run in runs for source in run.course.validation))
-
-
-def _write_page(path: Path, title: str, shown: Sequence[RenderableType], figure: Path) -> None:
-    """Writes a page of the tables and notes, with the figure inside."""
-    console = Console(record=True, width=_PAGE_COLUMNS, file=StringIO())
-    for one in shown:
-        console.print(one)
-    picture = base64.b64encode(figure.read_bytes()).decode()
-    image = f'<img alt="losses and throughput" style="max-width: 100%" src="data:image/png;base64,{picture}">'
-    page = console.export_html(inline_styles=True)
-    page = page.replace("<head>", f"<head><title>{escape(title)}</title>").replace("</body>", f"{image}\n</body>")
-    write_text(path, page)

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from tiny_training import changed, never, numbered_lines, records, saved_everything
+from tiny_training import changed, never, numbered_lines, records, refusal, saved_everything
 
 from evenpack.engine import train
 from evenpack.engine.config import RunConfig
@@ -44,6 +44,7 @@ EXACT = (
 )
 KILLS = ("step 3", "border 1", "step 4", "step 5", "border 2", "step 6")
 """One step before, at and after each border, where the kill comes between the save and what is built next."""
+QUICK_KILLS = ("border 1",)
 
 
 @pytest.fixture(scope="module")
@@ -104,7 +105,9 @@ def whole(config: RunConfig, request: pytest.FixtureRequest) -> tuple[RunConfig,
     return run, ranks
 
 
-@pytest.mark.parametrize("place", KILLS)
+@pytest.mark.parametrize(
+    "place", [one if one in QUICK_KILLS else pytest.param(one, marks=pytest.mark.slow) for one in KILLS]
+)
 def test_a_run_killed_around_a_border_is_the_one_that_was_not(whole: tuple[RunConfig, int], place: str):
     expected, ranks = whole
     run = named(expected, f"killed_{ranks}_{place.replace(' ', '_')}")
@@ -132,13 +135,38 @@ def test_what_the_ranks_trained_on_is_what_where_returns(whole: tuple[RunConfig,
                 seen[one.source][part.document, part.start, record["step"]] += part.tokens
     for source, visits in seen.items():
         documents = {document for document, _, _ in visits}
-        found = [(one, visit) for one in documents for visit in where.document(one, source).visits]
-        counted = Counter[tuple[int, int, int]]()
-        for one, visit in found:
-            counted[one, visit.start, visit.step] += visit.tokens
-        assert counted == visits
-    for record in records(run):
-        assert record["source_epochs"] == resolved.epochs(record["step"])
-    first, joined = (one["source_epochs"] for one in records(run)[2:4])
-    assert all(first[name] % 1 for name in first), "epochs are unfinished at the border"
-    assert all(first[name] < joined[name] for name in first)
+        found = Counter[tuple[int, int, int]]()
+        for one in documents:
+            for visit in where.document(one, source).visits:
+                found[one, visit.start, visit.step] += visit.tokens
+        assert found == visits
+    epochs = [one["source_epochs"] for one in records(run)]
+    assert epochs == [resolved.epochs(step + 1) for step in range(STEPS)]
+    assert all(epochs[2][name] % 1 for name in epochs[2]), "what an epoch has left goes on in step 4"
+
+
+def test_other_ranks_go_on_over_a_border(config: RunConfig):
+    undropped = changed(config, model={"dropout": 0.0})
+    expected, run = named(undropped, "one"), named(undropped, "two")
+    run_ranks(go_on, 1, expected)
+    killed(run, 1, "border 1")
+    run_ranks(go_on, 2, changed(run, deepspeed={"zero_stage": 2}))
+    for one, other in zip(records(expected), records(run), strict=True):
+        assert one["order_hash"] == other["order_hash"]
+        assert one["loss"] == pytest.approx(other["loss"], rel=1e-5)
+
+
+def test_what_has_begun_stays_and_what_comes_may_change(whole: tuple[RunConfig, int]):
+    run, _ = whole
+    run_ranks(go_on_otherwise, 1, named(run, "changed"))
+
+
+def go_on_otherwise(world: World, config: RunConfig) -> None:
+    begun = changed(config, training={"stop_after_steps": 4}, stages=STAGES[:2])
+    train.train_in(world, begun, stop_requested=never)
+    shorter = [STAGES[0], {**STAGES[1], "data.pack_length": 96, "data.recipe.max_sequence_length": 96}]
+    assert "step 4 would be the first that differs" in refusal(world, prepared(changed(config, stages=shorter)))
+    assert "step 4 would be the first that differs" in refusal(world, changed(config, stages=STAGES[:1]))
+    again = [*STAGES[:2], {"step": 6, "restart": True, "data.pack_length": 32, "data.recipe.max_sequence_length": 32}]
+    train.train_in(world, changed(config, stages=again), stop_requested=never)
+    assert [one["step"] for one in records(config) if "left_out" in one] == [6]

@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 import torch
+from slow_cases import slow_but
 from tiny_training import changed, never, numbered_lines, records, refusal, saved_everything
 
 from evenpack.engine.config import RunConfig
@@ -72,7 +73,7 @@ def train_all(world: World, config: RunConfig) -> None:
             assert "step 2 would be the first that differs" in refusal(world, changed(run, stages=earlier))
 
 
-@pytest.fixture(scope="module", params=[1, 2, pytest.param(4, marks=pytest.mark.slow)])
+@pytest.fixture(scope="module", params=slow_but([2], [1, 2, 4]))
 def trained(config: RunConfig, request: pytest.FixtureRequest) -> tuple[RunConfig, int]:
     ranks: int = request.param
     run_ranks(train_all, ranks, config)

@@ -31,8 +31,9 @@ from evenpack.engine.checkpoints.saving import CheckpointWriter
 from evenpack.engine.ownership import WRITER, require_owned
 from evenpack.engine.reporting.metrics import METRICS, MetricsLog, read_metrics
 from evenpack.errors import RunError, SaveError
-from evenpack.launcher.processes import ranks
-from evenpack.launcher.processes.ranks import ProcessIdentity, held_as_writer
+from evenpack.launcher.processes import holding
+from evenpack.launcher.processes.holding import held_as_writer
+from evenpack.launcher.processes.identities import ProcessIdentity
 from evenpack.testing.ranks import fork_context
 
 LAST = 10
@@ -152,7 +153,7 @@ def dead_process() -> ProcessIdentity:
 def test_a_writer_that_is_woken_after_a_newer_run_changes_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, has_locks: bool, in_background: bool, every: int
 ):
-    monkeypatch.setattr(ranks, "_ORPHAN_SECONDS", -1.0)
+    monkeypatch.setattr(holding, "_ORPHAN_SECONDS", -1.0)
     options = {"needs": [dead_process()], "has_locks": has_locks, "in_background": in_background}
     with locks(has_locks), held_as_writer(tmp_path / "start"):
         run_to(tmp_path / "start", 2, NEW, keep=9)

@@ -5,6 +5,8 @@ from dataclasses import dataclass, fields
 from itertools import product
 from typing import Any, get_args
 
+from slow_cases import slow_but
+
 from evenpack.models.families import find_family, known_families
 
 PRECISIONS = ("fp32", "bf16_autocast")
@@ -181,6 +183,25 @@ CASES = {
     case.name: case
     for case in [*(of_family(*one) for one in families()), *covering(all_cases()), *DROPPING, *FOURTH, MUON]
 }
+
+
+QUICK = (
+    "bert-learned-varlen-packed-bf16_autocast-adamw",
+    "llama-rotary-varlen-packed-bf16_autocast-adamw",
+    "modernbert-rotary-varlen-packed-bf16_autocast-adamw",
+    "gpt2-learned-sdpa-unpadded-bf16_autocast-lamb-dropout-checkpointing-2_micro_batches",
+    "gpt2-alibi-flash-padded-bf16_autocast-adamw_zero1",
+    "llama-rotary-flex-packed-fp32-adamw",
+    "gpt2-learned-flash4-packed-bf16_autocast-adamw-checkpointing",
+    "gpt2-learned-varlen-packed-bf16_autocast-muon",
+)
+"""One of each family, kind of positions, layout, precision, update and operator; the others are slow."""
+
+
+def cases(is_wanted=lambda _: True):
+    """Returns the values of a parametrised test: the names of the cases that are wanted."""
+    names = [name for name, case in CASES.items() if is_wanted(case)]
+    return slow_but([name for name in QUICK if name in names], names)
 
 
 def whole_preset(name):

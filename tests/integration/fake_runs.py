@@ -15,7 +15,7 @@ import psutil
 import pytest
 
 from evenpack.launch_environment import free_port
-from evenpack.launcher.processes.ranks import LaunchToken
+from evenpack.launcher.processes.identities import LaunchToken
 from evenpack.testing import run_values, write_run_file
 
 HERE = Path(__file__).parent

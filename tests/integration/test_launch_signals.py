@@ -12,7 +12,8 @@ import pytest
 from fake_runs import HANGS_SECONDS, HERE, FakeRun, training, wait_until
 
 from evenpack.errors import EXIT_BAD_INPUT, EXIT_STOPPED, RunError
-from evenpack.launcher.processes.ranks import held_output_dir, running_run
+from evenpack.launcher.processes.holding import held_output_dir
+from evenpack.launcher.processes.ranks import running_run
 from evenpack.launcher.processes.start import LOCAL_LAUNCHER
 from evenpack.launcher.processes.stop import StopRequest, write_stop_request
 

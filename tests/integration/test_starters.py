@@ -131,8 +131,8 @@ def test_a_second_ctrl_c_ends_all_at_once(fake_run: FakeRun, starter: str) -> No
 @training("loop")
 def test_a_stopped_rank_is_named_by_step_and_activity(fake_run: FakeRun, starter: str) -> None:
     process = start(fake_run, starter, "run.hang_timeout_seconds=10", "run.start_timeout_seconds=20")
-    beat = fake_run.output_dir / "ranks" / "heartbeat_1"
-    wait(fake_run, lambda: (read_json_object(beat) or {}).get("step", 0) > 0, seconds=START_SECONDS)
+    file = fake_run.output_dir / "ranks" / "rank_1.json"
+    wait(fake_run, lambda: (read_json_object(file) or {"place": [0]})["place"][0] > 0, seconds=START_SECONDS)
     fake_run.signal(1, signal.SIGSTOP)
     assert end(fake_run, process) != 0
     failure = fake_run.failure()

@@ -14,7 +14,7 @@ from fake_runs import HERE, FakeRun, wait_until
 
 from evenpack.launch_environment import LOCAL_RANK, LOCAL_WORLD_SIZE, MACHINE, MAX_RESTARTS, RANK, WORLD_SIZE
 from evenpack.launcher.processes import supervise as module
-from evenpack.launcher.processes.ranks import RankPlace
+from evenpack.launcher.processes.identities import RankPlace
 from evenpack.launcher.processes.start import Devices, LaunchPlan
 from evenpack.launcher.processes.stop import Lifeline, end_with_starter
 from evenpack.launcher.processes.supervise import LaunchResult, session_processes, supervise
@@ -71,7 +71,7 @@ def test_what_a_launcher_has_left_in_a_shell_does_not_reach_the_ranks(
         monkeypatch.setenv(name, "left")
     code = (
         "import os, pathlib; from evenpack.launcher.processes.local_launcher import environment_of; "
-        "from evenpack.launcher.processes.ranks import RankPlace; "
+        "from evenpack.launcher.processes.identities import RankPlace; "
         "seen = os.environ | environment_of(1, 2, devices='0,1', port='29500'); "
         f"pathlib.Path({str(tmp_path / 'seen')!r}).write_text(f'{{RankPlace.of_environment(seen)}} '"
         " + ' '.join(name for name, value in seen.items() if value == 'left'))"
@@ -156,16 +156,15 @@ def test_a_rank_that_had_stopped_is_named_though_the_launcher_has_ended_all(tmp_
     """As `mpirun` does, a second after the first rank has ended."""
     script = (
         "import os, sys; from pathlib import Path; from dataclasses import replace\n"
-        "from evenpack.launcher.processes.hangs import Heartbeat\n"
-        "from evenpack.launcher.processes.ranks import LaunchToken, RankFolder, RankPlace, RankStatus\n"
+        "from evenpack.launcher.processes.identities import LaunchToken, RankPlace\n"
+        "from evenpack.launcher.processes.ranks import RankFolder, RankStatus\n"
         "folder = RankFolder(Path(sys.argv[1]), LaunchToken.parse(sys.argv[2].partition('=')[2]).run_id)\n"
         "for rank in (0, 1):\n"
         "    status = RankStatus.starting(folder.run_id, RankPlace.of_environment({'RANK': str(rank)}))\n"
         "    folder.write_status(replace(status, host=f'node{rank + 1}'))\n"
-        "    Heartbeat(folder, rank=rank, limits=None).keep_up()\n"
-        "os.utime(folder.heartbeat_file(1), (0.0, 0.0))\n"
+        "os.utime(folder.status_file(1), (0.0, 0.0))\n"
         "folder.lost_file.touch()\n"
-        "os.utime(folder.heartbeat_file(0))\n"
+        "os.utime(folder.status_file(0))\n"
         "raise SystemExit(137)"
     )
     launch = plan("-c", script, str(tmp_path / "out"))

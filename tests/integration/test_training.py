@@ -94,7 +94,7 @@ def test_a_stopped_run_resumes_bit_for_bit(run_file: Path, straight: Path, zero_
     assert losses(whole) == pytest.approx(losses(straight), rel=1e-5)
 
 
-@pytest.mark.parametrize("ranks", [1, 4])
+@pytest.mark.parametrize("ranks", slow_but([1], [1, 4]))
 def test_other_ranks_give_the_same_order_and_loss(run_file: Path, straight: Path, ranks: int) -> None:
     on_four = {"packs_per_micro_batch": 1}
     output = alone(run_file) if ranks == 1 else train(run_file, "four", ranks=4, model=UNDROPPED, training=on_four)

@@ -11,7 +11,7 @@ from evenpack.engine.world.distributed import complete_environment, quiet_deepsp
 from evenpack.errors import ConfigError
 from evenpack.launch_environment import check_ranks, ssh_arguments
 from evenpack.launcher.processes.devices import choose_accelerator
-from evenpack.launcher.processes.ranks import RankPlace
+from evenpack.launcher.processes.identities import RankPlace
 from evenpack.launcher.processes.start import local_devices
 
 WRONG = {

@@ -34,6 +34,9 @@ from evenpack.data.tokenizers.special_tokens import MaskingVocabulary
 from evenpack.errors import ConfigError, DataError
 from evenpack.losses import MASKED_TOKEN, NEXT_SENTENCE, NEXT_TOKEN, Loss
 
+Sources = Sequence[PackedSource]
+"""The sources of the mixture."""
+
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Task:
@@ -75,13 +78,7 @@ class Objective(TargetCounter, Protocol):
     def for_validation(self) -> "Objective":
         """Returns the objective for evaluation, which is independent of the run's seed."""
 
-    def make(
-        self,
-        content: SequenceContent,
-        placement: Placement,
-        packs: PackSelection,
-        sources: Sequence[PackedSource],
-    ) -> Task:
+    def make(self, content: SequenceContent, placement: Placement, packs: PackSelection, sources: Sources) -> Task:
         """Returns the task of one batch, whose index arrays have a `rounded_size`: the content of these packs."""
 
 
@@ -106,13 +103,7 @@ class NextTokens:
     def for_validation(self) -> "NextTokens":
         return self
 
-    def make(
-        self,
-        content: SequenceContent,
-        placement: Placement,
-        packs: PackSelection,
-        sources: Sequence[PackedSource],
-    ) -> Task:
+    def make(self, content: SequenceContent, placement: Placement, packs: PackSelection, sources: Sources) -> Task:
         is_target = np.zeros(placement.slots, dtype=bool)
         is_target[placement.slot_of_token] = True
         is_target[placement.segment_last_slots] = False
@@ -148,16 +139,10 @@ class _MaskedObjective(ABC):
         )
 
     @abstractmethod
-    def _masked(self, content: SequenceContent, packs: PackSelection, sources: Sequence[PackedSource]) -> MaskedTokens:
+    def _masked(self, content: SequenceContent, packs: PackSelection, sources: Sources) -> MaskedTokens:
         """Returns the masked form of the content's tokens."""
 
-    def make(
-        self,
-        content: SequenceContent,
-        placement: Placement,
-        packs: PackSelection,
-        sources: Sequence[PackedSource],
-    ) -> Task:
+    def make(self, content: SequenceContent, placement: Placement, packs: PackSelection, sources: Sources) -> Task:
         masked = self._masked(content, packs, sources)
         size = rounded_size(len(masked.positions))
         weights = np.ones(len(masked.positions), dtype=np.float32)
@@ -217,7 +202,7 @@ class DynamicMasks(_MaskedObjective):
     def for_validation(self) -> "DynamicMasks":
         return replace(super().for_validation(), seed=_VALIDATION_SEED)
 
-    def _masked(self, content: SequenceContent, packs: PackSelection, sources: Sequence[PackedSource]) -> MaskedTokens:
+    def _masked(self, content: SequenceContent, packs: PackSelection, sources: Sources) -> MaskedTokens:
         epochs = np.empty_like(packs.stream_positions)
         for index, source in enumerate(sources):
             epochs[packs.sources == index] = source.plan.epochs(packs.stream_positions[packs.sources == index])
@@ -268,7 +253,7 @@ class StoredMasks(_MaskedObjective):
     ) -> Int64[np.ndarray, " K"]:
         return counts.targets
 
-    def _masked(self, content: SequenceContent, packs: PackSelection, sources: Sequence[PackedSource]) -> MaskedTokens:
+    def _masked(self, content: SequenceContent, packs: PackSelection, sources: Sources) -> MaskedTokens:
         """Reads the stored masks of the sequences. Raises: DataError if they are damaged."""
         places, labels, counts = content.mask_places, content.mask_labels, content.counts.targets
         assert places is not None, "checked when the collator was made"

@@ -11,10 +11,9 @@ from evenpack.data.limits import MOST_SLOTS
 from evenpack.data.packing.baselines import first_fit_decreasing, next_fit, unpacked
 from evenpack.data.packing.certificate import Certificate
 from evenpack.data.packing.cutting_stock import cutting_stock
+from evenpack.data.packing.greedy import longest_pack_first, shortest_pack_first
 from evenpack.data.packing.histogram import FittedHistogram, LengthHistogram, LongPolicy, numbers, whole
 from evenpack.data.packing.least_squares import least_squares, least_squares_padding
-from evenpack.data.packing.longest_pack_first import longest_pack_first
-from evenpack.data.packing.shortest_pack_first import shortest_pack_first
 from evenpack.data.packing.strategy import Certified, Option, Packer, Packing, Strategy
 from evenpack.errors import PackingError
 

@@ -1,5 +1,6 @@
 """The baselines of packing: none, next fit in arrival order, first fit decreasing, and batches sorted by length."""
 
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
@@ -73,7 +74,7 @@ def first_fit_decreasing(
     possible, so that at most one run is divided for each length.
     """
     runs: list[tuple[Strategy, int, int]] = []  # lengths, room and number of open packs, in the order of opening
-    used: dict[Strategy, int] = {}
+    used: Counter[Strategy] = Counter()
     for index in np.flatnonzero(histogram.counts)[::-1].tolist():
         length, waiting = index + 1, int(histogram.counts[index])
         # Packs that are not opened yet are a last run of empty ones.
@@ -90,9 +91,15 @@ def first_fit_decreasing(
                 run = (strategy + (length,) * more, room - more * length, number)
                 if number:
                     runs.append(run)
-        runs = _without_closed(runs, max_sequences_per_pack, used)
+        still_open = []
+        for strategy, room, packs in runs:
+            if strategy and room and len(strategy) < max_sequences_per_pack:
+                still_open.append((strategy, room, packs))
+            elif strategy:
+                used[strategy] += packs
+        runs = still_open
     for strategy, _, packs in runs:
-        used[strategy] = used.get(strategy, 0) + packs
+        used[strategy] += packs
     return used
 
 
@@ -246,18 +253,3 @@ def _distinct_rows(
         bound *= base
     _, first, counts = np.unique(key, return_index=True, return_counts=True)
     return first, counts
-
-
-def _without_closed(
-    runs: list[tuple[Strategy, int, int]], max_sequences_per_pack: int, used: dict[Strategy, int]
-) -> list[tuple[Strategy, int, int]]:
-    """Returns the runs that can take more; the full ones are counted in `used`, the empty ones dropped."""
-    still_open = []
-    for strategy, room, packs in runs:
-        if not strategy:
-            continue
-        if room and len(strategy) < max_sequences_per_pack:
-            still_open.append((strategy, room, packs))
-        else:
-            used[strategy] = used.get(strategy, 0) + packs
-    return still_open

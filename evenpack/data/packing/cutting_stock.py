@@ -18,10 +18,9 @@ import numpy as np
 from jaxtyping import Float64, Int64
 
 from evenpack.data.packing.certificate import Certificate
+from evenpack.data.packing.greedy import longest_pack_first, shortest_pack_first
 from evenpack.data.packing.histogram import LengthHistogram
-from evenpack.data.packing.longest_pack_first import longest_pack_first
 from evenpack.data.packing.pricing import BestPacks, best_packs, prove
-from evenpack.data.packing.shortest_pack_first import shortest_pack_first
 from evenpack.data.packing.slots import place
 from evenpack.data.packing.strategy import Certified, Strategy
 from evenpack.errors import PackingError

@@ -14,8 +14,8 @@ from functools import cached_property
 import numpy as np
 from jaxtyping import Float64, Int64
 
+from evenpack.data.packing.greedy import longest_pack_first
 from evenpack.data.packing.histogram import LengthHistogram
-from evenpack.data.packing.longest_pack_first import longest_pack_first
 from evenpack.data.packing.strategy import Strategy
 from evenpack.errors import PackingError
 

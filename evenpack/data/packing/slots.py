@@ -1,8 +1,10 @@
 """Turns strategies whose slots may be longer than their sequences into strategies that place a histogram exactly."""
 
+from bisect import bisect_right
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from operator import itemgetter
 
 import numpy as np
 from jaxtyping import Int64
@@ -12,40 +14,17 @@ from evenpack.data.packing.strategy import Strategy
 
 
 @dataclass(kw_only=True)
-class _Filled:
-    """A strategy's packs 0 to `count` - 1, and the length that each of its slots holds over which packs."""
-
-    count: int
-    pieces: list[list[tuple[int, int]]]
-    """For each slot its pieces (first pack after the piece, length held, 0 if none), in order."""
-
-    def exact(self) -> Counter[Strategy]:
-        """Returns the exact strategies into which it divides."""
-        result: Counter[Strategy] = Counter()
-        ends = sorted({end for slot in self.pieces for end, _ in slot} | {self.count})
-        positions = [0] * len(self.pieces)
-        start = 0
-        for end in ends:
-            held = []
-            for index, slot in enumerate(self.pieces):
-                while positions[index] < len(slot) and slot[positions[index]][0] <= start:
-                    positions[index] += 1
-                if positions[index] < len(slot):
-                    held.append(slot[positions[index]][1])
-            strategy = tuple(sorted((length for length in held if length), reverse=True))
-            if strategy:
-                result[strategy] += end - start
-            start = end
-        return result
-
-
-@dataclass(kw_only=True)
 class _Slots:
-    """One slot of some packs; packs before `used` already have a length."""
+    """One slot of some packs of a strategy, and the lengths that it holds over which of them."""
 
-    pieces: list[tuple[int, int]]
-    count: int
-    used: int = field(default=0)
+    packs: int
+    pieces: list[tuple[int, int]] = field(default_factory=list)
+    """Pieces (first pack after the piece, length held), in order; the packs after the last one hold nothing there."""
+
+    @property
+    def used(self) -> int:
+        """Number of packs that have a length already."""
+        return self.pieces[-1][0] if self.pieces else 0
 
 
 def place(
@@ -55,35 +34,38 @@ def place(
 
     Unused slots become padding. Returns: exact strategies, and the counts of sequences without a slot.
     """
-    filled, by_length = _lay_out(strategies)
+    slots_of = {strategy: [_Slots(packs=count) for _ in strategy] for strategy, count in strategies.items()}
+    by_length: dict[int, list[_Slots]] = defaultdict(list)
+    for strategy, slots in slots_of.items():
+        for length, slot in zip(strategy, slots, strict=True):
+            by_length[length].append(slot)
     left_over = np.zeros_like(histogram.counts)
     free: list[_Slots] = []
-    lengths = sorted({*by_length, *(np.flatnonzero(histogram.counts) + 1).tolist()}, reverse=True)
-    for length in lengths:
+    for length in sorted({*by_length, *(np.flatnonzero(histogram.counts) + 1).tolist()}, reverse=True):
         free += by_length.get(length, ())
         waiting = int(histogram.counts[length - 1]) if length <= len(histogram.counts) else 0
         while waiting and free:
-            slots = free[-1]
-            taken = min(waiting, slots.count - slots.used)
-            slots.used += taken
-            slots.pieces.append((slots.used, length))
+            slot = free[-1]
+            taken = min(waiting, slot.packs - slot.used)
+            slot.pieces.append((slot.used + taken, length))
             waiting -= taken
-            if slots.used == slots.count:
+            if slot.used == slot.packs:
                 free.pop()
         if waiting:
             left_over[length - 1] = waiting
     exact: Counter[Strategy] = Counter()
-    for one in filled:
-        exact.update(one.exact())
+    for slots in slots_of.values():
+        exact.update(_exact(slots))
     return dict(exact), left_over
 
 
-def _lay_out(strategies: Mapping[Strategy, int]) -> tuple[Sequence[_Filled], dict[int, list[_Slots]]]:
-    filled: list[_Filled] = []
-    by_length: dict[int, list[_Slots]] = defaultdict(list)
-    for strategy, count in strategies.items():
-        one = _Filled(count=count, pieces=[[] for _ in strategy])
-        filled.append(one)
-        for length, pieces in zip(strategy, one.pieces, strict=True):
-            by_length[length].append(_Slots(pieces=pieces, count=count))
-    return filled, by_length
+def _exact(slots: Sequence[_Slots]) -> Counter[Strategy]:
+    """Returns the exact strategies into which the packs of a strategy divide, where a slot changes what it holds."""
+    result: Counter[Strategy] = Counter()
+    start = 0
+    for end in sorted({end for slot in slots for end, _ in slot.pieces}):
+        places = [bisect_right(slot.pieces, start, key=itemgetter(0)) for slot in slots]
+        held = [slot.pieces[place][1] for slot, place in zip(slots, places, strict=True) if place < len(slot.pieces)]
+        result[tuple(sorted(held, reverse=True))] += end - start
+        start = end
+    return result

@@ -18,7 +18,6 @@ the manifest's checksums and changes nothing.
 """
 
 import shutil
-from collections.abc import Mapping
 from pathlib import Path
 
 from evenpack import console
@@ -32,7 +31,6 @@ from evenpack.data.manifest import (
     SourceRecord,
     TokenizerRecord,
     data_section,
-    refuse_differences,
 )
 from evenpack.data.order.stored_plan import packed
 from evenpack.data.packing import LengthHistogram
@@ -42,7 +40,7 @@ from evenpack.data.prepare.source import SourcePreparation
 from evenpack.data.prepare.tokenising import encoding_threads
 from evenpack.data.prepare.tokenizer import prepare_tokenizer, tokenizer_files, tokenizer_record
 from evenpack.data.prepare.tokens import Tokenising
-from evenpack.data.prepare.tokens_dir import SharedTokens, sentence_language
+from evenpack.data.prepare.tokens_dir import sentence_language
 from evenpack.data.prepare.workers import Workers
 from evenpack.data.recipes import MaskedPairsRecipe, SentencePairsRecipe
 from evenpack.data.sequences.pair_drawing import LANGUAGES_WITH_RULES
@@ -117,19 +115,14 @@ def _finished(config: DataConfig, directory: Path) -> Manifest | None:
         if not path.is_file():
             return None
     manifest = Manifest.read(directory)
-    shared = {name: source for name, source in config.sources.items() if name in manifest.sources}
-    if shared:
-        now = data_section(config.model_copy(update={"sources": shared}))
-        refuse_differences(manifest.of_sources(shared).data, now, directory)
-    else:
-        refuse_differences(manifest.data, data_section(config), directory)
+    manifest.refuse_other_data(config, directory)
     return manifest
 
 
 def _confirm(config: DataConfig, directory: Path, progress: Progress) -> Manifest:
     """Returns the finished set, if it is of this run's data and every file is as it was written."""
     manifest = Manifest.read(directory).of_sources(config.sources)
-    refuse_differences(manifest.data, data_section(config), directory)
+    manifest.refuse_other_data(config, directory)
     refuse_changed_sources(config, manifest, directory)
     verifier = Verifier(directory, manifest)
     verifier.refuse(verifier.verify_all(progress).damages)
@@ -187,8 +180,8 @@ class _Preparation:
         self.tokenizer = tokenizer
         """The tokenizer; None if it is still to be trained, or if the source holds tokens."""
         self.progress = progress
-        self.shared = _shared_tokens(config, directory)
-        """Shared tokens; None if the directory has tokens of its own."""
+        self.tokens_dir = _tokens_dir(config, directory)
+        """Folder of shared tokens; None if the directory has tokens of its own."""
 
     def run(self) -> Manifest:
         remove_leftovers(self.directory)
@@ -203,7 +196,7 @@ class _Preparation:
                 corpora=self.corpora,
                 inputs=self.inputs,
                 progress=self.progress,
-                shared=self.shared,
+                tokens_dir=self.tokens_dir,
             )
             vocabulary = tokenizer_record(self.config, tokenizer)
             files, records = tokenizer_files(self.directory), {}
@@ -215,7 +208,6 @@ class _Preparation:
             records[name], source_files = self._prepare_source(name, tokenizer, vocabulary)
             files |= source_files
             self._note_few_documents(name, records[name])
-        _require_files(self.directory, files)
         manifest = Manifest(data=data, tokenizer=vocabulary, sources=records, files=files)
         manifest.write(self.directory)
         return manifest
@@ -292,7 +284,7 @@ class _Preparation:
             inputs=self.inputs[name],
             vocabulary=vocabulary,
             progress=self.progress,
-            shared=self.shared,
+            tokens_dir=self.tokens_dir,
         )
         if isinstance(source, MegatronSource):
             self.progress.note(f"source '{name}': checking and hashing {source.path}")
@@ -320,18 +312,8 @@ class _Preparation:
             )
 
 
-def _require_files(directory: Path, files: Mapping[str, FileRecord]) -> None:
-    """Checks that what was written exists. Raises: DataError if it was removed meanwhile."""
-    missing = [record.locate(directory) for record in files.values() if not record.locate(directory).is_file()]
-    if missing:
-        raise DataError(
-            f"{missing[0]} ({len(missing)} of {len(files)} files) was removed while {directory} was being prepared: "
-            "remove that folder, and run the same command again"
-        )
-
-
-def _shared_tokens(config: DataConfig, directory: Path) -> SharedTokens | None:
-    """Returns the shared tokens. Raises: DataError if they would be within the prepared directory."""
+def _tokens_dir(config: DataConfig, directory: Path) -> Path | None:
+    """Returns the folder of shared tokens. Raises: DataError if it would be within the prepared directory."""
     if config.tokens_dir is None:
         return None
     shared = config.tokens_dir.absolute()
@@ -340,7 +322,7 @@ def _shared_tokens(config: DataConfig, directory: Path) -> SharedTokens | None:
             f"data.tokens_dir ({shared}) is within the prepared directory {directory}, which then cannot be removed "
             "without the tokens of others: choose a folder outside of it"
         )
-    return SharedTokens(directory=shared)
+    return shared
 
 
 def _check_pair_tokens(config: DataConfig, tokenizer: Tokenizer | None) -> None:

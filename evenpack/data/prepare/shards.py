@@ -9,6 +9,7 @@ The export of a set's pairs writes DIRECTORY/SOURCE/SPLIT/part_00000_of_00004.hd
 import shutil
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -117,28 +118,18 @@ class ShardPreparation(SourceInPreparation):
         refuse_other_origin(self.folder / "validation" / PAIRS, origin, self.folder)
         files = shards_of(self.name, self.source)
         training = ShardSet.open(files.training)
-        evaluation = ShardSet.open(files.validation) if files.validation else None
-        shown = SourceProgress(self.progress, self.name, "shards", _bytes_to_read(self.name, self.source))
-        if evaluation is None:
-            views = {
-                "validation": self._split("validation", training, self._is_held_out, origin, shown, bytes_before=0),
-                "train": self._split(
-                    "train",
-                    training,
-                    lambda part: ~self._is_held_out(part),
-                    origin,
-                    shown,
-                    bytes_before=training.total_bytes,
-                ),
-            }
+        evaluation = ShardSet.open(files.validation) if files.validation else training  # read once for each split then
+        total = evaluation.total_bytes + training.total_bytes
+        append = partial(self._split, origin=origin, progress=SourceProgress(self.progress, self.name, "shards", total))
+        if not files.validation:
+            validation = append("validation", training, self._is_held_out, bytes_before=0)
+            train = append("train", training, lambda part: ~self._is_held_out(part), bytes_before=training.total_bytes)
         else:
-            views = {"validation": self._split("validation", evaluation, _every_row, origin, shown, bytes_before=0)}
-            rows = EvaluationRows(views["validation"], evaluation, self.name, self.source)
-            views["train"] = self._split(
-                "train", training, rows.choose, origin, shown, bytes_before=evaluation.total_bytes
-            )
+            validation = append("validation", evaluation, _every_row, bytes_before=0)
+            rows = EvaluationRows(validation, evaluation, self.name, self.source)
+            train = append("train", training, rows.choose, bytes_before=evaluation.total_bytes)
             rows.tell(self.progress)
-        return self._record(views), self.split_files()
+        return self._record(train, validation), self.split_files()
 
     @property
     def _recipe(self) -> MaskedPairsRecipe:
@@ -166,9 +157,9 @@ class ShardPreparation(SourceInPreparation):
         split: str,
         shards: ShardSet,
         choose: Chooser,
+        *,
         origin: dict[str, Any],
         progress: SourceProgress,
-        *,
         bytes_before: int,
     ) -> MaskedPairsView:
         """Returns the stored sequences of one split. `bytes_before` were read for the other one."""
@@ -214,31 +205,24 @@ class ShardPreparation(SourceInPreparation):
                 bytes_resumed=bytes_before + resumed,
             )
 
-    def _record(self, views: dict[str, MaskedPairsView]) -> SourceRecord:
+    def _record(self, train: MaskedPairsView, validation: MaskedPairsView) -> SourceRecord:
         """Packs both splits. Raises: DataError if there is nothing to train on."""
-        if not views["train"].count:
+        if not train.count:
             raise DataError(
-                f"source '{self.name}' leaves no sequence to train on: all {views['validation'].count} are held out; "
-                "lower data.validation_fraction"
+                f"source '{self.name}' leaves no sequence to train on: all {validation.count} are held out; lower "
+                "data.validation_fraction"
             )
         return SourceRecord(
             kind="hdf5",
             inputs=self.inputs,
             token_file=(self.folder / "train" / PAIRS).relative_to(self.directory).as_posix(),
-            documents=sum(view.count for view in views.values()),
-            tokens=sum(view.accounting.tokens_read for view in views.values()),
+            documents=train.count + validation.count,
+            tokens=train.accounting.tokens_read + validation.accounting.tokens_read,
             text_bytes=0,
             unknown_tokens=0,
-            train=self.store_split("train", views["train"]),
-            validation=self.store_split("validation", views["validation"]),
+            train=self.store_split("train", train),
+            validation=self.store_split("validation", validation),
         )
-
-
-def _bytes_to_read(name: str, source: Hdf5Source) -> int:
-    """Returns the bytes read in preparation: without an evaluation set the shards are read once for each split."""
-    files = shards_of(name, source)
-    training, validation = (sum(path.stat().st_size for path in one) for one in (files.training, files.validation))
-    return training + (validation or training)
 
 
 def _every_row(part: ShardSlice) -> Bool[np.ndarray, " K"]:

@@ -21,7 +21,7 @@ from evenpack.data.prepare.tokenising import columns
 from evenpack.data.prepare.tokens import Tokenising, WrittenTokens, remove_unfinished, write_tokens
 from evenpack.data.prepare.tokens_dir import (
     Origin,
-    SharedTokens,
+    held_tokens,
     recorded_path,
     refuse_other_origin,
     tokens_origin,
@@ -57,8 +57,8 @@ ViewMaker = Callable[[Split, TokenFile, Int64[np.ndarray, " documents"]], Sequen
 class SourcePreparation(SourceInPreparation):
     """The preparation of a source of text, or of a token file."""
 
-    shared: SharedTokens | None
-    """Shared tokens; None: the tokens of text are in the prepared directory."""
+    tokens_dir: Path | None
+    """Folder of shared tokens; None: the tokens of text are in the prepared directory."""
 
     def from_text(self, corpus: Corpus, tokenising: Tokenising) -> tuple[SourceRecord, dict[str, FileRecord]]:
         """Tokenises the corpus, or resumes that.
@@ -113,11 +113,11 @@ class SourcePreparation(SourceInPreparation):
     @contextmanager
     def _tokens_folder(self, origin: Origin) -> Iterator[Path]:
         """Returns the folder for the token file; files of an earlier call in the prepared directory stay there."""
-        if self.shared is None or read_journal(self.folder / "tokens") is not None:
+        if self.tokens_dir is None or read_journal(self.folder / "tokens") is not None:
             yield self.folder
             return
         remove_unfinished(self.folder / "tokens")
-        with self.shared.held(self.name, origin) as folder:
+        with held_tokens(self.tokens_dir, self.name, origin) as folder:
             yield folder
 
     def _refuse_changes_meanwhile(self) -> None:
@@ -183,7 +183,7 @@ class SourcePreparation(SourceInPreparation):
         record = SourceRecord(
             kind=source.kind,
             inputs=self.inputs,
-            token_file=recorded_path(written.token_file.prefix, self.directory, self.shared),
+            token_file=recorded_path(written.token_file.prefix, self.directory, self.tokens_dir),
             documents=written.token_file.documents,
             tokens=written.token_file.tokens,
             text_bytes=written.text_bytes,
@@ -313,7 +313,7 @@ class SourcePreparation(SourceInPreparation):
         paths |= {path.name: path for path in written.columns}
         files = {}
         for name, path in paths.items():
-            recorded = recorded_path(path, self.directory, self.shared)
+            recorded = recorded_path(path, self.directory, self.tokens_dir)
             files[f"sources/{self.name}/{name}"] = FileRecord.of(path, recorded, written.checksums.get(path.name))
         shuffled = self.folder / SHUFFLED
         journal = read_journal(shuffled)

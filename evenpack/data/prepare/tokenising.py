@@ -130,7 +130,6 @@ class TokenisingState:
     """[CLS] before documents."""
     rows: RowAccounting | None = None
     """Row accounting of those parts, if documents are divided or filtered before tokenising; None if not."""
-    longest_row_words: int = 0
 
     @classmethod
     def read(cls, writer: TokenFileWriter) -> "TokenisingState | None":
@@ -153,32 +152,30 @@ class TokenisingState:
         """Returns the state as a journal keeps it."""
         return asdict(self)
 
-    def with_batch(self, encoded: EncodedDocuments, *, text_bytes: int, bytes_read: int) -> "TokenisingState":
-        """Returns the state after another batch of a part."""
-        return replace(
-            self,
-            bytes_read=bytes_read,
-            text_bytes=self.text_bytes + text_bytes,
-            unknown_tokens=self.unknown_tokens + encoded.unknown_tokens,
-            beginning_tokens=self.beginning_tokens + encoded.beginning_tokens,
-        )
-
     def has_known_tokens(self, tokens: int, documents: int) -> bool:
         """Returns whether so many documents with so many tokens hold more than unknown and special tokens."""
         return tokens - documents != self.unknown_tokens + self.beginning_tokens
 
-    def with_end_of_part(self, part: CorpusPart, *, documents: int, bytes_read: int) -> "TokenisingState":
-        """Returns the state after the last document of `part`.
+    def with_text(self, *, text_bytes: int, unknown_tokens: int, beginning_tokens: int) -> "TokenisingState":
+        """Returns the state after more documents."""
+        return replace(
+            self,
+            text_bytes=self.text_bytes + text_bytes,
+            unknown_tokens=self.unknown_tokens + unknown_tokens,
+            beginning_tokens=self.beginning_tokens + beginning_tokens,
+        )
+
+    def with_end_of_part(self, rows: RowAccounting | None, *, documents: int, bytes_read: int) -> "TokenisingState":
+        """Returns the state after the last document of a part.
 
         Args:
+            rows: those of the part, if documents are divided or filtered.
             documents: documents of all parts so far.
             bytes_read: bytes of all parts so far.
         """
-        ended = replace(self, parts=self.parts + 1, part_documents=documents, bytes_read=bytes_read)
-        if not isinstance(part, RowPart):
-            return ended
-        assert part.accounting is not None, "the part has been read to its end"
-        return ended.with_rows(part.accounting, part.longest_row_words)
+        if rows is not None and self.rows is not None:
+            rows = self.rows + rows
+        return replace(self, parts=self.parts + 1, part_documents=documents, bytes_read=bytes_read, rows=rows)
 
     def with_part(self, part: "TokenisingState", *, documents: int) -> "TokenisingState":
         """Returns the state after a complete part that a worker tokenised.
@@ -187,24 +184,9 @@ class TokenisingState:
             part: the state of the part's own file at its end.
             documents: documents of all parts so far.
         """
-        ended = replace(
-            self,
-            parts=self.parts + 1,
-            part_documents=documents,
-            bytes_read=self.bytes_read + part.bytes_read,
-            text_bytes=self.text_bytes + part.text_bytes,
-            unknown_tokens=self.unknown_tokens + part.unknown_tokens,
-            beginning_tokens=self.beginning_tokens + part.beginning_tokens,
-        )
-        return ended if part.rows is None else ended.with_rows(part.rows, part.longest_row_words)
-
-    def with_rows(self, rows: RowAccounting, longest_row_words: int) -> "TokenisingState":
-        """Returns the state with the rows of another part."""
-        return replace(
-            self,
-            rows=rows if self.rows is None else self.rows + rows,
-            longest_row_words=max(self.longest_row_words, longest_row_words),
-        )
+        texts = ("text_bytes", "unknown_tokens", "beginning_tokens")
+        state = self.with_text(**{name: getattr(part, name) for name in texts})
+        return state.with_end_of_part(part.rows, documents=documents, bytes_read=self.bytes_read + part.bytes_read)
 
 
 Encoder = Callable[[Sequence[str]], EncodedDocuments]
@@ -260,11 +242,16 @@ def append_parts(
         for step in steps:
             if isinstance(step, EndOfPart):
                 bytes_before += step.part.total_bytes
-                state = state.with_end_of_part(step.part, documents=writer.documents, bytes_read=bytes_before)
+                rows = step.part.accounting if isinstance(step.part, RowPart) else None
+                state = state.with_end_of_part(rows, documents=writer.documents, bytes_read=bytes_before)
                 continue
             batch, encoded = step
             writer.append(encoded.tokens, encoded.lengths, {DOCUMENT_HASHES: batch.identities, **encoded.columns})
-            state = state.with_batch(encoded, text_bytes=batch.text_bytes, bytes_read=bytes_before + batch.bytes_read)
+            state = replace(state, bytes_read=bytes_before + batch.bytes_read).with_text(
+                text_bytes=batch.text_bytes,
+                unknown_tokens=encoded.unknown_tokens,
+                beginning_tokens=encoded.beginning_tokens,
+            )
             if writer.is_commit_due:
                 writer.commit(state.to_json())
             report(state)

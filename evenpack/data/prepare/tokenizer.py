@@ -17,7 +17,7 @@ from evenpack.data.manifest import (
 )
 from evenpack.data.prepare.progress import SourceProgress
 from evenpack.data.prepare.tokenising import training_texts
-from evenpack.data.prepare.tokens_dir import Origin, SharedTokens, input_files, training_origin
+from evenpack.data.prepare.tokens_dir import Origin, held_tokens, input_files, training_origin
 from evenpack.data.sources.corpus import Corpus
 from evenpack.data.sources.files import InputFile
 from evenpack.data.tokenizers.config import ExternalTokenizer, TrainedTokenizer, TrainedWordPieces
@@ -36,11 +36,12 @@ def prepare_tokenizer(
     corpora: Mapping[str, Corpus],
     inputs: Mapping[str, tuple[InputFile, ...]],
     progress: Progress,
-    shared: SharedTokens | None,
+    tokens_dir: Path | None,
 ) -> Tokenizer | None:
     """Saves the loaded tokenizer, or trains one unless an earlier call did; None if the source holds tokens.
 
-    A tokenizer that is trained among `shared` files is copied. One that was trained in this directory is used again.
+    A tokenizer that is trained in `tokens_dir`, for all who share it, is copied. One that was trained in this
+    directory is used again.
 
     Raises: DataError for a source that cannot be read, and if an earlier call trained on other data.
     """
@@ -52,9 +53,9 @@ def prepare_tokenizer(
         return None
     origin = training_origin(config, inputs)
     train = partial(_train, config, corpora=corpora, origin=origin, progress=progress)
-    if shared is None or (directory / TRAINED_ON).is_file():
+    if tokens_dir is None or (directory / TRAINED_ON).is_file():
         return train(directory)
-    with shared.held(TOKENIZER_FOLDER, origin) as place:
+    with held_tokens(tokens_dir, TOKENIZER_FOLDER, origin) as place:
         tokenizer = train(place)
     _save(tokenizer, folder)
     return tokenizer

@@ -235,7 +235,7 @@ def _parts_folder(prefix: Path) -> Path:
 def _check_content(corpus: Corpus, source: str, writer: TokenFileWriter, state: TokenisingState) -> None:
     """Checks the content. Raises: DataError for a source without documents, or without a known token."""
     if isinstance(corpus, RowCorpus) and state.rows is not None:
-        corpus.refuse_none_kept(state.rows, state.longest_row_words)
+        corpus.refuse_none_kept(state.rows)
     if writer.documents == 0:
         raise no_documents_error(source)
     if not state.has_known_tokens(writer.tokens, writer.documents):

@@ -98,22 +98,16 @@ def origin_hash(origin: Origin) -> str:
     return xxhash.xxh3_64_hexdigest(json.dumps(origin, sort_keys=True).encode())
 
 
-@dataclass(frozen=True, kw_only=True)
-class SharedTokens:
-    """The `data.tokens_dir` of a run that is being prepared."""
+@contextmanager
+def held_tokens(tokens_dir: Path, name: str, origin: Origin) -> Iterator[Path]:
+    """Locks the folder of this origin, and makes it if needed.
 
-    directory: Path
-
-    @contextmanager
-    def held(self, name: str, origin: Origin) -> Iterator[Path]:
-        """Locks the folder of this origin, and makes it if needed.
-
-        Raises: DataError if another process works in it, or if it cannot be made or written.
-        """
-        folder = folder_of_origin(self.directory, name, origin)
-        with hold_lock(folder, setting="data.tokens_dir"), explain_write_failures(folder):
-            remove_leftovers(folder)
-            yield folder
+    Raises: DataError if another process works in it, or if it cannot be made or written.
+    """
+    folder = folder_of_origin(tokens_dir, name, origin)
+    with hold_lock(folder, setting="data.tokens_dir"), explain_write_failures(folder):
+        remove_leftovers(folder)
+        yield folder
 
 
 def folder_of_origin(tokens_dir: Path, name: str, origin: Origin) -> Path:
@@ -121,11 +115,11 @@ def folder_of_origin(tokens_dir: Path, name: str, origin: Origin) -> Path:
     return tokens_dir.absolute() / f"{name}_{origin_hash(origin)}"
 
 
-def recorded_path(path: Path, directory: Path, shared: SharedTokens | None) -> str:
+def recorded_path(path: Path, directory: Path, tokens_dir: Path | None) -> str:
     """Returns a path for the manifest of `directory`: relative, or absolute for files that `prepare` did not write."""
     if path.is_relative_to(directory):
         return path.relative_to(directory).as_posix()
-    if shared is not None and path.is_relative_to(shared.directory):
+    if tokens_dir is not None and path.is_relative_to(tokens_dir):
         return Path(os.path.relpath(path.resolve(), directory.resolve())).as_posix()
     return str(path)
 

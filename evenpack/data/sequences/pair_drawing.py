@@ -21,6 +21,7 @@ Shapes: D = documents of a split, B = documents of a block, K = pairs, T = their
 """
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 from jaxtyping import Bool, Float64, Int64, Integer, UInt64
@@ -109,8 +110,7 @@ class PairSpans:
         return lengths
 
 
-@dataclass(frozen=True, kw_only=True, eq=False)
-class _Chunks:
+class _Chunks(NamedTuple):
     """The chunks of the documents: sentences begin <= A < split <= rest < end."""
 
     documents: Int64[np.ndarray, " K"]
@@ -144,7 +144,7 @@ class PairDrawing:
         document_keys = derive_key(self._recipe.seed, pass_number, self._documents[block].astype(np.uint64))
         targets = self._targets(document_keys)
         cursors, stops = self._first_sentences[block], self._last_sentences[block]
-        steps: list[tuple[np.ndarray, ...]] = []
+        steps: list[_Chunks] = []
         while len(block):
             keys = derive_key(document_keys, len(steps))
             reached = np.searchsorted(self._places, self._places[cursors] + targets)
@@ -152,7 +152,7 @@ class PairDrawing:
             others = ends - cursors - 1
             splits = cursors + 1 + _below(keys, _SPLIT, np.maximum(others, 1))
             is_random_next = (others == 0) | (_fractions(keys, _NEXT) < self._recipe.random_next_probability)
-            steps.append((block, keys, targets, cursors, splits, ends, is_random_next))
+            steps.append(_Chunks(block, keys, targets, cursors, splits, ends, is_random_next))
             cursors = np.where(is_random_next, splits, ends)
             going = cursors < stops
             if not going.all():
@@ -160,16 +160,7 @@ class PairDrawing:
                 cursors, stops = cursors[going], stops[going]
         columns = [np.concatenate(column) for column in zip(*steps, strict=True)]
         order = np.argsort(columns[0], kind="stable")
-        documents, keys, targets, begins, splits, ends, is_random_next = (column[order] for column in columns)
-        return _Chunks(
-            documents=documents,
-            keys=keys,
-            targets=targets,
-            begins=begins,
-            splits=splits,
-            ends=ends,
-            is_random_next=is_random_next,
-        )
+        return _Chunks(*(column[order] for column in columns))
 
     def _targets(self, document_keys: UInt64[np.ndarray, " B"]) -> Int64[np.ndarray, " B"]:
         """Returns the target length of a chunk, special tokens not counted."""

@@ -385,7 +385,7 @@ def read_slices(shards: ShardSet, start: int = 0) -> Iterator[ShardSlice]:
         if first < shard.rows:
             with open_file(shard.path) as file:
                 for begin, end in _ranges(first, shard.rows, shard.chunk_rows):
-                    raw = _READERS[shards.layout](file, begin, end, shard.path)
+                    raw = _read(file, shards.layout, begin, end, shard.path)
                     yield ShardSlice(
                         sequences=checked(raw),
                         place=raw.place,
@@ -405,80 +405,68 @@ def _ranges(first: int, rows: int, chunk_rows: int) -> Iterator[tuple[int, int]]
         first = end
 
 
-def _read_fixed(file: Any, begin: int, end: int, path: Path) -> RawSequences:
-    ids, segments, filled, places, labels = (
-        file[name][begin:end] for name in (ROWS[0], ROWS[1], "input_mask", MASKS[0], MASKS[1])
+_Flat = dict[str, tuple[np.ndarray, Int64[np.ndarray, " R"]]]
+"""The values of each dataset, row after row, and how many each row has."""
+
+
+def _read(file: Any, layout: ShardLayout, begin: int, end: int, path: Path) -> RawSequences:
+    """Reads rows of any layout: as rows of one sequence each, unless they are packed."""
+    found = {name: file[name][begin:end] for name in datasets_of(layout)}
+    if layout == "fixed":
+        flat = _without_padding(found, begin, path)
+    else:
+        flat = {name: (_joined(rows), _lengths(rows)) for name, rows in found.items() if name != LABELS}
+    if layout == "packed":
+        labels, (lengths, sequences), (counts, _) = _joined(found[LABELS]), *(flat[name] for name in PACKED)
+        _check_divisions(flat, _lengths(found[LABELS]), begin, path)
+    else:
+        labels, lengths, counts = found[LABELS], flat[ROWS[0]][1], flat[MASKS[0]][1]
+        sequences = np.ones(end - begin, dtype=np.int64)
+    lengths, counts = lengths.astype(np.int64), counts.astype(np.int64)
+    row_of_sequence = np.repeat(np.arange(end - begin), sequences)
+    divisions = PACKED if layout == "packed" else (ROWS[0], MASKS[0])
+    for parts, division, names in ((lengths, divisions[0], ROWS), (counts, divisions[1], MASKS)):
+        sums = np.bincount(row_of_sequence, weights=parts, minlength=end - begin)
+        for name in names:
+            _refuse(flat[name][1] != sums, begin, path, f"{name} is not as long as {division} says")
+    starts = np.cumsum(lengths) - lengths
+    row_starts = np.cumsum(flat[ROWS[0]][1]) - flat[ROWS[0]][1]
+    places = flat[MASKS[0]][0].astype(np.int64) - np.repeat(starts - row_starts[row_of_sequence], counts)
+    return RawSequences(
+        path=path,
+        rows=begin + row_of_sequence,
+        tokens=flat[ROWS[0]][0],
+        lengths=lengths,
+        segment_ids=flat[ROWS[1]][0],
+        next_sentence_labels=labels.astype(np.int64),
+        masks=PairMasks(counts=counts, places=places, labels=flat[MASKS[1]][0].astype(np.int64)),
     )
+
+
+def _without_padding(found: dict[str, np.ndarray], begin: int, path: Path) -> _Flat:
+    """Returns rows of fixed width without their padding. Raises: DataError for padding within a row."""
+    filled, places = found["input_mask"], found[MASKS[0]]
     lengths, counts = np.count_nonzero(filled, axis=1), np.count_nonzero(places, axis=1)
-    is_token = np.arange(ids.shape[1]) < lengths[:, None]
+    is_token = np.arange(filled.shape[1]) < lengths[:, None]
     is_mask = np.arange(places.shape[1]) < counts[:, None]
     _refuse((filled != is_token).any(axis=1), begin, path, "input_mask is not ones followed by zeros")
     _refuse(
         ((places != 0) != is_mask).any(axis=1), begin, path, "masked_lm_positions has a position after its padding (0)"
     )
-    return RawSequences(
-        path=path,
-        rows=np.arange(begin, end),
-        tokens=ids[is_token],
-        lengths=lengths,
-        segment_ids=segments[is_token],
-        next_sentence_labels=file[LABELS][begin:end].astype(np.int64),
-        masks=_masks(counts, places[is_mask], labels[is_mask]),
-    )
+    tokens = {name: (found[name][is_token], lengths) for name in ROWS}
+    return tokens | {name: (found[name][is_mask], counts) for name in MASKS}
 
 
-def _read_variable(file: Any, begin: int, end: int, path: Path) -> RawSequences:
-    found = {name: file[name][begin:end] for name in (*ROWS, *MASKS)}
-    lengths, counts = _lengths(found[ROWS[0]]), _lengths(found[MASKS[0]])
-    _refuse(_lengths(found[ROWS[1]]) != lengths, begin, path, "segment_ids is not as long as input_ids")
-    _refuse(_lengths(found[MASKS[1]]) != counts, begin, path, "masked_lm_ids is not as long as masked_lm_positions")
-    return RawSequences(
-        path=path,
-        rows=np.arange(begin, end),
-        tokens=_joined(found[ROWS[0]]),
-        lengths=lengths,
-        segment_ids=_joined(found[ROWS[1]]),
-        next_sentence_labels=file[LABELS][begin:end].astype(np.int64),
-        masks=_masks(counts, _joined(found[MASKS[0]]), _joined(found[MASKS[1]])),
-    )
-
-
-def _read_packed(file: Any, begin: int, end: int, path: Path) -> RawSequences:
-    found = {name: file[name][begin:end] for name in (*ROWS, *MASKS, *PACKED, LABELS)}
-    sequences = _lengths(found[PACKED[0]])
-    row_of_sequence = np.repeat(np.arange(end - begin), sequences)
-    lengths, counts = (_joined(found[name]).astype(np.int64) for name in PACKED)
+def _check_divisions(flat: _Flat, labels: Int64[np.ndarray, " R"], begin: int, path: Path) -> None:
+    """Checks what divides packed rows, of which each has so many labels."""
     for name, least in ((PACKED[0], 1), (PACKED[1], 0)):
-        too_few = np.array([(row < least).any() for row in found[name]], dtype=np.bool_)
-        _refuse(too_few, begin, path, f"{name} has a value below {least}")
-    for name in (PACKED[1], LABELS):
-        _refuse(_lengths(found[name]) != sequences, begin, path, f"{name} has not one value for each {PACKED[0]}")
-    for parts, division, names in ((lengths, PACKED[0], ROWS), (counts, PACKED[1], MASKS)):
-        sums = np.bincount(row_of_sequence, weights=parts, minlength=end - begin)
-        for name in names:
-            _refuse(_lengths(found[name]) != sums, begin, path, f"{name} is not as long as {division} says")
-    starts = np.cumsum(lengths) - lengths
-    row_starts = np.cumsum(_lengths(found[ROWS[0]])) - _lengths(found[ROWS[0]])
-    places_in_row = _joined(found[MASKS[0]]).astype(np.int64)
-    places = places_in_row - np.repeat(starts - row_starts[row_of_sequence], counts)
-    return RawSequences(
-        path=path,
-        rows=begin + row_of_sequence,
-        tokens=_joined(found[ROWS[0]]),
-        lengths=lengths,
-        segment_ids=_joined(found[ROWS[1]]),
-        next_sentence_labels=_joined(found[LABELS]).astype(np.int64),
-        masks=_masks(counts, places, _joined(found[MASKS[1]])),
-    )
-
-
-_READERS = {"fixed": _read_fixed, "variable": _read_variable, "packed": _read_packed}
-
-
-def _masks(
-    counts: Int64[np.ndarray, " K"], places: Integer[np.ndarray, " M"], labels: Integer[np.ndarray, " M"]
-) -> PairMasks:
-    return PairMasks(counts=counts, places=places.astype(np.int64), labels=labels.astype(np.int64))
+        values, per_row = flat[name]
+        too_few = np.bincount(
+            np.repeat(np.arange(len(per_row)), per_row), weights=values < least, minlength=len(per_row)
+        )
+        _refuse(too_few > 0, begin, path, f"{name} has a value below {least}")
+    for name, per_row in ((PACKED[1], flat[PACKED[1]][1]), (LABELS, labels)):
+        _refuse(per_row != flat[PACKED[0]][1], begin, path, f"{name} has not one value for each {PACKED[0]}")
 
 
 def _lengths(rows: np.ndarray) -> Int64[np.ndarray, " R"]:
@@ -493,6 +481,5 @@ def _joined(rows: np.ndarray) -> np.ndarray:
 
 def _refuse(wrong: np.ndarray, begin: int, path: Path, problem: str) -> None:
     """Raises: DataError naming the first of the rows for which `wrong` holds."""
-    (bad,) = np.nonzero(wrong)
-    if len(bad):
-        raise DataError(f"{path}, row {begin + bad[0]} (from 0): {problem}")
+    if (bad := _first(wrong)) is not None:
+        raise DataError(f"{path}, row {begin + bad} (from 0): {problem}")

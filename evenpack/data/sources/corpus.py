@@ -28,7 +28,7 @@ class Document:
     identity: int
     """xxh3_64 of the text in UTF-8, which identifies equal documents and decides the validation split."""
     bytes_read: int
-    """Bytes of the source's files read so far, including this document; ends at `Corpus.total_bytes`."""
+    """Bytes of the source's files read so far, including this document; at most `Corpus.total_bytes`."""
     is_held_out: bool | None
     """Whether the document is one for validation, if the source's section names these; None if a hash decides."""
     where: Callable[[], str] = field(compare=False, repr=False)
@@ -49,7 +49,7 @@ class CorpusPart(Protocol):
 
     @property
     def total_bytes(self) -> int:
-        """The final value of `Document.bytes_read`."""
+        """Bytes of the files; the last `Document.bytes_read`, unless later content holds no document."""
 
     def documents(self, start: int = 0) -> Iterator[Document]:
         """Yields documents from number `start` on, always in the same order. Raises: DataError with file and line."""

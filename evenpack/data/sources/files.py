@@ -372,9 +372,7 @@ class _Search:
         return files
 
     def _of_match(self, match: Path) -> tuple[Path, ...]:
-        if match.is_file():
-            return (match,)
-        return (self.own_files(match) or ()) if match.is_dir() else ()
+        return (match,) if match.is_file() else self.own_files(match) or ()
 
 
 def _before_glob(pattern: Path) -> Path:

@@ -85,7 +85,12 @@ class SourceReader:
         """
         line_end = self._begin
         while self._stop is None or line_end < self._stop:
-            line = self._stream.readline(self._longest_line_bytes + 1)
+            try:
+                line = self._stream.readline(self._longest_line_bytes + 1)
+            except EOFError as error:
+                raise DataError(f"{self.path} ends in the middle of its gzip data: it is truncated") from error
+            except (gzip.BadGzipFile, zlib.error) as error:
+                raise DataError(f"{self.path} is not readable gzip: {error}") from error
             if not line:
                 return
             self._lines_read += 1
@@ -211,26 +216,11 @@ class _ZstdFrames(io.RawIOBase):
         return b"".join(parts)
 
 
-class _GzipMembers(io.RawIOBase):
-    """A gzip file as a stream of bytes whose errors name it."""
-
-    def __init__(self, file: IO[bytes], path: Path) -> None:
-        self._stream = gzip.GzipFile(fileobj=file)
-        self._path = path
-
-    def readable(self) -> bool:
-        return True
-
-    def readinto(self, buffer: Any) -> int:
-        try:
-            return self._stream.readinto(buffer)
-        except EOFError as error:
-            raise DataError(f"{self._path} ends in the middle of its gzip data: it is truncated") from error
-        except (gzip.BadGzipFile, zlib.error) as error:
-            raise DataError(f"{self._path} is not readable gzip: {error}") from error
+def _gzip_members(file: IO[bytes], _path: Path) -> gzip.GzipFile:
+    return gzip.GzipFile(fileobj=file)
 
 
-_DECOMPRESSORS: dict[str, type[_ZstdFrames] | type[_GzipMembers]] = {".zst": _ZstdFrames, ".gz": _GzipMembers}
+_DECOMPRESSORS: dict[str, Callable[[IO[bytes], Path], Any]] = {".zst": _ZstdFrames, ".gz": _gzip_members}
 
 
 def line_bounds(path: Path, *, target_bytes: int, ends_document: Callable[[bytes], bool] | None) -> tuple[int, ...]:

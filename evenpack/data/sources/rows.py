@@ -6,7 +6,7 @@ follow "Optimizing Packing and Shuffling Strategies for Enhanced Performance in 
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, fields
 
 from evenpack.data.sources.config import SourceOfText
 from evenpack.data.sources.corpus import Corpus, CorpusPart, Document, make_document
@@ -56,52 +56,32 @@ class RowPart:
         self._source = source
         self.accounting: RowAccounting | None = None
         """Accounting of the whole part, or of what was read; None until the last pass has ended."""
-        self.longest_row_words = 0
-        """Words of the longest row that was read."""
 
     @property
     def total_bytes(self) -> int:
         return self._part.total_bytes
 
     def documents(self, start: int = 0) -> Iterator[Document]:
-        """Yields the rows that are kept, from number `start` of them on. Raises: DataError as the part does."""
-        last: Document | None = None
-        for document in self._kept(start):
-            if last is not None:
-                yield last
-            last = document
-        if last is not None:
-            yield replace(last, bytes_read=self.total_bytes)  # later rows were read and dropped
+        """Yields the rows that are kept, from number `start` of them on. Raises: DataError as the part does.
 
-    def _kept(self, start: int) -> Iterator[Document]:
+        If later rows are dropped, `Document.bytes_read` of the last one is below `total_bytes`.
+        """
         counts: Counter[str] = Counter()
-        self.accounting, self.longest_row_words = None, 0
-        training_rows = 0
-        for row, document in self._rows():
-            if training_rows == self._source.maximum_rows:  # rows of validation documents are not counted
-                break
-            words = len(row.split())
-            self.longest_row_words = max(self.longest_row_words, words)
-            fate = "kept" if words >= (self._source.minimum_words or 0) else "dropped"
-            counts["rows_read"] += 1
-            counts["words_read"] += words
-            counts[f"rows_{fate}"] += 1
-            counts[f"words_{fate}"] += words
-            training_rows += fate == "kept" and not document.is_held_out
-            if fate == "kept" and counts["rows_kept"] > start:
-                yield make_document(
-                    row,
-                    document.bytes_read,
-                    where=lambda: f"a row of source '{self._name}'",
-                    is_held_out=document.is_held_out,
-                )
-        self.accounting = RowAccounting(**{field.name: counts[field.name] for field in fields(RowAccounting)})
-
-    def _rows(self) -> Iterator[tuple[str, Document]]:
-        """Yields each row, with the document that contains it."""
+        self.accounting = None
+        training_rows, place = 0, f"a row of source '{self._name}'"
         for document in self._part.documents():
             for row in self._rows_of(document.text):
-                yield row, document
+                if training_rows == self._source.maximum_rows:  # rows of validation documents are not counted
+                    break
+                words = len(row.split())
+                fate = "kept" if words >= (self._source.minimum_words or 0) else "dropped"
+                counts.update({"rows_read": 1, "words_read": words, f"rows_{fate}": 1, f"words_{fate}": words})
+                training_rows += fate == "kept" and not document.is_held_out
+                if fate == "kept" and counts["rows_kept"] > start:
+                    yield make_document(row, document.bytes_read, lambda: place, is_held_out=document.is_held_out)
+            if training_rows == self._source.maximum_rows:
+                break
+        self.accounting = RowAccounting(**{field.name: counts[field.name] for field in fields(RowAccounting)})
 
     def _rows_of(self, text: str) -> Iterable[str]:
         if self._source.rows is None:
@@ -124,7 +104,7 @@ class RowCorpus(RowPart):
         """
         yield from super().documents(start)
         assert self.accounting is not None, "the pass has come to its end"
-        self.refuse_none_kept(self.accounting, self.longest_row_words)
+        self.refuse_none_kept(self.accounting)
 
     def parts(self, target_bytes: int) -> tuple[RowPart, ...]:
         """Returns the rows of the corpus' parts: documents are whole, so no row is in two.
@@ -135,17 +115,14 @@ class RowCorpus(RowPart):
             return (self,)
         return tuple(RowPart(self._name, part, self._source) for part in self._corpus.parts(target_bytes))
 
-    def refuse_none_kept(self, accounting: RowAccounting, longest: int) -> None:
-        """Checks the rows.
-
-        Raises: DataError if the source has rows and none is kept. `longest`: words of its longest row.
-        """
+    def refuse_none_kept(self, accounting: RowAccounting) -> None:
+        """Checks the rows. Raises: DataError if the source has rows and none is kept."""
         if accounting.rows_kept or not accounting.rows_read:
             return
-        key = f"data.sources.{self._name}"
+        key, mean = f"data.sources.{self._name}", accounting.words_read / accounting.rows_read
         raise DataError(
-            f"source '{self._name}' keeps no row: {key}.minimum_words is {self._source.minimum_words or 0}, and the "
-            f"longest of its {accounting.rows_read:,} rows has {longest} words; lower it, or cut rows in another way "
+            f"source '{self._name}' keeps no row: {key}.minimum_words is {self._source.minimum_words or 0}, and its "
+            f"{accounting.rows_read:,} rows have {mean:.1f} words on average; lower it, or cut rows in another way "
             f"({key}.rows)"
         )
 

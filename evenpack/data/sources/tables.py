@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import islice
+from itertools import accumulate, islice
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
@@ -41,6 +41,7 @@ _CSV_BLOCK_BYTES = 1 << 24
 """Bytes of a block, which limit the length of a row."""
 _JSONL_BLOCK_BYTES = 1 << 20
 """Bytes of lines gathered into one part."""
+_INTEGER = "^-?[0-9]{1,18}$"
 _KINDS: dict[type, str] = {int: "a number", float: "a number", list: "a list", str: "text"}
 
 
@@ -89,14 +90,30 @@ class Block:
     """Bytes of the requested columns, stored or in memory: in proportion to the bytes of the file's other blocks."""
 
 
+@dataclass(frozen=True, kw_only=True)
+class _OpenedBlock:
+    """A block that is being read."""
+
+    rows: int
+    bytes_read: int
+    """Bytes of the file up to its end."""
+    slices: Iterable[Any]
+    """Its rows as `pyarrow.RecordBatch`, one after another; nothing is read before the first is asked for."""
+
+
 class BlockTable(ABC):
     """A table whose rows are in blocks and have types that are known beforehand."""
 
     untyped = False
-    origin: str
-    total_bytes: int
+    format_name: str
+    """Name for people."""
     _schema: Any
     """The `pyarrow.Schema` of the file, which may have several columns of one name."""
+
+    def __init__(self, path: Path) -> None:
+        """Takes the path of the file."""
+        self.origin = str(path)
+        self.total_bytes = path.stat().st_size
 
     @cached_property
     def schema(self) -> dict[str, Any]:
@@ -126,6 +143,9 @@ class BlockTable(ABC):
         """Returns all blocks, in order. Raises: DataError."""
 
     @abstractmethod
+    def _opened(self, columns: Sequence[str], first: int) -> Iterator[_OpenedBlock]:
+        """Yields the blocks from number `first` on."""
+
     def rows(
         self,
         columns: Sequence[str],
@@ -139,6 +159,30 @@ class BlockTable(ABC):
 
         Blocks before `first_block`, which begins with row `first_row`, are not even counted.
         """
+        row, bytes_before = first_row, 0
+        with arrow_errors_as_data_errors(self.origin, self.format_name):
+            for block in self._opened(columns, first_block):
+                end = row + block.rows
+                asked = range(start, end if stop is None else stop)
+                for batch in block.slices if _overlap(row, block.rows, asked) else ():
+                    found = _overlap(row, len(batch), asked)
+                    if found:
+                        some = batch.slice(found.start - row, len(found))
+                        yield Rows(
+                            columns=tuple(some.column(name) for name in columns),
+                            place=row_namer(self.origin, found.start),
+                            bytes_read=bytes_before
+                            + (block.bytes_read - bytes_before) * (found.stop - end + block.rows) // block.rows,
+                        )
+                    row += len(batch)
+                row, bytes_before = end, block.bytes_read
+                if stop is not None and row >= stop:
+                    return
+
+
+def _overlap(first: int, count: int, asked: range) -> range:
+    """Returns the requested ones of the `count` rows from number `first` on."""
+    return range(max(first, asked.start), min(first + count, asked.stop))
 
 
 def is_text(type_: Any) -> bool:
@@ -146,11 +190,6 @@ def is_text(type_: Any) -> bool:
     if pa.types.is_dictionary(type_):
         return is_text(type_.value_type)
     return bool(pa.types.is_string(type_) or pa.types.is_large_string(type_) or pa.types.is_string_view(type_))
-
-
-def overlap(first: int, count: int, asked: range) -> range:
-    """Returns the requested ones of the `count` rows from number `first` on."""
-    return range(max(first, asked.start), min(first + count, asked.stop))
 
 
 def row_namer(origin: str, first: int) -> Callable[[int], str]:
@@ -168,61 +207,37 @@ def arrow_errors_as_data_errors(origin: str, format_name: str) -> Iterator[None]
 
 
 class ParquetTable(BlockTable):
-    """A .parquet file."""
+    """A .parquet file, read by row groups, in slices."""
+
+    format_name = "parquet"
 
     def __init__(self, path: Path) -> None:
         """Reads the footer. Raises: DataError if there is none."""
-        self.origin = str(path)
-        self.total_bytes = path.stat().st_size
-        with arrow_errors_as_data_errors(self.origin, "parquet"):
+        super().__init__(path)
+        with arrow_errors_as_data_errors(self.origin, self.format_name):
             self._file = pyarrow.parquet.ParquetFile(path, buffer_size=_READ_BYTES, pre_buffer=False)
             self._schema = self._file.schema_arrow
-        self.count = int(self._file.metadata.num_rows)
+        metadata = self._file.metadata
+        self._groups = [metadata.row_group(number) for number in range(metadata.num_row_groups)]
 
     def blocks(self, columns: Sequence[str]) -> tuple[Block, ...]:
-        """Returns the row groups."""
-        groups = (self._file.metadata.row_group(number) for number in range(self._file.metadata.num_row_groups))
-        return tuple(Block(rows=group.num_rows, weight=_stored_bytes(group, columns)) for group in groups)
+        return tuple(Block(rows=group.num_rows, weight=_stored_bytes(group, columns)) for group in self._groups)
 
-    def rows(
-        self,
-        columns: Sequence[str],
-        *,
-        start: int = 0,
-        stop: int | None = None,
-        first_block: int = 0,
-        first_row: int = 0,
-    ) -> Iterator[Rows]:
-        """Yields a row group in slices."""
-        asked = range(start, self.count if stop is None else stop)
-        for number in range(first_block, self._file.metadata.num_row_groups):
-            count = self._file.metadata.row_group(number).num_rows
-            if overlap(first_row, count, asked):
-                yield from self._group_rows(columns, number, first_row, asked)
-            first_row += count
+    def _opened(self, columns: Sequence[str], first: int) -> Iterator[_OpenedBlock]:
+        ends = list(accumulate(group.num_rows for group in self._groups))
+        for number in range(first, len(ends)):
+            yield _OpenedBlock(
+                rows=self._groups[number].num_rows,
+                bytes_read=self.total_bytes * ends[number] // max(1, ends[-1]),
+                slices=self._slices(columns, number),
+            )
 
-    def _group_rows(self, columns: Sequence[str], number: int, first: int, asked: range) -> Iterator[Rows]:
-        """Yields the requested rows of a row group whose first row is number `first`."""
-        with arrow_errors_as_data_errors(self.origin, "parquet"):
-            at_once = self._at_once(columns, number)
-            for whole in self._file.iter_batches(at_once, columns=list(columns), row_groups=[number]):
-                found = overlap(first, len(whole), asked)
-                if found:
-                    batch = whole.slice(found.start - first, len(found))
-                    yield Rows(
-                        columns=tuple(batch.column(name) for name in columns),
-                        place=row_namer(self.origin, found.start),
-                        bytes_read=self.total_bytes * found.stop // self.count,
-                    )
-                first += len(whole)
-
-    def _at_once(self, columns: Sequence[str], number: int) -> int:
-        """Returns the rows of a slice of a row group."""
-        if all(pa.types.is_primitive(self.schema[name]) for name in columns):
-            return ROWS_AT_ONCE
-        group = self._file.metadata.row_group(number)
-        mean_bytes = int(group.total_byte_size) // int(group.num_rows)
-        return min(LONG_ROWS_AT_ONCE, max(1, _LONG_BYTES_AT_ONCE // max(1, mean_bytes)))
+    def _slices(self, columns: Sequence[str], number: int) -> Iterator[Any]:
+        at_once = ROWS_AT_ONCE
+        if not all(pa.types.is_primitive(self.schema[name]) for name in columns):
+            mean_bytes = int(self._groups[number].total_byte_size) // int(self._groups[number].num_rows)
+            at_once = min(LONG_ROWS_AT_ONCE, max(1, _LONG_BYTES_AT_ONCE // max(1, mean_bytes)))
+        yield from self._file.iter_batches(at_once, columns=list(columns), row_groups=[number])
 
 
 def _stored_bytes(group: Any, columns: Sequence[str]) -> int:
@@ -233,47 +248,29 @@ def _stored_bytes(group: Any, columns: Sequence[str]) -> int:
 class ArrowTable(BlockTable):
     """A file of record batches, mapped into memory: skipped batches are not read, unless they are compressed."""
 
+    format_name = "Arrow"
+
     def __init__(self, path: Path) -> None:
         """Reads the schema. Raises: DataError if there is none, or if a stream has no end."""
-        self.origin = str(path)
-        self.total_bytes = path.stat().st_size
+        super().__init__(path)
         self._has_footer = _begins_with(path, _FOOTER_MAGIC)
-        with arrow_errors_as_data_errors(self.origin, "Arrow"), pa.memory_map(self.origin) as source:
+        with arrow_errors_as_data_errors(self.origin, self.format_name), pa.memory_map(self.origin) as source:
             self._schema = self._reader(source).schema
         if _begins_with(path, _MESSAGE):
             _require_end(path)
 
     def blocks(self, columns: Sequence[str]) -> tuple[Block, ...]:
-        """Returns the record batches."""
-        return tuple(Block(rows=len(batch), weight=batch.nbytes) for batch, _ in self._batches(columns, 0))
+        with arrow_errors_as_data_errors(self.origin, self.format_name):
+            return tuple(Block(rows=len(batch), weight=batch.nbytes) for batch, _ in self._batches(columns, 0))
 
-    def rows(
-        self,
-        columns: Sequence[str],
-        *,
-        start: int = 0,
-        stop: int | None = None,
-        first_block: int = 0,
-        first_row: int = 0,
-    ) -> Iterator[Rows]:
-        """Yields a record batch in slices, which are copied only if it is compressed."""
-        for batch, bytes_read in self._batches(columns, first_block):
-            found = overlap(first_row, len(batch), range(start, first_row + len(batch) if stop is None else stop))
-            for begin in found[::LONG_ROWS_AT_ONCE]:
-                some = batch.slice(begin - first_row, min(LONG_ROWS_AT_ONCE, found.stop - begin))
-                yield Rows(
-                    columns=tuple(self._checked(some.column(name)) for name in columns),
-                    place=row_namer(self.origin, begin),
-                    bytes_read=bytes_read,
-                )
-            first_row += len(batch)
-            if stop is not None and first_row >= stop:
-                return
+    def _opened(self, columns: Sequence[str], first: int) -> Iterator[_OpenedBlock]:
+        for batch, bytes_read in self._batches(columns, first):
+            yield _OpenedBlock(rows=len(batch), bytes_read=bytes_read, slices=_checked_slices(batch))
 
     def _batches(self, columns: Sequence[str], first: int) -> Iterator[tuple[Any, int]]:
         """Yields record batches from number `first` on, each with the bytes of the file that are read then."""
         fields = [self._schema.get_field_index(name) for name in columns]
-        with arrow_errors_as_data_errors(self.origin, "Arrow"), pa.memory_map(self.origin) as source:
+        with pa.memory_map(self.origin) as source:
             reader = self._reader(source, pyarrow.ipc.IpcReadOptions(included_fields=fields))
             if self._has_footer:
                 count = reader.num_record_batches
@@ -284,11 +281,14 @@ class ArrowTable(BlockTable):
     def _reader(self, source: Any, options: Any = None) -> Any:
         return (pyarrow.ipc.open_file if self._has_footer else pyarrow.ipc.open_stream)(source, options=options)
 
-    def _checked(self, values: Any) -> Any:
-        """Checks offsets. Raises: DataError if they lead out of the file, where Arrow would follow them."""
-        with arrow_errors_as_data_errors(self.origin, "Arrow"):
-            _as_bytes(values).validate(full=True)
-        return values
+
+def _checked_slices(batch: Any) -> Iterator[Any]:
+    """Yields slices of a batch. Raises: pa.ArrowInvalid for offsets out of the file, which Arrow would follow."""
+    for begin in range(0, len(batch), LONG_ROWS_AT_ONCE):
+        some = batch.slice(begin, LONG_ROWS_AT_ONCE)
+        for column in some.columns:
+            _as_bytes(column).validate(full=True)
+        yield some
 
 
 def _as_bytes(values: Any) -> Any:
@@ -371,27 +371,16 @@ class CsvTable:
 
 
 def _to_integers(texts: Any, place: Callable[[int], str]) -> Any:
-    """Returns cells as int64; an empty one is null. Raises: DataError with the first that is not an integer."""
+    """Returns cells as int64; an empty one is null. Raises: DataError with the first that is not decimal digits."""
     trimmed = pc.utf8_trim_whitespace(texts)
     trimmed = pc.if_else(pc.equal(trimmed, ""), None, trimmed)
-    try:
-        return _cast_decimal(trimmed)
-    except pa.ArrowInvalid:
-        for index, text in enumerate(trimmed.to_pylist()):
-            try:
-                _cast_decimal(pa.array([text], pa.string()))
-            except pa.ArrowInvalid as error:
-                raise DataError(
-                    f"{place(index)}: expected a whole number, found '{text[:40]}'; a column of text needs --tokenizer"
-                ) from error
-        raise
-
-
-def _cast_decimal(texts: Any) -> Any:
-    """Converts decimals. Raises: pa.ArrowInvalid for a text that is not an integer in decimal digits."""
-    if pc.any(pc.match_substring(texts, "x", ignore_case=True)).as_py():
-        raise pa.ArrowInvalid("Arrow would take 0x10 for 16")
-    return pc.cast(texts, pa.int64())
+    wrong = pc.index(pc.match_substring_regex(trimmed, _INTEGER), False).as_py()
+    if wrong >= 0:
+        raise DataError(
+            f"{place(wrong)}: expected a whole number, found '{trimmed[wrong].as_py()[:40]}'; a column of text needs "
+            "--tokenizer"
+        )
+    return pc.cast(trimmed, pa.int64())
 
 
 class JsonlTable:

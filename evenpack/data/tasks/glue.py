@@ -18,14 +18,11 @@ from evenpack.errors import ConfigError, DataError
 from evenpack.files import expand_user
 
 _TRAINING_SPLIT = "train"
-_SENTENCES = ("sentence1", "sentence2")
-_NO_OR_YES = ("0", "1")
-_ENTAILED_OR_NOT = ("entailment", "not_entailment")
 log = logging.getLogger(__name__)
 _REMEDY = "use the file as the benchmark distributes it"
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class GlueTask:
     """One task: a sequence is [CLS] A [SEP], or [CLS] A [SEP] B [SEP] where there are two texts."""
 
@@ -58,67 +55,24 @@ class GlueTask:
         return tuple(map(_file_name, self.validation_splits))
 
 
+_SENTENCES = ("sentence1", "sentence2")
+_COLA = ("source", "label", "mark", "sentence")
+_DEV = ("dev_matched", "dev_mismatched")
+_OF_MNLI = ("entailment", "neutral", "contradiction")
+_OF_RTE = ("entailment", "not_entailment")
+_01 = ("0", "1")
+
 GLUE_TASKS: Mapping[str, GlueTask] = MappingProxyType(
     {
-        "cola": GlueTask(
-            folder="CoLA",
-            texts=("sentence",),
-            label="label",
-            labels=_NO_OR_YES,
-            columns=("source", "label", "mark", "sentence"),
-        ),
-        "sst2": GlueTask(
-            folder="SST-2",
-            texts=("sentence",),
-            label="label",
-            labels=_NO_OR_YES,
-        ),
-        "mrpc": GlueTask(
-            folder="MRPC",
-            texts=("#1 String", "#2 String"),
-            label="Quality",
-            labels=_NO_OR_YES,
-            hub_texts=_SENTENCES,
-        ),
-        "qqp": GlueTask(
-            folder="QQP",
-            texts=("question1", "question2"),
-            label="is_duplicate",
-            labels=_NO_OR_YES,
-            has_cut_rows=True,
-        ),
-        "stsb": GlueTask(
-            folder="STS-B",
-            texts=_SENTENCES,
-            label="score",
-            labels=(),
-        ),
-        "mnli": GlueTask(
-            folder="MNLI",
-            texts=_SENTENCES,
-            label="gold_label",
-            labels=("entailment", "neutral", "contradiction"),
-            hub_texts=("premise", "hypothesis"),
-            validation_splits=("dev_matched", "dev_mismatched"),
-        ),
-        "qnli": GlueTask(
-            folder="QNLI",
-            texts=("question", "sentence"),
-            label="label",
-            labels=_ENTAILED_OR_NOT,
-        ),
-        "rte": GlueTask(
-            folder="RTE",
-            texts=_SENTENCES,
-            label="label",
-            labels=_ENTAILED_OR_NOT,
-        ),
-        "wnli": GlueTask(
-            folder="WNLI",
-            texts=_SENTENCES,
-            label="label",
-            labels=_NO_OR_YES,
-        ),
+        "cola": GlueTask("CoLA", ("sentence",), "label", _01, columns=_COLA),
+        "sst2": GlueTask("SST-2", ("sentence",), "label", _01),
+        "mrpc": GlueTask("MRPC", ("#1 String", "#2 String"), "Quality", _01, hub_texts=_SENTENCES),
+        "qqp": GlueTask("QQP", ("question1", "question2"), "is_duplicate", _01, has_cut_rows=True),
+        "stsb": GlueTask("STS-B", _SENTENCES, "score", ()),
+        "mnli": GlueTask("MNLI", _SENTENCES, "gold_label", _OF_MNLI, ("premise", "hypothesis"), validation_splits=_DEV),
+        "qnli": GlueTask("QNLI", ("question", "sentence"), "label", _OF_RTE),
+        "rte": GlueTask("RTE", _SENTENCES, "label", _OF_RTE),
+        "wnli": GlueTask("WNLI", _SENTENCES, "label", _01),
     }
 )
 """The tasks by the names that the hub has for them."""
@@ -182,7 +136,10 @@ def read_task_rows(path: Path, task: GlueTask) -> Iterator[TaskRow]:
                 cut_rows += 1
                 continue
             if len(cells) != len(columns):
-                raise DataError(_wrong_number(reader.where, columns, cells))
+                raise DataError(
+                    f"{reader.where}: expected {len(columns)} columns between tabs ({', '.join(columns)}), found "
+                    f"{len(cells)}, the first of them {cells[0]!r:.60}; {_REMEDY}"
+                )
             *texts, label = (cells[place] for place in places)
             yield TaskRow(texts=tuple(texts), label=label, where=reader.where, bytes_read=reader.bytes_read)
     if cut_rows:
@@ -201,10 +158,3 @@ def _column_number(columns: Sequence[str], name: str, where: str) -> int:
             f"{where}: expected a header row with a column '{name}', found {', '.join(columns):.200}; {_REMEDY}"
         )
     return columns.index(name)
-
-
-def _wrong_number(where: str, columns: Sequence[str], cells: Sequence[str]) -> str:
-    return (
-        f"{where}: expected {len(columns)} columns between tabs ({', '.join(columns)}), found {len(cells)}, "
-        f"the first of them {cells[0]!r:.60}; {_REMEDY}"
-    )

@@ -412,6 +412,7 @@ def _tokenizer(
         roles=roles,
         bounds=bounds,
         beginning=begins if beginning == "bos" else None,
+        padding_side=getattr(found.theirs, "padding_side", "right"),
     )
     if beginning == "bos" and tokenizer.beginning != begins:
         raise DataError(

@@ -77,6 +77,7 @@ class Tokenizer:
         roles: Mapping[str, str] = MappingProxyType({}),
         bounds: Mapping[str, str] | None = None,
         beginning: str | None = None,
+        padding_side: str = "right",
     ) -> None:
         """Takes a backend and the names of its special tokens; the backend's template becomes that of the documents.
 
@@ -84,6 +85,7 @@ class Tokenizer:
         BERT's other special tokens, if there are any, by transformers' names (`cls_token`, ...). `bounds` are the
         `bos_token` and `eos_token` that a saved tokenizer has; None: both are `end_of_text`. `beginning` is the token
         before each document, None: none; where `end_of_text` is the [SEP] among the roles, it is always their [CLS].
+        `padding_side` is where a saved tokenizer pads a batch of prompts: on the left, if a model is to go on.
 
         Raises: DataError if the vocabulary is empty or lacks one of these tokens.
         """
@@ -97,6 +99,7 @@ class Tokenizer:
         self._encoder = text_encoder(backend)
         self._end_of_text = end_of_text
         self._unknown = unknown
+        self._padding_side = padding_side
         self._roles = dict(roles)
         self._bounds = dict.fromkeys(BOUNDS, end_of_text) if bounds is None else dict(bounds)
         self._role_ids = {role: vocabulary[token] for role, token in roles.items()}
@@ -306,6 +309,8 @@ class Tokenizer:
             special |= {"bos_token": self.beginning, "add_bos_token": True}
         if self._unknown is not None:
             special["unk_token"] = self._unknown
+        if self._padding_side != "right":
+            special["padding_side"] = self._padding_side
         write_text(directory / BACKEND_FILE, self._backend.to_str(pretty=True))
         write_json(
             directory / CONFIG_FILE,
@@ -331,4 +336,5 @@ class Tokenizer:
             roles=roles,
             bounds=bounds,
             beginning=bounds.get("bos_token") if config.get("add_bos_token") else None,
+            padding_side=config.get("padding_side", "right"),
         )

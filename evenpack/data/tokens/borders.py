@@ -15,7 +15,8 @@ Shapes: R = rows read at once, T = their tokens, V = values of a column in these
 """
 
 import re
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterator
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -27,133 +28,136 @@ ROWS_AT_ONCE = 1 << 10
 """Rows of values, one for each token: so many of 4,096 int64 are 32 MiB."""
 
 
+Begins = Bool[np.ndarray, " T"]
+"""Which tokens begin a document."""
+
+
 class _RowError(Exception):
     """A row whose column cannot be followed: its index among those read at once, and why."""
 
 
-def _firsts(bounds: Int64[np.ndarray, " R_plus_1"]) -> Bool[np.ndarray, " T"]:
+@dataclass(frozen=True, kw_only=True, eq=False)
+class _Rows:
+    """Rows that are read at once, with the values that a column has for them."""
+
+    bounds: Int64[np.ndarray, " R_plus_1"]
+    """First token of each row, and the number of tokens."""
+    values: Int64[np.ndarray, " V"]
+    counts: Int64[np.ndarray, " R"]
+    """Number of values of each row."""
+
+    @property
+    def tokens(self) -> Int64[np.ndarray, " R"]:
+        return np.diff(self.bounds)
+
+    def require(self, right: Bool[np.ndarray, " R"], reason: Callable[[int], str]) -> None:
+        """Raises _RowError for the first row that is not right."""
+        if not right.all():
+            row = int(np.argmin(right))
+            raise _RowError(row, reason(row))
+
+    def require_each_token(self) -> None:
+        """Raises _RowError unless there is a value for each token."""
+        counts, tokens = self.counts, self.tokens
+        self.require(counts == tokens, lambda row: f"has {counts[row]} values for {tokens[row]} tokens")
+
+    def refuse_padding(self, places: Int64[np.ndarray, " K"], what: str) -> None:
+        """Raises _RowError if there are places of tokens that only pad."""
+        if len(places):
+            raise _RowError(_row_of(places[0], self.bounds), f"{what}, {_PADDING}")
+
+
+def _firsts(bounds: Int64[np.ndarray, " R_plus_1"]) -> Begins:
     """Returns where a row begins."""
     begins = np.zeros(int(bounds[-1]), dtype=bool)
     begins[bounds[:-1][np.diff(bounds) > 0]] = True
     return begins
 
 
-def _row_of(places: Int64[np.ndarray, " K"], bounds: Int64[np.ndarray, " R_plus_1"]) -> Int64[np.ndarray, " K"]:
-    rows: Int64[np.ndarray, " K"] = np.searchsorted(bounds, places, side="right") - 1
-    return rows
+def _row_of(place: int | np.int64, bounds: Int64[np.ndarray, " R_plus_1"]) -> int:
+    return int(np.searchsorted(bounds, place, side="right")) - 1
 
 
-def _require_all(right: Bool[np.ndarray, " R"], reason: Callable[[int], str]) -> None:
-    if not right.all():
-        row = int(np.argmin(right))
-        raise _RowError(row, reason(row))
-
-
-def _require_each_token(counts: Int64[np.ndarray, " R"], bounds: Int64[np.ndarray, " R_plus_1"]) -> None:
-    tokens = np.diff(bounds)
-    _require_all(counts == tokens, lambda row: f"has {counts[row]} values for {tokens[row]} tokens")
-
-
-def _of_positions(
-    values: Int64[np.ndarray, " V"], counts: Int64[np.ndarray, " R"], bounds: Int64[np.ndarray, " R_plus_1"]
-) -> Bool[np.ndarray, " T"]:
-    _require_each_token(counts, bounds)
-    firsts = _firsts(bounds)
+def _of_positions(rows: _Rows) -> Begins:
+    rows.require_each_token()
+    values, bounds, firsts = rows.values, rows.bounds, _firsts(rows.bounds)
     begins = firsts.copy()
     begins[1:] |= np.diff(values) != 1
     again = np.flatnonzero(begins & ~firsts)
-    rows = _row_of(again, bounds)
-    wrong = np.flatnonzero((values[again] != 0) & (values[again] != values[bounds[rows]]))
+    row_firsts = bounds[np.searchsorted(bounds, again, side="right") - 1]
+    wrong = again[(values[again] != 0) & (values[again] != values[row_firsts])]
     if len(wrong):
-        place, row = int(again[wrong[0]]), int(rows[wrong[0]])
         raise _RowError(
-            row,
-            f"goes from {values[place - 1]} to {values[place]}, which neither counts on nor restarts, and the loader "
-            "counts positions itself",
+            _row_of(wrong[0], bounds),
+            f"goes from {values[wrong[0] - 1]} to {values[wrong[0]]}, which neither counts on nor restarts, and the "
+            "loader counts positions itself",
         )
     return begins
 
 
-def _of_ids(
-    values: Int64[np.ndarray, " V"], counts: Int64[np.ndarray, " R"], bounds: Int64[np.ndarray, " R_plus_1"]
-) -> Bool[np.ndarray, " T"]:
-    _require_each_token(counts, bounds)
-    firsts = _firsts(bounds)
-    begins = firsts.copy()
+_IDS_OF_PADDING = "has ids that stand for padding (below 0, or 0 beside others)"
+
+
+def _of_ids(rows: _Rows) -> Begins:
+    rows.require_each_token()
+    values, begins = rows.values, _firsts(rows.bounds)
     begins[1:] |= np.diff(values) != 0
     others = np.maximum.accumulate(np.where(begins & (values != 0), np.arange(len(values)), -1))
-    is_after_others = others >= np.repeat(bounds[:-1], np.diff(bounds))
-    _refuse_padding(np.flatnonzero((values < 0) | ((values == 0) & is_after_others)), bounds)
+    is_after_others = others >= np.repeat(rows.bounds[:-1], rows.tokens)
+    rows.refuse_padding(np.flatnonzero((values < 0) | ((values == 0) & is_after_others)), _IDS_OF_PADDING)
     return begins
 
 
-def _of_segments(
-    values: Int64[np.ndarray, " V"], counts: Int64[np.ndarray, " R"], bounds: Int64[np.ndarray, " R_plus_1"]
-) -> Bool[np.ndarray, " T"]:
-    begins = _of_ids(values, counts, bounds)
-    rows = np.flatnonzero(np.diff(bounds))
-    firsts, lasts = bounds[rows], bounds[rows + 1] - 1
-    _refuse_padding(firsts[(values[firsts] == 0) & (values[lasts] != 0)], bounds)
+def _of_segments(rows: _Rows) -> Begins:
+    begins, filled = _of_ids(rows), np.flatnonzero(rows.tokens)
+    firsts, lasts = rows.bounds[filled], rows.bounds[filled + 1] - 1
+    rows.refuse_padding(firsts[(rows.values[firsts] == 0) & (rows.values[lasts] != 0)], _IDS_OF_PADDING)
     return begins
 
 
-def _refuse_padding(places: Int64[np.ndarray, " K"], bounds: Int64[np.ndarray, " R_plus_1"]) -> None:
-    if len(places):
-        row = int(_row_of(places[:1], bounds)[0])
-        raise _RowError(row, "has ids that stand for padding (below 0, or 0 beside others), " + _PADDING)
+def _of_mask(rows: _Rows) -> Begins | None:
+    rows.require_each_token()
+    rows.refuse_padding(np.flatnonzero(rows.values < 1), "is padded: it has zeros")
+    return None if rows.values.max(initial=1) == 1 else _of_ids(rows)
 
 
-def _of_mask(
-    values: Int64[np.ndarray, " V"], counts: Int64[np.ndarray, " R"], bounds: Int64[np.ndarray, " R_plus_1"]
-) -> Bool[np.ndarray, " T"] | None:
-    _require_each_token(counts, bounds)
-    least, most = values.min(initial=1), values.max(initial=1)
-    if least < 1:
-        raise _RowError(int(_row_of(np.flatnonzero(values < 1)[:1], bounds)[0]), "is padded: it has zeros, " + _PADDING)
-    return None if most == 1 else _of_ids(values, counts, bounds)
-
-
-def _of_lengths(
-    values: Int64[np.ndarray, " V"], counts: Int64[np.ndarray, " R"], bounds: Int64[np.ndarray, " R_plus_1"]
-) -> Bool[np.ndarray, " T"]:
-    ends, sums, tokens = np.cumsum(counts), np.append(0, np.cumsum(values)), np.diff(bounds)
+def _of_lengths(rows: _Rows) -> Begins:
+    values, tokens = rows.values, rows.tokens
+    ends, sums = np.cumsum(rows.counts), np.append(0, np.cumsum(values))
     if len(negative := np.flatnonzero(values < 0)):
-        row = int(np.searchsorted(ends, negative[0], side="right"))
-        raise _RowError(row, f"holds {values[negative[0]]}")
-    found = sums[ends] - sums[ends - counts]
-    _require_all(found == tokens, lambda row: f"has {found[row]} tokens in its documents, the row has {tokens[row]}")
-    begins = np.zeros(int(bounds[-1]), dtype=bool)
+        raise _RowError(int(np.searchsorted(ends, negative[0], side="right")), f"holds {values[negative[0]]}")
+    found = sums[ends] - sums[ends - rows.counts]
+    rows.require(found == tokens, lambda row: f"has {found[row]} tokens in its documents, the row has {tokens[row]}")
+    begins = np.zeros(int(rows.bounds[-1]), dtype=bool)
     begins[sums[:-1][values > 0]] = True
     return begins
 
 
-def _of_offsets(
-    values: Int64[np.ndarray, " V"], counts: Int64[np.ndarray, " R"], bounds: Int64[np.ndarray, " R_plus_1"]
-) -> Bool[np.ndarray, " T"]:
-    ends, tokens = np.cumsum(counts), np.diff(bounds)
-    _require_all((counts > 0) | (tokens == 0), lambda row: f"is empty, and the row has {tokens[row]} tokens")
+def _of_offsets(rows: _Rows) -> Begins:
+    values, counts, tokens = rows.values, rows.counts, rows.tokens
+    rows.require((counts > 0) | (tokens == 0), lambda row: f"is empty, and the row has {tokens[row]} tokens")
     filled = np.flatnonzero(counts)
-    firsts, lasts = values[(ends - counts)[filled]], values[ends[filled] - 1]
+    begins, ends = (np.cumsum(counts) - counts)[filled], np.cumsum(counts)[filled]
     right = np.ones(len(counts), dtype=bool)
-    right[filled] = (firsts == 0) & (lasts == tokens[filled])
-    _require_all(right, lambda row: f"must begin with 0 and end with {tokens[row]}, the tokens of the row")
-    within = np.ones(len(values), dtype=bool)
-    within[(ends - counts)[filled]] = False
-    return _of_lengths(np.diff(values, prepend=0)[within], np.maximum(counts - 1, 0), bounds)
+    right[filled] = (values[begins] == 0) & (values[ends - 1] == tokens[filled])
+    rows.require(right, lambda row: f"must begin with 0 and end with {tokens[row]}, the tokens of the row")
+    lengths = np.delete(np.diff(values, prepend=0), begins)
+    return _of_lengths(replace(rows, values=lengths, counts=np.maximum(counts - 1, 0)))
 
 
-def _of_starts(
-    values: Int64[np.ndarray, " V"], counts: Int64[np.ndarray, " R"], bounds: Int64[np.ndarray, " R_plus_1"]
-) -> Bool[np.ndarray, " T"]:
-    return _of_offsets(np.insert(values, np.cumsum(counts), np.diff(bounds)), counts + 1, bounds)
+def _of_starts(rows: _Rows) -> Begins:
+    offsets = np.insert(rows.values, np.cumsum(rows.counts), rows.tokens)
+    return _of_offsets(replace(rows, values=offsets, counts=rows.counts + 1))
 
 
+Reader = Callable[[_Rows], Begins | None]
+"""Returns where documents begin; None: nothing is said about it."""
 _PADDING = "and padding would be trained on. Tokenise without padding, or keep only the tokens of documents"
 _SIDE = r"((inputs?|targets|encoder|decoder|tokens?|text|rope)_)?"
 """Of which part of an example a column is, as T5X and MaxText name it (`decoder_segment_ids`)."""
 _PART = r"(sub|seq|sequence|doc|document|segment|example|sample|conversation|packed|packing|pack)"
 _PARTS = rf"({_PART}s?_?)+"
-_CONVENTIONS: tuple[tuple[re.Pattern[str], Callable[..., Bool[np.ndarray, " T"] | None]], ...] = (
+_CONVENTIONS: tuple[tuple[re.Pattern[str], Reader], ...] = (
     (re.compile(rf"{_SIDE}({_PARTS})?((position|pos)_?ids?|positions?)|input_?pos"), _of_positions),
     (re.compile(rf"{_SIDE}(segment_?(ids?|idx|indices|index)|segmentation)"), _of_segments),
     (re.compile(rf"{_SIDE}{_PARTS}(ids?|idx|indices|index)"), _of_ids),
@@ -178,7 +182,7 @@ _MARK_NONE = frozenset(("input_ids", "token_type_ids", "special_tokens_mask", "o
 """What tokenizers of transformers return, but for masks of padding."""
 
 
-def _reader_of(column: str) -> Callable[..., Bool[np.ndarray, " T"] | None] | None:
+def _reader_of(column: str) -> Reader | None:
     return next((read for pattern, read in _CONVENTIONS if pattern.fullmatch(column.lower())), None)
 
 
@@ -213,15 +217,16 @@ def document_offsets(
                 f"rename_column('{column}', NAME), to what it is: position_ids, document_ids, seq_lengths, cu_seqlens, "
                 "seq_start_id or labels, all of integers"
             )
-    columns = {column: dataset.select_columns([column]).with_format("arrow") for column in found}
     starts: list[np.ndarray] = []
     is_divided = False
+    parts = {column: _parts_of(dataset, column) for column in found}
     for first in range(0, len(dataset) if found else 0, ROWS_AT_ONCE):
         bounds = row_offsets[first : first + ROWS_AT_ONCE + 1] - row_offsets[first]
         marked: dict[str, np.ndarray] = {}
         for column, read in found.items():
             try:
-                begins = read(*_values(columns[column][first : first + ROWS_AT_ONCE][column]), bounds)
+                values, counts = _values(next(parts[column])[1])
+                begins = read(_Rows(bounds=bounds, values=values, counts=counts))
             except _RowError as error:
                 row, reason = error.args
                 raise DataError(
@@ -235,15 +240,22 @@ def document_offsets(
     return np.concatenate([*starts, row_offsets[-1:]]) if is_divided else row_offsets
 
 
+def _parts_of(dataset: Any, column: str) -> Iterator[tuple[slice, Any]]:
+    """Yields a column as Arrow arrays of some rows at a time, each with the rows."""
+    rows = dataset.select_columns([column]).with_format("arrow")
+    for first in range(0, len(dataset), ROWS_AT_ONCE):
+        part = slice(first, first + ROWS_AT_ONCE)
+        yield part, rows[part][column]
+
+
 def _is_for_each_token(dataset: Any, column: str, row_offsets: Int64[np.ndarray, " rows_plus_1"]) -> bool:
     """Returns whether the lists of a column have as many values as their rows have tokens; some may be empty."""
-    rows, is_empty = dataset.select_columns([column]).with_format("arrow"), True
-    for first in range(0, len(dataset), ROWS_AT_ONCE):
-        counts = list_lengths(rows[first : first + ROWS_AT_ONCE][column])
-        filled = counts > 0
-        if (counts != np.diff(row_offsets[first : first + ROWS_AT_ONCE + 1]))[filled].any():
+    tokens, is_empty = np.diff(row_offsets), True
+    for part, values in _parts_of(dataset, column):
+        counts = list_lengths(values)
+        if (counts != tokens[part])[counts > 0].any():
             return False
-        is_empty &= not filled.any()
+        is_empty &= not counts.any()
     return not is_empty
 
 
@@ -255,7 +267,7 @@ def _agreed(
     for other, found in others:
         differs = np.flatnonzero(begins != found)
         if len(differs):
-            row = int(_row_of(differs[:1], bounds)[0])
+            row = _row_of(differs[0], bounds)
             raise DataError(
                 f"{name}: '{column}' and '{other}' mark other documents in row {first + row}, at token "
                 f"{differs[0] - bounds[row]}: remove the one that is wrong"
@@ -273,12 +285,11 @@ def _refuse_padded_rows(dataset: Any, row_offsets: Int64[np.ndarray, " rows_plus
             continue
         if not pa.types.is_integer(_type_of(dataset, column)):
             continue
-        rows = dataset.select_columns([column]).with_format("arrow")
-        for first in range(0, len(dataset), ROWS_AT_ONCE):
-            said = rows[first : first + ROWS_AT_ONCE][column].to_numpy(zero_copy_only=False)  # null is not a number
-            wrong = np.flatnonzero(said < tokens[first : first + ROWS_AT_ONCE])
+        for part, values in _parts_of(dataset, column):
+            said = values.to_numpy(zero_copy_only=False)  # null is not a number
+            wrong = np.flatnonzero(said < tokens[part])
             if len(wrong):
-                row = first + int(wrong[0])
+                row = part.start + int(wrong[0])
                 raise DataError(
                     f"{name}: '{column}' of row {row} says {said[wrong[0]]:.0f} tokens, and the row holds "
                     f"{tokens[row]}: if the others are padding, they would be trained on. Tokenise without padding; "
@@ -286,7 +297,7 @@ def _refuse_padded_rows(dataset: Any, row_offsets: Int64[np.ndarray, " rows_plus
                 )
 
 
-def _holds_lists(dataset: Any, column: str, read: Callable[..., Any], name: str) -> bool:
+def _holds_lists(dataset: Any, column: str, read: Reader, name: str) -> bool:
     """Returns whether a column holds lists of whole numbers.
 
     Raises: DataError for lists of anything else, and for lists that were written as text or bytes.
@@ -311,8 +322,7 @@ def _spells_numbers(dataset: Any, column: str) -> bool:
     """Returns whether a text of a column is several whole numbers."""
     import pyarrow.compute as pc
 
-    rows = dataset.select_columns([column]).with_format("arrow")
-    parts = (rows[first : first + ROWS_AT_ONCE][column] for first in range(0, len(dataset), ROWS_AT_ONCE))
+    parts = (values for _, values in _parts_of(dataset, column))
     return any(pc.any(pc.match_substring_regex(part, _NUMBERS_IN_TEXT)).as_py() for part in parts)
 
 

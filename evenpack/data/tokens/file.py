@@ -18,7 +18,6 @@ A document is one sequence, or several where a corpus was split into sentences.
 import os
 import struct
 from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import cached_property, partial
 from itertools import pairwise
 from pathlib import Path
@@ -68,78 +67,21 @@ def index_path(prefix: Path) -> Path:
     return prefix.with_name(f"{prefix.name}.idx")
 
 
-@dataclass(frozen=True, kw_only=True)
-class TokenIndex:
-    """An opened index; its arrays are memory-mapped and, 34 bytes into the file, not aligned.
-
-    Look them up only by `array[ids]`: `np.take` and `np.searchsorted` would first copy them as a whole.
-    """
-
-    prefix: Path
-    dtype: np.dtype
-    bin_bytes: int
-    sequence_lengths: Int32[np.ndarray, " sequences"]
-    """Lengths in tokens."""
-    pointers: Int64[np.ndarray, " sequences"]
-    """Offsets in bytes."""
-    document_indices: Int64[np.ndarray, " documents_plus_1"]
-
-    @property
-    def documents(self) -> int:
-        return len(self.document_indices) - 1
-
-    @property
-    def tokens(self) -> int:
-        return self.bin_bytes // self.dtype.itemsize
-
-    def token_offsets(self, boundaries: Integer[np.ndarray, " K"] | slice) -> Int64[np.ndarray, " K"]:
-        """Returns the first token of each document; the number of documents maps to the end of the file."""
-        sequences = self.document_indices[boundaries]
-        count = len(self.pointers)
-        if count == 0:
-            return np.zeros(len(sequences), dtype=np.int64)
-        starts = self.pointers[np.minimum(sequences, count - 1)]
-        offsets: Int64[np.ndarray, " K"] = np.where(sequences < count, starts, self.bin_bytes) // self.dtype.itemsize
-        return offsets
-
-    def verify(self) -> None:
-        """Reads the whole index: sequences must follow one another without gap, documents must not go back.
-
-        Raises: DataError naming the first sequence or document that does not fit.
-        """
-        count = len(self.pointers)
-        for start in range(0, count, _CHUNK):
-            stop = min(start + _CHUNK, count)
-            lengths = self.sequence_lengths[start:stop].astype(np.int64)
-            ends = self.pointers[start:stop] + lengths * self.dtype.itemsize
-            following = np.full(stop - start, self.bin_bytes)
-            following[: min(stop, count - 1) - start] = self.pointers[start + 1 : stop + 1]
-            wrong = (lengths < 0) | (ends != following)
-            if wrong.any():
-                first = int(np.argmax(wrong))
-                raise _broken(
-                    index_path(self.prefix),
-                    f"sequence {start + first} has {lengths[first]} tokens and ends at byte {ends[first]}, "
-                    f"but the next one begins at byte {following[first]}",
-                )
-        if count and self.pointers[0] != 0:
-            raise _broken(index_path(self.prefix), f"the first sequence begins at byte {self.pointers[0]}, expected 0")
-        for start in range(0, self.documents, _CHUNK):
-            backward = np.diff(self.document_indices[start : start + _CHUNK + 1]) < 0
-            if backward.any():
-                first = start + int(np.argmax(backward))
-                raise _broken(index_path(self.prefix), f"document {first} ends before its first sequence")
-
-
 def token_type(vocabulary_size: int) -> np.dtype:
     """Returns the narrowest type that Megatron-LM writes and that holds every id."""
     return np.dtype(np.uint16 if vocabulary_size < 1 << 16 else np.int32)
 
 
-def read_index(prefix: Path) -> TokenIndex:
-    """Opens PREFIX.idx and checks it against the size of PREFIX.bin, in time that does not grow with the file.
+def _open_index(
+    prefix: Path,
+) -> tuple[
+    int, Int32[np.ndarray, " sequences"], Int64[np.ndarray, " sequences"], Int64[np.ndarray, " documents_plus_1"]
+]:
+    """Returns the code of the token type, the mapped arrays of tokens and first bytes, and of documents' sequences.
 
-    Raises: DataError if a file is missing, cut short or of another kind, or if the two do not belong together.
+    It takes time that does not grow with the file.
+
+    Raises: DataError if a file is missing, cut short or of another kind.
     """
     path = index_path(prefix)
     for file in (path, bin_path(prefix)):
@@ -152,22 +94,11 @@ def read_index(prefix: Path) -> TokenIndex:
     with explained(path, DataError):
         code, sequences = _read_header(path)
         content = np.memmap(path, mode="r").view(np.ndarray)[_HEADER.size :]
-    parts = np.split(content, [4 * sequences, 12 * sequences])
-    lengths, pointers, document_indices = parts[0].view("<i4"), parts[1].view("<i8"), parts[2].view("<i8")
-    if document_indices[0] != 0 or document_indices[-1] != sequences:
-        raise _broken(
-            path,
-            f"its documents cover sequences {document_indices[0]} to {document_indices[-1]}, expected 0 to {sequences}",
-        )
-    bin_bytes = bin_path(prefix).stat().st_size
-    return TokenIndex(
-        prefix=prefix,
-        dtype=_token_type(prefix, code, bin_bytes, lengths, pointers),
-        bin_bytes=bin_bytes,
-        sequence_lengths=lengths,
-        pointers=pointers,
-        document_indices=document_indices,
-    )
+    lengths, pointers, document_indices = np.split(content, [4 * sequences, 12 * sequences])
+    firsts = document_indices.view("<i8")
+    if firsts[0] != 0 or firsts[-1] != sequences:
+        raise _broken(path, f"its documents cover sequences {firsts[0]} to {firsts[-1]}, expected 0 to {sequences}")
+    return code, lengths.view("<i4"), pointers.view("<i8"), firsts
 
 
 def write_index(path: Path, dtype: np.dtype, lengths: Int32[np.ndarray, " documents"]) -> None:
@@ -266,12 +197,15 @@ class TokenFile:
         Raises: DataError if the pair is missing, cut short, of another kind or inconsistent.
         """
         self.prefix = prefix.absolute()
-        self._index = read_index(self.prefix)
+        # Mapped and, 34 bytes into the file, not aligned: looked up by `array[ids]` alone, since `np.take` and
+        # `np.searchsorted` would first copy them as a whole.
+        code, self._sequence_lengths, self._pointers, self._document_indices = _open_index(self.prefix)
+        self._bin_bytes = bin_path(self.prefix).stat().st_size
+        self.dtype = _token_type(self.prefix, code, self._bin_bytes, self._sequence_lengths, self._pointers)
         if verify:
-            self._index.verify()
-        self.documents = self._index.documents
-        self.tokens = self._index.tokens
-        self.dtype = self._index.dtype
+            self._verify_index()
+        self.documents = len(self._document_indices) - 1
+        self.tokens = self._bin_bytes // self.dtype.itemsize
         # An empty file cannot be mapped. A plain array, since each slice of np.memmap costs a microsecond more.
         self._tokens = np.empty(0, dtype=self.dtype)
         if self.tokens:
@@ -284,6 +218,33 @@ class TokenFile:
     def __setstate__(self, reads_alone: bool) -> None:
         if reads_alone:
             self.read_alone()
+
+    def _verify_index(self) -> None:
+        """Reads the whole index: sequences must follow one another without gap, documents must not go back.
+
+        Raises: DataError naming the first sequence or document that does not fit.
+        """
+        path, pointers, count = index_path(self.prefix), self._pointers, len(self._pointers)
+        for start in range(0, count, _CHUNK):
+            stop = min(start + _CHUNK, count)
+            lengths = self._sequence_lengths[start:stop].astype(np.int64)
+            ends = pointers[start:stop] + lengths * self.dtype.itemsize
+            following = np.full(stop - start, self._bin_bytes)
+            following[: min(stop, count - 1) - start] = pointers[start + 1 : stop + 1]
+            wrong = np.flatnonzero((lengths < 0) | (ends != following))
+            if len(wrong):
+                first = wrong[0]
+                raise _broken(
+                    path,
+                    f"sequence {start + first} has {lengths[first]} tokens and ends at byte {ends[first]}, "
+                    f"but the next one begins at byte {following[first]}",
+                )
+        if count and pointers[0] != 0:
+            raise _broken(path, f"the first sequence begins at byte {pointers[0]}, expected 0")
+        for start in range(0, len(self._document_indices) - 1, _CHUNK):
+            backward = np.flatnonzero(np.diff(self._document_indices[start : start + _CHUNK + 1]) < 0)
+            if len(backward):
+                raise _broken(path, f"document {start + backward[0]} ends before its first sequence")
 
     def read_alone(self) -> None:
         """Lets single pages be read from now on; a pickle keeps it."""
@@ -316,7 +277,13 @@ class TokenFile:
 
     def document_starts(self, boundaries: Integer[np.ndarray, " K"] | slice) -> Int64[np.ndarray, " K"]:
         """Returns the first token of each document; the number of documents maps to the end of the file."""
-        return self._index.token_offsets(boundaries)
+        sequences = self._document_indices[boundaries]
+        count = len(self._pointers)
+        if count == 0:
+            return np.zeros(len(sequences), dtype=np.int64)
+        starts = self._pointers[np.minimum(sequences, count - 1)]
+        offsets: Int64[np.ndarray, " K"] = np.where(sequences < count, starts, self._bin_bytes) // self.dtype.itemsize
+        return offsets
 
     def spans(self, documents: Integer[np.ndarray, " K"]) -> tuple[Int64[np.ndarray, " K"], Int64[np.ndarray, " K"]]:
         """Returns first token and length of each of `documents`, looked up in the mapped index."""
@@ -371,7 +338,7 @@ class TokenFile:
 
     def mapped_arrays(self) -> Sequence[np.ndarray]:
         """Returns the arrays that are mapped from files."""
-        return (self._tokens, self._index.pointers)
+        return (self._tokens, self._pointers)
 
     def check_vocabulary(self, vocabulary_size: int) -> None:
         """Reads all tokens, in chunks. Raises: DataError naming the first id outside [0, vocabulary_size)."""

@@ -82,10 +82,7 @@ def read_journal(prefix: Path) -> Journal | None:
     try:
         with explained(path, DataError):
             values = without_checksum(read_json(path))
-        checksums = {
-            name: Checksums(**{**found, "chunks": tuple(found["chunks"])})
-            for name, found in values.pop("checksums").items()
-        }
+        checksums = {name: Checksums.of_json(found) for name, found in values.pop("checksums").items()}
         return Journal(**values, checksums=checksums)
     except (FileNotFoundError, NotADirectoryError):
         return None
@@ -163,15 +160,46 @@ class TokenFileWriter:
     A finished file of the same name stays readable until `finish` replaces it.
     """
 
-    def __init__(self, prefix: Path, *, vocabulary_size: int, columns: Mapping[str, str] = HASH_COLUMN) -> None:
+    def __init__(
+        self,
+        prefix: Path,
+        *,
+        vocabulary_size: int,
+        columns: Mapping[str, str] = HASH_COLUMN,
+        journal: Journal | None = None,
+    ) -> None:
         """Begins a new file: unfinished files of an earlier writer of this name are removed.
 
-        `columns`: numpy's name of each column's type, little-endian.
+        Args:
+            columns: numpy's name of each column's type, little-endian.
+            journal: that of an earlier writer, who used the same settings; `resume` passes it.
         """
-        self._prepare(prefix.absolute(), vocabulary_size, columns)
-        self._remove_unfinished()
-        self.prefix.parent.mkdir(parents=True, exist_ok=True)
-        self._open("w")
+        self.prefix = prefix.absolute()
+        self.dtype = token_type(vocabulary_size)
+        self._columns = {name: np.dtype(kind) for name, kind in columns.items()}
+        self._files = {kind: GrowingFile(self._partial(kind)) for kind in ("bin", "sizes", *columns)}
+        self._commit_seconds = time.monotonic()
+        self._journal = journal or Journal(
+            complete=False,
+            vocabulary_size=vocabulary_size,
+            documents=0,
+            tokens=0,
+            column_values=dict.fromkeys(columns, 0),
+            content={},
+            checksums={},
+            state={},
+        )
+        self.documents, self.tokens = self._journal.documents, self._journal.tokens
+        self._column_values = dict(self._journal.column_values)
+        if journal is None:
+            self._remove_unfinished()
+            self.prefix.parent.mkdir(parents=True, exist_ok=True)
+            self._open("w")
+        elif journal.complete:
+            self._refuse_damage()
+        else:
+            self._cut_to_journal()
+            self._open("a")
 
     @classmethod
     def resume(
@@ -185,49 +213,17 @@ class TokenFileWriter:
         says or damaged.
         """
         journal = read_journal(prefix)
-        if journal is None:
-            return cls(prefix, vocabulary_size=vocabulary_size, columns=columns)
-        if journal.vocabulary_size != vocabulary_size:
+        if journal is not None and journal.vocabulary_size != vocabulary_size:
             raise DataError(
                 f"{journal_path(prefix)} was begun with a vocabulary of {journal.vocabulary_size}, now it is "
                 f"{vocabulary_size}; remove the folder {prefix.parent} and prepare again"
             )
-        if journal.column_values.keys() != columns.keys():
+        if journal is not None and journal.column_values.keys() != columns.keys():
             raise DataError(
                 f"{journal_path(prefix)} was begun with the columns {', '.join(journal.column_values)}, now they are "
                 f"{', '.join(columns)}; remove the folder {prefix.parent} and prepare again"
             )
-        writer = cls.__new__(cls)
-        writer._prepare(prefix.absolute(), vocabulary_size, columns)
-        writer._journal = journal
-        writer.documents, writer.tokens = journal.documents, journal.tokens
-        writer._column_values = dict(journal.column_values)
-        if journal.complete:
-            writer._refuse_damage()
-        else:
-            writer._cut_to_journal()
-            writer._open("a")
-        return writer
-
-    def _prepare(self, prefix: Path, vocabulary_size: int, columns: Mapping[str, str]) -> None:
-        self.prefix = prefix
-        self.dtype = token_type(vocabulary_size)
-        self._columns = {name: np.dtype(kind) for name, kind in columns.items()}
-        self._column_values = dict.fromkeys(columns, 0)
-        self.documents = 0
-        self.tokens = 0
-        self._commit_seconds = time.monotonic()
-        self._journal = Journal(
-            complete=False,
-            vocabulary_size=vocabulary_size,
-            documents=0,
-            tokens=0,
-            column_values=dict(self._column_values),
-            content={},
-            checksums={},
-            state={},
-        )
-        self._files = {kind: GrowingFile(self._partial(kind)) for kind in ("bin", "sizes", *columns)}
+        return cls(prefix, vocabulary_size=vocabulary_size, columns=columns, journal=journal)
 
     @property
     def state(self) -> dict[str, Any]:

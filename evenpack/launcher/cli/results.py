@@ -84,7 +84,7 @@ def report(
     output_dirs = [output_dir_of(Path(word), overrides) for word in runs if word not in overrides]
     if overrides and not any(names_run_file(word) for word in runs):
         raise ConfigError(f"{overrides[0]} replaces a value of a run file, and none is given: give RUN.yaml")
-    from evenpack.launcher.processes.ranks import is_held
+    from evenpack.launcher.processes.holding import is_held
     from evenpack.studies.waits import require_log
 
     for output_dir in output_dirs:  # before torch is imported
@@ -170,7 +170,7 @@ def finetune(run_file: FinetuneFile, overrides: Overrides = None) -> Report:
     from evenpack import progress
     from evenpack.finetuning.results import result_tables
     from evenpack.finetuning.run import finetune as run_finetuning
-    from evenpack.launcher.processes.ranks import held_output_dir
+    from evenpack.launcher.processes.holding import held_output_dir
 
     with progress.Progress(console.messages()) as shown:
         summary = run_finetuning(config, shown, hold=held_output_dir)

@@ -147,22 +147,13 @@ def stop(run_file: RunFile, overrides: Overrides = None) -> Report:
       evenpack stop RUN.yaml
     """
     config = load(run_file, overrides)
-    from evenpack.launcher.processes.hangs import silent_seconds
-    from evenpack.launcher.processes.ranks import RankFolder, running_run
+    from evenpack.launcher.processes.ranks import running_run
     from evenpack.launcher.processes.stop import StopRequest, write_stop_request
-    from evenpack.progress import format_duration
 
     output_dir = config.run.output_dir
-    run_id = running_run(output_dir)
-    request = write_stop_request(output_dir, StopRequest(run_id=run_id, at_once=False))
-    silent = silent_seconds(RankFolder(output_dir, run_id), 0, now=request)
-    lines = [f"Asked the run in {output_dir} to save and end at the end of its step"]
-    if silent is not None:
-        lines.append(
-            f"Its rank 0 has written no heartbeat for {format_duration(silent)}: it was stopped, its machine is down, "
-            "or it was killed, and then nothing is left to stop"
-        )
-    return Report(value={"output_dir": output_dir, "silent_seconds": silent}, shown=[*map(console.text, lines)])
+    write_stop_request(output_dir, StopRequest(run_id=running_run(output_dir), at_once=False))
+    done = f"Asked the run in {output_dir} to save and end at the end of its step"
+    return Report(value={"output_dir": output_dir}, shown=[console.text(done)])
 
 
 def slurm(

@@ -15,16 +15,14 @@ import psutil
 
 from evenpack.engine.activity import doing, is_saving
 from evenpack.launcher.processes.hangs import HangLimits, HangMonitor, Heartbeat, find_lost_rank
-from evenpack.launcher.processes.ranks import (
-    Failure,
+from evenpack.launcher.processes.identities import (
     LaunchToken,
     ProcessIdentity,
-    RankFolder,
     RankPlace,
-    RankStatus,
     is_deepspeed_launcher,
     parent_command,
 )
+from evenpack.launcher.processes.ranks import Failure, RankFolder, RankStatus
 from evenpack.launcher.processes.stop import StopFlag, read_stop_request, say
 from evenpack.worker_pool import is_resource_tracker, named_semaphores, remove_names
 
@@ -61,8 +59,6 @@ class Ancestors:
 
     def __init__(self) -> None:
         self.parent = os.getppid()
-        self.are_guarded = threading.Event()
-        """Set once the rank's guard watches them."""
         self._watches_grandparent = is_deepspeed_launcher(parent_command())
         self._grandparent = self._find_grandparent()
 
@@ -81,61 +77,27 @@ class Ancestors:
         return None
 
 
-def watch_early(ancestors: Ancestors, rank: int) -> None:
-    """Ends a rank whose launcher has ended, from the start of the process on, by a thread.
+class Guard(threading.Thread):
+    """Watches what has started this process, from the beginning on, and later the run: `watch`.
 
-    A rank meets others, and waits for an output directory, before its guard can know where to write what.
+    A rank meets others, and waits for an output directory, before it can know where to write what.
     """
 
-    def watch() -> None:
-        while not ancestors.are_guarded.wait(LOOK_SECONDS):
-            if ancestors.parent_is_gone():
-                end_in_any_case()
-                with suppress(OSError):
-                    say(f"rank {rank}: {ancestors.describe_end()}")
-                end_process(EXIT_ENDED_BY_GUARD)
-
-    threading.Thread(target=watch, name="evenpack early watch", daemon=True).start()
-
-
-class Guard(threading.Thread):
-    """Watches the launcher, the stop file and the other ranks of this machine."""
-
-    def __init__(
-        self,
-        status: RankStatus,
-        place: RankPlace,
-        *,
-        folder: RankFolder,
-        token: LaunchToken | None,
-        ancestors: Ancestors | None,
-        stop: StopFlag,
-        heartbeat: Heartbeat,
-        limits: HangLimits | None,
-    ) -> None:
+    def __init__(self, place: RankPlace, ancestors: Ancestors | None) -> None:
+        """`ancestors`: None for a rank that no launcher has started."""
         super().__init__(name="evenpack guard", daemon=True)
-        self._status = status
         self._place = place
-        self._folder = folder
-        self._stop_flag = stop
-        self._launcher = None if token is None else token.process_if_here()
         self._ancestors = ancestors
-        self._neighbours = Neighbours(status, place, folder)
-        self._heartbeat = heartbeat
-        self._hangs = None if limits is None else self._monitor(limits, token)
-        self._owner_due = time.monotonic()
-        self._has_seen_own_run = place.rank == 0  # which has written it
-        self._failure: Failure | None = None
-        """Kept, because a new run removes the file."""
-        self._failure_seen: float | None = None
-        self._announced = False
+        self._run: WatchedRun | None = None
         self._exit_code: int | None = None
         self._finished = threading.Event()
 
+    def watch(self, run: "WatchedRun") -> None:
+        """Watches a run from now on."""
+        self._run = run
+
     def run(self) -> None:
         """Looks twice a second until `finish`, and then ensures that the process ends."""
-        if self._ancestors is not None:
-            self._ancestors.are_guarded.set()
         while not self._finished.wait(LOOK_SECONDS):
             self.look()
         time.sleep(_LEAVING_SECONDS)
@@ -143,19 +105,81 @@ class Guard(threading.Thread):
 
     def look(self) -> None:
         """Checks everything once; ends this process if it has to."""
-        self._folder.refresh()
-        with suppress(OSError):
-            self._heartbeat.keep_up()
-        self._check_launcher()
-        self._check_other_runs()
-        self._check_stop_file()
-        self._check_hangs()
-        self._check_ranks()
+        if self._run is not None:
+            self._run.keep_up()
+        reason = self._reason()
+        if reason is not None:
+            end_in_any_case()  # because the main thread may be anywhere
+            with suppress(OSError):
+                say(f"rank {self._place.rank}: {reason}")
+            if self._run is not None:
+                self._run.record_end(reason)
+            end_process(EXIT_ENDED_BY_GUARD)
 
     def finish(self, exit_code: int) -> None:
         """Tells the guard that this rank has written its final status, so that failures of others no longer matter."""
         self._exit_code = exit_code
         self._finished.set()
+
+    def _reason(self) -> str | None:
+        """Returns why this process has to end now."""
+        if self._ancestors is not None and self._ancestors.parent_is_gone():
+            return self._ancestors.describe_end()
+        if self._run is None:
+            return None
+        if self._ancestors is not None and self._ancestors.grandparent_is_gone():
+            self._run.stop_flag.set()
+        return self._run.reason_to_end()
+
+
+class WatchedRun:
+    """The run of a rank: its `evenpack train`, its directory, and the other ranks."""
+
+    def __init__(
+        self,
+        place: RankPlace,
+        *,
+        folder: RankFolder,
+        token: LaunchToken | None,
+        stop: StopFlag,
+        heartbeat: Heartbeat,
+        limits: HangLimits | None,
+    ) -> None:
+        self.stop_flag = stop
+        self._place = place
+        self._folder = folder
+        self._launcher = None if token is None else token.process_if_here()
+        self._neighbours = Neighbours(heartbeat.status, place, folder)
+        self._heartbeat = heartbeat
+        self._hangs = None if limits is None else HangMonitor(folder, place.world_size, limits=limits, rank=place.rank)
+        self._owner_due = time.monotonic()
+        self._has_seen_own_run = place.rank == 0  # which has written it
+        self._failure: Failure | None = None
+        """Kept, because a new run removes the file."""
+        self._failure_seen: float | None = None
+        self._announced = False
+
+    def keep_up(self) -> None:
+        """Says that this rank lives, and judges whether the run hangs."""
+        self._folder.refresh()
+        with suppress(OSError):
+            self._heartbeat.keep_up()
+        with suppress(OSError):
+            if self._hangs is not None:
+                self._hangs.check()
+
+    def reason_to_end(self) -> str | None:
+        """Returns why this rank has to end now."""
+        if self._launcher is not None and not self._launcher.is_alive():
+            return f"`evenpack train` (process {self._launcher.pid}) has ended"
+        return self._another_run() or self._stop_request() or self._failure_of_others()
+
+    def record_end(self, reason: str) -> None:
+        """Writes why the guard ends this rank, which informs the machines that cannot see this failure."""
+        with suppress(OSError):
+            status = self._heartbeat.end("failed", exit_code=EXIT_ENDED_BY_GUARD, error=reason)
+            if status.state == "failed":
+                self._folder.claim_failure(Failure.of(status))
 
     def first_failure(self) -> Failure | None:
         """Returns the rank that failed first, if any; this rank reports a neighbour that was killed."""
@@ -173,43 +197,25 @@ class Guard(threading.Thread):
         """Returns the rank that failed first, for a rank that has lost a connection; see `find_lost_rank`."""
         return find_lost_rank(self._folder, self._place.rank, self._place.world_size, self.first_failure)
 
-    def _check_launcher(self) -> None:
-        if self._launcher is not None and not self._launcher.is_alive():
-            self._end(f"`evenpack train` (process {self._launcher.pid}) has ended")
-        if self._ancestors is not None:
-            if self._ancestors.parent_is_gone():
-                self._end(self._ancestors.describe_end())
-            if self._ancestors.grandparent_is_gone():
-                self._stop_flag.set()
-
-    def _check_other_runs(self) -> None:
+    def _another_run(self) -> str | None:
         now = time.monotonic()
         if now < self._owner_due:
-            return
+            return None
         self._owner_due = now + _OWNER_SECONDS
         owner = self._folder.owner_of(0)
         self._has_seen_own_run |= owner == self._folder.run_id  # before, rank 0 may not have started
         if self._has_seen_own_run and owner not in (self._folder.run_id, None):
-            self._end(f"another run has begun in {self._folder.output_dir}")
+            return f"another run has begun in {self._folder.output_dir}"
+        return None
 
-    def _check_stop_file(self) -> None:
+    def _stop_request(self) -> str | None:
         request = read_stop_request(self._folder.output_dir, self._folder.run_id)
         if request is not None:
-            self._stop_flag.set()
+            self.stop_flag.set()
             self._announced = True  # by `evenpack train`, which wrote the request
-            if request.at_once:
-                self._end("stopped at once")
+        return "stopped at once" if request is not None and request.at_once else None
 
-    def _monitor(self, limits: HangLimits, token: LaunchToken | None) -> HangMonitor:
-        warns = token is None and self._place.rank == 0  # otherwise `evenpack train` does
-        return HangMonitor.of_rank(self._place, self._folder, limits=limits, warn=say if warns else _say_nothing)
-
-    def _check_hangs(self) -> None:
-        if self._hangs is not None:
-            with suppress(OSError):
-                self._hangs.check()
-
-    def _check_ranks(self) -> None:
+    def _failure_of_others(self) -> str | None:
         failure = self.first_failure()
         if failure is not None:
             now = time.monotonic()
@@ -217,22 +223,12 @@ class Guard(threading.Thread):
             writes = is_saving() or doing.activity == "waiting for a save"
             if now - self._failure_seen > (_SAVING_SECONDS if writes else _GRACE_SECONDS):
                 self._neighbours.kill_hanging(failure.rank)
-                self._end(f"ended because {failure.describe()}")
-        elif self._stop_flag.is_set() and not self._announced and self._place.rank == 0:
+                return f"ended because {failure.describe()}"
+        elif self.stop_flag.is_set() and not self._announced and self._place.rank == 0:
             self._announced = True
             with suppress(OSError):
                 say("asked to stop: saving at the end of this step")
-
-    def _end(self, reason: str) -> None:
-        """Ends this process immediately, because the main thread may be anywhere."""
-        end_in_any_case()
-        status = self._status.ended("failed", exit_code=EXIT_ENDED_BY_GUARD, error=reason)
-        with suppress(OSError):
-            say(f"rank {self._place.rank}: {reason}")
-        with suppress(OSError):
-            self._folder.write_status(status)
-            self._folder.claim_failure(Failure.of(status))  # informs the machines that cannot see this failure
-        end_process(EXIT_ENDED_BY_GUARD)
+        return None
 
 
 class Neighbours:
@@ -308,10 +304,6 @@ class Neighbours:
         if dead is not None:
             _kill_started_by(dead.pid)
         return Failure.seen(self._status.run_id, rank, self._status.host, None)
-
-
-def _say_nothing(_message: str) -> None:
-    """Leaves the warning to another process."""
 
 
 def end_in_any_case() -> None:

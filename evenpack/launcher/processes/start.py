@@ -25,7 +25,7 @@ from evenpack.errors import ConfigError, RunError
 from evenpack.files import explained
 from evenpack.launch_environment import free_port, requested_accelerator, shell_words, ssh_arguments, without_launcher
 from evenpack.launcher.processes.devices import cpu_cores, cuda_devices, require_seen_gpus
-from evenpack.launcher.processes.ranks import LaunchToken
+from evenpack.launcher.processes.identities import LaunchToken
 from evenpack.units import counted
 
 if TYPE_CHECKING:

@@ -46,10 +46,9 @@ class StopRequest:
     """Whether to stop without saving."""
 
 
-def write_stop_request(output_dir: Path, request: StopRequest) -> Path:
-    """Asks every rank of the run to stop, wherever it is; returns the file. Raises: OSError."""
+def write_stop_request(output_dir: Path, request: StopRequest) -> None:
+    """Asks every rank of the run to stop, wherever it is. Raises: OSError."""
     write_json(output_dir / _STOP_FILE, asdict(request))
-    return output_dir / _STOP_FILE
 
 
 def read_stop_request(output_dir: Path, run_id: str) -> StopRequest | None:

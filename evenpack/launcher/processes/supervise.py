@@ -23,14 +23,9 @@ import psutil
 from evenpack.errors import EXIT_BAD_INPUT, EXIT_STOPPED
 from evenpack.launch_environment import without_launcher
 from evenpack.launcher.processes.hangs import HangLimits, HangMonitor, find_first_stopped
-from evenpack.launcher.processes.ranks import (
-    Failure,
-    LaunchToken,
-    RankFolder,
-    RankStatus,
-    held_output_dir,
-    is_lost_connection,
-)
+from evenpack.launcher.processes.holding import held_output_dir
+from evenpack.launcher.processes.identities import LaunchToken
+from evenpack.launcher.processes.ranks import Failure, RankFolder, RankStatus, is_lost_connection
 from evenpack.launcher.processes.start import LaunchPlan
 from evenpack.launcher.processes.stop import (
     SAME_REQUEST_SECONDS,
@@ -230,8 +225,7 @@ class _Supervisor:
 
     def run(self, output: IO[str] | None, limits: HangLimits | None) -> LaunchResult:
         if limits is not None:
-            ranks = range(self._plan.devices.ranks)
-            self._hangs = HangMonitor(self._folder, ranks, limits=limits, warn=self._say)
+            self._hangs = HangMonitor(self._folder, self._plan.devices.ranks, limits=limits)
         with handled_stop_signals(self._on_signal):
             child = subprocess.Popen(
                 self._plan.command_of(self._token),

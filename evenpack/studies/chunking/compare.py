@@ -5,10 +5,9 @@ comparable.
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from statistics import fmean
-from typing import Any
 
 import numpy as np
 from scipy.stats import rankdata
@@ -17,9 +16,9 @@ from evenpack.data.recipes import atom_of
 from evenpack.errors import ConfigError
 from evenpack.studies.chunking.config import ChunkingSection
 from evenpack.studies.chunking.curves import Curve, HeldOut
-from evenpack.studies.runs.arms import difference_from, over_seeds, paired_values
+from evenpack.studies.runs.arms import difference_from, over_seeds, paired_values, with_verdicts
 from evenpack.studies.runs.jobs import StudyRun
-from evenpack.studies.statistics.paired import FamilyVerdict, PairedDifference, Spread, verdicts_of_family
+from evenpack.studies.statistics.paired import FamilyVerdict, PairedDifference, Spread
 
 _DECIMALS = 6
 """Decimals of perplexities that are ranked: differences by rounding alone count as equal."""
@@ -168,34 +167,21 @@ def compare(finished: FinishedRuns, arms: ArmsByName, section: ChunkingSection) 
                 significance=section.significance,
             )
         )
-    for length in {row.arm.max_sequence_length for row in rows}:
-        places = [index for index, row in enumerate(rows) if row.arm.max_sequence_length == length]
-        for name in _JUDGED:
-            _judge(rows, places, name, finished, section)
-    return tuple(rows)
+    judged = []
+    for length in dict.fromkeys(row.arm.max_sequence_length for row in rows):
+        of_length = [row for row in rows if row.arm.max_sequence_length == length]
+        for name in _JUDGED:  # among the arms of one length
+            effect = partial(_effect, name, finished, section)
+            of_length = with_verdicts(of_length, effect, significance=section.significance, prefix=f"{name}_")
+        judged += of_length
+    return tuple(sorted(judged, key=lambda row: [*present].index(row.arm.name)))
 
 
-def _judge(
-    rows: list[ArmRow], places: Sequence[int], name: str, finished: FinishedRuns, section: ChunkingSection
-) -> None:
-    """Sets the verdicts on one measure of the arms of one length, corrected for their number.
-
-    The smallest difference that matters is a share of the reference's mean over the seeds that are paired.
-    """
-    compared = [place for place in places if getattr(rows[place], f"{name}_difference") is not None]
-    effects = []
-    for arm in (rows[place].arm for place in compared):
-        reference = finished[section.reference_of(arm.name, arm.max_sequence_length)]
-        pairs = paired_values(reference, finished[arm.name], partial(_JUDGED[name], arm))
-        effects.append(section.effect * fmean(other for _, other in pairs))
-    verdicts = verdicts_of_family(
-        [getattr(rows[place], f"{name}_difference") for place in compared],
-        effects=effects,
-        significance=section.significance,
-    )
-    for place, verdict in zip(compared, verdicts, strict=True):
-        changed: dict[str, Any] = {f"{name}_verdict": verdict}
-        rows[place] = replace(rows[place], **changed)
+def _effect(name: str, finished: FinishedRuns, section: ChunkingSection, row: ArmRow) -> float:
+    """Returns the smallest difference that matters: a share of the reference's mean over the seeds that are paired."""
+    reference = finished[section.reference_of(row.arm.name, row.arm.max_sequence_length)]
+    pairs = paired_values(reference, finished[row.arm.name], partial(_JUDGED[name], row.arm))
+    return section.effect * fmean(other for _, other in pairs)
 
 
 def _row(

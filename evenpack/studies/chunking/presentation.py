@@ -96,13 +96,12 @@ def _trained(length: int, arms: Sequence[ArmRow], reference: str, confidence: st
 
 
 def _at_steps(length: int, arms: Sequence[ArmRow]) -> RenderableType:
-    steps = [_at_step(step) for step in arms[0].at_steps]
+    steps = [
+        Column(f"step {step:,}", lambda row, step=step: row.at_steps[step], ".2f")  # type: ignore[misc]
+        for step in arms[0].at_steps
+    ]
     title = f"MSL {length}: training perplexity, mean over the 1 % of an epoch that ends at a step"
     return table_of(arms, [_ARM, *steps], title=title)
-
-
-def _at_step(step: int) -> Column:
-    return Column(f"step {step:,}", lambda row: row.at_steps[step], ".2f")
 
 
 def _held_out(length: int, arms: Sequence[ArmRow], reference: str, confidence: str) -> RenderableType:

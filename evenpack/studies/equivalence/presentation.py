@@ -2,12 +2,10 @@
 
 import textwrap
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from jaxtyping import Float64
 from rich.console import RenderableType
 
 from evenpack import console
@@ -169,7 +167,9 @@ def plot_equivalence(
     height = max(4.6, 1.6 + 0.34 * len(comparison.rows))
     section = study.equivalence
     panels = 2 if section.compares_times else 1
-    styles = {arm: _style(arm, index, section) for index, arm in enumerate(curves)}
+    styles = {arm: line_style(index) for index, arm in enumerate(curves)}
+    for arm in [*curves][: len(COLOURS)]:  # from there on others are dashed too
+        styles[arm] |= {"linestyle": (0, (5, 2))} if arm in section.controls else {}
     width = _CURVES_INCHES * (panels + 1) + _TASK_INCHES * len(tasks)
     with figure_as_png(path, width=width, height=height) as figure:
         ratios = [*[1.0] * panels, 1.1, *[1.1] * len(tasks)]
@@ -208,13 +208,16 @@ def _draw_curves(
     unit, seconds = ("hours", _HOUR) if longest >= _HOUR else ("minutes", 60.0)
     for arm, of_seed in curves.items():
         runs = list(of_seed.values())
-        if runs:
-            values = [np.array(curve.values(section.measure)) for curve in runs]
-            name = _name(arm, section)
-            samples = [np.array(curve.samples, dtype=np.float64) for curve in runs]
-            times = [np.array(curve.seconds) / seconds for curve in runs]
-            for axes, places in zip(panels, (samples, times), strict=False):
-                _draw(axes, name, places, values, styles[arm])
+        samples = [np.array(curve.samples, dtype=np.float64) for curve in runs]
+        times = [np.array(curve.seconds) / seconds for curve in runs]
+        for axes, places in zip(panels if runs else (), (samples, times), strict=False):
+            # Where all of the arm's runs have been evaluated.
+            start, end = max(float(one[0]) for one in places), min(float(one[-1]) for one in places)
+            grid = np.linspace(start, end, _POINTS) if end > start else np.array([start])
+            values = [curve.values(section.measure) for curve in runs]
+            lines = [np.interp(grid, *line) for line in zip(places, values, strict=True)]
+            style = {**styles[arm], "label": _name(arm, section), "marker": "o" if len(grid) == 1 else None}
+            draw_runs(axes, grid, lines, linewidth=1.8, **style)
     panels[0].xaxis.set_major_formatter(EngFormatter(sep=""))  # 20k
     label = "held-out loss (nats/token)" if section.measure == "loss" else "held-out accuracy"
     names = ("samples seen (sequences)", f"time in training steps ({unit})")
@@ -226,41 +229,16 @@ def _draw_curves(
             axes.axhline(comparison.target, color=INK, linewidth=0.7, linestyle=":")
 
 
-def _draw(
-    axes: Any,
-    arm: str,
-    places: Sequence[Float64[np.ndarray, " points"]],
-    values: Sequence[Float64[np.ndarray, " points"]],
-    style: Mapping[str, Any],
-) -> None:
-    """Draws the mean and the range of an arm's runs where all of them have been evaluated."""
-    start, end = max(float(one[0]) for one in places), min(float(one[-1]) for one in places)
-    grid = np.linspace(start, end, _POINTS) if end > start else np.array([start])
-    lines = [np.interp(grid, *line) for line in zip(places, values, strict=True)]
-    draw_runs(axes, grid, lines, label=arm, linewidth=1.8, marker="o" if len(grid) == 1 else None, **style)
-
-
 def _name(arm: str, section: EquivalenceSection) -> str:
     return f"{arm_label(arm)} (control)" if arm in section.controls else arm_label(arm)
-
-
-def _style(arm: str, index: int, section: EquivalenceSection) -> dict[str, Any]:
-    """Returns the arm's colour and dashes; no two arms have the same, and controls are dashed."""
-    style = line_style(index)
-    return style | {"linestyle": (0, (5, 2))} if arm in section.controls and index < len(COLOURS) else style
 
 
 def _draw_verdicts(
     axes: Any, rows: Sequence[ArmRow], section: EquivalenceSection, styles: Mapping[str, Mapping[str, Any]]
 ) -> None:
     axes.axvspan(-section.margin, section.margin, color="#e4e7eb", zorder=0)
-    marks = [
-        _Mark(
-            arm=_name(row.arm, section),
-            difference=row.difference,
-            colour=styles[row.arm]["color"],
-            word=row.verdict or "undecided",
-        )
+    marks: list[_Mark] = [
+        (_name(row.arm, section), row.difference, styles[row.arm]["color"], row.verdict or "undecided")
         for row in rows
         if row.difference is not None
     ]
@@ -272,8 +250,8 @@ def _draw_verdicts(
 
 
 def _draw_task(axes: Any, task: TaskComparison, section: EquivalenceSection) -> None:
-    marks = [
-        _Mark(arm=_name(arm.arm, section), difference=arm.difference, colour=COLOURS[0], word=f"{arm.median:.3f}")
+    marks: list[_Mark] = [
+        (_name(arm.arm, section), arm.difference, COLOURS[0], f"{arm.median:.3f}")
         for arm in task.arms
         if arm.difference is not None
     ]
@@ -282,28 +260,18 @@ def _draw_task(axes: Any, task: TaskComparison, section: EquivalenceSection) -> 
     write_title(axes, f"Fine-tuned for {task.task}")
 
 
-@dataclass(frozen=True, kw_only=True)
-class _Mark:
-    """The difference of one arm in a panel."""
-
-    arm: str
-    """Its name as it is written."""
-    difference: PairedDifference
-    colour: str
-    word: str
+_Mark = tuple[str, PairedDifference, str, str]
+"""The difference of one arm in a panel: the arm as it is written, its difference, its colour, and a word."""
 
 
 def _draw_differences(axes: Any, marks: Sequence[_Mark]) -> None:
     axes.axvline(0.0, color=INK, linewidth=0.8)
-    for place, mark in enumerate(reversed(marks)):
-        difference, colour = mark.difference, mark.colour
+    for place, (_, difference, colour, word) in enumerate(reversed(marks)):
         if difference.low is not None and difference.high is not None:
             axes.plot([difference.low, difference.high], [place, place], color=colour, linewidth=2.2)
         axes.plot([difference.mean], [place], "o", color=colour, markersize=6)
-        axes.annotate(
-            mark.word, (difference.mean, place), xytext=(0, 8), textcoords="offset points", ha="center", color=colour
-        )
-    names = [textwrap.fill(mark.arm, _NAME_COLUMNS) for mark in reversed(marks)]
-    axes.set_yticks(range(len(marks)), names)
+        at = {"xytext": (0, 8), "textcoords": "offset points", "ha": "center"}
+        axes.annotate(word, (difference.mean, place), color=colour, **at)
+    axes.set_yticks(range(len(marks)), [textwrap.fill(arm, _NAME_COLUMNS) for arm, *_ in reversed(marks)])
     axes.locator_params(axis="x", nbins=5)
     axes.set_ylim(-0.6, len(marks) - 0.2)

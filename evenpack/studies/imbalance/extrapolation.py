@@ -13,7 +13,6 @@ from evenpack.studies.imbalance.measurement import StepLog
 from evenpack.studies.statistics.fits import (
     ROUNDS,
     FitReport,
-    FittedLaws,
     fit_laws,
     interval,
 )
@@ -157,7 +156,10 @@ def forecast_from_log(
     speed_ups = log.rates / padded_baseline
     fitted = fit_laws(speed_ups, rounds=rounds)
     powers = np.array(counts) / log_devices
-    columns = _by_laws(fitted, powers)
+    # The cluster's law itself: no assumption on one device's, and exact at the log's own count.
+    columns: dict[Method, list[Estimate]] = {
+        fit.name: _estimates(fit.name, fit.law, fitted.resampled[fit.name], powers) for fit in fitted.report.fits
+    }
     best = columns[fitted.report.best.name]
     rows = []
     for index, (devices, empirical) in enumerate(
@@ -181,14 +183,6 @@ def forecast_from_log(
         rows=tuple(rows),
         warnings=(*log.warnings, *fitted.report.warnings, *_forecast_warnings(rows, log_devices)),
     )
-
-
-def _by_laws(fitted: FittedLaws, powers: Float64[np.ndarray, " counts"]) -> dict[Method, list[Estimate]]:
-    """Returns estimates by the cluster's law itself: no assumption on one device's, exact at the log's own count."""
-    columns: dict[Method, list[Estimate]] = {}
-    for fit in fitted.report.fits:
-        columns[fit.name] = _estimates(fit.name, fit.law, fitted.resampled[fit.name], powers)
-    return columns
 
 
 def _estimates(

@@ -347,12 +347,8 @@ def _steady(steps: Sequence[LoggedStep]) -> tuple[list[LoggedStep], list[Cut], l
 
 def _cuts(reason: str, steps: Sequence[LoggedStep], is_cut: Sequence[bool]) -> list[Cut]:
     """Returns the ranges of neighbouring steps that are cut."""
-    runs: list[list[int]] = []
-    for index in np.flatnonzero(is_cut).tolist():
-        if runs and index == runs[-1][-1] + 1:
-            runs[-1].append(index)
-        else:
-            runs.append([index])
+    places = np.flatnonzero(is_cut)
+    runs = np.split(places, np.flatnonzero(np.diff(places) > 1) + 1) if len(places) else []
     return [
         Cut(reason=reason, steps=len(run), first_line=steps[run[0]].line, last_line=steps[run[-1]].line) for run in runs
     ]

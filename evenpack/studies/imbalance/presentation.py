@@ -6,8 +6,9 @@ is an estimate), and what is published (dots without marks).
 """
 
 import textwrap
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -26,11 +27,10 @@ from evenpack.studies.imbalance.cluster import (
     Scheme,
 )
 from evenpack.studies.imbalance.extrapolation import ForecastRow, LogForecast, PublishedCurve
-from evenpack.studies.imbalance.measurement import Cut, IntervalReport, MeasuredComparison, MeasuredSteps
+from evenpack.studies.imbalance.measurement import Cut, IntervalReport, MeasuredComparison
 from evenpack.studies.imbalance.regimes import Regime, RegimeForecast
-from evenpack.studies.imbalance.replay import REPLAYED, Replay
+from evenpack.studies.imbalance.replay import Replay
 from evenpack.studies.imbalance.simulation import SchemeRow, Simulation
-from evenpack.studies.imbalance.step_cost import StepCost
 from evenpack.studies.imbalance.study import ImbalanceStudy, StepOfRun
 from evenpack.studies.plotting import (
     INK,
@@ -56,10 +56,10 @@ _OF_EACH_SCHEME = (
 """Results that have a table of their own each, whose title is the heading."""
 _NEEDS = (
     Column("", "label"),
-    Column("packs made before training", lambda scheme: _needed(scheme.needs.packing)),
-    Column("plan of the whole step", lambda scheme: _needed(scheme.needs.plan)),
-    Column("sort of the step", lambda scheme: scheme.needs.sort or "no"),
-    Column("shapes", lambda scheme: scheme.needs.shapes),
+    Column("packs made before training", "needs.packing"),
+    Column("plan of the whole step", "needs.plan"),
+    Column("sort of the step", "needs.sort", missing="no"),
+    Column("shapes", "needs.shapes"),
 )
 _INFERENCES = (
     Column("one device's, by median and mode (published)", "expected", ".3f"),
@@ -144,10 +144,6 @@ def _setting_table(study: ImbalanceStudy) -> RenderableType:
     )
 
 
-def _needed(is_needed: bool) -> str:
-    return "yes" if is_needed else "no"
-
-
 def _of_run(step: StepOfRun) -> str:
     items = f"{step.packs} packs" if step.packs is not None else f"{step.batch} sequences"
     if step.ranks is None:
@@ -190,8 +186,7 @@ def _replay_tables(replay: Replay) -> list[RenderableType]:
             "device": replay.described(),
             "each device": f"{replay.accumulation} micro-batch{'es' if replay.accumulation > 1 else ''} of "
             f"{replay.batch} sequences, or {replay.packs} packs; ZeRO {replay.zero_stage}",
-            "update": f"{1e3 * replay.update_seconds:.3g} ms, as measured on this device alone",
-            "steps": ", ".join(f"{row.steps:,} on {row.devices:,}" for row in replay.of(BASELINE)) + " devices",
+            "steps": _replayed(replay),
             "timed": f"{replay.timed_parts:,} parts of steps; no network",
         },
         title="Replayed on one device: every micro-batch of each cluster, one after another",
@@ -203,6 +198,11 @@ def _replay_tables(replay: Replay) -> list[RenderableType]:
         WideTable(rows=speed_ups, title="Speed-up over padding by arrival (95 %), REPLAYED, by devices"),
         WideTable(rows=waits, title=f"{_WAIT_SHARE.heading}, REPLAYED"),
     ]
+
+
+def _replayed(replay: Replay) -> str:
+    steps = ", ".join(f"{row.steps:,} on {row.devices:,}" for row in replay.of(BASELINE))
+    return f"{steps} devices; update {1e3 * replay.update_seconds:.3g} ms as on one device"
 
 
 def _scheme_rows(source: Simulation | Replay, schemes: Sequence[Scheme], value: Column) -> Cells:
@@ -241,13 +241,11 @@ def _measured_tables(measured: MeasuredComparison) -> list[RenderableType]:
                 title=f"Speed-up of {measured.run.label} on {ranks} devices",
             )
         )
-    return [*shown, console.text("\n".join(line for side in sides for line in _log_lines(side)))]
-
-
-def _log_lines(side: MeasuredSteps) -> list[str]:
-    """Returns which steps of a log are used, with a line for each reason to cut others."""
-    used = f"{side.path}: {side.format}; {side.steps_used:,} of {side.steps_read:,} steps used"
-    return [used, *cut_lines(side.cuts)]
+    lines = []
+    for side in sides:
+        used = f"{side.steps_used:,} of {side.steps_read:,} steps used"
+        lines += [f"{side.path}: {side.format}; {used}", *cut_lines(side.cuts)]
+    return [*shown, console.text("\n".join(lines))]
 
 
 def cut_lines(cuts: Sequence[Cut]) -> list[str]:
@@ -353,10 +351,9 @@ _SHADES = {
 
 _OWN_SHARD = {"packed": "#0e7490", "unpadded": "#be123c"}
 
-PUBLISHED = INK
 PUBLISHED_NAME = "published (BERT, 512)"
 
-MEASURED: dict[str, Any] = {
+_MEASURED: dict[str, Any] = {
     "color": "#111111",
     "marker": "D",
     "markersize": 9,
@@ -373,11 +370,10 @@ _REPLAYED: dict[str, Any] = {
     "linestyle": "none",
     "zorder": 5,
 }
-_PUBLISHED_STYLE: dict[str, Any] = {"color": PUBLISHED, "linewidth": 1.6, "linestyle": (0, (1, 1.5))}
+_PUBLISHED_STYLE: dict[str, Any] = {"color": INK, "linewidth": 1.6, "linestyle": (0, (1, 1.5))}
 _LEGEND_CHARACTERS = 120
 """Characters of a legend's line."""
 _DEVICES = Column("devices", axis="devices (logarithmic)")
-_RANKS = Column("devices", "ranks", axis="devices (logarithmic)")
 _SPEED_UP = Column("speed-up", "speed_up", axis="speed-up over padding by arrival (ratio of sequences/s)")
 _LOW, _HIGH = Column("low", "speed_up_low"), Column("high", "speed_up_high")
 _MARK_WIDTH = 0.018
@@ -392,52 +388,35 @@ def colour(scheme: Scheme) -> str:
     return _SHADES[scheme.layout][same.index(scheme)]
 
 
-def legend(study: ImbalanceStudy) -> list[Any]:
-    """Returns a handle for each kind of evidence in the figure, with what it is called."""
-    from matplotlib.lines import Line2D
-
-    face = "white" if study.simulation.cost.estimated else INK
-    circles: dict[str, Any] = {"color": INK, "marker": "o", "markersize": 6, "markerfacecolor": face}
-    handles = [Line2D([], [], label=simulated_label(study.simulation.cost), **circles)]
-    if study.replay is not None:
-        triangle: dict[str, Any] = {"color": INK, "marker": "^", "markersize": 8, "linestyle": "none"}
-        handles.append(Line2D([], [], label=replayed_label(study.replay), **triangle))
-    if study.measured is not None:
-        handles.append(Line2D([], [], label=measured_label(study.measured), **MEASURED))
-    if study.reference is not None:
-        label = f"{PUBLISHED_NAME}: un-padding by arrival, ESTIMATED from 8 GPUs (PackedBERT, section E)"
-        handles.append(Line2D([], [], label=label, **_PUBLISHED_STYLE))
-    for handle in handles:
-        handle.set_label("\n".join(textwrap.wrap(str(handle.get_label()), _LEGEND_CHARACTERS)))
-    return handles
-
-
-def simulated_label(cost: StepCost) -> str:
-    """Returns what simulated lines are by."""
+def _kinds_of_evidence(study: ImbalanceStudy) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Yields what each kind of mark in the figure is of, with its style."""
+    cost, replay, measured = study.simulation.cost, study.replay, study.measured
+    simulated = f"SIMULATED with a cost model measured on {cost.device}"
     if cost.estimated:
-        return f"SIMULATED with an ESTIMATED cost model, nothing measured: {cost.device}"
-    return f"SIMULATED with a cost model measured on {cost.device}"
-
-
-def replayed_label(replay: Replay) -> str:
-    """Returns what replayed points are of."""
-    return (
-        f"REPLAYED, every micro-batch of each cluster computed on one {replay.measured_on.device}, no network: bars: "
-        "95 %"
-    )
-
-
-def measured_label(measured: MeasuredComparison) -> str:
-    """Returns what the measured point is of."""
-    run = measured.run
-    device = f"{run.ranks} x {run.device or 'device not recorded'}"
-    name = f"MEASURED: {run.label} ({run.layout or 'layout not recorded'}) on {device}"
-    if measured.speed_up is None or measured.speed_up_interval is None:
-        return f"{name}; no speed-up without a baseline"
-    if not measured.is_over_padding:
-        return f"{name}; its speed-up is not over padding and not drawn"
-    over = "--padded-baseline" if measured.baseline is None else measured.baseline.label
-    return f"{name}: {measured.speed_up:.2f} times {over}; bar: 95 %"
+        simulated = f"SIMULATED with an ESTIMATED cost model, nothing measured: {cost.device}"
+    face = "white" if cost.estimated else INK
+    yield simulated, {"color": INK, "marker": "o", "markersize": 6, "markerfacecolor": face}
+    if replay is not None:
+        device = replay.measured_on.device
+        replayed = f"REPLAYED, every micro-batch of each cluster computed on one {device}, no network: bars: 95 %"
+        yield replayed, {"color": INK, "marker": "^", "markersize": 8, "linestyle": "none"}
+    if measured is not None:
+        run = measured.run
+        name = f"MEASURED: {run.label} ({run.layout or 'layout not recorded'}) on {run.ranks} x "
+        name += run.device or "device not recorded"
+        if measured.speed_up is None:
+            name += "; no speed-up without a baseline"
+        elif not measured.is_over_padding:
+            name += "; its speed-up is not over padding and not drawn"
+        else:
+            over = "--padded-baseline" if measured.baseline is None else measured.baseline.label
+            name += f": {measured.speed_up:.2f} times {over}; bar: 95 %"
+        yield name, _MEASURED
+    if study.reference is not None:
+        yield (
+            f"{PUBLISHED_NAME}: un-padding by arrival, ESTIMATED from 8 GPUs (PackedBERT, section E)",
+            _PUBLISHED_STYLE,
+        )
 
 
 def caption(study: ImbalanceStudy) -> list[str]:
@@ -449,14 +428,9 @@ def caption(study: ImbalanceStudy) -> list[str]:
         f"per micro-batch, {options.accumulation} per step and device; {options.steps:,} simulated steps: means have "
         f"an error of ± {_widest(simulation.rows):.3f} (95 %).",
         f"Cost model: {simulation.cost.origin}.",
-        *([] if study.replay is None else [_replayed_steps(study.replay)]),
+        *([] if study.replay is None else [f"Replayed steps: {_replayed(study.replay)}."]),
         *(f"WARNING: {warning}." for warning in study.warnings),
     ]
-
-
-def _replayed_steps(replay: Replay) -> str:
-    steps = ", ".join(f"{row.steps:,} on {row.devices:,}" for row in replay.of(BASELINE))
-    return f"Replayed steps: {steps} devices; update {1e3 * replay.update_seconds:.3g} ms as on one device."
 
 
 def _widest(rows: Sequence[SchemeRow]) -> float:
@@ -470,75 +444,57 @@ def plot_imbalance(study: ImbalanceStudy, path: Path) -> None:
     Raises: ConfigError without matplotlib.
     """
     with figure_as_png(path, width=9.8, height=5.8) as figure:
-        axes = figure.subplots()
-        _draw_speed_ups(axes, study)
-        figure.legend(handles=legend(study), loc="outside upper left", frameon=False, fontsize=9.5)
+        from matplotlib.lines import Line2D
+
+        _draw_speed_ups(figure.subplots(), study)
+        kinds = [
+            Line2D([], [], label=textwrap.fill(name, _LEGEND_CHARACTERS), **style)
+            for name, style in _kinds_of_evidence(study)
+        ]
+        figure.legend(handles=kinds, loc="outside upper left", frameon=False, fontsize=9.5)
         write_footer(figure, [*caption(study), *study.footer])
 
 
 def _draw_speed_ups(axes: Any, study: ImbalanceStudy) -> None:
-    ends = []
-    for scheme in study.simulation.options.schemes:
-        rows = study.simulation.of(scheme)
-        last = _draw_line(axes, rows, scheme, _SPEED_UP, is_hollow=study.simulation.cost.estimated)
-        ends.append((f"{_name(scheme)} {last:.2f}", last, colour(scheme)))
+    simulation, replay, measured = study.simulation, study.replay, study.measured
+    for scheme in simulation.options.schemes:
+        rows, hue, is_thick = simulation.of(scheme), colour(scheme), scheme in (BALANCED_PACKS, UNPADDED_ARRIVAL)
+        style: dict[str, Any] = {
+            "label": f"{_name(scheme)} {rows[-1].speed_up:.2f}",
+            "color": hue,
+            "linewidth": 2.6 if is_thick else 1.5,
+            "linestyle": (0, (5, 2)) if scheme == DENSE_PACKS else "-",
+            "marker": "o",
+            "markersize": 6 if is_thick else 4,
+            "markerfacecolor": "white" if simulation.cost.estimated else hue,
+            "zorder": 3 if is_thick else 2,
+        }
+        draw_series(axes, rows, x=_DEVICES, y=_SPEED_UP, **style)
     if study.reference is not None:
-        ends.append(_draw_reference(axes, study.reference))
-    if study.replay is not None:
-        for scheme in study.replay.schemes:
-            style = {"color": colour(scheme), **_REPLAYED, "capsize": 4, "elinewidth": 1.6}
-            at = _beside_others(scheme, study)
-            draw_series(axes, study.replay.of(scheme), x=at, y=_SPEED_UP, low=_LOW, high=_HIGH, **style)
-    _draw_measured_speed_up(axes, study.measured)
-    _device_axis(axes, study)
-    label_ends(axes, ends)
-    write_title(axes, f"Packs, un-padding and padding on {study.subject.origin}")
-
-
-def _draw_line(axes: Any, rows: Sequence[SchemeRow], scheme: Scheme, value: Column, *, is_hollow: bool) -> float:
-    """Draws simulated rows as a line; returns its last height."""
-    thick = scheme in (BALANCED_PACKS, UNPADDED_ARRIVAL)
-    style: dict[str, Any] = {
-        "color": colour(scheme),
-        "linewidth": 2.6 if thick else 1.5,
-        "linestyle": (0, (5, 2)) if scheme == DENSE_PACKS else "-",
-        "marker": "o",
-        "markersize": 6 if thick else 4,
-        "markerfacecolor": "white" if is_hollow else colour(scheme),
-        "zorder": 3 if thick else 2,
-    }
-    return draw_series(axes, rows, x=_DEVICES, y=value, **style)[-1]
-
-
-def _draw_reference(axes: Any, reference: PublishedCurve) -> tuple[str, float, str]:
-    *_, last = draw_series(axes, reference.rows, x=_DEVICES, y=replace(_SPEED_UP, value="expected"), **_PUBLISHED_STYLE)
-    return f"{PUBLISHED_NAME} {last:.2f}", last, PUBLISHED
-
-
-def _draw_measured_speed_up(axes: Any, measured: MeasuredComparison | None) -> None:
+        curve, y = study.reference.rows, replace(_SPEED_UP, value="expected")
+        name = f"{PUBLISHED_NAME} {curve[-1].expected:.2f}"
+        draw_series(axes, curve, x=_DEVICES, y=y, label=name, **_PUBLISHED_STYLE)
+    devices = {row.devices for row in simulation.of(BASELINE)}
+    replayed = {} if replay is None else {scheme: replay.of(scheme) for scheme in replay.schemes}
+    for place, (scheme, rows) in enumerate(replayed.items()):  # whose marks stand side by side
+        moved = 2 ** (_MARK_WIDTH * np.log2(max(devices)) * (place - (len(replayed) - 1) / 2))
+        at = replace(_DEVICES, value=partial(_moved, by=moved))
+        style = {**_REPLAYED, "color": colour(scheme), "capsize": 4, "elinewidth": 1.6}
+        draw_series(axes, rows, x=at, y=_SPEED_UP, low=_LOW, high=_HIGH, **style)
     if measured is not None and measured.is_over_padding:
         ranks = replace(_DEVICES, value="run.ranks")
         low, high = (Column(end, f"speed_up_interval.{end}") for end in ("low", "high"))
-        draw_series(axes, [measured], x=ranks, y=_SPEED_UP, low=low, high=high, capsize=5, elinewidth=1.8, **MEASURED)
+        draw_series(axes, [measured], x=ranks, y=_SPEED_UP, low=low, high=high, capsize=5, elinewidth=1.8, **_MEASURED)
+    logarithmic_counts(axes, sorted(devices | ({measured.run.ranks} if measured else set())), label=_DEVICES.label)
+    label_ends(axes)
+    write_title(axes, f"Packs, un-padding and padding on {study.subject.origin}")
 
 
-def _beside_others(scheme: Scheme, study: ImbalanceStudy) -> Column:
-    """Returns the number of devices, moved so that the marks of replayed schemes stand side by side."""
-    doublings = np.log2(max(row.devices for row in study.simulation.rows))
-    schemes = REPLAYED if study.replay is None else study.replay.schemes
-    moved = _MARK_WIDTH * doublings * (schemes.index(scheme) - (len(schemes) - 1) / 2)
-    return replace(_DEVICES, value=lambda row: row.devices * 2**moved)
-
-
-def _device_axis(axes: Any, study: ImbalanceStudy) -> None:
-    counts = {row.devices for row in study.simulation.of(BASELINE)}
-    devices = sorted(counts if study.measured is None else counts | {study.measured.run.ranks})
-    logarithmic_counts(axes, devices, label=_DEVICES.label)
+def _moved(row: SchemeRow, *, by: float) -> float:
+    return row.devices * by
 
 
 def _name(scheme: Scheme) -> str:
-    policy = scheme.policy.replace("_", " ")
     if scheme == DENSE_PACKS:
         return "packed, dense attention"
-    own_shard = ", own shard" if scheme.own_shard else ""
-    return "padded arrival: the baseline" if scheme == BASELINE else f"{scheme.layout} {policy}{own_shard}"
+    return "padded arrival: the baseline" if scheme == BASELINE else scheme.label.replace("_", " ")

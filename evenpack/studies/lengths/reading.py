@@ -19,7 +19,7 @@ Bare numbers and histograms are read here, columns of files and datasets in rows
 import json
 import re
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import cache, partial
 from itertools import chain
 from pathlib import Path
@@ -68,22 +68,34 @@ def from_array(path: Path, *, are_counts: bool) -> LengthHistogram:
 
     Raises: DataError if it holds no list of integers; names the index of a wrong one.
     """
-    array, origin = _load_array(path), str(path)
-    if are_counts:
-        return _from_counts(array, origin)
-    counter = LengthCounter()
-    for start in range(0, len(array), _ARRAY_NUMBERS):
-        counter.add(array[start : start + _ARRAY_NUMBERS], _index_namer(origin, start))
-    return counter.histogram(origin)
+    array = _load_array(path)
+    parts = (array[start : start + _ARRAY_NUMBERS] for start in range(0, len(array), _ARRAY_NUMBERS))
+    return _histogram(parts, str(path), are_counts=are_counts)
 
 
 def from_text(readlines: ReadLines, origin: str, *, are_counts: bool) -> LengthHistogram:
     """Reads integers between white space. Raises: DataError with the position of one that is invalid, or no length."""
+    return _histogram(_parse_parts(readlines, origin), origin, are_counts=are_counts)
+
+
+def _histogram(parts: Iterable[np.ndarray], origin: str, *, are_counts: bool) -> LengthHistogram:
+    """Counts the lengths in parts of a list, or joins the parts if they are counts."""
     if are_counts:
-        return _from_counts(_gather_counts(readlines, origin), origin)
+        counts: list[np.ndarray] = []
+        for part in parts:
+            counts.append(part)
+            if sum(map(len, counts)) > MOST_SLOTS:
+                raise DataError(
+                    f"{origin} holds more than {MOST_SLOTS} numbers: too many for a histogram, whose last one is the "
+                    "longest length; if they are lengths leave --histogram out"
+                )
+        try:
+            return LengthHistogram.from_counts(np.concatenate(counts or [np.zeros(0, dtype=np.int64)]))
+        except PackingError as error:
+            raise DataError(f"{origin}: {error}") from error
     counter = LengthCounter()
-    for numbers in _parse_parts(readlines, origin):
-        counter.add(numbers, _index_namer(origin, counter.sequences))
+    for part in parts:
+        counter.add(part, _index_namer(origin, counter.sequences))
     return counter.histogram(origin)
 
 
@@ -100,31 +112,6 @@ def _load_array(path: Path) -> np.ndarray:
         found = f"{array.dtype} of shape {array.shape}" if isinstance(array, np.ndarray) else "several arrays"
         raise DataError(f"{path}: expected one integer for each sequence (or length, of a histogram), found {found}")
     return array
-
-
-def _gather_counts(readlines: ReadLines, origin: str) -> Int64[np.ndarray, " counts"]:
-    parts, count = [np.zeros(0, dtype=np.int64)], 0
-    for numbers in _parse_parts(readlines, origin):
-        parts.append(numbers)
-        count += len(numbers)
-        _refuse_too_many(count, origin)
-    return np.concatenate(parts)
-
-
-def _from_counts(counts: np.ndarray, origin: str) -> LengthHistogram:
-    _refuse_too_many(len(counts), origin)
-    try:
-        return LengthHistogram.from_counts(counts)
-    except PackingError as error:
-        raise DataError(f"{origin}: {error}") from error
-
-
-def _refuse_too_many(count: int, origin: str) -> None:
-    if count > MOST_SLOTS:
-        raise DataError(
-            f"{origin} holds more than {MOST_SLOTS} numbers: too many for a histogram, whose last one is the longest "
-            "length; if they are lengths leave --histogram out"
-        )
 
 
 def _parse_parts(readlines: ReadLines, origin: str) -> Iterator[Int64[np.ndarray, " part"]]:

@@ -205,17 +205,8 @@ def _draw_lengths(axes: Any, name: str, drawn: LengthHistogram, pack_length: int
     width = -(-longest // _MAX_BARS)
     edges = np.arange(0, longest + width, width)
     statistics = length_statistics(drawn, pack_length=pack_length)
-    axes.bar(
-        edges[:-1] + 0.5,
-        percent_between(drawn, edges),
-        width=width,
-        align="edge",
-        color=COLOURS[0],
-        alpha=0.85,
-        linewidth=0.4,
-        edgecolor="white",
-        label=name,
-    )
+    bars = {"color": COLOURS[0], "alpha": 0.85, "linewidth": 0.4, "edgecolor": "white", "label": name}
+    axes.bar(edges[:-1] + 0.5, percent_between(drawn, edges), width=width, align="edge", **bars)
     dashes, median = (0, (4, 3)), f"median {statistics.median:,}"
     axes.axvline(statistics.median, color=INK, linewidth=1.0, linestyle=dashes, label=median)
     if against is not None:
@@ -276,22 +267,18 @@ def _draw_curves(
     limits = {limit for points in curves.values() for limit, _ in points}
     ordered = [*sorted(limit for limit in limits if limit is not None), *([None] if None in limits else [])]
     places = {limit: index for index, limit in enumerate(ordered)}
-    ends = []
     for index, (name, points) in enumerate(curves.items()):
-        style = line_style(index)
-        colour = style["color"]
         steps, values = [places[limit] for limit, _ in points], [value for _, value in points]
-        width = (
-            max(1.4, 2.9 - 0.5 * index) if bold is None else 3.2 if name == bold else 1.4
-        )  # lines below stay visible
-        axes.plot(steps, values, **style, linewidth=width, marker="o", markersize=2 * width, clip_on=False)
         where = "" if steps[-1] == len(ordered) - 1 else f" at depth {ordered[steps[-1]]}"
-        ends.append((f"{name} {values[-1]:.2f}{unit}{where}", values[-1], colour))
+        style = {**line_style(index), "label": f"{name} {values[-1]:.2f}{unit}{where}"}
+        # Lines below stay visible.
+        width = max(1.4, 2.9 - 0.5 * index) if bold is None else 3.2 if name == bold else 1.4
+        axes.plot(steps, values, **style, linewidth=width, marker="o", markersize=2 * width, clip_on=False)
     axes.set_xticks(range(len(ordered)), ["no limit" if limit is None else str(limit) for limit in ordered])
     axes.set_xlabel("most sequences a pack may hold")
     axes.set_xlim(-0.3, len(ordered) - 0.7)
     axes.set_ylim(top=top)
-    label_ends(axes, ends)
+    label_ends(axes)
 
 
 def _slots(pack_length: int) -> str:
@@ -334,17 +321,8 @@ def _limits(rows: Sequence[ResidualRow]) -> tuple[float, float]:
 
 def _draw_residual(axes: Any, row: ResidualRow, limits: tuple[float, float]) -> None:
     lengths = np.arange(1, len(row.residual) + 1)
-    axes.plot(
-        lengths,
-        row.whole_residual,
-        color=COLOURS[1],
-        linestyle="none",
-        marker="o",
-        markersize=2.6,
-        alpha=0.6,
-        markeredgewidth=0,
-        label="rounded to whole packs",
-    )
+    dots = {"markersize": 2.6, "alpha": 0.6, "markeredgewidth": 0, "label": "rounded to whole packs"}
+    axes.plot(lengths, row.whole_residual, "o", color=COLOURS[1], **dots)
     axes.plot(lengths, row.residual, color=COLOURS[0], linewidth=1.4, label="as solved")
     axes.axhline(0, color=INK, linewidth=0.8)
     axes.set_yscale("symlog", linthresh=_LINEAR_UP_TO)
@@ -365,14 +343,17 @@ def _draw_search(axes: Any, rows: Sequence[ResidualRow]) -> None:
     from matplotlib.ticker import LogLocator
 
     limits = sorted({row.setting.weight_up_to for row in rows})
-    ends = []
     for index, weight in enumerate(dict.fromkeys(row.setting.weight for row in rows)):
-        points = [(row.setting.weight_up_to, _percent_padding(row)) for row in rows if row.setting.weight == weight]
+        points = [
+            (row.setting.weight_up_to, max(100 * (1 - row.efficiency), _LEAST_PERCENT))
+            for row in rows
+            if row.setting.weight == weight
+        ]
         if weight == 1:
             points = [(limit, points[0][1]) for limit in limits]
         at, values = zip(*sorted(points), strict=True)
-        axes.plot(at, values, color=COLOURS[index % len(COLOURS)], marker="o", linewidth=1.8)
-        ends.append((f"weight {weight:g}  {values[-1]:.3f} %", values[-1], COLOURS[index % len(COLOURS)]))
+        label = f"weight {weight:g}  {values[-1]:.3f} %"
+        axes.plot(at, values, color=COLOURS[index % len(COLOURS)], marker="o", linewidth=1.8, label=label)
     axes.set_xscale("log", base=2)
     axes.set_xticks(limits, [f"{limit:,}" for limit in limits])
     axes.set_yscale("log")
@@ -381,9 +362,5 @@ def _draw_search(axes: Any, rows: Sequence[ResidualRow]) -> None:
     axes.minorticks_off()
     axes.set_xlabel("longest length with the weight (tokens, logarithmic)")
     axes.set_ylabel("padding (% of slots, logarithmic)")
-    label_ends(axes, ends)
+    label_ends(axes)
     write_title(axes, "Padding by weight")
-
-
-def _percent_padding(row: ResidualRow) -> float:
-    return max(100 * (1 - row.efficiency), _LEAST_PERCENT)

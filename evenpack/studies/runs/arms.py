@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from itertools import chain
 from pathlib import Path
 from typing import Any, TypeVar
@@ -14,7 +15,7 @@ from evenpack.engine.reporting.metrics import METRICS, read_metrics, trained_ste
 from evenpack.errors import DataError
 from evenpack.files import read_kept, write_json
 from evenpack.studies.runs.jobs import Evaluation
-from evenpack.studies.statistics.paired import PairedDifference, Spread, paired_difference
+from evenpack.studies.statistics.paired import PairedDifference, Spread, paired_difference, verdicts_of_family
 
 ItemT = TypeVar("ItemT")
 ResultT = TypeVar("ResultT")
@@ -150,6 +151,27 @@ def difference_from(
     if not pairs or not all(map(math.isfinite, chain.from_iterable(pairs))):
         return None
     return paired_difference([one for one, _ in pairs], [other for _, other in pairs], significance=significance)
+
+
+def with_verdicts(
+    rows: Sequence[ResultT], effects: Callable[[ResultT], float], *, significance: float, prefix: str = ""
+) -> list[ResultT]:
+    """Returns the rows with the verdicts on their differences among each other, corrected for the number of these.
+
+    Args:
+        rows: frozen dataclasses with a `difference`, which may be None, and a `verdict`, each behind the `prefix`.
+        effects: returns the smallest difference of a row that matters.
+    """
+    places = [place for place, row in enumerate(rows) if getattr(row, f"{prefix}difference") is not None]
+    verdicts = verdicts_of_family(
+        [getattr(rows[place], f"{prefix}difference") for place in places],
+        effects=[effects(rows[place]) for place in places],
+        significance=significance,
+    )
+    found: list[Any] = [*rows]
+    for place, verdict in zip(places, verdicts, strict=True):
+        found[place] = replace(found[place], **{f"{prefix}verdict": verdict})
+    return found
 
 
 def confidence_text(significance: float) -> str:

@@ -7,7 +7,7 @@ are corrected for their number together.
 
 import statistics
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 from rich.console import RenderableType
@@ -16,10 +16,16 @@ from evenpack.data.sources.files import find_files
 from evenpack.errors import ConfigError, DataError
 from evenpack.studies.columns import Column, table_of
 from evenpack.studies.plotting import INK, write_title
-from evenpack.studies.runs.arms import arm_label, confidence_text, difference_from, loss_of_evaluation
+from evenpack.studies.runs.arms import (
+    arm_label,
+    confidence_text,
+    difference_from,
+    loss_of_evaluation,
+    with_verdicts,
+)
 from evenpack.studies.runs.jobs import Evaluation, StudyRun, evaluation_of
 from evenpack.studies.shuffle.config import MEAN_OF_KINDS, ShuffleSection, ShuffleStudyConfig
-from evenpack.studies.statistics.paired import FamilyVerdict, PairedDifference, Spread, verdicts_of_family
+from evenpack.studies.statistics.paired import FamilyVerdict, PairedDifference, Spread
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -96,15 +102,7 @@ def compare_held_out(losses: LossesByKind, section: ShuffleSection) -> tuple[Hel
             rows.append(
                 HeldOutRow(kind=kind, arm=arm, losses=of_seed, loss=spread, difference=difference, verdict=None)
             )
-    compared = [(place, row.difference) for place, row in enumerate(rows) if row.difference is not None]
-    verdicts = verdicts_of_family(
-        [difference for _, difference in compared],
-        effects=[section.effect] * len(compared),
-        significance=section.significance,
-    )
-    for (place, _), verdict in zip(compared, verdicts, strict=True):
-        rows[place] = replace(rows[place], verdict=verdict)
-    return tuple(rows)
+    return tuple(with_verdicts(rows, lambda _: section.effect, significance=section.significance))
 
 
 def held_out_table(rows: Sequence[HeldOutRow], section: ShuffleSection) -> list[RenderableType]:

@@ -130,10 +130,6 @@ def _fit_each(values: Float64[np.ndarray, " values"]) -> tuple[dict[LawName, Any
     return fitted, warnings
 
 
-def _aic(law: AnyLaw, values: Float64[np.ndarray, " values"]) -> float:
-    return 2.0 * len(vars(law)) - 2.0 * float(law.frozen.logpdf(values).sum())
-
-
 def resampled(
     values: Float64[np.ndarray, " values"], *, rounds: int, seed: int
 ) -> Float64[np.ndarray, "rounds values"]:
@@ -197,7 +193,7 @@ def _assess(
     *,
     rounds: int,
 ) -> DistributionFit:
-    distance = ks_distance(law, values)
+    distance, log_likelihood = ks_distance(law, values), float(law.frozen.logpdf(values).sum())
     variates = np.random.default_rng([0, 2]).standard_exponential((rounds, len(values)))
     drawn = law.at_hazard(variates)
     null = [ks_distance(again, sample) for sample in drawn for again in _converged(FITTERS[name], sample[None])]
@@ -209,8 +205,8 @@ def _assess(
             for parameter in vars(law)
             if resampled_laws
         },
-        log_likelihood=float(law.frozen.logpdf(values).sum()),
-        aic=_aic(law, values),
+        log_likelihood=log_likelihood,
+        aic=2.0 * len(vars(law)) - 2.0 * log_likelihood,
         ks_distance=distance,
         ks_p_value=(1 + sum(other >= distance for other in null)) / (1 + len(null))
         if len(null) >= (1 - _FAILED_SHARE) * rounds

@@ -4,15 +4,15 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from rich.console import RenderableType
 
 from evenpack import console
 from evenpack.engine.resolving.cost_model import CostModel
 from evenpack.progress import format_rate
 from evenpack.studies.columns import Column, cells_by_column, table_of
-from evenpack.studies.plotting import COLOURS, INK, figure_as_png, write_footer, write_title
+from evenpack.studies.plotting import COLOURS, INK, draw_series, figure_as_png, write_footer, write_title
 from evenpack.studies.provenance import provenance_line
-from evenpack.studies.throughput.measure import Quartiles
 from evenpack.studies.throughput.study import DepthRow, LayoutRow, ThroughputStudy
 
 _SECONDS = (
@@ -167,45 +167,43 @@ def _footer(study: ThroughputStudy) -> list[str]:
 
 
 def _draw_phases(axes: Any, rows: Sequence[LayoutRow]) -> None:
-    names = [_in_lines(row.layout) for row in rows]
-    floors = [0.0] * len(rows)
+    names, floors = [_in_lines(row.layout) for row in rows], np.zeros(len(rows))
     for (phase, label), colour in zip(_PHASES.items(), COLOURS, strict=False):
-        values = [float(getattr(row, f"{phase}_seconds")) for row in rows]
+        values = [getattr(row, f"{phase}_seconds") for row in rows]
         axes.bar(names, values, bottom=floors, color=colour, width=0.6, label=label)
-        floors = [floor + value for floor, value in zip(floors, values, strict=True)]
+        floors = floors + values
     axes.set_ylabel("seconds per step")
-    axes.set_ylim(top=1.25 * max(floors))
+    axes.set_ylim(top=1.25 * floors.max())
     axes.legend(frameon=False, ncols=2, loc="upper center", fontsize=9)
     write_title(axes, "Where a step's time goes")
 
 
 def _draw_rates(axes: Any, rows: Sequence[LayoutRow]) -> None:
-    names = [_in_lines(row.layout) for row in rows]
-    spreads = [row.sequences_per_second for row in rows]
-    medians = [spread.median for spread in spreads]
-    bars = axes.bar(
-        names, medians, yerr=_reach(spreads), color=COLOURS[0], alpha=0.85, width=0.6, ecolor=INK, capsize=4
-    )
+    ends = [(one.quartile_1, one.median, one.quartile_3) for one in (row.sequences_per_second for row in rows)]
+    low, median, high = np.transpose(ends)
+    style = {"color": COLOURS[0], "alpha": 0.85, "width": 0.6, "ecolor": INK, "capsize": 4}
+    bars = axes.bar([_in_lines(row.layout) for row in rows], median, yerr=[median - low, high - median], **style)
     axes.bar_label(bars, fmt=format_rate, label_type="center", color="white", fontweight="bold")
     axes.set_ylabel("sequences/s")
     write_title(axes, "Throughput of the layouts")
 
 
 def _draw_depths(axes: Any, rows: Sequence[DepthRow]) -> None:
-    places = range(len(rows))
-    realised = [row.realised_speed_up for row in rows]
-    lines = (
-        ("packing factor (computed)", [row.packing_factor for row in rows], "#9aa5b1", ":"),
-        ("predicted: factor / (1 + overhead)", [row.predicted_speed_up for row in rows], COLOURS[1], "--"),
-        ("realised (measured)", [spread.median for spread in realised], COLOURS[0], "-"),
+    place = Column("most sequences a pack may hold", rows.index)
+    quartiles = {end: Column(end, f"realised_speed_up.quartile_{end}") for end in "13"}
+    lines: tuple[tuple[str, str, dict[str, Any]], ...] = (
+        ("packing factor (computed)", "packing_factor", {"color": "#9aa5b1", "linestyle": ":"}),
+        ("predicted: factor / (1 + overhead)", "predicted_speed_up", {"color": COLOURS[1], "linestyle": "--"}),
+        (
+            "realised (measured)",
+            "realised_speed_up.median",
+            {"color": COLOURS[0], "low": quartiles["1"], "high": quartiles["3"], "capsize": 4},
+        ),
     )
-    for label, values, colour, style in lines:
-        axes.plot(places, values, style, color=colour, marker="o", markersize=5, linewidth=2.0, label=label)
-    medians = [spread.median for spread in realised]
-    axes.errorbar(places, medians, yerr=_reach(realised), fmt="none", ecolor=COLOURS[0], elinewidth=1.4, capsize=4)
-    axes.set_xticks(places, ["max" if row.depth is None else str(row.depth) for row in rows])
-    axes.set_xlabel("most sequences a pack may hold")
-    axes.set_ylabel("speed-up over padding")
+    for label, value, style in lines:
+        height = Column("speed-up over padding", value)
+        draw_series(axes, rows, x=place, y=height, label=label, marker="o", markersize=5, linewidth=2.0, **style)
+    axes.set_xticks(range(len(rows)), ["max" if row.depth is None else str(row.depth) for row in rows])
     axes.set_ylim(bottom=0.0)
     axes.legend(frameon=False, loc="lower right", fontsize=9)
     write_title(axes, "Speed-up by packing depth")
@@ -214,11 +212,3 @@ def _draw_depths(axes: Any, rows: Sequence[DepthRow]) -> None:
 def _in_lines(layout: str) -> str:
     """Returns `unpadded/sorted_serpentine` with one word per line, for the label of a bar."""
     return layout.replace("/", "/\n").replace("_", "_\n")
-
-
-def _reach(spreads: Sequence[Quartiles]) -> list[list[float]]:
-    """Returns the distances below and above the medians."""
-    return [
-        [spread.median - spread.quartile_1 for spread in spreads],
-        [spread.quartile_3 - spread.median for spread in spreads],
-    ]

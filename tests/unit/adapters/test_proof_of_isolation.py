@@ -415,6 +415,11 @@ def test_masks_have_the_precision_that_the_model_computes_in(
     assert trainer.state.log_history[0]["loss"] == pytest.approx(expected, rel=0.02)
 
 
+def test_a_model_in_double_precision_is_held_to_the_precision_of_its_losses() -> None:
+    model = built("llama", causal=True).double().train()
+    assert prove_isolation(model, own_loader(packs_per_step=2)).dtype == torch.float64
+
+
 def test_positions_beyond_the_models_table_are_refused() -> None:
     """RoBERTa's first position is 2, so a table of 33 rows has no place for the last of 32 tokens."""
     loader = own_loader(packs_per_step=2, objective=MASKS)

@@ -105,7 +105,9 @@ class OtherBorders(PackTrainer):
         return super().compute_loss(model, inputs, *arguments, **keywords)
 
 
-@pytest.mark.parametrize(("name", "what"), [("attention_mask", "is added"), ("position_ids", "is left out")])
+@pytest.mark.parametrize(
+    ("name", "what"), slow_but(["position_ids"], [("attention_mask", "is added"), ("position_ids", "is left out")])
+)
 def test_borders_that_are_lost_between_the_adapter_and_the_model_are_refused(
     name: str, what: str, tmp_path: Path
 ) -> None:
@@ -121,6 +123,60 @@ def test_borders_that_are_lost_between_the_adapter_and_the_model_are_refused(
         trains.given = given
         trains.train()
         assert not model._forward_pre_hooks
+
+
+class OtherTokens(OtherBorders):
+    """Embeds the tokens itself, or changes some of them, and then leaves out what it is told to."""
+
+    embeds: bool
+
+    def compute_loss(self, model: Any, inputs: Any, *arguments: Any, **keywords: Any) -> Any:
+        ids = inputs["input_ids"]
+        inputs["input_ids"] = torch.where(torch.arange(ids.shape[1]) % 7 == 0, (ids + 1) % 50, ids)
+        if self.embeds:
+            inputs["inputs_embeds"] = model.get_input_embeddings()(inputs.pop("input_ids"))
+        inputs.update(dict.fromkeys(self.given))
+        return PackTrainer.compute_loss(self, model, inputs, *arguments, **keywords)
+
+
+@pytest.mark.parametrize("embeds", [True, False])
+def test_borders_are_compared_also_where_the_host_changes_the_tokens(tmp_path: Path, *, embeds: bool) -> None:
+    for given in (["position_ids"], []):
+        trainer = OtherTokens(model=tiny_llama(), args=arguments(tmp_path), loader=own_loader())
+        trainer.given, trainer.embeds = given, embeds
+        if given:
+            with pytest.raises(evenpack.ConfigError, match=r"called with other borders .*position_ids is left out"):
+                trainer.train()
+        else:
+            trainer.train()
+
+
+class OwnHead(OtherBorders):
+    """Calls the model without its head, as those do who take a loss of their own."""
+
+    evaluates = False
+
+    def compute_loss(self, model: Any, inputs: Any, *_: Any, num_items_in_batch: Any = None, **__: Any) -> Any:
+        model.train(not self.evaluates)
+        labels = inputs.pop("labels")
+        del inputs["shift_labels"]
+        inputs.update(dict.fromkeys(self.given))
+        logits = model.lm_head(model.model(**inputs).last_hidden_state)
+        return token_loss({"logits": logits}, labels, num_items_in_batch, shifts=True)
+
+
+@pytest.mark.parametrize("evaluates", [True, False])
+def test_borders_are_compared_also_without_the_head_and_in_evaluation_mode(tmp_path: Path, *, evaluates: bool) -> None:
+    for given in (["position_ids"], ["use_cache"], []):
+        trainer = OwnHead(model=tiny_llama(), args=arguments(tmp_path), loader=own_loader())
+        trainer.given, trainer.evaluates = given, evaluates
+        if given:
+            with pytest.raises(evenpack.ConfigError, match=f"called with other borders .*{given[0]} is left out"):
+                trainer.train()
+        else:
+            trainer.train()
+            assert not trainer.model._forward_pre_hooks
+            assert not trainer.model.model._forward_pre_hooks
 
 
 class MeanLoss(torch.nn.Module):

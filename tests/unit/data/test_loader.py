@@ -810,7 +810,6 @@ def test_each_damage_of_a_cache_is_named_with_the_folder(tmp_path: Path) -> None
         with pytest.raises(DataError, match=re.escape(str(folder))) as caught:
             pytest.fail(f"{damage} {name}: {ids(made(documents, **settings), 3)}")
         if damage == "another version":
-            assert "cannot be checked: " in str(caught.value)
             assert "is of version 7, expected 2; give another `cache`" in str(caught.value)
         else:
             assert f"Remove {folder}, and the next loader fills it again" in str(caught.value), (name, damage)
@@ -829,7 +828,7 @@ def test_a_cache_that_cannot_be_read_is_not_called_damaged(tmp_path: Path) -> No
     for name in ("checksums.json", "documents.npy"):
         kept = (folder / name).rename(tmp_path / "kept")
         (folder / name).symlink_to(folder / name)  # ELOOP, also for root
-        with pytest.raises(DataError, match=r"cannot be checked: .* cannot be read: .*symbolic links; the file may be"):
+        with pytest.raises(DataError, match=r"cannot be read: .*symbolic links; the file may be"):
             made(cache=tmp_path).batches_of(0)
         kept.rename(folder / name)
     made(cache=tmp_path).batches_of(0)

@@ -173,7 +173,7 @@ def test_a_file_that_is_cut_short_or_missing_is_named(corpus: Path, own_finished
 def test_a_manifest_of_another_format_is_refused(corpus: Path, own_finished: Path) -> None:
     path = own_finished / "manifest.json"
     path.write_text(json.dumps({**json.loads(path.read_text()), "format_version": 1}))
-    with pytest.raises(DataError, match="broken or of another version of evenpack"):
+    with pytest.raises(DataError, match="damaged or of another version of evenpack"):
         PreparedData.open(own_finished, two_sources(corpus))
 
 

@@ -9,7 +9,7 @@ from rich.console import Console
 
 from evenpack.errors import RunError
 from evenpack.finetuning.run import finetune
-from evenpack.launcher.processes.ranks import held_output_dir
+from evenpack.launcher.processes.holding import held_output_dir
 from evenpack.progress import Progress
 
 

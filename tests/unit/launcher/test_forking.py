@@ -1,5 +1,7 @@
 """The run file of a fork gives the same run as its parent's."""
 
+import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -67,3 +69,37 @@ def test_the_data_is_beside_the_checkpoint_or_where_the_run_file_has_it(tmp_path
     assert values["run"]["output_dir"] == str(tmp_path / "child")
     here = ParentSection(run=Path(), step=3)
     assert _values(checkpoint, here, "child")["run"]["output_dir"] == "../child", "and not in the trunk's own folder"
+
+
+def test_a_fork_of_a_fork_at_its_first_step_has_the_run_file_of_the_fork(tmp_path: Path):
+    trunk = {"run": tmp_path / "trunk", "step": 3}
+    fork = run_config(
+        run_values(
+            "llama", tmp_path, run={"output_dir": tmp_path / "fork", "parent": trunk}, optimizer={"weight_decay": 0.25}
+        )
+    )
+    record = {
+        "config": fork.model_dump(mode="json"),
+        "data": {"fingerprint": "f", "tokenizer": "t", "vocabulary_size": 9, "pack_length": 32, "sources": ["one"]},
+        "starts": [
+            {"steps_done": 3, "ranks": 1, "device": "cpu", "commit": None, "evenpack": "1", "torch": "2", "date": "d"}
+        ],
+    }
+    (tmp_path / "fork").mkdir()
+    (tmp_path / "fork" / "run.json").write_text(json.dumps(record), encoding="utf-8")
+    state = TrainState(
+        step=3,
+        fingerprint="f",
+        world_size=1,
+        zero_stage=0,
+        cost_weights=CostWeights(per_token=1.0, per_squared_length=0.0, per_segment=0.0),
+        config=run_config(run_values("llama", tmp_path)).model_dump(mode="json"),
+        reached_accuracy=None,
+        samples=0,
+        validation_loss=None,
+    )
+    for step, decay in ((3, 0.25), (4, None)):
+        checkpoint = Checkpoint(path=tmp_path, state=replace(state, step=step), files=(), saved_at=0.0)
+        values = _values(checkpoint, ParentSection(run=tmp_path / "fork", step=step), "child")
+        assert values["optimizer"].get("weight_decay") == decay
+        assert values["run"]["parent"] == {"run": str(tmp_path / "fork"), "step": step}

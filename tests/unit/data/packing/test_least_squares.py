@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from repository import PUBLISHED_HISTOGRAMS
 
 from evenpack.data.packing import LengthHistogram, Packing, Strategy
+from evenpack.data.packing.greedy import longest_pack_first
 from evenpack.data.packing.least_squares import least_squares, least_squares_padding
-from evenpack.data.packing.longest_pack_first import longest_pack_first
 from evenpack.errors import PackingError
 
 LeastSquares = Callable[[LengthHistogram, int, int], Mapping[Strategy, int]]

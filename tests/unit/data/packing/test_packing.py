@@ -312,18 +312,18 @@ def test_a_histogram_that_counts_nothing_or_less_is_refused(counts, message):
 @pytest.mark.parametrize(
     ("counts", "found"),
     [
-        (np.array([1.5, 2.0]), "found an array of float64; length 1 has 1.5"),
-        (np.array([1, 1 << 63], dtype=np.uint64), "found an array of uint64; length 2 has 9223372036854775808"),
-        (np.array([True]), "found an array of bool; length 1 has True"),
-        (np.array(["1"]), "found an array of <U1; length 1 has '1'"),
-        (np.zeros(0), "found an array of float64. LengthHistogram.from_counts takes"),
-        (np.array([[1, 2]]), r"found an array of int64 with shape \(1, 2\)"),
-        ([1, 2], r"found list \[1, 2\]"),
-        (None, "found NoneType None"),
+        (np.array([1.5, 2.0]), r"found array\(\[1.5, 2. \]\)"),
+        (np.array([1, 1 << 63], dtype=np.uint64), "9223372036854775808"),
+        (np.array([True]), r"found array\(\[ True\]\)"),
+        (np.array(["1"]), r"found array\(\['1'\]"),
+        (np.zeros(0), r"dtype=float64\). LengthHistogram.from_counts takes"),
+        (np.array([[1, 2]]), r"found array\(\[\[1, 2\]\]\)"),
+        ([1, 2], r"found \[1, 2\]"),
+        (None, "found None"),
     ],
 )
 def test_counts_that_are_no_integers_are_refused(counts, found):
-    with pytest.raises(PackingError, match=f"an array of integers that fit into int64, one for each length; {found}"):
+    with pytest.raises(PackingError, match=f"an array of integers that fit into int64, one for each length; .*{found}"):
         as_counts(counts)
 
 

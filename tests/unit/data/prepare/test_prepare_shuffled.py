@@ -106,7 +106,7 @@ def test_a_call_that_was_interrupted_between_the_passes_ends_up_with_the_same_fi
     monkeypatch.setattr(shuffle, "append_row", stop_at_the_second_row)
     with pytest.raises(StoppedRowError):
         prepare(config, directory)
-    assert list(directory.rglob("00002.json")), "the columns are there"
+    assert list(directory.rglob("columns.idx")), "the columns are there"
     monkeypatch.setattr(shuffle, "append_row", append_row)
     recorder = Recorder()
     prepare(config, directory, progress=recorder)

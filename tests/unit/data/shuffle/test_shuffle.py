@@ -2,9 +2,9 @@
 
 import re
 from collections import Counter
-from collections.abc import Callable
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -16,9 +16,9 @@ from evenpack.data.sequences.documents import DocumentsView, build_documents
 from evenpack.data.sequences.shuffled import SHUFFLED, SOURCE_IDS, ShuffledView
 from evenpack.data.shuffle import shuffle as shuffle_module
 from evenpack.data.shuffle.grid import BYTES_PER_SEQUENCE, Grid, equal_parts
-from evenpack.data.shuffle.shuffle import ColumnFolder, GridShuffler
+from evenpack.data.shuffle.shuffle import GridShuffler
 from evenpack.data.tokens.file import TokenFile
-from evenpack.data.tokens.writer import column_path
+from evenpack.data.tokens.writer import column_path, read_journal
 from evenpack.errors import DataError, RunError
 
 VOCABULARY = 5000
@@ -132,11 +132,19 @@ def test_what_was_interrupted_anywhere_is_resumed_to_the_same_bytes(view: Docume
 def test_a_finished_column_is_not_read_again(view: DocumentsView, tmp_path: Path) -> None:
     with pytest.raises(StoppedShuffleError):
         shuffler(view, tmp_path, stop_after=16).run()
-    written = {path: path.stat().st_mtime_ns for path in (tmp_path / "shuffle_columns").glob("*.tokens")}
-    assert len(written) >= 2
-    with pytest.raises(StoppedShuffleError):
-        shuffler(view, tmp_path, stop_after=1).run()
-    assert written.items() <= {path: path.stat().st_mtime_ns for path in written}.items()
+    journal = read_journal(tmp_path / "shuffle_columns/columns")
+    assert journal is not None
+    assert journal.state["columns"] >= 2
+    resumed, read = shuffler(view, tmp_path), []
+    load = resumed._load_column
+
+    def noted(first: int, stop: int, *arguments: Any, **named: Any) -> Any:
+        read.append(first)
+        return load(first, stop, *arguments, **named)
+
+    object.__setattr__(resumed, "_load_column", noted)
+    resumed.run()
+    assert read == column_bounds(view)[journal.state["columns"] : -1]
 
 
 def test_another_origin_begins_again(view: DocumentsView, tmp_path: Path) -> None:
@@ -148,15 +156,18 @@ def test_another_origin_begins_again(view: DocumentsView, tmp_path: Path) -> Non
     assert contents(tmp_path / "changed") == contents(tmp_path / "fresh")
 
 
-@pytest.mark.parametrize("suffix", ["tokens", "lengths", "ids"])
-def test_damage_between_the_passes_is_found_and_named(view: DocumentsView, tmp_path: Path, suffix: str) -> None:
+@pytest.mark.parametrize("name", ["columns.bin", "columns.idx", "shuffled_sequence_ids.npy"])
+def test_damage_between_the_passes_is_found_and_named(view: DocumentsView, tmp_path: Path, name: str) -> None:
     with pytest.raises(StoppedShuffleError):  # as the first row has been told
         shuffler(view, tmp_path, stop_after=reports_of_columns(view) + 1).run()
-    path = tmp_path / "shuffle_columns" / f"00002.{suffix}"
+    path = tmp_path / "shuffle_columns" / name
     content = bytearray(path.read_bytes())
     content[len(content) // 2] ^= 1
     path.write_bytes(content)
-    with pytest.raises(DataError, match=r"row 1 of .*00002.tokens and the files beside it is not as it was written"):
+    with pytest.raises(DataError, match=rf"{name} is not as it was written.* prepare again"):
+        shuffler(view, tmp_path).run()
+    path.unlink()
+    with pytest.raises(DataError, match=rf"{name} cannot be found.* prepare again"):
         shuffler(view, tmp_path).run()
 
 
@@ -197,34 +208,14 @@ def test_columns_are_equal_in_memory_where_short_sequences_lie_together(
     recipe = DocumentsRecipe(kind="documents", max_sequence_length=128)
     skewed = build_documents(recipe, token_file, np.arange(len(documents)))
     held = []
-    load = ColumnFolder._load
+    load = GridShuffler._load_column
 
-    def measured(self: ColumnFolder, view: DocumentsView, first: int, stop: int, told: object) -> object:
-        loaded = load(self, view, first, stop, told)  # type: ignore[arg-type]
+    def measured(self: GridShuffler, first: int, stop: int, *arguments: Any, **named: Any) -> Any:
+        loaded, content = load(self, first, stop, *arguments, **named)
         held.append(loaded.tokens.nbytes + BYTES_PER_SEQUENCE * (stop - first))
-        return loaded
+        return loaded, content
 
-    monkeypatch.setattr(ColumnFolder, "_load", measured)
+    monkeypatch.setattr(GridShuffler, "_load_column", measured)
     shuffler(skewed, tmp_path / "out").run()
     assert len(held) == GRID.columns
     assert max(held) < 1.05 * sum(held) / GRID.columns
-
-
-@pytest.mark.parametrize(
-    ("spoil", "message"),
-    [
-        (lambda folder: (folder / "00001.tokens").unlink(), r"00001.tokens is missing: remove .* and prepare again"),
-        (
-            lambda folder: (folder / "00001.json").write_text('{"shards": [], "content": 1}'),
-            "00001.json is not a record of a column .0 shards, expected 3.",
-        ),
-    ],
-)
-def test_columns_that_are_not_whole_are_named(
-    view: DocumentsView, tmp_path: Path, spoil: Callable[[Path], object], message: str
-) -> None:
-    with pytest.raises(StoppedShuffleError):
-        shuffler(view, tmp_path, stop_after=reports_of_columns(view) + 1).run()
-    spoil(tmp_path / "shuffle_columns")
-    with pytest.raises(DataError, match=message):
-        shuffler(view, tmp_path).run()

@@ -255,10 +255,10 @@ def test_the_accounting_of_rows_is_joined_from_that_of_the_parts(folder: Path) -
         assert isinstance(part, RowPart)
         list(part.documents())
         assert part.accounting is not None
-        counted.append((part.accounting, part.longest_row_words))
-    assert any(not accounting.rows_kept for accounting, _ in counted), "no mistake while other parts keep some"
+        counted.append(part.accounting)
+    assert any(not accounting.rows_kept for accounting in counted), "no mistake while other parts keep some"
     list(found.documents())
-    assert reduce(add, (accounting for accounting, _ in counted)) == found.accounting
+    assert reduce(add, counted) == found.accounting
 
 
 def test_rows_that_no_part_keeps_are_refused_as_in_one_pass(folder: Path) -> None:
@@ -269,11 +269,10 @@ def test_rows_that_no_part_keeps_are_refused_as_in_one_pass(folder: Path) -> Non
         assert isinstance(part, RowPart)
         list(part.documents())
         assert part.accounting is not None
-        counted.append((part.accounting, part.longest_row_words))
-    total = reduce(add, (accounting for accounting, _ in counted))
-    longest = max(words for _, words in counted)
+        counted.append(part.accounting)
+    total = reduce(add, counted)
     messages = []
-    for attempt in (lambda: found.refuse_none_kept(total, longest), lambda: list(found.documents())):
+    for attempt in (lambda: found.refuse_none_kept(total), lambda: list(found.documents())):
         with pytest.raises(DataError) as caught:
             attempt()
         messages.append(str(caught.value))

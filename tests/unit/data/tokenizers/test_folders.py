@@ -282,6 +282,17 @@ def test_the_exported_tokenizer_makes_of_a_prompt_what_training_saw(case: Folder
         assert special[token] in automatic(prompt)["input_ids"]
 
 
+def test_the_exported_tokenizer_pads_prompts_where_the_folder_says(tmp_path: Path) -> None:
+    backend = FOLDERS["years as no class"].backend
+    for side in ("left", "right"):
+        folder = Folder(
+            backend=backend, config=END | {"tokenizer_class": "PreTrainedTokenizerFast", "padding_side": side}
+        ).write(tmp_path / side)
+        load(folder, {"kind": "hub"}).save(tmp_path / f"prepared_{side}")
+        Tokenizer.load(tmp_path / f"prepared_{side}").save(tmp_path / f"exported_{side}")
+        assert AutoTokenizer.from_pretrained(tmp_path / f"exported_{side}").padding_side == side
+
+
 def test_a_set_of_an_earlier_version_is_exported_with_the_template_of_its_documents(tmp_path: Path) -> None:
     case = FOLDERS["both ends"]
     folder = case.write(

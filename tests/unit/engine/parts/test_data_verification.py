@@ -30,7 +30,8 @@ from evenpack.engine.world.distributed import World
 from evenpack.errors import DataError, EvenpackError, RunError
 from evenpack.launcher.planning import describe_plan, plan_training
 from evenpack.launcher.processes.hangs import HangLimits, HangMonitor, Heartbeat
-from evenpack.launcher.processes.ranks import RankFolder
+from evenpack.launcher.processes.identities import RankPlace
+from evenpack.launcher.processes.ranks import RankFolder, RankStatus
 from evenpack.launcher.trained import evaluate_run
 from evenpack.studies.plan.options import PlanOptions
 from evenpack.testing import prepared
@@ -135,8 +136,10 @@ class WatchedVerification:
         self.folder = RankFolder(output_dir, "now")
         self.folder.path.mkdir(parents=True)
         limits = HangLimits(step_seconds=100.0, start_seconds=100.0)
-        self.heartbeat = Heartbeat(self.folder, rank=0, limits=limits, clock=lambda: self.now)
-        self._monitor = HangMonitor(self.folder, range(1), limits=limits, warn=lambda _: None, clock=lambda: self.now)
+        status = RankStatus.starting("now", RankPlace.of_environment({}))
+        self.folder.write_status(status)
+        self.heartbeat = Heartbeat(self.folder, status, limits=limits, clock=lambda: self.now)
+        self._monitor = HangMonitor(self.folder, 1, limits=limits, clock=lambda: self.now)
         self._read_seconds = read_seconds
         self._moves = 0
 
@@ -167,7 +170,7 @@ def test_a_run_that_waits_for_a_long_verification_hangs_only_if_nothing_is_read(
     failure = watched.folder.read_failure()
     assert (failure is not None) is stands_still
     if failure is not None and failure.error is not None:
-        assert failure.error.endswith("(step 6, verifying the data)")
+        assert "(step 6, verifying the data)" in failure.error
 
 
 def test_damage_that_is_found_early_stops_a_long_run_at_the_next_step(

@@ -1,13 +1,12 @@
 """`evenpack slurm` checks the run before it writes; `evenpack stop` asks the run that goes on."""
 
-import os
 from pathlib import Path
 
 import pytest
 from command_line import evenpack
 
-from evenpack.launcher.processes.hangs import Heartbeat
-from evenpack.launcher.processes.ranks import RankFolder, RankPlace, RankStatus
+from evenpack.launcher.processes.identities import RankPlace
+from evenpack.launcher.processes.ranks import RankFolder, RankStatus
 from evenpack.launcher.processes.stop import read_stop_request
 from evenpack.testing import prepared, run_config, run_values, text_sources, write_run_file
 
@@ -78,17 +77,3 @@ def test_a_run_that_goes_on_is_asked_to_stop(run_file: Path) -> None:
     assert not request.at_once
     folder.write_status(status.ended("finished", exit_code=0, step=6))
     assert "no run is going on" in refusal("stop", run_file)
-
-
-def test_a_run_whose_rank_0_has_long_been_silent_may_have_been_killed(run_file: Path) -> None:
-    folder = RankFolder(run_file.parent / "out", "now")
-    folder.path.mkdir(parents=True, exist_ok=True)
-    folder.write_status(RankStatus.starting("now", RankPlace.of_environment({})))
-    Heartbeat(folder, rank=0, limits=None).keep_up()
-    done = evenpack("stop", run_file)
-    assert (done.code, "heartbeat" in done.stdout) == (0, False)
-    file = folder.heartbeat_file(0)
-    os.utime(file, (0.0, file.stat().st_mtime - 3700.0))
-    done = evenpack("stop", run_file)
-    assert done.code == 0
-    assert "no heartbeat for 1h01m" in " ".join(done.stdout.split())

@@ -1,7 +1,6 @@
 """The rank that is gone is named, and not the one that has lost its connection to it."""
 
 import os
-import time
 from dataclasses import replace
 from pathlib import Path
 
@@ -30,18 +29,23 @@ def folder(tmp_path: Path) -> RankFolder:
     for rank in range(4):
         place = place_of(rank, ranks=4, each=2)
         found.write_status(replace(RankStatus.starting("now", place), host=f"node{rank // 2 + 1}"))
-        Heartbeat(found, rank=rank, limits=None, doing=Doing()).keep_up()
-        os.utime(found.heartbeat_file(rank), (0.0, 0.0))
+        os.utime(found.status_file(rank), (0.0, 0.0))
     return found
+
+
+def guard_of(folder: RankFolder, rank: int) -> Heartbeat:
+    status = folder.read_status(rank)
+    assert status is not None
+    return Heartbeat(folder, status, limits=None, doing=Doing(), clock=lambda: 0.0)
 
 
 def seen_by_0(folder: RankFolder, *well: int, monkeypatch: pytest.MonkeyPatch) -> Failure | None:
     """Lets rank 0 lose a connection, and returns what it finds while guards of the ranks that are `well` look."""
     monkeypatch.setattr(hangs, "LOST_SECONDS", 0.3)
-    guards = [Heartbeat(folder, rank=rank, limits=None, doing=Doing(), clock=lambda: 0.0) for rank in well]
+    guards = [guard_of(folder, rank) for rank in well]
     for rank, guard in zip(well, guards, strict=True):
         guard.keep_up()  # no other is due, but for the loss
-        os.utime(folder.heartbeat_file(rank), (0.0, 0.0))
+        os.utime(folder.status_file(rank), (0.0, 0.0))
 
     def look() -> Failure | None:
         for guard in guards:
@@ -86,8 +90,7 @@ def test_a_rank_that_has_ended_by_itself_is_not_missed(folder: RankFolder, monke
 def test_a_rank_that_never_started_is_named_only_if_all_others_are_well(
     folder: RankFolder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    (folder.path / "rank_1.json").unlink()
-    folder.heartbeat_file(1).unlink()
+    folder.status_file(1).unlink()
     failure = seen_by_0(folder, 0, 3, monkeypatch=monkeypatch)
     assert failure is not None
     assert failure.rank == 2
@@ -101,7 +104,7 @@ def test_a_rank_that_never_started_is_named_only_if_all_others_are_well(
 def test_what_another_rank_records_meanwhile_is_the_failure(
     folder: RankFolder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    recorded = Failure(run_id="now", rank=3, host="node2", error=None, exit_code=None, at=time.time())
+    recorded = Failure(run_id="now", rank=3, host="node2", error=None, exit_code=None)
     folder.claim_failure(recorded)
     assert seen_by_0(folder, monkeypatch=monkeypatch) == recorded
 
@@ -120,12 +123,12 @@ def test_ranks_that_their_launcher_ends_after_a_lost_connection_leave_who_was_we
     assert find_first_stopped(folder, 4) is None
     folder.lost_file.touch()
     for rank in (0, 1, 3):
-        os.utime(folder.heartbeat_file(rank))
+        os.utime(folder.status_file(rank))
     failure = find_first_stopped(folder, 4)
     assert failure is not None
     assert (failure.rank, failure.host) == (2, "node2")
     assert failure.error == "others have lost their connection to it; the launcher has ended all ranks since"
-    os.utime(folder.heartbeat_file(3), (0.0, 0.0))
+    os.utime(folder.status_file(3), (0.0, 0.0))
     failure = find_first_stopped(folder, 4)
     assert failure is not None
     assert "lost their connection to it, if it was not one of 3; the launcher" in str(failure.error)
@@ -134,14 +137,14 @@ def test_ranks_that_their_launcher_ends_after_a_lost_connection_leave_who_was_we
 def test_the_note_of_an_earlier_run_is_neither_answered_nor_kept(folder: RankFolder) -> None:
     earlier = RankFolder(folder.output_dir, "earlier").lost_file
     earlier.touch()
-    guard = Heartbeat(folder, rank=0, limits=None, doing=Doing(), clock=lambda: 0.0)
+    guard = guard_of(folder, 0)
     guard.keep_up()
-    os.utime(folder.heartbeat_file(0), (0.0, 0.0))
+    os.utime(folder.status_file(0), (0.0, 0.0))
     guard.keep_up()
-    assert folder.heartbeat_file(0).stat().st_mtime == 0.0
+    assert folder.status_file(0).stat().st_mtime == 0.0
     folder.lost_file.touch()
     guard.keep_up()
-    assert folder.heartbeat_file(0).stat().st_mtime > 0.0
+    assert folder.status_file(0).stat().st_mtime > 0.0
     folder.remove_earlier()
     assert not earlier.exists()
     assert folder.lost_file.exists()

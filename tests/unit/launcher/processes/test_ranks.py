@@ -20,20 +20,10 @@ from rank_places import place_of
 
 from evenpack.engine.ownership import require_owned
 from evenpack.errors import RunError
-from evenpack.launcher.processes import ranks
-from evenpack.launcher.processes.ranks import (
-    Failure,
-    LaunchToken,
-    ProcessIdentity,
-    RankFolder,
-    RankPlace,
-    RankStatus,
-    held_as_writer,
-    held_output_dir,
-    is_held,
-    plain_run_id,
-    running_run,
-)
+from evenpack.launcher.processes import holding, ranks
+from evenpack.launcher.processes.holding import held_as_writer, held_output_dir, is_held
+from evenpack.launcher.processes.identities import LaunchToken, ProcessIdentity, RankPlace, plain_run_id
+from evenpack.launcher.processes.ranks import Failure, RankFolder, RankStatus, running_run
 
 ALONE = RankPlace.of_environment({})
 
@@ -131,7 +121,10 @@ def test_a_launcher_is_looked_for_on_its_own_machine_alone() -> None:
 
 
 def test_a_status_is_read_as_it_was_written(tmp_path: Path) -> None:
-    ended = status(rank=3).ended("stopped", exit_code=75, step=12)
+    begun = status(rank=3)
+    folder(tmp_path).write_status(begun)
+    assert folder(tmp_path).read_status(3) == begun
+    ended = begun.ended("stopped", exit_code=75, step=12)
     folder(tmp_path).write_status(ended)
     assert folder(tmp_path).read_status(3) == ended
     assert folder(tmp_path).read_statuses() == {3: ended}
@@ -206,7 +199,7 @@ def test_whether_a_run_writes_into_a_directory_can_be_asked_without_stopping_it(
 
 def test_an_output_directory_held_by_a_process_is_free_once_it_is_killed(tmp_path: Path) -> None:
     script = (
-        "import pathlib, sys; from evenpack.launcher.processes.ranks import held_output_dir\n"
+        "import pathlib, sys; from evenpack.launcher.processes.holding import held_output_dir\n"
         "with held_output_dir(pathlib.Path(sys.argv[1])): print('held', flush=True); input()"
     )
     holder = subprocess.Popen(
@@ -243,13 +236,11 @@ def test_each_restart_by_torchrun_is_a_run_of_its_own(monkeypatch: pytest.Monkey
     assert len(ids) == 2
 
 
-def test_heartbeats_and_stacks_of_an_earlier_run_are_removed(tmp_path: Path) -> None:
+def test_stacks_of_an_earlier_run_are_removed(tmp_path: Path) -> None:
     run = folder(tmp_path)
     (run.path / "stack_0.txt").write_text("old")
-    (run.path / "heartbeat_1").write_text('{"run_id": "earlier"}')
-    (run.path / "heartbeat_0").write_text('{"run_id": "run"}')
     run.remove_earlier()
-    assert [path.name for path in run.path.iterdir()] == ["heartbeat_0"]
+    assert list(run.path.iterdir()) == []
 
 
 @pytest.mark.parametrize("length", [20, 100_000])
@@ -263,6 +254,8 @@ def test_the_end_of_a_rank_is_recorded_on_a_full_disk_too(
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     monkeypatch.setattr(ranks, "write_text", refuse)
+    pwrite = os.pwrite
+    monkeypatch.setattr(os, "pwrite", lambda *given: pwrite(*given) if len(given[1]) <= size else refuse())
     ended = status().ended("failed", exit_code=2, error="no room: ü" + "x" * length)
     folder(tmp_path).write_status(ended)
     found = folder(tmp_path).read_status(0)
@@ -293,7 +286,8 @@ def test_what_killed_processes_have_not_finished_goes_with_the_next_start(tmp_pa
 
 HOLD = """
 import os, pathlib, signal, sys
-from evenpack.launcher.processes.ranks import ProcessIdentity, held_as_writer, held_output_dir
+from evenpack.launcher.processes.holding import held_as_writer, held_output_dir
+from evenpack.launcher.processes.identities import ProcessIdentity
 needs = [ProcessIdentity(pid=int(pid), session=int(pid)) for pid in sys.argv[2:]]
 with held_output_dir(pathlib.Path(sys.argv[1]), needs=needs), held_as_writer(pathlib.Path(sys.argv[1]), needs=needs):
     print("held", flush=True)
@@ -317,7 +311,7 @@ def stopped_holder(output_dir: Path, *needs: int) -> Iterator["subprocess.Popen[
 def test_a_stopped_rank_that_has_outlived_its_launcher_is_ended_by_the_next_start(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(ranks, "_ORPHAN_SECONDS", 0.3)
+    monkeypatch.setattr(holding, "_ORPHAN_SECONDS", 0.3)
     ended = subprocess.Popen([sys.executable, "-c", ""], start_new_session=True)
     ended.wait()
     with stopped_holder(tmp_path, os.getpid(), ended.pid) as holder:
@@ -330,7 +324,7 @@ def test_a_stopped_rank_that_has_outlived_its_launcher_is_ended_by_the_next_star
 def test_a_stopped_rank_whose_launcher_lives_is_named_and_left_alone(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, hold: Callable[..., Any]
 ) -> None:
-    monkeypatch.setattr(ranks, "_ORPHAN_SECONDS", 0.1)
+    monkeypatch.setattr(holding, "_ORPHAN_SECONDS", 0.1)
     with stopped_holder(tmp_path) as holder:
         with pytest.raises(RunError) as caught, hold(tmp_path, patience_seconds=0.5):
             pass

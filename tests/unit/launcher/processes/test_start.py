@@ -10,7 +10,7 @@ import pytest
 
 from evenpack.errors import ConfigError, RunError
 from evenpack.launcher.processes import start
-from evenpack.launcher.processes.ranks import LaunchToken
+from evenpack.launcher.processes.identities import LaunchToken
 from evenpack.launcher.processes.start import (
     LOCAL_LAUNCHER,
     WORKER_MODULE,
