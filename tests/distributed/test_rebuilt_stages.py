@@ -143,6 +143,11 @@ def test_what_the_ranks_trained_on_is_what_where_returns(whole: tuple[RunConfig,
     epochs = [one["source_epochs"] for one in records(run)]
     assert epochs == [resolved.epochs(step + 1) for step in range(STEPS)]
     assert all(epochs[2][name] % 1 for name in epochs[2]), "what an epoch has left goes on in step 4"
+    goes_on = [
+        [resolved.order.drawn_before(index, step) < form.then for index, form in enumerate(resolved.forms[1].values())]
+        for step in (4, 5, STEPS)
+    ]
+    assert goes_on == [[True, True], [True, False], [True, False]], "that of words ends in step 5"
 
 
 def test_other_ranks_go_on_over_a_border(config: RunConfig):
@@ -157,8 +162,8 @@ def test_other_ranks_go_on_over_a_border(config: RunConfig):
 
 
 def test_what_has_begun_stays_and_what_comes_may_change(whole: tuple[RunConfig, int]):
-    run, _ = whole
-    run_ranks(go_on_otherwise, 1, named(run, "changed"))
+    run, ranks = whole
+    run_ranks(go_on_otherwise, 1, named(run, f"changed_{ranks}"))
 
 
 def go_on_otherwise(world: World, config: RunConfig) -> None:
