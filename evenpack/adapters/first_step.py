@@ -5,6 +5,7 @@ what this rank's loader makes; the sum of order hashes over ranks is compared wi
 """
 
 import inspect
+import logging
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -14,7 +15,10 @@ from evenpack.data.order.selection import order_hash
 from evenpack.errors import ConfigError
 from evenpack.extras import require
 
+log = logging.getLogger(__name__)
+
 _HASHES = 1 << 64
+_OTHER_LOADERS = "the ranks' loaders have different documents, seeds or packs: "
 _BORDERS = (
     "position_ids",
     "attention_mask",
@@ -63,12 +67,9 @@ def require_whole_step(
     problems = [f"rank {rank}: {report[3]}" for rank, report in enumerate(reports) if report[3]]
     places = [report[:2] for report in reports]
     if places != [(rank, len(reports)) for rank in range(len(reports))]:
-        problems = [
-            f"{len(reports)} processes train, and their loaders were made with (rank, ranks) = "
-            f"{', '.join(map(str, places))}: make each with the rank of its process, and ranks={len(reports)}"
-        ]
+        problems = [_misplaced(places)]
     elif len({report[2] for report in reports}) > 1:
-        problems = ["the ranks' loaders have different documents, seeds or packs: " + _counted(r[2] for r in reports)]
+        problems = [_OTHER_LOADERS + _counted(report[2] for report in reports)]
     whole = order_hash(loader.plan(step).packs)
     if not problems and sum(report[4] for report in reports) % _HASHES != whole:
         problems = ["the ranks together do not hold each pack of the plan once"]
@@ -77,6 +78,49 @@ def require_whole_step(
             f"step {step} is not what evenpack's loader made: {'; '.join(problems)}. The host must take the loader's "
             "batches as they are: it may not shard, dispatch, concatenate, drop or reshape them (docs/adapters.md)"
         )
+
+
+def require_shares(loader: Loader) -> None:
+    """Checks that the loaders of all ranks make shares of the same steps; all ranks call it.
+
+    Several ranks may have the same share, as often as others have theirs: those that hold parts of one model. Where all
+    have the whole of each step, rank 0 logs a warning, because that may be so, and more often `ranks` was forgotten.
+
+    Raises: ConfigError on every rank, if documents, seeds, packs or steps differ, or if a share is missing.
+    """
+    reports = all_gathered((loader.rank, loader.ranks, loader.fingerprint, loader.step))
+    places = [report[:2] for report in reports]
+    each_share = [(rank, loader.ranks) for rank in range(loader.ranks)]
+    problem = None
+    if len({report[2] for report in reports}) > 1:
+        problem = _OTHER_LOADERS + _counted(report[2] for report in reports)
+    elif len({report[3] for report in reports}) > 1:
+        problem = "they are at different steps: " + _counted(report[3] for report in reports)
+    elif sorted(places) != sorted(each_share * (len(places) // len(each_share))):
+        problem = _misplaced(places)
+    if problem is not None:
+        raise ConfigError(f"the ranks' loaders do not make shares of the same step: {problem}")
+    if loader.ranks == 1 and len(places) > 1 and _is_first_rank():
+        log.warning(
+            "%d processes train, and each has a loader with ranks=1: all train the same whole steps. Make each with "
+            "the rank of its process, and ranks=%d, unless they hold parts of one model",
+            len(places),
+            len(places),
+        )
+
+
+def _is_first_rank() -> bool:
+    import torch.distributed as dist
+
+    return dist.get_rank() == 0
+
+
+def _misplaced(places: Sequence[tuple[int, int]]) -> str:
+    """Returns what is wrong with the places (rank, ranks) of loaders, in words."""
+    return (
+        f"{len(places)} processes train, and their loaders were made with (rank, ranks) = "
+        f"{', '.join(map(str, places))}: make each with the rank of its process, and ranks={len(places)}"
+    )
 
 
 class HandOver:

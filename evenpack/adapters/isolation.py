@@ -27,7 +27,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from evenpack.adapters.first_step import all_gathered
+from evenpack.adapters.first_step import all_gathered, require_shares
 from evenpack.adapters.huggingface import Mask, ModelInputs, attention_of, segment_starts, text_config
 from evenpack.batch import ChosenTargets, PackedBatch, SlotTargets
 from evenpack.data.loader import Loader
@@ -147,8 +147,9 @@ def prove_isolation(model: Any, loader: Loader, *, own_loss: bool = True, allow_
         allow_leaks: whether to train a model that is not proved to keep sequences apart; it is logged as a warning.
 
     Raises: ConfigError if the model is not isolated, its own loss is no share of the step's mean, it has no embedding
-        of a token of the next step, or it is in evaluation mode.
+        of a token of the next step, or it is in evaluation mode; or if the ranks' loaders make no shares of one step.
     """
+    require_shares(loader)
     found = isolation_on(model, loader[loader.step * loader.micro_batches], own_loss=own_loss)
     inputs = required(found, allow_leaks=allow_leaks, rank=loader.rank)
     for each in loader.batches_of(loader.step):

@@ -430,6 +430,11 @@ class _Function(Subject):
             if not isinstance(state, Tensor) or state.shape[:2] != (1, len(pack.tokens)):
                 shown = list(state.shape) if isinstance(state, Tensor) else type(state).__name__
                 raise ConfigError(f"{self.name} returned {shown} for {len(pack.tokens)} tokens; expected {CONVENTION}")
+            if not state.is_floating_point():
+                raise ConfigError(
+                    f"{self.name} returned {state.dtype}, in which a small change is lost: return states in "
+                    f"floating point, such as logits; expected {CONVENTION}"
+                )
         return Seen(states=tuple(states), embeddings=found.get("embeddings"), loss=found.get("loss"))
 
 

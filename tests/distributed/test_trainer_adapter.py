@@ -1,6 +1,9 @@
 """transformers' Trainer on the packs of a Loader, over real processes."""
 
 import itertools
+import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +28,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForMaskedLM,
 
 import evenpack
 from evenpack.adapters.first_step import require_whole_step
+from evenpack.adapters.isolation import prove_isolation
 from evenpack.adapters.trainer import PackTrainer
 from evenpack.data.loader import ATTENTION
 from evenpack.engine.world.distributed import World
@@ -162,6 +166,41 @@ def test_a_host_that_changes_batches_is_refused_in_the_first_step_on_every_rank(
         assert "(rank, ranks) = (0, 2), (0, 2): make each with the rank of its process" in twice
         assert "the ranks together do not hold each pack of the plan once" in otherwise
         assert "different documents, seeds or packs" in seeds
+
+
+def prove_other_shares(world: World) -> list[str]:
+    """Returns what is said of loaders that are no shares of the same step, and of those that are."""
+    first, second = (world.rank, world.size), (0, 1)
+    moved = own_loader(*first)
+    moved.step = world.rank
+    loaders = [own_loader(0, world.size), own_loader(*first, seed=world.rank), own_loader(*(second, first)[world.rank])]
+    texts = [_refusal(lambda one=one: prove_isolation(tiny_llama(), one)) for one in (*loaders, moved)]
+    for place in (second, first):
+        with recorded(logging.getLogger("evenpack.adapters.first_step")) as messages:
+            prove_isolation(tiny_llama(), own_loader(*place))
+        texts.append(" ".join(messages))
+    return texts
+
+
+@contextmanager
+def recorded(log: logging.Logger) -> Iterator[list[str]]:
+    """Returns the messages of a log, as they come."""
+    messages: list[str] = []
+    handler = logging.Handler()
+    handler.emit = lambda record: messages.append(record.getMessage())  # type: ignore[method-assign]
+    log.addHandler(handler)
+    yield messages
+    log.removeHandler(handler)
+
+
+def test_loaders_that_are_no_shares_of_the_same_step_are_refused_with_the_proof_of_isolation() -> None:
+    for rank, (twice, seeds, unequal, moved, whole, shares) in enumerate(run_ranks(prove_other_shares, 2)):
+        assert "do not make shares of the same step: 2 processes train, and their loaders were made with (rank" in twice
+        assert "different documents, seeds or packs: rank 0 " in seeds
+        assert "(rank, ranks) = (0, 1), (1, 2): make each with the rank of its process, and ranks=2" in unequal
+        assert "they are at different steps: rank 0 0, rank 1 1" in moved
+        assert ("each has a loader with ranks=1: all train the same whole steps" in whole) == (rank == 0)
+        assert shares == ""
 
 
 def tiny_family(kind: str) -> Any:

@@ -470,6 +470,43 @@ def first_difference(first: dict[str, int], second: dict[str, int]) -> str | Non
     return None
 
 
+def other_tokens(folder: Path, here: Path | Tokenizer) -> str | None:
+    """Looks for text of which the tokenizer in a folder makes other tokens than the one here, with the same vocabulary.
+
+    Merges, the splitting of words, lower-casing and what begins a document are in no vocabulary.
+
+    Returns: both results, for people; None if there is no difference, or no whole tokenizer in a folder.
+    """
+    first, second = _assembled(folder), here.copied_backend() if isinstance(here, Tokenizer) else _assembled(here)
+    if first is None or second is None or first.to_str() == second.to_str():
+        return None
+    special = guarded_tokens(first).keys() | guarded_tokens(second).keys()
+    for backend in (first, second):
+        prepare_backend(backend, special, is_said=False)
+    found = plainest_difference(probe_texts(first), _encode(first), _encode(second))
+    if found is not None:
+        text, by_first, by_second = found
+        names = [
+            [backend.id_to_token(index) for index in ids] for backend, ids in ((first, by_first), (second, by_second))
+        ]
+        return f"of the text {text!a} it makes {names[0]}, and this one {names[1]}"
+    templates = template_of(first), template_of(second)
+    return (
+        None if templates[0] == templates[1] else f"it makes '{templates[0]}' of a text, and this one '{templates[1]}'"
+    )
+
+
+def _assembled(folder: Path) -> tokenizers.Tokenizer | None:
+    """Returns the tokenizer of a folder's files; None if they are those of none, or of a vocabulary alone."""
+    if (folder / BACKEND_FILE).is_file():
+        return read_backend(folder / BACKEND_FILE)
+    try:
+        is_bert = (folder / VOCABULARY_FILE).is_file()
+        return read_word_pieces(folder, lower_case=None) if is_bert else read_byte_pairs(folder)
+    except DataError:
+        return None
+
+
 _READERS: Mapping[str, Callable[[Path], dict[str, int]]] = {
     BACKEND_FILE: lambda path: tokenizers.Tokenizer.from_file(str(path)).get_vocab(with_added_tokens=True),
     "vocab.txt": lambda path: tokenizers.models.WordPiece.read_file(str(path)),

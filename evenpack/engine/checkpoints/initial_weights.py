@@ -17,7 +17,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from evenpack.data.tokenizers.loading import first_difference, read_vocabulary
+from evenpack.data.tokenizers.loading import first_difference, other_tokens, read_vocabulary
 from evenpack.engine.checkpoints.weight_sources import WeightSource, find_weights
 from evenpack.engine.checkpoints.weights import require_fitting, require_same_network
 from evenpack.engine.optimizers.build import whole_shape
@@ -85,7 +85,7 @@ def _parts_by_their_names(model: Model, weights: NamedWeights) -> dict[str, Tens
 
 
 def _require_same_vocabulary(found: WeightSource, tokenizer_dir: Path) -> None:
-    """Compares the vocabularies, because equal sizes may still have other tokens."""
+    """Compares the vocabularies, because equal sizes may still have other tokens; warns of another use of them."""
     trained_with, here = read_vocabulary(found.tokenizer_dir), read_vocabulary(tokenizer_dir)
     if trained_with is None or here is None:
         missing = found.tokenizer_dir if trained_with is None else tokenizer_dir
@@ -96,6 +96,16 @@ def _require_same_vocabulary(found: WeightSource, tokenizer_dir: Path) -> None:
         raise CheckpointError(
             f"{KEY}: {found} was trained with another vocabulary, in {found.tokenizer_dir}, than this run's data, in "
             f"{tokenizer_dir}: {difference}. Prepare this run's data with that tokenizer"
+        )
+    if (tokens := other_tokens(found.tokenizer_dir, tokenizer_dir)) is not None:
+        log.warning(
+            "%s: %s was trained with another tokenizer of the same vocabulary, in %s, than this run's data, in %s: %s. "
+            "Prepare this run's data with that tokenizer, unless the weights are to learn other tokens",
+            KEY,
+            found,
+            found.tokenizer_dir,
+            tokenizer_dir,
+            tokens,
         )
 
 

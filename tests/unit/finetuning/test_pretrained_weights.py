@@ -4,8 +4,10 @@ from pathlib import Path
 
 import pytest
 from finetuning_tasks import SPECIAL, WORDS, finetune_values, write_encoder, write_sentences
+from tokenizers import pre_tokenizers
 
 from evenpack.config import validate
+from evenpack.data.tokenizers.word_pieces import read_word_pieces
 from evenpack.errors import CheckpointError, ConfigError, DataError
 from evenpack.finetuning.config import FinetuneConfig
 from evenpack.finetuning.data import read_task
@@ -42,6 +44,19 @@ def test_a_tokenizer_that_the_weights_were_not_trained_with_is_refused(tmp_path:
         read_pretrained(config(tmp_path / "b", encoder, vocabulary=[*SPECIAL, "bad", "good", *WORDS[2:]]))
     (tmp_path / "c").mkdir()
     assert read_pretrained(config(tmp_path / "c", encoder, vocabulary=[*SPECIAL, *WORDS])).tokenizer.padding_id == 0
+
+
+def test_another_tokenizer_of_the_weights_vocabulary_is_named(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    encoder = write_encoder(tmp_path / "bert")
+    checked = config(tmp_path, encoder, vocabulary=[*SPECIAL, *WORDS])
+    read_pretrained(checked)
+    assert caplog.messages == []
+    own = read_word_pieces(tmp_path / "own", lower_case=None)
+    own.pre_tokenizer = pre_tokenizers.Split("o", "isolated")
+    own.save(str(tmp_path / "own" / "tokenizer.json"))
+    read_pretrained(checked)
+    (warning,) = caplog.messages
+    assert f"another tokenizer of the same vocabulary, in {encoder}, than data.tokenizer is: of the text " in warning
 
 
 def test_weights_without_a_tokenizer_and_without_a_path_are_refused(tmp_path: Path) -> None:

@@ -86,6 +86,9 @@ def fails(batch):
 def returns_a_number(batch):
     return 3.0
 
+def returns_predictions(batch):
+    return leaky(batch).argmax(-1)
+
 def returns_a_row_too_few(batch):
     return leaky(batch)[:, 1:]
 
@@ -316,6 +319,7 @@ def test_targets_that_cross_borders_are_found(functions: str) -> None:
     [
         ("fails", "failed with KeyError: 'tokens'; expected a function"),
         ("returns_a_number", "returned float for 32 tokens; expected a function"),
+        ("returns_predictions", r"returned torch\.int64, in which a small change is lost: return states in floating"),
         ("returns_a_row_too_few", r"returned \[1, 31, 8\] for 32 tokens; expected a function"),
         ("absent", "has no function 'absent'; expected a function"),
         ("not_a_function", "has no function 'not_a_function'; expected a function"),
