@@ -57,8 +57,8 @@ class Form:
         return self.then + max(0, -((self.then - position) // self.packs)) * self.packs
 
     def in_before(self, position: int) -> int:
-        """Returns the position in the stream of the form before, of which as much is drawn before `position`."""
-        return min(position, self.start) + min(max(0, position - self.start) * self.joined, self.rest)
+        """Returns the position in the stream of the form before of what is at a position before `then`."""
+        return min(position, self.start) + max(0, position - self.start) * self.joined
 
     def epochs(self, position: int) -> Fraction:
         """Returns the passes over the source before a position."""

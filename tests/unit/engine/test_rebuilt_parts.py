@@ -1,19 +1,25 @@
 """A run whose packs or model change is a sequence of ordinary runs; what cannot be one is refused before it starts."""
 
+import pickle
 from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from tiny_run import train_state
 
+from evenpack.data.batches.pipeline import MicroBatchDataset
 from evenpack.engine.checkpoints.continuation import continued
 from evenpack.engine.config import RunConfig
 from evenpack.engine.resolving.resolve import open_run
+from evenpack.engine.world.distributed import World
 from evenpack.errors import CheckpointError, ConfigError, DataError, NotPreparedError
 from evenpack.studies.plan.plan import PlanOptions, plan_run
 from evenpack.testing import changed, prepared, run_config, run_values, text_sources
+
+ONE = World(rank=0, size=1, local_rank=0, device=torch.device("cpu"))
 
 
 def form(length: int) -> dict[str, Any]:
@@ -73,12 +79,17 @@ def test_what_an_epoch_has_left_goes_on_in_joined_packs(config: RunConfig):
         form = run.forms[1][name]
         assert (form.then, form.epoch) == (drawn + -(-rest // 2), -(-drawn // packs))
         assert form.epochs(form.then - 1) == form.epoch - Fraction(2 - rest % 2, packs)
+        assert form.epochs(3) == Fraction(3, packs)
         assert form.epochs(form.then + 3) == form.epoch + Fraction(3, new[name].train.packing.packs)
         before, both = (source.plan.before.draw(np.arange(drawn, drawn + 2)), source.plan.draw(np.array([drawn])))
         assert both.sequence_ids.tolist() == before.sequence_ids.tolist()
     assert run.forms[2] == run.forms[1], "other rotary positions begin nothing"
     read = [[data.directory.name for data in run.part_after(step).data_after(step)] for step in (0, 2, 4)]
     assert read == [["data"], ["data_64_64", "data"], ["data_64_64", "data"]], "what is left is verified, too"
+    settings = run.parts[1].pipeline_settings(ONE)
+    dataset = MicroBatchDataset(run.parts[1].prepared, settings)
+    again, index = pickle.loads(pickle.dumps(dataset)), dataset.planner.micro_batches.before(2)
+    np.testing.assert_array_equal(again.arrays(index).tokens, dataset.arrays(index).tokens)
     longer = open_run(changed(config, training={"steps": 99}))
     assert [data.directory.name for data in longer.part_after(90).data_after(90)] == ["data_64_64"]
 
