@@ -100,11 +100,15 @@ def trained(run: ResolvedRun) -> list[list[Tokens]]:
         for step in part.config.span:
             packs = planner.plan(step).packs
             assert np.add.reduceat(packs.lengths, packs.offsets[:-1]).max() <= part.prepared.pack_length
-            for index, source in enumerate(packs.sources.tolist()):
-                packed = planner.sources[source]
-                epoch = epoch_of(packed, packs.stream_positions[[index]])
-                found[source] += [Counter() for _ in range(len(found[source]), epoch + 1)]
-                found[source][epoch] += tokens_of(packed, packs.sequence_ids[slice(*packs.offsets[index : index + 2])])
+            for index, source in enumerate(planner.sources):
+                own = packs.sources == index
+                epochs = np.full(packs.packs, -1)
+                epochs[own] = source.plan.epochs(packs.stream_positions[own])
+                for epoch in sorted(set(epochs[own].tolist())):
+                    found[index] += [Counter() for _ in range(len(found[index]), epoch + 1)]
+                    found[index][epoch] += tokens_of(
+                        source, packs.sequence_ids[np.repeat(epochs == epoch, packs.sizes)]
+                    )
     return found
 
 
