@@ -88,11 +88,11 @@ def report_training(run: ResolvedRun) -> TrainingReport | None:
     summary = read_json_object(run.config.run.output_dir / "summary.json")
     if summary is None:
         return None
-    packed, item = run.shape.layout == "packed", run.part_of(summary["step"]).item
+    item = run.part_of(summary["step"]).item if run.shape.layout == "packed" else None
     return TrainingReport(
         step=summary["step"],
-        packing_efficiency=item.fill if packed else None,
-        packing_factor=float(item.sequences) if packed else None,
+        packing_efficiency=None if item is None else item.fill,
+        packing_factor=None if item is None else float(item.sequences),
         padding_share=summary["padding_share"],
         ranks=summary["ranks"],
         tokens_per_second=summary["tokens_per_second"],

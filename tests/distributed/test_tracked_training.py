@@ -102,6 +102,7 @@ def test_every_key_that_runs_write_is_documented_and_none_other(trained: tuple[P
     elsewhere = {"skipped/not_finite", "checkpoint/failed"}  # see `test_bad_steps.py` and `test_failed_saves.py`
     elsewhere |= {"left_eager"}  # of compiled runs: see `test_compiled_training.py`
     elsewhere |= {"ranks/pairs_within/WINDOW"}  # of models with windows: see `test_rank_times.py`
+    elsewhere |= {"left_out/SOURCE/packs", "left_out/SOURCE/epochs"}  # of stages: see `test_rebuilt_stages.py`
     split = {metric.name for metric in DEFINITIONS if metric.when in (_SPLIT, _GATHERED_SPLIT)}
     elsewhere |= split  # of longer runs: see `test_slow_ranks.py`
     assert {metric.name for metric in DEFINITIONS} == written | elsewhere

@@ -30,7 +30,7 @@ def resolved(name: str, *overrides: str) -> ResolvedRun:
     length = config.data.pack_length
     run = object.__new__(ResolvedRun)
     item = AverageItem(sequences=Fraction(2), tokens=Fraction(length), row_slots=length)
-    vars(run).update(config=config, item=item, prepared=SimpleNamespace(vocabulary_size=VOCABULARY))
+    vars(run).update(config=config, run_file=config, item=item, prepared=SimpleNamespace(vocabulary_size=VOCABULARY))
     return run
 
 

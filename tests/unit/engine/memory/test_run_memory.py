@@ -68,7 +68,7 @@ def test_a_gpu_that_runs_out_of_memory_is_told_the_largest_micro_batch_by_its_ow
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda _: "NVIDIA of tomorrow")
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: SimpleNamespace(total_memory=80 * 10**9))
     run = object.__new__(ResolvedRun)
-    vars(run).update(config=config, item=ITEM, prepared=SimpleNamespace(vocabulary_size=VOCABULARY))
+    vars(run).update(config=config, run_file=config, item=ITEM, prepared=SimpleNamespace(vocabulary_size=VOCABULARY))
     world = World(rank=0, size=RANKS, local_rank=0, device=torch.device("cuda:0"))
     with pytest.raises(RunError) as caught, explained_memory(run, world):
         raise torch.OutOfMemoryError("CUDA out of memory.")

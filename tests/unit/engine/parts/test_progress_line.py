@@ -38,7 +38,9 @@ class Shown:
         values = pair_run_values if model == "bert" else run_values
         config = run_config(values(model, Path("nowhere"), training={"steps": 100}))
         checkpoint = SimpleNamespace(step=done) if done else None
-        self.line = ProgressLine(start_of(resolved=SimpleNamespace(config=config), checkpoint=checkpoint))
+        self.line = ProgressLine(
+            start_of(resolved=SimpleNamespace(config=config, run_file=config), checkpoint=checkpoint)
+        )
         self.is_open = self.line.opened()
         self.is_open.__enter__()
         self.clock.now += 60.0  # waits for the first batch

@@ -71,6 +71,7 @@ def test_a_rank_that_becomes_slow_says_so_once_and_where_it_is(
             update = update_of(times, own=0.1 * slow, other=0.1 * (1.0 + 0.01 * (number % 3)))
             training = SimpleNamespace(stop_step=last, target_accuracy=None)
             values = {"waits": None, "rank_times": None, "evaluations": None, "stop": False, "_training": training}
+            values["_part_ends"] = last
             one = step_of(number, update=update, **values)
             times.after_step(one)
             times.recording(one)
