@@ -395,15 +395,20 @@ def _shaped(shape: StepShape, training: TrainingSection) -> StepShape:
 def _form(config: RunConfig, first: PreparedData) -> PreparedData:
     """Opens the data of a later part. Raises: DataError unless it has the documents and vocabulary of the first."""
     prepared = PreparedData.open(config.prepared_dir, config.data, verify="later")
-    tokens = [f"sources/{name}/tokens.bin" for name in first.source_names]
-    files = [[file and file.content for file in map(one.manifest.files.get, tokens)] for one in (first, prepared)]
-    if files[0] != files[1] or first.manifest.tokenizer.checksum != prepared.manifest.tokenizer.checksum:
+    texts = [[_text_of(one, name) for name in first.source_names] for one in (first, prepared)]
+    if texts[0] != texts[1] or first.manifest.tokenizer.checksum != prepared.manifest.tokenizer.checksum:
         raise DataError(
             f"{prepared.directory} was prepared from other documents than {first.directory}, or with another "
             "tokenizer: a stage changes the form of packs and not their text. Remove it, and run `evenpack prepare` "
             "with this run file, over the text that the first was prepared from"
         )
     return prepared
+
+
+def _text_of(prepared: PreparedData, name: str) -> object:
+    """Returns what tells the documents of a source from others: its token file, or the files of finished sequences."""
+    file = prepared.manifest.files.get(f"sources/{name}/tokens.bin")
+    return prepared.manifest.sources[name].inputs if file is None else file.content
 
 
 def is_evaluation_due(training: TrainingSection, steps_done: int, *, samples_per_step: Fraction) -> bool:

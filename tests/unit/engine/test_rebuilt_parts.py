@@ -11,9 +11,11 @@ import torch
 from tiny_run import train_state
 
 from evenpack.data.batches.pipeline import MicroBatchDataset
+from evenpack.data.manifest import Manifest
+from evenpack.data.prepared import PreparedData
 from evenpack.engine.checkpoints.continuation import continued
 from evenpack.engine.config import RunConfig
-from evenpack.engine.resolving.resolve import open_run
+from evenpack.engine.resolving.resolve import open_run, resolve
 from evenpack.engine.world.distributed import World
 from evenpack.errors import CheckpointError, ConfigError, DataError, NotPreparedError
 from evenpack.studies.plan.plan import PlanOptions, plan_run
@@ -184,6 +186,35 @@ def test_a_form_of_other_documents_is_refused(tmp_path: Path):
     prepared(changed(first, data={"prepared_dir": str(folder), "pack_length": 64, "recipe": dict(LONGER_RECIPE)}))
     with pytest.raises(DataError, match="prepared from other documents"):
         open_run(config)
+
+
+def test_finished_sequences_are_told_apart_by_the_files_they_were_read_from(
+    config: RunConfig, monkeypatch: pytest.MonkeyPatch
+):
+    """A source of HDF5 shards has no token file of documents."""
+
+    def opened(folder: Path, *, more_bytes: int) -> PreparedData:
+        manifest = Manifest.read(folder)
+        files = {name: file for name, file in manifest.files.items() if not name.endswith("/tokens.bin")}
+        sources = {
+            name: record.model_copy(
+                update={
+                    "inputs": tuple(one.model_copy(update={"bytes": one.bytes + more_bytes}) for one in record.inputs)
+                }
+            )
+            for name, record in manifest.sources.items()
+        }
+        return PreparedData(folder, config.data, manifest.model_copy(update={"files": files, "sources": sources}))
+
+    first, later = (one.prepared_dir or config.prepared_dir for one in config.forms)
+    for more_bytes in (0, 1):
+        other = opened(later, more_bytes=more_bytes)
+        monkeypatch.setattr(PreparedData, "open", lambda *_, other=other, **__: other)
+        if more_bytes:
+            with pytest.raises(DataError, match="prepared from other documents"):
+                resolve(config, opened(first, more_bytes=0))
+        else:
+            resolve(config, opened(first, more_bytes=0))
 
 
 LONGER_RECIPE = {"kind": "documents", "max_sequence_length": 64}
