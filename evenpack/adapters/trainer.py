@@ -122,12 +122,6 @@ class PackTrainer(Trainer):  # type: ignore[misc]  # transformers is not typed
                 f"the loader ended at step {step}, before max_steps ({self.args.max_steps}): make it with steps=None, "
                 "or with at least as many steps"
             )
-        if self.loader.step != step + 1:
-            raise ConfigError(
-                f"step {step} took {len(samples)} micro-batches, and the loader makes {self.loader.micro_batches} "
-                f"a step and stands at step {self.loader.step}: a callback has changed gradient_accumulation_steps "
-                "or moved the loader. Change neither while it trains: stop, and resume with another Trainer and loader"
-            )
         if self._hand_over is not None:  # of the first step
             self._hand_over.end()
             self._hand_over = None
@@ -140,6 +134,12 @@ class PackTrainer(Trainer):  # type: ignore[misc]  # transformers is not typed
                 for one in samples:
                     self._hand_over.expect(one)
             self._check_count(count, self.loader.plan(step).counts.targets)
+        if len(samples) != self.loader.micro_batches:
+            raise ConfigError(
+                f"step {step} took {len(samples)} micro-batches, and the loader makes {self.loader.micro_batches} a step: "
+                "a callback has changed gradient_accumulation_steps. Leave it as it is while it trains, or stop, and "
+                "resume with another Trainer and loader"
+            )
         self.tokens_seen += self._step_tokens
         if self.args.include_num_input_tokens_seen == "non_padding":
             self.state.num_input_tokens_seen += self._step_tokens

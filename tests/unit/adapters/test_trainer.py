@@ -249,8 +249,8 @@ class Changes(TrainerCallback):
 @pytest.mark.parametrize(
     ("micro_batches", "changed", "message"),
     [
-        (1, 4, "step 1 took 4 micro-batches, and the loader makes 1 a step and stands at step 5"),
-        (2, 1, "step 1 took 1 micro-batches, and the loader makes 2 a step and stands at step 1"),
+        (1, 4, "step 1 took 4 micro-batches, and the loader makes 1 a step: a callback"),
+        (2, 1, "step 1 took 1 micro-batches, and the loader makes 2 a step: a callback"),
     ],
 )
 def test_a_callback_that_changes_the_micro_batches_of_a_step_is_refused(
