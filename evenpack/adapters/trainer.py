@@ -136,8 +136,8 @@ class PackTrainer(Trainer):  # type: ignore[misc]  # transformers is not typed
             self._check_count(count, self.loader.plan(step).counts.targets)
         if len(samples) != self.loader.micro_batches:
             raise ConfigError(
-                f"step {step} took {len(samples)} micro-batches, and the loader makes {self.loader.micro_batches} a step: "
-                "a callback has changed gradient_accumulation_steps. Leave it as it is while it trains, or stop, and "
+                f"step {step} took {len(samples)} micro-batches, and the loader makes {self.loader.micro_batches} a "
+                "step: a callback has changed gradient_accumulation_steps. Leave it as it is while it trains, or stop, and "
                 "resume with another Trainer and loader"
             )
         self.tokens_seen += self._step_tokens
