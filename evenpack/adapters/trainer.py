@@ -137,8 +137,8 @@ class PackTrainer(Trainer):  # type: ignore[misc]  # transformers is not typed
         if len(samples) != self.loader.micro_batches:
             raise ConfigError(
                 f"step {step} took {len(samples)} micro-batches, and the loader makes {self.loader.micro_batches} a "
-                "step: a callback has changed gradient_accumulation_steps. Leave it as it is while it trains, or stop, and "
-                "resume with another Trainer and loader"
+                "step: a callback has changed gradient_accumulation_steps. Leave it as it is while it trains, or stop, "
+                "and resume with another Trainer and loader"
             )
         self.tokens_seen += self._step_tokens
         if self.args.include_num_input_tokens_seen == "non_padding":
