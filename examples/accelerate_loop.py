@@ -22,6 +22,7 @@ MICRO_BATCHES = 2
 
 def main(folder: Path, steps: int) -> None:
     accelerator = Accelerator(cpu=True)  # without it on GPUs
+    accelerator.gradient_accumulation_steps = 1  # which `accelerate launch` may set, and `backward` divides by
     rank, ranks = accelerator.process_index, accelerator.num_processes
     loader = evenpack.Loader(
         tiny.documents(),

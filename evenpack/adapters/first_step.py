@@ -5,7 +5,6 @@ what this rank's loader makes; the sum of order hashes over ranks is compared wi
 """
 
 import inspect
-import logging
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -14,8 +13,6 @@ from evenpack.data.loader import Loader
 from evenpack.data.order.selection import order_hash
 from evenpack.errors import ConfigError
 from evenpack.extras import require
-
-log = logging.getLogger(__name__)
 
 _HASHES = 1 << 64
 _OTHER_LOADERS = "the ranks' loaders have different documents, seeds or packs: "
@@ -83,8 +80,7 @@ def require_whole_step(
 def require_shares(loader: Loader) -> None:
     """Checks that the loaders of all ranks make shares of the same steps; all ranks call it.
 
-    Several ranks may have the same share, as often as others have theirs: those that hold parts of one model. Where all
-    have the whole of each step, rank 0 logs a warning, because that may be so, and more often `ranks` was forgotten.
+    Several ranks may have the same share, as often as others have theirs: those that hold parts of one model.
 
     Raises: ConfigError on every rank, if documents, seeds, packs or steps differ, or if a share is missing.
     """
@@ -100,19 +96,6 @@ def require_shares(loader: Loader) -> None:
         problem = _misplaced(places)
     if problem is not None:
         raise ConfigError(f"the ranks' loaders do not make shares of the same step: {problem}")
-    if loader.ranks == 1 and len(places) > 1 and _is_first_rank():
-        log.warning(
-            "%d processes train, and each has a loader with ranks=1: all train the same whole steps. Make each with "
-            "the rank of its process, and ranks=%d, unless they hold parts of one model",
-            len(places),
-            len(places),
-        )
-
-
-def _is_first_rank() -> bool:
-    import torch.distributed as dist
-
-    return dist.get_rank() == 0
 
 
 def _misplaced(places: Sequence[tuple[int, int]]) -> str:

@@ -1,5 +1,6 @@
 """transformers' `Trainer` on the steps of a Loader: its step t is the loader's step t, at any number of processes."""
 
+import logging
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
@@ -20,6 +21,8 @@ except ModuleNotFoundError as error:
 
 if TYPE_CHECKING:
     from evenpack.adapters.isolation import Isolation
+
+log = logging.getLogger(__name__)
 
 _STATE = "evenpack.Loader"
 """The key of the loader's state in the `stateful_callbacks` of trainer_state.json."""
@@ -108,10 +111,12 @@ class PackTrainer(Trainer):  # type: ignore[misc]  # transformers is not typed
     def get_batch_samples(self, epoch_iterator: Iterator[Any], num_batches: int, device: Any) -> tuple[list[Any], Any]:
         """Returns the micro-batches of a step and the number of its targets over all ranks; checks those of the first.
 
-        Raises: ConfigError if the host changed them; RunError if the loader ended.
+        Raises: ConfigError if the host changed them, or their number; RunError if the loader ended.
         """
         step = self.state.global_step
         samples, count = super().get_batch_samples(epoch_iterator, num_batches, device)
+        if not samples and step >= self.args.max_steps:
+            return samples, count
         if not samples:
             raise RunError(
                 f"the loader ended at step {step}, before max_steps ({self.args.max_steps}): make it with steps=None, "
@@ -129,6 +134,12 @@ class PackTrainer(Trainer):  # type: ignore[misc]  # transformers is not typed
                 for one in samples:
                     self._hand_over.expect(one)
             self._check_count(count, self.loader.plan(step).counts.targets)
+        if len(samples) != self.loader.micro_batches:
+            raise ConfigError(
+                f"step {step} took {len(samples)} micro-batches, and the loader makes {self.loader.micro_batches} a "
+                "step: a callback has changed gradient_accumulation_steps. Leave it as it is while it trains, or stop, "
+                "and resume with another Trainer and loader"
+            )
         self.tokens_seen += self._step_tokens
         if self.args.include_num_input_tokens_seen == "non_padding":
             self.state.num_input_tokens_seen += self._step_tokens
@@ -247,6 +258,8 @@ class _Feed:
     trainer: PackTrainer
 
     def __iter__(self) -> Iterator[dict[str, Any]]:
+        if self.trainer.state.global_step >= self.trainer.args.max_steps:
+            return  # Trainer looks at its steps behind one only, so a finished training that resumes would go on
         inputs_of = self.trainer._form or self.trainer.prove_isolation()
         for batch in self.trainer.loader:
             self.trainer._step_tokens = batch.step_counts.tokens  # Trainer asks for one step at a time
@@ -269,6 +282,11 @@ class _LoaderState(TrainerCallback):  # type: ignore[misc]  # transformers is no
             )
         start = self._loader.state_dict() if kept is None else kept["attributes"]
         self._loader.load_state_dict({**start, "step": state.global_step})
+        if state.global_step >= args.max_steps:
+            said = "the checkpoint is of step %d, and max_steps is %d: nothing is trained"
+            log.warning(said, state.global_step, args.max_steps)
+            control.should_training_stop = True
+            return
         self._trainer.prove_isolation()
         self._keep(state)
 

@@ -10,7 +10,7 @@ import os
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
-from functools import cached_property
+from functools import cache, cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NoReturn, TypedDict, cast
 
@@ -477,6 +477,7 @@ class Loader:
 
     def _read(self) -> Iterator[StepBatches]:
         self._require_own_process()
+        self._warn_of_other_ranks()
         if self._settings.loader_workers == 0:
             for step in range(self.step, self._stop):
                 yield StepBatches(step=step, micro_batches=self.batches_of(step))
@@ -498,6 +499,18 @@ class Loader:
                     "this iteration began before a fork, and its worker processes belong to the parent: begin a new "
                     "one in this process, or take workers=0"
                 )
+
+    def _warn_of_other_ranks(self) -> None:
+        """Logs a warning, once, on the first of several ranks of torch.distributed where `ranks` may be forgotten."""
+        dist: Any = sys.modules.get("torch.distributed")
+        if self.ranks > 1 or dist is None or not (dist.is_available() and dist.is_initialized()):
+            return
+        if dist.get_world_size() > 1 and dist.get_rank() == 0:
+            _warn_once(
+                f"torch.distributed has {dist.get_world_size()} ranks, and a loader is read that was made with ranks=1:"
+                " where each rank reads one, all train the same whole steps. Give rank= and ranks=, unless they hold "
+                "parts of one model, or this rank alone reads it"
+            )
 
     @staticmethod
     def _require_targets(step: int, counts: StepCounts) -> None:
@@ -891,3 +904,8 @@ def _hash_of_packs(packing: Packing) -> str:
 
 def _hexdigest(content: Any) -> str:
     return xxhash.xxh3_128_hexdigest(json.dumps(content, sort_keys=True).encode())
+
+
+@cache
+def _warn_once(message: str) -> None:
+    log.warning(message)

@@ -40,7 +40,8 @@ def run_script(name: str, folder: Path, ranks: int, steps: int, dies_at: int | N
     processes = []
     for rank in range(ranks):
         place = {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(ranks), "LOCAL_WORLD_SIZE": str(ranks)}
-        environment = {**place, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+        other = {"ACCELERATE_GRADIENT_ACCUMULATION_STEPS": "4"}  # as a configuration of `accelerate launch` may say
+        environment = {**place, **other, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
         processes.append(context.Process(target=_run, args=(name, environment, folder, steps, dies_at)))
     for process in processes:
         process.start()

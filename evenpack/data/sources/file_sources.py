@@ -14,6 +14,7 @@ from evenpack.data.sources.config import ArrowSource, JsonlSource, ParquetSource
 from evenpack.data.sources.corpus import Document, FileCorpus, Piece, SourceKind, make_document
 from evenpack.data.sources.files import (
     ARROW_SUFFIXES,
+    KEYS_WITHIN,
     SPLIT_KEYS,
     FolderFiles,
     InputFile,
@@ -157,6 +158,11 @@ class JsonlPiece(_LinesPiece[JsonlSource, bytes]):
         for key in SPLIT_KEYS:
             if key in found and key != self.source.text_key:
                 splits.see(key, found[key], lambda: reader.where)
+        for outer in KEYS_WITHIN:
+            if isinstance(inner := found.get(outer), dict):
+                for key in SPLIT_KEYS:
+                    if key in inner:
+                        splits.see(f"{outer}.{key}", inner[key], lambda: reader.where)
 
     def _text(self, entry: bytes, reader: SourceReader, splits: SplitsOfRows) -> str:
         found, key = reader.json_object(entry), self.source.text_key

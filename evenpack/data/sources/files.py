@@ -34,6 +34,10 @@ _MOST_WORDS = 5
 _OF_TITLES = frozenset(("a", "an", "and", "for", "how", "my", "on", "the", "to", "what", "with", "your"))
 SPLIT_KEYS = ("split", "Split", "data_split", "dataset_split", "partition", "subset", "set")
 """Keys of rows, and names of columns, that say to which split a row belongs."""
+KEYS_WITHIN = ("meta", "metadata")
+"""Keys of rows whose value may be an object with such a key."""
+_COPIED = re.compile(r"(?P<before>.+?)( \(\d+\)| ?- Copy( \(\d+\))?| copy( \d+)?)|Copy of (?P<after>.+)")
+"""Names, without their endings, that browsers and file managers give to a copy."""
 _MOST_NAMED = 3
 ARROW_SUFFIXES = (".arrow", ".arrows", ".feather")
 """Suffixes of files in Arrow's own format."""
@@ -264,7 +268,7 @@ def refuse_mixed_splits(source: str, files: Iterable[Path], path: Path, key: str
 
 
 def _refuse_copies(source: str, files: Sequence[Path], key: str) -> None:
-    """Raises DataError for a file beside its compressed copy, and for what `datasets` made of others (by `map`)."""
+    """Raises DataError for a file beside its copy, also a compressed one, and for what `datasets` made of others."""
     seen: dict[str, Path] = {}
     for file in files:
         other = seen.setdefault(re.sub(r"\.(gz|zst)$", "", str(file)), file)
@@ -272,6 +276,15 @@ def _refuse_copies(source: str, files: Sequence[Path], key: str) -> None:
             raise DataError(
                 f"source '{source}' leads to {other} and {file}, of which one is the other compressed, by their names: "
                 f"remove one, or name the files in data.sources.{source}.{key}"
+            )
+    for name, file in seen.items():
+        if (copied := _COPIED.fullmatch(Path(name).stem)) is None:
+            continue
+        original = seen.get(str(Path(name).with_stem(copied["before"] or copied["after"])))
+        if original is not None and original.stat().st_size == file.stat().st_size:
+            raise DataError(
+                f"source '{source}' leads to {original} and {file}, of which one is a copy of the other, by their "
+                f"names and sizes: remove one, or name the files in data.sources.{source}.{key}"
             )
     kept = [file for file in files if _CACHE.fullmatch(file.name)]
     if kept and len(kept) < len(files):

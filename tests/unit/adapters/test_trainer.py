@@ -1,6 +1,7 @@
 """PackTrainer in one process: what it refuses before the first step, and encoders on it."""
 
 import re
+from collections.abc import Callable
 from dataclasses import fields, replace
 from itertools import pairwise
 from pathlib import Path
@@ -29,6 +30,7 @@ from transformers import (
     LlamaForCausalLM,
     ModernBertConfig,
     ModernBertForMaskedLM,
+    TrainerCallback,
     TrainingArguments,
 )
 
@@ -233,6 +235,58 @@ def test_a_checkpoint_of_other_data_or_of_another_trainer_is_refused(tmp_path: P
     state.write_text(state.read_text().replace('"evenpack.Loader"', '"somebody"'))
     with pytest.raises(evenpack.CheckpointError, match="not made by PackTrainer"):
         trainer_of(tmp_path, own_loader()).train(resume_from_checkpoint=str(checkpoint))
+
+
+class Changes(TrainerCallback):
+    """Does something when the first step has ended."""
+
+    def __init__(self, change: Callable[[Any], object]) -> None:
+        self.change = change
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        if state.global_step == 1:
+            self.change(args)
+
+
+@pytest.mark.parametrize(
+    ("micro_batches", "changed", "message"),
+    [
+        (1, 4, "step 1 took 4 micro-batches, and the loader makes 1 a step: a callback"),
+        (2, 1, "step 1 took 1 micro-batches, and the loader makes 2 a step: a callback"),
+    ],
+)
+def test_a_callback_that_changes_the_micro_batches_of_a_step_is_refused(
+    tmp_path: Path, micro_batches: int, changed: int, message: str
+) -> None:
+    settings = {"gradient_accumulation_steps": micro_batches, "max_steps": 4}
+    trainer = trainer_of(tmp_path, own_loader(micro_batches=micro_batches), **settings)
+    trainer.add_callback(Changes(lambda args: setattr(args, "gradient_accumulation_steps", changed)))
+    with pytest.raises(evenpack.ConfigError, match=message):
+        trainer.train()
+
+
+def test_a_callback_that_moves_the_loader_is_refused(tmp_path: Path) -> None:
+    loader = own_loader()
+    trainer = trainer_of(tmp_path, loader, max_steps=4)
+    trainer.add_callback(Changes(lambda args: setattr(loader, "step", 3)))
+    with pytest.raises(evenpack.ConfigError, match="the loader is at step 3: it was moved"):
+        trainer.train()
+
+
+@pytest.mark.parametrize("micro_batches", [1, 2])
+def test_a_finished_training_that_resumes_trains_nothing(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, micro_batches: int
+) -> None:
+    settings = {"save_strategy": "steps", "save_steps": 1, "gradient_accumulation_steps": micro_batches}
+    trainer_of(tmp_path, own_loader(micro_batches=micro_batches), **settings).train()
+    for most in (2, 1):  # Trainer itself would train one step more
+        again = trainer_of(tmp_path, own_loader(micro_batches=micro_batches), **settings, max_steps=most)
+        again.train(resume_from_checkpoint=str(tmp_path / "checkpoint-2"))
+        assert (again.state.global_step, again.loader.step) == (2, 2)
+        assert f"the checkpoint is of step 2, and max_steps is {most}: nothing is trained" in caplog.text
+        saved = LlamaForCausalLM.from_pretrained(tmp_path / "checkpoint-2").state_dict()
+        assert all(torch.equal(saved[name], value) for name, value in again.model.state_dict().items())
+        assert not (tmp_path / "checkpoint-3").exists()
 
 
 def masks(loss: Loss = MASKED_TOKEN) -> DynamicMasks:

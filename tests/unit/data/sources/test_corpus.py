@@ -328,6 +328,17 @@ def test_rows_of_several_splits_are_refused_by_whichever_part_reads_others(
         list(others[-1].documents())
 
 
+@pytest.mark.parametrize("outer", ["meta", "metadata"])
+def test_rows_whose_metadata_say_several_splits_are_refused(outer: str, tmp_path: Path) -> None:
+    rows = [{outer: {"split": split, "language": split}, "text": split} for split in ("train", "train", "test")]
+    (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    with pytest.raises(DataError, match=rf"line 3: '{outer}\.split' is 'test', and other rows say 'train'"):
+        read(JsonlSource(kind="jsonl", path=tmp_path))
+    rows[2][outer] = {"language": "test"}
+    (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    assert len(texts(read(JsonlSource(kind="jsonl", path=tmp_path)))) == 3
+
+
 def test_a_partition_that_is_no_split_is_read(tmp_path: Path) -> None:
     rows = [{"partition": name, "text": name} for name in ("training manuals", "unseen texts", "train")]
     (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))

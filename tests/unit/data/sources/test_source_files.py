@@ -217,6 +217,9 @@ def test_splits_that_are_named_are_read(shards: Path, path: Any, caplog: pytest.
         ("jsonl", ["a.jsonl", "a.jsonl.zst"], "of which one is the other compressed"),
         ("text", ["b/a.txt.gz", "b/a.txt"], "of which one is the other compressed"),
         ("arrow", ["wiki.arrow", "cache-0123abcd_00000_of_00002.arrow"], "keeps what it made of other files"),
+        ("jsonl", ["a.jsonl", "a (1).jsonl"], "of which one is a copy of the other, by their names and sizes"),
+        ("text", ["b/Copy of a.txt.gz", "b/a.txt.gz"], "of which one is a copy of the other, by their names and sizes"),
+        ("parquet", ["wiki.en.parquet", "wiki.en - Copy.parquet"], "of which one is a copy of the other"),
     ],
 )
 def test_copies_of_files_are_not_read_beside_them(kind: str, files: list[str], message: str, tmp_path: Path) -> None:
@@ -231,6 +234,12 @@ def test_copies_of_files_are_not_read_beside_them(kind: str, files: list[str], m
     for name in (files[1:], files):  # named one by one
         named = [tmp_path / one for one in name]
         assert len(source_inputs("wiki", adapter.validate_python({"kind": kind, "path": named}))) == len(name)
+
+
+def test_files_that_are_named_like_copies_and_are_none_are_read(tmp_path: Path) -> None:
+    for name, text in (("a", "one"), ("a (1)", "another"), ("part (1)", "one"), ("part (2)", "two"), ("copy 2", "two")):
+        (tmp_path / f"{name}.jsonl").write_text(json.dumps({"text": text}) + "\n")
+    assert len(source_inputs("wiki", jsonl(tmp_path))) == 5
 
 
 @pytest.mark.parametrize("other", ["more.ndjson", "more.JSONL", "more.jsonl.bz2", "more.json.gz", "linked"])
