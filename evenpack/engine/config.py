@@ -803,7 +803,7 @@ class RunConfig(Section):
                 raise ValueError(f"stages, step {stage.step}: {problem}")
         if self.stages and self.deepspeed.zero_stage == 3 and len(self.parts) > 1:
             raise ValueError(
-                f"stages, step {self.parts[1][0] + 1}: the model would be built anew, and DeepSpeed's ZeRO 3 keeps the "
+                f"stages, step {self.parts[1][0] + 1}: the model would be rebuilt, and DeepSpeed's ZeRO 3 keeps the "
                 "memory of the one before: set deepspeed.zero_stage to 2 or less"
             )
         stages = [one.data.sources for _, one in staged]

@@ -92,7 +92,7 @@ class ResolvedRun:
         """Returns the begun stages that change draws, after so many steps, as JSON values: all that decides the draws.
 
         Those are the first step (from 1), the size of steps, the weights, a hash of the files of each source, and of a
-        stage that begins a part the keys that are then built anew.
+        stage that begins a part the keys that are then rebuilt.
         """
         begun = self.order.begun(steps_done)
         of_order = {stage.step for stage in of_the_order(begun)}
@@ -322,7 +322,7 @@ class ResolvedRun:
 
         if self.part is None and len(self.parts) > 1:
             raise ConfigError(
-                f"the run's data or model are built anew from step {self._firsts[1] + 1} on, and this reads packs of "
+                f"the run's data or model are rebuilt from step {self._firsts[1] + 1} on, and this reads packs of "
                 "one form: take a run file without those stages (stages=[])"
             )
         return PipelineSettings(

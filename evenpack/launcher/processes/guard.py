@@ -46,7 +46,8 @@ _LEAVING_SECONDS = 30.0
 _EXIT_TIMEOUT_SECONDS = 5.0
 """Seconds for a file system to store the reason why the guard ends this rank."""
 _STARTED_BY = "EVENPACK_STARTED_BY"
-"""Variable of the processes that a rank has started: its process id. They have another parent once it is dead."""
+"""Variable of the processes that a rank has started: its process and session. They have another parent once it is
+dead."""
 
 
 class Ancestors:
@@ -302,7 +303,7 @@ class Neighbours:
     def _exit_without_message(self, rank: int) -> Failure:
         dead = self._processes.get(rank)
         if dead is not None:
-            _kill_started_by(dead.pid)
+            _kill_started_by(dead)
         return Failure.seen(self._status.run_id, rank, self._status.host, None)
 
 
@@ -315,14 +316,15 @@ def end_in_any_case() -> None:
 
 def mark_what_is_started() -> None:
     """Lets neighbours know what this process starts from now on, should it be killed."""
-    os.environ[_STARTED_BY] = str(os.getpid())
+    os.environ[_STARTED_BY] = f"{os.getpid()}:{os.getsid(0)}"
 
 
-def _kill_started_by(dead: int) -> None:
+def _kill_started_by(dead: ProcessIdentity) -> None:
     """Kills the programs of a dead rank that do not watch their parent, as loaders do."""
     for process in psutil.process_iter():
         with suppress(psutil.Error):
-            if process.environ().get(_STARTED_BY) == str(dead) and not is_resource_tracker(process.cmdline()):
+            marked = process.environ().get(_STARTED_BY) == f"{dead.pid}:{dead.session}"
+            if marked and not is_resource_tracker(process.cmdline()):
                 process.kill()
 
 

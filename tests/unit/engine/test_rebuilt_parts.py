@@ -156,7 +156,7 @@ def test_what_cannot_be_built_is_refused_with_the_stage(config: RunConfig, tmp_p
     ):
         with pytest.raises(ConfigError, match=problem):
             changed(config, stages=[{"step": 3, **stage}])
-    with pytest.raises(ConfigError, match="step 3: the model would be built anew, and DeepSpeed's ZeRO 3"):
+    with pytest.raises(ConfigError, match="step 3: the model would be rebuilt, and DeepSpeed's ZeRO 3"):
         changed(config, deepspeed={"zero_stage": 3})
     with pytest.raises(ConfigError, match="the stage of step 3: 4 ranks"):
         open_run(config).require_divisible(4)
