@@ -6,7 +6,6 @@ torch is imported only where it is needed, because some of them measure memory.
 import argparse
 import json
 import os
-import platform
 import statistics
 import time
 from collections.abc import Callable
@@ -21,8 +20,6 @@ from evenpack.data.packing import LengthHistogram
 from evenpack.files import write_json
 
 if TYPE_CHECKING:
-    import torch
-
     from evenpack.engine.world.distributed import World
 
 ResultT = TypeVar("ResultT")
@@ -94,27 +91,6 @@ def median_cpu_seconds(work: Callable[[], object], repeats: int) -> float:
         work()
         times.append(time.process_time() - started)
     return statistics.median(times)
-
-
-def device_seconds(device: "torch.device") -> float:
-    """Returns wall-clock seconds once a GPU has finished its work, or the CPU seconds of this process's threads."""
-    if device.type == "cuda":
-        import torch
-
-        torch.cuda.synchronize(device)
-        return time.perf_counter()
-    return time.process_time()
-
-
-def device_facts(device: "torch.device") -> dict[str, Any]:
-    """Returns what a report says of the device and of torch."""
-    import torch
-
-    return {
-        "device": torch.cuda.get_device_name(device) if device.type == "cuda" else platform.machine(),
-        "threads": torch.get_num_threads(),
-        "torch": torch.__version__,
-    }
 
 
 def lone_cpu() -> "World":

@@ -22,8 +22,8 @@ GROUP_TOKENS = 64
 """Neighbours share a group while they hold at most this many tokens together.
 
 Forward and backward in ms, causal FP32, head_dim 64, four packs of 1024 slots cut at random into 10 or 80 documents,
-by the method of `benchmarks/attention.py` on two cores of an AMD EPYC with AVX-512, PyTorch 2.13, medians of 9. A
-group of 0 is one call per document, one of 1024 a block mask over each pack:
+on two cores of an AMD EPYC with AVX-512, PyTorch 2.13, medians of 9. A group of 0 is one call per document, one of 1024
+a block mask over each pack:
 
     threads  heads  documents     0     64    128    256   1024
        1       2     4 x 10     21.1   19.8   19.7   23.2   87.6

@@ -6,7 +6,7 @@ best; a few such rounds follow, each with other partners and all pairs at once.
 
 Over 64 ranks x 8 packs this leaves the most expensive rank 0.2 % above the mean on Wikipedia at 512 slots and 0.1 % at
 2048; assigning the most expensive pack to the least expensive rank leaves 1.4 % and 0.8 %, and random assignment 27 %
-and 46 % (`benchmarks/balance.py`).
+and 46 %.
 """
 
 import numpy as np
