@@ -37,7 +37,11 @@ def require_trainable(run: ResolvedRun) -> None:
             f"{run.config.data.validation_fraction:g}) and prepare again, or set target_accuracy to null"
         )
     if run.config.mlperf is not None:
-        require_mlperf_logging("the section mlperf:", otherwise=", or leave the section out")
+        if importlib.util.find_spec("mlperf_logging") is None:
+            raise ConfigError(
+                "the section mlperf: needs the package mlperf-logging, which is not installed: "
+                "pip install 'evenpack[mlperf]', or leave the section out"
+            )
         if run.config.mlperf.submission_org is None:
             raise ConfigError(
                 "mlperf.submission_org is null, and the log must name the submitter: set it, or mlperf=null"
@@ -75,21 +79,6 @@ def exceeded_epochs(run: ResolvedRun) -> str | None:
             "Lower its weight (data.sources.NAME.weight, stages), give it more documents, or train for fewer steps",
         ]
     )
-
-
-def require_mlperf_logging(needed_by: str, *, otherwise: str = "") -> None:
-    """Checks that the package `mlperf-logging` is installed.
-
-    Args:
-        otherwise: the end of the message, with what can be done without the package.
-
-    Raises: ConfigError if it is not installed.
-    """
-    if importlib.util.find_spec("mlperf_logging") is None:
-        raise ConfigError(
-            f"{needed_by} needs the package mlperf-logging, which is not installed: pip install 'evenpack[mlperf]'"
-            + otherwise
-        )
 
 
 def missing_trackers(section: MetricsSection) -> dict[str, str]:

@@ -18,7 +18,7 @@ from evenpack.files import is_of_the_system, system_error
 from evenpack.launch_environment import refuse_other_options
 from evenpack.launcher.cli.arguments import SETTINGS, fail, onto_stdout, reporting
 from evenpack.launcher.cli.data import prepare, shards_app, verify, where
-from evenpack.launcher.cli.results import evaluate, export, finetune, mlperf_app, report, waits
+from evenpack.launcher.cli.results import evaluate, export, finetune, report, waits
 from evenpack.launcher.cli.run_files import config_app, fork, new
 from evenpack.launcher.cli.studies import STUDIES, probe
 from evenpack.launcher.cli.training import doctor, plan, slurm, stop, train
@@ -55,6 +55,7 @@ GONE = {
     "train --ranks": "plan --ranks",
     "train --rank": "plan --rank",
     "train --device": "plan --device",
+    "mlperf": "python -m mlperf_logging.compliance_checker; docs/bert.md has the line",
     "study evenness": "study imbalance; docs/imbalance.md has its result",
     "study roofline": "study throughput; docs/gpu.md has measured steps",
 }
@@ -96,7 +97,6 @@ def options(
 app.add_typer(config_app, name="config")
 app.add_typer(shards_app, name="shards")
 app.add_typer(study_app, name="study")
-app.add_typer(mlperf_app, name="mlperf")
 
 
 for group in (app, *(added.typer_instance for added in app.registered_groups)):

@@ -1,4 +1,4 @@
-"""Commands on what a run has left: `evenpack evaluate`, `report`, `waits`, `export`, `finetune` and `mlperf ...`."""
+"""Commands on what a run has left: `evenpack evaluate`, `report`, `waits`, `export` and `finetune`."""
 
 import os
 from pathlib import Path
@@ -10,7 +10,6 @@ from evenpack import console
 from evenpack.console import Report
 from evenpack.errors import ConfigError
 from evenpack.launcher.cli.arguments import (
-    SETTINGS,
     AtStep,
     Overrides,
     RunFile,
@@ -19,7 +18,6 @@ from evenpack.launcher.cli.arguments import (
     output_dir_of,
 )
 from evenpack.shipped import names_run_file
-from evenpack.studies.columns import Column, table_of
 
 
 def evaluate(
@@ -176,71 +174,3 @@ def finetune(run_file: FinetuneFile, overrides: Overrides = None) -> Report:
         summary = run_finetuning(config, shown, hold=held_output_dir)
     wrote = console.text(f"Wrote {config.run.output_dir}/results.json")
     return Report(value=summary, shown=[*result_tables(summary), wrote])
-
-
-EXIT_REFUSED = 1
-"""Exit code if a log violates the rules, or a set of logs has no score."""
-
-_SCORED = (
-    Column("log"),
-    Column("division"),
-    Column("status", missing="not ended"),
-    Column("minutes", form=".3f"),
-    Column("samples"),
-    Column("accuracy", form=".4f"),
-    Column("batch (samples)", "global_batch_size"),
-)
-
-mlperf_app = typer.Typer(help="Check MLPerf logs, score sets of ten.", no_args_is_help=True, context_settings=SETTINGS)
-
-
-@mlperf_app.command("check")
-def check_mlperf(
-    log: Annotated[Path, typer.Argument(metavar="LOG", help="OUTPUT_DIR/mlperf.log.")],
-) -> Report:
-    """Check a log by MLPerf Training's rules, with the compliance checker of its package mlperf-logging.
-
-    The division is the one that the log names: an open run need not reach the target. Exit code 0 if it passes, 1 if it
-    is refused.
-
-    \b
-    Example:
-      evenpack mlperf check runs/mlperf_bert_large_packed/mlperf.log
-    """
-    from evenpack.studies.mlperf import check_log
-
-    found = check_log(log)
-    division = found.result.division
-    value = {"log": found.log, "ruleset": found.ruleset, "division": division, "passed": found.passed}
-    verdict = "passes" if found.passed else "is refused"
-    lines = [f"{log} {verdict}: rules {found.ruleset}, {division or 'unnamed'} division", found.messages]
-    return Report(
-        value={**value, "messages": found.messages},
-        shown=[console.text(line) for line in lines if line],
-        exit_code=0 if found.passed else EXIT_REFUSED,
-    )
-
-
-@mlperf_app.command("report")
-def report_mlperf(
-    logs: Annotated[list[Path], typer.Argument(metavar="LOG...", help="mlperf.log of each run.")],
-) -> Report:
-    """Score a set of runs: the mean time to train of ten, without the fastest and the slowest.
-
-    A run that missed the target counts as the slowest. Exit code 1 if there is no score.
-
-    \b
-    Example:
-      evenpack mlperf report runs/mlperf_bert_large_packed_seed*/mlperf.log
-    """
-    from evenpack.studies.mlperf import read_result, score
-
-    results = [read_result(log) for log in logs]
-    found = score(results)
-    has_score = found.minutes is not None
-    line = f"Score: {found.minutes:.3f} minutes" if has_score else f"No score: {found.reason}"
-    return Report(
-        value={"minutes": found.minutes, "reason": found.reason, "runs": results},
-        shown=[table_of(results, _SCORED, title="Time to train"), console.text(line)],
-        exit_code=0 if has_score else EXIT_REFUSED,
-    )
