@@ -11,6 +11,7 @@ import json
 import math
 import statistics
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -18,12 +19,12 @@ import measuring
 import numpy as np
 
 from evenpack.console import plain
+from evenpack.engine.parts.mlperf_log import parse_events
 from evenpack.errors import DataError
 from evenpack.studies.imbalance.extrapolation import published_curve
 from evenpack.studies.imbalance.measurement import LoggedRun, measure, pooled, read_logged_run
 from evenpack.studies.imbalance.regimes import Division, Regime, divide, forecast_from_regimes
 from evenpack.studies.imbalance.step_cost import DEFAULT_COST, find_cost
-from evenpack.studies.mlperf import read_intervals
 from evenpack.studies.plotting import (
     COLOURS,
     INK,
@@ -55,6 +56,8 @@ LAYOUTS = {
     "unpadded+stratified+exchange within 8": COLOURS[5],
     "packed": COLOURS[0],
 }
+FEWEST_INTERVALS = 3
+"""Intervals between evaluations, after the first, which has the warm-up; a drift needs some."""
 LICENCE = "From logs under Apache-2.0, github.com/mlcommons/training_results_*; not verified by MLCommons."
 
 
@@ -103,6 +106,62 @@ def _intervals(path: Path) -> Any:
     except DataError as error:  # a run that was stopped early
         print(f"left out: {error}")
         return None
+
+
+@dataclass(frozen=True, kw_only=True)
+class IntervalRates:
+    """Rates of a run between two evaluations, without the interval before the first, which has the warm-up."""
+
+    rates: tuple[float, ...]
+    """Sequences/s over all devices."""
+    has_evaluation: bool
+    """Whether the seconds of an evaluation are in each interval, because the log does not say how long it took."""
+
+    @property
+    def sequences_per_second(self) -> float:
+        """Returns the rate of the run: the harmonic mean, as intervals have equal sequences."""
+        return statistics.harmonic_mean(self.rates)
+
+    @property
+    def drift(self) -> float:
+        """Returns the standard deviation of the intervals' rates over their mean."""
+        return statistics.stdev(self.rates) / statistics.fmean(self.rates)
+
+
+def read_intervals(path: Path) -> IntervalRates | None:
+    """Reads an MLPerf log of evaluations; None if the log has steps, or is none.
+
+    Where an evaluation does not say how many sequences were trained (before round v2.0), `train_samples` is divided
+    evenly among them. Raises: DataError for too few evaluations.
+    """
+    lines = path.read_text(encoding="utf-8-sig", errors="replace").splitlines()
+    if any("'seq/s'" in line or '"seq/s"' in line for line in lines):
+        return None
+    events: dict[str, list[dict[str, Any]]] = {}
+    for _, event in parse_events(path, lines):
+        events.setdefault(event["key"], []).append(event)
+    scores = events.get("eval_accuracy", [])
+    if not scores:
+        return None
+    seconds = {
+        key: [event["time_ms"] / 1e3 for event in events.get(key, [])]
+        for key in ("eval_accuracy", "eval_start", "eval_stop")
+    }
+    sequences = [event["metadata"].get("epoch_num") for event in scores]
+    total = events["train_samples"][0]["value"] if "train_samples" in events else None
+    if any(np.diff([float(number or 0) for number in sequences]) <= 0):
+        sequences = [(total or math.nan) * (number + 1) / len(scores) for number in range(len(scores))]
+    says_evaluation = len(seconds["eval_start"]) == len(seconds["eval_stop"]) == len(scores)
+    began, ended = ("eval_stop", "eval_start") if says_evaluation else ("eval_accuracy", "eval_accuracy")
+    elapsed = np.array(seconds[ended][1:]) - np.array(seconds[began][:-1])
+    rates = np.diff(np.array(sequences, dtype=np.float64)) / elapsed
+    if len(rates) < FEWEST_INTERVALS or not (np.isfinite(rates) & (rates > 0)).all():
+        raise DataError(
+            f"{path}: {len(scores)} evaluations and no lines with 'seq/s'. Rates by interval need "
+            f"{FEWEST_INTERVALS + 1} evaluations in order, with the sequences trained by then (epoch_num, or "
+            "train_samples at the end): give the whole log of a finished run"
+        )
+    return IntervalRates(rates=tuple(rates.tolist()), has_evaluation=not says_evaluation)
 
 
 def _steps(run: LoggedRun, devices: int, regime_steps: int | None) -> dict[str, Any]:

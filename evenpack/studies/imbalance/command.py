@@ -54,7 +54,6 @@ class ImbalanceCommand(ImbalanceOptions):
             "measured": study.measured,
             "log": study.forecast,
             "regimes": study.regimes,
-            "intervals": study.intervals,
             "replay": study.replay,
             "simulation": study.simulation,
             "notes": study.notes,

@@ -5,8 +5,6 @@ A log has one of three formats; what is not a steady step is cut and reported:
 metrics   evenpack's metrics.jsonl: `sequences` / `step_seconds` of each record, with the ranks and how long they waited
 seq/s     lines of MLPerf's BERT logs: {..., 'seq/s': 381.2, 'global_steps': 75, ...}, with any prefix
 csv       a column of sequences/s, or one of seconds and one of sequences
-
-MLPerf's later logs have no steps: `studies/mlperf.py` reads their rates between two evaluations.
 """
 
 import csv
@@ -29,12 +27,11 @@ from evenpack.engine.config import RunConfig
 from evenpack.engine.reporting.metrics import METRICS
 from evenpack.engine.reporting.run_record import RUN_RECORD, RunRecord, read_run_record
 from evenpack.errors import ConfigError, DataError
-from evenpack.files import parse_json_object
+from evenpack.files import explained, parse_json_object
 from evenpack.shipped import names_run_file
 from evenpack.studies.imbalance.step_cost import StepCost
-from evenpack.studies.mlperf import IntervalRates, read_lines
 from evenpack.studies.statistics.fits import ROUNDS, interval, resampled
-from evenpack.studies.statistics.paired import Bounded, Interval
+from evenpack.studies.statistics.paired import Interval
 
 RATE_COLUMNS = ("sequences_per_second", "sequences/s", "seq/s", "seq_per_s", "samples_per_second", "samples/s")
 SECONDS_COLUMNS = ("step_seconds", "seconds", "step_time")
@@ -88,7 +85,8 @@ def read_steps(path: Path) -> LoggedSteps:
     Raises: DataError for a file that cannot be read, has no line with a rate, or a rate that is not finite or not above
     0 (named with its line).
     """
-    lines = read_lines(path)
+    with explained(path, DataError, missing=True):
+        lines = path.read_text(encoding="utf-8-sig", errors="replace").splitlines()
     for reader in (_read_metrics, _read_seq_per_s, _read_csv):
         found = reader(path, lines)
         if found.steps:
@@ -180,31 +178,6 @@ def _only_number(pattern: re.Pattern[str], lines: list[str]) -> int | None:
     """Returns the number that a log writes in this place; None if it writes none, or several."""
     found = {int(number) for line in lines for number in pattern.findall(line)}
     return found.pop() if len(found) == 1 else None
-
-
-@dataclass(frozen=True, kw_only=True)
-class IntervalReport:
-    """What logs without steps say: rates between evaluations, and how they drift. A law needs single steps."""
-
-    runs: tuple[IntervalRates, ...]
-    sequences_per_second: Bounded
-    """Mean over runs; intervals are of a bootstrap over runs."""
-    drift: Bounded
-    """Standard deviation of a run's intervals over their mean, mean over runs."""
-    run_deviation: float | None
-    """Standard deviation of the runs' rates over their mean; None for a single run."""
-
-
-def summarise_intervals(runs: Sequence[IntervalRates]) -> IntervalReport:
-    """Summarises one or more runs of one system."""
-    rates, drifts = (np.array([getattr(run, name) for run in runs]) for name in ("sequences_per_second", "drift"))
-    drawn = np.random.default_rng([0, 5]).integers(len(runs), size=(ROUNDS, len(runs)))
-    return IntervalReport(
-        runs=tuple(runs),
-        sequences_per_second=Bounded(value=float(rates.mean()), interval=interval(rates[drawn].mean(axis=1))),
-        drift=Bounded(value=float(drifts.mean()), interval=interval(drifts[drawn].mean(axis=1))),
-        run_deviation=float(rates.std(ddof=1) / rates.mean()) if len(runs) > 1 else None,
-    )
 
 
 def _read_csv(path: Path, lines: list[str]) -> LoggedSteps:

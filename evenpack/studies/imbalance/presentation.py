@@ -27,7 +27,7 @@ from evenpack.studies.imbalance.cluster import (
     Scheme,
 )
 from evenpack.studies.imbalance.extrapolation import ForecastRow, LogForecast, PublishedCurve
-from evenpack.studies.imbalance.measurement import Cut, IntervalReport, MeasuredComparison
+from evenpack.studies.imbalance.measurement import Cut, MeasuredComparison
 from evenpack.studies.imbalance.regimes import Regime, RegimeForecast
 from evenpack.studies.imbalance.replay import Replay
 from evenpack.studies.imbalance.simulation import SchemeRow, Simulation
@@ -107,8 +107,6 @@ def imbalance_tables(study: ImbalanceStudy) -> list[RenderableType]:
         shown += _forecast_tables(study.forecast, study.measured)
     if study.regimes is not None:
         shown += _regime_tables(study.regimes, study.measured)
-    if study.intervals is not None:
-        shown.append(_interval_table(study.intervals))
     warnings = [*study.warnings, *(() if forecast is None else forecast.warnings)]
     lines = [*study.notes, *(f"warning: {warning}" for warning in dict.fromkeys(warnings))]
     return [*shown, console.text("\n".join(lines))] if lines else shown
@@ -321,20 +319,6 @@ def _regime_tables(forecast: RegimeForecast, measured: MeasuredComparison | None
 
 def _mean(regimes: Sequence[Regime], name: str) -> float:
     return float(np.mean([getattr(regime, name) for regime in regimes]))
-
-
-def _interval_table(report: IntervalReport) -> RenderableType:
-    evaluation = "with evaluation" if any(run.has_evaluation for run in report.runs) else "without evaluation"
-    deviation = "one run" if report.run_deviation is None else percent(report.run_deviation)
-    return pairs(
-        {
-            "runs": f"{len(report.runs)}, {sum(len(run.rates) for run in report.runs)} intervals",
-            "sequences/s": f"{report.sequences_per_second:,.5g}, {evaluation}",
-            "drift": f"{report.drift:.4f}: deviation of a run's intervals over their mean, mean over runs",
-            "between runs": f"{deviation}: deviation of the runs' rates over their mean",
-        },
-        title="Measured between evaluations (95 %: runs resampled). No steps are logged, so no law and no forecast",
-    )
 
 
 def _over(measured: MeasuredComparison) -> str:

@@ -27,14 +27,12 @@ from evenpack.studies.imbalance.extrapolation import (
     published_curve,
 )
 from evenpack.studies.imbalance.measurement import (
-    IntervalReport,
     LoggedRun,
     MeasuredComparison,
     log_of_run,
     measure,
     pooled,
     read_logged_run,
-    summarise_intervals,
     timing_differences,
 )
 from evenpack.studies.imbalance.options import ImbalanceOptions
@@ -54,7 +52,6 @@ from evenpack.studies.imbalance.simulation import (
 )
 from evenpack.studies.imbalance.step_cost import DEFAULT_COST, StepCost, estimate_for, find_cost
 from evenpack.studies.lengths.subject import Subject
-from evenpack.studies.mlperf import read_intervals
 from evenpack.studies.plotting import require_plot
 from evenpack.studies.provenance import provenance_of_runs
 
@@ -99,8 +96,6 @@ class ImbalanceStudy:
     """The forecast from several regimes for more devices."""
     forecast: LogForecast | None
     """The forecast from measured steps without regimes for other numbers of devices."""
-    intervals: IntervalReport | None
-    """Rates between evaluations, where the logs have no steps."""
     reference: PublishedCurve | None
     """The published curve, if it is to be shown."""
     notes: tuple[str, ...]
@@ -118,11 +113,11 @@ def run_study(given: ImbalanceOptions, find_subject: Callable[[], Subject]) -> I
     named_devices = parse_devices(given.devices or _DEVICES)
     replayed = () if given.replay is None else parse_devices(given.replay, option="--replay")
     cost = None if given.cost_model is None else find_cost(given.cost_model)
-    baseline = named_log = intervals = None
+    baseline = named_log = None
     if given.baseline_run is not None:
         baseline = read_logged_run(log_of_run(given.baseline_run))
     if given.log is not None:
-        named_log, intervals = _read_logs(given)
+        named_log = _read_logs(given)
 
     subject = find_subject()
     run = None
@@ -205,7 +200,6 @@ def run_study(given: ImbalanceOptions, find_subject: Callable[[], Subject]) -> I
         measured=measured,
         regimes=regimes,
         forecast=forecast,
-        intervals=intervals,
         reference=reference,
         notes=tuple(notes),
         warnings=tuple(warnings),
@@ -242,31 +236,14 @@ def check_options(given: ImbalanceOptions) -> None:
         raise ConfigError(f"--regime-steps must be {LEAST_REGIME_STEPS} or more, not {given.regime_steps}")
 
 
-def _read_logs(given: ImbalanceOptions) -> tuple[LoggedRun | None, IntervalReport | None]:
-    """Reads the logs that are named: their steps, or, if they have none, their rates between evaluations.
-
-    Raises: ConfigError, DataError.
-    """
+def _read_logs(given: ImbalanceOptions) -> LoggedRun:
+    """Reads the logs that are named. Raises: ConfigError, DataError."""
     named = [given.log] if isinstance(given.log, str | Path) else given.log or []
     paths = [path for one in map(Path, named) for path in (sorted(one.iterdir()) if one.is_dir() else [one])]
     paths = [path for path in paths if not path.is_dir()]
     if not paths:
         raise ConfigError(f"--log {', '.join(map(str, named))}: there is no file")
-    intervals = [one for one in map(read_intervals, paths) if one is not None]
-    if not intervals:
-        return pooled([read_logged_run(one) for one in paths]), None
-    for option in ("log_devices", "padded_baseline", "baseline_run", "regime_steps"):
-        if getattr(given, option) is not None:
-            raise ConfigError(
-                f"--{option.replace('_', '-')} is an option for steps, and {intervals[0].path} has rates between "
-                "evaluations alone, from which no law follows: leave it out"
-            )
-    if len(intervals) < len(paths):
-        raise ConfigError(
-            f"--log: {len(intervals)} of {len(paths)} files have rates between evaluations and no steps, the others "
-            "have steps: study them by themselves"
-        )
-    return None, summarise_intervals(intervals)
+    return pooled([read_logged_run(one) for one in paths])
 
 
 def shows_reference(given: ImbalanceOptions, origin: str) -> bool:
@@ -369,8 +346,6 @@ def _find_log(
     """
     if named is not None:
         return named, named.ranks, []
-    if given.log is not None:
-        return None, None, []
     if run is None:
         for name in ("baseline_run", "padded_baseline", "log_devices", "regime_steps"):
             if getattr(given, name) is not None:

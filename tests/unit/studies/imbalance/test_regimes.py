@@ -9,10 +9,9 @@ import numpy as np
 import pytest
 from command_line import evenpack
 
-from evenpack.errors import ConfigError, DataError
-from evenpack.studies.imbalance.command import ImbalanceCommand
+from evenpack.errors import ConfigError
 from evenpack.studies.imbalance.extrapolation import Estimate, ForecastRow
-from evenpack.studies.imbalance.measurement import pooled, read_logged_run, summarise_intervals
+from evenpack.studies.imbalance.measurement import pooled, read_logged_run
 from evenpack.studies.imbalance.regimes import (
     Division,
     change_points,
@@ -20,8 +19,6 @@ from evenpack.studies.imbalance.regimes import (
     fitting_steps,
     forecast_from_regimes,
 )
-from evenpack.studies.imbalance.study import run_study
-from evenpack.studies.mlperf import read_intervals
 
 DEVICES = 8
 WITHIN, BETWEEN = 0.05, 0.06
@@ -65,22 +62,6 @@ def mlperf_log(path: Path, rates: np.ndarray, *, batch: int = 256, of_rank: int 
     ]
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text("\n".join([*head, *steps]) + "\n")
-    return path
-
-
-def interval_log(path: Path, seconds: Sequence[float], *, says_sequences: bool = True, says_stop: bool = False) -> Path:
-    """Writes a log of a later round: an evaluation of half a second after every 1,000 sequences."""
-    lines, now = [], 0.0
-    for number, one in enumerate(seconds, start=1):
-        now += one
-        count = 1000 * number if says_sequences else 1
-        keys = ("eval_start", "eval_stop", "eval_accuracy") if says_stop else ("eval_accuracy",)
-        for key in keys:
-            now += 0.5 * (key == keys[-1] and not says_stop) + 0.5 * (key == "eval_stop")
-            event = {"key": key, "value": 0.5, "time_ms": round(1000 * now), "metadata": {"epoch_num": count}}
-            lines.append(f":::MLLOG {json.dumps(event)}")
-    total = {"key": "train_samples", "value": 1000 * len(seconds), "time_ms": round(1000 * now), "metadata": {}}
-    path.write_text("\n".join([*lines, f":::MLLOG {json.dumps(total)}"]) + "\n")
     return path
 
 
@@ -308,49 +289,3 @@ def test_one_regime_has_no_variance_between_and_says_so(tmp_path: Path) -> None:
     code, _, err = study(*QUICK, "--log", log, "--regime-steps", "250")
     assert code == 2
     assert "has 1 regimes of 200 steps or more, and a variance between regimes needs two" in " ".join(err.split())
-
-
-def test_intervals_between_evaluations_give_rates_and_drift(tmp_path: Path) -> None:
-    """1,000 sequences in 2, then 4 seconds, in turn; the first interval has the warm-up."""
-    seconds = [30.0, 2.0, 4.0, 2.0, 4.0]
-    for says in ({}, {"says_sequences": False}, {"says_stop": True}):
-        found = read_intervals(interval_log(tmp_path / "result_0.txt", seconds, **says))
-        assert found is not None
-        evaluation = 0.5 if found.has_evaluation else 0.0
-        assert found.has_evaluation == ("says_stop" not in says)
-        assert found.rates == pytest.approx([1000 / (one + evaluation) for one in seconds[1:]])
-        assert found.sequences_per_second == pytest.approx(4000 / (12 + 4 * evaluation))
-    faster = read_intervals(interval_log(tmp_path / "result_1.txt", [30.0, 1.5, 1.5, 1.5], says_stop=True))
-    assert found is not None
-    assert faster is not None
-    report = summarise_intervals([found, faster])
-    rates = np.array([250.0, 250.0, 500.0, 500.0])
-    assert report.drift.value == pytest.approx(rates.std(ddof=1) / rates.mean() / 2)
-    assert report.sequences_per_second.value == pytest.approx((4000 / 12 + 1000 / 1.5) / 2)
-    assert report.run_deviation == pytest.approx(np.std([4000 / 12, 1000 / 1.5], ddof=1) / 500)
-
-
-def test_logs_without_steps_are_shown_without_a_law(tmp_path: Path) -> None:
-    for number in range(3):
-        interval_log(tmp_path / f"result_{number}.txt", [30.0, 2.0, 2.0, 2.0 + number / 10])
-    code, out, err = study(*QUICK, "--log", tmp_path)
-    assert code == 0, err
-    assert "3, 9 intervals" in out
-    assert "No steps are logged, so no law and no forecast" in out
-    assert "Estimated from measured steps" not in out
-
-
-def run_command(**given: object) -> None:
-    run_study(ImbalanceCommand(**given), pytest.fail)  # type: ignore[arg-type]
-
-
-def test_what_is_for_steps_is_refused_for_intervals(tmp_path: Path) -> None:
-    log = interval_log(tmp_path / "result_0.txt", [30.0, 2.0, 2.0, 2.0])
-    for option, value in (("padded_baseline", 9.0), ("regime_steps", 500), ("log_devices", 8)):
-        with pytest.raises(ConfigError, match=f"--{option.replace('_', '-')} is an option for steps"):
-            run_command(log=[log], **{option: value})
-    steps = mlperf_log(tmp_path / "steps.txt", drawn([1000], length=300))
-    with pytest.raises(ConfigError, match="1 of 2 files have rates between evaluations and no steps"):
-        run_command(log=[log, steps])
-    with pytest.raises(DataError, match=r"3 evaluations and no lines with 'seq/s'.*give the whole log"):
-        read_intervals(interval_log(tmp_path / "short.txt", [30.0, 2.0, 2.0]))
