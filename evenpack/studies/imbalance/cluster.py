@@ -2,7 +2,6 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from types import MappingProxyType
 from typing import Literal
 
@@ -143,13 +142,10 @@ class Scheme:
     dense: bool = False
     """For packs: the square of the whole row is computed and then masked, as PackedBERT does, not each sequence's own
     square."""
-    own_shard: bool = False
-    """For arrival: each rank draws from a part of the corpus, whose mean length is its own."""
 
     @property
     def label(self) -> str:
-        own_shard = ", own shard" if self.own_shard else ""
-        return f"{self.layout} {self.policy}{', dense attention' if self.dense else ''}{own_shard}"
+        return f"{self.layout} {self.policy}{', dense attention' if self.dense else ''}"
 
     @property
     def batching(self) -> Batching:
@@ -181,14 +177,6 @@ SCHEMES: tuple[Scheme, ...] = (
     *(Scheme(layout=layout, policy=policy) for batching, layout in _LAYOUTS for policy in POLICIES[batching, layout]),
 )
 
-OWN_SHARDS = (
-    Scheme(layout="packed", policy="arrival", own_shard=True),
-    Scheme(layout="unpadded", policy="arrival", own_shard=True),
-)
-"""What a loader does whose ranks read files of their own."""
-MOST_SPREAD = 0.3
-"""Shards are tilted to first order, which a larger spread of their mean lengths exceeds."""
-
 
 @dataclass(frozen=True, kw_only=True)
 class ClusterOptions:
@@ -210,8 +198,6 @@ class ClusterOptions:
     """Bytes of the gradients."""
     bandwidth: float | None = None
     """Bytes per second of a device's link, for the all-reduce, which does not overlap with computing here."""
-    shard_spread: float = 0.0
-    """Deviation of the mean length of ranks' own shards, over the mean; 0: none are simulated."""
     seed: int = 0
 
     def __post_init__(self) -> None:
@@ -221,21 +207,12 @@ class ClusterOptions:
                 raise ConfigError(f"--{name} must be {least} or more, not {value}")
         if self.zero_stage not in (0, 1, 2, 3):
             raise ConfigError(f"--zero-stage is 0, 1, 2 or 3, not {self.zero_stage}")
-        if not 0 <= self.shard_spread <= MOST_SPREAD:
-            raise ConfigError(
-                f"--shard-spread is a share of the mean length from 0 to {MOST_SPREAD}, not {self.shard_spread}"
-            )
         if not 0 <= self.all_reduce_bytes < float("inf"):
             raise ConfigError(f"--all-reduce-bytes must be 0 or more, not {self.all_reduce_bytes}")
         if self.bandwidth is not None and not 0 < self.bandwidth < float("inf"):
             raise ConfigError(f"--bandwidth must be above 0, not {self.bandwidth}")
         if (self.all_reduce_bytes > 0) != (self.bandwidth is not None):
             raise ConfigError("--all-reduce-bytes and --bandwidth go together: give both or none")
-
-    @property
-    def schemes(self) -> tuple[Scheme, ...]:
-        """What is simulated: ranks with shards of their own as well, if shards differ."""
-        return (*SCHEMES, *OWN_SHARDS) if self.shard_spread else SCHEMES
 
     @property
     def waits_often(self) -> bool:
@@ -268,23 +245,19 @@ class Cluster:
     options: ClusterOptions
 
     def steps(
-        self, devices: int, first: int, count: int, schemes: Sequence[Scheme] | None = None
+        self, devices: int, first: int, count: int, schemes: Sequence[Scheme] = SCHEMES
     ) -> Float64[np.ndarray, "schemes count 5"]:
         """Simulates steps `first` to `first + count` by each of `schemes`, as columns of `StepTimes`.
 
         A step is a function of (seed, devices, step). All schemes of single sequences get the same sequences in the
         same order, all schemes of packs the same packs.
         """
-        schemes = self.options.schemes if schemes is None else schemes
         found = np.empty((len(schemes), count, 5))
         for row, step in enumerate(range(first, first + count)):
             generator = np.random.default_rng((self.options.seed, devices, step))
             drawn = self._draw(generator, devices)
             for column, scheme in enumerate(schemes):
                 draw = drawn[scheme.batching]
-                if scheme.own_shard:
-                    own = np.random.default_rng((self.options.seed, devices, step, _BATCHINGS.index(scheme.batching)))
-                    draw = self._drawn(scheme.batching, self._from_shards(own, scheme.batching, devices))
                 found[column, row, :3] = self._step(scheme, draw, devices)
                 found[column, row, 3:] = draw.work
         return found
@@ -301,46 +274,11 @@ class Cluster:
     def _draw(self, generator: np.random.Generator, devices: int) -> dict[Batching, "_Draw"]:
         drawn = {}
         for batching in _BATCHINGS:
-            items = self.kinds(batching).draw(generator, self.items_per_step(batching, devices))
-            drawn[batching] = self._drawn(batching, items)
-        return drawn
-
-    def _drawn(self, batching: Batching, items: Int64[np.ndarray, " items"]) -> "_Draw":
-        kinds = self.kinds(batching)
-        work = np.bincount(items, minlength=len(kinds.tokens)) @ kinds.work / len(items)
-        return _Draw(items=items, tokens=kinds.tokens[items], work=work)
-
-    def _from_shards(
-        self, generator: np.random.Generator, batching: Batching, devices: int
-    ) -> Int64[np.ndarray, " items"]:
-        """Returns the kinds of items where each rank has a shard, drawn again in each step, as over a long run."""
-        chances, sums = self._shards[batching]
-        shards = generator.choice(len(chances), size=devices, p=chances)
-        of_item = np.repeat(shards, self.items_per_step(batching, 1))
-        places = np.searchsorted(sums, of_item + generator.random(len(of_item)), side="right")
-        return np.asarray(places - of_item * len(self.kinds(batching).tokens), dtype=np.int64)
-
-    @cached_property
-    def _shards(self) -> dict[Batching, tuple[np.ndarray, np.ndarray]]:
-        """Shards from the shortest to the longest: their chances, and cumulated probabilities of their kinds.
-
-        In a shard an item is as likely as in the corpus, times exp(tilt x (its tokens - what so many sequences have on
-        average)). Tilts are normal, and such that the mean length deviates by `shard_spread`, to first order.
-        """
-        mean = float(self.sequences.probabilities @ self.sequences.tokens)
-        deviations = np.linspace(-4.0, 4.0, 81)
-        of_shard = np.exp(-(deviations**2) / 2)
-        found: dict[Batching, tuple[np.ndarray, np.ndarray]] = {}
-        for batching in _BATCHINGS:
             kinds = self.kinds(batching)
-            excess = kinds.tokens - mean * kinds.sequences
-            centred = kinds.probabilities * (excess - kinds.probabilities @ excess)
-            moved = [float(centred @ each / (kinds.probabilities @ each)) for each in (kinds.tokens, kinds.sequences)]
-            tilts = deviations[:, None] * self.options.shard_spread / ((moved[0] - moved[1]) or 1.0)
-            sums = np.cumsum(kinds.probabilities * np.exp(tilts * excess), axis=1)
-            sums = sums / sums[:, -1:] + np.arange(len(deviations))[:, None]
-            found[batching] = of_shard / of_shard.sum(), sums.ravel()
-        return found
+            items = kinds.draw(generator, self.items_per_step(batching, devices))
+            work = np.bincount(items, minlength=len(kinds.tokens)) @ kinds.work / len(items)
+            drawn[batching] = _Draw(items=items, tokens=kinds.tokens[items], work=work)
+        return drawn
 
     def _step(self, scheme: Scheme, draw: "_Draw", devices: int) -> tuple[float, float, float]:
         shape = self.shape(scheme, devices)

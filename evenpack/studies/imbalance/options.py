@@ -65,14 +65,6 @@ class ImbalanceOptions:
             "Default: as the cost model's model is.",
         ),
     ] = None
-    shard_spread: Annotated[
-        str,
-        _of_clusters(
-            metavar="SHARE|run|log",
-            help="Simulate and replay ranks that read a shard each, too: the deviation of the shards' mean length over "
-            "the mean, that of parts of the run's own data, or what fits the levels of the log.",
-        ),
-    ] = "0"
     all_reduce_bytes: Annotated[
         float, _of_clusters(help="Gradient bytes in a ring all-reduce after computing; 0: none.")
     ] = 0.0

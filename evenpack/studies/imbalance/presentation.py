@@ -93,9 +93,9 @@ def imbalance_tables(study: ImbalanceStudy) -> list[RenderableType]:
     """Returns all tables."""
     shown: list[RenderableType] = [] if study.replay is None else _replay_tables(study.replay)
     shown += [_setting_table(study), _speed_up_table(study)]
-    shown.append(table_of(study.simulation.options.schemes, _NEEDS, title="What each needs"))
+    shown.append(table_of(SCHEMES, _NEEDS, title="What each needs"))
     shown += [
-        WideTable(rows=_scheme_rows(study.simulation, study.simulation.options.schemes, column), title=column.heading)
+        WideTable(rows=_scheme_rows(study.simulation, SCHEMES, column), title=column.heading)
         for column in _OF_EACH_SCHEME
     ]
     if study.reference is not None:
@@ -133,9 +133,6 @@ def _setting_table(study: ImbalanceStudy) -> RenderableType:
             if simulation.causal
             else "bidirectional: a padded row costs length² + padding²",
             "all-reduce": reduced,
-            "own shards": f"mean lengths deviate by {percent(options.shard_spread)}"
-            if options.shard_spread
-            else "none",
             "steps": f"{options.steps:,} of each cluster, seed {options.seed}",
         },
         title=f"Clusters on {study.subject.origin}",
@@ -152,8 +149,8 @@ def _of_run(step: StepOfRun) -> str:
 
 def _speed_up_table(study: ImbalanceStudy) -> RenderableType:
     """Returns the speed-ups: simulated lines first, then what is published and what follows from measured steps."""
-    rows = _scheme_rows(study.simulation, study.simulation.options.schemes, _SPEED_UP_OF_A_LONG_RUN)
-    for scheme, line in zip(study.simulation.options.schemes, rows, strict=True):
+    rows = _scheme_rows(study.simulation, SCHEMES, _SPEED_UP_OF_A_LONG_RUN)
+    for scheme, line in zip(SCHEMES, rows, strict=True):
         line["95 %, widest"] = f"± {_widest(study.simulation.of(scheme)):.4f}"
     if study.reference is not None:
         published = {f"{row.devices:,}": f"{row.expected:.3f}" for row in study.reference.rows}
@@ -333,8 +330,6 @@ _SHADES = {
     "padded": ("#7b8794", "#047857", "#84cc16"),
 }
 
-_OWN_SHARD = {"packed": "#0e7490", "unpadded": "#be123c"}
-
 PUBLISHED_NAME = "published (BERT, 512)"
 
 _MEASURED: dict[str, Any] = {
@@ -366,8 +361,6 @@ _MARK_WIDTH = 0.018
 
 def colour(scheme: Scheme) -> str:
     """Returns one hue per layout."""
-    if scheme.own_shard:
-        return _OWN_SHARD[scheme.layout]
     same = [one for one in SCHEMES if one.layout == scheme.layout]
     return _SHADES[scheme.layout][same.index(scheme)]
 
@@ -441,7 +434,7 @@ def plot_imbalance(study: ImbalanceStudy, path: Path) -> None:
 
 def _draw_speed_ups(axes: Any, study: ImbalanceStudy) -> None:
     simulation, replay, measured = study.simulation, study.replay, study.measured
-    for scheme in simulation.options.schemes:
+    for scheme in SCHEMES:
         rows, hue, is_thick = simulation.of(scheme), colour(scheme), scheme in (BALANCED_PACKS, UNPADDED_ARRIVAL)
         style: dict[str, Any] = {
             "label": f"{_name(scheme)} {rows[-1].speed_up:.2f}",

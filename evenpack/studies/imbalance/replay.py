@@ -20,7 +20,7 @@ from scipy.optimize import lsq_linear
 
 from evenpack.batch import PackedBatch
 from evenpack.data.batches.pipeline import MicroBatchDataset
-from evenpack.data.order.selection import PackSelection, select_packs
+from evenpack.data.order.selection import PackSelection
 from evenpack.data.order.step_plan import StepPlan
 from evenpack.data.packing import LengthHistogram
 from evenpack.data.sequences import length_chunks
@@ -34,7 +34,6 @@ from evenpack.progress import Progress
 from evenpack.studies.imbalance.cluster import (
     BALANCED_PACKS,
     BASELINE,
-    OWN_SHARDS,
     PACKS_BY_ARRIVAL,
     UNPADDED_ARRIVAL,
     UNPADDED_BALANCED,
@@ -53,7 +52,6 @@ from evenpack.studies.throughput.contenders import (
 from evenpack.studies.throughput.measure import MeasuredStep, StepTimer, measured_on
 
 REPLAYED: tuple[Scheme, ...] = (BALANCED_PACKS, PACKS_BY_ARRIVAL, UNPADDED_BALANCED, UNPADDED_ARRIVAL, BASELINE)
-_PLACE = ("sources", "stream_positions")
 _SEED = 0
 _WARMUP = 2
 """Parts of each scheme that are computed before any is timed."""
@@ -70,11 +68,8 @@ class VirtualRanks:
     number of ranks.
     """
 
-    def __init__(self, run: ResolvedRun, world: World, clusters: dict[int, range] | None = None) -> None:
-        """Takes the steps of each number of ranks where each rank has a shard: they have the items of all steps."""
+    def __init__(self, run: ResolvedRun, world: World) -> None:
         self._run = run
-        self._clusters = clusters
-        self._shards: dict[int, Int64[np.ndarray, "ranks steps items"]] = {}
         self._world = world
         self._datasets: dict[int, MicroBatchDataset] = {}
         self._plans: dict[tuple[int, int], StepPlan] = {}
@@ -87,9 +82,6 @@ class VirtualRanks:
     def items(self, ranks: int, step: int, rank: int) -> tuple[tuple[int, ...], ...]:
         """Returns the items of each micro-batch of one rank, by their numbers in the run's order, ascending."""
         settings, plan = self.dataset(ranks).settings, self._plan(ranks, step)
-        if self._clusters is not None:
-            own = self._shard(ranks)[rank, step].reshape(settings.micro_batches, -1)
-            return tuple(tuple(each) for each in own.tolist())
         first = step * settings.shape.items_per_step
         numbers = range(rank * settings.micro_batches, (rank + 1) * settings.micro_batches)
         return tuple(tuple(sorted((first + plan.assignment.items_of(number)).tolist())) for number in numbers)
@@ -100,27 +92,8 @@ class VirtualRanks:
 
     def _packs(self, ranks: int, step: int, rank: int) -> list[PackSelection]:
         """Returns the content of the micro-batches of one rank."""
-        micro_batches = range(self.dataset(ranks).settings.micro_batches)
-        if self._clusters is None or step not in self._clusters[ranks]:
-            return [self._plan(ranks, step).micro_batch(rank, index) for index in micro_batches]
-        of_all = [self._plan(ranks, one).packs for one in self._clusters[ranks]]
-        sources, positions = (np.concatenate([getattr(one, name) for one in of_all]) for name in _PLACE)
-        return [
-            select_packs(self.dataset(ranks).planner.sources, sources[list(own)], positions[list(own)])
-            for own in self.items(ranks, step, rank)
-        ]
-
-    def _shard(self, ranks: int) -> Int64[np.ndarray, "ranks steps items"]:
-        """Returns the items of each rank and step: a part of all items in the data's order, shuffled as the run is."""
-        assert self._clusters is not None
-        if ranks not in self._shards:
-            steps = self._clusters[ranks]
-            of_all = [self._plan(ranks, one).packs for one in steps]
-            sources = np.concatenate([one.sources for one in of_all])
-            first = np.concatenate([one.sequence_ids[one.offsets[:-1]] for one in of_all])
-            parts = np.lexsort((first, sources)).reshape(ranks, -1)
-            self._shards[ranks] = np.sort(parts, axis=1).reshape(ranks, len(steps), -1)
-        return self._shards[ranks]
+        plan = self._plan(ranks, step)
+        return [plan.micro_batch(rank, index) for index in range(self.dataset(ranks).settings.micro_batches)]
 
     def dataset(self, ranks: int) -> MicroBatchDataset:
         """Returns the data of so many ranks."""
@@ -171,7 +144,7 @@ class Replay:
     @property
     def schemes(self) -> tuple[Scheme, ...]:
         """What was replayed."""
-        return tuple(scheme for scheme in (*REPLAYED, *OWN_SHARDS) if self.of(scheme))
+        return tuple(scheme for scheme in REPLAYED if self.of(scheme))
 
 
 def replay(
@@ -198,8 +171,7 @@ def replay(
     if world.size > 1:
         raise ConfigError(f"--replay runs all ranks on one device, but {world.size} processes were started: start one")
     measured = run_to_measure(config)
-    schemes = (*REPLAYED, *OWN_SHARDS) if options.shard_spread else REPLAYED
-    runs = {scheme: _run_of(measured, scheme, options, packs) for scheme in schemes}
+    runs = {scheme: _run_of(measured, scheme, options, packs) for scheme in REPLAYED}
     for scheme, run in runs.items():
         _require_memory(run, scheme, world)
     counts = sorted({1, *devices})
@@ -207,11 +179,9 @@ def replay(
     with _one_core_per_device(world):
         alone = resolve(changed(runs[BASELINE].config, deepspeed={"zero_stage": 0}), measured.prepared)
         timer = StepTimer(alone, world, clock="wall" if world.device.type == "cuda" else "cpu")
-        ranks = {
-            scheme: VirtualRanks(run, world, clusters if scheme.own_shard else None) for scheme, run in runs.items()
-        }
+        ranks = {scheme: VirtualRanks(run, world) for scheme, run in runs.items()}
         timed = _time_parts(timer, ranks, clusters, progress)
-        origin = measured_on(runs[BASELINE], world, layouts=tuple(scheme.label for scheme in schemes))
+        origin = measured_on(runs[BASELINE], world, layouts=tuple(scheme.label for scheme in REPLAYED))
     update = float(np.median([one.update_seconds + one.all_reduce_seconds for one in timed.values()]))
     seconds = {scheme: _seconds(scheme, virtual, clusters, timed) for scheme, virtual in ranks.items()}
     times: dict[tuple[Scheme, int], StepTimes] = {}
@@ -225,7 +195,7 @@ def replay(
         zero_stage=options.zero_stage,
         update_seconds=update,
         timed_parts=len(timed),
-        rows=tuple(row for scheme in schemes for row in summarise(scheme, times)),
+        rows=tuple(row for scheme in REPLAYED for row in summarise(scheme, times)),
     )
 
 

@@ -8,11 +8,10 @@ import os
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import BrokenExecutor, as_completed
 from contextlib import contextmanager
-from dataclasses import astuple, dataclass, replace
+from dataclasses import astuple, dataclass
 
 import numpy as np
 from jaxtyping import Float64
-from scipy.optimize import brentq
 from scipy.special import stdtrit
 
 from evenpack import console
@@ -21,8 +20,7 @@ from evenpack.errors import ConfigError, RunError
 from evenpack.progress import Progress
 from evenpack.studies.imbalance.cluster import (
     BASELINE,
-    MOST_SPREAD,
-    OWN_SHARDS,
+    SCHEMES,
     Cluster,
     ClusterOptions,
     ItemKinds,
@@ -117,7 +115,6 @@ class SchemeRow:
     layout: str
     policy: str
     dense: bool
-    own_shard: bool
     devices: int
     steps: int
     speed_up: float
@@ -133,7 +130,7 @@ class SchemeRow:
 
     def is_of(self, scheme: Scheme) -> bool:
         """Whether these are steps of a scheme."""
-        return (self.layout, self.policy, self.dense, self.own_shard) == astuple(scheme)
+        return (self.layout, self.policy, self.dense) == astuple(scheme)
 
 
 def summarise(scheme: Scheme, times: Mapping[tuple[Scheme, int], StepTimes]) -> list[SchemeRow]:
@@ -149,7 +146,6 @@ def _row(scheme: Scheme, devices: int, times: StepTimes, baseline: StepTimes) ->
         layout=scheme.layout,
         policy=scheme.policy,
         dense=scheme.dense,
-        own_shard=scheme.own_shard,
         devices=devices,
         steps=len(times.step),
         speed_up=times.rate / baseline.rate,
@@ -268,7 +264,7 @@ def simulate(
             f"{MOST_SEQUENCES:,} are simulated: lower --devices, --batch, --packs or --accumulation"
         )
     times = _run(cluster, sorted(set(devices)), processes, progress or Progress(console.messages(), silent=True))
-    rows = [row for scheme in options.schemes for row in summarise(scheme, times)]
+    rows = [row for scheme in SCHEMES for row in summarise(scheme, times)]
     return Simulation(
         options=options,
         cost=cost,
@@ -280,26 +276,6 @@ def simulate(
         packs_per_micro_batch=cluster.packs_per_micro_batch,
         rows=tuple(rows),
     )
-
-
-def fit_shard_spread(cluster: Cluster, between: float, *, devices: int) -> float:
-    """Returns the spread of shards with which un-padded steps on `devices` have levels of this deviation over the mean.
-
-    Levels and steps within are independent, so the variance of the levels is what shards add to the variance of steps.
-    Raises: ConfigError if no spread does.
-    """
-
-    def levels(spread: float) -> float:
-        shards = replace(cluster, options=replace(cluster.options, shard_spread=spread))
-        steps = shards.steps(devices, 0, cluster.options.steps, (OWN_SHARDS[1],))[0, :, 0]
-        return float((steps.std(ddof=1) / steps.mean()) ** 2)
-
-    alone = levels(1e-9)
-    if levels(MOST_SPREAD) - alone < between**2:
-        raise ConfigError(
-            f"--shard-spread log: no spread up to {MOST_SPREAD} gives levels that deviate by {between:.3g}"
-        )
-    return float(brentq(lambda one: levels(one) - alone - between**2, 1e-9, MOST_SPREAD, xtol=1e-4))
 
 
 _Task = tuple[int, int, int]
@@ -317,8 +293,7 @@ def _run(
         (devices, first, min(size, every - first)) for devices, size in sizes.items() for first in range(0, every, size)
     ]
     total = every * sum(items + _OVERHEAD_ITEMS for items in of_step.values())
-    schemes = cluster.options.schemes
-    steps = {devices: np.empty((len(schemes), every, 5)) for devices in counts}
+    steps = {devices: np.empty((len(SCHEMES), every, 5)) for devices in counts}
     done = sequences = 0
     shown = progress.begin("simulating", unit="sequences", starts_processes=True)
     wanted = processes or (len(os.sched_getaffinity(0)) if total > _ITEMS_FOR_PROCESSES else 1)
@@ -335,7 +310,7 @@ def _run(
             items=cluster.items_per_step(scheme.batching, devices),
         )
         for devices in counts
-        for index, scheme in enumerate(schemes)
+        for index, scheme in enumerate(SCHEMES)
     }
 
 

@@ -4,21 +4,18 @@ Options are checked, and logs read, before any lengths are; a run and its log co
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
-
-import numpy as np
 
 from evenpack import console
 from evenpack.data.packing import pack
-from evenpack.data.sequences import length_chunks
 from evenpack.engine.reporting.metrics import METRICS
 from evenpack.engine.reporting.run_record import RunRecord, read_run_record
 from evenpack.engine.resolving.resolve import ResolvedRun, resolve
 from evenpack.engine.world.distributed import configure_logging, joined_world
 from evenpack.errors import ConfigError, DataError
 from evenpack.progress import FREQUENT_LINES_SECONDS, Progress
-from evenpack.studies.imbalance.cluster import MOST_SPREAD, Cluster, ClusterOptions
+from evenpack.studies.imbalance.cluster import ClusterOptions
 from evenpack.studies.imbalance.extrapolation import (
     PUBLISHED_LENGTHS,
     LogForecast,
@@ -45,8 +42,6 @@ from evenpack.studies.imbalance.regimes import (
 from evenpack.studies.imbalance.replay import Replay, replay
 from evenpack.studies.imbalance.simulation import (
     Simulation,
-    fit_shard_spread,
-    make_cluster,
     parse_devices,
     simulate,
 )
@@ -56,8 +51,6 @@ from evenpack.studies.plotting import require_plot
 from evenpack.studies.provenance import provenance_of_runs
 
 _DEVICES = "1..2048"
-_PARTS = 64
-"""Parts of the data, in its order, of which a spread is measured."""
 _DEFAULT_BATCH = 32
 """Sequences per micro-batch where INPUT is not a run, as in PackedBERT."""
 _DEFAULT_LOG_DEVICES = 8
@@ -173,9 +166,6 @@ def run_study(given: ImbalanceOptions, find_subject: Callable[[], Subject]) -> I
                 padded_baseline=measured.padded_baseline or log.log.sequences_per_second,
                 counts=devices,
             )
-    if given.shard_spread in ("run", "log"):
-        cluster = make_cluster(subject.histogram, packing, cost=cost, options=options, causal=given.causal)
-        options = replace(options, shard_spread=_shard_spread(given.shard_spread, run, cluster, regimes))
     packs = options.packs_with(packing.packing_factor)
     replay_found = None if run is None else _replay(run, given, replayed, options, packs=packs)
     reference = None
@@ -274,37 +264,8 @@ def cluster_options(
         steps=given.steps,
         all_reduce_bytes=given.all_reduce_bytes,
         bandwidth=None if given.bandwidth is None else 1e9 * given.bandwidth,
-        shard_spread=0.0 if given.shard_spread in ("run", "log") else _share(given.shard_spread),
         seed=given.seed,
     )
-
-
-def _share(given: str) -> float:
-    try:
-        return float(given)
-    except ValueError:
-        raise ConfigError(f"--shard-spread is a share such as 0.05, run or log, not {given}") from None
-
-
-def _shard_spread(given: str, run: ResolvedRun | None, cluster: Cluster, regimes: RegimeForecast | None) -> float:
-    """Returns the spread of parts of the run's data beyond what their sequences make by chance, or what fits a log.
-
-    Raises: ConfigError if there is no run, or no log with regimes.
-    """
-    if given == "log":
-        if regimes is None:
-            raise ConfigError("--shard-spread log needs --log, a log with two regimes or more: give one, or a share")
-        return fit_shard_spread(cluster, regimes.between.value, devices=regimes.log_devices)
-    if run is None:
-        raise ConfigError(
-            "--shard-spread run needs a run (.yaml) whose data is prepared as INPUT: give one, or a share"
-        )
-    sources = run.prepared.training_sources(seed=0, batching="sequences")
-    lengths = np.concatenate([each for source in sources for each in length_chunks(source.view)])
-    parts = np.array_split(lengths, min(_PARTS, len(lengths) // 2))
-    chance = np.mean([part.var(ddof=1) / len(part) for part in parts])
-    spread = np.sqrt(max(0.0, np.var([part.mean() for part in parts], ddof=1) - chance)) / lengths.mean()
-    return min(float(spread), MOST_SPREAD)
 
 
 def _baseline_items(baseline: LoggedRun | None, batching: str) -> int | None:
