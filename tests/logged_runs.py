@@ -1,7 +1,6 @@
 """Runs that have trained, by their files alone: run.json and metrics.jsonl with steps of known times."""
 
 import json
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -23,11 +22,10 @@ def log_run(
     seconds: float = 0.5,
     sequences: int = 16,
     steps: int = 80,
-    slow_steps: Sequence[int] = (),
 ) -> Path:
     """Writes what a run of `config` leaves, and returns its output directory.
 
-    A step takes `seconds`, up to 5 % more or less, of which the mean rank waits a tenth; `slow_steps` take thrice that.
+    A step takes `seconds`, up to 5 % more or less, of which the mean rank waits a tenth.
     """
     run = open_run(config)
     output_dir = config.run.output_dir
@@ -54,8 +52,7 @@ def log_run(
         ),
     )
     (output_dir / "run.json").write_text(json.dumps(record.model_dump(mode="json")))
-    jitter = np.random.default_rng(0).uniform(0.95, 1.05, steps)
-    times = seconds * np.where(np.isin(np.arange(1, steps + 1), slow_steps), 3.0, jitter)
+    times = seconds * np.random.default_rng(0).uniform(0.95, 1.05, steps)
     lines = [_record(step, one, sequences, ranks) for step, one in enumerate(times.tolist(), start=1)]
     (output_dir / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     return output_dir

@@ -57,8 +57,6 @@ far away: a normal law has a probability of 3e-7 there, a Gumbel none."""
 class LoggedStep:
     """One step of a log."""
 
-    line: int
-    """Line of the file, from 1."""
     rate: float
     """Sequences/s over all devices."""
     sequences: float | None = None
@@ -117,7 +115,6 @@ def _read_metrics(path: Path, lines: list[str]) -> LoggedSteps:
             seconds = _number(record["step_seconds"], path, number, "step_seconds")
             steps.append(
                 LoggedStep(
-                    line=number,
                     rate=sequences / seconds,
                     sequences=sequences,
                     ranks=_ranks(record),
@@ -167,7 +164,7 @@ def _read_seq_per_s(path: Path, lines: list[str]) -> LoggedSteps:
     return LoggedSteps(
         format="lines with 'seq/s'",
         steps=tuple(
-            LoggedStep(line=number, rate=_number(match[1], path, number, "'seq/s'"), sequences=sequences, ranks=ranks)
+            LoggedStep(rate=_number(match[1], path, number, "'seq/s'"), sequences=sequences, ranks=ranks)
             for number, _, match in kept
         ),
         warnings=tuple(warnings),
@@ -191,7 +188,7 @@ def _read_csv(path: Path, lines: list[str]) -> LoggedSteps:
     for row in rows:
         line = start + rows.line_num
         amount, *seconds = (_number(row[name], path, line, name) for name in used)
-        steps.append(LoggedStep(line=line, rate=amount / seconds[0] if seconds else amount))
+        steps.append(LoggedStep(rate=amount / seconds[0] if seconds else amount))
     return LoggedSteps(format=f"CSV: {' / '.join(used)}", steps=tuple(steps))
 
 
@@ -203,17 +200,6 @@ def _number(value: object, path: Path, number: int, name: str) -> float:
     if not (math.isfinite(parsed) and parsed > 0):
         raise DataError(f"{path}, line {number}: {name} must be a finite number above 0, got {value!r}")
     return parsed
-
-
-@dataclass(frozen=True, kw_only=True)
-class Cut:
-    """A range of steps that is left out."""
-
-    reason: str
-    steps: int
-    first_line: int
-    """First line of the range in the file, from 1."""
-    last_line: int
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -228,8 +214,8 @@ class StepLog:
     """Sequences/s over all devices, in the order of the file."""
     every_rate: Float64[np.ndarray, " steps_read"]
     """The same of all steps of the last number of ranks, nothing cut."""
-    cuts: tuple[Cut, ...]
-    """Cuts in the order of the file; together with `rates` they cover all steps."""
+    cuts: Mapping[str, int]
+    """Steps that are left out, by reason; with `rates` they are all steps."""
     warnings: tuple[str, ...]
     devices: int | None
     """Number of ranks according to metrics.jsonl; None if the log does not contain it."""
@@ -253,10 +239,9 @@ def read_step_log(path: Path) -> StepLog:
     """
     found = read_steps(path)
     devices = next((step.ranks for step in reversed(found.steps) if step.ranks is not None), None)
-    others = [step.ranks not in (None, devices) for step in found.steps]
-    same = [step for step, is_other in zip(found.steps, others, strict=True) if not is_other]
+    same = [step for step in found.steps if step.ranks in (None, devices)]
     kept, cuts, warnings = _steady(same)
-    cuts += _cuts(f"other ranks: the last steps are of {devices}", found.steps, others)
+    cuts[f"other ranks: the last steps are of {devices}"] = len(found.steps) - len(same)
     if len(kept) < MINIMUM_STEPS:
         raise DataError(
             f"{path}: {len(kept)} of {len(found.steps)} steps are left without warm-up and dips, at least "
@@ -268,7 +253,7 @@ def read_step_log(path: Path) -> StepLog:
         steps_read=len(found.steps),
         rates=np.array([step.rate for step in kept]),
         every_rate=np.array([step.rate for step in same]),
-        cuts=tuple(sorted(cuts, key=lambda cut: cut.first_line)),
+        cuts={reason: steps for reason, steps in cuts.items() if steps},
         warnings=(*found.warnings, *warnings),
         devices=devices,
         sequences_per_step=_mean([step.sequences for step in kept]),
@@ -297,8 +282,8 @@ def median_and_spread(rates: Float64[np.ndarray, " steps"]) -> tuple[float, floa
     return median, 1.4826 * float(np.median(np.abs(rates - median)))
 
 
-def _steady(steps: Sequence[LoggedStep]) -> tuple[list[LoggedStep], list[Cut], list[str]]:
-    """Returns the steps without warm-up and dips, what was cut, and warnings."""
+def _steady(steps: Sequence[LoggedStep]) -> tuple[list[LoggedStep], dict[str, int], list[str]]:
+    """Returns the steps without warm-up and dips, how many were cut for which reason, and warnings."""
     rates = np.array([step.rate for step in steps])
     median, spread = median_and_spread(rates)
     start = steady_start(rates)
@@ -309,22 +294,13 @@ def _steady(steps: Sequence[LoggedStep]) -> tuple[list[LoggedStep], list[Cut], l
         "warm-up: the rate had not yet come within a spread of its median" if start > LEAST_WARM_UP_STEPS else "warm-up"
     )
     dip = f"dip: below {floor:.6g} sequences/s, {DIP_SPREADS:.0f} spreads of {spread:.4g} under the median {median:.6g}"
-    cuts = _cuts(warm_up, steps, is_warm_up.tolist()) + _cuts(dip, steps, is_dip.tolist())
+    cuts = {warm_up: int(is_warm_up.sum()), dip: int(is_dip.sum())}
     warnings = []
     if is_dip.sum() > 0.05 * len(rates):
         warnings.append(
             f"{is_dip.sum()} of {len(rates)} steps were cut as dips: check whether training itself is unsteady"
         )
     return [step for step, left_out in zip(steps, is_warm_up | is_dip, strict=True) if not left_out], cuts, warnings
-
-
-def _cuts(reason: str, steps: Sequence[LoggedStep], is_cut: Sequence[bool]) -> list[Cut]:
-    """Returns the ranges of neighbouring steps that are cut."""
-    places = np.flatnonzero(is_cut)
-    runs = np.split(places, np.flatnonzero(np.diff(places) > 1) + 1) if len(places) else []
-    return [
-        Cut(reason=reason, steps=len(run), first_line=steps[run[0]].line, last_line=steps[run[-1]].line) for run in runs
-    ]
 
 
 _ASSIGNED = {
@@ -438,7 +414,7 @@ def pooled(runs: Sequence[LoggedRun]) -> LoggedRun:
         steps_read=sum(one.steps_read for one in logs),
         rates=np.concatenate([one.rates for one in logs]),
         every_rate=np.concatenate([one.every_rate for one in logs]),
-        cuts=(),
+        cuts={},
         warnings=tuple(dict.fromkeys(f"{one.path.name}: {warning}" for one in logs for warning in one.warnings)),
     )
     return LoggedRun(label=f"{first.label} and {len(others)} more", log=log, record=first.record, parts=tuple(logs))
@@ -565,7 +541,8 @@ class MeasuredSteps:
     commit: str | None
     steps_read: int
     steps_used: int
-    cuts: tuple[Cut, ...]
+    cuts: Mapping[str, int]
+    """Steps that are left out, by reason."""
     sequences_per_second: float
     """Over all ranks, of a long run."""
     interval: Interval

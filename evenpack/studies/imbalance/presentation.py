@@ -27,7 +27,7 @@ from evenpack.studies.imbalance.cluster import (
     Scheme,
 )
 from evenpack.studies.imbalance.extrapolation import ForecastRow, LogForecast, PublishedCurve
-from evenpack.studies.imbalance.measurement import Cut, MeasuredComparison
+from evenpack.studies.imbalance.measurement import MeasuredComparison
 from evenpack.studies.imbalance.regimes import Regime, RegimeForecast
 from evenpack.studies.imbalance.replay import Replay
 from evenpack.studies.imbalance.simulation import SchemeRow, Simulation
@@ -239,23 +239,11 @@ def _measured_tables(measured: MeasuredComparison) -> list[RenderableType]:
     lines = []
     for side in sides:
         used = f"{side.steps_used:,} of {side.steps_read:,} steps used"
-        lines += [f"{side.path}: {side.format}; {used}", *cut_lines(side.cuts)]
+        lines += [
+            f"{side.path}: {side.format}; {used}",
+            *(f"cut {counted(steps, 'step')}: {reason}" for reason, steps in side.cuts.items()),
+        ]
     return [*shown, console.text("\n".join(lines))]
-
-
-def cut_lines(cuts: Sequence[Cut]) -> list[str]:
-    """Returns a line for each reason, however many ranges of lines were cut for it."""
-    by_reason: dict[str, list[Cut]] = {}
-    for cut in cuts:
-        by_reason.setdefault(cut.reason, []).append(cut)
-    lines = []
-    for reason, same in by_reason.items():
-        steps = sum(cut.steps for cut in same)
-        places = f" in {len(same):,} places" if len(same) > 1 else ""
-        first, last = same[0].first_line, same[-1].last_line
-        where = f"line {first:,}" if first == last else f"lines {first:,} to {last:,}"
-        lines.append(f"cut {counted(steps, 'step')}{places}, {where}: {reason}")
-    return lines
 
 
 def _forecast_tables(forecast: LogForecast, measured: MeasuredComparison | None) -> list[RenderableType]:
