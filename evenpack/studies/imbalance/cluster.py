@@ -1,9 +1,7 @@
 """One step of a simulated cluster: items are drawn and assigned, micro-batches have a cost, and ranks wait."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from types import MappingProxyType
-from typing import Literal
 
 import numpy as np
 from jaxtyping import Float64, Int64, Real
@@ -109,31 +107,6 @@ def slowest_seconds(
 
 
 @dataclass(frozen=True, kw_only=True)
-class Needs:
-    """What a scheme needs of the data, the loader and the kernels."""
-
-    packing: bool
-    """Packs that are made before training, from the lengths of all sequences."""
-    plan: bool
-    """The lengths of the whole step, of all devices, before it begins, and any of its items on any device."""
-    sort: Literal["by length", "by cost"] | None
-    """How the items of the whole step are sorted, if they are."""
-    shapes: Literal["fixed", "vary"]
-    """Whether micro-batches have one shape in all steps; compiled code, memory and kernels have to allow others."""
-
-
-_SORTS: Mapping[tuple[Layout, AssignmentPolicy], Literal["by length", "by cost"]] = MappingProxyType(
-    {
-        ("packed", "cost_balanced"): "by cost",
-        ("unpadded", "cost_balanced"): "by cost",
-        ("unpadded", "sorted_serpentine"): "by length",
-        ("padded", "sorted"): "by length",
-        ("padded", "max_tokens"): "by length",
-    }
-)
-
-
-@dataclass(frozen=True, kw_only=True)
 class Scheme:
     """A layout, an assignment policy, and the kind of attention."""
 
@@ -151,17 +124,6 @@ class Scheme:
     def batching(self) -> Batching:
         """The items that are assigned."""
         return "packs" if self.layout == "packed" else "sequences"
-
-    @property
-    def needs(self) -> Needs:
-        """What it needs, as `data/order/assignment.py` assigns it."""
-        by_arrival = self.policy == "arrival"
-        return Needs(
-            packing=self.batching == "packs",
-            plan=not by_arrival,
-            sort=_SORTS.get((self.layout, self.policy)),
-            shapes="fixed" if self.layout == "packed" or (self.layout == "padded" and by_arrival) else "vary",
-        )
 
 
 BASELINE = Scheme(layout="padded", policy="arrival")

@@ -5,7 +5,6 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from evenpack.console import Report
-from evenpack.studies.imbalance.cluster import SCHEMES
 from evenpack.studies.imbalance.options import ImbalanceOptions
 
 if TYPE_CHECKING:
@@ -49,7 +48,6 @@ class ImbalanceCommand(ImbalanceOptions):
             "origin": study.subject.origin,
             "long_sequences": study.subject.long_sequences(),
             "devices": sorted({row.devices for row in study.simulation.rows}),
-            "needs": {scheme.label: scheme.needs for scheme in SCHEMES},
             "run": study.step,
             "reference": study.reference,
             "measured": study.measured,

@@ -54,13 +54,6 @@ _OF_EACH_SCHEME = (
     Column("Slowest device over the mean one, mean over steps", "slowest_over_mean", ".4f"),
 )
 """Results that have a table of their own each, whose title is the heading."""
-_NEEDS = (
-    Column("", "label"),
-    Column("packs made before training", "needs.packing"),
-    Column("plan of the whole step", "needs.plan"),
-    Column("sort of the step", "needs.sort", missing="no"),
-    Column("shapes", "needs.shapes"),
-)
 _INFERENCES = (
     Column("one device's, by median and mode (published)", "expected", ".3f"),
     Column("of 8 devices, as fitted", "direct", ".3f"),
@@ -93,7 +86,6 @@ def imbalance_tables(study: ImbalanceStudy) -> list[RenderableType]:
     """Returns all tables."""
     shown: list[RenderableType] = [] if study.replay is None else _replay_tables(study.replay)
     shown += [_setting_table(study), _speed_up_table(study)]
-    shown.append(table_of(SCHEMES, _NEEDS, title="What each needs"))
     shown += [
         WideTable(rows=_scheme_rows(study.simulation, SCHEMES, column), title=column.heading)
         for column in _OF_EACH_SCHEME

@@ -42,13 +42,6 @@ def test_json_has_all_sources_and_every_row(tmp_path: Path) -> None:
     simulation = values["simulation"]
     assert values["origin"] == "squad_1_1_384"
     assert values["devices"] == [1, 8]
-    assert list(values["needs"]) == [one.label for one in SCHEMES]
-    assert values["needs"]["unpadded sorted_serpentine"] == {
-        "packing": False,
-        "plan": True,
-        "sort": "by length",
-        "shapes": "vary",
-    }
     rows = {(row["layout"], row["policy"], row["dense"], row["devices"]) for row in simulation["rows"]}
     assert rows == {(one.layout, one.policy, one.dense, devices) for one in SCHEMES for devices in (1, 8)}
     assert simulation["cost"]["estimated"] is True

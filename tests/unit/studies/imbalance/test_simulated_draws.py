@@ -121,26 +121,3 @@ def test_micro_batches_hold_the_slots_and_segments_that_training_would_lay_out(s
         squares, near = (segments**2).sum(), visible_pairs(segments, window=6, causal=False).sum()
         expected = [placed.slots, squares, (squares + near) / 2, len(packs.lengths)]
         assert [values[share] for values in found] == expected
-
-
-@pytest.mark.parametrize("scheme", SCHEMES, ids=lambda one: one.label)
-def test_a_scheme_needs_what_its_assignment_reads(scheme: Scheme) -> None:
-    """Its plan reads the items of the whole step, or it does not; so do its order and the slots of a micro-batch."""
-    histogram = histogram_of({3: 4, 17: 9, 30: 3, 61: 2, 90: 1})
-    packing = pack(histogram, "longest_pack_first", pack_length=200)
-    cluster = make_cluster(histogram, packing, cost=PER_SLOT, options=ClusterOptions(batch=5, packs=3), causal=False)
-    shape, kinds = cluster.shape(scheme, 4), cluster.kinds(scheme.batching)
-    assigned, ordered, slots = set(), set(), set()
-    for seed in range(20):
-        items = np.random.default_rng(seed).choice(len(kinds.tokens), size=shape.items_per_step)
-        lengths = kinds.tokens[items]
-        shares = assign_step(shape, lengths, lengths.astype(np.float64), ranks=4)
-        assigned.add((tuple(shares.items), tuple(shares.offsets)))
-        ordered.add(tuple(shares.items))
-        slots |= set(cluster.micro_batch_seconds(scheme, items, shares).tolist())
-    needs = scheme.needs
-    assert needs.packing == (shape.batching == "packs")
-    assert needs.plan == (len(assigned) > 1)
-    assert (needs.sort is not None) == (len(ordered) > 1)
-    assert (needs.sort == "by cost") == (scheme.policy == "cost_balanced")
-    assert (needs.shapes == "fixed") == (len(slots) == 1)
