@@ -171,7 +171,7 @@ def _steps(run: LoggedRun, devices: int, regime_steps: int | None) -> dict[str, 
         row["estimates"] = {one.pop("method"): one for one in row["estimates"]}
         del row["best"]
     pooled_rates = np.concatenate(division.rates)
-    measured = measure(run, ranks=devices, baseline=None, padded_baseline=None, cost=find_cost(DEFAULT_COST)).run
+    measured = measure(run, ranks=devices, baseline=None, cost=find_cost(DEFAULT_COST)).run
     return {
         "rate": {"value": measured.sequences_per_second, "interval": plain(measured.interval)},
         "pooled_gumbel": plain(Gumbel.fit(pooled_rates)),

@@ -42,7 +42,6 @@ def run(
     model: StepCost = PER_SLOT,
     pack_length: int | None = None,
     processes: int = 1,
-    causal: bool | None = None,
     **options: float | bool | None,
 ) -> Simulation:
     """Returns a histogram with the given number of sequences of each length."""
@@ -53,7 +52,6 @@ def run(
         devices=devices,
         cost=model,
         options=ClusterOptions(**options),
-        causal=causal,
         processes=processes,
     )
 

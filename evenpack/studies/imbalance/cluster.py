@@ -156,10 +156,6 @@ class ClusterOptions:
     zero_stage: int = 0
     """At 2 and 3 devices synchronise in every micro-batch, else once a step."""
     steps: int = 1000
-    all_reduce_bytes: float = 0.0
-    """Bytes of the gradients."""
-    bandwidth: float | None = None
-    """Bytes per second of a device's link, for the all-reduce, which does not overlap with computing here."""
     seed: int = 0
 
     def __post_init__(self) -> None:
@@ -169,12 +165,6 @@ class ClusterOptions:
                 raise ConfigError(f"--{name} must be {least} or more, not {value}")
         if self.zero_stage not in (0, 1, 2, 3):
             raise ConfigError(f"--zero-stage is 0, 1, 2 or 3, not {self.zero_stage}")
-        if not 0 <= self.all_reduce_bytes < float("inf"):
-            raise ConfigError(f"--all-reduce-bytes must be 0 or more, not {self.all_reduce_bytes}")
-        if self.bandwidth is not None and not 0 < self.bandwidth < float("inf"):
-            raise ConfigError(f"--bandwidth must be above 0, not {self.bandwidth}")
-        if (self.all_reduce_bytes > 0) != (self.bandwidth is not None):
-            raise ConfigError("--all-reduce-bytes and --bandwidth go together: give both or none")
 
     @property
     def waits_often(self) -> bool:
@@ -184,12 +174,6 @@ class ClusterOptions:
     def packs_with(self, packing_factor: float) -> int:
         """Returns the packs of a micro-batch, where a pack has so many sequences on average."""
         return self.packs or max(1, round(self.batch / packing_factor))
-
-    def all_reduce_seconds(self, devices: int) -> float:
-        """Returns the seconds of a ring, where every device sends and receives 2 (n - 1) / n times the bytes."""
-        if self.bandwidth is None:
-            return 0.0
-        return 2 * self.all_reduce_bytes * (devices - 1) / devices / self.bandwidth
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -202,26 +186,25 @@ class Cluster:
     max_sequence_length: int
     """Width of padded rows that do not depend on their longest sequence."""
     packs_per_micro_batch: int
-    causal: bool
     cost: StepCost
     options: ClusterOptions
 
     def steps(
         self, devices: int, first: int, count: int, schemes: Sequence[Scheme] = SCHEMES
-    ) -> Float64[np.ndarray, "schemes count 5"]:
+    ) -> Float64[np.ndarray, "schemes count 4"]:
         """Simulates steps `first` to `first + count` by each of `schemes`, as columns of `StepTimes`.
 
         A step is a function of (seed, devices, step). All schemes of single sequences get the same sequences in the
         same order, all schemes of packs the same packs.
         """
-        found = np.empty((len(schemes), count, 5))
+        found = np.empty((len(schemes), count, 4))
         for row, step in enumerate(range(first, first + count)):
             generator = np.random.default_rng((self.options.seed, devices, step))
             drawn = self._draw(generator, devices)
             for column, scheme in enumerate(schemes):
                 draw = drawn[scheme.batching]
-                found[column, row, :3] = self._step(scheme, draw, devices)
-                found[column, row, 3:] = draw.work
+                found[column, row, :2] = self._step(scheme, draw, devices)
+                found[column, row, 2:] = draw.work
         return found
 
     def items_per_step(self, batching: Batching, devices: int) -> int:
@@ -242,13 +225,13 @@ class Cluster:
             drawn[batching] = _Draw(items=items, tokens=kinds.tokens[items], work=work)
         return drawn
 
-    def _step(self, scheme: Scheme, draw: "_Draw", devices: int) -> tuple[float, float, float]:
+    def _step(self, scheme: Scheme, draw: "_Draw", devices: int) -> tuple[float, float]:
         shape = self.shape(scheme, devices)
         shares = assign_step(shape, draw.tokens, self._assignment_costs(shape, draw), ranks=devices)
         seconds = self.micro_batch_seconds(scheme, draw.items, shares).reshape(devices, self.options.accumulation)
         slowest = float(slowest_seconds(seconds, waits_often=self.options.waits_often)) + self.cost.per_step
         mean = float(seconds.sum()) / devices + self.cost.per_step
-        return slowest + self.options.all_reduce_seconds(devices), slowest, mean
+        return slowest, mean
 
     def shape(self, scheme: Scheme, devices: int) -> StepShape:
         """Returns the shape of a training step of this scheme on so many devices, with this cost model."""
@@ -303,7 +286,7 @@ class Cluster:
         else:
             width = padded_width(scheme.policy, np.maximum.reduceat(kinds.tokens[assigned], starts), longest)
             slots = counts * width
-            if self.causal:
+            if self.cost.causal:
                 attended = counts * self.cost.attended(width)
             else:  # the padding behind each sequence is a segment of its own
                 behind = np.repeat(width, counts) - kinds.tokens[assigned]

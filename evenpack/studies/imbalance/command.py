@@ -25,7 +25,6 @@ class ImbalanceCommand(ImbalanceOptions):
       evenpack study imbalance wikipedia_1024 --cost-model gpt2_xl_estimate --devices 8,64,512
       evenpack study imbalance RUN.yaml --baseline-run PADDED.yaml --plot imbalance.png
       evenpack study imbalance RUN.yaml --replay 1,8,64 --plot imbalance.png
-      evenpack study imbalance RUN.yaml --cost-model h100.json --all-reduce-bytes 6.7e8 --bandwidth 100
       evenpack study imbalance wikipedia_512 --log result_0.txt --log result_1.txt --save forecast.json
     """
 

@@ -421,10 +421,12 @@ def pooled(runs: Sequence[LoggedRun]) -> LoggedRun:
 
 
 def log_of_run(named: Path) -> Path:
-    """Returns the log of a run that is named by its run file or its output directory.
+    """Returns the log of a run that is named by its run file or its output directory, or the log that is named.
 
     Raises: ConfigError if there is none.
     """
+    if named.is_file() and not names_run_file(named):
+        return named
     path = (load_run_file(named, RunConfig).run.output_dir if names_run_file(named) else named) / METRICS
     if not path.is_file():
         raise ConfigError(
@@ -558,11 +560,11 @@ class MeasuredComparison:
     run: MeasuredSteps
     baseline: MeasuredSteps | None
     padded_baseline: float | None
-    """Sequences/s of the baseline, or those that were given for it; None if there is no baseline of padding."""
+    """Sequences/s of the baseline; None if there is none, or it is not padded."""
     speed_up: float | None
     """Speed-up in sequences/s over the baseline; None without one."""
     speed_up_interval: Interval | None
-    """95 % interval of that: of both runs' steps, or of the run's alone where a number was given for the baseline."""
+    """95 % interval of that: of both runs' steps."""
     warnings: tuple[str, ...]
 
     @property
@@ -571,25 +573,21 @@ class MeasuredComparison:
         return self.padded_baseline is not None
 
 
-def measure(
-    run: LoggedRun, *, ranks: int, baseline: LoggedRun | None, padded_baseline: float | None, cost: StepCost
-) -> MeasuredComparison:
-    """Compares the steps of a run with those of a baseline, or with a number of sequences/s for padding.
-
-    Raises: ConfigError, as `require_comparable`.
-    """
+def measure(run: LoggedRun, *, ranks: int, baseline: LoggedRun | None, cost: StepCost) -> MeasuredComparison:
+    """Compares the steps of a run with those of a baseline. Raises: ConfigError, as `require_comparable`."""
     warnings = [*run.log.warnings, *_device_warnings(run, cost)]
-    over = padded_baseline
+    over = speed_up = reach = None
     if baseline is not None:
         warnings += [*require_comparable(run, baseline), *(f"{baseline.label}: {one}" for one in baseline.log.warnings)]
         over = baseline.log.sequences_per_second if _is_padding(baseline, warnings) else None
-    speed_up, speed_ups = _speed_up(run, baseline, padded_baseline)
+        speed_up = run.log.sequences_per_second / baseline.log.sequences_per_second
+        reach = interval(_bootstrapped(run, seed=0) / _bootstrapped(baseline, seed=1))
     return MeasuredComparison(
         run=_measured_steps(run, ranks),
         baseline=None if baseline is None else _measured_steps(baseline, ranks),
         padded_baseline=over,
         speed_up=speed_up,
-        speed_up_interval=None if speed_ups is None else interval(speed_ups),
+        speed_up_interval=reach,
         warnings=tuple(warnings),
     )
 
@@ -631,18 +629,6 @@ def _measured_steps(run: LoggedRun, ranks: int) -> MeasuredSteps:
         interval=interval(_bootstrapped(run, seed=0)),
         wait_share=log.wait_share,
     )
-
-
-def _speed_up(
-    run: LoggedRun, baseline: LoggedRun | None, padded_baseline: float | None
-) -> tuple[float | None, Float64[np.ndarray, " rounds"] | None]:
-    """Returns the ratio of the long runs' rates, and the same by each round of the bootstrap."""
-    rate, rates = run.log.sequences_per_second, _bootstrapped(run, seed=0)
-    if baseline is not None:
-        return rate / baseline.log.sequences_per_second, rates / _bootstrapped(baseline, seed=1)
-    if padded_baseline is not None:
-        return rate / padded_baseline, rates / padded_baseline
-    return None, None
 
 
 def _bootstrapped(run: LoggedRun, *, seed: int) -> Float64[np.ndarray, " rounds"]:

@@ -57,18 +57,6 @@ class ImbalanceOptions:
             "bert_large_estimate.",
         ),
     ] = None
-    causal: Annotated[
-        bool | None,
-        _of_clusters(
-            "--causal/--bidirectional",
-            help="Attention of padded rows: the whole row, or the sequence and its padding separately. "
-            "Default: as the cost model's model is.",
-        ),
-    ] = None
-    all_reduce_bytes: Annotated[
-        float, _of_clusters(help="Gradient bytes in a ring all-reduce after computing; 0: none.")
-    ] = 0.0
-    bandwidth: Annotated[float | None, _of_clusters(metavar="GB/S", help="Bandwidth of a link.")] = None
     seed: Annotated[int, _of_clusters(help="Seed of the draws.")] = 0
     replay: Annotated[
         str | None,
@@ -114,10 +102,8 @@ class ImbalanceOptions:
         Path | None,
         _of_log(
             metavar="RUN",
-            help="Run with which the measured steps are compared: a run file or an output directory.",
+            help="Run with which the measured steps are compared: a run file, an output directory, or a log of padded "
+            "steps.",
         ),
-    ] = None
-    padded_baseline: Annotated[
-        float | None, _of_log(metavar="SEQ/S", help="Sequences/s of padded training on the same devices.")
     ] = None
     plot: Plot = None

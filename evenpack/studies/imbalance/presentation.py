@@ -107,11 +107,6 @@ def imbalance_tables(study: ImbalanceStudy) -> list[RenderableType]:
 def _setting_table(study: ImbalanceStudy) -> RenderableType:
     simulation = study.simulation
     options = simulation.options
-    reduced = "left out"
-    if options.bandwidth is not None:
-        reduced = (
-            f"{options.all_reduce_bytes:.4g} bytes in a ring at {options.bandwidth / 1e9:.4g} GB/s, not overlapped"
-        )
     return pairs(
         {
             "micro-batch": f"{options.batch:,} sequences, or {simulation.packs_per_micro_batch:,} packs of "
@@ -122,9 +117,8 @@ def _setting_table(study: ImbalanceStudy) -> RenderableType:
             **({} if study.step is None else {"of the run": _of_run(study.step)}),
             "cost model": f"{simulation.cost.name}: {simulation.cost.origin}",
             "attention": "causal: a padded row costs its width squared"
-            if simulation.causal
+            if simulation.cost.causal
             else "bidirectional: a padded row costs length² + padding²",
-            "all-reduce": reduced,
             "steps": f"{options.steps:,} of each cluster, seed {options.seed}",
         },
         title=f"Clusters on {study.subject.origin}",
@@ -218,11 +212,11 @@ def _measured_tables(measured: MeasuredComparison) -> list[RenderableType]:
     rows = [{"": name} | line for name, line in zip(("run", "baseline"), cells(sides, _LOGGED_STEPS), strict=False)]
     device = measured.run.device or "device not recorded"
     shown: list[RenderableType] = [table(rows, title=f"Measured on {ranks} x {device}")]
-    if measured.speed_up is not None and measured.speed_up_interval is not None:
+    if measured.baseline is not None:
         shown.append(
             pairs(
                 {
-                    "over": _over(measured),
+                    "over": f"{measured.baseline.label}: {measured.baseline.layout or 'layout not recorded'}",
                     "measured": f"{measured.speed_up:.3f} (95 %: {measured.speed_up_interval:.3f})",
                 },
                 title=f"Speed-up of {measured.run.label} on {ranks} devices",
@@ -298,12 +292,6 @@ def _mean(regimes: Sequence[Regime], name: str) -> float:
     return float(np.mean([getattr(regime, name) for regime in regimes]))
 
 
-def _over(measured: MeasuredComparison) -> str:
-    if measured.baseline is None:
-        return f"{measured.padded_baseline:,.4g} sequences/s (--padded-baseline)"
-    return f"{measured.baseline.label}: {measured.baseline.layout or 'layout not recorded'}"
-
-
 _SHADES = {
     "packed": ("#38bdf8", "#6b8af7", "#1e40af"),
     "unpadded": ("#c2410c", "#eab308", "#78350f", "#fb923c"),
@@ -361,13 +349,12 @@ def _kinds_of_evidence(study: ImbalanceStudy) -> Iterator[tuple[str, dict[str, A
         run = measured.run
         name = f"MEASURED: {run.label} ({run.layout or 'layout not recorded'}) on {run.ranks} x "
         name += run.device or "device not recorded"
-        if measured.speed_up is None:
+        if measured.baseline is None:
             name += "; no speed-up without a baseline"
         elif not measured.is_over_padding:
             name += "; its speed-up is not over padding and not drawn"
         else:
-            over = "--padded-baseline" if measured.baseline is None else measured.baseline.label
-            name += f": {measured.speed_up:.2f} times {over}; bar: 95 %"
+            name += f": {measured.speed_up:.2f} times {measured.baseline.label}; bar: 95 %"
         yield name, _MEASURED
     if study.reference is not None:
         yield (

@@ -311,7 +311,6 @@ def _step_times(
         from_mean = of_work - of_work.mean()
         found[scheme, number] = StepTimes(
             step=waited + update,
-            slowest=waited + update,
             mean=of_ranks.sum(axis=2).mean(axis=1) + update,
             as_expected=(waited - waited.mean() / of_work.mean() * from_mean) * expected / of_work.mean() + update,
             sequences=number * items * sequences,

@@ -41,9 +41,7 @@ class StepTimes:
     """The steps of one scheme on a number of devices, in seconds."""
 
     step: Float64[np.ndarray, " steps"]
-    """Seconds from one update to the next: until the slowest device has finished, and the all-reduce."""
-    slowest: Float64[np.ndarray, " steps"]
-    """Computing seconds of the slowest device."""
+    """Seconds from one update to the next: until the slowest device has finished."""
     mean: Float64[np.ndarray, " steps"]
     """Computing seconds of the mean device."""
     as_expected: Float64[np.ndarray, " steps"]
@@ -52,17 +50,16 @@ class StepTimes:
     """Expected sequences of a step."""
 
     @classmethod
-    def of_columns(cls, columns: Float64[np.ndarray, "steps 5"], kinds: ItemKinds, *, items: int) -> "StepTimes":
+    def of_columns(cls, columns: Float64[np.ndarray, "steps 4"], kinds: ItemKinds, *, items: int) -> "StepTimes":
         """Makes the times from the columns of `Cluster.steps`, of `items` per step that are drawn from `kinds`.
 
         Drawn work is corrected for by control variates: the expected work is known exactly, so the part of the seconds
         that depends on it by linear regression needs no estimate, which reduces the variance of the mean.
         """
-        step, slowest, mean = np.ascontiguousarray(columns[:, :3].T)
-        excess_work = columns[:, 3:] - kinds.probabilities @ kinds.work
+        step, mean = np.ascontiguousarray(columns[:, :2].T)
+        excess_work = columns[:, 2:] - kinds.probabilities @ kinds.work
         return cls(
             step=step,
-            slowest=slowest,
             mean=mean,
             as_expected=step - excess_work @ _seconds_by_work(excess_work, step),
             sequences=items * kinds.mean_sequences,
@@ -141,7 +138,7 @@ def summarise(scheme: Scheme, times: Mapping[tuple[Scheme, int], StepTimes]) -> 
 
 def _row(scheme: Scheme, devices: int, times: StepTimes, baseline: StepTimes) -> SchemeRow:
     low, high = log_ratio(times, baseline).interval
-    uneven = times.slowest / times.mean
+    uneven = times.step / times.mean
     return SchemeRow(
         layout=scheme.layout,
         policy=scheme.policy,
@@ -153,7 +150,7 @@ def _row(scheme: Scheme, devices: int, times: StepTimes, baseline: StepTimes) ->
         speed_up_high=high,
         sequences_per_second=times.rate,
         slowest_over_mean=float(uneven.mean()),
-        wait_share=max(0.0, float((times.slowest - times.mean).sum() / times.step.sum())),  # not -1e-17
+        wait_share=max(0.0, float((times.step - times.mean).sum() / times.step.sum())),  # not -1e-17
     )
 
 
@@ -175,7 +172,6 @@ class Simulation:
 
     options: ClusterOptions
     cost: StepCost
-    causal: bool
     pack_length: int
     max_sequence_length: int
     packing_algorithm: str
@@ -217,7 +213,6 @@ def make_cluster(
     *,
     cost: StepCost,
     options: ClusterOptions,
-    causal: bool | None = None,
 ) -> Cluster:
     """Makes a cluster of any number of devices; the arguments are as in `simulate`."""
     packs = pack_kinds(packing, cost, max_sequence_length=histogram.longest)
@@ -227,7 +222,6 @@ def make_cluster(
         pack_length=packing.pack_length,
         max_sequence_length=histogram.longest,
         packs_per_micro_batch=options.packs_with(packs.mean_sequences),
-        causal=cost.causal if causal is None else causal,
         cost=cost,
         options=options,
     )
@@ -240,7 +234,6 @@ def simulate(
     devices: Sequence[int],
     cost: StepCost,
     options: ClusterOptions,
-    causal: bool | None = None,
     processes: int | None = None,
     progress: Progress | None = None,
 ) -> Simulation:
@@ -248,14 +241,13 @@ def simulate(
 
     Args:
         packing: of `histogram`; packs are drawn by how often each strategy is used.
-        causal: None: as the cost model's model is.
         processes: None: one for each core, where there is enough work. The result does not depend on it.
         progress: shows the share of the work that is done, of which small clusters are more than of the sequences,
             and the rate of the sequences drawn; None: nothing is shown.
 
     Raises: ConfigError for steps of too many sequences; RunError if a process dies.
     """
-    cluster = make_cluster(histogram, packing, cost=cost, options=options, causal=causal)
+    cluster = make_cluster(histogram, packing, cost=cost, options=options)
     most_devices = max(devices)
     largest = max(cluster.items_per_step(batching, most_devices) for batching in ("sequences", "packs"))
     if largest > MOST_SEQUENCES:
@@ -268,7 +260,6 @@ def simulate(
     return Simulation(
         options=options,
         cost=cost,
-        causal=cluster.causal,
         pack_length=packing.pack_length,
         max_sequence_length=cluster.max_sequence_length,
         packing_algorithm=packing.algorithm,
@@ -293,7 +284,7 @@ def _run(
         (devices, first, min(size, every - first)) for devices, size in sizes.items() for first in range(0, every, size)
     ]
     total = every * sum(items + _OVERHEAD_ITEMS for items in of_step.values())
-    steps = {devices: np.empty((len(SCHEMES), every, 5)) for devices in counts}
+    steps = {devices: np.empty((len(SCHEMES), every, 4)) for devices in counts}
     done = sequences = 0
     shown = progress.begin("simulating", unit="sequences", starts_processes=True)
     wanted = processes or (len(os.sched_getaffinity(0)) if total > _ITEMS_FOR_PROCESSES else 1)
@@ -317,7 +308,7 @@ def _run(
 @contextmanager
 def _results(
     cluster: Cluster, tasks: Sequence[_Task], processes: int
-) -> Iterator[Iterator[tuple[_Task, Float64[np.ndarray, "schemes count 5"]]]]:
+) -> Iterator[Iterator[tuple[_Task, Float64[np.ndarray, "schemes count 4"]]]]:
     if processes == 1:
         yield ((task, cluster.steps(*task)) for task in tasks)
         return

@@ -132,13 +132,7 @@ def run_study(given: ImbalanceOptions, find_subject: Callable[[], Subject]) -> I
     measured = forecast = regimes = None
     warnings: list[str] = []
     if log is not None:
-        measured = measure(
-            log,
-            ranks=_require_ranks(given.log_devices, log),
-            baseline=baseline,
-            padded_baseline=given.padded_baseline,
-            cost=cost,
-        )
+        measured = measure(log, ranks=_require_ranks(given.log_devices, log), baseline=baseline, cost=cost)
         warnings = [*measured.warnings]
         division = divide([part.every_rate for part in log.parts or (log.log,)], given.regime_steps)
         if given.regime_steps is not None and len(division.regimes) < 2:
@@ -178,7 +172,6 @@ def run_study(given: ImbalanceOptions, find_subject: Callable[[], Subject]) -> I
             devices=devices,
             cost=cost,
             options=options,
-            causal=given.causal,
             progress=progress,
         )
     return ImbalanceStudy(
@@ -218,10 +211,6 @@ def check_options(given: ImbalanceOptions) -> None:
     """Checks what can be checked before any file is read. Raises: ConfigError."""
     require_plot(given.plot)
     cluster_options(given, None, baseline=None, packing_factor=1.0)
-    if given.padded_baseline is not None and not 0 < given.padded_baseline < float("inf"):
-        raise ConfigError(f"--padded-baseline is a number of sequences/s above 0, not {given.padded_baseline}")
-    if given.padded_baseline is not None and given.baseline_run is not None:
-        raise ConfigError("--padded-baseline and --baseline-run both say what the speed-up is over: give one of them")
     if given.regime_steps is not None and given.regime_steps < LEAST_REGIME_STEPS:
         raise ConfigError(f"--regime-steps must be {LEAST_REGIME_STEPS} or more, not {given.regime_steps}")
 
@@ -262,8 +251,6 @@ def cluster_options(
         accumulation=accumulation if given.accumulation is None else given.accumulation,
         zero_stage=zero_stage if given.zero_stage is None else given.zero_stage,
         steps=given.steps,
-        all_reduce_bytes=given.all_reduce_bytes,
-        bandwidth=None if given.bandwidth is None else 1e9 * given.bandwidth,
         seed=given.seed,
     )
 
@@ -308,7 +295,7 @@ def _find_log(
     if named is not None:
         return named, named.ranks, []
     if run is None:
-        for name in ("baseline_run", "padded_baseline", "log_devices", "regime_steps"):
+        for name in ("baseline_run", "log_devices", "regime_steps"):
             if getattr(given, name) is not None:
                 raise ConfigError(
                     f"--{name.replace('_', '-')} is an option for a log: give it with --log FILE, or a run (.yaml) "
@@ -319,7 +306,7 @@ def _find_log(
     try:
         log = _own_log(run, record)
     except (ConfigError, DataError) as error:
-        if given.baseline_run is not None or given.padded_baseline is not None:
+        if given.baseline_run is not None:
             raise
         ranks = None if record is None else record.starts[-1].ranks
         return None, ranks, [f"No measured steps of the run itself: {error}"]

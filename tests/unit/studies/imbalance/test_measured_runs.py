@@ -45,8 +45,6 @@ def test_an_option_takes_the_place_of_what_the_run_says(packed: RunConfig) -> No
     assert study.simulation.packs_per_micro_batch == max(1, round(3 / study.simulation.packing_factor))
     assert study.simulation.cost.name == "gpt2_xl_estimate"
     assert studied(packed, packs=7).simulation.options.packs == 7
-    with_network = studied(packed, all_reduce_bytes=1e6, bandwidth=2.5)  # GB/s
-    assert with_network.simulation.options.bandwidth == 2.5e9
 
 
 def test_the_ranks_of_a_run_are_simulated_unless_devices_are_named(
@@ -109,9 +107,16 @@ def test_without_a_baseline_rates_and_waiting_are_shown(packed: RunConfig) -> No
     assert study.measured.speed_up is None
     assert study.measured.run.sequences_per_second == pytest.approx(32.0, rel=0.01)
     assert any("its ranks are not independent draws" in note for note in study.notes)
-    given = studied(packed, padded_baseline=16.0).measured
+
+
+def test_a_log_of_padded_steps_is_a_baseline(packed: RunConfig, tmp_path: Path) -> None:
+    log_run(packed)
+    (tmp_path / "padded.csv").write_text("seq/s\n" + "16\n" * 80)
+    given = studied(packed, baseline_run=tmp_path / "padded.csv").measured
     assert given is not None
+    assert given.is_over_padding
     assert given.speed_up == pytest.approx(2.0, rel=0.01)
+    assert any("no run.json beside the log of padded.csv" in warning for warning in given.warnings)
 
 
 def test_a_log_of_other_settings_is_left_out_by_name(packed: RunConfig, padded: RunConfig) -> None:
@@ -242,8 +247,6 @@ def test_the_command_line_takes_a_run_and_its_baseline(packed: RunConfig, padded
     [
         ({"baseline_run": Path("nowhere")}, "--baseline-run nowhere: there is no nowhere/metrics.jsonl"),
         ({"baseline_run": Path("nowhere.yaml")}, "nowhere.yaml"),
-        ({"baseline_run": Path("x"), "padded_baseline": 3.0}, "give one of them"),
-        ({"padded_baseline": -1.0}, "sequences/s above 0, not -1.0"),
     ],
 )
 def test_options_that_cannot_be_are_refused(given: dict[str, Any], message: str) -> None:
@@ -252,7 +255,7 @@ def test_options_that_cannot_be_are_refused(given: dict[str, Any], message: str)
 
 
 def test_log_options_without_a_log_are_refused() -> None:
-    for name, value in (("padded_baseline", 3.0), ("log_devices", 2)):
+    for name, value in (("regime_steps", 500), ("log_devices", 2)):
         given = dataclasses.replace(ImbalanceCommand(), **{name: value})
         with pytest.raises(ConfigError, match=f"--{name.replace('_', '-')} is an option for a log"):
             run_study(given, lambda: find_subject("squad_1_1_384", [], SubjectOptions()))

@@ -59,7 +59,7 @@ def test_the_corrected_rate_is_that_of_the_steps_themselves() -> None:
     histogram = published_histogram("squad_1_1_384")
     packing = pack(histogram, "longest_pack_first", pack_length=384)
     options = ClusterOptions(batch=8, packs=4, steps=30)
-    cluster = make_cluster(histogram, packing, cost=cost(per_squared_length=0.001), options=options, causal=False)
+    cluster = make_cluster(histogram, packing, cost=cost(per_squared_length=0.001, causal=False), options=options)
     columns = cluster.steps(4, 0, 300)
     for index, scheme in enumerate(SCHEMES):
         items = cluster.items_per_step(scheme.batching, 4)
@@ -106,7 +106,7 @@ def test_micro_batches_hold_the_slots_and_segments_that_training_would_lay_out(s
     attention = {"per_slot": 0.0, "per_squared_length": 1.0}
     windowed = attention | {"window_shares": {6: 0.5}}
     for weights in ({}, attention, windowed, {"per_slot": 0.0, "per_segment": 1.0}):
-        cluster = make_cluster(histogram, packing, cost=cost(**weights), options=options, causal=causal)
+        cluster = make_cluster(histogram, packing, cost=cost(**weights, causal=causal), options=options)
         found.append(cluster.micro_batch_seconds(scheme, items, shares))
     for share in range(6):
         packs = selection([list(contents[kind]) for kind in items[shares.items_of(share)]])
