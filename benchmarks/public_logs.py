@@ -17,6 +17,7 @@ from typing import Any
 
 import measuring
 import numpy as np
+from scipy import stats
 
 from evenpack.console import plain
 from evenpack.engine.parts.mlperf_log import parse_events
@@ -34,7 +35,7 @@ from evenpack.studies.plotting import (
     write_footer,
     write_title,
 )
-from evenpack.studies.statistics.laws import Gumbel, Normal
+from evenpack.studies.statistics.laws import Gumbel
 
 RESULTS = Path(__file__).parent / "results"
 COMMITTED = RESULTS / "public_mlperf_bert_logs.json"
@@ -218,15 +219,15 @@ def draw_steps(committed: dict[str, Any], path: Path) -> None:
         write_title(left, f"8 A100, one run: {len(division.regimes)} levels, one for each shard")
         regime, used = division.regimes[1], division.rates[1]
         right.hist(used, bins=60, density=True, color=COLOURS[1], alpha=0.4, label=f"{regime.steps:,} steps, shard 2")
-        normal = Normal(location=regime.mean, scale=regime.deviation)
+        normal = stats.norm(regime.mean, regime.deviation)
         for law, name, distance, colour, style in (
             (normal, "normal", regime.normal_distance, COLOURS[0], "-"),
-            (regime.gumbel, "Gumbel", regime.gumbel_distance, COLOURS[4], (0, (4, 1.5))),
+            (regime.gumbel.frozen, "Gumbel", regime.gumbel_distance, COLOURS[4], (0, (4, 1.5))),
         ):
-            lowest, highest = law.frozen.ppf([0.0005, 0.9995])
+            lowest, highest = law.ppf([0.0005, 0.9995])
             at = np.linspace(lowest, highest, 300)
             label = f"{name}: off by up to {100 * distance:.1f} %"
-            right.plot(at, law.frozen.pdf(at), color=colour, linestyle=style, linewidth=2, label=label)
+            right.plot(at, law.pdf(at), color=colour, linestyle=style, linewidth=2, label=label)
         right.set_ylim(top=1.35 * right.get_ylim()[1])
         right.set_yticks([])
         right.set_xlabel("sequences/s of a step")

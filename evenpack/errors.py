@@ -6,7 +6,6 @@
     │   └── NotPreparedError
     ├── PackingError       lengths, histograms, packing limits
     ├── BackendError       an attention backend or device that is not usable
-    ├── FitError           measurements that a law or model could not be fitted to
     ├── MissingExtraError  a package that an extra of evenpack brings is not installed; an ImportError, too
     ├── CheckpointError    a checkpoint that is missing, broken or of another run
     │   └── UnjudgedCheckpointError
@@ -50,10 +49,6 @@ class BackendError(EvenpackError):
 
 class MissingExtraError(EvenpackError, ImportError):
     """A package that an extra of evenpack brings is not installed."""
-
-
-class FitError(EvenpackError):
-    """Measurements to which no law or model could be fitted."""
 
 
 class CheckpointError(EvenpackError):

@@ -50,7 +50,6 @@ class ImbalanceCommand(ImbalanceOptions):
             "run": study.step,
             "reference": study.reference,
             "measured": study.measured,
-            "log": study.forecast,
             "regimes": study.regimes,
             "replay": study.replay,
             "simulation": study.simulation,

@@ -30,8 +30,8 @@ from evenpack.errors import ConfigError, DataError
 from evenpack.files import explained, parse_json_object
 from evenpack.shipped import names_run_file
 from evenpack.studies.imbalance.step_cost import StepCost
-from evenpack.studies.statistics.fits import ROUNDS, interval, resampled
 from evenpack.studies.statistics.paired import Interval
+from evenpack.studies.statistics.resampling import ROUNDS, interval, resampled
 
 RATE_COLUMNS = ("sequences_per_second", "sequences/s", "seq/s", "seq_per_s", "samples_per_second", "samples/s")
 SECONDS_COLUMNS = ("step_seconds", "seconds", "step_time")

@@ -17,7 +17,7 @@ from rich.console import RenderableType
 
 from evenpack import console
 from evenpack.console import WideTable, pairs, percent, table
-from evenpack.studies.columns import Cells, Column, cells, cells_across, cells_by_column, table_of
+from evenpack.studies.columns import Cells, Column, cells, cells_across, cells_by_column
 from evenpack.studies.imbalance.cluster import (
     BALANCED_PACKS,
     BASELINE,
@@ -26,9 +26,9 @@ from evenpack.studies.imbalance.cluster import (
     UNPADDED_ARRIVAL,
     Scheme,
 )
-from evenpack.studies.imbalance.extrapolation import ForecastRow, LogForecast, PublishedCurve
+from evenpack.studies.imbalance.extrapolation import PublishedCurve
 from evenpack.studies.imbalance.measurement import MeasuredComparison
-from evenpack.studies.imbalance.regimes import Regime, RegimeForecast
+from evenpack.studies.imbalance.regimes import ForecastRow, Regime, RegimeForecast
 from evenpack.studies.imbalance.replay import Replay
 from evenpack.studies.imbalance.simulation import SchemeRow, Simulation
 from evenpack.studies.imbalance.study import ImbalanceStudy, StepOfRun
@@ -67,14 +67,6 @@ _LOGGED_STEPS = (
     Column("waiting", "wait_share", ".2%"),
     Column("commit"),
 )
-_FITS = (
-    Column("law", lambda fit: fit.name.replace("_", " ")),
-    Column("parameters", lambda fit: ", ".join(f"{name} {value:.4g}" for name, value in vars(fit.law).items())),
-    Column("95 %", lambda fit: "; ".join(f"{each:.4g}" for each in fit.intervals.values()) or None),
-    Column("AIC", "aic", ".1f"),
-    Column("KS distance", "ks_distance", ".4f"),
-    Column("p", "ks_p_value", ".3f"),
-)
 _LIMITS = (
     Column("lowest, with 95 % intervals", "lowest", ".3f"),
     Column("highest, with 95 % intervals", "highest", ".3f"),
@@ -94,12 +86,9 @@ def imbalance_tables(study: ImbalanceStudy) -> list[RenderableType]:
         shown += _reference_tables(study.reference)
     if study.measured is not None:
         shown += _measured_tables(study.measured)
-    forecast = study.forecast or study.regimes
-    if study.forecast is not None:
-        shown += _forecast_tables(study.forecast, study.measured)
     if study.regimes is not None:
         shown += _regime_tables(study.regimes, study.measured)
-    warnings = [*study.warnings, *(() if forecast is None else forecast.warnings)]
+    warnings = [*study.warnings, *(() if study.regimes is None else study.regimes.warnings)]
     lines = [*study.notes, *(f"warning: {warning}" for warning in dict.fromkeys(warnings))]
     return [*shown, console.text("\n".join(lines))] if lines else shown
 
@@ -141,23 +130,16 @@ def _speed_up_table(study: ImbalanceStudy) -> RenderableType:
     if study.reference is not None:
         published = {f"{row.devices:,}": f"{row.expected:.3f}" for row in study.reference.rows}
         rows.append({"": f"{PUBLISHED_NAME}: unpadded arrival, mean step", **published, "95 %, widest": "not known"})
-    forecast = _over_padding(study)
-    if forecast is not None and study.measured is not None:
-        logged = {f"{row.devices:,}": f"{row.best.expected:.3f}" for row in forecast.rows}
-        width = max((row.highest - row.lowest) / 2 for row in forecast.rows)
+    if study.regimes is not None and study.measured is not None and study.measured.is_over_padding:
+        forecast = study.regimes.rows
+        logged = {f"{row.devices:,}": f"{row.best.expected:.3f}" for row in forecast}
+        width = max(((row.highest - row.lowest) / 2 for row in forecast), default=0.0)
         name = f"estimated from {study.measured.run.label}, mean step"
         rows.append({"": name, **logged, "95 %, widest": f"± {width:.2f}, all laws"})
     simulated = "ESTIMATED" if study.simulation.cost.estimated else "simulated"
     return WideTable(
         rows=rows, title=f"Speed-up over padding by arrival (sequences/s of a long run), {simulated}, by devices"
     )
-
-
-def _over_padding(study: ImbalanceStudy) -> LogForecast | RegimeForecast | None:
-    """Returns the forecast if it is one of speed-ups over padding, like what is simulated."""
-    if study.measured is None or not study.measured.is_over_padding:
-        return None
-    return study.forecast or study.regimes
 
 
 def _replay_tables(replay: Replay) -> list[RenderableType]:
@@ -230,16 +212,6 @@ def _measured_tables(measured: MeasuredComparison) -> list[RenderableType]:
             *(f"cut {counted(steps, 'step')}: {reason}" for reason, steps in side.cuts.items()),
         ]
     return [*shown, console.text("\n".join(lines))]
-
-
-def _forecast_tables(forecast: LogForecast, measured: MeasuredComparison | None) -> list[RenderableType]:
-    """Returns the laws that were fitted to the measured steps, and what follows for other numbers of devices."""
-    title = (
-        f"Laws of the measured steps: rate over {forecast.padded_baseline:,.4g} sequences/s on "
-        f"{forecast.log_devices} devices"
-    )
-    best = forecast.fits.best.name
-    return [table_of(forecast.fits.fits, _FITS, title=title), _by_method(forecast.rows, best, measured)]
 
 
 def _by_method(rows: Sequence[ForecastRow], best: str, measured: MeasuredComparison | None) -> RenderableType:

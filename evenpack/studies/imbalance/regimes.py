@@ -3,23 +3,23 @@
 Where each rank reads one shard of the data after another, all of them change shards in the same step, and the rate
 keeps a level of its own until the next change. Steps of one regime are nearly independent, and steps of two regimes are
 not draws of one law: a run of ten thousand steps may be worth ten independent values. Intervals come from resampled
-runs, and resampled regimes within them, never from resampled steps.
+runs, and resampled regimes within them, never from resampled steps, but for a single regime: then from blocks of its
+steps, because nothing is known of other levels.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import numpy as np
 from jaxtyping import Float64
-from scipy import special
+from scipy import special, stats
 
 from evenpack.errors import ConfigError
-from evenpack.studies.imbalance.extrapolation import Estimate, ForecastRow
 from evenpack.studies.imbalance.measurement import DIP_SPREADS, median_and_spread, steady_start
-from evenpack.studies.statistics.fits import ROUNDS, autocorrelation, interval, ks_distance
-from evenpack.studies.statistics.laws import Gumbel, Normal
-from evenpack.studies.statistics.paired import Bounded
+from evenpack.studies.statistics.laws import Gumbel, ks_distance
+from evenpack.studies.statistics.paired import Bounded, Interval
+from evenpack.studies.statistics.resampling import ROUNDS, autocorrelation, interval, resampled
 
 LEAST_REGIME_STEPS = 200
 """Steps of a regime, after those that are none were left out."""
@@ -32,6 +32,9 @@ _NEAR_STEPS = 60
 """Distance to a multiple of the regime's length within which a found change fits it."""
 _FITTING_SHARE = 0.75
 _GRID_POINTS = 4001
+_STEPS_IN_TAIL = 20
+"""One regime reaches as far as this many of its steps are as slow as the slowest of so many."""
+Method = Literal["normal", "gumbel", "empirical", "without_levels"]
 
 Rates = Float64[np.ndarray, " steps"]
 Survival = Float64[np.ndarray, "regimes points"]
@@ -64,6 +67,33 @@ class Regime:
     """Fraction of the regime's time that they take beyond steps of the median rate."""
     short_steps: int
     """Steps left out because they are 5 spreads above the median: a shard's last batch, which has fewer sequences."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Estimate:
+    """The expected speed-up by one method."""
+
+    method: Method
+    """The law within a regime; "empirical": its steps as they were logged; "without_levels": regimes at one level."""
+    expected: float
+    interval: Interval
+    """95 % interval of the regimes, not of the choice of the law."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ForecastRow:
+    """The expected speed-up at a number of devices."""
+
+    devices: int
+    best: Estimate
+    """Estimate by the law with the lowest AIC over all regimes."""
+    estimates: tuple[Estimate, ...]
+    """Estimates by all methods."""
+    extrapolated: bool
+    """Whether the number needs more shards, or of one regime more steps, than the log shows."""
+    lowest: float
+    """Lowest value of all estimates and their intervals, but those without levels."""
+    highest: float
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -215,18 +245,19 @@ def _regime(run: int, first: int, rates: Rates) -> list[tuple[Regime, Float64[np
     used = rates[~(is_slow | is_fast)]
     if len(used) < LEAST_REGIME_STEPS or np.ptp(used) == 0:
         return []
-    gumbel, normal = Gumbel.fit(used), Normal(location=float(used.mean()), scale=float(used.std(ddof=1)))
+    gumbel, mean, deviation = Gumbel.fit(used), float(used.mean()), float(used.std(ddof=1))
+    normal = stats.norm(mean, deviation)
     regime = Regime(
         run=run,
         first_step=first,
         steps=len(used),
-        mean=normal.location,
-        deviation=normal.scale,
+        mean=mean,
+        deviation=deviation,
         autocorrelation=autocorrelation(used),
         normal_distance=ks_distance(normal, used),
         gumbel=gumbel,
-        gumbel_distance=ks_distance(gumbel, used),
-        gumbel_excess_aic=2.0 * float((normal.frozen.logpdf(used) - gumbel.frozen.logpdf(used)).sum()),
+        gumbel_distance=ks_distance(gumbel.frozen, used),
+        gumbel_excess_aic=2.0 * float((normal.logpdf(used) - gumbel.frozen.logpdf(used)).sum()),
         hiccups=int(is_slow.sum()),
         hiccup_seconds=float((1 / rates[is_slow] - 1 / median).sum() / (1 / rates).sum()),
         short_steps=int(is_fast.sum()),
@@ -243,38 +274,33 @@ def forecast_from_regimes(
     every rank has a shard of its own there too. The network is ideal.
 
     Args:
-        division: of two regimes or more.
+        division: of one regime, with its rates, or more.
         padded_baseline: sequences/s with padding on the log's devices: the forecasts are speed-ups over it.
     """
     regimes = division.regimes
     names = sorted({regime.run for regime in regimes})
-    of_regime, of_run = _resampled(regimes, names)
-    means, deviations = (np.array([getattr(one, name) for one in regimes]) for name in ("mean", "deviation"))
-    split = _split(means, deviations, of_regime)
-    ones = np.ones((1, len(regimes)))
-    mean, between, within = _split(means, deviations, ones)[:, 0]
-
-    def bounded(value: float, drawn: Float64[np.ndarray, " rounds"]) -> Bounded:
-        return Bounded(value=float(value), interval=interval(drawn))
-
-    def effective(split: Float64[np.ndarray, "parts rounds"]) -> Float64[np.ndarray, " rounds"]:
-        per_run = len(regimes) / len(names)
-        steps = sum(regime.steps for regime in regimes) / len(names)
-        values: Float64[np.ndarray, " rounds"] = (split[1] + split[2]) / (split[1] / per_run + split[2] / steps)
-        return values
-
+    found, weights, of_run = _resampled(division, names)
+    split = _split(found.regimes, weights)
+    mean, between, within = split
+    per_run = len(regimes) / len(names)
+    steps = sum(regime.steps for regime in regimes) / len(names)
     law: Literal["normal", "gumbel"] = "normal" if sum(one.gumbel_excess_aic for one in regimes) > 0 else "gumbel"
     in_run = _share_in_run(regimes, names, of_run)
-    levels = np.array([means[[one.run == name for one in regimes]].mean() for name in names])
-    reach = len(regimes) * log_devices
-    rows = _rows(division, law, of_regime, log_devices=log_devices, counts=counts, baseline=padded_baseline)
+    levels = np.array([np.mean([one.mean for one in regimes if one.run == name]) for name in names])
+    reach = log_devices * (len(regimes) if len(regimes) > 1 else regimes[0].steps // _STEPS_IN_TAIL)
+    rows = _rows(found, law, weights, log_devices=log_devices, counts=counts, reach=reach, baseline=padded_baseline)
     warnings = []
     if any(count < log_devices for count in counts):
         warnings.append(
             f"below {log_devices} devices nothing is forecast from regimes: what one device's law is, steps of "
             f"{log_devices} do not say"
         )
-    if any(count > reach for count in counts):
+    if len(regimes) == 1 and any(count > reach for count in counts):
+        warnings.append(
+            f"beyond {reach:,} devices fewer than {_STEPS_IN_TAIL} logged steps are as slow as the forecast: the law "
+            "alone decides"
+        )
+    elif any(count > reach for count in counts):
         warnings.append(
             f"beyond {reach:,} devices the forecast needs more shards than the {len(regimes)} regimes of {log_devices} "
             "devices show: the law of the levels alone decides there, and no interval contains that"
@@ -286,41 +312,59 @@ def forecast_from_regimes(
         fitting_steps=division.fitting_steps,
         regimes=regimes,
         law=law,
-        within=bounded(within**0.5 / mean, split[2] ** 0.5 / split[0]),
-        between=bounded(between**0.5 / mean, split[1] ** 0.5 / split[0]),
-        share_between=bounded(between / (between + within), split[1] / (split[1] + split[2])),
-        share_between_in_run=None if in_run is None else bounded(in_run[0][0], in_run[1]),
-        effective_values=bounded(effective(_split(means, deviations, ones))[0], effective(split)),
+        within=_bounded(within**0.5 / mean),
+        between=_bounded(between**0.5 / mean),
+        share_between=_bounded(between / (between + within)),
+        share_between_in_run=None if in_run is None else _bounded(in_run),
+        effective_values=_bounded((between + within) / (between / per_run + within / steps)),
         run_deviation=float(levels.std(ddof=1) / levels.mean()) if len(levels) > 1 else None,
         rows=tuple(rows),
         warnings=tuple(warnings),
     )
 
 
-def _resampled(regimes: Sequence[Regime], names: Sequence[int]) -> tuple[np.ndarray, np.ndarray]:
-    """Returns how often each round of the bootstrap draws each regime, and each run."""
+def _bounded(values: Float64[np.ndarray, " rounds"]) -> Bounded:
+    """Returns the first value, with the interval of the others."""
+    return Bounded(value=float(values[0]), interval=interval(values[1:]))
+
+
+def _resampled(division: Division, names: Sequence[int]) -> tuple[Division, np.ndarray, np.ndarray]:
+    """Returns regimes, how often each is drawn, and how often each run is: as found, then by rounds of a bootstrap.
+
+    A single regime is drawn from blocks of its steps, as regimes of their own.
+    """
+    regimes = division.regimes
+    if len(regimes) == 1:
+        (regime,), (rates,) = regimes, division.rates
+        samples = resampled(rates, rounds=ROUNDS, seed=0)
+        drawn = [
+            replace(regime, mean=float(one.mean()), deviation=float(one.std(ddof=1)), gumbel=Gumbel.fit(one))
+            for one in samples
+        ]
+        found = Division(regimes=(regime, *drawn), rates=(rates, *samples))
+        return found, np.eye(1 + ROUNDS), np.ones((1 + ROUNDS, 1))
     random = np.random.default_rng([0, 3])
     members = [np.flatnonzero([regime.run == name for regime in regimes]) for name in names]
     of_run = random.multinomial(len(names), np.full(len(names), 1 / len(names)), size=ROUNDS)
     of_regime = np.zeros((ROUNDS, len(regimes)))
-    for times, drawn in zip(of_run, of_regime, strict=True):
+    for times, drawn_regimes in zip(of_run, of_regime, strict=True):
         for repeats, own in zip(times.tolist(), members, strict=True):
-            drawn[own] += random.multinomial(repeats * len(own), np.full(len(own), 1 / len(own)))
-    return of_regime, of_run
+            drawn_regimes[own] += random.multinomial(repeats * len(own), np.full(len(own), 1 / len(own)))
+    first_regime, first_run = np.ones((1, len(regimes))), np.ones((1, len(names)))
+    return division, np.concatenate([first_regime, of_regime]), np.concatenate([first_run, of_run])
 
 
-def _split(means: np.ndarray, deviations: np.ndarray, weights: np.ndarray) -> Float64[np.ndarray, "parts rounds"]:
+def _split(regimes: Sequence[Regime], weights: np.ndarray) -> Float64[np.ndarray, "parts rounds"]:
     """Returns the mean, the variance between regimes and the variance within, for each row of weights."""
+    means, deviations = (np.array([getattr(one, name) for one in regimes]) for name in ("mean", "deviation"))
     total = weights.sum(axis=1)
     mean = weights @ means / total
-    between = (weights @ means**2 / total - mean**2).clip(0.0) * total / (total - 1)
+    between = (weights @ means**2 / total - mean**2).clip(0.0) * total / np.maximum(total - 1, 1)
     return np.stack([mean, between, weights @ deviations**2 / total])
 
 
-def _share_in_run(
-    regimes: Sequence[Regime], names: Sequence[int], of_run: np.ndarray
-) -> tuple[np.ndarray, np.ndarray] | None:
-    """Returns the share of the variance that is between the regimes of a run: as found, and by resampled runs."""
+def _share_in_run(regimes: Sequence[Regime], names: Sequence[int], of_run: np.ndarray) -> np.ndarray | None:
+    """Returns the share of the variance that is between the regimes of a run, for each row of weights of runs."""
     squares, free, within, count = np.zeros((4, len(names)))
     for place, name in enumerate(names):
         own = [regime for regime in regimes if regime.run == name]
@@ -329,13 +373,9 @@ def _share_in_run(
         within[place], count[place] = sum(regime.deviation**2 for regime in own), len(own)
     if not free.any():
         return None
-
-    def share(weights: np.ndarray) -> np.ndarray:
-        between = weights @ squares / np.maximum(weights @ free, 1)
-        found: np.ndarray = between / (between + weights @ within / (weights @ count))
-        return found
-
-    return share(np.ones((1, len(names)))), share(of_run)
+    between = of_run @ squares / np.maximum(of_run @ free, 1)
+    found: np.ndarray = between / (between + of_run @ within / (of_run @ count))
+    return found
 
 
 def _rows(
@@ -345,21 +385,21 @@ def _rows(
     *,
     log_devices: int,
     counts: Sequence[int],
+    reach: int,
     baseline: float | None,
 ) -> list[ForecastRow]:
     survival, points = _survival(division)
-    every = np.concatenate([np.ones((1, len(division.regimes))), weights])
     kept = [count for count in counts if count >= log_devices]
     powers = np.array([1, *kept]) / np.array([1, *[log_devices] * len(kept)])
-    found: dict[str, np.ndarray] = {}
+    found: dict[Method, np.ndarray] = {}
     for method, of_regime in survival.items():
-        mixed = every @ of_regime / every.sum(axis=1, keepdims=True)
+        mixed = weights @ of_regime / weights.sum(axis=1, keepdims=True)
         rates = _slowest_rates(mixed, points, powers)
         found[method] = rates[:, 1:] / (rates[:, :1] if baseline is None else baseline)
     rows = []
     for place, count in enumerate(kept):
         estimates = tuple(
-            Estimate(method=method, expected=float(of[0, place]), interval=interval(of[1:, place]))  # type: ignore[arg-type]
+            Estimate(method=method, expected=float(of[0, place]), interval=interval(of[1:, place]))
             for method, of in found.items()
         )
         asked = [one for one in estimates if one.method != "without_levels"]
@@ -368,15 +408,15 @@ def _rows(
                 devices=count,
                 best=next(one for one in estimates if one.method == law),
                 estimates=estimates,
-                extrapolated=count > len(division.regimes) * log_devices,
-                lowest=min(one.ends.low for one in asked),
-                highest=max(one.ends.high for one in asked),
+                extrapolated=count > reach,
+                lowest=min(one.interval.low for one in asked),
+                highest=max(one.interval.high for one in asked),
             )
         )
     return rows
 
 
-def _survival(division: Division) -> tuple[Mapping[str, Survival], np.ndarray]:
+def _survival(division: Division) -> tuple[Mapping[Method, Survival], np.ndarray]:
     """Returns the survival functions of the rate in each regime, by each method, and the rates at which they are.
 
     normal, gumbel    the law of each regime, at the levels that were found
@@ -389,7 +429,7 @@ def _survival(division: Division) -> tuple[Mapping[str, Survival], np.ndarray]:
     lowest = max(float((means - 9 * deviations).min()), float(means.min()) / 10)
     points = np.linspace(lowest, float((means + 12 * deviations).max()), _GRID_POINTS)
     location, scale = (np.array([[getattr(one.gumbel, name)] for one in regimes]) for name in ("location", "scale"))
-    found: dict[str, Survival] = {
+    found: dict[Method, Survival] = {
         "normal": special.ndtr((means - points) / deviations),
         "gumbel": -np.expm1(-np.exp((location - points) / scale)),
         "without_levels": special.ndtr((mean - points) / (deviations * mean / means)),

@@ -16,13 +16,7 @@ from evenpack.engine.world.distributed import configure_logging, joined_world
 from evenpack.errors import ConfigError, DataError
 from evenpack.progress import FREQUENT_LINES_SECONDS, Progress
 from evenpack.studies.imbalance.cluster import ClusterOptions
-from evenpack.studies.imbalance.extrapolation import (
-    PUBLISHED_LENGTHS,
-    LogForecast,
-    PublishedCurve,
-    forecast_from_log,
-    published_curve,
-)
+from evenpack.studies.imbalance.extrapolation import PUBLISHED_LENGTHS, PublishedCurve, published_curve
 from evenpack.studies.imbalance.measurement import (
     LoggedRun,
     MeasuredComparison,
@@ -86,9 +80,7 @@ class ImbalanceStudy:
     measured: MeasuredComparison | None
     """Steps of a real run, if there are any."""
     regimes: RegimeForecast | None
-    """The forecast from several regimes for more devices."""
-    forecast: LogForecast | None
-    """The forecast from measured steps without regimes for other numbers of devices."""
+    """The forecast from the regimes of measured steps for more devices."""
     reference: PublishedCurve | None
     """The published curve, if it is to be shown."""
     notes: tuple[str, ...]
@@ -129,7 +121,7 @@ def run_study(given: ImbalanceOptions, find_subject: Callable[[], Subject]) -> I
     own_devices = () if given.devices is not None or ranks is None else (ranks,)
     devices = tuple(sorted({*named_devices, *replayed, *own_devices}))
 
-    measured = forecast = regimes = None
+    measured = regimes = None
     warnings: list[str] = []
     if log is not None:
         measured = measure(log, ranks=_require_ranks(given.log_devices, log), baseline=baseline, cost=cost)
@@ -146,19 +138,19 @@ def run_study(given: ImbalanceOptions, find_subject: Callable[[], Subject]) -> I
                 f"No forecast from the measured steps for other numbers of devices: {log.label} is {log.layout}, so "
                 "its ranks are not independent draws, which a forecast assumes."
             )
-        elif len(division.regimes) > 1:
+        elif division.regimes:
             regimes = forecast_from_regimes(
                 division, log_devices=measured.run.ranks, counts=devices, padded_baseline=measured.padded_baseline
             )
+            if len(division.regimes) == 1:
+                notes.append(
+                    "One regime: no variance between regimes is known, forecasts take steps as draws of one law, and "
+                    "intervals are of blocks of steps."
+                )
         else:
             notes.append(
-                "One regime: no variance between regimes is known, and forecasts take steps as draws of one law."
-            )
-            forecast = forecast_from_log(
-                log.log,
-                log_devices=measured.run.ranks,
-                padded_baseline=measured.padded_baseline or log.log.sequences_per_second,
-                counts=devices,
+                f"No forecast from the measured steps: {log.label} has no regime of {LEAST_REGIME_STEPS} steps that "
+                "differ."
             )
     packs = options.packs_with(packing.packing_factor)
     replay_found = None if run is None else _replay(run, given, replayed, options, packs=packs)
@@ -182,7 +174,6 @@ def run_study(given: ImbalanceOptions, find_subject: Callable[[], Subject]) -> I
         replay=replay_found,
         measured=measured,
         regimes=regimes,
-        forecast=forecast,
         reference=reference,
         notes=tuple(notes),
         warnings=tuple(warnings),

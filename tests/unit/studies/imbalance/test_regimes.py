@@ -10,10 +10,11 @@ import pytest
 from command_line import evenpack
 
 from evenpack.errors import ConfigError
-from evenpack.studies.imbalance.extrapolation import Estimate, ForecastRow
 from evenpack.studies.imbalance.measurement import pooled, read_logged_run
 from evenpack.studies.imbalance.regimes import (
     Division,
+    Estimate,
+    ForecastRow,
     change_points,
     divide,
     fitting_steps,
@@ -230,7 +231,6 @@ def test_several_logs_are_one_system_with_intervals_over_runs(tmp_path: Path) ->
     value = json.loads((tmp_path / "saved" / "x.json").read_text())
     assert value["measured"]["run"]["ranks"] == 8  # 256 sequences of 32 each
     assert value["measured"]["speed_up"] is None
-    assert value["log"] is None
     regimes = value["regimes"]
     assert (regimes["runs"], len(regimes["regimes"]), regimes["regime_steps"]) == (3, 9, 250)
     assert [row["devices"] for row in regimes["rows"]] == [8, 16]
@@ -249,14 +249,46 @@ def test_several_logs_are_one_system_with_intervals_over_runs(tmp_path: Path) ->
     assert study(*QUICK, *named, "--json")[0] == 0
 
 
+def test_one_regime_is_forecast_as_draws_of_one_law() -> None:
+    """Four times the devices: the slowest of four independent steps. Intervals are of the steps."""
+    division = divide([drawn([1000], length=3000)])
+    assert len(division.regimes) == 1
+    found = forecast_from_regimes(division, log_devices=DEVICES, counts=[4, 8, 32, 2048])
+    assert found.between.value == pytest.approx(0.0, abs=1e-6)
+    assert found.share_between_in_run is None
+    assert found.within.interval.low < WITHIN < found.within.interval.high
+    assert [(row.devices, row.extrapolated) for row in found.rows] == [(8, False), (32, False), (2048, True)]
+    steps = np.random.default_rng(9).normal(1, WITHIN, (200_000, 4))
+    truth = (1 / steps[:, 0]).mean() / (1 / steps.min(axis=1)).mean()
+    by_method = estimates(found.rows[1])
+    for method in ("normal", "without_levels", "empirical"):
+        reach = by_method[method].interval
+        assert reach.low < truth < reach.high, method
+        assert 0.0005 < reach.high - reach.low < 0.01, method
+    assert any("below 8 devices" in warning for warning in found.warnings)
+    assert any("beyond 1,192 devices fewer than 20 logged steps" in warning for warning in found.warnings)
+
+
+def test_one_regime_of_correlated_steps_has_wider_intervals() -> None:
+    noise, series = np.random.default_rng(4).normal(size=3000), np.zeros(3000)
+    for step in range(1, 3000):
+        series[step] = 0.8 * series[step - 1] + noise[step]
+    rates = 1000 * (1 + WITHIN * series / series.std())
+    widths = []
+    for each in (rates, np.random.default_rng(0).permutation(rates)):
+        found = forecast_from_regimes(divide([each]), log_devices=DEVICES, counts=[32])
+        assert len(found.regimes) == 1
+        widths.append(found.rows[0].best.interval.high - found.rows[0].best.interval.low)
+    assert widths[0] > 1.5 * widths[1]
+
+
 @pytest.mark.slow
 def test_a_run_without_regimes_is_forecast_from_its_steps_relative_to_itself(tmp_path: Path) -> None:
     log = mlperf_log(tmp_path / "result_0.txt", drawn([1000], length=600))
     code, out, err = study(*QUICK, "--log", log, "--json")
     assert code == 0, err
     value = json.loads(out)
-    assert value["regimes"] is None
-    assert value["log"]["rows"][0]["best"]["expected"] == pytest.approx(1.0, abs=0.01)
+    assert value["regimes"]["rows"][0]["best"]["expected"] == pytest.approx(1.0, abs=0.01)
     assert any("no variance between regimes is known" in note for note in value["notes"])
 
 
