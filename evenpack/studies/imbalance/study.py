@@ -122,36 +122,10 @@ def run_study(given: ImbalanceOptions, find_subject: Callable[[], Subject]) -> I
     devices = tuple(sorted({*named_devices, *replayed, *own_devices}))
 
     measured = regimes = None
-    warnings: list[str] = []
     if log is not None:
         measured = measure(log, ranks=_require_ranks(given.log_devices, log), baseline=baseline, cost=cost)
-        warnings = [*measured.warnings]
-        division = divide([part.every_rate for part in log.parts or (log.log,)], given.regime_steps)
-        if given.regime_steps is not None and len(division.regimes) < 2:
-            raise DataError(
-                f"--regime-steps {given.regime_steps}: {log.label} has {len(division.regimes)} regimes of "
-                f"{LEAST_REGIME_STEPS} steps or more, and a variance between regimes needs two: give the logs of more "
-                "or longer runs, or leave the option out"
-            )
-        if log.config is not None and log.config.training.policy != "arrival":
-            notes.append(
-                f"No forecast from the measured steps for other numbers of devices: {log.label} is {log.layout}, so "
-                "its ranks are not independent draws, which a forecast assumes."
-            )
-        elif division.regimes:
-            regimes = forecast_from_regimes(
-                division, log_devices=measured.run.ranks, counts=devices, padded_baseline=measured.padded_baseline
-            )
-            if len(division.regimes) == 1:
-                notes.append(
-                    "One regime: no variance between regimes is known, forecasts take steps as draws of one law, and "
-                    "intervals are of blocks of steps."
-                )
-        else:
-            notes.append(
-                f"No forecast from the measured steps: {log.label} has no regime of {LEAST_REGIME_STEPS} steps that "
-                "differ."
-            )
+        regimes, why = _forecast(log, measured, given.regime_steps, devices)
+        notes += why
     packs = options.packs_with(packing.packing_factor)
     replay_found = None if run is None else _replay(run, given, replayed, options, packs=packs)
     reference = None
@@ -176,8 +150,39 @@ def run_study(given: ImbalanceOptions, find_subject: Callable[[], Subject]) -> I
         regimes=regimes,
         reference=reference,
         notes=tuple(notes),
-        warnings=tuple(warnings),
+        warnings=() if measured is None else measured.warnings,
     )
+
+
+def _forecast(
+    log: LoggedRun, measured: MeasuredComparison, regime_steps: int | None, devices: Sequence[int]
+) -> tuple[RegimeForecast | None, list[str]]:
+    """Returns the forecast from the regimes of a log, and notes: why there is none, or what is not known.
+
+    Raises: DataError if the log has fewer than two of the regimes that were named.
+    """
+    division = divide([part.every_rate for part in log.parts or (log.log,)], regime_steps)
+    count = len(division.regimes)
+    if regime_steps is not None and count < 2:
+        raise DataError(
+            f"--regime-steps {regime_steps}: {log.label} has {count} regimes of {LEAST_REGIME_STEPS} steps or more, "
+            "and a variance between regimes needs two: give the logs of more or longer runs, or leave the option out"
+        )
+    none = "No forecast from the measured steps for other numbers of devices:"
+    if log.config is not None and log.config.training.policy != "arrival":
+        return None, [
+            f"{none} {log.label} is {log.layout}, so its ranks are not independent draws, which a forecast assumes."
+        ]
+    if not count:
+        return None, [f"{none} {log.label} has no regime of {LEAST_REGIME_STEPS} steps that differ."]
+    found = forecast_from_regimes(
+        division, log_devices=measured.run.ranks, counts=devices, padded_baseline=measured.padded_baseline
+    )
+    alone = (
+        "One regime: no variance between regimes is known, forecasts take steps as draws of one law, and intervals "
+        "are of blocks of steps."
+    )
+    return found, [alone] if count == 1 else []
 
 
 def _replay(
