@@ -24,7 +24,7 @@ from evenpack.engine.parts.mlperf_log import parse_events
 from evenpack.errors import DataError
 from evenpack.studies.imbalance.extrapolation import published_curve
 from evenpack.studies.imbalance.measurement import LoggedRun, measure, pooled, read_logged_run
-from evenpack.studies.imbalance.regimes import Division, Regime, divide, forecast_from_regimes
+from evenpack.studies.imbalance.regimes import divide, forecast_from_regimes
 from evenpack.studies.imbalance.step_cost import DEFAULT_COST, find_cost
 from evenpack.studies.plotting import (
     COLOURS,
@@ -373,14 +373,6 @@ def draw_drift(committed: dict[str, Any], path: Path) -> None:
         label_ends(axes)
         write_title(axes, "In round v2.1 the drift ended for two of these four")
         write_footer(figure, [f"Standard deviation between evaluations over the mean, median over runs. {LICENCE}"])
-
-
-def stored_division(forecast: dict[str, Any]) -> Division:
-    """Returns the regimes of a committed forecast, from which its forecasts by law follow again."""
-    regimes: Sequence[Regime] = [
-        Regime(**regime | {"gumbel": Gumbel(**regime["gumbel"])}) for regime in forecast["regimes"]
-    ]
-    return Division(regimes=tuple(regimes), regime_steps=forecast["regime_steps"])
 
 
 if __name__ == "__main__":

@@ -56,6 +56,7 @@ GONE = {
     "train --rank": "plan --rank",
     "train --device": "plan --device",
     "mlperf": "python -m mlperf_logging.compliance_checker; docs/bert.md has the line",
+    "study imbalance --padded-baseline": "--baseline-run",
     "study evenness": "study imbalance; docs/imbalance.md has its result",
     "study roofline": "study throughput; docs/gpu.md has measured steps",
 }

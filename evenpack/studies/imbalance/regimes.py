@@ -192,8 +192,8 @@ class Division:
     """The regimes of all runs of a system."""
 
     regimes: tuple[Regime, ...]
-    rates: tuple[Rates, ...] = ()
-    """The steps of each regime that are used; empty: they are not at hand."""
+    rates: tuple[Rates, ...]
+    """The steps of each regime that are used."""
     regime_steps: int | None = None
     """Steps of a regime, as given; None: the changes that were found divide the runs."""
     fitting_steps: int | None = None
@@ -274,7 +274,7 @@ def forecast_from_regimes(
     every rank has a shard of its own there too. The network is ideal.
 
     Args:
-        division: of one regime, with its rates, or more.
+        division: of one regime or more.
         padded_baseline: sequences/s with padding on the log's devices: the forecasts are speed-ups over it.
     """
     regimes = division.regimes
@@ -429,15 +429,14 @@ def _survival(division: Division) -> tuple[Mapping[Method, Survival], np.ndarray
     lowest = max(float((means - 9 * deviations).min()), float(means.min()) / 10)
     points = np.linspace(lowest, float((means + 12 * deviations).max()), _GRID_POINTS)
     location, scale = (np.array([[getattr(one.gumbel, name)] for one in regimes]) for name in ("location", "scale"))
-    found: dict[Method, Survival] = {
+    found: Mapping[Method, Survival] = {
         "normal": special.ndtr((means - points) / deviations),
         "gumbel": -np.expm1(-np.exp((location - points) / scale)),
         "without_levels": special.ndtr((mean - points) / (deviations * mean / means)),
-    }
-    if division.rates:
-        found["empirical"] = np.array(
+        "empirical": np.array(
             [1 - np.searchsorted(np.sort(own), points, side="right") / len(own) for own in division.rates]
-        )
+        ),
+    }
     return found, points
 
 

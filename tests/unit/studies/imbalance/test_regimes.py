@@ -12,7 +12,6 @@ from command_line import evenpack
 from evenpack.errors import ConfigError
 from evenpack.studies.imbalance.measurement import pooled, read_logged_run
 from evenpack.studies.imbalance.regimes import (
-    Division,
     Estimate,
     ForecastRow,
     change_points,
@@ -213,14 +212,6 @@ def test_a_padded_baseline_makes_speed_ups_of_relative_rates() -> None:
     for one, other in zip(relative.rows, speed_up.rows, strict=True):
         ratio = other.best.expected / speed_up.rows[0].best.expected
         assert one.best.expected == pytest.approx(ratio, rel=1e-9)
-
-
-def test_regimes_that_were_stored_give_the_same_forecast_by_law() -> None:
-    division = divide(system(3, 4), 250)
-    stored = forecast_from_regimes(Division(regimes=division.regimes), log_devices=DEVICES, counts=[32])
-    whole = forecast_from_regimes(division, log_devices=DEVICES, counts=[32])
-    assert stored.rows[0].best == whole.rows[0].best
-    assert "empirical" not in estimates(stored.rows[0])
 
 
 @pytest.mark.slow
