@@ -236,13 +236,11 @@ def _regime_tables(forecast: RegimeForecast, measured: MeasuredComparison | None
     length = "where the level changes" if forecast.regime_steps is None else f"every {forecast.regime_steps:,} steps"
     fitting = "" if forecast.fitting_steps is None else f"; the changes found fit {forecast.fitting_steps:,} steps"
     in_run = forecast.share_between_in_run
-    facts = pairs(
-        {
-            "regimes": f"{len(regimes)} of {counted(forecast.runs, 'run')}, {length}{fitting}",
-            "steps used": f"{steps:,}; {left_out[0]:,} hiccups, which cost {percent(lost)} of the time, and "
-            f"{left_out[1]:,} short steps left out: 5 spreads from their regime's median",
-            "deviation within": f"{forecast.within:.4f} of the mean rate; correlation of neighbouring steps "
-            f"{sum(regime.autocorrelation for regime in regimes) / len(regimes):+.3f}",
+    between: dict[str, str] = {}
+    resampled = "blocks of its steps resampled"
+    if len(regimes) > 1:
+        resampled = "runs and regimes resampled"
+        between = {
             "deviation between": f"{forecast.between:.4f} of the mean rate, levels of all runs",
             "variance between": f"{forecast.share_between:.3f} of all, runs pooled; "
             + ("no run has two regimes" if in_run is None else f"{in_run:.3f} within a run"),
@@ -252,10 +250,19 @@ def _regime_tables(forecast: RegimeForecast, measured: MeasuredComparison | None
                 if forecast.run_deviation is None
                 else f"; means of runs deviate by {percent(forecast.run_deviation)}"
             ),
+        }
+    facts = pairs(
+        {
+            "regimes": f"{len(regimes)} of {counted(forecast.runs, 'run')}, {length}{fitting}",
+            "steps used": f"{steps:,}; {left_out[0]:,} hiccups, which cost {percent(lost)} of the time, and "
+            f"{left_out[1]:,} short steps left out: 5 spreads from their regime's median",
+            "deviation within": f"{forecast.within:.4f} of the mean rate; correlation of neighbouring steps "
+            f"{sum(regime.autocorrelation for regime in regimes) / len(regimes):+.3f}",
+            **between,
             "law of the rate": f"normal in {normal_wins} of {len(regimes)} regimes, else Gumbel (AIC); distances, "
             f"mean: {_mean(regimes, 'normal_distance'):.3f} and {_mean(regimes, 'gumbel_distance'):.3f}",
         },
-        title=f"Regimes of the measured steps on {forecast.log_devices} devices (95 %: runs and regimes resampled)",
+        title=f"Regimes of the measured steps on {forecast.log_devices} devices (95 %: {resampled})",
     )
     return [facts, _by_method(forecast.rows, forecast.law, measured)]
 

@@ -112,7 +112,7 @@ class RegimeForecast:
     within: Bounded
     """Standard deviation of steps around their regime's level, over the mean rate."""
     between: Bounded
-    """Standard deviation of the levels of all runs' regimes, over the mean rate."""
+    """Standard deviation of the levels of all runs' regimes, over the mean rate; 0 for one, of which none is known."""
     share_between: Bounded
     """Share of the variance that is between regimes, those of all runs pooled."""
     share_between_in_run: Bounded | None

@@ -110,12 +110,14 @@ def test_the_log_is_shown_by_every_method_with_its_range(tmp_path: Path) -> None
     rates = np.random.default_rng(3).gumbel(125, 10, 600)
     log.write_text("seq/s\n" + "\n".join(f"{rate:.3f}" for rate in rates))
     baseline.write_text("seq/s\n" + "100\n" * 80)
-    arguments = ("squad_1_1_384", "--devices", "1,64,128,8192", *QUICK, "--log", log, "--baseline-run", baseline)
+    arguments = ("squad_1_1_384", "--devices", "1,64,128,2048", *QUICK, "--log", log, "--baseline-run", baseline)
     _, out, _ = study(*arguments, "--log-devices", "64", "--save", saved)
     rows = json.loads(saved.read_text())["regimes"]["rows"]
-    assert [row["devices"] for row in rows] == [64, 128, 8192]
-    shown = out.split("Estimated from measured steps: speed-up by each method")[1].split("\n\n")[0]
-    lines = {line[:39].strip(): line[39:].split() for line in shown.splitlines()}
+    assert [row["devices"] for row in rows] == [64, 128, 2048]
+    assert "blocks of its steps resampled" in " ".join(out.split())
+    assert "variance between  " not in out
+    shown = out.split("Estimated from measured steps: speed-up by each")[1].split("\n\n")[0]
+    lines = {label.strip(): values.split() for label, values in re.findall(r"^(\S.*?)  +(.*)$", shown, re.MULTILINE)}
     for method, label in (("gumbel", "gumbel (lowest AIC)"), ("normal", "normal"), ("empirical", "empirical")):
         of_method = [next(one for one in row["estimates"] if one["method"] == method) for row in rows]
         assert lines[label] == [f"{one['expected']:.3f}" for one in of_method], method
