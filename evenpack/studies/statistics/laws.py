@@ -60,7 +60,8 @@ def expected_minima(law: Gumbel, devices: Sequence[float | int]) -> Float64[np.n
     allowed: if `law` describes a cluster of n, then m / n draws represent m devices.
     """
     hazards = _NODES / np.asarray(devices, dtype=np.float64)[:, None]
-    return (law.location + law.scale * _gumbel_variate(hazards)) @ _WEIGHTS
+    expected: Float64[np.ndarray, " counts"] = (law.location + law.scale * _gumbel_variate(hazards)) @ _WEIGHTS
+    return expected
 
 
 def ks_distance(frozen: Any, values: Float64[np.ndarray, " values"]) -> float:
