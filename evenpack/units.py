@@ -32,9 +32,7 @@ Sequences = Annotated[int, Unit("sequences")]
 Shards = Annotated[int, Unit("shards")]
 Slots = Annotated[int, Unit("slots")]
 Steps = Annotated[int, Unit("steps")]
-Stretches = Annotated[int, Unit("stretches")]
 Tokens = Annotated[int, Unit("tokens")]
-Windows = Annotated[int, Unit("windows")]
 
 FP32_BYTES, BF16_BYTES = 4, 2
 """Bytes of a number."""

@@ -23,7 +23,6 @@ from evenpack.studies.equivalence.compare import read_curve as read_equivalence_
 from evenpack.studies.imbalance.measurement import read_logged_run
 from evenpack.studies.report import read_runs
 from evenpack.studies.runs.jobs import steps_done
-from evenpack.studies.shuffle.study import jump, read_losses
 from evenpack.testing import run_config, run_values
 
 STEPS = 100
@@ -148,11 +147,6 @@ def progress_of_a_study(folder: Path) -> Any:
     return steps_done(folder)
 
 
-def shuffle(folder: Path) -> Any:
-    losses = read_losses(folder)
-    return len(losses), jump(losses, [20, 52], around=5)
-
-
 READERS: list[Callable[[Path], Any]] = [
     chunking,
     equivalence,
@@ -163,7 +157,6 @@ READERS: list[Callable[[Path], Any]] = [
     other_log_functions,
     csv_table,
     progress_of_a_study,
-    shuffle,
 ]
 
 

@@ -56,6 +56,7 @@ GONE = {
     "train --rank": "plan --rank",
     "train --device": "plan --device",
     "study evenness": "study imbalance; docs/imbalance.md has its result",
+    "study shuffle": "study equivalence with arms that set data.shuffle; docs/studies/shuffle_mini.md has its result",
     "study roofline": "study throughput; docs/gpu.md has measured steps",
 }
 """Commands and options that there were, and what to use."""

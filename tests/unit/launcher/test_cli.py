@@ -87,6 +87,7 @@ def test_the_command_line_answers_without_importing_what_is_heavy() -> None:
         (["tarin", "run.yaml"], "No such command 'tarin'"),
         (["study", "evenness", "run.yaml"], "No such command 'evenness': use study imbalance; docs/imbalance.md has"),
         (["study", "roofline", "run.yaml"], "No such command 'roofline': use study throughput"),
+        (["study", "shuffle", "study.yaml"], "No such command 'shuffle': use study equivalence with arms"),
         (["budget", "run.yaml"], "No such command 'budget': use plan"),
         (["inspect", "lengths.txt"], "No such command 'inspect': use plan for a run, study packing for lengths"),
         (["plan", "run.yaml", "--devices=8"], "No such option '--devices': use --ranks"),
