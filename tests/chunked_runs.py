@@ -27,6 +27,7 @@ def arm(name: str, *, recipe: str = "concat", length: int = 64, atom: int | None
         rows_per_step=8,
         epochs=2.0,
         isolates=True,
+        counts_padding=recipe == "padding",
     )
 
 
@@ -43,5 +44,5 @@ def curve(perplexity: Sequence[float], *, own: float | None = None) -> Curve:
 
 
 def finished(perplexity: Sequence[float], *, documents: float | None = None) -> Finished:
-    held_out = HeldOut(own_rows=None, own_rows_real_tokens=None, own_rows_text=None, documents=documents)
+    held_out = HeldOut(own_rows=None, documents=documents)
     return Finished(curve=curve(perplexity), held_out=held_out)
