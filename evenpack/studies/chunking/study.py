@@ -67,8 +67,8 @@ class ChunkingStudy(TrainedStudy[ChunkingConfig]):
         command = shlex.join(["evenpack", "plan", str(run.run_file), *run.overrides])
         report.shown.append(
             console.text(
-                f"Compared with {self.study.chunking.reference}, at the same length. Steps, padding, operations and hours "
-                f"of a run, here the first one: {command}"
+                f"Compared with {self.study.chunking.reference}, at the same length. Steps and hours of a run, "
+                f"here of the first one: {command}"
             )
         )
         return report

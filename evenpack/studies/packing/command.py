@@ -28,9 +28,7 @@ class PackingCommand:
       evenpack study packing squad_1_1_384 --depths 3 --algorithms least_squares:weight=0.002:weight_up_to=64
     """
 
-    depths: Annotated[
-        str | None, typer.Option(help="Most sequences a pack may hold: 2,3,none. Default: seven.")
-    ] = None
+    depths: Annotated[str | None, typer.Option(help="Most sequences a pack may hold: 2,3,none. Default: seven.")] = None
     algorithms: Annotated[
         str | None, typer.Option(help="cutting_stock,least_squares:weight=0. Default: all that apply.")
     ] = None
