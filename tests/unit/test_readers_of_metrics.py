@@ -102,10 +102,10 @@ def equivalence(folder: Path) -> Any:
 
 
 def report(folder: Path) -> Any:
-    (run,) = read_runs([folder], is_held=lambda _: False)
+    (run,) = read_runs([folder])
     course = run.course
     means = [float(np.nanmean(values)) for values in (course.loss, course.tokens_per_second)]
-    shares = course.tokens[-1] / course.seconds[-1], run.predicts_masked_tokens, run.missing_steps, run.tokens_per_step
+    shares = course.tokens[-1] / course.seconds[-1], run.predicts_masked_tokens, run.tokens_per_step
     return means, shares, [points.tolist() for points in course.validation["text"]]
 
 
