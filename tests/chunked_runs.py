@@ -37,9 +37,7 @@ def curve(perplexity: Sequence[float], *, own: float | None = None) -> Curve:
         losses=np.log(np.asarray(perplexity, dtype=np.float64)),
         tokens_per_step=384.0,
         slots_per_step=512.0,
-        seconds=1.0,
         own_loss=None if own is None else float(np.log(own)),
-        measured_on="1 x cpu",
     )
 
 

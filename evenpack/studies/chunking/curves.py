@@ -21,9 +21,7 @@ from jaxtyping import Float64
 from scipy.signal import lfilter
 
 from evenpack.data.recipes import DocumentsRecipe
-from evenpack.engine.parts.metrics_writer import SUMMARY
 from evenpack.engine.reporting.metrics import METRICS
-from evenpack.files import read_kept
 from evenpack.studies.chunking.config import ChunkingConfig
 from evenpack.studies.runs.arms import kept_values, loss_of_evaluation, mean_loss, read_steps
 from evenpack.studies.runs.jobs import Evaluation, StudyRun, evaluation_of
@@ -53,12 +51,9 @@ class Curve:
     tokens_per_step: float
     """Real tokens on average over the trained steps, as are the slots."""
     slots_per_step: float
-    seconds: float
-    """Seconds of its steps, without evaluation and saving."""
     own_loss: float | None
     """Loss of the last evaluation, over rows of held-out documents by the run's own recipe; None without one, and
     infinite (`Infinity` in curve.json) if it was not finite."""
-    measured_on: str | None
 
     @property
     def steps(self) -> int:
@@ -121,7 +116,8 @@ def read_curve(output_dir: Path) -> Curve:
 
 def _curve_of(values: dict[str, Any]) -> Curve:
     losses = [math.inf if loss is None else loss for loss in values["losses"]]
-    return Curve(**(values | {"losses": np.array(losses, dtype=np.float64)}))
+    means = {name: values[name] for name in ("tokens_per_step", "slots_per_step", "own_loss")}
+    return Curve(losses=np.array(losses, dtype=np.float64), **means)
 
 
 def held_out_evaluations(study: ChunkingConfig, runs: Sequence[StudyRun]) -> tuple[Evaluation, ...]:
@@ -190,15 +186,12 @@ def _means(
 
 def _from_log(output_dir: Path) -> dict[str, Any]:
     records, trained = read_steps(output_dir)
-    summary = read_kept(output_dir / SUMMARY) or {}
     evaluated = [record["validation"] for record in records if record.get("validation")]
     return {
         "losses": _losses(records, first=trained[0]),
         "tokens_per_step": sum(record["tokens"] for record in trained) / len(trained),
         "slots_per_step": sum(record["slots"] for record in trained) / len(trained),
-        "seconds": sum(record["step_seconds"] for record in trained),
         "own_loss": mean_loss(evaluated[-1]) if evaluated else None,
-        "measured_on": f"{summary['ranks']} x {summary['device']}" if summary else None,
     }
 
 
