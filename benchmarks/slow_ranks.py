@@ -328,7 +328,7 @@ def trained(given: argparse.Namespace) -> dict[str, Any]:
         "step_seconds": statistics.median(one["step_seconds"] for one in records),
         "explaining_seconds": max(rank["explaining_seconds"] for rank in ranks),
         "noise": [float(values.std()) for values in noise],
-        "least_slowdown": found.least_slowdown,
+        "least_slowdown": max(next(one["ranks"]["compute_least_slowdown"] for one in records[::-1] if "ranks" in one)),
         "faults": [named(found, fault) for fault in faults],
         "named": len(found.episodes),
         "shares": {part.name: part.share for part in found.parts},

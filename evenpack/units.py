@@ -32,9 +32,7 @@ Sequences = Annotated[int, Unit("sequences")]
 Shards = Annotated[int, Unit("shards")]
 Slots = Annotated[int, Unit("slots")]
 Steps = Annotated[int, Unit("steps")]
-Stretches = Annotated[int, Unit("stretches")]
 Tokens = Annotated[int, Unit("tokens")]
-Windows = Annotated[int, Unit("windows")]
 
 FP32_BYTES, BF16_BYTES = 4, 2
 """Bytes of a number."""
@@ -46,7 +44,6 @@ Epochs = Annotated[float, Unit("epochs")]
 Hours = Annotated[float, Unit("h")]
 Medians = Annotated[float, Unit("medians")]
 MeasureValue = Annotated[float, Unit("nats/target, or share")]
-NatsPerToken = Annotated[float, Unit("nats/token")]
 Seconds = Annotated[float, Unit("s")]
 Share = Annotated[float, Unit("share, 0 to 1")]
 TokensPerParameter = Annotated[float, Unit("tokens/parameter")]

@@ -7,20 +7,11 @@ INK, FAINT, PADDING = "#212529", "#868e96", "#e9ecef"
 COLOURS = ("#0b7285", "#e8590c", "#5f3dc4", "#2b8a3e", "#c2255c", "#1864ab", "#e67700", "#495057")
 
 
-def rectangle(
-    x: float, y: float, width: float, height: float, colour: str, *, outline: str | None = None, opacity: float = 1.0
-) -> str:
+def rectangle(x: float, y: float, width: float, height: float, colour: str, *, opacity: float = 1.0) -> str:
     """Returns a rectangle; a pixel on the right is left free to separate adjacent ones."""
-    border = f' stroke="{outline}" stroke-width="1.5"' if outline else ""
     faded = f' fill-opacity="{opacity:g}"' if opacity < 1 else ""
     size = f'width="{max(width - 1, 0.5):.1f}" height="{height:g}"'
-    return f'<rect x="{x:.1f}" y="{y:.1f}" {size} rx="2" fill="{colour}"{faded}{border}/>'
-
-
-def ghost(x: float, y: float, width: float, height: float, colour: str) -> str:
-    """Returns a dashed outline, for something absent."""
-    size = f'width="{width - 1:.1f}" height="{height:g}"'
-    return f'<rect x="{x:.1f}" y="{y:.1f}" {size} rx="2" fill="none" stroke="{colour}" stroke-dasharray="4 3"/>'
+    return f'<rect x="{x:.1f}" y="{y:.1f}" {size} rx="2" fill="{colour}"{faded}/>'
 
 
 def text(

@@ -53,7 +53,6 @@ _TITLES = {
     "finetune": "Fine-tuning (`--file finetune`)",
     "equivalence": "Study of equivalence (`--file equivalence`)",
     "chunking": "Study of chunking (`--file chunking`)",
-    "shuffle": "Study of shuffles (`--file shuffle`)",
 }
 
 

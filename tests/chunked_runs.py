@@ -27,6 +27,7 @@ def arm(name: str, *, recipe: str = "concat", length: int = 64, atom: int | None
         rows_per_step=8,
         epochs=2.0,
         isolates=True,
+        counts_padding=recipe == "padding",
     )
 
 
@@ -36,12 +37,10 @@ def curve(perplexity: Sequence[float], *, own: float | None = None) -> Curve:
         losses=np.log(np.asarray(perplexity, dtype=np.float64)),
         tokens_per_step=384.0,
         slots_per_step=512.0,
-        seconds=1.0,
         own_loss=None if own is None else float(np.log(own)),
-        measured_on="1 x cpu",
     )
 
 
 def finished(perplexity: Sequence[float], *, documents: float | None = None) -> Finished:
-    held_out = HeldOut(own_rows=None, own_rows_real_tokens=None, own_rows_text=None, documents=documents)
+    held_out = HeldOut(own_rows=None, documents=documents)
     return Finished(curve=curve(perplexity), held_out=held_out)

@@ -22,7 +22,6 @@ FILES = {
     "finetune": "evenpack.finetuning.config:FinetuneConfig",
     "equivalence": "evenpack.studies.equivalence.config:EquivalenceConfig",
     "chunking": "evenpack.studies.chunking.config:ChunkingConfig",
-    "shuffle": "evenpack.studies.shuffle.config:ShuffleStudyConfig",
 }
 """The schema of each kind of file, by the name that `--file` takes; it is imported when it is asked for."""
 

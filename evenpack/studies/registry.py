@@ -9,7 +9,6 @@ from evenpack.studies.equivalence.command import EquivalenceCommand
 from evenpack.studies.imbalance.command import ImbalanceCommand
 from evenpack.studies.packing.command import PackingCommand
 from evenpack.studies.runs.command import TrainedStudyCommand
-from evenpack.studies.shuffle.command import ShuffleCommand
 from evenpack.studies.throughput.command import ThroughputCommand
 
 LengthsStudy = PackingCommand | ImbalanceCommand
@@ -29,5 +28,4 @@ RUN_STUDIES: dict[str, type[RunStudy]] = {
 STUDIES_OF_RUNS: dict[str, type[TrainedStudyCommand]] = {
     "equivalence": EquivalenceCommand,
     "chunking": ChunkingCommand,
-    "shuffle": ShuffleCommand,
 }

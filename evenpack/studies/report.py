@@ -1,26 +1,22 @@
-"""`evenpack report`: runs beside each other, as far as their numbers may be compared, in a figure and one HTML page."""
+"""`evenpack report`: runs beside each other, as far as their numbers may be compared, in tables and a figure."""
 
-import base64
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from html import escape
-from io import StringIO
 from itertools import chain, count
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from jaxtyping import Float64, Int64
-from rich.console import Console, RenderableType
+from rich.console import RenderableType
 
 from evenpack.console import Report, pairs, percent, table, text
 from evenpack.differences import as_text, flatten
-from evenpack.engine.parts.metrics_writer import SUMMARY
 from evenpack.engine.reporting.metrics import METRICS, read_metrics
 from evenpack.engine.reporting.run_record import RunRecord, read_run_record
 from evenpack.errors import ConfigError, DataError
-from evenpack.files import read_kept, require_folder, write_text
+from evenpack.files import require_folder
 from evenpack.losses import NEXT_SENTENCE
 from evenpack.models.families import find_family, known_families
 from evenpack.progress import format_rate
@@ -71,14 +67,9 @@ class ReportedRun:
     output_dir: Path
     record: RunRecord | None
     """What run.json holds; None if there is none."""
-    state: str
     predicts_masked_tokens: bool
     """Whether it learns masked tokens, and not next ones: as its family does, or where that is not known, if it learns
     next sentences too."""
-    unread_lines: int
-    """Number of lines in its log that are broken or not written to their end."""
-    missing_steps: int
-    """Number of the run's own steps before the last that the log lacks."""
     course: Course
 
     @property
@@ -100,11 +91,8 @@ class Comparison:
     """Whether all have steps over the same data, so that they may be drawn against them."""
 
 
-def read_runs(output_dirs: Sequence[Path], *, is_held: Callable[[Path], bool]) -> tuple[ReportedRun, ...]:
+def read_runs(output_dirs: Sequence[Path]) -> tuple[ReportedRun, ...]:
     """Reads what the runs have logged, also while they are on.
-
-    Args:
-        is_held: whether a run is writing into a directory now.
 
     Raises: ConfigError for a run that is named twice; DataError for a directory without a log, a broken run.json, or if
     no run has a step.
@@ -118,8 +106,7 @@ def read_runs(output_dirs: Sequence[Path], *, is_held: Callable[[Path], bool]) -
     ends = (["/".join(place.parts[-depth:]) for place in places] for depth in count(1))
     labels = next(each for each in chain([names], ends) if len(set(each)) == len(places))
     runs = tuple(
-        _read_run(path, label, record, is_running=is_held(path))
-        for path, label, record in zip(output_dirs, labels, records, strict=True)
+        _read_run(path, label, record) for path, label, record in zip(output_dirs, labels, records, strict=True)
     )
     if not any(len(run.course.steps) for run in runs):
         raise DataError(
@@ -158,7 +145,7 @@ def course_of(records: Sequence[dict[str, Any]]) -> Course:
 
 def compare(runs: Sequence[ReportedRun]) -> Comparison:
     """Compares runs, in the order given."""
-    notes, of_data = _notes_of_logs(runs), _notes_of_data(runs)
+    notes, of_data = _notes_of_starts(runs), _notes_of_data(runs)
     sizes = {run.label: run.tokens_per_step for run in runs if run.tokens_per_step}
     if of_data:
         notes += [*of_data, "Curves are drawn against tokens and time, and not against steps."]
@@ -184,59 +171,27 @@ def different_settings(runs: Sequence[ReportedRun]) -> dict[str, tuple[str, ...]
     return found
 
 
-def _read_run(output_dir: Path, label: str, record: RunRecord | None, *, is_running: bool) -> ReportedRun:
-    path = require_log(output_dir)
-    records = read_metrics(path)
-    own = records[-1]["step"] - (_parent(record) or {"step": 0})["step"] if records else 0
+def _read_run(output_dir: Path, label: str, record: RunRecord | None) -> ReportedRun:
+    records = read_metrics(require_log(output_dir))
     kind = None if record is None else record.config.get("model", {}).get("kind")
     return ReportedRun(
         label=label,
         output_dir=output_dir,
         record=record,
-        state=_state(output_dir, records, is_running=is_running),
         predicts_masked_tokens=find_family(kind).objective == "masked_tokens"
         if kind in known_families()
         else any(NEXT_SENTENCE.metric in one for one in records),
-        unread_lines=len(path.read_bytes().splitlines()) - len(records),
-        missing_steps=own - len({record["step"] for record in records}),
         course=course_of(records),
     )
 
 
-def _parent(record: RunRecord | None) -> dict[str, Any] | None:
-    """Returns `run.parent` of a run that is forked from another; else None."""
-    parent = None if record is None else record.config["run"].get("parent")
-    return parent if isinstance(parent, dict) else None
-
-
-def _state(output_dir: Path, records: Sequence[Mapping[str, Any]], *, is_running: bool) -> str:
-    """Returns the state by the summary, which counts if it is of the last step and not of an earlier start."""
-    if is_running:
-        return "running"
-    if not records:
-        return "no step yet"
-    summary = read_kept(output_dir / SUMMARY) or {}
-    last, steps, target = records[-1]["step"], summary.get("steps"), summary.get("target")
-    if summary.get("step") != last:
-        return "ended without a summary"
-    is_reached = isinstance(target, dict) and bool(target.get("reached"))
-    return "stopped" if isinstance(steps, int) and last < steps and not is_reached else str(summary.get("state"))
-
-
-def _notes_of_logs(runs: Sequence[ReportedRun]) -> list[str]:
+def _notes_of_starts(runs: Sequence[ReportedRun]) -> list[str]:
     notes = []
     for run in runs:
         if not len(run.course.steps):
             notes.append(f"{run.label} has no step yet and is not drawn.")
-        if run.unread_lines:
-            lines = "1 line is" if run.unread_lines == 1 else f"{run.unread_lines} lines are"
-            notes.append(f"{run.label}: {lines} broken in metrics.jsonl, and left out.")
-        if run.missing_steps:
-            notes.append(
-                f"{run.label}: metrics.jsonl lacks {run.missing_steps} steps; its tokens and time are of the others."
-            )
-        parent = _parent(run.record)
-        if parent is not None:
+        parent = None if run.record is None else run.record.config["run"].get("parent")
+        if isinstance(parent, dict):
             notes.append(
                 f"{run.label} begins after step {parent['step']} of {parent['run']}: so do its tokens and time."
             )
@@ -260,7 +215,7 @@ def _notes_of_data(runs: Sequence[ReportedRun]) -> list[str]:
     return [note for name, note in notes.items() if len({getattr(data, name) for data in known}) > 1]
 
 
-PAGE, FIGURE = "report.html", "report.png"
+FIGURE = "report.png"
 
 _FIRST_WIDTH, _NEXT_WIDTH, _LEAST_WIDTH = 3.8, 1.2, 1.4
 """Points of the first run's line, by how much the next is narrower, and the least."""
@@ -271,8 +226,6 @@ _MANY = 10_000
 """Largest value from which on an axis counts in k, M or G."""
 _LAST_SHARE = 0.02
 """Share of the steps, at the end, over which the last training loss is a mean."""
-_PAGE_COLUMNS = 160
-"""Characters in a line of the page."""
 
 Values = Float64[np.ndarray, " n"]
 
@@ -290,17 +243,17 @@ class Panel:
     """Whether it is drawn as single steps and their running mean, and not as points."""
 
 
-def make_report(output_dirs: Sequence[Path], folder: Path, *, is_held: Callable[[Path], bool]) -> Report:
-    """Writes the figure and the page into `folder`.
+def make_report(output_dirs: Sequence[Path], folder: Path) -> Report:
+    """Writes the figure into `folder`.
 
     Raises: ConfigError without matplotlib, for a run that is named twice or a folder that cannot be one; DataError; see
     `read_runs`.
     """
     require_matplotlib()
-    runs = read_runs(output_dirs, is_held=is_held)
+    runs = read_runs(output_dirs)
     require_folder(folder, option="--output")
     comparison = compare(runs)
-    page, figure = folder / PAGE, folder / FIGURE
+    figure = folder / FIGURE
     plot_runs([run for run in runs if len(run.course.steps)], comparison, figure)
     rows = [row_of(run, _sources(runs)) for run in runs]
     shown: list[RenderableType] = [*(pairs(row, title=row["run"]) for row in rows)]
@@ -309,17 +262,8 @@ def make_report(output_dirs: Sequence[Path], folder: Path, *, is_held: Callable[
         lines = [dict(zip(heads, [key, *values], strict=True)) for key, values in comparison.settings.items()]
         shown.append(table(lines, title="Settings that differ"))
     shown += [text(note) for note in comparison.notes]
-    console = Console(record=True, width=_PAGE_COLUMNS, file=StringIO())
-    for one in shown:
-        console.print(one)
-    title = f"<title>{escape('Report of ' + ', '.join(row['run'] for row in rows))}</title>"
-    picture = f"data:image/png;base64,{base64.b64encode(figure.read_bytes()).decode()}"
-    image = f'<img alt="losses and throughput" style="max-width: 100%" src="{picture}">'
-    html = console.export_html(inline_styles=True).replace("<head>", f"<head>{title}")
-    write_text(page, html.replace("</body>", f"{image}\n</body>"))
-    settings, notes = comparison.settings, comparison.notes
-    value = {"runs": rows, "notes": notes, "settings": settings, "page": page, "figure": figure}
-    return Report(value=value, shown=[*shown, text(f"Wrote {page} and {figure.name}")])
+    value = {"runs": rows, "notes": comparison.notes, "settings": comparison.settings, "figure": figure}
+    return Report(value=value, shown=[*shown, text(f"Wrote {figure}")])
 
 
 def panels_of(runs: Sequence[ReportedRun], comparison: Comparison) -> Iterator[Panel]:
@@ -400,7 +344,6 @@ def row_of(run: ReportedRun, sources: Sequence[str]) -> dict[str, str]:
     validation = {source: course.validation[source][1][-1] for source in sources if source in course.validation}
     return {
         "run": run.label,
-        "state": run.state,
         "steps": f"{course.steps[-1]:,}" if has_steps else "-",
         "tokens": f"{course.tokens[-1]:,.0f}" if has_steps else "-",
         "time in training steps": f"{course.seconds[-1] / 60:,.2f} minutes" if has_steps else "-",

@@ -4,16 +4,16 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby, product
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 from rich.console import RenderableType
 
-from evenpack.console import Report, percent, text
+from evenpack.console import Report, text
 from evenpack.engine.reporting.definitions import WAIT_CAUSES
 from evenpack.engine.reporting.metrics import METRICS, read_metrics, trained_steps
 from evenpack.engine.reporting.rank_waits import FIT_STEPS, LEARNING_STEPS, WARM_UP_STEPS, Kind
-from evenpack.engine.reporting.run_record import RunRecord, StartRecord, read_run_record
+from evenpack.engine.reporting.run_record import StartRecord, read_run_record
 from evenpack.errors import DataError
 from evenpack.studies.columns import Column, table_of
 
@@ -21,7 +21,6 @@ HOUR = 3600.0
 _KINDS: tuple[Kind, ...] = ("compute", "loader")
 _TIMES = ("world_size", "step_seconds", "compute_seconds_mean", "compute_seconds_max", "loader_seconds")
 """Values without which it is not known where the time of a step went."""
-End = Literal["recovered", "restarted", "lasts"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,8 +65,7 @@ class Episode:
     slow_by: float
     """By how much more than the others it took, as a share of their compute; by the last record of it."""
     ended: int | None
-    """The step whose record no longer names it."""
-    end: End
+    """The step whose record no longer names it: it has recovered, or the run has started again."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -78,13 +76,12 @@ class WaitsOfRun:
     output_dir: Path
     ranks: int
     steps: int
+    """Steps that are logged with the times of ranks."""
     split_steps: int
     parts: tuple[PartOfTime, ...]
     """All of the time in steps: computing, the waits by cause, and the rest."""
     by_rank: tuple[RankRow, ...]
     episodes: tuple[Episode, ...]
-    least_slowdown: float | None
-    """The largest of the ranks' smallest slowdowns of compute that are named; None before they are learned."""
     notes: tuple[str, ...]
 
 
@@ -98,24 +95,26 @@ def read_waits(output_dir: Path) -> WaitsOfRun:
     records = trained_steps(read_metrics(path))
     split = [one for one in records if one.get("wait_plan_seconds") is not None]
     if not split:
-        raise DataError(f"{path}: {_why_nothing_is_split(records, record)}")
+        raise DataError(
+            f"{path}: none of {len(records)} steps has its waits by cause, which are known of several ranks, from step "
+            f"{WARM_UP_STEPS + FIT_STEPS + 1} of a start on, and at deepspeed.zero_stage 0 and 1: at 2 and 3 each "
+            "backward pass waits for the other ranks within"
+        )
     ranks = int(split[-1]["world_size"])
     starts = () if record is None else record.starts
     gathered = [one for one in split if _lists_waits_of(one.get("ranks") or {}, ranks)]
     by_rank = _by_rank(gathered, starts, ranks)
-    slowdowns = gathered[-1]["ranks"]["compute_least_slowdown"] if gathered else []
     timed = [one for one in records if all(one.get(name) is not None for name in _TIMES)]
     return WaitsOfRun(
         run=output_dir.name if record is None else str(record.config["run"]["name"]),
         output_dir=output_dir,
         ranks=ranks,
-        steps=len(records),
+        steps=len(timed),
         split_steps=len(split),
         parts=_parts(timed),
         by_rank=by_rank,
         episodes=_episodes(gathered, starts, ranks),
-        least_slowdown=max((one for one in slowdowns if one is not None), default=None),
-        notes=tuple(_notes(split, by_rank, starts, untimed=len(records) - len(timed))),
+        notes=tuple(_notes(by_rank, starts)),
     )
 
 
@@ -136,21 +135,6 @@ def _place(starts: Sequence[StartRecord], rank: int, *, ranks: int, step: int) -
     if place is None:
         return {"host": None, "device": None}
     return {"host": place.host, "device": f"{place.device}, {place.model}"}
-
-
-def _why_nothing_is_split(records: Sequence[Mapping[str, Any]], record: RunRecord | None) -> str:
-    stage = None if record is None else record.config.get("deepspeed", {}).get("zero_stage")
-    if {one.get("world_size") for one in records} == {1}:
-        return "the run has one rank, which waits for nobody; metrics.jsonl has how long it waits for its batches"
-    if stage in (2, 3):
-        return (
-            f"the run is at ZeRO {stage}, where each backward pass waits for the other ranks within, so that times of "
-            "ranks do not say who was slow. Train some hundred steps at deepspeed.zero_stage=1 on them to see it"
-        )
-    return (
-        f"none of {len(records)} steps has its waits by cause, which are known "
-        f"from step {WARM_UP_STEPS + FIT_STEPS + 1} of a start on: let it train for longer"
-    )
 
 
 def _lists_waits_of(values: Mapping[str, Any], ranks: int) -> bool:
@@ -208,8 +192,6 @@ def _episodes(gathered: Sequence[Mapping[str, Any]], starts: Sequence[StartRecor
             if since is None:
                 continue
             named, last = records[0]["step"], records[-1]
-            ended = following[0]["step"] if following else None
-            is_new_start = any(last["step"] <= start.steps_done < (ended or 0) for start in starts)
             found.append(
                 Episode(
                     rank=rank,
@@ -218,36 +200,23 @@ def _episodes(gathered: Sequence[Mapping[str, Any]], starts: Sequence[StartRecor
                     since=since,
                     named=named,
                     slow_by=last["ranks"][f"{kind}_slow_by"][rank],
-                    ended=ended,
-                    end="lasts" if ended is None else "restarted" if is_new_start else "recovered",
+                    ended=following[0]["step"] if following else None,
                 )
             )
     return tuple(sorted(found, key=lambda one: one.named))
 
 
-def _notes(
-    split: Sequence[Mapping[str, Any]], by_rank: Sequence[RankRow], starts: Sequence[StartRecord], *, untimed: int
-) -> Iterator[str]:
-    if untimed:
-        yield f"{untimed:,} steps are logged without the times of ranks, and left out of the device hours."
-    sizes = list(dict.fromkeys(one["world_size"] for one in split))
-    if len(sizes) > 1:
-        yield f"The run had {', '.join(map(str, sizes))} ranks, one after another: the table by rank is of the last."
+def _notes(by_rank: Sequence[RankRow], starts: Sequence[StartRecord]) -> Iterator[str]:
     if not by_rank:
         yield (
             "No values of single ranks are logged (training.log_rank_times_every_steps is null, or its first record is "
-            "still to come): who was waited for is not known."
+            "still to come): which of them were slow is not known."
         )
-    unlike = [start for start in starts if start.unlike]
-    if unlike:
-        kinds = ", ".join(dict.fromkeys(place.model for place in unlike[-1].places))
+    if any(start.unlike for start in starts):
         yield (
-            f"The devices differ in the start from step {unlike[-1].steps_done + 1} ({kinds}): each rank is compared "
-            "with its own first steps, so one that is slower from the start on is not named; what the others wait for "
-            "it is counted as machine."
+            "The devices differ: each rank is compared with its own first steps, so one that is slower from the start "
+            "on is not named; what the others wait for it is counted as machine."
         )
-    if not starts or not starts[-1].places:
-        yield "Hosts and devices are not recorded in run.json: ranks have numbers alone and may be of unlike devices."
 
 
 MOST_RANKS = 32
@@ -274,7 +243,7 @@ _OF_EPISODE = (
     Column("since step", "since", ",d"),
     Column("named at", "named", ",d"),
     Column("slower by", "slow_by", "+.1%"),
-    Column("until", lambda one: None if one.ended is None else f"{one.ended:,} ({one.end})", missing="the end"),
+    Column("until", "ended", ",d", missing="the end"),
 )
 
 
@@ -288,13 +257,11 @@ def waits_tables(found: WaitsOfRun) -> list[RenderableType]:
     """Returns the parts of the time, the slow ranks, each rank and the notes."""
     title = f"{found.run}: {found.ranks} ranks, {found.steps:,} steps, {found.split_steps:,} split by cause"
     shown: list[RenderableType] = [table_of(found.parts, _PARTS, title=title)]
-    if found.least_slowdown is None:
-        judged = f"each first learns how it varies, from {LEARNING_STEPS} steps that are split"
-        shown.append(text(f"No rank has been judged yet: {judged}."))
-    elif found.episodes:
+    if found.episodes:
         shown.append(table_of(found.episodes, _OF_EPISODE, title="Ranks that were slow"))
-    else:
-        shown.append(text(f"No rank was slow: slowdowns from {percent(found.least_slowdown)} on would be named."))
+    elif found.by_rank:
+        learned = f"each is judged after {LEARNING_STEPS} steps that are split, in which it learns how it varies"
+        shown.append(text(f"No rank has been named as slow; {learned}."))
     if found.by_rank:
         most = sorted(found.by_rank, key=lambda row: row.waited_for_hours, reverse=True)[:MOST_RANKS]
         count = len(found.by_rank)

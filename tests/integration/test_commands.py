@@ -117,12 +117,10 @@ def test_train_ends_with_the_numbers_of_the_run_and_a_plot(run_file: Path, train
     ] * 2
 
 
-def test_report_takes_a_run_file_or_a_folder_and_writes_a_page(
-    run_file: Path, trained: Trained, tmp_path: Path
-) -> None:
+def test_report_takes_a_run_file_or_a_folder_and_draws_it(run_file: Path, trained: Trained, tmp_path: Path) -> None:
     value = json.loads(evenpack("report", run_file, options=["--json", "--output", str(tmp_path)]).stdout)
-    assert [(row["run"], row["state"], row["steps"]) for row in value["runs"]] == [("small", "finished", str(STEPS))]
-    assert value["page"] == str(tmp_path / "report.html")
+    assert [(row["run"], row["steps"]) for row in value["runs"]] == [("small", str(STEPS))]
+    assert value["figure"] == str(tmp_path / "report.png")
     assert Path(value["figure"]).read_bytes().startswith(b"\x89PNG")
     assert "went on after step" in value["notes"][0], "it was stopped, and started again"
     done = evenpack("report", run_file.parent / "data", expected=2)

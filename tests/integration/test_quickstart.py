@@ -42,7 +42,7 @@ def test_a_newcomer_gets_from_text_to_an_exported_model(tmp_path: Path, monkeypa
     losses = [record["loss"] for record in metrics(tmp_path / "runs" / "my_run")]
     assert len(losses) == 60
     assert losses[-1] < losses[0] - 1
-    assert "<html" in (tmp_path / "report" / "report.html").read_text().lower()
+    assert (tmp_path / "report" / "report.png").read_bytes().startswith(b"\x89PNG")
     words, loop = (
         subprocess.run([sys.executable, "-c", block], check=True, capture_output=True, text=True).stdout
         for block in blocks("python")

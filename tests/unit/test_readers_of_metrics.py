@@ -23,7 +23,6 @@ from evenpack.studies.equivalence.compare import read_curve as read_equivalence_
 from evenpack.studies.imbalance.measurement import read_logged_run
 from evenpack.studies.report import read_runs
 from evenpack.studies.runs.jobs import steps_done
-from evenpack.studies.shuffle.study import jump, read_losses
 from evenpack.testing import run_config, run_values
 
 STEPS = 100
@@ -97,17 +96,16 @@ def chunking(folder: Path) -> Any:
 def equivalence(folder: Path) -> Any:
     found = read_equivalence_curve(folder)
     return (
-        *(found.loss, found.accuracy, found.next_sentence_accuracy, found.training_loss, found.next_sentence_noise),
-        *(found.denominator_noise, found.sequences_per_second, found.sequences_per_step, found.slots_per_sequence),
-        found.host_to_device_bytes_per_sequence,
+        *(found.loss, found.accuracy, found.next_sentence_accuracy, found.training_loss),
+        *(found.sequences_per_step, found.slots_per_sequence, found.host_to_device_bytes_per_sequence),
     )
 
 
 def report(folder: Path) -> Any:
-    (run,) = read_runs([folder], is_held=lambda _: False)
+    (run,) = read_runs([folder])
     course = run.course
     means = [float(np.nanmean(values)) for values in (course.loss, course.tokens_per_second)]
-    shares = course.tokens[-1] / course.seconds[-1], run.predicts_masked_tokens, run.missing_steps, run.tokens_per_step
+    shares = course.tokens[-1] / course.seconds[-1], run.predicts_masked_tokens, run.tokens_per_step
     return means, shares, [points.tolist() for points in course.validation["text"]]
 
 
@@ -148,11 +146,6 @@ def progress_of_a_study(folder: Path) -> Any:
     return steps_done(folder)
 
 
-def shuffle(folder: Path) -> Any:
-    losses = read_losses(folder)
-    return len(losses), jump(losses, [20, 52], around=5)
-
-
 READERS: list[Callable[[Path], Any]] = [
     chunking,
     equivalence,
@@ -163,7 +156,6 @@ READERS: list[Callable[[Path], Any]] = [
     other_log_functions,
     csv_table,
     progress_of_a_study,
-    shuffle,
 ]
 
 

@@ -44,15 +44,13 @@ class StrategyMixture:
         return Counter({self.strategies[column]: int(whole[column]) for column in np.flatnonzero(whole).tolist()})
 
     @cached_property
-    def residual(self) -> Float64[np.ndarray, " pack_length"]:
-        """Sequences minus slots of each length, before rounding."""
-        repeats = {self.strategies[column]: self.repeats[column] for column in np.flatnonzero(self.repeats).tolist()}
-        return _less_slots(self.wanted.astype(np.float64), repeats)
-
-    @cached_property
-    def whole_residual(self) -> Int64[np.ndarray, " pack_length"]:
-        """The residual after rounding: above 0 sequences without a slot, below 0 slots to pad (F.4.4)."""
-        return _less_slots(self.wanted, self.packs)
+    def residual(self) -> Int64[np.ndarray, " pack_length"]:
+        """Sequences minus slots of each length after rounding: above 0 without a slot, below 0 slots to pad (F.4.4)."""
+        residual = self.wanted.copy()
+        for strategy, count in self.packs.items():
+            for length in strategy:
+                residual[length - 1] -= count
+        return residual
 
 
 def least_squares(
@@ -192,19 +190,11 @@ def _solve(
 
 def exact_packs(mixture: StrategyMixture, max_sequences: int, leftovers: str) -> Mapping[Strategy, int]:
     """Returns whole packs of a mixture, corrected so that each sequence is placed once (F.4.4)."""
-    packs, residual = mixture.packs.copy(), mixture.whole_residual
+    packs, residual = mixture.packs.copy(), mixture.residual
     for index in np.flatnonzero(residual < 0).tolist():
         _drop_slots(packs, index + 1, -int(residual[index]))
     packs.update(_packed_leftovers(np.maximum(residual, 0), max_sequences, leftovers))
     return packs
-
-
-def _less_slots(sequences: np.ndarray, packs: Mapping[Strategy, int] | Mapping[Strategy, float]) -> np.ndarray:
-    residual = sequences.copy()
-    for strategy, count in packs.items():
-        for length in strategy:
-            residual[length - 1] -= count
-    return residual
 
 
 def _drop_slots(packs: Counter[Strategy], length: int, surplus: int) -> None:

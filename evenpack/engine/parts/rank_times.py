@@ -26,9 +26,9 @@ log = logging.getLogger(__name__)
 _DIGITS = 6
 """Decimal places of seconds; the clock is no more precise."""
 
-_NEEDS: dict[Kind, str] = {
-    "compute": "it takes {by:.1%} longer for its forward and backward passes, for the same work,",
-    "loader": "it waits for its batches for {by:.1%} of the passes' time longer",
+_LATE: dict[Kind, str] = {
+    "compute": "its passes take {:.1%} longer than those of others, for the same work",
+    "loader": "it waits for its batches longer than others do, by {:.1%} of the passes' time",
 }
 
 
@@ -143,12 +143,9 @@ class RankTimes(Part):
         test = model.tests[kind]
         if test.since is None or test.slow_by is None:
             return f"rank {self._world.rank}{where} is no longer slow (step {step})"
-        beside = "than the other ranks do" if test.is_alike else "than in its first steps, beside the other ranks"
-        needs = f"{_NEEDS[kind].format(by=test.slow_by)} {beside}"
-        return (
-            f"rank {self._world.rank}{where} is slow since about step {test.since}: {needs}. The others wait for it; "
-            f"`evenpack waits` shows for how long (step {step})"
-        )
+        late = _LATE[kind].format(test.slow_by) + ("" if test.is_alike else ", which it did not in its first steps")
+        since = f"rank {self._world.rank}{where} is slow since about step {test.since}"
+        return f"{since}: {late}; `evenpack waits` shows what it costs (step {step})"
 
     def _begin(self) -> None:
         self._seconds: list[float] = []

@@ -58,6 +58,12 @@ GONE = {
     "mlperf": "python -m mlperf_logging.compliance_checker; docs/bert.md has the line",
     "study imbalance --padded-baseline": "--baseline-run",
     "study evenness": "study imbalance; docs/imbalance.md has its result",
+    "study shuffle": "study equivalence with arms that set data.shuffle; docs/studies/shuffle_mini.md has its result",
+    "study packing --residuals": "--depths 3 --algorithms least_squares:weight=0.09:weight_up_to=8, a call for each",
+    "study packing --beside": "a call for each input",
+    "study chunking --device": "the evenpack plan that --dry-run shows",
+    "study chunking --mfu": "the evenpack plan that --dry-run shows",
+    "study chunking --corpus-tokens": "the evenpack plan that --dry-run shows",
     "study roofline": "study throughput; docs/gpu.md has measured steps",
 }
 """Commands and options that there were, and what to use."""

@@ -62,14 +62,13 @@ Runs = Annotated[
 def report(
     runs: Runs,
     *,
-    output: Annotated[
-        Path, typer.Option("--output", "-o", metavar="DIR", help="Where the page and the figure go.")
-    ] = Path("report"),
+    output: Annotated[Path, typer.Option("--output", "-o", metavar="DIR", help="Where the figure goes.")] = Path(
+        "report"
+    ),
 ) -> Report:
     """Draw one or more training runs side by side: losses and throughput, with the settings that differ.
 
-    Writes report.html, which needs nothing beside it, and the figure as PNG. Runs may still be on. Runs of other data
-    are drawn against tokens and time, and the page says so.
+    Draws report.png. Runs may still be on. Runs of other data are drawn against tokens and time, and a note says so.
 
     \b
     Examples:
@@ -82,14 +81,13 @@ def report(
     output_dirs = [output_dir_of(Path(word), overrides) for word in runs if word not in overrides]
     if overrides and not any(names_run_file(word) for word in runs):
         raise ConfigError(f"{overrides[0]} replaces a value of a run file, and none is given: give RUN.yaml")
-    from evenpack.launcher.processes.holding import is_held
     from evenpack.studies.waits import require_log
 
     for output_dir in output_dirs:  # before torch is imported
         require_log(output_dir)
     from evenpack.studies.report import make_report
 
-    return make_report(output_dirs, output, is_held=is_held)
+    return make_report(output_dirs, output)
 
 
 def waits(

@@ -12,7 +12,7 @@ from statistics import fmean
 import numpy as np
 from scipy.stats import rankdata
 
-from evenpack.data.recipes import atom_of
+from evenpack.data.recipes import PaddingRecipe, atom_of
 from evenpack.errors import ConfigError
 from evenpack.studies.chunking.config import ChunkingSection
 from evenpack.studies.chunking.curves import Curve, HeldOut
@@ -41,6 +41,8 @@ class Arm:
     epochs: float
     isolates: bool
     """`attention.isolate`, which evaluations always apply."""
+    counts_padding: bool
+    """Whether padding is in its loss, where it is easy to predict."""
 
     @property
     def atom_label(self) -> str:
@@ -128,12 +130,6 @@ class ArmRow:
     own_rows: Spread | None
     """Perplexity of held-out documents in rows of the arm's own recipe, as its training counts them; None without
     evaluation, and for an arm with `attention.isolate: false`, whose evaluation differs from its training."""
-    own_rows_real_tokens: Spread | None
-    """The perplexity of `own_rows` with padding left out of the loss, and end-of-text that closes a text in it; None
-    where the arm's own loss is that one."""
-    own_rows_text: Spread | None
-    """The perplexity of `own_rows` with all end-of-text left out of the loss; None where the arm's own loss has
-    none."""
     documents: Spread | None
     """Perplexity of single held-out documents, the same for all arms of the length."""
     documents_difference: PairedDifference | None
@@ -217,8 +213,6 @@ def _row(
         last_tenth_difference=difference(partial(_JUDGED["last_tenth"], arm)),
         last_tenth_verdict=None,
         own_rows=over_seeds([one.held_out.own_rows for one in of_seed.values()]) if arm.isolates else None,
-        own_rows_real_tokens=over_seeds([one.held_out.own_rows_real_tokens for one in of_seed.values()]),
-        own_rows_text=over_seeds([one.held_out.own_rows_text for one in of_seed.values()]),
         documents=over_seeds([one.held_out.documents for one in of_seed.values()]),
         documents_difference=difference(partial(_JUDGED["documents"], arm)),
         documents_verdict=None,
@@ -263,6 +257,7 @@ def _describe(run: StudyRun, recipe: str) -> Arm:
         rows_per_step=training.stated_items_per_step,
         epochs=training.epochs,
         isolates=run.config.attention.isolate,
+        counts_padding=isinstance(data.recipe, PaddingRecipe) and data.recipe.end_of_text_in_loss == "all",
     )
 
 

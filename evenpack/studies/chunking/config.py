@@ -106,9 +106,6 @@ class ChunkingSection(Section):
     run of each length."""
     documents_alone: bool = True
     """Whether each finished run is evaluated on isolated held-out documents, the same for all arms of a length."""
-    own_rows_by_end_of_text: bool = True
-    """Whether each finished run is also evaluated on rows of its own recipe with the choices of
-    `data.recipe.end_of_text_in_loss` with which it was not trained."""
     documents_packs: Packs | None = Field(default=None, ge=1)
     """Most packs of held-out documents from each source; null: all."""
     smoothing: float = Field(default=0.9, ge=0.0, lt=1.0)

@@ -5,11 +5,9 @@ curve.json      the part that the study needs, stored with the result: enough fo
 
 Held-out documents are the same for all arms, because a hash of the text splits them off:
 
-own rows                chunked by the arm's own recipe: its last evaluation in training
-own rows, real tokens   the same without padding in the loss, closing end-of-text included; of arms whose loss differs
-own rows, text          the same without any end-of-text in the loss; of arms whose loss has some
-documents               one by one, at the arm's MSL: the same targets for all arms of a length, so the fair one; a
-                        run on such documents has evaluated them in training
+own rows    chunked by the arm's own recipe: its last evaluation in training
+documents   one by one, at the arm's MSL: the same targets for all arms of a length, so the fair one; a run on such
+            documents has evaluated them in training
 """
 
 import math
@@ -22,10 +20,8 @@ import numpy as np
 from jaxtyping import Float64
 from scipy.signal import lfilter
 
-from evenpack.data.recipes import ConcatRecipe, DocumentsRecipe, PaddingRecipe
-from evenpack.engine.parts.metrics_writer import SUMMARY
+from evenpack.data.recipes import DocumentsRecipe
 from evenpack.engine.reporting.metrics import METRICS
-from evenpack.files import read_kept
 from evenpack.studies.chunking.config import ChunkingConfig
 from evenpack.studies.runs.arms import kept_values, loss_of_evaluation, mean_loss, read_steps
 from evenpack.studies.runs.jobs import Evaluation, StudyRun, evaluation_of
@@ -41,8 +37,6 @@ _DIGITS = 7
 _LARGEST_FACTOR = 0.999
 
 DOCUMENTS = "documents"
-REAL_TOKENS = "real_tokens"
-TEXT = "text"
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -57,12 +51,9 @@ class Curve:
     tokens_per_step: float
     """Real tokens on average over the trained steps, as are the slots."""
     slots_per_step: float
-    seconds: float
-    """Seconds of its steps, without evaluation and saving."""
     own_loss: float | None
     """Loss of the last evaluation, over rows of held-out documents by the run's own recipe; None without one, and
     infinite (`Infinity` in curve.json) if it was not finite."""
-    measured_on: str | None
 
     @property
     def steps(self) -> int:
@@ -111,8 +102,6 @@ class HeldOut:
     """Perplexities of one run; None for those that have not been evaluated."""
 
     own_rows: float | None
-    own_rows_real_tokens: float | None
-    own_rows_text: float | None
     documents: float | None
 
 
@@ -127,7 +116,8 @@ def read_curve(output_dir: Path) -> Curve:
 
 def _curve_of(values: dict[str, Any]) -> Curve:
     losses = [math.inf if loss is None else loss for loss in values["losses"]]
-    return Curve(**(values | {"losses": np.array(losses, dtype=np.float64)}))
+    means = {name: values[name] for name in ("tokens_per_step", "slots_per_step", "own_loss")}
+    return Curve(losses=np.array(losses, dtype=np.float64), **means)
 
 
 def held_out_evaluations(study: ChunkingConfig, runs: Sequence[StudyRun]) -> tuple[Evaluation, ...]:
@@ -137,28 +127,27 @@ def held_out_evaluations(study: ChunkingConfig, runs: Sequence[StudyRun]) -> tup
     """
     has_none = any(getattr(run.config.data.recipe, "end_of_text_in_loss", "all") == "none" for run in runs)
     documents_ends: Settings = {"end_of_text_in_loss": "none"} if has_none else {}
+    asked = [(run, _documents_of(study, run, documents_ends)) for run in runs]
     return tuple(
-        evaluation_of(run, name, settings, study_dir=study.study.output_dir)
-        for run in runs
-        for name, settings in _asked(study, run, documents_ends=documents_ends).items()
+        evaluation_of(run, DOCUMENTS, settings, study_dir=study.study.output_dir)
+        for run, settings in asked
+        if settings is not None
     )
 
 
 def read_held_out(curve: Curve, evaluations: Sequence[Evaluation], *, documents_alone: bool) -> HeldOut:
-    """Reads the evaluations of one run. Raises: DataError for an incomplete result.
+    """Reads the evaluation of one run. Raises: DataError for an incomplete result.
 
     Args:
         documents_alone: whether the study compares documents alone; without an evaluation of them they are what the
             run evaluated itself.
     """
-    losses = {evaluation.name: loss_of_evaluation(evaluation) for evaluation in evaluations}
-    if documents_alone:
-        losses.setdefault(DOCUMENTS, curve.own_loss)
+    losses = [loss_of_evaluation(evaluation) for evaluation in evaluations]
+    if documents_alone and not losses:
+        losses = [curve.own_loss]
     return HeldOut(
         own_rows=_perplexity(curve.own_loss),
-        own_rows_real_tokens=_perplexity(losses.get(REAL_TOKENS)),
-        own_rows_text=_perplexity(losses.get(TEXT)),
-        documents=_perplexity(losses.get(DOCUMENTS)),
+        documents=_perplexity(losses[0] if losses else None),
     )
 
 
@@ -197,15 +186,12 @@ def _means(
 
 def _from_log(output_dir: Path) -> dict[str, Any]:
     records, trained = read_steps(output_dir)
-    summary = read_kept(output_dir / SUMMARY) or {}
     evaluated = [record["validation"] for record in records if record.get("validation")]
     return {
         "losses": _losses(records, first=trained[0]),
         "tokens_per_step": sum(record["tokens"] for record in trained) / len(trained),
         "slots_per_step": sum(record["slots"] for record in trained) / len(trained),
-        "seconds": sum(record["step_seconds"] for record in trained),
         "own_loss": mean_loss(evaluated[-1]) if evaluated else None,
-        "measured_on": f"{summary['ranks']} x {summary['device']}" if summary else None,
     }
 
 
@@ -222,28 +208,18 @@ def _rounded(loss: float) -> float | None:
     return float(f"{loss:.{_DIGITS}g}") if math.isfinite(loss) else None
 
 
-def _asked(study: ChunkingConfig, run: StudyRun, *, documents_ends: Settings) -> dict[str, Settings]:
-    recipe = run.config.data.recipe
-    asked: dict[str, Settings] = {}
-    alone: Settings = {
-        "kind": "documents",
-        "max_sequence_length": recipe.max_sequence_length,
-        "long_documents": "split",
-        **documents_ends,
+def _documents_of(study: ChunkingConfig, run: StudyRun, documents_ends: Settings) -> Settings | None:
+    """Returns the settings under which a run is evaluated on documents alone; None where it is not."""
+    length = run.config.data.recipe.max_sequence_length
+    alone = {"kind": "documents", "max_sequence_length": length, "long_documents": "split", **documents_ends}
+    if not study.chunking.documents_alone or _evaluates_documents(study, run, alone):
+        return None
+    return {
+        "data.recipe": alone,
+        "data.pack_length": length,
+        "data.packing": {"algorithm": "auto"},
+        "training.evaluation_packs": study.chunking.documents_packs,
     }
-    if study.chunking.documents_alone and not _evaluates_documents(study, run, alone):
-        asked[DOCUMENTS] = {
-            "data.recipe": alone,
-            "data.pack_length": recipe.max_sequence_length,
-            "data.packing": {"algorithm": "auto"},
-            "training.evaluation_packs": study.chunking.documents_packs,
-        }
-    if isinstance(recipe, DocumentsRecipe | ConcatRecipe | PaddingRecipe):
-        with_closing = "closing" if isinstance(recipe, PaddingRecipe) else "all"
-        for name, ends in ((REAL_TOKENS, with_closing), (TEXT, "none")):
-            if study.chunking.own_rows_by_end_of_text and recipe.end_of_text_in_loss != ends:
-                asked[name] = {"data.recipe.end_of_text_in_loss": ends}
-    return asked
 
 
 def _evaluates_documents(study: ChunkingConfig, run: StudyRun, alone: Settings) -> bool:

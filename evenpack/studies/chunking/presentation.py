@@ -31,8 +31,6 @@ _ARM = Column("arm", "arm.name")
 _FINAL = Column("final", form=".2f")
 _FINAL_STEP = Column("final step", "final_step", ".2f")
 _DOCUMENTS = Column("documents alone", "documents", ".2f")
-_OWN_REAL_TOKENS = Column("own rows, per real token", "own_rows_real_tokens", ".2f")
-_OWN_TEXT = Column("own rows, text alone", "own_rows_text", ".2f")
 _TRAINED = (
     _ARM,
     Column("atom", lambda row: row.arm.atom_label if row.arm.atom else None),
@@ -105,11 +103,6 @@ def _at_steps(length: int, arms: Sequence[ArmRow]) -> RenderableType:
 
 
 def _held_out(length: int, arms: Sequence[ArmRow], reference: str, confidence: str) -> RenderableType:
-    own_rows = [Column("own rows, as trained", "own_rows", ".2f")]
-    if any(row.own_rows_real_tokens for row in arms):
-        own_rows.append(_OWN_REAL_TOKENS)
-    if any(row.own_rows_text for row in arms):
-        own_rows.append(_OWN_TEXT)
     return wide_table_of(
         arms,
         [
@@ -117,7 +110,7 @@ def _held_out(length: int, arms: Sequence[ArmRow], reference: str, confidence: s
             _DOCUMENTS,
             *_difference("documents_difference", confidence),
             *_verdict("documents", arms),
-            *own_rows,
+            Column("own rows, as trained", "own_rows", ".2f"),
         ],
         title=(
             f"MSL {length}: perplexity on held-out documents. documents alone: the same targets for all arms; own "
@@ -217,21 +210,12 @@ def _captions(rows: Sequence[ArmRow], study: ChunkingConfig) -> list[str]:
         lines.append("Bars: mean over seeds ± standard deviation; rank: mean over 100 segments of the last epoch.")
     if any(row.arm.atom for row in rows) and not study.phases[study.last_phase].draws_rows_by_seed:
         lines.append("All seeds have one order of rows: the deviation over seeds leaves out what another one would do.")
-    if any(map(_counts_padding, rows)):
+    if any(row.arm.counts_padding for row in rows):
         lines.append(
             "Training perplexity of a recipe with padding counts its padding, which is easy to predict: compare "
             "recipes by held-out documents."
         )
     return lines
-
-
-def _counts_padding(row: ArmRow) -> bool:
-    """Whether an arm's own loss is lower than that of its real tokens, because padding is in it.
-
-    A loss without any end-of-text is lower too, and has no `own_rows_text`.
-    """
-    own, real = row.own_rows, row.own_rows_real_tokens
-    return own is not None and real is not None and row.own_rows_text is not None and own.mean < real.mean
 
 
 def _draw_curves(

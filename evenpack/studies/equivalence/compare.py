@@ -1,6 +1,6 @@
-"""Compares arms with the reference: last values, differences between runs of one seed, cost, and fine-tuning.
+"""Compares arms with the reference: last values, differences between runs of one seed, samples, and fine-tuning.
 
-metrics.jsonl of a run -> Curve, validation against samples seen and against time -> ArmRow, one for each arm
+metrics.jsonl of a run -> Curve, validation against samples seen -> ArmRow, one for each arm
 results of a run's fine-tuning for one task -> Tuned -> TunedArm
 """
 
@@ -16,13 +16,7 @@ from evenpack.errors import DataError
 from evenpack.finetuning.results import ResultFolder
 from evenpack.studies.equivalence.config import EquivalenceSection, Measure
 from evenpack.studies.runs.arms import difference_from, over_seeds, read_steps, weighted_mean
-from evenpack.studies.statistics.paired import (
-    PairedDifference,
-    Spread,
-    Verdict,
-    pairs_to_decide,
-    verdict_of,
-)
+from evenpack.studies.statistics.paired import PairedDifference, Spread, Verdict, verdict_of
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,8 +25,6 @@ class Curve:
 
     samples: tuple[int, ...]
     """Sequences trained on so far."""
-    seconds: tuple[float, ...]
-    """Seconds of training so far, without evaluation and saving."""
     loss: tuple[float, ...]
     """Held-out loss in nats/target, over all sources."""
     accuracy: tuple[float, ...]
@@ -40,12 +32,6 @@ class Curve:
     """Accuracy; None for a model without next-sentence prediction."""
     training_loss: float
     """Loss in nats/target, over the arm's own batches in the last tenth of its trained steps."""
-    next_sentence_noise: float | None
-    """Standard deviation, over the same steps, of the next-sentence loss whose gradient was taken."""
-    denominator_noise: float | None
-    """Standard deviation of its difference from the mean over the step's sequences; 0 with exact denominators."""
-    sequences_per_second: float
-    """Over the whole run."""
     sequences_per_step: float
     """Over the trained steps."""
     slots_per_sequence: float
@@ -56,8 +42,8 @@ class Curve:
     def values(self, measure: Measure) -> tuple[float, ...]:
         return self.loss if measure == "loss" else self.accuracy
 
-    def reaches(self, target: float, measure: Measure) -> tuple[float, float] | None:
-        """Returns the samples and seconds at which the measure first reaches the target; None if it never does.
+    def reaches(self, target: float, measure: Measure) -> float | None:
+        """Returns the samples at which the measure first reaches the target; None if it never does.
 
         Values between evaluations are interpolated linearly.
         """
@@ -68,13 +54,11 @@ class Curve:
                 return self._between(index, values, sign * target)
         return None
 
-    def _between(self, index: int, values: Sequence[float], goal: float) -> tuple[float, float]:
+    def _between(self, index: int, values: Sequence[float], goal: float) -> float:
         if index == 0:
-            return float(self.samples[0]), self.seconds[0]
-        before, after = values[index - 1], values[index]
-        share = (goal - before) / (after - before)
-        samples = self.samples[index - 1] + share * (self.samples[index] - self.samples[index - 1])
-        return samples, self.seconds[index - 1] + share * (self.seconds[index] - self.seconds[index - 1])
+            return float(self.samples[0])
+        share = (goal - values[index - 1]) / (values[index] - values[index - 1])
+        return self.samples[index - 1] + share * (self.samples[index] - self.samples[index - 1])
 
 
 CurvesOfArms = Mapping[str, Mapping[int, Curve]]
@@ -83,28 +67,15 @@ CurvesOfArms = Mapping[str, Mapping[int, Curve]]
 
 @dataclass(frozen=True, kw_only=True)
 class Speed:
-    """The cost of an arm up to the target and over all samples.
-
-    Ratios are means over pairs, above 1 where it is faster.
-    """
+    """The samples and slots of an arm. Ratios are means over pairs, above 1 where it needs less."""
 
     samples_to_target: float | None
-    """Mean over seeds; None where one of them has not reached it, as are the next three."""
-    seconds_to_target: float | None
+    """Mean over seeds; None where one of them has not reached it, as is the next."""
     samples_ratio: float | None
     """Samples that the reference needs, divided by the arm's."""
-    seconds_ratio: float | None
-    """Speed-up in seconds, which is the one that counts."""
     slots_ratio: float
     """Slots that the reference computes per sequence, divided by the arm's: compared with padding to the
     pack's length this is the packing factor p."""
-    rate_ratio: float
-    """Sequences/s, divided by the reference's: p / (1 + overhead)."""
-
-    @property
-    def overhead(self) -> float:
-        """Additional cost of a slot over one of the reference."""
-        return self.slots_ratio / self.rate_ratio - 1.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -118,16 +89,11 @@ class ArmRow:
     accuracy: Spread
     next_sentence_accuracy: Spread | None
     training_loss: Spread
-    next_sentence_noise: float | None
-    """Mean over seeds, as is the next; see `Curve`."""
-    denominator_noise: float | None
     sequences_per_step: float
     host_to_device_bytes_per_sequence: float
     difference: PairedDifference | None
     """Difference of the measure from the reference; None for the reference, or without a common seed."""
     verdict: Verdict | None
-    seeds_to_decide: int | None
-    """For an undecided arm, the number of seeds that would decide, if they came out like these."""
     speed: Speed | None
     """Speed; None without a common seed."""
 
@@ -137,7 +103,7 @@ class Comparison:
     """All arms that have a finished run."""
 
     target: float | None
-    """Value of the measure up to which times are taken; None before the reference has finished a run."""
+    """Value of the measure up to which samples are counted; None before the reference has finished a run."""
     rows: tuple[ArmRow, ...]
     passed_controls: tuple[str, ...] = ()
     """Controls that the margin does not tell from the reference, or that have not finished."""
@@ -196,47 +162,39 @@ class TaskComparison:
 
 
 def read_curve(output_dir: Path) -> Curve:
-    """Reads the log. Skipped steps have no samples, seconds and losses.
+    """Reads the log. Skipped steps have no samples and losses.
 
     Raises: DataError if it has no evaluation or no trained step, lacks a step up to which samples are counted, or has a
         loss that is not finite.
     """
     path = output_dir / METRICS
     records, trained = read_steps(output_dir)
-    samples, seconds = 0, 0.0
-    points = []
+    samples, points = 0, []
     for record in records:
         samples += record["sequences"]
-        seconds += 0.0 if "skipped" in record else record["step_seconds"]
         found = [values for values in (record.get("validation") or {}).values() if values is not None]
         if found:
-            points.append((samples, seconds, found))
+            points.append((samples, found))
     if not points:
         raise DataError(f"{path} has no evaluation: set training.evaluate_every_steps and data.validation_fraction")
     last = trained[-math.ceil(len(trained) / 10) :]
-    losses = [values["loss"] for *_, found in points for values in found] + [record["loss"] for record in last]
+    losses = [values["loss"] for _, found in points for values in found] + [record["loss"] for record in last]
     if None in losses:
         raise DataError(
             f"{path} has a loss that is not finite, so the run has diverged and cannot be compared: train it again "
             "with a lower optimizer.learning_rate"
         )
-    noisy = [record["optimised_next_sentence_loss"] for record in last if "optimised_next_sentence_loss" in record]
-    means = [record["next_sentence_loss"] for record in last if "next_sentence_loss" in record]
-    has_pairs = all("next_sentence_accuracy" in values for _, _, found in points for values in found)
+    has_pairs = all("next_sentence_accuracy" in values for _, found in points for values in found)
 
     def series(name: str, weight: str) -> tuple[float, ...]:
-        return tuple(weighted_mean(found, name, weight) for *_, found in points)
+        return tuple(weighted_mean(found, name, weight) for _, found in points)
 
     return Curve(
         samples=tuple(point[0] for point in points),
-        seconds=tuple(point[1] for point in points),
         loss=series("loss", "targets"),
         accuracy=series("accuracy", "targets"),
         next_sentence_accuracy=series("next_sentence_accuracy", "sequences") if has_pairs else None,
         training_loss=weighted_mean(last, "token_loss" if "token_loss" in last[0] else "loss", "targets"),
-        next_sentence_noise=_deviation(noisy),
-        denominator_noise=_deviation([one - mean for one, mean in zip(noisy, means, strict=True)]),
-        sequences_per_second=samples / seconds,
         sequences_per_step=samples / len(trained),
         slots_per_sequence=sum(record["slots"] for record in records) / samples,
         host_to_device_bytes_per_sequence=sum(record["host_to_device_bytes"] for record in records) / samples,
@@ -299,15 +257,13 @@ def _row(
 ) -> ArmRow:
     found = list(of_seed.values())
     pairs = [(curve, reference[seed]) for seed, curve in of_seed.items() if seed in reference]
-    difference = verdict = needed = None
+    difference = verdict = None
     if arm != section.reference:
         difference = difference_from(
             reference, of_seed, lambda curve: curve.values(section.measure)[-1], significance=section.significance
         )
     if difference is not None:
         verdict = verdict_of(difference, margin=section.margin, larger_is_worse=section.measure == "loss")
-        if verdict == "undecided":
-            needed = pairs_to_decide(difference, margin=section.margin, significance=section.significance)
     return ArmRow(
         arm=arm,
         seeds=tuple(of_seed),
@@ -317,39 +273,22 @@ def _row(
             [None if values is None else values[-1] for values in (curve.next_sentence_accuracy for curve in found)]
         ),
         training_loss=Spread.of([curve.training_loss for curve in found]),
-        next_sentence_noise=_mean_over_seeds([curve.next_sentence_noise for curve in found]),
-        denominator_noise=_mean_over_seeds([curve.denominator_noise for curve in found]),
         sequences_per_step=statistics.fmean(curve.sequences_per_step for curve in found),
         host_to_device_bytes_per_sequence=statistics.fmean(curve.host_to_device_bytes_per_sequence for curve in found),
         difference=difference,
         verdict=verdict,
-        seeds_to_decide=needed,
         speed=_speed(pairs, section, target) if pairs and target is not None else None,
     )
 
 
-def _mean_over_seeds(values: Sequence[float | None]) -> float | None:
-    spread = over_seeds(values)
-    return None if spread is None else spread.mean
-
-
 def _speed(pairs: Sequence[tuple[Curve, Curve]], section: EquivalenceSection, target: float) -> Speed:
-    slots = statistics.fmean(b.slots_per_sequence / a.slots_per_sequence for a, b in pairs)
-    rate = statistics.fmean(a.sequences_per_second / b.sequences_per_second for a, b in pairs)
-    ways = [(a.reaches(target, section.measure), b.reaches(target, section.measure)) for a, b in pairs]
-    reached = [(a, b) for a, b in ways if a is not None and b is not None]
-    if len(reached) < len(pairs):
-        samples = seconds = samples_ratio = seconds_ratio = None
-    else:
-        samples, seconds = (statistics.fmean(a[part] for a, _ in reached) for part in (0, 1))
-        samples_ratio, seconds_ratio = (statistics.fmean(b[part] / a[part] for a, b in reached) for part in (0, 1))
+    needed = [(a.reaches(target, section.measure), b.reaches(target, section.measure)) for a, b in pairs]
+    reached = [(a, b) for a, b in needed if a is not None and b is not None]
+    has_all = len(reached) == len(pairs)
     return Speed(
-        samples_to_target=samples,
-        seconds_to_target=seconds,
-        samples_ratio=samples_ratio,
-        seconds_ratio=seconds_ratio,
-        slots_ratio=slots,
-        rate_ratio=rate,
+        samples_to_target=statistics.fmean(a for a, _ in reached) if has_all else None,
+        samples_ratio=statistics.fmean(b / a for a, b in reached) if has_all else None,
+        slots_ratio=statistics.fmean(b.slots_per_sequence / a.slots_per_sequence for a, b in pairs),
     )
 
 
@@ -380,7 +319,3 @@ def _tuned_difference(
         return medians, "pretraining seed"
     one, other = of_seed[common[0]].values, reference[common[0]].values
     return difference_from(other, one, float, significance=significance), "fine-tuning seed"
-
-
-def _deviation(values: Sequence[float]) -> float | None:
-    return statistics.stdev(values) if len(values) > 1 else None

@@ -25,14 +25,11 @@ class EquivalenceSection(Section):
     significance: Share = Field(default=0.05, gt=0.0, lt=0.5)
     """Significance level of each of the two one-sided tests; the interval shown has confidence 1 - 2 x significance."""
     target: MeasureValue | None = None
-    """Value of the measure for the comparison of time and samples needed; null: the worst of the reference's last
-    values."""
+    """Value of the measure for the comparison of samples needed; null: the worst of the reference's last values."""
     controls: tuple[str, ...] = ()
     """Arms that must not count as equivalent, such as the reference trained with its whole schedule on 80 % of the
     samples. No arm is called equivalent where the interval of a control is not beyond the margin, or where there is no
     control."""
-    compares_times: bool = True
-    """Whether seconds are shown and drawn; false where runs shared a machine with other programs."""
 
 
 class EquivalenceConfig(RunsStudyConfig):

@@ -23,8 +23,6 @@ _LEARNED = (
     Column("accuracy", form=".4f"),
     Column("next sentence", "next_sentence_accuracy", ".4f"),
     Column("training loss", "training_loss", ".4f"),
-    Column("NSP noise", "next_sentence_noise"),
-    Column("by denominators", "denominator_noise"),
     Column("difference", "difference.mean", "+.4f"),
     Column("interval", "difference.interval", "+.4f"),
     Column("verdict", missing=""),
@@ -33,16 +31,10 @@ _SPEED = (
     Column("arm"),
     Column("sequences/step", lambda row: round(row.sequences_per_step, 1)),
     Column("samples to target", "speed.samples_to_target", ",.0f"),
-    Column("seconds", "speed.seconds_to_target"),
     Column("samples, x", "speed.samples_ratio"),
-    Column("time, x", "speed.seconds_ratio"),
     Column("p", "speed.slots_ratio"),
-    Column("overhead", "speed.overhead", ".2%"),
-    Column("p / (1 + overhead)", "speed.rate_ratio"),
     Column("bytes/sequence to device", "host_to_device_bytes_per_sequence", ",.0f"),
 )
-_TIMES = {"seconds", "time, x", "overhead", "p / (1 + overhead)"}
-"""Headings of the columns that seconds decide."""
 _TUNED_RUNS = (
     Column("task", "task.task"),
     Column("metric", "task.metric"),
@@ -68,7 +60,7 @@ _TUNED_ARMS = (
 
 
 def comparison_tables(comparison: Comparison, section: EquivalenceSection) -> list[RenderableType]:
-    """Returns the results and the speed of each arm; only a note before a run has finished."""
+    """Returns the results of each arm and the samples it took; only a note before a run has finished."""
     if not comparison.rows:
         return [console.text("No run of the compared phase has finished.")]
     unit = "nats/target" if section.measure == "loss" else "as a fraction"
@@ -83,13 +75,11 @@ def comparison_tables(comparison: Comparison, section: EquivalenceSection) -> li
     shown: list[RenderableType] = [learned]
     if comparison.target is not None:
         title = (
-            f"To {section.measure} {comparison.target:.4g}, and sequences/s, relative to {section.reference}: "
-            "p is the ratio of slots per sequence"
+            f"To {section.measure} {comparison.target:.4g}, relative to {section.reference}: p is the ratio of slots "
+            "per sequence"
         )
-        columns = [column for column in _SPEED if section.compares_times or column.heading not in _TIMES]
-        shown.append(table_of([row for row in comparison.rows if row.speed is not None], columns, title=title))
-    lines = [*_undecided(comparison.rows), *_without_verdict(comparison, section)]
-    return shown + [console.text(line) for line in lines]
+        shown.append(table_of([row for row in comparison.rows if row.speed is not None], _SPEED, title=title))
+    return shown + [console.text(line) for line in _without_verdict(comparison, section)]
 
 
 def tuned_tables(comparisons: Sequence[TaskComparison], section: EquivalenceSection) -> list[RenderableType]:
@@ -111,18 +101,6 @@ def tuned_tables(comparisons: Sequence[TaskComparison], section: EquivalenceSect
     ]
 
 
-def _undecided(rows: Sequence[ArmRow]) -> list[str]:
-    lines = []
-    for row in rows:
-        if row.verdict != "undecided":
-            continue
-        needed = "more seeds than these allow to estimate"
-        if row.seeds_to_decide is not None:
-            needed = f"{row.seeds_to_decide} seeds, if they come out like these {len(row.seeds)}"
-        lines.append(f"{row.arm} is undecided: it would take {needed}")
-    return lines
-
-
 def _without_verdict(comparison: Comparison, section: EquivalenceSection) -> list[str]:
     """Returns why no arm is called equivalent, if one is within the margin."""
     within = [row.arm for row in comparison.rows if row.verdict == "no verdict"]
@@ -141,10 +119,7 @@ _POINTS = 200
 """Points of a curve, between the first evaluation that all seeds have and the last."""
 _NAME_COLUMNS = 18
 """Columns of an arm's name in the panel of differences."""
-_HOUR = 3600.0
-_CURVES_INCHES = 5.6
-_TASK_INCHES = 5.6
-"""Inches of a fine-tuning's panel."""
+_PANEL_INCHES = 5.6
 
 
 def plot_equivalence(
@@ -156,7 +131,7 @@ def plot_equivalence(
     *,
     origin: str,
 ) -> None:
-    """Draws the measure against samples and, if times are compared, against time, and the differences with the margin.
+    """Draws the measure against samples, and the differences with the margin.
 
     An arm has the same colour in all panels, and controls are dashed and named as such. Curves have a band over seeds.
     Panels for each fine-tuned task follow, with its differences. `origin`: data, commits and devices of the runs.
@@ -166,27 +141,25 @@ def plot_equivalence(
     compared = [row for row in comparison.rows if row.difference is not None]
     height = max(4.6, 1.6 + 0.34 * len(comparison.rows))
     section = study.equivalence
-    panels = 2 if section.compares_times else 1
     styles = {arm: line_style(index) for index, arm in enumerate(curves)}
     for arm in [*curves][: len(COLOURS)]:  # from there on others are dashed too
         styles[arm] |= {"linestyle": (0, (5, 2))} if arm in section.controls else {}
-    width = _CURVES_INCHES * (panels + 1) + _TASK_INCHES * len(tasks)
+    width = _PANEL_INCHES * (2 + len(tasks))
     with figure_as_png(path, width=width, height=height) as figure:
-        ratios = [*[1.0] * panels, 1.1, *[1.1] * len(tasks)]
+        ratios = [1.0, 1.1, *[1.1] * len(tasks)]
         axes = list(figure.subplots(1, len(ratios), width_ratios=ratios))
-        _draw_curves(axes[:panels], curves, comparison, section, styles)
-        _draw_verdicts(axes[panels], compared, section, styles)
-        for task, below in zip(tasks, axes[panels + 1 :], strict=True):
-            _draw_task(below, task, section)
+        _draw_curves(axes[0], curves, comparison, section, styles)
+        _draw_verdicts(axes[1], compared, section, styles)
+        for task, beside in zip(tasks, axes[2:], strict=True):
+            _draw_task(beside, task, section)
         handles, arms = axes[0].get_legend_handles_labels()
-        figure.legend(handles, arms, loc="outside upper left", ncols=3 * panels, frameon=False)
+        figure.legend(handles, arms, loc="outside upper left", ncols=3, frameon=False)
         write_footer(figure, [origin, _caption(curves, comparison, study)])
 
 
 def _caption(curves: CurvesOfArms, comparison: Comparison, study: EquivalenceConfig) -> str:
     section = study.equivalence
-    taken = "samples and times are" if section.compares_times else "samples are"
-    target = f" Dotted: {section.measure} to which {taken} counted." if comparison.target is not None else ""
+    target = f" Dotted: {section.measure} to which samples are counted." if comparison.target is not None else ""
     return (
         f"Phase: {study.last_phase}; {seeds_text(curves.values())}. Lines: mean over seeds, where all of them "
         f"were evaluated; bands: least to greatest.{target} Differences: mean over pairs of one seed, with "
@@ -195,38 +168,32 @@ def _caption(curves: CurvesOfArms, comparison: Comparison, study: EquivalenceCon
 
 
 def _draw_curves(
-    panels: Sequence[Any],
+    axes: Any,
     curves: CurvesOfArms,
     comparison: Comparison,
     section: EquivalenceSection,
     styles: Mapping[str, Mapping[str, Any]],
 ) -> None:
-    """Draws the measure against samples in the first panel and against time in the second, if there is one."""
     from matplotlib.ticker import EngFormatter
 
-    longest = max(curve.seconds[-1] for of_seed in curves.values() for curve in of_seed.values())
-    unit, seconds = ("hours", _HOUR) if longest >= _HOUR else ("minutes", 60.0)
     for arm, of_seed in curves.items():
-        runs = list(of_seed.values())
-        samples = [np.array(curve.samples, dtype=np.float64) for curve in runs]
-        times = [np.array(curve.seconds) / seconds for curve in runs]
-        for axes, places in zip(panels if runs else (), (samples, times), strict=False):
-            # Where all of the arm's runs have been evaluated.
-            start, end = max(float(one[0]) for one in places), min(float(one[-1]) for one in places)
-            grid = np.linspace(start, end, _POINTS) if end > start else np.array([start])
-            values = [curve.values(section.measure) for curve in runs]
-            lines = [np.interp(grid, *line) for line in zip(places, values, strict=True)]
-            style = {**styles[arm], "label": _name(arm, section), "marker": "o" if len(grid) == 1 else None}
-            draw_runs(axes, grid, lines, linewidth=1.8, **style)
-    panels[0].xaxis.set_major_formatter(EngFormatter(sep=""))  # 20k
-    label = "held-out loss (nats/token)" if section.measure == "loss" else "held-out accuracy"
-    names = ("samples seen (sequences)", f"time in training steps ({unit})")
-    for axes, name, title in zip(panels, names, ("Against samples", "Against time"), strict=False):
-        write_title(axes, title)
-        axes.set_xlabel(name)
-        axes.set_ylabel(label)
-        if comparison.target is not None:
-            axes.axhline(comparison.target, color=INK, linewidth=0.7, linestyle=":")
+        runs = [
+            (np.array(curve.samples, dtype=np.float64), curve.values(section.measure)) for curve in of_seed.values()
+        ]
+        if not runs:
+            continue
+        # Where all of the arm's runs have been evaluated.
+        start, end = max(float(samples[0]) for samples, _ in runs), min(float(samples[-1]) for samples, _ in runs)
+        grid = np.linspace(start, end, _POINTS) if end > start else np.array([start])
+        lines = [np.interp(grid, samples, values) for samples, values in runs]
+        style = {**styles[arm], "label": _name(arm, section), "marker": "o" if len(grid) == 1 else None}
+        draw_runs(axes, grid, lines, linewidth=1.8, **style)
+    axes.xaxis.set_major_formatter(EngFormatter(sep=""))  # 20k
+    write_title(axes, "Against samples")
+    axes.set_xlabel("samples seen (sequences)")
+    axes.set_ylabel("held-out loss (nats/token)" if section.measure == "loss" else "held-out accuracy")
+    if comparison.target is not None:
+        axes.axhline(comparison.target, color=INK, linewidth=0.7, linestyle=":")
 
 
 def _name(arm: str, section: EquivalenceSection) -> str:

@@ -2,7 +2,6 @@
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 from evenpack import console
 from evenpack.console import Report
@@ -31,14 +30,14 @@ class EquivalenceStudy(TrainedStudy[EquivalenceConfig]):
         super().__init__(EquivalenceConfig, study_file, overrides)
         self.finetunings = expand_finetunings(self.study.finetune, self.compared)
 
-    def describe(self, groups: Sequence[RunDevices], options: Any) -> Report:
-        report, section = super().describe(groups, options), self.study.equivalence
+    def describe(self, groups: Sequence[RunDevices]) -> Report:
+        report, section = super().describe(groups), self.study.equivalence
         rule = console.text(
             f"Compared with {section.reference} by held-out {section.measure}; differences within "
             f"± {section.margin:g} count as none"
         )
         report.shown.append(rule)
-        if any(row.sequences is None for row in report.value["runs"]):
+        if any(row["sequences"] is None for row in report.value["runs"]):
             report.shown.append(console.text("Values that depend on data that is not prepared yet are shown as -"))
         rows = report.value["finetunings"] = finetune_rows(self.finetunings)
         if rows:

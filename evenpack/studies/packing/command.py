@@ -18,43 +18,26 @@ class PackingCommand:
     """Show lengths and what padding costs, compare packing algorithms over depths, and recommend a pack length.
 
     With --pack-lengths or --against, without the slow algorithms of others; with --depths, --algorithms or --sample,
-    the packs alone. With --residuals, packs by least squares at each pair of a weight and a length up to which it
-    applies, and shows the residual by length; half a minute each at 512 slots.
+    the packs alone.
 
     \b
     Examples:
       evenpack study packing wikipedia_512 --plot packing.png
       evenpack study packing RUN.yaml --against wikipedia_512
-      evenpack study packing wikipedia_128 --beside wikipedia_512,wikipedia_2048 --plot depths.png
       evenpack study packing lengths.npy --pack-length 2048 --algorithms longest_pack_first,cutting_stock
-      evenpack study packing squad_1_1_384 --residuals 1,0.09,0.002 --residuals-up-to 8,64 --plot residuals.png
+      evenpack study packing squad_1_1_384 --depths 3 --algorithms least_squares:weight=0.002:weight_up_to=64
     """
 
-    depths: Annotated[
-        str | None, typer.Option(help="Most sequences a pack may hold: 2,3,none. Default: seven; with --residuals 3.")
-    ] = None
+    depths: Annotated[str | None, typer.Option(help="Most sequences a pack may hold: 2,3,none. Default: seven.")] = None
     algorithms: Annotated[
         str | None, typer.Option(help="cutting_stock,least_squares:weight=0. Default: all that apply.")
     ] = None
     sample: Annotated[int | None, typer.Option(help="Pack so many random sequences instead of all.")] = None
-    residuals: Annotated[
-        str | None,
-        typer.Option(
-            metavar="WEIGHTS",
-            help="1,0.09,0: search these weights of the residual of short lengths; other lengths weigh 1.",
-        ),
-    ] = None
-    residuals_up_to: Annotated[
-        str, typer.Option(metavar="LENGTHS", help="Lengths up to which a weight of --residuals applies.")
-    ] = "8,16"
     pack_lengths: Annotated[
         str | None, typer.Option(help="Compare these pack lengths: 512,640. Default: up to twice as long.")
     ] = None
     against: Annotated[
         str | None, typer.Option(metavar="NAME|FILE", help="Compare with these lengths: wikipedia_512.")
-    ] = None
-    beside: Annotated[
-        str | None, typer.Option(metavar="INPUTS", help="Only compare by depth with these inputs: wikipedia_512,x.npy.")
     ] = None
     plot: Plot = None
 
@@ -72,10 +55,6 @@ class PackingCommand:
 
         require_plot(self.plot)
         self._require_one_kind()
-        if self.residuals is not None:
-            return self._search(self.residuals, find_subject)
-        if self.beside is not None:
-            return self._side_by_side([find_subject(), *map(find_subject, self.beside.split(","))])
         return self._compare(find_subject)
 
     @property
@@ -88,11 +67,10 @@ class PackingCommand:
         """Raises: ConfigError for options that do not go together."""
         from evenpack.errors import ConfigError
 
-        of_lengths = {"--pack-lengths": self.pack_lengths, "--against": self.against, "--beside": self.beside}
+        of_lengths = {"--pack-lengths": self.pack_lengths, "--against": self.against}
         given = [name for name, value in of_lengths.items() if value is not None]
-        others = ["--residuals"] if self.residuals is not None else self._narrowed
-        if given and (others or (self.beside is not None and len(given) > 1)):
-            raise ConfigError(f"{given[0]} and {(*given[1:], *others)[0]} do not go together: leave one of them out")
+        if given and self._narrowed:
+            raise ConfigError(f"{given[0]} and {self._narrowed[0]} do not go together: leave one of them out")
 
     def _compare(self, find_subject: "Callable[..., Subject]") -> Report:
         """Compares the algorithms. The error of one is printed, and the others continue."""
@@ -176,74 +154,4 @@ class PackingCommand:
                 footer.append(f"Recommended by what auto fills without a limit: {sweep.recommended.reason}.")
             plot_packing(subject.origin, histogram, rows, self.plot, footer=footer, against=against, sweep=sweep)
             shown.append(console.text(f"Drew {self.plot}"))
-        return Report(value=value, shown=shown)
-
-    def _side_by_side(self, subjects: "Sequence[Subject]") -> Report:
-        """Packs several lists of lengths, each at its own pack length, over limits of depth."""
-        from evenpack import console
-        from evenpack.errors import ConfigError
-        from evenpack.studies.packing.presentation import depth_curves_table, plot_depth_curves
-        from evenpack.studies.packing.study import CURVE_DEPTHS, SWEPT_BY, sweep_pack_lengths
-        from evenpack.studies.provenance import COMPUTED, made_by
-
-        names = [subject.origin for subject in subjects]
-        twice = [name for name in names if names.count(name) > 1]
-        if twice:
-            raise ConfigError(f"'{twice[0]}' is given twice: compare inputs of different names")
-        curves = {
-            subject.origin: sweep_pack_lengths(
-                subject.histogram, [subject.pack_length], algorithm=SWEPT_BY, depths=CURVE_DEPTHS
-            )
-            for subject in subjects
-        }
-        title = f"Limits of depth ({SWEPT_BY}): efficiency, speed-up over padding"
-        shown: list[Any] = [
-            depth_curves_table(curves, title=title),
-            *(line for subject in subjects for line in subject.verification_texts()),
-        ]
-        if self.plot is not None:
-            footer = [f"Packs by {SWEPT_BY}; {made_by()}; {COMPUTED}"]
-            for one in subjects:
-                footer += [f"{one.origin}: data {one.data}", *one.long_sentences(), *one.verification_sentences()]
-            plot_depth_curves(curves, self.plot, footer=footer)
-            shown.append(console.text(f"Drew {self.plot}"))
-        return Report(value={"curves": curves}, shown=shown)
-
-    def _search(self, weights: str, find_subject: "Callable[..., Subject]") -> Report:
-        """Packs by least squares at each weight, at one limit of depth."""
-        from evenpack import console
-        from evenpack.errors import ConfigError
-        from evenpack.studies.packing.presentation import plot_residuals, residual_tables
-        from evenpack.studies.packing.residuals import matrix_size, parse_settings, search_residuals
-        from evenpack.studies.packing.study import parse_depths
-
-        settings = parse_settings(weights, self.residuals_up_to)
-        (depth, *others) = parse_depths("3" if self.depths is None else self.depths)
-        if depth is None or others:
-            raise ConfigError(f"--residuals packs at one limit of depth: give --depths 3, not {self.depths}")
-        if self.algorithms is not None or self.sample is not None:
-            raise ConfigError(
-                "--residuals packs all sequences by least squares: leave --algorithms and --sample out, or --residuals"
-            )
-        subject = find_subject()
-        size = matrix_size(subject.pack_length, depth)
-        rows = search_residuals(
-            subject.histogram,
-            settings,
-            pack_length=subject.pack_length,
-            depth=depth,
-            begin=lambda setting: console.messages().print(f"least squares, {setting.label} ..."),
-        )
-        shown: list[Any] = [*map(console.text, subject.long_sentences()), *residual_tables(rows, size, depth=depth)]
-        if self.plot is not None:
-            plot_residuals(rows, self.plot, footer=[subject.provenance_line(), *subject.long_sentences()])
-            shown.append(console.text(f"Drew {self.plot}"))
-        value = {
-            "origin": subject.origin,
-            "pack_length": subject.pack_length,
-            "depth": depth,
-            "long_sequences": subject.long_sequences(),
-            "packing_matrix": size,
-            "settings": rows,
-        }
         return Report(value=value, shown=shown)

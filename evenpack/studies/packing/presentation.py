@@ -1,4 +1,4 @@
-"""Tables and figures of lengths, the efficiency of packs, and the residual of least squares (PackedBERT, 7 and 8)."""
+"""Tables and figures of lengths, and of the efficiency of packs."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -15,7 +15,6 @@ from evenpack.data.packing import LengthHistogram
 from evenpack.studies.columns import Column, cells_across, table_of
 from evenpack.studies.lengths.statistics import HistogramDistance, length_ranges, length_statistics
 from evenpack.studies.lengths.subject import Subject
-from evenpack.studies.packing.residuals import PUBLISHED_SETTING, MatrixSize, ResidualRow
 from evenpack.studies.packing.study import Against, PackingRow, PaddingRow, Recommendation, Sweep
 from evenpack.studies.plotting import COLOURS, INK, figure_as_png, label_ends, line_style, write_footer, write_title
 
@@ -39,37 +38,12 @@ _BATCHES = (
     Column("efficiency", form=".2%"),
     Column("speed-up", "speed_up", ".3f"),
 )
-_SETTINGS = (
-    Column("weight", "setting.weight", "g"),
-    Column("of lengths up to", lambda row: "any" if row.setting.weight == 1 else f"{row.setting.weight_up_to:,}"),
-    Column("packs"),
-    Column("efficiency", form=".4%"),
-    Column("padding"),
-    Column("left over", "left_over"),
-    Column("missing"),
-    Column("their tokens", "missing_tokens"),
-    Column("used"),
-    Column("CPU s", "cpu_seconds", ".1f"),
-)
 _FULL_AND_FAST = Column("", lambda row: f"{100 * row.efficiency:.1f} % {row.speed_up:.2f}x")
 
 
 def packing_table(rows: Sequence[PackingRow]) -> Table:
     """Returns a table of algorithms at several depths."""
     return table_of(rows, _PACKINGS, title=f"Packs of {rows[0].pack_length:,} slots")
-
-
-def depth_curves_table(
-    curves: Mapping[str, Sequence[PackingRow]], fullest: Sequence[PackingRow] = (), *, title: str
-) -> Table:
-    """Returns efficiency and speed-up over padding: a line for each curve, a column for each limit of depth.
-
-    `fullest`, one row for each curve, is the result of `auto` without a limit.
-    """
-    lines = cells_across(curves, heading=_DEPTH_LIMIT, value=_FULL_AND_FAST)
-    for line, row in zip(lines, fullest, strict=False):
-        line["auto, none"] = _FULL_AND_FAST.text(row)
-    return table(lines, title=title)
 
 
 def sorted_batches_table(rows: Sequence[PaddingRow]) -> Table:
@@ -94,13 +68,16 @@ def recommendation_text(found: Recommendation) -> Text:
 
 
 def sweep_shown(sweep: Sweep) -> list[RenderableType]:
-    """Returns the pack lengths by depth as a table, and the recommendation."""
+    """Returns efficiency and speed-up over padding by pack length and limit of depth, and the recommendation."""
     by_pack_length = {
         f"{length:,} slots": [row for row in sweep.rows if row.pack_length == length]
         for length in dict.fromkeys(row.pack_length for row in sweep.rows)
     }
+    lines = cells_across(by_pack_length, heading=_DEPTH_LIMIT, value=_FULL_AND_FAST)
+    for line, row in zip(lines, sweep.fullest, strict=True):
+        line["auto, none"] = _FULL_AND_FAST.text(row)
     title = f"Pack lengths by limit of depth ({sweep.algorithm}): efficiency, speed-up over padding"
-    return [depth_curves_table(by_pack_length, sweep.fullest, title=title), recommendation_text(sweep.recommended)]
+    return [table(lines, title=title), recommendation_text(sweep.recommended)]
 
 
 def lengths_shown(subject: Subject) -> list[RenderableType]:
@@ -138,27 +115,12 @@ def distance_table(found: HistogramDistance) -> Table:
     )
 
 
-def residual_tables(rows: Sequence[ResidualRow], size: MatrixSize, *, depth: int) -> list[RenderableType]:
-    """Returns a table of the packing matrix, and one with a line for each setting."""
-    facts = {
-        "rows": f"{size.lengths:,} lengths",
-        "columns": f"{size.strategies:,} ways to fill a pack with up to {depth} sequences",
-        "non-zeros": f"{size.non_zeros:,} of {size.lengths * size.strategies:,}",
-    }
-    title = "Least squares: sequences without a slot, slots without a sequence, strategies used"
-    return [pairs(facts, title="Packing matrix"), table_of(rows, _SETTINGS, title=title)]
-
-
 _BAR_CELLS = 40
 _MAX_BARS = 64
 _HEIGHT_INCHES = 4.2
 _LENGTHS_INCHES = 5.7
 _CURVES_INCHES = 7.5
 """With the names of lines at their ends."""
-_LEAST_PERCENT = 1e-4
-"""Least percentage on the logarithmic axis, where full packs would be infinitely low."""
-_LINEAR_UP_TO = 10
-"""Limit of the linear part in sequences; rounding moves a residual by a few, the largest residuals are thousands."""
 
 
 def plot_packing(
@@ -184,19 +146,6 @@ def plot_packing(
         _draw_efficiencies(panels[1], rows)
         if sweep is not None:
             _draw_pack_lengths(panels[2], sweep)
-        write_footer(figure, footer)
-
-
-def plot_depth_curves(curves: Mapping[str, Sequence[PackingRow]], path: Path, *, footer: Sequence[str]) -> None:
-    """Draws the slots of padded training over the slots of packs, by depth: a curve for each list of lengths.
-
-    Raises: ConfigError without matplotlib.
-    """
-    with figure_as_png(path, width=8.0, height=4.5) as figure:
-        axes = figure.add_subplot()
-        _draw_curves(axes, {name: [(row.depth_limit, row.speed_up) for row in rows] for name, rows in curves.items()})
-        axes.set_ylabel("slots of padding / slots of packs")
-        write_title(axes, "Slots of padding over those of packs")
         write_footer(figure, footer)
 
 
@@ -287,80 +236,3 @@ def _slots(pack_length: int) -> str:
 
 def _in_words(algorithm: str) -> str:
     return algorithm.replace("_", " ")
-
-
-def plot_residuals(rows: Sequence[ResidualRow], path: Path, *, footer: Sequence[str]) -> None:
-    """Draws the residual of the first setting and of the published weights, by length; then padding over all settings.
-
-    Where the published weights are not among the settings, the fullest packs take their place. `footer`: what the
-    figure is of.
-
-    Raises: ConfigError without matplotlib.
-    """
-    second = next((row for row in rows if row.setting == PUBLISHED_SETTING), max(rows, key=lambda row: row.efficiency))
-    shown = [rows[0]] if second is rows[0] else [rows[0], second]
-    panels = len(shown) + (len(rows) > 1)
-    with figure_as_png(path, width=6.6 * panels, height=4.6) as figure:
-        axes = figure.subplots(1, panels, squeeze=False)[0]
-        limits = _limits(shown)
-        for panel, row in zip(axes, shown, strict=False):
-            _draw_residual(panel, row, limits)
-        if len(rows) > 1:
-            _draw_search(axes[-1], rows)
-        caption = (
-            f"Residual: sequences minus slots of a length; the axis is linear between -{_LINEAR_UP_TO} and "
-            f"{_LINEAR_UP_TO}, logarithmic beyond."
-        )
-        write_footer(figure, [*footer, caption])
-
-
-def _limits(rows: Sequence[ResidualRow]) -> tuple[float, float]:
-    values = np.concatenate([row.whole_residual for row in rows])
-    return 3.0 * min(float(values.min()), -1.0), 3.0 * max(float(values.max()), 1.0)
-
-
-def _draw_residual(axes: Any, row: ResidualRow, limits: tuple[float, float]) -> None:
-    lengths = np.arange(1, len(row.residual) + 1)
-    dots = {"markersize": 2.6, "alpha": 0.6, "markeredgewidth": 0, "label": "rounded to whole packs"}
-    axes.plot(lengths, row.whole_residual, "o", color=COLOURS[1], **dots)
-    axes.plot(lengths, row.residual, color=COLOURS[0], linewidth=1.4, label="as solved")
-    axes.axhline(0, color=INK, linewidth=0.8)
-    axes.set_yscale("symlog", linthresh=_LINEAR_UP_TO)
-    axes.yaxis.set_major_formatter("{x:,.0f}")
-    axes.set_ylim(*limits)
-    axes.set_xlabel("sequence length (tokens)")
-    axes.set_ylabel("residual (sequences)\nslots without a sequence  |  sequences without a slot", fontsize=9)
-    axes.legend(frameon=False, loc="upper center")
-    write_title(
-        axes,
-        f"{row.setting.label[0].upper()}{row.setting.label[1:]}: {row.left_over:,} sequences without a slot,\n"
-        f"{row.missing:,} slots without a sequence, {100 * row.efficiency:.4f} % full",
-    )
-
-
-def _draw_search(axes: Any, rows: Sequence[ResidualRow]) -> None:
-    """Draws padding by the longest length of a weight, a line for each weight."""
-    from matplotlib.ticker import LogLocator
-
-    limits = sorted({row.setting.weight_up_to for row in rows})
-    for index, weight in enumerate(dict.fromkeys(row.setting.weight for row in rows)):
-        points = [
-            (row.setting.weight_up_to, max(100 * (1 - row.efficiency), _LEAST_PERCENT))
-            for row in rows
-            if row.setting.weight == weight
-        ]
-        if weight == 1:
-            points = [(limit, points[0][1]) for limit in limits]
-        at, values = zip(*sorted(points), strict=True)
-        label = f"weight {weight:g}  {values[-1]:.3f} %"
-        axes.plot(at, values, color=COLOURS[index % len(COLOURS)], marker="o", linewidth=1.8, label=label)
-    axes.set_xscale("log", base=2)
-    axes.set_xticks(limits, [f"{limit:,}" for limit in limits])
-    axes.set_yscale("log")
-    axes.yaxis.set_major_formatter("{x:g}")
-    axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
-    axes.minorticks_off()
-    axes.set_xlabel("longest length with the weight (tokens, logarithmic)")
-    axes.set_ylabel("padding (% of slots, logarithmic)")
-    label_ends(axes)
-    write_title(axes, "Padding by weight")

@@ -20,7 +20,6 @@ from evenpack.studies.shared_options import parse_list, whole_number
 STUDY_DEPTHS: tuple[int | None, ...] = (1, 2, 3, 4, 8, 16, None)
 """Most sequences a pack may hold; None: no limit. Those of the published tables."""
 OVERVIEW_DEPTHS: tuple[int | None, ...] = (1, 2, 3, 4, 8, None)
-CURVE_DEPTHS: tuple[int | None, ...] = (1, 2, 3, 4, 6, 8, 12, 16, None)
 BATCH_SIZES = (8, 32, 128, 1024)
 """Batch sizes of sorted batches."""
 

@@ -45,5 +45,5 @@ class TrainedStudyCommand:
         """
         study = self.load(study_file, overrides)
         if self.dry_run:
-            return study.describe(machine.device_groups(self.devices_per_run), self)
+            return study.describe(machine.device_groups(self.devices_per_run))
         return study.run(machine, devices_per_run=self.devices_per_run, only_report=self.only_report, plot=self.plot)

@@ -130,8 +130,6 @@ class Evaluation(Job):
     unit: ClassVar[str] = "step"
     config: RunConfig
     name: str
-    text: Path | None
-    """What it is evaluated on; None: the held-out documents of its data."""
 
     @property
     def result(self) -> Path:
@@ -139,7 +137,7 @@ class Evaluation(Job):
 
     @property
     def options(self) -> tuple[str, ...]:
-        return ("--save", str(self.result), *(() if self.text is None else ("--data", str(self.text))))
+        return ("--save", str(self.result))
 
     def planned(self) -> int:
         """Returns 1: an evaluation counts as one step."""
@@ -186,13 +184,8 @@ def expand_finetunings(sections: Mapping[str, FinetuneSection], runs: Sequence[S
     return tuple(_finetuning(run, name, section) for run in runs for name, section in sections.items())
 
 
-def evaluation_of(
-    run: StudyRun, name: str, settings: Settings, *, study_dir: Path, text: Path | None = None
-) -> Evaluation:
-    """Evaluates `run` on its data with `settings` applied, or on `text`, a file, folder or pattern.
-
-    Raises: ConfigError if the settings make an invalid run.
-    """
+def evaluation_of(run: StudyRun, name: str, settings: Settings, *, study_dir: Path) -> Evaluation:
+    """Evaluates `run` on its data with `settings` applied. Raises: ConfigError if they make an invalid run."""
     label = f"{run.key}, evaluated on {name},"
     overrides = [*run.overrides, *_as_overrides(settings)]
     if settings:
@@ -201,7 +194,6 @@ def evaluation_of(
     return Evaluation(
         **_following(run, f"held_out/{name}"),
         name=name,
-        text=text,
         run_file=run.run_file,
         overrides=tuple(overrides),
         config=config,

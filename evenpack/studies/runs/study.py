@@ -107,11 +107,8 @@ class TrainedStudy(ABC, Generic[StudyT]):
         """Checks the path of --plot. Raises: ConfigError if nothing can be drawn there."""
         require_plot(path)
 
-    def describe(self, groups: Sequence[RunDevices], options: Any) -> Report:
-        """Lists the runs for `--dry-run`; `options` are those of the command.
-
-        Raises: ConfigError if the ranks cannot divide a step.
-        """
+    def describe(self, groups: Sequence[RunDevices]) -> Report:
+        """Lists the runs for `--dry-run`. Raises: ConfigError if the ranks cannot divide a step."""
         rows = run_rows(self.runs, ranks=groups[0].ranks)
         shown = [arms_text(self.study), table_of(rows, _RUNS, title=self.title(groups)), *self.warnings()]
         return Report(value={"study": self.study, "runs": rows, "unnamed_differences": self.unnamed}, shown=shown)
@@ -194,9 +191,9 @@ def measured_on(records: Sequence[RunRecord | None]) -> dict[str, Any]:
     }
 
 
-def _step(row: Any) -> str:
-    size = "by tokens" if row.items_per_step is None else f"{row.items_per_step:,} {row.batching}"
-    return f"{size}, {row.layout}"
+def _step(row: Mapping[str, Any]) -> str:
+    size = "by tokens" if row["items_per_step"] is None else "{items_per_step:,} {batching}".format(**row)
+    return f"{size}, {row['layout']}"
 
 
 _RUNS = (
@@ -215,46 +212,26 @@ FINETUNINGS = (
     Column("task", "title"),
     Column("step", _step),
     Column("epochs"),
-    Column("seeds", lambda row: ", ".join(map(str, row.seeds))),
+    Column("seeds", lambda row: ", ".join(map(str, row["seeds"]))),
 )
 
 
-@dataclass(frozen=True, kw_only=True)
-class RunRow:
-    """A run before it is started. Values that depend on its data are None until that is prepared."""
-
-    run: str
-    state: str
-    starts_from: str | None
-    batching: str
-    layout: str
-    items_per_step: int | None
-    """Packs or sequences; for a run that is not prepared, before `training.packing_adjustment`, and None where its
-    step is in tokens."""
-    micro_batches_per_rank: int | None
-    steps: int | None
-    sequences_per_step: float | None
-    sequences: float | None
-    """Sequences in total."""
-    output_dir: str
-
-
-def run_rows(runs: Sequence[StudyRun], *, ranks: int) -> tuple[RunRow, ...]:
-    """Returns the rows.
+def run_rows(runs: Sequence[StudyRun], *, ranks: int) -> list[dict[str, Any]]:
+    """Returns the runs before they are started. Values that depend on their data are None until that is prepared.
 
     Raises: ConfigError if the ranks cannot divide a step, or a run has finished with other settings.
     """
-    return tuple(_row(run, ranks) for run in runs)
+    return [_run_row(run, ranks) for run in runs]
 
 
-def _row(run: StudyRun, ranks: int) -> RunRow:
+def _run_row(run: StudyRun, ranks: int) -> dict[str, Any]:
     config = run.config
     resolved = open_run(config, verify="later") if (config.prepared_dir / MANIFEST).is_file() else None
     per_item = 1.0 if config.training.batching == "sequences" else None
     if resolved is not None:
         config, per_item = resolved.config, float(resolved.item.sequences)
     training = config.training
-    items, steps = training.stated_items_per_step, training.steps
+    items, steps = training.stated_items_per_step, training.steps  # items before `packing_adjustment` if not prepared
     per_step = None if per_item is None or items is None else items * per_item
     try:
         accumulation = _accumulation(training, resolved, ranks)
@@ -263,19 +240,37 @@ def _row(run: StudyRun, ranks: int) -> RunRow:
             f"run {run.key} of the study: {error}. Each run of the study has {counted(ranks, 'device')}: "
             "--devices-per-run gives it another number"
         ) from error
-    return RunRow(
-        run=run.key,
-        state=describe_state(run),
-        starts_from=run.starts_from,
-        batching=training.batching,
-        layout=training.layout,
-        items_per_step=items,
-        micro_batches_per_rank=accumulation,
-        steps=steps,
-        sequences_per_step=per_step,
-        sequences=None if per_step is None or steps is None else per_step * steps,
-        output_dir=str(run.output_dir),
-    )
+    return _job_row(run) | {
+        "batching": training.batching,
+        "layout": training.layout,
+        "items_per_step": items,
+        "micro_batches_per_rank": accumulation,
+        "steps": steps,
+        "sequences_per_step": per_step,
+        "sequences": None if per_step is None or steps is None else per_step * steps,
+    }
+
+
+def _job_row(job: Job) -> dict[str, Any]:
+    state = describe_state(job)
+    return {"run": job.key, "state": state, "starts_from": job.starts_from, "output_dir": str(job.output_dir)}
+
+
+def finetune_rows(finetunings: Sequence[FinetuneRun]) -> list[dict[str, Any]]:
+    """Returns the fine-tunings before they are started. Raises: ConfigError if one has finished with other settings."""
+    return [
+        _job_row(one)
+        | {
+            "task": one.task,
+            "title": one.config.data.definition.title,
+            "layout": one.config.training.layout,
+            "items_per_step": one.config.training.items_per_step,
+            "batching": one.config.training.batching,
+            "epochs": one.config.training.epochs,
+            "seeds": one.config.run.seeds,
+        }
+        for one in finetunings
+    ]
 
 
 def _accumulation(training: TrainingSection, resolved: ResolvedRun | None, ranks: int) -> int | None:
@@ -287,44 +282,6 @@ def _accumulation(training: TrainingSection, resolved: ResolvedRun | None, ranks
         return resolved.settled.micro_batches(ranks)
     is_stated = training.stated_items_per_step is not None and training.packing_adjustment == "none"
     return training.micro_batches(ranks) if is_stated else None
-
-
-@dataclass(frozen=True, kw_only=True)
-class FinetuneRow:
-    """A fine-tuning before it is started."""
-
-    run: str
-    state: str
-    starts_from: str
-    task: str
-    title: str
-    layout: str
-    items_per_step: int
-    """Packs or sequences."""
-    batching: str
-    epochs: int
-    seeds: tuple[int, ...]
-    output_dir: str
-
-
-def finetune_rows(finetunings: Sequence[FinetuneRun]) -> tuple[FinetuneRow, ...]:
-    """Returns the rows. Raises: ConfigError if a fine-tuning has finished with other settings."""
-    return tuple(
-        FinetuneRow(
-            run=one.key,
-            state=describe_state(one),
-            starts_from=one.pretraining.key,
-            task=one.task,
-            title=one.config.data.definition.title,
-            layout=one.config.training.layout,
-            items_per_step=one.config.training.items_per_step,
-            batching=one.config.training.batching,
-            epochs=one.config.training.epochs,
-            seeds=one.config.run.seeds,
-            output_dir=str(one.output_dir),
-        )
-        for one in finetunings
-    )
 
 
 def arms_text(study: RunsStudyConfig) -> RenderableType:

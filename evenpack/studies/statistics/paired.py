@@ -19,9 +19,6 @@ Verdict = Literal["equivalent", "worse", "better", "undecided", "no verdict"]
 FamilyVerdict = Literal["higher", "lower", "no effect", "cannot tell"]
 """What one of several comparisons says, corrected for their number."""
 
-_MOST_PAIRS = 10_000
-"""Largest number of pairs considered; more repetitions of a run are impractical."""
-
 
 @dataclass(frozen=True, kw_only=True)
 class Interval:
@@ -98,7 +95,7 @@ def paired_difference(values: Sequence[float], reference: Sequence[float], *, si
     if pairs == 1:
         return PairedDifference(mean=mean, standard_deviation=None, low=None, high=None, pairs=1)
     deviation = float(differences.std(ddof=1))
-    reach = _reach(deviation, pairs, significance)
+    reach = float(stats.t.ppf(1.0 - significance, pairs - 1)) * deviation / math.sqrt(pairs)
     return PairedDifference(mean=mean, standard_deviation=deviation, low=mean - reach, high=mean + reach, pairs=pairs)
 
 
@@ -137,23 +134,3 @@ def verdicts_of_family(
             is_within = -effects[index] < difference.low and difference.high < effects[index]
             verdicts[index] = "no effect" if is_within else "cannot tell"
     return verdicts
-
-
-def pairs_to_decide(difference: PairedDifference, *, margin: float, significance: float) -> int | None:
-    """Returns the smallest number of pairs that would decide, with this mean and deviation.
-
-    None for a single pair, or if the mean is so near the margin that no number up to 10,000 is sufficient.
-    """
-    if difference.standard_deviation is None:
-        return None
-    distance = abs(margin - abs(difference.mean))
-    for pairs in range(2, _MOST_PAIRS + 1):
-        if _reach(difference.standard_deviation, pairs, significance) < distance:
-            return pairs
-    return None
-
-
-def _reach(deviation: float, pairs: int, significance: float) -> float:
-    """Returns the distance from the mean to either end."""
-    quantile: float = stats.t.ppf(1.0 - significance, pairs - 1)
-    return float(quantile * deviation / math.sqrt(pairs))

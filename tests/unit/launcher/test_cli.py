@@ -87,6 +87,8 @@ def test_the_command_line_answers_without_importing_what_is_heavy() -> None:
         (["tarin", "run.yaml"], "No such command 'tarin'"),
         (["study", "evenness", "run.yaml"], "No such command 'evenness': use study imbalance; docs/imbalance.md has"),
         (["study", "roofline", "run.yaml"], "No such command 'roofline': use study throughput"),
+        (["study", "shuffle", "study.yaml"], "No such command 'shuffle': use study equivalence with arms"),
+        (["study", "packing", "squad_1_1_384", "--beside", "x"], "No such option '--beside': use a call for each"),
         (["budget", "run.yaml"], "No such command 'budget': use plan"),
         (["inspect", "lengths.txt"], "No such command 'inspect': use plan for a run, study packing for lengths"),
         (["plan", "run.yaml", "--devices=8"], "No such option '--devices': use --ranks"),
@@ -466,22 +468,6 @@ def test_checkpoint_errors_are_errors_of_the_user(monkeypatch: pytest.MonkeyPatc
     assert evenpack("evaluate", "run.yaml").stderr == "error: step_000010 is broken\n"
 
 
-def test_several_inputs_are_packed_side_by_side(tmp_path: Path, drawn: list[DrawnFigure]) -> None:
-    words = ("study", "packing", "squad_1_1_384", "--beside", "wikipedia_128")
-    done = evenpack(*words, "--plot", tmp_path / "depths.png", "--json")
-    curves = done.json()["curves"]
-    assert list(curves) == ["squad_1_1_384", "wikipedia_128"]
-    assert curves["squad_1_1_384"][-1]["packs"] == 40_631
-    assert (tmp_path / "depths.png").exists()
-    assert drawn[0].footer.endswith(
-        "squad_1_1_384: data 88,641 sequences, 15,249,479 tokens wikipedia_128: "
-        "data 35,970,508 sequences, 3,805,897,594 tokens"
-    )
-    refused = evenpack(*words, "--pack-lengths", "400")
-    assert refused.code == 2
-    assert "--pack-lengths" in refused.stderr
-
-
 @pytest.mark.slow
 def test_a_study_compares_pack_lengths_and_recommends() -> None:
     done = evenpack("study", "packing", "squad_1_1_384", "--pack-lengths", "512", "--json").json()
@@ -540,10 +526,7 @@ def test_a_runs_lengths_as_they_are_packed_are_held_against_a_file(prepared: Pat
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (
-            ["squad_1_1_384", "--beside", "wikipedia_128", "--against", "wikipedia_512"],
-            "--against and --beside do not go",
-        ),
+        (["squad_1_1_384", "--depths", "3", "--against", "wikipedia_512"], "--against and --depths do not go"),
         (["squad_1_1_384", "--against", "run.yaml"], "run.yaml is a run: make it INPUT instead"),
         (["squad_1_1_384", "--against", "wikipedia_500"], "--against wikipedia_500: wikipedia_500 cannot be read"),
         (["squad_1_1_384", "--against", "zero.txt"], "--against zero.txt: "),

@@ -8,7 +8,6 @@ from scipy import stats
 from evenpack.studies.statistics.paired import (
     PairedDifference,
     paired_difference,
-    pairs_to_decide,
     verdict_of,
     verdicts_of_family,
 )
@@ -91,23 +90,6 @@ def test_one_pair_decides_nothing() -> None:
     found = paired_difference([1.0], [1.0], significance=0.05)
     assert (found.low, found.high, found.standard_deviation) == (None, None, None)
     assert verdict_of(found, margin=1.0, larger_is_worse=True) == "undecided"
-    assert pairs_to_decide(found, margin=1.0, significance=0.05) is None
-
-
-def test_the_number_of_pairs_that_would_decide_is_the_smallest() -> None:
-    found = paired_difference([0.0, 2.0, -2.0], [0.0, 0.0, 0.0], significance=0.05)
-    number = pairs_to_decide(found, margin=1.0, significance=0.05)
-    assert number is not None
-
-    def reach(pairs: int) -> float:
-        return float(stats.t.ppf(0.95, pairs - 1)) * 2.0 / math.sqrt(pairs)
-
-    assert reach(number) < 1.0 <= reach(number - 1)
-
-
-def test_on_the_margin_no_number_of_pairs_decides() -> None:
-    found = paired_difference([0.0, 1.0, 2.0], [0.0, 0.0, 0.0], significance=0.05)
-    assert pairs_to_decide(found, margin=1.0, significance=0.05) is None
 
 
 def test_nothing_to_compare_is_an_error() -> None:

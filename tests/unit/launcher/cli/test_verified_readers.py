@@ -24,8 +24,6 @@ from evenpack.engine.evaluate import Evaluations, evaluate_model
 from evenpack.engine.train import train_in
 from evenpack.errors import DataError
 from evenpack.launcher import trained
-from evenpack.studies.shuffle.config import ShuffleSection
-from evenpack.studies.shuffle.study import measure_orders
 from evenpack.testing import pair_run_values, text_sources, write_run_file
 
 NOT_VERIFIED = "is not verified here, only its sizes"
@@ -78,7 +76,6 @@ READERS: dict[str, tuple[Content | None, Reader]] = {
     "shards export": ("all", lambda run, new: run.evenpack("shards export", new)),
     "study throughput": ("all", lambda run, _: run.evenpack("study throughput", "--rounds", 1)),
     "study packing": ("lengths", lambda run, _: run.evenpack("study packing")),
-    "a shuffle study": ("all", lambda run, _: measure_orders("arm", run.config, ShuffleSection(reference="other"))),
     "weights of a run": ("tokenizer", lambda run, _: find_weights(run.config.run.output_dir).tokenizer_dir),
     "where": (None, lambda run, _: run.evenpack("where", "--step", 1, "--text")),
     "plan": (None, lambda run, _: run.evenpack("plan", "--cpu-ranks", 1)),

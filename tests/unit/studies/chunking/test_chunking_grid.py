@@ -13,7 +13,7 @@ from evenpack.models.build import Model, new_model
 from evenpack.studies.chunking.compare import Arm, describe_arms
 from evenpack.studies.chunking.config import ChunkingConfig, GridSection
 from evenpack.studies.chunking.curves import held_out_evaluations
-from evenpack.studies.chunking.study import ChunkingStudy, PlannedRun, unknown_text
+from evenpack.studies.chunking.study import ChunkingStudy
 from evenpack.studies.runs.jobs import StudyRun, expand
 from evenpack.studies.runs.study_file import load_study
 from evenpack.testing import run_values, write_run_file
@@ -226,62 +226,26 @@ def test_every_run_of_a_length_is_evaluated_on_the_same_documents(tmp_path: Path
     both = {"concat": CONCAT, "documents": DOCUMENTS}
     study, runs = load(write(tmp_path, grid=GRID | {"recipes": {}, "recipes_without_atoms": both}))
     found = held_out_evaluations(study, runs)
-    asked = [(one.starts_from, one.name) for one in found]
-    assert asked == [
-        (run.key, name)
-        for run in runs
-        for name in (("documents", "text") if run.config.data.recipe.kind == "concat" else ("text",))
-    ], "runs on documents alone evaluate them in training"
-    found = [one for one in found if one.name == "documents"]
+    cuts = [run.key for run in runs if run.config.data.recipe.kind == "concat"]
+    assert [one.starts_from for one in found] == cuts, "runs on documents alone evaluate them in training"
     places = {(one.arm, one.prepared_dir) for one in found}
     assert len(places) == 2, "one for each length"
     of_documents = {run.config.prepared_dir for run in runs if run.config.data.recipe.kind == "documents"}
     assert {place for _, place in places} == of_documents, "the data of those runs"
-    padding = {"padding": {"data.recipe": {"kind": "padding"}}}
-    with_padding = held_out_evaluations(
-        *load(write(tmp_path, grid=GRID | {"recipes": padding}, reference="documents_{msl}"))
-    )
-    assert {(one.arm, one.name) for one in with_padding if one.name != "documents" and "padding" in one.arm} == {
-        (f"padding_{length}_atom_{atom}", name)
-        for length, atom in ((16, 8), (16, 16), (16, 64), (32, 32))
-        for name in ("real_tokens", "text")
-    }
     alone = {"padding": {"data.recipe": {"kind": "padding", "end_of_text_in_loss": "none"}}}
-    without_ends = held_out_evaluations(
-        *load(write(tmp_path, grid=GRID | {"recipes": alone}, reference="documents_{msl}"))
-    )
-    of_padding = {one.name for one in without_ends if one.arm.startswith("padding")}
-    assert of_padding == {"documents", "real_tokens"}, "its own rows have no end-of-text in the loss"
-    assert len({one.prepared_dir for one in without_ends if one.name == "documents"}) == 2, "one for each length"
+    study_of_padding, runs_of_padding = load(write(tmp_path, grid=GRID | {"recipes": alone}))
+    without_ends = held_out_evaluations(study_of_padding, runs_of_padding)
+    assert len(without_ends) == len(runs_of_padding)
+    assert len({one.prepared_dir for one in without_ends}) == 2, "one for each length"
     silent = study.model_copy(update={"chunking": study.chunking.model_copy(update={"documents_alone": False})})
-    assert {one.name for one in held_out_evaluations(silent, runs)} == {"text"}
-    short = study.model_copy(update={"chunking": study.chunking.model_copy(update={"own_rows_by_end_of_text": False})})
-    assert {(one.name, one.arm) for one in held_out_evaluations(short, runs)} == {
-        ("documents", "concat_16"),
-        ("documents", "concat_32"),
-    }
+    assert held_out_evaluations(silent, runs) == ()
     some = study.model_copy(update={"chunking": study.chunking.model_copy(update={"documents_packs": 1})})
-    assert sum(one.name == "documents" for one in held_out_evaluations(some, runs)) == len(runs), "not the same ones"
+    assert len(held_out_evaluations(some, runs)) == len(runs), "not the same ones"
 
 
-def test_what_the_dashes_of_a_dry_run_stand_for_is_said_in_words() -> None:
-    planned = PlannedRun(
-        run="training/padding/seed_1",
-        state="to do",
-        recipe="padding",
-        max_sequence_length=64,
-        atom=64,
-        starts_from=None,
-        batching="packs",
-        layout="packed",
-        items_per_step=8,
-        micro_batches_per_rank=1,
-        steps=None,
-        sequences_per_step=None,
-        sequences=None,
-        plan=None,
-        output_dir="out",
-    )
-    (text,) = unknown_text([planned], "evenpack prepare RUN.yaml")
-    assert str(text).startswith("A dash stands for what is not known yet: the steps of padding follow from the length")
-    assert unknown_text([planned], None) == []
+@pytest.mark.parametrize(("ends", "counts"), [("all", True), ("closing", False), ("none", False)])
+def test_padding_is_in_the_loss_of_recipes_that_say_so(tmp_path: Path, ends: str, counts: bool) -> None:
+    padding = {"padding": {"data.recipe": {"kind": "padding", "end_of_text_in_loss": ends}}}
+    arms = described(write(tmp_path, grid=GRID | {"recipes": padding}, reference="documents_{msl}"))
+    assert {arm.counts_padding for arm in arms.values() if arm.kind == "padding"} == {counts}
+    assert not any(arm.counts_padding for arm in arms.values() if arm.kind == "documents")

@@ -8,11 +8,7 @@ from seen_figures import DrawnFigure
 
 from evenpack.data.packing import LengthHistogram
 from evenpack.studies.lengths.statistics import histogram_distance
-from evenpack.studies.packing.presentation import (
-    percent_between,
-    plot_depth_curves,
-    plot_packing,
-)
+from evenpack.studies.packing.presentation import percent_between, plot_packing
 from evenpack.studies.packing.study import Against, PackingRow, Sweep, recommend, study_packing, sweep_pack_lengths
 
 PNG = b"\x89PNG\r\n"
@@ -73,16 +69,3 @@ def test_the_title_gives_the_pack_length_that_is_recommended_and_not_the_fullest
 def test_bars_are_percentages_of_all_sequences() -> None:
     histogram = LengthHistogram(counts=np.array([1, 0, 2, 1]))
     assert percent_between(histogram, np.array([0, 2, 4, 6])).tolist() == [25.0, 75.0, 0.0]
-
-
-def test_depth_curves_become_a_png(drawn: list[DrawnFigure], tmp_path: Path) -> None:
-    curves = {
-        f"up to {longest}": sweep_pack_lengths(
-            LengthHistogram(counts=np.arange(1, longest + 1)), (longest,), algorithm="auto", depths=(1, 2, None)
-        )
-        for longest in (16, 64)
-    }
-    plot_depth_curves(curves, tmp_path / "depths.png", footer=["two: computed", "packs"])
-    assert (tmp_path / "depths.png").read_bytes().startswith(PNG)
-    assert drawn[0].footer == "two: computed packs"
-    assert drawn[0].collisions == ()

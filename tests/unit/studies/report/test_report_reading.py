@@ -1,4 +1,4 @@
-"""A report reads runs that are finished, stopped, in progress, or damaged."""
+"""A report reads runs that are finished, in progress, or damaged."""
 
 import json
 import logging
@@ -12,20 +12,14 @@ from evenpack.errors import ConfigError, DataError
 from evenpack.studies.report import ReportedRun, compare, read_runs
 
 
-def read(*folders: Path, held: Path | None = None) -> tuple[ReportedRun, ...]:
-    return read_runs(folders, is_held=lambda folder: folder == held)
+def read(*folders: Path) -> tuple[ReportedRun, ...]:
+    return read_runs(folders)
 
 
 def test_a_course_adds_up_tokens_and_time(tmp_path: Path) -> None:
-    (run,) = read(write_run(tmp_path / "one", steps=20, planned=20))
+    (run,) = read(write_run(tmp_path / "one", steps=20))
     course = run.course
-    assert (run.label, run.state, run.predicts_masked_tokens, run.unread_lines, run.missing_steps) == (
-        "one",
-        "finished",
-        False,
-        0,
-        0,
-    )
+    assert (run.label, run.predicts_masked_tokens) == ("one", False)
     assert course.steps.tolist() == list(range(1, 21))
     assert (course.tokens[-1], course.slots[-1], course.seconds[-1]) == (2000, 2500, 40)
     places, losses = course.validation["wiki"]
@@ -51,48 +45,22 @@ def test_a_skipped_step_counts_no_tokens_and_has_no_loss(tmp_path: Path) -> None
     assert run.course.slots.tolist() == [125, 250, 375, 375, 500]
 
 
-@pytest.mark.parametrize(
-    ("steps", "planned", "held", "state"),
-    [
-        (20, 20, False, "finished"),
-        (20, 30, False, "stopped"),
-        (20, None, False, "ended without a summary"),
-        (20, 20, True, "running"),
-        (0, None, True, "running"),
-    ],
-)
-def test_the_state_of_a_run(tmp_path: Path, steps: int, planned: int | None, held: bool, state: str) -> None:
-    folder = write_run(tmp_path / "one", steps=steps, planned=planned)
-    other = write_run(tmp_path / "other")
-    run, _ = read(folder, other, held=folder if held else None)
-    assert run.state == state
-
-
-def test_a_summary_of_an_earlier_start_is_not_mistaken_for_the_runs_state(tmp_path: Path) -> None:
-    folder = write_run(tmp_path / "one", steps=20, planned=20)
-    with (folder / "metrics.jsonl").open("a") as file:
-        file.write(json.dumps(record(21)) + "\n")
-    (run,) = read(folder)
-    assert run.state == "ended without a summary"
-
-
-def test_broken_lines_and_missing_steps_are_counted(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_broken_line_is_named_and_left_out(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     folder = write_run(tmp_path / "one")
     lines = (folder / "metrics.jsonl").read_text().splitlines(keepends=True)
-    (folder / "metrics.jsonl").write_text("".join([*lines[2:7], "{broken\n", *lines[8:], '{"step": 21, "lo']))
+    (folder / "metrics.jsonl").write_text("".join([*lines[:5], "{broken\n", *lines[6:], '{"step": 21, "lo']))
     with caplog.at_level(logging.WARNING, logger="evenpack"):
         (run,) = read(folder)
-    assert (run.unread_lines, run.missing_steps) == (2, 3)
+    assert run.course.steps.tolist() == [step for step in range(1, 21) if step != 6]
     assert "metrics.jsonl, line 6 is not a record" in caplog.text
 
 
-def test_a_fork_lacks_no_steps_of_its_parent(tmp_path: Path) -> None:
+def test_a_fork_begins_after_its_parent(tmp_path: Path) -> None:
     settings = {"run": {"name": "fork", "parent": {"run": "runs/trunk", "step": 5}}}
     folder = write_run(tmp_path / "fork", config=settings)
     log = folder / "metrics.jsonl"
     log.write_text("".join(log.read_text().splitlines(keepends=True)[5:]))
     (run,) = read(folder)
-    assert run.missing_steps == 0
     assert compare([run]).notes == ("fork begins after step 5 of runs/trunk: so do its tokens and time.",)
 
 
@@ -130,7 +98,6 @@ def test_a_record_with_a_value_of_another_type_is_left_out_by_name(
     with caplog.at_level(logging.WARNING, logger="evenpack"):
         (run,) = read(folder)
     assert run.course.steps.tolist() == [step for step in range(1, 21) if step != 5]
-    assert run.unread_lines == 1
     (message,) = caplog.messages
     assert f"metrics.jsonl, line 5: '{key}" in message
     assert "is of another type" in message
@@ -140,14 +107,7 @@ def test_a_value_may_be_null_or_of_a_name_that_is_no_metric(tmp_path: Path) -> N
     """Versions before and after this one have other names."""
     folder = write_run(tmp_path / "one", later={"name": "x"}, loss=None, validation={"wiki": None}, checkpoint=None)
     (run,) = read(folder)
-    assert run.unread_lines == 0
-
-
-@pytest.mark.parametrize("values", [{"steps": "20", "target": []}, {"steps": None}, {"steps": [1], "target": "x"}])
-def test_a_summary_of_other_types_does_not_stop_a_report(tmp_path: Path, values: dict[str, object]) -> None:
-    folder = write_run(tmp_path / "one", planned=20)
-    (folder / "summary.json").write_text(json.dumps({"step": 20, "state": "finished"} | values))
-    assert read(folder)[0].state == "finished"
+    assert len(run.course.steps) == 20
 
 
 def test_a_record_of_a_run_without_a_name_is_refused(tmp_path: Path) -> None:

@@ -34,19 +34,15 @@ def write_run(
     folder: Path,
     *,
     steps: int = 20,
-    planned: int | None = None,
     config: dict[str, Any] | None = None,
     data: DataIdentity | None = DATA,
     starts: tuple[StartRecord, ...] = (START,),
     **values: Any,
 ) -> Path:
-    """`planned`: the steps of the run, whose summary is written; None: no summary. `values`: of each record."""
+    """`values`: of each record."""
     folder.mkdir(parents=True)
     lines = "".join(json.dumps(record(step, **values)) + "\n" for step in range(1, steps + 1))
     (folder / "metrics.jsonl").write_text(lines)
-    if planned is not None:
-        summary = {"step": steps, "steps": planned, "state": "finished", "target": None}
-        (folder / "summary.json").write_text(json.dumps(summary))
     if data is not None:
         settings = {"run": {"name": folder.name, "output_dir": str(folder)}, **(config or {})}
         known = RunRecord(config=settings, data=data, starts=starts)

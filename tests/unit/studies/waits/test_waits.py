@@ -82,12 +82,11 @@ def write(
     records: list[dict[str, Any]],
     *,
     starts: tuple[StartRecord, ...] | None = (start(),),
-    config: dict[str, Any] = CONFIG,
 ) -> Path:
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "metrics.jsonl").write_text("".join(json.dumps(one) + "\n" for one in records))
     if starts is not None:
-        known = RunRecord(config=config, data=DATA, starts=starts)
+        known = RunRecord(config=CONFIG, data=DATA, starts=starts)
         (folder / RUN_RECORD).write_text(known.model_dump_json())
     return folder
 
@@ -126,7 +125,6 @@ def test_each_rank_has_its_place_its_work_and_whom_the_others_waited_for(tmp_pat
     assert found.by_rank[1].cost_over_mean == pytest.approx(1.1)
     assert last.hours == pytest.approx({cause: 2 * seconds / 100 for cause, seconds in CAUSES.items()})
     assert sum(last.hours.values()) == pytest.approx(2 * sum(CAUSES.values()) / 100)
-    assert found.least_slowdown == 0.06
 
 
 def test_slow_ranks_are_named_from_when_to_when_and_by_how_much(tmp_path: Path) -> None:
@@ -140,16 +138,15 @@ def test_slow_ranks_are_named_from_when_to_when_and_by_how_much(tmp_path: Path) 
     }
     found = read_waits(write(tmp_path, watched(steps)))
     one, other = found.episodes
-    assert (one.rank, one.host, one.since, one.named, one.ended, one.end) == (3, "node1", 160, 172, 250, "recovered")
-    assert (other.rank, other.since, other.named, other.ended, other.end) == (0, 210, 230, None, "lasts")
+    assert (one.rank, one.host, one.since, one.named, one.ended) == (3, "node1", 160, 172, 250)
+    assert (other.rank, other.since, other.named, other.ended) == (0, 210, 230, None)
     assert (one.slow_by, other.slow_by) == (0.3, 0.5)
 
 
-def test_a_start_again_ends_what_was_known_of_a_rank_but_is_no_recovery(tmp_path: Path) -> None:
+def test_a_rank_that_waits_for_its_batches_is_named_in_that_kind(tmp_path: Path) -> None:
     steps = {150: lists({2: 140}, kind="loader"), 200: lists({}, kind="loader")}
-    found = read_waits(write(tmp_path, watched(steps), starts=(start(), start(160))))
-    (one,) = found.episodes
-    assert (one.kind, one.ended, one.end) == ("loader", 200, "restarted")
+    (one,) = read_waits(write(tmp_path, watched(steps))).episodes
+    assert (one.kind, one.ended) == ("loader", 200)
 
 
 def test_a_rank_that_was_slow_before_a_restart_is_named_with_the_host_it_had_then(tmp_path: Path) -> None:
@@ -166,11 +163,10 @@ def test_devices_of_several_kinds_are_named_with_what_that_means(tmp_path: Path)
     models = ("H100", "H100", "A100", "A100")
     found = read_waits(write(tmp_path, watched({100: lists({})}), starts=(start(models=models),)))
     (note,) = found.notes
-    kinds = "(H100, A100): each rank is compared with its own first steps"
-    assert note.startswith(f"The devices differ in the start from step 1 {kinds}")
+    assert "each rank is compared with its own first steps" in note
     starts = (start(models=("H100", "A100", "H100", "H100")), start(150))
     found = read_waits(write(tmp_path / "replaced", watched({100: lists({})}), starts=starts))
-    assert "differ in the start from step 1 (H100, A100)" in found.notes[0]
+    assert found.notes == (note,)
 
 
 def test_a_log_alone_is_explained_without_hosts(tmp_path: Path) -> None:
@@ -178,16 +174,14 @@ def test_a_log_alone_is_explained_without_hosts(tmp_path: Path) -> None:
     found = read_waits(run)
     assert [(row.rank, row.host) for row in found.by_rank] == [(rank, None) for rank in range(RANKS)]
     assert found.episodes[0].host is None
-    assert "not recorded in run.json" in found.notes[0]
 
 
-def test_steps_without_times_of_ranks_are_left_out_and_counted(tmp_path: Path) -> None:
+def test_steps_without_times_of_ranks_are_left_out(tmp_path: Path) -> None:
     records = watched({100: lists({})})
     for one in records[:20]:
         del one["compute_seconds_mean"], one["compute_seconds_max"]
     found = read_waits(write(tmp_path, records))
-    assert found.notes[0].startswith("20 steps are logged without the times of ranks")
-    assert (found.steps, found.split_steps) == (300, 270)
+    assert (found.steps, found.split_steps) == (280, 270)
     assert sum(parts_of(found).values()) == pytest.approx(2.0 * 280)
 
 
@@ -196,35 +190,19 @@ def test_without_values_of_ranks_or_places_the_rest_is_shown_and_said(tmp_path: 
     found = read_waits(write(tmp_path, watched({}), starts=(bare,)))
     assert (found.by_rank, found.episodes) == ((), ())
     assert "training.log_rank_times_every_steps is null" in found.notes[0]
-    assert "ranks have numbers alone and may be of unlike devices" in found.notes[1]
     assert parts_of(found)["plan"] == pytest.approx(270 * CAUSES["plan"])
 
 
-@pytest.mark.parametrize(
-    ("records", "config", "reason"),
-    [
-        ([], CONFIG, "none of 0 steps"),
-        ([record(1, ranks=1, is_split=False)], CONFIG, "one rank, which waits for nobody"),
-        ([record(1, is_split=False)], CONFIG, "none of 1 steps has its waits by cause, .* from step 31 of a start on"),
-        (
-            [record(step, is_split=False) for step in range(1, 90)],
-            {**CONFIG, "deepspeed": {"zero_stage": 3}},
-            "at ZeRO 3, where each backward pass waits .* deepspeed.zero_stage=1",
-        ),
-    ],
-)
-def test_a_log_without_waits_says_why_and_what_would_do(
-    records: list[dict[str, Any]], config: dict[str, Any], reason: str, tmp_path: Path
-) -> None:
-    with pytest.raises(DataError, match=reason):
-        read_waits(write(tmp_path, records, config=config))
+@pytest.mark.parametrize("steps", [0, 1])
+def test_a_log_without_waits_says_what_would_do(steps: int, tmp_path: Path) -> None:
+    with pytest.raises(DataError, match=rf"none of {steps} steps has .* from step 31 of .*zero_stage 0 and 1"):
+        read_waits(write(tmp_path, [record(step, is_split=False) for step in range(1, steps + 1)]))
 
 
-def test_a_run_too_short_to_judge_ranks_says_from_when_they_are(tmp_path: Path) -> None:
-    values = {**lists({}), "compute_least_slowdown": [None] * RANKS}
-    found = read_waits(write(tmp_path, watched({100: values}, last=130)))
+def test_where_no_rank_is_named_it_is_said_from_when_they_are_judged(tmp_path: Path) -> None:
+    found = read_waits(write(tmp_path, watched({100: lists({})}, last=130)))
     (said,) = [str(one) for one in waits_tables(found) if "judged" in str(one)]
-    assert f"from {LEARNING_STEPS} steps" in said
+    assert f"after {LEARNING_STEPS} steps" in said
 
 
 def test_a_directory_without_a_log_is_named(tmp_path: Path) -> None:
