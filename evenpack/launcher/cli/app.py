@@ -21,7 +21,7 @@ from evenpack.launcher.cli.data import prepare, shards_app, verify, where
 from evenpack.launcher.cli.results import evaluate, export, finetune, mlperf_app, report, waits
 from evenpack.launcher.cli.run_files import config_app, fork, new
 from evenpack.launcher.cli.studies import STUDIES, probe
-from evenpack.launcher.cli.training import doctor, plan, slurm, stop, train
+from evenpack.launcher.cli.training import doctor, plan, stop, train
 from evenpack.launcher.processes.stop import end_with_starter, open_closed_streams, survive_readers
 from evenpack.version import VERSION
 
@@ -33,7 +33,6 @@ COMMANDS: tuple[Callable[..., Report], ...] = (
     train,
     stop,
     fork,
-    slurm,
     evaluate,
     report,
     waits,
@@ -55,6 +54,7 @@ GONE = {
     "train --ranks": "plan --ranks",
     "train --rank": "plan --rank",
     "train --device": "plan --device",
+    "slurm": "sbatch examples/train.sbatch RUN.yaml; docs/running.md explains it",
     "study evenness": "study imbalance; docs/imbalance.md has its result",
     "study roofline": "study throughput; docs/gpu.md has measured steps",
 }
