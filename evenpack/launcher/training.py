@@ -3,6 +3,7 @@
 import logging
 import math
 import os
+import shlex
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -17,13 +18,13 @@ from evenpack.console import Report, pairs, percent
 from evenpack.data.prepared import check_sizes
 from evenpack.data.verification import explained_damage
 from evenpack.engine.checkpoints.continuation import require_resumable
-from evenpack.engine.config import RunConfig, RunSection
+from evenpack.engine.config import RunConfig
 from evenpack.engine.deepspeed_config import deepspeed_config
 from evenpack.engine.memory.host import require_host_memory
 from evenpack.engine.resolving.data_facts import epochs_of_steps, implausible_epochs
 from evenpack.engine.resolving.requirements import require_trackers, require_trainable
 from evenpack.engine.resolving.resolve import ResolvedRun, open_run
-from evenpack.errors import EXIT_BAD_INPUT, ConfigError, DataError
+from evenpack.errors import EXIT_BAD_INPUT, DataError
 from evenpack.files import read_json_object
 from evenpack.launcher.processes.hangs import HangLimits
 from evenpack.launcher.processes.start import LaunchPlan
@@ -118,8 +119,6 @@ class TrainingResult(LaunchResult):
     output_dir: Path
     report: TrainingReport | None
     """The run's report; None if it failed, or has written no summary."""
-    loss_plot: Path | None
-    """The plot of losses; None without a report, or if it could not be drawn."""
 
 
 def run_training(launch: LaunchPlan, checked: ResolvedRun) -> TrainingResult:
@@ -146,7 +145,6 @@ def run_training(launch: LaunchPlan, checked: ResolvedRun) -> TrainingResult:
         error=result.error,
         output_dir=run.output_dir,
         report=report,
-        loss_plot=_try_to_draw(run) if report is not None else None,
     )
 
 
@@ -172,10 +170,9 @@ def describe_result(name: str, result: TrainingResult) -> Report:
     value: dict[str, Any] = {"state": result.state, "message": result.message, "output_dir": result.output_dir}
     shown: list[RenderableType] = []
     if result.report is not None:
-        value |= {"report": result.report, "loss_plot": result.loss_plot}
-        shown.append(report_table(result.report, title=f"{name}: {result.state}"))
-        if result.loss_plot is not None:
-            shown.append(console.text(f"Loss plot: {result.loss_plot}"))
+        value["report"] = result.report
+        figure = console.text(f"Losses and rates as a figure: evenpack report {shlex.quote(str(result.output_dir))}")
+        shown += [report_table(result.report, title=f"{name}: {result.state}"), figure]
     return Report(value=value, shown=shown, exit_code=result.exit_code)
 
 
@@ -186,17 +183,6 @@ def _standard_error() -> IO[str] | None:
     except OSError:
         return sys.__stderr__
     return sys.stderr
-
-
-def _try_to_draw(run: RunSection) -> Path | None:
-    """Draws the loss plot; a run does not fail without it."""
-    from evenpack.launcher.loss_plot import plot_loss
-
-    try:
-        return plot_loss(run.output_dir, name=run.name)
-    except (ConfigError, DataError) as error:
-        say(f"no loss plot: {error}")
-        return None
 
 
 def report_table(report: TrainingReport, *, title: str) -> Table:
