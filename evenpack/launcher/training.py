@@ -20,7 +20,6 @@ from evenpack.data.verification import explained_damage
 from evenpack.engine.checkpoints.continuation import require_resumable
 from evenpack.engine.config import RunConfig
 from evenpack.engine.deepspeed_config import deepspeed_config
-from evenpack.engine.memory.host import require_host_memory
 from evenpack.engine.resolving.data_facts import epochs_of_steps, implausible_epochs
 from evenpack.engine.resolving.requirements import require_trackers, require_trainable
 from evenpack.engine.resolving.resolve import ResolvedRun, open_run
@@ -124,16 +123,13 @@ class TrainingResult(LaunchResult):
 def run_training(launch: LaunchPlan, checked: ResolvedRun) -> TrainingResult:
     """Trains a run that `check_training` has returned, with the output of the ranks on standard error.
 
-    Raises: CheckpointError if the run cannot continue; ConfigError if a machine of the hostfile is not reached, or this
-    one has too little memory; RunError if the output directory cannot be locked or written.
+    Raises: CheckpointError if the run cannot continue; ConfigError if a machine of the hostfile is not reached;
+    RunError if the output directory cannot be locked or written.
     """
-    run, devices = checked.config.run, launch.devices
+    run = checked.config.run
     require_resumable(checked)
-    if devices.kind == "cpu":
-        for stage in checked.of_stages:
-            require_host_memory(stage, ranks=devices.ranks, ranks_here=devices.ranks)
     launch = launch.reached(os.environ)
-    say(f"starting {devices.choice}")
+    say(f"starting {launch.devices.choice}")
     result = supervise(launch, run.output_dir, say=say, output=_standard_error(), limits=HangLimits.of(run))
     if result.state == "failed" and result.error is None:
         result = _explained_by_data(result, checked)
