@@ -52,8 +52,7 @@ def values_of(folder: Path, *, sources: int, stages: int) -> dict[str, object]:
     """Returns a run whose weights, steps and rates change often, and in which sources join and retire."""
     names = [f"source_{number:02}" for number in range(sources)]
     texts = {name: [f"{name} {number * 7919}" for number in range(40)] for name in names}
-    written = {name: one | {"maximum_epochs": 1e9} for name, one in text_sources(folder, texts).items()}
-    values = run_values("gpt2", folder, data={"sources": written}, training={"steps": STEPS})
+    values = run_values("gpt2", folder, data={"sources": text_sources(folder, texts)}, training={"steps": STEPS})
     changes = [
         {
             "step": 1 + number * STEPS // stages,

@@ -20,7 +20,6 @@ from evenpack.data.verification import explained_damage
 from evenpack.engine.checkpoints.continuation import require_resumable
 from evenpack.engine.config import RunConfig
 from evenpack.engine.deepspeed_config import deepspeed_config
-from evenpack.engine.resolving.data_facts import epochs_of_steps, implausible_epochs
 from evenpack.engine.resolving.requirements import require_trackers, require_trainable
 from evenpack.engine.resolving.resolve import ResolvedRun, open_run
 from evenpack.errors import EXIT_BAD_INPUT, DataError
@@ -49,11 +48,6 @@ def check_training(config: RunConfig, *, ranks: int) -> ResolvedRun:
         run.require_divisible(ranks)
         for stage in run.of_stages:
             deepspeed_config(stage.config, ranks)
-        steps = run.config.training.planned_steps
-        epochs = epochs_of_steps(run.config, run.prepared) if len(run.parts) == 1 else run.epochs(steps)
-        implausible = implausible_epochs(run.config, epochs)
-        if implausible is not None:
-            log.warning("%s", implausible)
         return run
 
 

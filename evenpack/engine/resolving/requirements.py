@@ -1,27 +1,22 @@
-"""What training needs beyond a run that can be resolved: bounds, held-out documents, installed packages, logins.
+"""What training needs beyond a run that can be resolved: held-out documents, installed packages, logins.
 
 It imports no torch: `evenpack train` checks it before it starts ranks.
 """
 
 import importlib.util
-import logging
 from collections.abc import Mapping
 
 from evenpack.engine.config import MetricsSection
 from evenpack.engine.resolving.resolve import ResolvedRun
 from evenpack.errors import ConfigError
 
-log = logging.getLogger(__name__)
-
 
 def require_trainable(run: ResolvedRun) -> None:
     """Checks the requirements that training has beyond those of evaluation and export.
 
-    Raises: ConfigError if the run exceeds the `maximum_epochs` of a source; if it has a target accuracy or validation
-    weights and nothing is held out for them; or if it has the section `mlperf` and lacks the package for the log or the
-    name of the submitting organization.
+    Raises: ConfigError if it has a target accuracy or validation weights and nothing is held out for them; or if it has
+    the section `mlperf` and lacks the package for the log or the name of the submitting organization.
     """
-    require_bounded_epochs(run)
     sources = run.prepared.manifest.sources
     absent = [name for name in run.config.training.validation_weights or {} if sources[name].validation.packing is None]
     if absent:
@@ -42,39 +37,6 @@ def require_trainable(run: ResolvedRun) -> None:
             raise ConfigError(
                 "mlperf.submission_org is null, and the log must name the submitter: set it, or mlperf=null"
             )
-
-
-def require_bounded_epochs(run: ResolvedRun) -> None:
-    """Refuses a run that repeats a source more often than its `maximum_epochs`, or warns.
-
-    Raises: ConfigError if `data.on_maximum_epochs` is `error`.
-    """
-    message = exceeded_epochs(run)
-    if message is None:
-        return
-    if run.config.data.on_maximum_epochs == "error":
-        raise ConfigError(f"{message}, or set data.on_maximum_epochs=warn")
-    log.warning("%s", message)
-
-
-def exceeded_epochs(run: ResolvedRun) -> str | None:
-    """Returns a message about the sources whose `maximum_epochs` the run exceeds; None if there are none."""
-    epochs = run.epochs(run.config.training.planned_steps)
-    bounds = {name: source.maximum_epochs for name, source in run.config.data.sources.items()}
-    lines = [
-        f"  {name}: {epochs[name]:.2f} epochs, at most {bound:g}"
-        for name, bound in bounds.items()
-        if bound is not None and epochs[name] > bound
-    ]
-    if not lines:
-        return None
-    return "\n".join(
-        [
-            f"{run.config.training.planned_steps} steps repeat more of a source than its maximum_epochs allows:",
-            *lines,
-            "Lower its weight (data.sources.NAME.weight, stages), give it more documents, or train for fewer steps",
-        ]
-    )
 
 
 def require_mlperf_logging(needed_by: str, *, otherwise: str = "") -> None:
