@@ -60,11 +60,11 @@ class TrainingEngine:
     def __init__(self, model: nn.Module, config: RunConfig, world: World, *, denominators: DenominatorsOf) -> None:
         """Moves `model` to the rank's device; every rank then has rank 0's weights.
 
-        Raises: ConfigError if this number of ranks cannot divide a step, or the model cannot be compiled as asked.
+        Raises: ConfigError if this number of ranks cannot divide a step.
         """
         settings = deepspeed_config(config, world.size)
         model.to(world.device)
-        self.compilation = compile_if_asked(model, config, world.device.type)
+        self.compilation = compile_if_asked(model, config)
         self.config = config
         self._stages = config.staged()
         self.world = world
@@ -113,7 +113,7 @@ class TrainingEngine:
             norm=own_norm if self.world.size == 1 else None,
             leaves_out=training.on_nan == "skip",
         )
-        self.compilation.count_update()
+        self.compilation.note_update()
         self.observer("update")
         return LocalStep(
             loss_sums=loss_sums,
