@@ -1,7 +1,6 @@
-"""A training run from start to end: its plan before it starts, its start, its report, and each as tables for people."""
+"""A training run from start to end: its checks before it starts, its start, its report, and that as a table."""
 
 import logging
-import math
 import os
 import shlex
 import sys
@@ -51,58 +50,17 @@ def check_training(config: RunConfig, *, ranks: int) -> ResolvedRun:
         return run
 
 
-@dataclass(frozen=True, kw_only=True)
-class TrainingReport:
-    """The main figures of a finished run."""
+def report_training(run: ResolvedRun) -> dict[str, Any] | None:
+    """Returns the run's summary.json; None if it has not written it.
 
-    step: int
-    packing_efficiency: float | None
-    """Efficiency over an epoch of packs, also for a run of less than one; None where the layout computes no packs."""
-    packing_factor: float | None
-    """Sequences per pack, in the same way."""
-    padding_share: float
-    """Fraction of the slots that the run has computed."""
-    ranks: int
-    """Ranks of the last step, and of the steps over which the rate is measured."""
-    tokens_per_second: float
-    """Real tokens/s over all ranks; the median step, without evaluation and saving."""
-    first_loss: float | None
-    """Loss in nats/token, next-sentence loss included where there is one; None if it was not finite."""
-    last_loss: float | None
-    losses_apart: dict[str, float | None]
-    """The parts of these two, as in summary.json, of a model that has several losses."""
-    target: dict[str, Any] | None
-    """Result for training.target_accuracy; None if there is none."""
-    validation_loss: dict[str, float | None]
-    """Loss of each source, at the last evaluation; NaN if it was not finite, None if nothing is held out."""
-
-
-def report_training(run: ResolvedRun) -> TrainingReport | None:
-    """Reports from the run's files; None if it has not written its summary."""
+    In the layout packed with `packing_efficiency` and `packing_factor` (sequences per pack): those over an epoch of
+    packs, also for a run of less than one.
+    """
     summary = read_json_object(run.config.run.output_dir / "summary.json")
-    if summary is None:
-        return None
-    item = run.part_of(summary["step"]).item if run.shape.layout == "packed" else None
-    return TrainingReport(
-        step=summary["step"],
-        packing_efficiency=None if item is None else item.fill,
-        packing_factor=None if item is None else float(item.sequences),
-        padding_share=summary["padding_share"],
-        ranks=summary["ranks"],
-        tokens_per_second=summary["tokens_per_second"],
-        first_loss=summary["first_loss"],
-        last_loss=summary["last_loss"],
-        losses_apart={
-            f"{end}_{loss.metric}": summary[f"{end}_{loss.metric}"]
-            for end in ("first", "last")
-            for loss in losses_logged_apart([name.removeprefix("first_") for name in summary])
-        },
-        target=summary["target"],
-        validation_loss={
-            source: None if found is None else math.nan if found["loss"] is None else found["loss"]
-            for source, found in (summary["validation"] or {}).items()
-        },
-    )
+    if summary is not None and run.shape.layout == "packed":
+        item = run.part_of(summary["step"]).item
+        summary |= {"packing_efficiency": item.fill, "packing_factor": float(item.sequences)}
+    return summary
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -110,8 +68,8 @@ class TrainingResult(LaunchResult):
     """The outcome of a training run, with its report."""
 
     output_dir: Path
-    report: TrainingReport | None
-    """The run's report; None if it failed, or has written no summary."""
+    report: dict[str, Any] | None
+    """What `report_training` returns; None if the run failed, or has written no summary."""
 
 
 def run_training(launch: LaunchPlan, checked: ResolvedRun) -> TrainingResult:
@@ -175,36 +133,25 @@ def _standard_error() -> IO[str] | None:
     return sys.stderr
 
 
-def report_table(report: TrainingReport, *, title: str) -> Table:
+def report_table(report: Mapping[str, Any], *, title: str) -> Table:
     """Returns the report of a finished run as a table."""
-    values: dict[str, Any] = {"steps": report.step}
-    if report.packing_efficiency is not None and report.packing_factor is not None:
-        values["packing, all data"] = (
-            f"{percent(report.packing_efficiency)} efficient, {report.packing_factor:.3f} sequences per pack"
-        )
+    values: dict[str, Any] = {"steps": report["step"]}
+    if "packing_factor" in report:
+        efficiency = percent(report["packing_efficiency"])
+        values["packing, all data"] = f"{efficiency} efficient, {report['packing_factor']:.3f} sequences per pack"
     values |= {
-        "padding share, these steps": percent(report.padding_share),
-        f"tokens/s on {counted(report.ranks, 'rank')}": format_rate(report.tokens_per_second),
-        **_training_losses(report),
+        "padding share, these steps": percent(report["padding_share"]),
+        f"tokens/s on {counted(report['ranks'], 'rank')}": format_rate(report["tokens_per_second"]),
     }
-    if report.target is not None:
-        values[f"target accuracy {percent(report.target['accuracy'])}"] = _target(report.target)
-    kind = "token loss" if report.losses_apart else "loss"
-    for source, loss in report.validation_loss.items():
-        values[f"validation {kind}, {source}"] = _loss(loss) if loss is not None else "nothing held out"
+    apart = losses_logged_apart([name.removeprefix("first_") for name in report])  # validation has only the main one
+    for loss, key in [(loss.title, loss.metric) for loss in apart] or [("loss", "loss")]:
+        values |= {f"{end} {loss}": _loss(report[f"{end}_{key}"]) for end in ("first", "last")}
+    if report["target"] is not None:
+        values[f"target accuracy {percent(report['target']['accuracy'])}"] = _target(report["target"])
+    kind = "token loss" if apart else "loss"
+    for source, found in (report["validation"] or {}).items():
+        values[f"validation {kind}, {source}"] = "nothing held out" if found is None else _loss(found["loss"])
     return pairs(values, title=title)
-
-
-def _training_losses(report: TrainingReport) -> dict[str, str]:
-    """Returns the losses as text, each separately if there are several, since validation has only the main one."""
-    if not report.losses_apart:
-        return {"first loss": _loss(report.first_loss), "last loss": _loss(report.last_loss)}
-    ends = [name.removeprefix("first_") for name in report.losses_apart]
-    return {
-        f"{end} {loss.title}": _loss(report.losses_apart[f"{end}_{loss.metric}"])
-        for loss in losses_logged_apart(ends)
-        for end in ("first", "last")
-    }
 
 
 def _target(target: Mapping[str, Any]) -> str:
@@ -215,4 +162,4 @@ def _target(target: Mapping[str, Any]) -> str:
 
 
 def _loss(loss: float | None) -> str:
-    return f"{loss:.4f}" if loss is not None and math.isfinite(loss) else "not finite"
+    return "not finite" if loss is None else f"{loss:.4f}"

@@ -109,7 +109,7 @@ def test_train_ends_with_the_numbers_of_the_run(run_file: Path, trained: Trained
     assert 0.9 < report["packing_efficiency"] <= 1
     assert report["packing_factor"] > 1
     assert report["last_loss"] == losses(output)[-1] < report["first_loss"]
-    assert set(report["validation_loss"]) == {"one", "two"}
+    assert set(report["validation"]) == {"one", "two"}
     assert not (output / ".stop").exists()
     assert [json.loads(path.read_text())["state"] for path in (output / "ranks").glob("rank_*.json")] == [
         "finished"
@@ -140,8 +140,8 @@ def test_a_run_that_is_done_is_shown_again_as_a_table(run_file: Path, trained: T
 def test_evaluate_finds_the_losses_that_training_has_seen(run_file: Path, trained: Trained) -> None:
     values = json.loads(evenpack("evaluate", run_file, options=["--json"]).stdout)
     assert values["step"] == STEPS
-    for source, loss in trained.value["report"]["validation_loss"].items():
-        assert values["sources"][source]["loss"] == pytest.approx(loss, rel=1e-5)
+    for source, found in trained.value["report"]["validation"].items():
+        assert values["sources"][source]["loss"] == pytest.approx(found["loss"], rel=1e-5)
 
 
 def test_transformers_loads_what_export_writes(run_file: Path, trained: Trained) -> None:
