@@ -143,10 +143,7 @@ def test_a_function_that_is_given_up_ends_the_run_before_its_first_update_and_is
     assert watched.left_eager == 0
     with caplog.at_level(logging.WARNING):
         watched_calls(watched, torch.compile(times, backend="eager"))
-        assert caplog.text.count("has given up 1 functions") == 1
-        for _ in range(200):
-            watched.note_update()
-    assert caplog.text.count("has given up 1 functions") == 3, "once, and again in every hundredth step"
+    assert caplog.text.count("has given up 1 functions") == 1
     assert (watched.left_eager, unasked.left_eager) == (1, None)
 
 
