@@ -385,9 +385,6 @@ class MetricsSection(Section):
     """Write event files to OUTPUT_DIR/tensorboard. Needs the extra `evenpack[tensorboard]`."""
     wandb: WandbSection | None = None
     """Log to Weights & Biases; null: do not."""
-    on_missing_tracker: Literal["error", "warn"] = "error"
-    """What to do about a tracker that is not installed, not logged in or cannot be opened: refuse to train, or log a
-    warning and train with the others."""
 
 
 class MlperfSection(Section):

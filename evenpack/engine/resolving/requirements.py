@@ -4,7 +4,6 @@ It imports no torch: `evenpack train` checks it before it starts ranks.
 """
 
 import importlib.util
-from collections.abc import Mapping
 
 from evenpack.engine.config import MetricsSection
 from evenpack.engine.resolving.resolve import ResolvedRun
@@ -54,8 +53,8 @@ def require_mlperf_logging(needed_by: str, *, otherwise: str = "") -> None:
         )
 
 
-def missing_trackers(section: MetricsSection) -> dict[str, str]:
-    """Returns the reasons why trackers that the section names cannot be used on this machine, by their keys."""
+def require_trackers(section: MetricsSection) -> None:
+    """Checks the trackers that the section names. Raises: ConfigError naming each that this machine cannot use."""
     missing = {}
     if section.tensorboard and importlib.util.find_spec("tensorboard") is None:
         missing["tensorboard"] = "the package tensorboard is not installed: pip install 'evenpack[tensorboard]'"
@@ -64,24 +63,12 @@ def missing_trackers(section: MetricsSection) -> dict[str, str]:
             missing["wandb"] = "the package wandb is not installed: pip install 'evenpack[wandb]'"
         elif section.wandb.mode == "online" and (problem := _login_problem()):
             missing["wandb"] = f"{problem}: run `wandb login`, set WANDB_API_KEY, or metrics.wandb.mode=offline"
-    return missing
-
-
-def require_trackers(section: MetricsSection) -> None:
-    """Checks the trackers. Raises: ConfigError naming each unusable one, unless the run may continue without it."""
-    missing = missing_trackers(section)
-    if missing and section.on_missing_tracker == "error":
-        raise refusal(missing)
-
-
-def refusal(missing: Mapping[str, str]) -> ConfigError:
-    """Returns the error for trackers that cannot be used, by their keys and reasons."""
-    lines = [f"  metrics.{name}: {reason}" for name, reason in missing.items()]
-    return ConfigError(
-        "\n".join(["trackers that the run file names cannot be used:", *lines])
-        + "\nFix that, remove them from the section metrics:, or set metrics.on_missing_tracker=warn to train without "
-        "them"
-    )
+    if missing:
+        lines = [f"  metrics.{name}: {reason}" for name, reason in missing.items()]
+        raise ConfigError(
+            "\n".join(["trackers that the run file names cannot be used:", *lines])
+            + "\nFix that, or remove them from the section metrics:"
+        )
 
 
 def _login_problem() -> str | None:
