@@ -126,7 +126,6 @@ _INPUTS: dict[str, Sequence[tuple[str, ...]]] = {
         ("fork", "taken", "--at", "100", "child.yaml"),
         ("config", "explain", "training.stepp"),
         ("study", "packing", "missing.npy"),
-        ("slurm", "run.yaml", "--nodes", "1", "--gpus-per-node", "3", "data.prepared_dir=data"),
     ),
 }
 """Commands by subject; the data of run.yaml are prepared in the folder `data`."""

@@ -2,11 +2,18 @@
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 ROOT = Path(__file__).parents[1]
+
+NEEDS_A_COMPILER = pytest.mark.skipif(
+    not any(map(shutil.which, (os.environ.get("CXX", "g++"), "clang++"))), reason="there is no C++ compiler"
+)
 
 
 def results_of(folder: Path, *jobs: dict[str, object]) -> list[dict[str, object]]:

@@ -7,24 +7,20 @@ python benchmarks/gpu_day/ranks.py RANKS --module MODULE [ARGUMENT ...]
 import os
 import sys
 
-from evenpack.errors import RunError
 from evenpack.launch_environment import free_port
-from evenpack.launcher.processes.start import find_deepspeed
 
 
 def deepspeed_command(ranks: int) -> list[str]:
-    """Returns `deepspeed` with its options, at an unused port. Raises: RunError if DeepSpeed is not installed."""
+    """Returns `deepspeed` with its options, at an unused port."""
     options = ["--log_level=critical", "--no_local_rank", f"--num_gpus={ranks}", f"--master_port={free_port()}"]
-    return [str(find_deepspeed()), *options, f"--hostfile={os.devnull}"]  # else it reads that of /job, if there is one
+    command = [sys.executable, "-m", "deepspeed.launcher.runner", *options]
+    return [*command, f"--hostfile={os.devnull}"]  # else it reads that of /job, if there is one
 
 
 def main() -> None:
     """Becomes `deepspeed`, so that signals reach it."""
     ranks, *words = sys.argv[1:]
-    try:
-        command = deepspeed_command(int(ranks))
-    except RunError as error:
-        sys.exit(str(error))
+    command = deepspeed_command(int(ranks))
     os.execv(command[0], [*command, *words])
 
 

@@ -27,7 +27,7 @@ TRAINED_ON = "tokenizer.trained_on.json"
 """Name of the record next to the folder: the folder's content belongs to the fingerprint, and times of files do not."""
 _PATHS = {"path", "validation_path"}
 """Keys with the paths of a source or tokenizer."""
-_NOT_OF_A_SOURCE = ("weight", "maximum_epochs", "maximum_document_bytes")
+_NOT_OF_A_SOURCE = ("weight", "maximum_document_bytes")
 """Keys of a source that decide no file: they are of the mixture, or limits within which a source is read."""
 _OFF_UNLESS_GIVEN: dict[str, bool | None] = {
     **dict.fromkeys(("rows", "minimum_words", "maximum_rows", "validation_path", "validation_split")),
@@ -36,9 +36,7 @@ _OFF_UNLESS_GIVEN: dict[str, bool | None] = {
 """Keys of a source of text with their defaults, which decide nothing then: left out unless they have another value."""
 _TOKENIZER_AS_EVER = {"encoder": "files", "beginning": "none"}
 """Keys of a tokenizer with defaults that change nothing; they are newer than prepared sets that exist."""
-_NOT_OF_FILES = dict.fromkeys(
-    ("prepared_dir", "tokens_dir", "order", "verify_in_training", "on_changed_sources", "on_maximum_epochs"), True
-)
+_NOT_OF_FILES = dict.fromkeys(("prepared_dir", "tokens_dir", "order", "verify_in_training", "on_changed_sources"), True)
 """Keys of the data section on which prepared files do not depend."""
 SPLITS: tuple[Literal["train", "validation"], ...] = ("train", "validation")
 

@@ -23,7 +23,6 @@ from evenpack.engine.config import RunConfig
 from evenpack.engine.deepspeed_config import deepspeed_config
 from evenpack.engine.engine import TrainingEngine
 from evenpack.engine.resolving.attention_choice import check_attention
-from evenpack.engine.resolving.cost_weights import warn_of_other_device
 from evenpack.engine.resolving.resolve import ResolvedRun, announce
 from evenpack.engine.world.distributed import World
 from evenpack.errors import RunError
@@ -164,8 +163,6 @@ def build_at(start: Start) -> TrainingRun:
             world=world,
             sharding=resolved.config.deepspeed.sharding,
         )
-    if resolved.cost_model is not None:
-        warn_of_other_device(resolved.cost_model, world.device_name)
     engine = TrainingEngine(model, resolved.config, world, denominators=resolved.denominators)
     if checkpoint is not None:
         doing.enter("loading the checkpoint", checkpoint.step)

@@ -1,4 +1,4 @@
-"""Compiles a model's parts by torch.compile, or says before the first step why it cannot."""
+"""Compiles a model's parts by torch.compile, and says what it could not do."""
 
 import logging
 from collections.abc import Iterator
@@ -11,9 +11,7 @@ from torch._dynamo.utils import counters
 
 from evenpack.engine.activity import doing
 from evenpack.engine.config import RunConfig
-from evenpack.engine.resolving.attention_choice import attention_request
-from evenpack.errors import ConfigError, RunError
-from evenpack.kernels import capabilities
+from evenpack.errors import RunError
 from evenpack.models.common.transformer import PackedTransformer
 
 log = logging.getLogger(__name__)
@@ -27,8 +25,6 @@ _MOST_VARIANTS = 64
 """Variants of one function before torch.compile gives it up; its own limit is 8. ModernBERT's blocks have six: three
 kinds, in training and in evaluation."""
 
-_REMINDER_STEPS = 100
-
 
 class Compilation:
     """Says what torch.compile could not do for a run's model, and how to train without it.
@@ -36,32 +32,20 @@ class Compilation:
     Code is made in the first steps that call it, so this is where it fails.
     """
 
-    def __init__(self, *, is_asked: bool, warns_of_cuts: bool) -> None:
-        """Watches a run.
-
-        Args:
-            is_asked: whether the run file compiles; else nothing here has an effect.
-            warns_of_cuts: whether a graph that is cut is worth a warning.
-        """
+    def __init__(self, *, is_asked: bool) -> None:
+        """Watches a run. `is_asked`: whether the run file compiles; else nothing here has an effect."""
         self.is_asked = is_asked
-        self._warns_of_cuts = warns_of_cuts
-        self._known = set(counters["graph_break"])
         self._given_up_before = _given_up()
-        self._updates = 0
+        self._has_updated = False
 
     @property
     def left_eager(self) -> int | None:
         """Functions that torch.compile has given up, which run as they are written; None if nothing is compiled."""
         return _given_up() - self._given_up_before if self.is_asked else None
 
-    def count_update(self) -> None:
-        """Counts an update of the weights; from the first one on, a function that is given up no longer ends the run.
-
-        A warning is repeated as long as there are such functions.
-        """
-        if self.left_eager and self._updates % _REMINDER_STEPS == 0:
-            log.warning("%s", self._slower())
-        self._updates += 1
+    def note_update(self) -> None:
+        """Notes an update of the weights; from the first one on, a function that is given up no longer ends the run."""
+        self._has_updated = True
 
     def _slower(self) -> str:
         reason = str(next(reversed(counters["unimplemented"]))).partition("\n  Hint")[0]
@@ -72,7 +56,7 @@ class Compilation:
 
     @contextmanager
     def explained(self) -> Iterator[None]:
-        """Explains a compilation that fails within the block, and warns once for each reason that cuts a graph.
+        """Explains a compilation that fails within the block.
 
         Raises: RunError with the way back; before the first update also for a function that is given up, where torch
         would run it uncompiled to the end.
@@ -91,19 +75,11 @@ class Compilation:
                 "Set training.compile=false to train without it; checkpoints stay valid"
             ) from error
         if self.left_eager != given_up:
-            if not self._updates:
+            if not self._has_updated:
                 raise RunError(
                     f"{self._slower()}\nSet training.compile=false to train without it; checkpoints stay valid"
                 )
             log.warning("%s", self._slower())
-        if not self._warns_of_cuts:
-            return
-        for reason in counters["graph_break"].keys() - self._known:
-            self._known.add(reason)
-            log.warning(
-                "training.compile: a graph is cut, so less is fused: %s; training.compile=false trains without it",
-                reason.partition("\n")[0],
-            )
 
 
 def _given_up() -> int:
@@ -111,40 +87,14 @@ def _given_up() -> int:
     return sum(counters["unimplemented"].values())
 
 
-def compile_if_asked(model: nn.Module, config: RunConfig, device_type: str) -> Compilation:
-    """Compiles the blocks and the loss of a family's model, in place, if the run file says so.
-
-    A layout whose batches differ in size gets a warning, because its code is more general. So does attention on a GPU
-    that is left to Python, because it cuts each block into several graphs.
-
-    Raises: ConfigError if nothing on this machine compiles for the device.
-    """
+def compile_if_asked(model: nn.Module, config: RunConfig) -> Compilation:
+    """Compiles the blocks and the loss of a family's model, in place, if the run file says so."""
     training = config.training
-    if not training.compile:
-        return Compilation(is_asked=False, warns_of_cuts=False)
-    reason = why_not_compiled(device_type)
-    if reason is not None:
-        raise ConfigError(f"training.compile is true, and {reason}, or set training.compile=false")
-    if training.has_varying_slots:
-        log.warning(
-            "training.compile: with layout %s and batching %s micro-batches differ in their number of slots, so the "
-            "code is made for any number; with layout packed it is made for exactly one",
-            training.layout,
-            training.batching,
-        )
-    request = attention_request(config.model, training.precision, device_type)
-    backend = capabilities.resolve_backend(config.attention.backend, request)
-    is_cut = backend in capabilities.LEFT_TO_PYTHON
-    if is_cut and device_type == "cuda":
-        log.warning(
-            "training.compile: attention by %s is left to Python, which cuts each block into several graphs; varlen, "
-            "flash and flash4 are in the graph. Choose one by attention.backend, or set training.compile=false",
-            backend,
-        )
-    assert isinstance(model, PackedTransformer), "the model of a family"
-    torch._dynamo.config.recompile_limit = max(_MOST_VARIANTS, torch._dynamo.config.recompile_limit)
-    model.compile_parts(varying_slots=training.has_varying_slots)
-    return Compilation(is_asked=True, warns_of_cuts=not is_cut)
+    if training.compile:
+        assert isinstance(model, PackedTransformer), "the model of a family"
+        torch._dynamo.config.recompile_limit = max(_MOST_VARIANTS, torch._dynamo.config.recompile_limit)
+        model.compile_parts(varying_slots=training.has_varying_slots)
+    return Compilation(is_asked=training.compile)
 
 
 @contextmanager
@@ -168,19 +118,3 @@ def announced_compilations() -> Iterator[None]:
         with suppress(ValueError):  # torch._dynamo.reset() removes both
             callback_handler.remove_start_callback(begin)
             callback_handler.remove_end_callback(end)
-
-
-def why_not_compiled(device_type: str) -> str | None:
-    """Returns the reason why torch.compile cannot make code for a device here, with the remedy; None if it can."""
-    if device_type == "cuda":
-        return (
-            None if capabilities.has_triton() else "Triton, which compiles for GPUs, is not installed: install triton"
-        )
-    from torch._inductor.cpp_builder import get_cpp_compiler
-    from torch._inductor.exc import InvalidCxxCompiler
-
-    try:
-        get_cpp_compiler()
-    except InvalidCxxCompiler:
-        return "torch.compile finds no C++ compiler: install g++, or name another one in CXX"
-    return None

@@ -179,9 +179,6 @@ class TrainingSection(Section):
     """File written by `study throughput --cost-model`, with the measured cost of a token, a squared length and a
     segment on the device, which cost_balanced uses. Null: costs are the model's floating-point operations. A checkpoint
     fixes the weights for its layout."""
-    cost_model_of_another: Literal["refuse", "use"] = "refuse"
-    """What to do with a cost model that was measured on another model or layout: refuse it, or use it with a warning.
-    Another device or hidden size is always a warning."""
     initialize_from: UserPath | None = None
     """Initial weights: the output_dir of another run (its newest complete checkpoint), one checkpoint (step_...), a
     folder of transformers, a checkpoint of TensorFlow (model.ckpt-28252) or a state dict of PyTorch (.pt);
@@ -388,9 +385,6 @@ class MetricsSection(Section):
     """Write event files to OUTPUT_DIR/tensorboard. Needs the extra `evenpack[tensorboard]`."""
     wandb: WandbSection | None = None
     """Log to Weights & Biases; null: do not."""
-    on_missing_tracker: Literal["error", "warn"] = "error"
-    """What to do about a tracker that is not installed, not logged in or cannot be opened: refuse to train, or log a
-    warning and train with the others."""
 
 
 class MlperfSection(Section):

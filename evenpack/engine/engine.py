@@ -2,7 +2,7 @@
 
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -60,16 +60,15 @@ class TrainingEngine:
     def __init__(self, model: nn.Module, config: RunConfig, world: World, *, denominators: DenominatorsOf) -> None:
         """Moves `model` to the rank's device; every rank then has rank 0's weights.
 
-        Raises: ConfigError if this number of ranks cannot divide a step, or the model cannot be compiled as asked.
+        Raises: ConfigError if this number of ranks cannot divide a step.
         """
         settings = deepspeed_config(config, world.size)
         model.to(world.device)
-        self.compilation = compile_if_asked(model, config, world.device.type)
+        self.compilation = compile_if_asked(model, config)
         self.config = config
         self._stages = config.staged()
         self.world = world
         self.denominators = denominators
-        self.copies = DeviceCopies(world.device)
         self.sharding = config.deepspeed.sharding
         self.observer: Callable[[Phase], None] = _nobody
         """Called at the end of each phase, when the host has issued its work; a device may still be computing."""
@@ -113,7 +112,7 @@ class TrainingEngine:
             norm=own_norm if self.world.size == 1 else None,
             leaves_out=training.on_nan == "skip",
         )
-        self.compilation.count_update()
+        self.compilation.note_update()
         self.observer("update")
         return LocalStep(
             loss_sums=loss_sums,
@@ -170,7 +169,8 @@ class TrainingEngine:
         stopwatch = Stopwatch(self.world.device)
         self.observer("begin")
         loss_sums, correct = defaultdict[str, list[Tensor]](list), defaultdict[str, list[Tensor]](list)
-        for index, batch in enumerate(self.copies.of(micro_batches)):
+        for index, on_host in enumerate(micro_batches):
+            batch = on_host.to(self.world.device, non_blocking=True)  # the loader has page-locked it
             slot = self.world.rank * self.micro_batches + index
             torch.manual_seed(dropout_seed(self.config.run.seed, step, slot))
             self.deepspeed.set_gradient_accumulation_boundary(index == self.micro_batches - 1)
@@ -215,47 +215,6 @@ class TrainingEngine:
         sums = torch.stack(list(loss_sums.values()), dim=1)  # [micro-batches, losses]
         losses = (sums.double() / table.to(sums.device, non_blocking=True)).sum(dim=0)
         return dict(zip(loss_sums, losses.unbind(), strict=True))
-
-
-class DeviceCopies:
-    """Copies micro-batches to one device, on CUDA one ahead of the one that is computed.
-
-    The loader page-locks what is copied (`pin_memory`), so a copy needs no time of the host. On a stream of its own it
-    also needs none of the stream that computes, which waits for an event and not for the queue.
-    """
-
-    def __init__(self, device: torch.device) -> None:
-        self._device = device
-        self._stream: Any = None
-        if device.type == "cuda":
-            new_stream: Any = torch.cuda.Stream  # has no annotations
-            self._stream = new_stream(device)
-
-    def of(self, micro_batches: Sequence[PackedBatch]) -> Iterator[PackedBatch]:
-        """Yields each micro-batch on the device, in order; a caller queues its work before it asks for the next."""
-        copies = map(self._copy, micro_batches)
-        ahead = next(copies, None)
-        while ahead is not None:
-            batch, is_copied = ahead
-            ahead = next(copies, None)
-            self._wait_for(batch, is_copied)
-            yield batch
-
-    def _copy(self, batch: PackedBatch) -> tuple[PackedBatch, Any]:
-        """Returns the batch on the device, and the event that its copy is finished; None on a CPU."""
-        if self._stream is None:
-            return batch.to(self._device), None
-        with torch.cuda.stream(self._stream):
-            return batch.to(self._device, non_blocking=True), self._stream.record_event()
-
-    def _wait_for(self, batch: PackedBatch, is_copied: Any) -> None:
-        """Lets the computing stream wait for the copy, and keeps the memory until that stream has used it."""
-        if self._stream is None:
-            return
-        computing = torch.cuda.current_stream(self._device)
-        computing.wait_event(is_copied)
-        for tensor in batch.moved_tensors:
-            tensor.record_stream(computing)
 
 
 class Stopwatch:

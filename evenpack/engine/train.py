@@ -3,13 +3,11 @@
 import gc
 import json
 import logging
-import os
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from datetime import timedelta
-from functools import partial
 from itertools import chain, count
 from typing import Literal
 
@@ -25,7 +23,6 @@ from evenpack.engine.build import Start, TrainingRun, build_at, find_start
 from evenpack.engine.compilation import announced_compilations
 from evenpack.engine.config import RunConfig
 from evenpack.engine.evaluate import evaluate_model
-from evenpack.engine.memory.host import require_host_memory
 from evenpack.engine.memory.text import explained_memory
 from evenpack.engine.parts.bad_steps import BadSteps
 from evenpack.engine.parts.metrics_writer import MetricsWriter
@@ -43,7 +40,6 @@ from evenpack.engine.resolving.requirements import require_trackers, require_tra
 from evenpack.engine.resolving.resolve import is_evaluation_due, open_run
 from evenpack.engine.world.distributed import World, configure_logging, joined_world, require_shared_directory
 from evenpack.files import file_checksum
-from evenpack.launch_environment import LOCAL_WORLD_SIZE
 from evenpack.models.common.loss_sums import exact_denominators
 from evenpack.units import counted
 
@@ -108,10 +104,6 @@ def train_in(world: World, config: RunConfig, *, stop_requested: Callable[[], bo
         resolved = open_run(config, verify="later")  # by a part of the loop, before the first save
         require_trainable(resolved)
         world.on_main(lambda: require_trackers(resolved.config.metrics))
-        if world.device.type == "cpu":
-            ranks_here = LOCAL_WORLD_SIZE.read(os.environ) or 1
-            for stage in resolved.of_stages:
-                world.on_main(partial(require_host_memory, stage, ranks=world.size, ranks_here=ranks_here))
         while True:
             doing.enter("building the model")
             start = find_start(resolved, world)

@@ -38,9 +38,6 @@ _WIDEST_DROPPED_ANYWHERE = 192
 FUSED = ("flash", "varlen", "flex", "flash4")
 """Backends that compute all segments in one kernel and never wait for the device."""
 
-LEFT_TO_PYTHON = ("sdpa", "dense_mask", "flex")
-"""Backends that torch.compile does not put into a block's graph, because their calls or masks depend on the batch."""
-
 
 @dataclass(frozen=True, kw_only=True)
 class AttentionRequest:

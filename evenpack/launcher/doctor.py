@@ -14,16 +14,15 @@ from rich.table import Table
 from rich.text import Text
 
 from evenpack.console import pairs, table, text
-from evenpack.errors import RunError
 from evenpack.kernels.attention import BACKENDS
 from evenpack.kernels.capabilities import AttentionRequest, able_backends, unavailable_reason
 from evenpack.kernels.isolation import probe_isolation
 from evenpack.kernels.varlen import DROPPING, cudnn_failure, dropout_failure
 from evenpack.launch_environment import check_ranks
 from evenpack.launcher.processes.devices import cpu_cores
-from evenpack.launcher.processes.start import find_deepspeed
 from evenpack.studies.columns import Column, table_of
 
+_MISSING = "not installed"
 _PACKAGES = ("evenpack", "torch", "deepspeed", "transformers", "flash-attn", "flash-attn-4")
 
 _PROBED = (
@@ -97,10 +96,8 @@ class DoctorReport:
     free_memory_bytes: int
     free_disk_bytes: int
     """Free bytes of the current directory."""
-    launcher: str
-    """The `deepspeed` command, or the reason why there is none."""
     ok: bool
-    """Whether all probes have passed and the launcher exists."""
+    """Whether all probes have passed and DeepSpeed is installed."""
 
 
 def examine() -> DoctorReport:
@@ -109,9 +106,9 @@ def examine() -> DoctorReport:
     device_type = "cuda" if torch.cuda.is_available() else "cpu"
     requests = attention_requests(device_type)
     probes = tuple(probe for request in requests for probe in probe_all(request))
-    launcher, launcher_found = _find_launcher()
+    versions = _versions()
     return DoctorReport(
-        versions=_versions(),
+        versions=versions,
         devices=_devices(),
         attention=tuple(
             RequestReport(request=str(request), backends={name: unavailable_reason(name, request) for name in BACKENDS})
@@ -120,8 +117,7 @@ def examine() -> DoctorReport:
         isolation=probes,
         free_memory_bytes=int(psutil.virtual_memory().available),
         free_disk_bytes=shutil.disk_usage(Path.cwd()).free,
-        launcher=launcher,
-        ok=launcher_found and all(probe.passed for probe in probes),
+        ok=versions["deepspeed"] != _MISSING and all(probe.passed for probe in probes),
     )
 
 
@@ -150,7 +146,7 @@ def tables(report: DoctorReport) -> list[Table | Text]:
     machine = {device.name: f"{device.memory_bytes / 1e9:.1f} GB, {device.detail}" for device in report.devices}
     return [
         pairs(report.versions, title="Versions"),
-        pairs({**machine, "free": memory, "launcher": report.launcher}, title="Machine"),
+        pairs({**machine, "free": memory}, title="Machine"),
         *_attention_tables(report.attention),
         table_of(report.isolation, _PROBED, title="Isolation of sequences in a pack"),
         pairs(_EXPLANATIONS),
@@ -209,7 +205,7 @@ def _versions() -> dict[str, str]:
         try:
             versions[package] = importlib.metadata.version(package)
         except importlib.metadata.PackageNotFoundError:
-            versions[package] = "not installed"
+            versions[package] = _MISSING
     versions["cuda"] = torch.version.cuda or "none: this build of PyTorch runs on the CPU only"
     by_torch = f"FlashAttention 2, by varlen_attn of torch {torch.__version__}"
     versions["varlen"] = (cudnn_failure() if torch.cuda.is_available() else None) or by_torch
@@ -232,10 +228,3 @@ def _devices() -> tuple[Device, ...]:
             for gpu in gpus
         ),
     )
-
-
-def _find_launcher() -> tuple[str, bool]:
-    try:
-        return str(find_deepspeed()), True
-    except RunError as error:
-        return str(error), False

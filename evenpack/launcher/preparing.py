@@ -1,6 +1,5 @@
 """The text at paths that a user gives as sources of a run, by the endings of the files' names, and its preparation."""
 
-import logging
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -16,14 +15,12 @@ from evenpack import console
 from evenpack.data.manifest import Manifest
 from evenpack.data.prepare.prepare import prepare
 from evenpack.data.prepare.workers import Workers
-from evenpack.data.prepared import PreparedData
 from evenpack.data.sources.config import Source
 from evenpack.data.sources.files import files_below, find_files, saved_files, saved_splits
 from evenpack.data.sources.kinds import KINDS, open_corpus, source_inputs
 from evenpack.data.sources.lines import SourceReader
 from evenpack.data.tokenizers.tokenizer import Tokenizer
 from evenpack.engine.config import RunConfig
-from evenpack.engine.resolving.data_facts import epochs_of_steps, implausible_epochs
 from evenpack.errors import ConfigError, DataError
 from evenpack.files import expand_user
 from evenpack.progress import FREQUENT_LINES_SECONDS, Progress
@@ -242,9 +239,6 @@ def _first(path: str | tuple[str, ...]) -> str:
     return path if isinstance(path, str) else path[0]
 
 
-log = logging.getLogger(__name__)
-
-
 def prepare_run(
     config: RunConfig,
     *,
@@ -272,18 +266,6 @@ def prepare_run(
         except KeyboardInterrupt:
             progress.note("interrupted; run the same command again to continue")
             raise
-
-
-def warn_of_epochs(config: RunConfig) -> None:
-    """Warns of prepared sources that the run would read implausibly often; `train` warns of all kinds of lengths."""
-    if config.training.steps is None or config.training.stated_items_per_step is None:
-        return  # its steps follow from the data
-    if len(config.parts) > 1:
-        return  # `train` and `plan` know the packs of all
-    epochs = epochs_of_steps(config, PreparedData.open(config.prepared_dir, config.data, verify="later"))
-    implausible = implausible_epochs(config, epochs)
-    if implausible is not None:
-        log.warning("%s", implausible)
 
 
 _READ = (

@@ -254,7 +254,7 @@ def _source(data: DataConfig, text: FoundText) -> Source:
     own = next((source for source in data.sources.values() if source.kind == text.kind), default)
     paths = tuple(Path(path).absolute() for path in ((text.path,) if isinstance(text.path, str) else text.path))
     values: dict[str, Any] = {"path": paths[0] if len(paths) == 1 else paths, "validation_path": None}
-    values |= {"weight": 1, "maximum_epochs": None, "maximum_rows": None}
+    values |= {"weight": 1, "maximum_rows": None}
     return own.model_copy(update=values | ({"split": text.split} if text.kind == "arrow" else {}))
 
 

@@ -40,39 +40,31 @@ class Comer:
     port: int
     host: str
     facts: dict[str, str]
-    ahead_seconds: float
-    """By how much the machine's clock is ahead."""
     patience_seconds: float
 
     def be(self) -> None:
         """Makes this process the rank."""
         os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(self.port), "DS_ACCELERATOR": "cpu"}
         os.environ |= {"RANK": str(self.rank), "WORLD_SIZE": str(self.size), "LOCAL_RANK": "0"}
-        clock = time.time
         socket.gethostname = lambda: self.host
-        time.time = lambda: clock() + self.ahead_seconds
 
 
 def meet(answer: Connection, comer: Comer) -> None:
     """Meets and agrees as a rank does."""
     comer.be()
-    warnings: list[str] = []
-    import evenpack.engine.world.agreement as module
-
-    module.log.warning = lambda message, *values: warnings.append(message % values)  # type: ignore[assignment]
     try:
         meeting = Meeting("first", rank=comer.rank, size=comer.size, patience_seconds=comer.patience_seconds)
         again = Meeting("second", rank=comer.rank, size=comer.size, patience_seconds=60.0)
-        require_agreement(again, comer.facts, speaks_for_machine=True)
-        answer.send((None, [meeting.id, again.id], warnings))
+        require_agreement(again, comer.facts)
+        answer.send((None, [meeting.id, again.id]))
     except Exception as error:
-        answer.send((str(error), [], warnings))
+        answer.send((str(error), []))
     answer.recv()  # the store of rank 0 stays
 
 
 def start(answer: Connection, rank: int, port: int, run_file: Path, seed: int) -> None:
     """Trains as one of two ranks, with a `seed` of its own."""
-    Comer(rank=rank, size=2, port=port, host=f"node{rank + 1}", facts={}, ahead_seconds=0.0, patience_seconds=60.0).be()
+    Comer(rank=rank, size=2, port=port, host=f"node{rank + 1}", facts={}, patience_seconds=60.0).be()
     from evenpack.engine.train import train
 
     try:
@@ -86,11 +78,10 @@ def start(answer: Connection, rank: int, port: int, run_file: Path, seed: int) -
 def meet_all(
     *facts: dict[str, str],
     hosts: tuple[str, ...],
-    ahead: tuple[float, ...] = (0.0, 0.0, 0.0),
     absent: int = 0,
     patience_seconds: float = 60.0,
-) -> list[tuple[str | None, list[str], list[str]]]:
-    """Returns the error, the ids and the warnings of each rank."""
+) -> list[tuple[str | None, list[str]]]:
+    """Returns the error and the ids of each rank."""
     context = fork_context()
     port = free_port()
     ends, processes = [], []
@@ -102,7 +93,6 @@ def meet_all(
             port=port,
             host=host,
             facts=own,
-            ahead_seconds=ahead[rank],
             patience_seconds=patience_seconds,
         )
         processes.append(context.Process(target=meet, args=(there, comer)))
@@ -118,19 +108,17 @@ def meet_all(
 
 def test_ranks_that_agree_have_one_id_for_each_meeting() -> None:
     same = {"torch": "2.13.0"}
-    results = meet_all(dict(same), dict(same), dict(same), hosts=("a", "a", "b"), ahead=(0.0, 0.0, 73.0))
-    assert [error for error, _, _ in results] == [None] * 3
-    first, second = zip(*(ids for _, ids, _ in results), strict=True)
+    results = meet_all(dict(same), dict(same), dict(same), hosts=("a", "a", "b"))
+    assert [error for error, _ in results] == [None] * 3
+    first, second = zip(*(ids for _, ids in results), strict=True)
     assert len(set(first)) == len(set(second)) == 1
     assert set(first) != set(second)
-    assert [warnings for _, _, warnings in results[:2]] == [[], []]
-    assert results[2][2][0].startswith("the clock of b is 73 s ahead of that of a")
 
 
 def test_ranks_that_differ_all_get_an_error_that_names_the_machines() -> None:
     facts = [{"device": "cuda"}, {"device": "cuda"}, {"device": "cpu"}]
     results = meet_all(*facts, hosts=("node1", "node1", "node2"))
-    (message,) = {error for error, _, _ in results}
+    (message,) = {error for error, _ in results}
     assert message is not None
     assert "device: cuda on node1; cpu on node2" in message
 

@@ -92,7 +92,6 @@ def test_a_rank_tells_an_option_of_another_program_its_key(folder: Path) -> None
         ["report", "{long}"],
         ["new", "{long}.yaml", "--model", "gpt2_mini", "--devices", "0", "--data", "text.jsonl"],
         ["prepare", "{long}.yaml"],
-        ["slurm", "run.yaml", "--nodes", "1", "--gpus-per-node", "1", "--output", "{long}"],
         ["train", "run.yaml", "run.output_dir={long}/a"],
     ],
     ids=" ".join,

@@ -100,7 +100,7 @@ def test_the_next_start_resumes_bit_for_bit(run_file: Path, trained: Trained) ->
     assert_same_run(run_file.parent / "out", straight.run.output_dir)
 
 
-def test_train_ends_with_the_numbers_of_the_run_and_a_plot(run_file: Path, trained: Trained) -> None:
+def test_train_ends_with_the_numbers_of_the_run(run_file: Path, trained: Trained) -> None:
     report, output = trained.value["report"], run_file.parent / "out"
     assert f"step {STEPS}/{STEPS}" in trained.messages
     for begun in ("importing torch and DeepSpeed, then joining 2 ranks\n", "2 ranks joined; opening the data"):
@@ -109,8 +109,7 @@ def test_train_ends_with_the_numbers_of_the_run_and_a_plot(run_file: Path, train
     assert 0.9 < report["packing_efficiency"] <= 1
     assert report["packing_factor"] > 1
     assert report["last_loss"] == losses(output)[-1] < report["first_loss"]
-    assert set(report["validation_loss"]) == {"one", "two"}
-    assert Path(trained.value["loss_plot"]).read_bytes().startswith(b"\x89PNG")
+    assert set(report["validation"]) == {"one", "two"}
     assert not (output / ".stop").exists()
     assert [json.loads(path.read_text())["state"] for path in (output / "ranks").glob("rank_*.json")] == [
         "finished"
@@ -139,8 +138,8 @@ def test_a_run_that_is_done_is_shown_again_as_a_table(run_file: Path, trained: T
 def test_evaluate_finds_the_losses_that_training_has_seen(run_file: Path, trained: Trained) -> None:
     values = json.loads(evenpack("evaluate", run_file, options=["--json"]).stdout)
     assert values["step"] == STEPS
-    for source, loss in trained.value["report"]["validation_loss"].items():
-        assert values["sources"][source]["loss"] == pytest.approx(loss, rel=1e-5)
+    for source, found in trained.value["report"]["validation"].items():
+        assert values["sources"][source]["loss"] == pytest.approx(found["loss"], rel=1e-5)
 
 
 def test_transformers_loads_what_export_writes(run_file: Path, trained: Trained) -> None:

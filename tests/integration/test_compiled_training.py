@@ -4,10 +4,10 @@ import sys
 from pathlib import Path
 
 import pytest
+from compiled_jobs import NEEDS_A_COMPILER
 from small_run import COMMAND, STEPS, final_weights, losses, metrics, process, train_on, write_run
 
 from evenpack.config import load_run_file
-from evenpack.engine.compilation import why_not_compiled
 from evenpack.engine.config import RunConfig
 from evenpack.testing import prepared, run_ranks
 
@@ -33,7 +33,7 @@ def plain(run_file: Path) -> Path:
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(why_not_compiled("cpu") is not None, reason=str(why_not_compiled("cpu")))
+@NEEDS_A_COMPILER
 @pytest.mark.parametrize("begins_compiled", [True, False])
 def test_a_resumed_run_may_be_compiled_or_not(
     run_file: Path, plain: Path, tmp_path: Path, begins_compiled: bool
@@ -49,7 +49,7 @@ def test_a_resumed_run_may_be_compiled_or_not(
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(why_not_compiled("cpu") is not None, reason=str(why_not_compiled("cpu")))
+@NEEDS_A_COMPILER
 def test_a_compiled_run_with_dropout_resumes_bit_for_bit(run_file: Path, tmp_path: Path) -> None:
     straight, resumed = (["training.compile=true", f"run.output_dir={tmp_path / name}"] for name in ("all", "parts"))
     train(run_file, *straight)

@@ -75,7 +75,7 @@ def test_a_rank_of_many_is_rehearsed_by_the_command(tmp_path: Path) -> None:
         (("training.tokens_per_step=5000000",), "both give the size of a step"),
         (
             ("training.packs_per_step=null", "training.tokens_per_step=65536", "--ranks", "8"),
-            "training.tokens_per_step (65,536) is 64 packs and is below one micro-batch per rank",
+            "tokens_per_step 65,536: training.packs_per_step 64 (exactly",
         ),
         (("--ranks", "3"), "3 ranks x training.packs_per_micro_batch (32) must divide"),
         (("--device", "h1000"), "did you mean 'h100'"),

@@ -62,7 +62,7 @@ def names(folder: Path) -> dict[str, Any]:
 
 def test_the_documented_lines_prepare_train_evaluate_and_export(names: dict[str, Any], folder: Path) -> None:
     result = names["result"]
-    assert (result.state, result.report.step) == ("finished", STEPS)
+    assert (result.state, result.report["step"]) == ("finished", STEPS)
     assert len(metrics(folder / "out")) == STEPS
     assert (folder / "exported" / "model.safetensors").is_file()
     assert (folder / "exported" / "tokenizer.json").is_file()
@@ -137,7 +137,7 @@ def test_a_run_that_fails_raises_what_its_rank_has_said(
 def test_deepspeed_is_started_and_its_failure_is_an_error(names: dict[str, Any], folder: Path) -> None:
     run_file, data = folder / "RUN.yaml", f"data.prepared_dir={folder / 'data'}"
     run = evenpack.open(run_file, data, f"run.output_dir={folder / 'real'}", "training.steps=2")
-    assert run.train(cpu_ranks=1).report.step == 2
+    assert run.train(cpu_ranks=1).report["step"] == 2
     refused = evenpack.open(run_file, data, f"run.output_dir={folder / 'refused'}", "attention.backend=flash")
     with pytest.raises(evenpack.RunError, match="flash"):
         refused.train(cpu_ranks=1)

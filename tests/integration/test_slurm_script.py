@@ -1,14 +1,16 @@
-"""The batch script for Slurm starts `deepspeed` over fake ranks on two nodes, and saves before its time is up."""
+"""examples/train.sbatch starts `deepspeed` over fake ranks on two nodes, and saves before its time is up."""
 
 import os
 import signal
 import stat
+import sys
 from pathlib import Path
 
 import pytest
 from fake_runs import HANGS_SECONDS, HERE, FakeRun, training, wait_until
+from repository import ROOT
 
-from evenpack.launcher.slurm import SlurmJob, slurm_script
+from evenpack.launcher.processes.start import WORKER_MODULE
 
 SHIMS = {
     "scontrol": 'echo "$@" >> "$FAKE_PIDS/../scontrol"; [ "$1" != show ] || printf "127.0.0.1\\nlocalhost\\n"',
@@ -31,24 +33,19 @@ def test_a_job_whose_time_is_nearly_up_saves_and_is_queued_again(fake_run: FakeR
     for name, text in SHIMS.items():
         (tmp_path / name).write_text(f"#!/usr/bin/env bash\n{text}\n")
         (tmp_path / name).chmod(stat.S_IRWXU)
-    job = SlurmJob(nodes=2, gpus_per_node=1, time=None, partition=None, account=None, seconds_to_save=60)
-    script = slurm_script(
-        job,
-        name="small",
-        run_file=fake_run.run_file,
-        overrides=[],
-        output_dir=fake_run.output_dir,
-        script=tmp_path / "run.sbatch",
-        directory=tmp_path,
-        module="fake_worker",
-    )
-    (tmp_path / "run.sbatch").write_text(script)
+    script = (ROOT / "examples" / "train.sbatch").read_text()
+    assert script.count(f" {WORKER_MODULE} ") == 1
+    (tmp_path / "run.sbatch").write_text(script.replace(WORKER_MODULE, "fake_worker"))
     environment = fake_run.environment(
-        PATH=f"{tmp_path}:{os.environ['PATH']}", SLURM_JOB_ID=str(os.getpid()), SLURM_JOB_NODELIST="both"
+        PATH=os.pathsep.join([str(tmp_path), str(Path(sys.executable).parent), os.environ["PATH"]]),
+        SLURM_JOB_ID=str(os.getpid()),
+        SLURM_JOB_NODELIST="both",
+        SLURM_GPUS_PER_NODE="1",
     )
     environment["PYTHONPATH"] = os.pathsep.join([environment["PYTHONPATH"], str(HERE.parents[1])])
-    bash = ["-c", "import os, sys; os.execvp('bash', ['bash', sys.argv[1]])", str(tmp_path / "run.sbatch")]
-    process = fake_run.start(bash, environment=environment)
+    start = "import os, sys; os.execvp('bash', ['bash', *sys.argv[1:]])"
+    bash = ["-c", start, str(tmp_path / "run.sbatch"), str(fake_run.run_file)]
+    process = fake_run.start(bash, environment=environment, cwd=tmp_path)
     if when == "at a step":
         fake_run.wait_for("step")
     else:

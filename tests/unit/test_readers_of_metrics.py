@@ -16,7 +16,6 @@ from evenpack.engine.parts.trackers import CSV_TABLE, CsvMetrics
 from evenpack.engine.reporting.metrics import METRICS, find_record, read_metrics, save_totals
 from evenpack.engine.reporting.summary import computed_alike, whole_steps
 from evenpack.errors import DataError
-from evenpack.launcher.loss_plot import loss_curves
 from evenpack.losses import StepCounts
 from evenpack.studies.chunking.curves import read_curve as read_chunking_curve
 from evenpack.studies.equivalence.compare import read_curve as read_equivalence_curve
@@ -114,10 +113,6 @@ def imbalance(folder: Path) -> Any:
     return set(found.rates.tolist()), found.devices, found.sequences_per_step, pytest.approx(found.wait_share)
 
 
-def loss_plot(folder: Path) -> Any:
-    return [(curve.name, set(curve.losses), curve.validation) for curve in loss_curves(read_metrics(folder / METRICS))]
-
-
 def summary(folder: Path) -> Any:
     records = read_metrics(folder / METRICS)
     trained = [record for record in whole_steps(records) if "skipped" not in record]
@@ -151,7 +146,6 @@ READERS: list[Callable[[Path], Any]] = [
     equivalence,
     report,
     imbalance,
-    loss_plot,
     summary,
     other_log_functions,
     csv_table,

@@ -7,15 +7,13 @@ from pydantic import ByteSize, Field, model_validator
 from evenpack.config import Section, UserPath, UserPaths
 from evenpack.data.limits import HIGHEST_WEIGHT
 from evenpack.data.sources.lines import LONGEST_LINE_BYTES
-from evenpack.units import Epochs, Rows, Words
+from evenpack.units import Rows, Words
 
 
 class _SourceBase(Section):
     weight: int = Field(default=1, ge=0, le=HIGHEST_WEIGHT)
     """Weight of this source in the mixture: its share of all packs is its weight over the sum of all weights. 0: it is
     not drawn, until a stage gives it a weight."""
-    maximum_epochs: Epochs | None = Field(default=None, gt=0.0)
-    """Most passes over this source in a run; `data.on_maximum_epochs` decides what happens beyond. Null: no bound."""
 
     @property
     def has_validation_documents(self) -> bool:

@@ -5,15 +5,15 @@ torch, which this module does when it estimates.
 """
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from fractions import Fraction
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from evenpack.data.order.step_shape import micro_batch_choices
 from evenpack.engine.config import RunConfig
 from evenpack.engine.deepspeed_config import deepspeed_config
-from evenpack.engine.memory.state import SavedBytes, StateSizes, saved_bytes, state_bytes
+from evenpack.engine.memory.state import StateSizes, state_bytes
 from evenpack.engine.resolving.data_facts import AverageItem
 from evenpack.models.cost import model_sizes
 from evenpack.models.families import family_of
@@ -26,9 +26,6 @@ if TYPE_CHECKING:
 FREE_SHARE = Fraction(1, 10)
 """Part of a device that is left for what the estimate lacks: the context, NCCL's buffers, fragmentation. An assumption:
 it was not measured."""
-
-_BUCKET_SIZE = 50_000_000
-"""A tenth of DeepSpeed's default for ZeRO 1, which takes 2 GB: gradients are reduced in more parts."""
 
 _KEEP_PAIRS = ("reference", "sdpa", "dense_mask")
 """Backends that keep scores or masks of pairs of slots."""
@@ -44,11 +41,9 @@ class MicroBatchSize:
 
 
 @dataclass(frozen=True, kw_only=True)
-class FittingSettings:
-    """Settings with which a step fits."""
+class FittingMicroBatch:
+    """A micro-batch that fits."""
 
-    overrides: tuple[str, ...]
-    """What to change, as `section.key=value`."""
     items_per_micro_batch: int
     total: int
     """Bytes at the peak."""
@@ -68,13 +63,9 @@ class RunMemory:
     """The device's name; None if none is named, or it is unknown."""
     capacity: int | None
     """The device's bytes; None if they are not known: nothing is said of what fits then."""
-    largest: FittingSettings | None
+    largest: FittingMicroBatch | None
     """The largest micro-batch that fits with the run's settings; None if none does, or the capacity is unknown."""
-    alternatives: tuple[FittingSettings, ...]
-    """If the run's micro-batch does not fit: changes with which one does, each with its largest micro-batch."""
     notes: tuple[str, ...]
-    host_copies: SavedBytes | None
-    """What ranks copy to host memory for a checkpoint in the background; None if none is saved so."""
 
     @property
     def usable(self) -> int | None:
@@ -158,16 +149,10 @@ def run_memory(
     vocabulary_size: int,
     ranks: int,
     device: "DevicePeak | None",
-    capacity: int | None = None,
 ) -> RunMemory:
-    """Estimates a run whose step is settled; `capacity` is the device's bytes, None: those of its name.
-
-    Raises: ConfigError if the ranks cannot divide a step.
-    """
+    """Estimates a run whose step is settled. Raises: ConfigError if the ranks cannot divide a step."""
     size = micro_batch_size(config, item)
     memory = training_memory(config, size, vocabulary_size=vocabulary_size, ranks=ranks)
-    if capacity is None and device is not None:
-        capacity = device.memory_bytes
     found = RunMemory(
         ranks=ranks,
         items_per_micro_batch=config.training.items_per_micro_batch,
@@ -175,25 +160,14 @@ def run_memory(
         memory=memory,
         total=memory.peak.total,
         device=None if device is None else device.name,
-        capacity=capacity,
+        capacity=None if device is None else device.memory_bytes,
         largest=None,
-        alternatives=(),
-        notes=tuple(_notes(config, device if capacity is None else None)),
-        host_copies=_host_copies(config, vocabulary_size=vocabulary_size, ranks=ranks),
+        notes=tuple(_notes(config, device)),
     )
     if found.usable is None:
         return found
-    search = FittingSearch(item=item, vocabulary_size=vocabulary_size, ranks=ranks, usable=found.usable)
-    alternatives = () if found.fits else tuple(search.alternatives(config))
-    return replace(found, largest=search.largest(config), alternatives=alternatives)
-
-
-def _host_copies(config: RunConfig, *, vocabulary_size: int, ranks: int) -> SavedBytes | None:
-    training = config.training
-    if training.checkpoint_every_steps is None or not training.checkpoint_in_background:
-        return None
-    state = _state_sizes(config, vocabulary_size=vocabulary_size, ranks=ranks)
-    return saved_bytes(config.deepspeed.zero_stage, state)
+    sizes = {"vocabulary_size": vocabulary_size, "ranks": ranks}
+    return replace(found, largest=_largest_that_fits(config, item, usable=found.usable, **sizes))
 
 
 def _notes(config: RunConfig, device: "DevicePeak | None") -> Iterator[str]:
@@ -206,56 +180,22 @@ def _notes(config: RunConfig, device: "DevicePeak | None") -> Iterator[str]:
         yield f"{device.name} is sold with several sizes of memory: nothing is said of what fits"
 
 
-@dataclass(frozen=True, kw_only=True)
-class FittingSearch:
-    """Tries settings until they fit."""
-
-    item: AverageItem
-    vocabulary_size: int
-    ranks: int
-    usable: int
-
-    def largest(self, config: RunConfig, *overrides: str) -> FittingSettings | None:
-        """Returns the largest micro-batch that fits, of those that divide the step on these ranks."""
-        for items in reversed(micro_batch_choices(config.training.items_per_step, ranks=self.ranks)):
-            changed = with_micro_batch(config, items)
-            size = micro_batch_size(changed, self.item)
-            memory = training_memory(changed, size, vocabulary_size=self.vocabulary_size, ranks=self.ranks)
-            if memory.peak.total <= self.usable:
-                return FittingSettings(overrides=overrides, items_per_micro_batch=items, total=memory.peak.total)
-        return None
-
-    def alternatives(self, config: RunConfig) -> Iterator[FittingSettings]:
-        """Yields what fits with the run's other settings, with activation checkpointing, with ZeRO 1, and with both."""
-        checkpointing = (False,) if config.model.activation_checkpointing else (False, True)
-        for recomputes in checkpointing:
-            for sharding in _shardings(config, ranks=self.ranks):
-                changed, overrides = config, []
-                if recomputes:
-                    changed = _changed(changed, "model", {"activation_checkpointing": True})
-                    overrides.append("model.activation_checkpointing=true")
-                if sharding:
-                    changed = _changed(changed, "deepspeed", sharding)
-                    bucket = f"deepspeed.extra.zero_optimization.reduce_bucket_size={_BUCKET_SIZE}"
-                    overrides += ["deepspeed.zero_stage=1", bucket]
-                found = self.largest(changed, *overrides)
-                if found is not None:
-                    yield found
-
-
-def _shardings(config: RunConfig, *, ranks: int) -> tuple[Mapping[str, Any], ...]:
-    """Returns what may replace the `deepspeed:` section's values; nothing first."""
-    section = config.deepspeed
-    if ranks == 1 or section.zero_stage != 0 or config.optimizer.reason_for_whole_tensors:
-        return ({},)
-    zero = section.extra.get("zero_optimization", {}) | {"reduce_bucket_size": _BUCKET_SIZE}
-    return ({}, {"zero_stage": 1, "extra": section.extra | {"zero_optimization": zero}})
+def _largest_that_fits(
+    config: RunConfig, item: AverageItem, *, usable: int, vocabulary_size: int, ranks: int
+) -> FittingMicroBatch | None:
+    """Returns the largest micro-batch that fits, of those that divide the step on these ranks."""
+    for items in reversed(micro_batch_choices(config.training.items_per_step, ranks=ranks)):
+        changed = with_micro_batch(config, items)
+        size = micro_batch_size(changed, item)
+        total = training_memory(changed, size, vocabulary_size=vocabulary_size, ranks=ranks).peak.total
+        if total <= usable:
+            return FittingMicroBatch(items_per_micro_batch=items, total=total)
+    return None
 
 
 def with_micro_batch(config: RunConfig, items: int) -> RunConfig:
     """Returns the run with so many packs or sequences in a micro-batch."""
-    return _changed(config, "training", {f"{config.training.batching}_per_micro_batch": items})
-
-
-def _changed(config: RunConfig, section: str, values: Mapping[str, Any]) -> RunConfig:
-    return config.model_copy(update={section: getattr(config, section).model_copy(update=dict(values))})
+    training = config.training
+    return config.model_copy(
+        update={"training": training.model_copy(update={f"{training.batching}_per_micro_batch": items})}
+    )

@@ -1,4 +1,4 @@
-"""What optimizer and sharding hold on a rank, and what it writes of a checkpoint, by ZeRO stage and as formulas."""
+"""What optimizer and sharding hold on a rank, by ZeRO stage and as formulas."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -66,14 +66,6 @@ class StateBytes:
     """Temporary numbers of the update."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class SavedBytes:
-    """What a rank writes of a checkpoint, in bytes; a background save first copies it to host memory."""
-
-    first_rank: int
-    other_rank: int
-
-
 def state_bytes(stage: int, sizes: StateSizes, settings: Mapping[str, Any]) -> StateBytes:
     """Returns what parameters, gradients, the optimizer's state and DeepSpeed's buffers take on a GPU.
 
@@ -115,15 +107,3 @@ def state_bytes(stage: int, sizes: StateSizes, settings: Mapping[str, Any]) -> S
         update_gradients=part,
         update=max((1 + sizes.temporaries) * part, _FP64_BYTES * min(sizes.part, sizes.largest_tensor)),
     )
-
-
-def saved_bytes(stage: int, sizes: StateSizes) -> SavedBytes:
-    """Returns what ranks write of a checkpoint: the tensors of DeepSpeed's files, without their names.
-
-    At ZeRO 0 rank 0 has everything, and writes it. From ZeRO 1 on every rank writes its part of the masters and states,
-    and up to ZeRO 2 rank 0 the parameters as well.
-    """
-    if stage == 0:
-        return SavedBytes(first_rank=FP32_BYTES * (sizes.parameters + sizes.whole_state), other_rank=0)
-    part = FP32_BYTES * (1 + sizes.states) * sizes.part
-    return SavedBytes(first_rank=part + (FP32_BYTES * sizes.parameters if stage < 3 else 0), other_rank=part)

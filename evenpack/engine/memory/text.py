@@ -1,15 +1,14 @@
-"""The estimated memory of a run as text: the same in its plan, and when a GPU runs out of memory."""
+"""The estimated memory of a run as text, and what to do if a GPU runs out of memory."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from evenpack.data.order.step_shape import Batching, micro_batch_choices
-from evenpack.engine.memory.estimate import FREE_SHARE, FittingSettings, RunMemory, run_memory
+from evenpack.data.order.step_shape import Batching
+from evenpack.engine.memory.estimate import FREE_SHARE, RunMemory
 from evenpack.engine.memory.phases import PhaseMemory
 from evenpack.engine.resolving.resolve import ResolvedRun
 from evenpack.engine.world.distributed import World
 from evenpack.errors import RunError
-from evenpack.models.common.device_peaks import known_device
 
 _GIGABYTE = 1e9
 
@@ -23,7 +22,7 @@ _WIDTH = 12
 def memory_text(found: RunMemory, *, batching: Batching) -> str:
     """Returns the memory of each phase in GB (10^9 bytes) or MB, the peak marked, and what fits."""
     notes = (f"Note: {note}" for note in found.notes)
-    return "\n".join([*_table(found, batching), *_advice(found, batching), *_host_copies(found), *notes])
+    return "\n".join([*_table(found, batching), *_advice(found, batching), *notes])
 
 
 def _table(found: RunMemory, batching: Batching) -> Iterator[str]:
@@ -51,72 +50,30 @@ def _advice(found: RunMemory, batching: Batching) -> Iterator[str]:
         f"{found.usable / _GIGABYTE:,.1f} GB of {found.device or 'the device'}'s {found.capacity / _GIGABYTE:,.0f}, "
         f"{float(FREE_SHARE):.0%} being left for what is not estimated"
     )
-    if found.fits:
-        assert found.largest is not None, "this micro-batch is one that fits"
-        yield f"It fits into {room}."
-        largest = f"{_override(found.largest, batching)}, {_peak(found.largest)}"
-        yield f"The largest micro-batch that fits and divides the step: {largest}"
-        return
-    yield f"It does not fit into {room}."
-    if found.alternatives:
-        yield "What fits, each with its largest micro-batch that divides the step:"
-        for settings in found.alternatives:
-            yield "  " + " ".join([*settings.overrides, _override(settings, batching)]) + f": {_peak(settings)}"
-        return
-    yield (
-        "Not even a micro-batch of one does, with activation checkpointing and ZeRO 1 where possible: take "
-        "shorter packs (data.pack_length), a smaller model, a device with more memory, more ranks, or "
-        "deepspeed.zero_stage=3, which divides gradients and parameters as well"
-    )
-
-
-def _host_copies(found: RunMemory) -> Iterator[str]:
-    copies = found.host_copies
-    if copies is None:
-        return
-    unit, name = (_GIGABYTE, "GB") if copies.first_rank >= _GIGABYTE else (1e6, "MB")
-    others = f", {copies.other_rank / unit:,.2f} {name} on each other" if copies.other_rank and found.ranks > 1 else ""
-    yield (
-        "Host memory for what a background checkpoint copies, estimated:\n  "
-        f"{copies.first_rank / unit:,.2f} {name} on rank 0{others} (training.checkpoint_in_background); "
-        "pinned for GPUs, up to twice as much"
-    )
-
-
-def _override(settings: FittingSettings, batching: Batching) -> str:
-    return f"training.{batching}_per_micro_batch={settings.items_per_micro_batch}"
-
-
-def _peak(settings: FittingSettings) -> str:
-    return f"{settings.total / _GIGABYTE:,.2f} GB"
+    yield f"It {'fits' if found.fits else 'does not fit'} into {room}."
+    if found.largest is not None:
+        largest = f"training.{batching}_per_micro_batch={found.largest.items_per_micro_batch}"
+        total = f"{found.largest.total / _GIGABYTE:,.2f} GB"
+        yield f"The largest micro-batch that fits and divides the step: {largest}, {total}"
+    else:
+        yield (
+            "Not even a micro-batch of one does. Try model.activation_checkpointing=true, deepspeed.zero_stage=1 or 3 "
+            "(not with LAMB), shorter packs (data.pack_length), a device with more memory, or more ranks"
+        )
 
 
 @contextmanager
 def explained_memory(run: ResolvedRun, world: World) -> Iterator[None]:
-    """Explains a lack of memory within the block. Raises: RunError with the table of `evenpack plan`."""
+    """Explains a lack of memory within the block. Raises: RunError."""
     import torch
 
     try:
         yield
     except torch.OutOfMemoryError as error:
-        is_cuda = world.device.type == "cuda"
-        found = run_memory(
-            run.config,
-            run.item,
-            vocabulary_size=run.prepared.vocabulary_size,
-            ranks=world.size,
-            device=known_device(world.device_name),
-            capacity=torch.cuda.get_device_properties(world.device).total_memory if is_cuda else None,
-        )
-        first_line = str(error).partition("\n")[0]
-        training = run.config.training
-        choices = micro_batch_choices(training.items_per_step, ranks=world.size)
-        smaller = [items for items in choices if items < training.items_per_micro_batch]
-        key = f"training.{training.batching}_per_micro_batch"
-        place = " (in `stages`, which give it too)" if any(key in one.changes for one in run.run_file.stages) else ""
-        remedy = "" if not smaller else f"{key}={smaller[-1]} or less{place}, or "
+        first_line, training = str(error).partition("\n")[0], run.config.training
+        items, key = training.items_per_micro_batch, f"training.{training.batching}_per_micro_batch"
+        smaller = f"fewer than {items} {key} (`evenpack plan` computes how many fit), or " if items > 1 else ""
         raise RunError(
             f"{world.device_name} has too little memory for this step: {first_line}\n"
-            f"{memory_text(found, batching=training.batching)}\n"
-            f"Take {remedy}model.activation_checkpointing=true; checkpoints stay valid with either"
+            f"Take {smaller}model.activation_checkpointing=true; checkpoints stay valid with either"
         ) from error

@@ -2,12 +2,12 @@
 
 metrics.jsonl itself (`metrics_writer.py`) is always written, and is the authoritative record. One more tracker is a
 `Tracker` here, a key of the section `metrics:`, a line of `_OPENERS` and, where it needs a package, one of
-`missing_trackers` (`resolving/requirements.py`).
+`require_trackers` (`resolving/requirements.py`).
 """
 
 import csv
 import logging
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from io import StringIO
@@ -19,7 +19,7 @@ from evenpack.engine.ownership import require_owned
 from evenpack.engine.parts.part import Part, Step
 from evenpack.engine.reporting.definitions import scalars
 from evenpack.engine.reporting.metrics import METRICS, read_metrics
-from evenpack.engine.resolving.requirements import missing_trackers, refusal
+from evenpack.errors import ConfigError
 from evenpack.files import atomic_open, read_json_object, write_json
 
 log = logging.getLogger(__name__)
@@ -65,23 +65,19 @@ class Trackers(Part):
 
     def __init__(self, run: Start) -> None:
         self._run = run
-        self._section = run.config.metrics
         self._open: dict[str, Tracker] = {}
 
     @contextmanager
     def opened(self) -> Iterator[None]:
         """Opens those that the section names; `MetricsWriter` has truncated metrics.jsonl before.
 
-        Raises: ConfigError for one that cannot be opened, unless the run may continue without it.
+        Raises: ConfigError for one that cannot be opened.
         """
         failed = True
         try:
-            missing = missing_trackers(self._section)
-            missing |= self._begin(unusable=missing)
-            if missing and self._section.on_missing_tracker == "error":
-                raise refusal(missing)
-            for name, reason in missing.items():
-                log.warning("the run continues without metrics.%s: %s", name, reason)
+            for name, opener in _OPENERS.items():
+                if value := getattr(self._run.config.metrics, name):
+                    self._open[name] = self._opened(name, partial(opener, value, self._run))
             yield
             failed = False
         finally:
@@ -102,17 +98,14 @@ class Trackers(Part):
     def saving(self, step: Step) -> None:
         self._each(lambda tracker: tracker.flush())
 
-    def _begin(self, *, unusable: Collection[str]) -> dict[str, str]:
-        """Opens those that are available; returns the problems with the others, by their keys."""
-        problems = {}
-        for name, opener in _OPENERS.items():
-            value = getattr(self._section, name)
-            if value and name not in unusable:
-                try:
-                    self._open[name] = opener(value, self._run)
-                except Exception as error:  # whatever a tracker's library may raise
-                    problems[name] = f"it cannot be opened ({type(error).__name__}: {error})"
-        return problems
+    def _opened(self, name: str, opener: Callable[[], Tracker]) -> Tracker:
+        try:
+            return opener()
+        except Exception as error:  # whatever a tracker's library may raise
+            raise ConfigError(
+                f"metrics.{name} cannot be opened ({type(error).__name__}: {error}): fix that, or remove it from the "
+                "section metrics:"
+            ) from error
 
     def _each(self, action: Callable[[Tracker], None]) -> None:
         for name, tracker in list(self._open.items()):

@@ -1,8 +1,6 @@
 """The cost of packs and sequences to a rank, for `cost_balanced`: measured, or by the model's operations."""
 
-import logging
 from dataclasses import replace
-from pathlib import Path
 
 from evenpack.data.order.step_shape import CostWeights
 from evenpack.data.prepared import PreparedData
@@ -13,8 +11,6 @@ from evenpack.models.config import ModelConfig
 from evenpack.models.cost import Work, step_flops
 from evenpack.models.families import family_of
 
-log = logging.getLogger(__name__)
-
 _TOKENS = 2000
 """Number of tokens that is large enough for a fraction of masked ones."""
 
@@ -22,8 +18,8 @@ _TOKENS = 2000
 def read_cost_model(training: TrainingSection, model: ModelConfig) -> CostModel | None:
     """Reads the file that `training.cost_model` names; None if it names none.
 
-    Raises: ConfigError if it cannot be read, or was measured on another model or layout and
-    `training.cost_model_of_another` is not `use`.
+    Raises: ConfigError if it cannot be read, or was measured on another model or layout. The device, the width and the
+    number of layers may differ: large models are measured on a few layers.
     """
     path = training.cost_model
     if path is None:
@@ -35,41 +31,13 @@ def read_cost_model(training: TrainingSection, model: ModelConfig) -> CostModel 
             f"{error}. A run that is resumed in the same layout has its weights in the checkpoint: set "
             "training.cost_model=null for it"
         ) from error
-    for difference in _differences(cost_model, training, model):
-        if training.cost_model_of_another == "refuse":
-            raise ConfigError(
-                f"training.cost_model {path} {difference}: measure this run by `evenpack study throughput "
-                "--cost-model FILE`, or set training.cost_model_of_another=use"
-            )
-        log.warning("training.cost_model %s %s, and is used anyway", path, difference)
-    _warn_of_other_width(cost_model, path, model)
+    differences = _differences(cost_model, training, model)
+    if differences:
+        raise ConfigError(
+            f"training.cost_model {path} {', and '.join(differences)}: measure this run by `evenpack study throughput "
+            "--cost-model FILE`"
+        )
     return cost_model
-
-
-def warn_of_other_device(cost_model: CostModel, device: str) -> None:
-    """Warns once if the cost model was measured on another device than the run's."""
-    if cost_model.measured_on.device != device:
-        log.warning(
-            "the cost model was measured on %s and this is %s: the load may be less balanced than possible",
-            cost_model.measured_on.device,
-            device,
-        )
-
-
-def _warn_of_other_width(cost_model: CostModel, path: Path, model: ModelConfig) -> None:
-    """Warns of another width: a slot's cost grows with its square and attention's linearly, so their ratio differs.
-
-    The number of layers may differ: cost models of large models are measured on a few of them.
-    """
-    measured, here = cost_model.measured_on.hidden_size, model.shape["hidden_size"]
-    if measured != here:
-        log.warning(
-            "training.cost_model %s was measured at hidden_size %d and this model has %d: the load may be less "
-            "balanced than possible",
-            path,
-            measured,
-            here,
-        )
 
 
 def operation_weights(config: RunConfig, prepared: PreparedData) -> CostWeights:

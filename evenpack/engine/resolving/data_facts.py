@@ -12,9 +12,6 @@ from evenpack.data.prepared import PreparedData
 from evenpack.engine.config import RunConfig
 from evenpack.errors import DataError
 
-_MOST_EPOCHS = 100
-"""More passes over a source than a run is meant to make; small models on little data are far below."""
-
 
 @dataclass(frozen=True, kw_only=True)
 class AverageItem:
@@ -128,36 +125,3 @@ def training_packing(prepared: PreparedData, source: str) -> PackingSummary:
     if packing is None:
         raise DataError(f"source '{source}' has no sequence to train on: give it more documents, or leave it out")
     return packing
-
-
-def epochs_of_steps(config: RunConfig, prepared: PreparedData) -> dict[str, float]:
-    """Returns how many times each source is read in all steps of a settled run.
-
-    Raises: DataError if a source has nothing to train on.
-    """
-    order, steps = order_of(config), config.training.planned_steps
-    items, counts = order.items_before(steps), items_of_an_epoch(prepared, config.training.batching)
-    return {
-        name: float(items * share / count)
-        for (name, count), share in zip(counts.items(), order.shares(steps), strict=True)
-    }
-
-
-def implausible_epochs(config: RunConfig, epochs: Mapping[str, float]) -> str | None:
-    """Returns a warning of sources that a run reads more than a hundred times; None if there are none.
-
-    A source with `maximum_epochs` is left out, because its repetition is intended.
-    """
-    sources = config.data.sources
-    found = [
-        f"source {name} {count:,.0f} times"
-        for name, count in epochs.items()
-        if count > _MOST_EPOCHS and sources[name].maximum_epochs is None
-    ]
-    if not found:
-        return None
-    return (
-        f"implausible: the run reads {' and '.join(found)}; more than {_MOST_EPOCHS} epochs hardly ever help. Check "
-        "that the source has all its files (data.sources.NAME.path), train for fewer steps (training.steps), lower "
-        "the source's weight, or set data.sources.NAME.maximum_epochs if it is meant"
-    )

@@ -1,27 +1,21 @@
-"""What training needs beyond a run that can be resolved: bounds, held-out documents, installed packages, logins.
+"""What training needs beyond a run that can be resolved: held-out documents, installed packages, logins.
 
 It imports no torch: `evenpack train` checks it before it starts ranks.
 """
 
 import importlib.util
-import logging
-from collections.abc import Mapping
 
 from evenpack.engine.config import MetricsSection
 from evenpack.engine.resolving.resolve import ResolvedRun
 from evenpack.errors import ConfigError
 
-log = logging.getLogger(__name__)
-
 
 def require_trainable(run: ResolvedRun) -> None:
     """Checks the requirements that training has beyond those of evaluation and export.
 
-    Raises: ConfigError if the run exceeds the `maximum_epochs` of a source; if it has a target accuracy or validation
-    weights and nothing is held out for them; or if it has the section `mlperf` and lacks the package for the log or the
-    name of the submitting organization.
+    Raises: ConfigError if it has a target accuracy or validation weights and nothing is held out for them; or if it has
+    the section `mlperf` and lacks the package for the log or the name of the submitting organization.
     """
-    require_bounded_epochs(run)
     sources = run.prepared.manifest.sources
     absent = [name for name in run.config.training.validation_weights or {} if sources[name].validation.packing is None]
     if absent:
@@ -48,41 +42,8 @@ def require_trainable(run: ResolvedRun) -> None:
             )
 
 
-def require_bounded_epochs(run: ResolvedRun) -> None:
-    """Refuses a run that repeats a source more often than its `maximum_epochs`, or warns.
-
-    Raises: ConfigError if `data.on_maximum_epochs` is `error`.
-    """
-    message = exceeded_epochs(run)
-    if message is None:
-        return
-    if run.config.data.on_maximum_epochs == "error":
-        raise ConfigError(f"{message}, or set data.on_maximum_epochs=warn")
-    log.warning("%s", message)
-
-
-def exceeded_epochs(run: ResolvedRun) -> str | None:
-    """Returns a message about the sources whose `maximum_epochs` the run exceeds; None if there are none."""
-    epochs = run.epochs(run.config.training.planned_steps)
-    bounds = {name: source.maximum_epochs for name, source in run.config.data.sources.items()}
-    lines = [
-        f"  {name}: {epochs[name]:.2f} epochs, at most {bound:g}"
-        for name, bound in bounds.items()
-        if bound is not None and epochs[name] > bound
-    ]
-    if not lines:
-        return None
-    return "\n".join(
-        [
-            f"{run.config.training.planned_steps} steps repeat more of a source than its maximum_epochs allows:",
-            *lines,
-            "Lower its weight (data.sources.NAME.weight, stages), give it more documents, or train for fewer steps",
-        ]
-    )
-
-
-def missing_trackers(section: MetricsSection) -> dict[str, str]:
-    """Returns the reasons why trackers that the section names cannot be used on this machine, by their keys."""
+def require_trackers(section: MetricsSection) -> None:
+    """Checks the trackers that the section names. Raises: ConfigError naming each that this machine cannot use."""
     missing = {}
     if section.tensorboard and importlib.util.find_spec("tensorboard") is None:
         missing["tensorboard"] = "the package tensorboard is not installed: pip install 'evenpack[tensorboard]'"
@@ -91,24 +52,12 @@ def missing_trackers(section: MetricsSection) -> dict[str, str]:
             missing["wandb"] = "the package wandb is not installed: pip install 'evenpack[wandb]'"
         elif section.wandb.mode == "online" and (problem := _login_problem()):
             missing["wandb"] = f"{problem}: run `wandb login`, set WANDB_API_KEY, or metrics.wandb.mode=offline"
-    return missing
-
-
-def require_trackers(section: MetricsSection) -> None:
-    """Checks the trackers. Raises: ConfigError naming each unusable one, unless the run may continue without it."""
-    missing = missing_trackers(section)
-    if missing and section.on_missing_tracker == "error":
-        raise refusal(missing)
-
-
-def refusal(missing: Mapping[str, str]) -> ConfigError:
-    """Returns the error for trackers that cannot be used, by their keys and reasons."""
-    lines = [f"  metrics.{name}: {reason}" for name, reason in missing.items()]
-    return ConfigError(
-        "\n".join(["trackers that the run file names cannot be used:", *lines])
-        + "\nFix that, remove them from the section metrics:, or set metrics.on_missing_tracker=warn to train without "
-        "them"
-    )
+    if missing:
+        lines = [f"  metrics.{name}: {reason}" for name, reason in missing.items()]
+        raise ConfigError(
+            "\n".join(["trackers that the run file names cannot be used:", *lines])
+            + "\nFix that, or remove them from the section metrics:"
+        )
 
 
 def _login_problem() -> str | None:

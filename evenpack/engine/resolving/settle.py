@@ -49,8 +49,6 @@ class SettledRun:
 
     stated: RunConfig
     """The run file."""
-    facts: DataFacts | None
-    """What the computed values depend on; None if there are none, since the run file states all values itself."""
     config: RunConfig
     """The run file with the computed values and without the keys from which they were computed, so that training with
     it gives the same run."""
@@ -60,7 +58,7 @@ class SettledRun:
     @classmethod
     def as_stated(cls, config: RunConfig) -> "SettledRun":
         """Returns a run whose file states all values itself."""
-        return cls(stated=config, facts=None, config=config, adjustment=())
+        return cls(stated=config, config=config, adjustment=())
 
     @property
     def has_fewer_accumulations(self) -> bool:
@@ -70,34 +68,12 @@ class SettledRun:
     def micro_batches(self, ranks: int) -> int:
         """Returns the micro-batches of each rank in each step.
 
-        Raises: ConfigError, if the ranks cannot divide a step, with valid values; in tokens too if the run file gives
-        the step in tokens.
+        Raises: ConfigError, if the ranks cannot divide a step, with valid values and how the step was computed.
         """
-        training = self.config.training
         try:
-            return training.micro_batches(ranks)
+            return self.config.training.micro_batches(ranks)
         except ConfigError as error:
-            raise ConfigError(self._explained(str(error), ranks * training.items_per_micro_batch, ranks)) from error
-
-    def _explained(self, error: str, multiple: int, ranks: int) -> str:
-        """Returns the message with the value of the run file from which the step was computed, if it was.
-
-        Args:
-            multiple: packs or sequences of one micro-batch on every rank.
-        """
-        asked, training = self.stated.training, self.config.training
-        kind, items = training.batching, training.items_per_step
-        if self.has_fewer_accumulations:
-            made = f"training.packing_adjustment made packs_per_step {items} of the run file's {asked.items_per_step}"
-            return f"{error} ({made})"
-        if asked.tokens_per_step is None or self.facts is None:
-            return error
-        problem = "is below one micro-batch per rank" if items < multiple else "cannot be divided evenly"
-        return (
-            f"training.tokens_per_step ({asked.tokens_per_step:,}) is {items} {kind} and {problem}: {ranks} ranks take "
-            f"multiples of {multiple} {kind}, {float(multiple * self.facts.item.tokens):,.0f} tokens on average. "
-            f"{error}"
-        )
+            raise ConfigError("\n  ".join([str(error), *self.adjustment])) from error
 
 
 def settle_prepared(config: RunConfig, prepared: PreparedData) -> SettledRun:
@@ -137,7 +113,7 @@ def settle(config: RunConfig, facts: DataFacts) -> SettledRun:
     # lists what would divide it.
     training = settled.training.model_copy(update={"packing_adjustment": "none"})
     settled = settled.model_copy(update={"training": training})
-    return SettledRun(stated=config, facts=facts, config=settled, adjustment=tuple(values.lines))
+    return SettledRun(stated=config, config=settled, adjustment=tuple(values.lines))
 
 
 def parameters_of(config: RunConfig, vocabulary_size: int) -> int:

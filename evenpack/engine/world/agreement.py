@@ -7,10 +7,8 @@ the others join by NCCL would wait until a time-out. So each rank says what it h
 """
 
 import importlib.metadata
-import logging
 import platform
 import socket
-import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -24,9 +22,6 @@ from evenpack.engine.world.meeting import Meeting
 from evenpack.errors import RunError
 from evenpack.version import VERSION
 
-log = logging.getLogger(__name__)
-
-_CLOCK_SECONDS = 5.0
 _SHOWN_DIFFERENCES = 10
 _SHOWN_PLACES = 4
 _PACKAGES = ("torch", "deepspeed", "numpy")
@@ -58,17 +53,13 @@ def machine_facts(device: str) -> dict[str, str]:
     return facts
 
 
-def require_agreement(meeting: Meeting, facts: Mapping[str, str], *, speaks_for_machine: bool) -> None:
-    """Compares the facts of all ranks, and the clocks of their machines.
-
-    `speaks_for_machine`: whether this rank warns of its machine's clock.
+def require_agreement(meeting: Meeting, facts: Mapping[str, str]) -> None:
+    """Compares the facts of all ranks.
 
     Raises: RunError on every rank, with each difference by machine, or with the reasons of ranks that cannot start.
     """
     own = RankFacts(rank=meeting.rank, host=socket.gethostname(), facts=facts)
     answer = _compared(meeting, own)
-    if speaks_for_machine:
-        _compare_clocks(own.host, time.time() - answer["clock"], with_host=answer["host"])
     if answer["problems"]:
         raise RunError("\n  ".join(["other ranks cannot start:", *answer["problems"]]))
     if answer["differences"]:
@@ -87,14 +78,12 @@ def report_problem(meeting: Meeting, problem: str) -> None:
 
 
 def _compared(meeting: Meeting, own: RankFacts) -> dict[str, Any]:
-    """Returns the problems and the differences of all ranks, and host and clock of rank 0."""
+    """Returns the problems and the differences of all ranks."""
     cards = [RankFacts(**card) for card in meeting.gather("facts", asdict(own)) or []]
     problems = [f"{card.host}: {card.problem}" for card in cards if card.problem is not None]
     found = {
         "problems": list(dict.fromkeys(problems))[:_SHOWN_DIFFERENCES],
         "differences": [] if problems else list(find_differences(cards)),
-        "host": own.host,
-        "clock": time.time(),
     }
     answer: dict[str, Any] = meeting.broadcast("differences", found)
     if answer["problems"] or answer["differences"]:
@@ -125,19 +114,6 @@ def _places(ranks: Sequence[RankFacts], by_host: bool) -> str:
     names = list(dict.fromkeys(rank.host if by_host else f"rank {rank.rank} ({rank.host})" for rank in ranks))
     more = len(names) - _SHOWN_PLACES
     return ", ".join(names[:_SHOWN_PLACES]) + (f" and {more} more" if more > 0 else "")
-
-
-def _compare_clocks(host: str, ahead_seconds: float, *, with_host: str) -> None:
-    """Warns of clocks that differ. Nothing computes with another machine's clock; people compare logs."""
-    if abs(ahead_seconds) > _CLOCK_SECONDS and host != with_host:
-        how = "ahead of" if ahead_seconds > 0 else "behind"
-        log.warning(
-            "the clock of %s is %.0f s %s that of %s: the run does not depend on it, but times in logs differ",
-            host,
-            abs(ahead_seconds),
-            how,
-            with_host,
-        )
 
 
 def _source_checksum(package_dir: Path = Path(__file__).parents[2]) -> str:

@@ -190,7 +190,7 @@ def joined_world(
     meeting = None if size == 1 else meet(_AGREEMENT, stop_requested=stop_requested)
     if meeting is not None:
         own = machine_facts(accelerator.device_name()) | dict(facts or {})
-        require_agreement(meeting, own, speaks_for_machine=local_rank == 0)
+        require_agreement(meeting, own)
     url = None if meeting is None else meeting.process_group_url()
     options = {} if patience is None else {"timeout": patience}
     deepspeed.init_distributed(accelerator.communication_backend_name(), init_method=url, verbose=False, **options)

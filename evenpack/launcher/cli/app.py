@@ -21,7 +21,7 @@ from evenpack.launcher.cli.data import prepare, shards_app, verify, where
 from evenpack.launcher.cli.results import evaluate, export, finetune, report, waits
 from evenpack.launcher.cli.run_files import config_app, fork, new
 from evenpack.launcher.cli.studies import STUDIES, probe
-from evenpack.launcher.cli.training import doctor, plan, slurm, stop, train
+from evenpack.launcher.cli.training import doctor, plan, stop, train
 from evenpack.launcher.processes.stop import end_with_starter, open_closed_streams, survive_readers
 from evenpack.version import VERSION
 
@@ -33,7 +33,6 @@ COMMANDS: tuple[Callable[..., Report], ...] = (
     train,
     stop,
     fork,
-    slurm,
     evaluate,
     report,
     waits,
@@ -57,6 +56,7 @@ GONE = {
     "train --device": "plan --device",
     "mlperf": "python -m mlperf_logging.compliance_checker; docs/bert.md has the line",
     "study imbalance --padded-baseline": "--baseline-run",
+    "slurm": "sbatch examples/train.sbatch RUN.yaml; docs/running.md explains it",
     "study evenness": "study imbalance; docs/imbalance.md has its result",
     "study shuffle": "study equivalence with arms that set data.shuffle; docs/studies/shuffle_mini.md has its result",
     "study packing --residuals": "--depths 3 --algorithms least_squares:weight=0.09:weight_up_to=8, a call for each",

@@ -57,11 +57,10 @@ def prepare(
 
 
 def _prepare(run_file: Path, overrides: list[str] | None, workers: "Workers | None", part_bytes: int | None) -> Report:
-    from evenpack.launcher.preparing import prepare_run, rows_table, splits_table, warn_of_epochs
+    from evenpack.launcher.preparing import prepare_run, rows_table, splits_table
 
     config = load(run_file, overrides)
     found = prepare_run(config, workers=workers, part_bytes=part_bytes)
-    warn_of_epochs(config)
     forms: list[dict[str, Any]] = [
         {
             "directory": folder,

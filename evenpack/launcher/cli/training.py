@@ -1,7 +1,6 @@
-"""Commands on training and its machines: `evenpack plan`, `train`, `stop`, `slurm` and `doctor`."""
+"""Commands on training and its machines: `evenpack plan`, `train`, `stop` and `doctor`."""
 
 import dataclasses
-import shlex
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -9,7 +8,6 @@ import typer
 
 from evenpack import console
 from evenpack.console import Report
-from evenpack.files import explained
 from evenpack.launcher.cli.arguments import Overrides, RunFile, load, takes
 from evenpack.studies.plan.options import PlanOptions
 
@@ -154,62 +152,6 @@ def stop(run_file: RunFile, overrides: Overrides = None) -> Report:
     write_stop_request(output_dir, StopRequest(run_id=running_run(output_dir), at_once=False))
     done = f"Asked the run in {output_dir} to save and end at the end of its step"
     return Report(value={"output_dir": output_dir}, shown=[console.text(done)])
-
-
-def slurm(
-    run_file: RunFile,
-    overrides: Overrides = None,
-    *,
-    nodes: Annotated[int, typer.Option(min=1, help="Number of nodes.")],
-    gpus_per_node: Annotated[int, typer.Option(min=1, help="GPUs of each node.")] = 8,
-    time: Annotated[str | None, typer.Option(help="Time limit, as 1-12:00:00. Default: the partition's.")] = None,
-    partition: Annotated[str | None, typer.Option(help="Partition.")] = None,
-    account: Annotated[str | None, typer.Option(help="Account.")] = None,
-    seconds_to_save: Annotated[int, typer.Option(min=1, help="Seconds for a save before the time is up.")] = 300,
-    output: Annotated[Path | None, typer.Option(help="The script. Default: RUN.sbatch.")] = None,
-) -> Report:
-    """Write the batch script that trains on several nodes of a Slurm cluster.
-
-    The run must be prepared. A job that runs out of time saves, queues itself again and resumes.
-
-    \b
-    Examples:
-      evenpack slurm gpt2_xl --nodes 4 --time 12:00:00
-      evenpack slurm RUN.yaml --nodes 2 --gpus-per-node 4 --partition gpu --output night.sbatch
-    """
-    config = load(run_file, overrides)
-    from evenpack.errors import ConfigError
-    from evenpack.files import write_text
-    from evenpack.launcher.slurm import SlurmJob, slurm_script
-    from evenpack.launcher.training import check_training
-
-    job = SlurmJob(
-        nodes=nodes,
-        gpus_per_node=gpus_per_node,
-        time=time,
-        partition=partition,
-        account=account,
-        seconds_to_save=seconds_to_save,
-    )
-    script = output or Path(f"{run_file.name.removesuffix('.yaml').removesuffix('.yml')}.sbatch")
-    if script.exists():
-        raise ConfigError(f"{script} exists already: remove it, or choose another name with --output")
-    check_training(config, ranks=job.ranks)
-    text = slurm_script(
-        job,
-        name=config.run.name,
-        run_file=run_file,
-        overrides=overrides or [],
-        output_dir=config.run.output_dir,
-        script=script,
-        directory=Path.cwd(),
-    )
-    with explained(config.run.output_dir, ConfigError, action="made", then="name another run.output_dir"):
-        config.run.output_dir.mkdir(parents=True, exist_ok=True)  # Slurm writes its log there, and makes no folder
-    with explained(script, ConfigError, action="written", then="name another --output"):
-        write_text(script, text)
-    line = f"Wrote {script} for {job.ranks} ranks. Submit it: sbatch {shlex.quote(str(script))}"
-    return Report(value={"script": script, "ranks": job.ranks}, shown=[console.text(line)])
 
 
 EXIT_PROBE_FAILED = 1

@@ -12,7 +12,6 @@ import shutil
 import socket
 import subprocess
 import sys
-import sysconfig
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
@@ -33,6 +32,7 @@ if TYPE_CHECKING:
 
 
 WORKER_MODULE = "evenpack.launcher.worker"
+_DEEPSPEED = "deepspeed.launcher.runner"
 
 LOCAL_LAUNCHER = "evenpack.launcher.processes.local_launcher"
 
@@ -95,7 +95,8 @@ class LaunchPlan:
         if self.hostfile is None or not self.devices.spans_machines:
             return self
         found = reached_by_pdsh(self.hostfile, self.extra, environment)
-        return replace(self, command=(self.command[0], *found, *self.command[1:]))
+        options_at = self.command.index(_DEEPSPEED) + 1
+        return replace(self, command=(*self.command[:options_at], *found, *self.command[options_at:]))
 
     def command_of(self, token: LaunchToken) -> list[str]:
         """Returns the command, whose ranks get the identity of the `evenpack train` to which they belong.
@@ -132,7 +133,8 @@ def plan_launch(
     extra = _checked_options(deepspeed_options)
     environment = {"PYTHONUNBUFFERED": "1"}
     _require_possible_choice(num_gpus, cpu_ranks, hostfile)
-    deepspeed = str(find_deepspeed())  # the ranks need it in any case
+    if importlib.util.find_spec("deepspeed") is None:  # the ranks need it in any case
+        raise RunError(f"deepspeed is not installed: {sys.executable} -m pip install deepspeed")
     if hostfile is not None:
         _require_pdsh_for_fewer_gpus(num_gpus, extra)
         devices = hosts_of(hostfile, num_gpus)
@@ -150,7 +152,8 @@ def plan_launch(
         if hostfile is None:
             extra = [*_local_options(extra), *extra]
         # failures are reported once, in our own words
-        start = [deepspeed, "--log_level=critical", *devices.options, *extra, "--module"]
+        start = [sys.executable, "-m", _DEEPSPEED, "--log_level=critical"]
+        start += [*devices.options, *extra, "--module"]
     command = [*start, module, str(run_file), *overrides]
     return LaunchPlan(
         command=tuple(command), environment=environment, devices=devices, hostfile=hostfile, extra=tuple(extra)
@@ -252,21 +255,6 @@ def hosts_of(hostfile: Path, num_gpus: int | None) -> Devices:
         choice=f"{counted(ranks, 'rank')} on {machines} of {hostfile}",
         spans_machines=is_remote,
     )
-
-
-def find_deepspeed() -> Path:
-    """Returns the `deepspeed` of the Python that runs this, whether or not its environment is activated.
-
-    `pip install --target FOLDER` puts it into FOLDER/bin, beside the package. Raises: RunError if there is none.
-    """
-    folders = [Path(sys.executable).parent, Path(sysconfig.get_path("scripts"))]
-    package = importlib.util.find_spec("deepspeed")
-    if package is not None and package.origin is not None:
-        folders.append(Path(package.origin).parents[1] / "bin")
-    for folder in folders:
-        if (folder / "deepspeed").is_file():
-            return folder / "deepspeed"
-    raise RunError(f"no `deepspeed` command in {folders[0]}: install it with {sys.executable} -m pip install deepspeed")
 
 
 def _local_options(extra: Sequence[str]) -> list[str]:

@@ -21,7 +21,7 @@ from evenpack.engine.config import CHINCHILLA_RATIO, RunConfig
 from evenpack.engine.deepspeed_config import deepspeed_config
 from evenpack.engine.memory.estimate import RunMemory, run_memory
 from evenpack.engine.resolving.cost_model import CostModel
-from evenpack.engine.resolving.data_facts import AverageItem, drawn_shares, implausible_epochs, order_of
+from evenpack.engine.resolving.data_facts import AverageItem, drawn_shares, order_of
 from evenpack.engine.resolving.resolve import ResolvedRun
 from evenpack.engine.resolving.settle import SettledRun, parameters_of
 from evenpack.engine.world.distributed import World
@@ -60,8 +60,6 @@ class PlannedSource:
     steps_per_epoch: float | None
     """Steps of the run per epoch of this source; the steps draw from the other sources as well. None: none does."""
     epochs: float
-    maximum_epochs: float | None
-    """Limit of the run file; None: no limit."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -96,8 +94,6 @@ class PlannedData:
     vocabulary_size: int
     assumptions: tuple[str, ...]
     """Assumptions, where the data is not prepared."""
-    implausible: str | None
-    """Warning of sources that are read more than a hundred times; None if there are none."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -368,7 +364,6 @@ def _planned_data(
             share=float(one.share),
             steps_per_epoch=float(one.items * steps / (one.share * items)) if one.share else None,
             epochs=passes.get(one.name, float(items * one.share / one.items)),
-            maximum_epochs=config.data.sources[one.name].maximum_epochs,
         )
         for one in data.sources
     )
@@ -382,7 +377,6 @@ def _planned_data(
         padding=padding,
         vocabulary_size=data.vocabulary_size,
         assumptions=data.assumptions,
-        implausible=implausible_epochs(config, {one.source: one.epochs for one in sources}),
     )
 
 

@@ -9,7 +9,7 @@ from evenpack.console import pairs, percent, text
 from evenpack.engine.config import CHINCHILLA_RATIO
 from evenpack.engine.memory.text import memory_text
 from evenpack.studies.columns import Column, table_of
-from evenpack.studies.plan.plan import TRAINING_FLOPS, Hours, PlannedData, PlannedSource, PlannedStep, RunPlan
+from evenpack.studies.plan.plan import TRAINING_FLOPS, Hours, PlannedData, PlannedStep, RunPlan
 from evenpack.units import counted
 
 _ROW_MULTIPLE = 16
@@ -32,8 +32,6 @@ _STAGE_COLUMNS = (
 def plan_shown(plan: RunPlan, *, shell_line: str | None = None) -> Iterator[RenderableType]:
     """Returns the texts and tables of a plan; `shell_line` starts it."""
     yield pairs(_at_a_glance(plan), title=f"{plan.run} on {counted(plan.step.ranks, 'rank')}")
-    if plan.data.implausible is not None:
-        yield text(plan.data.implausible, bold=True)
     yield from _data(plan)
     yield pairs(step_rows(plan.step), title="A step of the first stage" if plan.stages else "A step")
     if plan.stages:
@@ -90,7 +88,7 @@ def _data(plan: RunPlan) -> Iterator[RenderableType]:
         *((Column("packs", "items_per_epoch"),) if batching == "packs" else ()),
         Column("of a step", "share", ".2%"),
         Column("steps/epoch", "steps_per_epoch", ",.1f"),
-        Column("epochs", _epochs),
+        Column("epochs", "epochs", ",.3f"),
     )
     if data.sources:
         yield table_of(data.sources, columns, title="Data, by source, in an epoch")
@@ -122,13 +120,6 @@ def _facts(data: PlannedData, batching: str) -> dict[str, str]:
     elif data.sources:
         shown["packing"] = f"{percent(data.packing_efficiency)} full, {data.packing_factor:.3f} sequences per pack"
     return shown | {"vocabulary": f"{data.vocabulary_size:,}"}
-
-
-def _epochs(source: PlannedSource) -> str:
-    bound = source.maximum_epochs
-    if bound is None:
-        return f"{source.epochs:,.3f}"
-    return f"{source.epochs:,.3f}, {'above' if source.epochs > bound else 'at most'} {bound:g}"
 
 
 def step_rows(step: PlannedStep) -> dict[str, str]:

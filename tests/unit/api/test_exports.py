@@ -27,10 +27,7 @@ def heavy_modules_after(script: str) -> set[str]:
         ("import evenpack; evenpack.ConfigError; dir(evenpack)", set()),
         ("import evenpack; evenpack.pack([5, 3], pack_length=8).assign([5, 3])", {"numpy", "scipy"}),
         ("import evenpack; evenpack.open('demo')", {"numpy", "pydantic"}),
-        (
-            "import evenpack.launcher.training, evenpack.launcher.training, evenpack.launcher.loss_plot",
-            {"numpy", "pydantic", "rich"},
-        ),
+        ("import evenpack.launcher.training", {"numpy", "pydantic", "rich"}),
     ],
 )
 def test_a_name_is_loaded_when_it_is_first_used_and_no_more_than_it_needs(script: str, allowed: set[str]) -> None:

@@ -22,8 +22,6 @@ from evenpack.engine.where import open_where
 from evenpack.engine.world.distributed import World
 from evenpack.errors import CheckpointError, ConfigError, DataError
 from evenpack.launcher.planning import plan_training
-from evenpack.studies.plan.options import PlanOptions
-from evenpack.studies.plan.plan import plan_run
 from evenpack.studies.plan.presentation import plan_shown
 from evenpack.testing import changed, prepared, run_config, run_values, text_sources
 
@@ -45,12 +43,6 @@ def config(tmp_path_factory: pytest.TempPathFactory) -> RunConfig:
 
 def staged(config: RunConfig, stages: Stages, **training: Any) -> RunConfig:
     return changed(config, stages=stages, training=training)
-
-
-def bounded(config: RunConfig, **data: Any) -> RunConfig:
-    sources = config.data.model_dump()["sources"]
-    sources["code"]["maximum_epochs"] = 2.0
-    return changed(config, data={"sources": sources, **data})
 
 
 @pytest.mark.parametrize(
@@ -84,8 +76,8 @@ def test_weights_that_cannot_be_are_refused(config: RunConfig, stages: Stages, t
 
 def test_no_file_depends_on_the_mixture(config: RunConfig):
     """Otherwise an existing prepared set would be refused."""
-    for one in (staged(config, STAGES), bounded(config, on_maximum_epochs="warn")):
-        PreparedData.open(one.prepared_dir, one.data)
+    one = staged(config, STAGES)
+    PreparedData.open(one.prepared_dir, one.data)
 
 
 def resumed(config: RunConfig, before: Stages, now: Stages, step: int) -> None:
@@ -178,23 +170,6 @@ def test_what_is_shown_before_the_run_is_what_it_draws(config: RunConfig):
     assert sum(drawn.values()) == 3 * 8 + 9 * 4
     for name, count in drawn.items():
         assert epochs[name] == pytest.approx(count / packs[name])
-
-
-def test_more_epochs_than_a_source_may_have_are_refused_or_reported(
-    config: RunConfig, caplog: pytest.LogCaptureFixture
-):
-    with pytest.raises(ConfigError, match=r"(?s)12 steps .*code: .* epochs, at most 2\n.*on_maximum_epochs"):
-        plan_training(bounded(config), ranks=1)
-    open_run(bounded(config))  # evaluation and export do not ask
-    assert not caplog.records
-    plan_training(bounded(config, on_maximum_epochs="warn"), ranks=1)
-    assert "at most 2" in caplog.text
-    plan_training(bounded(changed(config, training={"steps": 1})), ranks=1)
-    plan = plan_run(bounded(config), PlanOptions(), ranks=1)
-    sources = {source.source: source for source in plan.data.sources}
-    assert (sources["code"].maximum_epochs, sources["wiki"].maximum_epochs) == (2.0, None)
-    assert sources["code"].epochs > 2.0
-    assert list(plan_shown(plan))
 
 
 def evaluation(loss: float, *, targets: int) -> SourceEvaluation:

@@ -170,19 +170,6 @@ def test_prepare_says_what_came_of_every_source_and_does_nothing_the_second_time
     assert "efficiency" in second.stdout
 
 
-def test_a_source_that_a_run_reads_a_thousand_times_is_named_with_what_to_change(prepared: Path) -> None:
-    many = "training.steps=3000"
-    said = re.compile(r"implausible: the run reads source text [0-9,]{3,} times; .*training\.steps.*maximum_epochs")
-    meant = "data.sources.text.maximum_epochs=99999"
-    assert said.search(evenpack("prepare", prepared, many).stderr)
-    assert "implausible" not in evenpack("prepare", prepared, many, meant).stderr
-    by_arrival = "training.assignment=arrival"  # balancing takes five times as long
-    done = evenpack("plan", prepared, many, by_arrival)
-    assert said.search(done.stderr)
-    assert said.search(done.stdout)
-    assert evenpack("plan", prepared, "--json").json()["data"]["implausible"] is None
-
-
 def test_report_takes_the_overrides_of_a_run_file_and_of_nothing_else(run_file: Path) -> None:
     done = evenpack("report", run_file, "training.steps=60", "run.output_dir=elsewhere")
     assert (done.code, "elsewhere holds no metrics.jsonl" in done.stderr) == (2, True)

@@ -7,7 +7,6 @@ import pytest
 import torch
 
 from evenpack.console import print_json
-from evenpack.errors import RunError
 from evenpack.kernels.isolation import IsolationResult
 from evenpack.launcher import doctor
 
@@ -83,14 +82,10 @@ def test_a_kernel_that_does_not_run_is_shown_beside_the_others(monkeypatch: pyte
     assert report.isolation[0].error == "RuntimeError: no kernel image is available"
 
 
-def test_a_missing_launcher_is_a_failure(quick_probes: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    def missing() -> None:
-        raise RunError("no `deepspeed` command")
-
-    monkeypatch.setattr(doctor, "find_deepspeed", missing)
-    report = doctor.examine()
-    assert not report.ok
-    assert report.launcher == "no `deepspeed` command"
+def test_a_missing_deepspeed_is_a_failure(quick_probes: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    installed = doctor._versions()
+    monkeypatch.setattr(doctor, "_versions", lambda: {**installed, "deepspeed": "not installed"})
+    assert not doctor.examine().ok
 
 
 def test_the_report_is_valid_json(quick_probes: None, capsys: pytest.CaptureFixture[str]) -> None:

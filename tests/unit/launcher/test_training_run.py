@@ -20,7 +20,6 @@ from evenpack.launcher import training
 from evenpack.launcher.processes.start import Devices, LaunchPlan
 from evenpack.launcher.processes.supervise import LaunchResult
 from evenpack.launcher.training import (
-    TrainingReport,
     TrainingResult,
     check_training,
     describe_result,
@@ -179,32 +178,27 @@ def test_ranks_print_to_standard_error_also_where_a_notebook_has_replaced_it(
     assert outcome(FAILED, tmp_path, monkeypatch)[1] is sys.__stderr__
 
 
+REPORT = {
+    "step": 7,
+    "padding_share": 0.02,
+    "ranks": 2,
+    "tokens_per_second": 1000.0,
+    "first_loss": 10.0,
+    "last_loss": 5.0,
+    "target": None,
+    "validation": {"wiki": {"loss": 4.5}},
+}
+
+
 def shown(capsys: pytest.CaptureFixture[str], **values: Any) -> dict[str, str]:
     """Returns the rows of a run's table."""
-    report = {
-        "step": 7,
-        "packing_efficiency": 0.99,
-        "packing_factor": 1.5,
-        "padding_share": 0.02,
-        "ranks": 2,
-        "tokens_per_second": 1000.0,
-        "first_loss": 10.0,
-        "last_loss": 5.0,
-        "losses_apart": {},
-        "target": None,
-        "validation_loss": {"wiki": 4.5},
-    }
-    return rows_of(TrainingReport(**report | values), capsys)
-
-
-def rows_of(report: TrainingReport, capsys: pytest.CaptureFixture[str]) -> dict[str, str]:
-    console.print_apart([report_table(report, title="tried: finished")])
+    console.print_apart([report_table(REPORT | values, title="tried: finished")])
     lines = capsys.readouterr().out.splitlines()[1:]
     return {name.strip(): value.strip() for name, _, value in (line.partition("  ") for line in lines)}
 
 
 def test_packings_are_distinguished_from_what_the_steps_computed(capsys: pytest.CaptureFixture[str]) -> None:
-    assert shown(capsys) == {
+    assert shown(capsys, packing_efficiency=0.99, packing_factor=1.5) == {
         "steps": "7",
         "packing, all data": "99.00 % efficient, 1.500 sequences per pack",
         "padding share, these steps": "2.00 %",
@@ -213,13 +207,12 @@ def test_packings_are_distinguished_from_what_the_steps_computed(capsys: pytest.
         "last loss": "5.0000",
         "validation loss, wiki": "4.5000",
     }
-    without = shown(capsys, packing_efficiency=None, packing_factor=None)
-    assert not any("packing" in name for name in without), "of a layout that computes no packs"
+    assert not any("packing" in name for name in shown(capsys)), "of a layout that computes no packs"
 
 
 def test_each_of_two_losses_stands_beside_the_validation_of_the_same(capsys: pytest.CaptureFixture[str]) -> None:
     losses = {"first_token_loss": 9.0, "first_next_sentence_loss": 1.0, "last_token_loss": 4.6}
-    found = shown(capsys, losses_apart=losses | {"last_next_sentence_loss": 0.4})
+    found = shown(capsys, **losses, last_next_sentence_loss=0.4)
     assert list(found.items())[-5:] == [
         ("first token loss", "9.0000"),
         ("last token loss", "4.6000"),
@@ -233,15 +226,12 @@ def test_a_validation_loss_that_is_not_finite_is_told_from_one_of_nothing_held_o
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     validation = {"wiki": {"loss": 4.5}, "books": {"loss": None}, "code": None}
-    values = {"step": 7, "padding_share": 0.0, "ranks": 1, "tokens_per_second": 9.0, "target": None}
-    losses = {"first_loss": 10.0, "last_loss": None, "validation": validation}
-    write_json(tmp_path / "summary.json", values | losses)
+    write_json(tmp_path / "summary.json", REPORT | {"last_loss": None, "validation": validation})
     report = report_training(checked(tmp_path))
     assert report is not None
-    assert list(rows_of(report, capsys).items())[-4:] == [
+    assert list(shown(capsys, **report).items())[-4:] == [
         ("last loss", "not finite"),
         ("validation loss, wiki", "4.5000"),
         ("validation loss, books", "not finite"),
         ("validation loss, code", "nothing held out"),
     ]
-    assert console.plain(report.validation_loss) == {"wiki": 4.5, "books": None, "code": None}

@@ -14,7 +14,7 @@ from run_logs import record, run_with_log
 from evenpack.engine.config import MetricsSection, WandbSection
 from evenpack.engine.parts import trackers
 from evenpack.engine.parts.trackers import Trackers
-from evenpack.engine.resolving.requirements import missing_trackers, require_trackers
+from evenpack.engine.resolving.requirements import require_trackers
 from evenpack.errors import ConfigError
 
 BOTH = MetricsSection(csv=True, tensorboard=True)
@@ -83,25 +83,18 @@ def test_only_what_the_run_file_names_is_opened(tmp_path: Path, monkeypatch: pyt
     assert list(tmp_path.iterdir()) == [tmp_path / "metrics.jsonl"]
 
 
-def test_a_tracker_that_cannot_be_opened_ends_the_run_unless_it_may_continue(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_tracker_that_cannot_be_opened_ends_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(value: object, run: object) -> Kept:
         raise OSError("read-only")
 
     kept = Kept()
     monkeypatch.setattr(trackers, "_OPENERS", {"csv": lambda value, run: kept, "tensorboard": refuse})
     with (
-        pytest.raises(ConfigError, match=r"metrics.tensorboard: it cannot be opened \(OSError: read-only\)"),
+        pytest.raises(ConfigError, match=r"metrics.tensorboard cannot be opened \(OSError: read-only\)"),
         Trackers(run_with_log(tmp_path, metrics=BOTH)).opened(),
     ):
         raise AssertionError("the run does not begin")
     assert kept.closed is True, "those that are open are closed"
-    found = Trackers(run_with_log(tmp_path, metrics=BOTH.model_copy(update={"on_missing_tracker": "warn"})))
-    with found.opened():
-        found.write(record(1))
-    assert kept.steps == [1]
-    assert "the run continues without metrics.tensorboard: it cannot be opened" in caplog.text
 
 
 def test_packages_that_are_missing_are_all_named_with_what_installs_them(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -114,8 +107,6 @@ def test_packages_that_are_missing_are_all_named_with_what_installs_them(monkeyp
         "metrics.tensorboard: the package tensorboard is not installed: pip install 'evenpack[tensorboard]'" in message
     )
     assert "metrics.wandb: the package wandb is not installed: pip install 'evenpack[wandb]'" in message
-    assert "metrics.on_missing_tracker=warn" in message
-    require_trackers(section.model_copy(update={"on_missing_tracker": "warn"}))
     require_trackers(MetricsSection(csv=True))
 
 
@@ -134,9 +125,10 @@ def test_nobody_logged_in_is_named_and_offline_needs_no_login(monkeypatch: pytes
     )
     monkeypatch.setitem(sys.modules, "wandb", fake)
     key = None
-    found = missing_trackers(MetricsSection(wandb=WandbSection()))["wandb"]
-    assert found.startswith("nobody is logged in to Weights & Biases: run `wandb login`, set WANDB_API_KEY")
+    section = MetricsSection(wandb=WandbSection())
+    with pytest.raises(ConfigError, match="nobody is logged in to Weights & Biases: run `wandb login`"):
+        require_trackers(section)
     key = "short"
-    found = missing_trackers(MetricsSection(wandb=WandbSection()))["wandb"]
-    assert "is invalid (API key must have 40+ characters)" in found
-    assert missing_trackers(MetricsSection(wandb=WandbSection(mode="offline"))) == {}
+    with pytest.raises(ConfigError, match=r"is invalid \(API key must have 40\+ characters\)"):
+        require_trackers(section)
+    require_trackers(MetricsSection(wandb=WandbSection(mode="offline")))

@@ -191,7 +191,7 @@ def test_a_micro_batch_that_a_cut_step_cannot_hold_is_refused_with_what_it_can()
     assert "2 ranks x training.packs_per_micro_batch (8) must divide training.packs_per_step (52)" in message
     assert "With this packs_per_micro_batch no number of ranks is valid" in message
     assert "2 ranks can do packs_per_micro_batch 1, 2, 13, 26" in message
-    assert "training.packing_adjustment made packs_per_step 52 of the run file's 64" in message
+    assert "training.packs_per_step 64 -> 52" in message
 
 
 def test_a_stop_behind_the_shortened_run_is_refused_with_the_reason():

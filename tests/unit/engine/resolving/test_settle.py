@@ -120,14 +120,11 @@ def test_a_step_of_sequences_may_be_given_in_tokens_too(config: RunConfig) -> No
     assert abs(run.shape.items_per_step * run.item.tokens / 500 - 1) < 0.1
 
 
-def test_ranks_that_get_less_than_a_micro_batch_get_the_number_of_tokens_they_take(config: RunConfig) -> None:
+def test_ranks_that_get_less_than_a_micro_batch_are_told_how_the_step_was_computed(config: RunConfig) -> None:
     run = open_run(config)
     asked = round(4 * run.item.tokens)
-    with pytest.raises(ConfigError) as caught:
+    with pytest.raises(ConfigError, match=rf"(?s)must divide .*tokens_per_step {asked}: training\.packs_per_step 4 "):
         plan_training(by_tokens(config, asked), ranks=2)
-    message = str(caught.value)
-    assert f"training.tokens_per_step ({asked}) is 4 packs and is below one micro-batch per rank" in message
-    assert f"2 ranks take multiples of 8 packs, {float(8 * run.item.tokens):,.0f} tokens on average" in message
 
 
 def test_a_run_by_tokens_does_the_steps_that_its_plan_shows(config: RunConfig, tmp_path: Path) -> None:

@@ -50,7 +50,7 @@ def test_deepspeed_is_told_what_was_found_by_the_options_of_pdsh(tmp_path: Path,
     assert all("-F my_config -p 2222 node" in call for call in calls)
     assert reached_by_pdsh(hosts, ["--master_addr=node1"], own) == ["--no_ssh_check"]
     plan = plan_launch(Path("run.yaml"), [], num_gpus=None, hostfile=hosts).reached(own)
-    assert plan.command[1:4] == ("--no_ssh_check", "--master_addr=10.0.0.7", "--log_level=critical")
+    assert plan.command[3:6] == ("--no_ssh_check", "--master_addr=10.0.0.7", "--log_level=critical")
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,6 @@ import shlex
 import sys
 from contextlib import nullcontext
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 
@@ -163,7 +162,7 @@ def test_the_only_machine_of_a_hostfile_is_the_one_that_runs(
     path = tmp_path / "hosts"
     path.write_text(f"{name} slots=2\n")
     plan = plan_launch(RUN, [], num_gpus=None, hostfile=path)
-    assert parse_args(plan.command[1:]).force_multi == remote
+    assert parse_args(plan.command[3:]).force_multi == remote
     assert plan.devices.choice == f"2 ranks on {name} of {path}"
     with pytest.raises(ConfigError, match="needs pdsh") if remote else nullcontext():
         assert plan.reached({"PATH": str(tmp_path)}) is plan
@@ -286,26 +285,12 @@ def test_the_token_is_no_prefix_of_an_option_of_deepspeed() -> None:
     options = "--no_local_rank"
     plan = plan_launch(RUN, ["run.seed=1"], num_gpus=None, cpu_ranks=1, hostfile=None, deepspeed_options=options)
     token = LaunchToken.of_this_process()
-    parsed = parse_args(plan.command_of(token)[1:])
+    parsed = parse_args(plan.command_of(token)[3:])
     assert parsed.user_script == WORKER_MODULE
     assert parsed.user_args == ["run.yaml", "run.seed=1", f"--evenpack-run={token}"]
 
 
-def test_deepspeed_is_found_where_pip_puts_it_for_a_target_folder(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(sys, "executable", str(tmp_path / "python"))
-    monkeypatch.setattr(start.sysconfig, "get_path", lambda _: str(tmp_path))
-    for folder, file in (("deepspeed", "__init__.py"), ("bin", "deepspeed")):
-        (tmp_path / "site" / folder).mkdir(parents=True)
-        (tmp_path / "site" / folder / file).touch()
-    found = SimpleNamespace(origin=str(tmp_path / "site/deepspeed/__init__.py"))
-    monkeypatch.setattr(start.importlib.util, "find_spec", lambda _: found)
-    assert start.find_deepspeed() == tmp_path / "site/bin/deepspeed"
-
-
-def test_without_deepspeed_the_error_says_how_to_install_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sys, "executable", str(tmp_path / "python"))
-    monkeypatch.setattr(start.sysconfig, "get_path", lambda _: str(tmp_path))
+def test_without_deepspeed_the_error_says_how_to_install_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(start.importlib.util, "find_spec", lambda _: None)
     with pytest.raises(RunError, match="-m pip install deepspeed"):
-        start.find_deepspeed()
+        plan_launch(RUN, [], num_gpus=None, cpu_ranks=2, hostfile=None)

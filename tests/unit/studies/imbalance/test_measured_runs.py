@@ -64,9 +64,7 @@ def test_the_ranks_of_a_run_are_simulated_unless_devices_are_named(
 
 
 def test_the_cost_model_of_the_run_is_used(packed: RunConfig) -> None:
-    with_model = changed(
-        packed, training={"cost_model": SHIPPED / "gpt2_xl_width_cpu.json", "cost_model_of_another": "use"}
-    )
+    with_model = changed(packed, training={"cost_model": SHIPPED / "gpt2_xl_width_cpu.json"})
     cost = studied(with_model).simulation.cost
     assert (cost.name, cost.estimated) == ("gpt2_xl_width_cpu", False)
 
