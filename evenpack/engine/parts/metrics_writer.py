@@ -14,7 +14,7 @@ from evenpack.console import save_json
 from evenpack.data.batches.pipeline import SkippedStep, StepBatches
 from evenpack.engine.build import Start
 from evenpack.engine.config import RunConfig
-from evenpack.engine.evaluate import aggregate_loss, evaluations_to_json
+from evenpack.engine.evaluate import evaluations_to_json
 from evenpack.engine.ownership import require_owned
 from evenpack.engine.parts.part import Part, Step
 from evenpack.engine.reporting.definitions import WAIT_CAUSES
@@ -146,9 +146,6 @@ class MetricsWriter(Part):
             record["left_out"] = left_out
         if step.evaluations is not None:
             record["validation"] = evaluations_to_json(self._run.prepared, step.evaluations)
-            aggregate = aggregate_loss(step.evaluations, self._run.config.training.validation_weights)
-            if aggregate is not None:
-                record["validation_aggregate"] = aggregate
             record["evaluation_seconds"] = self._evaluation_seconds
         if step.rank_times is not None:
             record["ranks"] = step.rank_times

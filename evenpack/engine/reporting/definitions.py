@@ -71,7 +71,6 @@ _SKIPPED = "skipped steps"
 _REBUILT = "the first step of a stage with `restart`"
 _EVALUATED = "steps with an evaluation"
 _EVALUATED_SEVERAL = "evaluations of models with several losses"
-_WEIGHTED = "evaluations with training.validation_weights"
 _SAVED = "the first step that ends after a save has ended"
 _WRITTEN = "the same, if the checkpoint is complete"
 _GATHERED = "every training.log_rank_times_every_steps steps"
@@ -249,9 +248,6 @@ _DEFINED: dict[Group, tuple[dict[str, Any], ...]] = {
         _metric("validation/SOURCE/sequences", "sequences", None, "Held-out sequences that were evaluated.",
                 when=_EVALUATED),
         _metric("validation/SOURCE/packs", "packs", None, "Held-out packs that were evaluated.", when=_EVALUATED),
-        _metric("validation_aggregate/loss", "nats/token", None, "Mean of the sources' losses by their weights.",
-                when=_WEIGHTED),
-        _metric("validation_aggregate/weights/SOURCE", "1", None, "Weight of the source in this mean.", when=_WEIGHTED),
         _metric("evaluation_seconds", "s", None, "Time that the evaluation took.", when=_EVALUATED),
     ),
 }  # fmt: skip

@@ -66,7 +66,6 @@ def run_summary(
         **_losses_apart(trained),
         "validation_step": evaluated[-1]["step"] if evaluated else None,
         "validation": evaluated[-1]["validation"] if evaluated else None,
-        "validation_aggregate": evaluated[-1].get("validation_aggregate") if evaluated else None,
         "source_tokens": _added(trained, "source_tokens"),
         "source_epochs": run.resolved.epochs(step),
         "tokens": tokens,

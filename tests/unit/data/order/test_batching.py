@@ -120,7 +120,6 @@ def state(training: dict[str, Any], fingerprint: str = "f") -> TrainState:
         config={"run": {"name": "a", "seed": 1}, "training": training},
         samples=0,
         reached_accuracy=None,
-        validation_loss=None,
     )
 
 

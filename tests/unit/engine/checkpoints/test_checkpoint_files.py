@@ -30,7 +30,7 @@ from evenpack.engine.checkpoints.files import (
     remove_checkpoint,
     write_manifest,
 )
-from evenpack.engine.checkpoints.keeping import KeepPolicy, best_step, whole_by_size
+from evenpack.engine.checkpoints.keeping import KeepPolicy, whole_by_size
 from evenpack.engine.checkpoints.loading import load_checkpoint, newest_whole, whole_at
 from evenpack.engine.checkpoints.saving import CheckpointWriter
 from evenpack.engine.checkpoints.weights import load_model_weights
@@ -78,7 +78,6 @@ def train_state(step: int) -> TrainState:
         config={"run": {"name": "small", "seed": 42}, "training": {"gradient_clipping": None, "batching": "packs"}},
         samples=0,
         reached_accuracy=None,
-        validation_loss=None,
     )
 
 
@@ -440,7 +439,7 @@ class TestUnjudged:
         before = sorted(path.relative_to(tmp_path) for path in tmp_path.rglob("*"))
         looks: list[Callable[[], Any]] = [lambda: newest_whole(directory, SOLO), lambda: whole_at(directory, 3, SOLO)]
         if (call, part) in UNREADABLE:  # it reads no file to its end
-            looks.append(lambda: best_step(directory))
+            looks.append(lambda: whole_by_size(directory))
         for look in looks:
             with monkeypatch.context() as patch:
                 refuse(patch, call, part, number)

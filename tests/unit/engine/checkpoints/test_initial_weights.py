@@ -64,7 +64,6 @@ def save_checkpoint(output_dir: Path, model: Model, step: int) -> Path:
         config=config,
         samples=0,
         reached_accuracy=None,
-        validation_loss=None,
     )
     write_manifest(path, state, commit_files(path, ["mp_rank_00_model_states.pt"]))
     return path
@@ -322,7 +321,6 @@ def test_a_run_that_resumes_says_that_other_initial_weights_are_not_taken(caplog
         config=began,
         samples=0,
         reached_accuracy=None,
-        validation_loss=None,
     )
     for same in ("runs/phase1", None):  # a run file without the key asks for nothing
         compare_run_files(state, {"training": began["training"] | {"initialize_from": same}})

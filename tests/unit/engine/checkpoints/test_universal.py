@@ -75,7 +75,6 @@ def recorded(path: Path, **state: Any) -> Checkpoint:
         "config": {},
         "samples": 0,
         "reached_accuracy": None,
-        "validation_loss": None,
     }
     write_manifest(path, TrainState(**values | state), commit_files(path, list_files(path)))
     return read_manifest(path)

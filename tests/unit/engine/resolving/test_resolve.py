@@ -215,7 +215,6 @@ def test_a_run_that_resumes_keeps_its_cost_weights_and_says_so(caplog: pytest.Lo
         config={"training": training},
         samples=0,
         reached_accuracy=None,
-        validation_loss=None,
     )
     compare_run_files(state, {"training": training})
     assert not caplog.records
