@@ -20,8 +20,9 @@ from evenpack.engine.parts.part import Part, Step
 from evenpack.engine.reporting.definitions import WAIT_CAUSES
 from evenpack.engine.reporting.metrics import METRICS, MetricsLog, read_metrics, save_totals
 from evenpack.engine.reporting.step_totals import StepTotals
-from evenpack.engine.reporting.summary import run_summary, whole_steps
+from evenpack.engine.reporting.summary import run_summary
 from evenpack.engine.world.distributed import World
+from evenpack.errors import DataError
 from evenpack.files import explained
 from evenpack.models.common.device_peaks import device_peak_flops
 from evenpack.models.cost import Work, step_flops
@@ -110,15 +111,22 @@ class MetricsWriter(Part):
 
         `reached_accuracy`: the accuracy that reached the run's target; None if the target was not reached.
 
-        Raises: RunError if it cannot be written, or if another start has taken the directory.
+        Raises: RunError if it cannot be written, or if another start has taken the directory; DataError for a damaged
+        record.
         """
         if self._metrics is None:
             return
         output_dir = self._run.config.run.output_dir
         with explained(output_dir / METRICS, then=_SUMMARISE):
-            records = whole_steps(read_metrics(output_dir / METRICS))
+            records = read_metrics(output_dir / METRICS)
         if records:
-            summary = run_summary(self._run, records, state=state, step=step, reached_accuracy=reached_accuracy)
+            try:
+                summary = run_summary(self._run, records, state=state, step=step, reached_accuracy=reached_accuracy)
+            except (KeyError, TypeError) as error:
+                raise DataError(
+                    f"a record in {output_dir / METRICS} is damaged ({type(error).__name__}: {error}): mend or remove "
+                    "its line, and run the same command again, which writes summary.json"
+                ) from error
             summary["checkpoints"] = save_totals(records, [cost.to_json() for cost in self._saves])
             with explained(output_dir / SUMMARY, action="written", then=_SUMMARISE):
                 save_json(summary, output_dir / SUMMARY, check=partial(require_owned, output_dir))
