@@ -10,7 +10,7 @@ Optimizer state, step and order of data are not taken.
 """
 
 import logging
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -36,6 +36,11 @@ TOKENS = "token_embedding.weight"
 POSITIONS = "positions.table.weight"
 """Names of the tables of a model."""
 
+_REMEDY = (
+    "Give this run the model section (model.max_positions too) and the tokenizer with which they were trained, or name "
+    "other weights."
+)
+
 
 def initialize(model: Model, path: Path, *, tokenizer_dir: Path, world: World, sharding: Sharding) -> None:
     """Fills the model with weights that rank 0 reads; all have them when the engine is made. Logs it once.
@@ -59,7 +64,7 @@ def _read(model: Model, path: Path, tokenizer_dir: Path) -> NamedWeights:
         model.config, weights.config, origin=f"{KEY}: {found}", remedy="make them equal, or name other weights"
     )
     expected = _parts_by_their_names(model, weights)
-    require_fitting(expected, weights.tensors, origin=f"{KEY}: {found}", remedy=_remedy(expected, weights))
+    require_fitting(expected, weights.tensors, origin=f"{KEY}: {found}", remedy=_REMEDY)
     _require_same_vocabulary(found, tokenizer_dir)
     log.info("%s", "; ".join([f"initialised from {found}", *weights.notes]))
     return weights
@@ -107,27 +112,3 @@ def _require_same_vocabulary(found: WeightSource, tokenizer_dir: Path) -> None:
             tokenizer_dir,
             tokens,
         )
-
-
-def _remedy(expected: Mapping[str, Tensor], weights: NamedWeights) -> str:
-    """Returns the remedy for tensors that do not fit."""
-    lines = []
-    needed, found = _rows(POSITIONS, expected, weights)
-    if found < needed:
-        lines.append(
-            f"Positions from {found} on were never trained: train the earlier run with model.max_positions={needed}."
-        )
-    elif found > needed:
-        lines.append(f"Set model.max_positions={found} to take the whole table of positions.")
-    needed, found = _rows(TOKENS, expected, weights)
-    if found != needed:
-        lines.append(
-            f"The vocabulary there has {found} entries, this run's {needed}: prepare its data with the same tokenizer."
-        )
-    return "\n".join(lines or ["Give this run the model section with which they were trained, or name other weights."])
-
-
-def _rows(ours: str, expected: Mapping[str, Tensor], weights: NamedWeights) -> tuple[int, int]:
-    """Returns the rows of a table in the model and in the checkpoint; 0 for both if the checkpoint has none."""
-    (name,) = [name.theirs[0] for name in weights.names if name.ours == ours] or [""]
-    return (len(expected[name]), len(weights.tensors[name])) if name in weights.tensors else (0, 0)
