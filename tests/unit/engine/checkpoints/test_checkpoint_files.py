@@ -687,10 +687,8 @@ def test_steps_of_another_size_are_refused_and_other_changes_are_reported_once(c
     (record,) = caplog.records
     assert "since step 7" in record.getMessage()
     assert "optimizer.weight_decay: 0.1 -> 0.2" in record.getMessage()
-    with pytest.raises(CheckpointError, match=r"7 steps of 64 packs.*is 128.*packs_per_step=64"):
+    with pytest.raises(CheckpointError, match=r"7 steps of 64, this run's training.packs_per_step is 128.*{step: 8, "):
         compare_run_files(state, state.config | {"training": training | {"packs_per_step": 128}})
-    with pytest.raises(CheckpointError, match=r"is 128.*Restore the training.packs_per_step and packing_adjustment"):
-        compare_run_files(state, {"training": training | {"packs_per_step": 128}}, has_fewer_accumulations=True)
     with pytest.raises(CheckpointError, match=r"(?s)another network or optimizer.*optimizer\.kind: None -> lamb"):
         compare_run_files(state, state.config | {"optimizer": {"kind": "lamb", "weight_decay": 0.1}})
 

@@ -16,7 +16,6 @@ from evenpack.data.order.step_shape import CostWeights
 from evenpack.data.tokenizers.byte_pairs import END_OF_TEXT
 from evenpack.data.tokenizers.loading import other_tokens
 from evenpack.data.tokenizers.word_pieces import read_word_pieces
-from evenpack.engine.checkpoints.continuation import compare_run_files
 from evenpack.engine.checkpoints.files import CHECKPOINTS, TrainState, checkpoint_name, commit_files, write_manifest
 from evenpack.engine.checkpoints.initial_weights import initialize
 from evenpack.engine.checkpoints.weight_sources import find_weights
@@ -304,26 +303,3 @@ def test_a_folder_of_transformers_without_weights_is_refused(tmp_path: Path) -> 
     (theirs / "config.json").write_text(json.dumps(values))
     with pytest.raises(CheckpointError, match="hidden_act must be 'gelu', found 'relu'"):
         begin(make_model(), theirs)
-
-
-def test_a_run_that_resumes_says_that_other_initial_weights_are_not_taken(caplog: pytest.LogCaptureFixture) -> None:
-    caplog.set_level(logging.INFO)
-    step: dict[str, Any] = {"layout": "packed", "batching": "packs", "skip_steps": [], "packs_per_step": 8}
-    began = {"training": {**step, "initialize_from": "runs/phase1"}}
-    state = TrainState(
-        step=7,
-        fingerprint="f" * 32,
-        world_size=1,
-        zero_stage=0,
-        cost_weights=CostWeights(per_token=1.0, per_squared_length=0.1 + 0.2, per_segment=0.0),
-        config=began,
-        samples=0,
-        reached_accuracy=None,
-    )
-    for same in ("runs/phase1", None):  # a run file without the key asks for nothing
-        compare_run_files(state, {"training": began["training"] | {"initialize_from": same}})
-        assert not caplog.records
-    compare_run_files(state, {"training": began["training"] | {"initialize_from": "runs/other"}})
-    (message,) = caplog.messages
-    assert message.startswith("training.initialize_from is now runs/other and has no effect")
-    assert "after step 7 and began with runs/phase1" in message
