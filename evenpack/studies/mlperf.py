@@ -150,7 +150,7 @@ def score(results: Sequence[MlperfResult]) -> MlperfScore:
 def _events(log: Path) -> list[dict[str, Any]]:
     with explained(log, DataError, missing=True):
         lines = log.read_text(encoding="utf-8", errors="replace").splitlines()
-    events = [event for _, event in parse_events(log, lines)]
+    events = parse_events(log, lines)
     if not events:
         raise DataError(f"{log} holds no line that begins with {PREFIX.strip()}: it is not a log of MLPerf")
     return events
@@ -197,7 +197,7 @@ def read_intervals(path: Path) -> IntervalRates | None:
     if any("'seq/s'" in line or '"seq/s"' in line for line in lines):
         return None
     events: dict[str, list[dict[str, Any]]] = {}
-    for _, event in parse_events(path, lines):
+    for event in parse_events(path, lines):
         events.setdefault(event["key"], []).append(event)
     scores = events.get("eval_accuracy", [])
     if not scores:

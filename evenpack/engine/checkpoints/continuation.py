@@ -200,8 +200,8 @@ def compare_run_files(state: TrainState, config: dict[str, Any], *, tell: Callab
         )
     if changed:
         tell(
-            "the run file has changed since step %d and applies from here on (but not initialize_from, nor cost_model in "
-            "the same layout):\n%s",
+            "the run file has changed since step %d and applies from here on (but not initialize_from, nor cost_model "
+            "in the same layout):\n%s",
             state.step,
             _lines(changed),
         )

@@ -163,13 +163,13 @@ def _keep_unrelated_records(path: Path, step: int, begun_at: int) -> None:
     logged = {record["step"] for _, record in _whole_records(path)} if path.exists() else set()
     missing = step - begun_at - sum(begun_at < number <= step for number in logged)
     if step == begun_at and logged:
-        path.replace(kept := free_name(path))
+        path.replace(kept := _free_name(path))
         log.warning("the run begins after step %d, so %s of an earlier start is kept as %s", step, path, kept.name)
     elif missing:
         log.warning("%s lacks %d steps before the checkpoint: totals in summary.json leave them out", path, missing)
 
 
-def free_name(path: Path) -> Path:
+def _free_name(path: Path) -> Path:
     """Returns a free name beside `path` under which a file of an earlier run is kept."""
     numbers = itertools.count(1)
     return next(name for n in numbers if not (name := path.with_name(f"{path.stem}.kept_{n}{path.suffix}")).exists())
