@@ -25,9 +25,9 @@ class FinetuneRunSection(Section):
     seeds: tuple[int, ...] = Field(default=(0, 1, 2, 3, 4), min_length=1)
     """Seeds of the order of sequences, the new head's weights and dropout; one training for each, one after
     another."""
-    save_models: Literal["median", "all"] | None = None
-    """Models that are saved for transformers in output_dir/seed_N/: the one with the median result, or all; null: none.
-    All of them are kept on disk until the median is known."""
+    save_models: bool = False
+    """Save the model of each seed for transformers, in output_dir/seed_N/. A seed that was trained without is trained
+    again."""
 
     @field_validator("seeds")
     @classmethod
