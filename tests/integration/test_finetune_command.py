@@ -123,7 +123,7 @@ def test_weights_of_too_few_positions_or_none_are_refused(trained: Path, tmp_pat
 def test_spans_and_scores_go_the_same_way(task: str, encoder: Path, tmp_path: Path) -> None:
     write = {"squad": lambda: write_questions(tmp_path / "task", questions=30)}
     write.get(task, lambda: write_scores(tmp_path / "task", rows=30))()
-    values = finetune_values(task, tmp_path / "task", encoder, tmp_path / "out", packs_per_step=4)
+    values = finetune_values(task, tmp_path / "task", encoder, tmp_path / "out")
     evenpack("finetune", write_finetune_file(tmp_path / "finetune.yaml", values))
     found = results(tmp_path / "finetune.yaml")
     (metrics,) = found["seeds"][0]["metrics"].values()
