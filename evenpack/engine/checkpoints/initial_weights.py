@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from evenpack.data.tokenizers.loading import first_difference, other_tokens, read_vocabulary
+from evenpack.data.tokenizers.tokenizer import Tokenizer
 from evenpack.engine.checkpoints.weight_sources import WeightSource, find_weights
 from evenpack.engine.checkpoints.weights import require_fitting, require_same_network
 from evenpack.engine.optimizers.build import whole_shape
@@ -65,7 +66,12 @@ def _read(model: Model, path: Path, tokenizer_dir: Path) -> NamedWeights:
     )
     expected = _parts_by_their_names(model, weights)
     require_fitting(expected, weights.tensors, origin=f"{KEY}: {found}", remedy=_REMEDY)
-    _require_same_vocabulary(found, tokenizer_dir)
+    require_same_vocabulary(
+        found,
+        tokenizer_dir,
+        of=f"this run's data, in {tokenizer_dir}",
+        remedy="Prepare this run's data with that tokenizer",
+    )
     log.info("%s", "; ".join([f"initialised from {found}", *weights.notes]))
     return weights
 
@@ -89,26 +95,35 @@ def _parts_by_their_names(model: Model, weights: NamedWeights) -> dict[str, Tens
     }
 
 
-def _require_same_vocabulary(found: WeightSource, tokenizer_dir: Path) -> None:
-    """Compares the vocabularies, because equal sizes may still have other tokens; warns of another use of them."""
-    trained_with, here = read_vocabulary(found.tokenizer_dir), read_vocabulary(tokenizer_dir)
-    if trained_with is None or here is None:
-        missing = found.tokenizer_dir if trained_with is None else tokenizer_dir
+def require_same_vocabulary(found: WeightSource, here: Path | Tokenizer, *, of: str, remedy: str) -> None:
+    """Compares the vocabularies, because equal sizes may still have other tokens; warns of another use of them.
+
+    Args:
+        here: the tokenizer, or its folder.
+        of: what has it, for messages.
+
+    Raises: CheckpointError, which `remedy` ends.
+    """
+    folder = found.tokenizer_dir
+    trained_with = read_vocabulary(folder)
+    ours = here.vocabulary if isinstance(here, Tokenizer) else read_vocabulary(here)
+    if trained_with is None or ours is None:
+        missing = folder if trained_with is None else here
         log.info("%s: both vocabularies have as many entries; no tokenizer in %s for a comparison", KEY, missing)
         return
-    difference = first_difference(trained_with, here)
+    difference = first_difference(trained_with, ours)
     if difference is not None:
         raise CheckpointError(
-            f"{KEY}: {found} was trained with another vocabulary, in {found.tokenizer_dir}, than this run's data, in "
-            f"{tokenizer_dir}: {difference}. Prepare this run's data with that tokenizer"
+            f"{KEY}: {found} was trained with another vocabulary, in {folder}, than {of}: {difference}. {remedy}"
         )
-    if (tokens := other_tokens(found.tokenizer_dir, tokenizer_dir)) is not None:
+    if (tokens := other_tokens(folder, here)) is not None:
         log.warning(
-            "%s: %s was trained with another tokenizer of the same vocabulary, in %s, than this run's data, in %s: %s. "
-            "Prepare this run's data with that tokenizer, unless the weights are to learn other tokens",
+            "%s: %s was trained with another tokenizer of the same vocabulary, in %s, than %s: %s. %s, unless the "
+            "weights are to learn other tokens",
             KEY,
             found,
-            found.tokenizer_dir,
-            tokenizer_dir,
+            folder,
+            of,
             tokens,
+            remedy,
         )
