@@ -175,13 +175,10 @@ def commit_files(directory: Path, names: Iterable[str]) -> list[FileRecord]:
     return records
 
 
-def write_manifest(
-    directory: Path, state: TrainState, files: Sequence[FileRecord], *, flushes_folders: bool = True
-) -> float:
+def write_manifest(directory: Path, state: TrainState, files: Sequence[FileRecord]) -> float:
     """Writes the manifest, which declares `directory` to be a complete checkpoint; returns its `saved_at`."""
-    if flushes_folders:
-        for folder in sorted({(directory / record.name).parent for record in files} | {directory}):
-            fsync_directory(folder)
+    for folder in sorted({(directory / record.name).parent for record in files} | {directory}):
+        fsync_directory(folder)
     content = {
         "format": FORMAT,
         "saved_at": (saved_at := time.time()),

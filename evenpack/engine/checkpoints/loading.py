@@ -20,7 +20,6 @@ from evenpack.engine.checkpoints.files import (
 )
 from evenpack.engine.checkpoints.pickles import ALLOWED, forbidding_code
 from evenpack.engine.checkpoints.universal import (
-    existing_universal,
     load_universal,
     make_universal,
     parameter_shapes,
@@ -151,13 +150,10 @@ def _needs_conversion(engine: LoadableEngine, checkpoint: Checkpoint, world: Wor
     return saved.zero_stage != stage or (stage > 0 and saved.world_size != world.size)
 
 
-def _universal(engine: Any, checkpoint: Checkpoint, world: World) -> Checkpoint:
-    """Returns the universal form of a checkpoint: one of an earlier start if it is complete, else a new one."""
+def _universal(engine: Any, checkpoint: Checkpoint, world: World) -> Path:
+    """Returns the universal form of a checkpoint, which is made here."""
     require_only_parameters(engine.module, checkpoint)
     doing.enter("converting the checkpoint", checkpoint.step)
-    made = world.on_main(lambda: existing_universal(checkpoint))
-    if made is not None and _problem_of(made, world) is None:
-        return made
     if world.is_main:
         log.info(
             "converting %s, saved by %s at ZeRO stage %d, for %s at ZeRO stage %d",

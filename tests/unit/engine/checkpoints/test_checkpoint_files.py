@@ -235,7 +235,7 @@ class TestSave:
         assert names(tmp_path) == [".latest.swp", "latest", "notes", "step_000007", "step_3"]
 
     def test_a_conversion_makes_room_before_the_first_save_writes(self, tmp_path: Path):
-        (tmp_path / ".universal" / "step_000001" / "zero").mkdir(parents=True)
+        (tmp_path / ".universal" / "3f" / "zero").mkdir(parents=True)
         seen: list[bool] = []
 
         class Looking(FileEngine):
