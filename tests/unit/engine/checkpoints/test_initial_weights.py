@@ -278,13 +278,11 @@ def test_numbers_that_no_tensor_holds_are_compared_too(
 
 def test_a_path_without_weights_says_what_was_looked_for(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    (tmp_path / "model.ckpt-7.data-00000-of-00001").write_text("")
     (tmp_path / "empty").mkdir()
     (tmp_path / "begun" / CHECKPOINTS).mkdir(parents=True)
     for name, expected in (
         ("none", "does not exist"),
-        ("file", "is a file of another kind"),
-        ("model.ckpt-7", "has data files and no .index"),
+        ("file", "holds none of these"),
         ("empty", "holds none of these"),
         ("begun", "has no checkpoint yet"),
     ):
