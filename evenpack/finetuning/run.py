@@ -4,7 +4,7 @@ OUTPUT_DIR/seed_3/    the model of seed 3
 """
 
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
@@ -53,37 +53,32 @@ def finetune(
     with hold(folder.directory):
         folder.open(settings)
         finetuning = Finetuning(config=config, data=data, tokenizer=pretrained.tokenizer, device=device)
-
-        def train(seed: int) -> SeedResult:
-            model = new_finetuned(config, pretrained, seed)
-            result = train_seed(finetuning, model, seed, progress)
-            if config.run.save_models:
-                save_model(config, pretrained.tokenizer, model, seed)
-            folder.write(result)
-            return result
-
-        done = {}
+        results = []
         for seed in config.run.seeds:
-            found = folder.read(seed)
-            if found is None or (config.run.save_models and not model_folder(config, seed).is_dir()):
-                found = train(seed)
+            result = folder.read(seed)
+            if result is None or (config.run.save_models and not model_folder(config, seed).is_dir()):
+                model = new_finetuned(config, pretrained, seed)
+                result = train_seed(finetuning, model, seed, progress)
+                if config.run.save_models:
+                    save_model(config, pretrained.tokenizer, model, seed)
+                folder.write(result)
             else:
                 log.info("seed %d is already done", seed)
-            done[seed] = found
-        summary = _summarise(config, data, settings, done)
+            results.append(result)
+        summary = _summarise(config, data, settings, results)
         folder.write_summary(summary)
         return summary
 
 
 def _summarise(
-    config: FinetuneConfig, data: TaskData, settings: dict[str, Any], done: Mapping[int, SeedResult]
+    config: FinetuneConfig, data: TaskData, settings: dict[str, Any], results: Sequence[SeedResult]
 ) -> Summary:
     task = config.data.definition
     guesses = {name: found.score_guesses(data.training) for name, found in data.evaluation.items()}
     return summarise(
         task.title,
         task.metrics[0],
-        [done[seed] for seed in config.run.seeds],
+        results,
         settings=settings,
         guesses={name: scores.values for name, scores in guesses.items() if scores is not None},
     )
