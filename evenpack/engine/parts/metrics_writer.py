@@ -122,12 +122,12 @@ class MetricsWriter(Part):
         if records:
             try:
                 summary = run_summary(self._run, records, state=state, step=step, reached_accuracy=reached_accuracy)
+                summary["checkpoints"] = save_totals(records, [cost.to_json() for cost in self._saves])
             except (KeyError, TypeError) as error:
                 raise DataError(
                     f"a record in {output_dir / METRICS} is damaged ({type(error).__name__}: {error}): mend or remove "
                     "its line, and run the same command again, which writes summary.json"
                 ) from error
-            summary["checkpoints"] = save_totals(records, [cost.to_json() for cost in self._saves])
             with explained(output_dir / SUMMARY, action="written", then=_SUMMARISE):
                 save_json(summary, output_dir / SUMMARY, check=partial(require_owned, output_dir))
 
