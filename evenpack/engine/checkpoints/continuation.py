@@ -11,14 +11,9 @@ from evenpack.config import with_defaults
 from evenpack.data.order.skipped_steps import SkippedSteps
 from evenpack.data.prepared import PreparedData
 from evenpack.differences import differences
-from evenpack.engine.checkpoints.files import (
-    CHECKPOINTS,
-    TrainState,
-    find_candidates,
-    find_wrong_size,
-    manifest_or_problem,
-)
+from evenpack.engine.checkpoints.files import CHECKPOINTS, TrainState, find_candidates
 from evenpack.engine.checkpoints.forks import parent_checkpoint, require_same_parent
+from evenpack.engine.checkpoints.keeping import checkpoint_by_size
 from evenpack.engine.config import RunConfig
 from evenpack.engine.resolving.resolve import ResolvedRun
 from evenpack.errors import CheckpointError
@@ -71,13 +66,12 @@ def require_resumable(run: ResolvedRun) -> None:
 
     Raises: as `continued`.
     """
-    for path in find_candidates(run.config.run.output_dir / CHECKPOINTS):
-        checkpoint, _ = manifest_or_problem(path)
-        if checkpoint is not None and find_wrong_size(checkpoint) is None:
-            continued(run, checkpoint.state, tell=lambda *_: None)  # rank 0 tells
-            return
-    if run.config.run.parent is not None:
-        continued(run, parent_checkpoint(run.config).state, tell=lambda *_: None)
+    candidates = map(checkpoint_by_size, find_candidates(run.config.run.output_dir / CHECKPOINTS))
+    checkpoint = next((found for found in candidates if found is not None), None)
+    if checkpoint is None and run.config.run.parent is not None:
+        checkpoint = parent_checkpoint(run.config)
+    if checkpoint is not None:
+        continued(run, checkpoint.state, tell=lambda *_: None)  # rank 0 tells
 
 
 def require_checkpoint(config: RunConfig) -> None:
