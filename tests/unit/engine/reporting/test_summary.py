@@ -11,6 +11,7 @@ from evenpack.engine.parts.metrics_writer import MetricsWriter
 from evenpack.engine.reporting.metrics import METRICS
 from evenpack.engine.reporting.summary import computed_alike
 from evenpack.errors import DataError
+from evenpack.testing import run_config, run_values
 
 
 def test_a_rate_is_of_the_steps_that_as_many_ranks_computed_as_the_last() -> None:
@@ -23,7 +24,7 @@ def test_a_record_in_whose_keys_a_bit_has_changed_is_an_error_that_says_what_to_
     (tmp_path / METRICS).write_text('{"step": 1, "tokens": 9, "slotr": 10, "sequences": 2}\n')
     writer = object.__new__(MetricsWriter)
     writer._run = object.__new__(Start)
-    config = SimpleNamespace(run=SimpleNamespace(output_dir=tmp_path))
+    config = run_config(run_values("gpt2", tmp_path, run={"output_dir": str(tmp_path)}))
     object.__setattr__(writer._run, "resolved", SimpleNamespace(config=config))
     writer._metrics = cast(Any, "open")
     with pytest.raises(DataError, match=r"metrics\.jsonl is damaged .*'slots'.*: mend or remove its line"):
